@@ -1,4 +1,4 @@
-"""Bandwidth tables as nccl-tests prints them (src/common.cu, src/util.cu and one file a program), for the tests."""
+"""Write bandwidth tables as nccl-tests prints them (src/common.cu, src/util.cu and one file per program)."""
 
 from collections.abc import Sequence
 
@@ -26,21 +26,21 @@ HEADER = (
 
 
 def factor(op: str, ranks: int) -> float:
-    """What each program's GetBw multiplies algbw with."""
+    """Return the factor by which each program's GetBw multiplies algbw."""
     if op == "all_reduce":
         return (2 * (ranks - 1)) / ranks
     return (ranks - 1) / ranks if op in SHARED else 1.0
 
 
 def time_text(time_us: float) -> str:
-    """Print a time in seven columns, with as many decimals as common.cu leaves it."""
+    """Return a time in seven columns, with as many decimals as common.cu prints."""
     if time_us >= 10000:
         return f"{time_us:7.0f}"
     return f"{time_us:7.1f}" if time_us >= 100 else f"{time_us:7.2f}"
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """One size: what a run measured out of place and in place, in microseconds."""
+    """One size: the times that a run measured out of place and in place, in microseconds."""
 
     share: int
     """Elements of one rank's share where the program counts shares, else of the buffer."""
@@ -49,7 +49,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def row(op: str, ranks: int, measured: Measured, *, check: bool = True, dtype: str = "float") -> str:
-    """Print one line."""
+    """Return one line."""
     count = measured.share
     size = count * 4 * (ranks if op in SHARED else 1)
     redop = "sum" if op in ("all_reduce", "reduce_scatter", "reduce", "send_recv") else "none"
@@ -64,12 +64,12 @@ def row(op: str, ranks: int, measured: Measured, *, check: bool = True, dtype: s
 
 
 def table(op: str, ranks: int, measured: Sequence[Measured], *, check: bool = True) -> str:
-    """Print header and lines, without anything that names the program or its ranks."""
+    """Return header and lines, without anything that names the program or its ranks."""
     return HEADER + "".join(row(op, ranks, each, check=check) for each in measured)
 
 
 def devices(ranks: int, *, groups: int = 1, device: str = "NVIDIA H100 80GB HBM3") -> str:
-    """Print the list of devices; `groups` collectives run side by side."""
+    """Return the list of devices; `groups` collectives run side by side."""
     lines = [
         f"#  Rank {rank:2d} Group {rank % groups:2d} Pid {4000 + rank:6d} on {'node0':>10} "
         f"device {rank % 8:2d} [0x1b] {device}\n"
@@ -79,7 +79,7 @@ def devices(ranks: int, *, groups: int = 1, device: str = "NVIDIA H100 80GB HBM3
 
 
 def setup(threads: int = 1, gpus: int = 1) -> str:
-    """Print the line of settings."""
+    """Return the line of settings."""
     return (
         f"# nThread {threads} nGpus {gpus} minBytes 8 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20 "
         "agg iters: 1 validation: 1 graph: 0\n#\n"

@@ -1,4 +1,4 @@
-"""Timelines written as lists of calls: a profiler's, a library's log, a flight recorder's dump."""
+"""Make timelines from lists of calls: a profiler's, an NCCL log's, a flight recorder's dump."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -135,7 +135,7 @@ def calls_in(timeline: RankTimeline) -> list[Call]:
 
 
 def members_facts(communicators: dict[str, Sequence[int]], only: Iterable[int] | None = None) -> Facts:
-    """Return the members of communicators by their ranks of the world; `only` those ranks whose logs there are."""
+    """Return the members of communicators by their world ranks; only of the ranks `only`, which have logs."""
     names = NameTable()
     rows = [
         (names.code(name), member, len(ranks), rank)
@@ -148,12 +148,12 @@ def members_facts(communicators: dict[str, Sequence[int]], only: Iterable[int] |
 
 
 def communicator_groups(communicators: dict[str, Sequence[int]]) -> tuple[Group, ...]:
-    """Return communicators as groups, as a log of all ranks tells them."""
+    """Return communicators as groups, as a log of all ranks reports them."""
     return tuple(Group(name=name, size=len(r), ranks=tuple(sorted(r))) for name, r in communicators.items())
 
 
 def reading(path: str, *timelines: RankTimeline, facts: Facts | None = None, groups: tuple[Group, ...] = ()) -> Reading:
-    """Return what a file holds."""
+    """Return the content of a file as a Reading."""
     return Reading(
         source=Source(path=path, format="made up"), timelines=timelines, facts=facts or Facts(), groups=groups
     )

@@ -1,4 +1,4 @@
-"""Flight-recorder dumps as torch writes them, of a version's own shape, from a few words a call.
+"""Write flight-recorder dumps as torch writes them, in the form of each version, from a few words per call.
 
 The keys are those of torch/csrc/distributed/c10d/FlightRecorderDetail.hpp (2.x) and of TraceUtils.h of torch 2.3 (1.4).
 """
@@ -16,7 +16,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One call; its number counts up by itself where it is not given."""
+    """One call; its number is the next one where it is not given."""
 
     op: str = "all_reduce"
     group: str = "0"
@@ -112,7 +112,7 @@ def dump(
 
 
 def as_json(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what torch's JSON form of the same dump holds: no stacks, text for status numbers, 0 for a missing time."""
+    """Return torch's JSON form of the same dump: no stacks, text for status numbers, 0 for a missing time."""
     entries = []
     for each in content["entries"]:
         plain = {key: value for key, value in each.items() if key != "frames"}
@@ -120,7 +120,9 @@ def as_json(content: Mapping[str, Any]) -> dict[str, Any]:
             plain[key] = plain[key] or 0
         plain["process_group"] = list(plain["process_group"])
         entries.append(plain)
-    status = {number: {key: str(value) for key, value in told.items()} for number, told in content["pg_status"].items()}
+    status = {
+        number: {key: str(value) for key, value in numbers.items()} for number, numbers in content["pg_status"].items()
+    }
     written = {**content, "pg_status": status, "nccl_comm_state": {}, "entries": entries}
     if not entries:
         del written["entries"]
@@ -134,7 +136,7 @@ def write_pickle(path: Path, content: Any, protocol: int = 2) -> Path:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> Path:
-    """Write the JSON form, keys in order as torch's JSON library leaves them."""
+    """Write the JSON form, with keys in the order of torch's JSON library."""
     path.write_text(json.dumps(as_json(content), sort_keys=True), encoding="utf-8")
     return path
 

@@ -1,4 +1,4 @@
-"""Synthetic Kineto traces: the same events, written the way several torch versions write them.
+"""Write synthetic Kineto traces: the same events, in the forms of several torch versions.
 
 Events carry integer nanoseconds since the start of the recording; `write` turns them into the bytes of a trace file in
 a dialect. Dialects of whole microseconds take only times that are multiples of 1,000.
@@ -32,7 +32,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """How a torch version spells events: categories, where time begins, decimals, streams."""
+    """How a torch version writes events: categories, origin of time, decimals, streams."""
 
     name: str
     decimals: int
@@ -166,7 +166,7 @@ def step(number: int, start_ns: int, duration_ns: int) -> Event:
 def record_param_comms(
     start_ns: int, duration_ns: int, *, thread: int = BACKWARD, args: Mapping[str, object] | None = None
 ) -> Event:
-    """Return the operation in which torch notes a collective's parameters."""
+    """Return the operation in which torch records a collective's parameters."""
     return op("record_param_comms", start_ns, duration_ns, thread=thread, args=args)
 
 
@@ -215,7 +215,7 @@ def process_name(name: str) -> Event:
 
 
 def distributed(rank: int, world_size: int = 2, *, backend: str = "nccl") -> dict[str, object]:
-    """Return the metadata that tells the rank and its groups."""
+    """Return the metadata with the rank and its groups."""
     return {
         "distributedInfo": {
             "backend": backend,
@@ -314,7 +314,7 @@ def assemble(
     array: bool = False,
     indent: bool = False,
 ) -> bytes:
-    """Return a trace file of events that are text already, broken or not."""
+    """Return a trace file of events that are already text, valid or not."""
     listed = (b",\n  " if indent else b",").join(texts)
     if array:
         return b"[\n" + listed + b"\n]\n" if indent else b"[" + listed + b"]"

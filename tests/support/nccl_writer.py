@@ -1,10 +1,10 @@
-"""NCCL's log lines as its versions write them, from the format strings of their sources."""
+"""Write NCCL's log lines as each version writes them, from the format strings of their sources."""
 
 import msgspec
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a constructed job; `wrapper` is what a launcher puts before its lines."""
+    """One process of a constructed job; `wrapper` is the prefix that a launcher puts before its lines."""
 
     rank: int
     host: str = "node-0.cluster.local"
@@ -24,14 +24,14 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.wrapper}{self.stamp}{self.host}:{self.number}:{tid} [{self.device}] NCCL INFO {body}"
 
     def warn(self, body: str, *, place: str = "transport/net_ib.cc:123", stamp: str = "", function: str = "") -> str:
-        """Return a WARN line, and the empty one before it."""
+        """Return a WARN line, and the empty line before it."""
         where = f"{place} ({function})" if function else place
         prefix = f"{self.wrapper}{stamp}{self.host}:{self.number}:{self.number} [{self.device}] {where}"
         return f"\n{prefix} NCCL WARN {body}"
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """What a version writes."""
+    """Line formats of one version."""
 
     name: str
     state: str
@@ -132,12 +132,12 @@ class Communicator(msgspec.Struct, frozen=True, kw_only=True):
     pointers: dict[int, str] = {}
 
     def pointer(self, member: int) -> str:
-        """Return the address that a member has for it."""
+        """Return the communicator's address in a member's process."""
         return self.pointers.get(member, f"0x55a7a3{member:04x}00")
 
 
 def initialised(version: Version, process: Process, member: int, nranks: int, comm: Communicator) -> list[str]:
-    """Return what a member's initialisation writes: a ring and a tree of all members in order, over two channels."""
+    """Return the lines of a member's initialisation: a ring and a tree of all members in order, over two channels."""
     known = {
         "comm": comm.pointer(member), "rank": member, "nranks": nranks, "dev": process.device,
         "bus": f"{0x10 + process.device:x}1c0", "id": comm.id,

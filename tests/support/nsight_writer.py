@@ -1,4 +1,4 @@
-"""Writes small databases like those that `nsys export --type sqlite` writes, of several ages."""
+"""Write small databases like those of `nsys export --type sqlite`, of several versions."""
 
 import sqlite3
 import struct
@@ -12,7 +12,7 @@ EPOCH_NS = 1_779_782_330_176_752_435
 
 
 def global_pid(pid: int) -> int:
-    """Return the serialized id of a process on the machine 1."""
+    """Return the serialized id of a process on machine 1."""
     return (1 << 48) | (pid << 24)
 
 

@@ -1,6 +1,6 @@
-"""The formats that are read, one a module: how a file is known, and which module reads it.
+"""One package per file format: `__init__` recognises a file and names its readers, `reader.py` reads it.
 
-Every file that is opened is shown to all of them, so they are light: they load nothing that reading needs. What takes
-more than the beginning of a text to tell is imported where it is asked, and what reads is imported when a file of the
-format is read.
+Every opened file is offered to all formats, so recognising is cheap and loads nothing that only reading needs. A check
+that needs more than the beginning of the text imports its module inside the function; the reading module is imported
+when a file of its format is read.
 """

@@ -1,7 +1,7 @@
-"""Our own export for Perfetto, recognised so that it is not mistaken for a recording: it is refused, with a word why.
+"""Recognise our own Perfetto export, so that it is refused with a reason and not read as a recording.
 
-Its ranks' clocks are corrected, and its tracks hold figures beside what ran: read as a trace, both would count as
-recorded.
+The clocks of its ranks are corrected, and its tracks hold computed figures beside what ran. Read as a trace, both would
+count as recorded.
 """
 
 import re
@@ -13,23 +13,23 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.reader import Head, ReadContext, Reader, Reading
 
 SCHEMA: Final = "overlapscope.perfetto/1"
-"""Stands in the first lines of every export."""
+"""Schema name in the first lines of every export."""
 FORMAT: Final = "perfetto export"
 _MARK: Final = rb'"schema"\s*:\s*"overlapscope\.perfetto/'
 _WITHIN: Final = 1024
 
 
 def recognises(head: Head) -> bool:
-    """Return whether the file says of itself that it is one."""
+    """Return whether the file states the schema of our export."""
     return re.search(_MARK, head.content[:_WITHIN]) is not None
 
 
 def read(path: Path, context: ReadContext) -> Reading:
-    """Raise InputError."""
+    """Raise InputError that names the command which wrote the file."""
     del context
     raise InputError(
-        f"{shown(path)}: was made by `overlapscope export`, to be looked at in ui.perfetto.dev; analyze the traces or "
-        "the run that it was made from"
+        f"{shown(path)}: was written by `overlapscope export` for ui.perfetto.dev; analyze the original traces "
+        "or the saved run instead"
     )
 
 

@@ -163,12 +163,12 @@ def test_our_overlap_is_the_vendors(rank: int, overlapped_ns: int, vendor_us: fl
     assert info.steps[0].overlapped_ns == overlapped_ns
     assert abs(overlapped_ns / 1000 - vendor_us) <= 0.02
     figures = spelled(run.run.facts.figures, run.run.facts.names)
-    told = dict(zip(figures["name"], figures["value"], strict=True))
-    assert told["overlapped_us"] == pytest.approx(vendor_us, abs=1e-6)
+    by_column = dict(zip(figures["name"], figures["value"], strict=True))
+    assert by_column["overlapped_us"] == pytest.approx(vendor_us, abs=1e-6)
     # Stage runs from the first to the last device work of the step, as our window does.
-    assert info.steps[0].window_ns == pytest.approx(told["stage_us"] * 1000, abs=300)
-    assert info.whole.compute_ns == pytest.approx(told["computing_us"] * 1000, abs=25)
-    assert info.whole.comm_ns == pytest.approx(told["communication_us"] * 1000, abs=25)
+    assert info.steps[0].window_ns == pytest.approx(by_column["stage_us"] * 1000, abs=300)
+    assert info.whole.compute_ns == pytest.approx(by_column["computing_us"] * 1000, abs=25)
+    assert info.whole.comm_ns == pytest.approx(by_column["communication_us"] * 1000, abs=25)
     assert not [each for each in run.analysis().findings if each.id.startswith("reported_overlap")]
 
 
@@ -200,8 +200,10 @@ def test_collectives_know_operation_group_type_and_size() -> None:
     for rank in (0, 1):
         reading = read(shared_file(f"{SAMPLE}/rank{rank}_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json.gz"))
         timeline = reading.timelines[0]
-        told = spelled(timeline.collectives, timeline.names)
-        calls.append([told[key] for key in ("op", "group", "dtype", "elements", "bytes", "algorithm", "step", "seq")])
+        by_column = spelled(timeline.collectives, timeline.names)
+        calls.append(
+            [by_column[key] for key in ("op", "group", "dtype", "elements", "bytes", "algorithm", "step", "seq")]
+        )
         assert timeline.collectives.launch_ns.min() > 0
         assert (timeline.spans.launch_ns <= timeline.spans.start_ns).all()
     elements = [4_097_000, 16_781_312, 37_752_832, 2_469_696]
@@ -214,8 +216,8 @@ def test_collectives_know_operation_group_type_and_size() -> None:
 
 def test_a_kernel_is_launched_before_it_runs_inside_its_operation() -> None:
     timeline = read(shared_file(f"{SAMPLE}/rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json.gz")).timelines[0]
-    told = spelled(timeline.spans, timeline.names)
-    assert None not in told["launch_ns"]
+    by_column = spelled(timeline.spans, timeline.names)
+    assert None not in by_column["launch_ns"]
     with gzip.open(shared_file(f"{SAMPLE}/rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json.gz")) as file:
         events = json.load(file)
     begun = {event["id"]: event for event in events if event["ph"] == "s" and event["cat"] == "async_npu"}
@@ -226,7 +228,7 @@ def test_a_kernel_is_launched_before_it_runs_inside_its_operation() -> None:
             at = (start["pid"], start["tid"], start["ts"])
             there = [e for e in events if e.get("cat") == "cpu_op" and (e["pid"], e["tid"], e["ts"]) == at]
             caller[event["ts"]] = min(there, key=lambda e: e["dur"])["name"]
-    ours = dict(zip(told["start_ns"], told["host_op"], strict=True))
+    ours = dict(zip(by_column["start_ns"], by_column["host_op"], strict=True))
     assert len(caller) == 210
     for time, name in caller.items():
         assert ours[int(time.replace(".", ""))] == name
@@ -328,9 +330,9 @@ def test_fused_and_unnamed_kernels_are_listed(tmp_path: Path) -> None:
         task("Add", 600, 700),
     ]
     timeline = read(write(tmp_path / "t.json", events)).timelines[0]
-    told = spelled(timeline.spans, timeline.names)
-    notes = dict(zip(told["name"], told["note"], strict=True))
-    assert set(told["kind"]) == {COMPUTE}
+    by_column = spelled(timeline.spans, timeline.names)
+    notes = dict(zip(by_column["name"], by_column["note"], strict=True))
+    assert set(by_column["kind"]) == {COMPUTE}
     assert notes == {"MatmulAllReduce_ab12": FUSED, "KERNEL_AIVEC": UNCLASSIFIED, "NewEngine": UNCLASSIFIED, "Add": 0}
 
 
@@ -359,10 +361,10 @@ def test_the_step_is_the_one_the_operation_was_called_in(tmp_path: Path) -> None
         *arrow("async_npu", 1, (HOST, HOST, 900), (HARDWARE, 2, 1500)),
     ]
     timeline = read(write(tmp_path / "t.json", events)).timelines[0]
-    told = spelled(timeline.spans, timeline.names)
-    assert told["step"] == [7]
-    assert told["launch_ns"] == [BEGIN_US * 1000 + 1100]
-    assert told["host_op"] == ["aten::mm"]
+    by_column = spelled(timeline.spans, timeline.names)
+    assert by_column["step"] == [7]
+    assert by_column["launch_ns"] == [BEGIN_US * 1000 + 1100]
+    assert by_column["host_op"] == ["aten::mm"]
     assert timeline.steps.step.tolist() == [7, 8]
 
 
@@ -388,7 +390,7 @@ def test_a_group_has_a_name_that_all_ranks_share(tmp_path: Path, thread: str, na
     assert [timeline.names[code] for code in timeline.collectives.group.tolist()] == [group]
 
 
-def test_two_groups_of_one_tag_are_told_apart(tmp_path: Path) -> None:
+def test_two_groups_of_one_tag_are_distinguished(tmp_path: Path) -> None:
     threads = [(HCCL, 0, "Group 0 Communication"), (HCCL, 4, "Group 1 Communication")]
     rows = [row("hcom_allReduce__868_0_1", 0, 500), row("hcom_allReduce__868_0_1", 600, 700, tid=4)]
     reading = read(write(tmp_path / "t.json", [*names(threads), *rows]))
@@ -412,7 +414,7 @@ def test_two_groups_of_one_tag_are_told_apart(tmp_path: Path) -> None:
         ("hcom_frobnicate__1_0_1", None),
     ],
 )
-def test_an_operation_is_told_by_its_row(name: str, op: str | None) -> None:
+def test_an_operation_is_read_from_its_row(name: str, op: str | None) -> None:
     assert operation_of(name) == op
 
 
@@ -428,10 +430,10 @@ def test_a_part_of_a_collective_is_not_taken_for_the_whole(
     tmp_path: Path, name: str, dtype: str, elements: int | None
 ) -> None:
     timeline = read(write(tmp_path / "t.json", [*names(), row(name, 0, 500, data_type=dtype)])).timelines[0]
-    told = spelled(timeline.collectives, timeline.names)
-    assert told["elements"] == [elements]
-    assert told["bytes"] == [None if elements is None else 2 * elements]
-    assert told["dtype"] == ["float16"]
+    by_column = spelled(timeline.collectives, timeline.names)
+    assert by_column["elements"] == [elements]
+    assert by_column["bytes"] == [None if elements is None else 2 * elements]
+    assert by_column["dtype"] == ["float16"]
 
 
 def test_the_rank_stands_two_levels_up_or_in_the_folders_name(tmp_path: Path) -> None:
@@ -520,8 +522,8 @@ def test_step_times_of_all_versions(tmp_path: Path) -> None:
     )
     reading = read(path)
     assert ascend.STEP_TIMES.recognises(head_of(path))
-    told = spelled(reading.facts.figures, reading.facts.names)
-    rows = list(zip(told["step"], told["subject"], told["name"], told["value"], strict=True))
+    by_column = spelled(reading.facts.figures, reading.facts.names)
+    rows = list(zip(by_column["step"], by_column["subject"], by_column["name"], by_column["value"], strict=True))
     assert (12, "device 4", "computing_us", 10.5) in rows
     assert (12, "device 4", "overlapped_us", 1.0) in rows
     assert (None, "device 4", "communication_us", 3.0) in rows
@@ -560,10 +562,12 @@ def test_communication_times_leave_out_the_sums(tmp_path: Path) -> None:
     path = tmp_path / "communication.json"
     path.write_text(json.dumps(COMMUNICATION))
     reading = read(path)
-    told = spelled(reading.facts.figures, reading.facts.names)
+    by_column = spelled(reading.facts.figures, reading.facts.names)
     rows = {
         (step, str(subject).split("@")[0], name): value
-        for step, subject, name, value in zip(told["step"], told["subject"], told["name"], told["value"], strict=True)
+        for step, subject, name, value in zip(
+            by_column["step"], by_column["subject"], by_column["name"], by_column["value"], strict=True
+        )
     }
     assert rows == {
         (2, "hcom_send__822_0", "elapse_ms"): 0.9,
@@ -584,8 +588,8 @@ def test_a_communication_matrix_gives_links(tmp_path: Path) -> None:
         json.dumps({"step1": {"collective": {"allreduce-top1@7": {"0-1": link}, "Total Op Info": {"0-1": link}}}})
     )
     reading = read(path)
-    told = spelled(reading.facts.figures, reading.facts.names)
-    assert list(zip(told["subject"], told["name"], told["value"], strict=True)) == [
+    by_column = spelled(reading.facts.figures, reading.facts.names)
+    assert list(zip(by_column["subject"], by_column["name"], by_column["value"], strict=True)) == [
         ("allreduce-top1@7 0-1", "hccs_moved_mb", 2.0),
         ("allreduce-top1@7 0-1", "hccs_moving_ms", 0.1),
         ("allreduce-top1@7 0-1", "hccs_gbs", 20.0),

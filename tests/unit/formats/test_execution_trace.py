@@ -107,7 +107,7 @@ def comms(
 ) -> dict[str, Any]:
     """`record_param_comms` as torch 2.4 and later write it."""
     values = [[tensor(elements[0])], [seq, False], list(group), rank, name, [], [], 0, 1, size]
-    told = [
+    attributes = [
         attribute("collective_name", "string", name),
         attribute("dtype", "string", dtype),
         attribute("in_msg_nelems", "uint64", elements[0]),
@@ -122,7 +122,7 @@ def comms(
         rf_id=rf_id,
         values=values,
         types=["GenericList[Tensor(c10::BFloat16)]"],
-        more=told,
+        more=attributes,
     )
 
 
@@ -155,8 +155,8 @@ def read(path: Path) -> Reading:
 
 
 def calls_of(timeline: RankTimeline) -> list[tuple[Any, ...]]:
-    told = spelled(timeline.collectives, timeline.names)
-    return list(zip(*(told[column] for column in COLUMNS), strict=True))
+    attributes = spelled(timeline.collectives, timeline.names)
+    return list(zip(*(attributes[column] for column in COLUMNS), strict=True))
 
 
 INIT = new_node(3, "## process_group:init ##", rf_id=1, values=[json.dumps(GROUPS)], types=["String"])
@@ -365,17 +365,17 @@ def test_joining_is_a_lookup_by_unique_id(
     ours: list[int | None], theirs: list[int | None], data: st.DataObject
 ) -> None:
     known = [data.draw(st.none() | st.integers(0, 3)) for _ in ours]
-    told = [data.draw(st.none() | st.integers(0, 3)) for _ in theirs]
+    attributes = [data.draw(st.none() | st.integers(0, 3)) for _ in theirs]
     here = call_timeline(
         [Call(op="unknown", seq=k, record_function_id=i) for i, k in zip(ours, known, strict=True)], "a"
     )
     log = call_timeline(
-        [Call(op="reduce", seq=k, record_function_id=i) for i, k in zip(theirs, told, strict=True)], "b"
+        [Call(op="reduce", seq=k, record_function_id=i) for i, k in zip(theirs, attributes, strict=True)], "b"
     )
     expected: list[tuple[str, int | None]] | None = []
     for i, k in zip(ours, known, strict=True):
         unique = i is not None and ours.count(i) == 1 and theirs.count(i) == 1
-        other = told[theirs.index(i)] if unique else None
+        other = attributes[theirs.index(i)] if unique else None
         if k is not None and other is not None and k != other:
             expected = None
             break

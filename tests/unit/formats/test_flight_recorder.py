@@ -147,7 +147,7 @@ def test_a_pickle_that_calls_is_refused_with_file_and_byte(tmp_path: Path) -> No
     assert not (tmp_path / "touched").exists()
 
 
-def test_bytes_after_the_pickle_are_left_out_and_told(tmp_path: Path) -> None:
+def test_bytes_after_the_pickle_are_left_out_and_reported(tmp_path: Path) -> None:
     path = write_pickle(tmp_path / "fr_rank_0", dump(CALLS, groups=PAIR))
     path.write_bytes(path.read_bytes() + b"\0" * 7)
     assert read(path).source.warnings == ("7 bytes after the pickle were left out",)
@@ -280,7 +280,7 @@ def test_ranks_without_a_trace_join_the_run_by_their_dump(tmp_path: Path) -> Non
     assert run.world_size == 8
 
 
-def test_groups_of_one_name_and_other_members_are_told_apart_in_the_facts_too(tmp_path: Path) -> None:
+def test_groups_of_one_name_and_other_members_are_distinguished_in_the_facts_too(tmp_path: Path) -> None:
     for rank, members in ((0, [0, 1]), (1, [0, 1]), (2, [2, 3])):
         groups = {"0": ("default_pg", range(4)), "1": ("mesh_tp", members)}
         write_pickle(tmp_path / f"fr_rank_{rank}", dump([Entry(), Entry(group="1")], groups=groups))
@@ -305,7 +305,7 @@ def test_progress_is_what_the_status_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "expected"),
     [
         ((3, -1, 2), (3, None, 2)),
         ((1, -1, -1), (1, None, 0)),
@@ -315,9 +315,9 @@ def test_progress_is_what_the_status_says(tmp_path: Path) -> None:
         ((True, 1.5, []), (None, None, None)),
     ],
 )
-def test_status_numbers_that_mean_nothing_are_missing(tmp_path: Path, status: Any, told: Any) -> None:
+def test_status_numbers_that_mean_nothing_are_missing(tmp_path: Path, status: Any, expected: Any) -> None:
     row = progress_of(read_dump(tmp_path, dump([Entry()], groups=PAIR, status={"0": status})))[0]
-    assert (row["enqueued"], row["started"], row["completed"]) == told
+    assert (row["enqueued"], row["started"], row["completed"]) == expected
 
 
 def test_sends_have_their_own_number_and_the_status_of_their_group_is_not_believed(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_a_status_without_calls_is_of_the_only_group_or_of_none(tmp_path: Path) 
     assert [(row["group"], row["enqueued"]) for row in progress_of(read_dump(tmp_path, several))] == [(None, 9)]
 
 
-def test_durations_are_told_as_figures_not_as_times(tmp_path: Path) -> None:
+def test_durations_become_figures_not_as_times(tmp_path: Path) -> None:
     took = [3.5, 1.25, 2.0, math.nan, -1.0]
     reading = read_dump(tmp_path, dump([Entry(duration_ms=each) for each in took], groups=PAIR))
     figures = spelled(reading.facts.figures, reading.facts.names)
@@ -463,7 +463,7 @@ def test_versions_that_lack_keys_are_read(tmp_path: Path, version: str) -> None:
 
 def test_a_version_of_the_future_is_read_with_a_doubt(tmp_path: Path) -> None:
     reading = read_dump(tmp_path, dump(CALLS, groups=PAIR, version="3.0"))
-    assert "newer than those known" in reading.source.warnings[0]
+    assert "newer than the known ones" in reading.source.warnings[0]
     assert size(reading.timelines[0].collectives) == 4
 
 
@@ -477,7 +477,7 @@ def test_forks_name_their_own_library(tmp_path: Path) -> None:
 # --- what is a dump and what is not ----------------------------------------------------------------------------------
 
 
-def test_dumps_are_told_by_their_content(tmp_path: Path) -> None:
+def test_dumps_are_recognised_by_their_content(tmp_path: Path) -> None:
     forms = {
         "pickle": write_pickle(tmp_path / "a", dump(CALLS, groups=PAIR)),
         "json": write_json(tmp_path / "b", dump(CALLS, groups=PAIR)),
@@ -521,7 +521,7 @@ def test_other_files_are_left_to_others(tmp_path: Path) -> None:
 
 def test_what_holds_no_dump_is_refused(tmp_path: Path) -> None:
     for content in ([], {}, {"version": "2.10"}, "text", 7):
-        with pytest.raises(InputError, match="is no flight-recorder dump"):
+        with pytest.raises(InputError, match="is not a flight-recorder dump"):
             read(write_pickle(tmp_path / "x", content))
 
 
@@ -660,8 +660,8 @@ def test_one_count_over_all_groups_is_no_number_within_a_group(tmp_path: Path) -
     for rank in range(4):
         write_json(tmp_path / f"comm_lib_trace_rank_{rank}", one_count(rank))
     run = read_inputs([tmp_path])
-    told = [set(timeline.collectives.seq.tolist()) for timeline in run.ranks.values()]
-    assert told == [{NONE}, {NONE}, set(range(6)), set(range(6))]
+    numbers = [set(timeline.collectives.seq.tolist()) for timeline in run.ranks.values()]
+    assert numbers == [{NONE}, {NONE}, set(range(6)), set(range(6))]
     assert ["counts the calls of all groups together" in " ".join(each.warnings) for each in run.sources] == [
         True, True, False, False,
     ]  # fmt: skip

@@ -158,20 +158,20 @@ def random_timeline(seed: int, *, modern: bool) -> Writer:
 def test_every_sum_and_share_is_that_of_the_events(seed: int, modern: bool, tmp_path: Path) -> None:
     writer = random_timeline(seed, modern=modern)
     expected = counted([json.loads(event) for event in writer.events])
-    told = figures(analyzed(writer.text(), tmp_path))
+    read_figures = figures(analyzed(writer.text(), tmp_path))
     whole: dict[str, int] = defaultdict(int)
     for tensor, sums in expected.items():
         for key, value in sums.items():
             whole[key] += value
-        assert told[tensor, "calls"] == sums["calls"]
+        assert read_figures[tensor, "calls"] == sums["calls"]
         for part in PARTS:
-            assert told[tensor, f"{part}_us"] == sums[part]
+            assert read_figures[tensor, f"{part}_us"] == sums[part]
             if sums["total"]:
-                assert told[tensor, f"{part}_share"] == sums[part] / sums["total"]
-    assert told["all tensors", "total_us"] == whole["total"]
-    assert sum(told["all tensors", f"{part}_us"] for part in PARTS) == whole["total"]
+                assert read_figures[tensor, f"{part}_share"] == sums[part] / sums["total"]
+    assert read_figures["all tensors", "total_us"] == whole["total"]
+    assert sum(read_figures["all tensors", f"{part}_us"] for part in PARTS) == whole["total"]
     for part in PARTS:
-        assert told["all tensors", f"{part}_share"] == whole[part] / whole["total"]
+        assert read_figures["all tensors", f"{part}_share"] == whole[part] / whole["total"]
 
 
 def test_the_real_sample_has_two_whole_negotiations_and_no_share() -> None:
@@ -182,15 +182,15 @@ def test_the_real_sample_has_two_whole_negotiations_and_no_share() -> None:
     names = {e["pid"]: e["args"]["name"] for e in events if e.get("name") == "process_name"}
     expected = {names[pid]: ended[pid] - begun[pid] for pid in ended}
     analysis = analyze(read_inputs([path]))
-    told = figures(analysis)
-    alone = {key[0]: value for key, value in told.items() if key[1] == "negotiation_alone_us"}
+    read_figures = figures(analysis)
+    alone = {key[0]: value for key, value in read_figures.items() if key[1] == "negotiation_alone_us"}
     assert alone == {**expected, "all tensors": sum(expected.values())}
     assert sum(expected.values()) == 681_806
-    assert not [key for key in told if str(key[1]).endswith("_share")]
+    assert not [key for key in read_figures if str(key[1]).endswith("_share")]
     source = analysis.sources[0]
     assert (source.format, source.events, source.dropped, source.truncated) == ("horovod", len(events), 0, False)
     ticks_outside = sum(e["ph"] == "X" and e["pid"] not in begun for e in events)  # one inside is written belatedly
-    assert f"{len(begun) - len(ended)} negotiations or operations have no end and were left out" in source.warnings
+    assert f"{len(begun) - len(ended)} negotiations or operations without an end were left out" in source.warnings
     assert any(warning.startswith(f"{ticks_outside} ready ticks") for warning in source.warnings)
 
 
@@ -232,7 +232,7 @@ def test_a_file_cut_in_an_event_tells_what_precedes_it(tmp_path: Path) -> None:
     assert analysis.sources[0].truncated
     assert figures(analysis)["a", "transfer_us"] == 20
     assert ("b", "calls") not in figures(analysis)
-    assert "1 negotiations or operations have no end and were left out" in analysis.sources[0].warnings
+    assert "1 negotiations or operations without an end were left out" in analysis.sources[0].warnings
 
 
 def test_a_name_with_quotes_is_mended(tmp_path: Path) -> None:
@@ -271,10 +271,10 @@ def test_the_rank_that_comes_alone_in_a_later_cycle_is_last(tmp_path: Path) -> N
         writer.negotiate("t", at, at + 40_010, {**ready, late: at + 40_000})
         writer.operate("t", at + 41_000, [("NCCL_ALLREDUCE", at + 41_000, at + 42_000)], at + 42_000)
     analysis = analyzed(writer.text(), tmp_path)
-    told = figures(analysis)
-    assert told["negotiations", "with_all_ticks"] == 30
-    assert (told["negotiations", "times_last", 2], told["negotiations", "times_last", 1]) == (20, 10)
-    assert told["negotiations", "lead_us", 2] == 20 * (40_000 - 3)
+    read_figures = figures(analysis)
+    assert read_figures["negotiations", "with_all_ticks"] == 30
+    assert (read_figures["negotiations", "times_last", 2], read_figures["negotiations", "times_last", 1]) == (20, 10)
+    assert read_figures["negotiations", "lead_us", 2] == 20 * (40_000 - 3)
     found = [each for each in analysis.findings if each.id.startswith("horovod_negotiation")]
     assert len(found) == 1
     assert found[0].evidence["rank"] == 2
@@ -295,9 +295,9 @@ def test_the_order_of_ticks_within_a_cycle_blames_nobody(tmp_path: Path) -> None
         for tensor in tensors:
             writer.event(tensor, "E", at + 3_000)
             writer.operate(tensor, at + 3_100, [("NCCL_ALLREDUCE", at + 3_100, at + 3_200)], at + 3_300)
-    told = figures(analyzed(writer.text(), tmp_path))
-    assert told["negotiations", "with_all_ticks"] == 20 * 50
-    assert not [key for key in told if key[1] == "times_last"]
+    read_figures = figures(analyzed(writer.text(), tmp_path))
+    assert read_figures["negotiations", "with_all_ticks"] == 20 * 50
+    assert not [key for key in read_figures if key[1] == "times_last"]
 
 
 def test_negotiations_that_lost_ticks_are_not_judged(tmp_path: Path) -> None:
@@ -306,9 +306,9 @@ def test_negotiations_that_lost_ticks_are_not_judged(tmp_path: Path) -> None:
     writer.operate("t", 50_000, [], 50_001)
     writer.negotiate("t", 100_000, 150_000, {0: 100_001, 2: 140_000})
     writer.operate("t", 150_000, [], 150_001)
-    told = figures(analyzed(writer.text(), tmp_path))
-    assert told["negotiations", "with_all_ticks"] == 1
-    assert told["negotiations", "times_last", 2] == 1
+    read_figures = figures(analyzed(writer.text(), tmp_path))
+    assert read_figures["negotiations", "with_all_ticks"] == 1
+    assert read_figures["negotiations", "times_last", 2] == 1
 
 
 def slow_negotiation(scale: int) -> Writer:
@@ -358,14 +358,14 @@ def test_tensors_that_move_together_are_one_transfer(tmp_path: Path) -> None:
         at = 100_000 * call
         batch(writer, [f"a{n}" for n in range(40)], at, copy=100, transfer=5_000, elements=1 << 20)
         batch(writer, ["lone"], at + 50_000, copy=0, transfer=900, elements=16)
-    told = figures(analyzed(writer.text(), tmp_path))
-    assert told["transfers", "transfers"] == 8
-    assert told["transfers", "of_one_tensor"] == 4
-    assert told["transfers", "tensors_mean"] == 41 * 4 / 8
-    assert told["transfers", "duration_us"] == 4 * (5_000 + 2 * 39) + 4 * 900
+    read_figures = figures(analyzed(writer.text(), tmp_path))
+    assert read_figures["transfers", "transfers"] == 8
+    assert read_figures["transfers", "of_one_tensor"] == 4
+    assert read_figures["transfers", "tensors_mean"] == 41 * 4 / 8
+    assert read_figures["transfers", "duration_us"] == 4 * (5_000 + 2 * 39) + 4 * 900
     # The first time a tensor is seen its size is not known yet.
-    assert (told["transfers", "of_known_size"], told["transfers", "below_1_mib"]) == (6, 3)
-    assert told["a3", "output_bytes"] == 4 * MIB
+    assert (read_figures["transfers", "of_known_size"], read_figures["transfers", "below_1_mib"]) == (6, 3)
+    assert read_figures["a3", "output_bytes"] == 4 * MIB
 
 
 def test_tensors_whose_transfers_end_apart_are_no_batch(tmp_path: Path) -> None:
@@ -378,10 +378,10 @@ def test_tensors_whose_transfers_end_apart_are_no_batch(tmp_path: Path) -> None:
     for tensor, end in (("a", 1000), ("b", 9000)):
         writer.event(tensor, "E", end)
         writer.event(tensor, "E", end + 1)
-    told = figures(analyzed(writer.text(), tmp_path))
-    assert told["transfers", "unclear"] == 1
-    assert ("transfers", "transfers") not in told
-    assert (told["a", "transfer_us"], told["b", "transfer_us"]) == (970, 8970)
+    read_figures = figures(analyzed(writer.text(), tmp_path))
+    assert read_figures["transfers", "unclear"] == 1
+    assert ("transfers", "transfers") not in read_figures
+    assert (read_figures["a", "transfer_us"], read_figures["b", "transfer_us"]) == (970, 8970)
 
 
 def test_copies_that_take_longer_than_the_transfer_are_a_finding(tmp_path: Path) -> None:
@@ -411,9 +411,9 @@ def test_operations_that_end_before_they_begin_are_counted_and_left_out(tmp_path
     writer.negotiate("u", 0, 10)
     writer.operate("u", 10, [("NCCL_ALLREDUCE", 10, 20)], 20)
     analysis = analyzed(writer.text(), tmp_path)
-    told = figures(analysis)
-    assert told["all tensors", "total_us"] == 20
-    assert ("t", "calls") not in told
+    read_figures = figures(analysis)
+    assert read_figures["all tensors", "total_us"] == 20
+    assert ("t", "calls") not in read_figures
     assert any(each.startswith("2 operations or negotiations whose times") for each in analysis.sources[0].warnings)
 
 
@@ -425,8 +425,8 @@ def test_an_end_that_is_lost_costs_its_operation_alone(tmp_path: Path) -> None:
     writer.event("t", "E", 30, args=shape(8))  # the end of the activity is missing
     writer.negotiate("t", 100, 110)
     writer.operate("t", 120, [("NCCL_ALLREDUCE", 121, 140)], 150)
-    told = figures(analyzed(writer.text(), tmp_path))
-    assert (told["t", "calls"], told["t", "transfer_us"], told["t", "total_us"]) == (1, 19, 50)
+    read_figures = figures(analyzed(writer.text(), tmp_path))
+    assert (read_figures["t", "calls"], read_figures["t", "transfer_us"], read_figures["t", "total_us"]) == (1, 19, 50)
 
 
 def test_a_timeline_that_begins_inside_an_operation_counts_from_the_next_one_on(tmp_path: Path) -> None:
@@ -438,7 +438,7 @@ def test_a_timeline_that_begins_inside_an_operation_counts_from_the_next_one_on(
     writer.operate("t", 110, [("NCCL_ALLREDUCE", 110, 130)], 130)
     analysis = analyzed(writer.text(), tmp_path)
     assert figures(analysis)["t", "transfer_us"] == 20
-    assert "1 ends have no beginning" in analysis.sources[0].warnings
+    assert "1 ends without a beginning" in analysis.sources[0].warnings
 
 
 def test_it_shows_no_overlap_and_no_rank(tmp_path: Path) -> None:
@@ -491,12 +491,12 @@ def read(content: bytes) -> None:
         except OverlapScopeError as error:
             assert str(path) in str(error)  # noqa: PT017 - the refusal must name the file
             return
-    told = figures(analysis)
-    for subject, name in {key[:2] for key in told}:
+    read_figures = figures(analysis)
+    for subject, name in {key[:2] for key in read_figures}:
         if name == "total_us":
-            parts = [told[subject, f"{part}_us"] for part in PARTS]
+            parts = [read_figures[subject, f"{part}_us"] for part in PARTS]
             assert min(parts) >= 0
-            assert sum(parts) == told[subject, name]
+            assert sum(parts) == read_figures[subject, name]
 
 
 @settings(max_examples=200)

@@ -66,7 +66,7 @@ def test_the_real_sweep_of_bucket_caps_is_read() -> None:
     assert got["bucket_cap_mb=25 gas=4 no_sync=1", "step_ms"] == 521.46
     assert got["bucket_cap_mb=25 gas=4 no_sync=0", "ktok_per_s"] == 674.8
     assert got["mode=single world=1", "step_ms"] == 122.18
-    assert reading.source.warnings == ("where a row does not say otherwise: mode=ddp, world=8, gas=1",)
+    assert reading.source.warnings == ("for rows that do not state otherwise: mode=ddp, world=8, gas=1",)
 
 
 def test_the_real_bucket_sizes_are_read() -> None:
@@ -176,7 +176,7 @@ def test_rows_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 def test_a_header_that_is_not_understood_is_an_error_when_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match=r"its header \(a, b\) is not understood"):
+    with pytest.raises(InputError, match=r"its header \(a, b\) is not recognised"):
         READER.read(path, ReadContext())
 
 

@@ -71,8 +71,8 @@ def analyzed(text: str | bytes, tmp_path: Path, name: str = "train.log") -> Anal
 
 def rows(analysis: Analysis) -> list[tuple[Any, ...]]:
     """Return (step, subject, name, rank, value) of the figures, in order."""
-    told = analysis.told["figures"].rows if "figures" in analysis.told else []
-    return [(row["step"], row["subject"], row["name"], row["rank"], row["value"]) for row in told]
+    figure_rows = analysis.told["figures"].rows if "figures" in analysis.told else []
+    return [(row["step"], row["subject"], row["name"], row["rank"], row["value"]) for row in figure_rows]
 
 
 def expected_rows(step: int | None, times: Times, option: str) -> list[tuple[Any, ...]]:
@@ -90,7 +90,7 @@ def expected_rows(step: int | None, times: Times, option: str) -> list[tuple[Any
 
 @pytest.mark.parametrize("option", ["minmax", "max", "all", "old"])
 @pytest.mark.parametrize("style", ["2023", "2025", "2026", "amd"])
-def test_every_timer_is_told_with_its_iteration(option: str, style: str, tmp_path: Path) -> None:
+def test_every_timer_is_read_with_its_iteration(option: str, style: str, tmp_path: Path) -> None:
     text, expected = "> building model ...\n", []
     for step in range(10, 60, 10):
         times = random_times(step)
@@ -112,8 +112,8 @@ def test_the_share_of_the_iteration_is_that_of_the_slowest_rank_without_the_firs
         for name in ("all-grads-sync", "params-all-gather"):
             slowest = times[name][-1] if option == "old" else max(times[name])
             shares.setdefault(name, []).append(slowest / (1000.0 + step))
-    told = {row[1]: row[4] for row in rows(analyzed(text, tmp_path)) if row[2] == "median_share_of_iteration"}
-    assert told == {name: pytest.approx(median(each[1:])) for name, each in shares.items()}
+    figure_rows = {row[1]: row[4] for row in rows(analyzed(text, tmp_path)) if row[2] == "median_share_of_iteration"}
+    assert figure_rows == {name: pytest.approx(median(each[1:])) for name, each in shares.items()}
 
 
 def test_one_number_under_the_heading_of_two_is_the_largest(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_setup_timers_before_the_first_iteration_have_none(tmp_path: Path) -> No
     assert rows(analyzed(block(times) + "training ...\n", tmp_path)) == expected_rows(None, times, "minmax")
 
 
-def test_seconds_are_told_in_milliseconds(tmp_path: Path) -> None:
+def test_seconds_are_converted_to_milliseconds(tmp_path: Path) -> None:
     text = " iteration        2/  100 | consumed samples: 5 | elapsed time per iteration (s): 1.25 | lm loss: 1.0 |\n"
     assert rows(analyzed(text, tmp_path)) == [(2, "iteration", "elapsed_ms", None, 1250.0)]
 
@@ -295,7 +295,7 @@ def test_texts_that_only_speak_of_timers_are_not_claimed(text: str, tmp_path: Pa
 def test_a_log_whose_only_line_is_broken_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text(iteration(3, 50.0).replace("50.0", "nan"))
-    with pytest.raises(InputError, match="holds no line of deepspeed_comms or megatron_timers"):
+    with pytest.raises(InputError, match="holds no complete line of deepspeed_comms or megatron_timers"):
         read_inputs([path])
 
 
@@ -310,11 +310,11 @@ def read(content: bytes) -> None:
         path = Path(folder) / "train.log"
         path.write_bytes(content)
         try:
-            told = rows(analyze(read_inputs([path])))
+            figure_rows = rows(analyze(read_inputs([path])))
         except OverlapScopeError as error:
             assert str(path) in str(error)  # noqa: PT017 - the refusal must name the file
             return
-    assert all(row[4] is not None and 0 <= row[4] < float("inf") for row in told)
+    assert all(row[4] is not None and 0 <= row[4] < float("inf") for row in figure_rows)
 
 
 @settings(max_examples=150)

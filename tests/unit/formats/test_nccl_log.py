@@ -20,10 +20,10 @@ from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.ingest.formats.nccl_log import READER, recognises
 from overlapscope.ingest.formats.nccl_log import scan as nccl_scan
 from overlapscope.ingest.formats.nccl_log.calls import DTYPES
-from overlapscope.ingest.formats.nccl_log.communicators import Communicator as Member
-from overlapscope.ingest.formats.nccl_log.communicators import Communicators, find_world, name_communicators
-from overlapscope.ingest.formats.nccl_log.text_columns import Text
-from overlapscope.ingest.formats.nccl_log.tuning import Choice, Choices, Events, match
+from overlapscope.ingest.formats.nccl_log.communicators import LoggedCommunicator as Member
+from overlapscope.ingest.formats.nccl_log.communicators import LoggedCommunicators, find_world, name_communicators
+from overlapscope.ingest.formats.nccl_log.text_columns import TextBlock
+from overlapscope.ingest.formats.nccl_log.tuning import CallsAndChoices, TuningChoice, TuningChoices, match
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import HEAD_BYTES, Head, ReadContext, Reading
 from overlapscope.ingest.registry import head_of, reader_of
@@ -252,7 +252,7 @@ def test_calls_of_communicators_that_no_line_introduced_are_kept(tmp_path: Path)
     assert timeline.rank == UNKNOWN_RANK
     groups = spelled(timeline.collectives, timeline.names)["group"]
     assert groups == ["8 ranks", "2 ranks", "8 ranks #2"]
-    assert any("cannot be told" in warning for warning in reading.source.warnings)
+    assert any("cannot be determined" in warning for warning in reading.source.warnings)
 
 
 @pytest.mark.parametrize("bias", ["(nil)", "0x7f5b6dec9900"])
@@ -262,8 +262,8 @@ def test_rccl_of_rocm_7_has_a_pointer_more_in_every_call(bias: str, tmp_path: Pa
         for seq, op in enumerate(("AllReduce", "AllReduceWithBias", "AlltoAllGda", "AlltoAllvGda"))
     ]
     mixed = [bodies[0], by_zero("AllReduce", 1, 9), *bodies[1:]]
-    for told, expected in ((bodies, 4), (mixed, 5)):
-        reading = after_pair(tmp_path, *told)
+    for logged, expected in ((bodies, 4), (mixed, 5)):
+        reading = after_pair(tmp_path, *logged)
         assert (len(calls(reading)), reading.source.dropped) == (expected, 0)
     found = [(each["op"], each["elements"], each["bytes"]) for each in calls(after_pair(tmp_path, *bodies))]
     assert found == [
@@ -330,7 +330,7 @@ def test_without_a_communicator_of_all_processes_ranks_are_unknown(tmp_path: Pat
     assert all(group.ranks is None for group in reading.groups)
     assert {each["rank"] for each in rows(reading, "members")} == {None}
     (said,) = reading.source.warnings
-    assert "which ranks its processes are cannot be told: no communicator holds them all" in said
+    assert "the ranks of its processes cannot be determined: no communicator contains them all" in said
 
 
 def test_a_communicator_of_a_part_is_not_the_world_where_calls_tell_of_a_larger_one(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_labels_of_a_launcher_tell_ranks_that_no_communicator_tells(tmp_path: Pa
     assert {group.ranks for group in read(tmp_path, *local).groups} == {None}
 
 
-def test_communicators_without_an_id_are_told_apart_by_order_where_that_is_consistent(tmp_path: Path) -> None:
+def test_communicators_without_an_id_are_distinguished_by_order_where_that_is_consistent(tmp_path: Path) -> None:
     comms = [
         (Communicator(pointers={n: f"0x1{n}" for n in range(4)}), [0, 1, 2, 3]),
         (Communicator(pointers={n: f"0x2{n}" for n in range(4)}), [0, 1, 2, 3]),
@@ -574,7 +574,7 @@ def test_symmetric_kernels_and_copy_engines_are_choices_too(tmp_path: Path) -> N
     assert reading.source.dropped == 0
 
 
-def by_pairs(events: list[dict[str, Any]], choices: Choices) -> list[Any]:
+def by_pairs(events: list[dict[str, Any]], choices: TuningChoices) -> list[Any]:
     """Find the choices of calls one by one."""
     found: list[Any] = [None] * len(events)
     runs: list[list[int]] = []
@@ -584,10 +584,10 @@ def by_pairs(events: list[dict[str, Any]], choices: Choices) -> list[Any]:
             runs.append([])
         runs[-1].append(row)
     for run in runs:
-        told = [row for row in run if not events[row]["call"]]
-        silent = any(events[row]["op"] < 0 for row in told)
+        logged = [row for row in run if not events[row]["call"]]
+        silent = any(events[row]["op"] < 0 for row in logged)
         left = set(run)
-        whole = any(choices.all[events[row]["choice"]].whole for row in told)
+        whole = any(choices.all[events[row]["choice"]].whole for row in logged)
         for measure in ("whole", "part") if whole else ("part", "whole"):
             kinds: dict[Any, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
             for row in sorted(left):
@@ -611,10 +611,10 @@ def by_pairs(events: list[dict[str, Any]], choices: Choices) -> list[Any]:
 @settings(max_examples=300)
 @given(st.data())
 def test_choices_are_matched_as_one_by_one(data: st.DataObject) -> None:
-    choices = Choices()
+    choices = TuningChoices()
     whole = data.draw(st.booleans())
     codes = [
-        choices.code(Choice(*said, whole))
+        choices.code(TuningChoice(*said, whole))
         for said in (("RING", "LL", 4), ("TREE", "LL", 4), ("RING", "SIMPLE", 8), ("RING", "LL", 2))
     ]
     small = st.integers(0, 1)
@@ -652,8 +652,10 @@ def test_choices_are_matched_as_one_by_one(data: st.DataObject) -> None:
         for name in ("process", "communicator", "op", "batch", "choice")
     }
     sizes = {name: np.array([each[name] for each in events], np.int64) for name in ("whole", "part")}
-    told = match(Events(call=np.array([each["call"] for each in events]), **columns, **sizes), choices).tolist()
-    given_ = [None if code < 0 else choices.all[code] for code in told]
+    logged = match(
+        CallsAndChoices(call=np.array([each["call"] for each in events]), **columns, **sizes), choices
+    ).tolist()
+    given_ = [None if code < 0 else choices.all[code] for code in logged]
     assert [each and (each.algorithm, each.protocol, each.channels) for each in given_] == by_pairs(events, choices)
 
 
@@ -742,7 +744,7 @@ def test_connections_made_later_belong_to_the_communicator_they_fit(tmp_path: Pa
     reading = read(tmp_path, *twice)
     (odd,) = [each for each in rows(reading, "connections") if each["transport"].startswith("SHM")]
     assert odd["communicator"] is None
-    assert any("do not say of which communicator" in each for each in reading.source.warnings)
+    assert any("do not state their communicator" in each for each in reading.source.warnings)
 
 
 def test_rings_and_trees_of_rccl_name_their_communicator_behind_them(tmp_path: Path) -> None:
@@ -750,8 +752,8 @@ def test_rings_and_trees_of_rccl_name_their_communicator_behind_them(tmp_path: P
     trees = "".join(f" [{channel}] 1/-1/-1->0->-1" for channel in range(64))
     assert len(trees) > 1023
     lines = pair()
-    told = [PAIR[0].line(text) for text in ("Ring 7 : 1 -> 0 -> 1", f"Trees{trees}", "Ring 8 : 1 -> 0 -> 1")]
-    reading = read(tmp_path, lines[0], *(line + owner for line in told), *lines[1:])
+    logged = [PAIR[0].line(text) for text in ("Ring 7 : 1 -> 0 -> 1", f"Trees{trees}", "Ring 8 : 1 -> 0 -> 1")]
+    reading = read(tmp_path, lines[0], *(line + owner for line in logged), *lines[1:])
     assert reading.source.dropped == 0
     found = [(each["pattern"], each["channel"], each["member"], each["next"]) for each in rows(reading, "paths")]
     assert {("ring", 7, 0, 1), ("ring", 7, 1, 0), ("ring", 8, 0, 1), ("tree", 63, 0, 1)} <= set(found)
@@ -762,9 +764,9 @@ def test_a_ring_that_the_library_cut_short_is_left_out(tmp_path: Path) -> None:
     rest = [each for each in rest if "Channel 0" not in each and "Trees" not in each]
     long = "Trees " + " ".join(f"[{channel}] 1/-1/-1->0->-1" for channel in range(60))
     reading = read(tmp_path, begin, PAIR[0].line("Channel 00/02 :    0"), PAIR[0].line(long[:1011]), *rest)
-    told = rows(reading, "paths")
-    assert {each["pattern"] for each in told} == {"tree"}
-    assert {each["next"] for each in told} == {1}
+    logged = rows(reading, "paths")
+    assert {each["pattern"] for each in logged} == {"tree"}
+    assert {each["next"] for each in logged} == {1}
     assert reading.source.dropped == 1
 
 
@@ -842,24 +844,24 @@ def test_warnings_keep_their_place_rank_and_time(tmp_path: Path) -> None:
         PAIR[1].warn("Timeout waiting for peer", stamp="[2026-04-28 14:14:42] ", function="ncclIbTest"),
     ]
     reading = read(tmp_path, *lines, *warned)
-    told = rows(reading, "messages")
-    assert [(each["kind"], each["text"], each["rank"], each["host"]) for each in told] == [
+    logged = rows(reading, "messages")
+    assert [(each["kind"], each["text"], each["rank"], each["host"]) for each in logged] == [
         (1, "Call to connect failed : Connection refused", 1, "node-0.cluster.local"),
         (2, "Timeout waiting for peer", 1, "node-0.cluster.local"),
     ]
     text = (tmp_path / "nccl.log").read_text().split("\n")
-    assert all("NCCL WARN" in text[each["line"] - 1] for each in told)
-    assert [each["time_ns"] for each in told] == [None, 1_777_385_682 * 10**9]
+    assert all("NCCL WARN" in text[each["line"] - 1] for each in logged)
+    assert [each["time_ns"] for each in logged] == [None, 1_777_385_682 * 10**9]
 
 
 @pytest.mark.parametrize("level", ["ATTN", "ERROR"])
 def test_notices_and_errors_of_newer_versions_are_messages_like_warnings(level: str, tmp_path: Path) -> None:
-    told = PAIR[1].warn("NVLink fabric health reports DEGRADED_BANDWIDTH", function="fillInfo")
-    reading = read(tmp_path, *pair(), told.replace("NCCL WARN", f"NCCL {level}"))
+    logged = PAIR[1].warn("NVLink fabric health reports DEGRADED_BANDWIDTH", function="fillInfo")
+    reading = read(tmp_path, *pair(), logged.replace("NCCL WARN", f"NCCL {level}"))
     assert [(each["kind"], each["text"], each["rank"]) for each in rows(reading, "messages")] == [
         (1, "NVLink fabric health reports DEGRADED_BANDWIDTH", 1)
     ]
-    assert READER.recognises(Head(path=tmp_path, content=told.replace("NCCL WARN", f"NCCL {level}").encode()))
+    assert READER.recognises(Head(path=tmp_path, content=logged.replace("NCCL WARN", f"NCCL {level}").encode()))
 
 
 def test_times_of_the_library_are_launches_and_times_of_collectors_are_not(tmp_path: Path) -> None:
@@ -882,7 +884,7 @@ def test_times_of_the_library_are_launches_and_times_of_collectors_are_not(tmp_p
 def test_times_are_decoded_as_the_calendar_has_them(moment: datetime, digits: int) -> None:
     part = f"{moment.microsecond * 1000:09d}"[:digits]
     text = moment.strftime("%Y-%m-%d %H:%M:%S") + (f".{part}" if digits else "")
-    held = Text(1 << 10)
+    held = TextBlock(1 << 10)
     later = [
         moment,
         moment.replace(second=59),
@@ -1284,7 +1286,7 @@ def test_one_endless_line_takes_no_endless_memory(tmp_path: Path) -> None:
     assert 3 in [each["seq"] for each in calls(READER.read(path, ReadContext()))]
 
 
-def test_repeated_lines_do_not_grow_what_is_told(tmp_path: Path) -> None:
+def test_repeated_lines_do_not_grow_what_is_reported(tmp_path: Path) -> None:
     lines = pair()
     reading = read(tmp_path, *lines[:-2], *(lines[2:-2] * 300), *lines[-2:])
     once = read(tmp_path, *lines)
@@ -1305,7 +1307,7 @@ def test_many_communicators_take_no_time_by_their_number_squared() -> None:
     """Sixteen times as many took 256 times as long."""
 
     def seconds(number: int) -> float:
-        log = Communicators()
+        log = LoggedCommunicators()
         process = log.process("node-0", 1)
         for order in range(number):
             log.add(Member(process=process, pointer=order, size=8, member=3, device=3, order=order))
@@ -1348,14 +1350,14 @@ def real() -> tuple[Reading, str]:
 
 def test_real_log_members(real: tuple[Reading, str]) -> None:
     reading, text = real
-    told = re.findall(
+    logged = re.findall(
         r"\[1,(\d+)\]<stdout>:(\S+):(\d+):\d+ \[\d\] NCCL INFO comm \S+ rank (\d+) nranks 16 cudaDev (\d+) "
         r"busId (\w+) - Init COMPLETE",
         text,
     )
-    assert len(told) == 16
-    assert all(label == rank for label, _, _, rank, _, _ in told)
-    expected = {(host, int(pid), int(rank), int(device)) for _, host, pid, rank, device, _ in told}
+    assert len(logged) == 16
+    assert all(label == rank for label, _, _, rank, _, _ in logged)
+    expected = {(host, int(pid), int(rank), int(device)) for _, host, pid, rank, device, _ in logged}
     members = rows(reading, "members")
     assert {(each["host"], each["process"], each["member"], each["device"]) for each in members} == expected
     assert all(each["rank"] == each["member"] for each in members)
@@ -1412,14 +1414,14 @@ def test_real_log_rings_and_trees(real: tuple[Reading, str]) -> None:
 
 def test_real_log_connections(real: tuple[Reading, str]) -> None:
     reading, text = real
-    told = set(
+    logged = set(
         re.findall(
             r"Channel (\d\d) : (\d+)\[\w+\] -> (\d+)\[\w+\] (\[send\] |\[receive\] )?via (.*)$", text, re.MULTILINE
         )
     )
     side = {"": 0, "[send] ": 1, "[receive] ": 2}
     expected = set()
-    for channel, sender, receiver, end, via in told:
+    for channel, sender, receiver, end, via in logged:
         net = re.fullmatch(r"(NET/AWS Libfabric)/(\d)(/GDRDMA)?", via)
         where = (net[1], net[2], 2 if net[3] else 1) if net else (via, None, 0)
         expected.add((int(channel), int(sender), int(receiver), *where, side[end]))

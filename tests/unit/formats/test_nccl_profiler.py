@@ -142,7 +142,7 @@ def test_inspector_records_give_calls_and_measurements(tmp_path: Path) -> None:
     reading = read_text(tmp_path, "".join(json.dumps(each) + "\n" for each in records))
     calls = calls_of(reading, 2)
     assert calls["op"] == ["all_reduce", "reduce_scatter", "all_gather"]
-    # Inspector counts one rank's share of all-gather and reduce-scatter; the whole buffer is what the house counts.
+    # Inspector counts one rank's share of all-gather and reduce-scatter; the project counts the whole buffer.
     assert calls["bytes"] == [1 << 20, 8000, 8 << 20]
     assert calls["seq"] == [1, 2, 3]
     assert (calls["group"], calls["group_size"]) == (["0xabc"] * 3, [8] * 3)
@@ -199,7 +199,7 @@ def test_times_of_the_host_are_left_out_and_counted(tmp_path: Path) -> None:
     )
 
 
-def test_operations_that_fell_out_of_the_ring_are_told(tmp_path: Path) -> None:
+def test_operations_that_fell_out_of_the_ring_are_reported(tmp_path: Path) -> None:
     stats = {key: value for key, value in record().items() if key != "coll_perf"}
     first, last = dict(stats), dict(stats)
     first["dump_stats"] = {"coll_records": 1, "coll_dropped_total": 10, "p2p_dropped_total": 0}
@@ -269,7 +269,7 @@ def test_a_file_without_collectives_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "dump"
     path.write_text(json.dumps(LIFECYCLE))
     assert READER.recognises(head_of(path))
-    with pytest.raises(InputError, match="tells of no collective"):
+    with pytest.raises(InputError, match="holds no collective"):
         READER.read(path, ReadContext())
 
 
@@ -336,7 +336,7 @@ def test_a_call_without_clock_or_of_unknown_ranks_lacks_its_time_or_size(tmp_pat
     reading = read_text(tmp_path, json.dumps({**call, "details": details}))
     assert (calls_of(reading, 0)["elements"], calls_of(reading, 0)["bytes"]) == ([None], [None])
     assert rows_of(reading, "measurements") == []
-    assert any(each.startswith("1 of 1 calls carry no clock") for each in reading.source.warnings)
+    assert any(each.startswith("1 of 1 calls have no device time") for each in reading.source.warnings)
 
 
 # --- objects and hostile input --------------------------------------------------------------------------------------

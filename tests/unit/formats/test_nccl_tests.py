@@ -207,7 +207,7 @@ def test_the_program_s_name_and_the_devices_are_believed(op: str, tmp_path: Path
     assert reading.fingerprint == {"device": "NVIDIA H100 80GB HBM3"}
 
 
-def test_a_command_that_is_told_of_a_table_of_another_program_is_not_believed(tmp_path: Path) -> None:
+def test_a_command_beside_a_table_of_another_program_is_not_believed(tmp_path: Path) -> None:
     text = "$ ./build/all_reduce_perf -b 8 -e 1G\n" + setup() + devices(8) + table("all_gather", 8, SIZES)
     reading = read_text(tmp_path, text)
     assert {(each["op"], each["ranks"]) for each in measured(reading)} == {(None, NONE)}

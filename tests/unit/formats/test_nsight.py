@@ -113,15 +113,15 @@ def test_the_real_exports_figures_equal_unions_of_its_rows(sample: tuple[Reading
     assert both(merged(comm), merged(compute)) == []
 
 
-def test_the_real_exports_ranks_are_its_two_processes_and_the_assumption_is_told(
+def test_the_real_exports_ranks_are_its_two_processes_and_the_assumption_is_reported(
     sample: tuple[Reading, Analysis],
 ) -> None:
     reading, analysis = sample
     assert [timeline.rank for timeline in reading.timelines] == [0, 1]
     assert analysis.run.world_size == 2
-    told = [warning for warning in reading.source.warnings if "assumed" in warning]
-    assert len(told) == 1
-    assert "device 0 (process 144), device 1 (process 145)" in told[0]
+    stated = [warning for warning in reading.source.warnings if "assumed" in warning]
+    assert len(stated) == 1
+    assert "device 0 (process 144), device 1 (process 145)" in stated[0]
     assert [
         {timeline.names[code] for code in timeline.lanes.label[timeline.lanes.kind == 0].tolist()}
         for timeline in reading.timelines
@@ -270,7 +270,7 @@ def test_an_export_without_device_work_says_how_to_record_it(tmp_path: Path) -> 
         read(path)
 
 
-def test_graphs_recorded_as_a_whole_are_unclassified_and_told(tmp_path: Path) -> None:
+def test_graphs_recorded_as_a_whole_are_unclassified_and_reported(tmp_path: Path) -> None:
     export = Export(kernels=SMALL["kernels"], graphs=[Kernel(name="", start=3000, end=9000)])
     reading = read(export.write(tmp_path / "x.sqlite"))
     spans = reading.timelines[0].spans
@@ -408,16 +408,16 @@ def test_other_numbered_ranges_are_no_steps(tmp_path: Path, pattern: str) -> Non
     assert steps_from(tmp_path, row(*[pattern.format(number) for number in (1, 2, 3)])) == ([], [])
 
 
-def test_ranges_without_a_number_are_counted_in_order_and_that_is_told(tmp_path: Path) -> None:
-    steps, told = steps_from(tmp_path, row("train_step", "train_step", "train_step"))
+def test_ranges_without_a_number_are_counted_in_order_and_that_is_reported(tmp_path: Path) -> None:
+    steps, stated = steps_from(tmp_path, row("train_step", "train_step", "train_step"))
     assert steps == [0, 1, 2]
-    assert len(told) == 1
+    assert len(stated) == 1
 
 
 def test_numbers_that_begin_again_are_counted_in_order(tmp_path: Path) -> None:
-    steps, told = steps_from(tmp_path, row("epoch 0 step 8", "epoch 0 step 9", "epoch 1 step 0", "epoch 1 step 1"))
+    steps, stated = steps_from(tmp_path, row("epoch 0 step 8", "epoch 0 step 9", "epoch 1 step 0", "epoch 1 step 1"))
     assert steps == [0, 1, 2, 3]
-    assert "do not rise" in told[0]
+    assert "do not rise" in stated[0]
 
 
 @pytest.mark.parametrize(
@@ -555,16 +555,16 @@ def blob(message: int, schema: int = COLLECTIVE) -> bytes:
 def test_payloads_give_sizes_as_nccl_tests_counts_them(
     tmp_path: Path, op: str, messages: list[int], moved: int | None
 ) -> None:
-    _, told = with_payloads(tmp_path, op, *[blob(message) for message in messages])
-    assert told == {"bytes": moved, "group": "0xabcd", "group_size": 4}
+    _, stated = with_payloads(tmp_path, op, *[blob(message) for message in messages])
+    assert stated == {"bytes": moved, "group": "0xabcd", "group_size": 4}
 
 
 def test_payloads_of_initialisation_tell_the_members_of_communicators(tmp_path: Path) -> None:
     reading, _ = with_payloads(tmp_path, "ncclAllReduce", blob(1000))
     members = reading.facts.members
     assert size(members) == 1
-    told = [members.member, members.members, members.device, members.process]
-    assert [each.tolist() for each in told] == [[2], [4], [0], [100]]
+    stated = [members.member, members.members, members.device, members.process]
+    assert [each.tolist() for each in stated] == [[2], [4], [0], [100]]
     assert reading.facts.name(int(members.communicator[0])) == "0xabcd"
     assert members.rank.tolist() == [NONE]
 
@@ -581,8 +581,8 @@ def test_payloads_of_initialisation_tell_the_members_of_communicators(tmp_path: 
     ],
 )
 def test_a_payload_that_does_not_agree_with_itself_is_not_read(tmp_path: Path, damaged: bytes) -> None:
-    reading, told = with_payloads(tmp_path, "ncclAllReduce", damaged)
-    assert told["bytes"] is None
+    reading, stated = with_payloads(tmp_path, "ncclAllReduce", damaged)
+    assert stated["bytes"] is None
     assert any("1 NCCL payloads" in warning for warning in reading.source.warnings)
 
 
@@ -691,7 +691,7 @@ def test_rows_of_other_types_are_counted_not_believed(tmp_path: Path) -> None:
     assert len(sets) == 1
 
 
-def test_names_that_are_missing_or_no_text_are_told_apart_from_others(tmp_path: Path) -> None:
+def test_names_that_are_missing_or_no_text_are_distinguished_from_others(tmp_path: Path) -> None:
     path = changed(
         tmp_path,
         f"UPDATE StringIds SET value = x'FF41' WHERE value = '{GEMM}'; DELETE FROM StringIds WHERE value LIKE 'nccl%'",
@@ -699,7 +699,7 @@ def test_names_that_are_missing_or_no_text_are_told_apart_from_others(tmp_path: 
     assert set(names_of(only(path))) == {"\ufffdA", "unnamed kernel", "Memcpy HtoD", "Memset"}
 
 
-def test_nothing_beside_the_file_is_touched_and_a_log_ahead_is_told(tmp_path: Path) -> None:
+def test_nothing_beside_the_file_is_touched_and_a_log_ahead_is_reported(tmp_path: Path) -> None:
     path = Export(**SMALL).write(tmp_path / "x.sqlite")
     beside = path.with_name(path.name + "-wal")
     beside.write_bytes(b"not a log")

@@ -181,7 +181,7 @@ def test_copies_say_between_what(tmp_path: Path, source: int, target: int, name:
     assert timeline.spans.kind[1] == COPY
 
 
-def test_each_device_that_runs_a_kernel_is_a_rank_and_that_is_told(tmp_path: Path) -> None:
+def test_each_device_that_runs_a_kernel_is_a_rank_and_that_is_reported(tmp_path: Path) -> None:
     path = write(
         tmp_path / "x.json",
         process([kernel(1, 2, agent=GPU1)], pid=80, hip=[call(1, 0, 0, 1, 5)]),
@@ -255,9 +255,9 @@ def test_the_form_before_the_list_of_processes_is_read(tmp_path: Path) -> None:
     "key", ["formatted_kernel_name", "demangled_kernel_name", "kernel_name", "truncated_kernel_name"]
 )
 def test_whatever_name_a_kernel_has_is_its_name(tmp_path: Path, key: str) -> None:
-    told = process([kernel(1, 2)])
-    told["kernel_symbols"] = [{"kernel_id": at, key: name} for at, name in enumerate(NAMES)]
-    assert names_of(one(write(tmp_path / "x.json", told))) == [NAMES[GEMM]]
+    named_process = process([kernel(1, 2)])
+    named_process["kernel_symbols"] = [{"kernel_id": at, key: name} for at, name in enumerate(NAMES)]
+    assert names_of(one(write(tmp_path / "x.json", named_process))) == [NAMES[GEMM]]
 
 
 def test_bytes_that_are_no_utf8_survive(tmp_path: Path) -> None:
@@ -288,11 +288,11 @@ def test_other_files_are_not_claimed(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ('{"rocprofiler-sdk-tool": [', "is not whole JSON"),
+        ('{"rocprofiler-sdk-tool": [', "is not complete JSON"),
         ('{"rocprofiler-sdk-tool": []}', "holds no device work; record with --kernel-trace"),
         ('{"rocprofiler-sdk-tool": [3, null, {}]}', "holds no device work"),
         ('{"rocprofiler-sdk-tool": {"agents": 5, "strings": [], "buffer_records": 7}}', "holds no device work"),
-        ('{"rocprofiler-sdk-tool": [' + "[" * 100_000, "is not whole JSON"),
+        ('{"rocprofiler-sdk-tool": [' + "[" * 100_000, "is not complete JSON"),
     ],
 )
 def test_what_cannot_be_used_says_why(tmp_path: Path, text: str, what: str) -> None:

@@ -196,7 +196,7 @@ def test_amd_smi_names_devices_by_address(tmp_path: Path) -> None:
 
 def test_a_host_with_one_device_has_no_link(tmp_path: Path) -> None:
     reading = read_text(topology.MATRIX, tmp_path, matrix(1, mesh))
-    assert reading.source.warnings == ("no two devices stand in it: there is no link to tell of",)
+    assert reading.source.warnings == ("it lists fewer than two devices, so there is no link",)
     assert not reading.facts
 
 
@@ -348,7 +348,7 @@ def test_two_hosts_in_two_files_are_not_one(tmp_path: Path) -> None:
     assert topology_findings(join_facts([sound.facts, sound.facts])) == []
 
 
-def test_two_hosts_in_one_file_are_told_apart(tmp_path: Path) -> None:
+def test_two_hosts_in_one_file_are_distinguished(tmp_path: Path) -> None:
     (one,) = found(matrix(8, mesh) + matrix(8, without([5])), tmp_path)
     assert "matrix 2" in one
 
@@ -390,7 +390,7 @@ def test_the_real_azure_topologies_are_read() -> None:
     four = topology.XML.read(shared_file("nccl_topo_xml/azure_ncv4-topo.xml"), ReadContext())
     assert links_of(four)["GPU0", "eth0"]["kind"] == "PHB"
     assert links_of(four)["eth0", "network"]["bandwidth_gbs"] == 12.5
-    assert four.source.warnings == ("4 GPUs have NVLinks to themselves, which is no link between devices; left out",)
+    assert four.source.warnings == ("4 GPUs have NVLinks to themselves, not to another device; left out",)
 
 
 def pci(bus: str, inner: str = "", *, klass: str = "0x030200", speed: str = "32.0 GT/s PCIe", width: int = 16) -> str:
@@ -468,7 +468,7 @@ def test_slots_without_a_majority_raise_no_alarm(tmp_path: Path) -> None:
     assert alarms(system(gpu(0, speed="", width=0), gpu(1), gpu(2), gpu(3)), tmp_path) == []
 
 
-def test_fused_hosts_are_told_apart(tmp_path: Path) -> None:
+def test_fused_hosts_are_distinguished(tmp_path: Path) -> None:
     hosts = "".join(
         f'<cpu host_hash="{name}" numaid="0">{"".join(gpu(dev, 14 if dev == short else 18) for dev in range(8))}</cpu>'
         for name, short in (("0xa", None), ("0xb", 2))

@@ -187,7 +187,7 @@ def test_sends_and_batches_have_no_number_that_can_be_compared() -> None:
         assert (row["group"], row["pending"], row["stuck_at"], row["enqueued"]) == ("0", None, None, None)
 
 
-def test_a_watchdog_that_stands_still_is_told() -> None:
+def test_a_watchdog_that_stands_still_is_reported() -> None:
     lines = (
         f"[rank2]:[E1229 20:29:13.09 ProcessGroupNCCL.cpp:1484] [{DEFAULT_GROUP} Rank 2] ProcessGroupNCCL's watchdog "
         "got stuck for 480 seconds without making progress in monitoring enqueued collectives.",
@@ -267,7 +267,7 @@ def test_ranks_that_timed_out_at_different_numbers_are_found(tmp_path: Path) -> 
     assert finding.evidence["waiting_in"] == {"0": 9, "1": 7}
 
 
-def test_before_groups_were_named_the_same_is_told_with_a_doubt(tmp_path: Path) -> None:
+def test_before_groups_were_named_the_same_is_reported_with_a_doubt(tmp_path: Path) -> None:
     head = "[E ProcessGroupNCCL.cpp:458]"
     text = [caught(seq, rank=0, head=head, sizes="") for seq in (96120, 96117, 96125)] + [
         caught(64088, rank=7, head=head)
@@ -278,7 +278,7 @@ def test_before_groups_were_named_the_same_is_told_with_a_doubt(tmp_path: Path) 
     assert "if they are of one group" in finding.title
 
 
-def test_the_rank_that_was_told_of_the_timeout_and_had_not_come_so_far_is_named(tmp_path: Path) -> None:
+def test_the_rank_that_was_notified_of_the_timeout_and_had_not_come_so_far_is_named(tmp_path: Path) -> None:
     text = [caught(11, rank=0), failed(0, 11, 13, 10), caught(11, rank=1), failed(1, 11, 13, 10), told(2, 10, 10)]
     (finding,) = findings_of(tmp_path, *text)
     assert (finding.id, finding.severity) == ("desync:missing:0:11", "warning")
@@ -324,15 +324,15 @@ def test_the_message_with_which_a_watchdog_ends_tells_group_and_collective() -> 
 
 
 @pytest.mark.parametrize(
-    "told", ["SeqNum=5", "NumelOut=6", "OpType=ALLREDUCE", "work: 1580", "enqueued NCCL work: 1582"]
+    "ending", ["SeqNum=5", "NumelOut=6", "OpType=ALLREDUCE", "work: 1580", "enqueued NCCL work: 1582"]
 )
-def test_what_a_line_ends_in_may_be_half_of_it(told: str) -> None:
+def test_what_a_line_ends_in_may_be_half_of_it(ending: str) -> None:
     """Terminals break lines wherever they are full."""
     status = "Timeout at NCCL work: 1580, last enqueued NCCL work: 1582, last completed NCCL work: 1579."
     lines = [caught(5, sizes="NumelIn=64, NumelOut=64, "), f"{HEAD.format(rank=0)} [{DEFAULT_GROUP} Rank 0] {status}"]
-    (line,) = [each for each in lines if told in each]
+    (line,) = [each for each in lines if ending in each]
     whole, cut = (
-        next(iter(watchdog_lines(each.encode())), None) for each in (line, line[: line.index(told) + len(told) - 1])
+        next(iter(watchdog_lines(each.encode())), None) for each in (line, line[: line.index(ending) + len(ending) - 1])
     )
     assert whole is not None
     for name in ("seq", "op", "elements", "enqueued"):

@@ -137,7 +137,7 @@ def test_a_test_that_failed_before_its_first_result_is_told_as_such(tmp_path: Pa
     failed.write_text(
         HEADER + "     2097152         32768     float    none      -1 node0: Test failure common.cu:389\n"
     )
-    with pytest.raises(InputError, match=r"no line .* but 1 that cannot be read; did the test end before"):
+    with pytest.raises(InputError, match=r"no row .* \(1 lines are damaged\); did the test end before"):
         read_inputs([failed])
 
 

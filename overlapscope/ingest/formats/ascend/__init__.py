@@ -1,4 +1,7 @@
-"""Recognise the files of an Ascend profiler's folder: `trace_view.json` and the tables beside it."""
+"""Recognise the files of an Ascend profiler's folder: `trace_view.json`, the tables beside it, and its database form.
+
+The database form is not read; its refusal names the file to use instead.
+"""
 
 import re
 from pathlib import Path
@@ -9,7 +12,6 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.reader import SQLITE_MAGIC, Head, ReadContext, Reader, Reading, lazy
 from overlapscope.timeline.run import Source
 
-_TRACE_FORMAT: Final = "ascend"
 _MARKS: Final = (
     rb'"ts"\s*:\s*"\d+(?:\.\d+)?(?:\\t)?"'
     rb'|"name"\s*:\s*"(?:Ascend Hardware|Overlap Analysis|CANN)"'
@@ -17,23 +19,20 @@ _MARKS: Final = (
     rb'|"cat"\s*:\s*"(?:async_npu|async_task_queue|HostToDevice|enqueue|dequeue)"'
     rb'|"Input (?:Dims|type)"\s*:\s*"'
 )
-"""What only this profiler writes: times as text, its processes, its flows, shapes as text."""
+"""Written by this profiler only: times as text, its processes, its flows, shapes as text."""
 
 
 def is_trace(head: Head) -> bool:
-    """Return whether the file is a bare array of events with marks that only this profiler makes."""
+    """Return whether the file is a bare array of events with marks that only this profiler writes."""
     text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n\x00")
     return text[:1] == b"[" and b'"ph"' in text and re.search(_MARKS, text) is not None
 
 
-TRACE = Reader(
-    format=_TRACE_FORMAT, recognises=is_trace, read=lazy("overlapscope.ingest.formats.ascend.reader:read_ascend")
-)
-_COMMUNICATION_FORMAT: Final = "ascend_communication"
+TRACE = Reader(format="ascend", recognises=is_trace, read=lazy("overlapscope.ingest.formats.ascend.reader:read_ascend"))
 
 
 def is_communication(head: Head) -> bool:
-    """Return whether the file is an object that holds the profiler's communication times or links."""
+    """Return whether the file is `communication.json` or `communication_matrix.json`: HCCL's times or links."""
     text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text[:1] != b"{" or b'"traceEvents"' in text:
         return False
@@ -41,11 +40,10 @@ def is_communication(head: Head) -> bool:
 
 
 COMMUNICATION = Reader(
-    format=_COMMUNICATION_FORMAT,
+    format="ascend_communication",
     recognises=is_communication,
     read=lazy("overlapscope.ingest.formats.ascend.side_files:read_communication"),
 )
-_DATABASE_FORMAT = "ascend_database"
 _DATABASE_TABLES = (
     b"RANK_DEVICE_MAP",
     b"COMPUTE_TASK_INFO",
@@ -65,24 +63,23 @@ def is_database(head: Head) -> bool:
 
 
 def refuse_database(path: Path, context: ReadContext) -> Reading:
-    """Return nothing where `trace_view.json` stands beside it; else raise InputError that names the file to give."""
-    from overlapscope.ingest.formats.ascend.folder import trace_stands_beside  # noqa: PLC0415 - loaded for such a file
+    """Raise InputError that names the file to use; return an empty Reading where `trace_view.json` is beside it."""
+    from overlapscope.ingest.formats.ascend.folder import trace_stands_beside  # noqa: PLC0415 - loaded only for a database
 
     del context
     if trace_stands_beside(path):
         return Reading(source=Source(path=shown(path)))
     raise InputError(
         f"{shown(path)}: the database form of an Ascend profile is not read; export it as text "
-        "(export_type=torch_npu.profiler.ExportType.Text) and give its trace_view.json"
+        "(export_type=torch_npu.profiler.ExportType.Text) and use its trace_view.json"
     )
 
 
-DATABASE = Reader(format=_DATABASE_FORMAT, recognises=is_database, read=refuse_database)
-_INFO_FORMAT: Final = "ascend_info"
+DATABASE = Reader(format="ascend_database", recognises=is_database, read=refuse_database)
 
 
 def is_info(head: Head) -> bool:
-    """Return whether the file is the profiler's note of how it was set, or of the job's environment and groups."""
+    """Return whether the file is `profiler_info_N.json` or `profiler_metadata.json`: settings, environment, groups."""
     text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text[:1] != b"{" or b'"traceEvents"' in text:
         return False
@@ -91,14 +88,13 @@ def is_info(head: Head) -> bool:
 
 
 INFO = Reader(
-    format=_INFO_FORMAT, recognises=is_info, read=lazy("overlapscope.ingest.formats.ascend.side_files:read_info")
+    format="ascend_info", recognises=is_info, read=lazy("overlapscope.ingest.formats.ascend.side_files:read_info")
 )
-_KERNELS_FORMAT: Final = "ascend_kernels"
 _KERNEL_TITLES: Final = {"Name", "Accelerator Core", "Start Time(us)", "Duration(us)"}
 
 
 def is_kernel_table(head: Head) -> bool:
-    """Return whether the titles are those of this table."""
+    """Return whether the column titles are those of `kernel_details.csv`."""
     if b"Accelerator Core" not in head.content:
         return False
     from overlapscope.ingest.formats.ascend.side_files import header_of  # noqa: PLC0415 - loaded for what may be such a table
@@ -107,16 +103,15 @@ def is_kernel_table(head: Head) -> bool:
 
 
 KERNELS = Reader(
-    format=_KERNELS_FORMAT,
+    format="ascend_kernels",
     recognises=is_kernel_table,
     read=lazy("overlapscope.ingest.formats.ascend.side_files:read_kernels"),
 )
-_STEP_TIMES_FORMAT: Final = "ascend_step_times"
 _STEP_TITLES: Final = {"Step", "Computing", "Communication(Not Overlapped)", "Overlapped"}
 
 
 def is_step_table(head: Head) -> bool:
-    """Return whether the titles are those of this table."""
+    """Return whether the column titles are those of `step_trace_time.csv`."""
     if b"Communication(Not Overlapped)" not in head.content:
         return False
     from overlapscope.ingest.formats.ascend.side_files import header_of  # noqa: PLC0415 - loaded for what may be such a table
@@ -125,7 +120,7 @@ def is_step_table(head: Head) -> bool:
 
 
 STEP_TIMES = Reader(
-    format=_STEP_TIMES_FORMAT,
+    format="ascend_step_times",
     recognises=is_step_table,
     read=lazy("overlapscope.ingest.formats.ascend.side_files:read_step_times"),
 )

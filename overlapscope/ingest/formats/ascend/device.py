@@ -1,7 +1,11 @@
-"""What a task on an Ascend device is, by the type its event carries.
+"""Classify the tasks of an Ascend device by their type, and build the collectives of its trace.
 
 Types are those of msprof (`analysis/csrc/domain/services/modeling`, STARS, HWTS and FFTS+ task types). The profiler
-itself counts as computing the tasks that an operator is known for; waiting, recording and writing flags are none.
+itself counts as compute the tasks that have a known operator; waiting, recording and writing flags are not compute.
+
+Collectives are the rows that HCCL shows for each group, not the tasks they are made of. A row is called
+`hcom_allReduce__868_3_1`: operation, the last three digits of the group's hash, the running number in the group in this
+recording. (That number begins at 0 with each recording, so it is not a sequence number.)
 """
 
 import re
@@ -32,7 +36,7 @@ from overlapscope.timeline.names import Codes
 from overlapscope.timeline.operations import VOLUMELESS, full_elements, volume_bytes
 
 NO_WORK, COMPUTES, COPIES, SERVES, UNKNOWN = range(5)
-"""Synchronisation; computation; a copy; a step inside a collective; a type that no rule places."""
+"""Synchronisation; computation; a copy; a step inside a collective; a type that matches no rule."""
 _RULES: Final = (
     (COMPUTES, r"^(?:AI_?CORE|AI_?CPU|AI_?VECTOR|AIV|AIC|MIX|FFTS|DSA|VPC|JPEG|KERNEL_|HOST_CPU|VECTOR)"),
     (SERVES, r"^(?:ROCC?E|RDMA|CCU|UB_?DMA)|^(?:Reduce|Memcpy) ?(?:Inline|TBE)"),
@@ -70,9 +74,9 @@ _INSIDE: Final = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|batch_?send_?recv|broadcast|receive|scatter|gather|reduce|send|barrier",
     re.I,
 )
-"""An operation inside a longer name, such as `MatmulAllReduceAicpu`; the longer ones first."""
+"""An operation inside a longer name, such as `MatmulAllReduceAicpu`; longer ones first."""
 _SHARDED: Final = frozenset({"all_gather", "gather", "reduce_scatter", "scatter"})
-"""HCCL counts one member's part of these, as its interface does."""
+"""HCCL counts one member's part of these, as its API does."""
 
 
 @cache
@@ -82,7 +86,7 @@ def sort_of(task_type: str) -> int:
 
 
 def is_unnamed(name: str) -> bool:
-    """Return whether a task carries the name of its type: no operator is known for it."""
+    """Return whether a task carries the name of its type, which means that its operator is unknown."""
     return _UNNAMED.match(name) is not None
 
 
@@ -94,10 +98,10 @@ def is_collective_kernel(name: str) -> bool:
 def device_tasks(
     columns: AscendColumns, names: list[str], classifier: Classifier, there: Ints, rows: Ints
 ) -> tuple[Ints, Small, Small]:
-    """Return those of the hardware's events `there` that count as spans, each with kind and note.
+    """Return those of the hardware events `there` that count as spans, with the kind and note of each.
 
     Evidence, in this order: the user's patterns, the kernel's name, its task's type. Steps inside one of the
-    collectives `rows` are left out, for its own row counts them.
+    collectives `rows` are left out, because the collective's own row counts them.
     """
     ranges = columns.ranges
     name, task_type = ranges.name[there], columns.task_type[there]
@@ -134,7 +138,7 @@ def _known(numbers: Ints) -> Ints:
 
 
 def _overlaps_any(start: Ints, end: Ints, others_start: Ints, others_end: Ints) -> Flags:
-    """Tell for each interval whether any of the others shares time with it, or holds its start."""
+    """Return for each interval whether it shares time with any of the others, or one of them contains its start."""
     if others_start.size == 0:
         return np.zeros(start.size, np.bool_)
     order = np.argsort(others_start, kind="stable")
@@ -156,7 +160,7 @@ def on_plane(thread: str) -> bool:
 
 
 def operation_of(name: str) -> str | None:
-    """Return the canonical operation of a row; None when its name tells none."""
+    """Return the canonical operation of a row; None when its name contains none."""
     found = _ROW.match(name)
     spelled = operation(found["op"]) if found else None
     if spelled is not None:
@@ -166,7 +170,7 @@ def operation_of(name: str) -> str | None:
 
 
 def collectives(columns: AscendColumns, rows: Ints, launch_ns: Ints, step: Ints) -> tuple[Collectives, list[str]]:
-    """Return the chosen events of the trace as collectives, in their order, and what could not be known of them."""
+    """Return the chosen events of the trace as collectives, in their order, and notes on unknown properties."""
     names = columns.names.to_list()
     code = columns.names.code
     groups, notes = _groups(columns, names, rows)
@@ -195,17 +199,17 @@ def collectives(columns: AscendColumns, rows: Ints, launch_ns: Ints, step: Ints)
 
 
 def _elements(op: str, counted: int) -> int | None:
-    """Return the elements of the whole operation; a member's part alone does not tell them without the group's size."""
+    """Return the elements of the whole operation; unknown from one member's part without the group's size."""
     if counted in (NONE, 0) or op in _SHARDED or op in ("unknown", "all_to_all", "send_recv"):
         return None
     return full_elements(op, counted, counted, None)
 
 
 def _groups(columns: AscendColumns, names: list[str], rows: Ints) -> tuple[list[str | None], list[str]]:
-    """Return each collective's group, under a name that is the same on all ranks.
+    """Return each collective's group, under a name that is the same on all ranks, and notes.
 
-    The thread names the group itself in newer versions; in older ones it says only which of this file's groups it
-    is, so that the hash in the row's own name has to serve.
+    In newer versions the thread names the group itself. In older ones it names only the group's index in this file, so
+    the hash in the row's own name is used.
     """
     found: list[tuple[str | None, str | None]] = []
     for lane, name in zip(columns.ranges.lane[rows].tolist(), columns.ranges.name[rows].tolist(), strict=True):
@@ -225,7 +229,9 @@ def _groups(columns: AscendColumns, names: list[str], rows: Ints) -> tuple[list[
             named.append(f"{tag} (group {thread_group} of the file)" if tag in shared else tag)
         else:
             named.append(f"group {thread_group} of the file" if thread_group else None)
-    notes = [f"several groups have the tag {tag}; they are told apart for this rank alone" for tag in sorted(shared)]
+    notes = [
+        f"several groups have the tag {tag}; they can be distinguished on this rank only" for tag in sorted(shared)
+    ]
     return named, notes
 
 

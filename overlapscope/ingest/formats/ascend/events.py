@@ -1,9 +1,10 @@
-"""Events of an Ascend `trace_view.json` to columns, piece by piece.
+"""Decode the events of an Ascend `trace_view.json` to columns, piece by piece, and its flow arrows from host to device.
 
 Writer: torch_npu `profiler/analysis/prof_common_func/_trace_event_manager.py` for the host's part, msprof
-`analysis/csrc/application/timeline` for the device's. Time stamps are text with nanosecond decimals, or, in newer
-versions, numbers; durations are numbers, with parts of a nanosecond. Both are read as text. Which process is what
-stands in metadata events that may follow its work.
+`analysis/csrc/application/timeline` for the device's. Time stamps are text with nanosecond decimals or, in newer
+versions, numbers; durations are numbers with fractions of a nanosecond. Both are parsed from their text. The meaning of
+a process is stated in metadata events, which may follow its work. A flow arrow goes from a call, or from an operation,
+to the task it enqueued.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ from overlapscope.timeline.columns import NONE, Ints, integers
 from overlapscope.timeline.names import Codes, NameTable
 
 UNREAD_CATEGORIES = frozenset({"python_function"})
-"""Host stacks: most of a file, and nothing that this project asks for."""
+"""Host stacks: most of a file, and not used by this project."""
 LAUNCH_FLOW, OPERATION_FLOW = "HostToDevice", "torch_to_npu"
 """Flows to a device task: from the call that enqueued it, and from the framework's operation."""
 
@@ -57,7 +58,7 @@ class _TaskArgs(msgspec.Struct, gc=False):
 
 
 class Flows(msgspec.Struct, frozen=True, kw_only=True):
-    """Arrows from host to device: both ends of each, joined by their id."""
+    """Arrows from host to device as columns: both ends of each, joined by their id."""
 
     from_lane: Ints
     from_ns: Ints
@@ -67,18 +68,18 @@ class Flows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AscendColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is kept of one file. Times are nanoseconds since the epoch."""
+    """The kept events of one file as columns. Times are nanoseconds since the epoch."""
 
     names: NameTable
     lanes: list[tuple[str, str]]
     """(process, thread) of each lane code, as written."""
     processes: dict[str, str]
-    """What each process is called."""
+    """Name of each process."""
     threads: dict[tuple[str, str], str]
     ranges: Ranges
     """Every complete event; `is_annotation` is unused."""
     category: Codes
-    """-1 for the device's events and CANN's, which have none."""
+    """-1 for events of the device and of CANN, which have none."""
     task_type: Codes
     connection: Ints
     data_type: Codes
@@ -92,7 +93,7 @@ class AscendColumns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AscendCollector:
-    """Takes pieces of event text, gives columns."""
+    """Collects events from pieces of text and returns them as columns."""
 
     def __init__(self) -> None:
         self._names = NameTable()
@@ -106,18 +107,18 @@ class AscendCollector:
         self.events = self.repaired = self.dropped = 0
 
     def take(self, array: bytes) -> bool:
-        """Take the text of an array of whole events; False, and nothing taken, when it does not decode."""
+        """Decode and add an array of whole events; return False, and add nothing, when it does not decode."""
         events = _decoded(array)
         if events is not None:
             self._add(events)
         return events is not None
 
     def take_broken(self, piece: bytes) -> None:
-        """Take what can be mended of one piece."""
+        """Add the events of one piece that can be repaired."""
         self._add_mended(mend(piece, last=False))
 
     def add_last(self, text: bytes) -> bool:
-        """Take the end of the file; whether its array was closed."""
+        """Decode the end of the file; return whether its array was closed."""
         events = _decoded(b"[" + text)
         if events is not None:
             self._add(events)
@@ -168,7 +169,7 @@ class AscendCollector:
             start, duration = start[good], duration[good]
         if not events:
             return
-        # The host's operations carry whole call stacks; only events without a category are of the device.
+        # The host's operations carry whole call stacks; only device events have no category.
         args = decode_args([event.args if event.cat is None else _NO_ARGS for event in events], _TaskArgs)
         self._table.add(
             lane=np.array([self._lane(event) for event in events], np.int64),
@@ -206,7 +207,7 @@ class AscendCollector:
         return np.array([codes[value] if isinstance(value, str) else -1 for value in values], np.int32)
 
     def columns(self) -> AscendColumns:
-        """Return what was collected; the collector is used up."""
+        """Return the collected columns; the collector cannot be used again."""
         table = self._table
         return AscendColumns(
             names=self._names,
@@ -253,7 +254,10 @@ def _counts(values: list[Any]) -> Ints:
 
 
 def joined(ends: dict[str, list[tuple[str, int, int]]]) -> Flows:
-    """Join the ends of the arrows; one call may enqueue several tasks, an id that begins twice begins first."""
+    """Join the ends of the arrows by id.
+
+    One call may enqueue several tasks; of an id that begins twice the first begin is used.
+    """
     begin: dict[str, tuple[int, int]] = {}
     for key, lane, time in ends["s"]:
         if key not in begin or time < begin[key][1]:
@@ -272,8 +276,8 @@ def arrow_starts(flows: Flows, ranges: Ranges, rows: Ints) -> tuple[Ints, Ints]:
     if ended.size == 0 or rows.size == 0:
         return none, none
     ends = np.stack([flows.to_lane[ended], flows.to_ns[ended]], axis=1)
-    asked = np.stack([ranges.lane[rows], ranges.start_ns[rows]], axis=1)
-    _, key = np.unique(np.concatenate([ends, asked]), axis=0, return_inverse=True)
+    begins = np.stack([ranges.lane[rows], ranges.start_ns[rows]], axis=1)
+    _, key = np.unique(np.concatenate([ends, begins]), axis=0, return_inverse=True)
     key = key.reshape(-1)
     arrow = np.full(int(key.max()) + 1, NOWHERE, np.int64)
     arrow[key[: ended.size][::-1]] = ended[::-1]  # the first of several
@@ -282,7 +286,7 @@ def arrow_starts(flows: Flows, ranges: Ranges, rows: Ints) -> tuple[Ints, Ints]:
 
 
 def launch_bounds(launches: Flows, launch_ns: Ints) -> tuple[int, int]:
-    """Return the last launch with a span, and the first after it whose task is not in the file."""
+    """Return the time of the last launch with a span, and of the first later one whose task is not in the file."""
     linked = launch_ns[launch_ns != NONE]
     if linked.size == 0:
         return NONE, NONE

@@ -1,4 +1,4 @@
-"""Where a file stands in the folder that the Ascend profiler writes, and whose rank that folder is.
+"""Find a file's place in the folder that the Ascend profiler writes, and the folder's rank.
 
 <name>_ascend_pt/profiler_info_N.json, profiler_metadata.json
 <name>_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json, step_trace_time.csv, kernel_details.csv, ...
@@ -26,9 +26,9 @@ class _Info(msgspec.Struct):
 
 
 def rank_of(path: Path) -> int:
-    """Return the rank of a file's folder: from the profiler's own note in it or above it, else from a folder's name.
+    """Return the rank of a file's folder: from `profiler_info_N.json` in it or above it, else from a folder's name.
 
-    UNKNOWN_RANK where neither tells.
+    UNKNOWN_RANK where neither states it.
     """
     folder = path.absolute().parent
     above = {OUTPUT: 2, DEVICE_OUTPUT: 3}.get(folder.name, 1)
@@ -38,7 +38,7 @@ def rank_of(path: Path) -> int:
 
 
 def trace_stands_beside(path: Path) -> bool:
-    """Whether `trace_view.json`, which tells more, stands in a file's folder or where the profiler would put it."""
+    """Return whether `trace_view.json`, which holds more, is in a file's folder or where the profiler would put it."""
     folders = (path.parent, path.absolute().parent / OUTPUT)
     try:
         return any((folder / name).is_file() for folder in folders for name in (TRACE, f"{TRACE}.gz"))
@@ -47,7 +47,7 @@ def trace_stands_beside(path: Path) -> bool:
 
 
 def _noted_rank(folder: Path) -> int | None:
-    """Return the rank that the only `profiler_info_N.json` of a folder notes; None where there is none, or several."""
+    """Return the rank in the only `profiler_info_N.json` of a folder; None where there is none, or several."""
     try:
         found = [entry for entry in folder.iterdir() if _INFO.match(entry.name)]
     except OSError:
@@ -59,7 +59,7 @@ def _noted_rank(folder: Path) -> int | None:
 
 
 def noted_rank(path: Path) -> int | None:
-    """Return the rank that a `profiler_info_N.json` notes in it, else in its name; None where it does not."""
+    """Return the rank that a `profiler_info_N.json` states in its content, else in its name; None without one."""
     named = _INFO.match(path.name)
     try:
         with open(path, "rb") as file:

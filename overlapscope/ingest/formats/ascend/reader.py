@@ -1,8 +1,8 @@
 """Read an Ascend profiler's `trace_view.json` (torch_npu, MindSpore, msprof) into a rank's timeline.
 
-Computation is what runs on the streams of `Ascend Hardware`; communication is HCCL's row of each group. The tasks that
-a collective is made of stand in the file twice more, on HCCL's planes and on the hardware's streams: they are not
-counted again. The vendor's own `Overlap Analysis` rows are no work and are not used.
+Computation is the work on the streams of `Ascend Hardware`; communication is HCCL's row of each group. The tasks that a
+collective is made of stand in the file twice more, on HCCL's planes and on the hardware's streams; they are not counted
+again. The vendor's own `Overlap Analysis` rows are not work and are not used.
 """
 
 from pathlib import Path
@@ -42,13 +42,13 @@ from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline, Source
 
 HARDWARE = "Ascend Hardware"
 COLLECTIVES = frozenset({"HCCL", "Communication"})
-"""What the process of the collectives is called, by older and newer versions of msprof."""
+"""Names of the process of the collectives, in older and newer versions of msprof."""
 NO_WORK_PROCESSES = frozenset({"Overlap Analysis", "CANN", "Python GC", "MSTX", "MsTx"})
 """Their timed events are host calls, marks, and the vendor's own sums."""
 
 
 def read_ascend(path: Path, context: ReadContext) -> Reading:
-    """Read one trace, plain or gzip, whole or damaged.
+    """Read one trace, plain or gzip, complete or damaged.
 
     Raises InputError when it cannot be read, has no device work, or has the work of several devices.
     """
@@ -61,10 +61,10 @@ def read_ascend(path: Path, context: ReadContext) -> Reading:
     columns = collector.columns()
     timeline, unlinked, notes = _timeline(columns, context.classifier, shown(path), not closed or stream.truncated)
     if not closed and not stream.truncated:
-        notes.insert(0, "the file ends in the middle of the events; read up to the last whole one")
+        notes.insert(0, "the file ends in the middle of the events; read up to the last complete one")
     rank = rank_of(path)
     return Reading(
-        stands_in=path.absolute().parent.name == DEVICE_OUTPUT,  # the device's part alone, kept beside trace_view.json
+        stands_in=path.absolute().parent.name == DEVICE_OUTPUT,  # only the device's part, kept beside trace_view.json
         timelines=(replace(timeline, rank=rank),),
         fingerprint={"device": "Ascend NPU", **({"backend": "hccl"} if timeline.collectives.op.size else {})},
         source=Source(
@@ -89,14 +89,14 @@ def _timeline(
     rows = _collective_rows(columns, names, process)
     _require_one_device(columns, on_hardware, rows, path, truncated)
     tasks, kind, note = device_tasks(columns, names, classifier, np.flatnonzero(on_hardware), rows)
-    # Kernels that communicate without a row of HCCL's are collectives of their own.
+    # Communication kernels without an HCCL row are separate collectives.
     rows = np.concatenate([rows, tasks[kind == COMM]])
     tasks, kind, note = tasks[kind != COMM], kind[kind != COMM], note[kind != COMM]
     host = _host(columns, names, process)
     steps, repeated = host_steps(host, names)
     row = np.concatenate([rows, tasks])
     launch_ns, called_ns, host_op = _launched(columns, host, row)
-    # The operation belongs to the step it was called in, even where a queue enqueued its work later.
+    # The operation belongs to the step in which it was called, even where a queue enqueued its work later.
     step = step_at(steps, np.where(called_ns != NONE, called_ns, launch_ns))
     calls, notes = collectives(columns, rows, launch_ns[: rows.size], step[: rows.size])
     spans = make(
@@ -129,15 +129,17 @@ def _timeline(
         names=tuple(columns.names.to_list()),
     )
     if not rows.size and any(on_plane(columns.threads.get(lane, "")) for lane in columns.lanes):
-        notes.append("HCCL's planes are in it, but no collective's own row: communication is missing from all figures")
+        notes.append(
+            "HCCL's planes are recorded, but no row of a collective: communication is missing from all figures"
+        )
     notes = [*repeated_steps(repeated), *notes, *_unread(columns, process)]
     return timeline, int((launch_ns == NONE).sum()), notes
 
 
 def _require_one_device(columns: AscendColumns, on_hardware: Flags, rows: Ints, path: str, truncated: bool) -> None:
-    """Raise InputError where the trace has no work of a device, or that of several; `rows` are its collectives."""
+    """Raise InputError where the trace has no device work, or that of several devices; `rows` are its collectives."""
     if not on_hardware.any() and rows.size == 0:
-        why = "the file is cut before it" if truncated else "it was not recorded, or stands in another file"
+        why = "the file is cut before it" if truncated else "it was not recorded, or is in another file"
         raise InputError(f"{path}: no work of an Ascend device is in the trace: {why}")
     devices = {columns.lanes[lane][0] for lane in np.unique(columns.ranges.lane[on_hardware]).tolist()}
     if len(devices) > 1:
@@ -145,7 +147,7 @@ def _require_one_device(columns: AscendColumns, on_hardware: Flags, rows: Ints, 
 
 
 def _launched(columns: AscendColumns, host: Ranges, row: Ints) -> tuple[Ints, Ints, Codes]:
-    """Return when each device event was launched, when the operation behind it was called, and that one's name."""
+    """Return when each device event was launched, when its operation was called, and the operation's name."""
     launch_ns, _ = arrow_starts(columns.launches, columns.ranges, row)
     called_ns, called_lane = arrow_starts(columns.operations, columns.ranges, row)
     host_row = np.full(row.size, NOWHERE, np.int64)
@@ -197,7 +199,7 @@ def _collective_rows(columns: AscendColumns, names: list[str], process: list[str
 
 
 def _host(columns: AscendColumns, names: list[str], process: list[str]) -> Ranges:
-    """Return the framework's own ranges: everything with a category that no device process holds."""
+    """Return the framework's own ranges: all events with a category that are not in a device process."""
     ranges = columns.ranges
     device = [each.startswith(HARDWARE) or each in COLLECTIVES or each in NO_WORK_PROCESSES for each in process]
     queue = np.array([each in ("enqueue", "dequeue") for each in names] + [False], np.bool_)
@@ -227,7 +229,7 @@ def _lanes(columns: AscendColumns, process: list[str], device_lanes: Ints) -> La
 
 
 def _unread(columns: AscendColumns, process: list[str]) -> list[str]:
-    """Return a warning about timed events of processes that nobody knows."""
+    """Return a warning about timed events of unknown processes."""
     known = [
         each.startswith(HARDWARE) or each in COLLECTIVES or each in NO_WORK_PROCESSES or not each for each in process
     ]

@@ -1,6 +1,21 @@
-"""Read `profiler_info_N.json` and `profiler_metadata.json`: versions, world size and groups of an Ascend profile.
+"""Read the JSON and CSV files beside an Ascend `trace_view.json`.
 
-Writer: torch_npu `profiler/profiler_interface.py` and `profiler/_add_metadata.py`; Megatron adds its groups.
+`profiler_info_N.json` and `profiler_metadata.json` hold versions, world size and groups. Writer: torch_npu
+`profiler/profiler_interface.py` and `profiler/_add_metadata.py`; Megatron adds its groups.
+
+`communication.json` and `communication_matrix.json` hold HCCL's measurements of each collective and each link. Writer:
+torch_npu `profiler/analysis/prof_view/_communication_parser.py`: step, then p2p and collective, then the operation, its
+times (ms) and, by kind of link, the data it moved (MB, 1e6 bytes). The sums among the operations, called "Total Op
+Info", are left out.
+
+`step_trace_time.csv` holds the profiler's own sums of each step, shown beside ours. Writer: torch_npu
+`profiler/analysis/prof_view/_trace_step_time_parser.py`. Overlapped is Communication minus Communication(Not
+Overlapped); Stage runs from the first to the last device work of the step.
+
+`kernel_details.csv` is used where `trace_view.json` is missing: when the device computed and communicated. Writer:
+torch_npu `profiler/analysis/prof_view/_kernel_view_parser.py`. Start times end in a tab; rows on the accelerator `HCCL`
+or `COMMUNICATION` are collectives, all others are compute. It has no streams, launches, copies or step marks, so it
+gives one lane for each of the two, and whole recordings only.
 """
 
 import csv
@@ -65,17 +80,17 @@ _COLLECTIVE_CORES = frozenset({"HCCL", "COMMUNICATION"})
 
 
 def read_info(path: Path, context: ReadContext) -> Reading:
-    """Read either file. Raises InputError when it is not whole JSON."""
+    """Read either JSON file of the job. Raises InputError when it is not complete JSON."""
     content, stream = read_json(path, context.max_bytes, context.progress)
-    told = content if isinstance(content, dict) else {}
-    job = told.get("distributed_args")
+    fields = content if isinstance(content, dict) else {}
+    job = fields.get("distributed_args")
     world_size = count(job.get("world_size")) if isinstance(job, dict) else None
     rank = noted_rank(path)
     rank = rank_of(path) if rank is None else rank
     return Reading(
         world_size=world_size if world_size and world_size <= MAX_RANKS else None,
-        groups=_groups(told.get("parallel_group_info")),
-        fingerprint={key: told[key] for key in _VERSIONS if isinstance(told.get(key), str)},
+        groups=_groups(fields.get("parallel_group_info")),
+        fingerprint={key: fields[key] for key in _VERSIONS if isinstance(fields.get(key), str)},
         source=Source(
             path=shown(path),
             ranks=() if rank == UNKNOWN_RANK else (rank,),
@@ -87,10 +102,10 @@ def read_info(path: Path, context: ReadContext) -> Reading:
 
 def _groups(config: Any) -> tuple[Group, ...]:
     groups = []
-    for name, told in config.items() if isinstance(config, dict) else ():
-        if isinstance(told, dict):
-            ranks, _ = parse_ranks(told.get("global_ranks"))
-            description = told.get("group_name")
+    for name, fields in config.items() if isinstance(config, dict) else ():
+        if isinstance(fields, dict):
+            ranks, _ = parse_ranks(fields.get("global_ranks"))
+            description = fields.get("group_name")
             groups.append(
                 Group(
                     name=name,
@@ -103,16 +118,16 @@ def _groups(config: Any) -> tuple[Group, ...]:
 
 
 def read_communication(path: Path, context: ReadContext) -> Reading:
-    """Read either file. Raises InputError when it holds no operation with figures."""
+    """Read either JSON file of HCCL. Raises InputError when it holds no operation with figures."""
     content, stream = read_json(path, context.max_bytes, context.progress)
     figures = FigureRows(rank_of(path))
     operations = unusable = 0
-    for step, name, told in _operations(content):
+    for step, name, fields in _operations(content):
         operations += 1
         added = (
-            _add_times(figures, step, name, told)
-            if "Communication Time Info" in told
-            else _add_links(figures, step, name, told)
+            _add_times(figures, step, name, fields)
+            if "Communication Time Info" in fields
+            else _add_links(figures, step, name, fields)
         )
         unusable += not added
     if operations == unusable:
@@ -130,7 +145,7 @@ def read_communication(path: Path, context: ReadContext) -> Reading:
 
 
 def _operations(content: Any) -> Iterator[tuple[int | None, str, dict[str, Any]]]:
-    """Yield (step, operation, what is told of it); msprof's own file has neither steps nor kinds."""
+    """Yield (step, operation, its fields); msprof's own file has neither steps nor kinds."""
     if not isinstance(content, dict):
         return
     for key, value in content.items():
@@ -149,12 +164,12 @@ def _operations(content: Any) -> Iterator[tuple[int | None, str, dict[str, Any]]
                 )
 
 
-def _add_times(figures: FigureRows, step: int | None, name: str, told: dict[str, Any]) -> bool:
-    times = told["Communication Time Info"]
+def _add_times(figures: FigureRows, step: int | None, name: str, fields: dict[str, Any]) -> bool:
+    times = fields["Communication Time Info"]
     if not isinstance(times, dict):
         return False
     added = [figures.add(name, short, times.get(title), step=step) for title, short in _TIMES.items()]
-    links = told.get("Communication Bandwidth Info")
+    links = fields.get("Communication Bandwidth Info")
     for kind, link in links.items() if isinstance(links, dict) else ():
         if isinstance(link, dict) and link.get("Transit Size(MB)"):
             for title, short in _LINK.items():
@@ -162,9 +177,9 @@ def _add_times(figures: FigureRows, step: int | None, name: str, told: dict[str,
     return any(added)
 
 
-def _add_links(figures: FigureRows, step: int | None, name: str, told: dict[str, Any]) -> bool:
+def _add_links(figures: FigureRows, step: int | None, name: str, fields: dict[str, Any]) -> bool:
     added = False
-    for pair, link in told.items():
+    for pair, link in fields.items():
         if isinstance(link, dict) and "Transit Size(MB)" in link:
             kind = str(link.get("Transport Type") or "link").lower()
             for title, short in _LINK.items():
@@ -173,7 +188,7 @@ def _add_links(figures: FigureRows, step: int | None, name: str, told: dict[str,
 
 
 def read_step_times(path: Path, context: ReadContext) -> Reading:
-    """Read the table. Raises InputError when it has no row with a figure."""
+    """Read `step_trace_time.csv`. Raises InputError when it has no row with a figure."""
     stream = ByteStream(path, context.max_bytes, context.progress)
     figures = FigureRows(rank_of(path))
     usable = []
@@ -199,7 +214,7 @@ def read_step_times(path: Path, context: ReadContext) -> Reading:
 
 
 def read_kernels(path: Path, context: ReadContext) -> Reading:
-    """Read the table. Raises InputError when it holds no timed kernel."""
+    """Read `kernel_details.csv`. Raises InputError when it holds no timed kernel."""
     stream = ByteStream(path, context.max_bytes, context.progress)
     names: list[str] = []
     cores: list[str] = []
@@ -279,13 +294,13 @@ def _timeline(spelled: list[str], talks: Flags, start: Ints, duration: Ints, pat
 
 
 def header_of(text: str) -> list[str]:
-    """Return the column titles of a table's first line; empty where that is no plain list of titles."""
+    """Return the column titles of a table's first line; empty where it is not a plain list of titles."""
     first = text.split("\n", 1)[0].rstrip("\r")
     return [] if "\x00" in first or len(first) > 4096 else [each.strip().strip('"') for each in first.split(",")]
 
 
 def rows_of(stream: ByteStream, path: Path) -> Iterator[dict[str, str]]:
-    """Yield each row by column title. Raises InputError for what no CSV can be, as `ByteStream.blocks` does."""
+    """Yield each row by column title. Raises InputError for malformed CSV, and as `ByteStream.blocks` does."""
     table = csv.reader(line.decode("utf-8", "replace").replace("\x00", "") for line in lines(stream))
     try:
         titles = [each.strip().removeprefix("\ufeff") for each in next(table, [])]
@@ -293,11 +308,11 @@ def rows_of(stream: ByteStream, path: Path) -> Iterator[dict[str, str]]:
             if row:
                 yield dict(zip(titles, (cell.strip() for cell in row), strict=False))
     except csv.Error as error:
-        raise InputError(f"{shown(path)}: line {table.line_num} is no row of a table: {error}") from error
+        raise InputError(f"{shown(path)}: line {table.line_num} is not a row of a table: {error}") from error
 
 
 def number_of(cell: str | None) -> float | None:
-    """Return a cell's number; None for an empty one, `N/A` and whatever else is no number."""
+    """Return a cell's number; None for an empty cell, `N/A` and anything else that is not a number."""
     try:
         return float(cell) if cell else None
     except ValueError:
@@ -305,5 +320,5 @@ def number_of(cell: str | None) -> float | None:
 
 
 def step_of(cell: str | None) -> int | None:
-    """Return a cell's step number; None where the profile was not cut into steps."""
+    """Return a cell's step number; None where the profile was not divided into steps."""
     return int(cell) if cell and cell.isdecimal() and len(cell) < 19 else None

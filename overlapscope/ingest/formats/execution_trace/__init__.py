@@ -1,4 +1,4 @@
-"""Know a PyTorch execution trace."""
+"""Recognise a PyTorch execution trace."""
 
 import re
 from typing import Final
@@ -8,11 +8,11 @@ from overlapscope.ingest.reader import Head, Reader, lazy
 FORMAT: Final = "execution_trace"
 _SCHEMA: Final = rb'"schema"\s*:\s*"[^"]{1,80}"'
 NODES: Final = rb'"nodes"\s*:\s*\['
-"""Where its nodes begin."""
+"""Beginning of the list of nodes."""
 
 
 def recognises(head: Head) -> bool:
-    """Return whether the file is an object with a schema and nodes that are the observer's."""
+    """Return whether the file is an object with a schema and with nodes of torch's execution trace observer."""
     text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text[:1] != b"{" or b'"traceEvents"' in text or not re.search(_SCHEMA, text) or not re.search(NODES, text):
         return False

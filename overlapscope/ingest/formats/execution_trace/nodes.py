@@ -1,9 +1,9 @@
-"""Nodes of a PyTorch execution trace to calls of collectives.
+"""Convert nodes of a PyTorch execution trace to calls of collectives.
 
 Writer: torch/csrc/profiler/standalone/execution_trace_observer.cpp. A collective of a device backend is a node
-`record_param_comms`, whose inputs stand by position: [tensors,] sequence, process group, rank, name, two lists of
-splits, [first rank, stride,] group size. Sizes and the group's name are attributes since torch 2.4 (schema 1.1.0).
-gloo has no such nodes; there the operation `c10d::*` through which the call was made has to serve.
+`record_param_comms`, whose inputs are identified by position: [tensors,] sequence, process group, rank, name, two lists
+of splits, [first rank, stride,] group size. Sizes and the group's name are attributes since torch 2.4 (schema 1.1.0).
+gloo has no such nodes; the operation `c10d::*` that made the call is used instead.
 """
 
 import json
@@ -24,13 +24,13 @@ from overlapscope.timeline.run import MAX_RANKS, Group
 GROUPS: Final = "## process_group:init ##"
 DEFAULT_GROUP: Final = "default_pg"
 PSEUDO: Final = frozenset({"wait", "coalesced", "init"})
-"""Recorded like collectives, but nothing runs: waiting, the ends of a coalesced group, a group's making."""
+"""Recorded like collectives, but nothing runs: waiting, the end of a coalesced group, the creation of a group."""
 _DTYPE: Final = re.compile(r"Tensor\(([^()]*)\)")
 _TENSOR_FIELDS: Final = 6
 
 
 class Node(msgspec.Struct, gc=False):
-    """One node; what only some need stays text."""
+    """One node; fields that only some nodes need stay undecoded."""
 
     id: Any = None
     name: Any = None
@@ -40,8 +40,8 @@ class Node(msgspec.Struct, gc=False):
     attrs: msgspec.Raw = msgspec.Raw(b"null")
 
     @property
-    def tells(self) -> bool:
-        """Return whether it may tell of a collective or of groups."""
+    def is_relevant(self) -> bool:
+        """Return whether the node may describe a collective or groups."""
         name = self.name
         return isinstance(name, str) and (name in (RECORD, GROUPS) or CALL.match(name) is not None)
 
@@ -72,15 +72,15 @@ def configured_groups(nodes: Iterable[Node]) -> tuple[Group, ...]:
     return tuple(groups.values())
 
 
-def _group(told: dict[str, Any]) -> Group:
-    size = count(told.get("group_size", told.get("pg_size"))) or None
-    listed = told.get("ranks")
+def _group(config: dict[str, Any]) -> Group:
+    size = count(config.get("group_size", config.get("pg_size"))) or None
+    listed = config.get("ranks")
     ranks, _ = parse_ranks([count(rank) for rank in listed] if isinstance(listed, dict) else listed)
     if ranks == () and size is not None and size <= MAX_RANKS:
         ranks = tuple(range(size))  # torch writes no list for the group of all ranks
-    description = told.get("pg_desc")
+    description = config.get("pg_desc")
     return Group(
-        name=told["pg_name"],
+        name=config["pg_name"],
         description=description if isinstance(description, str) else None,
         size=size or (len(ranks) if ranks else None),
         ranks=ranks or None,
@@ -88,28 +88,28 @@ def _group(told: dict[str, Any]) -> Group:
 
 
 def recorded_call(node: Node, book: GroupBook) -> tuple[Call, int | None] | None:
-    """Return the call of a `record_param_comms` node, and the rank in its group that it notes.
+    """Return the call of a `record_param_comms` node, and the caller's rank in its group.
 
     None for a pseudo-collective, or when no operation can be read.
     """
-    told = _attributes(node)
+    attributes = _attributes(node)
     values, types = _inputs(node)
     at = _operation_at(values)
-    spelled = told.get("collective_name", values[at] if at is not None else None)
+    spelled = attributes.get("collective_name", values[at] if at is not None else None)
     op = operation(spelled)
     if not isinstance(spelled, str) or (op or spelled) in PSEUDO:
         return None
     behind = values[at + 3 :] if at is not None else []
     group, description = _process_group(values[at - 2]) if at is not None else (None, None)
     args = CollectiveArgs(
-        in_elements=told.get("in_msg_nelems"),
-        out_elements=told.get("out_msg_nelems"),
-        dtype=told.get("dtype"),
-        group_name=told.get("pg_name", group),
-        group_description=told.get("pg_desc", description),
-        group_size=told.get("pg_size", behind[-1] if len(behind) in (1, 3) else None),
-        rank_start=told.get("global_rank_start", behind[0] if len(behind) == 3 else None),
-        rank_stride=told.get("global_rank_stride", behind[1] if len(behind) == 3 else None),
+        in_elements=attributes.get("in_msg_nelems"),
+        out_elements=attributes.get("out_msg_nelems"),
+        dtype=attributes.get("dtype"),
+        group_name=attributes.get("pg_name", group),
+        group_description=attributes.get("pg_desc", description),
+        group_size=attributes.get("pg_size", behind[-1] if len(behind) in (1, 3) else None),
+        rank_start=attributes.get("global_rank_start", behind[0] if len(behind) == 3 else None),
+        rank_stride=attributes.get("global_rank_stride", behind[1] if len(behind) == 3 else None),
     )
     name = args.group_name if isinstance(args.group_name, str) else None
     size = book.size_of(name, args)
@@ -119,7 +119,7 @@ def recorded_call(node: Node, book: GroupBook) -> tuple[Call, int | None] | None
         moved_in, dtype = elements_of(values[0]), dtype or _dtype_of(types[:1])
     rank = count(values[at - 1]) if at is not None else None
     seq = _sequence(values[at - 3]) if at is not None else None
-    return _call(op or "unknown", name, size, seq, dtype, moved_in, moved_out, _function_id(node, told)), rank
+    return _call(op or "unknown", name, size, seq, dtype, moved_in, moved_out, _function_id(node, attributes)), rank
 
 
 def entered_call(node: Node, groups: tuple[Group, ...]) -> Call | None:
@@ -174,18 +174,18 @@ def _attributes(node: Node) -> dict[str, Any]:
 def _inputs(node: Node) -> tuple[list[Any], list[Any]]:
     """Return values and types of a node's inputs, of either schema; empty lists where there are none."""
     try:
-        told = _any.decode(node.inputs)
-        if isinstance(told, dict):
-            inputs, types = told.get("values"), told.get("types")
+        decoded = _any.decode(node.inputs)
+        if isinstance(decoded, dict):
+            inputs, types = decoded.get("values"), decoded.get("types")
         else:
-            inputs, types = told, _any.decode(node.input_types)
+            inputs, types = decoded, _any.decode(node.input_types)
     except BROKEN:
         return [], []
     return (inputs if isinstance(inputs, list) else []), (types if isinstance(types, list) else [])
 
 
 def _operation_at(values: list[Any]) -> int | None:
-    """Return the place of the operation's name: behind a rank, with tensors before the sequence number or without."""
+    """Return the index of the operation's name: behind a rank, and optionally tensors before the sequence number."""
     for at in (4, 3):
         if len(values) > at and isinstance(values[at], str) and count(values[at - 1]) is not None:
             return at
@@ -193,14 +193,14 @@ def _operation_at(values: list[Any]) -> int | None:
 
 
 def _process_group(value: Any) -> tuple[str | None, str | None]:
-    """Return a group's name and description; before torch 2.3 it is a pointer, which names nothing."""
+    """Return a group's name and description; before torch 2.3 it is a pointer, which has no meaning here."""
     if isinstance(value, list) and value and isinstance(value[0], str):
         return value[0], value[1] if len(value) > 1 and isinstance(value[1], str) else None
     return (value, None) if isinstance(value, str) and not value.startswith("<") else (None, None)
 
 
 def _sequence(value: Any) -> int | None:
-    """Return the sequence number; sends and receives have numbers of their own, which are left out."""
+    """Return the sequence number; sends and receives have a separate count, which is left out."""
     if isinstance(value, list):
         return count(value[0]) if len(value) == 2 and value[1] is False else None
     return count(value)
@@ -222,5 +222,5 @@ def _dtype_of(types: list[Any]) -> str | None:
     return dtype_name(found.pop()) if len(found) == 1 else None
 
 
-def _function_id(node: Node, told: dict[str, Any]) -> int | None:
-    return count(told.get("rf_id", node.rf_id)) or None
+def _function_id(node: Node, attributes: dict[str, Any]) -> int | None:
+    return count(attributes.get("rf_id", node.rf_id)) or None

@@ -1,7 +1,8 @@
-"""Read a PyTorch execution trace (`ExecutionTraceObserver`, schemas 1.0.1 to 1.1.1-chakra.0.0.4) into a rank's calls.
+"""Read a PyTorch execution trace into a rank's calls (`ExecutionTraceObserver`, schemas 1.0.1 to 1.1.1-chakra.0.0.4).
 
-It holds every operation with its tensors, in order, but no device times (`start_ts` is not even of one unit): what it
-adds to a profiler's trace are groups, sizes and sequence numbers, joined by the record-function id.
+It holds every operation with its tensors, in order, but no device times (even the unit of `start_ts` differs between
+versions). It adds groups, sizes and sequence numbers to a profiler's trace; the two are joined by the record-function
+id.
 """
 
 import re
@@ -41,36 +42,36 @@ _node = msgspec.json.Decoder(Node)
 
 
 class _Nodes(msgspec.Struct):
-    """Those of a file's nodes that tell something, and what reading them took."""
+    """The relevant nodes of a file, and counts of all nodes."""
 
-    telling: list[Node] = []
+    relevant: list[Node] = []
     total: int = 0
     dropped: int = 0
     truncated: bool = False
 
 
 def read_execution_trace(path: Path, context: ReadContext) -> Reading:
-    """Read one trace, plain or gzip, whole or cut short.
+    """Read one trace, plain or gzip, complete or cut short.
 
-    Raises InputError when it cannot be read, is larger than json_file.MAX_BYTES, or holds no nodes.
+    Raises InputError when it cannot be read, is larger than json_values.MAX_BYTES, or holds no nodes.
     """
     stream = ByteStream(path, min(context.max_bytes, MAX_BYTES), context.progress)
     nodes = _decoded(b"".join(stream.blocks()), shown(path))
-    nodes.telling.sort(key=_order)
-    groups = configured_groups(nodes.telling)
+    nodes.relevant.sort(key=_order)
+    groups = configured_groups(nodes.relevant)
     book = GroupBook(groups)
-    calls, ranks = _calls(nodes.telling, book)
+    calls, ranks = _calls(nodes.relevant, book)
     warnings = list(stream.warnings)
     if nodes.truncated and not stream.truncated:
-        warnings.append("the file ends in the middle of the nodes; read up to the last whole one")
+        warnings.append("the file ends in the middle of the nodes; read up to the last complete one")
     if not calls:
-        warnings.append("no node of it is a collective")
-    met = book.groups()
-    world = next((group for group in met if group.description == DEFAULT_GROUP), None)
+        warnings.append("none of its nodes is a collective")
+    all_groups = book.groups()
+    world = next((group for group in all_groups if group.description == DEFAULT_GROUP), None)
     rank = ranks.pop() if len(ranks) == 1 else UNKNOWN_RANK
     return Reading(
         timelines=(call_timeline(calls, shown(path), rank if rank <= MAX_RANKS else UNKNOWN_RANK),),
-        groups=met,
+        groups=all_groups,
         world_size=world.size if world and world.size and world.size <= MAX_RANKS else None,
         source=Source(
             path=shown(path),
@@ -82,15 +83,15 @@ def read_execution_trace(path: Path, context: ReadContext) -> Reading:
     )
 
 
-def _calls(telling: list[Node], book: GroupBook) -> tuple[list[Call], set[int]]:
-    """Return the calls in order, and the ranks that those of the group of all ranks note."""
+def _calls(relevant: list[Node], book: GroupBook) -> tuple[list[Call], set[int]]:
+    """Return the calls in order, and the ranks that the calls of the group of all ranks record."""
     groups = book.groups()
-    if not any(node.name == RECORD for node in telling):
-        entered = [entered_call(node, groups) for node in telling if node.name != GROUPS]
+    if not any(node.name == RECORD for node in relevant):
+        entered = [entered_call(node, groups) for node in relevant if node.name != GROUPS]
         return [call for call in entered if call is not None], set()
     calls: list[Call] = []
     noted: list[tuple[str | None, int]] = []
-    for node in telling:
+    for node in relevant:
         found = recorded_call(node, book) if node.name == RECORD else None
         if found is not None:
             calls.append(found[0])
@@ -105,7 +106,7 @@ def _is_everybody(group: Group) -> bool:
 
 
 def _order(node: Node) -> int:
-    """Return the node's number: numbers are given when a call begins, nodes are written when it ends."""
+    """Return the node's number. Numbers are assigned when a call begins, but nodes are written when it ends."""
     number = count(node.id)
     return -1 if number is None else number
 
@@ -114,7 +115,7 @@ def _decoded(content: bytes, path: str) -> _Nodes:
     if is_utf8(content):
         try:
             nodes = _trace.decode(content).nodes
-            return _Nodes(telling=[node for node in nodes if node.tells], total=len(nodes))
+            return _Nodes(relevant=[node for node in nodes if node.is_relevant], total=len(nodes))
         except BROKEN:
             pass
     begin = re.search(NODES, content)
@@ -127,11 +128,11 @@ def _decoded(content: bytes, path: str) -> _Nodes:
         node = _one(inside[start:end])
         found.total += node is not None
         found.dropped += node is None
-        if node is not None and node.tells:
-            found.telling.append(node)
+        if node is not None and node.is_relevant:
+            found.relevant.append(node)
     found.truncated = whole.end is None
     if not found.total:
-        raise InputError(f"{path}: holds no whole node; is it an execution trace?")
+        raise InputError(f"{path}: holds no complete node; is it an execution trace?")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Know a dump of torch's flight recorder."""
+"""Recognise a dump of torch's flight recorder."""
 
 import re
 from typing import Final
@@ -7,7 +7,7 @@ from overlapscope.ingest.reader import Head, Reader, lazy
 
 FORMAT: Final = "flight_recorder"
 PICKLE: Final = b"\x80"
-"""What a pickle begins with; other dumps are JSON."""
+"""First byte of a pickle; other dumps are JSON."""
 _TELLING: Final = (
     b"collective_seq_id", b"p2p_seq_id", b"record_id", b"profiling_name", b"time_created_ns", b"input_sizes",
     b"output_sizes", b"time_discovered_started_ns", b"pg_status", b"pg_config", b"last_enqueued_collective",
@@ -15,11 +15,14 @@ _TELLING: Final = (
 )  # fmt: skip
 _ENOUGH_TELLING: Final = 3
 _RANKS_AS_TEXT: Final = re.compile(rb'ranks(?:"\s*:\s*"|(?:q.|r.{4}|\x94)?(?:X.{4}|\x8c.))\[', re.DOTALL)
-"""A group of the recorder's own form, as JSON or as a pickle: of 10,000 ranks, the head holds little else."""
+"""A group in the recorder's own form, as JSON or as a pickle.
+
+The list of 10,000 ranks leaves room for little else in the head of the file.
+"""
 
 
 def recognises(head: Head) -> bool:
-    """Whether a pickle or a JSON object begins, and holds several of the recorder's own keys, or one of its groups."""
+    """Return whether the file begins as a pickle or JSON object and holds several keys, or a group, of the recorder."""
     content = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
     if content[:1] not in (b"{", PICKLE) or b'"traceEvents"' in content:
         return False

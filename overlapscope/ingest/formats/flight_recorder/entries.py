@@ -1,4 +1,4 @@
-"""Entries of a flight recorder's dump, of all versions, to calls: operation, sizes, group, number, state."""
+"""Convert entries of a flight recorder's dump, of all versions, to calls: operation, sizes, group, number, state."""
 
 import math
 import re
@@ -17,25 +17,25 @@ MAX_DIMS: Final = 64
 NS_PER_MS: Final = 1_000_000
 _STATES: Final = {"scheduled": SCHEDULED, "started": STARTED, "completed": COMPLETED}
 _BATCH: Final = re.compile(r"coalesced|_?[A-Z][A-Z_]*_coalesced")
-"""The entry that closes a batch of calls (`ALLGATHER_coalesced` since 2.7); a batch's own calls stand before it."""
+"""The entry that closes a batch of calls (`ALLGATHER_coalesced` since 2.7); the calls of the batch precede it."""
 _TORCH: Final = re.compile(r"(?:^|[/\\])torch[/\\](?:distributed|nn|autograd|utils|optim|fx|multiprocessing|_\w+)\b")
 _USER_CODE: Final = re.compile(r"\.py$|^<ipython|\.ipynb")
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry. What it does not tell is None."""
+class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry; None for what it does not state."""
 
     record: int | None
     """Number of the entry since the recorder was started; older entries are overwritten."""
     pg_id: str
-    """Number of the group's communicator in this process: not the same on other ranks."""
+    """Number of the group's communicator in this process; it differs between ranks."""
     group: str
     description: str | None
     backend: str | None
     op: str
     point_to_point: bool
     collective_seq: int | None
-    """Collectives entered so far in the group, this one included if it is one."""
+    """Collectives entered so far in the group, including this one if it is a collective."""
     point_to_point_seq: int | None
     op_id: int | None
     moved_in: int | None
@@ -47,58 +47,58 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ns: int | None
     duration_ms: float | None
     frames: Any
-    """Innermost first, as they stand."""
+    """Python and C++ frames, innermost first, as written."""
 
     @property
     def seq(self) -> int | None:
-        """The number in the call's own count."""
+        """The call's number in its own count: of collectives, or of sends and receives."""
         return self.point_to_point_seq if self.point_to_point else self.collective_seq
 
     @property
     def closes_batch(self) -> bool:
-        """Return whether it stands for a batch of calls."""
+        """Return whether the entry stands for a batch of calls."""
         return self.op == "coalesced"
 
     def elements(self, group_size: int | None) -> int | None:
-        """Return the elements as DESIGN counts them."""
+        """Return the elements as defined in docs/definitions.md."""
         return full_elements(self.op, self.moved_in, self.moved_out, group_size)
 
     def bytes(self, group_size: int | None) -> int | None:
-        """Return the bytes as DESIGN counts them."""
+        """Return the bytes as defined in docs/definitions.md."""
         return volume_bytes(self.elements(group_size), self.dtype)
 
 
-def read_entries(entries: Any) -> tuple[list[Call], int]:
-    """Return the calls in the order they stand, and how many entries are none."""
+def read_entries(entries: Any) -> tuple[list[RecordedCall], int]:
+    """Return the calls in the order of the dump, and how many entries are not calls."""
     if not isinstance(entries, (list, tuple)):
         return [], int(entries is not None)
     calls = [_call(each) for each in entries if isinstance(each, dict)]
     return calls, len(entries) - len(calls)
 
 
-def _call(entry: Mapping[Any, Any]) -> Call:
+def _call(entry: Mapping[Any, Any]) -> RecordedCall:
     backend, spelled = _spelled(entry.get("profiling_name"))
     op = "coalesced" if _BATCH.fullmatch(spelled) else operation(spelled) or spelled or "unknown"
-    told = entry.get("is_p2p")
+    is_p2p = entry.get("is_p2p")
     group, description = _group(entry)
     in_sizes, out_sizes = entry.get("input_sizes"), entry.get("output_sizes")
     state, timed_out = _state(entry, backend)
     timeout_ms = count(entry.get("timeout_ms")) or None
-    return Call(
+    return RecordedCall(
         record=count(entry.get("record_id")),
         pg_id=text(entry.get("pg_id")) or "",
         group=group,
         description=description,
         backend=backend,
         op=op,
-        point_to_point=told if isinstance(told, bool) else op in POINT_TO_POINT,
+        point_to_point=is_p2p if isinstance(is_p2p, bool) else op in POINT_TO_POINT,
         collective_seq=_first_count(entry, "collective_seq_id", "seq_id"),
         point_to_point_seq=_first_count(entry, "p2p_seq_id", "seq_id"),
         op_id=count(entry.get("op_id")),
         moved_in=_elements(in_sizes),
         moved_out=_elements(out_sizes),
         dtype=None if op in VOLUMELESS else _dtype(entry),
-        launch_ns=count(entry.get("time_created_ns")) or None,  # 0 is what JSON dumps write for a missing time
+        launch_ns=count(entry.get("time_created_ns")) or None,  # JSON dumps write 0 for a missing time
         state=state,
         timed_out=timed_out,
         timeout_ns=count(timeout_ms * NS_PER_MS) if timeout_ms is not None else None,
@@ -108,14 +108,14 @@ def _call(entry: Mapping[Any, Any]) -> Call:
 
 
 def text(value: Any) -> str | None:
-    """Return a name, written as text or as a number; None for anything else."""
+    """Return a name that is written as text or as a number; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         return None
     return str(value)[:MAX_NAME] if isinstance(value, str) or abs(value) < 2**63 else None
 
 
 def _spelled(name: Any) -> tuple[str | None, str]:
-    """Split `nccl:send 0->1` into the backend and the operation as it is spelled."""
+    """Split `nccl:send 0->1` into the backend and the operation as written."""
     if not isinstance(name, str):
         return None, ""
     backend, colon, rest = name[:MAX_NAME].partition(":")
@@ -124,7 +124,7 @@ def _spelled(name: Any) -> tuple[str | None, str]:
 
 
 def _group(entry: Mapping[Any, Any]) -> tuple[str, str | None]:
-    """Return name and description of the group; before version 2 the number of its communicator is all there is."""
+    """Return name and description of the group; before version 2 only the number of its communicator is recorded."""
     named = entry.get("process_group")
     if isinstance(named, (list, tuple)) and named:
         name = text(named[0])
@@ -136,7 +136,7 @@ def _group(entry: Mapping[Any, Any]) -> tuple[str, str | None]:
 
 
 def described(description: Any) -> str | None:
-    """Return a group's description; torch writes `undefined` where the user gave none."""
+    """Return a group's description; None for `undefined`, which torch writes where the user gave none."""
     known = text(description)
     return known if known not in (None, "", "undefined") else None
 
@@ -146,10 +146,10 @@ def _first_count(entry: Mapping[Any, Any], *keys: str) -> int | None:
 
 
 def _state(entry: Mapping[Any, Any], backend: str | None) -> tuple[int, bool]:
-    """Return the state, and whether the call timed out: taken off the watchdog's list without having completed.
+    """Return the state, and whether the call timed out: retired by the watchdog without having completed.
 
-    gloo's calls have no events to ask: torch writes `scheduled` for ever, and takes them off its list when they end,
-    whether they succeeded or not; of those the state is unknown.
+    gloo's calls have no events: torch always writes `scheduled`, and retires them when they end, successfully or not.
+    So their state is unknown.
     """
     said = entry.get("state")
     state = _STATES.get(said, UNKNOWN) if isinstance(said, str) else UNKNOWN
@@ -160,7 +160,7 @@ def _state(entry: Mapping[Any, Any], backend: str | None) -> tuple[int, bool]:
 
 
 def _elements(sizes: Any) -> int | None:
-    """Return the elements of a list of tensors' sizes together; a tensor without dimensions has one."""
+    """Return the total elements of a list of tensors' sizes; a tensor without dimensions has one element."""
     if not isinstance(sizes, (list, tuple)) or not sizes:
         return None
     total = 0
@@ -175,10 +175,10 @@ def _elements(sizes: Any) -> int | None:
 
 
 def _dtype(entry: Mapping[Any, Any]) -> str | None:
-    """Return the type of all inputs (of the outputs where there are none); None where they differ or none is told."""
+    """Return the type of all inputs (of the outputs where there are none); None if they differ or are not recorded."""
     for key in ("input_dtypes", "output_dtypes"):
-        told: Any = entry.get(key)
-        listed: Sequence[Any] = told if isinstance(told, (list, tuple)) else [told] if isinstance(told, str) else []
+        types: Any = entry.get(key)
+        listed: Sequence[Any] = types if isinstance(types, (list, tuple)) else [types] if isinstance(types, str) else []
         if listed:
             names = {each if isinstance(each, str) else None for each in listed}
             return dtype_name(names.pop()) if len(names) == 1 else None
@@ -192,7 +192,7 @@ def _duration(value: Any) -> float | None:
 
 
 def called_at(frames: Any) -> str | None:
-    """Return the innermost frame that is not torch's own, as `file:line (function)`; None where none stands."""
+    """Return the innermost frame outside torch, as `file:line (function)`; None without one."""
     for frame in frames[:MAX_NAME] if isinstance(frames, (list, tuple)) else ():
         if not isinstance(frame, dict):
             continue

@@ -1,8 +1,8 @@
-"""Read dumps of torch's flight recorder: which collectives a rank had entered, and how far it had come in each.
+"""Read dumps of torch's flight recorder: which collectives a rank had entered, and how far it had come in each group.
 
 Written by torch/csrc/distributed/c10d/FlightRecorder (until torch 2.4 TraceUtils.h), as a pickle or as JSON, in
-versions 1.4 to 2.10. Times of discovery in it are those of a watchdog that looks every 100 ms; they are no times of
-device work and are not used as such.
+versions 1.4 to 2.10. Its discovery times are those of a watchdog that looks every 100 ms; they are not times of device
+work and are not used as such.
 """
 
 import re
@@ -16,8 +16,8 @@ from overlapscope.display import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.build.call_timeline import calls_alone
 from overlapscope.ingest.formats.flight_recorder import PICKLE
-from overlapscope.ingest.formats.flight_recorder.entries import NS_PER_MS, Call, called_at, read_entries, text
-from overlapscope.ingest.formats.flight_recorder.groups import Standing, read_groups, standings, world_size
+from overlapscope.ingest.formats.flight_recorder.entries import NS_PER_MS, RecordedCall, called_at, read_entries, text
+from overlapscope.ingest.formats.flight_recorder.groups import GroupPosition, group_positions, read_groups, world_size
 from overlapscope.ingest.formats.flight_recorder.safe_pickle import decode_plain
 from overlapscope.ingest.parsing.gzip_stream import ByteStream
 from overlapscope.ingest.parsing.json_values import decode_json
@@ -36,7 +36,7 @@ from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Group, RankTimeli
 MAX_BYTES: Final = 256 << 20
 """A buffer of 100,000 calls with their stacks takes a quarter of it."""
 MAX_TIMEOUTS: Final = 100
-"""More calls that timed out are counted, not listed."""
+"""Further calls that timed out are counted, not listed."""
 NEWEST_MAJOR: Final = 2
 _RANK_NUMBER: Final = re.compile(r"rank[-_.=]?\d", re.IGNORECASE)
 _RANK_AT_END: Final = re.compile(r"(?<!\d)(\d{1,7})(?:\.(?:json|pkl|pickle|bin))?(?:\.gz)?$")
@@ -45,12 +45,12 @@ _RANK_AT_END: Final = re.compile(r"(?<!\d)(\d{1,7})(?:\.(?:json|pkl|pickle|bin))
 def read_flight_recorder(path: Path, context: ReadContext) -> Reading:
     """Read one dump, pickle or JSON, plain or gzip.
 
-    Raises InputError, naming the byte, for a pickle that is more than plain data, and for what holds no dump.
+    Raises InputError, with the byte offset, for a pickle that is more than plain data, and for a file without a dump.
     """
     dump, stream = _decoded(path, context)
     warnings = list(stream.warnings)
     if not isinstance(dump, dict) or not any(key in dump for key in ("entries", "pg_status", "pg_config")):
-        raise InputError(f"{shown(path)}: is no flight-recorder dump: it holds no entries, pg_status or pg_config")
+        raise InputError(f"{shown(path)}: is not a flight-recorder dump: it holds no entries, pg_status or pg_config")
     version = text(dump.get("version"))
     warnings += _doubts(version)
     numbered = version is not None and version.startswith("1.")
@@ -58,9 +58,9 @@ def read_flight_recorder(path: Path, context: ReadContext) -> Reading:
     groups = read_groups(dump.get("pg_config"), calls)
     records = [call.record for call in calls]
     status = dump.get("pg_status")
-    # A group's status is there from its first call on, whether calls are dumped or not.
+    # A group has a status from its first call on, whether calls are dumped or not.
     complete = records == list(range(len(calls))) if calls else status == {}
-    rows = standings(status, calls, groups, complete=complete)
+    rows = group_positions(status, calls, groups, complete=complete)
     uncounted = _uncounted(calls) if numbered else set()
     if uncounted:
         warnings.append(
@@ -103,19 +103,21 @@ def _decoded(path: Path, context: ReadContext) -> tuple[Any, ByteStream]:
 def _doubts(version: str | None) -> list[str]:
     major = re.match(r"\d{1,9}", version or "")
     if major is None:
-        return ["says no version; read as those known"]
+        return ["states no version; read like the known versions"]
     if int(major[0]) > NEWEST_MAJOR:
-        return [f"is of version {version}, newer than those known (to 2.10): what changed since may be read wrongly"]
+        return [
+            f"is of version {version}, newer than the known ones (up to 2.10): changed fields may be read incorrectly"
+        ]
     return []
 
 
-def _uncounted(calls: Sequence[Call]) -> set[str | None]:
-    """Return the groups of an old dump whose one count runs over sends and batches too, differently on each rank."""
+def _uncounted(calls: Sequence[RecordedCall]) -> set[str | None]:
+    """Return the groups of an old dump whose single count includes sends and batches and differs between ranks."""
     return {call.group for call in calls if call.point_to_point or call.closes_batch}
 
 
-def _counts_all_together(calls: Sequence[Call]) -> bool:
-    """Return whether one count runs over calls that have counts of their own in torch: of several groups, or sends."""
+def _counts_all_together(calls: Sequence[RecordedCall]) -> bool:
+    """Return whether one count includes calls that torch counts separately: of several groups, or sends."""
     seqs = [call.collective_seq for call in calls]
     runs_on = all(before is not None and now == before + 1 for before, now in pairwise(seqs))
     sends = any(call.op in POINT_TO_POINT and not call.point_to_point for call in calls)
@@ -123,9 +125,9 @@ def _counts_all_together(calls: Sequence[Call]) -> bool:
 
 
 def _rank_of(path: Path, groups: Sequence[Group]) -> int:
-    """Return the rank that the recorder put behind its prefix in the file's name; one behind `rank` is left to others.
+    """Return the rank from the file's name behind the recorder's prefix; a number behind `rank` is read by others.
 
-    A number that is no member of any group is no rank.
+    A number that is not a member of any group is not a rank.
     """
     found = _RANK_AT_END.search(path.name)
     if found is None or _RANK_NUMBER.search(path.name) or int(found[1]) > MAX_RANKS:
@@ -135,7 +137,13 @@ def _rank_of(path: Path, groups: Sequence[Group]) -> int:
 
 
 def _timeline(
-    path: Path, rank: int, calls: Sequence[Call], groups: Sequence[Group], uncounted: set[str | None], *, on_host: bool
+    path: Path,
+    rank: int,
+    calls: Sequence[RecordedCall],
+    groups: Sequence[Group],
+    uncounted: set[str | None],
+    *,
+    on_host: bool,
 ) -> RankTimeline:
     names = NameTable()
     sizes = {group.name: group.size for group in groups}
@@ -173,9 +181,9 @@ def _fingerprint(dump: Mapping[Any, Any], backends: set[str]) -> dict[str, str |
 def _facts(
     path: Path,
     rank: int,
-    calls: Sequence[Call],
+    calls: Sequence[RecordedCall],
     groups: Sequence[Group],
-    rows: Sequence[Standing],
+    rows: Sequence[GroupPosition],
     records: Sequence[int | None],
 ) -> Facts:
     names = NameTable()
@@ -209,9 +217,9 @@ def _facts(
 
 
 def _progress(
-    rows: Sequence[Standing], place: int, who: int, sizes: Mapping[str, int | None], names: NameTable
+    rows: Sequence[GroupPosition], place: int, who: int, sizes: Mapping[str, int | None], names: NameTable
 ) -> Progress:
-    """Return how far each group came, and the call that it stands in."""
+    """Return the progress in each group, and the collective that is pending in it."""
     pending = [row.pending for row in rows]
     called = [called_at(call.frames) if call is not None else None for call in pending]
     return make(
@@ -233,8 +241,8 @@ def _progress(
     )
 
 
-def _messages(calls: Sequence[Call], records: Sequence[int | None]) -> list[tuple[int, str]]:
-    """Tell of calls that timed out, and of those that the recorder had overwritten."""
+def _messages(calls: Sequence[RecordedCall], records: Sequence[int | None]) -> list[tuple[int, str]]:
+    """Return messages about calls that timed out, and about entries that the recorder had overwritten."""
     said = []
     late = [call for call in calls if call.timed_out]
     for call in late[:MAX_TIMEOUTS]:
@@ -251,10 +259,11 @@ def _messages(calls: Sequence[Call], records: Sequence[int | None]) -> list[tupl
     return said
 
 
-def _durations(calls: Sequence[Call], sizes: Mapping[str, int | None]) -> list[tuple[str, str, float]]:
-    """Sum up what TORCH_NCCL_ENABLE_TIMING measured: times between events around a call, waiting for others included.
+def _durations(calls: Sequence[RecordedCall], sizes: Mapping[str, int | None]) -> list[tuple[str, str, float]]:
+    """Return a summary of the durations that TORCH_NCCL_ENABLE_TIMING measured.
 
-    They have no place in time, so no overlap follows from them; the least of a kind bounds its transfer from above.
+    They are times between events around a call, including the wait for other ranks. They have no start time, so overlap
+    cannot be computed from them; the shortest of a kind is an upper bound of its transfer time.
     """
     kinds: dict[str, list[float]] = {}
     for call in calls:

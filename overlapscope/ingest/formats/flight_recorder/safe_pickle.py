@@ -1,8 +1,8 @@
-"""Read pickles that hold data and nothing else: Python's own unpickler, with no opcodes but those that make data.
+"""Read pickles that hold only data: Python's own unpickler, restricted to the opcodes that make data.
 
-It is `pickle._Unpickler`, the one written in Python, because it has a table of opcodes to cut down: ours lacks all that
-import, call or build anything. The one written in C has no table, crashes on a key of deeply nested tuples, and
-allocates as much memory as a number in the pickle asks for.
+It is `pickle._Unpickler`, the implementation in Python, because its table of opcodes can be reduced: ours has none that
+import, call or build anything. The implementation in C has no such table, crashes on a key of deeply nested tuples, and
+allocates as much memory as a number in the pickle requests.
 """
 
 import io
@@ -15,10 +15,10 @@ from typing import Any, Final
 from overlapscope.errors import InputError
 
 MAX_VALUES: Final = 10_000_000
-"""Values and marks made, and places kept for later use; a recorder's default of 2,000 calls takes some 100,000."""
+"""Largest number of values, marks and memo entries; a recorder's default of 2,000 calls takes some 100,000."""
 MAX_DEPTH: Final = 64
 MAX_VISITS: Final = 64_000_000
-"""Values met on a walk through everything, where one that is used twice counts twice."""
+"""Largest number of values on a walk through the result, where a value that is used twice counts twice."""
 _Step = Callable[[Any], None]
 _DAMAGE: Final = (
     pickle.UnpicklingError, EOFError, LookupError, AttributeError, TypeError, ValueError, OverflowError, struct.error,
@@ -26,10 +26,10 @@ _DAMAGE: Final = (
 
 
 def decode_plain(content: bytes, name: str) -> tuple[Any, int]:
-    """Return the value that a pickle holds, made of None, bool, int, float, str, list, tuple and dict, and its length.
+    """Return the value in a pickle, made of None, bool, int, float, str, list, tuple and dict, and the pickle's length.
 
     Nothing in the content is called or imported. Text that is not UTF-8 is replaced. Raises InputError, with `name` and
-    the byte, for anything but plain data, for cycles, for damage, and past the limits above.
+    the byte offset, for anything but plain data, for cycles, for damage, and beyond the limits above.
     """
     file = io.BytesIO(content)
     machine: Any = _Unpickler(file)
@@ -46,11 +46,11 @@ def decode_plain(content: bytes, name: str) -> tuple[Any, int]:
 
 
 class _NotDataError(Exception):
-    """What a pickle does that plain data does not."""
+    """Raised for content that plain data does not have."""
 
 
 class _Steps(dict[int, _Step]):
-    """What to do at each opcode."""
+    """Function to run at each opcode."""
 
     def __missing__(self, code: int) -> _Step:
         opcode = pickletools.code2op.get(chr(code))  # type: ignore[attr-defined]  # a table of its own documentation
@@ -77,7 +77,7 @@ def _text(form: str) -> _Step:
 
 def _checked(step: _Step, keys: slice) -> _Step:
     def run(machine: Any) -> None:
-        if not all(isinstance(key, (str, int)) for key in machine.stack[keys]):  # others may take for ever to hash
+        if not all(isinstance(key, (str, int)) for key in machine.stack[keys]):  # hashing other keys may take for ever
             raise _NotDataError("holds a key that is neither text nor a whole number")
         step(machine)
 
@@ -102,7 +102,7 @@ class _Unpickler(pickle._Unpickler):
 
 
 def _visits(value: Any, known: dict[int, int | None], depth: int) -> int:
-    """Return how many values a walk through a container meets. Raises _NotDataError for cycles and past the limits."""
+    """Return how many values a walk through a container visits. Raises _NotDataError for cycles and past the limits."""
     if depth == 0:
         raise _NotDataError(f"nests containers more than {MAX_DEPTH} deep")
     if id(value) not in known:
@@ -114,5 +114,5 @@ def _visits(value: Any, known: dict[int, int | None], depth: int) -> int:
     if visits is None:
         raise _NotDataError("holds a value inside itself, as a cycle does")
     if visits > MAX_VISITS:
-        raise _NotDataError("repeats values beyond measure")
+        raise _NotDataError("repeats values too often")
     return visits

@@ -1,4 +1,4 @@
-"""Know a Horovod timeline."""
+"""Recognise a Horovod timeline."""
 
 import re
 from typing import Final

@@ -1,9 +1,9 @@
-"""Read a Horovod timeline (HOROVOD_TIMELINE): how each tensor's time goes into negotiating, waiting, copying, moving.
+"""Read a Horovod timeline (HOROVOD_TIMELINE): each tensor's time in negotiation, waiting, copying and transfer.
 
 The file is an array of Chrome events that rank 0 writes; its processes are tensors. Before Horovod 0.20.1 it is never
-closed and ends in a comma, and so it does after a crash; later versions write all events on one line. Names are not
-escaped. What it shows is the coordinator's view from the host: no compute, and device work only as the host saw it
-end. Overlap cannot be computed from it, so it gives figures and no timeline.
+closed and ends in a comma, as it does after a crash; later versions write all events on one line. Names are not
+escaped. It shows the coordinator's view from the host: no computation, and device work only as its end was seen by the
+host. Overlap cannot be computed from it, so the result is figures and no timeline.
 """
 
 import re
@@ -46,22 +46,22 @@ TRANSFERS = "transfers"
 
 
 def read_horovod(path: Path, context: ReadContext) -> Reading:
-    """Read one timeline, plain or gzip, whole or cut short, in pieces.
+    """Read one timeline, plain or gzip, complete or cut short, in pieces.
 
     Raises InputError when it cannot be read, or holds no event of a tensor.
     """
     stream = ByteStream(path, context.max_bytes, context.progress)
     chunks = EventChunks(stream.blocks(), shown(path))
-    events = _Events()
+    events = _EventCollector()
     for piece in chunks.pieces(events.take):
         events.take_broken(piece)
     closed, cut = events.take_last(chunks.tail)
     events.tensors.finish()
     if not events.tensors.tensors:
-        raise InputError(f"{shown(path)}: tells of no tensor; was the timeline on while the job trained?")
+        raise InputError(f"{shown(path)}: holds no tensor; was the timeline on while the job trained?")
     warnings = [*stream.warnings, *_warnings(events)]
     if not closed and not cut and not stream.truncated:
-        warnings.append("the list of events is not closed, as Horovod before 0.20.1 leaves it, or a job that broke off")
+        warnings.append("the list of events is not closed: written by Horovod before 0.20.1, or the job crashed")
     facts, notes = horovod_figures(events.tensors, events.names, shown(path))
     return Reading(
         facts=facts,
@@ -76,8 +76,8 @@ def read_horovod(path: Path, context: ReadContext) -> Reading:
     )
 
 
-class _Events:
-    """Takes pieces of the event array to the tensors they tell of."""
+class _EventCollector:
+    """Collects the tensors of the event array, piece by piece."""
 
     def __init__(self) -> None:
         self.tensors = Tensors()
@@ -86,7 +86,7 @@ class _Events:
         self.long_ticks = self.longest_us = self.foreign = 0
 
     def take(self, array: bytes) -> bool:
-        """Take the text of an array of whole events; False, and nothing taken, when it does not decode."""
+        """Decode and add an array of whole events; return False, and add nothing, when it does not decode."""
         try:
             array.decode()
             events = _events.decode(array)
@@ -97,11 +97,11 @@ class _Events:
         return True
 
     def take_broken(self, piece: bytes) -> None:
-        """Take what can be mended of a piece."""
+        """Add the events of a piece that can be repaired."""
         self._mend(piece, last=False)
 
     def take_last(self, text: bytes) -> tuple[bool, bool]:
-        """Take the end of the file; give whether the array was closed, and whether an event was cut."""
+        """Decode the end of the file; return whether the array was closed, and whether an event was cut."""
         text = text.rstrip(b" \t\r\n\x00")
         if text.endswith(b"]") and self.take(b"[" + text):
             return True, False
@@ -158,7 +158,7 @@ class _Events:
             self.names.setdefault(pid, name)
 
     def _pid(self, pid: object) -> int | None:
-        """Return a tensor's number; None for what is none, or for more tensors than any model has."""
+        """Return a tensor's number; None for an invalid one, or for more tensors than any model has."""
         if type(pid) is not int or not 0 <= pid < _MAX_US:
             return None
         known = self.tensors.tensors
@@ -175,28 +175,31 @@ def _is_rank(name: str) -> bool:
     return _RANK.fullmatch(name) is not None and int(name) <= MAX_RANKS
 
 
-def _warnings(events: _Events) -> list[str]:
+def _warnings(events: _EventCollector) -> list[str]:
     tensors = events.tensors
     counted = (
-        (events.long_ticks, f"ready ticks have a duration (up to {events.longest_us} us); a tick has none: left out"),
-        (events.foreign, "events that no Horovod writes were left out"),
+        (
+            events.long_ticks,
+            f"ready ticks have a duration (up to {events.longest_us} us), which ticks never have: left out",
+        ),
+        (events.foreign, "events that Horovod does not write were left out"),
         (tensors.contradictory, "operations or negotiations whose times contradict each other were left out"),
-        (tensors.unfinished, "negotiations or operations have no end and were left out"),
-        (tensors.unmatched, "ends have no beginning"),
-        (tensors.stray_ticks, "ready ticks stand outside any negotiation and were left out"),
-        (tensors.bare, "operations have no negotiation before them"),
+        (tensors.unfinished, "negotiations or operations without an end were left out"),
+        (tensors.unmatched, "ends without a beginning"),
+        (tensors.stray_ticks, "ready ticks outside any negotiation were left out"),
+        (tensors.bare, "operations without a negotiation before them"),
     )
     return [f"{count} {what}" for count, what in counted if count]
 
 
-def horovod_figures(told: Tensors, names: Mapping[int, str], source: str) -> tuple[Facts, list[str]]:
-    """Return the figures, and what has to be said about them.
+def horovod_figures(timeline: Tensors, names: Mapping[int, str], source: str) -> tuple[Facts, list[str]]:
+    """Return the figures in total, per late rank and per tensor, and notes about them.
 
     `<part>_us` are sums over a tensor's operations, each from the start of its negotiation to its end; `<part>_share`
-    their share of `total_us`. The parts add up to the whole.
+    is their share of `total_us`. The parts add up to the whole.
     """
     rows = FigureRows()
-    tensors = sorted(told.tensors.items(), key=lambda item: (-item[1].total_us - item[1].alone_us, item[0]))
+    tensors = sorted(timeline.tensors.items(), key=lambda item: (-item[1].total_us - item[1].alone_us, item[0]))
     whole = Tensor()
     for _, tensor in tensors:
         whole.calls += tensor.calls
@@ -205,17 +208,19 @@ def horovod_figures(told: Tensors, names: Mapping[int, str], source: str) -> tup
         whole.alone += tensor.alone
         whole.alone_us += tensor.alone_us
     _add_tensor(rows, ALL_TENSORS, whole)
-    _add_readiness(rows, told)
-    _add_transfers(rows, told)
+    _add_readiness(rows, timeline)
+    _add_transfers(rows, timeline)
     for pid, tensor in tensors:
         _add_tensor(rows, names.get(pid, f"tensor {pid}"), tensor)
     notes = []
     if whole.alone:
-        notes.append(f"no operation follows {whole.alone} of the negotiations: their time stands apart, without shares")
-    if whole.calls and not told.readiness.judged:
+        notes.append(
+            f"{whole.alone} negotiations have no operation after them: their time is listed separately, without shares"
+        )
+    if whole.calls and not timeline.readiness.judged:
         notes.append(
             "no negotiation has ready ticks of all ranks, as with a response cache (HOROVOD_CACHE_CAPACITY=0 turns it "
-            "off): which rank is late is not known"
+            "off): which rank is late is unknown"
         )
     if rows.left_out:
         notes.append(f"{rows.left_out} figures of further tensors were left out")
@@ -238,8 +243,8 @@ def _add_tensor(rows: FigureRows, subject: str, tensor: Tensor) -> None:
         rows.add(subject, "output_bytes", tensor.bytes)
 
 
-def _add_readiness(rows: FigureRows, told: Tensors) -> None:
-    readiness = told.readiness
+def _add_readiness(rows: FigureRows, timeline: Tensors) -> None:
+    readiness = timeline.readiness
     if readiness.judged:
         rows.add(NEGOTIATIONS, "with_all_ticks", readiness.judged)
         for rank, times, lead_us in readiness.late():
@@ -247,8 +252,8 @@ def _add_readiness(rows: FigureRows, told: Tensors) -> None:
             rows.add(NEGOTIATIONS, "lead_us", lead_us, rank=rank)
 
 
-def _add_transfers(rows: FigureRows, told: Tensors) -> None:
-    batches = told.batches
+def _add_transfers(rows: FigureRows, timeline: Tensors) -> None:
+    batches = timeline.batches
     if batches.transfers:
         rows.add(TRANSFERS, "transfers", batches.transfers)
         rows.add(TRANSFERS, "of_one_tensor", batches.single)

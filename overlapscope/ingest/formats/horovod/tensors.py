@@ -1,8 +1,17 @@
-"""What a Horovod timeline tells of each tensor: the states that its begin and end events lead through.
+"""Follow the states of each tensor through the begin and end events of a Horovod timeline.
 
 Written by horovod/common/timeline.cc: every tensor goes through `NEGOTIATE_<OP>`, then `<OP>`, inside which one
-activity follows the other; activities are not nested. An end event has no name: it closes what was opened last on the
-same tensor.
+activity follows the other; activities are not nested. An end event has no name: it closes the event that was opened
+last on the same tensor.
+
+Batches: rank 0 stamps the tensors of a fused batch one after the other, a few microseconds apart, both when their
+transfer begins and when it ends; the file does not name batches. Tensors whose transfers begin together and end
+together are one batch.
+
+Late ranks: rank 0 writes a tick when a rank reports a tensor ready. It takes the reports cycle by cycle, and within a
+cycle rank by rank: the order of ticks in one cycle is the order of rank numbers, not of time. So a rank was last only
+where it came alone in a later cycle than all others. Negotiations that are answered from the response cache have no
+ticks (horovod#2370).
 """
 
 import re
@@ -26,24 +35,24 @@ _PART_OF: Final = {
 _TRANSFER: Final = re.compile(r"(?:NCCL|MPI|GLOO|CCL|DDL|MLSL)_[A-Z_]{1,60}")
 _SHAPE: Final = re.compile(r"\[(?:[0-9]{1,18}(?:, [0-9]{1,18}){0,63})?\]")
 TOGETHER_US: Final = 100
-"""Stamps of one batch follow each other within this time."""
+"""Largest gap between the stamps of one batch."""
 TINY_BYTES: Final = 1 << 20
 FUSABLE: Final = frozenset({"ALLREDUCE", "ADASUM", "ALLGATHER", "REDUCESCATTER"})
-"""Operations of which Horovod puts several tensors into one transfer."""
+"""Operations of which Horovod fuses several tensors into one transfer."""
 CYCLE_GAP_US: Final = 500
 """Reports of one cycle are taken in a loop, microseconds apart; between cycles rank 0 sleeps about a millisecond."""
 LATE_US: Final = 1000
-"""A smaller lead says nothing: reports wait for the next cycle."""
+"""A smaller lead is not significant: reports wait for the next cycle."""
 
 
 def part_of(activity: str) -> int:
-    """Return the part that an activity inside an operation counts as."""
+    """Return the part of the operation's time that an activity belongs to."""
     part = _PART_OF.get(activity)
     return part if part is not None else TRANSFER if _TRANSFER.fullmatch(activity) else OTHER
 
 
 def no_time() -> list[int]:
-    """Return a sum of 0 for each part."""
+    """Return a zero sum for each part."""
     return [0] * len(PARTS)
 
 
@@ -69,12 +78,12 @@ class Ticks(msgspec.Struct):
     at_us: int = 0
     cycle: int = -1
     in_cycle: int = 0
-    """Ticks in the cycle of the last one."""
+    """Ticks in the cycle of the last tick."""
     before_us: int = 0
     """Time of the last tick of an earlier cycle."""
 
     def add(self, rank: int, at_us: int, cycle: int) -> None:
-        """Take the next tick."""
+        """Add the next tick."""
         if cycle != self.cycle:
             self.before_us, self.in_cycle = self.at_us, 0
         self.count += 1
@@ -83,10 +92,10 @@ class Ticks(msgspec.Struct):
 
 
 class Tensor(msgspec.Struct):
-    """One tensor: what is open on it, and the sums over its whole operations."""
+    """One tensor: its open states, and the sums over its completed operations."""
 
     negotiating_us: int | None = None
-    """Start of the negotiation that is open."""
+    """Start of the open negotiation."""
     negotiated: tuple[int, int] | None = None
     """Start and end of a negotiation whose operation has not begun."""
     ticks: Ticks | None = None
@@ -95,21 +104,21 @@ class Tensor(msgspec.Struct):
     spent_us: list[int] = msgspec.field(default_factory=no_time)
     sound: bool = True
     activity: tuple[int, int, Batch | None] | None = None
-    """Part, start and batch of the activity that is open."""
+    """Part, start and batch of the open activity."""
     nested: int = 0
     stray: int = 0
-    """Activities that are open outside any operation: the file begins inside one."""
+    """Activities that are open outside any operation, because the file begins inside one."""
     bytes: int | None = None
     calls: int = 0
     total_us: int = 0
     parts_us: list[int] = msgspec.field(default_factory=no_time)
     alone: int = 0
-    """Negotiations that no operation follows."""
+    """Negotiations without an operation after them."""
     alone_us: int = 0
 
 
 class Batches(msgspec.Struct):
-    """Takes beginnings and ends of transfers in the order of the file; the sums stand in its fields."""
+    """Groups transfers into batches, in the order of the file; its fields hold the sums."""
 
     transfers: int = 0
     tensors: int = 0
@@ -117,14 +126,14 @@ class Batches(msgspec.Struct):
     """Transfers of one tensor."""
     duration_us: int = 0
     unclear: int = 0
-    """Begun together, but not ended together: not in the other sums."""
+    """Batches that began together but did not end together; not in the other sums."""
     sized: int = 0
-    """Transfers whose bytes are known, and those of them below TINY_BYTES."""
+    """Transfers of known size; the next field counts those below TINY_BYTES."""
     tiny: int = 0
     _latest: Batch | None = None
 
     def begin(self, activity: str, at_us: int, size: int | None) -> Batch:
-        """Return the batch that a transfer beginning now belongs to; `size` is the tensor's bytes, if known."""
+        """Return the batch of a transfer that begins now; `size` is the tensor's bytes, if known."""
         batch = self._latest
         if (
             batch is None
@@ -141,7 +150,7 @@ class Batches(msgspec.Struct):
         return batch
 
     def end(self, batch: Batch, at_us: int | None) -> None:
-        """Take the end of one tensor's transfer; None where it is not recorded."""
+        """Note the end of one tensor's transfer; None where it is not recorded."""
         before = batch.end_us
         if at_us is None or at_us < batch.start_us or (before is not None and not 0 <= at_us - before <= TOGETHER_US):
             batch.unclear = True
@@ -162,7 +171,7 @@ class Batches(msgspec.Struct):
 
 
 class Readiness(msgspec.Struct):
-    """Takes the ticks of all tensors in the order of the file, and each negotiation when it is over."""
+    """Determines the last rank of each negotiation from the ticks of all tensors, in the order of the file."""
 
     ranks: set[int] = set()
     _judged: Counter[int] = msgspec.field(default_factory=Counter)
@@ -173,11 +182,11 @@ class Readiness(msgspec.Struct):
     _at_us: int = 0
 
     def cycle_start(self) -> None:
-        """Take a mark that Horovod's next cycle begins."""
+        """Note a mark that Horovod's next cycle begins."""
         self._cycle += 1
 
     def cycle_of(self, rank: int, at_us: int) -> int:
-        """Return the number of the cycle that a tick belongs to, which is the next one of the file."""
+        """Return the number of the cycle of a tick, which is the next tick of the file."""
         if rank < self._rank or at_us - self._at_us > CYCLE_GAP_US:
             self._cycle += 1
         self._rank, self._at_us = rank, at_us
@@ -185,7 +194,7 @@ class Readiness(msgspec.Struct):
         return self._cycle
 
     def judge(self, ticks: Ticks) -> None:
-        """Take the ticks of a negotiation that is over."""
+        """Evaluate the ticks of a completed negotiation."""
         self._judged[ticks.count] += 1
         lead = ticks.at_us - ticks.before_us
         if ticks.count > 1 and ticks.in_cycle == 1 and lead >= LATE_US:
@@ -194,17 +203,19 @@ class Readiness(msgspec.Struct):
 
     @property
     def judged(self) -> int:
-        """Negotiations with a tick of every rank; the others have lost some."""
+        """Number of negotiations with a tick of every rank; the others have lost some."""
         return self._judged[len(self.ranks)] if self.ranks else 0
 
     def late(self) -> list[tuple[int, int, int]]:
-        """Give (rank, times it was last, its lead in sum) for the negotiations with all ticks, the most often first."""
+        """Return (rank, times it was last, its total lead in us) for negotiations with all ticks, the most frequent
+        first.
+        """
         of_all = [(rank, times) for (count, rank), times in self._late.items() if count == len(self.ranks)]
         return [(rank, times, self._late_us[len(self.ranks), rank]) for rank, times in sorted(of_all, key=_most)]
 
 
 class Tensors(msgspec.Struct):
-    """Takes the events of a timeline in the order of the file; the sums stand in its fields."""
+    """Follows the events of a timeline in the order of the file; its fields hold the sums."""
 
     tensors: dict[int, Tensor] = {}
     readiness: Readiness = msgspec.field(default_factory=Readiness)
@@ -221,7 +232,7 @@ class Tensors(msgspec.Struct):
     """Operations without a negotiation before them."""
 
     def ready(self, pid: int, rank: int, at_us: int) -> None:
-        """Take the tick of a rank that reports the tensor ready."""
+        """Add the tick of a rank that reports the tensor ready."""
         cycle = self.readiness.cycle_of(rank, at_us)
         tensor = self._tensor(pid)
         belated = tensor.negotiated is not None and at_us <= tensor.negotiated[1]
@@ -231,7 +242,7 @@ class Tensors(msgspec.Struct):
         tensor.ticks.add(rank, at_us, cycle)
 
     def begin(self, pid: int, name: str, at_us: int) -> None:
-        """Take a begin event."""
+        """Add a begin event."""
         tensor = self._tensor(pid)
         if name.startswith("NEGOTIATE_"):
             self._close(tensor)
@@ -248,7 +259,7 @@ class Tensors(msgspec.Struct):
             tensor.spent_us, tensor.sound, tensor.nested = no_time(), True, 0
 
     def end(self, pid: int, at_us: int, args: object) -> None:
-        """Take an end event; only an operation's end tells the type and shape of its output."""
+        """Add an end event; only an operation's end states the type and shape of its output."""
         tensor = self._tensor(pid)
         of_operation = isinstance(args, dict) and "shape" in args
         if tensor.negotiating_us is not None:
@@ -266,7 +277,7 @@ class Tensors(msgspec.Struct):
             self._end_activity(tensor, at_us)
 
     def finish(self) -> None:
-        """Take the end of the file."""
+        """Close all open states at the end of the file."""
         for tensor in self.tensors.values():
             self._close(tensor)
 
@@ -277,7 +288,7 @@ class Tensors(msgspec.Struct):
         return tensor
 
     def _close(self, tensor: Tensor) -> None:
-        """Leave what is open; a negotiation without operation keeps its time apart."""
+        """Discard what is open; a negotiation without an operation keeps its time in a separate sum."""
         self._end_activity(tensor, None)
         self.unfinished += tensor.operation is not None or tensor.negotiating_us is not None
         tensor.operation = tensor.negotiating_us = None
@@ -311,7 +322,7 @@ class Tensors(msgspec.Struct):
         tensor.activity = (part, at_us, self.batches.begin(name, at_us, tensor.bytes) if fused else None)
 
     def _end_activity(self, tensor: Tensor, at_us: int | None) -> None:
-        """Close the activity that is open, if any; `at_us` is None where its end is not recorded."""
+        """Close the open activity, if any; `at_us` is None where its end is not recorded."""
         if tensor.activity is None:
             return
         (part, start, batch), tensor.activity, tensor.nested = tensor.activity, None, 0
@@ -340,7 +351,7 @@ class Tensors(msgspec.Struct):
 
 
 def _output_bytes(dtype: object, shape: object, operation: str) -> int | None:
-    """Return the bytes of an operation's output; None where they are not told, or are only a part of the whole."""
+    """Return the bytes of an operation's output; None where they are unknown, or only a part of the whole."""
     if operation == "REDUCESCATTER" or not isinstance(dtype, str) or not isinstance(shape, str):
         return None
     if dtype not in ITEM_BYTES or not _SHAPE.fullmatch(shape):

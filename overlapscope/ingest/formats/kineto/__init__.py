@@ -1,4 +1,4 @@
-"""Know a Kineto (torch.profiler) trace."""
+"""Recognise a Kineto trace (torch.profiler)."""
 
 import re
 from typing import Final
@@ -13,13 +13,14 @@ _KEYS: Final = (
     rb'"(?:traceEvents|ph|schemaVersion|deviceProperties|distributedInfo|displayTimeUnit|baseTimeNanoseconds|traceName'
     rb'|stackFrames|systemTraceEvents)"\s*:'
 )
-"""What stands in the first 64 KiB of a trace, however its writer orders it."""
+"""At least one of these keys stands in the first 64 KiB of a trace, in whatever order its writer puts them."""
 
 
 def recognises(head: Head) -> bool:
-    """Return whether the file begins like JSON, or is too damaged or short to tell; lines of logs begin with `[` too.
+    """Return whether the file begins like a JSON trace, or is too damaged or too short to decide.
 
-    A whole document without events, and a long one that begins with none of a trace's keys, is some other JSON.
+    Log lines may begin with `[` too. A complete JSON document without any of the trace's keys, or a long one that has
+    none of them in its beginning, is some other JSON.
     """
     text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n\x00")
     first = text[1:].lstrip()[:1] if text[:1] == b"[" else b""
@@ -29,7 +30,7 @@ def recognises(head: Head) -> bool:
 
 
 def _begins_whole(text: bytes) -> bool:
-    """Return whether a text, or its first line, is a whole JSON document."""
+    """Return whether the text, or its first line, is a complete JSON document."""
     for document in (text.rstrip(b"\x00"), text.split(b"\n", 1)[0]):
         try:
             msgspec.json.decode(document, type=msgspec.Raw)

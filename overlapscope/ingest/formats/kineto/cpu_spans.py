@@ -1,4 +1,7 @@
-"""A CPU run, without device spans: its collectives on worker threads, its computation on all others."""
+"""Build the spans of a CPU run, which has no device events.
+
+Collectives run on worker threads, computation on all other threads.
+"""
 
 import re
 from collections import deque
@@ -26,16 +29,16 @@ from overlapscope.timeline.run import Group
 
 _NO_ARGS = CollectiveArgs()
 _EXECUTED_AS = {"reduce_scatter": "all_reduce"}
-"""What gloo runs, and records, for an operation it does not have."""
+"""Operations that gloo implements, and records, as another operation."""
 _MESSAGE = re.compile(r"^(?:gloo|mpi|ucc):(?:send|recv)")
 _OUTPUT_FIRST = ("all_gather", "reduce_scatter", "all_to_all")
-"""c10d's operations whose arguments are (output, input); those in place have the input first."""
+"""c10d operations whose arguments are (output, input). In-place operations have the input first."""
 COMPUTATION = "host operations"
-"""Name of the computing spans: unions of host operations, which have no one name."""
+"""Name of the compute spans: each is a union of host operations, which have no common name."""
 
 
 class CpuSpans(msgspec.Struct, frozen=True, kw_only=True):
-    """Spans of a CPU run, in the trace's own base, and its collectives."""
+    """Spans of a CPU run as columns, in the trace's own time base, and its collectives."""
 
     lane: Ints
     kind: Small
@@ -48,17 +51,19 @@ class CpuSpans(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Group]) -> CpuSpans:
-    """Return the spans: `gloo:*` ranges communicate; on every thread without one, the union of its operations less
-    its `c10d::*` and `_c10d_functional::*` operations (enqueueing, waiting) and what stands in our own marks of
-    communication computes. Annotations are neither. A thread whose only such ranges are sends and receives is the
-    caller's own, which waits in them, and computes outside of them.
+    """Return the spans of a CPU run.
 
-    With exactly one group of the run, every collective is its own.
+    `gloo:*` ranges are communication. On every thread without such ranges, computation is the union of its operations
+    minus its `c10d::*` and `_c10d_functional::*` operations (enqueueing, waiting) and minus the ranges of our own
+    communication marks. Annotations are neither. A thread whose only `gloo:*` ranges are sends and receives is the
+    caller's thread: it waits inside them and computes outside of them.
+
+    If the run has exactly one group, every collective belongs to it.
     """
     host, names = columns.host, columns.names.to_list()
     talks = np.array([HOST_COLLECTIVE.match(name) is not None for name in names], np.bool_)[host.name]
     calls = np.array([CALL.match(name) is not None for name in names], np.bool_)[host.name]
-    # Functional collectives wait in operations of their own.
+    # Functional collectives have separate operations that wait.
     enters = np.array([ENTERS.match(name) is not None for name in names], np.bool_)[host.name]
     works = ~host.is_annotation & ~talks
     waiting = (enters & works) | marks(columns) | talks
@@ -95,10 +100,10 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
 
 
 def _match(columns: TraceColumns, names: list[str], comm: Ints, entered: Ints) -> list[int | None]:
-    """Return for each executed collective the call it came from (row of the host ranges).
+    """Return for each executed collective the call it came from (row of the host ranges), or None.
 
-    A process group executes its queue in order, so the first call of the same kind and size that began before the
-    execution did is its own; executions whose call was not recorded get none.
+    A process group executes its queue in order, so the call is the first one of the same operation and size that began
+    before the execution. None where the call was not recorded.
     """
     waiting: dict[tuple[str | None, int | None], deque[int]] = {}
     for row in entered.tolist():
@@ -132,11 +137,13 @@ def _collectives(
     members = (only.ranks if only else None) or ()
     size = (only.size or world_size) if only else None
     code = columns.names.code
-    described = [_described(columns, names, *each, size, members) for each in zip(comm.tolist(), call_of, strict=True)]
+    values = [
+        _collective_values(columns, names, *each, size, members) for each in zip(comm.tolist(), call_of, strict=True)
+    ]
     launch = [NONE if call is None else int(columns.host.start_ns[call]) for call in call_of]
     lanes = [NONE if call is None else int(columns.host.lane[call]) for call in call_of]
-    ops = np.array([each.op for each in described], np.int32)
-    told = launch_context(columns.host, columns.names, ops, np.array(lanes, np.int64), np.array(launch, np.int64))
+    ops = np.array([each.op for each in values], np.int32)
+    context = launch_context(columns.host, columns.names, ops, np.array(lanes, np.int64), np.array(launch, np.int64))
     ids = [None if call is None else function_id(columns.host_args.get(call, _NO_ARGS)) for call in call_of]
     return make(
         Collectives,
@@ -145,15 +152,15 @@ def _collectives(
         group=code(group) if group is not None else -1,
         group_size=size if size is not None else NONE,
         op=ops,
-        phase=told.phase,
-        module=told.module,
-        dimension=told.dimension,
-        executed_op=[each.executed for each in described],
-        dtype=[each.dtype for each in described],
-        elements=[each.elements for each in described],
-        bytes=[each.bytes for each in described],
-        received_bytes=[each.received_bytes for each in described],
-        peer=[each.peer for each in described],
+        phase=context.phase,
+        module=context.module,
+        dimension=context.dimension,
+        executed_op=[each.executed for each in values],
+        dtype=[each.dtype for each in values],
+        elements=[each.elements for each in values],
+        bytes=[each.bytes for each in values],
+        received_bytes=[each.received_bytes for each in values],
+        peer=[each.peer for each in values],
         launch_ns=launch,
         start_ns=columns.host.start_ns[comm],
         end_ns=columns.host.end_ns[comm],
@@ -161,8 +168,8 @@ def _collectives(
     )
 
 
-class _Described(NamedTuple):
-    """What one collective says of itself, as columns hold it."""
+class _CollectiveValues(NamedTuple):
+    """Column values of one collective."""
 
     op: int
     executed: int
@@ -173,10 +180,13 @@ class _Described(NamedTuple):
     peer: int
 
 
-def _described(
+def _collective_values(
     columns: TraceColumns, names: list[str], row: int, call: int | None, size: int | None, members: Sequence[int]
-) -> _Described:
-    """Tell of what was executed (row of the host ranges) for a call, in a group of that size and these members."""
+) -> _CollectiveValues:
+    """Return the column values of one executed collective.
+
+    `row` is its execution and `call` its call (rows of the host ranges); `size` and `members` are those of its group.
+    """
     code = columns.names.code
     found = HOST_COLLECTIVE.match(names[int(columns.host.name[row])])
     ran = (operation(found["op"]) if found else None) or "unknown"
@@ -186,7 +196,7 @@ def _described(
     called = columns.host_args.get(call, _NO_ARGS) if call is not None else _NO_ARGS
     count = full_elements(op, input_elements(args), None, size)
     dtype = None if op in VOLUMELESS else input_dtype(args)
-    return _Described(
+    return _CollectiveValues(
         op=code(op),
         executed=code(ran),
         dtype=code(dtype) if dtype else -1,

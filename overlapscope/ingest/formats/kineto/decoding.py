@@ -1,4 +1,4 @@
-"""The text of Kineto events to typed objects, as little of it as is used."""
+"""Decode the text of Kineto events to typed objects, and only the fields that are used."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -26,13 +26,13 @@ class _Timed(msgspec.Struct, gc=False):
 
 
 class CompleteEvent(_Timed, gc=False, tag_field="ph", tag="X"):
-    """An event with a duration; anything but `args` may be of any type, so that an odd one never fails others."""
+    """An event with a duration. All fields but `args` accept any type, so that a malformed event fails no others."""
 
 
 INSTANT: Final = object()
-"""Stands for the category of an event without a duration ..."""
+"""Category of an event without a duration."""
 UNUSED: Final = object()
-"""... and of one that is not read, so that all are told apart by their category."""
+"""Category of an event that is not read. With these two, the category alone separates all events."""
 
 
 class InstantEvent(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
@@ -44,7 +44,7 @@ class InstantEvent(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
 
 
 class _AnyEvent(_Timed, gc=False):
-    """An event of any phase, even of one that is no text."""
+    """An event of any phase, even where the phase is not text."""
 
     ph: Any = ""
 
@@ -68,7 +68,7 @@ _UNUSED: Final = [
     msgspec.defstruct("_Unused", [], gc=False, tag_field="ph", tag=phase, namespace={"cat": UNUSED})
     for phase in "stfMCBEbneI"
 ]
-"""Arrows, metadata, counters and the like: often half of a trace, and nothing of them is decoded."""
+"""Flow arrows, metadata, counters and the like: often half of a trace; none of their fields is decoded."""
 _INSTANT: Final = msgspec.defstruct("_Instant", [], gc=False, tag_field="ph", tag="i")
 _by_phase: Final = msgspec.json.Decoder(list[reduce(or_, [CompleteEvent, InstantEvent, *_UNUSED])])  # type: ignore[misc]
 _any: Final = msgspec.json.Decoder(list[_AnyEvent])
@@ -77,15 +77,15 @@ _any_exact: Final = msgspec.json.Decoder(list[_AnyExactEvent])
 
 
 class Decoded(msgspec.Struct, frozen=True, kw_only=True):
-    """The events of one piece of text, in their order."""
+    """The events of one piece of text, in order."""
 
     num_events: int
     events: Sequence[Any]
-    """With the fields of `CompleteEvent`; the category of others is INSTANT or UNUSED, if they are here at all."""
+    """With the fields of `CompleteEvent`. Other events are either absent or have the category INSTANT or UNUSED."""
 
 
 def decoded(array: bytes) -> Decoded | None:
-    """Decode the text of an array of events; None when it is broken in any way."""
+    """Decode the text of an array of events; None when it is malformed in any way."""
     if not is_utf8(array):
         return None
     try:
@@ -95,27 +95,27 @@ def decoded(array: bytes) -> Decoded | None:
     else:
         return Decoded(num_events=len(events), events=events)
     try:
-        return decoded_any(array)  # an event without a phase, or of one that nobody knows
+        return decoded_any(array)  # an event without a phase, or with an unknown one
     except BROKEN:
         return None
 
 
 def decoded_any(array: bytes) -> Decoded:
-    """Decode what is known to be an array of events, of whatever phases."""
+    """Decode a valid array of events of any phases."""
     events = _any.decode(array)
     instants = [InstantEvent(name=event.name, ts=event.ts) for event in events if event.ph == "i"]
     return Decoded(num_events=len(events), events=[*(event for event in events if event.ph == "X"), *instants])
 
 
 class ExactTimes:
-    """The times of one piece, read from their text; decoded when first asked for."""
+    """Times of the events of one piece, parsed from their text without rounding; decoded at first use."""
 
     def __init__(self, array: bytes) -> None:
         self._array = array
         self._events: list[list[_ExactEvent | _AnyExactEvent]] | None = None
 
     def times(self, sort: int) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-        """Return starts and durations of one sort of event; the mask is False where one is no time."""
+        """Return starts and durations (int64 ns) of one sort of event; the mask is False where one is not a number."""
         if self._events is None:
             self._events = self._sorted()
         events = self._events[sort]
@@ -135,7 +135,7 @@ class ExactTimes:
         return events
 
     def _complete(self) -> list[_ExactEvent] | list[_AnyExactEvent]:
-        """Decode no more of the events than `decoded` did, for what is odd in the rest of them has failed nothing."""
+        """Decode only the events that `decoded` decoded: malformed ones among the rest have failed nothing there."""
         try:
             return [event for event in _exact_by_phase.decode(self._array) if type(event) is _ExactEvent]
         except BROKEN:

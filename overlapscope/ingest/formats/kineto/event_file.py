@@ -1,10 +1,10 @@
-"""The events of one Kineto trace as columns: of a small one by this process, of a large one in shares by several.
+"""Read the events of one Kineto trace as columns: a small file in this process, a large one in several.
 
-Who reads a share goes through the file from its beginning, cuts the same pieces as all others, and decodes those of the
-share: to decompress and cut takes a sixth of the time, the rest is divided. A piece that does not decode where it was
-cut means that the others may have cut elsewhere; then, where a process was lost, where one opened another file or the
-same one after a change, or a share does not begin where the one before it ended, the file is read anew by this process
-alone: what is found is always what one process finds.
+Several processes read a file in shares. Each goes through the file from its beginning, cuts the same pieces as all
+others, and decodes the pieces of its share. Decompressing and cutting take a sixth of the time; the rest is divided.
+The file is read again by this process alone where a piece does not decode as it was cut (the others may have cut
+elsewhere), a process was lost, a process opened another file or a changed one, or a share does not begin where the
+previous one ended. So the result is always that of one process.
 """
 
 from collections.abc import Callable
@@ -28,54 +28,58 @@ from overlapscope.ingest.parsing.gzip_stream import ByteStream
 from overlapscope.ingest.reader import ReadContext, Sharing
 
 DECODING: Final = 0.84
-"""What is divided of the time that one process takes."""
+"""Part of the time of one process that is divided among several."""
 
 
 class EventFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What a whole file holds."""
+    """Content of a whole file."""
 
     columns: TraceColumns
     head: bytes
-    """The text before the events ..."""
+    """Text before the event array."""
     tail: bytes
-    """... and behind them."""
+    """Text behind the event array."""
     is_array: bool
     closed: bool
-    """Whether the array of events ended."""
+    """Whether the event array was closed."""
     truncated: bool
-    """Whether the compressed data ended too early."""
+    """Whether the compressed data ended early."""
     warnings: tuple[str, ...]
     state: FileState | None
-    """Which file it was."""
+    """Identity and state of the file that was read."""
 
 
 def read_events(path: Path, context: ReadContext) -> EventFile:
     """Read a file to its end. Raises InputError when it cannot be read, NotATraceError when it holds no events."""
     if context.sharing is not None:
-        told = _Told(context.progress)
-        found = _read_in_shares(path, replace(context, progress=told), context.sharing)
+        progress = _ReportedProgress(context.progress)
+        found = _read_in_shares(path, replace(context, progress=progress), context.sharing)
         if found is not None:
             return found
-        told.take_back()
+        progress.take_back()
     return _read_from(_Share(begin=0), path, context)
 
 
 class _Share(msgspec.Struct):
-    """The pieces of a file that one process decodes: from the first at which so many bytes of the file were read."""
+    """The pieces of a file that one process decodes, from the first piece at which `begin` bytes were read."""
 
     begin: int
     end: int | None = None
-    """The next share's first; None for the last share, to which the rest of the file belongs."""
+    """Beginning of the next share; None for the last share, to which the rest of the file belongs."""
     passed: int = 0
-    """How many bytes of events the pieces before the next one hold ..."""
+    """Bytes of events in the pieces so far."""
     begun: int | None = None
-    """... and how many those before the share held."""
+    """Bytes of events in the pieces before the share."""
     collector: EventCollector = msgspec.field(
         default_factory=lambda: EventCollector(lambda name: name == ACCUMULATE or speaks_of_comm(name))
     )
 
     def read(self, stream: ByteStream, chunks: EventChunks) -> None:
-        """Take the pieces. Raises _NotShared for what does not decode where other shares are read, and _EndOfShare."""
+        """Decode the pieces of this share.
+
+        Raises _EndOfShare at the first piece of the next share, and _NotShared for a piece that does not decode while
+        other shares are read.
+        """
 
         def take(array: bytes) -> bool:
             if self.begun is None and stream.consumed >= self.begin:
@@ -94,8 +98,8 @@ class _Share(msgspec.Struct):
             self.collector.take_broken(piece)
 
 
-class _Told(msgspec.Struct):
-    """How much was said to have been read, for a reading that may have been in vain."""
+class _ReportedProgress(msgspec.Struct):
+    """Counts the reported bytes, so that the report can be taken back when the shared reading failed."""
 
     progress: Callable[[int], None] | None
     read: int = 0
@@ -109,8 +113,8 @@ class _Told(msgspec.Struct):
         self(-self.read)
 
 
-class _Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process found in its share, between which bytes of events, and of which file."""
+class _ShareResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of one process: its columns, the bytes of events its share spans, and the state of its file."""
 
     begun: int | None
     ended: int
@@ -119,15 +123,15 @@ class _Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _EndOfShare(Exception):  # noqa: N818 - a signal, not an error for anybody
-    """The next piece is of the next share."""
+    """Raised when the next piece belongs to the next share."""
 
 
 class _NotShared(Exception):  # noqa: N818 - a signal, not an error for anybody
-    """The file cannot be read in shares."""
+    """Raised when the file cannot be read in shares."""
 
 
 def _read_from(share: _Share, path: Path, context: ReadContext) -> EventFile:
-    """Read the last share, and what is around the events."""
+    """Read the last share, and the text around the events."""
     stream = ByteStream(path, context.max_bytes, context.progress)
     chunks = EventChunks(stream.blocks(), shown(path))
     share.read(stream, chunks)
@@ -145,7 +149,7 @@ def _read_from(share: _Share, path: Path, context: ReadContext) -> EventFile:
 
 
 def _read_in_shares(path: Path, context: ReadContext, sharing: Sharing) -> EventFile | None:
-    """Read the last share here, the others elsewhere; None where that does not give the whole file."""
+    """Read the last share here and the others in other processes; None when the parts do not make up the whole file."""
     try:
         size = path.stat().st_size
         bounds = [0, *(round(size * each) for each in _ends(sharing.shares))]
@@ -155,13 +159,13 @@ def _read_in_shares(path: Path, context: ReadContext, sharing: Sharing) -> Event
                 sharing.executor.submit(read_share, path, begin, end, context.max_bytes, folder)
                 for (begin, end), folder in zip(pairwise(bounds), folders, strict=True)
             ]
-        except RuntimeError:  # the system starts no thread to wait for one more process
+        except RuntimeError:  # the system cannot start the thread that waits for one more process
             return None
         last = _Share(begin=bounds[-1])
         found = _read_from(last, path, context)
         if any(each.exception() is not None or not each.result() for each in others):
             return None
-        shares: list[_Found] = [load(folder) for folder in folders]
+        shares: list[_ShareResult] = [load(folder) for folder in folders]
         if [each.begun for each in shares] + [last.begun] != [0, *(each.ended for each in shares)]:
             return None
         if any(each.state != found.state for each in shares):
@@ -172,13 +176,13 @@ def _read_in_shares(path: Path, context: ReadContext, sharing: Sharing) -> Event
 
 
 def _ends(shares: int) -> list[float]:
-    """Return where in the file the shares end but for the last, as parts of 1, so that all take as long."""
+    """Return where the shares end, except the last, as fractions of the file, such that all take equally long."""
     passed = list(accumulate(DECODING**number for number in range(shares)))
     return [each / passed[-1] for each in passed[:-1]]
 
 
 def read_share(path: Path, begin: int, end: int, max_bytes: int, folder: Path) -> bool:
-    """Read a share that is not the last, and leave its columns in `folder`; False where that cannot be done."""
+    """Read a share other than the last and save its columns in `folder`; False when that is not possible."""
     stream = ByteStream(path, max_bytes)
     share = _Share(begin=begin, end=end)
     try:
@@ -191,7 +195,7 @@ def read_share(path: Path, begin: int, end: int, max_bytes: int, folder: Path) -
         return False
     try:
         columns = share.collector.columns()
-        save(_Found(begun=share.begun, ended=share.passed, state=stream.state, columns=columns), folder)
+        save(_ShareResult(begun=share.begun, ended=share.passed, state=stream.state, columns=columns), folder)
     except OSError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""Kineto events to columns: typed decoding of one piece after another, never a dictionary an event."""
+"""Decode Kineto events to columns, piece by piece and typed; no dictionary is made for an event."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -61,9 +61,9 @@ class _DeviceArgs(msgspec.Struct, gc=False):
 
 
 class EventCollector:
-    """Takes pieces of event text, gives columns.
+    """Collects events from pieces of text and returns them as columns.
 
-    `speaks_of_comm(name)` picks the host ranges whose arguments to keep.
+    `speaks_of_comm(name)` selects the host ranges whose arguments are kept.
     """
 
     def __init__(self, speaks_of_comm: Callable[[str], bool]) -> None:
@@ -81,7 +81,7 @@ class EventCollector:
         self.events = self.repaired = self.dropped = 0
 
     def take(self, array: bytes) -> bool:
-        """Take the text of an array of whole events; False, and nothing taken, when it does not decode."""
+        """Decode and add an array of whole events; return False, and add nothing, when it does not decode."""
         found = decoded(array)
         if found is None:
             return False
@@ -89,12 +89,12 @@ class EventCollector:
         return True
 
     def take_broken(self, piece: bytes) -> None:
-        """Take what can be mended of one piece."""
+        """Add the events of one piece that can be repaired."""
         array, _ = self._mended(piece, last=False)
         self._add(array, decoded_any(array))
 
     def add_last(self, text: bytes, *, is_array: bool) -> tuple[bytes, bool]:
-        """Decode the end of the trace; give the text behind the event array, and whether the array was closed."""
+        """Decode the end of the trace; return the text behind the event array, and whether the array was closed."""
         array, tail = _split_whole(text, is_array=is_array)
         found = decoded(array) if array else None
         if found is not None:
@@ -181,9 +181,9 @@ class EventCollector:
         )
         rows = [row for row, each in enumerate(args) if each.collective_name is not None]
         if rows:
-            told = decode_args([events[row].args for row in rows], CollectiveArgs)
+            parsed = decode_args([events[row].args for row in rows], CollectiveArgs)
             self._device_collectives.update(
-                (first + row, each) for row, each in zip(rows, told, strict=True) if each.collective_name is not None
+                (first + row, each) for row, each in zip(rows, parsed, strict=True) if each.collective_name is not None
             )
 
     def _add_host_args(self, first: int, events: list[CompleteEvent], names: Codes) -> None:
@@ -214,7 +214,7 @@ class EventCollector:
         return np.fromiter(map(lanes.__getitem__, keys), np.int64, len(keys))
 
     def columns(self) -> TraceColumns:
-        """Return what was collected; the collector is used up."""
+        """Return the collected columns; the collector cannot be used again."""
         device, launch = self._tables[DEVICE], self._tables[LAUNCH]
         return TraceColumns(
             lanes=list(self._lane_codes),
@@ -253,13 +253,13 @@ class EventCollector:
         )
 
     def _window_times(self) -> tuple[int, ...]:
-        """Return what tells when the profiler was on: its own range, and marks at its two ends."""
+        """Return the times that bound the profiler's recording: its own range, and its marks at both ends."""
         ranges = self._ranges(WINDOW)
         return (*ranges.start_ns.tolist(), *ranges.end_ns.tolist(), *self._marks)
 
 
 def _spelled(number: object) -> str:
-    """Return the one spelling of numbers that are equal: 1, 1.0 and true."""
+    """Return one spelling for equal numbers: 1, 1.0 and true."""
     return str(
         int(number) if isinstance(number, bool) or (isinstance(number, float) and number.is_integer()) else number
     )
@@ -269,9 +269,9 @@ _HOUR_NS = 3600 * 1_000_000_000
 
 
 def without_impossible(columns: TraceColumns) -> tuple[TraceColumns, int]:
-    """Leave out device events at time 0 where all others are hours later.
+    """Remove device events at time 0 where all others are hours later; return the columns and how many were removed.
 
-    Kineto clamps negative times to 0 (kineto#109): when such a kernel ran is not known. Gives how many, too.
+    Kineto clamps negative times to 0 (kineto#109), so it is unknown when such a kernel ran.
     """
     start = columns.device_start_ns
     real = start[start > 0]
@@ -295,7 +295,7 @@ class _Array(msgspec.Struct):
 
 
 def _split_whole(text: bytes, *, is_array: bool) -> tuple[bytes, bytes]:
-    """Split the trace's last text into its event array and what follows; nothing when it is not whole JSON."""
+    """Split the trace's last text into its event array and what follows; two empty texts when it is not valid JSON."""
     if is_array:
         return b"[" + text, b""
     try:

@@ -1,8 +1,8 @@
-"""Gradients in the order in which autograd accumulated them, with their sizes, where torch's profiler recorded shapes.
+"""Collect gradients in the order in which autograd accumulated them, with the shapes that torch's profiler recorded.
 
-A trace does not name parameters: they are told by their place in the pass and their shape. DistributedDataParallel
-fills its buckets in this order. A step has as many passes as DDP's forward ran in it, where each of them has gradients
-of the same shapes in the same order.
+A trace does not name parameters: a gradient is identified by its place in the backward pass and its shape.
+DistributedDataParallel fills its buckets in this order. A step has as many passes as it has calls of DDP's forward, if
+all of them have gradients of the same shapes in the same order.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from overlapscope.timeline.run import RankTimeline
 
 ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
 FORWARD: Final = "DistributedDataParallel.forward"
-"""torch's own annotation around it (1.10 and later)."""
+"""torch's annotation around DDP's forward (1.10 and later)."""
 MAX_DIMS: Final = 16
 
 
 def with_ready_gradients(timeline: RankTimeline, columns: TraceColumns, base_ns: int) -> RankTimeline:
-    """Return the timeline with the gradients of its steps; as it is where the trace tells no sizes, or holds none."""
+    """Return the timeline with the gradients of its steps; unchanged where the trace has no gradients or no sizes."""
     code = next((at for at, name in enumerate(columns.names.to_list()) if name == ACCUMULATE), None)
     if code is None:
         return timeline
@@ -70,7 +70,7 @@ def with_ready_gradients(timeline: RankTimeline, columns: TraceColumns, base_ns:
 
 
 def _forwards(timeline: RankTimeline) -> dict[int, int]:
-    """Return by step how often DDP's forward ran in it."""
+    """Return how often DDP's forward ran in each step."""
     notes = timeline.annotations
     ours = np.array([name == FORWARD for name in timeline.names], np.bool_)[notes.name]
     steps = step_at(timeline.steps, notes.start_ns[ours])
@@ -78,14 +78,14 @@ def _forwards(timeline: RankTimeline) -> dict[int, int]:
 
 
 def _of_a_pass(shapes: Sequence[tuple[tuple[int, ...], str]], passes: int) -> int:
-    """Return how many of a step's gradients belong to each of its passes: all, where passes do not do the same."""
+    """Return how many of a step's gradients belong to each pass; all of them where the passes differ."""
     each, rest = divmod(len(shapes), max(passes, 1))
     alike = each and not rest and all(shapes[at] == shapes[at % each] for at in range(len(shapes)))
     return each if alike else len(shapes)
 
 
 def _shape(args: CollectiveArgs | None) -> tuple[tuple[int, ...], str] | None:
-    """Return the shape and type of the gradient that was accumulated; None where they are not recorded."""
+    """Return shape and dtype of an accumulated gradient; None where they are not recorded."""
     if args is None:
         return None
     dims, types = args.input_dims, args.input_type

@@ -1,4 +1,4 @@
-"""What a Kineto trace says of itself, before or after its events: rank, world, groups, time base, versions."""
+"""Read the metadata of a Kineto trace, before and after its events: rank, world size, groups, time base, versions."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from overlapscope.timeline.run import MAX_RANKS, Group
 
 
 class _Fields(msgspec.Struct, gc=False):
-    """The keys that are read; whatever else stands there is skipped."""
+    """The keys that are read; all others are skipped."""
 
     base_ns: Any = msgspec.field(default=None, name="baseTimeNanoseconds")
     distributed: Any = msgspec.field(default=None, name="distributedInfo")
@@ -23,7 +23,7 @@ class _Fields(msgspec.Struct, gc=False):
 
 
 class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What could be read; None where the trace does not say."""
+    """Metadata that could be read; None where the trace does not state it."""
 
     base_ns: int = 0
     rank: int | None = None
@@ -34,7 +34,7 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_metadata(head: bytes, tail: bytes, *, is_array: bool) -> TraceMetadata:
-    """Read the text before and after the event array; each is mended, or left out with a warning, on its own."""
+    """Read the text before and after the event array; each is repaired, or left out with a warning, on its own."""
     if is_array:
         return TraceMetadata()
     warnings: list[str] = []
@@ -52,7 +52,7 @@ def read_metadata(head: bytes, tail: bytes, *, is_array: bool) -> TraceMetadata:
     if base_ns is not None and base_ns >= 2**61:
         base_ns = None
     if merged.base_ns is not None and base_ns is None:
-        warnings.append(f"baseTimeNanoseconds is no possible time ({str(merged.base_ns)[:40]!r}); taken as 0")
+        warnings.append(f"baseTimeNanoseconds is not a possible time ({str(merged.base_ns)[:40]!r}); taken as 0")
     return TraceMetadata(
         base_ns=base_ns or 0,
         rank=rank,

@@ -1,4 +1,4 @@
-"""Read one Kineto (torch.profiler) trace of any age into a rank's timeline."""
+"""Read a Kineto trace (torch.profiler) of any version into a rank's timeline."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from overlapscope.timeline.run import UNKNOWN_RANK, Source
 
 
 def read_kineto(path: Path, context: ReadContext) -> Reading:
-    """Read one trace file, plain or gzip, object or bare array, whole or damaged.
+    """Read one trace file, plain or gzip, JSON object or bare array, complete or damaged.
 
     Raises InputError when the file cannot be read or has no timed device or host work, NotATraceError when it holds no
     events.
@@ -45,9 +45,9 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
     truncated = file.truncated or not file.closed
     warnings = [*file.warnings, *metadata.warnings]
     if impossible:
-        warnings.append(f"{impossible} device events at time 0 left out: the profiler did not know when they ran")
+        warnings.append(f"{impossible} device events at time 0 left out: the profiler recorded no time for them")
     if not file.closed and not file.truncated:
-        warnings.append("the file ends in the middle of the events; read up to the last whole one")
+        warnings.append("the file ends in the middle of the events; read up to the last complete one")
     if columns.unknown:
         listed = ", ".join(f"{name} ({number})" for name, number in columns.unknown.most_common(5))
         warnings.append(f"timed events of categories that are not read: {listed}")
@@ -74,9 +74,9 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
 
 
 def _refuse_lost_device(columns: TraceColumns, metadata: TraceMetadata, path: str, truncated: bool) -> None:
-    """Raise InputError for a device run whose device events are missing: it must not pass for a CPU run.
+    """Raise InputError for a device run whose device events are missing, so that it is not taken for a CPU run.
 
-    Kineto writes host events first, so a cut file may hold these alone.
+    Kineto writes host events first, so a cut file may hold only these.
     """
     names = columns.names.to_list()
     launches = any(LAUNCHES_KERNEL.search(names[code]) for code in set(columns.launch_name.tolist()))
@@ -105,7 +105,7 @@ def _device_timeline(
 def _cpu_timeline(
     columns: TraceColumns, metadata: TraceMetadata, classifier: Classifier, path: str, truncated: bool
 ) -> Built:
-    del classifier  # host ranges are told by their own names alone
+    del classifier  # host ranges are classified by their names alone
     base = metadata.base_ns
     found = cpu_spans(columns, metadata.world_size, metadata.groups)
     steps, repeated = host_steps(columns.host, columns.names.to_list(), base)
@@ -140,6 +140,6 @@ def _cpu_timeline(
     names = columns.names.to_list()
     if not found.collectives.op.size and any(CALL.match(names[code]) for code in set(columns.host.name.tolist())):
         notes += (
-            "collectives were called, but nothing in it shows them run: communication is missing from all figures",
+            "collectives were called, but no span shows when they ran: communication is missing from all figures",
         )
     return Built(timeline=timeline, groups=metadata.groups, unlinked=0, notes=notes)

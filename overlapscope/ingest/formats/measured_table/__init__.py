@@ -1,4 +1,4 @@
-"""Know a user's own table of measured collectives, steps or buckets."""
+"""Recognise a user's own table of measured collectives, steps or buckets."""
 
 from typing import Final
 
@@ -8,11 +8,11 @@ FORMAT: Final = "measured-table"
 
 
 def recognises(head: Head) -> bool:
-    """Return whether the first lines are a header that is understood and a row that has numbers where it says so."""
+    """Return whether the first lines are a known header and a row with numbers in the columns that need them."""
     text = head.text
     if text.lstrip()[:1] in ("{", "[", "<", "") or "\x00" in text:
         return False
-    from overlapscope.ingest.formats.measured_table.reader import begins_a_table  # noqa: PLC0415 - loaded for what may be a table
+    from overlapscope.ingest.formats.measured_table.reader import begins_a_table  # noqa: PLC0415 - loaded only for tables
 
     return begins_a_table(text)
 

@@ -1,7 +1,9 @@
-"""Read a measured table that somebody keeps as CSV: collectives by size, steps by bucket cap, or sizes of buckets.
+"""Read a user's own measurements from CSV: collectives by size, steps by bucket cap, or sizes of buckets.
 
-A table is known by its header (see `table_columns`): operation, size and time (or bandwidth); bucket cap and step
-time; bucket cap and bucket sizes. Anything else is left to other readers.
+A table is recognised by its header: operation, size and time (or bandwidth); bucket cap and step time; bucket cap and
+bucket sizes. Other tables are left to other readers. A column's name is a word and a unit: `time_ms`, `time (ms)`,
+`algbw_GBps`, `bucket_cap_mb`. Words have several spellings. A quantity without a unit, or with an ambiguous one, is not
+read.
 """
 
 import csv
@@ -29,7 +31,7 @@ from overlapscope.timeline.run import MAX_RANKS, Source
 MAX_COLUMNS: Final = 64
 MAX_BUCKETS: Final = 100_000
 TOLERANCE: Final = 0.02
-"""A bandwidth may differ by so much from size over time, besides its rounding, before it is called a contradiction."""
+"""Relative difference between a bandwidth and size over time, besides rounding, that counts as a contradiction."""
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,30}(?:\.[0-9]{0,30})?(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
 _ANSWERS: Final = {"1": YES, "true": YES, "yes": YES, "0": NO, "false": NO, "no": NO}
 _Rows = Sequence[tuple[int, list[str]]]
@@ -60,16 +62,16 @@ _NS: Final = {
     "sec": 10**9,
 }
 _BYTES: Final = {"b": 1, "byte": 1, "bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-"""`kb` and `mb` are 1000 to some and 1024 to others."""
+"""`kb` and `mb` are missing: some writers mean 1000, others 1024."""
 _RATES: Final = re.compile(r"(G|M)(B|iB|b|bit|bits)(?:ps|/s|_per_s|s)", re.ASCII)
-"""By its letters alone: `GBps` are bytes, `Gbit/s` bits; `gbps` may be either, as may `Gbps` to careless writers."""
+"""Case matters: `GBps` are bytes, `Gbit/s` are bits; `gbps` may be either, as may a careless `Gbps`."""
 _HOUSE: Final = {"gbs": 1.0, "gb/s": 1.0, "gigabytes/s": 1.0}
 _MEBIBYTES: Final = frozenset({"mb", "mib"})
-"""torch's `bucket_cap_mb` counts MiB, whatever it is called."""
+"""torch's `bucket_cap_mb` counts MiB, despite its name."""
 
 
 def begins_a_table(text: str) -> bool:
-    """Return whether the first lines are a header that is understood and a row that has numbers where it says so."""
+    """Return whether the first lines are a known header and a row with numbers in the columns that need them."""
     rows = _rows(iter(text[: text.rfind("\n") + 1 or None].splitlines()[:50]))
     header, first = next(rows, None), next(rows, None)
     return header is not None and first is not None and _reads(header[1], first[1])
@@ -86,7 +88,7 @@ def _reads(header: Sequence[str], row: Sequence[str]) -> bool:
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """A column that is understood: its word, and what a value is to be multiplied with (ns, bytes, GB/s, MiB)."""
+    """A known column: its word, and the factor to ns, bytes, GB/s or MiB."""
 
     place: int
     word: str
@@ -102,7 +104,7 @@ def _kind(columns: Mapping[str, Column]) -> str | None:
 
 
 def read_measured_table(path: Path, context: ReadContext) -> Reading:
-    """Read one table. Raises InputError when it has no header that is understood, or no usable row."""
+    """Read one table. Raises InputError when it has no known header, or no usable row."""
     stream = ByteStream(path, context.max_bytes, context.progress)
     rows = _rows(line.decode("utf-8", "replace").removeprefix("\ufeff") for line in lines(stream))
     _, header = next(rows, (0, []))
@@ -110,7 +112,7 @@ def read_measured_table(path: Path, context: ReadContext) -> Reading:
     kind = _kind(columns)
     if kind is None:
         raise InputError(
-            f"{shown(path)}: its header ({', '.join(header)[:200]}) is not understood; docs/sources.md tells which are"
+            f"{shown(path)}: its header ({', '.join(header)[:200]}) is not recognised; docs/sources.md lists columns"
         )
     whole = []
     broken: list[int] = []
@@ -146,7 +148,7 @@ def read_measured_table(path: Path, context: ReadContext) -> Reading:
 
 
 def _rows(text: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield line numbers and cells; the header decides whether a comma, a semicolon or a tab parts them."""
+    """Yield line numbers and cells; the header decides whether cells are separated by commas, semicolons or tabs."""
     mark = None
     for number, line in enumerate(text, 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -234,7 +236,7 @@ def _close(value: float, expected: float, rounding: float) -> bool:
 def _steps(
     rows: _Rows, columns: Mapping[str, Column], header: Sequence[str], source: str, warnings: list[str]
 ) -> tuple[list[dict[str, Any]], list[int]]:
-    """Return the figures of each row, under its bucket cap and what else sets it apart from most rows."""
+    """Return the figures of each row, under its bucket cap and the cells in which it differs from most rows."""
     cap = columns["bucket_cap"]
     measured = [at for at, name in enumerate(header) if at != cap.place and _has_unit(plain(name))]
     settings = [at for at in range(len(header)) if at != cap.place and at not in measured]
@@ -256,7 +258,7 @@ def _steps(
         ]
     shared = ", ".join(f"{plain(header[at])}={value}" for at, value in common.items() if value)
     if shared:
-        warnings.append(f"where a row does not say otherwise: {shared}")
+        warnings.append(f"for rows that do not state otherwise: {shared}")
     return found, bad
 
 
@@ -299,7 +301,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def understand(header: Sequence[str]) -> dict[str, Column]:
-    """Return the columns that are understood, by word; a word that stands twice is not, for either may be meant."""
+    """Return the known columns by word; a word that occurs twice is left out as ambiguous."""
     found: dict[str, list[Column]] = {}
     for place, name in enumerate(header):
         column = _column(place, name)

@@ -1,4 +1,4 @@
-"""Know an NCCL or RCCL log (`NCCL_DEBUG=INFO`)."""
+"""Recognise an NCCL or RCCL log (`NCCL_DEBUG=INFO`)."""
 
 import re
 from typing import Final
@@ -10,10 +10,10 @@ _JSON: Final = rb"\s*(?:\{|\[\s*[\[{\"\]])"
 
 
 def recognises(head: Head) -> bool:
-    """Whether the beginning of a file holds a line of the library, with its prefix; other words on it do not count."""
+    """Return whether the beginning of a file holds a line with NCCL's prefix; other mentions of NCCL do not count."""
     if b" NCCL " not in head.content or re.match(_JSON, head.content):
         return False
-    from overlapscope.ingest.formats.nccl_log.line_prefix import is_nccl_line  # noqa: PLC0415 - loaded for what may be such a log
+    from overlapscope.ingest.formats.nccl_log.line_prefix import is_nccl_line  # noqa: PLC0415 - loaded only for logs
 
     return any(is_nccl_line(line) for line in head.content.split(b"\n") if b" NCCL " in line)
 

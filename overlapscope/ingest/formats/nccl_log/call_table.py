@@ -1,7 +1,7 @@
-"""The calls of all ranks of a log, as its blocks bring them: whose they are, what they are, and what was chosen.
+"""Collect the calls of all ranks of a log as columns, with the communicator, algorithm and protocol of each.
 
-What a pointer means depends on the place in the log, so the calls before a line that begins or ends a communicator are
-added before that line is. Calls whose choices may still follow are held back, a bounded number for each process.
+What a pointer means depends on the place in the log, so calls before a line that begins or ends a communicator are
+added before that line is. Calls whose TUNING line may still follow wait, a bounded number per process.
 """
 
 from collections.abc import Callable
@@ -14,19 +14,19 @@ from msgspec.structs import replace
 
 from overlapscope.ingest.formats.nccl_log import calls as nccl_calls
 from overlapscope.ingest.formats.nccl_log import tuning as nccl_choices
-from overlapscope.ingest.formats.nccl_log.calls import Calls, Kind, Tail, times
-from overlapscope.ingest.formats.nccl_log.communicators import NO_NUMBER, Communicators, Process
+from overlapscope.ingest.formats.nccl_log.calls import CallColumns, CallKind, CallTail, times
+from overlapscope.ingest.formats.nccl_log.communicators import NO_NUMBER, LoggedCommunicators, LoggedProcess
 from overlapscope.ingest.formats.nccl_log.line_prefix import Writer, rank_of_wrapper
-from overlapscope.ingest.formats.nccl_log.scan import Block, Rows
-from overlapscope.ingest.formats.nccl_log.tuning import Choices, Events, match
+from overlapscope.ingest.formats.nccl_log.scan import Block, LineColumns
+from overlapscope.ingest.formats.nccl_log.tuning import CallsAndChoices, TuningChoices, match
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import SENDS
 
-MAX_HELD: Final = 256
-"""Calls of one process that wait for their choices."""
+MAX_WAITING_CALLS: Final = 256
+"""Largest number of calls of one process that wait for their TUNING line."""
 _REMEMBERED: Final = 1 << 16
-"""Distinct pieces of lines that are remembered at most."""
+"""Largest number of distinct pieces of lines that are cached."""
 _SHORT: Final = 1 << 16
 _NO_TIMES: Final = np.zeros(0, np.int64)
 _KIND: Final = np.dtype(
@@ -41,68 +41,71 @@ _KIND: Final = np.dtype(
     ]
 )
 _T = TypeVar("_T")
-Worker = tuple[Process, int]
-"""A rank as its lines tell of it: a process and one of its devices."""
+Worker = tuple[LoggedProcess, int]
+"""A rank as its lines describe it: a process and one of its devices."""
 
 
-class _Waiting(msgspec.Struct, frozen=True):
-    """Calls that are not stored yet, or choices, as columns in the log's order."""
+class _PendingColumns(msgspec.Struct, frozen=True):
+    """Calls that are not stored yet, or tuning choices, as columns in the log's order."""
 
     line: Ints
     process: Codes
     kind: Codes
-    """Number of the kind of a call, of the choice."""
+    """Number of a call's kind, or number of the choice."""
     count: Ints
     seq: Ints
-    """Of a call; of a choice, its operation."""
+    """`opCount` of a call; operation of a choice."""
     time_ns: Ints
     """Empty where no line has a time."""
 
     def columns(self) -> list[Any]:
         return [getattr(self, name) for name in self.__struct_fields__]
 
-    def take(self, rows: Ints | Flags) -> "_Waiting":
-        return _Waiting(*(column[rows] if column.size else column for column in self.columns()))
+    def take(self, rows: Ints | Flags) -> "_PendingColumns":
+        return _PendingColumns(*(column[rows] if column.size else column for column in self.columns()))
 
 
-def _joined(parts: list[_Waiting]) -> _Waiting:
-    """Put the parts behind each other; the lines that were read one by one may have come too early."""
+def _joined(parts: list[_PendingColumns]) -> _PendingColumns:
+    """Concatenate the parts and sort by line: lines that were read one by one may have been added too early."""
     if len(parts) == 1:
         return parts[0]
     if any(part.time_ns.size for part in parts):
         parts = [part if part.time_ns.size else replace(part, time_ns=np.full(part.line.size, NONE)) for part in parts]
-    whole = _Waiting(*map(np.concatenate, zip(*(part.columns() for part in parts), strict=True)))
+    whole = _PendingColumns(*map(np.concatenate, zip(*(part.columns() for part in parts), strict=True)))
     if (whole.line[1:] < whole.line[:-1]).any():
         return whole.take(np.argsort(whole.line, kind="stable"))
     return whole
 
 
-class Book:
+class CallTable:
     """All calls of a log; `calls` is complete after the last `settle`."""
 
-    def __init__(self, log: Communicators) -> None:
-        self.calls: dict[Worker, Calls] = {}
-        self.choices = Choices()
-        self.kinds: list[Kind] = []
-        self.told = 0
-        """Choices that were read."""
+    def __init__(self, log: LoggedCommunicators) -> None:
+        self.calls: dict[Worker, CallColumns] = {}
+        self.choices = TuningChoices()
+        self.kinds: list[CallKind] = []
+        self.num_choices = 0
+        """Number of TUNING lines that were read."""
         self._log = log
-        self._kinds: dict[Kind, int] = {}
+        self._kinds: dict[CallKind, int] = {}
         self._table = np.zeros(1, _KIND)
         self._workers: dict[Worker, int] = {}
         self._ops, self._batches = NameTable(), NameTable()
-        self._processes: dict[Process, int] = {}
-        self._heads: dict[bytes, nccl_calls.Head | None] = {}
-        self._tails: dict[bytes, Tail | None] = {}
+        self._processes: dict[LoggedProcess, int] = {}
+        self._heads: dict[bytes, nccl_calls.CallHead | None] = {}
+        self._tails: dict[bytes, CallTail | None] = {}
         self._meanings: dict[tuple[bytes, bytes], tuple[int, int]] = {}
-        """Process and kind by the two pieces of a line."""
-        self._choice_heads: dict[bytes, nccl_choices.ChoiceHead | None] = {}
-        self._choice_tails: dict[bytes, nccl_choices.Choice | None] = {}
-        self._waiting: list[_Waiting] = []
-        self._told: list[_Waiting] = []
+        """Process and kind, by the two pieces of a line."""
+        self._choice_heads: dict[bytes, nccl_choices.TuningHead | None] = {}
+        self._choice_tails: dict[bytes, nccl_choices.TuningChoice | None] = {}
+        self._pending_calls: list[_PendingColumns] = []
+        self._pending_choices: list[_PendingColumns] = []
 
     def add_choices(self, block: Block, base: int) -> Ints:
-        """Take the choices of a block whose first line is number `base`; give the lines that are none after all."""
+        """Add the TUNING lines of a block.
+
+        `base` is the number of the block's first line. Returns the lines that are not TUNING lines after all.
+        """
         rows = block.choices
         codes, place = _distinct(rows.head.codes, len(rows.head.distinct))
         processes, ops = (np.full(codes.size, NO_NUMBER, np.int32) for _ in range(2))
@@ -115,20 +118,20 @@ class Book:
         codes, place = _distinct(rows.tail.codes, len(rows.tail.distinct))
         choices = np.full(codes.size, NO_NUMBER, np.int32)
         for nth, code in enumerate(codes.tolist()):
-            told = _remembered(self._choice_tails, rows.tail.distinct[code], nccl_choices.choice_of)
-            if told is not None:
-                choices[nth] = self.choices.code(told)
+            tuning = _remembered(self._choice_tails, rows.tail.distinct[code], nccl_choices.choice_of)
+            if tuning is not None:
+                choices[nth] = self.choices.code(tuning)
         choice = choices[place]
         good = (process >= 0) & (choice >= 0)
-        self.told += int(good.sum())
+        self.num_choices += int(good.sum())
         waiting = _waiting(rows, good, base, process, choice)
-        self._told.append(replace(waiting, seq=op[good].astype(np.int64), time_ns=_NO_TIMES))
+        self._pending_choices.append(replace(waiting, seq=op[good].astype(np.int64), time_ns=_NO_TIMES))
         return rows.line[~good]
 
     def add_calls(self, block: Block, base: int, first: int, end: int) -> Ints:
-        """Take the calls in the lines from `first` to before `end` of a block; give the lines that are none after all.
+        """Add the calls in the lines `first` to `end` (exclusive) of a block; return the lines that are not calls.
 
-        Their pointers mean what they mean now, until `forget`.
+        Pointers keep their present meaning until `forget`.
         """
         low, high = np.searchsorted(block.calls.line, (first, end)).tolist()
         rows = block.calls.within(low, high)
@@ -150,22 +153,22 @@ class Book:
             processes[nth], kinds[nth] = known
         process, kind = processes[place], kinds[place]
         good = kind >= 0
-        self._waiting.append(_waiting(rows, good, base, process, kind))
+        self._pending_calls.append(_waiting(rows, good, base, process, kind))
         return rows.line[~good]
 
     def forget(self) -> None:
-        """Note that a pointer may mean something else from here."""
+        """Discard the meaning of all pointers."""
         self._meanings.clear()
 
-    def add_call(self, line: int, writer: Writer, op: str, tail: Tail, seq: int, count: int) -> None:
-        """Take one call."""
+    def add_call(self, line: int, writer: Writer, op: str, tail: CallTail, seq: int, count: int) -> None:
+        """Add one call."""
         process = self._processes.setdefault(self._log.process(writer.host, writer.process), len(self._processes))
         kind = self.kind(writer, op, tail)
         columns: list[Any] = [np.array([each]) for each in (line, process, kind, count, seq)]
         columns.append(_NO_TIMES)
-        self._waiting.append(_Waiting(*columns))
+        self._pending_calls.append(_PendingColumns(*columns))
 
-    def kind(self, writer: Writer, op: str, tail: Tail) -> int:
+    def kind(self, writer: Writer, op: str, tail: CallTail) -> int:
         """Return the number of the kind of a call."""
         communicator = self._log.of_call(
             self._log.process(writer.host, writer.process),
@@ -174,40 +177,40 @@ class Book:
             member=tail.member,
             device=writer.device,
         )
-        made = Kind(communicator, op, tail.dtype, tail.reduction)
+        made = CallKind(communicator, op, tail.dtype, tail.reduction)
         code = self._kinds.setdefault(made, len(self.kinds))
         if code == len(self.kinds):
             self.kinds.append(made)
         return code
 
     def settle(self, *, final: bool = False) -> None:
-        """Find the choices of the calls so far and put the calls into their ranks' columns."""
-        if not self._waiting:
-            self._told = []
+        """Find the tuning choices of the calls so far and move the calls to their ranks' columns."""
+        if not self._pending_calls:
+            self._pending_choices = []
             return
-        calls = _joined(self._waiting)
+        calls = _joined(self._pending_calls)
         self._describe_kinds()
         leads = self._table["leader"][calls.kind] & (calls.count > 0)
         last = np.full(len(self._processes), -1)
-        choice = np.full(calls.line.size, NO_NUMBER, np.int32)
-        told = _joined(self._told) if self._told else None
-        if told is not None and told.line.size:
-            last[told.process] = told.line
+        choice_of_call = np.full(calls.line.size, NO_NUMBER, np.int32)
+        choices = _joined(self._pending_choices) if self._pending_choices else None
+        if choices is not None and choices.line.size:
+            last[choices.process] = choices.line
             rows = np.flatnonzero(leads & (last[calls.process] >= 0))
-            choice[rows] = self._match(calls.take(rows), told)
-        self._told, self._waiting = [], []
+            choice_of_call[rows] = self._match(calls.take(rows), choices)
+        self._pending_choices, self._pending_calls = [], []
         worker = self._table["worker"][calls.kind]
         if not final:
-            held = _held(calls.process, leads & (calls.line > last[calls.process]))
+            held = _waiting_calls(calls.process, leads & (calls.line > last[calls.process]))
             if held.any():
-                self._waiting = [calls.take(held)]
-                worker[held] = len(self._workers)  # behind all others
-        self._store(calls, choice, worker)
+                self._pending_calls = [calls.take(held)]
+                worker[held] = len(self._workers)  # sorts behind all others
+        self._store(calls, choice_of_call, worker)
 
-    def _match(self, calls: _Waiting, told: _Waiting) -> Codes:
-        """Return each of these calls its choice."""
-        joined = _Waiting(
-            *map(np.concatenate, zip(replace(calls, time_ns=_NO_TIMES).columns(), told.columns(), strict=True))
+    def _match(self, calls: _PendingColumns, choices: _PendingColumns) -> Codes:
+        """Return the number of each call's choice."""
+        joined = _PendingColumns(
+            *map(np.concatenate, zip(replace(calls, time_ns=_NO_TIMES).columns(), choices.columns(), strict=True))
         )
         call = np.arange(joined.line.size) < calls.line.size
         order = np.argsort(joined.line, kind="stable")
@@ -217,7 +220,7 @@ class Book:
         table, kind = self._table, np.where(call, joined.kind, NO_NUMBER)
         item = table["item"][kind]
         chosen = match(
-            Events(
+            CallsAndChoices(
                 process=joined.process,
                 call=call,
                 communicator=table["communicator"][kind],
@@ -233,8 +236,8 @@ class Book:
         result[order] = chosen
         return result[: calls.line.size]
 
-    def _store(self, calls: _Waiting, choice: Codes, worker: Codes) -> None:
-        """Put the calls of each worker into its columns."""
+    def _store(self, calls: _PendingColumns, choice: Codes, worker: Codes) -> None:
+        """Append the calls of each worker to its columns."""
         columns: list[Any] = [calls.kind, choice, calls.seq, calls.count, calls.time_ns]
         if (worker[1:] < worker[:-1]).any():
             order = np.argsort(_short(worker), kind="stable")
@@ -244,7 +247,7 @@ class Book:
         first = 0
         for own, end in zip(self._workers, ends, strict=True):
             if end > first:
-                self.calls.setdefault(own, Calls()).add(*(column[first:end] for column in columns))
+                self.calls.setdefault(own, CallColumns()).add(*(column[first:end] for column in columns))
             first = end
 
     def _process(self, writer: Writer, block: Block, line: int) -> int:
@@ -259,7 +262,7 @@ class Book:
         return code
 
     def _describe_kinds(self) -> None:
-        """Bring the table of kinds up to date; its last row is for what is no call."""
+        """Update the table of kinds; its last row stands for lines that are not calls."""
         rows = []
         for kind in self.kinds[self._table.size - 1 :]:
             communicator = kind.communicator
@@ -280,20 +283,23 @@ class Book:
             self._table = np.concatenate((self._table[:-1], np.array(rows, _KIND), np.zeros(1, _KIND)))
 
 
-def _waiting(rows: Rows, good: Flags, base: int, process: Codes, kind: Codes) -> _Waiting:
-    waiting = _Waiting(base + rows.line, process, kind, rows.count, rows.seq, rows.time_ns)
+def _waiting(rows: LineColumns, good: Flags, base: int, process: Codes, kind: Codes) -> _PendingColumns:
+    waiting = _PendingColumns(base + rows.line, process, kind, rows.count, rows.seq, rows.time_ns)
     return waiting if good.all() else waiting.take(good)
 
 
-def _held(process: Codes, open_: Flags) -> Flags:
-    """Tell the calls of each process from the first whose choice may still follow, the last MAX_HELD at most."""
+def _waiting_calls(process: Codes, open_: Flags) -> Flags:
+    """Return a mask of the calls that wait for their TUNING line.
+
+    They are the calls of each process from the first whose choice may still follow, at most the last MAX_WAITING_CALLS.
+    """
     held = np.zeros(process.size, np.bool_)
     rows = np.flatnonzero(open_)
     first = np.full(int(process.max(initial=0)) + 1, -1)
     first[process[rows[::-1]]] = rows[::-1]
     for each in np.flatnonzero(first >= 0).tolist():
         own = np.flatnonzero(process == each)
-        held[own[max(np.searchsorted(own, first[each]), own.size - MAX_HELD) :]] = True
+        held[own[max(np.searchsorted(own, first[each]), own.size - MAX_WAITING_CALLS) :]] = True
     return held
 
 
@@ -306,12 +312,12 @@ def _remembered(known: dict[bytes, _T], text: bytes, read: Callable[[bytes], _T]
 
 
 def _short(codes: Codes) -> npt.NDArray[Any]:
-    """Return codes in the width that numpy sorts by counting, where they fit."""
+    """Return codes as uint16 where they fit, because numpy sorts these by counting."""
     return codes.astype(np.uint16) if codes.max(initial=0) < _SHORT else codes
 
 
 def _distinct(codes: npt.NDArray[Any], limit: int) -> tuple[Ints, Ints]:
-    """Return the distinct ones of codes below `limit`, and where among them each code is."""
+    """Return the distinct codes below `limit`, and the position of each code among them."""
     if limit > 16 * codes.size + _SHORT:
         distinct, place = np.unique(codes, return_inverse=True)
         return distinct, place

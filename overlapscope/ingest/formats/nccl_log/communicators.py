@@ -1,8 +1,13 @@
-"""Processes and the communicators they tell of, as a log's lines bring them; pointers are used again.
+"""Track the processes and communicators of a log, name the communicators, and find the rank of each process.
 
-A communicator is known in a process by its address. An address names the communicator that was initialised there last;
-after `Destroy` or `Abort` it names none. Calls on an address that no line introduced make a communicator of their own:
-the log was begun late, or without the subsystem INIT.
+A communicator is known in a process by its address. An address refers to the communicator that was initialised there
+last; after `Destroy` or `Abort` it refers to none, and it may be reused. Calls on an address that no line introduced
+get a communicator of their own: the log was begun late, or without the subsystem INIT.
+
+A communicator gets the same name in every file that mentions it, so that the files join: its id since NCCL 2.16; for a
+split, the parent's name, the number of the split and its color; before 2.16, its size. Several of a process are
+numbered in the order of initialisation. Two processes that claim the same rank in one communicator show that its name
+stands for several: each then gets a name of its own.
 """
 
 import hashlib
@@ -19,14 +24,14 @@ from overlapscope.ingest.formats.nccl_log.line_prefix import Writer
 NO_NUMBER = -1
 MAX_LISTED: Final = 3
 _MAX_NAME: Final = 200
-"""Names of splits of splits hold their parents'; of a longer one the end is replaced by what stands for it."""
+"""Longest name. Names of nested splits contain their parents' names; a digest replaces the end of a longer one."""
 
 
-class Told(msgspec.Struct):
-    """What a thread's lines tell of the communicator it initialises, or of one that is not clear."""
+class InitDetails(msgspec.Struct):
+    """What a thread's lines report about the communicator it initialises, or about one that is not determined yet."""
 
     connections: "array[int]" = msgspec.field(default_factory=lambda: array("i"))
-    """Numbers of connections in the log's table of them; repeated as the log repeats them."""
+    """Numbers of connections in the log's table of them, repeated as the log repeats them."""
     paths: "array[int]" = msgspec.field(default_factory=lambda: array("i"))
     """Pattern, channel, member and next member, one after the other."""
     rings: "list[tuple[int, array[int]]]" = []
@@ -34,13 +39,13 @@ class Told(msgspec.Struct):
     costs: list[tuple[str, str, str, float, float]] = []
     """Operation, algorithm, protocol, latency in microseconds, bandwidth in GB/s."""
     channels: tuple[int, int, int] | None = None
-    """For collectives, for point-to-point, for NVLS; NO_NUMBER where not told."""
+    """Channels for collectives, for point-to-point, for NVLS; NO_NUMBER where not reported."""
     network: str | None = None
     seen: set[bytes] = set()
-    """Lines on rings and trees that were taken: some logs repeat them."""
+    """Lines on rings and trees that were read: some logs repeat them."""
 
-    def add(self, other: "Told") -> None:
-        """Take over what the other holds."""
+    def add(self, other: "InitDetails") -> None:
+        """Append the contents of `other`."""
         self.connections.extend(other.connections)
         self.paths.extend(other.paths)
         self.rings += other.rings
@@ -49,102 +54,104 @@ class Told(msgspec.Struct):
         self.network = other.network or self.network
 
 
-class Communicator(msgspec.Struct, eq=False):
+class LoggedCommunicator(msgspec.Struct, eq=False):
     """A communicator as one of its members sees it."""
 
-    process: "Process"
+    process: "LoggedProcess"
     pointer: int
     size: int
     member: int
     device: int
     order: int
-    """Place among all that the log tells of."""
+    """Position among all communicators of the log."""
     bus: str | None = None
     comm_id: str | None = None
-    parent: "Communicator | None" = None
+    parent: "LoggedCommunicator | None" = None
     split: str | None = None
-    """Which split of the parent it comes from, as far as the log tells."""
+    """Which split of the parent it is, as far as the log states it."""
     introduced: bool = True
     """Whether a line of its initialisation was seen."""
     complete: bool = False
     nodes: int = NO_NUMBER
     init_seconds: float | None = None
-    told: Told = msgspec.field(default_factory=Told)
+    details: InitDetails = msgspec.field(default_factory=InitDetails)
     name: str = ""
 
 
-class Process(msgspec.Struct, eq=False):
+class LoggedProcess(msgspec.Struct, eq=False):
     """One process of the job."""
 
     host: str
     number: int
     labels: Counter[int] = msgspec.field(default_factory=Counter)
-    """Ranks that a launcher's labels on its lines tell."""
+    """Ranks in the launcher's labels on its lines, with their number of lines."""
     library: str | None = None
     network: str | None = None
     cards: dict[tuple[str, int], str] = {}
-    """Network card by family (`IB`, `Socket`) and number."""
-    by_pointer: dict[int, Communicator] = {}
+    """Name of each network card, by family (`IB`, `Socket`) and number."""
+    by_pointer: dict[int, LoggedCommunicator] = {}
     late: "list[tuple[int, array[int]]]" = []
     """Device, and connections that were made after initialisation."""
 
 
-Worker = tuple[Process, int]
+Worker = tuple[LoggedProcess, int]
 
 
-class Thread(msgspec.Struct, eq=False):
-    """One thread of a process: initialisation is told line by line in one thread."""
+class LoggedThread(msgspec.Struct, eq=False):
+    """One thread of a process: the lines of an initialisation are all written by one thread."""
 
-    process: Process
+    process: LoggedProcess
     device: int
-    told: Told = msgspec.field(default_factory=Told)
-    open: Communicator | None = None
-    """The communicator whose initialisation has begun and not ended."""
-    last: Communicator | None = None
-    """The communicator whose initialisation ended last."""
+    details: InitDetails = msgspec.field(default_factory=InitDetails)
+    open: LoggedCommunicator | None = None
+    """Communicator whose initialisation has begun and not ended."""
+    last: LoggedCommunicator | None = None
+    """Communicator whose initialisation ended last."""
     columns: list[tuple[str, str]] = []
-    """Algorithm and protocol of each column of the table of costs that is being printed."""
+    """Algorithm and protocol of each column of the cost table that is being printed."""
     algorithms: list[str] = []
 
 
-class Communicators:
+class LoggedCommunicators:
     """All processes and communicators of a log."""
 
     __slots__ = ("all", "processes", "threads")
 
     def __init__(self) -> None:
-        self.processes: dict[tuple[str, int], Process] = {}
-        self.threads: dict[tuple[str, int, int], Thread] = {}
-        self.all: list[Communicator] = []
+        self.processes: dict[tuple[str, int], LoggedProcess] = {}
+        self.threads: dict[tuple[str, int, int], LoggedThread] = {}
+        self.all: list[LoggedCommunicator] = []
 
-    def process(self, host: str, number: int) -> Process:
-        """Return the process, a new one where it was not seen before."""
+    def process(self, host: str, number: int) -> LoggedProcess:
+        """Return the process; a new one where it was not seen before."""
         key = (host, number)
         if key not in self.processes:
-            self.processes[key] = Process(host=host, number=number)
+            self.processes[key] = LoggedProcess(host=host, number=number)
         return self.processes[key]
 
-    def thread(self, writer: Writer) -> Thread:
-        """Return the thread that wrote a line, with the device that is current now."""
+    def thread(self, writer: Writer) -> LoggedThread:
+        """Return the thread that wrote a line, and set its current device."""
         key = (writer.host, writer.process, writer.thread)
         found = self.threads.get(key)
         if found is None:
             process = self.process(writer.host, writer.process)
-            found = self.threads[key] = Thread(process=process, device=writer.device)
+            found = self.threads[key] = LoggedThread(process=process, device=writer.device)
         found.device = writer.device
         return found
 
-    def add(self, made: Communicator) -> Communicator:
-        """Add a communicator: its address names it from here."""
+    def add(self, made: LoggedCommunicator) -> LoggedCommunicator:
+        """Add a communicator; from now on its address refers to it."""
         self.all.append(made)
         made.process.by_pointer[made.pointer] = made
         return made
 
-    def of_call(self, process: Process, pointer: int, *, size: int, member: int, device: int) -> Communicator:
-        """Return the communicator that a call on this address uses; one of another size is another communicator."""
+    def of_call(
+        self, process: LoggedProcess, pointer: int, *, size: int, member: int, device: int
+    ) -> LoggedCommunicator:
+        """Return the communicator of a call on this address; where the size differs, it is another communicator."""
         found = process.by_pointer.get(pointer)
         if found is None or found.size != size:
-            made = Communicator(
+            made = LoggedCommunicator(
                 process=process, pointer=pointer, size=size, member=member, device=device, order=len(self.all)
             )
             made.introduced = False
@@ -154,20 +161,20 @@ class Communicators:
         return found
 
 
-def worker_of(communicator: Communicator) -> Worker:
-    """Return the process and the device that a member is."""
+def worker_of(communicator: LoggedCommunicator) -> Worker:
+    """Return the process and the device of a member."""
     return (communicator.process, communicator.device)
 
 
-def name_communicators(communicators: Sequence[Communicator]) -> list[str]:
-    """Name all communicators; give what is to be said about it."""
+def name_communicators(communicators: Sequence[LoggedCommunicator]) -> list[str]:
+    """Name all communicators and return notes about the names."""
     seen: Counter[tuple[Worker, str]] = Counter()
     for each in communicators:
         stem = _stem(each)
         seen[worker_of(each), stem] += 1
         nth = seen[worker_of(each), stem]
         each.name = stem if nth == 1 else f"{stem} #{nth}"
-    named: dict[str, list[Communicator]] = defaultdict(list)
+    named: dict[str, list[LoggedCommunicator]] = defaultdict(list)
     for each in communicators:
         named[each.name].append(each)
     torn = sorted(name for name, members in named.items() if _collide(members))
@@ -177,12 +184,10 @@ def name_communicators(communicators: Sequence[Communicator]) -> list[str]:
     if not torn:
         return []
     few = listed(torn, MAX_LISTED)
-    return [
-        f"several communicators look alike in this log ({few}): which of their members belong together is not known"
-    ]
+    return [f"several communicators look alike in this log ({few}): which of their members belong together is unknown"]
 
 
-def _stem(communicator: Communicator) -> str:
+def _stem(communicator: LoggedCommunicator) -> str:
     size = f"{communicator.size} rank{'s' if communicator.size > 1 else ''}"
     if communicator.comm_id is not None:
         return communicator.comm_id
@@ -198,27 +203,27 @@ def _short(name: str) -> str:
     return f"{name[:_MAX_NAME]}~{hashlib.blake2b(name.encode('utf-8'), digest_size=8).hexdigest()}"
 
 
-def _collide(members: Sequence[Communicator]) -> bool:
-    """Return whether these cannot be members of one communicator."""
+def _collide(members: Sequence[LoggedCommunicator]) -> bool:
+    """Return whether these cannot all be members of one communicator."""
     places = [each.member for each in members if each.member != NO_NUMBER]
     return len(set(places)) < len(places) or len({each.size for each in members}) > 1
 
 
-class World(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is which rank."""
+class WorldRanks(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks of the processes in the world."""
 
     size: int | None
     ranks: dict[Worker, int]
-    """Empty where it cannot be known."""
+    """Empty where they cannot be determined."""
     notes: tuple[str, ...]
 
 
-def find_world(communicators: Sequence[Communicator]) -> World:
-    """Tell the ranks of all processes that have a communicator.
+def find_world(communicators: Sequence[LoggedCommunicator]) -> WorldRanks:
+    """Return the world ranks of all processes that have a communicator.
 
-    The world is the largest communicator, if all of them are in it; of several, those must number them alike, or the
-    launcher's labels agree with one, or one is not a split of another. Where there is none, the labels tell the ranks
-    if they differ from process to process.
+    The world is the largest communicator, if all processes are in it. If there are several such, they must number the
+    processes alike, or the launcher's labels must agree with one, or one must not be a split of another. Where there is
+    none, the labels give the ranks if they differ between all processes.
     """
     workers = {worker_of(each) for each in communicators}
     of_name: dict[str, dict[Worker, int]] = defaultdict(dict)
@@ -230,7 +235,7 @@ def find_world(communicators: Sequence[Communicator]) -> World:
             sizes[each.name] = each.size
     labels = _labels(workers)
     covering = [name for name, members in of_name.items() if len(members) == len(workers)]
-    most = max((each.size for each in communicators), default=0)  # also those that only calls tell of
+    most = max((each.size for each in communicators), default=0)  # including those known from calls only
     largest = [name for name in covering if sizes[name] == most]
     if largest:
         first = of_name[largest[0]]
@@ -238,20 +243,20 @@ def find_world(communicators: Sequence[Communicator]) -> World:
         roots = [name for name in largest if name not in splits]
         if all(of_name[name] == first for name in largest) or agreeing or len(roots) == 1:
             name = (agreeing or (roots if len(roots) == 1 else largest))[0]
-            note = "the launcher's labels number the processes otherwise than NCCL does; ranks are NCCL's"
+            note = "the launcher's labels number the processes differently from NCCL; ranks are NCCL's"
             odd = bool(labels) and of_name[name] != labels
-            return World(size=sizes[name], ranks=of_name[name], notes=(note,) if odd else ())
+            return WorldRanks(size=sizes[name], ranks=of_name[name], notes=(note,) if odd else ())
     if labels:
-        return World(size=None, ranks=labels, notes=("ranks are those of the launcher's labels",))
+        return WorldRanks(size=None, ranks=labels, notes=("ranks are those of the launcher's labels",))
     note = (
-        "which ranks its processes are cannot be told: no communicator holds them all; a log of several jobs, or of "
-        "one that was restarted, has to be cut to one"
+        "the ranks of its processes cannot be determined: no communicator contains them all; a log of several jobs, "
+        "or of a restarted one, has to be cut to one job"
     )
-    return World(size=None, ranks={}, notes=(note,) if workers else ())
+    return WorldRanks(size=None, ranks={}, notes=(note,) if workers else ())
 
 
 def _labels(workers: set[Worker]) -> dict[Worker, int]:
-    """Return the ranks by the launcher's labels; none unless each process has one of its own."""
+    """Return the ranks from the launcher's labels; empty unless each process has a rank of its own."""
     ranks: dict[Worker, int] = {}
     for worker in workers:
         if len(worker[0].labels) == 1:

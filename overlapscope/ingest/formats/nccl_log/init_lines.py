@@ -1,15 +1,31 @@
-"""Lines of NCCL's subsystem INIT: when communicators begin and end, their channels, what initialising them took.
+"""Parse lines of NCCL's subsystems INIT, GRAPH, P2P, SHM and NET.
 
-Forms through the versions (2.4 to 2.31, RCCL): `comm P rank R nranks N cudaDev D [nvmlDev n] [busId hex]
-[commId 0x..] [parent P [splitCount|childCount n] color c key k] ... - Init COMPLETE`; `Init START` since 2.18, the
+They report when communicators begin and end, their channels, the duration of initialisation, rings, trees, and the
+connections between members.
+
+State of a communicator through the versions (2.4 to 2.31, RCCL): `comm P rank R nranks N cudaDev D [nvmlDev n] [busId
+hex] [commId 0x..] [parent P [splitCount|childCount n] color c key k] ... - Init COMPLETE`; `Init START` since 2.18, the
 function's name before it since 2.21, `[Rank n]` since 2.29, `localSize .. used .. bytes on core ..` with RCCL.
+
+    Channel 00/24 :    0   1   2   3                  the ring of a channel, written by member 0
+    Ring 00 : 3 -> 0 -> 1                             its neighbours, written by each member (2.10 and later)
+    Trees [0] 1/8/-1->0->-1 [1] ...                   children, the member, its parent; before 2.5 in reverse order,
+                                                      2.5 and 2.6 with the downward tree behind a bar
+    Channel 00/0 : 0[101c0] -> 1[101d0] via P2P/IPC   a connection; before 2.7 `Ring 00 : ...`
+    Channel 01/0 : 3[7] -> 8[0] [send] via NET/IB/2(1)/GDRDMA/Shared
 """
 
 import re
 from array import array
 from typing import Final, NamedTuple
 
-from overlapscope.ingest.formats.nccl_log.communicators import NO_NUMBER, Communicator, Communicators, Thread, Told
+from overlapscope.ingest.formats.nccl_log.communicators import (
+    NO_NUMBER,
+    InitDetails,
+    LoggedCommunicator,
+    LoggedCommunicators,
+    LoggedThread,
+)
 from overlapscope.timeline.facts import BOTH_SIDES, NO, RECEIVING, SENDING, UNTOLD, YES
 from overlapscope.timeline.run import MAX_RANKS
 
@@ -39,7 +55,7 @@ _NET: Final = re.compile(
 )
 _RING: Final = re.compile(rb"Channel ([0-9]{1,4})(?:/[0-9]{1,4})? :((?: {1,20}[0-9]{1,7})+)")
 _OWNER: Final = rb" comm 0x[0-9a-f]{1,16} nRanks [0-9]{1,7} busId [0-9a-f]{1,12}"
-"""What RCCL puts behind rings and trees."""
+"""Written by RCCL behind rings and trees."""
 _NEIGHBOURS: Final = re.compile(
     rb"Ring ([0-9]{1,4}) : ([0-9]{1,7}) -> ([0-9]{1,7}) -> ([0-9]{1,7})(?:" + _OWNER + rb")?\s*"
 )
@@ -50,12 +66,12 @@ _DOWN: Final = re.compile(rb"-?[0-9]{1,7}->([0-9]{1,7})->(-?[0-9]{1,7})/(-?[0-9]
 _LONGEST: Final = 900
 """NCCL cuts a line after 1,023 bytes: the last tree of a long one may be half a number."""
 _RCCL_CUTS: Final = (1022, 2046)
-"""RCCL cuts the trees alone, at these lengths."""
+"""RCCL cuts only the trees, at these lengths."""
 _REMEMBERED: Final = 1 << 16
 
 
-def state_line(log: Communicators, thread: Thread, body: bytes) -> bool:
-    """Take a line on a communicator's state, one that ends in one of STATES; whether it could be read."""
+def state_line(log: LoggedCommunicators, thread: LoggedThread, body: bytes) -> bool:
+    """Parse a line on a communicator's state, which ends in one of STATES; return whether it could be parsed."""
     fields = _fields(body)
     pointer, member, size = _pointer(fields), _number(fields, b"rank"), _number(fields, b"nranks")
     device = _number(fields, b"cudaDev")
@@ -66,7 +82,7 @@ def state_line(log: Communicators, thread: Thread, body: bytes) -> bool:
     if body.endswith((GONE, ABORTED)):
         process.by_pointer.pop(pointer, None)
         return True
-    made = Communicator(
+    made = LoggedCommunicator(
         process=process, pointer=pointer, size=size, member=member,
         device=device if device >= 0 else thread.device, order=len(log.all),
     )  # fmt: skip
@@ -77,20 +93,20 @@ def state_line(log: Communicators, thread: Thread, body: bytes) -> bool:
         thread.open = begun
         return True
     begun.complete = True
-    begun.told.add(thread.told)
-    begun.told.network = begun.told.network or process.network
-    thread.told, thread.open, thread.last = Told(), None, begun
+    begun.details.add(thread.details)
+    begun.details.network = begun.details.network or process.network
+    thread.details, thread.open, thread.last = InitDetails(), None, begun
     return True
 
 
-def _continues(known: Communicator, made: Communicator) -> bool:
-    """Whether a line tells of the communicator that is known at its address: one begun, or the same line again."""
+def _continues(known: LoggedCommunicator, made: LoggedCommunicator) -> bool:
+    """Return whether a line refers to the communicator known at its address: one begun, or the same line again."""
     same = known.introduced and (known.size, known.member) == (made.size, made.member)
     return same and (not known.complete or (made.comm_id is not None and known.comm_id == made.comm_id))
 
 
-def size_line(thread: Thread, body: bytes) -> bool:
-    """Take `comm P rank R nRanks N nNodes n localRanks l localRank r MNNVL m` (2.20 and later)."""
+def size_line(thread: LoggedThread, body: bytes) -> bool:
+    """Parse `comm P rank R nRanks N nNodes n localRanks l localRank r MNNVL m` (2.20 and later)."""
     fields = _fields(body)
     pointer, nodes = _pointer(fields), _number(fields, b"nNodes")
     known = thread.process.by_pointer.get(pointer) if pointer is not None else None
@@ -101,17 +117,17 @@ def size_line(thread: Thread, body: bytes) -> bool:
     return True
 
 
-def channels_line(thread: Thread, body: bytes) -> bool:
-    """Take `24 coll channels, 24 collnet channels, 16 nvls channels, 32 p2p channels, 2 p2p channels per peer`."""
+def channels_line(thread: LoggedThread, body: bytes) -> bool:
+    """Parse `24 coll channels, 24 collnet channels, 16 nvls channels, 32 p2p channels, 2 p2p channels per peer`."""
     found = _CHANNELS.match(body)
     if found is None:
         return False
-    thread.told.channels = (int(found[1]), int(found[3]), int(found[2]) if found[2] else NO_NUMBER)
+    thread.details.channels = (int(found[1]), int(found[3]), int(found[2]) if found[2] else NO_NUMBER)
     return True
 
 
-def timings_line(thread: Thread, body: bytes) -> bool:
-    """Take what initialising the communicator took that this thread completed last."""
+def timings_line(thread: LoggedThread, body: bytes) -> bool:
+    """Parse the duration of the initialisation that this thread completed last."""
     found = _TIMINGS.match(body)
     if found is None:
         return False
@@ -121,19 +137,19 @@ def timings_line(thread: Thread, body: bytes) -> bool:
     return True
 
 
-def begins_graph(thread: Thread) -> None:
-    """Note that the graph of a new communicator is told from here: connections before it are of older ones."""
+def begins_graph(thread: LoggedThread) -> None:
+    """Note that a new communicator's graph follows: connections before it belong to older communicators."""
     if thread.open is None:
         _set_late_apart(thread)
 
 
-def _set_late_apart(thread: Thread) -> None:
-    if thread.told.connections:
-        thread.process.late.append((thread.device, thread.told.connections[:]))
-        del thread.told.connections[:]
+def _set_late_apart(thread: LoggedThread) -> None:
+    if thread.details.connections:
+        thread.process.late.append((thread.device, thread.details.connections[:]))
+        del thread.details.connections[:]
 
 
-def _describe(made: Communicator, fields: dict[bytes, bytes]) -> None:
+def _describe(made: LoggedCommunicator, fields: dict[bytes, bytes]) -> None:
     bus = fields.get(b"busId", b"")
     if re.fullmatch(rb"[0-9a-f]{1,12}", bus):
         made.bus = bus_address(int(bus, 16))
@@ -151,7 +167,7 @@ def _describe(made: Communicator, fields: dict[bytes, bytes]) -> None:
 
 
 def bus_address(number: int) -> str:
-    """Write a bus id as NCCL prints it (`201c0`) as a PCI address (`0000:20:1c.0`)."""
+    """Return a bus id as NCCL prints it (`201c0`) as a PCI address (`0000:20:1c.0`)."""
     return f"{number >> 20:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}.{number & 0xF:x}"
 
 
@@ -175,8 +191,8 @@ def _number(fields: dict[bytes, bytes], key: bytes) -> int:
     return int(text) if _NUMBER.fullmatch(text) else NO_NUMBER
 
 
-class Connection(NamedTuple):
-    """A connection as a line tells it."""
+class LoggedConnection(NamedTuple):
+    """A connection as a line reports it."""
 
     channel: int
     sender: int
@@ -187,20 +203,20 @@ class Connection(NamedTuple):
     direct: int
     """Whether the card reads the device's memory, as a code of ANSWERS."""
     side: int
-    """Whose card it is, as a code of SIDES: each end of a network connection tells its own."""
+    """Whose card it is, as a code of SIDES: each end of a network connection reports its own."""
 
 
-class Connections:
+class ConnectionTable:
     """Every distinct connection of a log, once."""
 
     __slots__ = ("_codes", "_known")
 
     def __init__(self) -> None:
         self._known: dict[bytes, int] = {}
-        self._codes: dict[Connection, int] = {}
+        self._codes: dict[LoggedConnection, int] = {}
 
     def code(self, body: bytes) -> int:
-        """Return the number of the connection that a line tells, NO_NUMBER for one that cannot be read."""
+        """Return the number of the connection in a line; NO_NUMBER when the line cannot be parsed."""
         code = self._known.get(body)
         if code is None:
             if len(self._known) >= _REMEMBERED:
@@ -210,12 +226,12 @@ class Connections:
             self._known[body] = code
         return code
 
-    def all(self) -> list[Connection]:
+    def all(self) -> list[LoggedConnection]:
         """Return all connections in the order of their numbers."""
         return list(self._codes)
 
 
-def _connection(body: bytes) -> Connection | None:
+def _connection(body: bytes) -> LoggedConnection | None:
     found = _CONNECTION.fullmatch(body)
     if found is None:
         return None
@@ -226,52 +242,52 @@ def _connection(body: bytes) -> Connection | None:
         card, direct = int(net["card"]), YES if net["direct"] else NO
     side = {b"send": SENDING, b"receive": RECEIVING}.get(found["end"], BOTH_SIDES)
     sender, receiver = int(found["sender"]), int(found["receiver"])
-    return Connection(int(found["channel"]), sender, receiver, transport, card, direct, side)
+    return LoggedConnection(int(found["channel"]), sender, receiver, transport, card, direct, side)
 
 
-def connection_line(known: Connections, thread: Thread, body: bytes) -> bool:
-    """Take a line that tells a connection; whether it could be read."""
+def connection_line(known: ConnectionTable, thread: LoggedThread, body: bytes) -> bool:
+    """Parse a line about a connection; return whether it could be parsed."""
     code = known.code(body)
     if code == NO_NUMBER:
         return False
-    _append(thread.told.connections, code)
+    _append(thread.details.connections, code)
     return True
 
 
 def _append(codes: "array[int]", code: int) -> None:
     codes.append(code)
-    if len(codes) > _REMEMBERED and len(codes) & (len(codes) - 1) == 0:  # a log that repeats itself
+    if len(codes) > _REMEMBERED and len(codes) & (len(codes) - 1) == 0:  # the log repeats itself
         distinct = sorted(set(codes))
         if 2 * len(distinct) < len(codes):
             del codes[:]
             codes.extend(distinct)
 
 
-def ring_line(thread: Thread, body: bytes) -> bool:
-    """Take the ring of one channel, all members in order."""
+def ring_line(thread: LoggedThread, body: bytes) -> bool:
+    """Parse the ring of one channel, all members in order."""
     found = _RING.fullmatch(body.rstrip())
     if found is None:
         return False
     begins_graph(thread)
     if not _repeated(thread, body):
-        thread.told.rings.append((int(found[1]), array("i", [int(each) for each in found[2].split()])))
+        thread.details.rings.append((int(found[1]), array("i", [int(each) for each in found[2].split()])))
     return True
 
 
-def neighbours_line(thread: Thread, body: bytes) -> bool:
-    """Take a member's place in the ring of a channel."""
+def neighbours_line(thread: LoggedThread, body: bytes) -> bool:
+    """Parse a member's place in the ring of a channel."""
     found = _NEIGHBOURS.fullmatch(body)
     if found is None:
         return False
     begins_graph(thread)
     channel, before, member, behind = (int(each) for each in found.groups())
     if not _repeated(thread, body):
-        thread.told.paths.extend((RING, channel, before, member, RING, channel, member, behind))
+        thread.details.paths.extend((RING, channel, before, member, RING, channel, member, behind))
     return True
 
 
-def trees_line(thread: Thread, body: bytes) -> bool:
-    """Take a member's place in the trees of all channels: a row for each child, one for a leaf."""
+def trees_line(thread: LoggedThread, body: bytes) -> bool:
+    """Parse a member's place in the trees of all channels: one path for each child, one for a leaf."""
     text = body[len(b"Trees") :].rstrip()
     behind = _BEHIND_TREES.search(text)
     cut = len(body) > _LONGEST
@@ -293,7 +309,7 @@ def trees_line(thread: Thread, body: bytes) -> bool:
             if up is None and down is None:
                 return False
             if up is not None:
-                before_connections = True  # before 2.5 trees were told last
+                before_connections = True  # before 2.5 trees were written last
                 member = int(up[4])
                 children.update(int(each) for each in up.groups()[:3])
             elif down is not None:
@@ -305,12 +321,12 @@ def trees_line(thread: Thread, body: bytes) -> bool:
     if before_connections:
         begins_graph(thread)
     if not _repeated(thread, body):
-        thread.told.paths.extend(rows)
+        thread.details.paths.extend(rows)
     return True
 
 
-def _repeated(thread: Thread, body: bytes) -> bool:
-    seen = thread.told.seen
+def _repeated(thread: LoggedThread, body: bytes) -> bool:
+    seen = thread.details.seen
     if body in seen:
         return True
     if len(seen) < _REMEMBERED:

@@ -1,4 +1,4 @@
-"""What stands before the text of an NCCL line: who wrote it, and what launchers and log collectors put before that.
+"""Parse the prefix of an NCCL line: who wrote it, and what launchers and log collectors put before that.
 
 [1,3]<stdout>:node-1.cluster:4711:4802 [3] NCCL INFO ...
 [2026-04-28 14:14:42] node-1:4711:4802 [3] transport/net_ib.cc:123 (ncclIbConnect) NCCL WARN ...
@@ -14,14 +14,14 @@ from overlapscope.timeline.run import MAX_RANKS
 
 INFO: Final = b" NCCL INFO "
 LOUD: Final = re.compile(rb" NCCL (?:WARN|ATTN|ERROR) ")
-"""Levels of what a user should read: WARN, and since 2.32 ATTN and, in builds that tell causes apart, ERROR."""
+"""Levels that a user should read: WARN, and since 2.32 ATTN and, in builds that distinguish causes, ERROR."""
 _WRITER: Final = re.compile(
     rb"(?P<host>[A-Za-z0-9_.-]{1,255}):(?P<process>[0-9]{1,10}):(?P<thread>[0-9]{1,10}) \[(?P<device>-?[0-9]{1,5})\]"
     rb"(?: \S{1,300}:[0-9]{1,7}(?: \([^()\s]{1,200}\))?)?$"
 )
 """A warning names its place in the library's source, since 2.30 with the function."""
 _WINDOW: Final = 900
-"""A writer with its place in the source is never longer."""
+"""Largest length of a writer with its place in the source."""
 _RANKS: Final = (
     re.compile(rb"^\[[0-9]{1,6},([0-9]{1,7})\]<std(?:out|err|diag)>:"),  # mpirun --tag-output: [job,rank]
     re.compile(rb"^\[([0-9]{1,7})\](?:<std(?:out|err)>:| )"),  # MPICH and Intel MPI -l
@@ -32,7 +32,7 @@ _RANKS: Final = (
 
 
 _COLLECTED: Final = re.compile(rb"^[0-9]{4}-[0-9]{2}-[0-9]{2}T\S{8,30} (?:std(?:out|err) [FP] )?")
-"""Kubernetes and fluentd put the time at which they took the line before it."""
+"""Time at which Kubernetes or fluentd collected the line, put before it."""
 _TIME: Final = re.compile(
     rb"([0-9]{4}-[0-9]{2}-[0-9]{2})[T ]([0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]{1,9})?"
     rb" ?(Z|[+-][0-9]{2}:?[0-9]{2})?(?![0-9])"
@@ -46,11 +46,11 @@ class Writer(msgspec.Struct, frozen=True):
     process: int
     thread: int
     device: int
-    """The device that was current, as the process numbers it."""
+    """Device that was current, as the process numbers it."""
 
 
 def writer_at_end(text: bytes) -> Writer | None:
-    """Return the writer that a text ends with; None where it ends with something else."""
+    """Return the writer at the end of a text; None where it ends with anything else."""
     found = _WRITER.search(text[-_WINDOW:])
     if found is None:
         return None
@@ -63,9 +63,9 @@ def writer_at_end(text: bytes) -> Writer | None:
 
 
 def rank_of_wrapper(line: bytes) -> int | None:
-    """Return the rank that a launcher's label at the beginning of the line tells; None where there is none.
+    """Return the rank in a launcher's label at the beginning of the line; None without one.
 
-    A label that counts within a host looks the same: ranks are for those to use who see all processes.
+    A label that counts within a host looks the same. So only a caller that sees all processes may use it as a rank.
     """
     line = _COLLECTED.sub(b"", line[:_WINDOW])
     for label in _RANKS:
@@ -76,7 +76,7 @@ def rank_of_wrapper(line: bytes) -> int | None:
 
 
 def time_of(text: bytes) -> int | None:
-    """Return the last time in the text, in nanoseconds; one without a zone is read as UTC. None where there is none."""
+    """Return the last time in the text in ns, or None; a time without a zone is read as UTC."""
     found = list(_TIME.finditer(text[-_WINDOW:]))
     if not found:
         return None
@@ -90,7 +90,7 @@ def time_of(text: bytes) -> int | None:
 
 
 def is_nccl_line(line: bytes) -> bool:
-    """Return whether a line has a writer and is the library's."""
+    """Return whether a line has a writer and the mark of NCCL."""
     loud = LOUD.search(line)
     places = (line.find(INFO), loud.start() if loud else -1)
     return any(place >= 0 and writer_at_end(line[max(0, place - _WINDOW) : place]) is not None for place in places)

@@ -1,7 +1,8 @@
-"""Every line of an NCCL log that is neither a call nor a choice, in the log's order, to what it tells.
+"""Parse every line of an NCCL log that is neither a call nor a tuning choice, in the log's order.
 
-Writers interleave: a line may hold two prefixes, a piece of another line, or text without its prefix. What is whole is
-read; a piece is counted as dropped; of two prefixes in a row the text decides whose it is, or nobody's.
+Writers interleave: a line may hold two prefixes, a piece of another line, or text without its prefix. Complete text is
+read; a piece is counted as dropped. Where two prefixes follow each other, the text decides whose it is; if it does not,
+it is dropped.
 """
 
 import re
@@ -12,10 +13,10 @@ import msgspec
 
 from overlapscope.ingest.formats.nccl_log import init_lines as nccl_graph
 from overlapscope.ingest.formats.nccl_log import init_lines as nccl_init
-from overlapscope.ingest.formats.nccl_log.call_table import Book
+from overlapscope.ingest.formats.nccl_log.call_table import CallTable
 from overlapscope.ingest.formats.nccl_log.calls import CALL, tail_of
-from overlapscope.ingest.formats.nccl_log.communicators import Communicators, Process, Thread
-from overlapscope.ingest.formats.nccl_log.init_lines import Connections
+from overlapscope.ingest.formats.nccl_log.communicators import LoggedCommunicators, LoggedProcess, LoggedThread
+from overlapscope.ingest.formats.nccl_log.init_lines import ConnectionTable
 from overlapscope.ingest.formats.nccl_log.line_prefix import INFO, LOUD, Writer, rank_of_wrapper, time_of, writer_at_end
 from overlapscope.ingest.formats.nccl_log.tuning import OPERATIONS, cost_line, operation
 from overlapscope.timeline.columns import NONE
@@ -23,7 +24,7 @@ from overlapscope.timeline.facts import INFO as INFORMATION
 from overlapscope.timeline.facts import TIMEOUT, WARNING
 
 MAX_MESSAGES: Final = 10_000
-"""Warnings that are kept; the others are counted."""
+"""Largest number of warnings that are kept; the others are counted."""
 MAX_TEXT: Final = 1_000
 _MAX_SETTINGS: Final = 500
 _REMEMBERED: Final = 1 << 16
@@ -47,15 +48,15 @@ _ONCE: Final = (
     b" ",
 )
 _ONCE_WITHIN: Final = (b"opCount ", b" Bytes -> ", b"|", b" coll channels, ")
-"""What lines begin with, or hold, whose place among the others matters."""
+"""Beginnings or contents of lines whose position among the others matters."""
 _ANY_PREFIX: Final = re.compile(rb"\[-?[0-9]{1,5}\]$")
 _WHOLE_NUMBER: Final = re.compile(rb"-?[0-9]+\.")
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A line worth reading, as written."""
+class LoggedMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A line to be shown to the user, as written."""
 
-    process: Process
+    process: LoggedProcess
     device: int
     kind: int
     text: str
@@ -63,29 +64,29 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int
 
 
-class Lines(msgspec.Struct, kw_only=True):
-    """What the lines of a log told so far."""
+class LineReader(msgspec.Struct, kw_only=True):
+    """Reads the lines of a log one by one and keeps what they report."""
 
-    log: Communicators
-    book: Book
+    log: LoggedCommunicators
+    call_table: CallTable
     before_change: Callable[[], None]
-    """Called before a line changes what a pointer means."""
-    connections: Connections = msgspec.field(default_factory=Connections)
+    """Called before a line changes the meaning of a pointer."""
+    connections: ConnectionTable = msgspec.field(default_factory=ConnectionTable)
     settings: dict[str, str] = {}
     versions: dict[int | None, str] = {}
-    """Versions on lines without a prefix, by the rank of the launcher's label."""
-    messages: list[Message] = []
+    """Versions on lines without a prefix, by the rank in the launcher's label."""
+    messages: list[LoggedMessage] = []
     warnings: int = 0
     read: int = 0
-    """Lines with a prefix that were read."""
+    """Number of lines with a prefix that were read."""
     repaired: int = 0
     dropped: int = 0
     _repeats: dict[bytes, bool] = {}
-    _threads: dict[bytes, tuple[Thread, int]] = {}
+    _threads: dict[bytes, tuple[LoggedThread, int]] = {}
     _listed: set[tuple[str, str]] = set()
 
     def repeats(self, text: bytes) -> bool:
-        """Whether a line says the same again where it stands again, as long as no communicator begins or ends."""
+        """Return whether a repetition of this line adds nothing until a communicator begins or ends."""
         known = self._repeats.get(text)
         if known is None:
             if len(self._repeats) >= _REMEMBERED:
@@ -98,14 +99,14 @@ class Lines(msgspec.Struct, kw_only=True):
         return known
 
     def take(self, text: bytes, number: int, times: int = 1) -> None:
-        """Take one line, the log's `number`-th from 1, that stands there so many times."""
+        """Read line number `number` (from 1) of the log, which occurs `times` times."""
         place = text.find(INFO)
         if place < 0:
             self._without_mark(text, number)
         elif text.find(INFO, place + 1) >= 0 or LOUD.search(text):
             self._interleaved(text, number)
         elif (thread := self._thread(text, place)) is not None:
-            self._told(thread, text[place + len(INFO) :].rstrip(), number, times)
+            self._read(thread, text[place + len(INFO) :].rstrip(), number, times)
         elif _ANY_PREFIX.search(text[:place]):
             self.dropped += times
 
@@ -117,14 +118,14 @@ class Lines(msgspec.Struct, kw_only=True):
             self._without_prefix(text)
 
     def _without_prefix(self, text: bytes) -> None:
-        """Take a line that names the library but has no prefix of its: also those of other writers come by here."""
+        """Read a line that mentions NCCL but has no prefix; lines of other programs get here too."""
         found = _VERSION.search(text)
         if found:
             self.versions.setdefault(rank_of_wrapper(text), _library(found))
         elif b"opCount " in text and b" NCCL " not in text:
             self.dropped += 1
 
-    def _thread(self, text: bytes, place: int) -> Thread | None:
+    def _thread(self, text: bytes, place: int) -> LoggedThread | None:
         """Return the thread whose prefix ends at `place`."""
         key = text[text.rfind(b" ", 0, text.rfind(b" [", 0, place)) + 1 : place]
         known = self._threads.get(key)
@@ -142,14 +143,14 @@ class Lines(msgspec.Struct, kw_only=True):
         thread.device = known[1]
         return thread
 
-    def _told(self, thread: Thread, body: bytes, number: int, times: int = 1) -> None:
-        """Take the text of a line; a text that begins as one that is known and cannot be read is damage."""
+    def _read(self, thread: LoggedThread, body: bytes, number: int, times: int = 1) -> None:
+        """Read the text of a line; a text with a known beginning that cannot be parsed is counted as damaged."""
         self.read += times
         if not self._understood(thread, body, number):
             self.read -= times
             self.dropped += times
 
-    def _understood(self, thread: Thread, body: bytes, number: int) -> bool:  # noqa: PLR0911 - one by form
+    def _understood(self, thread: LoggedThread, body: bytes, number: int) -> bool:  # noqa: PLR0911 - one by form
         word = body[: body.find(b" ")]
         if word in (b"Channel", b"Ring"):
             if b" via " in body:
@@ -174,26 +175,26 @@ class Lines(msgspec.Struct, kw_only=True):
             self._remark(thread, body, number)
         return True
 
-    def _counted(self, thread: Thread, body: bytes, number: int) -> bool:
-        """Take a line that begins with an operation or a number."""
+    def _counted(self, thread: LoggedThread, body: bytes, number: int) -> bool:
+        """Read a line that begins with an operation or a number."""
         if b"opCount" in body:
             return self._call(thread, body, number)
         if b" Bytes -> " in body:
-            return False  # a whole one would have been taken with its block
+            return False  # a complete one would have been read with its block
         if b" coll channels, " in body:
             return nccl_init.channels_line(thread, body)
         return b"|" not in body or cost_line(thread, body) or True
 
-    def _remark(self, thread: Thread, body: bytes, number: int) -> None:
-        """Take a line on the process rather than on a communicator."""
+    def _remark(self, thread: LoggedThread, body: bytes, number: int) -> None:
+        """Read a line about the process rather than about a communicator."""
         if found := _SETTING.fullmatch(body):
             value = found[2].removesuffix(b".") if _WHOLE_NUMBER.fullmatch(found[2]) else found[2]
             name = found[1].decode("ascii")
-            told = value.decode("utf-8", "replace")
+            setting = value.decode("utf-8", "replace")
             if name in self.settings or len(self.settings) < _MAX_SETTINGS:
-                self.settings[name] = told if self.settings.get(name, told) == told else "mixed"
+                self.settings[name] = setting if self.settings.get(name, setting) == setting else "mixed"
         elif found := _NETWORK.fullmatch(body):
-            thread.told.network = thread.process.network = found[1].decode("utf-8", "replace")
+            thread.details.network = thread.process.network = found[1].decode("utf-8", "replace")
         elif found := _CARDS.fullmatch(body):
             family = found[1].decode("ascii")
             for card in _CARD.finditer(found[2]):
@@ -205,7 +206,7 @@ class Lines(msgspec.Struct, kw_only=True):
         elif found := _VERSION.match(body):
             thread.process.library = _library(found)
 
-    def _call(self, thread: Thread, body: bytes, number: int) -> bool:
+    def _call(self, thread: LoggedThread, body: bytes, number: int) -> bool:
         found = CALL.fullmatch(body)
         tail = tail_of(found["tail"]) if found else None
         if found is None or tail is None:
@@ -213,8 +214,8 @@ class Lines(msgspec.Struct, kw_only=True):
         process = thread.process
         writer = Writer(process.host, process.number, 0, thread.device)
         op = operation(found["op"].decode("ascii"))
-        self.book.add_call(number, writer, op, tail, int(found["seq"], 16), int(found["count"]))
-        self.read -= 1  # calls are counted where they are stored
+        self.call_table.add_call(number, writer, op, tail, int(found["seq"], 16), int(found["count"]))
+        self.read -= 1  # the call table counts calls
         return True
 
     def _warning(self, text: bytes, loud: re.Match[bytes], number: int) -> None:
@@ -230,14 +231,16 @@ class Lines(msgspec.Struct, kw_only=True):
             kind = TIMEOUT if _TIMED_OUT.search(body) else WARNING
             self._message(thread, kind, body, number, NONE if time_ns is None else time_ns)
 
-    def _message(self, thread: Thread, kind: int, body: bytes, number: int, time_ns: int) -> None:
+    def _message(self, thread: LoggedThread, kind: int, body: bytes, number: int, time_ns: int) -> None:
         text = body.decode("utf-8", "replace").strip()[:MAX_TEXT]
         self.messages.append(
-            Message(process=thread.process, device=thread.device, kind=kind, text=text, line=number, time_ns=time_ns)
+            LoggedMessage(
+                process=thread.process, device=thread.device, kind=kind, text=text, line=number, time_ns=time_ns
+            )
         )
 
     def _interleaved(self, text: bytes, number: int) -> None:
-        """Take a line with several prefixes: the text behind the last one, and what stands between them."""
+        """Read a line with several prefixes: the text behind the last one, and the text between them."""
         last = text.rfind(INFO)
         writer = writer_at_end(text[:last])
         before = text.rfind(INFO, 0, last)
@@ -257,17 +260,17 @@ class Lines(msgspec.Struct, kw_only=True):
             self.dropped += 1
             return
         self.repaired += 1
-        self._told(self.log.thread(owner), body, number)
+        self._read(self.log.thread(owner), body, number)
 
     def _known_at_end(self, writer: Writer) -> Writer | None:
-        """Return the writer without what another's line put before its host, where the process is known."""
+        """Return the writer without the text that another line put before its host, where the process is known."""
         known = [
             host for host, process in self.log.processes if process == writer.process and writer.host.endswith(host)
         ]
         return Writer(max(known, key=len), writer.process, writer.thread, writer.device) if known else None
 
     def _owner(self, writers: list[Writer | None], body: bytes) -> Writer | None:
-        """Return the writer of a text behind several prefixes; None where it could be any's."""
+        """Return the writer of a text behind several prefixes; None where it is ambiguous."""
         known = [writer for writer in writers if writer is not None]
         if len({(writer.host, writer.process) for writer in known}) == 1 and len(known) == len(writers):
             return known[-1]

@@ -1,7 +1,7 @@
-"""Read an NCCL or RCCL log (`NCCL_DEBUG=INFO`): who communicated with whom, over what, and every call in order.
+"""Read an NCCL or RCCL log (`NCCL_DEBUG=INFO`): which ranks communicated, over which links, and every call in order.
 
-Calls and choices are taken a block at a time (`nccl_scan`, `nccl_book`), all other lines one by one (`nccl_lines`). A
-log has no times of device work; its timelines have calls in order and no spans.
+Calls and tuning choices are read a block at a time (`scan`, `call_table`), all other lines one by one (`lines`). A log
+has no times of device work; its timelines have calls in order and no spans.
 """
 
 import re
@@ -16,18 +16,18 @@ from overlapscope.display import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.build.call_timeline import calls_alone
 from overlapscope.ingest.formats.nccl_log import tables as nccl_tables
-from overlapscope.ingest.formats.nccl_log.call_table import Book
-from overlapscope.ingest.formats.nccl_log.calls import Calls, times
+from overlapscope.ingest.formats.nccl_log.call_table import CallTable
+from overlapscope.ingest.formats.nccl_log.calls import CallColumns, times
 from overlapscope.ingest.formats.nccl_log.communicators import (
-    Communicators,
-    Process,
-    World,
+    LoggedCommunicators,
+    LoggedProcess,
+    WorldRanks,
     find_world,
     name_communicators,
 )
-from overlapscope.ingest.formats.nccl_log.lines import MAX_MESSAGES, Lines
+from overlapscope.ingest.formats.nccl_log.lines import MAX_MESSAGES, LineReader
 from overlapscope.ingest.formats.nccl_log.scan import Block, scan
-from overlapscope.ingest.formats.nccl_log.tables import none_if_untold
+from overlapscope.ingest.formats.nccl_log.tables import none_if_missing
 from overlapscope.ingest.formats.nccl_log.tuning import share_choices
 from overlapscope.ingest.parsing.gzip_stream import ByteStream
 from overlapscope.ingest.reader import ReadContext, Reading
@@ -48,33 +48,33 @@ _PLAIN_VERSION: Final = re.compile(r"\d+\.\d+(?:\.\d+)?")
 
 
 def read_nccl_log(path: Path, context: ReadContext) -> Reading:
-    """Read one log, of one process or of several that wrote into it. Raises InputError when nothing in it is NCCL's."""
+    """Read one log, written by one process or by several. Raises InputError when it has no line of NCCL."""
     stream = ByteStream(path, context.max_bytes, context.progress)
     log = _Log()
     for block in scan(stream):
         log.take(block)
-    log.book.settle(final=True)
-    if not log.lines.read and not log.book.calls:
+    log.call_table.settle(final=True)
+    if not log.lines.read and not log.call_table.calls:
         raise InputError(f"{shown(path)}: holds no line of NCCL or RCCL; was it written with NCCL_DEBUG=INFO?")
     return log.reading(shown(path), stream)
 
 
 class _Log:
-    """All of one file."""
+    """The contents of one file."""
 
     def __init__(self) -> None:
-        self.known = Communicators()
-        self.book = Book(self.known)
-        self.lines = Lines(log=self.known, book=self.book, before_change=self._before_change)
+        self.known = LoggedCommunicators()
+        self.call_table = CallTable(self.known)
+        self.lines = LineReader(log=self.known, call_table=self.call_table, before_change=self._before_change)
         self._block: Block | None = None
         self._base = 1
         self._line = 0
         self._added = 0
 
     def take(self, block: Block) -> None:
-        """Take one block."""
+        """Read one block."""
         self._block, self._added = block, 0
-        for line in self.book.add_choices(block, self._base).tolist():
+        for line in self.call_table.add_choices(block, self._base).tolist():
             self._take_line(line)
         codes, lines = block.texts.codes, block.others
         repeats = np.array([self.lines.repeats(text) for text in block.texts.distinct], np.bool_)
@@ -87,24 +87,24 @@ class _Log:
             first = single + 1
         self._line = block.ends.size
         self._add_calls()
-        self.book.settle()
+        self.call_table.settle()
         self._base += block.ends.size
 
     def _take_repeated(self, lines: Ints, codes: Codes) -> None:
-        """Take lines of which each says the same however often it stands there."""
+        """Read lines whose meaning does not depend on how often they occur."""
         if codes.size:
             _, first, times = np.unique(codes, return_index=True, return_counts=True)
             for line, number in sorted(zip(lines[first].tolist(), times.tolist(), strict=True)):
                 self._take_line(line, number)
 
     def _before_change(self) -> None:
-        """Add the calls before the current line, while their pointers still mean what they meant."""
+        """Add the calls before the current line while their pointers still have their meaning."""
         self._add_calls()
-        self.book.forget()
+        self.call_table.forget()
 
     def _add_calls(self) -> None:
         assert self._block is not None
-        odd = self.book.add_calls(self._block, self._base, self._added, self._line)
+        odd = self.call_table.add_calls(self._block, self._base, self._added, self._line)
         self._added = self._line
         for line in odd.tolist():
             self._take_line(line)
@@ -114,26 +114,26 @@ class _Log:
         self.lines.take(self._block.line(line), self._base + line, times)
 
     def reading(self, source: str, stream: ByteStream) -> Reading:
-        """Put together what was read."""
+        """Return the result of all blocks."""
         begun = self._take_unended()
         communicators = self.known.all
         notes = name_communicators(communicators)
         if begun:
             notes.append(
                 f"{begun} initialisation{'s' if begun > 1 else ''} of a communicator without its end "
-                "(`Init COMPLETE`): what is told there of rings, trees and connections is left out; is the log cut?"
+                "(`Init COMPLETE`): the rings, trees and connections listed there are left out; is the log cut?"
             )
         world = find_world(communicators)
         libraries = self._libraries()
         facts, unsure, odd = self._facts(world, libraries, source)
-        calls = sum(len(each.kind) for each in self.book.calls.values())
+        calls = sum(len(each.kind) for each in self.call_table.calls.values())
         notes += [*world.notes, *self._doubts(unsure)]
-        ranks = share_choices(timelines(self.book, world, source, truncated=stream.truncated))
+        ranks = share_choices(timelines(self.call_table, world, source, truncated=stream.truncated))
         return Reading(
             source=Source(
                 path=source,
                 ranks=tuple(sorted(world.ranks.values())),
-                events=self.lines.read + calls + self.book.told,
+                events=self.lines.read + calls + self.call_table.num_choices,
                 repaired=self.lines.repaired,
                 dropped=self.lines.dropped + odd,
                 truncated=stream.truncated,
@@ -147,20 +147,26 @@ class _Log:
         )
 
     def _take_unended(self) -> int:
-        """Keep what was told in an initialisation that had begun; count those of which nothing can be kept."""
+        """Keep the details of initialisations that have not ended; return how many cannot be kept."""
         begun = 0
         of = {communicator.process for communicator in self.known.all}
         for thread in self.known.threads.values():
             if thread.open is not None:
-                thread.open.told.add(thread.told)
-            elif thread.told.paths or thread.told.rings or (thread.told.connections and thread.process not in of):
+                thread.open.details.add(thread.details)
+            elif (
+                thread.details.paths
+                or thread.details.rings
+                or (thread.details.connections and thread.process not in of)
+            ):
                 begun += 1
-            elif thread.told.connections:
-                thread.process.late.append((thread.device, thread.told.connections))
+            elif thread.details.connections:
+                thread.process.late.append((thread.device, thread.details.connections))
         return begun
 
-    def _facts(self, world: World, libraries: dict[Process, str], source: str) -> tuple[Facts, int, int]:
-        """Return what was told besides calls, how many connections name no communicator, and how many paths are odd."""
+    def _facts(self, world: WorldRanks, libraries: dict[LoggedProcess, str], source: str) -> tuple[Facts, int, int]:
+        """Return the facts besides calls, the number of connections without a communicator, and the number of odd
+        paths.
+        """
         communicators, names = self.known.all, NameTable()
         joined, unsure = nccl_tables.connections(communicators, self.lines.connections.all(), names)
         paths, odd = nccl_tables.paths(communicators, names)
@@ -180,15 +186,15 @@ class _Log:
     def _doubts(self, unsure: int) -> list[str]:
         notes = []
         if unsure:
-            notes.append(f"{unsure} connections do not say of which communicator they are")
+            notes.append(f"{unsure} connections do not state their communicator")
         if self.lines.warnings > MAX_MESSAGES:
             notes.append(f"{self.lines.warnings - MAX_MESSAGES} more warnings are not kept")
-        if any(each.launch_ns for each in self.book.calls.values()):
+        if any(each.launch_ns for each in self.call_table.calls.values()):
             notes.append("its times are the hosts' local times without a zone; they are read as UTC")
         return notes
 
-    def _libraries(self) -> dict[Process, str]:
-        """Return the library of each process that told it; a line without a prefix tells by its launcher's label."""
+    def _libraries(self) -> dict[LoggedProcess, str]:
+        """Return each process's library; a version line without a prefix is assigned by its launcher label."""
         processes = list(self.known.processes.values())
         found = {process: process.library for process in processes if process.library is not None}
         for label, version in self.lines.versions.items():
@@ -197,39 +203,41 @@ class _Log:
                 found.setdefault(those[0], version)
         return found
 
-    def _fingerprint(self, libraries: dict[Process, str]) -> dict[str, str | int | None]:
-        """Give the version and the settings; a version as the profiler writes it, without the CUDA it was built for."""
-        told = [*libraries.values(), *self.lines.versions.values()]
-        versions = {found[0] for found in map(_PLAIN_VERSION.search, told) if found}
+    def _fingerprint(self, libraries: dict[LoggedProcess, str]) -> dict[str, str | int | None]:
+        """Return the version and the settings; the version as the profiler writes it, without the CUDA version."""
+        libraries_and_versions = [*libraries.values(), *self.lines.versions.values()]
+        versions = {found[0] for found in map(_PLAIN_VERSION.search, libraries_and_versions) if found}
         version: dict[str, str | int | None] = {
             "nccl_version": "mixed" if len(versions) > 1 else next(iter(versions), None)
         }
         return {**self.lines.settings, **(version if versions else {})}
 
 
-def timelines(book: Book, world: World, source: str, *, truncated: bool) -> tuple[RankTimeline, ...]:
-    """Return the calls of each rank as a timeline without times of device work; empties the book's columns.
+def timelines(call_table: CallTable, world: WorldRanks, source: str, *, truncated: bool) -> tuple[RankTimeline, ...]:
+    """Return the calls of each rank as a timeline without times of device work; empties the call table's columns.
 
-    A rank that the log tells of without any calls has a timeline too.
+    A rank that the log mentions without any calls has a timeline too.
     """
     found = []
     for worker in world.ranks:
-        book.calls.setdefault(worker, Calls())
-    for worker in sorted(book.calls, key=lambda each: (world.ranks.get(each, NONE), each[0].host, each[0].number)):
+        call_table.calls.setdefault(worker, CallColumns())
+    for worker in sorted(
+        call_table.calls, key=lambda each: (world.ranks.get(each, NONE), each[0].host, each[0].number)
+    ):
         names = NameTable()
         code = names.code(source)
-        own = _collectives(book, book.calls.pop(worker), names)
+        own = _collectives(call_table, call_table.calls.pop(worker), names)
         rank = world.ranks.get(worker, UNKNOWN_RANK)
         found.append(calls_alone(own, names, rank=rank, source=code, has_device=True, truncated=truncated))
     return tuple(found)
 
 
-def _collectives(book: Book, calls: Calls, names: NameTable) -> Collectives:
+def _collectives(call_table: CallTable, calls: CallColumns, names: NameTable) -> Collectives:
     """Return one rank's calls as a table; columns with one value for all rows take no memory."""
     rows = len(calls.kind)
     kind, choice = np.frombuffer(calls.kind, np.int32), np.frombuffer(calls.choice, np.int32)
     count = np.frombuffer(calls.count, np.int64)
-    kinds, chosen = book.kinds, book.choices.all
+    kinds, chosen = call_table.kinds, call_table.choices.all
     used = np.flatnonzero(np.bincount(kind, minlength=1)).tolist()
     place = np.zeros(len(kinds) + 1, np.int32)
     place[used] = np.arange(len(used), dtype=np.int32)
@@ -243,7 +251,7 @@ def _collectives(book: Book, calls: Calls, names: NameTable) -> Collectives:
         "group_size": _by(kind, [kinds[each].communicator.size for each in used], np.int64),
         "algorithm": _by(choice, [*names.codes(each.algorithm for each in chosen), -1], np.int32),
         "protocol": _by(choice, [*names.codes(each.protocol for each in chosen), -1], np.int32),
-        "channels": _by(choice, [none_if_untold(each.channels) for each in chosen] + [NONE], np.int64),
+        "channels": _by(choice, [none_if_missing(each.channels) for each in chosen] + [NONE], np.int64),
         "seq": np.frombuffer(calls.seq, np.int64),
         "bytes": times(count, (parts * items)[kind]),
     }
@@ -257,7 +265,7 @@ def _collectives(book: Book, calls: Calls, names: NameTable) -> Collectives:
 
 
 def _by(codes: npt.NDArray[np.int32], values: Sequence[int], dtype: Any) -> npt.NDArray[Any]:
-    """Return the value of each code, the last one for -1; where all are equal, one that stands for all."""
+    """Return the value of each code, the last value for -1; where all are equal, a view of one value."""
     table = np.array(values, dtype)
     if not table.size:
         return np.zeros(0, dtype)

@@ -1,9 +1,9 @@
-"""The lines of an NCCL log by kind, a block at a time: calls and choices as columns, the others by where they stand.
+"""Split an NCCL log into calls and tuning choices, as columns, and other lines, by position; a block at a time.
 
 A log at subsystem COLL has a line for every call of every rank, gigabytes of them, and only a few bytes differ from
-line to line. So whole blocks are searched for two capital letters, numbers are decoded as columns, and of the constant
-pieces around them each distinct one is given once. A line that has not exactly the shape of a call or a choice is not
-claimed here; whether the pieces make sense is for their reader to say.
+line to line. So whole blocks are searched for two capital letters, numbers are decoded as columns, and each distinct
+constant piece around them is returned once. A line that does not have exactly the shape of a call or a choice is left
+to the reader of other lines; the readers of the pieces decide whether they make sense.
 
     HOST:PID:TID [DEV] NCCL INFO AllReduce: opCount 1f sendbuff P recvbuff P count 64 datatype 7 op 0 root 0 comm P ...
     HOST:PID:TID [DEV] NCCL INFO AllReduce: 256 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}
@@ -16,44 +16,44 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.ingest.formats.nccl_log.text_columns import Text, Texts, distinct_pieces
+from overlapscope.ingest.formats.nccl_log.text_columns import TextBlock, TextColumn, distinct_pieces
 from overlapscope.ingest.parsing.gzip_stream import BLOCK_BYTES, MAX_LINE_BYTES, ByteStream
 from overlapscope.timeline.columns import Ints
 
 _OP_COUNT: Final = b"opCount "
 _BYTES: Final = b"Bytes ->"
 _NUMBERED: Final = b"Bytes -> Algo 1 proto 2"
-"""What stands before the estimated time of a choice by number, which differs from line to line and is not read."""
+"""Text before the estimated time of a choice by number. The time differs from line to line and is not read."""
 _BATCH: Final = 4 << 20
-"""Bytes that are searched at once, at least."""
+"""Smallest number of bytes that are searched at once."""
 _TIME: Final = re.compile(rb"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?[^ ]{0,6} ")
 _OWN_TIME: Final = re.compile(_TIME.pattern.replace(b"[^ ]{0,6} ", rb"\] ?(?=[A-Za-z0-9_.-]+:[0-9]+:[0-9]+ \[)"))
-"""The library's own time stands in brackets right before the host."""
+"""NCCL's own time stands in brackets directly before the host."""
 
 
-class Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines of one shape: where they start, the pieces around their numbers, and the numbers."""
+class LineColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines of one shape as columns: their positions, the pieces around their numbers, and the numbers."""
 
     line: Ints
-    """Which line of the block."""
-    head: Texts
-    """From behind a leading time to the first number."""
-    tail: Texts
-    """What stands behind the last number."""
+    """Number of the line in the block."""
+    head: TextColumn
+    """Text from behind a leading time to the first number."""
+    tail: TextColumn
+    """Text behind the last number."""
     seq: Ints
     """`opCount` of a call; not of a choice."""
     count: Ints
     """Elements of a call, bytes of a choice."""
     time_ns: Ints
-    """The library's own time on the line, NONE where it has none; empty where no line has one."""
+    """NCCL's own time on the line, NONE where it has none; empty where no line has one."""
 
-    def within(self, low: int, high: int) -> "Rows":
-        """Return the rows from `low` to before `high`."""
+    def within(self, low: int, high: int) -> "LineColumns":
+        """Return the rows of the lines `low` to `high` (exclusive)."""
         cut = slice(low, high)
-        return Rows(
+        return LineColumns(
             line=self.line[cut],
-            head=Texts(codes=self.head.codes[cut], distinct=self.head.distinct),
-            tail=Texts(codes=self.tail.codes[cut], distinct=self.tail.distinct),
+            head=TextColumn(codes=self.head.codes[cut], distinct=self.head.distinct),
+            tail=TextColumn(codes=self.tail.codes[cut], distinct=self.tail.distinct),
             seq=self.seq[cut],
             count=self.count[cut],
             time_ns=self.time_ns[cut],
@@ -61,20 +61,20 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """One block of whole lines; its bytes hold until the next block is asked for."""
+    """One block of whole lines; its bytes are valid until the next block is requested."""
 
     ends: Ints
     """Offsets of the newlines."""
-    calls: Rows
-    choices: Rows
+    calls: LineColumns
+    choices: LineColumns
     others: Ints
     """Lines that hold `CC` or `opCount` and are neither calls nor choices, in order."""
-    texts: Texts
-    """These lines from behind a leading time."""
+    texts: TextColumn
+    """The text of these lines from behind a leading time."""
     data: bytearray
 
     def line(self, number: int) -> bytes:
-        """Return a line."""
+        """Return the bytes of a line."""
         start = int(self.ends[number - 1]) + 1 if number else 0
         return bytes(self.data[start : int(self.ends[number])])
 
@@ -84,7 +84,7 @@ def scan(stream: ByteStream) -> Iterator[Block]:
 
     Lines longer than MAX_LINE_BYTES may be cut there. Raises InputError as `ByteStream.blocks` does.
     """
-    text = Text(_BATCH + 2 * BLOCK_BYTES)
+    text = TextBlock(_BATCH + 2 * BLOCK_BYTES)
     rest = 0
     for block in stream.blocks():
         filled = text.put(block, rest)
@@ -101,8 +101,8 @@ def scan(stream: ByteStream) -> Iterator[Block]:
         yield _scan(text, rest + 1)
 
 
-def _scan(text: Text, size: int) -> Block:
-    """Find the calls and choices of the first `size` bytes, which end in a newline, and other lines worth a look."""
+def _scan(text: TextBlock, size: int) -> Block:
+    """Find the calls and choices of the first `size` bytes, which end in a newline, and other lines worth reading."""
     size = text.make_plain(size)
     at = text.marks(size)
     here, before = text.bytes[at], text.bytes[at - 1]
@@ -129,8 +129,8 @@ def _scan(text: Text, size: int) -> Block:
     return Block(ends=ends, calls=calls, choices=choices, others=others, texts=texts, data=text.data)
 
 
-def _calls(text: Text, ends: Ints, line: Ints, at: Ints) -> Rows:
-    """Read the lines with `opCount` at these places; only those that have the shape of a call."""
+def _calls(text: TextBlock, ends: Ints, line: Ints, at: Ints) -> LineColumns:
+    """Parse the lines with `opCount` at these places; only those that have the shape of a call."""
     line, at = _alone(line, at)
     first = at + len(_OP_COUNT)
     seq, end = text.numbers(first, 16)
@@ -138,7 +138,7 @@ def _calls(text: Text, ends: Ints, line: Ints, at: Ints) -> Rows:
     receives = text.behind_pointer(sends, b" recvbuf")
     receives = np.where((receives > 0) & text.has(receives + 8, b"f "), receives + 10, 0)
     counted = text.behind_pointer(receives, b" count ")
-    if (odd := np.flatnonzero((counted == 0) & (receives > 0))).size:  # RCCL's sum with a bias has one pointer more
+    if (odd := np.flatnonzero((counted == 0) & (receives > 0))).size:  # RCCL's sum with a bias has one more pointer
         biases = text.behind_pointer(receives[odd], b" acc ")
         counted[odd] = text.behind_pointer(np.where(biases > 0, biases + len(b" acc "), 0), b" count ")
     counted = np.where(counted > 0, counted + len(b" count "), 0)
@@ -148,8 +148,8 @@ def _calls(text: Text, ends: Ints, line: Ints, at: Ints) -> Rows:
     return _rows(text, ends, *(columns if good.all() else (column[good] for column in columns)))
 
 
-def _choices(text: Text, ends: Ints, line: Ints, at: Ints) -> Rows:
-    """Read the lines with `Bytes ->` at these places."""
+def _choices(text: TextBlock, ends: Ints, line: Ints, at: Ints) -> LineColumns:
+    """Parse the lines with `Bytes ->` at these places."""
     line, at = _alone(line, at)
     start = np.append(-1, ends)[line] + 1
     first = text.number_before(at - 1, start)
@@ -173,11 +173,11 @@ def _alone(line: Ints, at: Ints) -> tuple[Ints, Ints]:
 
 
 def _rows(
-    text: Text, ends: Ints, line: Ints, first: Ints, tail: Ints, seq: Ints, count: Ints, until: Ints | None = None
-) -> Rows:
-    """Cut the lines into head, middle and tail; leave out a leading time, which differs from line to line.
+    text: TextBlock, ends: Ints, line: Ints, first: Ints, tail: Ints, seq: Ints, count: Ints, until: Ints | None = None
+) -> LineColumns:
+    """Cut the lines into head, middle and tail, without a leading time, which differs from line to line.
 
-    The tail goes to the end of the line, or to before `until`.
+    The tail goes to the end of the line, or to `until` (exclusive).
     """
     begin, time_ns = _behind_time(text, np.append(-1, ends)[line] + 1, first)
     cuts = np.empty((line.size, 4), np.int32)
@@ -185,13 +185,13 @@ def _rows(
         begin, first, tail, ends[line] if until is None else until,
     )  # fmt: skip
     head, rest = distinct_pieces(text.data, cuts, (0, 2))
-    return Rows(line=line, head=head, tail=rest, seq=seq, count=count, time_ns=time_ns)
+    return LineColumns(line=line, head=head, tail=rest, seq=seq, count=count, time_ns=time_ns)
 
 
-def _behind_time(text: Text, start: Ints, until: Ints) -> tuple[Ints, Ints]:
-    """Return where each line goes on behind a leading time, one of the shape that the first line has; and the times.
+def _behind_time(text: TextBlock, start: Ints, until: Ints) -> tuple[Ints, Ints]:
+    """Return where each line continues behind a leading time of the same shape as in the first line; and the times.
 
-    Times are the library's own; empty where it writes none.
+    Times are NCCL's own; empty where it writes none.
     """
     times = np.zeros(0, np.int64)
     found = _TIME.search(text.data, int(start[0]), int(until[0])) if start.size else None

@@ -1,6 +1,6 @@
-"""The bytes of a block of text as columns: what stands at many places, numbers, times, equal pieces told once.
+"""Process a block of text as columns: comparisons at many places, numbers, times, and distinct pieces.
 
-Numpy works on all places at once, and on eight bytes at once where that is possible; Arrow finds equal pieces.
+Numpy works on all places at once, and on eight bytes at once where possible; Arrow finds equal pieces.
 """
 
 import re
@@ -17,24 +17,24 @@ _EVEN: Final = np.uint8(0xFE)
 _STRIP: Final = 1 << 17
 _COLORS: Final = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _PADDING: Final = b"\n" * 48
-"""So that bytes behind any place in the block can be read."""
+"""Allows reading bytes behind any place in the block."""
 _POINTER_WIDTHS: Final = (14, 5, 16, 13, 12, 11, 10, 18, 15, 17, 9, 8, 7, 6, 4, 3)
-"""Of `0x7f0123456789`, `(nil)`, and rarer ones."""
+"""Lengths of `0x7f0123456789`, `(nil)`, and rarer ones."""
 _MAX_DIGITS: Final = 18
 _MINUTE: Final = len("2026-04-28 14:14")
 _DIGITS: Final = np.full(256, 99, np.int64)
 _DIGITS[list(b"0123456789abcdef")] = range(16)
 
 
-class Texts(msgspec.Struct, frozen=True, kw_only=True):
-    """A column of texts: codes into the distinct ones, among which there may be those of other columns."""
+class TextColumn(msgspec.Struct, frozen=True, kw_only=True):
+    """A column of texts: codes into the distinct texts, which other columns may share."""
 
     codes: Codes
     distinct: list[bytes]
 
 
-class Text:
-    """The bytes of a block as columns, in buffers that are used again: fresh memory costs more than the search."""
+class TextBlock:
+    """The bytes of a block as columns, in reused buffers: allocating new memory costs more than the search."""
 
     __slots__ = ("_eight", "_masks", "bytes", "data")
 
@@ -49,7 +49,7 @@ class Text:
         self._masks = (np.empty(size, np.bool_), np.empty(_STRIP, np.bool_), np.empty(_STRIP, np.uint8))
 
     def put(self, block: bytes, place: int) -> int:
-        """Write a block there, with some bytes behind it that end every number; give where it ends."""
+        """Write a block at `place`, with some bytes behind it that end every number; return where it ends."""
         end = place + len(block)
         if end + len(_PADDING) > len(self.data):
             self._grow(2 * (end + len(_PADDING)))
@@ -58,7 +58,7 @@ class Text:
         return end
 
     def make_plain(self, size: int) -> int:
-        """Leave out colours, and carriage returns before a newline; give the new size."""
+        """Remove colours, and carriage returns before a newline; return the new size."""
         colored = self.data.find(b"\x1b", 0, size) >= 0
         if colored or self.data.find(b"\r", 0, size) >= 0:
             plain = bytes(self.data[:size]).replace(b"\r\n", b"\n")
@@ -68,7 +68,7 @@ class Text:
     def marks(self, size: int) -> Ints:
         """Return the places of the letters B and C and of newlines."""
         letters, newlines, even = self._masks
-        for first in range(0, size, _STRIP):  # which stays in the processor's cache
+        for first in range(0, size, _STRIP):  # a strip fits into the processor's cache
             strip = slice(first, min(first + _STRIP, size))
             width = strip.stop - first
             np.bitwise_and(self.bytes[strip], _EVEN, out=even[:width])
@@ -83,7 +83,7 @@ class Text:
         return same
 
     def numbers(self, start: Ints, base: int) -> tuple[Ints, Ints]:
-        """Return the numbers that begin at each place, and where they end; -1 where no int64 holds it."""
+        """Return the numbers that begin at each place, and where they end; -1 where a number exceeds int64."""
         value, width = _leading_number(self._eight[start], base)
         digits = width
         going = np.flatnonzero(width == 8)
@@ -99,7 +99,7 @@ class Text:
         return number, start + digits
 
     def number_before(self, end: Ints, least: Ints) -> Ints:
-        """Return where the digits begin that stand before each place, at `least` or behind it."""
+        """Return where the digits before each place begin, not before `least`."""
         first = end.copy()
         going = np.arange(end.size)
         for _ in range(3):
@@ -111,7 +111,9 @@ class Text:
         return np.maximum(first, least)
 
     def behind_pointer(self, start: Ints, text: bytes) -> Ints:
-        """Give where `text` stands behind a pointer that begins at each place; 0 where it does not, or for place 0."""
+        """Return the place behind `text` that follows a pointer at each place; 0 where it does not follow, or for place
+        0.
+        """
         place = np.zeros(start.size, np.int64)
         left = np.flatnonzero(start)
         for width in _POINTER_WIDTHS:
@@ -123,7 +125,7 @@ class Text:
         return place
 
     def times(self, start: Ints, wanted: Flags, shape: bytes) -> Ints:
-        """Decode the times of this shape that stand at each place; NONE where something else stands there.
+        """Decode the times of this shape at each place, in ns; NONE where anything else stands there.
 
         A time without a zone is read as UTC.
         """
@@ -131,7 +133,7 @@ class Text:
         rows = np.flatnonzero(wanted)
         if rows.size:
             begin = start[rows]
-            near = self._eight[begin] == self._eight[begin[0]]  # most lines are of one minute
+            near = self._eight[begin] == self._eight[begin[0]]  # most lines share one minute
             near &= self._eight[begin + 8] == self._eight[begin[0] + 8]
             minute = self._minutes(begin[:1])[0]
             time_ns[rows] = NONE if minute == NONE else self._seconds(begin, shape, minute)
@@ -142,7 +144,7 @@ class Text:
         return time_ns
 
     def _minutes(self, begin: Ints) -> Ints:
-        """Decode `2026-04-28 14:14` in nanoseconds; NONE for what is no such time."""
+        """Decode `2026-04-28 14:14` to ns; NONE where it is not a valid time."""
         values, good = self._fields(begin, b"0000-00-00 00:00")
         year, month, day, hour, minute = values
         good &= (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31) & (hour < 24) & (minute < 60)
@@ -153,7 +155,7 @@ class Text:
         return np.where(good, ((days * 24 + hour) * 60 + minute) * 60_000_000_000, NONE)
 
     def _seconds(self, begin: Ints, shape: bytes, minute_ns: int) -> Ints:
-        """Decode what stands behind the minute, `:42.123` in the given shape, and add it to the minute."""
+        """Decode the text behind the minute, such as `:42.123`, in the given shape, and add it to the minute."""
         values, good = self._fields(begin + _MINUTE, shape[_MINUTE:])
         good &= values[0] <= 60
         part = re.search(rb"\.([0-9]+)", shape)
@@ -161,7 +163,7 @@ class Text:
         return np.where(good, minute_ns + values[0] * 1_000_000_000 + part_ns, NONE)
 
     def _fields(self, begin: Ints, shape: bytes) -> tuple[list[Ints], Flags]:
-        """Decode the numbers where the shape has digits; and whether digits and marks stand where it has them."""
+        """Decode the numbers where the shape has digits; return also whether the text has the shape."""
         values = []
         good = np.ones(begin.size, np.bool_)
         for part in re.finditer(rb"[0-9]+|[^0-9 T]", shape):
@@ -190,9 +192,9 @@ def _leading_number(words: npt.NDArray[np.uint64], base: int) -> tuple[npt.NDArr
 
 
 def _digits_in_front(words: npt.NDArray[np.uint64], base: int) -> Ints:
-    """Return how many of each eight bytes are digits, up to the first that is none.
+    """Return how many leading bytes of each eight bytes are digits.
 
-    Sums may carry out of a byte that is no digit, but only upwards, to bytes behind it, which do not count.
+    Sums may carry out of a byte that is not a digit, but only upwards, to bytes behind it, which do not count.
     """
     digit = words ^ _each(0x30)  # 0..9
     other = (digit + _each(0x76)) | digit
@@ -214,12 +216,12 @@ def _each(byte: int) -> np.uint64:
 
 _SHIFTS: Final = np.array([0, *(64 - 8 * width for width in range(1, 9))], np.uint64)
 _KEEPS: Final = np.array([0, *[2**64 - 1] * 8], np.uint64)
-"""To move the digits of a word of that width to its end, and to leave nothing of a word without any."""
+"""Mask per number of digits: keeps that many bytes at the end of a word, none for 0."""
 _POWERS: Final = {base: np.array([base**digits for digits in range(9)], np.uint64) for base in (10, 16)}
 
 
-def distinct_pieces(data: bytearray, cuts: Codes, wanted: tuple[int, ...]) -> list[Texts]:
-    """Cut lines into pieces and give the wanted ones, equal ones told once.
+def distinct_pieces(data: bytearray, cuts: Codes, wanted: tuple[int, ...]) -> list[TextColumn]:
+    """Cut lines into pieces and return the wanted pieces as columns of distinct texts.
 
     `cuts` has a row for each line, in order: ascending offsets, one more than there are pieces.
     """
@@ -228,7 +230,7 @@ def distinct_pieces(data: bytearray, cuts: Codes, wanted: tuple[int, ...]) -> li
     lines, columns = cuts.shape
     flat = cuts.ravel()
     if not lines:
-        return [Texts(codes=np.zeros(0, np.int32), distinct=[]) for _ in wanted]
+        return [TextColumn(codes=np.zeros(0, np.int32), distinct=[]) for _ in wanted]
     if flat[0] < 0 or flat[-1] > len(data) or (flat[1:] < flat[:-1]).any():
         raise AssertionError("cuts must ascend: Arrow would read beyond the block")
     valid = np.zeros((lines, columns), np.bool_)
@@ -238,4 +240,4 @@ def distinct_pieces(data: bytearray, cuts: Codes, wanted: tuple[int, ...]) -> li
     encoded = pa.Array.from_buffers(pa.binary(), flat.size - 1, buffers).dictionary_encode()
     codes = np.frombuffer(encoded.indices.buffers()[1], np.int32, flat.size - 1)
     distinct = encoded.dictionary.to_pylist()
-    return [Texts(codes=codes[column::columns], distinct=distinct) for column in wanted]
+    return [TextColumn(codes=codes[column::columns], distinct=distinct) for column in wanted]

@@ -1,4 +1,4 @@
-"""What NCCL chose for a call: the lines of its subsystem TUNING, and which call each belongs to.
+"""Parse lines of NCCL's subsystem TUNING: what it chose for a call, which call that is, and its cost table.
 
     33554432 Bytes -> Algo 1 proto 2 time 367.200012                               2.20 to 2.22
     AllReduce: 33554432 Bytes -> Algo 1 proto 2 time 367.200012                    2.23
@@ -8,7 +8,15 @@
 
 Only member 0 of a communicator writes them, when a group of calls is launched, so they follow the group's calls. Until
 2.23 a line is for all calls of one operation and type whose sizes are within four times the smallest, and counts their
-sum (`ncclPrepareTasks`); `Bytes` is the whole buffer there, and what one rank gives or gets in later versions.
+sum (`ncclPrepareTasks`); there `Bytes` is the whole buffer, in later versions what one rank contributes or receives.
+The choice holds for all members: the other members' calls get it too.
+
+At initialisation member 0 also prints the time that each algorithm and protocol would take:
+
+    Latency/AlgBw |    Tree/    LL |    Tree/ LL128 | ...         before 2.18; one table
+      Algorithm   |                  Tree                  | ...  since 2.18; several blocks of up to three algorithms
+      Protocol    |      LL |   LL128 |  Simple | ...
+        AllReduce |    27.1/  10.2 |    35.3/  40.8 | ...         latency in microseconds, bandwidth in GB/s
 """
 
 import re
@@ -20,7 +28,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.ingest.formats.nccl_log.communicators import NO_NUMBER, Thread
+from overlapscope.ingest.formats.nccl_log.communicators import NO_NUMBER, LoggedThread
 from overlapscope.ingest.formats.nccl_log.line_prefix import Writer, writer_at_end
 from overlapscope.timeline.columns import Codes, Flags, Ints
 from overlapscope.timeline.names import NameTable
@@ -57,7 +65,7 @@ OPERATIONS: Final = {
     "gather": "gather",
     "scatter": "scatter",
 }
-"""Our names of operations by NCCL's, in small letters."""
+"""Our names of operations by NCCL's names in lower case."""
 _SPELLINGS: Final = {"COLLNETDIRECT": "COLLNET_DIRECT", "COLLNETCHAIN": "COLLNET_CHAIN", "NVLSTREE": "NVLS_TREE"}
 _TITLES: Final = frozenset(("Latency/AlgBw", "Algorithm", "Protocol", "Max NThreads"))
 _CELL: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)/ {0,12}([0-9]{1,12}(?:\.[0-9]{1,6})?)")
@@ -65,44 +73,44 @@ _PAIR: Final = re.compile(r"(\w{1,20})/ {0,12}(\w{1,20})")
 _PROTOCOLS: Final = 3
 
 
-class Choice(msgspec.Struct, frozen=True):
-    """What NCCL chose."""
+class TuningChoice(msgspec.Struct, frozen=True):
+    """Algorithm, protocol and channels that NCCL chose for a call."""
 
     algorithm: str | None
     protocol: str | None
     channels: int
     whole: bool
-    """Whether its line counts the whole buffer."""
+    """Whether the line counts the whole buffer."""
 
 
-class ChoiceHead(msgspec.Struct, frozen=True):
-    """What stands before the bytes of a choice."""
+class TuningHead(msgspec.Struct, frozen=True):
+    """Parsed text before the bytes of a choice."""
 
     writer: Writer
     op: str | None
 
 
-def head_of(text: bytes) -> ChoiceHead | None:
-    """Read the piece before the bytes; None where it is something else."""
+def head_of(text: bytes) -> TuningHead | None:
+    """Parse the piece before the bytes; None where it is anything else."""
     found = _HEAD.search(text) if text.count(b" NCCL ") == 1 else None
     writer = writer_at_end(text[: found.start()]) if found else None
     if found is None or writer is None:
         return None
-    return ChoiceHead(writer, operation(found[1].decode("ascii")) if found[1] else None)
+    return TuningHead(writer, operation(found[1].decode("ascii")) if found[1] else None)
 
 
-def choice_of(text: bytes) -> Choice | None:
-    """Read the piece behind the bytes; None where it is something else."""
+def choice_of(text: bytes) -> TuningChoice | None:
+    """Parse the piece behind the bytes; None where it is anything else."""
     if found := _NAMED.fullmatch(text):
         channels = int(found[4]) - int(found[3]) + 1
         algorithm, protocol = spelled(found[1].decode("ascii")), spelled(found[2].decode("ascii"))
-        return Choice(algorithm, protocol, channels if channels > 0 else NO_NUMBER, whole=False)
+        return TuningChoice(algorithm, protocol, channels if channels > 0 else NO_NUMBER, whole=False)
     if found := _NUMBERED.fullmatch(text):
-        return Choice(_numbered(found[1], ALGORITHMS), _numbered(found[2], PROTOCOLS), NO_NUMBER, whole=True)
+        return TuningChoice(_numbered(found[1], ALGORITHMS), _numbered(found[2], PROTOCOLS), NO_NUMBER, whole=True)
     if found := _SYMMETRIC.fullmatch(text):
-        return Choice(found[1].decode("utf-8", "replace"), None, int(found[2]), whole=False)
+        return TuningChoice(found[1].decode("utf-8", "replace"), None, int(found[2]), whole=False)
     if found := _ENGINES.fullmatch(text):
-        return Choice("COPY_ENGINE", None, NO_NUMBER, whole=False)
+        return TuningChoice("COPY_ENGINE", None, NO_NUMBER, whole=False)
     return None
 
 
@@ -112,16 +120,16 @@ def _numbered(text: bytes, names: Sequence[str]) -> str | None:
     return names[int(text)] if int(text) < len(names) else None
 
 
-class Choices:
+class TuningChoices:
     """Every distinct choice of a log, by number."""
 
     __slots__ = ("_codes", "all")
 
     def __init__(self) -> None:
-        self.all: list[Choice] = []
-        self._codes: dict[Choice, int] = {}
+        self.all: list[TuningChoice] = []
+        self._codes: dict[TuningChoice, int] = {}
 
-    def code(self, choice: Choice) -> int:
+    def code(self, choice: TuningChoice) -> int:
         """Return the number of a choice."""
         code = self._codes.setdefault(choice, len(self.all))
         if code == len(self.all):
@@ -129,10 +137,10 @@ class Choices:
         return code
 
     def agreed(self, codes: Sequence[int]) -> int:
-        """Return what several choices have in common."""
+        """Return the number of a choice with what several choices have in common."""
         first, *others = [self.all[code] for code in codes]
         return self.code(
-            Choice(
+            TuningChoice(
                 first.algorithm if all(each.algorithm == first.algorithm for each in others) else None,
                 first.protocol if all(each.protocol == first.protocol for each in others) else None,
                 first.channels if all(each.channels == first.channels for each in others) else NO_NUMBER,
@@ -141,30 +149,30 @@ class Choices:
         )
 
 
-class Events(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of members 0, and choices, as equally long columns: those of a process together, in the log's order."""
+class CallsAndChoices(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of members 0, and choices, as columns of equal length, grouped by process, in the log's order."""
 
     process: Codes
     call: Flags
     """False for a choice."""
     communicator: Codes
     op: Codes
-    """NO_NUMBER for a choice that does not say."""
+    """NO_NUMBER for a choice that does not state it."""
     batch: Codes
     """What calls must share to be launched together: operation, type, reduction. Unused for choices."""
     whole: Ints
-    """Bytes of the whole buffer; as the line says for choices."""
+    """Bytes of the whole buffer; for choices as stated in the line."""
     part: Ints
-    """Bytes of what one rank gives or gets; likewise."""
+    """Bytes that one rank contributes or receives; for choices as stated in the line."""
     choice: Codes
     """Number of the choice; NO_NUMBER for calls."""
 
 
-def match(events: Events, choices: Choices) -> Codes:
-    """Return the number of the choice that belongs to each event; NO_NUMBER for choices, and where it cannot be told.
+def match(events: CallsAndChoices, choices: TuningChoices) -> Codes:
+    """Return the number of the choice that belongs to each event; NO_NUMBER for choices, and where it is ambiguous.
 
     Choices belong to calls among those since the last choices before them. Several calls of one size get what their
-    lines agree on; where some of them have no line, it is the last that have one, unless they are of several
+    lines agree on. Where some of them have no line, the last ones are assumed to have one, unless they are of several
     communicators.
     """
     result = np.full(events.call.size, NO_NUMBER, np.int32)
@@ -192,7 +200,7 @@ def match(events: Events, choices: Choices) -> Codes:
     return result
 
 
-def _runs(events: Events) -> Ints:
+def _runs(events: CallsAndChoices) -> Ints:
     """Number the runs: calls of a process and the choices behind them."""
     begins = np.ones(events.call.size, np.bool_)
     begins[1:] = events.call[1:] & ~events.call[:-1]
@@ -200,8 +208,8 @@ def _runs(events: Events) -> Ints:
     return np.cumsum(begins) - 1
 
 
-def _assign_pairs(events: Events, run: Ints, op: Codes, size: Ints, left: Flags, result: Codes) -> Ints:
-    """Return a call that stands alone in its run the only choice behind it; give the rows that are done with.
+def _assign_pairs(events: CallsAndChoices, run: Ints, op: Codes, size: Ints, left: Flags, result: Codes) -> Ints:
+    """Assign the choice of a run to its call where the run has one of each; return the rows that are completed.
 
     Most runs are such, and need no sorting.
     """
@@ -212,8 +220,10 @@ def _assign_pairs(events: Events, run: Ints, op: Codes, size: Ints, left: Flags,
     return np.concatenate((call, call + 1))
 
 
-def _assign(events: Events, choices: Choices, rows: Ints, keys: tuple[Ints, Codes, Ints], result: Codes) -> Ints:
-    """Return the calls of equal run, operation and size the choices of the same; give the rows that are done with."""
+def _assign(
+    events: CallsAndChoices, choices: TuningChoices, rows: Ints, keys: tuple[Ints, Codes, Ints], result: Codes
+) -> Ints:
+    """Assign choices to calls of equal run, operation and size; return the rows that are completed."""
     if not rows.size:
         return rows
     order = np.lexsort(keys[::-1])
@@ -222,30 +232,30 @@ def _assign(events: Events, choices: Choices, rows: Ints, keys: tuple[Ints, Code
     rows = rows[order]
     first, group = np.flatnonzero(begins), np.cumsum(begins) - 1
     call, choice, communicator = events.call[rows], events.choice[rows], events.communicator[rows]
-    calls, told = np.bincount(group, call), np.bincount(group, ~call)
+    calls, num_choices = np.bincount(group, call), np.bincount(group, ~call)
     most = np.iinfo(np.int32).max
     least_choice = np.minimum.reduceat(np.where(call, most, choice), first)
-    code = np.where(told > 0, least_choice, NO_NUMBER)
-    both = (calls > 0) & (told > 0)
+    code = np.where(num_choices > 0, least_choice, NO_NUMBER)
+    both = (calls > 0) & (num_choices > 0)
     for odd in np.flatnonzero(both & (least_choice != np.maximum.reduceat(choice, first))).tolist():
         code[odd] = choices.agreed(sorted(set(choice[(group == odd) & ~call].tolist())))
     of_one = np.minimum.reduceat(np.where(call, communicator, most), first)
     several = of_one != np.maximum.reduceat(np.where(call, communicator, NO_NUMBER), first)
     before: Ints = np.cumsum(call) - call
     behind = calls[group] - (before - before[first][group]) - 1
-    given = call & both[group] & ((behind < told[group]) & ~several[group] | (calls <= told)[group])
-    result[rows[given]] = code[group[given]]
-    done: Ints = rows[given | ~call & both[group]]
+    assigned = call & both[group] & ((behind < num_choices[group]) & ~several[group] | (calls <= num_choices)[group])
+    result[rows[assigned]] = code[group[assigned]]
+    done: Ints = rows[assigned | ~call & both[group]]
     return done
 
 
-def _assign_sums(events: Events, op: Codes, rows: Sequence[int], result: Codes) -> None:
-    """Return calls of one run that were launched together the choice whose bytes are their sum."""
+def _assign_sums(events: CallsAndChoices, op: Codes, rows: Sequence[int], result: Codes) -> None:
+    """Assign choices to calls of one run that were launched together and whose bytes add up to those of the choice."""
     together: dict[tuple[int, int], list[int]] = defaultdict(list)
-    told: list[int] = []
+    choice_rows: list[int] = []
     for row in rows:
         if not events.call[row]:
-            told.append(row)
+            choice_rows.append(row)
         elif events.whole[row] > 0:
             together[int(events.communicator[row]), int(events.batch[row])].append(row)
     sums: list[tuple[int, int, list[int]]] = []
@@ -256,14 +266,14 @@ def _assign_sums(events: Events, op: Codes, rows: Sequence[int], result: Codes) 
             joined = [left[0], *(row for row in left[1:] if events.whole[row] < limit)]
             sums.append((int(op[joined[0]]), sum(int(events.whole[row]) for row in joined), joined))
             left = left[len(joined) :]
-    for row in told:
+    for row in choice_rows:
         place = next((n for n, each in enumerate(sums) if each[:2] == (op[row], events.whole[row])), None)
         if place is not None:
             result[sums.pop(place)[2]] = events.choice[row]
 
 
-class _Told(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of one group on the rank that knows what was chosen."""
+class _LeaderCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of one group on the rank that logs the choices (the leader)."""
 
     timeline: RankTimeline
     rows: Ints
@@ -271,30 +281,32 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def share_choices(timelines: Sequence[RankTimeline]) -> tuple[RankTimeline, ...]:
-    """Return each call without a choice that of the same call on another rank: of the same group, number and size.
+    """Assign to each call without a choice that of the same call on another rank: same group, number and size.
 
-    Calls of one number were launched together; they are told apart by their order, which all ranks share.
+    Calls of one number were launched together; their order, which all ranks share, identifies them.
     """
-    told: dict[str, _Told] = {}
+    leaders: dict[str, _LeaderCalls] = {}
     for timeline in timelines if len(timelines) > 1 else ():
         calls = timeline.collectives
         for code in np.unique(calls.group[calls.algorithm >= 0]).tolist():
             rows = np.flatnonzero(calls.group == code)
             if code >= 0 and _ascends(calls.seq[rows]):
-                told.setdefault(timeline.names[code], _Told(timeline=timeline, rows=rows, seq=calls.seq[rows]))
-    return tuple(_with_choices(timeline, told) for timeline in timelines)
+                leaders.setdefault(
+                    timeline.names[code], _LeaderCalls(timeline=timeline, rows=rows, seq=calls.seq[rows])
+                )
+    return tuple(_with_choices(timeline, leaders) for timeline in timelines)
 
 
 def _ascends(seq: Ints) -> bool:
     return bool((seq[1:] >= seq[:-1]).all())
 
 
-def _with_choices(timeline: RankTimeline, told: dict[str, _Told]) -> RankTimeline:
+def _with_choices(timeline: RankTimeline, leaders: dict[str, _LeaderCalls]) -> RankTimeline:
     calls = timeline.collectives
     names = NameTable(timeline.names)
     algorithm, protocol, channels = calls.algorithm, calls.protocol, calls.channels
     for code in np.unique(calls.group).tolist():
-        leader = told.get(timeline.names[code]) if code >= 0 else None
+        leader = leaders.get(timeline.names[code]) if code >= 0 else None
         if leader is None or leader.timeline is timeline:
             continue
         rows = np.flatnonzero(calls.group == code)
@@ -324,7 +336,7 @@ def _with_choices(timeline: RankTimeline, told: dict[str, _Told]) -> RankTimelin
 
 
 def _same(one: RankTimeline, rows: Ints, other: RankTimeline, places: Ints) -> Flags:
-    """Return whether these calls of two ranks are of the same operation and size."""
+    """Return whether these calls of two ranks have the same operation and size."""
     table = NameTable(one.names)
     codes = np.append(table.encode(other.names), np.int32(-1))
     same: Flags = one.collectives.elements[rows] == other.collectives.elements[places]
@@ -334,18 +346,18 @@ def _same(one: RankTimeline, rows: Ints, other: RankTimeline, places: Ints) -> F
 
 
 def operation(name: str) -> str:
-    """Return our name of an operation that NCCL spells so; an unknown one in small letters with underscores."""
+    """Return our name of an operation by NCCL's name; an unknown name in lower case with underscores."""
     known = OPERATIONS.get(name.lower())
     return known or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def spelled(name: str) -> str:
-    """Return one spelling of an algorithm or protocol: `Tree`, `CollNetDirect` in capitals, as calls have it."""
+    """Return an algorithm or protocol in the spelling of calls, in capitals: `Tree`, `CollNetDirect`."""
     return _SPELLINGS.get(name.upper(), name.upper())
 
 
-def cost_line(thread: Thread, body: bytes) -> bool:
-    """Take a line of the table; whether it is one and could be read."""
+def cost_line(thread: LoggedThread, body: bytes) -> bool:
+    """Parse a line of the cost table; return whether it is one and could be parsed."""
     title, *cells = body.split(b"|")
     name = title.decode("ascii", "replace").strip()
     texts = [cell.decode("ascii", "replace").strip() for cell in cells if cell.strip()]
@@ -362,7 +374,7 @@ def cost_line(thread: Thread, body: bytes) -> bool:
             return False
         for (algorithm, protocol), value in zip(thread.columns, values, strict=False):
             assert value is not None
-            thread.told.costs.append((operation(name), algorithm, protocol, float(value[1]), float(value[2])))
+            thread.details.costs.append((operation(name), algorithm, protocol, float(value[1]), float(value[2])))
     return name in _TITLES or name.lower() in OPERATIONS
 
 

@@ -1,4 +1,4 @@
-"""Know what plugins of NCCL's profiler interface write."""
+"""Recognise the files of NCCL profiler plugins."""
 
 import re
 from typing import Final
@@ -19,12 +19,12 @@ _BEGINS: Final = {
 
 
 def recognises(head: Head) -> bool:
-    """Return whether the first record is one of a profiler plugin's."""
+    """Return whether the file begins with a record of a known profiler plugin."""
     return format_of(head.content) is not None
 
 
 def format_of(content: bytes) -> str | None:
-    """Return which plugin's records a file begins with; None for none's."""
+    """Return the plugin format that a file begins with; None for any other file."""
     content = content.removeprefix(b"\xef\xbb\xbf")
     return next((name for name, begins in _BEGINS.items() if re.match(begins, content)), None)
 

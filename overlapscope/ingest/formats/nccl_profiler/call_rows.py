@@ -1,4 +1,4 @@
-"""Collectives as a profiler of the library records them: calls in order, with how long each took on the device."""
+"""Collect collectives that an NCCL profiler plugin recorded: calls in order, with their duration on the device."""
 
 from array import array
 from collections.abc import Mapping
@@ -38,21 +38,21 @@ _WHOLE: Final = (
 _REAL: Final = ("time_ns", "algbw_gbs", "busbw_gbs")
 
 
-class Communicator(msgspec.Struct, kw_only=True):
-    """What the records tell of one communicator."""
+class ProfiledCommunicator(msgspec.Struct, kw_only=True):
+    """Properties of one communicator, as recorded."""
 
     name: str
     size: int | None = None
     nodes: int | None = None
     members: dict[int, dict[str, Any]] = {}
-    """By rank in it: further columns of the table of members."""
+    """By rank in the communicator: further columns of the table of members."""
 
 
 class CallRows(msgspec.Struct):
-    """Collects calls of any number of communicators and ranks."""
+    """Calls of any number of communicators and ranks, as columns."""
 
     names: NameTable = msgspec.field(default_factory=NameTable)
-    communicators: dict[str, Communicator] = {}
+    communicators: dict[str, ProfiledCommunicator] = {}
     columns: dict[str, "array[Any]"] = msgspec.field(
         default_factory=lambda: {**{name: array("q") for name in _WHOLE}, **{name: array("d") for name in _REAL}}
     )
@@ -60,14 +60,14 @@ class CallRows(msgspec.Struct):
     def __len__(self) -> int:
         return len(self.columns["comm"])
 
-    def communicator(self, name: str) -> Communicator:
-        """Return the communicator of this name, a new one when it was not told of."""
+    def communicator(self, name: str) -> ProfiledCommunicator:
+        """Return the communicator of this name; a new one when it was not seen before."""
         if name not in self.communicators:
-            self.communicators[name] = Communicator(name=name)
+            self.communicators[name] = ProfiledCommunicator(name=name)
         return self.communicators[name]
 
     def add(self, comm: str, member: int, **values: Any) -> int:
-        """Add a call and give its row; names are spelled out, and what is not given is missing."""
+        """Add a call and return its row number; names are given as text, and missing values are stored as missing."""
         self.communicator(comm).members.setdefault(member, {})
         values |= {"comm": comm, "member": member}
         for name in _WHOLE:
@@ -81,14 +81,15 @@ class CallRows(msgspec.Struct):
         return len(self) - 1
 
     def set_time(self, row: int, time_ns: int) -> None:
-        """Say how long a call took on the device."""
+        """Set the duration of a call on the device, in ns."""
         self.columns["time_ns"][row] = float(time_ns)
 
     def world_ranks(self) -> tuple[Ints, str | None]:
-        """Return each call's rank in the world, and the communicator that was taken for the world.
+        """Return each call's rank in the world (int64), and the communicator that was taken for the world.
 
-        Profilers number ranks within each communicator. The largest one, if no other is as large, is taken for the
-        world; a process that is one rank of each communicator has its rank there in all of them. Else NONE.
+        Profilers number ranks within each communicator. The largest communicator is taken for the world if no other is
+        as large. A process that has the same, single rank in every communicator has this rank in the world. NONE
+        otherwise.
         """
         members = np.frombuffer(self.columns["member"], np.int64).copy()
         comms = np.frombuffer(self.columns["comm"], np.int64)
@@ -107,7 +108,7 @@ class CallRows(msgspec.Struct):
         return np.where(comms == self.names.code(world.name), members, NONE), world.name
 
     def timelines(self, source: str) -> tuple[RankTimeline, ...]:
-        """Return one timeline of calls for each rank; times of the device are not on the host's clock, so without."""
+        """Return one timeline per rank, with calls but no times: device times are not on the host's clock."""
         ranks, _ = self.world_ranks()
         calls = self._collectives()
         found = []
@@ -138,11 +139,11 @@ class CallRows(msgspec.Struct):
         return np.array([sizes[code] for code in self.columns["comm"]], np.int64)
 
     def groups(self) -> tuple[Group, ...]:
-        """Return the communicators as groups; which ranks they hold is not told."""
+        """Return the communicators as groups; the world ranks of their members are unknown."""
         return tuple(Group(name=each.name, size=each.size) for each in self.communicators.values())
 
     def facts(self, source: str) -> Facts:
-        """Return the members of the communicators, and a measurement for each call that was timed on the device."""
+        """Return the members of the communicators, and one measurement per call that was timed on the device."""
         ranks, world = self.world_ranks()
         timed = np.flatnonzero(~np.isnan(np.frombuffer(self.columns["time_ns"], np.float64)))
         names = NameTable(self.names.to_list())
@@ -163,30 +164,30 @@ class CallRows(msgspec.Struct):
             **{name: np.frombuffer(self.columns[name], np.float64)[timed] for name in _REAL},
         )
         members = [
-            {"communicator": each.name, "member": member, "members": each.size, "nodes": each.nodes, **told}
+            {"communicator": each.name, "member": member, "members": each.size, "nodes": each.nodes, **more}
             | ({"rank": member} if each.name == world else {})
             for each in self.communicators.values()
-            for member, told in each.members.items()
+            for member, more in each.members.items()
         ]
         table = fact_table(Members, members, names)
         return Facts(names=tuple(names.to_list()), members=table, measurements=measurements)
 
 
 def whole_number(value: object, limit: int = MAX_COUNT) -> int | None:
-    """Return a whole number of 0 or more below `limit`; None for anything else."""
+    """Return a whole number between 0 and `limit`, exclusive; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit else None
 
 
 def rank_number(value: object) -> int | None:
-    """Return a rank; None for what cannot be one."""
+    """Return a valid rank number; None for anything else."""
     return whole_number(value, MAX_RANKS)
 
 
 def called_elements(op: str, count: int | None, ranks: int | None) -> int | None:
-    """Return the elements of the whole buffer from the `count` of the library's call.
+    """Return the elements of the whole buffer for the `count` argument of an NCCL call.
 
-    It counts one rank's share in all-gather, reduce-scatter, gather, scatter and all-to-all, the whole buffer else
-    (nccl.h).
+    `count` is one rank's share in all-gather, reduce-scatter, gather, scatter and all-to-all, otherwise the whole
+    buffer (nccl.h).
     """
     if op == "all_to_all":
         return count * ranks if count is not None and ranks else None
@@ -201,7 +202,7 @@ def _shares(count: int | None, ranks: int | None) -> int | None:
 
 
 def bandwidths(op: str | None, size_bytes: int | None, time_ns: float | None, ranks: int | None) -> Mapping[str, float]:
-    """Return algbw and busbw in GB/s as far as they can be known."""
+    """Return algbw and busbw in GB/s, as far as size, time and ranks are known."""
     if not size_bytes or not time_ns:
         return {}
     algbw = size_bytes / time_ns

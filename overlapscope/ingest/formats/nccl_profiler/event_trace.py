@@ -1,7 +1,7 @@
-"""Event traces of NCCL's profiler interface as JSON lines.
+"""Read event traces of NCCL's profiler interface, as JSON lines.
 
-They nest events: a collective has one child for each of its channels, which carries the device's own clock at start
-and end. Their difference is how long it took; host times here only tell when the library handed work on.
+Events are nested: a collective has one child for each channel, which carries the device's own clock at start and end.
+Their difference is the duration. Host times only show when NCCL handed work to the device.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ from overlapscope.timeline.operations import volume_bytes
 from overlapscope.timeline.run import MAX_RANKS
 
 MAX_DURATION_NS: Final = 3600 * 10**9
-"""Two readings of the device's clock farther apart do not belong together."""
+"""Two readings of the device's clock farther apart than this do not belong together."""
 DTYPES: Final = {
     "ncclInt8": "int8",
     "ncclChar": "int8",
@@ -43,8 +43,8 @@ DTYPES: Final = {
 }
 
 
-class Traced(msgspec.Struct):
-    """What the events hold."""
+class TracedCalls(msgspec.Struct):
+    """Calls of the event lines, and counts of the lines."""
 
     calls: CallRows = msgspec.field(default_factory=CallRows)
     events: int = 0
@@ -52,14 +52,14 @@ class Traced(msgspec.Struct):
     _clocks: dict[int, tuple[int, int]] = {}
 
     def clock(self, row: int, start: object, end: object) -> None:
-        """Take the device's clock of one channel of a call."""
+        """Add the start and end of one channel of a call, by the device's clock."""
         begin, until = whole_number(start), whole_number(end)
         if begin and until and begin < until:
             first, last = self._clocks.get(row, (begin, until))
             self._clocks[row] = (min(first, begin), max(last, until))
 
-    def finish(self) -> "Traced":
-        """Return the calls the times that their channels' clocks tell."""
+    def finish(self) -> "TracedCalls":
+        """Set the duration of each call from its channels' clocks, and return self."""
         for row, (first, last) in self._clocks.items():
             if last - first > MAX_DURATION_NS:
                 continue
@@ -72,18 +72,18 @@ class Traced(msgspec.Struct):
         return self
 
     def warnings(self) -> list[str]:
-        """Return what a reader of the figures must know."""
+        """Return limitations of the figures that a user must know."""
         untimed = len(self.calls) - sum(value == value for value in self.calls.columns["time_ns"])  # noqa: PLR0124
         if not untimed:
             return []
         return [
-            f"{untimed} of {len(self.calls)} calls carry no clock of the device (NCCL_PROFILE_EVENT_MASK without "
-            "kernel channels, or a plugin older than its clocks): how long they took is not known"
+            f"{untimed} of {len(self.calls)} calls have no device time (NCCL_PROFILE_EVENT_MASK without "
+            "kernel channels, or a plugin version without device clocks): their duration is unknown"
         ]
 
 
 def _hash(value: object) -> str | None:
-    """Spell a communicator's hash as NCCL's log does; it may need all 64 bits."""
+    """Write a communicator's hash as NCCL's log does; it may need all 64 bits."""
     if isinstance(value, str) and value:
         return value
     return f"0x{value:x}" if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64 else None
@@ -93,9 +93,9 @@ def _name(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def read_event_lines(objects: Iterable[Mapping[str, Any]]) -> Traced:
-    """Read JSON lines of events and states, which name their parents by address; an address is used again later."""
-    found = Traced()
+def read_event_lines(objects: Iterable[Mapping[str, Any]]) -> TracedCalls:
+    """Read JSON lines of events and states, which refer to their parents by address; addresses are reused later."""
+    found = TracedCalls()
     rows: dict[object, int] = {}
     stopped: dict[object, object] = {}
     for event in objects:

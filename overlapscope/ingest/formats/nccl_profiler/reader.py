@@ -1,8 +1,11 @@
-"""Read what plugins of NCCL's profiler interface wrote: Inspector's records, or events as JSON lines.
+"""Read the files of NCCL profiler plugins: Inspector's records, or events as JSON lines.
 
-They give calls in order, with sizes, algorithm and protocol, and how long each took on the device. When that was is
-not on the host's clock, and computation is not in it: a timeline has the calls without times, the durations stand
-beside it as measurements, and nothing is said of overlap.
+They record calls in order, with sizes, algorithm and protocol, and the duration of each on the device. Start times are
+not on the host's clock and computation is not recorded. So the timeline has calls without times, the durations become
+measurements, and overlap is not computed.
+
+Inspector's records are those of ext-profiler/inspector and plugins/profiler/inspector, format versions 4.0 to 4.3. A
+file holds JSON objects one after another: one per line, pretty-printed, or as the items of one array.
 """
 
 from collections import Counter
@@ -24,16 +27,16 @@ from overlapscope.ingest.reader import HEAD_BYTES, ReadContext, Reading
 from overlapscope.timeline.run import MAX_RANKS, Source
 
 EPOCH_US: Final = (10**15, 10**16)
-"""Microseconds since 1970 that lie between 2001 and 2286."""
+"""Microseconds since 1970, for dates between 2001 and 2286."""
 TOLERANCE: Final = 0.01
-"""Inspector computes bandwidths from the same whole microseconds it writes: they agree but for rounding."""
+"""Inspector computes bandwidths from the same whole microseconds that it writes: they agree except for rounding."""
 MAX_OBJECT_BYTES = 256 << 10
-"""A longer object is taken for damage; one that spans lines is looked at anew with each of them."""
+"""A longer object is treated as damage. An object over several lines is examined again with each line."""
 _BETWEEN = b" \t\r\n,"
 
 
 def read_nccl_profiler(path: Path, context: ReadContext) -> Reading:
-    """Read one process's file. Raises InputError when it cannot be read or tells of no call."""
+    """Read the file of one process. Raises InputError when it cannot be read or holds no call."""
     first = next(ByteStream(path, context.max_bytes).blocks(), b"")
     format_ = format_of(first[:HEAD_BYTES])
     stream = ByteStream(path, context.max_bytes, context.progress)
@@ -51,7 +54,7 @@ def read_nccl_profiler(path: Path, context: ReadContext) -> Reading:
         calls, records, unusable, warnings = traced.calls, traced.events, traced.unusable, traced.warnings()
     if not len(calls):
         raise InputError(
-            f"{shown(path)}: tells of no collective ({records} records); which events was the plugin asked for?"
+            f"{shown(path)}: holds no collective ({records} records); does its event mask include collectives?"
         )
     ranks, world = calls.world_ranks()
     if world is not None and len(calls.communicators) > 1:
@@ -74,25 +77,25 @@ def read_nccl_profiler(path: Path, context: ReadContext) -> Reading:
     )
 
 
-class Inspected(msgspec.Struct):
-    """What the records hold."""
+class InspectorRecords(msgspec.Struct):
+    """Calls of Inspector's records, and counts of the records."""
 
     calls: CallRows = msgspec.field(default_factory=CallRows)
     records: int = 0
     unusable: int = 0
     sources: Counter[str] = msgspec.field(default_factory=Counter)
-    """How each operation was timed, in Inspector's words."""
+    """How often each timing source occurs, under Inspector's names."""
     lost: dict[str, int] = {}
-    """Operations that fell out of Inspector's ring, by communicator and rank."""
+    """Operations that were dropped from Inspector's ring buffer, by communicator and rank."""
     contradicted: int = 0
 
     def warnings(self) -> list[str]:
-        """Return what a reader of the figures must know."""
+        """Return limitations of the figures that a user must know."""
         found = []
         lost = sum(self.lost.values())
         if lost:
             found.append(
-                f"Inspector lost {lost} operations, which its ring had no room for; a larger "
+                f"Inspector lost {lost} operations because its ring buffer was full; a larger "
                 "NCCL_INSPECTOR_DUMP_COLL_RING_SIZE or a shorter dump interval keeps them"
             )
         untimed = self.sources.total() - sum(self.sources[each] for each in self.sources if _is_device(each))
@@ -102,7 +105,7 @@ class Inspected(msgspec.Struct):
             )
             found.append(f"{untimed} operations were not timed on the device ({listed}); their times are left out")
         if self.contradicted:
-            found.append(f"the bandwidth of {self.contradicted} operations is not their size over their time")
+            found.append(f"the bandwidth of {self.contradicted} operations does not equal size / time")
         return found
 
 
@@ -110,16 +113,16 @@ def _is_device(timing_source: str) -> bool:
     return "gpu" in timing_source
 
 
-def read_inspector(objects: Iterable[Mapping[str, Any]]) -> Inspected:
+def read_inspector(objects: Iterable[Mapping[str, Any]]) -> InspectorRecords:
     """Read the records of one process."""
-    found = Inspected()
+    found = InspectorRecords()
     for record in objects:
         found.records += 1
         found.unusable += not _take(found, record)
     return found
 
 
-def _take(found: Inspected, record: Mapping[str, Any]) -> bool:
+def _take(found: InspectorRecords, record: Mapping[str, Any]) -> bool:
     header, metadata = record.get("header"), record.get("metadata")
     member = rank_number(header.get("rank")) if isinstance(header, dict) else None
     if member is None or not isinstance(header, dict):
@@ -129,10 +132,10 @@ def _take(found: Inspected, record: Mapping[str, Any]) -> bool:
     comm = found.calls.communicator(name)
     size, nodes = whole_number(header.get("n_ranks"), MAX_RANKS), whole_number(header.get("nnodes"), MAX_RANKS)
     comm.size, comm.nodes = size or comm.size, nodes or comm.nodes
-    told = comm.members.setdefault(member, {})
+    fields = comm.members.setdefault(member, {})
     if isinstance(metadata, dict):
         host, process = metadata.get("hostname"), whole_number(metadata.get("pid"))
-        told |= {"host": host if isinstance(host, str) else None, "process": process}
+        fields |= {"host": host if isinstance(host, str) else None, "process": process}
     stats = record.get("dump_stats")
     if isinstance(stats, dict):
         lost = [whole_number(stats.get(f"{kind}_dropped_total")) or 0 for kind in ("coll", "p2p")]
@@ -145,37 +148,39 @@ def _take(found: Inspected, record: Mapping[str, Any]) -> bool:
     return "proxy_trace" in record
 
 
-def _add(found: Inspected, comm: str, member: int, kind: str, told: Mapping[str, Any], ranks: int | None) -> bool:
-    spelled = told.get(kind)
+def _add(
+    found: InspectorRecords, comm: str, member: int, kind: str, call: Mapping[str, Any], ranks: int | None
+) -> bool:
+    spelled = call.get(kind)
     if not isinstance(spelled, str):
         return False
     op = operation("AlltoAll" if spelled == "All2All" else spelled) or spelled
-    message, time_us = whole_number(told.get(f"{kind}_msg_size_bytes")), _real(told.get(f"{kind}_exec_time_us"))
-    algbw, busbw = _real(told.get(f"{kind}_algobw_gbs")), _real(told.get(f"{kind}_busbw_gbs"))
-    source = told.get(f"{kind}_timing_source")
-    source = source if isinstance(source, str) else "not told"
+    message, time_us = whole_number(call.get(f"{kind}_msg_size_bytes")), _real(call.get(f"{kind}_exec_time_us"))
+    algbw, busbw = _real(call.get(f"{kind}_algobw_gbs")), _real(call.get(f"{kind}_busbw_gbs"))
+    source = call.get(f"{kind}_timing_source")
+    source = source if isinstance(source, str) else "not stated"
     found.sources[source] += 1
-    size = None if spelled.endswith("V") else called_elements(op, message, ranks)  # ranks' shares differ in AllGatherV
+    size = None if spelled.endswith("V") else called_elements(op, message, ranks)  # AllGatherV: shares differ
     timed = _is_device(source) and bool(time_us)
     if timed and size and time_us and algbw and abs(size / time_us / 1000 - algbw) > TOLERANCE * algbw:
         found.contradicted += 1
     start_us = (
-        told.get("event_trace_ts", {}).get(f"{kind}_start_ts") if isinstance(told.get("event_trace_ts"), dict) else None
+        call.get("event_trace_ts", {}).get(f"{kind}_start_ts") if isinstance(call.get("event_trace_ts"), dict) else None
     )
     launch_us = whole_number(start_us)
-    trace = told.get("event_trace_sn")
+    trace = call.get("event_trace_sn")
     kernels = trace.get("kernel_events") if isinstance(trace, dict) else None
     found.calls.add(
         comm,
         member,
-        seq=whole_number(told.get(f"{kind}_sn")),
+        seq=whole_number(call.get(f"{kind}_sn")),
         op=op,
         bytes=size,
-        algorithm=_name(told.get(f"{kind}_algo")),
-        protocol=_name(told.get(f"{kind}_proto")),
+        algorithm=_name(call.get(f"{kind}_algo")),
+        protocol=_name(call.get(f"{kind}_proto")),
         channels=len(kernels)
         if isinstance(kernels, list) and kernels
-        else whole_number(told.get(f"{kind}_n_channels")),
+        else whole_number(call.get(f"{kind}_n_channels")),
         launch_ns=launch_us * 1000 if launch_us is not None and EPOCH_US[0] < launch_us < EPOCH_US[1] else None,
         time_ns=time_us * 1000 if timed and time_us else None,
         algbw_gbs=algbw if timed and algbw else None,
@@ -194,12 +199,12 @@ def _name(value: object) -> str | None:
 
 
 class JsonObjects(msgspec.Struct):
-    """Yields the objects of a file as dictionaries; afterwards the counts tell what it took."""
+    """Yields the JSON objects of a file as dictionaries; afterwards its fields count what was read."""
 
     stream: ByteStream
     dropped: int = 0
     truncated: bool = False
-    """The file ends within an object."""
+    """Whether the file ends within an object."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield each object in order. Raises InputError as the stream does."""
@@ -223,8 +228,8 @@ class JsonObjects(msgspec.Struct):
             parts.append(piece)
             size += len(piece) + 1
             depth += line.count(b"{") - line.count(b"}")
-            # When it is worth to look for the end: braces within strings make their count wrong. What disappoints is
-            # looked at again when twice as long, so that no file takes more than its length times a logarithm.
+            # When to look for the end of the object: braces within strings make their count unreliable. After a failed
+            # attempt the text is examined again when it is twice as long, so the time stays at n log n.
             alone = len(parts) == 1 and text.endswith(b"}")
             balanced, closed = depth <= 0 and size >= balanced_at, line[:1] == b"}" and size >= closed_at
             if alone or balanced or closed or size > MAX_OBJECT_BYTES:
@@ -241,9 +246,10 @@ class JsonObjects(msgspec.Struct):
             self.dropped += 1
 
     def _begins_anew(self, line: bytes, text: bytes, parts: list[bytes]) -> bool:
-        """Return whether a line begins the next object, which tells that the last one was cut.
+        """Return whether a line begins the next object, which shows that the previous one was cut.
 
-        It does when it is whole after a single other line, or opens one without the indentation that lines had before.
+        This is so when the line is a complete object after a single other line, or opens an object without the
+        indentation that earlier lines had.
         """
         if line[:1] != b"{":
             return False
@@ -252,7 +258,7 @@ class JsonObjects(msgspec.Struct):
         return text == b"{" and parts[1][:1] in (b" ", b"\t")
 
     def _split(self, text: bytes) -> tuple[list[dict[str, Any]], bytes]:
-        """Return the whole objects at the beginning of a text, and what follows them."""
+        """Return the complete objects at the beginning of a text, and the text that follows them."""
         whole = self._decoded(text.strip(_BETWEEN))
         if whole is not None:
             return [whole], b""

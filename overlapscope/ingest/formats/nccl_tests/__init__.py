@@ -1,4 +1,4 @@
-"""Know the table that nccl-tests and rccl-tests print."""
+"""Recognise the output of nccl-tests and rccl-tests."""
 
 import re
 from typing import Final
@@ -7,26 +7,26 @@ from overlapscope.ingest.reader import Head, Reader, lazy
 
 FORMAT: Final = "nccl-tests"
 _LINE: Final = r"(?m)^[^\n]{0,200}?\b\d+\s+\d+\s+[a-z]\w+\s+[^\n]{20}"
-"""What looks like a line of the table."""
+"""Pattern of a line that may be a row of the table."""
 
 
 def recognises(head: Head) -> bool:
-    """Return whether the file is a text that is the tests' table more than anything else.
+    """Return whether at least half of a text is output of the tests.
 
-    A log of NCCL with a table in it is not: its reader calls `BandwidthLines` itself.
+    An NCCL log that contains such a table is not recognised here: the log's reader calls `BandwidthLines` itself.
     """
     text = head.text
     if text.lstrip()[:1] in ("{", "<", "") or not re.search(_LINE, text):
         return False
-    from overlapscope.ingest.formats.nccl_tests.table import BandwidthLines  # noqa: PLC0415 - loaded for what may be a table
+    from overlapscope.ingest.formats.nccl_tests.table import BandwidthLines  # noqa: PLC0415 - loaded only for tables
 
     collector = BandwidthLines()
-    told = [collector.take(line) for line in text.splitlines() if line.strip()]
-    return bool(collector.finish()) and 2 * sum(told) >= len(told)
+    recognised = [collector.take(line) for line in text.splitlines() if line.strip()]
+    return bool(collector.finish()) and 2 * sum(recognised) >= len(recognised)
 
 
 def holds_some(head: Head) -> bool:
-    """Return whether a text holds a line of a table, or a table's header, among whatever else."""
+    """Return whether a text holds a row or a header of such a table, whatever else it holds."""
     from overlapscope.ingest.formats.nccl_tests.table import BandwidthLines  # noqa: PLC0415 - loaded for a text
 
     collector = BandwidthLines()

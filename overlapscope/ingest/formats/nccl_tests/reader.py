@@ -1,4 +1,4 @@
-"""Read what nccl-tests and rccl-tests measured: the table they print."""
+"""Read the output of nccl-tests and rccl-tests: the bandwidth table they print."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from overlapscope.display import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats.nccl_tests.table import BandwidthLines, BandwidthTable
-from overlapscope.ingest.formats.nccl_tests.table_row import Row, Timing
+from overlapscope.ingest.formats.nccl_tests.table_row import TableRow, Timing
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.parsing.gzip_stream import ByteStream, lines
 from overlapscope.ingest.reader import ReadContext, Reading
@@ -25,9 +25,9 @@ def read_nccl_tests(path: Path, context: ReadContext) -> Reading:
     tables = collector.finish()
     rows = sum(len(table.rows) for table in tables)
     if not rows:
-        broken = f" but {collector.broken} that cannot be read" if collector.broken else ""
+        broken = f" ({collector.broken} lines are damaged)" if collector.broken else ""
         raise InputError(
-            f"{shown(path)}: holds no line of a bandwidth table{broken}; did the test end before its first result?"
+            f"{shown(path)}: holds no row of a bandwidth table{broken}; did the test end before its first result?"
         )
     return Reading(
         source=Source(
@@ -43,11 +43,11 @@ def read_nccl_tests(path: Path, context: ReadContext) -> Reading:
 
 
 def notes(tables: Sequence[BandwidthTable]) -> list[str]:
-    """Return what a reader of the figures must know of these tables besides contradictions."""
+    """Return limitations of the figures of these tables that a user must know, besides contradictions."""
     found = []
     if any(table.op is None for table in tables):
         found.append(
-            "no test program (all_reduce_perf, ...) is named that the figures agree with: the operation is not known; "
+            "no test program (all_reduce_perf, ...) that agrees with the figures is named: the operation is unknown; "
             "name the file after it, such as all_reduce.txt"
         )
     if any(table.cpu_time for table in tables):
@@ -59,7 +59,7 @@ def notes(tables: Sequence[BandwidthTable]) -> list[str]:
 
 
 def bandwidth_facts(tables: Sequence[BandwidthTable], source: str) -> Facts:
-    """Return the measurements of the tables, one row for each size and place."""
+    """Return the measurements of the tables, one row per size and per in-place or out-of-place half."""
     names = NameTable()
     rows = [
         _measurement(table, row, timing, in_place, source)
@@ -72,7 +72,7 @@ def bandwidth_facts(tables: Sequence[BandwidthTable], source: str) -> Facts:
     return Facts(names=tuple(names.to_list()), measurements=measurements)
 
 
-def _measurement(table: BandwidthTable, row: Row, timing: Timing, in_place: int, source: str) -> dict[str, Any]:
+def _measurement(table: BandwidthTable, row: TableRow, timing: Timing, in_place: int, source: str) -> dict[str, Any]:
     timed = timing.time_us is not None and timing.time_us.value > 0 and not table.cpu_time
     return {
         "source": source,

@@ -1,7 +1,7 @@
-"""Bandwidth tables of nccl-tests and rccl-tests, picked out of any text line by line.
+"""Find the bandwidth tables of nccl-tests and rccl-tests in any text, line by line.
 
-The tests print to the same terminal as NCCL's own log, mpirun, and people's notes. A line belongs to a table when its
-columns fit and either a table's header stands above it or its algbw is its size over its time.
+The tests print to the same terminal as NCCL's log and mpirun, and users add notes. A line belongs to a table when its
+columns fit, and either a table's header stands above it or its algbw equals its size over its time.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from overlapscope.ingest.build.kernel_names import operation
-from overlapscope.ingest.formats.nccl_tests.table_row import DTYPES, Row, Timing, agrees, read_row
+from overlapscope.ingest.formats.nccl_tests.table_row import DTYPES, TableRow, Timing, agrees, read_row
 from overlapscope.timeline.operations import bus_factor
 
 MAX_LINE: Final = 4096
@@ -25,7 +25,7 @@ _PREFIX: Final = re.compile(
     r"\s*(?:\[\d{1,9}(?:,\d{1,9})?\](?:<std(?:out|err)>)?:|\d{1,9}:|\[\w[\w.-]{0,99}:\d{1,9}\]:?|\[rank\d{1,9}\]:"
     r"|\(\w{1,40} pid=\d{1,9}[^()]{0,80}\)|<std(?:out|err)>:)(?=\s|#|\d)"
 )
-"""What mpirun, srun -l, torchrun and Ray put before each line."""
+"""Prefixes that mpirun, srun -l, torchrun and Ray put before each line."""
 _LOG: Final = re.compile(
     r"[A-Za-z][\w.-]{0,99}:\d{1,9}:\d{1,9} (?:\[-?\d{1,9}\] )?(?:\d+\.\d+ \w+:\d+ )?NCCL (?:[A-Z]{4,5})"
 )
@@ -47,21 +47,21 @@ _STAMP: Final = re.compile(r"\d{4}-\d{2}-\d{2}\s+\d{2}:\d{2}:\d{2}\s*$")
 
 
 class BandwidthTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The lines of one run of one test program, and what is known of them."""
+    """The rows of one run of one test program, with its operation and ranks."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     op: str | None
-    """The operation; None where neither text nor file name says it, or where the figures contradict it."""
+    """Operation; None where neither text nor file name states it, or where the figures contradict it."""
     ranks: int | None
     cpu_time: bool = False
-    """The time column holds what the host spent, not what the operation took."""
+    """Whether the time column holds host time instead of the operation's time."""
 
 
 class BandwidthLines(msgspec.Struct):
-    """Takes the lines of a text in order; `finish` gives the tables that stood in it."""
+    """Collects the lines of a text in order; `finish` returns the tables in it."""
 
     file_name: str = ""
-    """Tells the operation of a table where the text does not."""
+    """States the operation of a table where the text does not."""
     tables: list[BandwidthTable] = []
     warnings: list[str] = []
     broken: int = 0
@@ -69,7 +69,7 @@ class BandwidthLines(msgspec.Struct):
     headers: int = 0
     devices: Counter[str] = msgspec.field(default_factory=Counter)
     """Names of the devices the tests ran on."""
-    _rows: list[Row] = []
+    _rows: list[TableRow] = []
     _header: bool = False
     _width: int = 4
     _cpu_time: bool = False
@@ -83,13 +83,13 @@ class BandwidthLines(msgspec.Struct):
     _pending: str = ""
 
     def take(self, line: str) -> bool:
-        """Take one line; tell whether it is part of a test's output. Other lines leave what was read untouched."""
+        """Parse one line and return whether it is part of a test's output. Other lines change nothing."""
         text = _ANSI.sub("", line[:MAX_LINE])
         for _ in range(3):
             text = _PREFIX.sub("", text, count=1) if _PREFIX.match(text) else text
         logged = _LOG.search(text) if "NCCL" in text else None
         if logged:
-            # The program prints a line in pieces; the library's own message may fall between two of them.
+            # The program prints a line in pieces; a message of NCCL may fall between two of them.
             return self._take_piece(text[: logged.start()], whole=False)
         if "#" in text or "_perf" in text or "size" in text:
             known = self._take_note(text)
@@ -98,7 +98,7 @@ class BandwidthLines(msgspec.Struct):
         return self._take_piece(text, whole=True)
 
     def finish(self) -> list[BandwidthTable]:
-        """Return all tables, in order; to be called once, after the last line."""
+        """Return all tables in order; to be called once, after the last line."""
         self._end()
         return self.tables
 
@@ -163,7 +163,7 @@ class BandwidthLines(msgspec.Struct):
         return True
 
     def _end(self, *, keep_program: bool = False) -> None:
-        """Close the table, if one is open, and forget what was said of it."""
+        """Close the open table, if any, and reset what the text stated about it."""
         if self._rows:
             self.tables.append(self._table())
             self._named = set()
@@ -173,10 +173,10 @@ class BandwidthLines(msgspec.Struct):
         self._groups, self._last_rank, self._per_process, self._pending = Counter(), -1, 1, ""
 
     def _table(self) -> BandwidthTable:
-        """Return the rows with their operation and ranks, which their figures must not contradict.
+        """Return the rows with their operation and ranks, unless the figures contradict these.
 
-        The tests print algbw and busbw, whose quotient is fixed by operation and ranks. Where most lines contradict
-        what was said, neither is given.
+        The tests print algbw and busbw, whose quotient is determined by operation and ranks. Where most lines
+        contradict the stated operation and ranks, neither is returned.
         """
         rows, by_cpu = self._rows, self._cpu_time
         op = self._started or _the_one(
@@ -203,7 +203,7 @@ class BandwidthLines(msgspec.Struct):
     def _ranks(self) -> int | None:
         """Count the ranks of each parallel group in the list of devices; None when it is cut or groups differ.
 
-        The tests give each process 2048 characters for its devices; what does not fit is not listed.
+        The tests reserve 2048 characters per process for its devices; further devices are not listed.
         """
         listed, sizes = self._groups.total(), set(self._groups.values())
         whole = listed == self._last_rank + 1 and listed % self._per_process == 0
@@ -214,10 +214,10 @@ def _begins_row(tokens: list[str], at: int) -> bool:
     return tokens[at + 2] in DTYPES and tokens[at].isdecimal() and tokens[at + 1].isdecimal()
 
 
-def _sure(row: Row) -> bool:
-    """Return whether the figures alone tell that this is a bandwidth: every algbw is its size over its time."""
-    told = [agrees(row, timing) for timing in row.timings]
-    return bool(told) and all(told)
+def _sure(row: TableRow) -> bool:
+    """Return whether the figures alone prove that this is a bandwidth row: every algbw equals size over time."""
+    agreements = [agrees(row, timing) for timing in row.timings]
+    return bool(agreements) and all(agreements)
 
 
 def _named_operation(program: str) -> str | None:
@@ -228,14 +228,14 @@ def _the_one(operations: Collection[str | None]) -> str | None:
     return next(iter(operations)) if len(operations) == 1 else None
 
 
-def _quotient(row: Row, timing: Timing, cpu_time: bool) -> tuple[float, float] | None:
-    """Return the least and the most that busbw / algbw can be; None where it is not known at all."""
+def _quotient(row: TableRow, timing: Timing, cpu_time: bool) -> tuple[float, float] | None:
+    """Return the smallest and the largest possible busbw / algbw; None where one of them is unknown."""
     algbw, busbw = timing.algbw_gbs, timing.busbw_gbs
     if algbw is None or busbw is None or not algbw.value:
         return None
     low, high = algbw.low, algbw.high
     if not cpu_time and agrees(row, timing) and timing.time_us is not None and timing.time_us.low:
-        # Size over time often tells algbw better than its two decimals do.
+        # Size over time is often more exact than the two decimals of algbw.
         low = max(low, row.size_bytes / timing.time_us.high / 1000)
         high = min(high, row.size_bytes / timing.time_us.low / 1000)
     return busbw.low / high, busbw.high / low if low else math.inf
@@ -245,9 +245,10 @@ def _holds(factor: float, quotient: tuple[float, float]) -> bool:
     return quotient[0] * (1 - _SLACK) <= factor <= quotient[1] * (1 + _SLACK)
 
 
-def _shares(rows: Sequence[Row]) -> int | None:
-    """Return into how many shares of `count` elements each buffer falls, one a rank; None where it is a single one,
-    and where lines differ or do not tell.
+def _shares(rows: Sequence[TableRow]) -> int | None:
+    """Return into how many shares of `count` elements each buffer is divided, one per rank.
+
+    None where the buffer is a single share, and where lines differ or do not state it.
     """
     shares = set()
     for row in rows:
@@ -258,7 +259,7 @@ def _shares(rows: Sequence[Row]) -> int | None:
 
 
 def _ranks_of_all_reduce(quotients: Sequence[tuple[float, float]]) -> int | None:
-    """Solve 2 (n - 1) / n for the one n that every quotient allows."""
+    """Solve 2 (n - 1) / n for n; None unless exactly one n fits all quotients."""
     if not quotients:
         return None
     low = max(each[0] for each in quotients)

@@ -1,4 +1,4 @@
-"""One line of a bandwidth table as nccl-tests and rccl-tests print it: sizes, types, times, rounding included."""
+"""Parse one line of a bandwidth table of nccl-tests or rccl-tests: sizes, types, times, with their rounding."""
 
 import math
 import re
@@ -31,41 +31,43 @@ DTYPES: Final = {
     "fp8_e4m3": "fp8_e4m3",
     "fp8_e5m2": "fp8_e5m2",
 }
-"""The tests' names (`test_typenames`) and torch's; rccl-tests' fp8 may be either encoding, so its name stays."""
+"""The tests' names (`test_typenames`) to torch's. The fp8 names of rccl-tests may mean either encoding, so they are
+kept.
+"""
 REDUCTIONS: Final = frozenset({"sum", "prod", "max", "min", "avg", "mulsum"})
 _NUMBER: Final = re.compile(r"[0-9]{1,15}(?:\.([0-9]{1,20}))?(?:e([+-][0-9]{1,3}))?", re.ASCII)
 _WHOLE: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
 
-class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """A printed number and half a unit of its last digit: the value itself lies within `value` -/+ `half`."""
+class PrintedNumber(msgspec.Struct, frozen=True, kw_only=True):
+    """A printed number and half a unit of its last digit: the exact value lies in `value` ± `half`."""
 
     value: float
     half: float
 
     @property
     def low(self) -> float:
-        """The least it can be."""
+        """Smallest possible value."""
         return max(0.0, self.value - self.half)
 
     @property
     def high(self) -> float:
-        """The most it can be."""
+        """Largest possible value."""
         return self.value + self.half
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """The out-of-place or the in-place half of a line; None where no number stands."""
+    """The out-of-place or the in-place half of a line; None where no number is printed."""
 
-    time_us: Figure | None
-    algbw_gbs: Figure | None
-    busbw_gbs: Figure | None
+    time_us: PrintedNumber | None
+    algbw_gbs: PrintedNumber | None
+    busbw_gbs: PrintedNumber | None
     wrong: int | None = None
     checked: bool | None = None
-    """Whether results were compared: `N/A` stands there otherwise. None when the column is missing."""
+    """Whether results were compared (otherwise `N/A` is printed); None when the column is missing."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class TableRow(msgspec.Struct, frozen=True, kw_only=True):
     """One line: a collective of one size."""
 
     size_bytes: int
@@ -80,35 +82,35 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def timings(self) -> tuple[Timing, ...]:
-        """The halves that are there."""
+        """The halves that are present."""
         return tuple(each for each in (self.out_of_place, self.in_place) if each is not None)
 
     @property
     def item_bytes(self) -> int | None:
-        """Bytes of one element."""
+        """Bytes of one element; None for an unknown type."""
         dtype = self.dtype or ""
         return 1 if dtype.startswith("fp8_") else ITEM_BYTES.get(dtype)
 
 
-def figure(text: str) -> Figure | None:
-    """Read a printed number with its rounding; None for `N/A`, `nan` and the like."""
+def figure(text: str) -> PrintedNumber | None:
+    """Parse a printed number with its rounding; None for `N/A`, `nan` and the like."""
     found = _NUMBER.fullmatch(text)
     if not found:
         return None
     value = float(text)
     if not math.isfinite(value) or value >= MAX_COUNT:
         return None
-    return Figure(value=value, half=0.5 * 10.0 ** (int(found[2] or 0) - len(found[1] or "")))
+    return PrintedNumber(value=value, half=0.5 * 10.0 ** (int(found[2] or 0) - len(found[1] or "")))
 
 
 def whole(text: str) -> int | None:
-    """Read a whole number; None for anything else, and for counts no machine has."""
+    """Parse a whole number; None for anything else, and for counts that are impossible."""
     value = int(text) if _WHOLE.fullmatch(text) else None
     return value if value is not None and abs(value) < MAX_COUNT else None
 
 
-def agrees(row: Row, timing: Timing) -> bool | None:
-    """Return whether algbw is size over time as far as both are printed; None where one is missing."""
+def agrees(row: TableRow, timing: Timing) -> bool | None:
+    """Return whether algbw equals size over time within the printed precision; None where one is missing."""
     if timing.time_us is None or timing.algbw_gbs is None or not timing.time_us.high:
         return None
     least = row.size_bytes / timing.time_us.high / 1000
@@ -117,11 +119,11 @@ def agrees(row: Row, timing: Timing) -> bool | None:
     return least <= timing.algbw_gbs.high + slack and most >= timing.algbw_gbs.low - slack
 
 
-def read_row(tokens: Sequence[str], *, width: int = 4, only_in_place: bool = False) -> Row | None:
-    """Read the tokens of a line from its size on; None when it is no line of such a table.
+def read_row(tokens: Sequence[str], *, width: int = 4, only_in_place: bool = False) -> TableRow | None:
+    """Parse the tokens of a line, beginning with its size; None when it is not a row of such a table.
 
-    `width` columns belong to each half: 4, or 8 with per-iteration times. Columns for the reduction and the root may
-    be missing, as may the first half or the second. rccl-tests appends algorithm, protocol and channels if asked.
+    Each half has `width` columns: 4, or 8 with per-iteration times. The columns of reduction and root may be missing,
+    as may the first half or the second. rccl-tests appends algorithm, protocol and channels on request.
     """
     size, count, dtype = whole(tokens[0]), whole(tokens[1]), DTYPES.get(tokens[2])
     if size is None or count is None or dtype is None or min(size, count) < 0:
@@ -139,7 +141,7 @@ def read_row(tokens: Sequence[str], *, width: int = 4, only_in_place: bool = Fal
         named = [None if each == "N/A" else each for each in rest[len(rest) - extra :]] if extra else [None, None]
         if only_in_place and len(halves) == 1:
             halves.insert(0, None)
-        return Row(
+        return TableRow(
             size_bytes=size,
             count=count,
             dtype=dtype,
@@ -157,11 +159,11 @@ _NO_FIGURES: Final = frozenset({"N/A", "nan", "-nan", "inf"})
 
 
 def _timing(tokens: Sequence[str]) -> Timing | None:
-    """Read time, algbw, busbw and the check; None when something else stands there."""
+    """Parse time, algbw, busbw and the check; None when a token is anything else."""
     if any(figure(token) is None and token not in _NO_FIGURES for token in tokens):
         return None
     time_us, algbw, busbw, check = map(figure, tokens)
-    # Before 2.11 the column held the largest deviation, `2e-07` or `0e+00`; since then it counts elements.
+    # Before 2.11 the column held the largest deviation, `2e-07` or `0e+00`; since then it counts wrong elements.
     deviation = re.search(r"e(?:-|\+0[0-4])", tokens[3]) is not None
     return Timing(
         time_us=time_us,

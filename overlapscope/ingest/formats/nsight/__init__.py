@@ -1,4 +1,4 @@
-"""Know a report of Nsight Systems and its SQLite export."""
+"""Recognise an Nsight Systems report and its SQLite export."""
 
 import re
 from contextlib import suppress
@@ -9,14 +9,14 @@ from overlapscope.ingest.reader import SQLITE_MAGIC, Head, Reader, lazy
 
 FORMAT: Final = "nsight"
 REPORT_MAGIC: Final = b"NVIDIA Tegra Profiler Report "
-"""What .nsys-rep and .qdrep files begin with."""
+"""First bytes of .nsys-rep and .qdrep files."""
 _ITS_TABLES: Final = re.compile(
     rb"CREATE TABLE (?:\"|)(?:StringIds|TARGET_INFO_|NVTX_EVENTS|META_DATA_EXPORT|CUPTI_ACTIVITY_KIND_KERNEL)"
 )
 
 
 def recognises(head: Head) -> bool:
-    """Return whether the file is a report of Nsight Systems or its SQLite export; other SQLite files are not ours."""
+    """Return whether the file is an Nsight Systems report or its SQLite export; other SQLite files are not."""
     if head.content.startswith(REPORT_MAGIC):
         return True
     if not head.content.startswith(SQLITE_MAGIC):
@@ -25,8 +25,8 @@ def recognises(head: Head) -> bool:
 
 
 def _is_export(head: Head) -> bool:
-    """Return whether a SQLite file is Nsight Systems'."""
-    from overlapscope.ingest.formats.nsight.nvtx import RANGES  # noqa: PLC0415 - loaded for a database, as what follows
+    """Return whether a SQLite file was written by Nsight Systems."""
+    from overlapscope.ingest.formats.nsight.nvtx import RANGES  # noqa: PLC0415 - loaded for databases only
     from overlapscope.ingest.formats.nsight.strings import STRINGS  # noqa: PLC0415
     from overlapscope.ingest.parsing.sqlite import SqliteFile  # noqa: PLC0415
 
@@ -39,7 +39,7 @@ def _is_export(head: Head) -> bool:
         return STRINGS in tables and any(
             name == RANGES or name.startswith(("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_", "META_DATA_")) for name in tables
         )
-    return len(set(_ITS_TABLES.findall(head.content))) > 1  # compressed or damaged: its first page shows
+    return len(set(_ITS_TABLES.findall(head.content))) > 1  # compressed or damaged: the first page lists the tables
 
 
 READER = Reader(

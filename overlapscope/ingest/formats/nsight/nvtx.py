@@ -1,4 +1,12 @@
-"""The NVTX ranges of an Nsight Systems export, with what NCCL attached to its own."""
+"""Read the NVTX ranges of an Nsight Systems export, with the payloads that NCCL attached to its own ranges.
+
+Nsight Systems exports payloads with --include-blobs=true. A blob is a header (domain, schema, size of the payload, size
+of the whole) and the payload, whose fields are described by the tables NVTX_PAYLOAD_SCHEMAS and
+NVTX_PAYLOAD_SCHEMA_ENTRIES. A blob whose sizes, domain and schema do not agree with each other and with those tables is
+not read. The layout is the one that the project nsys-ai describes (measured with Nsight 2026); the field names are
+NCCL's own (src/include/nvtx.h of NCCL). The payloads of NCCL's initialisation ranges name the members of its
+communicators.
+"""
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +18,7 @@ import numpy as np
 from overlapscope.ingest.build.multi_rank import DeviceRecording, HostRanges
 from overlapscope.ingest.build.nccl_api_ranges import Payload
 from overlapscope.ingest.build.user_marks import RangeNames
-from overlapscope.ingest.formats.nsight.strings import Strings, is_sound, process_of, thread_of
+from overlapscope.ingest.formats.nsight.strings import StringTable, is_sound, process_of, thread_of
 from overlapscope.ingest.parsing.sqlite import SqliteFile, as_text
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, integers, make
 from overlapscope.timeline.facts import Facts, Members
@@ -36,15 +44,15 @@ COMMUNICATOR, MESSAGE, MEMBERS, MEMBER, DEVICE = (
 MAX_BLOB: Final = 4096
 
 
-class Schema(msgspec.Struct, frozen=True, kw_only=True):
-    """A payload's size, None where it is not told, and (offset, type) of each of its fields by name."""
+class PayloadSchema(msgspec.Struct, frozen=True, kw_only=True):
+    """Size of a payload in bytes, None where it is not recorded, and (offset, type) of each field by name."""
 
     size: int | None
     fields: Mapping[str, tuple[int, int]]
 
 
 class NsightRanges(msgspec.Struct):
-    """Reads the ranges of one export; the counts tell what it met."""
+    """Reads the NVTX ranges of one export; its fields count what was read."""
 
     file: SqliteFile
     names: NameTable
@@ -54,15 +62,15 @@ class NsightRanges(msgspec.Struct):
     """Ranges without an end."""
     unread_payloads: int = 0
     payloads: dict[int, Payload] = {}
-    """What NCCL attached, by row of the ranges."""
+    """NCCL's payloads, by row of the ranges."""
     _parts: list[tuple[Ints, Ints, Ints, Codes]] = []
     _kept: int = 0
 
     def read(self) -> HostRanges:
-        """Return all ranges that ended, with their times as stored."""
+        """Return all ranges that ended, with times as stored."""
         columns = self.file.columns(RANGES)
         names = RangeNames(self.names)
-        strings = Strings(file=self.file, code=names.code)
+        strings = StringTable(file=self.file, code=names.code)
         schemas = self._schemas() if "binaryData" in columns else {}
         numbers = [name for name in _NUMBERS if name in columns]
         texts = [name for name in ("text", "binaryData") if name in columns and (name == "text" or schemas)]
@@ -84,15 +92,20 @@ class NsightRanges(msgspec.Struct):
         )
 
     def _take(
-        self, stored: dict[str, Any], rows: int, names: RangeNames, strings: Strings, schemas: dict[Any, Schema]
+        self,
+        stored: dict[str, Any],
+        rows: int,
+        names: RangeNames,
+        strings: StringTable,
+        schemas: dict[Any, PayloadSchema],
     ) -> None:
-        """Take one chunk of rows, given as lists by column."""
+        """Add one chunk of rows, given as lists by column."""
         self.events += rows
         absent = (None,) * rows
         start, end, thread, text_id, domain = (integers(stored.get(name, absent)) for name in _NUMBERS[:5])
         name = strings.codes(text_id)
         for row, text in enumerate(stored.get("text", ())):
-            if text is not None:  # the text itself stands there, or the id of a registered one
+            if text is not None:  # a row has the text itself, or the id of a registered text
                 name[row] = names.code(as_text(text) or "")
         unended = end == NONE
         good = ~unended & (name >= 0) & is_sound(start) & is_sound(end) & (end >= start)
@@ -103,7 +116,7 @@ class NsightRanges(msgspec.Struct):
         self._parts.append((start[good], end[good], thread[good], name[good]))
 
     def _take_payloads(
-        self, blobs: Iterable[Any], domain: Ints, name: Codes, good: Flags, schemas: dict[Any, Schema]
+        self, blobs: Iterable[Any], domain: Ints, name: Codes, good: Flags, schemas: dict[Any, PayloadSchema]
     ) -> None:
         there = [(row, blob) for row, blob in enumerate(blobs) if isinstance(blob, bytes) and good[row]]
         if not there:
@@ -118,8 +131,8 @@ class NsightRanges(msgspec.Struct):
                 else:
                     self.payloads[int(place[row])] = payload
 
-    def _schemas(self) -> dict[tuple[int, int], Schema]:
-        """Return the payload schemas by (domain, id); one that processes describe differently is left out."""
+    def _schemas(self) -> dict[tuple[int, int], PayloadSchema]:
+        """Return the payload schemas by (domain, id); those that processes describe differently are left out."""
         sizes: dict[tuple[int, int], set[int | None]] = {}
         for domain, schema, size in self._rows(_SCHEMAS, ("domainId", "schemaId", "payloadSize")):
             sizes.setdefault((domain, schema), set()).add(size)
@@ -130,7 +143,9 @@ class NsightRanges(msgspec.Struct):
                 found = fields.setdefault((domain, schema), {}).setdefault(as_text(name) or "", set())
                 found.add((offset or 0, kind))  # the first field's offset is NULL
         return {
-            key: Schema(size=next(iter(sizes[key])), fields={name: next(iter(each)) for name, each in places.items()})
+            key: PayloadSchema(
+                size=next(iter(sizes[key])), fields={name: next(iter(each)) for name, each in places.items()}
+            )
             for key, places in fields.items()
             if len(sizes.get(key, ())) == 1 and all(len(each) == 1 for each in places.values())
         }
@@ -142,17 +157,17 @@ class NsightRanges(msgspec.Struct):
 
 
 def member_facts(recording: DeviceRecording) -> Facts:
-    """Return each member once, in the order in which they joined; their ranks in the world are not told."""
+    """Return each member once, in the order of joining; their ranks in the world are not recorded."""
     names = NameTable()
     found: dict[tuple[str, int], tuple[int, ...]] = {}
     order = sorted(recording.payloads.items(), key=lambda each: int(recording.ranges.start_ns[each[0]]))
-    for row, told in order:
-        if told.group is not None and told.members is not None and told.member is not None:
+    for row, payload in order:
+        if payload.group is not None and payload.members is not None and payload.member is not None:
             key = int(recording.ranges.process[row])
             process = recording.process_ids.get(key, key)
-            device = NONE if told.device is None else told.device
-            entry = (names.code(told.group), told.member, told.members, process, device)
-            found.setdefault((told.group, told.member), entry)
+            device = NONE if payload.device is None else payload.device
+            entry = (names.code(payload.group), payload.member, payload.members, process, device)
+            found.setdefault((payload.group, payload.member), entry)
     if not found:
         return Facts()
     communicator, member, members, process_id, device_id = zip(*found.values(), strict=True)
@@ -168,8 +183,10 @@ def member_facts(recording: DeviceRecording) -> Facts:
     return Facts(names=tuple(names.to_list()), members=table)
 
 
-def decode(blob: bytes, domain: int, schemas: Mapping[tuple[int, int], Schema]) -> Payload | None:
-    """Return what a blob of a domain tells; None when anything about it does not agree. `schemas` by (domain, id)."""
+def decode(blob: bytes, domain: int, schemas: Mapping[tuple[int, int], PayloadSchema]) -> Payload | None:
+    """Return the payload of a blob of a domain; None when anything about it is inconsistent. `schemas` is by (domain,
+    id).
+    """
     if not _HEADER.size <= len(blob) <= MAX_BLOB:
         return None
     of_domain, _, schema_id, _, size, whole = _HEADER.unpack_from(blob)

@@ -1,4 +1,8 @@
-"""Read the SQLite export of an Nsight Systems report: kernels, copies, launches and NVTX ranges of each rank in it."""
+"""Read the SQLite export of an Nsight Systems report: kernels, copies, launches and NVTX ranges of each rank in it.
+
+The rank of a recorded process comes from the environment and the command line it was started with. Only the variables
+named here are read, because an environment holds secrets.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -29,7 +33,7 @@ _VARIABLES: Final = (
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
-"""Variables of rank and world size, by launcher; the first that stands decides."""
+"""Variables of rank and world size, by launcher; the first that is set decides."""
 KNOWN: Final = frozenset(name for pair in _VARIABLES for name in pair if name)
 _OPTION: Final = re.compile(r"--?(?P<name>nnodes|node[-_]rank|nproc[-_]per[-_]node)(?:=(?P<value>.*))?")
 
@@ -62,8 +66,8 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
     hint = rank_hint(_variables(info), _arguments(info), len(built))
     warnings = [*damage, *time_note, *_counted(tables, left_out)]
     if behind:
-        warnings.append("a write-ahead log lies beside it, which was not read: let the program that wrote it close it")
-    warnings += _told_ranks(built, hint)
+        warnings.append("the write-ahead log beside it was not read: close the program that wrote the database")
+    warnings += _rank_notes(built, hint)
     warnings += list(dict.fromkeys(note for each in built for note in each.built.notes))
     groups = {group.name: group for each in built for group in each.built.groups}
     return Reading(
@@ -88,17 +92,17 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
 
 
 def _require_export(path: Path, max_bytes: int) -> None:
-    """Raise InputError where the file must be exported or decompressed first, or is too large."""
+    """Raise InputError when the file must be exported or decompressed first, or is too large."""
     name = shown(path)
     if _begins(path, REPORT_MAGIC):
         raise InputError(
-            f"{name}: is a report of Nsight Systems; export it with "
+            f"{name}: is an Nsight Systems report; export it with "
             f"`nsys export --type sqlite -o {shown_name(path.with_suffix('.sqlite'))} {shown_name(path)}`"
         )
     if _begins(path, GZIP_MAGIC):
         raise InputError(f"{name}: is a compressed SQLite export; decompress it first with `gunzip {shown_name(path)}`")
     if path.stat().st_size > max_bytes:
-        raise InputError(f"{name}: holds more than {size_text(max_bytes)}; raise --max-gib if that is meant")
+        raise InputError(f"{name}: holds more than {size_text(max_bytes)}; raise --max-gib to read it")
 
 
 def _has_log_ahead(path: Path) -> bool:
@@ -107,7 +111,7 @@ def _has_log_ahead(path: Path) -> bool:
 
 
 class RankHint(msgspec.Struct, frozen=True, kw_only=True):
-    """The rank of a recording's first process, and the size of the job; None where it is not said."""
+    """Rank of a recording's first process and world size, from its environment; None where unknown."""
 
     first: int | None = None
     world_size: int | None = None
@@ -120,7 +124,7 @@ def _rank(at: int, hint: RankHint, ranks: int) -> int:
     return min((hint.first or 0) + at, MAX_RANKS)
 
 
-def _told_ranks(built: list[RankBuilt], hint: RankHint) -> list[str]:
+def _rank_notes(built: list[RankBuilt], hint: RankHint) -> list[str]:
     if len(built) == 1:
         return [] if hint.first is None else [f"rank {hint.first}, as {hint.said_by} in its environment says"]
     return [order_note(built, "" if hint.first is None else f"; {hint.said_by} says that the first is {hint.first}")]
@@ -129,20 +133,20 @@ def _told_ranks(built: list[RankBuilt], hint: RankHint) -> list[str]:
 def _counted(tables: NsightTables, left_out: int) -> list[str]:
     notes = []
     if tables.dropped:
-        notes.append(f"{tables.dropped} rows without sound times left out")
+        notes.append(f"{tables.dropped} rows without valid times left out")
     if tables.repaired:
-        notes.append(f"{tables.repaired} device events that end before they begin; taken as 0 long")
+        notes.append(f"{tables.repaired} device events end before they begin; their duration is taken as 0")
     if left_out:
         notes.append(f"{left_out} copies of processes that run no kernel left out")
     if tables.unended:
         notes.append(f"{tables.unended} NVTX ranges that never end left out")
     if tables.graphs:
         notes.append(
-            f"{tables.graphs} CUDA graphs were recorded as a whole: what computes and what communicates in them is not "
-            "known; record with --cuda-graph-trace=node"
+            f"{tables.graphs} CUDA graphs were recorded as a whole: what computes and what communicates in them is "
+            "unknown;  record with --cuda-graph-trace=node"
         )
     if tables.unread_payloads:
-        notes.append(f"{tables.unread_payloads} NCCL payloads are of an unknown layout: no sizes from them")
+        notes.append(f"{tables.unread_payloads} NCCL payloads are of an unknown layout: their sizes are not read")
     return notes
 
 
@@ -151,7 +155,7 @@ def _not_tables(file: SqliteFile) -> str:
 
 
 def _info(file: SqliteFile) -> Mapping[str, list[str]]:
-    """Return the few facts that are used of the capture and the machine: values by name."""
+    """Return the facts about the capture and the machine that are used: lists of values by name."""
     info: dict[str, list[str]] = {}
     for table in ("META_DATA_CAPTURE", "META_DATA_EXPORT", "TARGET_INFO_SYSTEM_ENV"):
         if {"name", "value"} <= set(file.columns(table)):
@@ -168,17 +172,17 @@ def _info(file: SqliteFile) -> Mapping[str, list[str]]:
 
 
 def _epoch(info: Mapping[str, list[str]]) -> tuple[int, list[str]]:
-    """Return what to add to times for nanoseconds since the Unix epoch; 0 with a note where the file does not say."""
+    """Return the offset in ns from stored times to the Unix epoch; 0 with a note where the file does not state it."""
     if "true" in info.get("EXPORT_PARAM_TIME_NORMALIZE", ()):
-        return 0, []  # exported with --ts-normalize=true: they are since the epoch
+        return 0, []  # exported with --ts-normalize=true: times are since the epoch
     starts = {int(text) for text in info.get("utcEpochNs", ())}
     if len(starts) == 1 and 0 < (start := starts.pop()) < np.iinfo(np.int64).max // 4:
         return start, []
-    return 0, ["the file does not say when its session began: times of several files cannot be compared"]
+    return 0, ["the file does not state when its session began: times of several files cannot be compared"]
 
 
 def _variables(info: Mapping[str, list[str]]) -> dict[str, str]:
-    """Give the environment variables that tell a rank: of the process that was started, else of the device's agent."""
+    """Return the environment variables that set a rank: of the started process, else of the device's agent."""
     found: dict[str, str] = {}
     texts = info.get("PROCESS_0:ENVIRONMENT_VARIABLE", [])
     agent = [part for text in info.get("DeviceEnvironment", ()) for part in text.split(";")]
@@ -208,10 +212,11 @@ def _fingerprint(info: Mapping[str, list[str]]) -> dict[str, str | int | None]:
 
 
 def rank_hint(variables: Mapping[str, str], arguments: Sequence[str], processes: int) -> RankHint:
-    """Return what the start of a recording with so many ranks says.
+    """Return the rank and world size that the environment and arguments of a recording with `processes` processes
+    state.
 
-    A rank variable is the rank of one process only. torchrun's options say the first rank of a node when its number of
-    processes is that which was recorded; one node alone begins with rank 0.
+    A rank variable is the rank of a single process only. torchrun's options give the first rank of a node when its
+    number of processes equals the number recorded; a single node begins with rank 0.
     """
     if processes == 1:
         for rank_name, size_name in _VARIABLES:

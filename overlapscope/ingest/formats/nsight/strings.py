@@ -1,4 +1,7 @@
-"""Nsight's StringIds: ids to codes of names, looked up as they are met, for an export may hold millions of strings."""
+"""Decode stored values of an Nsight Systems export: string ids, times, serialized process and thread ids.
+
+String ids are looked up when they are first used, because an export may hold millions of strings.
+"""
 
 from collections.abc import Callable
 from typing import Final
@@ -16,8 +19,8 @@ MAX_TIME_NS: Final = 1 << 61
 _THREAD_BITS: Final = 0xFFFFFF
 
 
-class Strings(msgspec.Struct):
-    """Ids of StringIds to codes of names."""
+class StringTable(msgspec.Struct):
+    """Maps ids of StringIds to codes of names."""
 
     file: SqliteFile
     code: Callable[[str], int]
@@ -25,7 +28,7 @@ class Strings(msgspec.Struct):
     _whole: bool = False
 
     def codes(self, ids: Ints) -> Codes:
-        """Return the code of each id; -1 where it is missing or unknown."""
+        """Return the code (int32) of each id; -1 where it is missing or unknown."""
         distinct = np.unique(ids)
         if len(self._known) > _MAX_REMEMBERED and not self._whole:
             self._known.clear()
@@ -46,7 +49,7 @@ class Strings(msgspec.Struct):
         if self.file.is_key(STRINGS, "id"):
             text = self.file.text_of(STRINGS, "id", "value", number)
             return -1 if text is None else self.code(text)
-        if not self._whole:  # a copy that lost its key is read once
+        if not self._whole:  # a copied table without its key is read once
             self._whole = True
             for ids, values in self.file.rows(STRINGS, ["id"], ["value"]):
                 for each, value in zip(ids, values, strict=True):
@@ -56,17 +59,17 @@ class Strings(msgspec.Struct):
 
 
 def is_sound(time_ns: Ints) -> Flags:
-    """Return whether each time is there and possible."""
-    return (time_ns > -MAX_TIME_NS) & (time_ns < MAX_TIME_NS)  # not abs: NONE has no opposite
+    """Return whether each time is present and possible."""
+    return (time_ns > -MAX_TIME_NS) & (time_ns < MAX_TIME_NS)  # not abs: the smallest int64 (NONE) cannot be negated
 
 
 def process_of(thread: Ints) -> Ints:
-    """Return the process key of a global thread id, which is Nsight's globalPid."""
+    """Return the process key of each global thread id, which is Nsight's globalPid."""
     return np.where(thread == NONE, NONE, thread & ~np.int64(_THREAD_BITS))
 
 
 def thread_of(thread: Ints) -> Ints:
-    """Return the thread's id of a global thread id."""
+    """Return the thread id of each global thread id."""
     return np.where(thread == NONE, NONE, thread & np.int64(_THREAD_BITS))
 
 

@@ -1,4 +1,6 @@
-"""The device work and the calls of an Nsight Systems export, chunk by chunk; what a version does not have is absent."""
+"""Read the device work and the API calls of an Nsight Systems export in chunks; columns that a version lacks are
+missing values.
+"""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -10,7 +12,7 @@ from overlapscope.ingest.build.multi_rank import DeviceRecording, DeviceWork, La
 from overlapscope.ingest.build.profiler_names import LAUNCHES_KERNEL
 from overlapscope.ingest.build.trace_columns import KERNEL, MEMCPY, MEMSET
 from overlapscope.ingest.formats.nsight.nvtx import NsightRanges
-from overlapscope.ingest.formats.nsight.strings import Strings, is_sound, process_ids, process_of, thread_of
+from overlapscope.ingest.formats.nsight.strings import StringTable, is_sound, process_ids, process_of, thread_of
 from overlapscope.ingest.parsing.sqlite import SqliteFile
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, integers
 from overlapscope.timeline.names import NameTable
@@ -28,11 +30,11 @@ _COPY_KINDS: Final = {
     1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
     11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD",
 }  # fmt: skip
-"""CUpti_ActivityMemcpyKind, and Nsight's own for unified memory."""
+"""CUpti_ActivityMemcpyKind, and Nsight's own kinds for unified memory."""
 
 
 class NsightTables(msgspec.Struct):
-    """Reads one export; the counts tell what it met."""
+    """Reads the tables of one export; its fields count what was read."""
 
     file: SqliteFile
     names: NameTable = msgspec.field(default_factory=NameTable)
@@ -43,11 +45,11 @@ class NsightTables(msgspec.Struct):
     """NVTX ranges without an end."""
     unread_payloads: int = 0
     graphs: int = 0
-    """Graphs that were recorded as a whole."""
+    """CUDA graphs that were recorded as a whole."""
     _work: dict[str, list[Any]] = {}
 
     def read(self) -> DeviceRecording:
-        """Return all that is used of the export. Times are as stored."""
+        """Return all used tables of the export. Times are as stored."""
         work = self._device_work()
         launches = self._launches(work)
         reader = NsightRanges(file=self.file, names=self.names)
@@ -65,7 +67,7 @@ class NsightTables(msgspec.Struct):
         )
 
     def _device_work(self) -> DeviceWork:
-        strings = Strings(file=self.file, code=self.names.code)
+        strings = StringTable(file=self.file, code=self.names.code)
         stored = self.file.columns(KERNELS)
         kernel_name = next((name for name in _KERNEL_NAMES if name in stored), _KERNEL_NAMES[0])
         self._work = {name: [] for name in (*_PLACE, "sort", "name", "opaque")}
@@ -94,16 +96,16 @@ class NsightTables(msgspec.Struct):
         )
 
     def _launches(self, work: DeviceWork) -> Launches:
-        """Return the calls that enqueued what was recorded or waited for it, and launches whose kernel was not."""
-        told: set[int] = set()
+        """Return calls that enqueued recorded work or waited for it, and launches whose kernel was not recorded."""
+        launching: set[int] = set()
 
         def code(text: str) -> int:
             number = self.names.code(text)
             if LAUNCHES_KERNEL.search(text) or WAITS_FOR_DEVICE.fullmatch(text):
-                told.add(number)
+                launching.add(number)
             return number
 
-        strings = Strings(file=self.file, code=code)
+        strings = StringTable(file=self.file, code=code)
         known = np.unique(work.correlation)
         nothing = np.empty(0, np.int64)
         parts = [(nothing, nothing, nothing.astype(np.int32), nothing, nothing)]
@@ -113,7 +115,7 @@ class NsightTables(msgspec.Struct):
                 name = strings.codes(columns["nameId"])
                 good = is_sound(columns["start"])
                 self.dropped += int((~good).sum())
-                keep = good & (_among(correlation, known) | np.isin(name, list(told)))
+                keep = good & (_among(correlation, known) | np.isin(name, list(launching)))
                 start, end = columns["start"][keep], columns["end"][keep]
                 end = np.where(is_sound(end), np.maximum(start, end), start)
                 parts.append((start, columns["globalTid"][keep], name[keep], correlation[keep], end))
@@ -128,7 +130,7 @@ class NsightTables(msgspec.Struct):
         )
 
     def _columns(self, table: str, wanted: tuple[str, ...]) -> Iterator[dict[str, Ints]]:
-        """Yield chunks of integer columns; NONE for a missing value and for a column the table does not have."""
+        """Yield chunks of int64 columns; NONE for a missing value and for a column that the table does not have."""
         there = [name for name in wanted if name in self.file.columns(table)]
         for chunk in self.file.rows(table, there) if there else ():
             rows = len(chunk[0])
@@ -137,10 +139,10 @@ class NsightTables(msgspec.Struct):
             yield {name: columns[name] if name in columns else np.full(rows, NONE, np.int64) for name in wanted}
 
     def _timed(self, table: str, *more: str) -> Iterator[dict[str, Ints]]:
-        """Yield chunks of device rows with sound times; one that ends before it begins ends where it begins."""
+        """Yield chunks of device rows with valid times; an end before the start is set to the start."""
         for columns in self._columns(table, (*_PLACE, *more)):
             start, end = columns["start"], columns["end"]
-            good = is_sound(start) & is_sound(end) & ~((start == 0) & (end == 0))  # 0 to 0 is what CUPTI does not know
+            good = is_sound(start) & is_sound(end) & ~((start == 0) & (end == 0))  # CUPTI writes 0 to 0 when unknown
             self.dropped += int((~good).sum())
             self.repaired += int((good & (end < start)).sum())
             columns["end"] = np.maximum(start, end)
@@ -155,7 +157,7 @@ class NsightTables(msgspec.Struct):
         self._work["opaque"].append(np.full(rows, opaque, np.bool_))
 
     def _named(self, codes: Codes, otherwise: str) -> Codes:
-        """Return the names, another for those that are missing."""
+        """Return the name codes, with `otherwise` for missing names."""
         return np.where(codes < 0, np.int32(self.names.code(otherwise)), codes) if (codes < 0).any() else codes
 
     def _all_named(self, columns: dict[str, Ints], name: str) -> Codes:
@@ -168,12 +170,12 @@ class NsightTables(msgspec.Struct):
 
 
 def _linking(correlation: Ints) -> Ints:
-    """Return correlations with NONE for 0, which stands for none."""
+    """Return correlations with NONE instead of 0, which means no correlation."""
     return np.where(correlation == 0, NONE, correlation)
 
 
 def _among(values: Ints, known: Ints) -> Flags:
-    """Return whether each value is there, and one of the sorted ones."""
+    """Return whether each value is present (not NONE) and among the sorted `known` values."""
     if known.size == 0:
         return np.zeros(values.size, np.bool_)
     at = np.minimum(np.searchsorted(known, values), known.size - 1)

@@ -1,4 +1,4 @@
-"""Know the JSON of rocprofv3."""
+"""Recognise the JSON of rocprofv3."""
 
 import re
 from typing import Final
@@ -10,7 +10,7 @@ _BEGINS: Final = rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*[\[{]'
 
 
 def recognises(head: Head) -> bool:
-    """Return whether the file begins as rocprofv3's JSON does."""
+    """Return whether the file begins like rocprofv3's JSON."""
     return re.match(_BEGINS, head.content.removeprefix(b"\xef\xbb\xbf")) is not None
 
 

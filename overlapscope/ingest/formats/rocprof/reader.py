@@ -1,4 +1,6 @@
-"""Read the JSON of rocprofv3 (`--output-format json`): kernels, copies, calls and markers of each rank in it."""
+"""Read the JSON of rocprofv3 (`--output-format json`): kernels, memory copies, API calls and markers of each rank in
+it.
+"""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -25,9 +27,9 @@ from overlapscope.ingest.build.user_marks import RangeNames
 from overlapscope.ingest.formats.rocprof.records import (
     MAX_TIME_NS,
     Agent,
-    Call,
-    Copy,
-    Dispatch,
+    ApiCallRecord,
+    CopyRecord,
+    KernelRecord,
     ProcessRecords,
     processes,
 )
@@ -43,17 +45,17 @@ _GPU: Final = 2
 
 
 def read_rocprof(path: Path, context: ReadContext) -> Reading:
-    """Read one file; its times are since the start of the machine.
+    """Read one file. Its times count from the start of the machine.
 
-    Raises InputError when it is not whole JSON, or holds no device work.
+    Raises InputError when it is not complete JSON, or holds no device work.
     """
     content, stream = json_text(path, context.max_bytes, context.progress)
-    rows = _Rows()
+    rows = _RecordingColumns()
     try:
         for number, process in enumerate(processes(content)):
             rows.add(number, process)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"{shown(path)}: is not whole JSON of rocprofv3: {error}") from error
+        raise InputError(f"{shown(path)}: is not complete JSON of rocprofv3: {error}") from error
     del content
     if not rows.has_work:
         raise InputError(f"{shown(path)}: holds no device work; record with --kernel-trace --memory-copy-trace")
@@ -63,7 +65,7 @@ def read_rocprof(path: Path, context: ReadContext) -> Reading:
     if rows.dropped:
         warnings.append(f"{rows.dropped} records that do not decode left out")
     if rows.repaired:
-        warnings.append(f"{rows.repaired} device events that end before they begin; taken as 0 long")
+        warnings.append(f"{rows.repaired} device events end before they begin; their duration is taken as 0")
     if left_out:
         warnings.append(f"{left_out} copies of processes that run no kernel left out")
     if len(built) > 1:
@@ -87,21 +89,21 @@ def read_rocprof(path: Path, context: ReadContext) -> Reading:
     )
 
 
-class _Rows(msgspec.Struct):
-    """The columns of all processes, process by process."""
+class _RecordingColumns(msgspec.Struct):
+    """The columns of all processes, one process after another."""
 
     names: NameTable = msgspec.field(default_factory=NameTable)
     parts: dict[str, list[npt.NDArray[Any]]] = {}
     process_ids: dict[int, int] = {}
     products: set[str] = set()
-    """Names of the devices that ran something."""
+    """Names of the devices that executed work."""
     has_streams: bool = False
     events: int = 0
     repaired: int = 0
     dropped: int = 0
 
     def add(self, number: int, process: ProcessRecords) -> None:
-        """Take the records of one process, whose key becomes `number`."""
+        """Add the records of one process under the process key `number`."""
         pid = process.metadata.get("pid")
         if isinstance(pid, int) and not isinstance(pid, bool) and 0 <= pid < MAX_TIME_NS:
             self.process_ids[number] = pid
@@ -111,11 +113,11 @@ class _Rows(msgspec.Struct):
         self.dropped += process.dropped
 
     def _add_work(self, number: int, process: ProcessRecords) -> Ints:
-        """Take kernels and copies; give their correlations, sorted."""
+        """Add kernels and memory copies; return their correlations, sorted."""
         gpus = {agent.id.handle: agent for agent in process.agents if agent.type == _GPU}
         index = _device_numbers(gpus)
-        dispatches = process.records(Dispatch, "kernel_dispatch", "kernel_dispatches")
-        copies = process.records(Copy, "memory_copy", "memory_copies")
+        dispatches = process.records(KernelRecord, "kernel_dispatch", "kernel_dispatches")
+        copies = process.records(CopyRecord, "memory_copy", "memory_copies")
         on = [dispatch.dispatch_info.agent_id.handle for dispatch in dispatches]
         kernel = {
             symbol.kernel_id: (
@@ -128,16 +130,16 @@ class _Rows(msgspec.Struct):
         }
         names = [kernel.get(each.dispatch_info.kernel_id) or "unnamed kernel" for each in dispatches]
         queues = [dispatch.dispatch_info.queue_id.handle for dispatch in dispatches]
-        # A copy counts where its data go, or where they come from when that is no device.
+        # A copy belongs to the device it writes to, or to the one it reads from when it writes to none.
         ends = [(copy.src_agent_id.handle, copy.dst_agent_id.handle) for copy in copies]
         on += [target if target in gpus else source for source, target in ends]
         names += [_copy_name(source, target, gpus) for source, target in ends]
-        both: list[Dispatch | Copy] = [*dispatches, *copies]
+        both: list[KernelRecord | CopyRecord] = [*dispatches, *copies]
         start, end = _ints(each.start_timestamp for each in both), _ints(each.end_timestamp for each in both)
         self.repaired += int((end < start).sum())
         self.events += len(both)
         stream = _ints(each.stream_id.handle for each in both)
-        # Without streams (--group-by-queue, older versions) every one is 0 or missing: queues stand for them.
+        # Without streams (--group-by-queue, older versions) every stream is 0 or missing: queues are used instead.
         if (stream > 0).any():
             self.has_streams = True
         else:
@@ -158,8 +160,8 @@ class _Rows(msgspec.Struct):
         return np.unique(correlation)
 
     def _add_calls(self, number: int, process: ProcessRecords, correlations: Ints) -> None:
-        """Take the calls that enqueued what was recorded or waited for it, and launches whose kernel was not."""
-        calls = [*process.records(Call, "hip_api"), *process.records(Call, "hsa_api")]
+        """Add calls that enqueued recorded work or waited for it, and launches whose kernel was not recorded."""
+        calls = [*process.records(ApiCallRecord, "hip_api"), *process.records(ApiCallRecord, "hsa_api")]
         self.events += len(calls)
         enqueued = set(correlations.tolist()) - {0, NONE}
         named = [(call, _operation(process, call)) for call in calls]
@@ -181,10 +183,10 @@ class _Rows(msgspec.Struct):
         )
 
     def _add_ranges(self, number: int, process: ProcessRecords) -> None:
-        """Take markers that last, by what they say, and calls of RCCL."""
+        """Add markers that have a duration, named by their message, and calls of RCCL."""
         range_names = RangeNames(self.names)
-        marks = process.records(Call, "marker_api")
-        calls = process.records(Call, "rccl_api")
+        marks = process.records(ApiCallRecord, "marker_api")
+        calls = process.records(ApiCallRecord, "rccl_api")
         self.events += len(marks) + len(calls)
         found = [(call, _operation(process, call)) for call in calls]
         for mark in marks:
@@ -208,11 +210,11 @@ class _Rows(msgspec.Struct):
 
     @property
     def has_work(self) -> bool:
-        """Return whether any process ran something on a device."""
+        """Return whether any process executed work on a device."""
         return any(part.size for part in self.parts.get("work.name", ()))
 
     def recording(self) -> DeviceRecording:
-        """Return all that was taken."""
+        """Return all records added so far."""
         joined = {name: np.concatenate(values) for name, values in self.parts.items()}
 
         def table(name: str) -> dict[str, Any]:
@@ -231,7 +233,7 @@ class _Rows(msgspec.Struct):
 
 
 def _device_numbers(gpus: Mapping[int, Agent]) -> dict[int, int]:
-    """Return each GPU's number among the GPUs of the machine; its handle where the file does not say."""
+    """Return each GPU's number among the GPUs of the machine, by handle; empty where the file does not state them."""
     numbers = {handle: agent.logical_node_type_id for handle, agent in gpus.items()}
     sound = len(set(numbers.values())) == len(numbers) and all(number >= 0 for number in numbers.values())
     return numbers if sound else {}
@@ -243,7 +245,7 @@ def _copy_name(source: int, target: int, gpus: Mapping[int, Agent]) -> str:
     return "Memcpy HtoD" if target in gpus else "Memcpy DtoH" if source in gpus else "Memcpy HtoH"
 
 
-def _operation(process: ProcessRecords, call: Call) -> str:
+def _operation(process: ProcessRecords, call: ApiCallRecord) -> str:
     kind = process.kinds[call.kind] if 0 <= call.kind < len(process.kinds) else None
     if kind is None or not 0 <= call.operation < len(kind.operations):
         return "unnamed call"

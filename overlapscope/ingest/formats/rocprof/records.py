@@ -1,4 +1,4 @@
-"""The records of one process in a rocprofv3 JSON file, decoded typed; an odd one costs itself, not its neighbours.
+"""Decode the records of one process in a rocprofv3 JSON file; a malformed record is left out, its neighbours are kept.
 
 Written from the serialisation of ROCprofiler-SDK (cxx/serialization/save.hpp, lib/output/generateJSON.cpp).
 """
@@ -16,32 +16,32 @@ _BROKEN = (msgspec.DecodeError, RecursionError)
 
 
 Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""What fits a column."""
+"""An integer that fits into an int64 column."""
 Time = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIME_NS)]
 
 
 class Handle(msgspec.Struct, gc=False):
-    """An opaque number."""
+    """An opaque number that identifies an agent, a queue or a stream."""
 
     handle: Number = NONE
 
 
 class Correlation(msgspec.Struct, gc=False):
-    """What ties device work to the call that enqueued it."""
+    """Number that links device work to the call that enqueued it."""
 
     internal: Number = NONE
 
 
 class DispatchInfo(msgspec.Struct, gc=False):
-    """Which kernel ran where."""
+    """Which kernel ran, on which agent and queue."""
 
     agent_id: Handle
     kernel_id: Number
     queue_id: Handle = msgspec.field(default_factory=Handle)
 
 
-class Dispatch(msgspec.Struct, gc=False):
-    """A kernel."""
+class KernelRecord(msgspec.Struct, gc=False):
+    """Execution of a kernel."""
 
     start_timestamp: Time
     end_timestamp: Time
@@ -51,8 +51,8 @@ class Dispatch(msgspec.Struct, gc=False):
     stream_id: Handle = msgspec.field(default_factory=Handle)
 
 
-class Copy(msgspec.Struct, gc=False):
-    """A copy between agents."""
+class CopyRecord(msgspec.Struct, gc=False):
+    """A memory copy between agents."""
 
     start_timestamp: Time
     end_timestamp: Time
@@ -63,7 +63,7 @@ class Copy(msgspec.Struct, gc=False):
     stream_id: Handle = msgspec.field(default_factory=Handle)
 
 
-class Call(msgspec.Struct, gc=False):
+class ApiCallRecord(msgspec.Struct, gc=False):
     """A call of an API, or a marker."""
 
     start_timestamp: Time
@@ -75,7 +75,7 @@ class Call(msgspec.Struct, gc=False):
 
 
 class Agent(msgspec.Struct, gc=False):
-    """A processor of the machine."""
+    """A processor of the machine: CPU or GPU."""
 
     id: Handle
     type: Number
@@ -84,8 +84,8 @@ class Agent(msgspec.Struct, gc=False):
     name: str = ""
 
 
-class Symbol(msgspec.Struct, gc=False):
-    """A kernel's names."""
+class KernelSymbol(msgspec.Struct, gc=False):
+    """Names of a kernel."""
 
     kernel_id: Number
     formatted_kernel_name: str = ""
@@ -94,15 +94,15 @@ class Symbol(msgspec.Struct, gc=False):
     truncated_kernel_name: str = ""
 
 
-class Kind(msgspec.Struct, gc=False):
+class RecordKind(msgspec.Struct, gc=False):
     """A kind of record and the names of its operations."""
 
     kind: str = ""
     operations: list[str] = []
 
 
-class Message(msgspec.Struct, gc=False):
-    """What a marker says, by its correlation."""
+class MarkerText(msgspec.Struct, gc=False):
+    """Text of a marker, by its correlation."""
 
     key: Number
     value: str
@@ -129,19 +129,19 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 class ProcessRecords(msgspec.Struct):
-    """What one process recorded."""
+    """The records of one process."""
 
     metadata: dict[str, Any]
     agents: list[Agent]
-    symbols: list[Symbol]
-    kinds: list[Kind]
+    symbols: list[KernelSymbol]
+    kinds: list[RecordKind]
     messages: dict[int, str]
     dropped: int = 0
     """Records that do not decode."""
     _buffers: dict[str, msgspec.Raw] = {}
 
     def records(self, kind: type[R], *names: str) -> list[R]:
-        """Return the records under the first of these names that is there."""
+        """Return the records under the first of these names that is present."""
         raw = next((self._buffers[name] for name in names if name in self._buffers), None)
         if raw is None:
             return []
@@ -151,24 +151,26 @@ class ProcessRecords(msgspec.Struct):
 
 
 def processes(content: bytes) -> Iterator[ProcessRecords]:
-    """Yield the processes of a file's text. Raises msgspec.DecodeError or RecursionError when it is not whole JSON."""
+    """Yield the processes of a file's text. Raises msgspec.DecodeError or RecursionError when it is not valid JSON."""
     raw = msgspec.json.decode(content, type=_File).tool
-    if bytes(raw).lstrip()[:1] == b"{":  # before the list of processes came
+    if bytes(raw).lstrip()[:1] == b"{":  # versions before the list of processes
         found, dropped = [msgspec.json.decode(raw, type=_Process)], 0
     else:
         found, dropped = _each(raw, _Process)
     for each in found:
         strings = _one(each.strings, _Strings) or _Strings()
         agents, lost = _each(each.agents, Agent)
-        symbols, lost_symbols = _each(each.kernel_symbols, Symbol)
-        messages, lost_messages = _each(strings.marker_api, Message)
+        symbols, lost_symbols = _each(each.kernel_symbols, KernelSymbol)
+        messages, lost_messages = _each(strings.marker_api, MarkerText)
         buffers = _one(each.buffer_records, dict[str, msgspec.Raw]) or {}
         yield ProcessRecords(
             metadata=each.metadata if isinstance(each.metadata, dict) else {},
             agents=agents,
             symbols=symbols,
-            # Kinds stand by their place: an odd one keeps it.
-            kinds=[_one(one, Kind) or Kind() for one in _one(strings.buffer_records, list[msgspec.Raw]) or []],
+            # A kind is identified by its index, so a malformed one keeps its place.
+            kinds=[
+                _one(one, RecordKind) or RecordKind() for one in _one(strings.buffer_records, list[msgspec.Raw]) or []
+            ],
             messages={message.key: message.value for message in messages},
             dropped=dropped + lost + lost_symbols + lost_messages,
             _buffers=buffers,
@@ -187,7 +189,7 @@ def _one(raw: msgspec.Raw, kind: type[T]) -> T | None:
 
 
 def _each(raw: msgspec.Raw, kind: type[R]) -> tuple[list[R], int]:
-    """Return the records of a list and how many do not decode; a list that is none counts as one."""
+    """Return the records of a list and how many do not decode; a value that is not a list counts as one."""
     try:
         return msgspec.json.decode(raw, type=list[kind]), 0  # type: ignore[valid-type]
     except _BROKEN:

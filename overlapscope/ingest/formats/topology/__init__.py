@@ -5,14 +5,12 @@ from typing import Final
 
 from overlapscope.ingest.reader import Head, Reader, lazy
 
-_MATRIX_FORMAT: Final = "topo-matrix"
-
 
 def holds_some(head: Head) -> bool:
-    """Return whether a text holds a matrix, with a row that fits its header, among whatever else."""
+    """Return whether a text holds a matrix, with a row that fits its header, whatever else it holds."""
     if b"GPU0" not in head.content:
         return False
-    from overlapscope.ingest.formats.topology.matrix import MatrixLines  # noqa: PLC0415 - loaded for what may hold a matrix
+    from overlapscope.ingest.formats.topology.matrix import MatrixLines  # noqa: PLC0415 - loaded only for a matrix
 
     collector = MatrixLines()
     for line in head.text.splitlines():
@@ -21,23 +19,22 @@ def holds_some(head: Head) -> bool:
 
 
 def is_matrix(head: Head) -> bool:
-    """Return whether the text is such a matrix more than anything else, with a row that fits its header."""
+    """Return whether at least half of a text is such a matrix, with a row that fits its header."""
     if b"GPU0" not in head.content and b"TABLE:" not in head.content:
         return False
-    from overlapscope.ingest.formats.topology.matrix import MatrixLines  # noqa: PLC0415 - loaded for what may be a matrix
+    from overlapscope.ingest.formats.topology.matrix import MatrixLines  # noqa: PLC0415 - loaded only for a matrix
 
     collector = MatrixLines()
-    told = [collector.take(line) for line in head.text.splitlines() if line.strip()]
-    return collector.rows > 0 and 2 * sum(told) >= len(told)
+    recognised = [collector.take(line) for line in head.text.splitlines() if line.strip()]
+    return collector.rows > 0 and 2 * sum(recognised) >= len(recognised)
 
 
 MATRIX = Reader(
-    format=_MATRIX_FORMAT,
+    format="topo-matrix",
     recognises=is_matrix,
     read=lazy("overlapscope.ingest.formats.topology.matrix:read_topo_matrix"),
     holds_some=holds_some,
 )
-_XML_FORMAT: Final = "nccl-topology"
 _BEGIN: Final = r"\s*(?:<\?xml[^>]{0,200}\?>\s*)?(?:<!--(?:[^-]|-(?!->))*+-->\s*+)*+<system\s+version\s*="
 
 
@@ -47,5 +44,5 @@ def is_xml(head: Head) -> bool:
 
 
 XML = Reader(
-    format=_XML_FORMAT, recognises=is_xml, read=lazy("overlapscope.ingest.formats.topology.xml_dump:read_topo_xml")
+    format="nccl-topology", recognises=is_xml, read=lazy("overlapscope.ingest.formats.topology.xml_dump:read_topo_xml")
 )

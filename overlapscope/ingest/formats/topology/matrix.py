@@ -1,7 +1,7 @@
 """Read matrices of how a host's devices are connected: `nvidia-smi topo -m` and `-p2p`, `rocm-smi --showtopo`.
 
-The header names the devices, each row one device and its connection with every other. Cells never hold blanks, so
-that tabs and any number of spaces part them alike; what stands behind the last device (affinities) is not read.
+The header names the devices; each row names one device and its connection with every other. Cells contain no blanks, so
+tabs and any number of spaces separate them. Columns behind the last device (affinities) are not read.
 """
 
 import re
@@ -22,9 +22,9 @@ from overlapscope.timeline.run import Source
 MAX_DEVICES: Final = 1024
 MAX_LINE: Final = 64 << 10
 MAX_NOTE: Final = 400
-"""Rows of a matrix may be long; titles, prompts and legends are not."""
+"""Rows of a matrix may be longer than this; titles, prompts and legends are not."""
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]|\[[04]m")
-"""`nvidia-smi` underlines its header; what is pasted into a report often lacks the escape character itself."""
+"""`nvidia-smi` underlines its header; text pasted into a report often lacks the escape character itself."""
 _GPU: Final = re.compile(r"GPU\d{1,4}")
 _ADDRESS: Final = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 _OTHER: Final = re.compile(r"[A-Za-z][\w.-]*\d")
@@ -32,7 +32,7 @@ _OTHER: Final = re.compile(r"[A-Za-z][\w.-]*\d")
 _SELF: Final = frozenset({"X", "0", "SELF"})
 _NVLINK: Final = re.compile(r"NV(\d{1,3})")
 _PATHS: Final = frozenset({"PIX", "PXB", "PHB", "NODE", "SYS", "SOC", "XGMI", "PCIE", "N/A", "UNKNOWN"})
-"""`SOC` is what `SYS` was called before 2018."""
+"""`SOC` is the name of `SYS` before 2018."""
 _P2P: Final = frozenset({"OK", "CNS", "GNS", "TNS", "NS", "U", "DR"})
 _TITLE: Final = re.compile(r"=++(?:(.*?)=++)?\s*+|([A-Z][A-Z ]{2,40}TABLE):\s*")
 _PROMPT: Final = re.compile(r"(?:.{0,200}[$#>%]\s*)?(?:\S{0,100}/)?(nvidia-smi\s+topo|rocm-smi|amd-smi)\b(.*)")
@@ -44,7 +44,7 @@ _CARD: Final = re.compile(r"\s*(NIC\d+):\s*(\S+)\s*")
 
 
 class MatrixLines(msgspec.Struct):
-    """Takes the lines of a text in order; afterwards `links` holds what its matrices tell."""
+    """Collects the lines of a text in order; afterwards `links` holds the links of its matrices."""
 
     links: list[dict[str, Any]] = []
     matrices: int = 0
@@ -61,7 +61,7 @@ class MatrixLines(msgspec.Struct):
     _cards: dict[str, str] = {}
 
     def take(self, line: str) -> bool:
-        """Take one line; tell whether it belongs to such an output."""
+        """Parse one line and return whether it belongs to such an output."""
         text = _ANSI.sub("", line[:MAX_LINE]).rstrip()
         short = text.strip() if len(text) <= MAX_NOTE else ""
         title, prompt, card = _TITLE.fullmatch(short), _PROMPT.fullmatch(short), _CARD.fullmatch(short)
@@ -69,8 +69,8 @@ class MatrixLines(msgspec.Struct):
             self._title, self._devices = (title[1] or title[2] or "").strip().lower(), []
             return True
         if prompt:
-            asked = re.search(r"-p2p\s+(\w+)", prompt[2])
-            self._capability = f" {asked[1]}" if asked else ""
+            capability = re.search(r"-p2p\s+(\w+)", prompt[2])
+            self._capability = f" {capability[1]}" if capability else ""
             return True
         if card:
             self._cards[card[1]] = card[2]
@@ -85,7 +85,7 @@ class MatrixLines(msgspec.Struct):
         return bool(tokens) and self._take_row(tokens)
 
     def finish(self) -> list[dict[str, Any]]:
-        """Return the links, network cards by the names that the legend gives them."""
+        """Return the links; network cards are named as in the legend."""
         for link in self.links:
             for end in ("a", "b"):
                 link[end] = self._cards.get(link[end], link[end])
@@ -100,7 +100,7 @@ class MatrixLines(msgspec.Struct):
             return False
         self._rows_left -= 1
         place, cells = self._devices.index(tokens[0]), tokens[1 : 1 + len(self._devices)]
-        told = [_connection(cell, self._capability) for cell in cells]
+        parsed = [_connection(cell, self._capability) for cell in cells]
         if len(cells) < len(self._devices) or cells[place] not in _SELF:
             self.broken += 1
             return True
@@ -108,12 +108,12 @@ class MatrixLines(msgspec.Struct):
             self.rows += 1
             self.hops_left_out = True
             return True
-        if any(each is None for at, each in enumerate(told) if at != place):
+        if any(each is None for at, each in enumerate(parsed) if at != place):
             self.broken += 1
             return True
         self.rows += 1
-        ends = [(other, each) for other, each in enumerate(told) if other != place and each is not None]
-        if not self._counted:  # a second matrix of links is of another host; one of P2P support is not
+        ends = [(other, each) for other, each in enumerate(parsed) if other != place and each is not None]
+        if not self._counted:  # a second matrix of links belongs to another host; one of P2P support does not
             self._counted = True
             self._hosts += not any(str(each["kind"]).startswith("P2P") for _, each in ends)
         host = f"matrix {self._hosts}" if self._hosts > 1 else None
@@ -123,7 +123,7 @@ class MatrixLines(msgspec.Struct):
 
 
 def _header(tokens: list[str]) -> list[str]:
-    """Return the devices that a line names as a header does; none when it is no header."""
+    """Return the devices of a line that is a header; empty when it is not."""
     devices: list[str] = []
     for token in tokens:
         if _GPU.fullmatch(token) or _ADDRESS.fullmatch(token) or (devices and _OTHER.fullmatch(token)):
@@ -157,10 +157,10 @@ def read_topo_matrix(path: Path, context: ReadContext) -> Reading:
         collector.take(line.decode("utf-8", "replace"))
     links = collector.finish()
     if not collector.rows:
-        raise InputError(f"{shown(path)}: holds no matrix of devices; is it what nvidia-smi topo -m prints?")
+        raise InputError(f"{shown(path)}: holds no matrix of devices; is it the output of nvidia-smi topo -m?")
     warnings = list(stream.warnings)
     if not links:
-        warnings.append("no two devices stand in it: there is no link to tell of")
+        warnings.append("it lists fewer than two devices, so there is no link")
     if collector.hops_left_out:
         warnings.append("hops, weights and access between devices are not read, only the type of their link")
     if collector.broken:

@@ -1,4 +1,4 @@
-"""Read the XML in which NCCL and RCCL keep a host's topology (NCCL_TOPO_FILE, NCCL_TOPO_DUMP_FILE).
+"""Read the XML file of a host's topology that NCCL and RCCL write and read (NCCL_TOPO_DUMP_FILE, NCCL_TOPO_FILE).
 
 Written by src/graph/xml.cc, read by topo.cc.
 """
@@ -28,18 +28,21 @@ MAX_BYTES: Final = 4 << 20
 """A topology of 8 GPUs takes 12 KB."""
 MAX_DEPTH: Final = 64
 LANE_100MBPS: Final = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
-"""GT/s to what NCCL counts on per PCIe lane, in 100 Mbit/s (`kvDictPciGen` in topo.cc): three quarters of the rate."""
+"""GT/s to the bandwidth that NCCL assumes per PCIe lane, in 100 Mbit/s: three quarters of the rate.
+
+Source: `kvDictPciGen` in topo.cc.
+"""
 MAX_PAIRS: Final = 250_000
 _WHOLE: Final = re.compile(r"-?(?:0x[0-9a-fA-F]{1,16}|[0-9]{1,18})", re.ASCII)
 _REAL: Final = re.compile(r"[0-9]{1,15}(?:\.[0-9]{0,15})?(?:e[+-]?[0-9]{1,3})?", re.ASCII)
 
 
 def read_topo_xml(path: Path, context: ReadContext) -> Reading:
-    """Read one file. Raises InputError for what is no such XML, and for XML that declares entities."""
+    """Read one file. Raises InputError for anything but such XML, and for XML that declares entities."""
     stream = ByteStream(path, min(context.max_bytes, MAX_BYTES), context.progress)
     root, cut = _parse(path, b"".join(stream.blocks()))
     if root.tag != "system":
-        raise InputError(f"{shown(path)}: its root is <{root.tag[:40]}>, not <system>: this is no NCCL topology")
+        raise InputError(f"{shown(path)}: its root is <{root.tag[:40]}>, not <system>: this is not an NCCL topology")
     names = NameTable()
     warnings = [*stream.warnings]
     if cut:
@@ -55,8 +58,8 @@ def read_topo_xml(path: Path, context: ReadContext) -> Reading:
 def _parse(path: Path, content: bytes) -> tuple[Element, bool]:
     """Return the root element, and whether the XML is damaged behind it or ends before it is closed.
 
-    Raises InputError for a document type declaration, the only place where entities can be declared, and for text
-    that is no XML before any element began.
+    Raises InputError for a document type declaration, the only place where entities can be declared, and for text that
+    is not XML before any element began.
     """
     root: Element | None = None
     depth = 0
@@ -65,14 +68,14 @@ def _parse(path: Path, content: bytes) -> tuple[Element, bool]:
             root = element if root is None else root
             depth += 1 if event == "start" else -1
             if depth > MAX_DEPTH:
-                raise InputError(f"{shown(path)}: holds more than {MAX_DEPTH} levels; this is no topology")
+                raise InputError(f"{shown(path)}: holds more than {MAX_DEPTH} levels; this is not a topology")
     except DefusedXmlException as error:
         raise InputError(
-            f"{shown(path)}: declares a document type or an entity, which no topology file does; remove it"
+            f"{shown(path)}: declares a document type or an entity, which topology files never do; remove it"
         ) from error
-    except (ParseError, ValueError, LookupError) as error:  # the latter two: an encoding that is not known
+    except (ParseError, ValueError, LookupError) as error:  # the latter two: unknown encoding
         if root is None:
-            raise InputError(f"{shown(path)}: is no XML: {error}") from error
+            raise InputError(f"{shown(path)}: is not XML: {error}") from error
         return root, True
     assert root is not None, "the parser refuses a document without an element"
     return root, False
@@ -95,11 +98,11 @@ def _links(system: Element, warnings: list[str]) -> list[dict[str, Any]]:
     own = 0
     for device in devices:
         links += _pci_link(device) + _network(device)
-        told, to_itself = _gpu_links(device, gpus)
-        links += told
+        gpu_links, to_itself = _gpu_links(device, gpus)
+        links += gpu_links
         own += to_itself
     if own:
-        warnings.append(f"{own} GPUs have NVLinks to themselves, which is no link between devices; left out")
+        warnings.append(f"{own} GPUs have NVLinks to themselves, not to another device; left out")
     linked = {(each["host"], each["a"], each["b"]) for each in links if each["kind"] in ("NVLink", "XGMI")}
     if len(devices) ** 2 > MAX_PAIRS:
         warnings.append(f"{len(devices)} devices: paths between them were left out")
@@ -112,7 +115,7 @@ def _links(system: Element, warnings: list[str]) -> list[dict[str, Any]]:
 
 
 def _devices(element: Element, above: tuple[Element, ...]) -> Iterator[_Device]:
-    """Yield the devices below an element: PCI functions with a GPU or networks in them, or of such a class."""
+    """Yield the devices below an element: PCI functions that contain a GPU or networks, or are of such a class."""
     host = _get(above[0], "host_hash")
     for child in element:
         if child.tag == "pci":
@@ -142,7 +145,7 @@ def _address(device: _Device) -> str:
 
 
 def _pci_link(device: _Device) -> list[dict[str, Any]]:
-    """Give the link from the device's PCI function to what it hangs on; none where the file does not tell its width."""
+    """Return the link from the device's PCI function to its parent; empty where the file does not state its width."""
     function = device.above[-1]
     width, speed = _whole(_get(function, "link_width")), _get(function, "link_speed")
     if function.tag != "pci" or not width or not 0 < width <= 32:
@@ -166,7 +169,7 @@ def _network(device: _Device) -> list[dict[str, Any]]:
 
 
 def _gpu_links(device: _Device, gpus: dict[tuple[str | None, str], str]) -> tuple[list[dict[str, Any]], bool]:
-    """Give NVLink, XGMI and C2C links of a GPU, those to one partner as one; and whether it names itself as partner."""
+    """Return NVLink, XGMI and C2C links of a GPU, those to one partner as one; and whether one leads to itself."""
     lanes: dict[tuple[str, str], int] = {}
     bandwidth: dict[tuple[str, str], float] = {}
     to_itself = False
@@ -179,7 +182,7 @@ def _gpu_links(device: _Device, gpus: dict[tuple[str | None, str], str]) -> tupl
             if link.tag == "c2c":
                 key = (f"CPU{_get(device.above[0], 'numaid') or ''}", "C2C")
                 rate = _real(_get(link, "bw"))
-                if rate is not None:  # Mbyte/s of one link: ncclTopoAddC2c
+                if rate is not None:  # MB/s of one link: ncclTopoAddC2c
                     bandwidth[key] = bandwidth.get(key, 0.0) + rate * count / 1000
             elif target == _address(device):
                 to_itself = True
@@ -204,7 +207,7 @@ def _gpu_links(device: _Device, gpus: dict[tuple[str | None, str], str]) -> tupl
 
 
 def _path(one: tuple[Element, ...], other: tuple[Element, ...]) -> str:
-    """Name the path between two devices as NCCL does (`ncclTopoSetPaths` in paths.cc): PIX, PXB, PHB or SYS."""
+    """Return the path between two devices under NCCL's name (`ncclTopoSetPaths` in paths.cc): PIX, PXB, PHB or SYS."""
     common = 0
     while common < min(len(one), len(other)) and one[common] is other[common]:
         common += 1
@@ -212,7 +215,7 @@ def _path(one: tuple[Element, ...], other: tuple[Element, ...]) -> str:
         return "SYS"
     if common == 1:
         return "PHB"
-    # Two bridges next to each other on the way: the functions at both ends are no bridges.
+    # PXB needs two adjacent bridges on the way; the functions at both ends are not bridges.
     ends = [each[-1] for each in (one, other)]
     between = [
         each for chain in (one[common:], other[common:]) for each in chain if not any(each is end for end in ends)

@@ -1,4 +1,4 @@
-"""Know a training log that holds lines of a known format."""
+"""Recognise a training log that holds lines of a known format."""
 
 import re
 from typing import Final
@@ -12,7 +12,7 @@ def recognises(head: Head) -> bool:
     """Return whether a text holds lines of a known format."""
     if re.match(_JSON, head.content):
         return False
-    from overlapscope.ingest.formats.training_log.reader import FORMATS  # noqa: PLC0415 - loaded for what may be such a log
+    from overlapscope.ingest.formats.training_log.reader import FORMATS  # noqa: PLC0415 - loaded only for logs
 
     return any(each.in_text(head.content) for each in FORMATS)
 

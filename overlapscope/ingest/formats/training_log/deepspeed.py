@@ -6,7 +6,21 @@ Written by deepspeed/utils/comms_logging.py since 0.7:
     0.11 | msg size: 6.0 MB | algbw (Gbps): 954.41  | busbw (Gbps): 894.76
 
 with ` | [Caller Func: allgather_fn]` behind the operation under `debug`, without `rank=0 |` since 2023. The logger
-makes every call wait for its end: the times are those of calls that nothing hides.
+waits for the end of every call, so the times are those of calls that overlap with nothing.
+
+DeepSpeed (calc_bw_log of deepspeed/utils/comms_logging.py) prints Gbit/s, and an "algbw" with a factor of its own.
+These figures are converted to those that nccl-tests would print for the same call:
+
+| operation | size it logs | algbw it prints, times time over size |
+|---|---|---|
+| all_reduce | the buffer | 2 |
+| all_gather | one rank's part | n |
+| reduce_scatter | the whole buffer | n; 1 since 2026 |
+| all_to_all and all others | the buffer | 1 |
+
+where n is the size of the world, whatever the group. Its busbw is that algbw times (n - 1) / n for these four. The
+first version of 2022 used 2 throughout; what it logged of all-gathers and reduce-scatters is not known. The log does
+not state the version, but the printed figures determine the factor and n, within their rounding.
 """
 
 import math
@@ -18,7 +32,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.ingest.formats.training_log.deepspeed_summary import HEADING, PATTERN, SummaryLines, parse_size
-from overlapscope.ingest.formats.training_log.line_format import Found, LogFormat
+from overlapscope.ingest.formats.training_log.line_format import FoundLines, LogFormat
 from overlapscope.timeline.columns import NONE, Codes, Floats, Ints, make
 from overlapscope.timeline.facts import Facts, Measurements, join_facts
 from overlapscope.timeline.names import NameTable
@@ -26,7 +40,7 @@ from overlapscope.timeline.operations import MAX_COUNT
 from overlapscope.timeline.run import MAX_RANKS
 
 MAX_CALLS: Final = 2_000_000
-"""A line for each call of a long run may be many; what follows is counted, not kept."""
+"""A long run may print millions of lines, one per call; calls beyond this number are counted, not kept."""
 _NUMBER: Final = r"-?(?:[0-9]{1,15}(?:\.[0-9]{1,4})?(?:[eE][+-]?[0-9]{1,3})?|nan|inf)"
 _CALL: Final = re.compile(
     r"comm op: (?P<op>[^|\s]{1,100}) \| (?:\[Caller Func: (?P<caller>[^\]|]{0,200})\] \| )?"
@@ -60,7 +74,7 @@ _OPS: Final = {
     "log_summary_barrier": "barrier",
 }
 _SIZED: Final = frozenset(_OPS.values()) - {"gather", "scatter"}
-"""Operations whose whole size is told; of a gather DeepSpeed logs one rank's part, whatever the group."""
+"""Operations whose whole size can be computed. For a gather DeepSpeed logs one rank's part, whatever the group."""
 _FEW: Final = 16
 _HALF_MS: Final = 0.005
 _CALL_BYTES: Final = re.compile(
@@ -70,13 +84,13 @@ _TABLE_BYTES: Final = re.compile(rb"Comm\. Op +Message Size +Count +Total ")
 
 
 class CommLines:
-    """Takes the lines of DeepSpeed's communication logger."""
+    """Collects the lines of DeepSpeed's communication logger."""
 
     def __init__(self) -> None:
         self._summary = SummaryLines()
         self._ops = NameTable()
-        self._convention = Convention()
-        self._records: dict[tuple[str, int], _Record] = {}
+        self._convention = BandwidthFactors()
+        self._records: dict[tuple[str, int], _CallTimes] = {}
         self._op, self._record = array("i"), array("i")
         self._rank, self._size = array("q"), array("q")
         self._time_ms, self._algbw, self._busbw = array("d"), array("d"), array("d")
@@ -88,7 +102,7 @@ class CommLines:
         return self._summary.open or b"comm op: " in line or HEADING in line
 
     def take(self, line: str) -> None:
-        """Take a line that is wanted; several processes may have written on one line."""
+        """Parse a wanted line. Several processes may have written on one line."""
         before = 0
         for found in _CALL.finditer(line):
             self._take_call(found, line[before : found.start()])
@@ -114,7 +128,7 @@ class CommLines:
         self._convention.add(op, size.bytes, size.off_by, time_ms, algbw, busbw)
         self._rounded = self._rounded or size.off_by > 0
         key = (f"{found['op']} {found['caller'] or ''}", rank)
-        record = self._records.setdefault(key, _Record(len(self._records)))
+        record = self._records.setdefault(key, _CallTimes(len(self._records)))
         record.add(time_ms)
         self._record.append(record.number)
         self._op.append(self._ops.code(op))
@@ -124,13 +138,13 @@ class CommLines:
         self._algbw.append(algbw)
         self._busbw.append(busbw)
 
-    def found(self, source: str) -> Found:
-        """Return the calls as measurements, the summaries as figures."""
+    def found(self, source: str) -> FoundLines:
+        """Return the calls as measurements and the summaries as figures."""
         calls, warnings = self._measurements(source)
         figures, notes = self._summary.figures(source)
         if self._left_out:
             warnings.append(f"{self._left_out} further calls were left out")
-        return Found(
+        return FoundLines(
             facts=join_facts([calls, figures]),
             lines=self._lines + self._summary.lines,
             dropped=self._dropped + self._summary.dropped,
@@ -147,7 +161,7 @@ class CommLines:
         growing = np.array([record.growing for record in self._records.values()], np.bool_)
         summed_up = growing[np.array(self._record, np.int64)]
         time_ms = np.where(summed_up, np.nan, np.array(self._time_ms))
-        size, algbw, untold = self._corrected(ops, op, logged)
+        size, algbw, unknown = self._corrected(ops, op, logged)
         printed = np.where(np.array(self._algbw) > 0, np.array(self._algbw), np.nan)
         algbw = np.where(summed_up, np.nan, algbw)
         spread = np.where(op == np.int32(ops.index("all_reduce") if "all_reduce" in ops else -1), 2.0, 1.0)
@@ -164,15 +178,17 @@ class CommLines:
             algbw_gbs=algbw,
             busbw_gbs=algbw * spread * np.array(self._busbw) / printed,
         )
-        warnings = self._warnings(ops, int(summed_up.sum()), untold)
+        warnings = self._warnings(ops, int(summed_up.sum()), unknown)
         return Facts(names=tuple(names.to_list()), measurements=table), warnings
 
     def _corrected(self, ops: list[str], op: Codes, logged: Ints) -> tuple[Ints, Floats, list[str]]:
-        """Return bytes and algbw as nccl-tests counts them, and the operations whose figures do not tell them."""
+        """Return bytes (int64) and algbw in GB/s as nccl-tests counts them, and the operations for which they are
+        unknown.
+        """
         size = np.full(logged.size, NONE, np.int64)
         algbw = np.full(logged.size, np.nan)
         printed = np.array(self._algbw)
-        untold = []
+        unknown = []
         for code, name in enumerate(ops):
             known = (op == code) & ((logged > 0) | (name == "barrier"))  # objects are logged as 0 bytes
             parts, factor = self._convention.parts_and_factor(name) if name in _SIZED else (None, None)
@@ -182,26 +198,28 @@ class CommLines:
                 if factor is not None:
                     algbw[known] = printed[known] / 8 / factor * parts
             if name != "barrier" and (parts is None or factor is None):
-                untold.append(name)
-        return size, np.where(algbw > 0, algbw, np.nan), untold
+                unknown.append(name)
+        return size, np.where(algbw > 0, algbw, np.nan), unknown
 
-    def _warnings(self, ops: list[str], summed_up: int, untold: list[str]) -> list[str]:
+    def _warnings(self, ops: list[str], summed_up: int, unknown: list[str]) -> list[str]:
         warnings = []
         if self._rounded:
             warnings.append("DeepSpeed rounds sizes to hundredths of their unit: bytes may be off by half a percent")
         ranks = self._convention.ranks()
         if ranks is not None and {"all_gather", "all_reduce", "reduce_scatter", "all_to_all"} & set(ops):
             warnings.append(
-                f"DeepSpeed takes every group for the whole world of {ranks} ranks: in smaller groups busbw, and the "
-                "size of an all-gather, are smaller than told"
+                f"DeepSpeed assumes {ranks} ranks in every group: in smaller groups the true busbw, and the true size "
+                "of an all-gather, are smaller than reported"
             )
         if summed_up:
             warnings.append(
-                f"the times of {summed_up} calls only ever grow, for this DeepSpeed sums them up from call to call: "
+                f"the times of {summed_up} calls never fall, because this DeepSpeed adds up the times of calls: "
                 "left out with their bandwidths"
             )
-        if untold:
-            warnings.append(f"sizes or bandwidths of {', '.join(sorted(untold)[:8])} cannot be told from its figures")
+        if unknown:
+            warnings.append(
+                f"sizes or bandwidths of {', '.join(sorted(unknown)[:8])} cannot be computed from the printed figures"
+            )
         return warnings
 
 
@@ -214,7 +232,7 @@ def in_text(text: bytes) -> bool:
 
 LINES = LogFormat(name="deepspeed_comms", in_text=in_text, lines=CommLines)
 _HALF: Final = 0.005
-"""Every figure is rounded to two decimals."""
+"""Largest rounding error: every figure is rounded to two decimals."""
 _SPREAD: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
 """Operations whose busbw depends on the number of ranks."""
 
@@ -223,11 +241,11 @@ def _bandwidth(printed: float) -> float:
     return printed if math.isfinite(printed) and printed >= 0 else math.nan
 
 
-class _Record:
-    """The times of one kind of call, as far as they tell whether DeepSpeed sums them up.
+class _CallTimes:
+    """Times of one kind of call, to detect whether DeepSpeed sums them up.
 
     Where its timers are not reset between calls (deepspeed/utils/timer.py without the `clear` in `_get_elapsed_msec`),
-    each printed time is the sum of all so far.
+    each printed time is the sum of all previous ones.
     """
 
     __slots__ = ("_calls", "_first_ms", "_last_ms", "_rises", "_sorted", "number")
@@ -239,7 +257,7 @@ class _Record:
         self._sorted = True
 
     def add(self, time_ms: float) -> None:
-        """Take the time of the next call."""
+        """Add the time of the next call."""
         if self._calls:
             self._sorted = self._sorted and time_ms >= self._last_ms
             self._rises += time_ms > self._last_ms
@@ -250,22 +268,22 @@ class _Record:
 
     @property
     def growing(self) -> bool:
-        """Return whether the times of many calls never fall, as those of independent calls would."""
+        """Return whether the times of many calls never fall; those of independent calls would."""
         return self._sorted and self._rises >= _FEW and self._last_ms > 2 * self._first_ms
 
 
-class Range(msgspec.Struct):
-    """Where a number that several rounded figures agree on must lie."""
+class FigureRange(msgspec.Struct):
+    """Range of a number that several rounded figures depend on."""
 
     low: float = 0.0
     high: float = math.inf
 
     def narrow(self, low: float, high: float) -> None:
-        """Take what one more figure allows."""
+        """Intersect the range with the range that one more figure allows."""
         self.low, self.high = max(self.low, low), min(self.high, high)
 
     def whole(self, *likely: int) -> int | None:
-        """Return the one whole number from 1 on inside; of several, the one that is among the likely; None without."""
+        """Return the only whole number >= 1 in the range; of several, the only likely one; otherwise None."""
         first = max(math.ceil(self.low), 1)
         if not math.isfinite(self.high) or first > self.high:
             return None
@@ -275,32 +293,32 @@ class Range(msgspec.Struct):
         return chosen[0] if len(chosen) == 1 else None
 
 
-class Convention(msgspec.Struct):
-    """Takes the printed figures of all calls, gives the factors they were made with."""
+class BandwidthFactors(msgspec.Struct):
+    """Derives the factors of DeepSpeed's bandwidths from the printed figures of all calls."""
 
-    world: Range = msgspec.field(default_factory=Range)
-    factor: dict[str, Range] = {}
+    world: FigureRange = msgspec.field(default_factory=FigureRange)
+    factor: dict[str, FigureRange] = {}
 
     def add(self, op: str, size_bytes: int, off_by: float, time_ms: float, algbw: float, busbw: float) -> None:
-        """Take one call; bandwidths in Gbit/s as printed."""
+        """Add the figures of one call; bandwidths in Gbit/s as printed."""
         if not (algbw > _HALF and time_ms > _HALF and size_bytes > 0):
             return
         size_gbit_ms = 8 / 1e6
         low = (algbw - _HALF) * (time_ms - _HALF) / ((size_bytes + off_by) * size_gbit_ms)
         high = (algbw + _HALF) * (time_ms + _HALF) / ((size_bytes - off_by) * size_gbit_ms)
-        self.factor.setdefault(op, Range()).narrow(low, high)
+        self.factor.setdefault(op, FigureRange()).narrow(low, high)
         if op in _SPREAD and 0 <= busbw < algbw + _HALF:
             least = max(busbw - _HALF, 0.0) / (algbw + _HALF)
             most = (busbw + _HALF) / (algbw - _HALF)
             self.world.narrow(1 / (1 - least), 1 / (1 - most) if most < 1 else math.inf)
 
     def ranks(self) -> int | None:
-        """Return the size of the world; None where the figures leave several, or none, possible."""
+        """Return the size of the world; None where the figures allow several sizes or none."""
         ranks = self.world.whole()
         return ranks if ranks is not None and ranks <= MAX_RANKS else None
 
     def parts_and_factor(self, op: str) -> tuple[int | None, int | None]:
-        """Return whole size over logged size, and printed algbw times time over logged size; None where not told."""
+        """Return (whole size / logged size, printed algbw * time / logged size), each None where unknown."""
         ranks = self.ranks()
         found = self.factor.get(op)
         factor = found.whole(*{1, 2, ranks or 1}) if found is not None else None

@@ -1,11 +1,12 @@
-"""The table that DeepSpeed's `log_summary()` prints, and the one of stragglers below it.
+"""Parse the table that DeepSpeed's `log_summary()` prints, and the table of stragglers below it.
 
     Comm. Op            Message Size        Count               Total Latency(ms)   Avg Latency(ms)     ...
     all_reduce
                         32.0 KB             3472                1281.64             0.34                ...
 
-Averages are without the slowest and the fastest tenth. Tables are sums since the start of the job, or since a reset:
-one that a later one goes on from is left out. Straggler times are too small in versions before August 2026
+Averages are without the slowest and the fastest tenth. Tables are sums since the start of the job, or since a reset: a
+table that a later one continues is left out. Sizes are printed as `0B`, `128.0 B`, `678.86 MB`, in powers of 1024, to
+two decimals. Straggler times are too small in versions before August 2026
 (deepspeed#8199), which sorted the times of each rank before comparing them.
 """
 
@@ -35,7 +36,7 @@ _OP: Final = re.compile(r"\s*([A-Za-z_]\w{0,99}(?: \| \[Caller Func: [^\]]{0,200
 PATTERN: Final = r"0B|[0-9]{1,4}(?:\.[0-9]{1,2})? [KMGTPEZY]?B"
 _ROW: Final = re.compile(rf"\s+({PATTERN}) +([0-9]{{1,15}})((?: +-?(?:[0-9]{{1,15}}\.[0-9]{{1,4}}|nan|inf)){{1,8}})\s*")
 _GAP_LINES: Final = 30
-"""Lines of other processes may stand inside a table; after so many it is over."""
+"""Lines of other processes may stand inside a table; after this many of them the table has ended."""
 MAX_TABLES: Final = 1000
 MAX_ROWS: Final = 100_000
 _UNITS: Final = ("B", "KB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB")
@@ -49,14 +50,14 @@ class _Table(msgspec.Struct):
     sizes: Counter[str] = msgspec.field(default_factory=Counter)
 
     def continues(self, earlier: "_Table") -> bool:
-        """Return whether this table is the earlier one, grown since."""
+        """Return whether this table is a later state of the earlier one."""
         return all(
             subject in self.rows and self.rows[subject][0] >= calls for subject, (calls, _) in earlier.rows.items()
         )
 
 
 class SummaryLines:
-    """Takes the lines of summaries."""
+    """Collects the lines of summaries."""
 
     def __init__(self) -> None:
         self._tables: list[_Table] = []
@@ -68,11 +69,11 @@ class SummaryLines:
 
     @property
     def open(self) -> bool:
-        """Return whether a table has begun and may go on."""
+        """Return whether a table has begun and may continue."""
         return self._table is not None
 
     def take(self, line: str) -> None:
-        """Take a line while a table is open, or one that holds a heading."""
+        """Parse a line while a table is open, or one that holds a heading."""
         if heading := _HEADING.search(line):
             self._begin(heading[1])
         elif self._table is not None:
@@ -86,7 +87,7 @@ class SummaryLines:
                     self._end()
 
     def figures(self, source: str) -> tuple[Facts, list[str]]:
-        """Return the last state of each table as figures, under the operation and its size."""
+        """Return the last state of each table as figures, named by operation and size."""
         self._end()
         rows = FigureRows()
         for table in self._tables:
@@ -121,7 +122,7 @@ class SummaryLines:
         self._others = 0
         subject = f"{self._op} {size}"
         table.sizes[subject] += 1
-        same = table.sizes[subject]  # sizes that are rounded to the same text
+        same = table.sizes[subject]  # several sizes may be rounded to the same text
         table.rows[subject if same == 1 else f"{subject} ({same})"] = (calls, values)
 
     def _end(self) -> None:
@@ -137,18 +138,18 @@ class SummaryLines:
             self._tables.append(table)
 
 
-class Size(msgspec.Struct, frozen=True, kw_only=True):
-    """A size as it is written: the nearest whole number of bytes, and how far the true one may be off."""
+class PrintedSize(msgspec.Struct, frozen=True, kw_only=True):
+    """A printed size in bytes, to the nearest whole number, and its rounding error."""
 
     bytes: int
     off_by: float
 
 
-def parse_size(text: str) -> Size | None:
-    """Return the size that a text matching PATTERN stands for; None for one that nothing has."""
+def parse_size(text: str) -> PrintedSize | None:
+    """Return the size of a text that matches PATTERN; None for a size that is impossible."""
     if text == "0B":
-        return Size(bytes=0, off_by=0.0)
+        return PrintedSize(bytes=0, off_by=0.0)
     number, unit = re.split(" ", text)
     scale = 1024 ** _UNITS.index(unit)
     value = round(float(number) * scale)
-    return Size(bytes=value, off_by=_HALF * scale if scale > 1 else 0.0) if value < MAX_COUNT else None
+    return PrintedSize(bytes=value, off_by=_HALF * scale if scale > 1 else 0.0) if value < MAX_COUNT else None

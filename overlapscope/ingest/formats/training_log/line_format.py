@@ -1,4 +1,4 @@
-"""The contract of a format whose lines stand among the others of a training log."""
+"""Interface of a format whose lines stand among other lines of a training log, and removal of launcher prefixes."""
 
 import re
 from collections.abc import Callable
@@ -23,28 +23,28 @@ _PREFIX: Final = re.compile(
 )
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What the lines of one format gave."""
+class FoundLines(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of the lines of one format."""
 
     facts: Facts = msgspec.field(default_factory=Facts)
     lines: int = 0
-    """Lines that were understood; 0 when the log has none of the format."""
+    """Lines that were parsed; 0 when the log has none of the format."""
     dropped: int = 0
-    """Lines that are of the format, but too damaged to be understood."""
+    """Lines of the format that are too damaged to parse."""
     warnings: tuple[str, ...] = ()
 
 
 class LogLines(Protocol):
-    """Takes the lines of one format out of a log."""
+    """Collects the lines of one format from a log."""
 
     def wants(self, line: bytes) -> bool:
-        """Return whether the line may be of the format; asked of every line, so it must be quick."""
+        """Return whether the line may be of the format. This is called for every line, so it must be fast."""
 
     def take(self, line: str) -> None:
-        """Take a line that is wanted, without colours and launcher's prefix."""
+        """Parse a wanted line, without colours and launcher prefix."""
 
-    def found(self, source: str) -> Found:
-        """Return what all lines told; `source` is the log as it is shown."""
+    def found(self, source: str) -> FoundLines:
+        """Return the result of all lines; `source` is the name of the log as displayed."""
 
 
 class LogFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,12 +52,12 @@ class LogFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     in_text: Callable[[bytes], bool]
-    """Whether a part of a log surely holds lines of it, and does not merely speak of them."""
+    """Return whether a part of a log certainly holds lines of the format, and does not merely mention them."""
     lines: Callable[[], LogLines]
 
 
 def plain(line: bytes) -> str:
-    """Return a line of a log as text, without colours and without what launchers put before it."""
+    """Return a line of a log as text, without colours and without the prefixes of launchers and log collectors."""
     text = line.decode("utf-8", "replace")
     if "\x1b" in text:
         text = _ANSI.sub("", text)

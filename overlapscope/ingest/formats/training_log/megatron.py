@@ -1,4 +1,4 @@
-"""Megatron's timers in a training log: how long each part of an iteration took, on which rank, by its own account.
+"""Parse Megatron's timers in a training log: the duration of each part of an iteration, as Megatron measured it.
 
 Written by megatron/core/timers.py (before 2024 megatron/timers.py) and training_log of megatron/training/training.py:
 
@@ -7,8 +7,8 @@ Written by megatron/core/timers.py (before 2024 megatron/timers.py) and training
         all-grads-sync .................................: (10.52, 12.13)
 
 `--timing-log-option max` gives one number (under the same heading in 2022, under `max time across ranks` since), `all`
-one for each rank. Before September 2022 there is one line, of the last rank: `time (ms) | forward-compute: 152.33 |
-...`; DeepSpeed's wall clock breakdown has taken it over, without an iteration. Since 2025 the iteration's line begins
+one for each rank. Before September 2022 one line is printed, by the last rank: `time (ms) | forward-compute: 152.33 |
+...`; DeepSpeed's wall clock breakdown prints the same line without an iteration. Since 2025 the iteration's line begins
 with the time, since 2026 the heading comes from a logger. Argonne's Megatron-DeepSpeed spells the iteration's line
 `iteration=       1/  635782 | ... | elapsed_time_per_iteration_ms=29570.0 | ...`. Times are means over the logging
 interval.
@@ -20,7 +20,7 @@ from array import array
 from statistics import median
 from typing import Final
 
-from overlapscope.ingest.formats.training_log.line_format import Found, LogFormat
+from overlapscope.ingest.formats.training_log.line_format import FoundLines, LogFormat
 from overlapscope.ingest.parsing.fact_tables import FigureRows
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import MAX_RANKS
@@ -43,16 +43,16 @@ _COMMUNICATES: Final = re.compile(
 )
 _MAX_LINE: Final = 4000
 _GAP_LINES: Final = 8
-"""Lines of other ranks may stand between those of a block; after so many it is over."""
+"""Lines of other ranks may stand between those of a block; after this many of them the block has ended."""
 
 
 def communicates(timer: str) -> bool:
-    """Return whether a timer's name says that it measures communication."""
+    """Return whether a timer measures communication, judging by its name."""
     return _COMMUNICATES.search(timer) is not None
 
 
 class TimerLines:
-    """Takes the lines of Megatron's timers, and of DeepSpeed's."""
+    """Collects the lines of Megatron's timers and of DeepSpeed's wall clock breakdown."""
 
     def __init__(self) -> None:
         self._rows = FigureRows()
@@ -78,7 +78,7 @@ class TimerLines:
         )
 
     def take(self, line: str) -> None:
-        """Take a line that is wanted."""
+        """Parse a wanted line."""
         if len(line) > _MAX_LINE:
             self._other_line()
         elif "elapsed time per iteration (" in line or "elapsed_time_per_iteration_" in line:
@@ -94,13 +94,15 @@ class TimerLines:
         elif not (self._block and self._take_in_block(line)):
             self._other_line()
 
-    def found(self, source: str) -> Found:
-        """Return all figures, and the median share of the iteration of each timer that communicates."""
+    def found(self, source: str) -> FoundLines:
+        """Return all figures, and each communication timer's median share of the iteration."""
         self._end_block()
         for timer, shares in self._shares.items():
             self._rows.add(timer, "median_share_of_iteration", median(shares))
         warnings = [f"{self._rows.left_out} further timer figures were left out"] if self._rows.left_out else []
-        return Found(facts=self._rows.facts(source), lines=self._lines, dropped=self._dropped, warnings=tuple(warnings))
+        return FoundLines(
+            facts=self._rows.facts(source), lines=self._lines, dropped=self._dropped, warnings=tuple(warnings)
+        )
 
     def _take_iteration(self, line: str) -> None:
         iteration, elapsed = _ITERATION.search(line), _ELAPSED.search(line)
@@ -110,7 +112,7 @@ class TimerLines:
             return
         self._lines += 1
         step, elapsed_ms = int(iteration[1]), float(elapsed[3]) * (1000 if "s" in elapsed.group(1, 2) else 1)
-        # The first one holds the warm-up, and newer versions divide its timers by the whole logging interval.
+        # The first iteration includes the warm-up, and newer versions divide its timers by the whole logging interval.
         goes_on = self._step != NONE and step > self._step
         self._step, self._elapsed_ms = step, elapsed_ms if goes_on else None
         self._rows.add(ITERATION, "elapsed_ms", elapsed_ms, step=step)
@@ -158,7 +160,7 @@ class TimerLines:
             if not re.fullmatch(_NUMBER, value) or not _is_time(float(value)):
                 self._dropped += 1
                 continue
-            # DeepSpeed's lines, which name the rank, stand before the iteration's line, and not one for each.
+            # DeepSpeed's lines name the rank and precede the iteration's line; not every iteration has one.
             self._rows.add(timer.strip(), "ms", float(value), rank=rank, step=NONE if ranks else self._step)
             if not ranks:
                 self._add_share(timer.strip(), float(value))
@@ -168,7 +170,7 @@ class TimerLines:
             self._shares.setdefault(timer, array("d")).append(value_ms / self._elapsed_ms)
 
     def _end_timer(self) -> None:
-        """Close the timer whose ranks were listed: its share is that of the slowest."""
+        """Close the timer whose ranks were listed: its share is that of the slowest rank."""
         if self._timer and self._slowest_ms == self._slowest_ms and self._elapsed_ms and communicates(self._timer):
             self._shares.setdefault(self._timer, array("d")).append(self._slowest_ms / self._elapsed_ms)
         self._timer, self._slowest_ms = "", math.nan

@@ -1,6 +1,6 @@
-"""Read a training log: the lines of every known format that stand in it, in one pass.
+"""Read a training log: the lines of all known formats, in one pass.
 
-A further format is one more LogFormat in FORMATS.
+To support a further format, add a LogFormat to FORMATS.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ FORMATS: tuple[LogFormat, ...] = (deepspeed_comms.LINES, megatron_timers.LINES)
 def read_training_log(path: Path, context: ReadContext) -> Reading:
     """Read the lines of all known formats; the source's format names those that were found.
 
-    Raises InputError when the file cannot be read or holds none.
+    Raises InputError when the file cannot be read or holds no such line.
     """
     stream = ByteStream(path, context.max_bytes, context.progress)
     takers = [(each.name, each.lines()) for each in FORMATS]
@@ -30,16 +30,16 @@ def read_training_log(path: Path, context: ReadContext) -> Reading:
             if taker.wants(line):
                 taker.take(plain(line))
     found = [(name, taker.found(shown(path))) for name, taker in takers]
-    told = [(name, each) for name, each in found if each.lines]
-    if not told:
-        raise InputError(f"{shown(path)}: holds no line of {' or '.join(each.name for each in FORMATS)} that is whole")
-    warnings = [*stream.warnings, *(warning for _, each in told for warning in each.warnings)]
+    present = [(name, each) for name, each in found if each.lines]
+    if not present:
+        raise InputError(f"{shown(path)}: holds no complete line of {' or '.join(each.name for each in FORMATS)}")
+    warnings = [*stream.warnings, *(warning for _, each in present for warning in each.warnings)]
     return Reading(
-        facts=join_facts([each.facts for _, each in told]),
+        facts=join_facts([each.facts for _, each in present]),
         source=Source(
             path=shown(path),
-            format="+".join(name for name, _ in told),
-            events=sum(each.lines for _, each in told),
+            format="+".join(name for name, _ in present),
+            events=sum(each.lines for _, each in present),
             dropped=sum(each.dropped for _, each in found),
             truncated=stream.truncated,
             warnings=tuple(warnings),

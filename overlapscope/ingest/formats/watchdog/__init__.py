@@ -1,4 +1,4 @@
-"""Know a log in which torch's c10d watchdog tells of collectives that hung."""
+"""Recognise a log with messages of torch's c10d watchdog about collectives that hang."""
 
 import re
 from typing import Final

@@ -1,9 +1,9 @@
-"""The grammar of c10d's watchdog lines: what `ProcessGroupNCCL.cpp` (XCCL, ...) logs when a collective hangs.
+"""Parse the lines of c10d's watchdog: what `ProcessGroupNCCL.cpp` (XCCL, ...) logs when a collective hangs.
 
-Torch to 2.1 writes `[E ProcessGroupNCCL.cpp:737] [Rank 1] Watchdog caught ...`. Later `[rank1]:` stands in front, a
-time without a year joins the file's name, and the group is named: `[PG 0 Rank 1]`, `[PG 0 (default_pg) Rank 1]`,
-then `[PG ID 0 PG GUID 0(default_pg) Rank 1]`. Anything may stand before that on the line: a progress bar, a launcher's
-prefix, another rank's message.
+Until torch 2.1 a line begins with `[E ProcessGroupNCCL.cpp:737] [Rank 1] Watchdog caught ...`. Later versions put
+`[rank1]:` in front, add a time without a year to the file name, and name the group: `[PG 0 Rank 1]`, `[PG 0
+(default_pg) Rank 1]`, then `[PG ID 0 PG GUID 0(default_pg) Rank 1]`. Anything may precede that on the line: a progress
+bar, a launcher's prefix, another rank's message.
 """
 
 import re
@@ -18,9 +18,12 @@ from overlapscope.timeline.operations import full_elements
 
 HINT: Final = b"ProcessGroup"
 """A line without it holds no watchdog message."""
-CAUGHT, TIMED_OUT, FAILED, TOLD, STALLED = range(5)
-"""Kinds of message: a collective ran into its timeout; the same, with the group's state; the same, perhaps for another
-error; the state of a rank that was told of another's timeout; the watchdog itself stands still."""
+CAUGHT, TIMED_OUT, FAILED, NOTIFIED, STALLED = range(5)
+"""Kinds of message.
+
+CAUGHT: a collective ran into its timeout. TIMED_OUT: the same, with the group's state. FAILED: the same, or another
+error. NOTIFIED: the state of a rank that was notified of another rank's timeout. STALLED: the watchdog itself is stuck.
+"""
 
 _HEADER: Final = re.compile(
     r"(?:\[rank(?P<rank>\d{1,7})\]: ?)?\[[EWIF][^\[\]]{0,48}?ProcessGroup(?P<backend>[A-Z]\w{1,15})\.cpp:\d{1,6}\] ?"
@@ -36,11 +39,12 @@ _STARTS: Final = (
     (TIMED_OUT, re.compile(r"\s{0,4}Timeout at [A-Z]{2,8} work: (?P<seq>\d{1,19})(?=[, ])")),
     (FAILED, re.compile(r"\s{0,4}(?:Exception \(either an error or timeout\) detected by watchdog at work|"
                         r"failure detected by watchdog at work sequence id): (?P<seq>\d{1,19})(?=[, ])")),
-    (TOLD, re.compile(r"\s{0,4}Received a dump signal due to a collective timeout from")),
+    (NOTIFIED, re.compile(r"\s{0,4}Received a dump signal due to a collective timeout from")),
     (STALLED, re.compile(r"\s{0,4}(?:ProcessGroup\w{1,16}'s watchdog got stuck for \d|Heartbeat monitor timed out|"
                          r"[A-Z]{2,8} monitor thread timeout)")),
 )  # fmt: skip
-# A number that ends a line may go on in the next, where a terminal broke it; of torch's, only the last one ends a line.
+# A number at the end of a line may continue on the next one, where a terminal broke the line. In torch's messages only
+# the last number ends a line.
 _STATUS: Final = {
     what: re.compile(rf"[Ll]ast {what} (?:[A-Z]{{2,8}} )?work: (-1|\d{{1,19}}){end}")
     for what, end in (("enqueued", r"(?=[,. ])"), ("started", r"(?=[,. ])"), ("completed", r"\b"))
@@ -56,14 +60,14 @@ _FIELDS: Final = {
 }
 _OP: Final = re.compile(r"\bOpType=(\w{1,40})(?=[,)])")
 _UNCOUNTED: Final = frozenset({"SEND", "RECV", "RECVANYSOURCE", "COALESCED", "UNKNOWN"})
-"""Their numbers are of another count than the collectives', or may be."""
+"""Their sequence numbers do not, or may not, belong to the count of collectives."""
 MAX_MESSAGE: Final = 2_000
 DEFAULT: Final = "default_pg"
 """Description of the group of all ranks; before torch 2.4 had descriptions it was number 0."""
 
 
 class WatchdogLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One message. What it does not tell is None."""
+    """One message; None for what it does not state."""
 
     kind: int
     backend: str
@@ -71,25 +75,25 @@ class WatchdogLine(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None
     """Rank in the world."""
     member: int | None
-    """Rank in the group; torch writes that of the process's first group before `Watchdog caught`."""
+    """Rank in the group; before `Watchdog caught` torch writes that of the process's first group."""
     group: str | None
-    """Name of the group; `PG 3` where only a process's own number stands there, which is not the same on all ranks."""
+    """Name of the group; `PG 3` where only a process's own number is printed, which differs between ranks."""
     description: str | None
     seq: int | None
     counted: bool
-    """Whether `seq` is a number of collectives; sends, receives and batches have a count of their own."""
+    """Whether `seq` counts collectives; sends, receives and batches have a separate count."""
     op: str | None
     elements: int | None
     timeout_ms: int | None
     enqueued: int | None
-    """0 before the first; likewise the others."""
+    """Sequence number of the last enqueued collective, 0 before the first; the next two fields likewise."""
     started: int | None
     completed: int | None
     text: str
 
 
 def watchdog_lines(line: bytes) -> Iterator[WatchdogLine]:
-    """Yield the messages on one line of a log; usually none, more than one where line ends got lost."""
+    """Yield the messages on one line of a log; usually none, several where line ends got lost."""
     if HINT not in line:
         return
     text = line.decode("utf-8", "replace")
@@ -112,14 +116,14 @@ def _message(body: str, global_rank: str | None, backend: str) -> WatchdogLine |
     kind, start = found
     rest = body[start.end() :]
     op = _OP.search(rest) if kind == CAUGHT else None
-    told = {name: _number(pattern, rest) if kind == CAUGHT else None for name, pattern in _FIELDS.items()}
+    fields = {name: _number(pattern, rest) if kind == CAUGHT else None for name, pattern in _FIELDS.items()}
     status = {what: _number(pattern, rest) if kind != CAUGHT else None for what, pattern in _STATUS.items()}
     enqueued, completed = status["enqueued"], status["completed"]
     if enqueued is not None and completed is not None and completed > enqueued:
         completed = None  # not initialised in torch 2.3 and 2.4
     description = _description(group)
     canonical = None if op is None else operation(op[1]) or op[1].lower()
-    at = count(start["seq"]) if "seq" in start.groupdict() else told["seq"]
+    at = count(start["seq"]) if "seq" in start.groupdict() else fields["seq"]
     world = None if global_rank is None else int(global_rank)
     stated = int(prefix["member"]) if prefix else None
     return WatchdogLine(
@@ -132,17 +136,19 @@ def _message(body: str, global_rank: str | None, backend: str) -> WatchdogLine |
         seq=at,
         counted=op is None or op[1] not in _UNCOUNTED,
         op=canonical,
-        elements=None if canonical is None else full_elements(canonical, told["in"], told["out"], None),
-        timeout_ms=told["timeout_ms"],
+        elements=None if canonical is None else full_elements(canonical, fields["in"], fields["out"], None),
+        timeout_ms=fields["timeout_ms"],
         enqueued=enqueued,
-        started=status["started"] or None,  # starts are watched only with TORCH_NCCL_ENABLE_TIMING
+        started=status["started"] or None,  # starts are recorded only with TORCH_NCCL_ENABLE_TIMING
         completed=completed,
         text=" ".join(body.split())[:300],
     )
 
 
 def _group_name(group: re.Match[str] | None) -> str | None:
-    """Return the name that all members use: the GUID, or what torch 2.4 wrote with a description; else a number."""
+    """Return the name that all members use: the GUID, or with a description the name torch 2.4 wrote; otherwise a
+    number.
+    """
     if group is None:
         return None
     known = group["guid"] or (group["name"] if group["description"] is not None or group["name"] == "0" else None)

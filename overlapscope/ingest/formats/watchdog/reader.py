@@ -1,6 +1,7 @@
-"""Read logs in which torch's c10d watchdog tells of collectives that hung: who waited where, and what came before.
+"""Read logs with messages of torch's c10d watchdog: where each rank stood when a collective hung.
 
-Such a log has no times that can be placed (no year stands in them), so it gives no timeline.
+The lines of a whole log become two tables: how far each rank had come in each group, and the messages. Such a log has
+no usable times (they lack a year), so it gives no timeline.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,9 +16,9 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.formats.watchdog.lines import (
     CAUGHT,
     FAILED,
+    NOTIFIED,
     STALLED,
     TIMED_OUT,
-    TOLD,
     WatchdogLine,
     watchdog_lines,
 )
@@ -33,7 +34,7 @@ MAX_KEPT: Final = 10_000
 MAX_TIMEOUT_MS: Final = 2**42
 """139 years."""
 NS_PER_MS: Final = 1_000_000
-_KINDS: Final = {CAUGHT: TIMEOUT, TIMED_OUT: TIMEOUT, FAILED: TIMEOUT, TOLD: INFO, STALLED: WARNING}
+_KINDS: Final = {CAUGHT: TIMEOUT, TIMED_OUT: TIMEOUT, FAILED: TIMEOUT, NOTIFIED: INFO, STALLED: WARNING}
 
 
 def read_watchdog(path: Path, context: ReadContext) -> Reading:
@@ -60,8 +61,8 @@ def read_watchdog(path: Path, context: ReadContext) -> Reading:
     )
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one rank stood in one group, as the lines told it; None where none did."""
+class RankPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one rank stood in one group, as the lines report it; None where no line does."""
 
     rank: int
     group: str | None
@@ -70,38 +71,38 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     started: int | None = None
     completed: int | None = None
     failed_at: int | None = None
-    """Number of the collective that the watchdog gave up, the lowest of them."""
+    """Lowest number of the collectives that the watchdog gave up."""
     timed_out: bool = False
     call: WatchdogLine | None = None
-    """What that collective was."""
+    """That collective."""
 
 
 class Watchdog(msgspec.Struct):
-    """Collects what a log's lines tell; readers of mixed logs hand their lines to it too."""
+    """Collects the watchdog messages of a log; readers of mixed logs pass their lines to it too."""
 
     lines: int = 0
     """Lines that held a message."""
     not_kept: int = 0
     """Messages beyond MAX_KEPT."""
-    _places: dict[tuple[int, str | None, str], Place] = {}
+    _places: dict[tuple[int, str | None, str], RankPosition] = {}
     _caught: dict[tuple[int | None, int | None], list[WatchdogLine]] = {}
-    """Collectives that ran into their timeout, by rank and number: their group stands on another line."""
+    """Collectives that ran into their timeout, by rank and number: their group is on another line."""
     _descriptions: dict[str, str | None] = {}
     _messages: dict[tuple[int, int | None, int | None], tuple[int, WatchdogLine]] = {}
-    """The first line of a kind for a rank and a number: the same is said several times."""
+    """First line of a kind for a rank and a number: the same message is printed several times."""
 
     def take(self, number: int, line: bytes) -> bool:
-        """Read one line, numbered from 1; tells whether it held a watchdog message."""
-        told = [each for each in watchdog_lines(line) if each.rank is None or each.rank <= MAX_RANKS]
-        for each in told:
+        """Read one line, numbered from 1; return whether it held a watchdog message."""
+        found = [each for each in watchdog_lines(line) if each.rank is None or each.rank <= MAX_RANKS]
+        for each in found:
             self._keep(number, each)
             if each.kind == CAUGHT:
                 self._catch(each)
-            # The message with which a watchdog ends names the group, what it caught, or both.
+            # The last message of a watchdog names the group, the collective, or both.
             if each.rank is not None and (each.group is not None if each.kind == CAUGHT else each.kind != STALLED):
                 self._move(each.rank, each)
-        self.lines += bool(told)
-        return bool(told)
+        self.lines += bool(found)
+        return bool(found)
 
     def _keep(self, number: int, line: WatchdogLine) -> None:
         key = (_KINDS[line.kind], line.rank, line.seq)
@@ -123,7 +124,7 @@ class Watchdog(msgspec.Struct):
         key = (rank, line.group, line.backend)
         if key not in self._places and len(self._places) >= MAX_KEPT:
             return
-        before = self._places.get(key) or Place(rank=rank, group=line.group, backend=line.backend)
+        before = self._places.get(key) or RankPosition(rank=rank, group=line.group, backend=line.backend)
         gave_up = line.seq if line.kind in (TIMED_OUT, FAILED) or (line.kind == CAUGHT and line.counted) else None
         self._places[key] = replace(
             before,
@@ -136,39 +137,43 @@ class Watchdog(msgspec.Struct):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks of the world that are told of."""
+        """World ranks that the lines name."""
         timed_out = {rank for rank, _ in self._caught if rank is not None}
         return tuple(sorted(timed_out | {rank for rank, _, _ in self._places}))
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The groups that the lines name; their members stand nowhere."""
-        return tuple(Group(name=name, description=told) for name, told in sorted(self._descriptions.items()))
+        """Groups that the lines name; their members are not logged."""
+        return tuple(
+            Group(name=name, description=description) for name, description in sorted(self._descriptions.items())
+        )
 
-    def places(self) -> tuple[Place, ...]:
-        """Give where each rank stood, with the collective it waited in: joined by rank and number, if that is clear."""
+    def places(self) -> tuple[RankPosition, ...]:
+        """Return where each rank stood, with the collective it waited in: joined by rank and number where clear."""
         rows = []
         for place in self._places.values():
             known = self._caught.get((place.rank, place.failed_at), []) if place.failed_at is not None else []
             if all(call.counted for call in known):
                 rows.append(replace(place, timed_out=place.timed_out or bool(known), call=_only(known)))
-            else:  # a send, a batch: of which count the group's numbers are is not known
-                rows.append(Place(rank=place.rank, group=place.group, backend=place.backend))
+            else:  # a send or a batch: unknown whether the group's numbers count it
+                rows.append(RankPosition(rank=place.rank, group=place.group, backend=place.backend))
         named = {place.rank for place in rows}
         first: dict[int, int] = {}
         for (rank, seq), known in self._caught.items():
-            # where the rank's groups are named, this is one more call of theirs
+            # where the rank's groups are named, this call belongs to one of them
             if rank is not None and rank not in named and seq is not None and all(call.counted for call in known):
                 first[rank] = min(seq, first.get(rank, seq))
         for rank, seq in first.items():
             known = self._caught[rank, seq]
             rows.append(
-                Place(rank=rank, group=None, backend=known[0].backend, failed_at=seq, timed_out=True, call=_only(known))
+                RankPosition(
+                    rank=rank, group=None, backend=known[0].backend, failed_at=seq, timed_out=True, call=_only(known)
+                )
             )
         return tuple(rows)
 
     def facts(self, source: str) -> Facts:
-        """Return the tables `progress` and `messages`, as told by the file `source`."""
+        """Return the tables `progress` and `messages` of the file `source`."""
         names = NameTable()
         file = names.code(source)
         places = self.places()
@@ -204,7 +209,7 @@ class Watchdog(msgspec.Struct):
 
 
 def watchdog_facts(numbered: Iterable[tuple[int, bytes]], source: str) -> Facts:
-    """Return what the watchdog lines among the numbered lines of the file `source` tell."""
+    """Return the facts of the watchdog lines among the numbered lines of the file `source`."""
     watchdog = Watchdog()
     for number, line in numbered:
         watchdog.take(number, line)
