@@ -54,7 +54,7 @@ class GroupBook:
         self._config = {group.name: group.ranks for group in groups if group.ranks is not None}
 
     def size_of(self, name: str | None, args: CollectiveArgs) -> int | None:
-        """Return the group's size, from the collective's arguments or from the group, and add the group if it is new."""
+        """Return the group's size, from the collective's arguments or the group; a new group is added."""
         size = count(args.group_size) or None
         if name is None:
             return size
