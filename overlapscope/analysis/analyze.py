@@ -1,4 +1,4 @@
-"""A run to `overlapscope.analysis/1`: every figure other tools rely on, as one value."""
+"""Compute the analysis of a run (`overlapscope.analysis/1`): every figure that other tools rely on, as one value."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -40,7 +40,7 @@ MAX_NAMES = 100
 
 
 class SourceInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """One input file and what reading it took."""
+    """One input file and what was read from it."""
 
     path: str
     format: str
@@ -58,9 +58,9 @@ class RunInfo(msgspec.Struct, kw_only=True, frozen=True):
     world_size: int | None
     ranks: list[int]
     missing_ranks: list[int]
-    """Ranks of the world that nothing was read of."""
+    """Ranks of the world that no file was read for."""
     unread_ranks: list[int] = []
-    """Ranks that nothing was read of because their file, which is there, could not be."""
+    """Missing ranks that have a file, which could not be read."""
     fingerprint: dict[str, str | int | None]
 
 
@@ -72,7 +72,7 @@ class StepBreakdown(Breakdown, kw_only=True, frozen=True):
 
 
 class RankInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """One rank: its whole recording, and each of its steps."""
+    """The breakdown of one rank: of its whole recording and of each of its steps."""
 
     rank: int
     whole: Breakdown
@@ -80,7 +80,7 @@ class RankInfo(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
-    """What a rank waited for others, and they for it."""
+    """How long a rank waited for other ranks, and other ranks for it."""
 
     rank: int
     collective_ns: int
@@ -88,13 +88,13 @@ class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
     wait_fraction: float | None
     blame_ns: int
     blame_estimate: Literal["matched", "upper_bound"] = "matched"
-    """`upper_bound`: members of its groups were not recorded. It may have been less to blame, and waited longer."""
+    """`upper_bound`: some members of its groups were not recorded, so its blame may be smaller and its wait longer."""
     times_last: int
     idle_ns: int | None
 
 
 class Straggler(msgspec.Struct, kw_only=True, frozen=True):
-    """A rank that others waited for, and what held it."""
+    """A rank that other ranks waited for, and the cause of its delay."""
 
     rank: int
     held_by: str
@@ -103,12 +103,12 @@ class Straggler(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Skew(msgspec.Struct, kw_only=True, frozen=True):
-    """Matching of collectives across ranks."""
+    """Matched collectives, clock offsets, wait time and stragglers across ranks."""
 
     matched: int = 0
     unmatched: int = 0
     pairs: int = 0
-    """Sends matched with their receives; the calls that were not are among the unmatched."""
+    """Sends matched with their receives; the others are counted in `unmatched`."""
     reasons: list[str] = []
     clock_offset_ns: dict[str, int] = {}
     residual_ns: int | None = None
@@ -117,9 +117,10 @@ class Skew(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
-    """A change worth trying, with what it would gain.
+    """A change worth trying, with its predicted gain.
 
-    Without a predicted gain, `gain_high_ns` is a bound: what the cause takes today, all of which no change may save.
+    Without a predicted gain, `gain_high_ns` is an upper bound: the time that the cause takes today, which no change
+    may save completely.
     """
 
     id: str
@@ -132,12 +133,12 @@ class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
     memory_bytes: int | None
     changes_numerics: bool
     apply: dict[str, str]
-    """What to change, in the units of each framework that has it."""
+    """What to change, by framework, in that framework's units."""
     verify: str
     per: Literal["step", "recording"] = "step"
-    """What the gains are of: a recording without steps has only itself."""
+    """What the gains refer to: one step, or the whole recording where no steps were recorded."""
     evidence: dict[str, Any] = {}
-    """The figures that it rests on."""
+    """The figures that it is based on."""
     measured: list[str] = []
     assumed: list[str] = []
 
@@ -157,7 +158,7 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     findings: list[Finding]
     recommendations: list[Recommendation]
     told: dict[str, Told] = {}
-    """What the sources tell besides times: communicators, links, measurements, figures they report themselves."""
+    """What the sources report besides times: communicators, links, measurements, their own figures."""
     critical_path: CriticalPath = CriticalPath()
     """The chain of dependencies that decided how long each step took."""
 
@@ -170,8 +171,8 @@ def analyze(
 ) -> Analysis:
     """Return all figures of a run.
 
-    `together` is what `across` gives for it and `alone` what `alone_of` gives, where the caller has them already;
-    `bandwidth` holds measurements of what its collectives could reach.
+    `cross_rank` is the result of `match_and_align` and `summaries` that of `summarize_ranks`, where the caller has
+    them already; `bandwidth` holds measurements of the bandwidth that its collectives could reach.
     """
     alone = alone or alone_of(run)
     together = together or across(run)
@@ -219,7 +220,7 @@ def analyze(
 def _each_rank(
     run: Run, together: Across, alone: Mapping[int, Alone], transfers: Mapping[int, Transfers]
 ) -> tuple[list[RankInfo], Mapping[int, Ints]]:
-    """Return each rank's figures, and how long each of its collectives was exposed."""
+    """Return each rank's figures, and the exposed time of each of its collectives."""
     coverage = {rank: own.coverage for rank, own in alone.items()}
     parts = EachRank(run.ranks, lambda rank: alone[rank].parts.value())
     ranks: list[RankInfo] = []
@@ -255,7 +256,7 @@ def _rank_info(rank: int, basis: str, own: Alone, causes: Causes) -> RankInfo:
 
 
 def _known(basis: str, figures: Breakdown, hidden_wait_ns: int | None, causes: dict[str, int]) -> Breakdown:
-    """Add the causes, without what a recording of this basis cannot know; without a window there are no figures."""
+    """Add the causes, and remove what a recording of this basis cannot know; without a window there are no figures."""
     if figures.window_ns is None:
         return figures
     known: dict[str, Any] = {"causes": causes}
@@ -267,13 +268,13 @@ def _known(basis: str, figures: Breakdown, hidden_wait_ns: int | None, causes: d
 
 
 def _of_times(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:
-    """Return what stands out in the times of single ranks."""
+    """Return the findings from the times of single ranks."""
     basis = {rank: timeline.basis for rank, timeline in run.ranks.items()}
     return [*odd_steps({info.rank: _complete(info) for info in ranks}, basis), *power_falls(run.ranks)]
 
 
 def _of_what_was_told(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:
-    """Return what logs and other sources besides times tell, and where they contradict the times."""
+    """Return the findings from logs and other sources without times, and where they contradict the times."""
     figures: dict[tuple[int, int | None], Breakdown] = {(info.rank, None): info.whole for info in ranks}
     figures |= {(info.rank, step.step): step for info in ranks for step in info.steps}
     return [
@@ -334,12 +335,12 @@ def _complete(info: RankInfo) -> list[tuple[int, int | None, int | None]]:
 
 
 def _linkage(alone: Mapping[int, Alone]) -> dict[int, tuple[int, int]]:
-    """Return (device spans, of these without a launch) by rank; CPU runs have neither."""
+    """Return (device spans, device spans without a launch) by rank; CPU runs have neither."""
     return {rank: own.linkage for rank, own in alone.items() if own.linkage is not None}
 
 
 def _listed(alone: Mapping[int, Alone], note: int) -> Listed:
-    """Sum up the spans with a note over all ranks; names by time, the longest first, at most MAX_NAMES."""
+    """Sum the spans with a note over all ranks; names by total time, the longest first, at most MAX_NAMES."""
     spans = duration = 0
     by_name: dict[str, int] = {}
     for own in alone.values():

@@ -1,7 +1,7 @@
-"""When the last member came to each call, and who that was: of all matched calls, also those that tell no transfer.
+"""When the last member arrived at each matched call, and which rank that was.
 
-Until the last has come, a member waits: that much is certain even where what came after cannot be split into waiting
-and transfer (sends with their receives, uneven exchanges, groups of which some members were not recorded).
+A member waits until the last one has arrived. This is certain even where the rest of the call cannot be separated into
+wait and transfer: sends with their receives, uneven exchanges, groups with members that were not recorded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,21 +19,21 @@ from overlapscope.timeline.run import Run
 
 
 class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
-    """One row for each row of a rank's `Collectives`; NONE where nothing is known."""
+    """One row for each row of a rank's `Collectives`; NONE where it is not known."""
 
     arrived_ns: Ints
-    """When the last member came, on the rank's own clock, within the call; not before it is certain."""
+    """When the last member arrived: on the rank's own clock, within the call; with uncertain clocks the earliest."""
     last: Ints
-    """The rank that came last, of those recorded."""
+    """The recorded rank that arrived last."""
     call: Ints
     """Number of the call, the same on all its members; NONE where some member was not recorded."""
 
 
 def arrivals(run: Run, together: Across) -> Mapping[int, Arrivals]:
-    """Return the arrivals of each rank's collectives; those of a rank are made when they are asked for.
+    """Return the arrivals of each rank's collectives; they are computed when a rank is accessed.
 
-    Even calls end together, so the least duration tells when the last one came, whatever the clocks show; of the others
-    aligned clocks tell it, less their residual.
+    Even calls end together, so their shortest duration gives the arrival of the last member without any clock. For the
+    other calls it is taken from the aligned clocks, less their residual.
     """
     clocks, index = together.clocks, CallIndex.of(run, together.splits)
     by_clocks: dict[int, list[tuple[_ByClocks, Ints]]] = {}
@@ -48,16 +48,16 @@ def arrivals(run: Run, together: Across) -> Mapping[int, Arrivals]:
 
 
 class _ByClocks(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of which clocks tell who came last."""
+    """Calls whose last member is taken from the aligned clocks."""
 
     latest: Reals
-    """When, on the common clock."""
+    """Arrival of the last member, on the common clock."""
     last: Ints
     number: Ints
 
 
 def _on_clocks(run: Run, together: Across) -> Iterator[tuple[Sequence[int], Sequence[Ints], Reals, bool]]:
-    """Yield ranks, rows, when each came, and whether all members were recorded."""
+    """Yield ranks, rows, arrival times (ranks by calls), and whether all members were recorded."""
     clocks = together.clocks
     for each in together.uneven:
         block = each.block
@@ -72,9 +72,9 @@ def _on_clocks(run: Run, together: Across) -> Iterator[tuple[Sequence[int], Sequ
 def _of_rank(
     run: Run, index: CallIndex, clocks: Clocks, rank: int, by_clocks: Sequence[tuple[_ByClocks, Ints]]
 ) -> Arrivals:
-    """Put together what is known of one rank.
+    """Return the arrivals of one rank.
 
-    Where clocks tell who came last, not for those that had left by then: they did not wait.
+    Arrivals by clocks are left out for calls that the rank had left before the last member arrived: it did not wait.
     """
     calls, call = run.ranks[rank].collectives, index.call[rank]
     start_ns, end_ns = calls.start_ns, calls.end_ns
@@ -97,7 +97,10 @@ def _of_rank(
 
 
 def _came(run: Run, clocks: Clocks, pairs: Pairs) -> Reals:
-    """Return when sender and receiver came to their calls: a host may hand over a message before its span begins."""
+    """Return when sender and receiver arrived at their calls.
+
+    In a CPU run that is the launch: a host may hand over a message before the span of the send begins.
+    """
     found = []
     for rank, rows in ((pairs.sender, pairs.send_rows), (pairs.receiver, pairs.recv_rows)):
         timeline = run.ranks[rank]

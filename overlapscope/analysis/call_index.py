@@ -1,4 +1,7 @@
-"""Which matched call each row of a rank's `Collectives` is, and what is known of the call: once, not once a member."""
+"""Number the matched calls, and find the number of each row of a rank's `Collectives`.
+
+What is known of a call is stored once, not once for each member.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -15,17 +18,17 @@ from overlapscope.timeline.run import Run
 
 
 class CallIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """All matched calls that tell their transfer, numbered."""
+    """All matched calls with a known transfer time, numbered from 0."""
 
     call: Mapping[int, Codes]
-    """For each rank, the number of each of its calls; -1 for what was not matched."""
+    """For each rank, the number of each of its calls; -1 for a call that was not matched."""
     transfer_ns: Ints
     baseline_ns: Ints
-    """What the kind of call takes when nothing slows it; NONE with too few calls."""
+    """Transfer time of this kind of call when nothing slows it down; NONE with too few calls."""
     last: Codes
-    """The rank that came last."""
+    """The rank that arrived last."""
     whole: Flags
-    """Every member was recorded."""
+    """Whether every member was recorded."""
 
     @classmethod
     def of(cls, run: Run, splits: Sequence[Split]) -> Self:

@@ -1,8 +1,8 @@
-"""Clocks that were set anew while they were recorded: whose, when and by how much, and which calls that spoils.
+"""Find clock steps: clocks that were set (NTP, PTP) during the recording, when and by how much.
 
-Where the ends of a rank stand apart from the others' at one level, then at another, clocks are aligned anew on either
-side. The rank whose clock moved against the middle of all others is left out of the calls on the side with fewer of
-them: what it tells there of who came late is the jump.
+Where the distance of a rank's ends to those of the others changes from one level to another, the clocks are aligned
+separately before and after. The rank whose clock moved against the middle of all others is removed from the calls on
+the side with fewer of them: there its arrival times would show the clock step, not lateness.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,33 +19,33 @@ from overlapscope.display import listed
 from overlapscope.timeline.columns import Ints
 
 LEAST_NS: Final = 200_000
-"""Levels closer than this are no jump ..."""
+"""Levels closer than this are no clock step ..."""
 SCATTERS: Final = 10.0
-"""... nor are those closer than this many times the scatter within a level, and the usual change from call to call."""
+"""... nor levels closer than this many times the scatter within a level, and the usual change from call to call."""
 FEWEST: Final = 24
-"""A jump is looked for in this many calls of the same ranks."""
+"""Clock steps are searched for in at least this many calls of the same ranks."""
 STRETCHES: Final = 20
 SHORTEST: Final = 3
 LONGEST: Final = 25
-"""Levels are medians of stretches of calls: of so many stretches, each of so many calls."""
+"""Levels are medians of stretches of calls: at most so many stretches, each of so many calls."""
 HOLDS: Final = 8
-"""A level holds for this many calls."""
+"""A level lasts for at least this many calls."""
 MOST: Final = 4
-"""What changes its level more often than this is no clock that was set anew."""
+"""A level that changes more often than this is not caused by clock steps."""
 
 
 class Jump(msgspec.Struct, frozen=True, kw_only=True):
-    """When clocks moved: between two times on the common clock, by nanoseconds for each rank whose clock did."""
+    """A clock step: between two times on the common clock, with the nanoseconds that each rank's clock moved."""
 
     begin_ns: float
     end_ns: float
     moved_ns: Mapping[int, float]
     either: bool = False
-    """Which of these clocks moved, or when, cannot be told."""
+    """It is not known which of these clocks moved, or when."""
 
 
 class _Suspected(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the ends of some ranks change their level, on the common clock; wider by what that may be wrong."""
+    """Where the ends of some ranks change their level, on the common clock, widened by its uncertainty."""
 
     begin_ns: float
     end_ns: float
@@ -54,9 +54,9 @@ class _Suspected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def without_jumps(matching: Matching, clocks: Clocks, hosts: Mapping[int, str]) -> Matching:
-    """Leave ranks whose clock jumped out of the calls on one side of it; reasons name them."""
+    """Remove ranks whose clock was stepped from the calls on one side of the step; reasons name them."""
     blocks = (*matching.blocks, *matching.uneven)
-    clocks = replace(clocks, drift={})  # a jump seems to be one, and taken out it would hide the jump
+    clocks = replace(clocks, drift={})  # a clock step looks like a drift, and removing that would hide the step
     where = _merged(sorted(_suspected(matching.blocks, clocks, hosts), key=lambda each: each.begin_ns))
     jumps = _confirmed(matching.blocks, clocks, hosts, where) if where else []
     if not jumps:
@@ -85,9 +85,9 @@ def _suspected(blocks: Sequence[Matched], clocks: Clocks, hosts: Mapping[int, st
         for rank, row in zip(ranks, ends[:, order] - centre, strict=True):
             for at, change in _level_changes(row):
                 pair = len(ranks) == 2
-                by = change * (2 if pair else 1)  # the centre of two moves with either
+                by = change * (2 if pair else 1)  # the median of two moves with either
                 yield _Suspected(
-                    begin_ns=float(centre[at - 1]) - by,  # the clocks that tell this time may be off by as much
+                    begin_ns=float(centre[at - 1]) - by,  # the clocks that give this time may be wrong by as much
                     end_ns=float(centre[at]) + by,
                     by_ns=by,
                     ranks=frozenset(ranks if pair else (rank,)),
@@ -95,7 +95,7 @@ def _suspected(blocks: Sequence[Matched], clocks: Clocks, hosts: Mapping[int, st
 
 
 def _level_changes(row: Reals) -> list[tuple[int, float]]:
-    """Return the places before which a row of distances changes its level, and by how much."""
+    """Return the positions before which a row of distances changes its level, and by how much."""
     calls = row.size
     if calls < FEWEST:
         return []
@@ -120,7 +120,7 @@ def _level_changes(row: Reals) -> list[tuple[int, float]]:
 
 
 def _merged(found: Sequence[_Suspected]) -> list[_Suspected]:
-    """Put together what overlaps."""
+    """Merge those that overlap."""
     merged: list[_Suspected] = []
     for each in found:
         if merged and each.begin_ns <= merged[-1].end_ns:
@@ -142,7 +142,7 @@ def _confirmed(
     hosts: Mapping[int, str],
     where: Sequence[_Suspected],
 ) -> list[Jump]:
-    """Align the clocks between the suspected jumps, and give those at which some clock moved against the others."""
+    """Align the clocks between the suspected steps; return those at which a clock moved against the others."""
     cuts = [-np.inf, *(time for each in where for time in (each.begin_ns, each.end_ns)), np.inf]
     between = [
         clock_offsets([each for block in blocks for each in _within(block, clocks, begin, end)], hosts)
@@ -175,14 +175,14 @@ def _confirmed(
 
 
 def _moved(before: Clocks, after: Clocks, rank: int, own_ns: int) -> float:
-    """Return how much more a rank's clock shows after than before."""
+    """Return how many nanoseconds a rank's clock is further ahead after the step than before."""
     at = np.array([own_ns])
     told = [float(each.aligned(rank, at)[0]) for each in (before, after)]
     return told[0] - told[1] + (before.reference_ns - after.reference_ns)
 
 
 def _tied(blocks: Sequence[Matched], ranks: Mapping[int, float]) -> list[list[int]]:
-    """Return those of the ranks that calls tie together: groups may make no call at the times that `ranks` is of."""
+    """Return the given ranks in connected sets. Groups may have made no calls at the time of the step."""
     tied = ([rank for rank in each if rank in ranks] for each in connected({block.ranks for block in blocks}))
     return [each for each in tied if each]
 
@@ -206,7 +206,7 @@ def _part(block: Matched, places: Ints, columns: npt.NDArray[np.bool_]) -> Match
 
 
 def _spoilt(blocks: Sequence[Matched], clocks: Clocks, jumps: Sequence[Jump]) -> dict[int, list[tuple[float, float]]]:
-    """Return, for each rank whose clock jumped, the times at which it does not show what it does most of the time."""
+    """Return for each rank with a clock step the times at which its clock is not at its most frequent level."""
     found = {}
     for rank in {rank for jump in jumps for rank in jump.moved_ns}:
         own = [jump for jump in jumps if rank in jump.moved_ns]
@@ -226,7 +226,7 @@ def _spoilt(blocks: Sequence[Matched], clocks: Clocks, jumps: Sequence[Jump]) ->
 
 
 def _parts(block: Matched, clocks: Clocks, spoilt: Mapping[int, Sequence[tuple[float, float]]]) -> Iterator[Matched]:
-    """Yield a block's calls without the ranks whose clock is wrong there, for each set of ranks that is left."""
+    """Yield a block's calls without the ranks whose clock is wrong there, one block for each remaining set of ranks."""
     if not any(rank in spoilt for rank in block.ranks):
         yield block
         return
@@ -247,11 +247,13 @@ def _parts(block: Matched, clocks: Clocks, spoilt: Mapping[int, Sequence[tuple[f
 def _told(jump: Jump) -> str:
     by = max(jump.moved_ns.values(), key=abs) / 1e6
     ranks = listed(sorted(jump.moved_ns))
-    whose = f"the clock of rank {ranks} jumped by {by:+.1f} ms"
+    whose = f"the clock of rank {ranks} was stepped by {by:+.1f} ms"
     if jump.either:
         whose = f"the clocks of ranks {ranks} moved apart by {abs(by):.1f} ms"
     when, which = "while they were recorded", "their calls"
     if np.isfinite(jump.begin_ns):
         when = f"about {(jump.begin_ns + jump.end_ns) / 2e6:.1f} ms after the first matched call"
         which = "its calls before or after, whichever are fewer,"
-    return f"{whose} {when}: {which} are not compared with other ranks'; record again without a clock being set"
+    return (
+        f"{whose} {when}: {which} are not compared with those of other ranks; record again while no clock is being set"
+    )

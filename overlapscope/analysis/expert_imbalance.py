@@ -1,9 +1,9 @@
-"""Expert parallelism: tokens that are shared out unevenly, and what that costs.
+"""Find expert imbalance (EP): tokens that are distributed unevenly over the ranks, and what that costs.
 
-A dispatch gives each rank of an expert group as many bytes as its experts got tokens; the combine after it returns
-them. The rank with the most tokens computes longest and comes last to the combine, where the others wait for it. Both
-show in the sizes and the starts of matched all-to-all calls; a dispatch is a call whose received bytes are spread more
-than those sent.
+A dispatch sends each rank of an expert group the bytes of its experts' tokens; the combine after it returns them. The
+rank with the most tokens computes longest and arrives last at the combine, where the others wait for it. Both show in
+the sizes and starts of matched all-to-all calls; a dispatch is a call whose received bytes vary more between ranks than
+the sent bytes.
 """
 
 from collections import defaultdict
@@ -27,9 +27,9 @@ MIN_IMBALANCE: Final = 1.2
 """The rank with the most bytes gets at least this many times the mean, over all calls, ..."""
 MIN_CALLS: Final = 5
 MIN_LAST: Final = 0.5
-"""... comes last to at least this share of the combines, and twice as often as chance would have it, ..."""
+"""... arrives last at this share of the combines or more, and at twice the share expected by chance, ..."""
 MIN_SHARE: Final = 0.01
-"""... and the mean wait for it makes up this share of the recording, and a millisecond."""
+"""... and the mean wait for it is at least this share of the recording, and a millisecond."""
 
 
 class _Exchanges(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,9 +47,9 @@ class _Exchanges(msgspec.Struct, frozen=True, kw_only=True):
 def expert_imbalance(
     run: Run, together: Across, coverage: Mapping[int, Coverage], window_ns: Mapping[int, int | None]
 ) -> list[Finding]:
-    """Return a finding for each expert group in which the wait for the rank with the most tokens costs time.
+    """Return a finding for each expert group whose ranks wait for the rank with the most tokens.
 
-    Needs the sizes that each rank got (`received_bytes`). `window_ns` holds the length of each rank's recording.
+    Needs the bytes that each rank received (`received_bytes`). `window_ns` holds the length of each rank's recording.
     """
     by_group: dict[tuple[str | None, tuple[int, ...]], list[Matched]] = defaultdict(list)
     for block in together.matching.uneven:
@@ -119,9 +119,9 @@ def _costly(
         Finding(
             id=f"expert_imbalance:{calls.group or '?'}",
             severity="warning",
-            title=f"experts of {named} get uneven shares of tokens: the fullest rank gets {imbalance:.2f} times the "
-            f"mean and comes last to {int(last.sum())} of {combines.size} combines; a rank waits {cost_ns / 1e6:.3f} "
-            "ms for it",
+            title=f"expert load of {named} is imbalanced: the most loaded rank gets {imbalance:.2f} times the mean "
+            f"number of tokens and arrives last at {int(last.sum())} of {combines.size} combines; the others wait "
+            f"{cost_ns / 1e6:.3f} ms for it on average",
             evidence={
                 "group": calls.group,
                 "imbalance": imbalance,
@@ -137,7 +137,7 @@ def _costly(
 
 
 def _hidden(run: Run, calls: _Exchanges, chosen: Ints, coverage: Mapping[int, Coverage]) -> tuple[int, int]:
-    """Return the time of calls that computation ran beside, and that it did not, mean over ranks."""
+    """Return the overlapped and the exposed nanoseconds of these calls, mean over ranks."""
     hidden = total = 0
     for rank, rows in zip(calls.ranks, calls.rows, strict=True):
         table = run.ranks[rank].collectives

@@ -1,9 +1,9 @@
-"""Why communication is exposed: exactly one cause for every exposed nanosecond (DESIGN section 2).
+"""Assign exactly one cause to every exposed nanosecond of communication (docs/definitions.md).
 
-Each moment belongs to the collective in flight that ends last (ties: that began first). Within it, from its start:
-waiting for the last member, by what that one was doing; what the transfer took beyond its baseline; what a late launch
-cost; what the queue before it cost; and the rest, by what the step computes after it. Of a call whose transfer is not
-known, the time before the last member came is waiting all the same, and the rest is not known.
+Each moment belongs to the collective in flight that ends last (ties: the one that began first). A collective is divided
+from its start on: wait for the last member, by what that rank was doing; transfer beyond the baseline; delay by a late
+launch; delay by queueing; and the rest, by what the step computes after it. Where the transfer time of a call is not
+known, the time until the last member arrived is still wait, and the rest is `unknown`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,49 +37,49 @@ from overlapscope.timeline.run import RankTimeline, Run
 
 PIPELINE: Final = "pipeline"
 ROWS_AT_ONCE: Final = 250_000
-"""Calls, pieces of exposed and hidden communication that are held at a time: those of some ranks."""
+"""Rows (calls, pieces of exposed and overlapped communication) held at a time; this limits the ranks of a batch."""
 
 
 class Owned(msgspec.Struct, frozen=True, kw_only=True):
-    """The communication of one rank, each moment given to one collective or lone span: `[start, until)` is its own."""
+    """The communication of one rank, each moment owned by one collective or lone span: it owns `[start, until)`."""
 
     row: Ints
-    """Row in `Collectives`; NONE for a span that belongs to none."""
+    """Row in `Collectives`; NONE for a span that belongs to no collective."""
     start_ns: Ints
     end_ns: Ints
     until_ns: Ints
 
 
 class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank's own spans tell of the causes of its communication; a row for each owner."""
+    """What a rank's own spans show of the causes of its exposed communication; one row for each owner."""
 
     mine: Owned
     late_ns: Ints
-    """Launched so long after the data was ready."""
+    """Time from data ready to launch."""
     queued_ns: Ints
-    """Began so long after both."""
+    """Time from both to the start."""
     optimizer_seen: npt.NDArray[np.bool_]
-    """In the step: without it, what follows cannot be told apart."""
+    """Whether the optimizer of its step was recorded; without it, `depends` is not known."""
     depends: npt.NDArray[np.bool_]
-    """Compute other than the optimizer's follows in the step."""
+    """Whether other compute than the optimizer's follows in the step."""
 
 
 class Causes(msgspec.Struct, frozen=True, kw_only=True):
-    """Exposed time of one rank by cause, and by collective; hidden time that was waiting."""
+    """Exposed time of one rank by cause and by collective, and its overlapped wait time."""
 
     busy: Mapping[str, BusyTime]
     exposed_ns: npt.NDArray[np.int64]
-    """For each row of the rank's `Collectives`, the exposed time that is its own."""
+    """Exposed nanoseconds that each row of the rank's `Collectives` owns."""
     hidden_wait: BusyTime
     hidden_unknown: BusyTime
-    """Hidden time of communication whose waiting could not be split off."""
+    """Overlapped communication whose wait time is not known."""
 
     def within(self, *windows: tuple[int, int]) -> dict[str, int]:
-        """Return the nanoseconds of each cause in the windows taken together; causes without any are left out."""
+        """Return the nanoseconds of each cause, summed over the windows; causes without any are left out."""
         return self.within_each(WindowSets.of([windows]))[0]
 
     def within_each(self, sets: WindowSets) -> list[dict[str, int]]:
-        """Return likewise what each of several sets of windows has."""
+        """Return the nanoseconds of each cause for each of several sets of windows."""
         columns = [sets.within(self.busy[cause]) for cause in CAUSES]
         return [
             {cause: total for cause, total in zip(CAUSES, sums, strict=True) if total}
@@ -87,16 +87,16 @@ class Causes(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def hidden_wait_ns(self, sets: WindowSets) -> list[int | None]:
-        """Give the waiting that is hidden under compute in each set; None where some of what is hidden is not split."""
+        """Return the overlapped wait time in each set; None where an overlapped call has no known wait time."""
         unknown, waits = sets.within(self.hidden_unknown), sets.within(self.hidden_wait)
         return [None if some else wait for some, wait in zip(unknown, waits, strict=True)]
 
 
 def owned(timeline: RankTimeline) -> Owned:
-    """Share out the communication of a rank.
+    """Assign each moment of a rank's communication to one owner.
 
-    By end, latest first: what ends later owns all from its start on, so each is left what lies before the earliest
-    start of those that end later.
+    Owners are sorted by end, latest first. One that ends later owns everything from its start on, so each owns the time
+    before the earliest start of those that end later.
     """
     calls, spans = timeline.collectives, timeline.spans
     timed = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE))
@@ -113,7 +113,7 @@ def owned(timeline: RankTimeline) -> Owned:
 
 
 def own_parts(timeline: RankTimeline) -> OwnParts:
-    """Look at what each call of a rank waited for on the rank itself, and what follows it."""
+    """Compute how long each call of a rank waited on the rank itself, and what follows it."""
     mine = owned(timeline)
     launch = _of_rows(timeline.collectives.launch_ns, mine, NONE)
     ready = _ready(timeline, launch)
@@ -129,7 +129,7 @@ def own_parts(timeline: RankTimeline) -> OwnParts:
 
 
 def causes_of(run: Run, together: Across, coverage: Mapping[int, Coverage]) -> dict[int, Causes]:
-    """Return every rank's causes."""
+    """Return the causes of every rank."""
     parts = {rank: own_parts(timeline) for rank, timeline in run.ranks.items()}
     return dict(each_causes(run, together, coverage, parts, together.transfers(run)))
 
@@ -141,9 +141,9 @@ def each_causes(
     parts: Mapping[int, OwnParts],
     transfers: Mapping[int, Transfers],
 ) -> Iterator[tuple[int, Causes]]:
-    """Yield one rank's causes after the other's; no spans are needed for it.
+    """Yield (rank, causes), rank by rank; spans are not needed any more.
 
-    Some ranks at a time: what these waited for is looked up in all others, one after the other.
+    Ranks are processed in batches: what the ranks of a batch waited for is looked up in one other rank after the other.
     """
     arrived = arrivals(run, together)
     waits: dict[int, _Waits] = {}
@@ -158,7 +158,7 @@ def each_causes(
 
 
 class _Waits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank shows of its waiting, before others are asked what they did meanwhile."""
+    """The wait of one rank, before it is known what the other ranks did meanwhile."""
 
     exposed: Intervals
     hidden: Intervals
@@ -166,11 +166,11 @@ class _Waits(msgspec.Struct, frozen=True, kw_only=True):
     of_pipeline: npt.NDArray[np.bool_]
     arrived: Ints
     asked: Asked
-    """Exposed waiting, and the rank that came last."""
+    """Exposed wait, and the rank that arrived last."""
 
     @property
     def rows(self) -> int:
-        """How much there is to hold."""
+        """Number of rows held in memory."""
         return self.exposed.starts.size + self.hidden.starts.size + self.arrived.size + self.asked.others.size
 
 
@@ -185,7 +185,7 @@ def _waits_of(
     arrived = np.where(last != NONE, _of_rows(arrived_last.arrived_ns, mine, NONE), mine.start_ns)
     begin, until = _cut(mine, mine.start_ns, arrived)
     held = np.flatnonzero((last != NONE) & (until > begin))
-    held = held[order_of(begin[held])]  # what owners own is disjoint
+    held = held[order_of(begin[held])]  # owned times are disjoint
     pieces, owner = parts_inside(Intervals(begin[held], until[held]), exposed)
     return _Waits(
         exposed=exposed,
@@ -236,12 +236,12 @@ def _of_rank(
 
 
 def _of_rows(column: npt.NDArray[Any], mine: Owned, otherwise: int | bool) -> npt.NDArray[Any]:
-    """Return a column of `Collectives` for each owner, and `otherwise` for a lone span."""
+    """Return the value of a `Collectives` column for each owner, and `otherwise` for a lone span."""
     return np.append(column, otherwise)[np.where(mine.row == NONE, -1, mine.row)].astype(column.dtype)
 
 
 def _cut(mine: Owned, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Return what each owner owns of [begin, end); empty ones have no length."""
+    """Return the part of [begin, end) that each owner owns; an empty part has begin >= end."""
     return np.maximum(begin, mine.start_ns), np.minimum(end, mine.until_ns)
 
 
@@ -250,7 +250,7 @@ def _only(parts: tuple[Ints, Ints], chosen: npt.NDArray[np.bool_] | None = None)
 
 
 def _by_what_the_last_did(pieces: Intervals, compute: Intervals, communicated: Intervals) -> dict[str, Intervals]:
-    """Share exposed waiting by what the rank that came last did at that instant: computed, communicated, or neither."""
+    """Split exposed wait by what the rank that arrived last did at that moment: computed, communicated, or neither."""
     comm = difference(communicated, compute)
     host = difference(difference(union(pieces), compute), comm)
     return {"peer_compute": compute, "peer_comm": comm, "peer_host": host}
@@ -263,7 +263,7 @@ def _transfer_parts(
     transfer: Ints,
     matched: npt.NDArray[np.bool_],
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return where, from `arrived` on, the parts end: slow transfer, late launch, queue, and the collective itself."""
+    """Return the ends of the parts after `arrived`: slow transfer, late launch, queueing, and the collective itself."""
     mine = own.mine
     baseline = _of_rows(transfers.baseline_ns, mine, NONE)
     slow = np.where(matched & (baseline != NONE), np.maximum(transfer - baseline, 0), 0)
@@ -276,9 +276,10 @@ def _transfer_parts(
 
 
 def _ready(timeline: RankTimeline, launch: Ints) -> Ints:
-    """Return when the data of each launch was ready: when the compute launched before it, on any lane, had ended.
+    """Return when the data of each launch was ready: when the compute launched before it, on any stream, had ended.
 
-    On a CPU the caller has the data when it calls. A recording of events marks the readiness itself and shows no queue.
+    On a CPU the caller has the data when it calls. A recording of CUDA events marks the readiness itself and shows no
+    queue, so the result is NONE.
     """
     if timeline.basis == "events":
         return np.full(launch.size, NONE, np.int64)
@@ -307,7 +308,7 @@ def _rest_causes(
 
 
 def _pipeline_rows(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
-    """Say of each collective whether it is a send or receive of a pipeline group."""
+    """Return for each collective whether it is a send or receive of a pipeline group."""
     calls, names = timeline.collectives, timeline.names
     of_pipeline = rows_named(calls.dimension, names, PIPELINE.__eq__)
     return of_pipeline & rows_named(calls.op, names, POINT_TO_POINT.__contains__)

@@ -1,4 +1,4 @@
-"""What a Horovod timeline's figures ask for: a late rank, smaller fusion buffers, more fusion."""
+"""Findings from a Horovod timeline's figures: a late rank, smaller fusion buffers, more fusion."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -10,15 +10,15 @@ from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Source
 
 FEW_CALLS: Final = 20
-"""Fewer operations say little of training: a job begins with broadcasts."""
+"""Fewer operations say little about training: a job begins with broadcasts."""
 NEGOTIATES: Final = 2.0
-"""Negotiating is worth a look from so many times the transfer on ..."""
+"""Negotiation is reported from so many times the transfer time ..."""
 NEGOTIATES_SHARE: Final = 0.3
 """... if it also takes this share of the operations' time ..."""
 NEGOTIATES_US: Final = 5000
-"""... and this long in the mean: less may be the cycle time, 1 to 5 ms by version, which every report waits for."""
+"""... and this long on average: less may be the cycle time (1 to 5 ms by version), which every report waits for."""
 LAST_SHARE: Final = 0.5
-"""A rank stands out when it was last, alone, in this share of the negotiations."""
+"""A rank is named when it alone was last in this share of the negotiations."""
 FEW_NEGOTIATIONS: Final = 10
 COPIES_SHARE: Final = 0.1
 FEW_TRANSFERS: Final = 100
@@ -27,11 +27,11 @@ TINY_SHARE: Final = 0.8
 _SUBJECTS: Final = ("all tensors", "negotiations", "transfers")
 
 _Told = Mapping[tuple[str, str], list[tuple[int, float]]]
-"""(rank, value) by subject and name."""
+"""Lists of (rank, value) by (subject, name)."""
 
 
 def horovod_findings(facts: Facts, sources: Sequence[Source]) -> list[Finding]:
-    """Find what dominates, for each Horovod timeline among the sources."""
+    """Return the findings of each Horovod timeline among the sources."""
     findings = []
     for path in dict.fromkeys(source.path for source in sources if source.format == "horovod"):
         told = _told(facts, path)
@@ -73,13 +73,13 @@ def _negotiation(told: _Told, path: str) -> list[Finding]:
     elif judged >= FEW_NEGOTIATIONS:
         who = f"no rank stands out in the ready ticks of {judged:.0f}"
     else:
-        who = "the file does not tell which (HOROVOD_CACHE_CAPACITY=0 makes it)"
+        who = "the file does not record which (set HOROVOD_CACHE_CAPACITY=0 to record it)"
     return [
         Finding(
             id=f"horovod_negotiation:{path}",
             severity="warning",
             title=f"Horovod negotiates {negotiation / transfer:.1f} times as long as it transfers ({share:.0%} of its "
-            f"time): ranks do not become ready together; {who}",
+            f"time): ranks become ready at different times; {who}",
             evidence=evidence,
             known_from="log",
         )
@@ -115,8 +115,8 @@ def _unfused(told: _Told, path: str) -> list[Finding]:
             id=f"horovod_unfused:{path}",
             severity="warning",
             title=f"{single:.0f} of {transfers:.0f} Horovod transfers are of one tensor, and {tiny:.0f} of "
-            f"{sized:.0f} are below 1 MiB: a longer HOROVOD_CYCLE_TIME or a larger HOROVOD_FUSION_THRESHOLD would put "
-            "more into each",
+            f"{sized:.0f} are below 1 MiB: a longer HOROVOD_CYCLE_TIME or a larger HOROVOD_FUSION_THRESHOLD would fuse "
+            "more tensors into each",
             evidence={"transfers": transfers, "of_one_tensor": single, "of_known_size": sized, "below_1_mib": tiny},
             known_from="log",
         )

@@ -1,4 +1,4 @@
-"""Of a step's exposed communication, what was waiting for a late rank, and for which rank the others waited most."""
+"""Exposed wait time of a step that is caused by late ranks, and the rank that the others waited for most."""
 
 from statistics import fmean
 
@@ -9,15 +9,15 @@ from overlapscope.analysis.cause_table import WAITS_FOR_LATE_RANK
 
 
 class Waited(msgspec.Struct, frozen=True, kw_only=True):
-    """Exposed waiting a step, in nanoseconds: the mean over ranks of the mean over their complete steps."""
+    """Exposed wait time per step in nanoseconds: the mean over ranks of the means over their complete steps."""
 
     step_ns: float
     most_for: int | None
-    """The rank with the most blame; None where nobody was waited for."""
+    """The rank with the most blame; None where no rank has any."""
 
 
 def waited(analysis: Analysis) -> Waited | None:
-    """Give the exposed waiting of a run; None where no collective was matched across ranks, or no step is complete."""
+    """Return the exposed wait time of a run; None where no collective was matched, or no step is complete."""
     of_ranks = [
         fmean(sum(step.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for step in complete)
         for rank in analysis.ranks

@@ -1,4 +1,4 @@
-"""A run as one side of a comparison holds it: every figure that is compared, and none of the run's own tables."""
+"""A run as a side of a comparison needs it: every figure that is compared, without the run's own tables."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,23 +17,23 @@ from overlapscope.timeline.run import Run
 
 
 class Replicate(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, measured. A side of a comparison is one of these or several, of the same code."""
+    """The figures of one run. A side of a comparison is one of these, or several runs of the same code."""
 
     name: str
     world_size: int | None
     missing_ranks: tuple[int, ...]
     unread_ranks: tuple[int, ...] = ()
     identity: Mapping[str, str]
-    """What the run was: job, software, settings, recording. Compared key by key."""
+    """Identity of the run (job, software, settings, recording), compared key by key."""
     steps: StepTable
-    """Complete steps; no columns where none was marked, or none recorded whole."""
+    """Complete steps; no columns where no step was marked, or none recorded completely."""
     whole: StepTable
-    """Whole recordings, one column."""
+    """Whole recordings, in one column."""
     kernels: Mapping[int, KernelSums]
     collectives: Sequence[CollectiveRow]
     stragglers: Sequence[Straggler] = ()
     damaged: Sequence[Finding] = ()
-    """What its files lack."""
+    """Findings about damaged files of the run."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ class Replicate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replicate(run: Run, name: str = "run") -> Replicate:
-    """Measure a run; `name` is how the comparison calls it."""
+    """Compute the compared figures of a run; `name` is its name in the comparison."""
     together = across(run)
     analysis = analyze(run, together)
     timed = [info for info in analysis.ranks if info.whole.window_ns]

@@ -1,6 +1,6 @@
-"""Steps that stand out: one that communicates far more, or lasts far longer, than a rank's others.
+"""Find outlier steps: a step that communicates or takes far longer than the other steps of a rank.
 
-What makes a step stand out mostly does so on many ranks at once: they are told together.
+Most outliers concern many ranks at once: one step on several ranks is one finding.
 """
 
 from bisect import bisect_left
@@ -13,25 +13,25 @@ import msgspec
 from overlapscope.analysis.findings import MILLISECOND_NS, Finding, in_ms
 
 ODD_FACTOR: Final = 1.5
-"""A step stands out when a figure is at least this many times the median of its neighbours ..."""
+"""A step is an outlier when a figure is at least this many times the median of the other steps ..."""
 ODD_PAST_LARGEST: Final = 1.25
-"""... and past the largest of them by this: where several steps stand out, the figure simply varies ..."""
+"""... and at least this many times their maximum: where several steps are high, the figure simply varies ..."""
 ODD_AT_LEAST_NS: Final = MILLISECOND_NS
-"""... and the difference is worth a look."""
-FIGURES: Final = (("comm_ns", "communicates for", 2), ("window_ns", "lasts", 1))
-"""What is looked at: its name, how it is said, its place in what is told of a step."""
+"""... and the difference to the median is at least this."""
+FIGURES: Final = (("comm_ns", "communicates for", 2), ("window_ns", "takes", 1))
+"""The checked figures: name, verb for the title, position in a step's tuple."""
 MAX_STEPS: Final = 4
-"""Steps of a figure that are told one by one, those of most ranks; the others are one finding."""
+"""Steps of a figure with a finding of their own, those on the most ranks; the others share one finding."""
 MAX_RANKS: Final = 64
-"""Ranks that evidence lists."""
+"""Ranks listed as evidence."""
 MAX_NAMED: Final = 8
-"""Ranks that a sentence names."""
+"""Ranks named in a title."""
 Steps = Sequence[tuple[int, int | None, int | None]]
 """(number, window_ns, comm_ns) of complete steps."""
 
 
 class Odd(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of one rank that stands out by one figure; `usual_ns` is the median of its other steps."""
+    """An outlier step of one rank in one figure; `usual_ns` is the median of its other steps."""
 
     rank: int
     step: int
@@ -40,9 +40,9 @@ class Odd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def odd_steps(ranks: Mapping[int, Steps], known_from: Mapping[int, str]) -> list[Finding]:
-    """Find the steps that stand out among the complete ones of a rank, of which at least three are needed.
+    """Find the outliers among the complete steps of each rank, of which at least three are needed.
 
-    A step that stands out on several ranks is one finding. `known_from` says what a rank's times rest on.
+    A step that is an outlier on several ranks is one finding. `known_from` holds the basis of each rank's times.
     """
     findings = []
     for name, said, place in FIGURES:
@@ -99,8 +99,8 @@ def _finding(name: str, said: str, found: Sequence[Odd], known_from: Mapping[int
     return Finding(
         id=f"odd_step:{name}:step{most.step}",
         severity="warning",
-        title=f"step {most.step} stands out on {len(ranks)} ranks ({_named(ranks)}): on rank {most.rank}, most, it "
-        f"{said} {_against(most)}",
+        title=f"step {most.step} is an outlier on {len(ranks)} ranks ({_named(ranks)}): on rank {most.rank}, the "
+        f"worst, it {said} {_against(most)}",
         evidence=evidence | {"ranks": ranks[:MAX_RANKS], "ranks_in_all": len(ranks)},
         known_from=_basis(found, known_from),
     )
@@ -112,8 +112,8 @@ def _others(name: str, said: str, found: Sequence[Odd], known_from: Mapping[int,
     return Finding(
         id=f"odd_step:{name}:others",
         severity="warning",
-        title=f"{steps} more steps stand out, each on few ranks: step {most.step} of rank {most.rank}, most, {said} "
-        f"{_against(most)}",
+        title=f"{steps} more steps are outliers, each on few ranks: the worst, step {most.step} of rank {most.rank}, "
+        f"{said} {_against(most)}",
         evidence={
             "rank": most.rank, "step": most.step, name: most.value_ns, "median_of_others_ns": most.usual_ns,
             "steps": [{"rank": each.rank, "step": each.step, name: each.value_ns} for each in found[:MAX_RANKS]],
@@ -128,8 +128,8 @@ def _most(found: Sequence[Odd]) -> Odd:
 
 
 def _against(odd: Odd) -> str:
-    times = f", {odd.value_ns / odd.usual_ns:.1f} times" if odd.usual_ns else ", against"
-    return f"{in_ms(odd.value_ns)}{times} the other steps' {in_ms(odd.usual_ns)}"
+    times = f", {odd.value_ns / odd.usual_ns:.1f} times" if odd.usual_ns else ", compared with"
+    return f"{in_ms(odd.value_ns)}{times} the median of the other steps ({in_ms(odd.usual_ns)})"
 
 
 def _named(ranks: Sequence[int]) -> str:

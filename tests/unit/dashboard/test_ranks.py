@@ -52,10 +52,10 @@ def test_who_held_others_up_is_named_with_the_evidence(analysis: Analysis) -> No
     skew = replace(analysis.skew, stragglers=[held])
     told = replace(analysis, skew=skew)
     assert view.lead(told) == (
-        "1 rank of 2 held the others up, rank 1 most, for 5.000 ms: it was between two steps, as in loading data."
+        "1 rank of 2 held the others up, rank 1 most, for 5.000 ms: data loading (it was between two steps)."
     )
     (late,) = view.late(told)
-    assert "as in loading data" in late.said
+    assert "data loading" in late.said
     assert late.evidence == "came last to 9 calls; among equals by chance in less than 0.01 % of runs"
 
 

@@ -165,7 +165,7 @@ def test_a_straggler_is_named_with_what_held_it_and_its_evidence(pages: dict[str
     found = decoded(json.dumps(raw).encode())
     text = html.render(found)
     check_whole(text)
-    assert "Rank 1 held the others up for 26.000 ms: it was idle, its host had not given it more to do" in text
+    assert "Rank 1 held the others up for 26.000 ms: host stall (its GPU was idle, waiting for kernel launches)" in text
     for words in (
         "came last to 17 calls", "idle 12.500 ms longer than its peers", "its kernels take 1.25 times as long as usual",
         "50.0 % of its compute in larger grids", "not known yet 1.000 ms", "among equals by chance in 0.02 % of runs",

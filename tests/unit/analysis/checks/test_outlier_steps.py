@@ -1,4 +1,4 @@
-"""Steps that stand out, of one rank and of many."""
+"""Outlier steps, of one rank and of many."""
 
 import statistics
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def ids(ranks: dict[int, list[tuple[int, int, int]]]) -> list[str]:
 def test_a_step_of_one_rank_is_named_with_that_rank() -> None:
     (found,) = odd_steps({0: rank_with(None), 1: rank_with(6)}, {0: "trace", 1: "events"})
     assert found.id == "odd_step:window_ns:rank1:step6"
-    assert found.title == "step 6 of rank 1 lasts 300.000 ms, 3.0 times the other steps' 100.000 ms"
+    assert found.title == "step 6 of rank 1 takes 300.000 ms, 3.0 times the median of the other steps (100.000 ms)"
     assert found.evidence == {"rank": 1, "step": 6, "window_ns": 300 * MS, "median_of_others_ns": 100 * MS}
     assert found.known_from == "events"
 
@@ -36,8 +36,8 @@ def test_a_step_that_stands_out_on_all_of_256_ranks_is_one_finding_that_names_th
     (found,) = odd_steps(ranks, dict.fromkeys(ranks, "trace"))
     assert found.id == "odd_step:window_ns:step3"
     assert found.title == (
-        "step 3 stands out on 256 ranks (0, 1, 2, 3, 4, 5, 6, 7 and 248 more): on rank 17, most, it lasts 350.000 ms, "
-        "3.5 times the other steps' 100.000 ms"
+        "step 3 is an outlier on 256 ranks (0, 1, 2, 3, 4, 5, 6, 7 and 248 more): on rank 17, the worst, it takes "
+        "350.000 ms, 3.5 times the median of the other steps (100.000 ms)"
     )
     assert found.evidence["rank"] == 17
     assert found.evidence["ranks_in_all"] == 256
@@ -51,7 +51,7 @@ def test_steps_that_stand_out_on_a_rank_each_are_bounded_and_counted() -> None:
     assert [each.evidence["rank"] for each in found[:MAX_STEPS]] == [36, 37, 38, 39]
     assert found[-1].id == "odd_step:window_ns:others"
     assert found[-1].title.startswith(
-        "36 more steps stand out, each on few ranks: step 35 of rank 35, most, lasts 235.0"
+        "36 more steps are outliers, each on few ranks: the worst, step 35 of rank 35, takes 235.0"
     )
     assert {(each["rank"], each["step"]) for each in found[-1].evidence["steps"]} == {(at, at) for at in range(36)}
     one_less = {rank: ranks[rank] for rank in range(MAX_STEPS + 1)}
