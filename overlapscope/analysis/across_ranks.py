@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from overlapscope.analysis.by_rank import EachRank
+from overlapscope.analysis.by_rank import LazyByRank
 from overlapscope.analysis.call_index import CallIndex
-from overlapscope.analysis.clock_offsets import Clocks, clock_offsets, joined
-from overlapscope.analysis.clock_steps import without_jumps
+from overlapscope.analysis.clock_offsets import Clocks, clock_offsets, join_by_uneven
+from overlapscope.analysis.clock_steps import remove_clock_steps
 from overlapscope.analysis.matched_calls import Matching
-from overlapscope.analysis.matching import agreeing, match
+from overlapscope.analysis.matching import drop_disagreeing, match
 from overlapscope.analysis.point_to_point import PairMatching, match_pairs
-from overlapscope.analysis.unmatched_ranks import apart
-from overlapscope.analysis.wait_transfer import RankWait, Split, by_rank, ended_early, split
+from overlapscope.analysis.unmatched_ranks import explain_unmatched
+from overlapscope.analysis.wait_transfer import RankWait, Split, early_end_reasons, split_waits, waits_by_rank
 from overlapscope.files.spill import Aside
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
@@ -53,7 +53,7 @@ class Across(msgspec.Struct, frozen=True, kw_only=True):
     def transfers(self, run: Run) -> Mapping[int, Transfers]:
         """Return the transfers of each rank's collectives; they are computed when a rank is accessed."""
         index = CallIndex.of(run, self.splits)
-        return EachRank(run.ranks, lambda rank: _transfers(index, rank))
+        return LazyByRank(run.ranks, lambda rank: _transfers(index, rank))
 
 
 def _transfers(index: CallIndex, rank: int) -> Transfers:
@@ -85,27 +85,29 @@ def across(run: Run) -> Across:
     hosts = _hosts(run)
     matching = match(run)
     clocks = clock_offsets(matching.blocks, hosts)
-    checked = agreeing(
+    checked = drop_disagreeing(
         matching,
-        joined(clocks, matching.uneven, hosts).spread_ns,
+        join_by_uneven(clocks, matching.uneven, hosts).spread_ns,
         lambda block: _on_one_host(block.ranks, hosts),
     )
     if len(checked.blocks) < len(matching.blocks):
         clocks = clock_offsets(checked.blocks, hosts)
-    steady = without_jumps(checked, clocks, hosts)
+    steady = remove_clock_steps(checked, clocks, hosts)
     if steady is not checked:
         checked = steady.put_aside(Aside())
         clocks = clock_offsets(checked.blocks, hosts)
-    splits = tuple(split(checked.blocks, clocks))
-    known = joined(clocks, checked.uneven, hosts)
+    splits = tuple(split_waits(checked.blocks, clocks))
+    known = join_by_uneven(clocks, checked.uneven, hosts)
     pairs = match_pairs(run, clocks)
-    checked = replace(checked, reasons=(*checked.reasons, *ended_early(splits, clocks), *apart(run, checked, pairs)))
+    checked = replace(
+        checked, reasons=(*checked.reasons, *early_end_reasons(splits, clocks), *explain_unmatched(run, checked, pairs))
+    )
     return Across(
         matching=checked,
         clocks=known,
         splits=splits,
-        uneven=tuple(split(checked.uneven, known)),
-        waits=by_rank(splits, clocks),
+        uneven=tuple(split_waits(checked.uneven, known)),
+        waits=waits_by_rank(splits, clocks),
         pairs=pairs,
     )
 

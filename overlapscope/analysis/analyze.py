@@ -7,7 +7,7 @@ import msgspec
 
 from overlapscope.analysis.across_ranks import Across, Transfers, across
 from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.by_rank import EachRank
+from overlapscope.analysis.by_rank import LazyByRank
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
 from overlapscope.analysis.critical_path import CriticalPath, critical_path
 from overlapscope.analysis.desync import desync
@@ -19,12 +19,12 @@ from overlapscope.analysis.horovod_findings import horovod_findings
 from overlapscope.analysis.host_cause import shared_cores
 from overlapscope.analysis.kernels import compared
 from overlapscope.analysis.nccl_findings import nccl_findings
-from overlapscope.analysis.outlier_steps import odd_steps
+from overlapscope.analysis.outlier_steps import outlier_steps
 from overlapscope.analysis.pipeline import pipeline_bubbles, uneven_stages
 from overlapscope.analysis.possible_bandwidth import possible_bandwidth
 from overlapscope.analysis.power import power_falls
 from overlapscope.analysis.rank_summary import Alone, alone_of
-from overlapscope.analysis.recording_checks import bounded, reported_overlap, unread_ranks
+from overlapscope.analysis.recording_checks import partly_recorded_groups, reported_overlap, unread_ranks
 from overlapscope.analysis.slow_link import slow_links
 from overlapscope.analysis.source_tables import Told, told
 from overlapscope.analysis.stragglers import Held, beside_slow_links, stragglers
@@ -165,7 +165,7 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
 
 def analyze(
     run: Run,
-    together: Across | None = None,
+    cross_rank: Across | None = None,
     bandwidth: Facts | None = None,
     alone: Mapping[int, Alone] | None = None,
 ) -> Analysis:
@@ -175,15 +175,15 @@ def analyze(
     them already; `bandwidth` holds measurements of the bandwidth that its collectives could reach.
     """
     alone = alone or alone_of(run)
-    together = together or across(run)
+    cross_rank = cross_rank or across(run)
     windows = {rank: own.windows for rank, own in alone.items()}
     coverage = {rank: own.coverage for rank, own in alone.items()}
-    transfers = together.transfers(run)
-    ranks, exposed_ns = _each_rank(run, together, alone, transfers)
+    transfers = cross_rank.transfers(run)
+    ranks, exposed_ns = _each_rank(run, cross_rank, alone, transfers)
     window_ns = {info.rank: info.whole.window_ns for info in ranks}
     work = compared({rank: own.kernels for rank, own in alone.items()})
-    links = slow_links(run, together.splits, together.pairs.pairs)
-    held = stragglers(run, (*together.splits, *together.uneven), coverage, work, window_ns,
+    links = slow_links(run, cross_rank.splits, cross_rank.pairs.pairs)
+    held = stragglers(run, (*cross_rank.splits, *cross_rank.uneven), coverage, work, window_ns,
                       {rank: own.not_launched for rank, own in alone.items()})  # fmt: skip
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
@@ -196,9 +196,9 @@ def analyze(
         *recording_gaps(run.sources, _linkage(alone)),
         *unread_ranks(run),
         *uneven_stages(run, work, window_ns),
-        *bounded(run, together),
+        *partly_recorded_groups(run, cross_rank),
         *pipeline_bubbles(run, {rank: own.stages for rank, own in alone.items()}),
-        *expert_imbalance(run, together, coverage, window_ns),
+        *expert_imbalance(run, cross_rank, coverage, window_ns),
         *possible_bandwidth(run, collectives, bandwidth),
     ]
     return Analysis(
@@ -209,26 +209,26 @@ def analyze(
         fused=fused,
         collectives=collectives,
         exposed_by=exposed_by(run.ranks, windows, exposed_ns),
-        skew=_skew(together, {info.rank: info.whole.idle_ns for info in ranks}, beside_slow_links(held, links)),
+        skew=_skew(cross_rank, {info.rank: info.whole.idle_ns for info in ranks}, beside_slow_links(held, links)),
         findings=findings,
         recommendations=[],
         told=told(run.facts),
-        critical_path=critical_path(run, windows, together),
+        critical_path=critical_path(run, windows, cross_rank),
     )
 
 
 def _each_rank(
-    run: Run, together: Across, alone: Mapping[int, Alone], transfers: Mapping[int, Transfers]
+    run: Run, cross_rank: Across, alone: Mapping[int, Alone], transfers: Mapping[int, Transfers]
 ) -> tuple[list[RankInfo], Mapping[int, Ints]]:
     """Return each rank's figures, and the exposed time of each of its collectives."""
     coverage = {rank: own.coverage for rank, own in alone.items()}
-    parts = EachRank(run.ranks, lambda rank: alone[rank].parts.value())
+    parts = LazyByRank(run.ranks, lambda rank: alone[rank].parts.value())
     ranks: list[RankInfo] = []
     aside, exposed = Aside(), {}
-    for rank, causes in each_causes(run, together, coverage, parts, transfers):
+    for rank, causes in each_causes(run, cross_rank, coverage, parts, transfers):
         ranks.append(_rank_info(rank, run.ranks[rank].basis, alone[rank], causes))
         exposed[rank] = aside.put(causes.exposed_ns)
-    return ranks, EachRank(run.ranks, lambda rank: exposed[rank].values())
+    return ranks, LazyByRank(run.ranks, lambda rank: exposed[rank].values())
 
 
 def _run_info(run: Run) -> RunInfo:
@@ -270,7 +270,7 @@ def _known(basis: str, figures: Breakdown, hidden_wait_ns: int | None, causes: d
 def _of_times(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:
     """Return the findings from the times of single ranks."""
     basis = {rank: timeline.basis for rank, timeline in run.ranks.items()}
-    return [*odd_steps({info.rank: _complete(info) for info in ranks}, basis), *power_falls(run.ranks)]
+    return [*outlier_steps({info.rank: _complete(info) for info in ranks}, basis), *power_falls(run.ranks)]
 
 
 def _of_what_was_told(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:
@@ -300,15 +300,15 @@ def _source_info(source: Source) -> SourceInfo:
     )
 
 
-def _skew(together: Across, idle_ns: Mapping[int, int | None], held: Sequence[Held]) -> Skew:
-    residual = together.clocks.residual_ns
-    partly = {rank for each in together.splits if not each.block.whole for rank in each.block.ranks}
+def _skew(cross_rank: Across, idle_ns: Mapping[int, int | None], held: Sequence[Held]) -> Skew:
+    residual = cross_rank.clocks.residual_ns
+    partly = {rank for each in cross_rank.splits if not each.block.whole for rank in each.block.ranks}
     return Skew(
-        matched=together.matched,
-        unmatched=together.matching.unmatched + together.pairs.unmatched,
-        pairs=together.pairs.matched,
-        reasons=[*together.matching.reasons, *together.pairs.reasons],
-        clock_offset_ns={str(rank): round(offset) for rank, offset in together.clocks.offset_ns.items()},
+        matched=cross_rank.matched,
+        unmatched=cross_rank.matching.unmatched + cross_rank.pairs.unmatched,
+        pairs=cross_rank.pairs.matched,
+        reasons=[*cross_rank.matching.reasons, *cross_rank.pairs.reasons],
+        clock_offset_ns={str(rank): round(offset) for rank, offset in cross_rank.clocks.offset_ns.items()},
         residual_ns=None if residual is None else round(residual),
         ranks=[
             SkewRank(
@@ -321,7 +321,7 @@ def _skew(together: Across, idle_ns: Mapping[int, int | None], held: Sequence[He
                 times_last=each.times_last,
                 idle_ns=idle_ns[rank],
             )
-            for rank, each in together.waits.items()
+            for rank, each in cross_rank.waits.items()
         ],
         stragglers=[
             Straggler(rank=each.rank, held_by=each.held_by, blame_ns=each.blame_ns, evidence=dict(each.evidence))

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.across_ranks import Across
-from overlapscope.analysis.by_rank import EachRank
+from overlapscope.analysis.by_rank import LazyByRank
 from overlapscope.analysis.call_index import CallIndex
 from overlapscope.analysis.clock_offsets import Clocks, Reals
-from overlapscope.analysis.point_to_point import Pairs
+from overlapscope.analysis.point_to_point import MessagePairs
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
 
@@ -29,22 +29,22 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the call, the same on all its members; NONE where some member was not recorded."""
 
 
-def arrivals(run: Run, together: Across) -> Mapping[int, Arrivals]:
+def arrivals(run: Run, cross_rank: Across) -> Mapping[int, Arrivals]:
     """Return the arrivals of each rank's collectives; they are computed when a rank is accessed.
 
     Even calls end together, so their shortest duration gives the arrival of the last member without any clock. For the
     other calls it is taken from the aligned clocks, less their residual.
     """
-    clocks, index = together.clocks, CallIndex.of(run, together.splits)
+    clocks, index = cross_rank.clocks, CallIndex.of(run, cross_rank.splits)
     by_clocks: dict[int, list[tuple[_ByClocks, Ints]]] = {}
     calls = index.transfer_ns.size
-    for ranks, rows, came, whole in _on_clocks(run, together):
+    for ranks, rows, came, whole in _on_clocks(run, cross_rank):
         number = calls + np.arange(came.shape[1]) if whole else np.full(came.shape[1], NONE)
         calls += came.shape[1]
-        told = _ByClocks(latest=came.max(axis=0), last=np.array(ranks)[came.argmax(axis=0)], number=number)
+        by_clock = _ByClocks(latest=came.max(axis=0), last=np.array(ranks)[came.argmax(axis=0)], number=number)
         for rank, own in zip(ranks, rows, strict=True):
-            by_clocks.setdefault(rank, []).append((told, own))
-    return EachRank(run.ranks, lambda rank: _of_rank(run, index, clocks, rank, by_clocks.get(rank, ())))
+            by_clocks.setdefault(rank, []).append((by_clock, own))
+    return LazyByRank(run.ranks, lambda rank: _of_rank(run, index, clocks, rank, by_clocks.get(rank, ())))
 
 
 class _ByClocks(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,14 +56,14 @@ class _ByClocks(msgspec.Struct, frozen=True, kw_only=True):
     number: Ints
 
 
-def _on_clocks(run: Run, together: Across) -> Iterator[tuple[Sequence[int], Sequence[Ints], Reals, bool]]:
+def _on_clocks(run: Run, cross_rank: Across) -> Iterator[tuple[Sequence[int], Sequence[Ints], Reals, bool]]:
     """Yield ranks, rows, arrival times (ranks by calls), and whether all members were recorded."""
-    clocks = together.clocks
-    for each in together.uneven:
+    clocks = cross_rank.clocks
+    for each in cross_rank.uneven:
         block = each.block
         if clocks.comparable(block.ranks):
             yield block.ranks, list(block.rows), clocks.starts(block), block.whole
-    for pairs in together.pairs.pairs:
+    for pairs in cross_rank.pairs.pairs:
         ends = (pairs.sender, pairs.receiver)
         if clocks.comparable(ends):
             yield ends, [pairs.send_rows, pairs.recv_rows], _came(run, clocks, pairs), True
@@ -85,18 +85,18 @@ def _of_rank(
     last[rows] = index.last[matched]
     whole = index.whole[matched]
     number[rows[whole]] = matched[whole]
-    for told, own in by_clocks:
+    for by_clock, own in by_clocks:
         ends = clocks.aligned(rank, end_ns[own])
-        stayed = (ends >= told.latest) | (told.last == rank)
+        stayed = (ends >= by_clock.latest) | (by_clock.last == rank)
         chosen = own[stayed]
-        before = np.rint(ends - told.latest + (clocks.residual_ns or 0.0)).astype(np.int64)[stayed]
+        before = np.rint(ends - by_clock.latest + (clocks.residual_ns or 0.0)).astype(np.int64)[stayed]
         arrived[chosen] = np.clip(end_ns[chosen] - before, start_ns[chosen], end_ns[chosen])
-        last[chosen] = told.last[stayed]
-        number[chosen] = told.number[stayed]
+        last[chosen] = by_clock.last[stayed]
+        number[chosen] = by_clock.number[stayed]
     return Arrivals(arrived_ns=arrived, last=last, call=number)
 
 
-def _came(run: Run, clocks: Clocks, pairs: Pairs) -> Reals:
+def _came(run: Run, clocks: Clocks, pairs: MessagePairs) -> Reals:
     """Return when sender and receiver arrived at their calls.
 
     In a CPU run that is the launch: a host may hand over a message before the span of the send begins.

@@ -41,7 +41,7 @@ class Attribution(msgspec.Struct, kw_only=True, frozen=True):
     parts: list[Part]
 
 
-def of_step_time(base: Sequence[StepTable], candidate: Sequence[StepTable]) -> Attribution:
+def attribute_step_time(base: Sequence[StepTable], candidate: Sequence[StepTable]) -> Attribution:
     """Attribute the mean step time to compute (overlapped or not), exposed communication, copies and idle time."""
     with_copies = all(_knows_copies(table) for table in (*base, *candidate))
     ours, theirs = (
@@ -50,7 +50,7 @@ def of_step_time(base: Sequence[StepTable], candidate: Sequence[StepTable]) -> A
     return attribution(ours, theirs, _whole(base, "window_ns"), _whole(candidate, "window_ns"))
 
 
-def of_exposed(base: Sequence[StepTable], candidate: Sequence[StepTable], whole: Part) -> Attribution:
+def attribute_exposed(base: Sequence[StepTable], candidate: Sequence[StepTable], whole: Part) -> Attribution:
     """Attribute exposed communication to its causes; `whole` is its part of the step time."""
     ours, theirs = (_mean_parts([_causes(table) for table in side]) for side in (base, candidate))
     return attribution(ours, theirs, Fraction(whole.base_ns), Fraction(whole.candidate_ns))

@@ -9,7 +9,7 @@ from typing import TypeVar
 V = TypeVar("V")
 
 
-class EachRank(Mapping[int, V]):
+class LazyByRank(Mapping[int, V]):
     """A value for each of `ranks`, computed anew at each access."""
 
     def __init__(self, ranks: Collection[int], make: Callable[[int], V]) -> None:

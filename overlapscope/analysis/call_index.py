@@ -9,8 +9,8 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.by_rank import EachRank
-from overlapscope.analysis.matched_calls import by_ranks
+from overlapscope.analysis.by_rank import LazyByRank
+from overlapscope.analysis.matched_calls import positions_by_ranks
 from overlapscope.analysis.wait_transfer import Split
 from overlapscope.files.spill import Aside
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, size
@@ -35,7 +35,7 @@ class CallIndex(msgspec.Struct, frozen=True, kw_only=True):
         """Number the calls of all splits."""
         call = {rank: np.full(size(timeline.collectives), -1, np.int32) for rank, timeline in run.ranks.items()}
         begin = np.concatenate([[0], np.cumsum([each.block.calls for each in splits])]).tolist()
-        for ranks, places in by_ranks([each.block for each in splits]).items():
+        for ranks, places in positions_by_ranks([each.block for each in splits]).items():
             number = np.concatenate([np.arange(begin[at], begin[at + 1], dtype=np.int32) for at in places])
             rows = np.concatenate([splits[at].block.rows for at in places], axis=1)
             for rank, own in zip(ranks, rows, strict=True):
@@ -46,7 +46,7 @@ class CallIndex(msgspec.Struct, frozen=True, kw_only=True):
         baseline = [NONE if each.baseline_ns is None else round(each.baseline_ns) for each in splits]
         none = [np.zeros(0, np.int64)]
         return cls(
-            call=EachRank(run.ranks, lambda rank: put[rank].values()),
+            call=LazyByRank(run.ranks, lambda rank: put[rank].values()),
             transfer_ns=np.concatenate([each.transfer_ns for each in splits] or none),
             baseline_ns=np.repeat(np.array(baseline, np.int64), counts),
             last=np.concatenate([np.array(each.block.ranks)[each.last] for each in splits] or none).astype(np.int32),

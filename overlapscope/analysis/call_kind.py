@@ -79,7 +79,7 @@ def call_kinds(timeline: RankTimeline) -> tuple[tuple[CallKind, ...], Ints]:
     names_and_sizes = (calls.op, calls.group, calls.group_size, calls.dtype, calls.bytes)
     columns = [column.astype(np.int64) for column in (*names_and_sizes, calls.dimension, calls.phase, calls.module)]
     kind_of, first = distinct(columns)
-    told = zip(*(column[first].tolist() for column in columns), strict=True)
+    keys = zip(*(column[first].tolist() for column in columns), strict=True)
 
     def name(code: int) -> str | None:
         return names[code] if code >= 0 else None
@@ -95,6 +95,6 @@ def call_kinds(timeline: RankTimeline) -> tuple[tuple[CallKind, ...], Ints]:
             phase=name(phase),
             module=name(module),
         )
-        for op, group, members, dtype, volume, dimension, phase, module in told
+        for op, group, members, dtype, volume, dimension, phase, module in keys
     )
     return kinds, kind_of

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.group_progress import Standing, collective_calls
+from overlapscope.analysis.group_progress import GroupProgress, collective_calls
 from overlapscope.analysis.wording import first_and_count, first_of, id_part, rank_list
 from overlapscope.display import listed
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
@@ -29,12 +29,12 @@ ONE_SIDED: Final = ("send", "recv", "put_signal", "signal", "wait_signal")
 MAX_LISTED: Final = 8
 
 
-def mismatched(run: Run, group: str, label: str, ranks: Mapping[int, Standing]) -> list[Finding]:
+def mismatched(run: Run, group: str, label: str, ranks: Mapping[int, GroupProgress]) -> list[Finding]:
     """Find the first sequence number under which ranks of a group made different calls; from dumps, else from logs."""
     return _in_dumps(run, group, label, ranks) or _in_logs(group, label, ranks)
 
 
-def _in_dumps(run: Run, group: str, label: str, ranks: Mapping[int, Standing]) -> list[Finding]:
+def _in_dumps(run: Run, group: str, label: str, ranks: Mapping[int, GroupProgress]) -> list[Finding]:
     """Find the first sequence number under which ranks called different operations, sizes or types.
 
     Only numbers that every dump with calls of the group still holds are compared; the batch of the oldest may be cut.
@@ -55,8 +55,8 @@ def _in_dumps(run: Run, group: str, label: str, ranks: Mapping[int, Standing]) -
     if not differs.any():
         return []
     at = int(np.flatnonzero(differs)[0])
-    said = {rank: _spelled(run, rank, int(places[rank][at])) for rank in order}
-    return [_finding(group, label, int(common[at]) >> _SHIFT, said, int(differs.sum()))]
+    calls_made = {rank: _spelled(run, rank, int(places[rank][at])) for rank in order}
+    return [_finding(group, label, int(common[at]) >> _SHIFT, calls_made, int(differs.sum()))]
 
 
 def _keyed(run: Run, rank: int, rows: Ints, numbers: Ints, first: int) -> tuple[Ints, Ints]:
@@ -104,24 +104,24 @@ def _spelled(run: Run, rank: int, row: int) -> str:
     return f"{timeline.names[int(calls.op[row])]}{size}{'' if dtype < 0 else f' {timeline.names[dtype]}'}"
 
 
-def _in_logs(group: str, label: str, ranks: Mapping[int, Standing]) -> list[Finding]:
+def _in_logs(group: str, label: str, ranks: Mapping[int, GroupProgress]) -> list[Finding]:
     """Find ranks that timed out in different operations under one sequence number, according to a watchdog log."""
     late = {rank: each for rank, each in ranks.items() if each.timed_out and each.dump is None and each.op is not None}
     for seq in sorted({each.pending for each in late.values() if each.pending is not None}):
         here = {rank: each for rank, each in late.items() if each.pending == seq}
         sizes = {each.elements for each in here.values() if each.op not in UNEVEN} - {None}
         if len({each.op for each in here.values()}) > 1 or len(sizes) > 1:
-            said = {
+            calls_made = {
                 rank: f"{each.op}{'' if each.elements is None else f' of {each.elements}'}"
                 for rank, each in here.items()
             }
-            return [_finding(group, label, seq, said, 1)]
+            return [_finding(group, label, seq, calls_made, 1)]
     return []
 
 
-def _finding(group: str, label: str, seq: int, said: Mapping[int, str], count: int) -> Finding:
+def _finding(group: str, label: str, seq: int, called: Mapping[int, str], count: int) -> Finding:
     callers: dict[str, list[int]] = {}
-    for rank, what in said.items():
+    for rank, what in called.items():
         callers.setdefault(what, []).append(rank)
     order = sorted(callers, key=lambda what: (-len(callers[what]), what))
     calls = [f"{rank_list(callers[what])} called {what}" for what in order]
@@ -130,7 +130,11 @@ def _finding(group: str, label: str, seq: int, said: Mapping[int, str], count: i
         id=f"desync:mismatch:{id_part(group)}:{seq}",
         severity="warning",
         title=f"collective #{seq} of {label} differs between ranks: {first_and_count(calls, 4, '; ')}{more}",
-        evidence={"group": group, "seq": seq, "called": first_of({str(rank): said[rank] for rank in sorted(said)})},
+        evidence={
+            "group": group,
+            "seq": seq,
+            "called": first_of({str(rank): called[rank] for rank in sorted(called)}),
+        },
         known_from="log",
     )
 
@@ -213,12 +217,12 @@ def _different(group: str, ranks: Sequence[_Calls], names: Sequence[str]) -> lis
         return []
     seq = int(first.seq[earliest])
     nth = earliest - int(np.searchsorted(first.seq, seq))
-    said: dict[str, list[int]] = defaultdict(list)
+    calls_made: dict[str, list[int]] = defaultdict(list)
     for each in ranks:
         row = int(np.searchsorted(each.seq, seq)) + nth
         if row < each.seq.size and each.seq[row] == seq:
-            said[_call(each, row, names)].append(each.rank)
-    title = "; ".join(f"{text} on {_ranks(who)}" for text, who in list(said.items())[:MAX_LISTED])
+            calls_made[_call(each, row, names)].append(each.rank)
+    title = "; ".join(f"{text} on {_ranks(who)}" for text, who in list(calls_made.items())[:MAX_LISTED])
     return [
         Finding(
             id=f"nccl_desync:{group}",
@@ -227,7 +231,7 @@ def _different(group: str, ranks: Sequence[_Calls], names: Sequence[str]) -> lis
             evidence={
                 "communicator": group,
                 "seq": seq,
-                "calls": {text: who[:MAX_LISTED] for text, who in said.items()},
+                "calls": {text: who[:MAX_LISTED] for text, who in calls_made.items()},
                 "differing_calls": differing,
             },
             known_from="log",

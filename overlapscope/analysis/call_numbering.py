@@ -25,7 +25,7 @@ OF_INTERVAL: Final = 0.1
 """... and by less than this share of the usual time between calls."""
 
 
-class Ordered(msgspec.Struct, frozen=True, kw_only=True):
+class NumberedCalls(msgspec.Struct, frozen=True, kw_only=True):
     """The calls of a group, and the number of each, the same on all ranks; -1 where it is not known."""
 
     calls: GroupCalls
@@ -33,7 +33,7 @@ class Ordered(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...] = ()
 
 
-def by_order(calls: GroupCalls) -> Ordered:
+def by_order(calls: GroupCalls) -> NumberedCalls:
     """Number the calls by their order within their kind; reasons name the ranks that could not be placed."""
     counts = _counts(calls, calls.kind)
     totals = counts.sum(axis=1)
@@ -45,7 +45,7 @@ def by_order(calls: GroupCalls) -> Ordered:
     number = np.full(calls.row.size, -1, np.int64)
     wrong = np.flatnonzero((counts[most] != counts[most[0]]).any(axis=0))
     if wrong.size:
-        return Ordered(calls=calls, number=number, reasons=(_uneven_counts(calls, counts, most, int(wrong[0])),))
+        return NumberedCalls(calls=calls, number=number, reasons=(_uneven_counts(calls, counts, most, int(wrong[0])),))
     for place in most.tolist():
         part = calls.of(place)
         number[part] = calls.kind[part].astype(np.int64) * int(totals.max()) + _occurrence(calls.kind[part])
@@ -58,7 +58,7 @@ def by_order(calls: GroupCalls) -> Ordered:
             lost.append(place)
         else:
             number[part] = number[whole][at : at + totals[place]]
-    return Ordered(calls=calls, number=number, reasons=tuple(_lost(calls, totals, lost)))
+    return NumberedCalls(calls=calls, number=number, reasons=tuple(_lost(calls, totals, lost)))
 
 
 def _counts(calls: GroupCalls, kind: Codes) -> Ints:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from overlapscope.analysis.call_ends import CallEnds, RankSet
-from overlapscope.analysis.matched_calls import Matched
+from overlapscope.analysis.matched_calls import MatchedCalls
 from overlapscope.timeline.columns import Ints
 
 ROUNDS = 50
@@ -73,22 +73,22 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
         drifted: Reals = moved - offset - drift * moved
         return drifted
 
-    def ends(self, block: Matched) -> Reals:
+    def ends(self, block: MatchedCalls) -> Reals:
         """Return the ends of a block's calls on the common clock."""
         return self.rows(block.ranks, block.end_ns)
 
-    def starts(self, block: Matched) -> Reals:
+    def starts(self, block: MatchedCalls) -> Reals:
         """Return the starts of a block's calls on the common clock."""
         return self.rows(block.ranks, block.start_ns)
 
-    def spread_ns(self, block: Matched) -> Ints:
+    def spread_ns(self, block: MatchedCalls) -> Ints:
         """Return for each call the time between its first and its last end, on the common clock."""
         ends = self.ends(block)
         apart: Ints = np.rint(ends.max(axis=0) - ends.min(axis=0)).astype(np.int64)
         return apart
 
 
-def clock_offsets(blocks: Sequence[Matched], hosts: Mapping[int, str] | None = None) -> Clocks:
+def clock_offsets(blocks: Sequence[MatchedCalls], hosts: Mapping[int, str] | None = None) -> Clocks:
     """Return the clocks of all ranks that share a matched call with another rank.
 
     `hosts` holds the host of each rank where it is known: ranks of one host share its clock.
@@ -102,28 +102,28 @@ def clock_offsets(blocks: Sequence[Matched], hosts: Mapping[int, str] | None = N
     calls = CallEnds.of(sets, hosts)
     offset, drift = _first_guess(sets, calls)
     del sets  # `calls` has the same times
-    offset = _resting(calls, offset, drift)
+    offset = _converge_offsets(calls, offset, drift)
     for _ in range(DRIFT_ROUNDS):
         more = calls.middle_of_clock(_drifts(calls, offset, drift))
         if not more.any():
             break
         drift = drift + more
-        offset = _resting(calls, offset, drift)
+        offset = _converge_offsets(calls, offset, drift)
     if drift.any():
-        shown = from_the_middle(dict(zip(calls.ranks, drift.tolist(), strict=True)), members)
+        shown = relative_to_middle(dict(zip(calls.ranks, drift.tolist(), strict=True)), members)
         drift = np.array([shown[rank] for rank in calls.ranks])
-        offset = _resting(calls, offset, drift)
+        offset = _converge_offsets(calls, offset, drift)
     offsets, drifts = (dict(zip(calls.ranks, each.tolist(), strict=True)) for each in (offset, drift))
     return Clocks(
-        offset_ns=_with_silent(from_the_middle(offsets, members), hosts),
-        drift=_with_silent(drifts, hosts) if drift.any() else {},
+        offset_ns=_with_unmatched_ranks(relative_to_middle(offsets, members), hosts),
+        drift=_with_unmatched_ranks(drifts, hosts) if drift.any() else {},
         reference_ns=reference,
         residual_ns=float(np.median(np.abs(calls.behind(offset, drift)))),
         tied=members,
     )
 
 
-def from_the_middle(values: Mapping[int, float], lowest: Mapping[int, int]) -> dict[int, float]:
+def relative_to_middle(values: Mapping[int, float], lowest: Mapping[int, int]) -> dict[int, float]:
     """Return the values less the middle value of their connected ranks (of two middle values, the lower rank's).
 
     `lowest` holds the lowest rank of each rank's connected set.
@@ -140,7 +140,7 @@ def from_the_middle(values: Mapping[int, float], lowest: Mapping[int, int]) -> d
     return dict(sorted(shown.items()))
 
 
-def _sets(blocks: Sequence[Matched], reference: int) -> list[RankSet]:
+def _sets(blocks: Sequence[MatchedCalls], reference: int) -> list[RankSet]:
     """Join the calls of the same ranks; the sets with the most calls come first."""
     ends: dict[tuple[int, ...], list[Reals]] = {}
     for block in blocks:
@@ -152,7 +152,7 @@ def _sets(blocks: Sequence[Matched], reference: int) -> list[RankSet]:
     return sorted(found, key=lambda each: -each.ends.shape[1])
 
 
-def _with_silent(values: Mapping[int, float], hosts: Mapping[int, str]) -> dict[int, float]:
+def _with_unmatched_ranks(values: Mapping[int, float], hosts: Mapping[int, str]) -> dict[int, float]:
     """Add the ranks without a matched call whose host has a value, with that value."""
     of_host = {hosts[rank]: value for rank, value in values.items() if rank in hosts}
     return {**{rank: of_host[host] for rank, host in hosts.items() if host in of_host}, **values}
@@ -200,7 +200,7 @@ def _first_guess(sets: Sequence[RankSet], calls: CallEnds) -> tuple[Reals, Reals
     return np.array([offsets[rank] for rank in calls.ranks]), np.array([drift[rank] for rank in calls.ranks])
 
 
-def _resting(calls: CallEnds, offset: Reals, drift: Reals) -> Reals:
+def _converge_offsets(calls: CallEnds, offset: Reals, drift: Reals) -> Reals:
     """Move the offsets until the ends of each rank are at the median ends of their calls."""
     for _ in range(ROUNDS):
         moves = calls.middles(calls.behind(offset, drift))
@@ -238,7 +238,7 @@ def _slope(times: Reals, distances: Reals) -> float:
     return slope if abs(slope) * float(times[-1] - times[0]) > noises * max(scatter, 1.0) else 0.0
 
 
-def joined(clocks: Clocks, uneven: Sequence[Matched], hosts: Mapping[int, str]) -> Clocks:
+def join_by_uneven(clocks: Clocks, uneven: Sequence[MatchedCalls], hosts: Mapping[int, str]) -> Clocks:
     """Return the clocks with those sets of ranks joined that only `uneven` exchanges connect; others stay unchanged."""
     if uneven and not clocks.offset_ns:
         return clock_offsets(uneven, hosts)
@@ -260,7 +260,7 @@ def joined(clocks: Clocks, uneven: Sequence[Matched], hosts: Mapping[int, str]) 
     members = tied((block.ranks for block in loose), of_set)
     return replace(
         clocks,
-        offset_ns=from_the_middle(offsets, members),
+        offset_ns=relative_to_middle(offsets, members),
         drift=drift if any(drift.values()) else {},
         tied=members,
     )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from overlapscope.analysis.clock_offsets import Clocks, Reals, clock_offsets, connected
-from overlapscope.analysis.matched_calls import Matched, Matching
+from overlapscope.analysis.matched_calls import MatchedCalls, Matching
 from overlapscope.display import listed
 from overlapscope.timeline.columns import Ints
 
@@ -34,7 +34,7 @@ MOST: Final = 4
 """A level that changes more often than this is not caused by clock steps."""
 
 
-class Jump(msgspec.Struct, frozen=True, kw_only=True):
+class ClockStep(msgspec.Struct, frozen=True, kw_only=True):
     """A clock step: between two times on the common clock, with the nanoseconds that each rank's clock moved."""
 
     begin_ns: float
@@ -53,7 +53,7 @@ class _Suspected(msgspec.Struct, frozen=True, kw_only=True):
     ranks: frozenset[int]
 
 
-def without_jumps(matching: Matching, clocks: Clocks, hosts: Mapping[int, str]) -> Matching:
+def remove_clock_steps(matching: Matching, clocks: Clocks, hosts: Mapping[int, str]) -> Matching:
     """Remove ranks whose clock was stepped from the calls on one side of the step; reasons name them."""
     blocks = (*matching.blocks, *matching.uneven)
     clocks = replace(clocks, drift={})  # a clock step looks like a drift, and removing that would hide the step
@@ -61,17 +61,17 @@ def without_jumps(matching: Matching, clocks: Clocks, hosts: Mapping[int, str]) 
     jumps = _confirmed(matching.blocks, clocks, hosts, where) if where else []
     if not jumps:
         return matching
-    spoilt = _spoilt(matching.blocks, clocks, jumps)
+    spoilt = _wrong_times(matching.blocks, clocks, jumps)
     kept = [part for block in blocks for part in _parts(block, clocks, spoilt)]
     lost = sum(block.rows.size for block in blocks) - sum(block.rows.size for block in kept)
     even, uneven = (tuple(block for block in kept if block.even == kind) for kind in (True, False))
-    reasons = tuple(_told(each) for each in jumps)
+    reasons = tuple(_reason(each) for each in jumps)
     return replace(
         matching, blocks=even, uneven=uneven, unmatched=matching.unmatched + lost, reasons=matching.reasons + reasons
     )
 
 
-def _suspected(blocks: Sequence[Matched], clocks: Clocks, hosts: Mapping[int, str]) -> Iterator[_Suspected]:
+def _suspected(blocks: Sequence[MatchedCalls], clocks: Clocks, hosts: Mapping[int, str]) -> Iterator[_Suspected]:
     tables: dict[tuple[int, ...], list[Reals]] = {}
     for block in blocks:
         tables.setdefault(block.ranks, []).append(clocks.ends(block))
@@ -137,11 +137,11 @@ def _merged(found: Sequence[_Suspected]) -> list[_Suspected]:
 
 
 def _confirmed(
-    blocks: Sequence[Matched],
+    blocks: Sequence[MatchedCalls],
     clocks: Clocks,
     hosts: Mapping[int, str],
     where: Sequence[_Suspected],
-) -> list[Jump]:
+) -> list[ClockStep]:
     """Align the clocks between the suspected steps; return those at which a clock moved against the others."""
     cuts = [-np.inf, *(time for each in where for time in (each.begin_ns, each.end_ns)), np.inf]
     between = [
@@ -152,7 +152,7 @@ def _confirmed(
     for each, before, after in zip(where, between[:-1], between[1:], strict=True):
         if each.ranks - before.offset_ns.keys() or each.ranks - after.offset_ns.keys():
             unclear = dict.fromkeys(each.ranks, each.by_ns)
-            found.append(Jump(begin_ns=-np.inf, end_ns=np.inf, moved_ns=unclear, either=True))
+            found.append(ClockStep(begin_ns=-np.inf, end_ns=np.inf, moved_ns=unclear, either=True))
             continue
         moved = {
             rank: _moved(before, after, rank, clocks.reference_ns + round(offset + each.begin_ns))
@@ -170,24 +170,24 @@ def _confirmed(
             if odd:
                 either = len(ranks) == 2
                 named = dict.fromkeys(ranks, max(odd.values(), key=abs)) if either else odd
-                found.append(Jump(begin_ns=each.begin_ns, end_ns=each.end_ns, moved_ns=named, either=either))
+                found.append(ClockStep(begin_ns=each.begin_ns, end_ns=each.end_ns, moved_ns=named, either=either))
     return found
 
 
 def _moved(before: Clocks, after: Clocks, rank: int, own_ns: int) -> float:
     """Return how many nanoseconds a rank's clock is further ahead after the step than before."""
     at = np.array([own_ns])
-    told = [float(each.aligned(rank, at)[0]) for each in (before, after)]
-    return told[0] - told[1] + (before.reference_ns - after.reference_ns)
+    aligned = [float(each.aligned(rank, at)[0]) for each in (before, after)]
+    return aligned[0] - aligned[1] + (before.reference_ns - after.reference_ns)
 
 
-def _tied(blocks: Sequence[Matched], ranks: Mapping[int, float]) -> list[list[int]]:
+def _tied(blocks: Sequence[MatchedCalls], ranks: Mapping[int, float]) -> list[list[int]]:
     """Return the given ranks in connected sets. Groups may have made no calls at the time of the step."""
     tied = ([rank for rank in each if rank in ranks] for each in connected({block.ranks for block in blocks}))
     return [each for each in tied if each]
 
 
-def _within(block: Matched, clocks: Clocks, begin: float, end: float) -> Iterator[Matched]:
+def _within(block: MatchedCalls, clocks: Clocks, begin: float, end: float) -> Iterator[MatchedCalls]:
     """Yield the part of a block between two times on the common clock, where there is one."""
     centre = np.median(clocks.ends(block), axis=0)
     columns = (centre > begin) & (centre < end)
@@ -195,7 +195,7 @@ def _within(block: Matched, clocks: Clocks, begin: float, end: float) -> Iterato
         yield _part(block, np.arange(len(block.ranks)), columns)
 
 
-def _part(block: Matched, places: Ints, columns: npt.NDArray[np.bool_]) -> Matched:
+def _part(block: MatchedCalls, places: Ints, columns: npt.NDArray[np.bool_]) -> MatchedCalls:
     return block.with_values(
         ranks=tuple(block.ranks[place] for place in places),
         rows=block.rows[places][:, columns],
@@ -205,7 +205,9 @@ def _part(block: Matched, places: Ints, columns: npt.NDArray[np.bool_]) -> Match
     )
 
 
-def _spoilt(blocks: Sequence[Matched], clocks: Clocks, jumps: Sequence[Jump]) -> dict[int, list[tuple[float, float]]]:
+def _wrong_times(
+    blocks: Sequence[MatchedCalls], clocks: Clocks, jumps: Sequence[ClockStep]
+) -> dict[int, list[tuple[float, float]]]:
     """Return for each rank with a clock step the times at which its clock is not at its most frequent level."""
     found = {}
     for rank in {rank for jump in jumps for rank in jump.moved_ns}:
@@ -225,7 +227,9 @@ def _spoilt(blocks: Sequence[Matched], clocks: Clocks, jumps: Sequence[Jump]) ->
     return found
 
 
-def _parts(block: Matched, clocks: Clocks, spoilt: Mapping[int, Sequence[tuple[float, float]]]) -> Iterator[Matched]:
+def _parts(
+    block: MatchedCalls, clocks: Clocks, spoilt: Mapping[int, Sequence[tuple[float, float]]]
+) -> Iterator[MatchedCalls]:
     """Yield a block's calls without the ranks whose clock is wrong there, one block for each remaining set of ranks."""
     if not any(rank in spoilt for rank in block.ranks):
         yield block
@@ -244,7 +248,7 @@ def _parts(block: Matched, clocks: Clocks, spoilt: Mapping[int, Sequence[tuple[f
             yield _part(block, np.flatnonzero(pattern), (good == pattern[:, None]).all(axis=0))
 
 
-def _told(jump: Jump) -> str:
+def _reason(jump: ClockStep) -> str:
     by = max(jump.moved_ns.values(), key=abs) / 1e6
     ranks = listed(sorted(jump.moved_ns))
     whose = f"the clock of rank {ranks} was stepped by {by:+.1f} ms"

@@ -86,7 +86,7 @@ def collective_changes(
 
     Each side holds the steps and the collective rows of its runs. The largest difference comes first.
     """
-    naming = _naming(*([_kinds(table) for table, _ in side] for side in (base, candidate)))
+    naming = _joining_kind(*([_kinds(table) for table, _ in side] for side in (base, candidate)))
     ours, theirs = _gather(base, naming), _gather(candidate, naming)
     kinds = list(dict.fromkeys([*ours, *theirs]))
     had, has = ({str(at): side[k].exposed for at, k in enumerate(kinds) if k in side} for side in (ours, theirs))
@@ -129,7 +129,7 @@ def family_changes(changes: Iterable[CollectiveChange]) -> list[FamilyChange]:
                 group_size=first.group_size,
                 dtype=first.dtype,
                 dimension=first.dimension,
-                change=change_of((calls[0], volume[0]), (calls[1], volume[1])),
+                change=classify_change((calls[0], volume[0]), (calls[1], volume[1])),
                 base_calls=calls[0],
                 candidate_calls=calls[1],
                 base_bytes=volume[0],
@@ -140,7 +140,7 @@ def family_changes(changes: Iterable[CollectiveChange]) -> list[FamilyChange]:
     return sorted(found, key=lambda each: (-abs(each.exposed_difference_ns), each.op, each.group or ""))
 
 
-def change_of(base: tuple[float, float | None], candidate: tuple[float, float | None]) -> Change:
+def classify_change(base: tuple[float, float | None], candidate: tuple[float, float | None]) -> Change:
     """Classify the change from one (calls, bytes) per step to another."""
     if not base[0] or not candidate[0]:
         return "same" if base[0] == candidate[0] else "appeared" if candidate[0] else "vanished"
@@ -164,7 +164,7 @@ def _kinds(table: StepTable) -> set[CallKind]:
     return {kind for shares in each_rank for kind in shares.totals() if kind is not None}
 
 
-def _naming(base: Sequence[set[CallKind]], candidate: Sequence[set[CallKind]]) -> Naming:
+def _joining_kind(base: Sequence[set[CallKind]], candidate: Sequence[set[CallKind]]) -> Naming:
     """Return a function that maps each kind of call to the kind by which the two sides are joined.
 
     It drops the size where sizes vary from call to call, and the group name where the sides have no name in common.
@@ -217,12 +217,12 @@ def _kind(row: CollectiveRow) -> CallKind:
 
 
 def _change(kind: CallKind, base: _Side, candidate: _Side, part: Part) -> CollectiveChange:
-    ours, theirs = _told(kind, base, part.base_ns), _told(kind, candidate, part.candidate_ns)
+    ours, theirs = _collective_side(kind, base, part.base_ns), _collective_side(kind, candidate, part.candidate_ns)
     comparable = ours.estimate is not None and ours.estimate == theirs.estimate
     both = ours.busbw_gbs and theirs.busbw_gbs
     return CollectiveChange(
         **{name: getattr(kind, name) for name in CallKind.__struct_fields__},
-        change=change_of((ours.calls, ours.bytes), (theirs.calls, theirs.bytes)),
+        change=classify_change((ours.calls, ours.bytes), (theirs.calls, theirs.bytes)),
         base=ours,
         candidate=theirs,
         exposed_difference_ns=part.difference_ns,
@@ -230,7 +230,7 @@ def _change(kind: CallKind, base: _Side, candidate: _Side, part: Part) -> Collec
     )
 
 
-def _told(kind: CallKind, side: _Side, exposed_ns: int) -> CollectiveSide:
+def _collective_side(kind: CallKind, side: _Side, exposed_ns: int) -> CollectiveSide:
     all_rows = [row for own in side.rows for row in own]
     estimates = {row.estimate for row in all_rows}
     volume = kind.bytes * side.calls if kind.bytes is not None else None if side.calls else 0.0

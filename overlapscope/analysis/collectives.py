@@ -81,8 +81,8 @@ def chosen_rows(timeline: RankTimeline, windows: list[StepWindow]) -> Ints:
         return np.arange(size(calls))
     places = {(each.recording, each.step) for each in complete}
     which, first = distinct([calls.recording, calls.step])
-    told = zip(calls.recording[first].tolist(), calls.step[first].tolist(), strict=True)
-    inside = np.array([place in places for place in told], np.bool_)[which]
+    keys = zip(calls.recording[first].tolist(), calls.step[first].tolist(), strict=True)
+    inside = np.array([place in places for place in keys], np.bool_)[which]
     windows_of = sorted(each.window for each in complete if each.window)
     starts = np.array([start for start, _ in windows_of], np.int64)
     ends = np.array([end for _, end in windows_of], np.int64)

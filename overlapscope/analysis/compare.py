@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from overlapscope.analysis.attribution import EXPOSED, Attribution, Part, of_exposed, of_step_time
+from overlapscope.analysis.attribution import EXPOSED, Attribution, Part, attribute_exposed, attribute_step_time
 from overlapscope.analysis.collective_changes import CollectiveChange, FamilyChange, collective_changes, family_changes
 from overlapscope.analysis.comparison_findings import (
     change_findings,
@@ -87,7 +87,7 @@ class Comparison(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "
     """Predictions made from the base (`advise --record`) that the candidate's runs tested."""
 
 
-class Alike(msgspec.Struct, frozen=True, kw_only=True):
+class CommonSteps(msgspec.Struct, frozen=True, kw_only=True):
     """The window, ranks and steps by which two sides are compared, so that every figure is over the same ranks."""
 
     window: Literal["step", "recording"] | None
@@ -96,20 +96,20 @@ class Alike(msgspec.Struct, frozen=True, kw_only=True):
     """One table for each run of the base, and of the candidate."""
 
 
-def alike(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> Alike:
+def alike(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> CommonSteps:
     """Choose the window, the ranks and the steps by which two sides are compared."""
     sides = (base, candidate)
     differ = differences([run.identity for run in base], [run.identity for run in candidate])
     ranks = _common_ranks(sides, one_size=not any(each.key == "world_size" for each in differ))
     window = _window(sides, ranks)
     ours, theirs = ([_table(run, window, ranks) for run in side] for side in sides)
-    return Alike(window=window, ranks=ranks, tables=(ours, theirs))
+    return CommonSteps(window=window, ranks=ranks, tables=(ours, theirs))
 
 
 def compare(
     base: Sequence[Replicate],
     candidate: Sequence[Replicate],
-    chosen: Alike | None = None,
+    chosen: CommonSteps | None = None,
     left_out: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> Comparison:
     """Compare two sides of at least one run each.
@@ -189,11 +189,11 @@ def _attributed(
         for side, own in zip(sides, tables, strict=True)
     ]
     base, candidate = ([table for table, _ in own] for own in timed)
-    step_time = of_step_time(base, candidate)
+    step_time = attribute_step_time(base, candidate)
     nothing = Part(name=EXPOSED, base_ns=0, candidate_ns=0, difference_ns=0)
     whole = next((part for part in step_time.parts if part.name == EXPOSED), nothing)
     collectives, by_collective = collective_changes(timed[0], timed[1], whole)
-    by_cause = of_exposed(base, candidate, whole)
+    by_cause = attribute_exposed(base, candidate, whole)
     return Attributions(
         step_time=step_time, exposed_by_cause=by_cause, exposed_by_collective=by_collective
     ), collectives

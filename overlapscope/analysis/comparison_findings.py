@@ -124,10 +124,10 @@ def rank_findings(runs: Iterable[Replicate], ranks: Sequence[int]) -> list[Findi
 def difference_findings(differences: Iterable[Difference]) -> list[Finding]:
     """Return findings for the keys in which the runs differ."""
     found = []
-    told = dict.fromkeys(_WORDS, 0)
+    counts = dict.fromkeys(_WORDS, 0)
     for each in differences:
-        told[each.sort] += 1
-        if told[each.sort] > MOST:
+        counts[each.sort] += 1
+        if counts[each.sort] > MOST:
             continue
         key = each.key.removeprefix(DDP).removeprefix(ENVIRONMENT).removeprefix(RECORDING)
         values = [first_and_count([short(value) for value in side], 3, ", ") for side in (each.base, each.candidate)]

@@ -14,7 +14,7 @@ import numpy as np
 from overlapscope.analysis.across_ranks import Across
 from overlapscope.analysis.arrivals import arrivals
 from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.path_walk import LAUNCH, MOST_SEGMENTS, PARTS, NoPathError, Path, Walker, told
+from overlapscope.analysis.path_walk import LAUNCH, MOST_SEGMENTS, PARTS, NoPathError, Path, Walker, on_clock_of
 from overlapscope.analysis.steps import StepWindow, whole_windows
 from overlapscope.timeline.columns import NONE, Codes, Ints, Small
 from overlapscope.timeline.rows import distinct, sum_by, unique
@@ -73,9 +73,9 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 Windows = Mapping[int, Sequence[StepWindow]]
 
 
-def critical_path(run: Run, windows: Windows, together: Across) -> CriticalPath:
+def critical_path(run: Run, windows: Windows, cross_rank: Across) -> CriticalPath:
     """Return the critical paths of a run's steps, with their parts and operations."""
-    found = follow(run, windows, together)
+    found = follow(run, windows, cross_rank)
     return CriticalPath(
         scope=found.scope,
         reason=found.reason,
@@ -88,14 +88,14 @@ def critical_path(run: Run, windows: Windows, together: Across) -> CriticalPath:
 def follow(
     run: Run,
     windows: Windows,
-    together: Across,
+    cross_rank: Across,
     only: frozenset[int] | None = None,
 ) -> Chosen:
     """Follow the paths of the complete steps (of all steps where none is complete); of `only` these if given."""
-    ranks, reason = _connected(run, together)
+    ranks, reason = _connected(run, cross_rank)
     if reason is not None:
         return Chosen(reason=reason)
-    ends = _ends(run, together.clocks, {rank: windows[rank] for rank in ranks}, only)
+    ends = _ends(run, cross_rank.clocks, {rank: windows[rank] for rank in ranks}, only)
     if not ends:
         return Chosen(reason="no step with a window was recorded, and the recording has several parts or is empty")
     lengths = sorted(end - start for _, _, (start, end) in ends)
@@ -103,7 +103,7 @@ def follow(
     paths: list[Path] = []
     left, why = MOST_SEGMENTS, None
     chosen = [middle, *(each for each in _spread(ends) if each is not middle)]
-    walker = Walker(run, arrivals(run, together), together.clocks, [(rank, window) for rank, _, window in chosen])
+    walker = Walker(run, arrivals(run, cross_rank), cross_rank.clocks, [(rank, window) for rank, _, window in chosen])
     for rank, step, window in chosen:
         try:
             path = walker.path(rank, step, window, left)
@@ -126,7 +126,7 @@ _End = tuple[int, int | None, tuple[int, int]]
 """Where a path ends: the rank, the step, the step's window."""
 
 
-def _connected(run: Run, together: Across) -> tuple[list[int], str | None]:
+def _connected(run: Run, cross_rank: Across) -> tuple[list[int], str | None]:
     """Return the largest set of ranks that matched calls connect; or the reason why there is none."""
     timed = [rank for rank, timeline in run.ranks.items() if timeline.num_spans]
     if not timed:
@@ -134,15 +134,15 @@ def _connected(run: Run, together: Across) -> tuple[list[int], str | None]:
     if len(run.ranks) == 1:
         return timed, None
     tied = {rank: {rank} for rank in timed}
-    blocks = [each.block for each in (*together.splits, *together.uneven) if each.block.whole and each.block.calls]
-    pairs = {(each.sender, each.receiver) for each in together.pairs.pairs if each.send_rows.size}
+    blocks = [each.block for each in (*cross_rank.splits, *cross_rank.uneven) if each.block.whole and each.block.calls]
+    pairs = {(each.sender, each.receiver) for each in cross_rank.pairs.pairs if each.send_rows.size}
     for members in {each.ranks for each in blocks} | pairs:
         joined = set().union(*{id(tied[rank]): tied[rank] for rank in members if rank in tied}.values())
         tied |= dict.fromkeys(joined, joined)
     most = max(tied.values(), key=lambda each: (len(each), -min(each)))
     if len(most) > 1:
         return sorted(most), None
-    why = f" ({together.matching.reasons[0]})" if together.matching.reasons else ""
+    why = f" ({cross_rank.matching.reasons[0]})" if cross_rank.matching.reasons else ""
     return [], f"no collective could be matched across all of its ranks, so the ranks are not connected{why}"
 
 
@@ -161,7 +161,7 @@ def _ends(run: Run, clocks: Clocks, windows: Windows, only: frozenset[int] | Non
     first = min(windows)
     for rank, each in complete or known:
         assert each.window is not None
-        at = told(clocks, first, rank, each.window[1])
+        at = on_clock_of(clocks, first, rank, each.window[1])
         if each.step not in last or at > last[each.step][0]:
             last[each.step] = at, (rank, each.step, each.window)
     return [last[step][1] for step in sorted(last)]
@@ -173,7 +173,7 @@ def _whole(run: Run, clocks: Clocks, windows: Windows) -> list[_End]:
     if any(len(each) != 1 for each in wholes.values()):
         return []
     first = min(windows)
-    rank = max(wholes, key=lambda each: told(clocks, first, each, wholes[each][0][1]))
+    rank = max(wholes, key=lambda each: on_clock_of(clocks, first, each, wholes[each][0][1]))
     start, end = wholes[rank][0]
     return [(rank, None, (start, end))] if end > start else []
 

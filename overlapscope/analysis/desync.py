@@ -14,12 +14,12 @@ from overlapscope.analysis.call_mismatch import mismatched
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.group_progress import (
     DUMP,
-    GroupStandings,
-    Standing,
+    GroupProgress,
+    GroupProgressByRank,
     collective_calls,
+    group_progress,
     members,
-    size_is_told,
-    standings,
+    size_is_known,
 )
 from overlapscope.analysis.wording import (
     MAX_LISTED,
@@ -41,7 +41,7 @@ SECOND_NS: Final = 1_000_000_000
 def desync(run: Run) -> list[Finding]:
     """Find groups whose ranks wait in different collectives or called different ones, and ranks without a dump."""
     findings: list[Finding] = []
-    found = standings(run)
+    found = group_progress(run)
     known = [rank for each in found for rank in each.ranks]
     for each in found:
         if each.group is None:
@@ -55,14 +55,14 @@ def desync(run: Run) -> list[Finding]:
     return findings + _without_dump(run, found, worrying=any(each.severity == "warning" for each in findings))
 
 
-def _in_group(run: Run, group: str, ranks: Mapping[int, Standing], expected: Set[int]) -> list[Finding]:
+def _in_group(run: Run, group: str, ranks: Mapping[int, GroupProgress], expected: Set[int]) -> list[Finding]:
     label = group_label(run, group)
     mismatch = mismatched(run, group, label, ranks)
     behind = _apart(group, label, ranks, certain=True) or _behind(run, group, label, ranks)
     return mismatch + (behind or ([] if mismatch else _stuck(run, group, label, ranks, expected)))
 
 
-def _apart(group: str | None, label: str, ranks: Mapping[int, Standing], *, certain: bool) -> list[Finding]:
+def _apart(group: str | None, label: str, ranks: Mapping[int, GroupProgress], *, certain: bool) -> list[Finding]:
     """Find ranks of one group that timed out in different collectives."""
     late = {rank: each for rank, each in ranks.items() if each.timed_out and each.pending is not None}
     by_number: dict[int, list[int]] = {}
@@ -83,11 +83,11 @@ def _apart(group: str | None, label: str, ranks: Mapping[int, Standing], *, cert
     ]
 
 
-class _Awaited(msgspec.Struct, frozen=True, kw_only=True):
+class _BlockedCollective(msgspec.Struct, frozen=True, kw_only=True):
     """The first collective of a group in which ranks wait."""
 
     seq: int
-    waiting: Mapping[int, Standing]
+    waiting: Mapping[int, GroupProgress]
     """All waiting ranks, in this collective or a later one."""
     call: str
     called_at: str
@@ -96,14 +96,14 @@ class _Awaited(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is known to be stuck, and not just running; None where it is not known."""
 
 
-def _awaited(run: Run, group: str, ranks: Mapping[int, Standing]) -> _Awaited | None:
+def _awaited(run: Run, group: str, ranks: Mapping[int, GroupProgress]) -> _BlockedCollective | None:
     """Return the first collective of a group in which ranks wait; None where no rank waits."""
     waiting = {rank: each for rank, each in ranks.items() if each.pending is not None}
     if not waiting:
         return None
     seq = min(each.pending or 0 for each in waiting.values())
     first = waiting[min(rank for rank, each in waiting.items() if each.pending == seq)]
-    return _Awaited(
+    return _BlockedCollective(
         seq=seq,
         waiting=waiting,
         call=call_label(first),
@@ -112,7 +112,7 @@ def _awaited(run: Run, group: str, ranks: Mapping[int, Standing]) -> _Awaited | 
     )
 
 
-def _behind(run: Run, group: str, label: str, ranks: Mapping[int, Standing]) -> list[Finding]:
+def _behind(run: Run, group: str, label: str, ranks: Mapping[int, GroupProgress]) -> list[Finding]:
     """Find ranks that had not entered a collective in which other ranks waited."""
     awaited = _awaited(run, group, ranks)
     if awaited is None:
@@ -151,7 +151,7 @@ def _behind(run: Run, group: str, label: str, ranks: Mapping[int, Standing]) -> 
     ]
 
 
-def _last(run: Run, group: str, rank: int, standing: Standing) -> str:
+def _last(run: Run, group: str, rank: int, standing: GroupProgress) -> str:
     """Return the collective that a rank entered last, with its operation where its dump still holds it."""
     rows, numbers = collective_calls(run, group, rank, standing.dump)
     rows = rows[numbers == standing.entered]
@@ -160,7 +160,7 @@ def _last(run: Run, group: str, rank: int, standing: Standing) -> str:
     return f"{op} #{standing.entered}".strip()
 
 
-def _stuck(run: Run, group: str, label: str, ranks: Mapping[int, Standing], expected: Set[int]) -> list[Finding]:
+def _stuck(run: Run, group: str, label: str, ranks: Mapping[int, GroupProgress], expected: Set[int]) -> list[Finding]:
     """Find a collective that every known rank had entered and that did not end."""
     awaited = _awaited(run, group, ranks)
     if awaited is None:
@@ -171,7 +171,7 @@ def _stuck(run: Run, group: str, label: str, ranks: Mapping[int, Standing], expe
         return []
     call, called = awaited.call, awaited.called_at
     unknown = sorted(expected - set(known))
-    if not unknown and not size_is_told(run, group):
+    if not unknown and not size_is_known(run, group):
         title = f"{call} of {label} did not end on {rank_list(waiting)}{called}; other ranks may be missing in it"
     elif unknown:
         title = (
@@ -199,7 +199,7 @@ def _stuck(run: Run, group: str, label: str, ranks: Mapping[int, Standing], expe
     ]
 
 
-def _why_stuck(run: Run, group: str, waiting: Mapping[int, Standing], seq: int) -> str | None:
+def _why_stuck(run: Run, group: str, waiting: Mapping[int, GroupProgress], seq: int) -> str | None:
     """Return why a collective was stuck, and not just running, when the ranks were dumped; None where not known."""
     late = [each.timeout_ns for each in waiting.values() if each.timed_out and each.pending == seq]
     if late:
@@ -209,7 +209,7 @@ def _why_stuck(run: Run, group: str, waiting: Mapping[int, Standing], seq: int) 
     return f"pending while other calls went on for {held / SECOND_NS:.0f} s" if held >= LONG_PENDING_NS else None
 
 
-def _pending_for(run: Run, group: str, rank: int, standing: Standing, seq: int) -> int:
+def _pending_for(run: Run, group: str, rank: int, standing: GroupProgress, seq: int) -> int:
     """Return for how many nanoseconds after a call its rank still entered others; 0 where it is not known."""
     rows, numbers = collective_calls(run, group, rank, standing.dump)
     if rows.size == 0:
@@ -220,7 +220,7 @@ def _pending_for(run: Run, group: str, rank: int, standing: Standing, seq: int) 
     return int(times.max() - begun.min()) if begun.size else 0
 
 
-def _without_dump(run: Run, found: Sequence[GroupStandings], *, worrying: bool) -> list[Finding]:
+def _without_dump(run: Run, found: Sequence[GroupProgressByRank], *, worrying: bool) -> list[Finding]:
     """Return a finding for the ranks without a dump, where other ranks have one."""
     dumped = {rank for source in run.sources if source.format == DUMP for rank in source.ranks}
     if not dumped:

@@ -17,7 +17,7 @@ from overlapscope.analysis.across_ranks import Across
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.clock_offsets import Clocks, Reals
 from overlapscope.analysis.findings import MILLISECOND_NS, Finding
-from overlapscope.analysis.matched_calls import Matched
+from overlapscope.analysis.matched_calls import MatchedCalls
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import EXPERT
 from overlapscope.timeline.intervals import BusyTime
@@ -45,38 +45,38 @@ class _Exchanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def expert_imbalance(
-    run: Run, together: Across, coverage: Mapping[int, Coverage], window_ns: Mapping[int, int | None]
+    run: Run, cross_rank: Across, coverage: Mapping[int, Coverage], window_ns: Mapping[int, int | None]
 ) -> list[Finding]:
     """Return a finding for each expert group whose ranks wait for the rank with the most tokens.
 
     Needs the bytes that each rank received (`received_bytes`). `window_ns` holds the length of each rank's recording.
     """
-    by_group: dict[tuple[str | None, tuple[int, ...]], list[Matched]] = defaultdict(list)
-    for block in together.matching.uneven:
+    by_group: dict[tuple[str | None, tuple[int, ...]], list[MatchedCalls]] = defaultdict(list)
+    for block in cross_rank.matching.uneven:
         if _is_expert(run, block):
             by_group[block.group, block.ranks].append(block)
     found = []
     for blocks in by_group.values():
-        calls = _exchanges(run, blocks, together.clocks)
+        calls = _exchanges(run, blocks, cross_rank.clocks)
         if calls is not None:
             found += _costly(run, calls, coverage, window_ns)
     return found
 
 
-def _is_expert(run: Run, block: Matched) -> bool:
+def _is_expert(run: Run, block: MatchedCalls) -> bool:
     timeline = run.ranks[block.ranks[0]]
     code = timeline.collectives.dimension[block.rows[0, 0]]
     return bool(code >= 0 and timeline.names[code] == EXPERT)
 
 
-def _exchanges(run: Run, blocks: Sequence[Matched], clocks: Clocks) -> _Exchanges | None:
+def _exchanges(run: Run, blocks: Sequence[MatchedCalls], clocks: Clocks) -> _Exchanges | None:
     rows = np.concatenate([block.rows for block in blocks], axis=1)
     starts = np.concatenate([clocks.starts(block) for block in blocks], axis=1)
     tables = [run.ranks[rank].collectives for rank in blocks[0].ranks]
     sent = np.array([table.bytes[own] for table, own in zip(tables, rows, strict=True)])
     received = np.array([table.received_bytes[own] for table, own in zip(tables, rows, strict=True)])
-    told = ((sent != NONE) & (received != NONE)).all(axis=0)
-    order = np.flatnonzero(told)[np.argsort(starts[:, told].max(axis=0), kind="stable")]
+    known = ((sent != NONE) & (received != NONE)).all(axis=0)
+    order = np.flatnonzero(known)[np.argsort(starts[:, known].max(axis=0), kind="stable")]
     if order.size == 0:
         return None
     return _Exchanges(
@@ -110,10 +110,12 @@ def _costly(
         return []
     share = tokens.sum(axis=1) / max(float(tokens.sum()), 1.0)
     named = f"group {calls.group}" if calls.group else "an unnamed group"
-    hidden = {
+    overlap_figures = {
         f"{kind}_{part}_ns": value
         for kind, chosen in (("dispatch", np.flatnonzero(is_dispatch)), ("combine", np.flatnonzero(~is_dispatch)))
-        for part, value in zip(("hidden", "exposed"), _hidden(run, calls, chosen, coverage), strict=True)
+        for part, value in zip(
+            ("hidden", "exposed"), _overlapped_and_exposed(run, calls, chosen, coverage), strict=True
+        )
     }
     return [
         Finding(
@@ -129,19 +131,21 @@ def _costly(
                 "combines": int(combines.size),
                 "fullest_came_last": int(last.sum()),
                 "mean_wait_ns": round(cost_ns),
-                **hidden,
+                **overlap_figures,
             },
             known_from="sizes and starts of matched all-to-all calls",
         )
     ]
 
 
-def _hidden(run: Run, calls: _Exchanges, chosen: Ints, coverage: Mapping[int, Coverage]) -> tuple[int, int]:
+def _overlapped_and_exposed(
+    run: Run, calls: _Exchanges, chosen: Ints, coverage: Mapping[int, Coverage]
+) -> tuple[int, int]:
     """Return the overlapped and the exposed nanoseconds of these calls, mean over ranks."""
-    hidden = total = 0
+    overlap_figures = total = 0
     for rank, rows in zip(calls.ranks, calls.rows, strict=True):
         table = run.ranks[rank].collectives
         starts, ends = table.start_ns[rows[chosen]], table.end_ns[rows[chosen]]
-        hidden += int(BusyTime(coverage[rank].compute).within(starts, ends).sum())
+        overlap_figures += int(BusyTime(coverage[rank].compute).within(starts, ends).sum())
         total += int((ends - starts).sum())
-    return round(hidden / len(calls.ranks)), round((total - hidden) / len(calls.ranks))
+    return round(overlap_figures / len(calls.ranks)), round((total - overlap_figures) / len(calls.ranks))

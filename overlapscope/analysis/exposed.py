@@ -71,11 +71,11 @@ class ExposedShares:
 
     def __init__(self, timeline: RankTimeline, transfers: Transfers) -> None:
         self.kinds, self.kind_of = call_kinds(timeline)
-        mine = owned(timeline)
-        own = np.flatnonzero(mine.until_ns > mine.start_ns)
-        own = own[np.argsort(mine.start_ns[own], kind="stable")]
-        self._starts, self._untils = mine.start_ns[own], mine.until_ns[own]
-        place = np.where(mine.row[own] == NONE, -1, mine.row[own])
+        own_comm = owned(timeline)
+        own = np.flatnonzero(own_comm.until_ns > own_comm.start_ns)
+        own = own[np.argsort(own_comm.start_ns[own], kind="stable")]
+        self._starts, self._untils = own_comm.start_ns[own], own_comm.until_ns[own]
+        place = np.where(own_comm.row[own] == NONE, -1, own_comm.row[own])
         self._kind = np.append(self.kind_of, len(self.kinds))[place]
         self._split = np.append(transfers.transfer_ns, NONE)[place] != NONE
         cover = Coverage.of(timeline.spans)

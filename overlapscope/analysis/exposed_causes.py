@@ -19,7 +19,7 @@ from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.following_compute import following
-from overlapscope.analysis.peer_activity import Asked, of_peers
+from overlapscope.analysis.peer_activity import PeerQuery, peer_activity
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints
 from overlapscope.timeline.intervals import (
     BusyTime,
@@ -40,7 +40,7 @@ ROWS_AT_ONCE: Final = 250_000
 """Rows (calls, pieces of exposed and overlapped communication) held at a time; this limits the ranks of a batch."""
 
 
-class Owned(msgspec.Struct, frozen=True, kw_only=True):
+class OwnedComm(msgspec.Struct, frozen=True, kw_only=True):
     """The communication of one rank, each moment owned by one collective or lone span: it owns `[start, until)`."""
 
     row: Ints
@@ -53,7 +53,7 @@ class Owned(msgspec.Struct, frozen=True, kw_only=True):
 class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank's own spans show of the causes of its exposed communication; one row for each owner."""
 
-    mine: Owned
+    own_comm: OwnedComm
     late_ns: Ints
     """Time from data ready to launch."""
     queued_ns: Ints
@@ -92,7 +92,7 @@ class Causes(msgspec.Struct, frozen=True, kw_only=True):
         return [None if some else wait for some, wait in zip(unknown, waits, strict=True)]
 
 
-def owned(timeline: RankTimeline) -> Owned:
+def owned(timeline: RankTimeline) -> OwnedComm:
     """Assign each moment of a rank's communication to one owner.
 
     Owners are sorted by end, latest first. One that ends later owns everything from its start on, so each owns the time
@@ -109,34 +109,34 @@ def owned(timeline: RankTimeline) -> Owned:
     earliest = np.minimum.accumulate(start) if start.size else start
     taken_from = np.concatenate([np.full(min(1, start.size), np.iinfo(np.int64).max), earliest[:-1]])
     until = np.maximum(np.minimum(end, taken_from), start)
-    return Owned(row=row, start_ns=start, end_ns=end, until_ns=until)
+    return OwnedComm(row=row, start_ns=start, end_ns=end, until_ns=until)
 
 
 def own_parts(timeline: RankTimeline) -> OwnParts:
     """Compute how long each call of a rank waited on the rank itself, and what follows it."""
-    mine = owned(timeline)
-    launch = _of_rows(timeline.collectives.launch_ns, mine, NONE)
+    own_comm = owned(timeline)
+    launch = _of_rows(timeline.collectives.launch_ns, own_comm, NONE)
     ready = _ready(timeline, launch)
     known = (launch != NONE) & (ready != NONE)
-    step, after = _of_rows(timeline.collectives.step, mine, NONE), following(timeline)
+    step, after = _of_rows(timeline.collectives.step, own_comm, NONE), following(timeline)
     return OwnParts(
-        mine=mine,
+        own_comm=own_comm,
         late_ns=np.where(known, np.maximum(launch - ready, 0), 0),
-        queued_ns=np.where(known, np.maximum(mine.start_ns - np.maximum(launch, ready), 0), 0),
+        queued_ns=np.where(known, np.maximum(own_comm.start_ns - np.maximum(launch, ready), 0), 0),
         optimizer_seen=(step != NONE) & after.known(step),
-        depends=after.depends(step, mine.end_ns),
+        depends=after.depends(step, own_comm.end_ns),
     )
 
 
-def causes_of(run: Run, together: Across, coverage: Mapping[int, Coverage]) -> dict[int, Causes]:
+def causes_of(run: Run, cross_rank: Across, coverage: Mapping[int, Coverage]) -> dict[int, Causes]:
     """Return the causes of every rank."""
     parts = {rank: own_parts(timeline) for rank, timeline in run.ranks.items()}
-    return dict(each_causes(run, together, coverage, parts, together.transfers(run)))
+    return dict(each_causes(run, cross_rank, coverage, parts, cross_rank.transfers(run)))
 
 
 def each_causes(
     run: Run,
-    together: Across,
+    cross_rank: Across,
     coverage: Mapping[int, Coverage],
     parts: Mapping[int, OwnParts],
     transfers: Mapping[int, Transfers],
@@ -145,16 +145,16 @@ def each_causes(
 
     Ranks are processed in batches: what the ranks of a batch waited for is looked up in one other rank after the other.
     """
-    arrived = arrivals(run, together)
+    arrived = arrivals(run, cross_rank)
     waits: dict[int, _Waits] = {}
     rows = 0
     for rank, timeline in run.ranks.items():
         waits[rank] = _waits_of(timeline, parts[rank], coverage[rank], transfers[rank], arrived[rank])
         rows += waits[rank].rows
         if rows >= ROWS_AT_ONCE:
-            yield from _causes_of(run, parts, coverage, transfers, waits, together.clocks)
+            yield from _causes_of(run, parts, coverage, transfers, waits, cross_rank.clocks)
             waits, rows = {}, 0
-    yield from _causes_of(run, parts, coverage, transfers, waits, together.clocks)
+    yield from _causes_of(run, parts, coverage, transfers, waits, cross_rank.clocks)
 
 
 class _Waits(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,25 +165,25 @@ class _Waits(msgspec.Struct, frozen=True, kw_only=True):
     transfer: Ints
     of_pipeline: npt.NDArray[np.bool_]
     arrived: Ints
-    asked: Asked
+    query: PeerQuery
     """Exposed wait, and the rank that arrived last."""
 
     @property
     def rows(self) -> int:
         """Number of rows held in memory."""
-        return self.exposed.starts.size + self.hidden.starts.size + self.arrived.size + self.asked.others.size
+        return self.exposed.starts.size + self.hidden.starts.size + self.arrived.size + self.query.others.size
 
 
 def _waits_of(
     timeline: RankTimeline, own: OwnParts, cover: Coverage, transfers: Transfers, arrived_last: Arrivals
 ) -> _Waits:
-    mine, comm, compute = own.mine, cover.comm, cover.compute
+    own_comm, comm, compute = own.own_comm, cover.comm, cover.compute
     exposed = difference(comm, compute)
-    transfer = _of_rows(transfers.transfer_ns, mine, NONE)
-    of_pipeline = _of_rows(_pipeline_rows(timeline), mine, False) & (transfer == NONE)
-    last = np.where(of_pipeline, NONE, _of_rows(arrived_last.last, mine, NONE))
-    arrived = np.where(last != NONE, _of_rows(arrived_last.arrived_ns, mine, NONE), mine.start_ns)
-    begin, until = _cut(mine, mine.start_ns, arrived)
+    transfer = _of_rows(transfers.transfer_ns, own_comm, NONE)
+    of_pipeline = _of_rows(_pipeline_rows(timeline), own_comm, False) & (transfer == NONE)
+    last = np.where(of_pipeline, NONE, _of_rows(arrived_last.last, own_comm, NONE))
+    arrived = np.where(last != NONE, _of_rows(arrived_last.arrived_ns, own_comm, NONE), own_comm.start_ns)
+    begin, until = _cut(own_comm, own_comm.start_ns, arrived)
     held = np.flatnonzero((last != NONE) & (until > begin))
     held = held[order_of(begin[held])]  # owned times are disjoint
     pieces, owner = parts_inside(Intervals(begin[held], until[held]), exposed)
@@ -193,7 +193,7 @@ def _waits_of(
         transfer=transfer,
         of_pipeline=of_pipeline,
         arrived=arrived,
-        asked=Asked(pieces=pieces, others=last[held][owner]),
+        query=PeerQuery(pieces=pieces, others=last[held][owner]),
     )
 
 
@@ -205,18 +205,18 @@ def _causes_of(
     waits: Mapping[int, _Waits],
     clocks: Clocks,
 ) -> Iterator[tuple[int, Causes]]:
-    asked = {rank: each.asked for rank, each in waits.items()}
-    computed = of_peers(asked, lambda rank: coverage[rank].compute, clocks)
-    communicated = of_peers(asked, lambda rank: coverage[rank].comm, clocks)
+    query = {rank: each.query for rank, each in waits.items()}
+    computed = peer_activity(query, lambda rank: coverage[rank].compute, clocks)
+    communicated = peer_activity(query, lambda rank: coverage[rank].comm, clocks)
     for rank, its in waits.items():
-        waited = _by_what_the_last_did(its.asked.pieces, computed[rank], communicated[rank])
+        waited = _by_what_the_last_did(its.query.pieces, computed[rank], communicated[rank])
         yield rank, _of_rank(run.ranks[rank], parts[rank], transfers[rank], its, waited)
 
 
 def _of_rank(
     timeline: RankTimeline, own: OwnParts, transfers: Transfers, waits: _Waits, waited: Mapping[str, Intervals]
 ) -> Causes:
-    mine, exposed, hidden, arrived = own.mine, waits.exposed, waits.hidden, waits.arrived
+    own_comm, exposed, hidden, arrived = own.own_comm, waits.exposed, waits.hidden, waits.arrived
     transfer, of_pipeline = waits.transfer, waits.of_pipeline
     matched = transfer != NONE
     parts: dict[str, list[Intervals]] = {cause: [] for cause in CAUSES}
@@ -224,25 +224,27 @@ def _of_rank(
         parts[cause].append(found)
     slow, late, queued, rest = _transfer_parts(own, transfers, arrived, transfer, matched)
     for cause, begin, end in (("slow_transfer", arrived, slow), ("late_launch", slow, late), ("queued", late, queued)):
-        parts[cause].append(intersection(_only(_cut(mine, begin, end)), exposed))
+        parts[cause].append(intersection(_only(_cut(own_comm, begin, end)), exposed))
     for cause, chosen in _rest_causes(own, matched, of_pipeline).items():
-        parts[cause].append(intersection(_only(_cut(mine, queued, rest), chosen), exposed))
+        parts[cause].append(intersection(_only(_cut(own_comm, queued, rest), chosen), exposed))
     return Causes(
         busy={cause: BusyTime(union(*found)) for cause, found in parts.items()},
-        exposed_ns=_by_row(timeline, mine, exposed),
-        hidden_wait=BusyTime(intersection(_only(_cut(mine, mine.start_ns, arrived)), hidden)),
-        hidden_unknown=BusyTime(intersection(_only(_cut(mine, mine.start_ns, mine.end_ns), ~matched), hidden)),
+        exposed_ns=_by_row(timeline, own_comm, exposed),
+        hidden_wait=BusyTime(intersection(_only(_cut(own_comm, own_comm.start_ns, arrived)), hidden)),
+        hidden_unknown=BusyTime(
+            intersection(_only(_cut(own_comm, own_comm.start_ns, own_comm.end_ns), ~matched), hidden)
+        ),
     )
 
 
-def _of_rows(column: npt.NDArray[Any], mine: Owned, otherwise: int | bool) -> npt.NDArray[Any]:
+def _of_rows(column: npt.NDArray[Any], own_comm: OwnedComm, otherwise: int | bool) -> npt.NDArray[Any]:
     """Return the value of a `Collectives` column for each owner, and `otherwise` for a lone span."""
-    return np.append(column, otherwise)[np.where(mine.row == NONE, -1, mine.row)].astype(column.dtype)
+    return np.append(column, otherwise)[np.where(own_comm.row == NONE, -1, own_comm.row)].astype(column.dtype)
 
 
-def _cut(mine: Owned, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+def _cut(own_comm: OwnedComm, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
     """Return the part of [begin, end) that each owner owns; an empty part has begin >= end."""
-    return np.maximum(begin, mine.start_ns), np.minimum(end, mine.until_ns)
+    return np.maximum(begin, own_comm.start_ns), np.minimum(end, own_comm.until_ns)
 
 
 def _only(parts: tuple[Ints, Ints], chosen: npt.NDArray[np.bool_] | None = None) -> Intervals:
@@ -264,15 +266,15 @@ def _transfer_parts(
     matched: npt.NDArray[np.bool_],
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """Return the ends of the parts after `arrived`: slow transfer, late launch, queueing, and the collective itself."""
-    mine = own.mine
-    baseline = _of_rows(transfers.baseline_ns, mine, NONE)
+    own_comm = own.own_comm
+    baseline = _of_rows(transfers.baseline_ns, own_comm, NONE)
     slow = np.where(matched & (baseline != NONE), np.maximum(transfer - baseline, 0), 0)
     ends = []
     at = arrived
     for part in (slow, own.late_ns, own.queued_ns):
-        at = np.minimum(at + part, mine.end_ns)
+        at = np.minimum(at + part, own_comm.end_ns)
         ends.append(at)
-    return ends[0], ends[1], ends[2], mine.end_ns
+    return ends[0], ends[1], ends[2], own_comm.end_ns
 
 
 def _ready(timeline: RankTimeline, launch: Ints) -> Ints:
@@ -298,12 +300,12 @@ def _ready(timeline: RankTimeline, launch: Ints) -> Ints:
 def _rest_causes(
     own: OwnParts, matched: npt.NDArray[np.bool_], of_pipeline: npt.NDArray[np.bool_]
 ) -> dict[str, npt.NDArray[np.bool_]]:
-    told = matched & own.optimizer_seen
+    known = matched & own.optimizer_seen
     return {
         PIPELINE: of_pipeline,
-        "dependency": told & own.depends,
-        "tail": told & ~own.depends,
-        "unknown": ~told & ~of_pipeline,
+        "dependency": known & own.depends,
+        "tail": known & ~own.depends,
+        "unknown": ~known & ~of_pipeline,
     }
 
 
@@ -314,8 +316,8 @@ def _pipeline_rows(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
     return of_pipeline & rows_named(calls.op, names, POINT_TO_POINT.__contains__)
 
 
-def _by_row(timeline: RankTimeline, mine: Owned, exposed: Intervals) -> npt.NDArray[np.int64]:
+def _by_row(timeline: RankTimeline, own_comm: OwnedComm, exposed: Intervals) -> npt.NDArray[np.int64]:
     found = np.zeros(timeline.collectives.op.size, np.int64)
-    own = mine.row != NONE
-    found[mine.row[own]] = BusyTime(exposed).within(mine.start_ns[own], mine.until_ns[own])
+    own = own_comm.row != NONE
+    found[own_comm.row[own]] = BusyTime(exposed).within(own_comm.start_ns[own], own_comm.until_ns[own])
     return found

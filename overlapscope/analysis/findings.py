@@ -46,8 +46,8 @@ def unplaced(unclassified: Listed, fused: Listed, compute_ns: int) -> list[Findi
             Finding(
                 id="unclassified_kernels",
                 severity="warning" if share >= MANY_UNCLASSIFIED else "info",
-                title=f"{unclassified.spans} kernels ({in_ms(unclassified.duration_ns)}) on separate streams match no "
-                "rule and count as compute; if they communicate, name them with --comm",
+                title=f"{unclassified.spans} kernels ({format_ms(unclassified.duration_ns)}) on separate streams match "
+                "no rule and count as compute; if they communicate, name them with --comm",
                 evidence={"share_of_compute": share, "names": unclassified.names[:20]},
                 known_from="trace",
             )
@@ -57,8 +57,8 @@ def unplaced(unclassified: Listed, fused: Listed, compute_ns: int) -> list[Findi
             Finding(
                 id="fused_kernels",
                 severity="info",
-                title=f"{fused.spans} kernels ({in_ms(fused.duration_ns)}) compute and communicate at the same time "
-                "and count as compute",
+                title=f"{fused.spans} kernels ({format_ms(fused.duration_ns)}) compute and communicate at the same "
+                "time and count as compute",
                 evidence={"names": fused.names[:20]},
                 known_from="trace",
             )
@@ -104,6 +104,6 @@ def recording_gaps(sources: Sequence[Source], spans: Mapping[int, tuple[int, int
     return findings
 
 
-def in_ms(ns: float) -> str:
+def format_ms(ns: float) -> str:
     """Return a time as text in milliseconds, for a title."""
     return f"{ns / MILLISECOND_NS:.3f} ms"

@@ -87,8 +87,8 @@ def _kinds_and_ends(timeline: RankTimeline, rows: Codes, known: dict[_Key, int])
     volume = np.where(even, volume, NONE)
     which, first = distinct([op, dtype, volume, even])
     keys = zip(*(each[first].tolist() for each in (op, dtype, volume, even)), strict=True)
-    told = [(names[op], names[dtype] if dtype >= 0 else None, volume, even) for op, dtype, volume, even in keys]
-    numbers = [known.setdefault(key, len(known)) for key in told]
+    keys_as_text = [(names[op], names[dtype] if dtype >= 0 else None, volume, even) for op, dtype, volume, even in keys]
+    numbers = [known.setdefault(key, len(known)) for key in keys_as_text]
     return np.array(numbers, np.int32)[which], calls.end_ns[rows]
 
 

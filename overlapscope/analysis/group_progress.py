@@ -17,7 +17,7 @@ DEFAULT = "default_pg"
 _NUMBERS = ("enqueued", "completed", "pending", "stuck_at", "timeout_ns", "elements")
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class GroupProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of one rank in one group: sequence numbers of collectives, None where not known."""
 
     entered: int | None = None
@@ -34,28 +34,28 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the dump that it was read from; None where only a log holds it."""
 
 
-class GroupStandings(msgspec.Struct, frozen=True, kw_only=True):
+class GroupProgressByRank(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of all known ranks in one group and backend: a group may use two backends, each with its own numbers."""
 
     group: str | None
     """None where a log does not name it."""
     backend: str | None
-    ranks: Mapping[int, Standing]
+    ranks: Mapping[int, GroupProgress]
 
 
-def standings(run: Run) -> list[GroupStandings]:
+def group_progress(run: Run) -> list[GroupProgressByRank]:
     """Return the progress for each group and library, in order of their names."""
     table, facts = run.facts.progress, run.facts
     dumps = {source.path for source in run.sources if source.format == DUMP}
-    found: dict[tuple[str | None, str | None], dict[int, Standing]] = {}
+    found: dict[tuple[str | None, str | None], dict[int, GroupProgress]] = {}
     for row in range(size(table)):
         rank = int(table.rank[row])
         if rank == NONE:
             continue
-        told = {name: int(getattr(table, name)[row]) for name in _NUMBERS}
-        known = {name: None if value == NONE else value for name, value in told.items()}
+        numbers = {name: int(getattr(table, name)[row]) for name in _NUMBERS}
+        known = {name: None if value == NONE else value for name, value in numbers.items()}
         source = facts.name(int(table.source[row]))
-        here = Standing(
+        here = GroupProgress(
             entered=known["enqueued"],
             completed=known["completed"],
             pending=known["pending"],
@@ -75,7 +75,7 @@ def standings(run: Run) -> list[GroupStandings]:
                 found[others[0]].setdefault(rank, here)
     order = sorted(found, key=lambda key: tuple((part is not None, part or "") for part in key))
     return [
-        GroupStandings(
+        GroupProgressByRank(
             group=group,
             backend=backend,
             ranks={rank: _with_calls(run, group, rank, here) for rank, here in sorted(found[group, backend].items())},
@@ -99,7 +99,7 @@ def members(run: Run, group: str, seen: Iterable[int]) -> tuple[int, ...] | None
     )
 
 
-def size_is_told(run: Run, group: str) -> bool:
+def size_is_known(run: Run, group: str) -> bool:
     """Return whether the size of a group is recorded; a log alone holds only the ranks that logged something."""
     return run.world_size is not None or any(each.name == group and each.ranks is not None for each in run.groups)
 
@@ -120,10 +120,10 @@ def collective_calls(run: Run, group: str | None, rank: int, dump: str | None) -
     return rows, calls.seq[rows]
 
 
-def _joined(before: Standing, now: Standing) -> Standing:
+def _joined(before: GroupProgress, now: GroupProgress) -> GroupProgress:
     """Merge a dump and a log of one rank: the later numbers, and the pending call that timed out or is older."""
-    told = [each for each in (before, now) if each.pending is not None]
-    chosen = min(told, key=lambda each: (not each.timed_out, each.pending or 0, each.dump is None), default=now)
+    numbers = [each for each in (before, now) if each.pending is not None]
+    chosen = min(numbers, key=lambda each: (not each.timed_out, each.pending or 0, each.dump is None), default=now)
     return replace(
         chosen,
         entered=_later(before.entered, now.entered),
@@ -133,7 +133,7 @@ def _joined(before: Standing, now: Standing) -> Standing:
     )
 
 
-def _with_calls(run: Run, group: str | None, rank: int, here: Standing) -> Standing:
+def _with_calls(run: Run, group: str | None, rank: int, here: GroupProgress) -> GroupProgress:
     """Add the numbers of the recorded calls: a call is recorded before the library counts it as enqueued."""
     numbers = collective_calls(run, group, rank, here.dump)[1]
     shown = int(numbers.max()) if numbers.size else None

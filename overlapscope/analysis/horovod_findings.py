@@ -26,7 +26,7 @@ SINGLE_SHARE: Final = 0.5
 TINY_SHARE: Final = 0.8
 _SUBJECTS: Final = ("all tensors", "negotiations", "transfers")
 
-_Told = Mapping[tuple[str, str], list[tuple[int, float]]]
+_Figures = Mapping[tuple[str, str], list[tuple[int, float]]]
 """Lists of (rank, value) by (subject, name)."""
 
 
@@ -34,38 +34,38 @@ def horovod_findings(facts: Facts, sources: Sequence[Source]) -> list[Finding]:
     """Return the findings of each Horovod timeline among the sources."""
     findings = []
     for path in dict.fromkeys(source.path for source in sources if source.format == "horovod"):
-        told = _told(facts, path)
-        if _one(told, "all tensors", "calls") >= FEW_CALLS:
-            findings += [*_negotiation(told, path), *_copies(told, path)]
-        findings += _unfused(told, path)
+        figures_of = _read_figures(facts, path)
+        if _one(figures_of, "all tensors", "calls") >= FEW_CALLS:
+            findings += [*_negotiation(figures_of, path), *_copies(figures_of, path)]
+        findings += _unfused(figures_of, path)
     return findings
 
 
-def _told(facts: Facts, path: str) -> _Told:
+def _read_figures(facts: Facts, path: str) -> _Figures:
     figures = facts.figures
     codes = {name: code for code, name in enumerate(facts.names)}
     subjects = [codes[name] for name in _SUBJECTS if name in codes]
     rows = np.flatnonzero((figures.source == codes.get(path, -2)) & np.isin(figures.subject, subjects))
-    told: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    figures_of: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for row in rows.tolist():
         key = (facts.names[figures.subject[row]], facts.names[figures.name[row]])
-        told.setdefault(key, []).append((int(figures.rank[row]), float(figures.value[row])))
-    return told
+        figures_of.setdefault(key, []).append((int(figures.rank[row]), float(figures.value[row])))
+    return figures_of
 
 
-def _one(told: _Told, subject: str, name: str) -> float:
-    return told.get((subject, name), [(0, 0.0)])[0][1]
+def _one(figures_of: _Figures, subject: str, name: str) -> float:
+    return figures_of.get((subject, name), [(0, 0.0)])[0][1]
 
 
-def _negotiation(told: _Told, path: str) -> list[Finding]:
-    negotiation, transfer = (_one(told, "all tensors", f"{part}_us") for part in ("negotiation", "transfer"))
-    share = _one(told, "all tensors", "negotiation_share")
+def _negotiation(figures_of: _Figures, path: str) -> list[Finding]:
+    negotiation, transfer = (_one(figures_of, "all tensors", f"{part}_us") for part in ("negotiation", "transfer"))
+    share = _one(figures_of, "all tensors", "negotiation_share")
     if not transfer or negotiation < NEGOTIATES * transfer or share < NEGOTIATES_SHARE:
         return []
-    if negotiation < NEGOTIATES_US * _one(told, "all tensors", "calls"):
+    if negotiation < NEGOTIATES_US * _one(figures_of, "all tensors", "calls"):
         return []
-    judged = _one(told, "negotiations", "with_all_ticks")
-    last = max(told.get(("negotiations", "times_last"), []), key=lambda row: row[1], default=(-1, 0.0))
+    judged = _one(figures_of, "negotiations", "with_all_ticks")
+    last = max(figures_of.get(("negotiations", "times_last"), []), key=lambda row: row[1], default=(-1, 0.0))
     evidence: dict[str, Any] = {"negotiation_us": negotiation, "transfer_us": transfer, "negotiation_share": share}
     if judged >= FEW_NEGOTIATIONS and last[1] >= LAST_SHARE * judged:
         who = f"rank {last[0]} alone was last in {last[1]:.0f} of {judged:.0f}"
@@ -86,9 +86,9 @@ def _negotiation(told: _Told, path: str) -> list[Finding]:
     ]
 
 
-def _copies(told: _Told, path: str) -> list[Finding]:
-    copies, transfer = (_one(told, "all tensors", f"{part}_us") for part in ("fusion_copy", "transfer"))
-    share = _one(told, "all tensors", "fusion_copy_share")
+def _copies(figures_of: _Figures, path: str) -> list[Finding]:
+    copies, transfer = (_one(figures_of, "all tensors", f"{part}_us") for part in ("fusion_copy", "transfer"))
+    share = _one(figures_of, "all tensors", "fusion_copy_share")
     if not transfer or copies <= transfer or share < COPIES_SHARE:
         return []
     return [
@@ -103,9 +103,9 @@ def _copies(told: _Told, path: str) -> list[Finding]:
     ]
 
 
-def _unfused(told: _Told, path: str) -> list[Finding]:
-    transfers, single = (_one(told, "transfers", name) for name in ("transfers", "of_one_tensor"))
-    sized, tiny = (_one(told, "transfers", name) for name in ("of_known_size", "below_1_mib"))
+def _unfused(figures_of: _Figures, path: str) -> list[Finding]:
+    transfers, single = (_one(figures_of, "transfers", name) for name in ("transfers", "of_one_tensor"))
+    sized, tiny = (_one(figures_of, "transfers", name) for name in ("of_known_size", "below_1_mib"))
     if transfers < FEW_TRANSFERS or single < SINGLE_SHARE * transfers:
         return []
     if sized < FEW_TRANSFERS or tiny < TINY_SHARE * sized:

@@ -55,7 +55,7 @@ MUCH: Final = 0.05
 """Waiting for a core is reported from this share of the time between the first and the last reading."""
 
 
-class Met(msgspec.Struct, frozen=True, kw_only=True):
+class SharedInterval(msgspec.Struct, frozen=True, kw_only=True):
     """The intervals between two consecutive calls of a set of ranks, for the calls to which one of them was late.
 
     Rows are the ranks, columns the calls; each rank's times are on its own clock, in nanoseconds.
@@ -68,7 +68,9 @@ class Met(msgspec.Struct, frozen=True, kw_only=True):
     """Step in which the late rank made the call."""
 
 
-def noted(rank: int, run: Run, met: Sequence[Met], lead_ns: int) -> tuple[str | None, dict[str, Any]]:
+def recorded_cause(
+    rank: int, run: Run, met: Sequence[SharedInterval], lead_ns: int
+) -> tuple[str | None, dict[str, Any]]:
     """Return the cause of the rank's lateness recorded by capture, else None; and the evidence in nanoseconds.
 
     A cause is `garbage_collector`, `data_loading`, `throttled` (by the cgroup's CPU limit), SHARED_CORES (it waited for
@@ -92,19 +94,19 @@ def noted(rank: int, run: Run, met: Sequence[Met], lead_ns: int) -> tuple[str | 
     return held_by, evidence | more_evidence
 
 
-def _by_thread(rank: int, run: Run, met: Sequence[Met], lead_ns: int) -> tuple[str | None, dict[str, Any]]:
+def _by_thread(rank: int, run: Run, met: Sequence[SharedInterval], lead_ns: int) -> tuple[str | None, dict[str, Any]]:
     """Find the cause from where the training thread was: on a core, waiting for a core, or neither.
 
     A thread with more work also waits for a core more often; that part of its core wait is in proportion to the
     additional work, and counts as work.
     """
     members = {each for group in met for each in group.ranks}
-    running = {each: _Running.of(run.ranks[each], ON_CORE) for each in members}
-    queued = {each: _Running.of(run.ranks[each], QUEUED) for each in members}
+    running = {each: _CumulativeReading.of(run.ranks[each], ON_CORE) for each in members}
+    queued = {each: _CumulativeReading.of(run.ranks[each], QUEUED) for each in members}
     if any(each is None for each in running.values()):
         return None, {}
     on_core = more_than_peers(rank, met, running)
-    off_core = more_than_peers(rank, met, dict.fromkeys(members, _Lasting())) - on_core
+    off_core = more_than_peers(rank, met, dict.fromkeys(members, _ElapsedTime())) - on_core
     evidence = {"on_core_more_ns": on_core, "off_core_more_ns": off_core}
     waited, slowed, had = 0, 1.0, max(_of(rank, met, running), 1.0)
     if all(each is not None for each in queued.values()):
@@ -128,12 +130,12 @@ def _on_one_host(run: Run, members: set[int]) -> bool:
     return len(hosts) == 1 and None not in hosts
 
 
-def retried(rank: int, run: Run, met: Sequence[Met]) -> int:
+def extra_allocator_retries(rank: int, run: Run, met: Sequence[SharedInterval]) -> int:
     """Return how many more allocator retries (free cached memory, allocate again) the rank had than its peers."""
     return _rises(rank, run, met, RETRIES)
 
 
-def clocks_down(rank: int, peers: Sequence[int], run: Run, slowness: float) -> dict[str, Any] | None:
+def lowered_clock(rank: int, peers: Sequence[int], run: Run, slowness: float) -> dict[str, Any] | None:
     """Return the device clock as evidence where it is below that of its peers and throttling explains it; else None.
 
     `slowness` is the factor by which its kernels are slower; the clock must explain at least EXPLAINS of it. Where
@@ -156,21 +158,21 @@ def clocks_down(rank: int, peers: Sequence[int], run: Run, slowness: float) -> d
 
 def recording_cost(timeline: RankTimeline) -> float | None:
     """Return the upper bound of the recording overhead of a step in nanoseconds, where capture measured it."""
-    told = timeline.recorded.get("overhead")
-    cost = told.get("high_ns") if isinstance(told, Mapping) else None
+    overhead = timeline.recorded.get("overhead")
+    cost = overhead.get("high_ns") if isinstance(overhead, Mapping) else None
     return float(cost) if isinstance(cost, int | float) and np.isfinite(cost) else None
 
 
-class _Running(msgspec.Struct, frozen=True):
+class _CumulativeReading(msgspec.Struct, frozen=True):
     """A cumulative reading, known at some moments and interpolated linearly between them."""
 
     time_ns: Ints
     value: Floats
 
     @classmethod
-    def of(cls, timeline: RankTimeline, reading: str) -> "_Running | None":
+    def of(cls, timeline: RankTimeline, reading: str) -> "_CumulativeReading | None":
         """Return the series of a reading; None where it was not recorded."""
-        time_ns, value = taken(timeline, reading)
+        time_ns, value = reading_series(timeline, reading)
         return cls(time_ns, value) if time_ns.size else None
 
     def within(self, starts: Ints, ends: Ints) -> Floats:
@@ -181,14 +183,14 @@ class _Running(msgspec.Struct, frozen=True):
         return rose
 
 
-class _Lasting(msgspec.Struct, frozen=True):
+class _ElapsedTime(msgspec.Struct, frozen=True):
     """Elapsed time, with the interface of a cumulative reading."""
 
     def within(self, starts: Ints, ends: Ints) -> Ints:
         return ends - starts
 
 
-def more_than_peers(rank: int, met: Sequence[Met], did: Mapping[int, Any]) -> int:
+def more_than_peers(rank: int, met: Sequence[SharedInterval], did: Mapping[int, Any]) -> int:
     """Return how much more the rank had than the median of its peers, summed over all intervals."""
     more = 0.0
     for each in met:
@@ -203,7 +205,7 @@ def more_than_peers(rank: int, met: Sequence[Met], did: Mapping[int, Any]) -> in
     return round(more)
 
 
-def _of(rank: int, met: Sequence[Met], did: Mapping[int, Any]) -> float:
+def _of(rank: int, met: Sequence[SharedInterval], did: Mapping[int, Any]) -> float:
     """Return the rank's sum over all intervals."""
     total = 0.0
     for each in met:
@@ -232,12 +234,12 @@ def _between_steps(timeline: RankTimeline) -> tuple[Ints, Ints]:
 
 def _pauses(timeline: RankTimeline, reading: str) -> Intervals:
     """Return the intervals of a pause reading, which telemetry records at the end of each pause, with its length."""
-    ends, value = taken(timeline, reading)
+    ends, value = reading_series(timeline, reading)
     ends, value = ends[value < LONGEST_NS], value[value < LONGEST_NS]
     return union((ends - np.rint(value).astype(np.int64), ends))
 
 
-def _rises(rank: int, run: Run, met: Sequence[Met], reading: str) -> int:
+def _rises(rank: int, run: Run, met: Sequence[SharedInterval], reading: str) -> int:
     """Return how much more a count of the rank increased than its peers', in the steps in which it was late."""
     steps = unique(np.concatenate([each.step for each in met]))
     members = {member for each in met for member in each.ranks}
@@ -254,7 +256,7 @@ def _in_steps(timeline: RankTimeline, reading: str, steps: Ints) -> float:
     return float(table.value[rows].sum())
 
 
-def taken(timeline: RankTimeline, reading: str) -> tuple[Ints, Floats]:
+def reading_series(timeline: RankTimeline, reading: str) -> tuple[Ints, Floats]:
     """Return the times and values of a reading, in order of time."""
     if reading not in timeline.names:
         return np.zeros(0, np.int64), np.zeros(0)
@@ -286,7 +288,7 @@ def shared_cores(ranks: Mapping[int, RankTimeline]) -> list[Finding]:
     shares: dict[int, float] = {}
     waited: dict[int, int] = {}
     for rank, timeline in ranks.items():
-        time_ns, value = taken(timeline, QUEUED)
+        time_ns, value = reading_series(timeline, QUEUED)
         if time_ns.size > 1 and time_ns[-1] > time_ns[0]:
             waited[rank] = round(float(value[-1] - value[0]))
             shares[rank] = waited[rank] / int(time_ns[-1] - time_ns[0])

@@ -23,7 +23,7 @@ LARGER: Final = 1.02
 """A kernel is larger than those of its name on other ranks above this factor of their grid."""
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class RankCompute(msgspec.Struct, frozen=True, kw_only=True):
     """The compute of one rank compared with the other ranks."""
 
     compute_ns: int
@@ -39,7 +39,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Time that its kernels would take at the usual speed."""
 
 
-class Kernels(msgspec.Struct, frozen=True, kw_only=True):
+class KernelTotals(msgspec.Struct, frozen=True, kw_only=True):
     """The kernels of one rank by name and grid, in the order of their first spans."""
 
     name: tuple[str, ...]
@@ -48,7 +48,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     total_ns: Ints
 
 
-def compared(tables: Mapping[int, Kernels]) -> dict[int, Work]:
+def compared(tables: Mapping[int, KernelTotals]) -> dict[int, RankCompute]:
     """Compare the kernels of all ranks that have any."""
     usual = _Usual.of([table for table in tables.values() if table.name])
     return {rank: _compared(table, usual) for rank, table in tables.items() if table.name}
@@ -70,7 +70,7 @@ class _Usual(msgspec.Struct, frozen=True, kw_only=True):
     """For each code of a name, the usual number of blocks of a call."""
 
     @classmethod
-    def of(cls, tables: Sequence[Kernels]) -> Self:
+    def of(cls, tables: Sequence[KernelTotals]) -> Self:
         """Compute the usual times from the kernels of all ranks."""
         names = NameTable()
         nothing = [np.zeros(0, np.int64)]
@@ -98,7 +98,7 @@ class _Usual(msgspec.Struct, frozen=True, kw_only=True):
             sizes=_usual(work / calls, by_name, len(names)),
         )
 
-    def expected_ns(self, table: Kernels, name: Codes) -> Floats:
+    def expected_ns(self, table: KernelTotals, name: Codes) -> Floats:
         """Return the usual time of a rank's kernels: by name and grid, else by blocks; NaN where neither is known."""
         grid = np.searchsorted(self.blocks, table.blocks)
         times = self.times_ns[np.searchsorted(self.kernels, name * np.int64(self.blocks.size) + grid)]
@@ -118,7 +118,7 @@ def _usual(values: Floats, key: Ints, keys: int) -> Floats:
     return found
 
 
-def kernels_of(timeline: RankTimeline) -> Kernels:
+def kernels_of(timeline: RankTimeline) -> KernelTotals:
     """Return the number and total time of each of a rank's kernels."""
     spans = timeline.spans
     rows = np.flatnonzero(spans.kind == COMPUTE)
@@ -131,7 +131,7 @@ def kernels_of(timeline: RankTimeline) -> Kernels:
     total = np.add.reduceat(taken, opens) if order.size else np.zeros(0, np.int64)
     # Not by code: a run directory has other codes, and the rounding of float sums depends on the order.
     first = np.argsort(order[opens])
-    return Kernels(
+    return KernelTotals(
         name=tuple(timeline.names[code] if code >= 0 else "" for code in name[opens[first]].tolist()),
         blocks=blocks[opens[first]],
         count=count[first],
@@ -139,7 +139,7 @@ def kernels_of(timeline: RankTimeline) -> Kernels:
     )
 
 
-def _compared(table: Kernels, usual: _Usual) -> Work:
+def _compared(table: KernelTotals, usual: _Usual) -> RankCompute:
     taken = table.total_ns.astype(np.float64)
     name = usual.names.encode(table.name)
     expected = usual.expected_ns(table, name)
@@ -149,12 +149,14 @@ def _compared(table: Kernels, usual: _Usual) -> Work:
     larger = table.blocks > LARGER * np.where(np.isnan(sizes), np.inf, sizes)
     share = float(taken[larger].sum() / compute) if compute else 0.0
     if not known.any():
-        return Work(compute_ns=round(compute), slowness=1.0, evenness=0.0, compared=0.0, larger=share, usual_ns=compute)
+        return RankCompute(
+            compute_ns=round(compute), slowness=1.0, evenness=0.0, compared=0.0, larger=share, usual_ns=compute
+        )
     ratios, weights = taken[known] / expected[known], expected[known]
     order = np.argsort(ratios)
     # Kernels of 0 ns, as measured by a coarse clock, say nothing about the speed.
     slowness = float(ratios[order][np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)]) or 1.0
-    return Work(
+    return RankCompute(
         compute_ns=round(compute),
         slowness=slowness,
         evenness=float(weights[ratios >= 1 + (taken[known].sum() / weights.sum() - 1) / 2].sum() / weights.sum()),

@@ -13,8 +13,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.host_cause import Met
-from overlapscope.analysis.matched_calls import by_ranks, side_by_side
+from overlapscope.analysis.host_cause import SharedInterval
+from overlapscope.analysis.matched_calls import join_columns, positions_by_ranks
 from overlapscope.analysis.wait_transfer import LEADS_COUNT_NS, Split
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, union
@@ -25,11 +25,11 @@ ROUNDS: Final = 100
 """Maximum number of times that blame is passed on; in a circle it becomes smaller each time."""
 
 
-class Late(msgspec.Struct, frozen=True, kw_only=True):
+class LateArrivals(msgspec.Struct, frozen=True, kw_only=True):
     """The calls of one set of ranks to which one of them was late."""
 
     rank: int
-    met: Met
+    met: SharedInterval
     """From the previous call of these ranks to the late call, for every member."""
     lead_ns: Ints
     """How much later than the second-latest it arrived, at most the time since the previous call."""
@@ -41,7 +41,7 @@ class Late(msgspec.Struct, frozen=True, kw_only=True):
     """By other rank: how much of each lead was wait for that rank in other groups."""
 
 
-def late_calls(run: Run, splits: Sequence[Split], coverage: Mapping[int, Coverage]) -> list[Late]:
+def late_arrivals(run: Run, splits: Sequence[Split], coverage: Mapping[int, Coverage]) -> list[LateArrivals]:
     """Return the late arrivals of each rank, one entry for each set of ranks; leads within clock noise are left out."""
     sets = [_met(run, ranks, [splits[at] for at in places]) for ranks, places in _sets(splits).items()]
     _add_communicated(sets, coverage)
@@ -50,7 +50,7 @@ def late_calls(run: Run, splits: Sequence[Split], coverage: Mapping[int, Coverag
     return [replace(each, passed_ns=its) for each, its in zip(found, passed, strict=True)]
 
 
-class _Meetings(msgspec.Struct, frozen=True, kw_only=True):
+class _SharedIntervals(msgspec.Struct, frozen=True, kw_only=True):
     """The calls of one set of ranks to which any of them was late; rows are the ranks, columns the calls."""
 
     ranks: tuple[int, ...]
@@ -67,12 +67,12 @@ class _Meetings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _sets(splits: Sequence[Split]) -> dict[tuple[int, ...], list[int]]:
-    return by_ranks([each.block for each in splits])
+    return positions_by_ranks([each.block for each in splits])
 
 
-def _met(run: Run, ranks: tuple[int, ...], theirs: Sequence[Split]) -> _Meetings:
+def _met(run: Run, ranks: tuple[int, ...], theirs: Sequence[Split]) -> _SharedIntervals:
     start, end, rows = (
-        side_by_side([getattr(each.block, name) for each in theirs]) for name in ("start_ns", "end_ns", "rows")
+        join_columns([getattr(each.block, name) for each in theirs]) for name in ("start_ns", "end_ns", "rows")
     )
     lead, last = (np.concatenate([getattr(each, name) for each in theirs]) for name in ("lead_ns", "last"))
     order = np.argsort(start[0], kind="stable")
@@ -83,7 +83,7 @@ def _met(run: Run, ranks: tuple[int, ...], theirs: Sequence[Split]) -> _Meetings
     lead, last, rows = np.rint(lead[order[late]]).astype(np.int64), last[order[late]], rows[:, order[late]]
     # A lead longer than the time since the previous call existed before it: the calls are concurrent.
     since = np.maximum(until - begin, 0)[last, np.arange(late.size)]
-    return _Meetings(
+    return _SharedIntervals(
         ranks=ranks,
         begin_ns=begin,
         until_ns=until,
@@ -94,9 +94,9 @@ def _met(run: Run, ranks: tuple[int, ...], theirs: Sequence[Split]) -> _Meetings
     )
 
 
-def _add_communicated(sets: Sequence[_Meetings], coverage: Mapping[int, Coverage]) -> None:
+def _add_communicated(sets: Sequence[_SharedIntervals], coverage: Mapping[int, Coverage]) -> None:
     """Fill in the exposed communication of each rank, rank by rank."""
-    of_rank: dict[int, list[tuple[_Meetings, int]]] = {}
+    of_rank: dict[int, list[tuple[_SharedIntervals, int]]] = {}
     for one in sets:
         for row, rank in enumerate(one.ranks) if one.last.size else ():
             of_rank.setdefault(rank, []).append((one, row))
@@ -106,7 +106,7 @@ def _add_communicated(sets: Sequence[_Meetings], coverage: Mapping[int, Coverage
             one.comm_ns[row] = _within(exposed, one.begin_ns[row], one.until_ns[row])
 
 
-def _late(run: Run, one: _Meetings) -> Iterator[Late]:
+def _late(run: Run, one: _SharedIntervals) -> Iterator[LateArrivals]:
     """Yield the late arrivals of each rank of a set, without the blame that it passes on."""
     for row in unique(one.last).tolist():
         mine, rank = one.last == row, one.ranks[row]
@@ -114,9 +114,9 @@ def _late(run: Run, one: _Meetings) -> Iterator[Late]:
         lead, calls = one.lead_ns[mine], run.ranks[rank].collectives
         elsewhere = np.rint(np.clip(one.comm_ns[row, mine] - usual, 0, lead)).astype(np.int64)
         made = one.call[mine]
-        yield Late(
+        yield LateArrivals(
             rank=rank,
-            met=Met(
+            met=SharedInterval(
                 ranks=one.ranks,
                 begin_ns=one.begin_ns[:, mine],
                 end_ns=one.until_ns[:, mine],
@@ -129,7 +129,7 @@ def _late(run: Run, one: _Meetings) -> Iterator[Late]:
         )
 
 
-def blame(late: Sequence[Late]) -> dict[int, int]:
+def attribute_blame(late: Sequence[LateArrivals]) -> dict[int, int]:
     """Return the blame of each rank in nanoseconds: its leads, plus blame passed on to it, less blame it passes on.
 
     Wait in calls that could not be split is blamed on no rank.
@@ -153,7 +153,7 @@ def blame(late: Sequence[Late]) -> dict[int, int]:
 
 
 def _passed_on(
-    late: Sequence[Late], splits: Sequence[Split], coverage: Mapping[int, Coverage]
+    late: Sequence[LateArrivals], splits: Sequence[Split], coverage: Mapping[int, Coverage]
 ) -> list[dict[int, Ints]]:
     """Return for each entry how much of its leads was wait for which other rank; computed rank by rank."""
     of_rank: dict[int, list[int]] = {}
@@ -178,7 +178,7 @@ def _waits(splits: Sequence[Split], ranks: Collection[int]) -> dict[int, dict[in
         theirs = [even[at] for at in places]
         if not any(rank in ranks for rank in members):
             continue
-        start, end = (side_by_side([getattr(each.block, name) for each in theirs]) for name in ("start_ns", "end_ns"))
+        start, end = (join_columns([getattr(each.block, name) for each in theirs]) for name in ("start_ns", "end_ns"))
         transfer, row_of_last = (
             np.concatenate([getattr(each, name) for each in theirs]) for name in ("transfer_ns", "last")
         )

@@ -7,7 +7,7 @@ import numpy as np
 
 from overlapscope.analysis.call_numbering import by_order
 from overlapscope.analysis.group_calls import EXCHANGE, GroupCalls, group_calls, named
-from overlapscope.analysis.matched_calls import Matched, Matching
+from overlapscope.analysis.matched_calls import MatchedCalls, Matching
 from overlapscope.display import listed
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 from overlapscope.timeline.rows import order_of, unique
@@ -73,9 +73,9 @@ def _of_group(group: str | None, reasons: Iterable[str], so: str = "") -> tuple[
 
 def _pair(
     run: Run, group: str | None, members: tuple[int, ...] | None, calls: GroupCalls, number: Ints, *, numbered: bool
-) -> tuple[list[Matched], list[str]]:
+) -> tuple[list[MatchedCalls], list[str]]:
     """Pair the calls of the same number; reasons say which were not paired, or not on all ranks."""
-    found: list[tuple[int, Matched]] = []
+    found: list[tuple[int, MatchedCalls]] = []
     reasons: list[str] = []
     sets, why = _by_ranks(calls, number)
     exchange = np.array([kind.op == EXCHANGE for kind in calls.kinds], np.bool_)
@@ -187,7 +187,7 @@ def _blocks(
     *,
     numbered: bool,
     whole: bool,
-) -> Iterator[tuple[slice, Matched]]:
+) -> Iterator[tuple[slice, MatchedCalls]]:
     """Yield (columns of the table, block) for each kind of call; the columns are sorted by kind."""
     rows = calls.row[table]
     made = [run.ranks[rank].collectives for rank in ranks]
@@ -200,7 +200,7 @@ def _blocks(
         part = slice(begin, until)
         yield (
             part,
-            Matched(
+            MatchedCalls(
                 group=group,
                 op=calls.kinds[code].op,
                 dtype=calls.kinds[code].dtype,

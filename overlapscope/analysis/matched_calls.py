@@ -14,7 +14,7 @@ from overlapscope.timeline.columns import Ints
 _ARRAYS: Final = ("rows", "start_ns", "end_ns")
 
 
-class Matched(msgspec.Struct, frozen=True, kw_only=True):
+class MatchedCalls(msgspec.Struct, frozen=True, kw_only=True):
     """All matched calls of one kind: row i of each array is `ranks[i]`, column k the k-th call."""
 
     group: str | None
@@ -50,23 +50,23 @@ class Matched(msgspec.Struct, frozen=True, kw_only=True):
         found: npt.NDArray[np.int64] = self.rows[place]
         return found
 
-    def put_aside(self, aside: Aside) -> "Matched":
+    def put_aside(self, aside: Aside) -> "MatchedCalls":
         """Return the same calls with their arrays written to `aside`; each is read at every access."""
         return _PutMatched.of(self, aside)
 
-    def with_values(self, **changed: Any) -> "Matched":
+    def with_values(self, **changed: Any) -> "MatchedCalls":
         """Return a copy with changed values and its arrays in memory."""
         kept = {name: getattr(self, name) for name in self.__struct_fields__ if name not in changed}
-        return Matched(**kept, **changed)
+        return MatchedCalls(**kept, **changed)
 
 
-class _PutMatched(Matched, frozen=True, kw_only=True, dict=True):
+class _PutMatched(MatchedCalls, frozen=True, kw_only=True, dict=True):
     """Matched calls whose arrays are on disk."""
 
     __repr__ = object.__repr__  # shows no array
 
     @classmethod
-    def of(cls, plain: Matched, aside: Aside) -> "_PutMatched":
+    def of(cls, plain: MatchedCalls, aside: Aside) -> "_PutMatched":
         """Write the arrays to `aside`."""
         values = {name: getattr(plain, name) for name in plain.__struct_fields__ if name not in _ARRAYS}
         found = without_fields(cls, _ARRAYS, **values)
@@ -95,8 +95,8 @@ class _PutMatched(Matched, frozen=True, kw_only=True, dict=True):
 class Matching(msgspec.Struct, frozen=True, kw_only=True):
     """The paired calls; `unmatched` counts the recorded calls that could not be paired, on each rank."""
 
-    blocks: tuple[Matched, ...] = ()
-    uneven: tuple[Matched, ...] = ()
+    blocks: tuple[MatchedCalls, ...] = ()
+    uneven: tuple[MatchedCalls, ...] = ()
     """Matched calls of uneven all-to-all, whose transfer time is not known."""
     unmatched: int = 0
     reasons: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, blocks=blocks, uneven=uneven)
 
 
-def by_ranks(blocks: Sequence[Matched]) -> dict[tuple[int, ...], list[int]]:
+def positions_by_ranks(blocks: Sequence[MatchedCalls]) -> dict[tuple[int, ...], list[int]]:
     """Return the positions of the blocks of each set of ranks, in the order of their first block.
 
     Blocks of the same ranks are processed together: one numpy call for a set of ranks, not one for each block.
@@ -121,11 +121,11 @@ def by_ranks(blocks: Sequence[Matched]) -> dict[tuple[int, ...], list[int]]:
     return found
 
 
-def side_by_side(tables: Sequence[Ints]) -> Ints:
+def join_columns(tables: Sequence[Ints]) -> Ints:
     """Concatenate the columns of tables with the same rows."""
     return tables[0] if len(tables) == 1 else np.concatenate(tables, axis=1)
 
 
-def bounds(blocks: Sequence[Matched]) -> npt.NDArray[np.int64]:
+def block_bounds(blocks: Sequence[MatchedCalls]) -> npt.NDArray[np.int64]:
     """Return the first column of each block in their concatenation, and the end of the last one."""
     return np.concatenate([[0], np.cumsum([block.calls for block in blocks])])

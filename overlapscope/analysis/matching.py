@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.group_calls import named, spelled_size
 from overlapscope.analysis.match_group import match_group
-from overlapscope.analysis.matched_calls import Matched, Matching
+from overlapscope.analysis.matched_calls import MatchedCalls, Matching
 from overlapscope.display import listed
 from overlapscope.files.spill import Aside, Put
 from overlapscope.timeline.columns import NONE, Codes, Collectives, Ints, size
@@ -36,16 +36,16 @@ def match(run: Run) -> Matching:
 
     All-to-all is symmetric where every rank sends and receives the same amount; uneven ones are paired separately.
     """
-    blocks: list[Matched] = []
-    uneven: list[Matched] = []
+    blocks: list[MatchedCalls] = []
+    uneven: list[MatchedCalls] = []
     reasons: list[str] = []
     unmatched = 0
     members = _members(run)
     calls: dict[tuple[str | None, tuple[int, ...] | None], dict[int, Put]] = defaultdict(dict)
-    aside, of_groups = Aside(), Aside()
+    aside, compare_groups = Aside(), Aside()
     for rank, timeline in run.ranks.items():
         for group, rows in _symmetric_by_group(timeline):
-            calls[group, members(rank, group, timeline.collectives, rows)][rank] = of_groups.put(rows)
+            calls[group, members(rank, group, timeline.collectives, rows)][rank] = compare_groups.put(rows)
     lone: dict[str | None, int] = {}
     for (group, ranks), rows_of in calls.items():
         if not [rank for rank in (ranks or rows_of) if rank in run.ranks][1:]:
@@ -70,15 +70,17 @@ def match(run: Run) -> Matching:
     )
 
 
-def agreeing(
-    matching: Matching, spread_ns: Callable[[Matched], Ints], one_clock: Callable[[Matched], bool] = lambda _: False
+def drop_disagreeing(
+    matching: Matching,
+    spread_ns: Callable[[MatchedCalls], Ints],
+    one_clock: Callable[[MatchedCalls], bool] = lambda _: False,
 ) -> Matching:
     """Remove the blocks paired by order whose calls do not end together.
 
     `spread_ns` returns, for each call of a block, the time between its first and last end on aligned clocks;
     `one_clock` returns whether the members are known to share a clock.
     """
-    kept: list[Matched] = []
+    kept: list[MatchedCalls] = []
     reasons = list(matching.reasons)
     unmatched = matching.unmatched
     for block in (*matching.blocks, *matching.uneven):

@@ -43,11 +43,11 @@ class Replicate(msgspec.Struct, frozen=True, kw_only=True):
 
 def replicate(run: Run, name: str = "run") -> Replicate:
     """Compute the compared figures of a run; `name` is its name in the comparison."""
-    together = across(run)
-    analysis = analyze(run, together)
+    cross_rank = across(run)
+    analysis = analyze(run, cross_rank)
     timed = [info for info in analysis.ranks if info.whole.window_ns]
     windows = {info.rank: step_windows(run.ranks[info.rank]) for info in timed}
-    transfers = together.transfers(run)
+    transfers = cross_rank.transfers(run)
     exposed = {info.rank: ExposedShares(run.ranks[info.rank], transfers[info.rank]) for info in timed}
     return Replicate(
         name=name,
@@ -55,8 +55,8 @@ def replicate(run: Run, name: str = "run") -> Replicate:
         missing_ranks=run.missing_ranks,
         unread_ranks=run.unread_ranks,
         identity=identity(run),
-        steps=step_table(run, timed, windows, together, exposed),
-        whole=whole_table(run, timed, together, exposed),
+        steps=step_table(run, timed, windows, cross_rank, exposed),
+        whole=whole_table(run, timed, cross_rank, exposed),
         kernels={info.rank: kernel_sums(run.ranks[info.rank], windows[info.rank]) for info in timed},
         collectives=analysis.collectives,
         stragglers=analysis.skew.stragglers,

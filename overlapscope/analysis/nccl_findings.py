@@ -97,9 +97,9 @@ def socket_beside_infiniband(facts: Facts) -> list[Finding]:
     messages_, members = facts.messages, facts.members
     cards: dict[str, str] = {}
     for host, kind, text in zip(messages_.host.tolist(), messages_.kind.tolist(), messages_.text.tolist(), strict=True):
-        told = facts.name(text) or ""
-        if kind == INFO and told.startswith(_LISTED_CARDS):
-            cards.setdefault(facts.name(host) or "?", told)
+        line = facts.name(text) or ""
+        if kind == INFO and line.startswith(_LISTED_CARDS):
+            cards.setdefault(facts.name(host) or "?", line)
     chosen = {
         facts.name(host) or "?"
         for host, network in zip(members.host.tolist(), members.network.tolist(), strict=True)

@@ -41,9 +41,9 @@ _Figures = tuple[float, float, float, float]
 """Calls, transfer, wait, unseparated time of one rank, per step."""
 
 
-def op_times(run: Run, together: Across) -> list[OpTime]:
+def op_times(run: Run, cross_rank: Across) -> list[OpTime]:
     """Return a row for each operation and group, the longest first; a recording without complete steps is one step."""
-    transfers = together.transfers(run)
+    transfers = cross_rank.transfers(run)
     by_rank: dict[_Key, list[_Figures]] = {}
     for rank, timeline in run.ranks.items():
         for key, figures in _of_rank(timeline, transfers[rank].transfer_ns).items():

@@ -12,8 +12,8 @@ import numpy as np
 from overlapscope.analysis.arrivals import Arrivals
 from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.host_waits import LONG_AGO
-from overlapscope.analysis.span_dependencies import BY_LAUNCH, BY_NOTHING, Awaited, awaited
-from overlapscope.analysis.span_windows import AroundWindows, Window
+from overlapscope.analysis.span_dependencies import BY_LAUNCH, BY_NOTHING, SpanDependencies, span_dependencies
+from overlapscope.analysis.span_windows import SpanWindows, Window
 from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Ints, Small
 from overlapscope.timeline.rows import order_of, unique
 from overlapscope.timeline.run import Run
@@ -45,7 +45,7 @@ class _Place(msgspec.Struct, frozen=True):
 
 def _beside(clocks: Clocks, rank: int, of: int, window: Window) -> Window:
     """Return the window of rank `of` on the clock of `rank`, widened by MARGIN_NS on both sides."""
-    begin, end = (told(clocks, rank, of, each) for each in window)
+    begin, end = (on_clock_of(clocks, rank, of, each) for each in window)
     return begin - MARGIN_NS, end + MARGIN_NS
 
 
@@ -83,7 +83,7 @@ class Walker:
     ) -> None:
         """Prepare for paths of these (rank, window), each window on the clock of its rank."""
         self.run, self._arrivals, self._clocks = run, arrivals, clocks
-        self._around = AroundWindows(run.ranks, lambda rank: [_beside(clocks, rank, *each) for each in windows])
+        self._around = SpanWindows(run.ranks, lambda rank: [_beside(clocks, rank, *each) for each in windows])
         self._by_call: dict[int, tuple[Ints, Ints]] = {}
         self._last: dict[int, tuple[Ints, Ints]] = {}
 
@@ -103,11 +103,13 @@ class Walker:
         calls, order = self._by_call[last]
         return last, int(order[np.searchsorted(calls, number[row])])
 
-    def awaited(self, rank: int, of: int, window: Window) -> Awaited:
+    def awaited(self, rank: int, of: int, window: Window) -> SpanDependencies:
         """Return the dependencies of a rank's spans around a window of rank `of`."""
         beside = _beside(self._clocks, rank, of, window)
         known = self._arrived(rank)[0] != NONE
-        return awaited(self._around.of(rank, beside), beside, known, has_device=self.run.ranks[rank].has_device)
+        return span_dependencies(
+            self._around.of(rank, beside), beside, known, has_device=self.run.ranks[rank].has_device
+        )
 
     def names(self, rank: int, of: int, window: Window, part: Small, row: Ints) -> Codes:
         """Return the names of a rank's segments (each with a row) around a window of rank `of`, as codes of its names.
@@ -130,11 +132,11 @@ class Walker:
             self._last[rank] = arrivals.call, arrivals.last
         return self._last[rank]
 
-    def told(self, rank: int, other: int, time_ns: int) -> int:
+    def on_clock_of(self, rank: int, other: int, time_ns: int) -> int:
         """Return a time of `other` on the clock of `rank`."""
-        return told(self._clocks, rank, other, time_ns)
+        return on_clock_of(self._clocks, rank, other, time_ns)
 
-    def each_told(self, rank: int, other: int, times_ns: Ints) -> Ints:
+    def all_on_clock_of(self, rank: int, other: int, times_ns: Ints) -> Ints:
         """Return many times of `other` on the clock of `rank`."""
         if rank == other:
             return times_ns
@@ -143,7 +145,7 @@ class Walker:
         return times_ns + moved
 
 
-def told(clocks: Clocks, rank: int, other: int, time_ns: int) -> int:
+def on_clock_of(clocks: Clocks, rank: int, other: int, time_ns: int) -> int:
     """Return a time of `other` on the clock of `rank`."""
     if rank == other:
         return time_ns
@@ -167,7 +169,7 @@ class _Walk:
         self._on: list[int] = []
         self._row: list[int] = []
         self._begins: list[int] = []
-        self._ranks: dict[int, Awaited] = {}
+        self._ranks: dict[int, SpanDependencies] = {}
         self._been: set[tuple[int, int]] = set()
 
     def path(self) -> Path:
@@ -233,9 +235,11 @@ class _Walk:
             begun = self._of(other).span_of(call)
             if begun is None:
                 return None
-            self._add(TRANSFER, rank, row, self._told(other, int(self._of(other).start_ns[begun])))
+            self._add(TRANSFER, rank, row, self._on_path_clock(other, int(self._of(other).start_ns[begun])))
             return _Place(other, begun, inside=False)
-        self._add(int(_RUNNING[found.kind[position]]), rank, row, self._told(rank, int(found.start_ns[position])))
+        self._add(
+            int(_RUNNING[found.kind[position]]), rank, row, self._on_path_clock(rank, int(found.start_ns[position]))
+        )
         return _Place(rank, position, inside=False)
 
     def _before(self, place: _Place) -> _Place | None:
@@ -247,12 +251,12 @@ class _Walk:
             return None
         if by == BY_LAUNCH:
             if self._walker.run.ranks[rank].has_device:
-                self._add(IDLE, rank, NONE, self._told(rank, int(found.arrived_ns[position])))
+                self._add(IDLE, rank, NONE, self._on_path_clock(rank, int(found.arrived_ns[position])))
             launch = int(found.launch_ns[position])
-            self._add(LAUNCH, rank, int(found.row[position]), self._told(rank, launch))
+            self._add(LAUNCH, rank, int(found.row[position]), self._on_path_clock(rank, launch))
             return self._host(rank, launch)
         on = int(found.on[position])
-        self._add(self._gap(rank), rank, NONE, self._told(rank, int(found.end_ns[on])))
+        self._add(self._gap(rank), rank, NONE, self._on_path_clock(rank, int(found.end_ns[on])))
         return _Place(rank, on, inside=True)
 
     def _host(self, rank: int, moment: int) -> _Place | None:
@@ -262,17 +266,17 @@ class _Walk:
             position = found.on_host_before(moment)
             if position is None:
                 return None
-            self._add(HOST, rank, NONE, self._told(rank, int(found.end_ns[position])))
+            self._add(HOST, rank, NONE, self._on_path_clock(rank, int(found.end_ns[position])))
             return _Place(rank, position, inside=True)
         waited = found.waits.before(moment)
         until = LONG_AGO if waited is None else int(found.end_ns[waited])
         self._add_launches(rank, found, until, moment)
         if waited is None:
             return None
-        self._add(HOST, rank, NONE, self._told(rank, until))
+        self._add(HOST, rank, NONE, self._on_path_clock(rank, until))
         return _Place(rank, waited, inside=True)
 
-    def _add_chain(self, rank: int, found: Awaited, chain: Ints) -> None:
+    def _add_chain(self, rank: int, found: SpanDependencies, chain: Ints) -> None:
         """Go back through a chain of spans, each of which waited for the next, to the end of the last."""
         ran, waited_for = chain[:-1], chain[1:]
         parts = np.stack([_RUNNING[found.kind[ran]], np.full(ran.size, self._gap(rank), np.int8)], axis=1)
@@ -280,7 +284,7 @@ class _Walk:
         begins = np.stack([found.start_ns[ran], found.end_ns[waited_for]], axis=1)
         self._add_each(rank, parts.ravel(), rows.ravel(), begins.ravel())
 
-    def _add_launches(self, rank: int, found: Awaited, until: int, moment: int) -> None:
+    def _add_launches(self, rank: int, found: SpanDependencies, until: int, moment: int) -> None:
         """Go back from launch to launch to the first one after `until`, and then to `until`.
 
         The time between two launches belongs to the second one, except the time in which the host may have waited.
@@ -296,13 +300,13 @@ class _Walk:
         rows = np.repeat(found.row[found.launched[at]], 2)
         self._add_each(rank, np.tile(_STRETCH, at.size), rows, begins.ravel())
 
-    def _of(self, rank: int) -> Awaited:
+    def _of(self, rank: int) -> SpanDependencies:
         if rank not in self._ranks:
             self._ranks[rank] = self._walker.awaited(rank, self._rank, self._window)
         return self._ranks[rank]
 
-    def _told(self, rank: int, time_ns: int) -> int:
-        return self._walker.told(self._rank, rank, time_ns)
+    def _on_path_clock(self, rank: int, time_ns: int) -> int:
+        return self._walker.on_clock_of(self._rank, rank, time_ns)
 
     def _gap(self, rank: int) -> int:
         return IDLE if self._walker.run.ranks[rank].has_device else HOST
@@ -315,7 +319,7 @@ class _Walk:
 
     def _add_each(self, rank: int, parts: Small, rows: Ints, begins: Ints) -> None:
         """Add segments back to each of several moments of a rank, given on its own clock, one after the other."""
-        begins = np.maximum(self._walker.each_told(self._rank, rank, begins), self._begin)
+        begins = np.maximum(self._walker.all_on_clock_of(self._rank, rank, begins), self._begin)
         reached = np.minimum.accumulate(np.append(self._now, begins))
         goes = begins < reached[:-1]
         self._grow(rank, parts[goes].tolist(), rows[goes].tolist(), begins[goes].tolist())

@@ -18,22 +18,24 @@ ROUNDING_NS: Final = 2
 """Times are converted between clocks in whole nanoseconds: intervals this near to a piece are checked, then cut."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class PeerQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Disjoint pieces of one rank's time, on its own clock, with the other rank that each is about."""
 
     pieces: Intervals
     others: Ints
 
 
-def of_peers(asked: Mapping[int, Asked], times: Callable[[int], Intervals], clocks: Clocks) -> dict[int, Intervals]:
+def peer_activity(
+    queries: Mapping[int, PeerQuery], times: Callable[[int], Intervals], clocks: Clocks
+) -> dict[int, Intervals]:
     """Return for each rank the parts of its pieces in which the other rank's `times` lie, on the rank's own clock."""
-    ranks = list(asked)
+    ranks = list(queries)
     none = np.empty(0, np.int64)
     if not ranks:
         return {}
-    start, end = (np.concatenate([each.pieces[side] for each in asked.values()]) for side in (0, 1))
-    other = np.concatenate([each.others for each in asked.values()])
-    asker = np.repeat(np.arange(len(ranks)), [each.others.size for each in asked.values()])
+    start, end = (np.concatenate([each.pieces[side] for each in queries.values()]) for side in (0, 1))
+    other = np.concatenate([each.others for each in queries.values()])
+    asker = np.repeat(np.arange(len(ranks)), [each.others.size for each in queries.values()])
     offset_ns = np.array([clocks.offset_ns.get(rank, 0.0) for rank in ranks])
     drift = np.array([clocks.drift.get(rank, 0.0) for rank in ranks])
     order = np.argsort(other, kind="stable")
@@ -70,8 +72,8 @@ class _Moved(msgspec.Struct, frozen=True, kw_only=True):
     def own(self, time_ns: Ints, piece: Ints) -> Ints:
         """Convert times of the other rank's clock to the querying ranks' clocks."""
         ahead = self.apart[piece] + self.drift[piece] * (time_ns - self.reference_ns)
-        told: Ints = time_ns + np.rint(ahead).astype(np.int64)
-        return told
+        converted: Ints = time_ns + np.rint(ahead).astype(np.int64)
+        return converted
 
 
 def _inside(pieces: Intervals, times: Intervals, moved: _Moved) -> tuple[Ints, Ints, Ints]:

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.findings import MILLISECOND_NS, Finding
-from overlapscope.analysis.kernels import Work
+from overlapscope.analysis.kernels import RankCompute
 from overlapscope.analysis.steps import StepWindow
 from overlapscope.display import listed
 from overlapscope.timeline.columns import COMM, NONE
@@ -45,7 +45,7 @@ LARGER: Final = 0.25
 differs for another reason."""
 
 
-class Stage(msgspec.Struct, frozen=True, kw_only=True):
+class PipelineStage(msgspec.Struct, frozen=True, kw_only=True):
     """One recorded stage of a pipeline, median over its complete steps.
 
     A median because the last step ends early, with its last span.
@@ -64,7 +64,7 @@ def ideal_bubble_ns(busy_ns: float, stages: int, activations: int) -> float:
     return busy_ns * (stages - 1) / activations
 
 
-def pipeline_bubbles(run: Run, stages: Mapping[int, Mapping[str, Stage]]) -> list[Finding]:
+def pipeline_bubbles(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]) -> list[Finding]:
     """Return a finding for each pipeline with a stage whose bubble is longer than its schedule needs.
 
     There is none where stages or microbatches are not known: unnamed groups, messages without a receiver, counts that
@@ -73,7 +73,7 @@ def pipeline_bubbles(run: Run, stages: Mapping[int, Mapping[str, Stage]]) -> lis
     return [finding for group, own in _alike(run, stages) for finding in _excess(group.name, group.ranks or (), own)]
 
 
-def pipeline_stages(run: Run, windows: Mapping[int, Sequence[StepWindow]]) -> list[tuple[Group, list[Stage]]]:
+def pipeline_stages(run: Run, windows: Mapping[int, Sequence[StepWindow]]) -> list[tuple[Group, list[PipelineStage]]]:
     """Return the recorded stages of each pipeline with a known number of microbatches."""
     of_rank = groups_by_rank(run.groups)
     return _alike(run, {rank: own_stages(own, of_rank.get(rank, ()), windows[rank]) for rank, own in run.ranks.items()})
@@ -89,7 +89,9 @@ def groups_by_rank(groups: Sequence[Group]) -> dict[int, list[Group]]:
     return found
 
 
-def own_stages(timeline: RankTimeline, groups: Sequence[Group], windows: Sequence[StepWindow]) -> dict[str, Stage]:
+def own_stages(
+    timeline: RankTimeline, groups: Sequence[Group], windows: Sequence[StepWindow]
+) -> dict[str, PipelineStage]:
     """Return the rank's stage in each of its pipeline groups, by the group's name."""
     calls, names = timeline.collectives, timeline.names
     if PIPELINE not in names:
@@ -104,7 +106,7 @@ def own_stages(timeline: RankTimeline, groups: Sequence[Group], windows: Sequenc
     }
 
 
-def _alike(run: Run, stages: Mapping[int, Mapping[str, Stage]]) -> list[tuple[Group, list[Stage]]]:
+def _alike(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]) -> list[tuple[Group, list[PipelineStage]]]:
     found = []
     for group in run.groups:
         own = [stages[rank][group.name] for rank in group.ranks or () if group.name in stages.get(rank, ())]
@@ -115,7 +117,7 @@ def _alike(run: Run, stages: Mapping[int, Mapping[str, Stage]]) -> list[tuple[Gr
 
 def _stage(
     timeline: RankTimeline, group: str, ranks: Sequence[int], place: int, windows: Sequence[StepWindow]
-) -> Stage | None:
+) -> PipelineStage | None:
     calls, spans, names = timeline.collectives, timeline.spans, timeline.names
     if PIPELINE not in names or group not in names:
         return None
@@ -143,7 +145,7 @@ def _stage(
     ]
     busy = BusyTime(union((spans.start_ns[~between_stages], spans.end_ns[~between_stages])))
     starts, ends = (np.array([each.window[at] for each in chosen if each.window], np.int64) for at in (0, 1))
-    return Stage(
+    return PipelineStage(
         rank=timeline.rank,
         place=place,
         window_ns=median((ends - starts).tolist()),
@@ -152,8 +154,8 @@ def _stage(
     )
 
 
-def _excess(group: str, ranks: Sequence[int], stages: Sequence[Stage]) -> list[Finding]:
-    def more(stage: Stage) -> float:
+def _excess(group: str, ranks: Sequence[int], stages: Sequence[PipelineStage]) -> list[Finding]:
+    def more(stage: PipelineStage) -> float:
         return stage.bubble_ns - ideal_bubble_ns(stage.window_ns - stage.bubble_ns, len(ranks), stage.activations)
 
     worst = max(stages, key=more)
@@ -183,7 +185,7 @@ def _excess(group: str, ranks: Sequence[int], stages: Sequence[Stage]) -> list[F
     ]
 
 
-def uneven_stages(run: Run, work: Mapping[int, Work], window_ns: Mapping[int, int | None]) -> list[Finding]:
+def uneven_stages(run: Run, work: Mapping[int, RankCompute], window_ns: Mapping[int, int | None]) -> list[Finding]:
     """Return at most one finding: the stage with the most work, where it has clearly more than the others."""
     stages = _stages(run)
     by_stage: dict[int, list[int]] = {}

@@ -25,7 +25,7 @@ MAX_EARLY: Final = 0.05
 MAX_REASONS: Final = 20
 
 
-class Pairs(msgspec.Struct, frozen=True, kw_only=True):
+class MessagePairs(msgspec.Struct, frozen=True, kw_only=True):
     """The matched messages of one group from one rank to another, in order of time."""
 
     group: str | None
@@ -41,7 +41,7 @@ class Pairs(msgspec.Struct, frozen=True, kw_only=True):
 class PairMatching(msgspec.Struct, frozen=True, kw_only=True):
     """The paired messages; `unmatched` counts the recorded calls that could not be paired, on each rank."""
 
-    pairs: tuple[Pairs, ...] = ()
+    pairs: tuple[MessagePairs, ...] = ()
     unmatched: int = 0
     reasons: tuple[str, ...] = ()
 
@@ -84,7 +84,7 @@ def match_pairs(run: Run, clocks: Clocks) -> PairMatching:
         why = _differ(run, way, sent, got, clocks)
         if why is None:
             pairs.append(
-                Pairs(
+                MessagePairs(
                     group=way.group, sender=way.sender, receiver=way.receiver, both_ways=way.both_ways,
                     send_rows=sent, recv_rows=got,
                 )

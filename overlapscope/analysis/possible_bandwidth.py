@@ -193,8 +193,10 @@ def _compared(run: Run, rows: Sequence[CollectiveRow]) -> dict[tuple[str, str | 
         if row.estimate != "matched" or not row.busbw_gbs or not row.group_size or (row.bytes or 0) < MIN_BYTES:
             continue
         ranks = members.get(row.group or "")
-        together = len(ranks) > 1 and set(np.diff(ranks).tolist()) == {1} if ranks else row.group_size == run.world_size
-        if together:
+        cross_rank = (
+            len(ranks) > 1 and set(np.diff(ranks).tolist()) == {1} if ranks else row.group_size == run.world_size
+        )
+        if cross_rank:
             found[row.op, row.group, row.group_size, row.bytes or 0].append(row)
     return found
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.exposed_causes import OwnParts, own_parts
-from overlapscope.analysis.kernels import Kernels, kernels_of
-from overlapscope.analysis.pipeline import Stage, groups_by_rank, own_stages
+from overlapscope.analysis.kernels import KernelTotals, kernels_of
+from overlapscope.analysis.pipeline import PipelineStage, groups_by_rank, own_stages
 from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows
 from overlapscope.analysis.straggler_cause import before_first_launch
 from overlapscope.files.spill import Aside, PutFields
@@ -33,14 +33,14 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True):
     """Breakdown of the whole recording, then of each step, without causes."""
     coverage: Coverage
     parts: PutFields[OwnParts]
-    kernels: Kernels
+    kernels: KernelTotals
     noted: Mapping[int, Sequence[tuple[str, int, int]]]
     """For each of the notes `LISTED`: (name, count, total nanoseconds) of its spans."""
     linkage: tuple[int, int] | None
     """(device spans, device spans without a launch); None for a CPU run."""
     not_launched: Intervals
     """Time in which a step had begun and its host had not launched anything yet."""
-    stages: Mapping[str, Stage]
+    stages: Mapping[str, PipelineStage]
     """Its stage in each pipeline, by the name of the group."""
 
     @property
@@ -53,10 +53,10 @@ def alone_of(run: Run) -> dict[int, Alone]:
     """Summarize every rank, one after the other; only the spans of one rank are in memory at a time."""
     groups = groups_by_rank(run.groups)
     aside = Aside()
-    return {rank: look_at(timeline, groups.get(rank, ()), aside) for rank, timeline in read_ahead(run.ranks)}
+    return {rank: summarize_rank(timeline, groups.get(rank, ()), aside) for rank, timeline in read_ahead(run.ranks)}
 
 
-def look_at(timeline: RankTimeline, groups: Sequence[Group], aside: Aside) -> Alone:
+def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], aside: Aside) -> Alone:
     """Summarize one rank; `groups` are its groups with other members. Large results are written to `aside`."""
     spans = timeline.spans
     windows, whole, covered = step_windows(timeline), whole_windows(timeline), Coverage.of(spans)

@@ -25,7 +25,7 @@ ROUNDING_SHARE: Final = 1e-3
 """... so long steps with many parts may differ by a thousandth."""
 
 
-def bounded(run: Run, together: Across) -> list[Finding]:
+def partly_recorded_groups(run: Run, cross_rank: Across) -> list[Finding]:
     """Return a finding for groups with members that were not recorded: the durations of their calls are only bounds.
 
     There is none for the recording of a single rank, where every report says so anyway. Calls of a group that were cut
@@ -34,7 +34,7 @@ def bounded(run: Run, together: Across) -> list[Finding]:
     if len(run.ranks) < 2:
         return []
     sizes = {group.name: len(group.ranks) for group in run.groups if group.ranks is not None}
-    blocks = (*together.matching.blocks, *together.matching.uneven)
+    blocks = (*cross_rank.matching.blocks, *cross_rank.matching.uneven)
     recorded: dict[str | None, set[int]] = {}
     for block in blocks:
         recorded.setdefault(block.group, set()).update(block.ranks)

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from overlapscope.analysis.attribution import EXPOSED, Part, of_exposed, of_step_time
+from overlapscope.analysis.attribution import EXPOSED, Part, attribute_exposed, attribute_step_time
 from overlapscope.analysis.compare import alike
 from overlapscope.analysis.job_identity import differences
 from overlapscope.analysis.measured_run import Replicate
@@ -92,11 +92,11 @@ def scaling(runs: Sequence[Replicate], mode: Mode = "weak") -> Scaling:
 def _point(by_size: dict[int, list[Replicate]], base: int, size: int, mode: Mode) -> ScalePoint:
     shrink = Fraction(base, size) if mode == "strong" else Fraction(1)
     chosen = alike(by_size[base], by_size[size])
-    whole = of_step_time(*chosen.tables)
+    whole = attribute_step_time(*chosen.tables)
     nothing = Part(name=EXPOSED, base_ns=0, candidate_ns=0, difference_ns=0)
     exposed = next((part for part in whole.parts if part.name == EXPOSED), nothing)
     found = [(part, False) for part in whole.parts if part.name != EXPOSED]
-    found += [(part, True) for part in of_exposed(*chosen.tables, exposed).parts]
+    found += [(part, True) for part in attribute_exposed(*chosen.tables, exposed).parts]
     step = whole.candidate_ns
     parts = []
     for part, is_exposed in found:

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.point_to_point import Pairs
-from overlapscope.analysis.tcp_counters import flows, of_connections
+from overlapscope.analysis.point_to_point import MessagePairs
+from overlapscope.analysis.tcp_counters import compare_connections, flows
 from overlapscope.analysis.wait_transfer import Split
 from overlapscope.display import listed
 from overlapscope.timeline.columns import NONE, Ints
@@ -34,12 +34,12 @@ MAX_LISTED: Final = 16
 Ranks = tuple[int, ...]
 
 
-def slow_links(run: Run, splits: Sequence[Split], pairs: Sequence[Pairs] = ()) -> list[Finding]:
+def slow_links(run: Run, splits: Sequence[Split], pairs: Sequence[MessagePairs] = ()) -> list[Finding]:
     """Return at most one finding, from the best evidence: connections, then equal groups, then earlier calls."""
-    return of_connections(flows(run)) or of_groups(run, splits, pairs) or of_before(run, splits)
+    return compare_connections(flows(run)) or compare_groups(run, splits, pairs) or compare_with_earlier(run, splits)
 
 
-def of_before(run: Run, splits: Sequence[Split]) -> list[Finding]:
+def compare_with_earlier(run: Run, splits: Sequence[Split]) -> list[Finding]:
     """Compare each group's calls with its earlier calls, to find a link that became slow during the recording.
 
     Only for device runs: in CPU runs, transfers take longer when anything else runs on the cores.
@@ -81,7 +81,7 @@ def _became_slow(split: Split) -> tuple[int, float] | None:
     return best
 
 
-def of_groups(run: Run, splits: Sequence[Split], pairs: Sequence[Pairs] = ()) -> list[Finding]:
+def compare_groups(run: Run, splits: Sequence[Split], pairs: Sequence[MessagePairs] = ()) -> list[Finding]:
     """Compare the transfers of groups of one size that make the same call, and of pairs that send equal messages."""
     kinds: dict[tuple[Any, ...], list[tuple[Ranks, Ints]]] = defaultdict(list)
     whole = [each for each in splits if each.block.whole]
@@ -115,7 +115,7 @@ def of_groups(run: Run, splits: Sequence[Split], pairs: Sequence[Pairs] = ()) ->
     return [_of_transfers(slow, usual, "as equal groups for the same data", {})]
 
 
-def _messages(run: Run, pair: Pairs) -> Iterator[tuple[int, Ints]]:
+def _messages(run: Run, pair: MessagePairs) -> Iterator[tuple[int, Ints]]:
     """Yield (bytes, transfer times) of a pair's messages by size; a transfer time is the shorter of both durations."""
     sent, got = run.ranks[pair.sender].collectives, run.ranks[pair.receiver].collectives
     volumes = sent.bytes[pair.send_rows]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.host_waits import LONG_AGO, NO_WAITS, HostWaits, host_waits
-from overlapscope.analysis.span_windows import Around, Window, in_window
+from overlapscope.analysis.span_windows import SpanWindow, Window, in_window
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints, Small
 from overlapscope.timeline.rows import order_of
 
@@ -28,7 +28,7 @@ LOOK_BACK: Final = 32
 Mask = npt.NDArray[np.bool_]
 
 
-class Awaited(msgspec.Struct, frozen=True, kw_only=True):
+class SpanDependencies(msgspec.Struct, frozen=True, kw_only=True):
     """The spans in a window, sorted by start, with their dependencies. Positions (such as `on`) are in this order."""
 
     row: Ints
@@ -95,7 +95,7 @@ class Awaited(msgspec.Struct, frozen=True, kw_only=True):
         return last
 
 
-def awaited(around: Around, window: Window, calls_matched: Mask, *, has_device: bool) -> Awaited:
+def span_dependencies(around: SpanWindow, window: Window, calls_matched: Mask, *, has_device: bool) -> SpanDependencies:
     """Return the dependencies of the spans that ran or were launched in [begin, end) on the rank's own clock.
 
     `around` holds at least these spans; `calls_matched` holds, for each of the rank's calls, whether its last member is
@@ -129,7 +129,7 @@ def awaited(around: Around, window: Window, calls_matched: Mask, *, has_device: 
     is_matched = (kind == COMM) & np.append(calls_matched, False)[np.where(own_call == NONE, -1, own_call)]
     on = np.where(by == BY_OTHER_LANE, other, before)
     follows = ((by == BY_LANE) | (by == BY_OTHER_LANE)) & ~is_matched
-    return Awaited(
+    return SpanDependencies(
         row=around.rows(row), start_ns=start, end_ns=end, kind=kind, own_call=own_call, is_matched=is_matched,
         by=by.astype(np.int8), on=on, launch_ns=launch, arrived_ns=arrived,
         launched=launched, launched_ns=launch[launched], waits=waits,
@@ -187,6 +187,6 @@ def _longest(end: Ints, kind: Small) -> Ints:
 
 
 def _spans_of_calls(collective: Ints) -> tuple[Ints, Ints]:
-    told = np.flatnonzero(collective != NONE)
-    calls, first = np.unique(collective[told], return_index=True)
-    return calls, told[first]
+    with_call = np.flatnonzero(collective != NONE)
+    calls, first = np.unique(collective[with_call], return_index=True)
+    return calls, with_call[first]

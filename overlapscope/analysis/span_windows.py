@@ -18,7 +18,7 @@ Mask = npt.NDArray[np.bool_]
 Window = tuple[int, int]
 
 
-class Around(msgspec.Struct, frozen=True, kw_only=True):
+class SpanWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Spans of a rank (all, or those around a window), with its copies to the host and synchronization calls."""
 
     spans: Spans
@@ -40,17 +40,17 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
         return row if self.row is None else np.searchsorted(self.row, row)
 
 
-class AroundWindows:
+class SpanWindows:
     """The spans of each rank around a set of windows."""
 
     def __init__(self, ranks: Mapping[int, RankTimeline], windows: Callable[[int], Sequence[Window]]) -> None:
         """Prepare for windows [begin, end); `windows(rank)` returns them on that rank's clock."""
         self._ranks, self._windows = ranks, windows
-        self._whole: dict[int, Around] = {}
-        self._cuts: dict[int, dict[Window, PutFields[Around]]] = {}
+        self._whole: dict[int, SpanWindow] = {}
+        self._cuts: dict[int, dict[Window, PutFields[SpanWindow]]] = {}
         self._aside = Aside()
 
-    def of(self, rank: int, window: Window) -> Around:
+    def of(self, rank: int, window: Window) -> SpanWindow:
         """Return at least the spans that a rank ran or launched in one of its windows."""
         if rank in self._whole:
             return self._whole[rank]
@@ -72,9 +72,9 @@ def in_window(spans: Spans, window: Window) -> Mask:
     return runs | launched
 
 
-def _whole(timeline: RankTimeline) -> Around:
+def _whole(timeline: RankTimeline) -> SpanWindow:
     named, notes = WaitNames.of(timeline), timeline.annotations
-    return Around(
+    return SpanWindow(
         spans=timeline.spans,
         row=None,
         to_host=named.to_host,
@@ -83,9 +83,9 @@ def _whole(timeline: RankTimeline) -> Around:
     )
 
 
-def _cut(whole: Around, window: Window) -> Around:
+def _cut(whole: SpanWindow, window: Window) -> SpanWindow:
     row = np.flatnonzero(in_window(whole.spans, window))
-    return Around(
+    return SpanWindow(
         spans=take(whole.spans, row) if row.size < size(whole.spans) else whole.spans,
         row=row,
         to_host=whole.to_host[row],

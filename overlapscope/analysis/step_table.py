@@ -72,7 +72,7 @@ def step_table(
     run: Run,
     infos: Sequence[RankInfo],
     windows: Mapping[int, Sequence[StepWindow]],
-    together: Across,
+    cross_rank: Across,
     exposed: Mapping[int, ExposedShares],
 ) -> StepTable:
     """Return the complete steps of the ranks `infos`, which are from the analysis of `run`."""
@@ -83,7 +83,7 @@ def step_table(
     labels = {rank: _labels([step.step for step, _ in chosen]) for rank, chosen in of_rank.items()}
     steps = sorted({label for each in labels.values() for label in each})
     column = {label: at for at, label in enumerate(steps)}
-    filling = _Filling(tuple(of_rank), tuple(steps), together, run, exposed)
+    filling = _Filling(tuple(of_rank), tuple(steps), cross_rank, run, exposed)
     for rank, chosen in of_rank.items():
         columns = [column[label] for label in labels[rank]]
         filling.add(
@@ -96,10 +96,10 @@ def step_table(
 
 
 def whole_table(
-    run: Run, infos: Sequence[RankInfo], together: Across, exposed: Mapping[int, ExposedShares]
+    run: Run, infos: Sequence[RankInfo], cross_rank: Across, exposed: Mapping[int, ExposedShares]
 ) -> StepTable:
     """Return the whole recordings of these ranks as one column."""
-    filling = _Filling(tuple(info.rank for info in infos), (WHOLE,), together, run, exposed)
+    filling = _Filling(tuple(info.rank for info in infos), (WHOLE,), cross_rank, run, exposed)
     for info in infos:
         windows = [(window, 0) for window in whole_windows(run.ranks[info.rank])]
         filling.add(info.rank, [(info.whole, 0)], windows, None)
@@ -123,11 +123,11 @@ class _Filling:
         self,
         ranks: tuple[int, ...],
         steps: tuple[tuple[int, int], ...],
-        together: Across,
+        cross_rank: Across,
         run: Run,
         exposed: Mapping[int, ExposedShares],
     ) -> None:
-        self._ranks, self._steps, self._run, self._together, self._exposed_of = ranks, steps, run, together, exposed
+        self._ranks, self._steps, self._run, self._together, self._exposed_of = ranks, steps, run, cross_rank, exposed
         self._shape = len(ranks), len(steps)
         self._recorded = np.zeros(self._shape, np.bool_)
         self._figures = {

@@ -13,15 +13,15 @@ import numpy as np
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.host_cause import (
     SHARED_CORES,
-    Met,
-    clocks_down,
+    SharedInterval,
+    extra_allocator_retries,
+    lowered_clock,
     more_than_peers,
-    noted,
+    recorded_cause,
     recording_cost,
-    retried,
 )
-from overlapscope.analysis.kernels import Work
-from overlapscope.analysis.lateness import Late
+from overlapscope.analysis.kernels import RankCompute
+from overlapscope.analysis.lateness import LateArrivals
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
 from overlapscope.timeline.run import RankTimeline, Run
@@ -50,11 +50,11 @@ HELD_BY: Final[Mapping[str, str]] = {
 }
 
 
-def held_by(
-    late: Sequence[Late],
+def find_straggler_cause(
+    late: Sequence[LateArrivals],
     run: Run,
     coverage: Mapping[int, Coverage],
-    work: Mapping[int, Work],
+    work: Mapping[int, RankCompute],
     not_launched: Mapping[int, Intervals],
 ) -> tuple[str | None, dict[str, Any]]:
     """Return the cause (a key of HELD_BY) of one rank's late arrivals, with evidence; None where it is not its fault.
@@ -71,17 +71,17 @@ def held_by(
     }  # fmt: skip
     if communicated > MOST * lead_ns:
         return None, evidence  # it waited for others elsewhere
-    told, more = noted(rank, run, met, lead_ns)
-    if told == SHARED_CORES:
+    cause, more = recorded_cause(rank, run, met, lead_ns)
+    if cause == SHARED_CORES:
         return None, evidence | more  # the operating system's scheduler made it late, and may choose another rank next
-    if told is not None and (idle > MOST * lead_ns or not run.ranks[rank].has_device):
-        return _refined(told, rank, run, met, lead_ns, evidence | more)
+    if cause is not None and (idle > MOST * lead_ns or not run.ranks[rank].has_device):
+        return _refined(cause, rank, run, met, lead_ns, evidence | more)
     if computed > MOST * lead_ns:
-        told, more = _by_compute(rank, met, work)
-        if told == "unknown" and more["compute_ns"] < MORE * more.get("peers_compute_ns", np.inf):
+        cause, more = _by_compute(rank, met, work)
+        if cause == "unknown" and more["compute_ns"] < MORE * more.get("peers_compute_ns", np.inf):
             at_once = more["launched_late_ns"] = _launched_late(late)
-            told = "host" if at_once > MOST * lead_ns else told
-        return _refined(told, rank, run, met, lead_ns, evidence | more)
+            cause = "host" if at_once > MOST * lead_ns else cause
+        return _refined(cause, rank, run, met, lead_ns, evidence | more)
     if idle > MOST * lead_ns:
         members = {each for group in met for each in group.ranks}
         before = more_than_peers(rank, met, {each: BusyTime(_idle(not_launched[each], coverage[each]))
@@ -90,7 +90,7 @@ def held_by(
     return "unknown", evidence
 
 
-def _more_of(rank: int, met: Sequence[Met], coverage: Mapping[int, Coverage]) -> tuple[int, int, int]:
+def _more_of(rank: int, met: Sequence[SharedInterval], coverage: Mapping[int, Coverage]) -> tuple[int, int, int]:
     """Return how much longer than the median of its peers the rank computed, had exposed communication, and idled."""
     sums = np.zeros(3)
     for each in met:
@@ -113,7 +113,9 @@ def _busy(coverage: Mapping[int, Coverage], ranks: Sequence[int], begin: Ints, e
     return np.array(compute), np.array(comm)
 
 
-def _by_compute(rank: int, met: Sequence[Met], work: Mapping[int, Work]) -> tuple[str, dict[str, Any]]:
+def _by_compute(
+    rank: int, met: Sequence[SharedInterval], work: Mapping[int, RankCompute]
+) -> tuple[str, dict[str, Any]]:
     """Decide between more work and slower compute, from the kernels."""
     mine = work[rank]
     peers = [work[each] for each in sorted({each for group in met for each in group.ranks} - {rank}) if each in work]
@@ -136,7 +138,7 @@ def _by_compute(rank: int, met: Sequence[Met], work: Mapping[int, Work]) -> tupl
     return ("more_work" if larger >= SOME_LARGER else "unknown"), evidence
 
 
-def _launched_late(late: Sequence[Late]) -> int:
+def _launched_late(late: Sequence[LateArrivals]) -> int:
     """Return the sum of leads of calls that started immediately after the rank's host launched them."""
     total = 0
     for each in late:
@@ -165,23 +167,23 @@ def _idle(times: Intervals, cover: Coverage) -> Intervals:
 
 
 def _refined(
-    told: str, rank: int, run: Run, met: Sequence[Met], lead_ns: int, evidence: dict[str, Any]
+    cause: str, rank: int, run: Run, met: Sequence[SharedInterval], lead_ns: int, evidence: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
     """Refine the cause: why the host was late or compute slow, and whether the recording overhead may explain it."""
-    if told == "slower_compute":
+    if cause == "slower_compute":
         peers = sorted({each for group in met for each in group.ranks} - {rank})
-        clocks = clocks_down(rank, peers, run, evidence["slowness"])
-        return ("throttled", evidence | clocks) if clocks else (told, evidence)
-    if told != "host":
-        return told, evidence
-    retries = retried(rank, run, met)
+        clocks = lowered_clock(rank, peers, run, evidence["slowness"])
+        return ("throttled", evidence | clocks) if clocks else (cause, evidence)
+    if cause != "host":
+        return cause, evidence
+    retries = extra_allocator_retries(rank, run, met)
     if retries > 0:
         return "allocator", {**evidence, "allocator_retries_more": retries}
     cost = recording_cost(run.ranks[rank])
     if cost is None:
-        return told, evidence
+        return cause, evidence
     steps = np.unique(np.concatenate([each.step for each in met])).size
-    return told, {
+    return cause, {
         **evidence,
         "recording_cost_ns": round(cost * steps),
         "recording_may_explain": cost * steps > MOST * lead_ns,

@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.kernels import Work
-from overlapscope.analysis.lateness import Late, blame, late_calls
-from overlapscope.analysis.straggler_cause import held_by
+from overlapscope.analysis.kernels import RankCompute
+from overlapscope.analysis.lateness import LateArrivals, attribute_blame, late_arrivals
+from overlapscope.analysis.straggler_cause import find_straggler_cause
 from overlapscope.analysis.wait_transfer import LEADS_COUNT_NS, Split
 from overlapscope.timeline.columns import Ints, size
 from overlapscope.timeline.intervals import Intervals
@@ -60,15 +60,15 @@ def stragglers(
     run: Run,
     splits: Sequence[Split],
     coverage: Mapping[int, Coverage],
-    work: Mapping[int, Work],
+    work: Mapping[int, RankCompute],
     window_ns: Mapping[int, int | None],
     not_launched: Mapping[int, Intervals],
 ) -> list[Held]:
     """Return the stragglers, the most blame first. `splits` may also hold uneven exchanges."""
-    late: dict[int, list[Late]] = {}
-    for each in late_calls(run, splits, coverage):
+    late: dict[int, list[LateArrivals]] = {}
+    for each in late_arrivals(run, splits, coverage):
         late.setdefault(each.rank, []).append(each)
-    blamed = blame([each for theirs in late.values() for each in theirs])
+    blamed = attribute_blame([each for theirs in late.values() for each in theirs])
     by_step = max((size(timeline.steps) for timeline in run.ranks.values()), default=0) >= MANY_STEPS
     could = len({rank for each in splits for rank in each.block.ranks})
     most = DOMINATES * sum(blamed.values())
@@ -79,16 +79,16 @@ def stragglers(
         window = window_ns.get(rank)
         if not window or blamed[rank] < (WEIGHS if run.ranks[rank].has_device else WEIGHS_ON_HOST) * window:
             continue
-        told, evidence = held_by(theirs, run, coverage, work, not_launched)
-        if told == "unknown" and not met_whole.issuperset(each.met.ranks for each in theirs):
+        cause, evidence = find_straggler_cause(theirs, run, coverage, work, not_launched)
+        if cause == "unknown" and not met_whole.issuperset(each.met.ranks for each in theirs):
             continue  # the unknown cause may be a member that was not recorded
         allowed = ALONE if blamed[rank] >= most else CHANCE
         lasting = evidence.get("compute_ns", 0.0) >= LASTING * evidence.get("peers_compute_ns", np.inf)
-        if told is None or (chance[rank] * could > allowed and not (lasting and told in OF_COMPUTE)):
+        if cause is None or (chance[rank] * could > allowed and not (lasting and cause in OF_COMPUTE)):
             continue
         calls = sum(int((each.lead_ns > 0).sum()) for each in theirs)
         known = {"calls": calls, "chance": chance[rank], **evidence}
-        found.append(Held(rank=rank, held_by=told, blame_ns=blamed[rank], evidence=known))
+        found.append(Held(rank=rank, held_by=cause, blame_ns=blamed[rank], evidence=known))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
 
 
@@ -100,27 +100,27 @@ def beside_slow_links(held: Sequence[Held], links: Sequence[Finding]) -> list[He
     return [each for each in held if not links or each.held_by != "unknown"]
 
 
-def _chances(late: Mapping[int, Sequence[Late]], could: int, *, by_step: bool) -> dict[int, float]:
+def _chances(late: Mapping[int, Sequence[LateArrivals]], could: int, *, by_step: bool) -> dict[int, float]:
     """Return for each rank an upper bound of the probability of its blame if all ranks were equal.
 
     It is the smaller one of two: equal to all other ranks, or equal to the members of one of its sets of ranks.
     """
     occasions = {rank: _occasions(theirs, by_step=by_step) for rank, theirs in late.items()}
     everybody = np.concatenate(list(occasions.values())) if occasions else np.zeros(0)
-    found = {rank: chance_of(float(own.sum()), everybody, could) for rank, own in occasions.items()}
+    found = {rank: chance_bound(float(own.sum()), everybody, could) for rank, own in occasions.items()}
     sets: dict[tuple[int, ...], dict[int, Reals]] = {}
     for rank, theirs in late.items():
         for each in theirs:
             sets.setdefault(each.met.ranks, {})[rank] = _occasions([each], by_step=by_step)
     for ranks, members in sets.items():
-        together = np.concatenate(list(members.values()))
+        cross_rank = np.concatenate(list(members.values()))
         for rank, own in members.items():
-            within = chance_of(float(own.sum()), together, len(ranks)) * len(late[rank])
+            within = chance_bound(float(own.sum()), cross_rank, len(ranks)) * len(late[rank])
             found[rank] = min(found[rank], within)
     return found
 
 
-def _occasions(late: Sequence[Late], *, by_step: bool) -> Reals:
+def _occasions(late: Sequence[LateArrivals], *, by_step: bool) -> Reals:
     """Return the cost of each occasion in nanoseconds: the rank's own leads.
 
     Of leads that overlap in time, one counts. The leads of one step are one occasion, since a larger batch increases
@@ -132,7 +132,7 @@ def _occasions(late: Sequence[Late], *, by_step: bool) -> Reals:
     own = np.concatenate([each.own_ns for each in late])
     step = np.concatenate([each.met.step for each in late])
     counts = np.flatnonzero((own > LEADS_COUNT_NS) & (end > begin))
-    chosen = counts[apart(begin[counts], end[counts], own[counts])]
+    chosen = counts[select_disjoint(begin[counts], end[counts], own[counts])]
     leads = own[chosen].astype(np.float64)
     if not by_step:
         return leads
@@ -140,7 +140,7 @@ def _occasions(late: Sequence[Late], *, by_step: bool) -> Reals:
     return np.bincount(place, weights=leads, minlength=numbers.size).astype(np.float64)
 
 
-def chance_of(gathered: float, occasions: npt.NDArray[np.float64], ranks: int) -> float:
+def chance_bound(gathered: float, occasions: npt.NDArray[np.float64], ranks: int) -> float:
     """Return Chernoff's upper bound of the probability that one of `ranks` equal ranks gets `gathered` of the cost.
 
     `occasions` holds the cost of each occasion, `gathered` the sum of one rank's, in the same unit.
@@ -154,7 +154,7 @@ def chance_of(gathered: float, occasions: npt.NDArray[np.float64], ranks: int) -
     return float(min(1.0, np.exp((each.sum(axis=1) - TILTS * gathered / largest).min())))
 
 
-def apart(begin: Ints, end: Ints, weight: Ints) -> Ints:
+def select_disjoint(begin: Ints, end: Ints, weight: Ints) -> Ints:
     """Return the rows of non-overlapping intervals with the largest total weight.
 
     Weighted interval scheduling by dynamic programming (Kleinberg and Tardos, Algorithm Design, section 6.1), in

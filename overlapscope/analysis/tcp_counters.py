@@ -50,7 +50,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     """Whether both ends are on one host, so that no link is used."""
 
 
-def of_connections(found: Sequence[Flow]) -> list[Finding]:
+def compare_connections(found: Sequence[Flow]) -> list[Finding]:
     """Compare the connections between hosts with each other, then with the stated rates of their interfaces."""
     between = [each for each in found if not each.local]
     if not between:
@@ -65,7 +65,7 @@ def of_connections(found: Sequence[Flow]) -> list[Finding]:
     }
     fast = {pair for pair, rate in rates.items() if rate >= BESIDE * fastest}
     if slow:
-        rank = whose(slow, fast)
+        rank = slow_rank(slow, fast)
         interfaces = {each.interface for each in between if each.interface and (each.sender, each.receiver) in slow}
         return [_of_pairs(rank, {pair: rates[pair] for pair in slow}, fastest, sorted(interfaces))]
     if not all(_weighs(each) and _far_below_stated(each) for each in between):
@@ -98,7 +98,7 @@ def _far_below_stated(flow: Flow) -> bool:
     return max(flow.rate_bytes_s, flow.seen_bytes_s) <= OF_STATED * flow.stated_bytes_s
 
 
-def whose(slow: set[Pair], fast: set[Pair]) -> int | None:
+def slow_rank(slow: set[Pair], fast: set[Pair]) -> int | None:
     """Return the rank whose link is slow: the only one in all slow pairs and, in the same direction, in no fast pair.
 
     None for a single pair: the link may be slow at either end.
@@ -185,8 +185,8 @@ def flows(run: Run) -> list[Flow]:
 
 
 def _connections(timeline: RankTimeline) -> list[Mapping[str, Any]]:
-    told = timeline.recorded.get("sockets")
-    rows = told if isinstance(told, list) else []
+    sockets = timeline.recorded.get("sockets")
+    rows = sockets if isinstance(sockets, list) else []
     return [
         each
         for each in rows

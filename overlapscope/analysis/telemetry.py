@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.host_cause import taken
+from overlapscope.analysis.host_cause import reading_series
 from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -84,7 +84,7 @@ def _of(timeline: RankTimeline, rank: int, measure: Measure, clocks: Clocks) -> 
         found = measure.pattern.fullmatch(name)
         if found is None:
             continue
-        times, value = taken(timeline, name)
+        times, value = reading_series(timeline, name)
         at, value = clocks.aligned(rank, times), value * measure.factor
         if measure.kind == "counter":
             at, value = _rates(at, value)

@@ -72,17 +72,17 @@ def _hosts(facts: Facts) -> list[_Host]:
     links = facts.links
     found = []
     for code in dict.fromkeys(links.host.tolist()):
-        told: set[tuple[str, str, str]] = set()
+        seen: set[tuple[str, str, str]] = set()
         parts: list[_Host] = []
         for row in np.flatnonzero(links.host == code).tolist():
             a, b, kind = (facts.name(column[row]) or "unknown" for column in (links.a, links.b, links.kind))
             if kind.startswith("P2P"):
                 continue
             key = (a, b, kind if kind in ("PCIe", "network", "C2C") else "path")
-            if not parts or key in told:
-                told = set()
+            if not parts or key in seen:
+                seen = set()
                 parts.append(_Host(name=None, pairs={}, speeds={}, pcie={}))
-            told.add(key)
+            seen.add(key)
             _note(parts[-1], key, kind, int(links.lanes[row]), float(links.bandwidth_gbs[row]))
         found += [(facts.name(code), part) for part in parts]
     several = len(found) > 1
@@ -209,7 +209,7 @@ def _one_sided(host: _Host) -> Iterator[Finding]:
             id=f"one_sided_links:{_place(host)}".rstrip(":"),
             severity="warning",
             title=f"{_of(host)}{len(odd)} pairs of devices have different links in their two rows; the first is {a} "
-            f"and {b}: {_said(host.pairs[a, b])} in one direction, {_said(host.pairs[b, a])} in the other",
+            f"and {b}: {_link_text(host.pairs[a, b])} in one direction, {_link_text(host.pairs[b, a])} in the other",
             evidence={"host": host.name, "pairs": [list(pair) for pair in odd[:_PAIRS_SHOWN]], "count": len(odd)},
             known_from="topology",
         )
@@ -245,7 +245,7 @@ def _below_most(values: Mapping[str, float]) -> Iterator[tuple[str, float, int]]
     yield from ((name, usual, count) for name, value in values.items() if value < usual)
 
 
-def _said(link: tuple[str, int]) -> str:
+def _link_text(link: tuple[str, int]) -> str:
     return f"{link[0]}{f' x{link[1]}' if link[1] else ''}"
 
 

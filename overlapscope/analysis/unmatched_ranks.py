@@ -13,7 +13,7 @@ from overlapscope.timeline.run import Run
 UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "s"))
 
 
-def apart(run: Run, matching: Matching, pairs: PairMatching) -> tuple[str, ...]:
+def explain_unmatched(run: Run, matching: Matching, pairs: PairMatching) -> tuple[str, ...]:
     """Return reasons for ranks without a matched call that were recorded at another time, or if nothing was paired."""
     blocks = (*matching.blocks, *matching.uneven)
     tied = {rank for block in blocks for rank in block.ranks}
@@ -29,7 +29,7 @@ def apart(run: Run, matching: Matching, pairs: PairMatching) -> tuple[str, ...]:
             gaps = np.delete(np.maximum(begin - end[at], begin[at] - end), at)
             if gaps.min() > 0:
                 alone.setdefault(float(gaps.min()) / 1e9, []).append(rank)
-    reasons = [_told(ranks, gap_s) for gap_s, ranks in alone.items()]
+    reasons = [_reason(ranks, gap_s) for gap_s, ranks in alone.items()]
     if not tied and not (reasons or matching.reasons or pairs.reasons):
         reasons.append("no collective with times was recorded on any rank: there is nothing to pair")
     return tuple(reasons)
@@ -45,7 +45,7 @@ def _windows(run: Run) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _told(ranks: Sequence[int], gap_s: float) -> str:
+def _reason(ranks: Sequence[int], gap_s: float) -> str:
     factor, unit = next((each for each in UNITS if gap_s >= each[0]), (0.001, "ms"))
     return (
         f"rank {listed(ranks)} shares no matched call with another rank, and was recorded {gap_s / factor:.1f} {unit} "

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.matched_calls import Matched, bounds, by_ranks, side_by_side
+from overlapscope.analysis.matched_calls import MatchedCalls, block_bounds, join_columns, positions_by_ranks
 
 LEADS_COUNT_NS = 50_000
 """Leads up to this, or up to RESIDUALS times the residual of the clocks, do not count as being last."""
@@ -25,7 +25,7 @@ Reals = npt.NDArray[np.float64]
 class Split(msgspec.Struct, frozen=True, kw_only=True):
     """A block of matched calls, split into wait and transfer; rows are its ranks, columns its calls; nanoseconds."""
 
-    block: Matched
+    block: MatchedCalls
     transfer_ns: npt.NDArray[np.int64]
     """Transfer time of each call; an upper bound where not every member was recorded."""
     last: npt.NDArray[np.int64]
@@ -58,25 +58,25 @@ class RankWait(msgspec.Struct, frozen=True, kw_only=True):
     times_last: int = 0
 
 
-def split(blocks: Sequence[Matched], clocks: Clocks) -> list[Split]:
+def split_waits(blocks: Sequence[MatchedCalls], clocks: Clocks) -> list[Split]:
     """Split every block of matched calls."""
     found: dict[int, Split] = {}
-    for places in by_ranks(blocks).values():
+    for places in positions_by_ranks(blocks).values():
         found |= zip(places, _of_one_set([blocks[at] for at in places], clocks), strict=True)
     return [found[at] for at in range(len(blocks))]
 
 
-def _of_one_set(blocks: Sequence[Matched], clocks: Clocks) -> Iterator[Split]:
+def _of_one_set(blocks: Sequence[MatchedCalls], clocks: Clocks) -> Iterator[Split]:
     """Split blocks of the same ranks."""
     threshold, ranks = _counts_from(clocks), blocks[0].ranks
-    start, end = (side_by_side([getattr(each, side) for each in blocks]) for side in ("start_ns", "end_ns"))
+    start, end = (join_columns([getattr(each, side) for each in blocks]) for side in ("start_ns", "end_ns"))
     transfer = (end - start).min(axis=0)
     starts = clocks.rows(ranks, start)
     last = starts.argmax(axis=0)
     second, latest = np.partition(starts, -2, axis=0)[-2:]
     lead = latest - second
     early = clocks.rows(ranks, end).min(axis=0) + threshold < latest
-    cuts = bounds(blocks).tolist()
+    cuts = block_bounds(blocks).tolist()
     for block, begin, until in zip(blocks, cuts[:-1], cuts[1:], strict=True):
         part = slice(begin, until)
         yield Split(
@@ -88,7 +88,7 @@ def _of_one_set(blocks: Sequence[Matched], clocks: Clocks) -> Iterator[Split]:
         )
 
 
-def ended_early(splits: Sequence[Split], clocks: Clocks) -> tuple[str, ...]:
+def early_end_reasons(splits: Sequence[Split], clocks: Clocks) -> tuple[str, ...]:
     """Return a reason if calls ended on a member before the last one had started, which is impossible."""
     odd = [each for each in splits if each.early_ends]
     if not odd:
@@ -108,11 +108,11 @@ def ended_early(splits: Sequence[Split], clocks: Clocks) -> tuple[str, ...]:
     )
 
 
-def by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankWait]:
+def waits_by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankWait]:
     """Sum the wait time of each rank and its blame: its leads over the second-latest rank."""
     threshold = _counts_from(clocks)
     sums: dict[int, Reals] = {}
-    for ranks, places in by_ranks([each.block for each in splits]).items():
+    for ranks, places in positions_by_ranks([each.block for each in splits]).items():
         theirs = [splits[at] for at in places]
         lead, last = (np.concatenate([getattr(each, name) for each in theirs]) for name in ("lead_ns", "last"))
         collective = sum((each.block.end_ns - each.block.start_ns).sum(axis=1) for each in theirs)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from overlapscope.analysis.group_progress import DEFAULT, Standing
+from overlapscope.analysis.group_progress import DEFAULT, GroupProgress
 from overlapscope.timeline.run import Run
 
 MAX_LISTED: Final = 16
@@ -28,7 +28,7 @@ def id_part(group: str | None) -> str:
     return "?" if group is None else short(group)
 
 
-def call_label(standing: Standing) -> str:
+def call_label(standing: GroupProgress) -> str:
     """Return the collective that a rank waited in."""
     return f"{short(standing.op or 'collective')} #{standing.pending}"
 
@@ -49,6 +49,6 @@ def first_and_count(parts: Sequence[str], limit: int, separator: str) -> str:
     return shown if len(parts) <= limit else f"{shown} and {len(parts) - limit} more"
 
 
-def first_of(told: Mapping[str, Any]) -> dict[str, Any]:
+def first_of(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Return the first MAX_LISTED entries."""
-    return dict(list(told.items())[:MAX_LISTED])
+    return dict(list(entries.items())[:MAX_LISTED])

@@ -106,7 +106,7 @@ def test_a_clock_that_was_set_by_more_than_the_recording_is_long_costs_both_that
 def test_a_clock_that_was_set_and_set_back_is_left_out_in_between():
     run = with_clock(pairs_and_rows(steps=40), 3, jumping((150 * MS, 4 * MS), (253 * MS, -4 * MS)))
     found = across(run)
-    assert [reason[:38] for reason in found.matching.reasons] == [
+    assert [reason[:39] for reason in found.matching.reasons] == [
         "the clock of rank 3 was stepped by +4.0",
         "the clock of rank 3 was stepped by -4.0",
     ]
