@@ -1,18 +1,18 @@
 """Compute the analysis of a run (`overlapscope.analysis/1`): every figure that other tools rely on, as one value."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from overlapscope.analysis.across_ranks import Across, Transfers, across
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.by_rank import LazyByRank
-from overlapscope.analysis.collectives import CollectiveRow, collective_rows
-from overlapscope.analysis.critical_path import CriticalPath, critical_path
+from overlapscope.analysis.collectives import collective_rows
+from overlapscope.analysis.critical_path import critical_path
 from overlapscope.analysis.desync import desync
 from overlapscope.analysis.expert_imbalance import expert_imbalance
-from overlapscope.analysis.exposed import ExposedBy, exposed_by
+from overlapscope.analysis.exposed import exposed_by
 from overlapscope.analysis.exposed_causes import Causes, each_causes
 from overlapscope.analysis.findings import Finding, Listed, recording_gaps, unplaced
 from overlapscope.analysis.horovod_findings import horovod_findings
@@ -25,8 +25,18 @@ from overlapscope.analysis.possible_bandwidth import possible_bandwidth
 from overlapscope.analysis.power import power_falls
 from overlapscope.analysis.rank_summary import Alone, alone_of
 from overlapscope.analysis.recording_checks import partly_recorded_groups, reported_overlap, unread_ranks
+from overlapscope.analysis.result import (
+    Analysis,
+    RankInfo,
+    RunInfo,
+    Skew,
+    SkewRank,
+    SourceInfo,
+    StepBreakdown,
+    Straggler,
+)
 from overlapscope.analysis.slow_link import slow_links
-from overlapscope.analysis.source_tables import Told, told
+from overlapscope.analysis.source_tables import told
 from overlapscope.analysis.stragglers import Held, beside_slow_links, stragglers
 from overlapscope.analysis.timer_findings import timer_findings
 from overlapscope.analysis.topology_findings import topology_findings
@@ -35,132 +45,7 @@ from overlapscope.timeline.columns import FUSED, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run, Source
 
-SCHEMA: Literal["overlapscope.analysis/1"] = "overlapscope.analysis/1"
 MAX_NAMES = 100
-
-
-class SourceInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """One input file and what was read from it."""
-
-    path: str
-    format: str
-    ranks: list[int]
-    events: int
-    repaired: int
-    dropped: int
-    truncated: bool
-    warnings: list[str]
-
-
-class RunInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """The job as a whole."""
-
-    world_size: int | None
-    ranks: list[int]
-    missing_ranks: list[int]
-    """Ranks of the world that no file was read for."""
-    unread_ranks: list[int] = []
-    """Missing ranks that have a file, which could not be read."""
-    fingerprint: dict[str, str | int | None]
-
-
-class StepBreakdown(Breakdown, kw_only=True, frozen=True):
-    """The breakdown of one step."""
-
-    step: int
-    complete: bool
-
-
-class RankInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """The breakdown of one rank: of its whole recording and of each of its steps."""
-
-    rank: int
-    whole: Breakdown
-    steps: list[StepBreakdown]
-
-
-class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
-    """How long a rank waited for other ranks, and other ranks for it."""
-
-    rank: int
-    collective_ns: int
-    wait_ns: int
-    wait_fraction: float | None
-    blame_ns: int
-    blame_estimate: Literal["matched", "upper_bound"] = "matched"
-    """`upper_bound`: some members of its groups were not recorded, so its blame may be smaller and its wait longer."""
-    times_last: int
-    idle_ns: int | None
-
-
-class Straggler(msgspec.Struct, kw_only=True, frozen=True):
-    """A rank that other ranks waited for, and the cause of its delay."""
-
-    rank: int
-    held_by: str
-    blame_ns: int
-    evidence: dict[str, Any]
-
-
-class Skew(msgspec.Struct, kw_only=True, frozen=True):
-    """Matched collectives, clock offsets, wait time and stragglers across ranks."""
-
-    matched: int = 0
-    unmatched: int = 0
-    pairs: int = 0
-    """Sends matched with their receives; the others are counted in `unmatched`."""
-    reasons: list[str] = []
-    clock_offset_ns: dict[str, int] = {}
-    residual_ns: int | None = None
-    ranks: list[SkewRank] = []
-    stragglers: list[Straggler] = []
-
-
-class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
-    """A change worth trying, with its predicted gain.
-
-    Without a predicted gain, `gain_high_ns` is an upper bound: the time that the cause takes today, which no change
-    may save completely.
-    """
-
-    id: str
-    title: str
-    verdict: str
-    predicted_gain_ns: int | None
-    gain_low_ns: int | None
-    gain_high_ns: int | None
-    confidence: Literal["measured", "mixed", "assumed"]
-    memory_bytes: int | None
-    changes_numerics: bool
-    apply: dict[str, str]
-    """What to change, by framework, in that framework's units."""
-    verify: str
-    per: Literal["step", "recording"] = "step"
-    """What the gains refer to: one step, or the whole recording where no steps were recorded."""
-    evidence: dict[str, Any] = {}
-    """The figures that it is based on."""
-    measured: list[str] = []
-    assumed: list[str] = []
-
-
-class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):
-    """The content of `overlapscope.analysis/1`. Times are integer nanoseconds, ratios 0..1, missing is null."""
-
-    schema_: Literal["overlapscope.analysis/1"] = SCHEMA
-    sources: list[SourceInfo]
-    run: RunInfo
-    ranks: list[RankInfo]
-    unclassified: Listed
-    fused: Listed
-    collectives: list[CollectiveRow]
-    exposed_by: ExposedBy = ExposedBy()
-    skew: Skew
-    findings: list[Finding]
-    recommendations: list[Recommendation]
-    told: dict[str, Told] = {}
-    """What the sources report besides times: communicators, links, measurements, their own figures."""
-    critical_path: CriticalPath = CriticalPath()
-    """The chain of dependencies that decided how long each step took."""
 
 
 def analyze(

@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from overlapscope.analysis.across_ranks import across
-from overlapscope.analysis.analyze import Straggler, analyze
+from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.exposed import ExposedShares
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.job_identity import identity
 from overlapscope.analysis.kernel_changes import KernelSums, kernel_sums
+from overlapscope.analysis.result import Straggler
 from overlapscope.analysis.step_table import StepTable, step_table, whole_table
 from overlapscope.analysis.steps import step_windows
 from overlapscope.timeline.run import Run

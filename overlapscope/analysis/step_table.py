@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.across_ranks import Across
-from overlapscope.analysis.analyze import RankInfo
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.call_kind import Shares
 from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_LATE_RANK
 from overlapscope.analysis.exposed import ExposedShares
+from overlapscope.analysis.result import RankInfo
 from overlapscope.analysis.steps import StepWindow, whole_windows
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import RankTimeline, Run
