@@ -37,7 +37,7 @@ from overlapscope.analysis.result import (
 )
 from overlapscope.analysis.slow_link import slow_links
 from overlapscope.analysis.source_tables import told
-from overlapscope.analysis.stragglers import Held, beside_slow_links, stragglers
+from overlapscope.analysis.stragglers import beside_slow_links, stragglers
 from overlapscope.analysis.timer_findings import timer_findings
 from overlapscope.analysis.topology_findings import topology_findings
 from overlapscope.files.spill import Aside
@@ -185,7 +185,7 @@ def _source_info(source: Source) -> SourceInfo:
     )
 
 
-def _skew(cross_rank: Across, idle_ns: Mapping[int, int | None], held: Sequence[Held]) -> Skew:
+def _skew(cross_rank: Across, idle_ns: Mapping[int, int | None], held: Sequence[Straggler]) -> Skew:
     residual = cross_rank.clocks.residual_ns
     partly = {rank for each in cross_rank.splits if not each.block.whole for rank in each.block.ranks}
     return Skew(
@@ -208,10 +208,7 @@ def _skew(cross_rank: Across, idle_ns: Mapping[int, int | None], held: Sequence[
             )
             for rank, each in cross_rank.waits.items()
         ],
-        stragglers=[
-            Straggler(rank=each.rank, held_by=each.held_by, blame_ns=each.blame_ns, evidence=dict(each.evidence))
-            for each in held
-        ],
+        stragglers=list(held),
     )
 
 

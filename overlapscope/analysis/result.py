@@ -71,7 +71,10 @@ class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Straggler(msgspec.Struct, kw_only=True, frozen=True):
-    """A rank that other ranks waited for, and the cause of its delay."""
+    """A rank that other ranks waited for, and the cause of its delay.
+
+    `blame_ns` includes blame that other ranks passed on to it.
+    """
 
     rank: int
     held_by: str

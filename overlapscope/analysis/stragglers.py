@@ -12,9 +12,8 @@ sum is this large. The bound is never too low, and exact for occasions of one si
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -22,6 +21,7 @@ from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.kernels import RankCompute
 from overlapscope.analysis.lateness import LateArrivals, attribute_blame, late_arrivals
+from overlapscope.analysis.result import Straggler
 from overlapscope.analysis.straggler_cause import find_straggler_cause
 from overlapscope.analysis.wait_transfer import LEADS_COUNT_NS, Split
 from overlapscope.timeline.columns import Ints, size
@@ -47,15 +47,6 @@ TILTS: Final = np.geomspace(0.01, 100, 81)
 """Exponents of Chernoff's bound that are tried, in units of 1 / (largest occasion)."""
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """A straggler and its cause. `blame_ns` is its own blame, including blame that other ranks passed on to it."""
-
-    rank: int
-    held_by: str
-    blame_ns: int
-    evidence: Mapping[str, Any]
-
-
 def stragglers(
     run: Run,
     splits: Sequence[Split],
@@ -63,7 +54,7 @@ def stragglers(
     work: Mapping[int, RankCompute],
     window_ns: Mapping[int, int | None],
     not_launched: Mapping[int, Intervals],
-) -> list[Held]:
+) -> list[Straggler]:
     """Return the stragglers, the most blame first. `splits` may also hold uneven exchanges."""
     late: dict[int, list[LateArrivals]] = {}
     for each in late_arrivals(run, splits, coverage):
@@ -88,11 +79,11 @@ def stragglers(
             continue
         calls = sum(int((each.lead_ns > 0).sum()) for each in theirs)
         known = {"calls": calls, "chance": chance[rank], **evidence}
-        found.append(Held(rank=rank, held_by=cause, blame_ns=blamed[rank], evidence=known))
+        found.append(Straggler(rank=rank, held_by=cause, blame_ns=blamed[rank], evidence=known))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
 
 
-def beside_slow_links(held: Sequence[Held], links: Sequence[Finding]) -> list[Held]:
+def beside_slow_links(held: Sequence[Straggler], links: Sequence[Finding]) -> list[Straggler]:
     """Remove stragglers of unknown cause where a link is slow: the link is the cause, not the rank.
 
     A slow link delivers data late to some members, which then begin the next call late.
