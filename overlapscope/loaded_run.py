@@ -9,10 +9,10 @@ import pandas as pd
 import pyarrow as pa
 
 from overlapscope.advice.advise import analyzed
-from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.compare import Comparison, compare
 from overlapscope.analysis.measured_run import replicate
+from overlapscope.analysis.result import Analysis
 from overlapscope.ingest.options import ReadOptions, given_paths
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.facts import FACT_TABLES

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.late_rank_share import Waited, waited
+from overlapscope.analysis.result import Waited, waited
 from overlapscope.capture.host import environment
 from overlapscope.capture.lifecycle import exchange
 from overlapscope.capture.session import Session

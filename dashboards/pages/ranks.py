@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
-from overlapscope.analysis.analyze import Analysis
+from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.telemetry import readings
 from overlapscope_dashboards.parts import card, empty, figure_card, key_figures, next_command, notes, table
 from overlapscope_dashboards.parts.charts import DASHES

@@ -10,9 +10,10 @@ from typing import Any, Final, TypeVar
 
 from overlapscope.advice.advise import advise
 from overlapscope.analysis.across_ranks import Across, across
-from overlapscope.analysis.analyze import Analysis, Recommendation, analyze
+from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.measured_run import Replicate, replicate
 from overlapscope.analysis.prediction_check import Noted, Outcome
+from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.errors import OverlapScopeError
 from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.read_run import read_inputs

@@ -7,10 +7,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_ANOTHER_RANK
 from overlapscope.analysis.exposed import PLACES, UNKNOWN
+from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.straggler_cause import HELD_BY
 from overlapscope.report.formatting import count, ms, percent
 from overlapscope.report.text.analysis import mean, sentence, windows

@@ -6,8 +6,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.clock_offsets import Clocks
+from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.straggler_cause import HELD_BY
 from overlapscope.analysis.telemetry import MEASURES, Readings, thinned
 from overlapscope.report.formatting import NOT_APPLICABLE, count, ms, percent

@@ -17,8 +17,9 @@ from overlapscope.advice.rule_input import Given
 from overlapscope.advice.shared_stream import busy_lane
 from overlapscope.advice.small_collectives import small_collectives
 from overlapscope.analysis.across_ranks import Across, across
-from overlapscope.analysis.analyze import Analysis, Recommendation, analyze
+from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.rank_summary import Alone, alone_of
+from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
 

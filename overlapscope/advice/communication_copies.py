@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.advice.rule_input import Given, Windows, ms, recommended
-from overlapscope.analysis.analyze import Recommendation
+from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import COMM, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, intersection, length, union
 from overlapscope.timeline.names import rows_named

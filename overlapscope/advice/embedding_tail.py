@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.rule_input import Given, Windows, ms, recommended
-from overlapscope.analysis.analyze import Recommendation
+from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.operations import ITEM_BYTES

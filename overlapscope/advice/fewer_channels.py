@@ -7,7 +7,7 @@ import numpy as np
 
 from overlapscope.advice.nccl_settings import Library, channels_of, fewer_channels
 from overlapscope.advice.rule_input import Given, Windows, ms, recommended
-from overlapscope.analysis.analyze import Recommendation
+from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE
 from overlapscope.timeline.intervals import Intervals, intersection, length, union
 from overlapscope.timeline.run import RankTimeline

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from overlapscope.advice.rule_input import Given, Windows, ms, recommended
-from overlapscope.analysis.analyze import Recommendation
 from overlapscope.analysis.host_cause import LOADING
+from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.intervals import difference, intersection, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE

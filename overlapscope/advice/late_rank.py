@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from overlapscope.analysis.analyze import Analysis, Recommendation
+from overlapscope.analysis.result import Analysis, Recommendation
 
 DOMINATES: Final = 0.5
 """Share of the time in collectives, over all ranks."""

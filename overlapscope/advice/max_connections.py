@@ -8,7 +8,7 @@ import re
 from typing import Final
 
 from overlapscope.advice.rule_input import Given, recommended
-from overlapscope.analysis.analyze import Recommendation
+from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.dimensions import CONTEXT, TENSOR
 from overlapscope.timeline.run import Run
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from overlapscope.advice.nccl_settings import Library, channels_of, fewer_channels, more_channels, without_algorithm
 from overlapscope.advice.rule_input import Given, recommended
-from overlapscope.analysis.analyze import Recommendation
+from overlapscope.analysis.result import Recommendation
 from overlapscope.errors import UsageError
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.result import Trial

@@ -3,8 +3,8 @@
 from typing import Final
 
 from overlapscope.advice.rule_input import Given, recommended
-from overlapscope.analysis.analyze import Recommendation
 from overlapscope.analysis.findings import Finding
+from overlapscope.analysis.result import Recommendation
 
 LOG: Final = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH on a short job, then: overlapscope analyze nccl.log"
 

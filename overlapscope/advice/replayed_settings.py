@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 from overlapscope.advice.rule_input import VERIFY, WORTH
 from overlapscope.advice.setting_code import HOOK, setting_code, spelled
 from overlapscope.analysis.across_ranks import Across
-from overlapscope.analysis.analyze import Recommendation
+from overlapscope.analysis.result import Recommendation
 from overlapscope.errors import InputError
 from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.timeline.run import Run

@@ -7,10 +7,10 @@ from typing import Any, Final, Literal, Self
 import msgspec
 
 from overlapscope.analysis.across_ranks import Across, Transfers
-from overlapscope.analysis.analyze import Analysis, Recommendation
 from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.rank_summary import Alone, alone_of
+from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.timeline.run import RankTimeline, Run
 
 WORTH: Final = 0.02

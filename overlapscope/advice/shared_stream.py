@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.advice.rule_input import Given, ms, recommended
-from overlapscope.analysis.analyze import Recommendation
+from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import COMM, NONE
 from overlapscope.timeline.rows import order_of
 from overlapscope.timeline.run import RankTimeline

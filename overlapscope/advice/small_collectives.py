@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from overlapscope.advice.rule_input import Given, ms, recommended
-from overlapscope.analysis.analyze import Recommendation
 from overlapscope.analysis.collectives import CollectiveRow
+from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.dimensions import DATA
 from overlapscope.timeline.operations import POINT_TO_POINT

@@ -1,1 +1,1 @@
-"""Timeline in, figures out. Pure: no files, no plotting, no printing."""
+"""Compute figures and findings from a run's timelines. Pure functions: no files, no plotting, no printing."""

@@ -1,4 +1,4 @@
-"""Everything that needs several ranks at once: calls matched, clocks aligned, waiting split."""
+"""Analysis across ranks: match the collectives, align the clocks, separate wait time from transfer time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,52 +8,52 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from overlapscope.analysis.by_rank import EachRank
+from overlapscope.analysis.by_rank import LazyByRank
 from overlapscope.analysis.call_index import CallIndex
-from overlapscope.analysis.clock_offsets import Clocks, clock_offsets, joined
-from overlapscope.analysis.clock_steps import without_jumps
+from overlapscope.analysis.clock_offsets import Clocks, clock_offsets, join_by_uneven
+from overlapscope.analysis.clock_steps import remove_clock_steps
 from overlapscope.analysis.matched_calls import Matching
-from overlapscope.analysis.matching import agreeing, match
+from overlapscope.analysis.matching import drop_disagreeing, match
 from overlapscope.analysis.point_to_point import PairMatching, match_pairs
-from overlapscope.analysis.unmatched_ranks import apart
-from overlapscope.analysis.wait_transfer import RankWait, Split, by_rank, ended_early, split
+from overlapscope.analysis.unmatched_ranks import explain_unmatched
+from overlapscope.analysis.wait_transfer import RankWait, Split, early_end_reasons, split_waits, waits_by_rank
 from overlapscope.files.spill import Aside
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
 
 
 class Transfers(msgspec.Struct, frozen=True, kw_only=True):
-    """One row for each row of a rank's `Collectives`; NONE where waiting could not be split off."""
+    """One row for each row of a rank's `Collectives`; NONE where wait and transfer could not be separated."""
 
     transfer_ns: npt.NDArray[np.int64]
     baseline_ns: npt.NDArray[np.int64]
-    """What the kind of call takes when nothing slows it; NONE with too few calls."""
+    """Transfer time of this kind of call when nothing slows it down; NONE with too few calls."""
     last: npt.NDArray[np.int64]
-    """The rank that came last."""
+    """The rank that arrived last."""
     call: npt.NDArray[np.int64]
     """Number of the matched call, the same on all its members."""
 
 
 class Across(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks of a run tell together."""
+    """Result of matching and aligning all ranks of a run."""
 
     matching: Matching = msgspec.field(default_factory=Matching)
     clocks: Clocks = msgspec.field(default_factory=Clocks)
     splits: tuple[Split, ...] = ()
     uneven: tuple[Split, ...] = ()
-    """Exchanges of different sizes: who came last is true of them, what the transfer took is not."""
+    """Exchanges of different sizes: their last rank is valid, their transfer time is not."""
     waits: Mapping[int, RankWait] = {}
     pairs: PairMatching = msgspec.field(default_factory=PairMatching)
 
     @property
     def matched(self) -> int:
-        """Collectives matched, each counted once."""
+        """Number of matched collectives, each counted once."""
         return sum(block.calls for block in (*self.matching.blocks, *self.matching.uneven))
 
     def transfers(self, run: Run) -> Mapping[int, Transfers]:
-        """Return the transfers of each rank's collectives; those of a rank are made when they are asked for."""
+        """Return the transfers of each rank's collectives; they are computed when a rank is accessed."""
         index = CallIndex.of(run, self.splits)
-        return EachRank(run.ranks, lambda rank: _transfers(index, rank))
+        return LazyByRank(run.ranks, lambda rank: _transfers(index, rank))
 
 
 def _transfers(index: CallIndex, rank: int) -> Transfers:
@@ -76,33 +76,38 @@ def _transfers(index: CallIndex, rank: int) -> Transfers:
 
 
 def across(run: Run) -> Across:
-    """Match, align and split. With one rank recorded there is nothing to match."""
+    """Match the calls of all ranks, align the clocks, and split each call into wait and transfer.
+
+    The result is empty with one recorded rank: there is nothing to match.
+    """
     if len(run.ranks) < 2:
         return Across()
     hosts = _hosts(run)
     matching = match(run)
     clocks = clock_offsets(matching.blocks, hosts)
-    checked = agreeing(
+    checked = drop_disagreeing(
         matching,
-        joined(clocks, matching.uneven, hosts).spread_ns,
+        join_by_uneven(clocks, matching.uneven, hosts).spread_ns,
         lambda block: _on_one_host(block.ranks, hosts),
     )
     if len(checked.blocks) < len(matching.blocks):
         clocks = clock_offsets(checked.blocks, hosts)
-    steady = without_jumps(checked, clocks, hosts)
+    steady = remove_clock_steps(checked, clocks, hosts)
     if steady is not checked:
         checked = steady.put_aside(Aside())
         clocks = clock_offsets(checked.blocks, hosts)
-    splits = tuple(split(checked.blocks, clocks))
-    known = joined(clocks, checked.uneven, hosts)
+    splits = tuple(split_waits(checked.blocks, clocks))
+    known = join_by_uneven(clocks, checked.uneven, hosts)
     pairs = match_pairs(run, clocks)
-    checked = replace(checked, reasons=(*checked.reasons, *ended_early(splits, clocks), *apart(run, checked, pairs)))
+    checked = replace(
+        checked, reasons=(*checked.reasons, *early_end_reasons(splits, clocks), *explain_unmatched(run, checked, pairs))
+    )
     return Across(
         matching=checked,
         clocks=known,
         splits=splits,
-        uneven=tuple(split(checked.uneven, known)),
-        waits=by_rank(splits, clocks),
+        uneven=tuple(split_waits(checked.uneven, known)),
+        waits=waits_by_rank(splits, clocks),
         pairs=pairs,
     )
 
@@ -112,7 +117,7 @@ def _on_one_host(ranks: Sequence[int], hosts: Mapping[int, str]) -> bool:
 
 
 def _hosts(run: Run) -> dict[int, str]:
-    """Return the hosts of the ranks that our own capture recorded."""
+    """Return the host of each rank that OverlapScope's own capture recorded."""
     found = {}
     for rank, timeline in run.ranks.items():
         settings = timeline.recorded.get("settings")

@@ -1,33 +1,43 @@
-"""A run to `overlapscope.analysis/1`: every figure other tools rely on, as one value."""
+"""Compute the analysis of a run (`overlapscope.analysis/1`): every figure that other tools rely on, as one value."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from overlapscope.analysis.across_ranks import Across, Transfers, across
 from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.by_rank import EachRank
-from overlapscope.analysis.collectives import CollectiveRow, collective_rows
-from overlapscope.analysis.critical_path import CriticalPath, critical_path
+from overlapscope.analysis.by_rank import LazyByRank
+from overlapscope.analysis.collectives import collective_rows
+from overlapscope.analysis.critical_path import critical_path
 from overlapscope.analysis.desync import desync
 from overlapscope.analysis.expert_imbalance import expert_imbalance
-from overlapscope.analysis.exposed import ExposedBy, exposed_by
+from overlapscope.analysis.exposed import exposed_by
 from overlapscope.analysis.exposed_causes import Causes, each_causes
 from overlapscope.analysis.findings import Finding, Listed, recording_gaps, unplaced
 from overlapscope.analysis.horovod_findings import horovod_findings
 from overlapscope.analysis.host_cause import shared_cores
 from overlapscope.analysis.kernels import compared
 from overlapscope.analysis.nccl_findings import nccl_findings
-from overlapscope.analysis.outlier_steps import odd_steps
+from overlapscope.analysis.outlier_steps import outlier_steps
 from overlapscope.analysis.pipeline import pipeline_bubbles, uneven_stages
 from overlapscope.analysis.possible_bandwidth import possible_bandwidth
 from overlapscope.analysis.power import power_falls
 from overlapscope.analysis.rank_summary import Alone, alone_of
-from overlapscope.analysis.recording_checks import bounded, reported_overlap, unread_ranks
+from overlapscope.analysis.recording_checks import partly_recorded_groups, reported_overlap, unread_ranks
+from overlapscope.analysis.result import (
+    Analysis,
+    RankInfo,
+    RunInfo,
+    Skew,
+    SkewRank,
+    SourceInfo,
+    StepBreakdown,
+    Straggler,
+)
 from overlapscope.analysis.slow_link import slow_links
-from overlapscope.analysis.source_tables import Told, told
-from overlapscope.analysis.stragglers import Held, beside_slow_links, stragglers
+from overlapscope.analysis.source_tables import told
+from overlapscope.analysis.stragglers import beside_slow_links, stragglers
 from overlapscope.analysis.timer_findings import timer_findings
 from overlapscope.analysis.topology_findings import topology_findings
 from overlapscope.files.spill import Aside
@@ -35,154 +45,30 @@ from overlapscope.timeline.columns import FUSED, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run, Source
 
-SCHEMA: Literal["overlapscope.analysis/1"] = "overlapscope.analysis/1"
 MAX_NAMES = 100
-
-
-class SourceInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """One input file and what reading it took."""
-
-    path: str
-    format: str
-    ranks: list[int]
-    events: int
-    repaired: int
-    dropped: int
-    truncated: bool
-    warnings: list[str]
-
-
-class RunInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """The job as a whole."""
-
-    world_size: int | None
-    ranks: list[int]
-    missing_ranks: list[int]
-    """Ranks of the world that nothing was read of."""
-    unread_ranks: list[int] = []
-    """Ranks that nothing was read of because their file, which is there, could not be."""
-    fingerprint: dict[str, str | int | None]
-
-
-class StepBreakdown(Breakdown, kw_only=True, frozen=True):
-    """The breakdown of one step."""
-
-    step: int
-    complete: bool
-
-
-class RankInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """One rank: its whole recording, and each of its steps."""
-
-    rank: int
-    whole: Breakdown
-    steps: list[StepBreakdown]
-
-
-class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
-    """What a rank waited for others, and they for it."""
-
-    rank: int
-    collective_ns: int
-    wait_ns: int
-    wait_fraction: float | None
-    blame_ns: int
-    blame_estimate: Literal["matched", "upper_bound"] = "matched"
-    """`upper_bound`: members of its groups were not recorded. It may have been less to blame, and waited longer."""
-    times_last: int
-    idle_ns: int | None
-
-
-class Straggler(msgspec.Struct, kw_only=True, frozen=True):
-    """A rank that others waited for, and what held it."""
-
-    rank: int
-    held_by: str
-    blame_ns: int
-    evidence: dict[str, Any]
-
-
-class Skew(msgspec.Struct, kw_only=True, frozen=True):
-    """Matching of collectives across ranks."""
-
-    matched: int = 0
-    unmatched: int = 0
-    pairs: int = 0
-    """Sends matched with their receives; the calls that were not are among the unmatched."""
-    reasons: list[str] = []
-    clock_offset_ns: dict[str, int] = {}
-    residual_ns: int | None = None
-    ranks: list[SkewRank] = []
-    stragglers: list[Straggler] = []
-
-
-class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
-    """A change worth trying, with what it would gain.
-
-    Without a predicted gain, `gain_high_ns` is a bound: what the cause takes today, all of which no change may save.
-    """
-
-    id: str
-    title: str
-    verdict: str
-    predicted_gain_ns: int | None
-    gain_low_ns: int | None
-    gain_high_ns: int | None
-    confidence: Literal["measured", "mixed", "assumed"]
-    memory_bytes: int | None
-    changes_numerics: bool
-    apply: dict[str, str]
-    """What to change, in the units of each framework that has it."""
-    verify: str
-    per: Literal["step", "recording"] = "step"
-    """What the gains are of: a recording without steps has only itself."""
-    evidence: dict[str, Any] = {}
-    """The figures that it rests on."""
-    measured: list[str] = []
-    assumed: list[str] = []
-
-
-class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):
-    """The content of `overlapscope.analysis/1`. Times are integer nanoseconds, ratios 0..1, missing is null."""
-
-    schema_: Literal["overlapscope.analysis/1"] = SCHEMA
-    sources: list[SourceInfo]
-    run: RunInfo
-    ranks: list[RankInfo]
-    unclassified: Listed
-    fused: Listed
-    collectives: list[CollectiveRow]
-    exposed_by: ExposedBy = ExposedBy()
-    skew: Skew
-    findings: list[Finding]
-    recommendations: list[Recommendation]
-    told: dict[str, Told] = {}
-    """What the sources tell besides times: communicators, links, measurements, figures they report themselves."""
-    critical_path: CriticalPath = CriticalPath()
-    """The chain of dependencies that decided how long each step took."""
 
 
 def analyze(
     run: Run,
-    together: Across | None = None,
+    cross_rank: Across | None = None,
     bandwidth: Facts | None = None,
     alone: Mapping[int, Alone] | None = None,
 ) -> Analysis:
     """Return all figures of a run.
 
-    `together` is what `across` gives for it and `alone` what `alone_of` gives, where the caller has them already;
-    `bandwidth` holds measurements of what its collectives could reach.
+    `cross_rank` is the result of `match_and_align` and `summaries` that of `summarize_ranks`, where the caller has
+    them already; `bandwidth` holds measurements of the bandwidth that its collectives could reach.
     """
     alone = alone or alone_of(run)
-    together = together or across(run)
+    cross_rank = cross_rank or across(run)
     windows = {rank: own.windows for rank, own in alone.items()}
     coverage = {rank: own.coverage for rank, own in alone.items()}
-    transfers = together.transfers(run)
-    ranks, exposed_ns = _each_rank(run, together, alone, transfers)
+    transfers = cross_rank.transfers(run)
+    ranks, exposed_ns = _each_rank(run, cross_rank, alone, transfers)
     window_ns = {info.rank: info.whole.window_ns for info in ranks}
     work = compared({rank: own.kernels for rank, own in alone.items()})
-    links = slow_links(run, together.splits, together.pairs.pairs)
-    held = stragglers(run, (*together.splits, *together.uneven), coverage, work, window_ns,
+    links = slow_links(run, cross_rank.splits, cross_rank.pairs.pairs)
+    held = stragglers(run, (*cross_rank.splits, *cross_rank.uneven), coverage, work, window_ns,
                       {rank: own.not_launched for rank, own in alone.items()})  # fmt: skip
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
@@ -195,9 +81,9 @@ def analyze(
         *recording_gaps(run.sources, _linkage(alone)),
         *unread_ranks(run),
         *uneven_stages(run, work, window_ns),
-        *bounded(run, together),
+        *partly_recorded_groups(run, cross_rank),
         *pipeline_bubbles(run, {rank: own.stages for rank, own in alone.items()}),
-        *expert_imbalance(run, together, coverage, window_ns),
+        *expert_imbalance(run, cross_rank, coverage, window_ns),
         *possible_bandwidth(run, collectives, bandwidth),
     ]
     return Analysis(
@@ -208,26 +94,26 @@ def analyze(
         fused=fused,
         collectives=collectives,
         exposed_by=exposed_by(run.ranks, windows, exposed_ns),
-        skew=_skew(together, {info.rank: info.whole.idle_ns for info in ranks}, beside_slow_links(held, links)),
+        skew=_skew(cross_rank, {info.rank: info.whole.idle_ns for info in ranks}, beside_slow_links(held, links)),
         findings=findings,
         recommendations=[],
         told=told(run.facts),
-        critical_path=critical_path(run, windows, together),
+        critical_path=critical_path(run, windows, cross_rank),
     )
 
 
 def _each_rank(
-    run: Run, together: Across, alone: Mapping[int, Alone], transfers: Mapping[int, Transfers]
+    run: Run, cross_rank: Across, alone: Mapping[int, Alone], transfers: Mapping[int, Transfers]
 ) -> tuple[list[RankInfo], Mapping[int, Ints]]:
-    """Return each rank's figures, and how long each of its collectives was exposed."""
+    """Return each rank's figures, and the exposed time of each of its collectives."""
     coverage = {rank: own.coverage for rank, own in alone.items()}
-    parts = EachRank(run.ranks, lambda rank: alone[rank].parts.value())
+    parts = LazyByRank(run.ranks, lambda rank: alone[rank].parts.value())
     ranks: list[RankInfo] = []
     aside, exposed = Aside(), {}
-    for rank, causes in each_causes(run, together, coverage, parts, transfers):
+    for rank, causes in each_causes(run, cross_rank, coverage, parts, transfers):
         ranks.append(_rank_info(rank, run.ranks[rank].basis, alone[rank], causes))
         exposed[rank] = aside.put(causes.exposed_ns)
-    return ranks, EachRank(run.ranks, lambda rank: exposed[rank].values())
+    return ranks, LazyByRank(run.ranks, lambda rank: exposed[rank].values())
 
 
 def _run_info(run: Run) -> RunInfo:
@@ -255,7 +141,7 @@ def _rank_info(rank: int, basis: str, own: Alone, causes: Causes) -> RankInfo:
 
 
 def _known(basis: str, figures: Breakdown, hidden_wait_ns: int | None, causes: dict[str, int]) -> Breakdown:
-    """Add the causes, without what a recording of this basis cannot know; without a window there are no figures."""
+    """Add the causes, and remove what a recording of this basis cannot know; without a window there are no figures."""
     if figures.window_ns is None:
         return figures
     known: dict[str, Any] = {"causes": causes}
@@ -267,13 +153,13 @@ def _known(basis: str, figures: Breakdown, hidden_wait_ns: int | None, causes: d
 
 
 def _of_times(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:
-    """Return what stands out in the times of single ranks."""
+    """Return the findings from the times of single ranks."""
     basis = {rank: timeline.basis for rank, timeline in run.ranks.items()}
-    return [*odd_steps({info.rank: _complete(info) for info in ranks}, basis), *power_falls(run.ranks)]
+    return [*outlier_steps({info.rank: _complete(info) for info in ranks}, basis), *power_falls(run.ranks)]
 
 
 def _of_what_was_told(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:
-    """Return what logs and other sources besides times tell, and where they contradict the times."""
+    """Return the findings from logs and other sources without times, and where they contradict the times."""
     figures: dict[tuple[int, int | None], Breakdown] = {(info.rank, None): info.whole for info in ranks}
     figures |= {(info.rank, step.step): step for info in ranks for step in info.steps}
     return [
@@ -299,15 +185,15 @@ def _source_info(source: Source) -> SourceInfo:
     )
 
 
-def _skew(together: Across, idle_ns: Mapping[int, int | None], held: Sequence[Held]) -> Skew:
-    residual = together.clocks.residual_ns
-    partly = {rank for each in together.splits if not each.block.whole for rank in each.block.ranks}
+def _skew(cross_rank: Across, idle_ns: Mapping[int, int | None], held: Sequence[Straggler]) -> Skew:
+    residual = cross_rank.clocks.residual_ns
+    partly = {rank for each in cross_rank.splits if not each.block.whole for rank in each.block.ranks}
     return Skew(
-        matched=together.matched,
-        unmatched=together.matching.unmatched + together.pairs.unmatched,
-        pairs=together.pairs.matched,
-        reasons=[*together.matching.reasons, *together.pairs.reasons],
-        clock_offset_ns={str(rank): round(offset) for rank, offset in together.clocks.offset_ns.items()},
+        matched=cross_rank.matched,
+        unmatched=cross_rank.matching.unmatched + cross_rank.pairs.unmatched,
+        pairs=cross_rank.pairs.matched,
+        reasons=[*cross_rank.matching.reasons, *cross_rank.pairs.reasons],
+        clock_offset_ns={str(rank): round(offset) for rank, offset in cross_rank.clocks.offset_ns.items()},
         residual_ns=None if residual is None else round(residual),
         ranks=[
             SkewRank(
@@ -320,12 +206,9 @@ def _skew(together: Across, idle_ns: Mapping[int, int | None], held: Sequence[He
                 times_last=each.times_last,
                 idle_ns=idle_ns[rank],
             )
-            for rank, each in together.waits.items()
+            for rank, each in cross_rank.waits.items()
         ],
-        stragglers=[
-            Straggler(rank=each.rank, held_by=each.held_by, blame_ns=each.blame_ns, evidence=dict(each.evidence))
-            for each in held
-        ],
+        stragglers=list(held),
     )
 
 
@@ -334,12 +217,12 @@ def _complete(info: RankInfo) -> list[tuple[int, int | None, int | None]]:
 
 
 def _linkage(alone: Mapping[int, Alone]) -> dict[int, tuple[int, int]]:
-    """Return (device spans, of these without a launch) by rank; CPU runs have neither."""
+    """Return (device spans, device spans without a launch) by rank; CPU runs have neither."""
     return {rank: own.linkage for rank, own in alone.items() if own.linkage is not None}
 
 
 def _listed(alone: Mapping[int, Alone], note: int) -> Listed:
-    """Sum up the spans with a note over all ranks; names by time, the longest first, at most MAX_NAMES."""
+    """Sum the spans with a note over all ranks; names by total time, the longest first, at most MAX_NAMES."""
     spans = duration = 0
     by_name: dict[str, int] = {}
     for own in alone.values():

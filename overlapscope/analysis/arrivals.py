@@ -1,7 +1,7 @@
-"""When the last member came to each call, and who that was: of all matched calls, also those that tell no transfer.
+"""When the last member arrived at each matched call, and which rank that was.
 
-Until the last has come, a member waits: that much is certain even where what came after cannot be split into waiting
-and transfer (sends with their receives, uneven exchanges, groups of which some members were not recorded).
+A member waits until the last one has arrived. This is certain even where the rest of the call cannot be separated into
+wait and transfer: sends with their receives, uneven exchanges, groups with members that were not recorded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,60 +10,60 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.across_ranks import Across
-from overlapscope.analysis.by_rank import EachRank
+from overlapscope.analysis.by_rank import LazyByRank
 from overlapscope.analysis.call_index import CallIndex
 from overlapscope.analysis.clock_offsets import Clocks, Reals
-from overlapscope.analysis.point_to_point import Pairs
+from overlapscope.analysis.point_to_point import MessagePairs
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
 
 
 class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
-    """One row for each row of a rank's `Collectives`; NONE where nothing is known."""
+    """One row for each row of a rank's `Collectives`; NONE where it is not known."""
 
     arrived_ns: Ints
-    """When the last member came, on the rank's own clock, within the call; not before it is certain."""
+    """When the last member arrived: on the rank's own clock, within the call; with uncertain clocks the earliest."""
     last: Ints
-    """The rank that came last, of those recorded."""
+    """The recorded rank that arrived last."""
     call: Ints
     """Number of the call, the same on all its members; NONE where some member was not recorded."""
 
 
-def arrivals(run: Run, together: Across) -> Mapping[int, Arrivals]:
-    """Return the arrivals of each rank's collectives; those of a rank are made when they are asked for.
+def arrivals(run: Run, cross_rank: Across) -> Mapping[int, Arrivals]:
+    """Return the arrivals of each rank's collectives; they are computed when a rank is accessed.
 
-    Even calls end together, so the least duration tells when the last one came, whatever the clocks show; of the others
-    aligned clocks tell it, less their residual.
+    Even calls end together, so their shortest duration gives the arrival of the last member without any clock. For the
+    other calls it is taken from the aligned clocks, less their residual.
     """
-    clocks, index = together.clocks, CallIndex.of(run, together.splits)
+    clocks, index = cross_rank.clocks, CallIndex.of(run, cross_rank.splits)
     by_clocks: dict[int, list[tuple[_ByClocks, Ints]]] = {}
     calls = index.transfer_ns.size
-    for ranks, rows, came, whole in _on_clocks(run, together):
+    for ranks, rows, came, whole in _on_clocks(run, cross_rank):
         number = calls + np.arange(came.shape[1]) if whole else np.full(came.shape[1], NONE)
         calls += came.shape[1]
-        told = _ByClocks(latest=came.max(axis=0), last=np.array(ranks)[came.argmax(axis=0)], number=number)
+        by_clock = _ByClocks(latest=came.max(axis=0), last=np.array(ranks)[came.argmax(axis=0)], number=number)
         for rank, own in zip(ranks, rows, strict=True):
-            by_clocks.setdefault(rank, []).append((told, own))
-    return EachRank(run.ranks, lambda rank: _of_rank(run, index, clocks, rank, by_clocks.get(rank, ())))
+            by_clocks.setdefault(rank, []).append((by_clock, own))
+    return LazyByRank(run.ranks, lambda rank: _of_rank(run, index, clocks, rank, by_clocks.get(rank, ())))
 
 
 class _ByClocks(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of which clocks tell who came last."""
+    """Calls whose last member is taken from the aligned clocks."""
 
     latest: Reals
-    """When, on the common clock."""
+    """Arrival of the last member, on the common clock."""
     last: Ints
     number: Ints
 
 
-def _on_clocks(run: Run, together: Across) -> Iterator[tuple[Sequence[int], Sequence[Ints], Reals, bool]]:
-    """Yield ranks, rows, when each came, and whether all members were recorded."""
-    clocks = together.clocks
-    for each in together.uneven:
+def _on_clocks(run: Run, cross_rank: Across) -> Iterator[tuple[Sequence[int], Sequence[Ints], Reals, bool]]:
+    """Yield ranks, rows, arrival times (ranks by calls), and whether all members were recorded."""
+    clocks = cross_rank.clocks
+    for each in cross_rank.uneven:
         block = each.block
         if clocks.comparable(block.ranks):
             yield block.ranks, list(block.rows), clocks.starts(block), block.whole
-    for pairs in together.pairs.pairs:
+    for pairs in cross_rank.pairs.pairs:
         ends = (pairs.sender, pairs.receiver)
         if clocks.comparable(ends):
             yield ends, [pairs.send_rows, pairs.recv_rows], _came(run, clocks, pairs), True
@@ -72,9 +72,9 @@ def _on_clocks(run: Run, together: Across) -> Iterator[tuple[Sequence[int], Sequ
 def _of_rank(
     run: Run, index: CallIndex, clocks: Clocks, rank: int, by_clocks: Sequence[tuple[_ByClocks, Ints]]
 ) -> Arrivals:
-    """Put together what is known of one rank.
+    """Return the arrivals of one rank.
 
-    Where clocks tell who came last, not for those that had left by then: they did not wait.
+    Arrivals by clocks are left out for calls that the rank had left before the last member arrived: it did not wait.
     """
     calls, call = run.ranks[rank].collectives, index.call[rank]
     start_ns, end_ns = calls.start_ns, calls.end_ns
@@ -85,19 +85,22 @@ def _of_rank(
     last[rows] = index.last[matched]
     whole = index.whole[matched]
     number[rows[whole]] = matched[whole]
-    for told, own in by_clocks:
+    for by_clock, own in by_clocks:
         ends = clocks.aligned(rank, end_ns[own])
-        stayed = (ends >= told.latest) | (told.last == rank)
+        stayed = (ends >= by_clock.latest) | (by_clock.last == rank)
         chosen = own[stayed]
-        before = np.rint(ends - told.latest + (clocks.residual_ns or 0.0)).astype(np.int64)[stayed]
+        before = np.rint(ends - by_clock.latest + (clocks.residual_ns or 0.0)).astype(np.int64)[stayed]
         arrived[chosen] = np.clip(end_ns[chosen] - before, start_ns[chosen], end_ns[chosen])
-        last[chosen] = told.last[stayed]
-        number[chosen] = told.number[stayed]
+        last[chosen] = by_clock.last[stayed]
+        number[chosen] = by_clock.number[stayed]
     return Arrivals(arrived_ns=arrived, last=last, call=number)
 
 
-def _came(run: Run, clocks: Clocks, pairs: Pairs) -> Reals:
-    """Return when sender and receiver came to their calls: a host may hand over a message before its span begins."""
+def _came(run: Run, clocks: Clocks, pairs: MessagePairs) -> Reals:
+    """Return when sender and receiver arrived at their calls.
+
+    In a CPU run that is the launch: a host may hand over a message before the span of the send begins.
+    """
     found = []
     for rank, rows in ((pairs.sender, pairs.send_rows), (pairs.receiver, pairs.recv_rows)):
         timeline = run.ranks[rank]

@@ -1,7 +1,7 @@
-"""A difference shared out to its parts, to the nanosecond: on each side they add up to its whole, so theirs do too.
+"""Attribute the difference of two sides to parts that add up to it exactly, to the nanosecond.
 
-Medians do not add up; means do. So a side's whole here is the mean over ranks and complete steps of each run, then over
-its runs, where the metrics are medians: the two differ a little. Each is rounded to integers by the largest remainders.
+Medians do not add up, means do. So the total of a side is here the mean over ranks and complete steps of each run, then
+over its runs; the metrics are medians and differ a little. Parts are rounded to integers by the largest remainders.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,23 +17,23 @@ from overlapscope.timeline.columns import NONE, Ints
 REMAINDER = "not attributed"
 COMPUTE, EXPOSED, COPY, IDLE = "compute", "exposed communication", "copies", "idle"
 IDLE_OR_COPIES = "idle or copies"
-"""Where a recording of either side knows no copies, they are idle time there, so both are taken together."""
+"""Some recordings hold no copies and show them as idle time; then both are one part on both sides."""
 Parts = dict[str, Fraction]
 
 
 class Part(msgspec.Struct, kw_only=True, frozen=True):
-    """What one part has of the whole, mean over ranks and complete steps."""
+    """One part of an attribution, mean over ranks and complete steps."""
 
     name: str
     base_ns: int
     candidate_ns: int
     difference_ns: int
     collective: int | None = None
-    """Row in `collectives` of the comparison, where the part is one."""
+    """Row in `collectives` of the comparison, where the part is a collective."""
 
 
 class Attribution(msgspec.Struct, kw_only=True, frozen=True):
-    """A whole and its parts: their `base_ns`, `candidate_ns` and `difference_ns` add up to those of the whole."""
+    """A total and its parts: their `base_ns`, `candidate_ns` and `difference_ns` add up to those of the total."""
 
     base_ns: int
     candidate_ns: int
@@ -41,8 +41,8 @@ class Attribution(msgspec.Struct, kw_only=True, frozen=True):
     parts: list[Part]
 
 
-def of_step_time(base: Sequence[StepTable], candidate: Sequence[StepTable]) -> Attribution:
-    """Share out the mean length of a step: compute (hiding communication or not), exposed, copies and idle."""
+def attribute_step_time(base: Sequence[StepTable], candidate: Sequence[StepTable]) -> Attribution:
+    """Attribute the mean step time to compute (overlapped or not), exposed communication, copies and idle time."""
     with_copies = all(_knows_copies(table) for table in (*base, *candidate))
     ours, theirs = (
         _mean_parts([_activities(table, with_copies=with_copies) for table in s]) for s in (base, candidate)
@@ -50,8 +50,8 @@ def of_step_time(base: Sequence[StepTable], candidate: Sequence[StepTable]) -> A
     return attribution(ours, theirs, _whole(base, "window_ns"), _whole(candidate, "window_ns"))
 
 
-def of_exposed(base: Sequence[StepTable], candidate: Sequence[StepTable], whole: Part) -> Attribution:
-    """Share out exposed communication to causes; `whole` is its part of the step time."""
+def attribute_exposed(base: Sequence[StepTable], candidate: Sequence[StepTable], whole: Part) -> Attribution:
+    """Attribute exposed communication to its causes; `whole` is its part of the step time."""
     ours, theirs = (_mean_parts([_causes(table) for table in side]) for side in (base, candidate))
     return attribution(ours, theirs, Fraction(whole.base_ns), Fraction(whole.candidate_ns))
 
@@ -59,9 +59,9 @@ def of_exposed(base: Sequence[StepTable], candidate: Sequence[StepTable], whole:
 def attribution(
     base: Mapping[str, Fraction], candidate: Mapping[str, Fraction], base_whole: Fraction, candidate_whole: Fraction
 ) -> Attribution:
-    """Round both sides and subtract; parts that are 0 on both sides are left out, the largest difference comes first.
+    """Round both sides and subtract; the largest difference comes first, parts that are 0 on both sides are left out.
 
-    What the parts lack of a whole stands among them as a part of its own.
+    Where the parts do not add up to the whole, the rest is a part of its own (`REMAINDER`).
     """
     names = list(dict.fromkeys([*base, *candidate]))
     ours, theirs = rounded(names, base, base_whole), rounded(names, candidate, candidate_whole)
@@ -80,9 +80,9 @@ def attribution(
 
 
 def rounded(names: Sequence[str], parts: Mapping[str, Fraction], whole: Fraction) -> dict[str, int]:
-    """Round parts to integers that add up to the rounded whole: each is off by less than 1 ns.
+    """Round parts to integers that add up to the rounded whole; each differs from its part by less than 1 ns.
 
-    What lies a nanosecond or more beyond that is the remainder.
+    What then still lacks is the remainder.
     """
     exact = {name: parts.get(name, Fraction(0)) for name in names}
     found = {name: int(value // 1) for name, value in exact.items()}
@@ -103,7 +103,7 @@ def _whole(runs: Sequence[StepTable], figure: str) -> Fraction:
 
 
 def mean_of(table: StepTable, matrix: Ints) -> Fraction:
-    """Return the mean over all ranks and steps that were recorded whole, exactly."""
+    """Return the exact mean over all ranks and completely recorded steps."""
     return Fraction(int(matrix[table.recorded].sum()), int(table.recorded.sum()))
 
 

@@ -1,4 +1,7 @@
-"""Where the time of a window went: the exact partition of DESIGN section 2, for any window, in O(log n)."""
+"""Break down any window of a rank into overlapped, exposed, compute, copy and idle time (docs/definitions.md).
+
+The parts add up to the window exactly. A window takes O(log n) once the intervals are summed.
+"""
 
 from typing import Annotated, Final, Self
 
@@ -35,7 +38,7 @@ class Breakdown(msgspec.Struct, kw_only=True, frozen=True):
     comm_comp_ratio: float | None = None
     """comm / compute"""
     overlap_potential: float | None = None
-    """min(comm, compute) / (comm + compute): what perfect overlap would save of a serial step"""
+    """min(comm, compute) / (comm + compute): the share of a serial step that perfect overlap would save"""
     hidden_transfer_ns: int | None = None
     hidden_wait_ns: int | None = None
     comm_overhead_ns: int | None = None
@@ -44,7 +47,7 @@ class Breakdown(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Coverage:
-    """What covers the time of one rank: the unions of its kinds of span, for any window."""
+    """The time of one rank covered by each kind of span (communication, compute, copy), as unions of intervals."""
 
     __slots__ = ("_sums", "comm", "compute", "copy")
 
@@ -53,7 +56,7 @@ class Coverage:
         self._sums: tuple[BusyTime, ...] = ()
 
     def put_aside(self, aside: Aside) -> "Coverage":
-        """Return the same coverage packed and put aside; what is asked of it is laid out again each time."""
+        """Return the same coverage, packed and written to `aside`; intervals are unpacked at each access."""
         return _PutCoverage(self, aside)
 
     @classmethod
@@ -67,11 +70,11 @@ class Coverage:
         return cls(cover(COMM), cover(COMPUTE), cover(COPY))
 
     def breakdown(self, *windows: tuple[int, int]) -> Breakdown:
-        """Break down a window [start, end), or several disjoint ones taken together."""
+        """Return the breakdown of a window [start, end), or the sum over several disjoint windows."""
         return self.breakdowns(WindowSets.of([windows]))[0]
 
     def breakdowns(self, sets: WindowSets) -> list[Breakdown]:
-        """Break down each of several sets of windows."""
+        """Return the breakdown of each of several sets of windows."""
         if not self._sums:
             self._sums = self._busy()
         columns = [sets.lengths, *(sets.within(each) for each in self._sums)]
@@ -84,7 +87,7 @@ class Coverage:
 
 
 class _PutCoverage(Coverage):
-    """A coverage of which each kind is unpacked when it is asked for."""
+    """A coverage whose intervals are unpacked at each access."""
 
     __slots__ = ("_packed",)
 
@@ -93,7 +96,7 @@ class _PutCoverage(Coverage):
         self._sums = ()
 
     def __getattr__(self, name: str) -> Intervals:
-        """Return a kind, which is not held as it is."""
+        """Unpack the intervals of one kind."""
         if name not in _KINDS:
             raise AttributeError(name)
         return self._packed[name].intervals()

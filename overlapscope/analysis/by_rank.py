@@ -1,4 +1,7 @@
-"""Values of ranks that are made when they are asked for: those of all ranks of a large run are more than fit."""
+"""A mapping from rank to a value that is computed at each access.
+
+The values of all ranks of a large run do not fit into memory at once.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TypeVar
@@ -6,22 +9,22 @@ from typing import TypeVar
 V = TypeVar("V")
 
 
-class EachRank(Mapping[int, V]):
-    """A value for each of `ranks`, made anew each time it is asked for."""
+class LazyByRank(Mapping[int, V]):
+    """A value for each of `ranks`, computed anew at each access."""
 
     def __init__(self, ranks: Collection[int], make: Callable[[int], V]) -> None:
         self._ranks, self._make = ranks, make
 
     def __getitem__(self, rank: int) -> V:
-        """Make the value of a rank."""
+        """Compute the value of a rank. Raises KeyError for a rank that is not among `ranks`."""
         if rank not in self._ranks:
             raise KeyError(rank)
         return self._make(rank)
 
     def __iter__(self) -> Iterator[int]:
-        """Return the ranks."""
+        """Iterate over the ranks."""
         return iter(self._ranks)
 
     def __len__(self) -> int:
-        """Return how many ranks there are."""
+        """Return the number of ranks."""
         return len(self._ranks)

@@ -1,6 +1,6 @@
-"""The ends of all matched calls, laid out so that the middle of every call and of every clock is taken at once.
+"""The end times of all matched calls, laid out so that numpy computes the medians of all calls and clocks at once.
 
-With a thousand ranks there are hundreds of groups and as many clocks: numpy is asked once for all of one shape.
+With a thousand ranks there are hundreds of groups and as many clocks: there is one numpy call for all of one shape.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,38 +14,41 @@ from overlapscope.timeline.columns import Ints
 
 Reals = npt.NDArray[np.float64]
 Places = npt.NDArray[Any]
-"""Whole numbers, in four bytes each where these do."""
+"""Positions in an array, as int32 where that is enough, else int64."""
 AT_ONCE: Final = 1 << 18
-"""Ends that are laid out at a time, beside those that are held."""
+"""Ends that are processed at a time, so that temporary arrays stay small."""
 
 
 class RankSet(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of the same ranks."""
+    """All calls that the same ranks made."""
 
     ranks: tuple[int, ...]
     ends: Reals
-    """Distance from the reference, on the rank's own clock: a row for each rank, in order of time."""
+    """Nanoseconds after the reference, on each rank's own clock: rows are ranks, columns calls in order of time."""
 
 
 class CallEnds(msgspec.Struct, frozen=True, kw_only=True):
-    """Ends of calls, and whose they are. Values of ranks, as offsets, stand in the order of `ranks`."""
+    """End times of calls, with the ranks and clocks that they belong to.
+
+    Arrays with one value a rank, such as offsets, are in the order of `ranks`.
+    """
 
     ranks: tuple[int, ...]
     """Ascending."""
     clock: Ints
-    """Number of the clock that each rank goes by; those of one host share it."""
+    """Number of the clock that each rank uses; ranks of one host share a clock."""
     ends: tuple[Reals, ...]
     """One array for all sets of one shape: [set, call, member]."""
     members: tuple[Ints, ...]
-    """Place of each member in `ranks`: [set, member]."""
+    """Position of each member in `ranks`: [set, member]."""
     of_rank: tuple[Places, ...]
-    """Positions of each rank's ends in all ends, one array after the other; set by set, in order of time."""
+    """Positions of each rank's ends in `times`; set by set, in order of time."""
     of_clocks: tuple[tuple[Ints, Places], ...]
-    """Clocks with equally many ends, and the positions of each one's: [clock], [clock, end]."""
+    """Clocks with equally many ends, and the positions of these: [clock], [clock, end]."""
 
     @classmethod
     def of(cls, sets: Sequence[RankSet], hosts: Mapping[int, str]) -> Self:
-        """Lay out the calls; `hosts` names the host of ranks where it is known."""
+        """Lay out the calls; `hosts` holds the host of each rank where it is known."""
         ranks = sorted({rank for each in sets for rank in each.ranks})
         place = {rank: at for at, rank in enumerate(ranks)}
         first: dict[str, int] = {}
@@ -79,11 +82,11 @@ class CallEnds(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def times(self) -> Reals:
-        """All ends, one array after the other."""
+        """All ends, the arrays of `ends` one after the other."""
         return np.concatenate([each.ravel() for each in self.ends])
 
     def behind(self, offset: Reals, drift: Reals) -> Reals:
-        """Return how far each end lies behind the centre of its call, in the order of `times`."""
+        """Return how much later each end is than the median end of its call, in the order of `times`."""
         found = np.empty(sum(each.size for each in self.ends))
         begin = 0
         for ends, members in zip(self.ends, self.members, strict=True):
@@ -96,7 +99,7 @@ class CallEnds(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def middles(self, values: Reals) -> Reals:
-        """Return for each rank the median of its clock's values, which stand in the order of `times`."""
+        """Return for each rank the median of its clock's values; `values` are in the order of `times`."""
         found = np.zeros(int(self.clock.max()) + 1)
         for clocks, positions in self.of_clocks:
             for part in _stretches(clocks.size, positions.shape[1]):
@@ -104,7 +107,7 @@ class CallEnds(msgspec.Struct, frozen=True, kw_only=True):
         return found[self.clock]
 
     def middle_of_clock(self, values: Reals) -> Reals:
-        """Return for each rank the median of its clock's ranks' values."""
+        """Return for each rank the median over the ranks that share its clock; one value a rank."""
         found = values.copy()
         for each in np.flatnonzero(np.bincount(self.clock) > 1).tolist():
             shared = self.clock == each
@@ -113,7 +116,7 @@ class CallEnds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _stretches(rows: int, of_row: int) -> Iterator[slice]:
-    """Return all of so many rows in stretches, of which each has few values."""
+    """Yield slices of `rows` rows, each of at most about AT_ONCE values."""
     count = max(1, AT_ONCE // max(1, of_row))
     return (slice(begin, begin + count) for begin in range(0, rows, count))
 
@@ -133,7 +136,7 @@ def _by_count(of_rank: Sequence[Places], clock: Ints) -> tuple[tuple[Ints, Place
 
 
 def _centre(ends: Reals) -> Reals:
-    """Give the median of each call's ends. Sorted as a whole: of so few, that takes a quarter of finding the middle."""
+    """Return the median of each call's ends. For so few values, sorting takes a quarter of the time of a partition."""
     half = ends.shape[2] // 2
     ordered = np.sort(ends, axis=2) if ends.shape[2] > 2 else ends
     upper: Reals = ordered[:, :, half : half + 1]
@@ -141,8 +144,8 @@ def _centre(ends: Reals) -> Reals:
 
 
 def _middle(rows: Reals) -> Reals:
-    """Return the median of each row; numpy's own looks out for much that is not here."""
+    """Return the median of each row, faster than `np.median`, which also handles cases that do not occur here."""
     half = rows.shape[1] // 2
-    parted = np.partition(rows, half, axis=1)  # for two places at once, numpy takes five times as long
+    parted = np.partition(rows, half, axis=1)  # for two positions at once, numpy takes five times as long
     upper: Reals = parted[:, half]
     return upper if rows.shape[1] % 2 else (parted[:, :half].max(axis=1) + upper) / 2

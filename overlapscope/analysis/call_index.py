@@ -1,4 +1,7 @@
-"""Which matched call each row of a rank's `Collectives` is, and what is known of the call: once, not once a member."""
+"""Number the matched calls, and find the number of each row of a rank's `Collectives`.
+
+What is known of a call is stored once, not once for each member.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -6,8 +9,8 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.by_rank import EachRank
-from overlapscope.analysis.matched_calls import by_ranks
+from overlapscope.analysis.by_rank import LazyByRank
+from overlapscope.analysis.matched_calls import positions_by_ranks
 from overlapscope.analysis.wait_transfer import Split
 from overlapscope.files.spill import Aside
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, size
@@ -15,24 +18,24 @@ from overlapscope.timeline.run import Run
 
 
 class CallIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """All matched calls that tell their transfer, numbered."""
+    """All matched calls with a known transfer time, numbered from 0."""
 
     call: Mapping[int, Codes]
-    """For each rank, the number of each of its calls; -1 for what was not matched."""
+    """For each rank, the number of each of its calls; -1 for a call that was not matched."""
     transfer_ns: Ints
     baseline_ns: Ints
-    """What the kind of call takes when nothing slows it; NONE with too few calls."""
+    """Transfer time of this kind of call when nothing slows it down; NONE with too few calls."""
     last: Codes
-    """The rank that came last."""
+    """The rank that arrived last."""
     whole: Flags
-    """Every member was recorded."""
+    """Whether every member was recorded."""
 
     @classmethod
     def of(cls, run: Run, splits: Sequence[Split]) -> Self:
         """Number the calls of all splits."""
         call = {rank: np.full(size(timeline.collectives), -1, np.int32) for rank, timeline in run.ranks.items()}
         begin = np.concatenate([[0], np.cumsum([each.block.calls for each in splits])]).tolist()
-        for ranks, places in by_ranks([each.block for each in splits]).items():
+        for ranks, places in positions_by_ranks([each.block for each in splits]).items():
             number = np.concatenate([np.arange(begin[at], begin[at + 1], dtype=np.int32) for at in places])
             rows = np.concatenate([splits[at].block.rows for at in places], axis=1)
             for rank, own in zip(ranks, rows, strict=True):
@@ -43,7 +46,7 @@ class CallIndex(msgspec.Struct, frozen=True, kw_only=True):
         baseline = [NONE if each.baseline_ns is None else round(each.baseline_ns) for each in splits]
         none = [np.zeros(0, np.int64)]
         return cls(
-            call=EachRank(run.ranks, lambda rank: put[rank].values()),
+            call=LazyByRank(run.ranks, lambda rank: put[rank].values()),
             transfer_ns=np.concatenate([each.transfer_ns for each in splits] or none),
             baseline_ns=np.repeat(np.array(baseline, np.int64), counts),
             last=np.concatenate([np.array(each.block.ranks)[each.last] for each in splits] or none).astype(np.int32),

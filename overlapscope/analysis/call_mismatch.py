@@ -1,4 +1,9 @@
-"""Ranks that called different operations, sizes or types under one number of a group."""
+"""Find ranks that made different calls: other operations, sizes or data types under one sequence number of a group.
+
+A collective library pairs the calls of its ranks by their order alone. Ranks that call something else, or something of
+another size, exchange wrong data or hang. `mismatched` checks flight-recorder dumps and watchdog logs, `call_order`
+checks NCCL logs. Sends and receives differ from rank to rank by their nature and are not compared.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -8,7 +13,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.group_progress import Standing, collective_calls
+from overlapscope.analysis.group_progress import GroupProgress, collective_calls
 from overlapscope.analysis.wording import first_and_count, first_of, id_part, rank_list
 from overlapscope.display import listed
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
@@ -17,22 +22,22 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
 
 UNEVEN: Final = frozenset({"all_to_all", "send", "recv", "send_recv", "coalesced", "gather", "scatter"})
-"""Operations whose recorded sizes may differ between ranks by right."""
+"""Operations whose sizes may differ between ranks."""
 _SHIFT: Final = 20
-"""Bits of a key that tell the calls of one number (a batch) apart."""
+"""Bits of a key that number the calls of one sequence number (a batch)."""
 ONE_SIDED: Final = ("send", "recv", "put_signal", "signal", "wait_signal")
 MAX_LISTED: Final = 8
 
 
-def mismatched(run: Run, group: str, label: str, ranks: Mapping[int, Standing]) -> list[Finding]:
-    """Find the first number under which ranks of a group called different things, from dumps, else from logs."""
+def mismatched(run: Run, group: str, label: str, ranks: Mapping[int, GroupProgress]) -> list[Finding]:
+    """Find the first sequence number under which ranks of a group made different calls; from dumps, else from logs."""
     return _in_dumps(run, group, label, ranks) or _in_logs(group, label, ranks)
 
 
-def _in_dumps(run: Run, group: str, label: str, ranks: Mapping[int, Standing]) -> list[Finding]:
-    """Find the first number under which ranks called different operations, sizes or types.
+def _in_dumps(run: Run, group: str, label: str, ranks: Mapping[int, GroupProgress]) -> list[Finding]:
+    """Find the first sequence number under which ranks called different operations, sizes or types.
 
-    Only numbers that every dump with calls of the group still holds are compared; of the oldest, a batch may be cut.
+    Only numbers that every dump with calls of the group still holds are compared; the batch of the oldest may be cut.
     """
     every = {rank: collective_calls(run, group, rank, each.dump) for rank, each in ranks.items()}
     shown = {rank: calls for rank, calls in every.items() if calls[0].size}
@@ -50,12 +55,12 @@ def _in_dumps(run: Run, group: str, label: str, ranks: Mapping[int, Standing]) -
     if not differs.any():
         return []
     at = int(np.flatnonzero(differs)[0])
-    said = {rank: _spelled(run, rank, int(places[rank][at])) for rank in order}
-    return [_finding(group, label, int(common[at]) >> _SHIFT, said, int(differs.sum()))]
+    calls_made = {rank: _spelled(run, rank, int(places[rank][at])) for rank in order}
+    return [_finding(group, label, int(common[at]) >> _SHIFT, calls_made, int(differs.sum()))]
 
 
 def _keyed(run: Run, rank: int, rows: Ints, numbers: Ints, first: int) -> tuple[Ints, Ints]:
-    """Return sorted keys (number, place among the calls of that number) and their rows, from the number `first` on."""
+    """Return sorted keys (sequence number, position in its batch) and their rows, from number `first` on."""
     timeline = run.ranks[rank]
     batch = timeline.names.index("coalesced") if "coalesced" in timeline.names else -1
     chosen = (numbers >= first) & (numbers < 1 << 40) & (timeline.collectives.op[rows] != batch)
@@ -68,7 +73,7 @@ def _keyed(run: Run, rank: int, rows: Ints, numbers: Ints, first: int) -> tuple[
 
 
 def _differing(run: Run, places: Mapping[int, Ints]) -> Flags:
-    """Tell for each common call whether operation, elements or type differ between the ranks that know them."""
+    """Return for each common call whether operation, elements or type differ between the ranks that know them."""
     codes: dict[str, int] = {}
     ops, elements, dtypes = [], [], []
     for rank, rows in places.items():
@@ -83,7 +88,7 @@ def _differing(run: Run, places: Mapping[int, Ints]) -> Flags:
 
 
 def _unequal(columns: Sequence[Ints]) -> Flags:
-    """Tell where the known values of a column differ between the ranks."""
+    """Return where the known values of a column differ between the ranks."""
     stacked = np.stack(columns)
     most = np.where(stacked == NONE, np.iinfo(np.int64).min, stacked).max(axis=0)
     least = np.where(stacked == NONE, np.iinfo(np.int64).max, stacked).min(axis=0)
@@ -99,39 +104,43 @@ def _spelled(run: Run, rank: int, row: int) -> str:
     return f"{timeline.names[int(calls.op[row])]}{size}{'' if dtype < 0 else f' {timeline.names[dtype]}'}"
 
 
-def _in_logs(group: str, label: str, ranks: Mapping[int, Standing]) -> list[Finding]:
-    """Find ranks that timed out under one number in different operations, as a log tells it."""
+def _in_logs(group: str, label: str, ranks: Mapping[int, GroupProgress]) -> list[Finding]:
+    """Find ranks that timed out in different operations under one sequence number, according to a watchdog log."""
     late = {rank: each for rank, each in ranks.items() if each.timed_out and each.dump is None and each.op is not None}
     for seq in sorted({each.pending for each in late.values() if each.pending is not None}):
         here = {rank: each for rank, each in late.items() if each.pending == seq}
         sizes = {each.elements for each in here.values() if each.op not in UNEVEN} - {None}
         if len({each.op for each in here.values()}) > 1 or len(sizes) > 1:
-            said = {
+            calls_made = {
                 rank: f"{each.op}{'' if each.elements is None else f' of {each.elements}'}"
                 for rank, each in here.items()
             }
-            return [_finding(group, label, seq, said, 1)]
+            return [_finding(group, label, seq, calls_made, 1)]
     return []
 
 
-def _finding(group: str, label: str, seq: int, said: Mapping[int, str], count: int) -> Finding:
+def _finding(group: str, label: str, seq: int, called: Mapping[int, str], count: int) -> Finding:
     callers: dict[str, list[int]] = {}
-    for rank, what in said.items():
+    for rank, what in called.items():
         callers.setdefault(what, []).append(rank)
     order = sorted(callers, key=lambda what: (-len(callers[what]), what))
-    told = [f"{rank_list(callers[what])} called {what}" for what in order]
+    calls = [f"{rank_list(callers[what])} called {what}" for what in order]
     more = f"; {count - 1} later calls differ too" if count > 1 else ""
     return Finding(
         id=f"desync:mismatch:{id_part(group)}:{seq}",
         severity="warning",
-        title=f"collective #{seq} of {label} is not the same on all ranks: {first_and_count(told, 4, '; ')}{more}",
-        evidence={"group": group, "seq": seq, "called": first_of({str(rank): said[rank] for rank in sorted(said)})},
+        title=f"collective #{seq} of {label} differs between ranks: {first_and_count(calls, 4, '; ')}{more}",
+        evidence={
+            "group": group,
+            "seq": seq,
+            "called": first_of({str(rank): called[rank] for rank in sorted(called)}),
+        },
         known_from="log",
     )
 
 
 class _Calls(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of one rank in one communicator, in order; operation and type as codes that all ranks share."""
+    """The calls of one rank in one communicator, in order; operation and type are codes that all ranks share."""
 
     rank: int
     seq: Ints
@@ -141,7 +150,7 @@ class _Calls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def call_order(run: Run) -> list[Finding]:
-    """Find communicators whose ranks made different calls, and ranks that stopped before the others."""
+    """Find communicators whose ranks made different calls, and ranks that stopped before the others; from NCCL logs."""
     names = NameTable()
     known: dict[str, list[_Calls]] = defaultdict(list)
     unclear = _unclear(run.facts)
@@ -163,7 +172,7 @@ def call_order(run: Run) -> list[Finding]:
 
 
 def _by_group(rank: int, timeline: RankTimeline, names: NameTable) -> list[tuple[str, _Calls | None]]:
-    """Split a rank's calls by communicator; None for one with sends and receives, whose numbers run apart by rank."""
+    """Split a rank's calls by communicator; None for one with sends and receives, which each rank numbers by itself."""
     calls = timeline.collectives
     codes = np.append(names.encode(timeline.names), np.int32(-1))
     alone = np.array([name in ONE_SIDED for name in timeline.names] + [False], np.bool_)[calls.op]
@@ -192,7 +201,7 @@ def _by_group(rank: int, timeline: RankTimeline, names: NameTable) -> list[tuple
 
 
 def _different(group: str, ranks: Sequence[_Calls], names: Sequence[str]) -> list[Finding]:
-    """Compare each rank's calls with those of the first rank, number by number."""
+    """Compare each rank's calls with those of the first rank, sequence number by sequence number."""
     first, *others = ranks
     differing, earliest = 0, None
     for other in others:
@@ -208,12 +217,12 @@ def _different(group: str, ranks: Sequence[_Calls], names: Sequence[str]) -> lis
         return []
     seq = int(first.seq[earliest])
     nth = earliest - int(np.searchsorted(first.seq, seq))
-    said: dict[str, list[int]] = defaultdict(list)
+    calls_made: dict[str, list[int]] = defaultdict(list)
     for each in ranks:
         row = int(np.searchsorted(each.seq, seq)) + nth
         if row < each.seq.size and each.seq[row] == seq:
-            said[_call(each, row, names)].append(each.rank)
-    title = "; ".join(f"{text} on {_ranks(who)}" for text, who in list(said.items())[:MAX_LISTED])
+            calls_made[_call(each, row, names)].append(each.rank)
+    title = "; ".join(f"{text} on {_ranks(who)}" for text, who in list(calls_made.items())[:MAX_LISTED])
     return [
         Finding(
             id=f"nccl_desync:{group}",
@@ -222,7 +231,7 @@ def _different(group: str, ranks: Sequence[_Calls], names: Sequence[str]) -> lis
             evidence={
                 "communicator": group,
                 "seq": seq,
-                "calls": {text: who[:MAX_LISTED] for text, who in said.items()},
+                "calls": {text: who[:MAX_LISTED] for text, who in calls_made.items()},
                 "differing_calls": differing,
             },
             known_from="log",
@@ -231,7 +240,7 @@ def _different(group: str, ranks: Sequence[_Calls], names: Sequence[str]) -> lis
 
 
 def _paired(one: Ints, other: Ints) -> tuple[Ints, Ints]:
-    """Return the rows of both that have the same number; several calls of one number pair in their order."""
+    """Return the rows of both that have the same number; several calls of one number are paired in order."""
     place = np.searchsorted(other, one) + np.arange(one.size) - np.searchsorted(one, one)
     there: Flags = place < np.searchsorted(other, one, side="right")
     mine = np.flatnonzero(there)
@@ -239,7 +248,7 @@ def _paired(one: Ints, other: Ints) -> tuple[Ints, Ints]:
 
 
 def _behind(group: str, ranks: Sequence[_Calls], members: set[int]) -> list[Finding]:
-    """Find the ranks whose last call has a lower number than that of the others."""
+    """Find the ranks whose last call has a lower number than the last call of the others."""
     last: dict[int, int] = {each.rank: int(each.seq[-1]) for each in ranks}
     for rank in members - last.keys():
         last[rank] = -1
@@ -264,8 +273,8 @@ def _behind(group: str, ranks: Sequence[_Calls], members: set[int]) -> list[Find
         Finding(
             id=f"nccl_behind:{group}",
             severity="warning" if waiting else "info",
-            title=f"in {group} {where} made no more calls, while others reached opCount {most:x}: they wait there, or "
-            "these logs end earlier",
+            title=f"in {group} {where} made no more calls, while others reached opCount {most:x}: either those wait "
+            "there, or these logs end earlier",
             evidence=evidence,
             known_from="log",
         )
@@ -273,7 +282,7 @@ def _behind(group: str, ranks: Sequence[_Calls], members: set[int]) -> list[Find
 
 
 def _unclear(facts: Facts) -> set[str]:
-    """Return the communicators whose name stands for several: two processes claim one place in them."""
+    """Return the names that several communicators share: two processes have the same rank in them."""
     table = facts.members
     owners: dict[tuple[int, int], set[tuple[int, int, int]]] = defaultdict(set)
     columns = (table.communicator, table.member, table.host, table.process, table.device)
@@ -284,7 +293,7 @@ def _unclear(facts: Facts) -> set[str]:
 
 
 def _expected(facts: Facts, run: Run) -> dict[str, set[int]]:
-    """Return the ranks of each communicator whose calls stand in a log of theirs."""
+    """Return the members of each communicator whose calls were logged."""
     logged = {rank for rank, timeline in run.ranks.items() if timeline.basis == "log" and timeline.collectives.seq.size}
     expected: dict[str, set[int]] = defaultdict(set)
     for name, rank in zip(facts.members.communicator.tolist(), facts.members.rank.tolist(), strict=True):

@@ -1,7 +1,7 @@
-"""Numbers for calls that were recorded without: their place in the order, which is the same on all ranks of a group.
+"""Number calls that were recorded without sequence numbers, by their order, which is the same on all ranks of a group.
 
-Ranks with the most calls have to have equally many of each kind. A recording that was cut holds a stretch of theirs:
-its place is where the kinds agree and the times between the ends do, by far better than anywhere else near.
+The ranks with the most calls must have equally many calls of each kind. A cut recording holds only a part of these
+calls: it is placed where the kinds of call agree, and where the times between the ends agree far better than elsewhere.
 """
 
 from collections.abc import Iterable
@@ -16,25 +16,25 @@ from overlapscope.display import listed
 from overlapscope.timeline.columns import Codes, Ints
 
 FEWEST: Final = 8
-"""Fewer calls than this do not show where in the order they stand."""
+"""Fewer calls than this cannot be placed in the order."""
 TRIED: Final = 4
-"""So many of the first and of the last places at which the kinds agree are compared."""
+"""Positions at which the kinds agree that are compared: so many of the first and of the last ones."""
 CLEARLY: Final = 4.0
-"""At the right place the times between ends differ less than elsewhere by this factor ..."""
+"""At the right position the times between ends differ less than elsewhere by this factor ..."""
 OF_INTERVAL: Final = 0.1
 """... and by less than this share of the usual time between calls."""
 
 
-class Ordered(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls, and a number for each that is one call's on all ranks; -1 where it cannot be told."""
+class NumberedCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of a group, and the number of each, the same on all ranks; -1 where it is not known."""
 
     calls: GroupCalls
     number: Ints
     reasons: tuple[str, ...] = ()
 
 
-def by_order(calls: GroupCalls) -> Ordered:
-    """Number the calls by their order within their kind; reasons say which ranks' order could not be told."""
+def by_order(calls: GroupCalls) -> NumberedCalls:
+    """Number the calls by their order within their kind; reasons name the ranks that could not be placed."""
     counts = _counts(calls, calls.kind)
     totals = counts.sum(axis=1)
     most = np.flatnonzero(totals == totals.max())
@@ -45,7 +45,7 @@ def by_order(calls: GroupCalls) -> Ordered:
     number = np.full(calls.row.size, -1, np.int64)
     wrong = np.flatnonzero((counts[most] != counts[most[0]]).any(axis=0))
     if wrong.size:
-        return Ordered(calls=calls, number=number, reasons=(_uneven_counts(calls, counts, most, int(wrong[0])),))
+        return NumberedCalls(calls=calls, number=number, reasons=(_uneven_counts(calls, counts, most, int(wrong[0])),))
     for place in most.tolist():
         part = calls.of(place)
         number[part] = calls.kind[part].astype(np.int64) * int(totals.max()) + _occurrence(calls.kind[part])
@@ -58,7 +58,7 @@ def by_order(calls: GroupCalls) -> Ordered:
             lost.append(place)
         else:
             number[part] = number[whole][at : at + totals[place]]
-    return Ordered(calls=calls, number=number, reasons=tuple(_lost(calls, totals, lost)))
+    return NumberedCalls(calls=calls, number=number, reasons=tuple(_lost(calls, totals, lost)))
 
 
 def _counts(calls: GroupCalls, kind: Codes) -> Ints:
@@ -69,7 +69,7 @@ def _counts(calls: GroupCalls, kind: Codes) -> Ints:
 
 
 def _occurrence(kind: Codes) -> Ints:
-    """Return how many calls of its kind came before each."""
+    """Return for each call how many calls of its kind came before it."""
     order = np.argsort(kind, kind="stable")
     begins = np.searchsorted(kind[order], kind[order])
     found = np.empty(kind.size, np.int64)
@@ -78,7 +78,7 @@ def _occurrence(kind: Codes) -> Ints:
 
 
 def _place_of(kinds: Codes, ends: Ints, all_kinds: Codes, all_ends: Ints) -> int | None:
-    """Return where a stretch of calls stands among all; None where that cannot be told."""
+    """Return the position of a rank's calls among all calls; None where it is ambiguous."""
     if kinds.size < FEWEST:
         return None
     starts = np.lib.stride_tricks.sliding_window_view(all_kinds, FEWEST)[: all_kinds.size - kinds.size + 1]
@@ -107,7 +107,7 @@ def _agreeing(likely: Iterable[int], kinds: Codes, all_kinds: Codes) -> list[int
 
 
 def _uneven_counts(calls: GroupCalls, counts: Ints, places: Ints, kind: int) -> str:
-    # One kind that does not add up shows that the recordings hold different calls: no order can be trusted.
+    # One kind with different counts shows that the recordings hold different calls: no order can be trusted.
     of_kind = counts[places, kind]
     many, few = int(of_kind.argmax()), int(of_kind.argmin())
     return (
@@ -123,6 +123,6 @@ def _lost(calls: GroupCalls, totals: Ints, places: list[int]) -> list[str]:
     first = places[0]
     return [
         f"{totals.max()} calls were recorded on rank {calls.ranks[int(totals.argmax())]} and {totals[first]} on rank "
-        f"{calls.ranks[first]}: the recordings are sampled or cut, and which of the calls those of rank "
-        f"{listed([calls.ranks[at] for at in places])} are cannot be told; they are not paired by order"
+        f"{calls.ranks[first]}: the recordings are sampled or cut, and the calls of rank "
+        f"{listed([calls.ranks[at] for at in places])} could not be placed among them; they are not paired by order"
     ]

@@ -1,9 +1,13 @@
-"""Clock offsets between ranks, from the ends of matched collectives, which members share within tens of microseconds.
+"""Estimate clock offsets between ranks from the ends of matched collectives, which agree within tens of microseconds.
 
-Offsets are what a rank's clock shows more than the middle one of those it is connected with: the one nearest to all
-others (of two, the lower rank's), so that one rank's wrong clock shows as its own. They are joint over the graph of
-groups, and so are drifts: guessed along the groups with the most calls, then each is what the rank's ends lie behind
-the centre of their calls, by medians, repeated until it rests.
+An offset is how far a rank's clock is ahead of the middle clock of its connected ranks. The middle clock is the one
+nearest to all others (of two, the lower rank's), so that one rank's wrong clock shows as its own. Offsets and drifts
+are estimated jointly over the graph of groups: a first guess follows the groups with the most calls; then each rank is
+moved by the median distance of its ends to the median ends of their calls, until the moves are below 1 ns.
+
+Clocks that no chain of calls and shared hosts connects cannot be compared. Members of an uneven exchange end at
+different times, since they move different amounts of data: their ends are less exact than those of even calls. So they
+only connect sets of ranks that nothing else connects, and do not change the offsets inside a set.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,23 +19,23 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from overlapscope.analysis.call_ends import CallEnds, RankSet
-from overlapscope.analysis.matched_calls import Matched
+from overlapscope.analysis.matched_calls import MatchedCalls
 from overlapscope.timeline.columns import Ints
 
 ROUNDS = 50
 RESTS_WITHIN_NS = 1.0
 DRIFT_FEWEST = 9
-"""Drift is told only from this many calls ..."""
+"""Drift is estimated only from this many calls ..."""
 DRIFT_NOISES = 4.0
-"""... and when it moves the clock by this many times the scatter of the ends over the recording ..."""
+"""... and only when over the recording it exceeds this many times the scatter of the ends ..."""
 DRIFT_CALLS = 30
-"""... and by more, the fewer calls than this there are."""
+"""... with fewer calls than this, by proportionally more."""
 DRIFT_ROUNDS = 5
 Reals = npt.NDArray[np.float64]
 
 
 def tied(calls: Iterable[Sequence[int]], hosts: Mapping[int, str]) -> dict[int, int]:
-    """Return, for each rank of the calls (sets of ranks) or of a known host, the lowest of those that it is tied to."""
+    """Return for each rank the lowest rank that it is connected with, by calls (sets of ranks) or a shared host."""
     of_host: dict[str, list[int]] = {}
     for rank, host in hosts.items():
         of_host.setdefault(host, []).append(rank)
@@ -39,29 +43,29 @@ def tied(calls: Iterable[Sequence[int]], hosts: Mapping[int, str]) -> dict[int, 
 
 
 class Clocks(msgspec.Struct, frozen=True, kw_only=True):
-    """Offset and drift of each rank that shares calls with another; `reference_ns` is where drift is nought."""
+    """Offset and drift of each rank that shares calls with another; at `reference_ns` the drift is 0."""
 
     offset_ns: Mapping[int, float] = {}
     drift: Mapping[int, float] = {}
-    """Nanoseconds gained a nanosecond, against the middle one; empty where no clock drifts."""
+    """Nanoseconds gained per nanosecond, against the middle clock; empty where no clock drifts."""
     reference_ns: int = 0
     residual_ns: float | None = None
-    """Median distance of an end to the centre of its call, on aligned clocks."""
+    """Median distance of an end to the median end of its call, on aligned clocks."""
     tied: Mapping[int, int] = {}
-    """The lowest rank of those whose clocks are tied to a rank's, by calls or by a host."""
+    """For each rank, the lowest rank whose clock is connected with its own, by calls or by a host."""
 
     def comparable(self, ranks: Sequence[int]) -> bool:
-        """Return whether the ranks' times can be compared: whether something ties their clocks."""
+        """Return whether the ranks' times can be compared: whether their clocks are connected."""
         return len({self.tied.get(rank, rank) for rank in ranks}) == 1
 
     def aligned(self, rank: int, time_ns: Ints) -> Reals:
-        """Return times of a rank on the common clock, as distances from `reference_ns`."""
+        """Return times of a rank on the common clock, in nanoseconds after `reference_ns`."""
         moved = (time_ns - self.reference_ns).astype(np.float64)
         drifted: Reals = moved - self.offset_ns.get(rank, 0.0) - self.drift.get(rank, 0.0) * moved
         return drifted
 
     def rows(self, ranks: Sequence[int], times_ns: Ints) -> Reals:
-        """Return times of several ranks, a row each, likewise."""
+        """Return times of several ranks (one row each) on the common clock, in nanoseconds after `reference_ns`."""
         offset, drift = (
             np.array([values.get(rank, 0.0) for rank in ranks])[:, None] for values in (self.offset_ns, self.drift)
         )
@@ -69,25 +73,25 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
         drifted: Reals = moved - offset - drift * moved
         return drifted
 
-    def ends(self, block: Matched) -> Reals:
+    def ends(self, block: MatchedCalls) -> Reals:
         """Return the ends of a block's calls on the common clock."""
         return self.rows(block.ranks, block.end_ns)
 
-    def starts(self, block: Matched) -> Reals:
-        """Return the starts likewise."""
+    def starts(self, block: MatchedCalls) -> Reals:
+        """Return the starts of a block's calls on the common clock."""
         return self.rows(block.ranks, block.start_ns)
 
-    def spread_ns(self, block: Matched) -> Ints:
-        """Return how far apart the ends of each call lie."""
+    def spread_ns(self, block: MatchedCalls) -> Ints:
+        """Return for each call the time between its first and its last end, on the common clock."""
         ends = self.ends(block)
         apart: Ints = np.rint(ends.max(axis=0) - ends.min(axis=0)).astype(np.int64)
         return apart
 
 
-def clock_offsets(blocks: Sequence[Matched], hosts: Mapping[int, str] | None = None) -> Clocks:
-    """Return the clocks of all ranks that share a matched call with another.
+def clock_offsets(blocks: Sequence[MatchedCalls], hosts: Mapping[int, str] | None = None) -> Clocks:
+    """Return the clocks of all ranks that share a matched call with another rank.
 
-    `hosts` names the host of ranks where it is known: ranks of one host share its clock.
+    `hosts` holds the host of each rank where it is known: ranks of one host share its clock.
     """
     hosts = hosts or {}
     members = tied((block.ranks for block in blocks), hosts)
@@ -98,31 +102,31 @@ def clock_offsets(blocks: Sequence[Matched], hosts: Mapping[int, str] | None = N
     calls = CallEnds.of(sets, hosts)
     offset, drift = _first_guess(sets, calls)
     del sets  # `calls` has the same times
-    offset = _resting(calls, offset, drift)
+    offset = _converge_offsets(calls, offset, drift)
     for _ in range(DRIFT_ROUNDS):
         more = calls.middle_of_clock(_drifts(calls, offset, drift))
         if not more.any():
             break
         drift = drift + more
-        offset = _resting(calls, offset, drift)
+        offset = _converge_offsets(calls, offset, drift)
     if drift.any():
-        shown = from_the_middle(dict(zip(calls.ranks, drift.tolist(), strict=True)), members)
+        shown = relative_to_middle(dict(zip(calls.ranks, drift.tolist(), strict=True)), members)
         drift = np.array([shown[rank] for rank in calls.ranks])
-        offset = _resting(calls, offset, drift)
+        offset = _converge_offsets(calls, offset, drift)
     offsets, drifts = (dict(zip(calls.ranks, each.tolist(), strict=True)) for each in (offset, drift))
     return Clocks(
-        offset_ns=_with_silent(from_the_middle(offsets, members), hosts),
-        drift=_with_silent(drifts, hosts) if drift.any() else {},
+        offset_ns=_with_unmatched_ranks(relative_to_middle(offsets, members), hosts),
+        drift=_with_unmatched_ranks(drifts, hosts) if drift.any() else {},
         reference_ns=reference,
         residual_ns=float(np.median(np.abs(calls.behind(offset, drift)))),
         tied=members,
     )
 
 
-def from_the_middle(values: Mapping[int, float], lowest: Mapping[int, int]) -> dict[int, float]:
-    """Count the values of tied ranks from the middle one, the nearest to all others (of two, the lower rank's).
+def relative_to_middle(values: Mapping[int, float], lowest: Mapping[int, int]) -> dict[int, float]:
+    """Return the values less the middle value of their connected ranks (of two middle values, the lower rank's).
 
-    `lowest` holds the lowest rank of each rank's set.
+    `lowest` holds the lowest rank of each rank's connected set.
     """
     sets: dict[int, list[int]] = {}
     for rank in sorted(values):
@@ -136,8 +140,8 @@ def from_the_middle(values: Mapping[int, float], lowest: Mapping[int, int]) -> d
     return dict(sorted(shown.items()))
 
 
-def _sets(blocks: Sequence[Matched], reference: int) -> list[RankSet]:
-    """Put the calls of the same ranks together, those with the most calls first."""
+def _sets(blocks: Sequence[MatchedCalls], reference: int) -> list[RankSet]:
+    """Join the calls of the same ranks; the sets with the most calls come first."""
     ends: dict[tuple[int, ...], list[Reals]] = {}
     for block in blocks:
         ends.setdefault(block.ranks, []).append((block.end_ns - reference).astype(np.float64))
@@ -148,17 +152,17 @@ def _sets(blocks: Sequence[Matched], reference: int) -> list[RankSet]:
     return sorted(found, key=lambda each: -each.ends.shape[1])
 
 
-def _with_silent(values: Mapping[int, float], hosts: Mapping[int, str]) -> dict[int, float]:
-    """Return ranks of which no call was matched what their host has."""
+def _with_unmatched_ranks(values: Mapping[int, float], hosts: Mapping[int, str]) -> dict[int, float]:
+    """Add the ranks without a matched call whose host has a value, with that value."""
     of_host = {hosts[rank]: value for rank, value in values.items() if rank in hosts}
     return {**{rank: of_host[host] for rank, host in hosts.items() if host in of_host}, **values}
 
 
 def _first_guess(sets: Sequence[RankSet], calls: CallEnds) -> tuple[Reals, Reals]:
-    """Walk the graph of groups from each component's lowest rank, by those of the most calls; from rank to rank.
+    """Return first offsets and drifts: walk the graph of groups from the lowest rank of each connected component.
 
-    Ranks that share a clock are reached at once. Gives offsets and drifts. A walk tells apart which of a pair's two
-    clocks drifts, where medians of both would meet in the middle.
+    Groups with the most calls come first; ranks that share a clock are reached together. A walk finds which clock of a
+    pair drifts, where medians would attribute half of the drift to each.
     """
     of_clock: dict[int, list[int]] = {}
     for rank, clock in zip(calls.ranks, calls.clock.tolist(), strict=True):
@@ -196,8 +200,8 @@ def _first_guess(sets: Sequence[RankSet], calls: CallEnds) -> tuple[Reals, Reals
     return np.array([offsets[rank] for rank in calls.ranks]), np.array([drift[rank] for rank in calls.ranks])
 
 
-def _resting(calls: CallEnds, offset: Reals, drift: Reals) -> Reals:
-    """Move the offsets until the ends of each rank lie about the centres of their calls."""
+def _converge_offsets(calls: CallEnds, offset: Reals, drift: Reals) -> Reals:
+    """Move the offsets until the ends of each rank are at the median ends of their calls."""
     for _ in range(ROUNDS):
         moves = calls.middles(calls.behind(offset, drift))
         offset = offset + moves
@@ -207,7 +211,7 @@ def _resting(calls: CallEnds, offset: Reals, drift: Reals) -> Reals:
 
 
 def _drifts(calls: CallEnds, offset: Reals, drift: Reals) -> Reals:
-    """Return the drift that is left of each rank whose ends wander off steadily; 0 for the others."""
+    """Return the remaining drift of each rank whose ends move away steadily; 0 for the others."""
     times, distances = calls.times, calls.behind(offset, drift)
     found = []
     for own in calls.of_rank:
@@ -217,10 +221,10 @@ def _drifts(calls: CallEnds, offset: Reals, drift: Reals) -> Reals:
 
 
 def _slope(times: Reals, distances: Reals) -> float:
-    """Return the slope of distances over times, which are in order; 0 where it does not stand out from the scatter.
+    """Return the slope of distances over times (ascending); 0 where it is not significant against the scatter.
 
-    It is the median over pairs of calls of the first and last third (a Theil-Sen estimate of fewer pairs), so that
-    single late ends do not turn it.
+    It is the median over pairs of calls of the first and last third (a Theil-Sen estimate with fewer pairs), so that
+    single late ends do not change it.
     """
     calls = times.size
     if calls < DRIFT_FEWEST:
@@ -234,8 +238,8 @@ def _slope(times: Reals, distances: Reals) -> float:
     return slope if abs(slope) * float(times[-1] - times[0]) > noises * max(scatter, 1.0) else 0.0
 
 
-def joined(clocks: Clocks, uneven: Sequence[Matched], hosts: Mapping[int, str]) -> Clocks:
-    """Return the clocks with the sets of ranks joined that `uneven` exchanges tie; the others stay as they are."""
+def join_by_uneven(clocks: Clocks, uneven: Sequence[MatchedCalls], hosts: Mapping[int, str]) -> Clocks:
+    """Return the clocks with those sets of ranks joined that only `uneven` exchanges connect; others stay unchanged."""
     if uneven and not clocks.offset_ns:
         return clock_offsets(uneven, hosts)
     loose = [block for block in uneven if not clocks.comparable(block.ranks)]
@@ -246,7 +250,7 @@ def joined(clocks: Clocks, uneven: Sequence[Matched], hosts: Mapping[int, str]) 
     ranks = sorted({*clocks.tied, *(rank for block in loose for rank in block.ranks)})
     of_set = {rank: str(clocks.tied.get(rank, rank)) for rank in ranks}
     between = clock_offsets(aligned, of_set)
-    # One after the other: what `clocks` makes of a time, then what `between` makes of that.
+    # Combine two steps: a time is first aligned by `clocks`, the result then by `between`.
     earlier = begin - between.reference_ns
     offsets, drift = {}, {}
     for rank in ranks:
@@ -256,14 +260,14 @@ def joined(clocks: Clocks, uneven: Sequence[Matched], hosts: Mapping[int, str]) 
     members = tied((block.ranks for block in loose), of_set)
     return replace(
         clocks,
-        offset_ns=from_the_middle(offsets, members),
+        offset_ns=relative_to_middle(offsets, members),
         drift=drift if any(drift.values()) else {},
         tied=members,
     )
 
 
 def connected(sets: Iterable[Sequence[int]]) -> list[list[int]]:
-    """Return the ranks that sets of them tie together, directly or over others."""
+    """Return the connected sets of ranks (ascending), connected by the given sets directly or over others."""
     ties: dict[int, set[int]] = {}
     for ranks in dict.fromkeys(tuple(each) for each in sets):
         joined: set[int] = set(ranks).union(*(ties[rank] for rank in ranks if rank in ties))

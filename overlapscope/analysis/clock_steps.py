@@ -1,8 +1,8 @@
-"""Clocks that were set anew while they were recorded: whose, when and by how much, and which calls that spoils.
+"""Find clock steps: clocks that were set (NTP, PTP) during the recording, when and by how much.
 
-Where the ends of a rank stand apart from the others' at one level, then at another, clocks are aligned anew on either
-side. The rank whose clock moved against the middle of all others is left out of the calls on the side with fewer of
-them: what it tells there of who came late is the jump.
+Where the distance of a rank's ends to those of the others changes from one level to another, the clocks are aligned
+separately before and after. The rank whose clock moved against the middle of all others is removed from the calls on
+the side with fewer of them: there its arrival times would show the clock step, not lateness.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,38 +14,38 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from overlapscope.analysis.clock_offsets import Clocks, Reals, clock_offsets, connected
-from overlapscope.analysis.matched_calls import Matched, Matching
+from overlapscope.analysis.matched_calls import MatchedCalls, Matching
 from overlapscope.display import listed
 from overlapscope.timeline.columns import Ints
 
 LEAST_NS: Final = 200_000
-"""Levels closer than this are no jump ..."""
+"""Levels closer than this are no clock step ..."""
 SCATTERS: Final = 10.0
-"""... nor are those closer than this many times the scatter within a level, and the usual change from call to call."""
+"""... nor levels closer than this many times the scatter within a level, and the usual change from call to call."""
 FEWEST: Final = 24
-"""A jump is looked for in this many calls of the same ranks."""
+"""Clock steps are searched for in at least this many calls of the same ranks."""
 STRETCHES: Final = 20
 SHORTEST: Final = 3
 LONGEST: Final = 25
-"""Levels are medians of stretches of calls: of so many stretches, each of so many calls."""
+"""Levels are medians of stretches of calls: at most so many stretches, each of so many calls."""
 HOLDS: Final = 8
-"""A level holds for this many calls."""
+"""A level lasts for at least this many calls."""
 MOST: Final = 4
-"""What changes its level more often than this is no clock that was set anew."""
+"""A level that changes more often than this is not caused by clock steps."""
 
 
-class Jump(msgspec.Struct, frozen=True, kw_only=True):
-    """When clocks moved: between two times on the common clock, by nanoseconds for each rank whose clock did."""
+class ClockStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A clock step: between two times on the common clock, with the nanoseconds that each rank's clock moved."""
 
     begin_ns: float
     end_ns: float
     moved_ns: Mapping[int, float]
     either: bool = False
-    """Which of these clocks moved, or when, cannot be told."""
+    """It is not known which of these clocks moved, or when."""
 
 
 class _Suspected(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the ends of some ranks change their level, on the common clock; wider by what that may be wrong."""
+    """Where the ends of some ranks change their level, on the common clock, widened by its uncertainty."""
 
     begin_ns: float
     end_ns: float
@@ -53,25 +53,25 @@ class _Suspected(msgspec.Struct, frozen=True, kw_only=True):
     ranks: frozenset[int]
 
 
-def without_jumps(matching: Matching, clocks: Clocks, hosts: Mapping[int, str]) -> Matching:
-    """Leave ranks whose clock jumped out of the calls on one side of it; reasons name them."""
+def remove_clock_steps(matching: Matching, clocks: Clocks, hosts: Mapping[int, str]) -> Matching:
+    """Remove ranks whose clock was stepped from the calls on one side of the step; reasons name them."""
     blocks = (*matching.blocks, *matching.uneven)
-    clocks = replace(clocks, drift={})  # a jump seems to be one, and taken out it would hide the jump
+    clocks = replace(clocks, drift={})  # a clock step looks like a drift, and removing that would hide the step
     where = _merged(sorted(_suspected(matching.blocks, clocks, hosts), key=lambda each: each.begin_ns))
     jumps = _confirmed(matching.blocks, clocks, hosts, where) if where else []
     if not jumps:
         return matching
-    spoilt = _spoilt(matching.blocks, clocks, jumps)
+    spoilt = _wrong_times(matching.blocks, clocks, jumps)
     kept = [part for block in blocks for part in _parts(block, clocks, spoilt)]
     lost = sum(block.rows.size for block in blocks) - sum(block.rows.size for block in kept)
     even, uneven = (tuple(block for block in kept if block.even == kind) for kind in (True, False))
-    reasons = tuple(_told(each) for each in jumps)
+    reasons = tuple(_reason(each) for each in jumps)
     return replace(
         matching, blocks=even, uneven=uneven, unmatched=matching.unmatched + lost, reasons=matching.reasons + reasons
     )
 
 
-def _suspected(blocks: Sequence[Matched], clocks: Clocks, hosts: Mapping[int, str]) -> Iterator[_Suspected]:
+def _suspected(blocks: Sequence[MatchedCalls], clocks: Clocks, hosts: Mapping[int, str]) -> Iterator[_Suspected]:
     tables: dict[tuple[int, ...], list[Reals]] = {}
     for block in blocks:
         tables.setdefault(block.ranks, []).append(clocks.ends(block))
@@ -85,9 +85,9 @@ def _suspected(blocks: Sequence[Matched], clocks: Clocks, hosts: Mapping[int, st
         for rank, row in zip(ranks, ends[:, order] - centre, strict=True):
             for at, change in _level_changes(row):
                 pair = len(ranks) == 2
-                by = change * (2 if pair else 1)  # the centre of two moves with either
+                by = change * (2 if pair else 1)  # the median of two moves with either
                 yield _Suspected(
-                    begin_ns=float(centre[at - 1]) - by,  # the clocks that tell this time may be off by as much
+                    begin_ns=float(centre[at - 1]) - by,  # the clocks that give this time may be wrong by as much
                     end_ns=float(centre[at]) + by,
                     by_ns=by,
                     ranks=frozenset(ranks if pair else (rank,)),
@@ -95,7 +95,7 @@ def _suspected(blocks: Sequence[Matched], clocks: Clocks, hosts: Mapping[int, st
 
 
 def _level_changes(row: Reals) -> list[tuple[int, float]]:
-    """Return the places before which a row of distances changes its level, and by how much."""
+    """Return the positions before which a row of distances changes its level, and by how much."""
     calls = row.size
     if calls < FEWEST:
         return []
@@ -120,7 +120,7 @@ def _level_changes(row: Reals) -> list[tuple[int, float]]:
 
 
 def _merged(found: Sequence[_Suspected]) -> list[_Suspected]:
-    """Put together what overlaps."""
+    """Merge those that overlap."""
     merged: list[_Suspected] = []
     for each in found:
         if merged and each.begin_ns <= merged[-1].end_ns:
@@ -137,12 +137,12 @@ def _merged(found: Sequence[_Suspected]) -> list[_Suspected]:
 
 
 def _confirmed(
-    blocks: Sequence[Matched],
+    blocks: Sequence[MatchedCalls],
     clocks: Clocks,
     hosts: Mapping[int, str],
     where: Sequence[_Suspected],
-) -> list[Jump]:
-    """Align the clocks between the suspected jumps, and give those at which some clock moved against the others."""
+) -> list[ClockStep]:
+    """Align the clocks between the suspected steps; return those at which a clock moved against the others."""
     cuts = [-np.inf, *(time for each in where for time in (each.begin_ns, each.end_ns)), np.inf]
     between = [
         clock_offsets([each for block in blocks for each in _within(block, clocks, begin, end)], hosts)
@@ -152,7 +152,7 @@ def _confirmed(
     for each, before, after in zip(where, between[:-1], between[1:], strict=True):
         if each.ranks - before.offset_ns.keys() or each.ranks - after.offset_ns.keys():
             unclear = dict.fromkeys(each.ranks, each.by_ns)
-            found.append(Jump(begin_ns=-np.inf, end_ns=np.inf, moved_ns=unclear, either=True))
+            found.append(ClockStep(begin_ns=-np.inf, end_ns=np.inf, moved_ns=unclear, either=True))
             continue
         moved = {
             rank: _moved(before, after, rank, clocks.reference_ns + round(offset + each.begin_ns))
@@ -170,24 +170,24 @@ def _confirmed(
             if odd:
                 either = len(ranks) == 2
                 named = dict.fromkeys(ranks, max(odd.values(), key=abs)) if either else odd
-                found.append(Jump(begin_ns=each.begin_ns, end_ns=each.end_ns, moved_ns=named, either=either))
+                found.append(ClockStep(begin_ns=each.begin_ns, end_ns=each.end_ns, moved_ns=named, either=either))
     return found
 
 
 def _moved(before: Clocks, after: Clocks, rank: int, own_ns: int) -> float:
-    """Return how much more a rank's clock shows after than before."""
+    """Return how many nanoseconds a rank's clock is further ahead after the step than before."""
     at = np.array([own_ns])
-    told = [float(each.aligned(rank, at)[0]) for each in (before, after)]
-    return told[0] - told[1] + (before.reference_ns - after.reference_ns)
+    aligned = [float(each.aligned(rank, at)[0]) for each in (before, after)]
+    return aligned[0] - aligned[1] + (before.reference_ns - after.reference_ns)
 
 
-def _tied(blocks: Sequence[Matched], ranks: Mapping[int, float]) -> list[list[int]]:
-    """Return those of the ranks that calls tie together: groups may make no call at the times that `ranks` is of."""
+def _tied(blocks: Sequence[MatchedCalls], ranks: Mapping[int, float]) -> list[list[int]]:
+    """Return the given ranks in connected sets. Groups may have made no calls at the time of the step."""
     tied = ([rank for rank in each if rank in ranks] for each in connected({block.ranks for block in blocks}))
     return [each for each in tied if each]
 
 
-def _within(block: Matched, clocks: Clocks, begin: float, end: float) -> Iterator[Matched]:
+def _within(block: MatchedCalls, clocks: Clocks, begin: float, end: float) -> Iterator[MatchedCalls]:
     """Yield the part of a block between two times on the common clock, where there is one."""
     centre = np.median(clocks.ends(block), axis=0)
     columns = (centre > begin) & (centre < end)
@@ -195,7 +195,7 @@ def _within(block: Matched, clocks: Clocks, begin: float, end: float) -> Iterato
         yield _part(block, np.arange(len(block.ranks)), columns)
 
 
-def _part(block: Matched, places: Ints, columns: npt.NDArray[np.bool_]) -> Matched:
+def _part(block: MatchedCalls, places: Ints, columns: npt.NDArray[np.bool_]) -> MatchedCalls:
     return block.with_values(
         ranks=tuple(block.ranks[place] for place in places),
         rows=block.rows[places][:, columns],
@@ -205,8 +205,10 @@ def _part(block: Matched, places: Ints, columns: npt.NDArray[np.bool_]) -> Match
     )
 
 
-def _spoilt(blocks: Sequence[Matched], clocks: Clocks, jumps: Sequence[Jump]) -> dict[int, list[tuple[float, float]]]:
-    """Return, for each rank whose clock jumped, the times at which it does not show what it does most of the time."""
+def _wrong_times(
+    blocks: Sequence[MatchedCalls], clocks: Clocks, jumps: Sequence[ClockStep]
+) -> dict[int, list[tuple[float, float]]]:
+    """Return for each rank with a clock step the times at which its clock is not at its most frequent level."""
     found = {}
     for rank in {rank for jump in jumps for rank in jump.moved_ns}:
         own = [jump for jump in jumps if rank in jump.moved_ns]
@@ -225,8 +227,10 @@ def _spoilt(blocks: Sequence[Matched], clocks: Clocks, jumps: Sequence[Jump]) ->
     return found
 
 
-def _parts(block: Matched, clocks: Clocks, spoilt: Mapping[int, Sequence[tuple[float, float]]]) -> Iterator[Matched]:
-    """Yield a block's calls without the ranks whose clock is wrong there, for each set of ranks that is left."""
+def _parts(
+    block: MatchedCalls, clocks: Clocks, spoilt: Mapping[int, Sequence[tuple[float, float]]]
+) -> Iterator[MatchedCalls]:
+    """Yield a block's calls without the ranks whose clock is wrong there, one block for each remaining set of ranks."""
     if not any(rank in spoilt for rank in block.ranks):
         yield block
         return
@@ -244,14 +248,16 @@ def _parts(block: Matched, clocks: Clocks, spoilt: Mapping[int, Sequence[tuple[f
             yield _part(block, np.flatnonzero(pattern), (good == pattern[:, None]).all(axis=0))
 
 
-def _told(jump: Jump) -> str:
+def _reason(jump: ClockStep) -> str:
     by = max(jump.moved_ns.values(), key=abs) / 1e6
     ranks = listed(sorted(jump.moved_ns))
-    whose = f"the clock of rank {ranks} jumped by {by:+.1f} ms"
+    whose = f"the clock of rank {ranks} was stepped by {by:+.1f} ms"
     if jump.either:
         whose = f"the clocks of ranks {ranks} moved apart by {abs(by):.1f} ms"
     when, which = "while they were recorded", "their calls"
     if np.isfinite(jump.begin_ns):
         when = f"about {(jump.begin_ns + jump.end_ns) / 2e6:.1f} ms after the first matched call"
         which = "its calls before or after, whichever are fewer,"
-    return f"{whose} {when}: {which} are not compared with other ranks'; record again without a clock being set"
+    return (
+        f"{whose} {when}: {which} are not compared with those of other ranks; record again while no clock is being set"
+    )

@@ -1,4 +1,4 @@
-"""The collectives of two sides, joined: what appeared, vanished or grew, and what each has of the exposed time."""
+"""Compare the collectives of two sides: which appeared, vanished or grew, and the exposed time of each."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,34 +15,34 @@ from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.step_table import StepTable
 
 MANY_SIZES: Final = 16
-"""Calls that are alike but for more sizes than this, as an uneven all-to-all's, are one kind: no size comes again."""
+"""Calls that differ only in size and have more sizes than this (uneven all-to-all) are one kind: sizes do not recur."""
 SAME: Final = 0.01
-"""Calls and bytes a step that differ by less than this share are the same: not every step is quite like the others."""
+"""Calls and bytes a step that differ by less than this share are the same: steps vary a little."""
 OUTSIDE: Final = "communication of no known collective"
 Change = Literal["appeared", "vanished", "regrouped", "grew", "shrank", "same"]
 Naming = Callable[[CallKind], CallKind]
 
 
 class CollectiveSide(msgspec.Struct, kw_only=True, frozen=True):
-    """One kind of collective on one side; means over runs, and medians of the runs' times and bandwidths."""
+    """One kind of collective on one side: counts are means over runs, times and bandwidths medians over runs."""
 
     calls: float
-    """A step, mean over the ranks that make it."""
+    """Per step, mean over the ranks that make such calls."""
     bytes: float | None
-    """A step."""
+    """Per step."""
     exposed_ns: int
-    """A step, mean over all ranks, inside the step's window."""
+    """Per step, inside its window, mean over all ranks."""
     estimate: Literal["matched", "upper_bound"] | None = None
-    """Null where the runs differ in it, or sizes vary: then so are the figures below."""
+    """Null where the runs differ in it, or sizes vary; then the figures below are null too."""
     transfer_ns: float | None = None
     wait_fraction: float | None = None
     busbw_gbs: float | None = None
     algorithms: list[str] = []
-    """With their protocols, where a source tells them."""
+    """With their protocols, where a source reports them."""
 
 
 class CollectiveChange(CallFields, kw_only=True, frozen=True):
-    """A kind of collective that either side has. `change` is by bytes a step, or calls where these are not known."""
+    """A kind of collective of either side. `change` is by bytes per step, or by calls where bytes are not known."""
 
     change: Change
     base: CollectiveSide
@@ -53,7 +53,7 @@ class CollectiveChange(CallFields, kw_only=True, frozen=True):
 
 
 class FamilyChange(msgspec.Struct, kw_only=True, frozen=True):
-    """All sizes of an operation on a group together. `regrouped`: the same bytes a step in another number of calls."""
+    """All sizes of an operation on a group together. `regrouped`: the same bytes per step in more or fewer calls."""
 
     op: str
     group: str | None
@@ -69,12 +69,12 @@ class FamilyChange(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class _Side(msgspec.Struct):
-    """What one side has of one kind."""
+    """The calls of one kind on one side."""
 
     calls: float = 0.0
     exposed: Fraction = Fraction(0)
     rows: list[list[CollectiveRow]] = []
-    """Of each run that has any."""
+    """The rows of each run that has any."""
 
 
 def collective_changes(
@@ -82,11 +82,11 @@ def collective_changes(
     candidate: Sequence[tuple[StepTable, Sequence[CollectiveRow]]],
     whole: Part,
 ) -> tuple[list[CollectiveChange], Attribution]:
-    """Join the collectives of two sides, each the steps and the rows of its runs; share `whole` out to them.
+    """Join the collectives of two sides, and attribute the exposed part of the step time (`whole`) to them.
 
-    `whole` is the exposed part of the step time. The largest difference comes first.
+    Each side holds the steps and the collective rows of its runs. The largest difference comes first.
     """
-    naming = _naming(*([_kinds(table) for table, _ in side] for side in (base, candidate)))
+    naming = _joining_kind(*([_kinds(table) for table, _ in side] for side in (base, candidate)))
     ours, theirs = _gather(base, naming), _gather(candidate, naming)
     kinds = list(dict.fromkeys([*ours, *theirs]))
     had, has = ({str(at): side[k].exposed for at, k in enumerate(kinds) if k in side} for side in (ours, theirs))
@@ -108,7 +108,7 @@ def collective_changes(
 
 
 def family_changes(changes: Iterable[CollectiveChange]) -> list[FamilyChange]:
-    """Put the sizes of each operation, type and group together; the largest difference in exposed time comes first."""
+    """Join the sizes of each operation, type and group; the largest difference in exposed time comes first."""
     families: dict[tuple[object, ...], list[CollectiveChange]] = defaultdict(list)
     for each in changes:
         families[each.op, each.group, each.group_size, each.dtype, each.dimension].append(each)
@@ -129,7 +129,7 @@ def family_changes(changes: Iterable[CollectiveChange]) -> list[FamilyChange]:
                 group_size=first.group_size,
                 dtype=first.dtype,
                 dimension=first.dimension,
-                change=change_of((calls[0], volume[0]), (calls[1], volume[1])),
+                change=classify_change((calls[0], volume[0]), (calls[1], volume[1])),
                 base_calls=calls[0],
                 candidate_calls=calls[1],
                 base_bytes=volume[0],
@@ -140,8 +140,8 @@ def family_changes(changes: Iterable[CollectiveChange]) -> list[FamilyChange]:
     return sorted(found, key=lambda each: (-abs(each.exposed_difference_ns), each.op, each.group or ""))
 
 
-def change_of(base: tuple[float, float | None], candidate: tuple[float, float | None]) -> Change:
-    """Say what became of (calls, bytes) a step."""
+def classify_change(base: tuple[float, float | None], candidate: tuple[float, float | None]) -> Change:
+    """Classify the change from one (calls, bytes) per step to another."""
     if not base[0] or not candidate[0]:
         return "same" if base[0] == candidate[0] else "appeared" if candidate[0] else "vanished"
     known = base[1] is not None and candidate[1] is not None and base[1] + candidate[1] > 0
@@ -153,7 +153,7 @@ def change_of(base: tuple[float, float | None], candidate: tuple[float, float | 
 
 
 def label(kind: CallKind | CollectiveChange) -> str:
-    """Return a kind in words."""
+    """Return a kind of call as text."""
     size = [] if kind.bytes is None else [f"{kind.bytes} bytes"]
     named = [each for each in (kind.dtype, kind.dimension, kind.phase, kind.module) if each]
     return ", ".join([kind.op, *size, *named, *([] if kind.group is None else [f"group {kind.group}"])])
@@ -164,11 +164,10 @@ def _kinds(table: StepTable) -> set[CallKind]:
     return {kind for shares in each_rank for kind in shares.totals() if kind is not None}
 
 
-def _naming(base: Sequence[set[CallKind]], candidate: Sequence[set[CallKind]]) -> Naming:
-    """Say under which kind each call is joined.
+def _joining_kind(base: Sequence[set[CallKind]], candidate: Sequence[set[CallKind]]) -> Naming:
+    """Return a function that maps each kind of call to the kind by which the two sides are joined.
 
-    Without its size where sizes vary from call to call, and without the name of its group where the two sides have no
-    name in common.
+    It drops the size where sizes vary from call to call, and the group name where the sides have no name in common.
     """
     ours, theirs = ({kind.group for kinds in side for kind in kinds} - {None} for side in (base, candidate))
     named = bool(ours & theirs) or not ours or not theirs
@@ -218,12 +217,12 @@ def _kind(row: CollectiveRow) -> CallKind:
 
 
 def _change(kind: CallKind, base: _Side, candidate: _Side, part: Part) -> CollectiveChange:
-    ours, theirs = _told(kind, base, part.base_ns), _told(kind, candidate, part.candidate_ns)
+    ours, theirs = _collective_side(kind, base, part.base_ns), _collective_side(kind, candidate, part.candidate_ns)
     comparable = ours.estimate is not None and ours.estimate == theirs.estimate
     both = ours.busbw_gbs and theirs.busbw_gbs
     return CollectiveChange(
         **{name: getattr(kind, name) for name in CallKind.__struct_fields__},
-        change=change_of((ours.calls, ours.bytes), (theirs.calls, theirs.bytes)),
+        change=classify_change((ours.calls, ours.bytes), (theirs.calls, theirs.bytes)),
         base=ours,
         candidate=theirs,
         exposed_difference_ns=part.difference_ns,
@@ -231,7 +230,7 @@ def _change(kind: CallKind, base: _Side, candidate: _Side, part: Part) -> Collec
     )
 
 
-def _told(kind: CallKind, side: _Side, exposed_ns: int) -> CollectiveSide:
+def _collective_side(kind: CallKind, side: _Side, exposed_ns: int) -> CollectiveSide:
     all_rows = [row for own in side.rows for row in own]
     estimates = {row.estimate for row in all_rows}
     volume = kind.bytes * side.calls if kind.bytes is not None else None if side.calls else 0.0
@@ -239,7 +238,7 @@ def _told(kind: CallKind, side: _Side, exposed_ns: int) -> CollectiveSide:
     plain = CollectiveSide(calls=side.calls, bytes=volume, exposed_ns=exposed_ns, algorithms=algorithms)
     if len(estimates) != 1 or any(len({row.bytes for row in own}) > 1 for own in side.rows):
         return plain
-    # Where a run has several algorithms for a kind, the one of most calls stands for it.
+    # Where a run has several algorithms for a kind, the one with the most calls represents it.
     chosen = [max(own, key=lambda row: row.count) for own in side.rows]
 
     def middle(name: str) -> float | None:

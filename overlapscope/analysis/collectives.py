@@ -1,4 +1,7 @@
-"""The collectives of a run, one row for each kind of call."""
+"""The table of a run's collectives, one row for each kind of call.
+
+Ranks are added one by one (`CallSums`); figures of a kind are computed only at the end.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
@@ -21,16 +24,17 @@ from overlapscope.timeline.store.packed import Packed
 NAMES: Final = ("op", "group", "dtype", "dimension", "phase", "module", "algorithm", "protocol")
 NUMBERS: Final = ("group_size", "bytes")
 UNKNOWN: Final = "unknown"
-"""What an operation without a name is called."""
+"""Name of an operation without a name."""
 SUMS: Final = ("ranks", "most", "exposed_ns", "timed", "total_ns", "split", "waited_ns")
-"""Of one kind: ranks that made such calls, calls of the rank with most, exposed time; calls with times and how long
-these took; calls of which waiting could be split off, and that."""
+"""Of one kind: ranks that made such calls, largest number of calls on a rank, exposed time; number of calls with times
+and their total duration; number of calls with separate wait and transfer, and their total wait time."""
 
 
 class CollectiveRow(CallFields, kw_only=True, frozen=True):
     """All calls of one operation, group, type and size.
 
-    With estimate `upper_bound`, transfer is the whole duration, waiting included, and the bandwidths are lower bounds.
+    With estimate `upper_bound`, the transfer is the whole duration including wait time, and the bandwidths are lower
+    bounds.
     """
 
     algorithm: str | None
@@ -42,7 +46,7 @@ class CollectiveRow(CallFields, kw_only=True, frozen=True):
     baseline_ns: float | None
     wait_fraction: float | None
     exposed_ns: int | None
-    """Of all these calls, mean over ranks; a moment of several calls in flight belongs to the one that ends last."""
+    """Sum over these calls, mean over ranks; of several calls in flight, time belongs to the one that ends last."""
     algbw_gbs: float | None
     busbw_gbs: float | None
 
@@ -53,11 +57,11 @@ def collective_rows(
     transfers: Mapping[int, Transfers],
     exposed_ns: Mapping[int, Ints],
 ) -> list[CollectiveRow]:
-    """Return one row a kind of call, the largest total time first.
+    """Return one row for each kind of call, the largest total time first.
 
-    Covers each rank's complete steps where it has any, else everything it recorded. A call that every member of a group
-    made counts once: the count is the largest of any rank. `transfers` holds what could be told from waiting,
-    `exposed_ns` the exposed time of each of a rank's calls.
+    Covers each rank's complete steps where it has any, else everything it recorded. A call of all members of a group
+    counts once: the count is the largest of any rank. `transfers` holds the transfer times that could be separated from
+    wait time, `exposed_ns` the exposed time of each of a rank's calls.
     """
     sums = CallSums()
     for rank, timeline in ranks.items():
@@ -69,7 +73,7 @@ def collective_rows(
 def chosen_rows(timeline: RankTimeline, windows: list[StepWindow]) -> Ints:
     """Return the rows of the calls that belong to complete steps; all rows where no step is complete.
 
-    A call belongs to the step that launched it; one without a launch, to the step in whose window it began.
+    A call belongs to the step that launched it; a call without a launch, to the step in whose window it began.
     """
     calls = timeline.collectives
     complete = [each for each in windows if each.complete]
@@ -77,8 +81,8 @@ def chosen_rows(timeline: RankTimeline, windows: list[StepWindow]) -> Ints:
         return np.arange(size(calls))
     places = {(each.recording, each.step) for each in complete}
     which, first = distinct([calls.recording, calls.step])
-    told = zip(calls.recording[first].tolist(), calls.step[first].tolist(), strict=True)
-    inside = np.array([place in places for place in told], np.bool_)[which]
+    keys = zip(calls.recording[first].tolist(), calls.step[first].tolist(), strict=True)
+    inside = np.array([place in places for place in keys], np.bool_)[which]
     windows_of = sorted(each.window for each in complete if each.window)
     starts = np.array([start for start, _ in windows_of], np.int64)
     ends = np.array([end for _, end in windows_of], np.int64)
@@ -88,19 +92,19 @@ def chosen_rows(timeline: RankTimeline, windows: list[StepWindow]) -> Ints:
 
 
 class KindSums(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of call on all ranks."""
+    """The sums of one kind of call over all ranks."""
 
     key: Mapping[str, Any]
-    """The fields `NAMES` and `NUMBERS`; None where one is missing, but `op` is always told."""
+    """The fields `NAMES` and `NUMBERS`; None where one is missing, except `op`, which always has a value."""
     sums: Mapping[str, int]
     durations_ns: Ints
-    """In order; none where all of them could be split."""
+    """Ascending; empty where all of them could be split."""
     transfers_ns: Ints
-    """Of each call whose duration could be split, once, in order."""
+    """Transfer time of each call that could be split, counted once for all its members, ascending."""
 
     @property
     def is_split(self) -> bool:
-        """Return whether there are calls with times, and waiting could be split off all of them."""
+        """Return whether there are calls with times, and all of them could be split into wait and transfer."""
         return 0 < self.sums["timed"] == self.sums["split"]
 
 
@@ -130,24 +134,24 @@ def _row(kind: KindSums) -> CollectiveRow:
 
 
 def _middle(ordered: Ints) -> float:
-    """Return the median of values in order."""
+    """Return the median of ascending values."""
     return float(ordered[(ordered.size - 1) // 2] + ordered[ordered.size // 2]) / 2
 
 
 class CallSums(msgspec.Struct):
-    """All kinds, while ranks are added."""
+    """Sums by kind of call, to which ranks are added one by one."""
 
     names: NameTable = msgspec.field(default_factory=NameTable)
     kinds: dict[tuple[int, ...], int] = {}
-    """The number of each kind; its names as codes."""
+    """Number of each kind by its key (names as codes)."""
     sums: dict[str, Ints] = msgspec.field(default_factory=lambda: {name: np.zeros(0, np.int64) for name in SUMS})
     durations: list[tuple[Packed, Packed]] = []
-    """Kind and duration of each rank's calls."""
+    """Kind and duration of each rank's calls, packed."""
     kind_of_call: Ints = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
-    """Of each call by its number; -1 for none yet ..."""
+    """Kind of each matched call by its number; -1 for a number not seen yet ..."""
     transfer_ns: Ints = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
     others: list[tuple[Ints, Ints]] = []
-    """... and, of calls that are of another kind on another member, number and kind."""
+    """... and (number, kind) of calls that have another kind on another member."""
 
     def add(self, timeline: RankTimeline, rows: Ints, transfers: Transfers, exposed_ns: Ints) -> None:
         """Add these rows of a rank's calls."""
@@ -170,7 +174,7 @@ class CallSums(msgspec.Struct):
         self._note_calls(transfers.call[rows[timed[split]]], of_split, transfer[split])
 
     def found(self) -> Iterator[KindSums]:
-        """Yield every kind, in the order of their first call."""
+        """Yield every kind, in the order of the first calls."""
         some = self.sums["timed"] != self.sums["split"]
         parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
         for packed in self.durations:
@@ -230,7 +234,7 @@ class CallSums(msgspec.Struct):
 
 
 def _by_kind(parts: Sequence[tuple[Ints, Ints]], kinds: int) -> list[npt.NDArray[np.int64]]:
-    """Return the values of each kind, in order; parts hold kinds and values."""
+    """Return the values of each kind, ascending; `parts` hold kinds and values."""
     kind, values = (np.concatenate(each) for each in zip(*parts, strict=True))
     order = np.lexsort((values, kind))
     return np.split(values[order], np.searchsorted(kind[order], np.arange(1, kinds)))[:kinds]

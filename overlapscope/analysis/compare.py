@@ -1,11 +1,11 @@
-"""Two sides, each one run or several of the same code, to `overlapscope.comparison/1`."""
+"""Compare two sides, each one run or several runs of the same code (`overlapscope.comparison/1`)."""
 
 from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
-from overlapscope.analysis.attribution import EXPOSED, Attribution, Part, of_exposed, of_step_time
+from overlapscope.analysis.attribution import EXPOSED, Attribution, Part, attribute_exposed, attribute_step_time
 from overlapscope.analysis.collective_changes import CollectiveChange, FamilyChange, collective_changes, family_changes
 from overlapscope.analysis.comparison_findings import (
     change_findings,
@@ -29,7 +29,7 @@ SCHEMA: Literal["overlapscope.comparison/1"] = "overlapscope.comparison/1"
 
 
 class ComparedStraggler(msgspec.Struct, kw_only=True, frozen=True):
-    """A rank that others waited for in one run, in its whole recording."""
+    """A rank that other ranks waited for, over the whole recording of one run."""
 
     rank: int
     held_by: str
@@ -37,24 +37,24 @@ class ComparedStraggler(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ComparedRun(msgspec.Struct, kw_only=True, frozen=True):
-    """One run of a side, and what of it was compared."""
+    """One run of a side, and which of its ranks and steps were compared."""
 
     name: str
     world_size: int | None
     ranks: list[int]
     missing_ranks: list[int]
     unread_ranks: list[int] = []
-    """Those that are missing, though a file of theirs is there."""
+    """Missing ranks that have a file, which could not be read."""
     steps: list[int]
-    """Numbers of the steps compared; empty where it is the whole recording."""
+    """Numbers of the compared steps; empty where the whole recording is compared."""
     left_out: int
-    """Complete steps that fewer of the ranks recorded whole than others."""
+    """Complete steps that were left out because fewer ranks recorded them completely than other steps."""
     identity: dict[str, str]
     stragglers: list[ComparedStraggler]
 
 
 class Attributions(msgspec.Struct, kw_only=True, frozen=True):
-    """Where the differences come from: means over ranks and steps, and each adds up to the nanosecond."""
+    """Where the differences come from: means over ranks and steps; each adds up to its total exactly."""
 
     step_time: Attribution
     exposed_by_cause: Attribution
@@ -68,52 +68,54 @@ class Comparison(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "
     base: list[ComparedRun]
     candidate: list[ComparedRun]
     window: Literal["step", "recording"] | None
-    """What the figures are of; whole recordings where a side has no complete step; null without times on a side."""
+    """What is compared: steps, or whole recordings where a side has no complete step; null without times on a side."""
     ranks: list[int]
-    """Ranks compared: those recorded in all runs; all of each run where these are none, or the world sizes differ."""
+    """Ranks compared: those recorded in all runs; empty (all ranks of each run) where there are none, or the world
+    sizes differ."""
     same_job: bool
-    """Whether world size and device are the same, as far as they are known."""
+    """Whether world size and device are the same, where they are known."""
     differences: list[Difference]
     metrics: list[Metric]
     attribution: Attributions | None
     """Null without times on a side."""
     collectives: list[CollectiveChange]
     families: list[FamilyChange]
-    """The collectives, all sizes of an operation on a group together."""
+    """The collectives, with all sizes of an operation on a group together."""
     kernels: KernelChanges | None
     findings: list[Finding]
     predictions: list[Outcome] = []
-    """What was predicted from the base (`advise --record`) and the candidate's runs measured."""
+    """Predictions made from the base (`advise --record`) that the candidate's runs tested."""
 
 
-class Alike(msgspec.Struct, frozen=True, kw_only=True):
-    """What of two sides is compared, so that every figure of a step is over the same ranks."""
+class CommonSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """The window, ranks and steps by which two sides are compared, so that every figure is over the same ranks."""
 
     window: Literal["step", "recording"] | None
     ranks: tuple[int, ...]
     tables: tuple[list[StepTable], list[StepTable]]
-    """One a run of the base, and of the candidate."""
+    """One table for each run of the base, and of the candidate."""
 
 
-def alike(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> Alike:
-    """Choose the window, the ranks and the steps that two sides are compared by."""
+def alike(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> CommonSteps:
+    """Choose the window, the ranks and the steps by which two sides are compared."""
     sides = (base, candidate)
     differ = differences([run.identity for run in base], [run.identity for run in candidate])
     ranks = _common_ranks(sides, one_size=not any(each.key == "world_size" for each in differ))
     window = _window(sides, ranks)
     ours, theirs = ([_table(run, window, ranks) for run in side] for side in sides)
-    return Alike(window=window, ranks=ranks, tables=(ours, theirs))
+    return CommonSteps(window=window, ranks=ranks, tables=(ours, theirs))
 
 
 def compare(
     base: Sequence[Replicate],
     candidate: Sequence[Replicate],
-    chosen: Alike | None = None,
+    chosen: CommonSteps | None = None,
     left_out: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> Comparison:
-    """Compare two sides of at least one run each; `chosen` is what `alike` gives for them, where known already.
+    """Compare two sides of at least one run each.
 
-    `left_out` says of each side's runs that could not be read why not.
+    `chosen` is the result of `common_steps` for them, where the caller has it already. `left_out` holds, for each side,
+    the reasons why runs of it could not be read.
     """
     sides = (base, candidate)
     differ = differences([run.identity for run in base], [run.identity for run in candidate])
@@ -151,16 +153,16 @@ def compare(
 
 
 def _window(sides: Sequence[Sequence[Replicate]], ranks: Sequence[int]) -> Literal["step", "recording"] | None:
-    """Say what to compare: steps where both sides have complete ones on the ranks to compare."""
+    """Return what to compare: steps where both sides have complete ones on these ranks, else whole recordings."""
     if all(any(_table(run, "step", ranks).recorded.any() for run in side) for side in sides):
         return "step"
     return "recording" if all(any(run.ranks for run in side) for side in sides) else None
 
 
 def _common_ranks(sides: Sequence[Sequence[Replicate]], *, one_size: bool) -> tuple[int, ...]:
-    """Return the ranks that all runs with times have; none where the sizes of the jobs differ.
+    """Return the ranks that all runs with times have; none where the world sizes differ.
 
-    A rank that a cut file left without a whole step is none of them, as its run's steps would be those of the others.
+    A rank without a complete step (its file was cut) is left out: it cannot be compared by steps.
     """
     if not one_size:
         return ()
@@ -181,17 +183,17 @@ def _table(run: Replicate, window: Literal["step", "recording"] | None, ranks: S
 def _attributed(
     sides: Sequence[Sequence[Replicate]], tables: Sequence[Sequence[StepTable]]
 ) -> tuple[Attributions, list[CollectiveChange]]:
-    """Share out the differences, from the runs that have what is compared."""
+    """Attribute the differences, using the runs that have the compared steps or times."""
     timed = [
         [(table, run.collectives) for run, table in zip(side, own, strict=True) if table.recorded.any()]
         for side, own in zip(sides, tables, strict=True)
     ]
     base, candidate = ([table for table, _ in own] for own in timed)
-    step_time = of_step_time(base, candidate)
+    step_time = attribute_step_time(base, candidate)
     nothing = Part(name=EXPOSED, base_ns=0, candidate_ns=0, difference_ns=0)
     whole = next((part for part in step_time.parts if part.name == EXPOSED), nothing)
     collectives, by_collective = collective_changes(timed[0], timed[1], whole)
-    by_cause = of_exposed(base, candidate, whole)
+    by_cause = attribute_exposed(base, candidate, whole)
     return Attributions(
         step_time=step_time, exposed_by_cause=by_cause, exposed_by_collective=by_collective
     ), collectives

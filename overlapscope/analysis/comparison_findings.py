@@ -1,4 +1,7 @@
-"""What somebody who reads a comparison should not overlook: sides that are not alike, and what was changed."""
+"""Findings of a comparison: sides that are not comparable, changed collectives and kernels, new and gone stragglers.
+
+Stragglers are findings of their own because means over ranks dilute what one rank does.
+"""
 
 from collections.abc import Iterable, Sequence
 from statistics import median
@@ -17,30 +20,30 @@ from overlapscope.analysis.wording import first_and_count, id_part, rank_list, s
 
 KNOWN_FROM: Final = "comparison"
 MOST: Final = 8
-"""Changed kinds of collective, and differing keys of a sort, that are told."""
+"""Changed kinds of collective, and differing keys of a sort, that are listed."""
 SYNCHRONISATIONS: Final = 0.5
-"""More a step than this are new: less is that of every so many steps, as for a log line."""
+"""An increase per step above this is a finding; smaller ones come from every n-th step, such as logging."""
 _WORDS: Final[dict[Sort, str]] = {
     "job": "not the same job",
-    "recording": "not recorded alike, so figures may differ for that alone",
+    "recording": "recorded differently, which alone may change the figures",
     "setting": "another setting",
     "software": "other software",
 }
 MOST_RUNS: Final = 0.5
-"""A rank is a side's straggler when more than this share of its runs name it."""
+"""A rank is a straggler of a side when it is one in more than this share of the side's runs."""
 
 
 def side_findings(
     side: str, runs: Sequence[Replicate], tables: Sequence[StepTable], *, of_steps: bool, communicates: bool
 ) -> list[Finding]:
-    """Say what a side lacks: times, steps, communication, ranks."""
+    """Return findings for what a side lacks: times, complete steps, communication."""
     found = []
     if not any(run.ranks for run in runs):
         return [
             Finding(
                 id=f"no_times:{side}",
                 severity="warning",
-                title=f"{side}: no times were recorded: nothing to compare",
+                title=f"{side}: no times were recorded, so there is nothing to compare",
                 evidence={},
                 known_from=KNOWN_FROM,
             )
@@ -48,7 +51,7 @@ def side_findings(
     lacking = [run.name for run, table in zip(runs, tables, strict=True) if not table.recorded.any()]
     if of_steps and lacking:
         names = first_and_count([short(name) for name in lacking], 4, ", ")
-        title = f"{side}: no step was recorded whole, so left out: {names}"
+        title = f"{side}: left out because no step was recorded completely: {names}"
         found.append(
             Finding(
                 id=f"run_left_out:{side}",
@@ -59,12 +62,15 @@ def side_findings(
             )
         )
     if not of_steps and not any(run.steps.recorded.any() for run in runs):
-        title = f"{side}: no step was recorded whole; whole recordings are compared, alike only if they hold equal work"
+        title = (
+            f"{side}: no step was recorded completely; whole recordings are compared, which is valid only if they hold "
+            "the same work"
+        )
         found.append(
             Finding(id=f"no_steps:{side}", severity="warning", title=title, evidence={}, known_from=KNOWN_FROM)
         )
     if not communicates:
-        title = f"{side}: no communication was recorded: its exposed time is not 0 but not known"
+        title = f"{side}: no communication was recorded: its exposed time is unknown, not 0"
         found.append(
             Finding(id=f"no_communication:{side}", severity="warning", title=title, evidence={}, known_from=KNOWN_FROM)
         )
@@ -72,7 +78,7 @@ def side_findings(
 
 
 def unread_findings(side: str, runs: Sequence[Replicate], unread: Sequence[str]) -> list[Finding]:
-    """Say which runs of a side could not be read, and which files of the others are damaged."""
+    """Return findings for runs of a side that could not be read, and for damaged files of the others."""
     found = []
     if unread:
         named = first_and_count(unread, 3, "; ")
@@ -94,15 +100,15 @@ def unread_findings(side: str, runs: Sequence[Replicate], unread: Sequence[str])
 
 
 def rank_findings(runs: Iterable[Replicate], ranks: Sequence[int]) -> list[Finding]:
-    """Say which ranks are not compared because not all runs have them."""
+    """Return a finding for the ranks that are not compared because not all runs have them."""
     recorded = {run.ranks for run in runs if run.ranks}
     others = sorted({rank for each in recorded for rank in each} - set(ranks))
     if not others or (not ranks and len(recorded) < 2):
         return []
     if not ranks:
-        title = "no rank was recorded in all runs, or the jobs have other sizes: all ranks of each run are compared"
+        title = "no rank was recorded in all runs, or the world sizes differ: all ranks of each run are compared"
         return [Finding(id="ranks_differ", severity="warning", title=title, evidence={}, known_from=KNOWN_FROM)]
-    lacking = "without a whole step in some run" if len(recorded) < 2 else "not recorded in all runs"
+    lacking = "without a complete step in some run" if len(recorded) < 2 else "not recorded in all runs"
     title = f"compared: {rank_list(ranks)}; {lacking}: {rank_list(others)}"
     return [
         Finding(
@@ -116,12 +122,12 @@ def rank_findings(runs: Iterable[Replicate], ranks: Sequence[int]) -> list[Findi
 
 
 def difference_findings(differences: Iterable[Difference]) -> list[Finding]:
-    """Say in which keys the runs differ."""
+    """Return findings for the keys in which the runs differ."""
     found = []
-    told = dict.fromkeys(_WORDS, 0)
+    counts = dict.fromkeys(_WORDS, 0)
     for each in differences:
-        told[each.sort] += 1
-        if told[each.sort] > MOST:
+        counts[each.sort] += 1
+        if counts[each.sort] > MOST:
             continue
         key = each.key.removeprefix(DDP).removeprefix(ENVIRONMENT).removeprefix(RECORDING)
         values = [first_and_count([short(value) for value in side], 3, ", ") for side in (each.base, each.candidate)]
@@ -144,18 +150,18 @@ def difference_findings(differences: Iterable[Difference]) -> list[Finding]:
 
 
 def unknown_job(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> list[Finding]:
-    """Say which of what makes a job the same is not recorded on both sides."""
+    """Return a finding for the keys that identify a job and were not recorded on both sides."""
     unknown = [key for key in JOB if any(all(key not in run.identity for run in side) for side in (base, candidate))]
     if not unknown:
         return []
-    title = f"not recorded on both sides: {', '.join(unknown)}; so whether it is the same job is not known"
+    title = f"not recorded on both sides: {', '.join(unknown)}; so it is not known whether it is the same job"
     return [
         Finding(id="job_not_known", severity="info", title=title, evidence={"keys": unknown}, known_from=KNOWN_FROM)
     ]
 
 
 def change_findings(families: Iterable[FamilyChange], kernels: KernelChanges | None) -> list[Finding]:
-    """Say which collectives are called otherwise, and whether the host began to wait for the device."""
+    """Return findings for collectives that changed, and for a host that began to wait for the device."""
     found = []
     for each in [each for each in families if each.change != "same"][:MOST]:
         what = " ".join(filter(None, (short(each.op), short(each.dtype or ""), short(each.dimension or ""))))
@@ -182,7 +188,7 @@ def change_findings(families: Iterable[FamilyChange], kernels: KernelChanges | N
     if kernels and kernels.candidate_synchronisations - kernels.base_synchronisations > SYNCHRONISATIONS:
         before, after = kernels.base_synchronisations, kernels.candidate_synchronisations
         how_often = f"{after:.4g} times a step instead of {before:.4g}"
-        title = f"the host waits for values from the device {how_often}, as .item() makes it"
+        title = f"the host waits for values from the device (as in .item()) {how_often}"
         found.append(
             Finding(
                 id="synchronisation",
@@ -196,10 +202,10 @@ def change_findings(families: Iterable[FamilyChange], kernels: KernelChanges | N
 
 
 def few_runs(base: int, candidate: int) -> list[Finding]:
-    """Say that a single run does not tell how much runs of the same code differ."""
+    """Return a finding that a single run does not show how much runs of the same code vary."""
     if base > 1 and candidate > 1:
         return []
-    title = "a side of one run does not tell how much runs of the same code differ; a folder of runs does"
+    title = "one run a side does not show how much runs of the same code vary; compare a folder of runs instead"
     return [
         Finding(
             id="single_runs",
@@ -214,9 +220,9 @@ def few_runs(base: int, candidate: int) -> list[Finding]:
 def _call_words(each: FamilyChange) -> str:
     before, after = (f"{c:.4g} call{'' if c == 1 else 's'} a step" for c in (each.base_calls, each.candidate_calls))
     if each.change == "appeared":
-        return f"{after}, which the base does not make"
+        return f"{after} in the candidate, none in the base"
     if each.change == "vanished":
-        return f"{before} of the base, not made any more"
+        return f"{before} in the base, none in the candidate"
     if each.change == "regrouped":
         return f"{after} instead of {before}, moving the same bytes"
     if each.base_bytes and each.candidate_bytes:
@@ -226,19 +232,19 @@ def _call_words(each: FamilyChange) -> str:
 
 
 def straggler_changes(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> list[Finding]:
-    """Return a finding for each rank and cause that only one side names: `straggler_appeared`, `straggler_vanished`."""
+    """Return a finding for each straggler and cause of only one side: `straggler_appeared`, `straggler_vanished`."""
     before, after = _named(base), _named(candidate)
     found = []
     for appeared, own, other in ((True, after, before), (False, before, after)):
         for (rank, held_by), blame_ns in sorted(own.items(), key=lambda each: (-each[1], each[0])):
             if (rank, held_by) in other:
                 continue
-            when = "now holds the others up" if appeared else "no longer holds the others up"
+            when = "is now a straggler" if appeared else "is no longer a straggler"
             found.append(
                 Finding(
                     id=f"straggler_{'appeared' if appeared else 'vanished'}:rank{rank}",
                     severity="warning" if appeared else "info",
-                    title=f"rank {rank} {when}, {blame_ns / 1e6:.3f} ms in all: {HELD_BY[held_by]}",
+                    title=f"rank {rank} {when} ({blame_ns / 1e6:.3f} ms of delay in total): {HELD_BY[held_by]}",
                     evidence={"rank": rank, "held_by": held_by, "blame_ns": blame_ns},
                     known_from="comparison",
                 )
@@ -247,7 +253,7 @@ def straggler_changes(base: Sequence[Replicate], candidate: Sequence[Replicate])
 
 
 def _named(runs: Sequence[Replicate]) -> dict[tuple[int, str], int]:
-    """Return the ranks that most runs of a side name, by cause, with the median of their blame."""
+    """Return the stragglers of most runs of a side, by (rank, cause), with the median of their blame."""
     blamed: dict[tuple[int, str], list[int]] = {}
     for run in runs:
         for each in run.stragglers:

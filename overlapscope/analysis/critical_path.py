@@ -1,7 +1,7 @@
-"""The critical path of a step: the chain of what waited for what that decided how long it took, across ranks.
+"""The critical path of a step: the chain of dependencies across ranks that determined its length.
 
-Backwards from the end of the step: a span to what it waited for before it began, a collective to its last member, on
-aligned clocks. So waiting is not on the path, but what the others waited for is.
+It is followed backwards from the end of the step: from a span to what it waited for, from a collective to the member
+that arrived last, on aligned clocks. So wait time is not on the path; what the other ranks waited for is.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,20 +14,20 @@ import numpy as np
 from overlapscope.analysis.across_ranks import Across
 from overlapscope.analysis.arrivals import arrivals
 from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.path_walk import LAUNCH, MOST_SEGMENTS, PARTS, NoPathError, Path, Walker, told
+from overlapscope.analysis.path_walk import LAUNCH, MOST_SEGMENTS, PARTS, NoPathError, Path, Walker, on_clock_of
 from overlapscope.analysis.steps import StepWindow, whole_windows
 from overlapscope.timeline.columns import NONE, Codes, Ints, Small
 from overlapscope.timeline.rows import distinct, sum_by, unique
 from overlapscope.timeline.run import Run
 
 MOST_STEPS: Final = 11
-"""Steps whose path is followed: where there are more, of every length from the shortest to the longest."""
+"""Steps whose path is followed; of more steps, a selection from the shortest to the longest."""
 MOST_OPERATIONS: Final = 20
 UNNAMED: Final = "unnamed"
 
 
 class PathOperation(msgspec.Struct, kw_only=True, frozen=True):
-    """What ran on a path: all its pieces of one name. Of the host, the operation that it was about to launch."""
+    """All pieces of a path with one name. For host time it is the operation that was about to be launched."""
 
     part: str
     name: str
@@ -41,7 +41,7 @@ class StepPath(msgspec.Struct, kw_only=True, frozen=True):
     step: int | None
     """None for a whole recording without steps."""
     rank: int
-    """The rank on which the step ended last: the path is that of its window."""
+    """The rank on which the step ended last; the path covers its window."""
     length_ns: int
     parts: dict[str, int]
     ranks: dict[str, int]
@@ -49,10 +49,10 @@ class StepPath(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class CriticalPath(msgspec.Struct, kw_only=True, frozen=True):
-    """What decided how long the steps took."""
+    """The critical paths of a run's steps."""
 
     scope: Literal["ranks", "rank"] | None = None
-    """Followed across ranks, or within one; None where none is told, for the `reason`."""
+    """Whether paths cross ranks or stay within one; None where no path was found, see `reason`."""
     reason: str | None = None
     median_step: int | None = None
     steps: list[StepPath] = []
@@ -61,7 +61,7 @@ class CriticalPath(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
-    """The paths that were followed, with all their segments."""
+    """The critical paths with all their segments."""
 
     scope: Literal["ranks", "rank"] | None = None
     reason: str | None = None
@@ -73,9 +73,9 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 Windows = Mapping[int, Sequence[StepWindow]]
 
 
-def critical_path(run: Run, windows: Windows, together: Across) -> CriticalPath:
-    """Return the critical paths of a run's steps, the parts and the operations on them."""
-    found = follow(run, windows, together)
+def critical_path(run: Run, windows: Windows, cross_rank: Across) -> CriticalPath:
+    """Return the critical paths of a run's steps, with their parts and operations."""
+    found = follow(run, windows, cross_rank)
     return CriticalPath(
         scope=found.scope,
         reason=found.reason,
@@ -88,22 +88,22 @@ def critical_path(run: Run, windows: Windows, together: Across) -> CriticalPath:
 def follow(
     run: Run,
     windows: Windows,
-    together: Across,
+    cross_rank: Across,
     only: frozenset[int] | None = None,
 ) -> Chosen:
-    """Follow the paths of the complete steps (of all, where none is complete), `only` those if given."""
-    ranks, reason = _connected(run, together)
+    """Follow the paths of the complete steps (of all steps where none is complete); of `only` these if given."""
+    ranks, reason = _connected(run, cross_rank)
     if reason is not None:
         return Chosen(reason=reason)
-    ends = _ends(run, together.clocks, {rank: windows[rank] for rank in ranks}, only)
+    ends = _ends(run, cross_rank.clocks, {rank: windows[rank] for rank in ranks}, only)
     if not ends:
-        return Chosen(reason="no step with a window was recorded, and the recording is in several parts or empty")
+        return Chosen(reason="no step with a window was recorded, and the recording has several parts or is empty")
     lengths = sorted(end - start for _, _, (start, end) in ends)
     middle = next(each for each in ends if each[2][1] - each[2][0] == median_low(lengths))
     paths: list[Path] = []
     left, why = MOST_SEGMENTS, None
     chosen = [middle, *(each for each in _spread(ends) if each is not middle)]
-    walker = Walker(run, arrivals(run, together), together.clocks, [(rank, window) for rank, _, window in chosen])
+    walker = Walker(run, arrivals(run, cross_rank), cross_rank.clocks, [(rank, window) for rank, _, window in chosen])
     for rank, step, window in chosen:
         try:
             path = walker.path(rank, step, window, left)
@@ -123,31 +123,31 @@ def follow(
 
 
 _End = tuple[int, int | None, tuple[int, int]]
-"""Where a path ends: the rank, the step, its window."""
+"""Where a path ends: the rank, the step, the step's window."""
 
 
-def _connected(run: Run, together: Across) -> tuple[list[int], str | None]:
-    """Return the ranks that matched calls tie together, most of them if they fall apart; or why there are none."""
+def _connected(run: Run, cross_rank: Across) -> tuple[list[int], str | None]:
+    """Return the largest set of ranks that matched calls connect; or the reason why there is none."""
     timed = [rank for rank, timeline in run.ranks.items() if timeline.num_spans]
     if not timed:
         return [], "no times were recorded"
     if len(run.ranks) == 1:
         return timed, None
     tied = {rank: {rank} for rank in timed}
-    blocks = [each.block for each in (*together.splits, *together.uneven) if each.block.whole and each.block.calls]
-    pairs = {(each.sender, each.receiver) for each in together.pairs.pairs if each.send_rows.size}
+    blocks = [each.block for each in (*cross_rank.splits, *cross_rank.uneven) if each.block.whole and each.block.calls]
+    pairs = {(each.sender, each.receiver) for each in cross_rank.pairs.pairs if each.send_rows.size}
     for members in {each.ranks for each in blocks} | pairs:
         joined = set().union(*{id(tied[rank]): tied[rank] for rank in members if rank in tied}.values())
         tied |= dict.fromkeys(joined, joined)
     most = max(tied.values(), key=lambda each: (len(each), -min(each)))
     if len(most) > 1:
         return sorted(most), None
-    why = f" ({together.matching.reasons[0]})" if together.matching.reasons else ""
-    return [], f"no collective could be matched across all of its ranks, so none ties them together{why}"
+    why = f" ({cross_rank.matching.reasons[0]})" if cross_rank.matching.reasons else ""
+    return [], f"no collective could be matched across all of its ranks, so the ranks are not connected{why}"
 
 
 def _ends(run: Run, clocks: Clocks, windows: Windows, only: frozenset[int] | None) -> list[_End]:
-    """Return where each step ended last."""
+    """Return for each step where it ended last."""
     known = [
         (rank, each)
         for rank, own in windows.items()
@@ -161,25 +161,25 @@ def _ends(run: Run, clocks: Clocks, windows: Windows, only: frozenset[int] | Non
     first = min(windows)
     for rank, each in complete or known:
         assert each.window is not None
-        at = told(clocks, first, rank, each.window[1])
+        at = on_clock_of(clocks, first, rank, each.window[1])
         if each.step not in last or at > last[each.step][0]:
             last[each.step] = at, (rank, each.step, each.window)
     return [last[step][1] for step in sorted(last)]
 
 
 def _whole(run: Run, clocks: Clocks, windows: Windows) -> list[_End]:
-    """Return where the recording ended, of a run without steps: only where each rank was recorded in one piece."""
+    """Return where the recording of a run without steps ended; only where each rank was recorded in one part."""
     wholes = {rank: whole_windows(run.ranks[rank]) for rank in windows}
     if any(len(each) != 1 for each in wholes.values()):
         return []
     first = min(windows)
-    rank = max(wholes, key=lambda each: told(clocks, first, each, wholes[each][0][1]))
+    rank = max(wholes, key=lambda each: on_clock_of(clocks, first, each, wholes[each][0][1]))
     start, end = wholes[rank][0]
     return [(rank, None, (start, end))] if end > start else []
 
 
 def _spread(ends: Sequence[_End]) -> Iterable[_End]:
-    """Return all, or of many some of every length."""
+    """Return all ends, or MOST_STEPS of them spread evenly over the lengths."""
     if len(ends) <= MOST_STEPS:
         return ends
     by_length = sorted(ends, key=lambda each: each[2][1] - each[2][0])
@@ -213,7 +213,7 @@ def _summed(run: Run, path: Path) -> StepPath:
 
 
 def _totals(part: Small, code: Codes, length: Ints) -> Iterator[tuple[tuple[int, int], int, int]]:
-    """Return (part, name), nanoseconds and number of each that there is."""
+    """Return ((part, name), nanoseconds, count) of each distinct part and name."""
     which, first = distinct([part, code])
     total = sum_by(which, length, first.size)
     count = np.bincount(which, minlength=first.size)

@@ -1,8 +1,8 @@
-"""Ranks out of step: who entered which collective last, who is missing in it, and who called something else.
+"""Find desynchronized ranks: which ranks wait in a collective, which are missing in it, which called something else.
 
-From flight-recorder dumps and from what c10d's watchdog logged, by one path. Dumps are taken at slightly different
-moments and hold only the newest calls, so a rank that is behind is a fact of that moment: it is a warning only where
-something had waited too long. Sends and receives have numbers of their own on each rank and are not compared.
+Flight-recorder dumps and the log of c10d's watchdog are checked in the same way. Dumps are taken at slightly different
+moments and hold only the newest calls, so a rank that is behind is only a snapshot: it is a warning only where a call
+had been pending too long. Sends and receives are numbered separately on each rank and are not compared.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -14,12 +14,12 @@ from overlapscope.analysis.call_mismatch import mismatched
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.group_progress import (
     DUMP,
-    GroupStandings,
-    Standing,
+    GroupProgress,
+    GroupProgressByRank,
     collective_calls,
+    group_progress,
     members,
-    size_is_told,
-    standings,
+    size_is_known,
 )
 from overlapscope.analysis.wording import (
     MAX_LISTED,
@@ -34,20 +34,20 @@ from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
 
 LONG_PENDING_NS: Final = 30_000_000_000
-"""A collective that is still pending while its rank entered others for this long is stuck, not just under way."""
+"""A collective that is still pending while its rank entered others for this long is stuck, not just running."""
 SECOND_NS: Final = 1_000_000_000
 
 
 def desync(run: Run) -> list[Finding]:
-    """Find groups whose ranks wait in different collectives, or called different ones, and ranks without a dump."""
+    """Find groups whose ranks wait in different collectives or called different ones, and ranks without a dump."""
     findings: list[Finding] = []
-    found = standings(run)
-    told = [rank for each in found for rank in each.ranks]
+    found = group_progress(run)
+    known = [rank for each in found for rank in each.ranks]
     for each in found:
         if each.group is None:
             findings += _apart(None, "a group that the log does not name", each.ranks, certain=False)
             continue
-        inside = members(run, each.group, told)
+        inside = members(run, each.group, known)
         if inside is not None:
             expected = set(inside)
             ranks = {rank: standing for rank, standing in each.ranks.items() if rank in expected}
@@ -55,14 +55,14 @@ def desync(run: Run) -> list[Finding]:
     return findings + _without_dump(run, found, worrying=any(each.severity == "warning" for each in findings))
 
 
-def _in_group(run: Run, group: str, ranks: Mapping[int, Standing], expected: Set[int]) -> list[Finding]:
+def _in_group(run: Run, group: str, ranks: Mapping[int, GroupProgress], expected: Set[int]) -> list[Finding]:
     label = group_label(run, group)
     mismatch = mismatched(run, group, label, ranks)
     behind = _apart(group, label, ranks, certain=True) or _behind(run, group, label, ranks)
     return mismatch + (behind or ([] if mismatch else _stuck(run, group, label, ranks, expected)))
 
 
-def _apart(group: str | None, label: str, ranks: Mapping[int, Standing], *, certain: bool) -> list[Finding]:
+def _apart(group: str | None, label: str, ranks: Mapping[int, GroupProgress], *, certain: bool) -> list[Finding]:
     """Find ranks of one group that timed out in different collectives."""
     late = {rank: each for rank, each in ranks.items() if each.timed_out and each.pending is not None}
     by_number: dict[int, list[int]] = {}
@@ -83,27 +83,27 @@ def _apart(group: str | None, label: str, ranks: Mapping[int, Standing], *, cert
     ]
 
 
-class _Awaited(msgspec.Struct, frozen=True, kw_only=True):
+class _BlockedCollective(msgspec.Struct, frozen=True, kw_only=True):
     """The first collective of a group in which ranks wait."""
 
     seq: int
-    waiting: Mapping[int, Standing]
-    """All ranks that wait, in whichever."""
+    waiting: Mapping[int, GroupProgress]
+    """All waiting ranks, in this collective or a later one."""
     call: str
     called_at: str
-    """Where the first of its ranks called it, as a remark; empty where that is not known."""
+    """Where in the code the first of its ranks called it, as a remark for a title; empty where not known."""
     certain: str | None
-    """What tells that it is stuck, and not just under way."""
+    """Why it is known to be stuck, and not just running; None where it is not known."""
 
 
-def _awaited(run: Run, group: str, ranks: Mapping[int, Standing]) -> _Awaited | None:
-    """Return the first collective of a group in which ranks wait; None where none does."""
+def _awaited(run: Run, group: str, ranks: Mapping[int, GroupProgress]) -> _BlockedCollective | None:
+    """Return the first collective of a group in which ranks wait; None where no rank waits."""
     waiting = {rank: each for rank, each in ranks.items() if each.pending is not None}
     if not waiting:
         return None
     seq = min(each.pending or 0 for each in waiting.values())
     first = waiting[min(rank for rank, each in waiting.items() if each.pending == seq)]
-    return _Awaited(
+    return _BlockedCollective(
         seq=seq,
         waiting=waiting,
         call=call_label(first),
@@ -112,23 +112,23 @@ def _awaited(run: Run, group: str, ranks: Mapping[int, Standing]) -> _Awaited | 
     )
 
 
-def _behind(run: Run, group: str, label: str, ranks: Mapping[int, Standing]) -> list[Finding]:
-    """Find ranks that had not entered a collective in which others waited."""
+def _behind(run: Run, group: str, label: str, ranks: Mapping[int, GroupProgress]) -> list[Finding]:
+    """Find ranks that had not entered a collective in which other ranks waited."""
     awaited = _awaited(run, group, ranks)
     if awaited is None:
         return []
     seq, certain = awaited.seq, awaited.certain
     missing = {rank: each for rank, each in ranks.items() if each.entered is not None and each.entered < seq}
     if certain is None:
-        # A rank that others have overtaken in what all of them must have entered was dumped before them.
+        # A rank that has not entered a collective that others completed was only dumped earlier than they were.
         done = max((each.completed or 0 for each in ranks.values()), default=0)
         missing = {rank: each for rank, each in missing.items() if (each.entered or 0) >= done}
     if not missing:
         return []
     inside = [rank for rank, each in ranks.items() if each.entered is not None and each.entered >= seq]
-    # A log counts a call once the library has taken it, which a call that hangs inside the library is not.
+    # A log counts a call as enqueued once the library accepted it; a call that hangs inside the library is not counted.
     verb = "entered" if all(each.dump is not None for each in missing.values()) else "enqueued"
-    when = "" if certain else "; dumps of different moments may look so too"
+    when = "" if certain else "; dumps taken at different moments can also look like this"
     return [
         Finding(
             id=f"desync:missing:{id_part(group)}:{seq}",
@@ -151,8 +151,8 @@ def _behind(run: Run, group: str, label: str, ranks: Mapping[int, Standing]) -> 
     ]
 
 
-def _last(run: Run, group: str, rank: int, standing: Standing) -> str:
-    """Return the collective that a rank entered last, with its operation where its dump still shows it."""
+def _last(run: Run, group: str, rank: int, standing: GroupProgress) -> str:
+    """Return the collective that a rank entered last, with its operation where its dump still holds it."""
     rows, numbers = collective_calls(run, group, rank, standing.dump)
     rows = rows[numbers == standing.entered]
     timeline = run.ranks.get(rank)
@@ -160,8 +160,8 @@ def _last(run: Run, group: str, rank: int, standing: Standing) -> str:
     return f"{op} #{standing.entered}".strip()
 
 
-def _stuck(run: Run, group: str, label: str, ranks: Mapping[int, Standing], expected: Set[int]) -> list[Finding]:
-    """Find a collective that every rank known of had entered and that did not end."""
+def _stuck(run: Run, group: str, label: str, ranks: Mapping[int, GroupProgress], expected: Set[int]) -> list[Finding]:
+    """Find a collective that every known rank had entered and that did not end."""
     awaited = _awaited(run, group, ranks)
     if awaited is None:
         return []
@@ -171,8 +171,8 @@ def _stuck(run: Run, group: str, label: str, ranks: Mapping[int, Standing], expe
         return []
     call, called = awaited.call, awaited.called_at
     unknown = sorted(expected - set(known))
-    if not unknown and not size_is_told(run, group):
-        title = f"{call} of {label} did not end on {rank_list(waiting)}{called}; other ranks may lack in it"
+    if not unknown and not size_is_known(run, group):
+        title = f"{call} of {label} did not end on {rank_list(waiting)}{called}; other ranks may be missing in it"
     elif unknown:
         title = (
             f"{call} of {label} did not end on {rank_list(waiting)}{called}; nothing is known of {rank_list(unknown)}"
@@ -180,7 +180,7 @@ def _stuck(run: Run, group: str, label: str, ranks: Mapping[int, Standing], expe
     else:
         title = (
             f"{call} of {label} did not end, though all {len(known)} ranks had entered it{called}: "
-            "look for a device or a link that stands still"
+            "look for a hung device or link"
         )
     return [
         Finding(
@@ -199,8 +199,8 @@ def _stuck(run: Run, group: str, label: str, ranks: Mapping[int, Standing], expe
     ]
 
 
-def _why_stuck(run: Run, group: str, waiting: Mapping[int, Standing], seq: int) -> str | None:
-    """Return what tells that a collective was stuck and not just under way when the ranks were dumped."""
+def _why_stuck(run: Run, group: str, waiting: Mapping[int, GroupProgress], seq: int) -> str | None:
+    """Return why a collective was stuck, and not just running, when the ranks were dumped; None where not known."""
     late = [each.timeout_ns for each in waiting.values() if each.timed_out and each.pending == seq]
     if late:
         limits = [limit for limit in late if limit is not None]
@@ -209,8 +209,8 @@ def _why_stuck(run: Run, group: str, waiting: Mapping[int, Standing], seq: int) 
     return f"pending while other calls went on for {held / SECOND_NS:.0f} s" if held >= LONG_PENDING_NS else None
 
 
-def _pending_for(run: Run, group: str, rank: int, standing: Standing, seq: int) -> int:
-    """Return how long after a call, by the rank's own clock, the rank still entered others; 0 where it is not known."""
+def _pending_for(run: Run, group: str, rank: int, standing: GroupProgress, seq: int) -> int:
+    """Return for how many nanoseconds after a call its rank still entered others; 0 where it is not known."""
     rows, numbers = collective_calls(run, group, rank, standing.dump)
     if rows.size == 0:
         return 0
@@ -220,8 +220,8 @@ def _pending_for(run: Run, group: str, rank: int, standing: Standing, seq: int) 
     return int(times.max() - begun.min()) if begun.size else 0
 
 
-def _without_dump(run: Run, found: Sequence[GroupStandings], *, worrying: bool) -> list[Finding]:
-    """Name the ranks that should have a dump beside those that have one."""
+def _without_dump(run: Run, found: Sequence[GroupProgressByRank], *, worrying: bool) -> list[Finding]:
+    """Return a finding for the ranks without a dump, where other ranks have one."""
     dumped = {rank for source in run.sources if source.format == DUMP for rank in source.ranks}
     if not dumped:
         return []
@@ -238,7 +238,7 @@ def _without_dump(run: Run, found: Sequence[GroupStandings], *, worrying: bool) 
         Finding(
             id="no_dump",
             severity=severity,
-            title=f"no dump of {rank_list(lacking)}: how far they had come is not known",
+            title=f"no dump of {rank_list(lacking)}: their progress is not known",
             evidence={"ranks": lacking[:MAX_LISTED], "missing": len(lacking), "dumped": len(dumped)},
             known_from="log",
         )

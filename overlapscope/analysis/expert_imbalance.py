@@ -1,9 +1,9 @@
-"""Expert parallelism: tokens that are shared out unevenly, and what that costs.
+"""Find expert imbalance (EP): tokens that are distributed unevenly over the ranks, and what that costs.
 
-A dispatch gives each rank of an expert group as many bytes as its experts got tokens; the combine after it returns
-them. The rank with the most tokens computes longest and comes last to the combine, where the others wait for it. Both
-show in the sizes and the starts of matched all-to-all calls; a dispatch is a call whose received bytes are spread more
-than those sent.
+A dispatch sends each rank of an expert group the bytes of its experts' tokens; the combine after it returns them. The
+rank with the most tokens computes longest and arrives last at the combine, where the others wait for it. Both show in
+the sizes and starts of matched all-to-all calls; a dispatch is a call whose received bytes vary more between ranks than
+the sent bytes.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ from overlapscope.analysis.across_ranks import Across
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.clock_offsets import Clocks, Reals
 from overlapscope.analysis.findings import MILLISECOND_NS, Finding
-from overlapscope.analysis.matched_calls import Matched
+from overlapscope.analysis.matched_calls import MatchedCalls
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import EXPERT
 from overlapscope.timeline.intervals import BusyTime
@@ -27,9 +27,9 @@ MIN_IMBALANCE: Final = 1.2
 """The rank with the most bytes gets at least this many times the mean, over all calls, ..."""
 MIN_CALLS: Final = 5
 MIN_LAST: Final = 0.5
-"""... comes last to at least this share of the combines, and twice as often as chance would have it, ..."""
+"""... arrives last at this share of the combines or more, and at twice the share expected by chance, ..."""
 MIN_SHARE: Final = 0.01
-"""... and the mean wait for it makes up this share of the recording, and a millisecond."""
+"""... and the mean wait for it is at least this share of the recording, and a millisecond."""
 
 
 class _Exchanges(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,38 +45,38 @@ class _Exchanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def expert_imbalance(
-    run: Run, together: Across, coverage: Mapping[int, Coverage], window_ns: Mapping[int, int | None]
+    run: Run, cross_rank: Across, coverage: Mapping[int, Coverage], window_ns: Mapping[int, int | None]
 ) -> list[Finding]:
-    """Return a finding for each expert group in which the wait for the rank with the most tokens costs time.
+    """Return a finding for each expert group whose ranks wait for the rank with the most tokens.
 
-    Needs the sizes that each rank got (`received_bytes`). `window_ns` holds the length of each rank's recording.
+    Needs the bytes that each rank received (`received_bytes`). `window_ns` holds the length of each rank's recording.
     """
-    by_group: dict[tuple[str | None, tuple[int, ...]], list[Matched]] = defaultdict(list)
-    for block in together.matching.uneven:
+    by_group: dict[tuple[str | None, tuple[int, ...]], list[MatchedCalls]] = defaultdict(list)
+    for block in cross_rank.matching.uneven:
         if _is_expert(run, block):
             by_group[block.group, block.ranks].append(block)
     found = []
     for blocks in by_group.values():
-        calls = _exchanges(run, blocks, together.clocks)
+        calls = _exchanges(run, blocks, cross_rank.clocks)
         if calls is not None:
             found += _costly(run, calls, coverage, window_ns)
     return found
 
 
-def _is_expert(run: Run, block: Matched) -> bool:
+def _is_expert(run: Run, block: MatchedCalls) -> bool:
     timeline = run.ranks[block.ranks[0]]
     code = timeline.collectives.dimension[block.rows[0, 0]]
     return bool(code >= 0 and timeline.names[code] == EXPERT)
 
 
-def _exchanges(run: Run, blocks: Sequence[Matched], clocks: Clocks) -> _Exchanges | None:
+def _exchanges(run: Run, blocks: Sequence[MatchedCalls], clocks: Clocks) -> _Exchanges | None:
     rows = np.concatenate([block.rows for block in blocks], axis=1)
     starts = np.concatenate([clocks.starts(block) for block in blocks], axis=1)
     tables = [run.ranks[rank].collectives for rank in blocks[0].ranks]
     sent = np.array([table.bytes[own] for table, own in zip(tables, rows, strict=True)])
     received = np.array([table.received_bytes[own] for table, own in zip(tables, rows, strict=True)])
-    told = ((sent != NONE) & (received != NONE)).all(axis=0)
-    order = np.flatnonzero(told)[np.argsort(starts[:, told].max(axis=0), kind="stable")]
+    known = ((sent != NONE) & (received != NONE)).all(axis=0)
+    order = np.flatnonzero(known)[np.argsort(starts[:, known].max(axis=0), kind="stable")]
     if order.size == 0:
         return None
     return _Exchanges(
@@ -110,18 +110,20 @@ def _costly(
         return []
     share = tokens.sum(axis=1) / max(float(tokens.sum()), 1.0)
     named = f"group {calls.group}" if calls.group else "an unnamed group"
-    hidden = {
+    overlap_figures = {
         f"{kind}_{part}_ns": value
         for kind, chosen in (("dispatch", np.flatnonzero(is_dispatch)), ("combine", np.flatnonzero(~is_dispatch)))
-        for part, value in zip(("hidden", "exposed"), _hidden(run, calls, chosen, coverage), strict=True)
+        for part, value in zip(
+            ("hidden", "exposed"), _overlapped_and_exposed(run, calls, chosen, coverage), strict=True
+        )
     }
     return [
         Finding(
             id=f"expert_imbalance:{calls.group or '?'}",
             severity="warning",
-            title=f"experts of {named} get uneven shares of tokens: the fullest rank gets {imbalance:.2f} times the "
-            f"mean and comes last to {int(last.sum())} of {combines.size} combines; a rank waits {cost_ns / 1e6:.3f} "
-            "ms for it",
+            title=f"expert load of {named} is imbalanced: the most loaded rank gets {imbalance:.2f} times the mean "
+            f"number of tokens and arrives last at {int(last.sum())} of {combines.size} combines; the others wait "
+            f"{cost_ns / 1e6:.3f} ms for it on average",
             evidence={
                 "group": calls.group,
                 "imbalance": imbalance,
@@ -129,19 +131,21 @@ def _costly(
                 "combines": int(combines.size),
                 "fullest_came_last": int(last.sum()),
                 "mean_wait_ns": round(cost_ns),
-                **hidden,
+                **overlap_figures,
             },
             known_from="sizes and starts of matched all-to-all calls",
         )
     ]
 
 
-def _hidden(run: Run, calls: _Exchanges, chosen: Ints, coverage: Mapping[int, Coverage]) -> tuple[int, int]:
-    """Return the time of calls that computation ran beside, and that it did not, mean over ranks."""
-    hidden = total = 0
+def _overlapped_and_exposed(
+    run: Run, calls: _Exchanges, chosen: Ints, coverage: Mapping[int, Coverage]
+) -> tuple[int, int]:
+    """Return the overlapped and the exposed nanoseconds of these calls, mean over ranks."""
+    overlap_figures = total = 0
     for rank, rows in zip(calls.ranks, calls.rows, strict=True):
         table = run.ranks[rank].collectives
         starts, ends = table.start_ns[rows[chosen]], table.end_ns[rows[chosen]]
-        hidden += int(BusyTime(coverage[rank].compute).within(starts, ends).sum())
+        overlap_figures += int(BusyTime(coverage[rank].compute).within(starts, ends).sum())
         total += int((ends - starts).sum())
-    return round(hidden / len(calls.ranks)), round((total - hidden) / len(calls.ranks))
+    return round(overlap_figures / len(calls.ranks)), round((total - overlap_figures) / len(calls.ranks))

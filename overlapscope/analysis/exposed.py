@@ -1,4 +1,7 @@
-"""Exposed time by where it belongs: dimension, phase and module of the collectives that own it (DESIGN section 2)."""
+"""Exposed time by dimension, phase and module of the collectives that own it, and by kind of call.
+
+`ExposedShares` attributes the exposed time of any window of a rank to the kinds of collective.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -23,9 +26,9 @@ Window = tuple[int, int]
 
 
 class ExposedBy(msgspec.Struct, kw_only=True, frozen=True):
-    """Exposed nanoseconds of the calls of a step (without complete steps: of a recording), mean over steps and ranks.
+    """Exposed nanoseconds of a step's calls (without complete steps: of a recording's), mean over steps and ranks.
 
-    Each of the three shares out the same sum; `unknown` is what could not be placed. Empty without timed collectives.
+    Each field splits the same sum; `unknown` holds calls without a value. Empty without timed collectives.
     """
 
     dimension: dict[str, int] = {}
@@ -36,9 +39,9 @@ class ExposedBy(msgspec.Struct, kw_only=True, frozen=True):
 def exposed_by(
     ranks: Mapping[int, RankTimeline], windows: Mapping[int, list[StepWindow]], exposed_ns: Mapping[int, Ints]
 ) -> ExposedBy:
-    """Sum up the exposed time that collectives own, the largest first.
+    """Sum the exposed time that collectives own, the largest first.
 
-    Covers what the rows of collectives cover: each rank's complete steps where it has any, else all it recorded.
+    Covers the same calls as the table of collectives: each rank's complete steps where it has any, else all its calls.
     """
     sums: dict[str, dict[str, int]] = {place: {} for place in PLACES}
     number = 0
@@ -62,24 +65,27 @@ def _means(sums: Mapping[str, int], number: int) -> dict[str, int]:
 
 
 class ExposedShares:
-    """One rank's communication, each moment given to one collective, ready for any windows."""
+    """One rank's communication, each moment owned by one collective, ready to be summed over any windows."""
 
     __slots__ = ("_exposed", "_kind", "_split", "_starts", "_untils", "kind_of", "kinds")
 
     def __init__(self, timeline: RankTimeline, transfers: Transfers) -> None:
         self.kinds, self.kind_of = call_kinds(timeline)
-        mine = owned(timeline)
-        own = np.flatnonzero(mine.until_ns > mine.start_ns)
-        own = own[np.argsort(mine.start_ns[own], kind="stable")]
-        self._starts, self._untils = mine.start_ns[own], mine.until_ns[own]
-        place = np.where(mine.row[own] == NONE, -1, mine.row[own])
+        own_comm = owned(timeline)
+        own = np.flatnonzero(own_comm.until_ns > own_comm.start_ns)
+        own = own[np.argsort(own_comm.start_ns[own], kind="stable")]
+        self._starts, self._untils = own_comm.start_ns[own], own_comm.until_ns[own]
+        place = np.where(own_comm.row[own] == NONE, -1, own_comm.row[own])
         self._kind = np.append(self.kind_of, len(self.kinds))[place]
         self._split = np.append(transfers.transfer_ns, NONE)[place] != NONE
         cover = Coverage.of(timeline.spans)
         self._exposed = BusyTime(difference(cover.comm, cover.compute))
 
     def within(self, windows: Sequence[tuple[Window, int]], columns: int) -> tuple[Shares, Ints]:
-        """Give the shares of windows, each with its column; and of each column what waiting could not be split from."""
+        """Return the exposed time of windows by kind of call, and for each column the part without a known wait time.
+
+        Each of `windows` is [begin, end) with its column; windows of one column are summed.
+        """
         unsplit = np.zeros(columns, np.int64)
         none = np.empty(0, np.int64)
         parts = [(none, none, none)]

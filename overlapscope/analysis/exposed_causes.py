@@ -1,9 +1,9 @@
-"""Why communication is exposed: exactly one cause for every exposed nanosecond (DESIGN section 2).
+"""Assign exactly one cause to every exposed nanosecond of communication (docs/definitions.md).
 
-Each moment belongs to the collective in flight that ends last (ties: that began first). Within it, from its start:
-waiting for the last member, by what that one was doing; what the transfer took beyond its baseline; what a late launch
-cost; what the queue before it cost; and the rest, by what the step computes after it. Of a call whose transfer is not
-known, the time before the last member came is waiting all the same, and the rest is not known.
+Each moment belongs to the collective in flight that ends last (ties: the one that began first). A collective is divided
+from its start on: wait for the last member, by what that rank was doing; transfer beyond the baseline; delay by a late
+launch; delay by queueing; and the rest, by what the step computes after it. Where the transfer time of a call is not
+known, the time until the last member arrived is still wait, and the rest is `unknown`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.following_compute import following
-from overlapscope.analysis.peer_activity import Asked, of_peers
+from overlapscope.analysis.peer_activity import PeerQuery, peer_activity
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints
 from overlapscope.timeline.intervals import (
     BusyTime,
@@ -37,49 +37,49 @@ from overlapscope.timeline.run import RankTimeline, Run
 
 PIPELINE: Final = "pipeline"
 ROWS_AT_ONCE: Final = 250_000
-"""Calls, pieces of exposed and hidden communication that are held at a time: those of some ranks."""
+"""Rows (calls, pieces of exposed and overlapped communication) held at a time; this limits the ranks of a batch."""
 
 
-class Owned(msgspec.Struct, frozen=True, kw_only=True):
-    """The communication of one rank, each moment given to one collective or lone span: `[start, until)` is its own."""
+class OwnedComm(msgspec.Struct, frozen=True, kw_only=True):
+    """The communication of one rank, each moment owned by one collective or lone span: it owns `[start, until)`."""
 
     row: Ints
-    """Row in `Collectives`; NONE for a span that belongs to none."""
+    """Row in `Collectives`; NONE for a span that belongs to no collective."""
     start_ns: Ints
     end_ns: Ints
     until_ns: Ints
 
 
 class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank's own spans tell of the causes of its communication; a row for each owner."""
+    """What a rank's own spans show of the causes of its exposed communication; one row for each owner."""
 
-    mine: Owned
+    own_comm: OwnedComm
     late_ns: Ints
-    """Launched so long after the data was ready."""
+    """Time from data ready to launch."""
     queued_ns: Ints
-    """Began so long after both."""
+    """Time from both to the start."""
     optimizer_seen: npt.NDArray[np.bool_]
-    """In the step: without it, what follows cannot be told apart."""
+    """Whether the optimizer of its step was recorded; without it, `depends` is not known."""
     depends: npt.NDArray[np.bool_]
-    """Compute other than the optimizer's follows in the step."""
+    """Whether other compute than the optimizer's follows in the step."""
 
 
 class Causes(msgspec.Struct, frozen=True, kw_only=True):
-    """Exposed time of one rank by cause, and by collective; hidden time that was waiting."""
+    """Exposed time of one rank by cause and by collective, and its overlapped wait time."""
 
     busy: Mapping[str, BusyTime]
     exposed_ns: npt.NDArray[np.int64]
-    """For each row of the rank's `Collectives`, the exposed time that is its own."""
+    """Exposed nanoseconds that each row of the rank's `Collectives` owns."""
     hidden_wait: BusyTime
     hidden_unknown: BusyTime
-    """Hidden time of communication whose waiting could not be split off."""
+    """Overlapped communication whose wait time is not known."""
 
     def within(self, *windows: tuple[int, int]) -> dict[str, int]:
-        """Return the nanoseconds of each cause in the windows taken together; causes without any are left out."""
+        """Return the nanoseconds of each cause, summed over the windows; causes without any are left out."""
         return self.within_each(WindowSets.of([windows]))[0]
 
     def within_each(self, sets: WindowSets) -> list[dict[str, int]]:
-        """Return likewise what each of several sets of windows has."""
+        """Return the nanoseconds of each cause for each of several sets of windows."""
         columns = [sets.within(self.busy[cause]) for cause in CAUSES]
         return [
             {cause: total for cause, total in zip(CAUSES, sums, strict=True) if total}
@@ -87,16 +87,16 @@ class Causes(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def hidden_wait_ns(self, sets: WindowSets) -> list[int | None]:
-        """Give the waiting that is hidden under compute in each set; None where some of what is hidden is not split."""
+        """Return the overlapped wait time in each set; None where an overlapped call has no known wait time."""
         unknown, waits = sets.within(self.hidden_unknown), sets.within(self.hidden_wait)
         return [None if some else wait for some, wait in zip(unknown, waits, strict=True)]
 
 
-def owned(timeline: RankTimeline) -> Owned:
-    """Share out the communication of a rank.
+def owned(timeline: RankTimeline) -> OwnedComm:
+    """Assign each moment of a rank's communication to one owner.
 
-    By end, latest first: what ends later owns all from its start on, so each is left what lies before the earliest
-    start of those that end later.
+    Owners are sorted by end, latest first. One that ends later owns everything from its start on, so each owns the time
+    before the earliest start of those that end later.
     """
     calls, spans = timeline.collectives, timeline.spans
     timed = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE))
@@ -109,83 +109,83 @@ def owned(timeline: RankTimeline) -> Owned:
     earliest = np.minimum.accumulate(start) if start.size else start
     taken_from = np.concatenate([np.full(min(1, start.size), np.iinfo(np.int64).max), earliest[:-1]])
     until = np.maximum(np.minimum(end, taken_from), start)
-    return Owned(row=row, start_ns=start, end_ns=end, until_ns=until)
+    return OwnedComm(row=row, start_ns=start, end_ns=end, until_ns=until)
 
 
 def own_parts(timeline: RankTimeline) -> OwnParts:
-    """Look at what each call of a rank waited for on the rank itself, and what follows it."""
-    mine = owned(timeline)
-    launch = _of_rows(timeline.collectives.launch_ns, mine, NONE)
+    """Compute how long each call of a rank waited on the rank itself, and what follows it."""
+    own_comm = owned(timeline)
+    launch = _of_rows(timeline.collectives.launch_ns, own_comm, NONE)
     ready = _ready(timeline, launch)
     known = (launch != NONE) & (ready != NONE)
-    step, after = _of_rows(timeline.collectives.step, mine, NONE), following(timeline)
+    step, after = _of_rows(timeline.collectives.step, own_comm, NONE), following(timeline)
     return OwnParts(
-        mine=mine,
+        own_comm=own_comm,
         late_ns=np.where(known, np.maximum(launch - ready, 0), 0),
-        queued_ns=np.where(known, np.maximum(mine.start_ns - np.maximum(launch, ready), 0), 0),
+        queued_ns=np.where(known, np.maximum(own_comm.start_ns - np.maximum(launch, ready), 0), 0),
         optimizer_seen=(step != NONE) & after.known(step),
-        depends=after.depends(step, mine.end_ns),
+        depends=after.depends(step, own_comm.end_ns),
     )
 
 
-def causes_of(run: Run, together: Across, coverage: Mapping[int, Coverage]) -> dict[int, Causes]:
-    """Return every rank's causes."""
+def causes_of(run: Run, cross_rank: Across, coverage: Mapping[int, Coverage]) -> dict[int, Causes]:
+    """Return the causes of every rank."""
     parts = {rank: own_parts(timeline) for rank, timeline in run.ranks.items()}
-    return dict(each_causes(run, together, coverage, parts, together.transfers(run)))
+    return dict(each_causes(run, cross_rank, coverage, parts, cross_rank.transfers(run)))
 
 
 def each_causes(
     run: Run,
-    together: Across,
+    cross_rank: Across,
     coverage: Mapping[int, Coverage],
     parts: Mapping[int, OwnParts],
     transfers: Mapping[int, Transfers],
 ) -> Iterator[tuple[int, Causes]]:
-    """Yield one rank's causes after the other's; no spans are needed for it.
+    """Yield (rank, causes), rank by rank; spans are not needed any more.
 
-    Some ranks at a time: what these waited for is looked up in all others, one after the other.
+    Ranks are processed in batches: what the ranks of a batch waited for is looked up in one other rank after the other.
     """
-    arrived = arrivals(run, together)
+    arrived = arrivals(run, cross_rank)
     waits: dict[int, _Waits] = {}
     rows = 0
     for rank, timeline in run.ranks.items():
         waits[rank] = _waits_of(timeline, parts[rank], coverage[rank], transfers[rank], arrived[rank])
         rows += waits[rank].rows
         if rows >= ROWS_AT_ONCE:
-            yield from _causes_of(run, parts, coverage, transfers, waits, together.clocks)
+            yield from _causes_of(run, parts, coverage, transfers, waits, cross_rank.clocks)
             waits, rows = {}, 0
-    yield from _causes_of(run, parts, coverage, transfers, waits, together.clocks)
+    yield from _causes_of(run, parts, coverage, transfers, waits, cross_rank.clocks)
 
 
 class _Waits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank shows of its waiting, before others are asked what they did meanwhile."""
+    """The wait of one rank, before it is known what the other ranks did meanwhile."""
 
     exposed: Intervals
     hidden: Intervals
     transfer: Ints
     of_pipeline: npt.NDArray[np.bool_]
     arrived: Ints
-    asked: Asked
-    """Exposed waiting, and the rank that came last."""
+    query: PeerQuery
+    """Exposed wait, and the rank that arrived last."""
 
     @property
     def rows(self) -> int:
-        """How much there is to hold."""
-        return self.exposed.starts.size + self.hidden.starts.size + self.arrived.size + self.asked.others.size
+        """Number of rows held in memory."""
+        return self.exposed.starts.size + self.hidden.starts.size + self.arrived.size + self.query.others.size
 
 
 def _waits_of(
     timeline: RankTimeline, own: OwnParts, cover: Coverage, transfers: Transfers, arrived_last: Arrivals
 ) -> _Waits:
-    mine, comm, compute = own.mine, cover.comm, cover.compute
+    own_comm, comm, compute = own.own_comm, cover.comm, cover.compute
     exposed = difference(comm, compute)
-    transfer = _of_rows(transfers.transfer_ns, mine, NONE)
-    of_pipeline = _of_rows(_pipeline_rows(timeline), mine, False) & (transfer == NONE)
-    last = np.where(of_pipeline, NONE, _of_rows(arrived_last.last, mine, NONE))
-    arrived = np.where(last != NONE, _of_rows(arrived_last.arrived_ns, mine, NONE), mine.start_ns)
-    begin, until = _cut(mine, mine.start_ns, arrived)
+    transfer = _of_rows(transfers.transfer_ns, own_comm, NONE)
+    of_pipeline = _of_rows(_pipeline_rows(timeline), own_comm, False) & (transfer == NONE)
+    last = np.where(of_pipeline, NONE, _of_rows(arrived_last.last, own_comm, NONE))
+    arrived = np.where(last != NONE, _of_rows(arrived_last.arrived_ns, own_comm, NONE), own_comm.start_ns)
+    begin, until = _cut(own_comm, own_comm.start_ns, arrived)
     held = np.flatnonzero((last != NONE) & (until > begin))
-    held = held[order_of(begin[held])]  # what owners own is disjoint
+    held = held[order_of(begin[held])]  # owned times are disjoint
     pieces, owner = parts_inside(Intervals(begin[held], until[held]), exposed)
     return _Waits(
         exposed=exposed,
@@ -193,7 +193,7 @@ def _waits_of(
         transfer=transfer,
         of_pipeline=of_pipeline,
         arrived=arrived,
-        asked=Asked(pieces=pieces, others=last[held][owner]),
+        query=PeerQuery(pieces=pieces, others=last[held][owner]),
     )
 
 
@@ -205,18 +205,18 @@ def _causes_of(
     waits: Mapping[int, _Waits],
     clocks: Clocks,
 ) -> Iterator[tuple[int, Causes]]:
-    asked = {rank: each.asked for rank, each in waits.items()}
-    computed = of_peers(asked, lambda rank: coverage[rank].compute, clocks)
-    communicated = of_peers(asked, lambda rank: coverage[rank].comm, clocks)
+    query = {rank: each.query for rank, each in waits.items()}
+    computed = peer_activity(query, lambda rank: coverage[rank].compute, clocks)
+    communicated = peer_activity(query, lambda rank: coverage[rank].comm, clocks)
     for rank, its in waits.items():
-        waited = _by_what_the_last_did(its.asked.pieces, computed[rank], communicated[rank])
+        waited = _by_what_the_last_did(its.query.pieces, computed[rank], communicated[rank])
         yield rank, _of_rank(run.ranks[rank], parts[rank], transfers[rank], its, waited)
 
 
 def _of_rank(
     timeline: RankTimeline, own: OwnParts, transfers: Transfers, waits: _Waits, waited: Mapping[str, Intervals]
 ) -> Causes:
-    mine, exposed, hidden, arrived = own.mine, waits.exposed, waits.hidden, waits.arrived
+    own_comm, exposed, hidden, arrived = own.own_comm, waits.exposed, waits.hidden, waits.arrived
     transfer, of_pipeline = waits.transfer, waits.of_pipeline
     matched = transfer != NONE
     parts: dict[str, list[Intervals]] = {cause: [] for cause in CAUSES}
@@ -224,25 +224,27 @@ def _of_rank(
         parts[cause].append(found)
     slow, late, queued, rest = _transfer_parts(own, transfers, arrived, transfer, matched)
     for cause, begin, end in (("slow_transfer", arrived, slow), ("late_launch", slow, late), ("queued", late, queued)):
-        parts[cause].append(intersection(_only(_cut(mine, begin, end)), exposed))
+        parts[cause].append(intersection(_only(_cut(own_comm, begin, end)), exposed))
     for cause, chosen in _rest_causes(own, matched, of_pipeline).items():
-        parts[cause].append(intersection(_only(_cut(mine, queued, rest), chosen), exposed))
+        parts[cause].append(intersection(_only(_cut(own_comm, queued, rest), chosen), exposed))
     return Causes(
         busy={cause: BusyTime(union(*found)) for cause, found in parts.items()},
-        exposed_ns=_by_row(timeline, mine, exposed),
-        hidden_wait=BusyTime(intersection(_only(_cut(mine, mine.start_ns, arrived)), hidden)),
-        hidden_unknown=BusyTime(intersection(_only(_cut(mine, mine.start_ns, mine.end_ns), ~matched), hidden)),
+        exposed_ns=_by_row(timeline, own_comm, exposed),
+        hidden_wait=BusyTime(intersection(_only(_cut(own_comm, own_comm.start_ns, arrived)), hidden)),
+        hidden_unknown=BusyTime(
+            intersection(_only(_cut(own_comm, own_comm.start_ns, own_comm.end_ns), ~matched), hidden)
+        ),
     )
 
 
-def _of_rows(column: npt.NDArray[Any], mine: Owned, otherwise: int | bool) -> npt.NDArray[Any]:
-    """Return a column of `Collectives` for each owner, and `otherwise` for a lone span."""
-    return np.append(column, otherwise)[np.where(mine.row == NONE, -1, mine.row)].astype(column.dtype)
+def _of_rows(column: npt.NDArray[Any], own_comm: OwnedComm, otherwise: int | bool) -> npt.NDArray[Any]:
+    """Return the value of a `Collectives` column for each owner, and `otherwise` for a lone span."""
+    return np.append(column, otherwise)[np.where(own_comm.row == NONE, -1, own_comm.row)].astype(column.dtype)
 
 
-def _cut(mine: Owned, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Return what each owner owns of [begin, end); empty ones have no length."""
-    return np.maximum(begin, mine.start_ns), np.minimum(end, mine.until_ns)
+def _cut(own_comm: OwnedComm, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Return the part of [begin, end) that each owner owns; an empty part has begin >= end."""
+    return np.maximum(begin, own_comm.start_ns), np.minimum(end, own_comm.until_ns)
 
 
 def _only(parts: tuple[Ints, Ints], chosen: npt.NDArray[np.bool_] | None = None) -> Intervals:
@@ -250,7 +252,7 @@ def _only(parts: tuple[Ints, Ints], chosen: npt.NDArray[np.bool_] | None = None)
 
 
 def _by_what_the_last_did(pieces: Intervals, compute: Intervals, communicated: Intervals) -> dict[str, Intervals]:
-    """Share exposed waiting by what the rank that came last did at that instant: computed, communicated, or neither."""
+    """Split exposed wait by what the rank that arrived last did at that moment: computed, communicated, or neither."""
     comm = difference(communicated, compute)
     host = difference(difference(union(pieces), compute), comm)
     return {"peer_compute": compute, "peer_comm": comm, "peer_host": host}
@@ -263,22 +265,23 @@ def _transfer_parts(
     transfer: Ints,
     matched: npt.NDArray[np.bool_],
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return where, from `arrived` on, the parts end: slow transfer, late launch, queue, and the collective itself."""
-    mine = own.mine
-    baseline = _of_rows(transfers.baseline_ns, mine, NONE)
+    """Return the ends of the parts after `arrived`: slow transfer, late launch, queueing, and the collective itself."""
+    own_comm = own.own_comm
+    baseline = _of_rows(transfers.baseline_ns, own_comm, NONE)
     slow = np.where(matched & (baseline != NONE), np.maximum(transfer - baseline, 0), 0)
     ends = []
     at = arrived
     for part in (slow, own.late_ns, own.queued_ns):
-        at = np.minimum(at + part, mine.end_ns)
+        at = np.minimum(at + part, own_comm.end_ns)
         ends.append(at)
-    return ends[0], ends[1], ends[2], mine.end_ns
+    return ends[0], ends[1], ends[2], own_comm.end_ns
 
 
 def _ready(timeline: RankTimeline, launch: Ints) -> Ints:
-    """Return when the data of each launch was ready: when the compute launched before it, on any lane, had ended.
+    """Return when the data of each launch was ready: when the compute launched before it, on any stream, had ended.
 
-    On a CPU the caller has the data when it calls. A recording of events marks the readiness itself and shows no queue.
+    On a CPU the caller has the data when it calls. A recording of CUDA events marks the readiness itself and shows no
+    queue, so the result is NONE.
     """
     if timeline.basis == "events":
         return np.full(launch.size, NONE, np.int64)
@@ -297,24 +300,24 @@ def _ready(timeline: RankTimeline, launch: Ints) -> Ints:
 def _rest_causes(
     own: OwnParts, matched: npt.NDArray[np.bool_], of_pipeline: npt.NDArray[np.bool_]
 ) -> dict[str, npt.NDArray[np.bool_]]:
-    told = matched & own.optimizer_seen
+    known = matched & own.optimizer_seen
     return {
         PIPELINE: of_pipeline,
-        "dependency": told & own.depends,
-        "tail": told & ~own.depends,
-        "unknown": ~told & ~of_pipeline,
+        "dependency": known & own.depends,
+        "tail": known & ~own.depends,
+        "unknown": ~known & ~of_pipeline,
     }
 
 
 def _pipeline_rows(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
-    """Say of each collective whether it is a send or receive of a pipeline group."""
+    """Return for each collective whether it is a send or receive of a pipeline group."""
     calls, names = timeline.collectives, timeline.names
     of_pipeline = rows_named(calls.dimension, names, PIPELINE.__eq__)
     return of_pipeline & rows_named(calls.op, names, POINT_TO_POINT.__contains__)
 
 
-def _by_row(timeline: RankTimeline, mine: Owned, exposed: Intervals) -> npt.NDArray[np.int64]:
+def _by_row(timeline: RankTimeline, own_comm: OwnedComm, exposed: Intervals) -> npt.NDArray[np.int64]:
     found = np.zeros(timeline.collectives.op.size, np.int64)
-    own = mine.row != NONE
-    found[mine.row[own]] = BusyTime(exposed).within(mine.start_ns[own], mine.until_ns[own])
+    own = own_comm.row != NONE
+    found[own_comm.row[own]] = BusyTime(exposed).within(own_comm.start_ns[own], own_comm.until_ns[own])
     return found

@@ -1,4 +1,4 @@
-"""What a reader should not overlook: kernels that no rule places, gaps in the recording."""
+"""The type of a finding, and findings about kernels without a classification and gaps in the recording."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -10,11 +10,11 @@ from overlapscope.timeline.run import Source
 MILLISECOND_NS = 1_000_000
 FEW_LINKED = 0.95
 MANY_UNCLASSIFIED = 0.02
-"""Share of the compute time from which unplaced kernels could change the picture."""
+"""Share of the compute time from which unclassified kernels could change the figures."""
 
 
 class Finding(msgspec.Struct, kw_only=True, frozen=True):
-    """One observation, with the figures that carry it."""
+    """One observation, with the figures that support it."""
 
     id: str
     severity: Literal["info", "warning"]
@@ -30,7 +30,7 @@ def titles(findings: Sequence[Finding]) -> tuple[list[str], list[str]]:
 
 
 class Listed(msgspec.Struct, kw_only=True, frozen=True):
-    """Kernels counted as compute that deserve a look: how many, how long in sum, and their names."""
+    """Kernels counted as compute that may need a rule: number of spans, total duration, names."""
 
     spans: int = 0
     duration_ns: int = 0
@@ -38,7 +38,7 @@ class Listed(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def unplaced(unclassified: Listed, fused: Listed, compute_ns: int) -> list[Finding]:
-    """Report kernels that count as compute although they may communicate."""
+    """Return findings for kernels that count as compute although they may communicate."""
     findings = []
     if unclassified.spans:
         share = unclassified.duration_ns / compute_ns if compute_ns else 0.0
@@ -46,7 +46,7 @@ def unplaced(unclassified: Listed, fused: Listed, compute_ns: int) -> list[Findi
             Finding(
                 id="unclassified_kernels",
                 severity="warning" if share >= MANY_UNCLASSIFIED else "info",
-                title=f"{unclassified.spans} kernels ({in_ms(unclassified.duration_ns)}) on streams of their own fit "
+                title=f"{unclassified.spans} kernels ({format_ms(unclassified.duration_ns)}) on separate streams match "
                 "no rule and count as compute; if they communicate, name them with --comm",
                 evidence={"share_of_compute": share, "names": unclassified.names[:20]},
                 known_from="trace",
@@ -57,8 +57,8 @@ def unplaced(unclassified: Listed, fused: Listed, compute_ns: int) -> list[Findi
             Finding(
                 id="fused_kernels",
                 severity="info",
-                title=f"{fused.spans} kernels ({in_ms(fused.duration_ns)}) compute and communicate at once and count "
-                "as compute",
+                title=f"{fused.spans} kernels ({format_ms(fused.duration_ns)}) compute and communicate at the same "
+                "time and count as compute",
                 evidence={"names": fused.names[:20]},
                 known_from="trace",
             )
@@ -67,7 +67,7 @@ def unplaced(unclassified: Listed, fused: Listed, compute_ns: int) -> list[Findi
 
 
 def recording_gaps(sources: Sequence[Source], spans: Mapping[int, tuple[int, int]]) -> list[Finding]:
-    """Report what the recordings lack. `spans` holds (device spans, of these without a launch) by rank."""
+    """Return findings for gaps in recordings. `spans` holds (device spans, those without a launch) by rank."""
     findings = []
     for rank, (total, unlinked) in spans.items():
         if total and (total - unlinked) / total < FEW_LINKED:
@@ -76,7 +76,7 @@ def recording_gaps(sources: Sequence[Source], spans: Mapping[int, tuple[int, int
                     id=f"unlinked_spans:rank{rank}",
                     severity="info",
                     title=f"{unlinked} of {total} device spans of rank {rank} have no recorded launch: they count in "
-                    "whatever window they fall into, but no step can claim them as its own",
+                    "the window in which they ran, but belong to no step",
                     evidence={"rank": rank, "spans": total, "unlinked": unlinked},
                     known_from="trace",
                 )
@@ -86,9 +86,9 @@ def recording_gaps(sources: Sequence[Source], spans: Mapping[int, tuple[int, int
             what = ", ".join(
                 text
                 for text, there in (
-                    ("ends early, what would follow is missing", source.truncated),
+                    ("truncated, the rest is missing", source.truncated),
                     (f"broken events repaired: {source.repaired}", source.repaired),
-                    (f"broken events left out: {source.dropped}", source.dropped),
+                    (f"broken events dropped: {source.dropped}", source.dropped),
                 )
                 if there
             )
@@ -104,6 +104,6 @@ def recording_gaps(sources: Sequence[Source], spans: Mapping[int, tuple[int, int
     return findings
 
 
-def in_ms(ns: float) -> str:
-    """Return a time for a title."""
+def format_ms(ns: float) -> str:
+    """Return a time as text in milliseconds, for a title."""
     return f"{ns / MILLISECOND_NS:.3f} ms"

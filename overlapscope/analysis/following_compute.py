@@ -1,4 +1,4 @@
-"""What a step computes after a collective: other work that depends on it, or only the optimizer, or nothing."""
+"""Find what a step computes after a collective: other work that depends on it, only the optimizer, or nothing."""
 
 import re
 from typing import Final
@@ -14,28 +14,28 @@ from overlapscope.timeline.rows import largest_by, values_in
 from overlapscope.timeline.run import RankTimeline
 
 OPTIMIZER: Final = re.compile(r"^(Optimizer\.step#|optimizer$|overlapscope\.optimizer)")
-"""torch's own annotation around every optimizer's step, and our own mark of the phase."""
+"""torch's annotation around every optimizer step, and OverlapScope's own mark of the phase."""
 Mask = npt.NDArray[np.bool_]
 
 
 class Following(msgspec.Struct, frozen=True, kw_only=True):
-    """For each step: when the last compute other than the optimizer's begins, and whether an optimizer was seen."""
+    """For each step: begin of its last compute other than the optimizer's, and whether its optimizer was recorded."""
 
     last_start_ns: dict[int, int]
     with_optimizer: frozenset[int]
 
     def depends(self, steps: Ints, ends_ns: Ints) -> Mask:
-        """Say of each (step, end of a collective) whether compute other than the optimizer's follows in the step."""
+        """Return for each (step, end of a collective) whether compute other than the optimizer's follows in it."""
         last = np.array([self.last_start_ns.get(step, NONE) for step in steps.tolist()], np.int64)
         return np.asarray(last >= ends_ns, np.bool_)
 
     def known(self, steps: Ints) -> Mask:
-        """Say of each step whether its optimizer was seen: without it, what follows cannot be told apart."""
+        """Return for each step whether its optimizer was recorded; without it, `depends` is not known."""
         return np.isin(steps, list(self.with_optimizer))
 
 
 def following(timeline: RankTimeline) -> Following:
-    """Look at what each step computes."""
+    """Return what each step of a rank computes."""
     spans, notes = timeline.spans, timeline.annotations
     marks = rows_named(notes.name, timeline.names, OPTIMIZER.match)
     marked = union((notes.start_ns[marks], notes.end_ns[marks]))

@@ -1,4 +1,4 @@
-"""The calls of one group on all its recorded ranks as one table, with what kind each is: operation, type and size."""
+"""The calls of one group on all its recorded ranks as one table, with the kind (operation, type, size) of each."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ EXCHANGE = "all_to_all"
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """What makes two calls comparable; of uneven ones (False for `even`) `bytes` is None."""
+    """The key by which calls of two ranks can be the same call; `bytes` is None where `even` is False."""
 
     op: str
     dtype: str | None
@@ -25,24 +25,24 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """One row a call, rank by rank, on each in order of time."""
+    """One row for each call, rank by rank, and in order of time within a rank."""
 
     ranks: tuple[int, ...]
     place: Codes
-    """Which of `ranks` made it."""
+    """Position in `ranks` of the rank that made it."""
     row: Codes
     """Row in that rank's `Collectives`."""
     kind: Codes
-    """Which of `kinds` it is."""
+    """Position in `kinds`."""
     kinds: tuple[Kind, ...]
-    """In the order of their first call; then those that calls are of only where an all-to-all is uneven."""
+    """In the order of their first call; then those that only uneven all-to-all calls have."""
     loose_of: Codes
-    """Which of `kinds` a call of each kind is where an all-to-all is uneven, whatever its size."""
+    """For each kind, the kind to use where an all-to-all is uneven: for all-to-all, the one without a size."""
     end_ns: Ints
 
     @property
     def loose(self) -> Codes:
-        """The kind of each call where an all-to-all is uneven."""
+        """The kind of each call, with all-to-all calls of any size as one kind."""
         return self.loose_of[self.kind]
 
     def of(self, place: int) -> slice:
@@ -56,7 +56,7 @@ _Key = tuple[str, str | None, int, bool]
 
 
 def group_calls(run: Run, ranks: Sequence[int], rows_of: Mapping[int, Codes]) -> GroupCalls:
-    """Put the calls of a group together; `rows_of` holds their rows by rank, in order of time."""
+    """Join the calls of a group into one table; `rows_of` holds their rows by rank, in order of time."""
     known: dict[_Key, int] = {}
     kind, end = [], []
     for rank in ranks:
@@ -78,7 +78,7 @@ def group_calls(run: Run, ranks: Sequence[int], rows_of: Mapping[int, Codes]) ->
 
 
 def _kinds_and_ends(timeline: RankTimeline, rows: Codes, known: dict[_Key, int]) -> tuple[Codes, Ints]:
-    """Return the kind of each call of a rank, as its number in `known`, and when it ended."""
+    """Return the kind of each call of a rank, as its number in `known`, and the end of each call."""
     calls, names = timeline.collectives, timeline.names
     op, dtype, volume, received = (
         getattr(calls, column)[rows] for column in ("op", "dtype", "bytes", "received_bytes")
@@ -87,8 +87,8 @@ def _kinds_and_ends(timeline: RankTimeline, rows: Codes, known: dict[_Key, int])
     volume = np.where(even, volume, NONE)
     which, first = distinct([op, dtype, volume, even])
     keys = zip(*(each[first].tolist() for each in (op, dtype, volume, even)), strict=True)
-    told = [(names[op], names[dtype] if dtype >= 0 else None, volume, even) for op, dtype, volume, even in keys]
-    numbers = [known.setdefault(key, len(known)) for key in told]
+    keys_as_text = [(names[op], names[dtype] if dtype >= 0 else None, volume, even) for op, dtype, volume, even in keys]
+    numbers = [known.setdefault(key, len(known)) for key in keys_as_text]
     return np.array(numbers, np.int32)[which], calls.end_ns[rows]
 
 
@@ -98,10 +98,10 @@ def _loose(key: _Key) -> _Key:
 
 
 def spelled_size(volume: int | None) -> str:
-    """Name a size for a reason."""
+    """Return a size as text for a reason."""
     return "unknown size" if volume is None else f"{volume} bytes"
 
 
 def named(group: str | None) -> str:
-    """Name a group for a reason."""
-    return f"group {group}" if group is not None else "calls of no named group"
+    """Return a group as text for a reason."""
+    return f"group {group}" if group is not None else "calls of an unnamed group"

@@ -1,4 +1,4 @@
-"""Where each rank stood in each process group when it was dumped, or when its watchdog gave up."""
+"""The progress of each rank in each process group when it was dumped, or when its watchdog timed out."""
 
 from collections.abc import Iterable, Mapping
 
@@ -11,14 +11,14 @@ from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import Run
 
 DUMP = "flight_recorder"
-"""Format of the sources that hold a rank's calls as they were entered."""
+"""Format of the sources that hold the calls that a rank had entered."""
 DEFAULT = "default_pg"
 """Description of the group of all ranks."""
 _NUMBERS = ("enqueued", "completed", "pending", "stuck_at", "timeout_ns", "elements")
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank in one group; numbers of collectives, None where not known."""
+class GroupProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """Progress of one rank in one group: sequence numbers of collectives, None where not known."""
 
     entered: int | None = None
     completed: int | None = None
@@ -27,35 +27,35 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ns: int | None = None
     timed_out: bool = False
     op: str | None = None
-    """Of the pending collective, as the next two."""
+    """Operation of the pending collective; `elements` and `called_at` belong to it too."""
     elements: int | None = None
     called_at: str | None = None
     dump: str | None = None
-    """Path of the dump that tells of it; None where only a log does."""
+    """Path of the dump that it was read from; None where only a log holds it."""
 
 
-class GroupStandings(msgspec.Struct, frozen=True, kw_only=True):
-    """All ranks that something is known of, in one group of one library: groups may use two, each with its count."""
+class GroupProgressByRank(msgspec.Struct, frozen=True, kw_only=True):
+    """Progress of all known ranks in one group and backend: a group may use two backends, each with its own numbers."""
 
     group: str | None
     """None where a log does not name it."""
     backend: str | None
-    ranks: Mapping[int, Standing]
+    ranks: Mapping[int, GroupProgress]
 
 
-def standings(run: Run) -> list[GroupStandings]:
-    """Return them for each group and library, in order of their names."""
+def group_progress(run: Run) -> list[GroupProgressByRank]:
+    """Return the progress for each group and library, in order of their names."""
     table, facts = run.facts.progress, run.facts
     dumps = {source.path for source in run.sources if source.format == DUMP}
-    found: dict[tuple[str | None, str | None], dict[int, Standing]] = {}
+    found: dict[tuple[str | None, str | None], dict[int, GroupProgress]] = {}
     for row in range(size(table)):
         rank = int(table.rank[row])
         if rank == NONE:
             continue
-        told = {name: int(getattr(table, name)[row]) for name in _NUMBERS}
-        known = {name: None if value == NONE else value for name, value in told.items()}
+        numbers = {name: int(getattr(table, name)[row]) for name in _NUMBERS}
+        known = {name: None if value == NONE else value for name, value in numbers.items()}
         source = facts.name(int(table.source[row]))
-        here = Standing(
+        here = GroupProgress(
             entered=known["enqueued"],
             completed=known["completed"],
             pending=known["pending"],
@@ -70,12 +70,12 @@ def standings(run: Run) -> list[GroupStandings]:
         ranks[rank] = _joined(ranks[rank], here) if rank in ranks else here
     for group in {group for group, backend in found if backend is None}:
         others = [key for key in found if key[0] == group and key[1] is not None]
-        if len(others) == 1:  # a dump without calls does not say whose group it is
+        if len(others) == 1:  # a dump without calls does not name the backend
             for rank, here in found.pop((group, None)).items():
                 found[others[0]].setdefault(rank, here)
     order = sorted(found, key=lambda key: tuple((part is not None, part or "") for part in key))
     return [
-        GroupStandings(
+        GroupProgressByRank(
             group=group,
             backend=backend,
             ranks={rank: _with_calls(run, group, rank, here) for rank, here in sorted(found[group, backend].items())},
@@ -84,10 +84,10 @@ def standings(run: Run) -> list[GroupStandings]:
     ]
 
 
-def members(run: Run, group: str, told: Iterable[int]) -> tuple[int, ...] | None:
-    """Return the ranks of a group; None where the recording does not tell them.
+def members(run: Run, group: str, seen: Iterable[int]) -> tuple[int, ...] | None:
+    """Return the ranks of a group; None where they are not recorded.
 
-    The group of all ranks holds those that are `told` of, whatever else is known of the world.
+    The group of all ranks contains at least the ranks `seen` in the dumps and logs, even beyond the known world size.
     """
     known = next((each for each in run.groups if each.name == group), None)
     if known is None:
@@ -95,17 +95,17 @@ def members(run: Run, group: str, told: Iterable[int]) -> tuple[int, ...] | None
     if known.ranks is not None:
         return known.ranks
     return (
-        tuple(range(max([run.world_size or 0, *(rank + 1 for rank in told)]))) if known.description == DEFAULT else None
+        tuple(range(max([run.world_size or 0, *(rank + 1 for rank in seen)]))) if known.description == DEFAULT else None
     )
 
 
-def size_is_told(run: Run, group: str) -> bool:
-    """Whether the recording tells how many ranks a group has: a log alone holds those that had something to say."""
+def size_is_known(run: Run, group: str) -> bool:
+    """Return whether the size of a group is recorded; a log alone holds only the ranks that logged something."""
     return run.world_size is not None or any(each.name == group and each.ranks is not None for each in run.groups)
 
 
 def collective_calls(run: Run, group: str | None, rank: int, dump: str | None) -> tuple[Ints, Ints]:
-    """Give rows and numbers of the collectives that a rank's dump shows in a group, in order; no sends or receives."""
+    """Return rows and sequence numbers of a group's collectives in a rank's dump, in order; no sends or receives."""
     timeline = run.ranks.get(rank)
     none = np.empty(0, np.int64), np.empty(0, np.int64)
     if timeline is None or group is None or group not in timeline.names or timeline.basis != "log":
@@ -120,10 +120,10 @@ def collective_calls(run: Run, group: str | None, rank: int, dump: str | None) -
     return rows, calls.seq[rows]
 
 
-def _joined(before: Standing, now: Standing) -> Standing:
-    """Put a dump and a log of one rank together: the later numbers, and the pending call that timed out or is older."""
-    told = [each for each in (before, now) if each.pending is not None]
-    chosen = min(told, key=lambda each: (not each.timed_out, each.pending or 0, each.dump is None), default=now)
+def _joined(before: GroupProgress, now: GroupProgress) -> GroupProgress:
+    """Merge a dump and a log of one rank: the later numbers, and the pending call that timed out or is older."""
+    numbers = [each for each in (before, now) if each.pending is not None]
+    chosen = min(numbers, key=lambda each: (not each.timed_out, each.pending or 0, each.dump is None), default=now)
     return replace(
         chosen,
         entered=_later(before.entered, now.entered),
@@ -133,8 +133,8 @@ def _joined(before: Standing, now: Standing) -> Standing:
     )
 
 
-def _with_calls(run: Run, group: str | None, rank: int, here: Standing) -> Standing:
-    """Add what the calls show: a call is recorded before the library counts it as enqueued."""
+def _with_calls(run: Run, group: str | None, rank: int, here: GroupProgress) -> GroupProgress:
+    """Add the numbers of the recorded calls: a call is recorded before the library counts it as enqueued."""
     numbers = collective_calls(run, group, rank, here.dump)[1]
     shown = int(numbers.max()) if numbers.size else None
     return replace(here, entered=_later(_later(here.entered, here.pending), shown))

@@ -1,4 +1,4 @@
-"""Many runs in their order to `overlapscope.history/1`: every metric of each, and what changed from one to the next."""
+"""The history of many runs (`overlapscope.history/1`): every metric of each run, and what changed between runs."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -15,7 +15,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class IdentityChange(msgspec.Struct, kw_only=True, frozen=True):
-    """A key of what a run was that is not as in the run before; null where a run does not know it."""
+    """A key of a run's identity that differs from the run before; null where it was not recorded."""
 
     key: str
     before: str | None
@@ -30,11 +30,11 @@ class HistoryRun(msgspec.Struct, kw_only=True, frozen=True):
     ranks: list[int]
     missing_ranks: list[int]
     steps: Count
-    """Complete steps behind the figures; 0 for a whole recording."""
+    """Complete steps that the figures are computed from; 0 for a whole recording."""
     values: dict[str, int | float | None]
-    """By metric, as `compare` defines them: medians over steps."""
+    """Values by metric, as `compare` defines them: medians over steps."""
     changes: list[IdentityChange]
-    """Against the run before; none for the first."""
+    """Differences from the run before; empty for the first run."""
 
 
 class History(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):
@@ -42,17 +42,17 @@ class History(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sch
 
     schema_: Literal["overlapscope.history/1"] = SCHEMA
     window: Literal["step", "recording"] | None
-    """What the figures are of, as in a comparison."""
+    """Whether figures are of steps or of whole recordings, as in a comparison."""
     ranks: list[int]
-    """Ranks that all runs have, and that the figures are of; all of each run where there are none."""
+    """Ranks that all runs have; the figures cover only these. Empty (all ranks of each run) where there are none."""
     runs: list[HistoryRun]
-    """In the order in which they were given."""
+    """In the given order."""
     predictions: list[Outcome] = []
-    """What was predicted from a run (`advise --record`) and others measured: as kept with it, and as found here."""
+    """Predictions made from a run (`advise --record`) that other runs tested: stored with the run, or found here."""
 
 
 def history(runs: Sequence[Replicate]) -> History:
-    """Measure the runs by the same ranks and windows, so that they can be laid side by side."""
+    """Return the metrics of the runs over the same ranks and windows, so that they are comparable."""
     chosen = alike(runs, runs)
     tables = chosen.tables[0]
     found = metrics(tables, tables, of_steps=chosen.window == "step")

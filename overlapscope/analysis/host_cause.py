@@ -1,8 +1,9 @@
-"""What capture noted of a late rank's host while the others waited: which of it accounts for the time.
+"""Find the cause of a rank's lateness on its host, from what capture recorded there while the other ranks waited.
 
-Everything is counted on the stretches between two calls that a group makes together, for each member on its own clock,
-and the late rank's is compared with the median of its peers': what all do holds nobody up. Readings that a recording
-lacks tell nothing, neither for nor against.
+Everything is summed over the intervals between two calls that a group makes together, for each member on its own clock.
+The late rank's sum is compared with the median of its peers': what all ranks do makes none of them late. Readings that
+were not recorded count neither for nor against a cause. `shared_cores` reports training threads that waited for a core:
+with more threads than cores it is chance which rank is late.
 """
 
 import re
@@ -20,12 +21,13 @@ from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST: Final = 0.5
-"""An explanation must account for this share of the leads."""
+"""A cause must explain more than this share of the lateness."""
 AT_LEAST: Final = 0.2
-"""Waiting for a core is named from this share of the leads, where nothing else explains them."""
+"""Waiting for a core is named from this share of the lateness, where nothing else explains it."""
 MORE, BARELY = 0.5, 0.1
-"""Work that others slow down explains a lead from such a share of the rank's own time on a core, which itself is longer
-beside others, and of the lead: what is slowed more than tenfold explains nothing."""
+"""More work that other threads also slow down explains lateness only if the additional time on a core exceeds these
+shares: of the rank's own time on a core (MORE), and of the lateness (BARELY; more than a tenfold slowdown explains
+nothing)."""
 BETWEEN_STEPS, COLLECTOR, RETRIES, THROTTLED_US = (
     "between_steps_ns", "gc_pause_ns", "allocator_retries", "cpu_throttled_us",
 )  # fmt: skip
@@ -37,26 +39,26 @@ LOADING: Final = re.compile(
     r"([ _.-]?(load(er|ing)?|fetch(ing)?|wait(ing)?|time))?\)?",
     re.I,
 )
-"""Names of ranges in which a batch is fetched: torch's own, and what people call theirs."""
+"""Names of ranges in which a batch is fetched: torch's own, and names that users commonly choose."""
 LONGEST_NS: Final = 1e15
-"""No pause is longer than some days; what is, is damage."""
+"""Pauses longer than some days are damaged data."""
 CLOCK: Final = re.compile(r"^gpu\d+\.sm_clock_mhz$")
 REASONS: Final = re.compile(r"^gpu\d+\.throttle_reasons$")
 HELD_DOWN: Final = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
-"""Bits of `nvmlClocksThrottleReasons` that take clocks down against the user's wish: power cap, slowdowns by hardware,
-heat (software and hardware), power brake."""
+"""Bits of `nvmlClocksThrottleReasons` that reduce clocks without the user's request: power cap, hardware slowdown, heat
+(software and hardware), power brake."""
 CLOCK_FALLS: Final = 0.97
-"""A device's clock is lower than its peers' up to this share of their median ..."""
+"""A device's clock is low at or below this share of its peers' median ..."""
 EXPLAINS: Final = 0.5
-"""... and throttled is what that explains so much of: of how much slower it computes."""
+"""... and it is throttled when that explains at least this share of its slowdown."""
 MUCH: Final = 0.05
-"""Waiting for a core is worth a word from this share of the time between the first and the last reading."""
+"""Waiting for a core is reported from this share of the time between the first and the last reading."""
 
 
-class Met(msgspec.Struct, frozen=True, kw_only=True):
-    """The stretches from one call to the next of a set of ranks, for the calls that one of them was late for.
+class SharedInterval(msgspec.Struct, frozen=True, kw_only=True):
+    """The intervals between two consecutive calls of a set of ranks, for the calls to which one of them was late.
 
-    Rows are the ranks, columns the calls; each rank's times are on its own clock.
+    Rows are the ranks, columns the calls; each rank's times are on its own clock, in nanoseconds.
     """
 
     ranks: tuple[int, ...]
@@ -66,12 +68,14 @@ class Met(msgspec.Struct, frozen=True, kw_only=True):
     """Step in which the late rank made the call."""
 
 
-def noted(rank: int, run: Run, met: Sequence[Met], lead_ns: int) -> tuple[str | None, dict[str, Any]]:
-    """Return what held the rank as far as its notes tell, else None; and the nanoseconds that each thing had more of.
+def recorded_cause(
+    rank: int, run: Run, met: Sequence[SharedInterval], lead_ns: int
+) -> tuple[str | None, dict[str, Any]]:
+    """Return the cause of the rank's lateness recorded by capture, else None; and the evidence in nanoseconds.
 
-    `garbage_collector`, `data_loading`, `throttled` (by the control group's limit), SHARED_CORES (it waited for a
-    core), `host` (the training thread stood off its core) or, on one host, `more_work`: its cores are alike, and who
-    has more time on a core had more to do.
+    A cause is `garbage_collector`, `data_loading`, `throttled` (by the cgroup's CPU limit), SHARED_CORES (it waited for
+    a core), `host` (the training thread was off its core), or `more_work` where all members run on one host: its cores
+    are equal, so more time on a core is more work.
     """
     evidence: dict[str, Any] = {}
     members = {each for group in met for each in group.ranks}
@@ -90,19 +94,19 @@ def noted(rank: int, run: Run, met: Sequence[Met], lead_ns: int) -> tuple[str | 
     return held_by, evidence | more_evidence
 
 
-def _by_thread(rank: int, run: Run, met: Sequence[Met], lead_ns: int) -> tuple[str | None, dict[str, Any]]:
-    """Tell by where the training thread was: on a core, waiting for one, or neither.
+def _by_thread(rank: int, run: Run, met: Sequence[SharedInterval], lead_ns: int) -> tuple[str | None, dict[str, Any]]:
+    """Find the cause from where the training thread was: on a core, waiting for a core, or neither.
 
-    Who has more to compute also waits for a core more often: of that waiting, work's part is as large as work's part
-    of the rank's own time on a core.
+    A thread with more work also waits for a core more often; that part of its core wait is in proportion to the
+    additional work, and counts as work.
     """
     members = {each for group in met for each in group.ranks}
-    running = {each: _Running.of(run.ranks[each], ON_CORE) for each in members}
-    queued = {each: _Running.of(run.ranks[each], QUEUED) for each in members}
+    running = {each: _CumulativeReading.of(run.ranks[each], ON_CORE) for each in members}
+    queued = {each: _CumulativeReading.of(run.ranks[each], QUEUED) for each in members}
     if any(each is None for each in running.values()):
         return None, {}
     on_core = more_than_peers(rank, met, running)
-    off_core = more_than_peers(rank, met, dict.fromkeys(members, _Lasting())) - on_core
+    off_core = more_than_peers(rank, met, dict.fromkeys(members, _ElapsedTime())) - on_core
     evidence = {"on_core_more_ns": on_core, "off_core_more_ns": off_core}
     waited, slowed, had = 0, 1.0, max(_of(rank, met, running), 1.0)
     if all(each is not None for each in queued.values()):
@@ -126,16 +130,16 @@ def _on_one_host(run: Run, members: set[int]) -> bool:
     return len(hosts) == 1 and None not in hosts
 
 
-def retried(rank: int, run: Run, met: Sequence[Met]) -> int:
-    """Return how many more times than its peers' the rank's allocator gave memory back and asked again."""
+def extra_allocator_retries(rank: int, run: Run, met: Sequence[SharedInterval]) -> int:
+    """Return how many more allocator retries (free cached memory, allocate again) the rank had than its peers."""
     return _rises(rank, run, met, RETRIES)
 
 
-def clocks_down(rank: int, peers: Sequence[int], run: Run, slowness: float) -> dict[str, Any] | None:
-    """Return the clock of a device that runs below its peers', where nothing says that it was meant to; else None.
+def lowered_clock(rank: int, peers: Sequence[int], run: Run, slowness: float) -> dict[str, Any] | None:
+    """Return the device clock as evidence where it is below that of its peers and throttling explains it; else None.
 
-    `slowness` is how many times as long its kernels take: the clock must explain it. Where throttle reasons were read,
-    one that holds clocks down must have been there in half of the readings.
+    `slowness` is the factor by which its kernels are slower; the clock must explain at least EXPLAINS of it. Where
+    throttle reasons were recorded, a throttling one must be present in half of the readings.
     """
     mine = _median_reading(run.ranks[rank], CLOCK)
     theirs = [clock for each in peers if (clock := _median_reading(run.ranks[each], CLOCK)) is not None]
@@ -153,41 +157,41 @@ def clocks_down(rank: int, peers: Sequence[int], run: Run, slowness: float) -> d
 
 
 def recording_cost(timeline: RankTimeline) -> float | None:
-    """Return what recording cost in a step, in nanoseconds at most, where capture measured it."""
-    told = timeline.recorded.get("overhead")
-    cost = told.get("high_ns") if isinstance(told, Mapping) else None
+    """Return the upper bound of the recording overhead of a step in nanoseconds, where capture measured it."""
+    overhead = timeline.recorded.get("overhead")
+    cost = overhead.get("high_ns") if isinstance(overhead, Mapping) else None
     return float(cost) if isinstance(cost, int | float) and np.isfinite(cost) else None
 
 
-class _Running(msgspec.Struct, frozen=True):
-    """A sum that only rises, known at some moments; between them it is taken to rise evenly."""
+class _CumulativeReading(msgspec.Struct, frozen=True):
+    """A cumulative reading, known at some moments and interpolated linearly between them."""
 
     time_ns: Ints
     value: Floats
 
     @classmethod
-    def of(cls, timeline: RankTimeline, reading: str) -> "_Running | None":
-        """Return a reading's course; None where it was not taken."""
-        time_ns, value = taken(timeline, reading)
+    def of(cls, timeline: RankTimeline, reading: str) -> "_CumulativeReading | None":
+        """Return the series of a reading; None where it was not recorded."""
+        time_ns, value = reading_series(timeline, reading)
         return cls(time_ns, value) if time_ns.size else None
 
     def within(self, starts: Ints, ends: Ints) -> Floats:
-        """Return how much it rose in each stretch."""
+        """Return how much it increased in each interval."""
         begun = int(self.time_ns[0])
         at = (self.time_ns - begun).astype(np.float64)
         rose: Floats = np.interp(ends - begun, at, self.value) - np.interp(starts - begun, at, self.value)
         return rose
 
 
-class _Lasting(msgspec.Struct, frozen=True):
-    """Time itself."""
+class _ElapsedTime(msgspec.Struct, frozen=True):
+    """Elapsed time, with the interface of a cumulative reading."""
 
     def within(self, starts: Ints, ends: Ints) -> Ints:
         return ends - starts
 
 
-def more_than_peers(rank: int, met: Sequence[Met], did: Mapping[int, Any]) -> int:
-    """Return how much more the rank had than the median of its peers, over all its stretches."""
+def more_than_peers(rank: int, met: Sequence[SharedInterval], did: Mapping[int, Any]) -> int:
+    """Return how much more the rank had than the median of its peers, summed over all intervals."""
     more = 0.0
     for each in met:
         if not each.step.size:
@@ -201,8 +205,8 @@ def more_than_peers(rank: int, met: Sequence[Met], did: Mapping[int, Any]) -> in
     return round(more)
 
 
-def _of(rank: int, met: Sequence[Met], did: Mapping[int, Any]) -> float:
-    """Return how much the rank had in all its stretches."""
+def _of(rank: int, met: Sequence[SharedInterval], did: Mapping[int, Any]) -> float:
+    """Return the rank's sum over all intervals."""
     total = 0.0
     for each in met:
         row = each.ranks.index(rank)
@@ -212,7 +216,7 @@ def _of(rank: int, met: Sequence[Met], did: Mapping[int, Any]) -> float:
 
 
 def _loading(timeline: RankTimeline) -> Intervals:
-    """Return when batches were fetched: between steps, and in ranges whose names say so."""
+    """Return when batches were fetched: between steps, and in ranges named like data loading."""
     notes = timeline.annotations
     ranges = rows_named(notes.name, timeline.names, LOADING.fullmatch)
     named = (notes.start_ns[ranges], notes.end_ns[ranges])
@@ -229,14 +233,14 @@ def _between_steps(timeline: RankTimeline) -> tuple[Ints, Ints]:
 
 
 def _pauses(timeline: RankTimeline, reading: str) -> Intervals:
-    """Return the times of a pause that telemetry notes at its end, with its length."""
-    ends, value = taken(timeline, reading)
+    """Return the intervals of a pause reading, which telemetry records at the end of each pause, with its length."""
+    ends, value = reading_series(timeline, reading)
     ends, value = ends[value < LONGEST_NS], value[value < LONGEST_NS]
     return union((ends - np.rint(value).astype(np.int64), ends))
 
 
-def _rises(rank: int, run: Run, met: Sequence[Met], reading: str) -> int:
-    """Return by how much more than its peers' a count of the rank rose in the steps that it was late in."""
+def _rises(rank: int, run: Run, met: Sequence[SharedInterval], reading: str) -> int:
+    """Return how much more a count of the rank increased than its peers', in the steps in which it was late."""
     steps = unique(np.concatenate([each.step for each in met]))
     members = {member for each in met for member in each.ranks}
     rose = {each: _in_steps(run.ranks[each], reading, steps[steps != NONE]) for each in members}
@@ -252,8 +256,8 @@ def _in_steps(timeline: RankTimeline, reading: str, steps: Ints) -> float:
     return float(table.value[rows].sum())
 
 
-def taken(timeline: RankTimeline, reading: str) -> tuple[Ints, Floats]:
-    """Return a reading's times and values, in order of time."""
+def reading_series(timeline: RankTimeline, reading: str) -> tuple[Ints, Floats]:
+    """Return the times and values of a reading, in order of time."""
     if reading not in timeline.names:
         return np.zeros(0, np.int64), np.zeros(0)
     table = timeline.telemetry
@@ -280,11 +284,11 @@ def _setting(timeline: RankTimeline, name: str) -> str | None:
 
 
 def shared_cores(ranks: Mapping[int, RankTimeline]) -> list[Finding]:
-    """Return a finding when training threads waited much for a core, with each rank's share; none without readings."""
+    """Return a finding where training threads often waited for a core; none without readings."""
     shares: dict[int, float] = {}
     waited: dict[int, int] = {}
     for rank, timeline in ranks.items():
-        time_ns, value = taken(timeline, QUEUED)
+        time_ns, value = reading_series(timeline, QUEUED)
         if time_ns.size > 1 and time_ns[-1] > time_ns[0]:
             waited[rank] = round(float(value[-1] - value[0]))
             shares[rank] = waited[rank] / int(time_ns[-1] - time_ns[0])
@@ -295,9 +299,9 @@ def shared_cores(ranks: Mapping[int, RankTimeline]) -> list[Finding]:
         Finding(
             id="shared_cores",
             severity="warning",
-            title=f"training threads waited for a core, up to {waited[most] / 1e6:.1f} ms of a rank "
-            f"({shares[most]:.0%} of its time): there are more threads than cores, and which rank is late is chance; "
-            "set OMP_NUM_THREADS and bind ranks to cores of their own",
+            title=f"training threads waited for a CPU core, up to {waited[most] / 1e6:.1f} ms on one rank "
+            f"({shares[most]:.0%} of its time): there are more threads than cores, so it is random which rank is late; "
+            "set OMP_NUM_THREADS and bind each rank to its own cores",
             evidence={
                 "waited_ns": {str(rank): value for rank, value in waited.items()},
                 "median_share": float(np.median(list(shares.values()))),

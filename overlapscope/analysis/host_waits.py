@@ -1,4 +1,4 @@
-"""What a host waited for on its device before it went on: by its recorded calls, else as far as times tell."""
+"""Find what a host waited for on its device: from its recorded synchronization calls, else inferred from times."""
 
 import re
 from typing import Final, Self
@@ -15,44 +15,44 @@ from overlapscope.timeline.run import RankTimeline
 
 TO_HOST: Final = re.compile(r"DtoH|Device-to-Host|DeviceToHost", re.IGNORECASE)
 CLOCKS_AGREE_NS: Final = 5_000
-"""A span may seem to end so much after the call that waited for it: device and host have clocks of their own."""
+"""A span may seem to end this much after the call that waited for it: device and host have different clocks."""
 CALL_TAKES_NS: Final = 20_000
-"""A call of synchronisation takes up to this where there is nothing to wait for."""
+"""A synchronization call takes up to this where there is nothing to wait for."""
 LOOK_BACK: Final = 32
-"""Ends before that of a call that are looked at, latest first, for one that it could have waited for."""
+"""Span ends before the end of a call that are checked, latest first, for the one that the call waited for."""
 STOOD_STILL_NS: Final = 200_000
 """A host that launched nothing for this long ..."""
 WENT_ON_WITHIN: Final = 0.05
-"""... and again within this share of it after its device had run dry, had waited for the device."""
+"""... and launched again within this share of that time after its device became idle, had waited for the device."""
 LONG_AGO: Final = int(np.iinfo(np.int64).min) // 2
 
 
 class HostWaits(msgspec.Struct, frozen=True, kw_only=True):
-    """When a host went on after it had waited for its device, in order of time, and for which span."""
+    """When a host continued after waiting for its device, in order of time, and for which span it had waited."""
 
     resumed_ns: Ints
     span: Ints
     dry_ns: Ints
-    """For each launch, where the host then stood still and nothing tells whether it waited: when its device had run
-    dry, before which it may have waited; else NONE."""
+    """For each launch after which the host launched nothing for long, and it is not known whether it waited: when its
+    device became idle, before which it may have waited; else NONE."""
 
     def before(self, moment_ns: int) -> int | None:
-        """Return the span that the host last waited for before it came to a moment; None where it waited for none."""
+        """Return the span that the host last waited for before a moment; None where it waited for none."""
         at = int(np.searchsorted(self.resumed_ns, moment_ns, side="right")) - 1
         return int(self.span[at]) if at >= 0 else None
 
 
 class WaitNames(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a rank's names tells that its host waited."""
+    """The spans and annotations of a rank whose names show that its host waited."""
 
     to_host: npt.NDArray[np.bool_]
-    """Of each of its spans, whether it is a copy to the host."""
+    """For each span, whether it is a copy to the host."""
     calls: Ints
-    """Rows in `Annotations`, of calls of synchronisation."""
+    """Rows in `Annotations` of synchronization calls."""
 
     @classmethod
     def of(cls, timeline: RankTimeline) -> Self:
-        """Look through a rank's names: they are the same for all of its windows."""
+        """Search a rank's names; the result holds for all of its windows."""
         spans, names = timeline.spans, timeline.names
         to_host = spans.kind == COPY
         to_host[to_host] = rows_named(spans.name[to_host], names, TO_HOST.search)
@@ -67,12 +67,12 @@ NO_WAITS: Final = HostWaits(resumed_ns=_NOTHING, span=_NOTHING, dry_ns=_NOTHING)
 def host_waits(
     calls: tuple[Ints, Ints], to_host: npt.NDArray[np.bool_], launch: Ints, end: Ints, launched: Ints, by_end: Ints
 ) -> HostWaits:
-    """Return the waits of a host by its calls of synchronisation, which began and ended, and by what its device ran.
+    """Return the waits of a host, from its synchronization calls (begins, ends) and the spans of its device.
 
-    Of each of these spans, whether it copies `to_host`, its launch and its end (`by_end` sorts them); `launched` are
-    those with a launch, by launch. A recording that holds any call of synchronisation holds all of them.
-    In others, that a host waited shows only when it stood still and went on as soon as its device had run dry. A copy
-    to the host that had ended when it launched again is taken to have been waited for.
+    `to_host`, `launch` and `end` have one value a span; `by_end` holds the spans sorted by end, `launched` those with a
+    launch, sorted by launch. A recording with any synchronization call holds all of them. In other recordings a wait is
+    assumed where the host launched nothing for long and continued as soon as its device became idle. A copy to the host
+    that had ended before the next launch is assumed to have been waited for.
     """
     copies, after_copies = _copies(to_host, launch, end, launched)
     begun, ended = calls
@@ -84,14 +84,14 @@ def host_waits(
     span, resumed = np.concatenate([copies, span]), np.concatenate([after_copies, resumed])
     order = order_of(resumed)
     span, resumed = span[order], resumed[order]
-    # Whoever waited for an earlier span once more had waited for the later one already.
+    # A wait for a span that ended earlier than one waited for before adds nothing.
     latest = np.maximum.accumulate(end[span]) if span.size else span
     of_latest = np.maximum.accumulate(np.where(end[span] == latest, np.arange(span.size), 0))
     return HostWaits(resumed_ns=resumed, span=span[of_latest], dry_ns=dry)
 
 
 def _copies(to_host: npt.NDArray[np.bool_], launch: Ints, end: Ints, launched: Ints) -> tuple[Ints, Ints]:
-    """Return copies to the host that had ended when it launched again, and that launch."""
+    """Return the copies to the host that had ended when the host launched again, and the time of that launch."""
     of = launched[:-1]
     at, then = launch[of], launch[launched][1:]
     waited = to_host[of] & (end[of] <= then) & (end[of] > at)
@@ -99,7 +99,7 @@ def _copies(to_host: npt.NDArray[np.bool_], launch: Ints, end: Ints, launched: I
 
 
 def _by_calls(begun: Ints, ended: Ints, launch: Ints, end: Ints, launched: Ints, by_end: Ints) -> tuple[Ints, Ints]:
-    """Return for each call that waited the span launched before it that ended last in it, and when the call returned.
+    """Return for each call that waited: the span that ended last in it and was launched before it; when it returned.
 
     Where another thread launched meanwhile, the host as a whole did not wait.
     """
@@ -123,8 +123,11 @@ def _by_calls(begun: Ints, ended: Ints, launch: Ints, end: Ints, launched: Ints,
 
 
 def _by_standing_still(launch: Ints, end: Ints, launched: Ints, after_copies: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return spans that hosts waited for, the launches with which they went on, and after each launch, when the device
-    had run dry, where that does not tell whether the host waited for it."""
+    """Return (spans that the host waited for, the launches with which it continued, uncertain waits).
+
+    An uncertain wait is, for each launch, when the device became idle, where it is not known whether the host waited
+    for that; else NONE.
+    """
     at, then = launch[launched][:-1], launch[launched][1:]
     ends = end[launched]
     done = np.maximum.accumulate(ends)

@@ -1,4 +1,4 @@
-"""What a run was, as plain keys and values: the job, its software, its settings, and how it was recorded."""
+"""The identity of a run as plain keys and values: the job, its software, its settings, and how it was recorded."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,25 +13,25 @@ from overlapscope.timeline.run import Run
 
 Sort = Literal["job", "software", "setting", "recording"]
 JOB: Final = ("world_size", "device")
-"""Where one of these differs, the two sides are not the same job."""
+"""If one of these differs, the two sides are not the same job."""
 SETTINGS: Final = ("dtype", "parallelism", "parameters")
 DDP, ENVIRONMENT, RECORDING = "ddp.", "environment.", "recording."
-"""What the other keys begin with; the rest of them is software."""
+"""Prefixes of the other keys; keys without one are software."""
 
 
 class Difference(msgspec.Struct, kw_only=True, frozen=True):
-    """A key in which the runs are not all alike; runs of which it is not known are left out."""
+    """A key whose value differs between runs; runs that did not record it are left out."""
 
     key: str
     sort: Sort
-    """`job`: not the same job. `setting`: what somebody may have changed on purpose."""
+    """`job`: not the same job. `setting`: may have been changed on purpose."""
     base: list[str]
-    """Each value of the base's runs, once."""
+    """Distinct values of the base's runs."""
     candidate: list[str]
 
 
 def identity(run: Run) -> dict[str, str]:
-    """Return what is known of a run, by key; nothing that names a machine or a process."""
+    """Return the recorded identity of a run, by key; nothing in it names a machine or a process."""
     known: dict[str, object] = dict(run.fingerprint)
     known |= {"world_size": run.world_size, "dtype": _dtype(run), "parallelism": _parallelism(run)}
     if run.ranks:
@@ -48,7 +48,7 @@ def identity(run: Run) -> dict[str, str]:
 
 
 def differences(base: Sequence[Mapping[str, str]], candidate: Sequence[Mapping[str, str]]) -> list[Difference]:
-    """Return the keys known on both sides whose value is not one and the same in all runs; those of the job first."""
+    """Return the keys recorded on both sides that differ between any two runs; keys of the job come first."""
     found = []
     for key in sorted({key for each in (*base, *candidate) for key in each}):
         ours, theirs = _values(base, key), _values(candidate, key)
@@ -59,7 +59,7 @@ def differences(base: Sequence[Mapping[str, str]], candidate: Sequence[Mapping[s
 
 
 def sort_of(key: str) -> Sort:
-    """Say what sort of difference a key makes."""
+    """Return the sort of difference that a key makes."""
     if key in JOB:
         return "job"
     if key.startswith(RECORDING):
@@ -72,7 +72,7 @@ def _values(runs: Iterable[Mapping[str, str]], key: str) -> list[str]:
 
 
 def _plain(values: Any) -> dict[str, object]:
-    """Return those of recorded settings that are one value, or a list of numbers."""
+    """Return the recorded settings that are a single value or a list of integers."""
     if not isinstance(values, dict):
         return {}
     plain = {key: value for key, value in values.items() if isinstance(value, (str, int, float))}
@@ -81,7 +81,7 @@ def _plain(values: Any) -> dict[str, object]:
 
 
 def _dtype(run: Run) -> str | None:
-    """Return the type that most of the bytes were moved in."""
+    """Return the data type with the most communicated bytes."""
     moved: defaultdict[str, float] = defaultdict(float)
     for timeline in run.ranks.values():
         calls = timeline.collectives
@@ -94,7 +94,7 @@ def _dtype(run: Run) -> str | None:
 
 
 def _parallelism(run: Run) -> str | None:
-    """Return the sizes of the groups whose dimension is known."""
+    """Return the sizes of the groups with a known dimension, as text."""
     sizes: set[tuple[str, int]] = set()
     for timeline in run.ranks.values():
         calls = timeline.collectives
@@ -105,7 +105,7 @@ def _parallelism(run: Run) -> str | None:
 
 
 def _parameters(run: Run) -> int | None:
-    """Return the elements of the gradients of one step on the lowest rank; None where they were not recorded."""
+    """Return the number of gradient elements of one step on the lowest rank; None where they were not recorded."""
     gradients = run.ranks[min(run.ranks)].gradients
     if not gradients.step.size:
         return None

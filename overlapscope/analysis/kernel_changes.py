@@ -1,4 +1,4 @@
-"""Which kernels and copies of two sides grew and shrank the most."""
+"""Sum each kernel and copy over the steps of a run, and find those whose time differs most between two sides."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
@@ -13,12 +13,12 @@ from overlapscope.timeline.run import RankTimeline
 
 MOST: Final = 10
 SYNCHRONISES: Final = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero"})
-"""Operations whose copies the host waits for: they read a value of a tensor back. So it does for every copy from the
-device to pageable memory (CUDA Runtime API, "API synchronization behavior")."""
+"""Operations whose copies the host waits for, since they read a tensor's value back. The host also waits for every copy
+from the device to pageable memory (CUDA Runtime API, "API synchronization behavior")."""
 
 
 class Kernel(NamedTuple):
-    """A kernel by name; a copy also by the host operation that asked for it, which tells an `.item()` from a loader."""
+    """A kernel by name; a copy also by the host operation that requested it (for example `.item()` or a loader)."""
 
     kind: str
     name: str
@@ -30,7 +30,7 @@ UNNAMED = "(without a name)"
 
 
 class KernelSide(msgspec.Struct, kw_only=True, frozen=True):
-    """A kernel on one side: a step, mean over ranks and runs; durations are summed, also of kernels side by side."""
+    """A kernel on one side: per step, mean over ranks and runs; durations of concurrent kernels are summed."""
 
     duration_ns: int
     count: float
@@ -42,21 +42,21 @@ class KernelChange(msgspec.Struct, kw_only=True, frozen=True):
     name: str
     kind: Literal["compute", "copy"]
     host_op: str | None
-    """Of a copy: the host operation that asked for it."""
+    """For a copy: the host operation that requested it."""
     base: KernelSide
     candidate: KernelSide
     difference_ns: int
 
 
 class KernelChanges(msgspec.Struct, kw_only=True, frozen=True):
-    """All of them summed up, and those that changed the most."""
+    """The sums over all kernels and copies, and those that changed the most."""
 
     base: KernelSide
     candidate: KernelSide
     grown: list[KernelChange]
     shrunk: list[KernelChange]
     base_synchronisations: float
-    """Values read back by the host, as `.item()` does, a step; see `SYNCHRONISES`."""
+    """Values per step that the host reads back, as `.item()` does; see `SYNCHRONISES`."""
     candidate_synchronisations: float
 
 
@@ -64,15 +64,15 @@ class KernelSums(msgspec.Struct, frozen=True, kw_only=True):
     """The compute kernels and copies of one rank's complete steps, or of its recording where there are none."""
 
     steps: int
-    """0: of the whole recording."""
+    """Complete steps summed; 0 for the whole recording."""
     sums: Mapping[Kernel, tuple[int, int]]
-    """Nanoseconds, and how many; durations are summed, not united, so kernels side by side count twice."""
+    """(nanoseconds, count) by kernel; durations are summed, so concurrent kernels count twice."""
 
 
 def kernel_changes(
     base: Sequence[Sequence[KernelSums]], candidate: Sequence[Sequence[KernelSums]], *, most: int = MOST
 ) -> KernelChanges:
-    """Lay the kernels of two sides side by side, each the ranks of its runs."""
+    """Compare the kernels of two sides; each side holds the ranks of its runs."""
     ours, theirs = _mean(base), _mean(candidate)
     changes = [
         KernelChange(
@@ -119,7 +119,7 @@ def _synchronises(copy: Kernel) -> bool:
 
 
 def kernel_sums(timeline: RankTimeline, windows: Sequence[StepWindow]) -> KernelSums:
-    """Sum up a rank's kernels and copies over its complete steps, in the order of their first; others are left out."""
+    """Sum a rank's kernels and copies over its complete steps (else the recording), in order of their first spans."""
     spans = timeline.spans
     complete = [each for each in windows if each.complete and each.window]
     chosen = np.isin(spans.kind, (COMPUTE, COPY))
@@ -145,7 +145,7 @@ def kernel_sums(timeline: RankTimeline, windows: Sequence[StepWindow]) -> Kernel
 
 
 def mean_per_step(ranks: Sequence[KernelSums]) -> dict[Kernel, tuple[float, float]]:
-    """Give nanoseconds and number of each kernel a step, mean over ranks (a recording without steps counts as one)."""
+    """Return (nanoseconds, count) of each kernel per step, mean over ranks; a recording without steps is one step."""
     found: dict[Kernel, tuple[float, float]] = {}
     for rank in ranks:
         share = 1 / (max(rank.steps, 1) * len(ranks))

@@ -1,9 +1,9 @@
-"""What each rank's kernels tell of its device and of its work: slowness, and work at the usual speed.
+"""Compare the compute of the ranks by their kernels: slowness of the device, and amount of work at the usual speed.
 
-A kernel of one name and one grid does the same wherever it runs, so ranks compare by it, whatever groups they are in;
-one whose grid no other rank has, by its time a block. A rank whose kernels all take longer has a slow device; one that
-runs more of them, or larger ones, has more work. Grids do not tell everything: a persistent kernel's is the device's,
-however much it is given, so that it seems slow; then the others tell.
+A kernel with the same name and grid does the same work on every rank, so ranks of any groups can be compared by it; a
+kernel whose grid no other rank has is compared by its time per block. A rank whose kernels all take longer has a slow
+device; a rank that runs more or larger kernels has more work. The grid is not always the work: a persistent kernel's
+grid is fixed by the device, so more work makes it seem slow; the other kernels then decide.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,29 +18,29 @@ from overlapscope.timeline.rows import order_of
 from overlapscope.timeline.run import RankTimeline
 
 FEWEST_RANKS: Final = 2
-"""A kernel has a usual time where so many ranks run it."""
+"""A kernel has a usual time where at least this many ranks run it."""
 LARGER: Final = 1.02
-"""A kernel has more work than the others' of its name from this factor of their grid."""
+"""A kernel is larger than those of its name on other ranks above this factor of their grid."""
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's compute beside the others'."""
+class RankCompute(msgspec.Struct, frozen=True, kw_only=True):
+    """The compute of one rank compared with the other ranks."""
 
     compute_ns: int
     slowness: float
-    """What its kernels take, as a multiple of what the same ones usually take: the middle one, by time."""
+    """Time of its kernels over the usual time of the same kernels; the median, weighted by time."""
     evenness: float
-    """Share, by time, of those that are slowed down at least half as much as all together."""
+    """Share, by time, of kernels that are slowed down at least half as much as all kernels in total."""
     compared: float
-    """Share of the compute time in kernels that other ranks run, too."""
+    """Share of the compute time in kernels that other ranks run too."""
     larger: float
-    """Share of the compute time in kernels that have larger grids than the others' of their name."""
+    """Share of the compute time in kernels with larger grids than those of their name on other ranks."""
     usual_ns: float
-    """What its kernels would take at the usual speed."""
+    """Time that its kernels would take at the usual speed."""
 
 
-class Kernels(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's kernels by name and grid, in the order of their first span."""
+class KernelTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """The kernels of one rank by name and grid, in the order of their first spans."""
 
     name: tuple[str, ...]
     blocks: Ints
@@ -48,30 +48,30 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     total_ns: Ints
 
 
-def compared(tables: Mapping[int, Kernels]) -> dict[int, Work]:
+def compared(tables: Mapping[int, KernelTotals]) -> dict[int, RankCompute]:
     """Compare the kernels of all ranks that have any."""
     usual = _Usual.of([table for table in tables.values() if table.name])
     return {rank: _compared(table, usual) for rank, table in tables.items() if table.name}
 
 
 class _Usual(msgspec.Struct, frozen=True, kw_only=True):
-    """What kernels usually take on the ranks that run them; NaN where too few do."""
+    """The usual time of each kernel over the ranks that run it; NaN where too few do."""
 
     names: NameTable
     blocks: Ints
-    """All grids there are, ascending: with a name's code, a grid's place numbers a kernel."""
+    """All grid sizes, ascending; the number of a kernel is made of its name's code and its grid's position here."""
     kernels: Ints
     """Numbers of kernels, ascending."""
     times_ns: Floats
-    """Of each of these, a call's time."""
+    """For each of `kernels`, the usual time of a call."""
     speeds_ns: Floats
-    """By the code of a name, a block's time."""
+    """For each code of a name, the usual time of a block."""
     sizes: Floats
-    """Likewise, a call's blocks."""
+    """For each code of a name, the usual number of blocks of a call."""
 
     @classmethod
-    def of(cls, tables: Sequence[Kernels]) -> Self:
-        """Take the usual ones of all ranks."""
+    def of(cls, tables: Sequence[KernelTotals]) -> Self:
+        """Compute the usual times from the kernels of all ranks."""
         names = NameTable()
         nothing = [np.zeros(0, np.int64)]
         name = np.concatenate([names.encode(table.name).astype(np.int64) for table in tables] or nothing)
@@ -98,8 +98,8 @@ class _Usual(msgspec.Struct, frozen=True, kw_only=True):
             sizes=_usual(work / calls, by_name, len(names)),
         )
 
-    def expected_ns(self, table: Kernels, name: Codes) -> Floats:
-        """Return what the kernels of a rank usually take: as such, else by their blocks."""
+    def expected_ns(self, table: KernelTotals, name: Codes) -> Floats:
+        """Return the usual time of a rank's kernels: by name and grid, else by blocks; NaN where neither is known."""
         grid = np.searchsorted(self.blocks, table.blocks)
         times = self.times_ns[np.searchsorted(self.kernels, name * np.int64(self.blocks.size) + grid)]
         by_block = np.where(table.blocks == NONE, np.nan, self.speeds_ns[name] * table.blocks)
@@ -108,7 +108,7 @@ class _Usual(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _usual(values: Floats, key: Ints, keys: int) -> Floats:
-    """Return the median of each key's values, of an even number the lower one: of two ranks, the better."""
+    """Return the median of each key's values; of an even number the lower one, so of two ranks the faster."""
     order = np.lexsort((values, key))
     many = np.bincount(key, minlength=keys)
     first = np.cumsum(many) - many
@@ -118,8 +118,8 @@ def _usual(values: Floats, key: Ints, keys: int) -> Floats:
     return found
 
 
-def kernels_of(timeline: RankTimeline) -> Kernels:
-    """Sum up the kernels of a rank."""
+def kernels_of(timeline: RankTimeline) -> KernelTotals:
+    """Return the number and total time of each of a rank's kernels."""
     spans = timeline.spans
     rows = np.flatnonzero(spans.kind == COMPUTE)
     grid = spans.blocks[rows]
@@ -129,8 +129,9 @@ def kernels_of(timeline: RankTimeline) -> Kernels:
     count = np.diff(np.append(opens, order.size))
     taken = spans.end_ns[order] - spans.start_ns[order]
     total = np.add.reduceat(taken, opens) if order.size else np.zeros(0, np.int64)
-    first = np.argsort(order[opens])  # not by code: a run directory has other codes, and fractions add up otherwise
-    return Kernels(
+    # Not by code: a run directory has other codes, and the rounding of float sums depends on the order.
+    first = np.argsort(order[opens])
+    return KernelTotals(
         name=tuple(timeline.names[code] if code >= 0 else "" for code in name[opens[first]].tolist()),
         blocks=blocks[opens[first]],
         count=count[first],
@@ -138,7 +139,7 @@ def kernels_of(timeline: RankTimeline) -> Kernels:
     )
 
 
-def _compared(table: Kernels, usual: _Usual) -> Work:
+def _compared(table: KernelTotals, usual: _Usual) -> RankCompute:
     taken = table.total_ns.astype(np.float64)
     name = usual.names.encode(table.name)
     expected = usual.expected_ns(table, name)
@@ -148,12 +149,14 @@ def _compared(table: Kernels, usual: _Usual) -> Work:
     larger = table.blocks > LARGER * np.where(np.isnan(sizes), np.inf, sizes)
     share = float(taken[larger].sum() / compute) if compute else 0.0
     if not known.any():
-        return Work(compute_ns=round(compute), slowness=1.0, evenness=0.0, compared=0.0, larger=share, usual_ns=compute)
+        return RankCompute(
+            compute_ns=round(compute), slowness=1.0, evenness=0.0, compared=0.0, larger=share, usual_ns=compute
+        )
     ratios, weights = taken[known] / expected[known], expected[known]
     order = np.argsort(ratios)
-    # Kernels of 0 ns, as counted by a coarse clock, tell nothing of the speed.
+    # Kernels of 0 ns, as measured by a coarse clock, say nothing about the speed.
     slowness = float(ratios[order][np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)]) or 1.0
-    return Work(
+    return RankCompute(
         compute_ns=round(compute),
         slowness=slowness,
         evenness=float(weights[ratios >= 1 + (taken[known].sum() / weights.sum() - 1) / 2].sum() / weights.sum()),

@@ -1,8 +1,8 @@
-"""Who came late by how much, and how much of it was itself waiting for another rank elsewhere.
+"""Compute which rank was late to each call, by how much, and how much of that is the fault of another rank.
 
-A rank that comes to a call later than the other members holds these up: its lead over the second-latest is its blame.
-Since the members last met it computed, waited in calls of other groups, or was idle; as far as it waited there longer
-than its peers did, the blame is not its own but belongs to the rank that came last there.
+A rank that arrives later than all other members makes them wait: its blame is the time by which it is later than the
+second-latest (its lead). Since the previous call of these members it computed, waited in calls of other groups, or was
+idle. Where it waited there longer than its peers, that blame is passed on to the rank that arrived last there.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,8 +13,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.host_cause import Met
-from overlapscope.analysis.matched_calls import by_ranks, side_by_side
+from overlapscope.analysis.host_cause import SharedInterval
+from overlapscope.analysis.matched_calls import join_columns, positions_by_ranks
 from overlapscope.analysis.wait_transfer import LEADS_COUNT_NS, Split
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, union
@@ -22,27 +22,27 @@ from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run
 
 ROUNDS: Final = 100
-"""Blame is passed on so often at most; it never passes whole in a circle."""
+"""Maximum number of times that blame is passed on; in a circle it becomes smaller each time."""
 
 
-class Late(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of one set of ranks that one of them came late to."""
+class LateArrivals(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of one set of ranks to which one of them was late."""
 
     rank: int
-    met: Met
-    """From where the members met before to where they met late, for every member."""
+    met: SharedInterval
+    """From the previous call of these ranks to the late call, for every member."""
     lead_ns: Ints
-    """How much later than the second-latest, but no longer than since they met before."""
+    """How much later than the second-latest it arrived, at most the time since the previous call."""
     own_ns: Ints
-    """What is left of each lead without what the rank communicated elsewhere longer than its peers."""
+    """Each lead less the time that the rank communicated elsewhere longer than its peers."""
     launched_ns: Ints
     """When the late rank launched each call, on its own clock."""
     passed_ns: Mapping[int, Ints]
-    """How much of each lead was waiting for another rank in other groups, by that rank."""
+    """By other rank: how much of each lead was wait for that rank in other groups."""
 
 
-def late_calls(run: Run, splits: Sequence[Split], coverage: Mapping[int, Coverage]) -> list[Late]:
-    """Return what each rank came late to, by more than clocks and noise explain, one for each set of ranks."""
+def late_arrivals(run: Run, splits: Sequence[Split], coverage: Mapping[int, Coverage]) -> list[LateArrivals]:
+    """Return the late arrivals of each rank, one entry for each set of ranks; leads within clock noise are left out."""
     sets = [_met(run, ranks, [splits[at] for at in places]) for ranks, places in _sets(splits).items()]
     _add_communicated(sets, coverage)
     found = [each for one in sets for each in _late(run, one)]
@@ -50,40 +50,40 @@ def late_calls(run: Run, splits: Sequence[Split], coverage: Mapping[int, Coverag
     return [replace(each, passed_ns=its) for each, its in zip(found, passed, strict=True)]
 
 
-class _Meetings(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of one set of ranks that one of them came late to; rows are its ranks, columns the calls."""
+class _SharedIntervals(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of one set of ranks to which any of them was late; rows are the ranks, columns the calls."""
 
     ranks: tuple[int, ...]
     begin_ns: Ints
-    """When they had met before."""
+    """End of the previous call of these ranks."""
     until_ns: Ints
     lead_ns: Ints
     last: Ints
-    """Row of the rank that came last."""
+    """Row of the rank that arrived last."""
     call: Ints
-    """Row of its call in its `Collectives`."""
+    """Row of the call in that rank's `Collectives`."""
     comm_ns: Ints
-    """What each communicated in between without computing."""
+    """Exposed communication of each rank in between."""
 
 
 def _sets(splits: Sequence[Split]) -> dict[tuple[int, ...], list[int]]:
-    return by_ranks([each.block for each in splits])
+    return positions_by_ranks([each.block for each in splits])
 
 
-def _met(run: Run, ranks: tuple[int, ...], theirs: Sequence[Split]) -> _Meetings:
+def _met(run: Run, ranks: tuple[int, ...], theirs: Sequence[Split]) -> _SharedIntervals:
     start, end, rows = (
-        side_by_side([getattr(each.block, name) for each in theirs]) for name in ("start_ns", "end_ns", "rows")
+        join_columns([getattr(each.block, name) for each in theirs]) for name in ("start_ns", "end_ns", "rows")
     )
     lead, last = (np.concatenate([getattr(each, name) for each in theirs]) for name in ("lead_ns", "last"))
     order = np.argsort(start[0], kind="stable")
-    met = np.maximum.accumulate(end[:, order], axis=1)  # calls under way together end in any order
-    begun = np.array([[run.ranks[rank].recordings.start_ns[0]] for rank in ranks])  # nothing is known of before
+    met = np.maximum.accumulate(end[:, order], axis=1)  # concurrent calls end in any order
+    begun = np.array([[run.ranks[rank].recordings.start_ns[0]] for rank in ranks])  # nothing is known before that
     late = np.flatnonzero(lead[order] > LEADS_COUNT_NS)
     begin, until = np.concatenate([begun, met], axis=1)[:, late], start[:, order[late]]
     lead, last, rows = np.rint(lead[order[late]]).astype(np.int64), last[order[late]], rows[:, order[late]]
-    # A lead that is longer than the time since they met was there before: calls that are under way together.
+    # A lead longer than the time since the previous call existed before it: the calls are concurrent.
     since = np.maximum(until - begin, 0)[last, np.arange(late.size)]
-    return _Meetings(
+    return _SharedIntervals(
         ranks=ranks,
         begin_ns=begin,
         until_ns=until,
@@ -94,9 +94,9 @@ def _met(run: Run, ranks: tuple[int, ...], theirs: Sequence[Split]) -> _Meetings
     )
 
 
-def _add_communicated(sets: Sequence[_Meetings], coverage: Mapping[int, Coverage]) -> None:
-    """Fill in what each rank communicated, rank by rank."""
-    of_rank: dict[int, list[tuple[_Meetings, int]]] = {}
+def _add_communicated(sets: Sequence[_SharedIntervals], coverage: Mapping[int, Coverage]) -> None:
+    """Fill in the exposed communication of each rank, rank by rank."""
+    of_rank: dict[int, list[tuple[_SharedIntervals, int]]] = {}
     for one in sets:
         for row, rank in enumerate(one.ranks) if one.last.size else ():
             of_rank.setdefault(rank, []).append((one, row))
@@ -106,17 +106,17 @@ def _add_communicated(sets: Sequence[_Meetings], coverage: Mapping[int, Coverage
             one.comm_ns[row] = _within(exposed, one.begin_ns[row], one.until_ns[row])
 
 
-def _late(run: Run, one: _Meetings) -> Iterator[Late]:
-    """Yield what each rank of a set came late to, without what it passes on."""
+def _late(run: Run, one: _SharedIntervals) -> Iterator[LateArrivals]:
+    """Yield the late arrivals of each rank of a set, without the blame that it passes on."""
     for row in unique(one.last).tolist():
         mine, rank = one.last == row, one.ranks[row]
         usual = np.median(np.delete(one.comm_ns, row, axis=0)[:, mine], axis=0)
         lead, calls = one.lead_ns[mine], run.ranks[rank].collectives
         elsewhere = np.rint(np.clip(one.comm_ns[row, mine] - usual, 0, lead)).astype(np.int64)
         made = one.call[mine]
-        yield Late(
+        yield LateArrivals(
             rank=rank,
-            met=Met(
+            met=SharedInterval(
                 ranks=one.ranks,
                 begin_ns=one.begin_ns[:, mine],
                 end_ns=one.until_ns[:, mine],
@@ -129,10 +129,10 @@ def _late(run: Run, one: _Meetings) -> Iterator[Late]:
         )
 
 
-def blame(late: Sequence[Late]) -> dict[int, int]:
-    """Return what each rank is to blame for: its leads, and what others pass on to it, less what it passes on itself.
+def attribute_blame(late: Sequence[LateArrivals]) -> dict[int, int]:
+    """Return the blame of each rank in nanoseconds: its leads, plus blame passed on to it, less blame it passes on.
 
-    What a rank waited for in calls that could not be split is nobody's.
+    Wait in calls that could not be split is blamed on no rank.
     """
     ranks = sorted({each.rank for each in late} | {other for each in late for other in each.passed_ns})
     place = {rank: at for at, rank in enumerate(ranks)}
@@ -153,9 +153,9 @@ def blame(late: Sequence[Late]) -> dict[int, int]:
 
 
 def _passed_on(
-    late: Sequence[Late], splits: Sequence[Split], coverage: Mapping[int, Coverage]
+    late: Sequence[LateArrivals], splits: Sequence[Split], coverage: Mapping[int, Coverage]
 ) -> list[dict[int, Ints]]:
-    """Return, for each of these, how much of its leads was waiting for which other rank; rank by rank."""
+    """Return for each entry how much of its leads was wait for which other rank; computed rank by rank."""
     of_rank: dict[int, list[int]] = {}
     for at, each in enumerate(late):
         of_rank.setdefault(each.rank, []).append(at)
@@ -171,14 +171,14 @@ def _passed_on(
 
 
 def _waits(splits: Sequence[Split], ranks: Collection[int]) -> dict[int, dict[int, Intervals]]:
-    """Return, for each of these ranks, when it waited for which other one, where waiting is known."""
+    """Return for each of these ranks when it waited for which other rank, where the wait is known."""
     found: dict[int, list[tuple[Ints, Ints, Ints]]] = {}
     even = [each for each in splits if each.block.even]
     for members, places in _sets(even).items():
         theirs = [even[at] for at in places]
         if not any(rank in ranks for rank in members):
             continue
-        start, end = (side_by_side([getattr(each.block, name) for each in theirs]) for name in ("start_ns", "end_ns"))
+        start, end = (join_columns([getattr(each.block, name) for each in theirs]) for name in ("start_ns", "end_ns"))
         transfer, row_of_last = (
             np.concatenate([getattr(each, name) for each in theirs]) for name in ("transfer_ns", "last")
         )
@@ -209,9 +209,9 @@ def _within(busy: BusyTime, begin: Ints, until: Ints) -> Ints:
 def _passed(
     waited: Mapping[int, tuple[BusyTime, BusyTime]], begin: Ints, until: Ints, elsewhere: Ints
 ) -> dict[int, Ints]:
-    """Share out what the late rank spent elsewhere beyond its peers over those whom it waited for there.
+    """Attribute the time that the late rank spent elsewhere beyond its peers to the ranks that it waited for there.
 
-    Not what it computed while it waited, which is the second of each pair.
+    `waited` holds (wait, wait overlapped with compute) by other rank; the overlapped part does not count.
     """
     mine = {
         other: _within(times, begin, until) - _within(computing, begin, until)

@@ -1,4 +1,4 @@
-"""The calls of one group, paired among the ranks that recorded them: by their number, else by order."""
+"""Pair the calls of one group among the ranks that recorded them: by sequence number, else by order."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -7,23 +7,23 @@ import numpy as np
 
 from overlapscope.analysis.call_numbering import by_order
 from overlapscope.analysis.group_calls import EXCHANGE, GroupCalls, group_calls, named
-from overlapscope.analysis.matched_calls import Matched, Matching
+from overlapscope.analysis.matched_calls import MatchedCalls, Matching
 from overlapscope.display import listed
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 from overlapscope.timeline.rows import order_of, unique
 from overlapscope.timeline.run import Run
 
 OTHER_STEPS: Final = 0.1
-"""Of calls paired by order, more than this share in steps of different numbers are not the same calls: an order that
-lags behind by one hides in the clocks."""
+"""Calls paired by order of which more than this share are in steps of different numbers are not the same calls. Without
+this check, the clock alignment would hide an order that is shifted by one."""
 
 
 def match_group(run: Run, group: str | None, members: tuple[int, ...] | None, rows_of: Mapping[int, Codes]) -> Matching:
-    """Pair the calls of one group. `rows_of` holds the rows of its symmetric calls by rank."""
+    """Pair the calls of one group. `rows_of` holds the rows of its symmetric calls by rank, in order of time."""
     total = sum(rows.size for rows in rows_of.values())
     ranks = [rank for rank in members if rank in rows_of] if members is not None else sorted(rows_of)
     silent = [rank for rank in members or () if rank in run.ranks and rank not in rows_of]
-    why = [f"nothing of it was recorded on rank {listed(silent)}, a member"] if silent else []
+    why = [f"none of its calls was recorded on its member rank {listed(silent)}"] if silent else []
     if len(ranks) < 2:
         return Matching(unmatched=total, reasons=_of_group(group, why, "; its calls are not paired"))
     number = _numbers(run, ranks, rows_of)
@@ -34,15 +34,15 @@ def match_group(run: Run, group: str | None, members: tuple[int, ...] | None, ro
         }
         if sizes - {NONE} and len(ranks) > max(sizes):
             many = (
-                f"{len(ranks)} ranks made calls of it, but it has {max(sizes)} members, and which they are was not "
-                "recorded: its calls are not paired"
+                f"{len(ranks)} ranks made calls in it, but it has {max(sizes)} members, which were not recorded: its "
+                "calls are not paired"
             )
             return Matching(unmatched=total, reasons=_of_group(group, [many]))
         if sizes == {NONE} and numbered and max(len(ranks), run.world_size or 0) > 2:
-            # Numbers would pair the calls of groups of one name that stand beside each other, and clocks would hide it.
+            # Sequence numbers would pair calls of several groups of the same name, and the clocks would hide that.
             several = (
-                "neither its members nor how many they are was recorded: it may be several groups of one name, and its "
-                "calls are not paired by number"
+                "neither its members nor its size was recorded: it may be several groups of the same name, so its "
+                "calls are not paired by sequence number"
             )
             return Matching(unmatched=total, reasons=_of_group(group, [several]))
     calls = group_calls(run, ranks, rows_of)
@@ -58,7 +58,7 @@ def match_group(run: Run, group: str | None, members: tuple[int, ...] | None, ro
 
 
 def _numbers(run: Run, ranks: Sequence[int], rows_of: Mapping[int, Codes]) -> Ints | None:
-    """Return the calls' numbers, rank by rank; None where some have none, or the same one twice."""
+    """Return the sequence numbers of the calls, rank by rank; None where some are missing or repeated."""
     found = []
     for rank in ranks:
         found.append(run.ranks[rank].collectives.seq[rows_of[rank]])
@@ -73,9 +73,9 @@ def _of_group(group: str | None, reasons: Iterable[str], so: str = "") -> tuple[
 
 def _pair(
     run: Run, group: str | None, members: tuple[int, ...] | None, calls: GroupCalls, number: Ints, *, numbered: bool
-) -> tuple[list[Matched], list[str]]:
-    """Pair the calls of one number; reasons say which were not, or not on all ranks."""
-    found: list[tuple[int, Matched]] = []
+) -> tuple[list[MatchedCalls], list[str]]:
+    """Pair the calls of the same number; reasons say which were not paired, or not on all ranks."""
+    found: list[tuple[int, MatchedCalls]] = []
     reasons: list[str] = []
     sets, why = _by_ranks(calls, number)
     exchange = np.array([kind.op == EXCHANGE for kind in calls.kinds], np.bool_)
@@ -107,15 +107,15 @@ def _pair(
 
 
 def _of_other_steps(run: Run, ranks: Sequence[int], rows: Codes) -> Flags:
-    """Say which calls their members made in steps of different numbers, where all say their step."""
+    """Return which calls the ranks made in steps of different numbers; only where the step is known on all ranks."""
     steps = np.array([run.ranks[rank].collectives.step[own] for rank, own in zip(ranks, rows, strict=True)])
     found: Flags = (steps != NONE).all(axis=0) & (steps != steps[0]).any(axis=0)
     return found
 
 
 def _by_ranks(calls: GroupCalls, number: Ints) -> tuple[list[tuple[list[int], Codes]], list[str]]:
-    """Give the calls of one number by the ranks that made them: (places, table of calls), a column for each number."""
-    order = order_of(number)  # of one number, rank by rank as they stand
+    """Return the calls by the ranks that made them: (positions of ranks, table of calls), one column a number."""
+    order = order_of(number)  # stable: of the same number, rank by rank
     order = order[np.count_nonzero(number < 0) :].astype(np.int32)
     begins = np.flatnonzero(np.diff(number[order], prepend=-1))
     counts = np.diff(begins, append=order.size)
@@ -132,7 +132,7 @@ def _by_ranks(calls: GroupCalls, number: Ints) -> tuple[list[tuple[list[int], Co
         sets += [
             (chosen.tolist(), table[columns].T) for chosen, columns in zip(places, np.split(by_set, cuts), strict=True)
         ]
-    # A recording that was cut lacks its first or its last calls: more sets of ranks than that are of lossy recordings.
+    # A cut recording lacks its first or its last calls: more sets of ranks than this come from lossy recordings.
     most = 2 * len(calls.ranks) + 1
     sets.sort(key=lambda each: -each[1].shape[1])
     return sets[:most], _lacking(calls, number, order[begins[counts == 1]], sets, most)
@@ -141,7 +141,7 @@ def _by_ranks(calls: GroupCalls, number: Ints) -> tuple[list[tuple[list[int], Co
 def _lacking(
     calls: GroupCalls, number: Ints, alone: Codes, sets: list[tuple[list[int], Codes]], most: int
 ) -> list[str]:
-    """Say which ranks lack calls that others made, and which were recorded `alone`."""
+    """Return reasons for ranks that lack calls of others, and for calls recorded on one rank only (`alone`)."""
     reasons = []
     have = np.zeros(len(calls.ranks), np.int64)
     for places, table in sets[:most]:
@@ -153,8 +153,8 @@ def _lacking(
         few = "; ".join(f"{lack} on rank {rank}" for rank, lack in list(lacking.items())[:8])
         more = "; ..." if len(lacking) > 8 else ""
         reasons.append(
-            f"of the {paired} calls that several ranks recorded, some were not recorded on all: missing are {few}"
-            f"{more} (cut or lossy recordings); those are paired among the ranks that have them"
+            f"of the {paired} calls that several ranks recorded, some were not recorded on all ranks: missing are {few}"
+            f"{more} (cut or lossy recordings); they are paired among the ranks that have them"
         )
     if alone.size:
         on = np.unique(calls.place[alone])
@@ -164,7 +164,7 @@ def _lacking(
         reasons.append(f"{alone.size} calls were recorded on {where} only, and are not paired")
     if len(sets) > most:
         left = sum(table.size for _, table in sets[most:])
-        reasons.append(f"recordings lack different calls on too many ranks: {left} calls are not paired")
+        reasons.append(f"different calls are missing on too many ranks: {left} calls are not paired")
     return reasons
 
 
@@ -173,7 +173,7 @@ def _differing(calls: GroupCalls, ranks: tuple[int, ...], column: Codes, number:
     other = int(np.flatnonzero(kinds != kinds[0])[0])
     return (
         f"call {number[column[0]]} is {calls.kinds[kinds[0]]} on rank {ranks[0]} and {calls.kinds[kinds[other]]} on "
-        f"rank {ranks[other]}; calls that differ so are not paired"
+        f"rank {ranks[other]}; calls that differ like this are not paired"
     )
 
 
@@ -187,8 +187,8 @@ def _blocks(
     *,
     numbered: bool,
     whole: bool,
-) -> Iterator[tuple[slice, Matched]]:
-    """Yield a block for each kind of call, and which columns of the table it has; these stand in the order of kinds."""
+) -> Iterator[tuple[slice, MatchedCalls]]:
+    """Yield (columns of the table, block) for each kind of call; the columns are sorted by kind."""
     rows = calls.row[table]
     made = [run.ranks[rank].collectives for rank in ranks]
     start, end = (
@@ -200,7 +200,7 @@ def _blocks(
         part = slice(begin, until)
         yield (
             part,
-            Matched(
+            MatchedCalls(
                 group=group,
                 op=calls.kinds[code].op,
                 dtype=calls.kinds[code].dtype,

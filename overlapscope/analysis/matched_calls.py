@@ -1,4 +1,4 @@
-"""What matching finds: the same call on all ranks that made it together, kind by kind."""
+"""Result types of matching: blocks of calls, each the same call on all ranks that made it, kind by kind."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -14,7 +14,7 @@ from overlapscope.timeline.columns import Ints
 _ARRAYS: Final = ("rows", "start_ns", "end_ns")
 
 
-class Matched(msgspec.Struct, frozen=True, kw_only=True):
+class MatchedCalls(msgspec.Struct, frozen=True, kw_only=True):
     """All matched calls of one kind: row i of each array is `ranks[i]`, column k the k-th call."""
 
     group: str | None
@@ -23,50 +23,51 @@ class Matched(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int | None
     ranks: tuple[int, ...]
     rows: npt.NDArray[np.int64]
-    """Row of the call in the rank's `Collectives`."""
+    """Row of each call in the rank's `Collectives`."""
     start_ns: npt.NDArray[np.int64]
-    """On the rank's own clock, as the ends."""
+    """On the rank's own clock, as `end_ns`."""
     end_ns: npt.NDArray[np.int64]
     by_order: bool
-    """Paired by order within its kind, for want of sequence numbers."""
+    """Whether calls were paired by their order within their kind, since there are no sequence numbers."""
     whole: bool
-    """Every member of the group was recorded."""
+    """Whether every member of the group was recorded."""
     even: bool = True
-    """All ranks move as much. Of uneven ones waiting cannot be split off, nor do they end together; `bytes` is None."""
+    """Whether all ranks move the same amount of data. Uneven calls cannot be split into wait and transfer, and do not
+    end together; their `bytes` is None."""
 
     @property
     def calls(self) -> int:
-        """How many calls."""
+        """Number of calls."""
         return int(self.shape[1])
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many ranks and calls."""
+        """Number of ranks and of calls."""
         return self.rows.shape
 
     def rows_of(self, place: int) -> npt.NDArray[np.int64]:
-        """Return the rows of the calls of one of the ranks, by its place among them."""
+        """Return the rows of the calls of one rank, by its position in `ranks`."""
         found: npt.NDArray[np.int64] = self.rows[place]
         return found
 
-    def put_aside(self, aside: Aside) -> "Matched":
-        """Return the same calls, their arrays put aside: each is read when it is asked for."""
+    def put_aside(self, aside: Aside) -> "MatchedCalls":
+        """Return the same calls with their arrays written to `aside`; each is read at every access."""
         return _PutMatched.of(self, aside)
 
-    def with_values(self, **changed: Any) -> "Matched":
-        """Return a copy with other values, which holds its arrays itself."""
+    def with_values(self, **changed: Any) -> "MatchedCalls":
+        """Return a copy with changed values and its arrays in memory."""
         kept = {name: getattr(self, name) for name in self.__struct_fields__ if name not in changed}
-        return Matched(**kept, **changed)
+        return MatchedCalls(**kept, **changed)
 
 
-class _PutMatched(Matched, frozen=True, kw_only=True, dict=True):
-    """Matched calls whose arrays were put aside."""
+class _PutMatched(MatchedCalls, frozen=True, kw_only=True, dict=True):
+    """Matched calls whose arrays are on disk."""
 
     __repr__ = object.__repr__  # shows no array
 
     @classmethod
-    def of(cls, plain: Matched, aside: Aside) -> "_PutMatched":
-        """Put the arrays aside."""
+    def of(cls, plain: MatchedCalls, aside: Aside) -> "_PutMatched":
+        """Write the arrays to `aside`."""
         values = {name: getattr(plain, name) for name in plain.__struct_fields__ if name not in _ARRAYS}
         found = without_fields(cls, _ARRAYS, **values)
         vars(found)["_put"] = {name: aside.put(getattr(plain, name)) for name in _ARRAYS}
@@ -80,28 +81,28 @@ class _PutMatched(Matched, frozen=True, kw_only=True, dict=True):
         return put[name].values()
 
     def rows_of(self, place: int) -> npt.NDArray[np.int64]:
-        """Read the rows of one of the ranks alone."""
+        """Read only the rows of one rank."""
         put: Mapping[str, Put] = self._put
         return put["rows"].row(place)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many ranks and calls, without reading them."""
+        """Number of ranks and of calls, without reading the arrays."""
         put: Mapping[str, Put] = self._put
         return put["rows"].shape
 
 
 class Matching(msgspec.Struct, frozen=True, kw_only=True):
-    """What could be paired; `unmatched` counts the recorded calls that were not, one for each rank."""
+    """The paired calls; `unmatched` counts the recorded calls that could not be paired, on each rank."""
 
-    blocks: tuple[Matched, ...] = ()
-    uneven: tuple[Matched, ...] = ()
-    """Matched calls of uneven all-to-all, which tell no transfer."""
+    blocks: tuple[MatchedCalls, ...] = ()
+    uneven: tuple[MatchedCalls, ...] = ()
+    """Matched calls of uneven all-to-all, whose transfer time is not known."""
     unmatched: int = 0
     reasons: tuple[str, ...] = ()
 
     def put_aside(self, aside: Aside) -> "Matching":
-        """Return the same calls, put aside; those that were put aside already stay where they are."""
+        """Return the same calls with their arrays on disk; blocks that are there already are kept."""
         blocks, uneven = (
             tuple(each if isinstance(each, _PutMatched) else each.put_aside(aside) for each in kind)
             for kind in (self.blocks, self.uneven)
@@ -109,19 +110,22 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, blocks=blocks, uneven=uneven)
 
 
-def by_ranks(blocks: Sequence[Matched]) -> dict[tuple[int, ...], list[int]]:
-    """Return the places of the blocks of each set of ranks, in the order of the first."""
+def positions_by_ranks(blocks: Sequence[MatchedCalls]) -> dict[tuple[int, ...], list[int]]:
+    """Return the positions of the blocks of each set of ranks, in the order of their first block.
+
+    Blocks of the same ranks are processed together: one numpy call for a set of ranks, not one for each block.
+    """
     found: dict[tuple[int, ...], list[int]] = {}
     for at, block in enumerate(blocks):
         found.setdefault(block.ranks, []).append(at)
     return found
 
 
-def side_by_side(tables: Sequence[Ints]) -> Ints:
-    """Put tables of the same rows beside each other."""
+def join_columns(tables: Sequence[Ints]) -> Ints:
+    """Concatenate the columns of tables with the same rows."""
     return tables[0] if len(tables) == 1 else np.concatenate(tables, axis=1)
 
 
-def bounds(blocks: Sequence[Matched]) -> npt.NDArray[np.int64]:
-    """Return where each block begins when they stand beside each other, and where the last one ends."""
+def block_bounds(blocks: Sequence[MatchedCalls]) -> npt.NDArray[np.int64]:
+    """Return the first column of each block in their concatenation, and the end of the last one."""
     return np.concatenate([[0], np.cumsum([block.calls for block in blocks])])

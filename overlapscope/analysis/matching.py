@@ -1,8 +1,8 @@
-"""The same collective on every rank that took part: by its number in the group, else by order, checked by its ends.
+"""Match the same collective on every rank: by its sequence number in the group, else by order, checked by its ends.
 
-Each call is paired among the ranks that recorded it: one recording that was cut costs no more than one that is missing.
-A pairing by order alone is a guess, which a sampled recording shifts. So it needs ranks with equally many calls of each
-kind (`order_numbers`), and `agreeing` drops what does not end together once clocks are aligned.
+Each call is paired among the ranks that recorded it, so one cut recording costs no more than one missing recording.
+Pairing by order alone is a guess, which is wrong for sampled recordings. So it needs ranks with equally many calls of
+each kind (`call_numbering`), and `drop_disagreeing` removes calls that do not end together once clocks are aligned.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.group_calls import named, spelled_size
 from overlapscope.analysis.match_group import match_group
-from overlapscope.analysis.matched_calls import Matched, Matching
+from overlapscope.analysis.matched_calls import MatchedCalls, Matching
 from overlapscope.display import listed
 from overlapscope.files.spill import Aside, Put
 from overlapscope.timeline.columns import NONE, Codes, Collectives, Ints, size
@@ -21,11 +21,11 @@ from overlapscope.timeline.rows import distinct, order_of
 from overlapscope.timeline.run import RankTimeline, Run
 
 SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all"})
-"""Operations that no member leaves before all have come: only these tell waiting from transferring."""
+"""Operations that no member leaves before all have arrived: only these can be split into wait and transfer."""
 ENDS_TOGETHER = 0.1
-"""Ends of one call differ by less than this share of the usual time between calls of its kind ..."""
+"""The ends of one call differ by less than this share of the usual time between calls of its kind ..."""
 ENDS_TOGETHER_ON_ONE_CLOCK = 0.5
-"""... or than this share where the members have one clock: no estimate of it can hide that calls are shifted ..."""
+"""... or than this share where the members share a clock: no clock estimate can then hide a shifted pairing ..."""
 ENDS_WITHIN_NS = 50_000_000
 """... and by less than this; CPU ranks that share cores end milliseconds apart."""
 MAX_REASONS = 20
@@ -34,18 +34,18 @@ MAX_REASONS = 20
 def match(run: Run) -> Matching:
     """Pair the symmetric collectives of all recorded ranks, group by group; reasons say what was not paired.
 
-    All-to-all counts as symmetric where every rank gives and gets as much; uneven ones are paired all the same.
+    All-to-all is symmetric where every rank sends and receives the same amount; uneven ones are paired separately.
     """
-    blocks: list[Matched] = []
-    uneven: list[Matched] = []
+    blocks: list[MatchedCalls] = []
+    uneven: list[MatchedCalls] = []
     reasons: list[str] = []
     unmatched = 0
     members = _members(run)
     calls: dict[tuple[str | None, tuple[int, ...] | None], dict[int, Put]] = defaultdict(dict)
-    aside, of_groups = Aside(), Aside()
+    aside, compare_groups = Aside(), Aside()
     for rank, timeline in run.ranks.items():
         for group, rows in _symmetric_by_group(timeline):
-            calls[group, members(rank, group, timeline.collectives, rows)][rank] = of_groups.put(rows)
+            calls[group, members(rank, group, timeline.collectives, rows)][rank] = compare_groups.put(rows)
     lone: dict[str | None, int] = {}
     for (group, ranks), rows_of in calls.items():
         if not [rank for rank in (ranks or rows_of) if rank in run.ranks][1:]:
@@ -70,15 +70,17 @@ def match(run: Run) -> Matching:
     )
 
 
-def agreeing(
-    matching: Matching, spread_ns: Callable[[Matched], Ints], one_clock: Callable[[Matched], bool] = lambda _: False
+def drop_disagreeing(
+    matching: Matching,
+    spread_ns: Callable[[MatchedCalls], Ints],
+    one_clock: Callable[[MatchedCalls], bool] = lambda _: False,
 ) -> Matching:
-    """Drop the blocks paired by order whose calls do not end together.
+    """Remove the blocks paired by order whose calls do not end together.
 
-    `spread_ns` gives, for each call of a block, how far apart its ends lie on aligned clocks; `one_clock` whether the
-    members are known to have the same clock.
+    `spread_ns` returns, for each call of a block, the time between its first and last end on aligned clocks;
+    `one_clock` returns whether the members are known to share a clock.
     """
-    kept: list[Matched] = []
+    kept: list[MatchedCalls] = []
     reasons = list(matching.reasons)
     unmatched = matching.unmatched
     for block in (*matching.blocks, *matching.uneven):
@@ -96,7 +98,7 @@ def agreeing(
         unmatched += block.rows.size
         reasons.append(
             f"{named(block.group)}: {block.calls} {block.op} of {spelled_size(block.bytes)} on ranks "
-            f"{listed(block.ranks)} are not paired by order: their ends lie {apart / 1e6:.1f} ms apart, so they are "
+            f"{listed(block.ranks)} are not paired by order: their ends are {apart / 1e6:.1f} ms apart, so they are "
             "not the same calls"
         )
     even, uneven = (tuple(block for block in kept if block.even == kind) for kind in (True, False))
@@ -108,7 +110,7 @@ def _members(run: Run) -> Callable[[int, str | None, Collectives, Codes], tuple[
 
     def of(rank: int, group: str | None, calls: Collectives, rows: Codes) -> tuple[int, ...] | None:
         if group in known:
-            # Groups of one name may stand beside each other, each on ranks of its own; the run holds only one of them.
+            # Several groups may have the same name, each on different ranks; the run holds only one of them.
             return known[group] if rank in known[group] else None
         sizes = set(calls.group_size[rows].tolist())
         return tuple(range(run.world_size)) if run.world_size and sizes == {run.world_size} else None
@@ -126,5 +128,5 @@ def _symmetric_by_group(timeline: RankTimeline) -> Iterable[tuple[str | None, Co
     rows = rows[order_of(calls.start_ns[rows], calls.end_ns[rows])]  # tables are in the order of their source
     groups, rows = calls.group[rows], rows.astype(np.int32)
     _, first = distinct([groups])
-    for code in groups[first].tolist():  # not by code: a run directory has other codes, and clocks follow this order
+    for code in groups[first].tolist():  # not by code: a run directory has other codes, and clocks depend on the order
         yield (timeline.names[code] if code >= 0 else None), rows[groups == code]

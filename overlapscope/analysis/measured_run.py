@@ -1,39 +1,40 @@
-"""A run as one side of a comparison holds it: every figure that is compared, and none of the run's own tables."""
+"""A run as a side of a comparison needs it: every figure that is compared, without the run's own tables."""
 
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from overlapscope.analysis.across_ranks import across
-from overlapscope.analysis.analyze import Straggler, analyze
+from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.exposed import ExposedShares
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.job_identity import identity
 from overlapscope.analysis.kernel_changes import KernelSums, kernel_sums
+from overlapscope.analysis.result import Straggler
 from overlapscope.analysis.step_table import StepTable, step_table, whole_table
 from overlapscope.analysis.steps import step_windows
 from overlapscope.timeline.run import Run
 
 
 class Replicate(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, measured. A side of a comparison is one of these or several, of the same code."""
+    """The figures of one run. A side of a comparison is one of these, or several runs of the same code."""
 
     name: str
     world_size: int | None
     missing_ranks: tuple[int, ...]
     unread_ranks: tuple[int, ...] = ()
     identity: Mapping[str, str]
-    """What the run was: job, software, settings, recording. Compared key by key."""
+    """Identity of the run (job, software, settings, recording), compared key by key."""
     steps: StepTable
-    """Complete steps; no columns where none was marked, or none recorded whole."""
+    """Complete steps; no columns where no step was marked, or none recorded completely."""
     whole: StepTable
-    """Whole recordings, one column."""
+    """Whole recordings, in one column."""
     kernels: Mapping[int, KernelSums]
     collectives: Sequence[CollectiveRow]
     stragglers: Sequence[Straggler] = ()
     damaged: Sequence[Finding] = ()
-    """What its files lack."""
+    """Findings about damaged files of the run."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -42,12 +43,12 @@ class Replicate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replicate(run: Run, name: str = "run") -> Replicate:
-    """Measure a run; `name` is how the comparison calls it."""
-    together = across(run)
-    analysis = analyze(run, together)
+    """Compute the compared figures of a run; `name` is its name in the comparison."""
+    cross_rank = across(run)
+    analysis = analyze(run, cross_rank)
     timed = [info for info in analysis.ranks if info.whole.window_ns]
     windows = {info.rank: step_windows(run.ranks[info.rank]) for info in timed}
-    transfers = together.transfers(run)
+    transfers = cross_rank.transfers(run)
     exposed = {info.rank: ExposedShares(run.ranks[info.rank], transfers[info.rank]) for info in timed}
     return Replicate(
         name=name,
@@ -55,8 +56,8 @@ def replicate(run: Run, name: str = "run") -> Replicate:
         missing_ranks=run.missing_ranks,
         unread_ranks=run.unread_ranks,
         identity=identity(run),
-        steps=step_table(run, timed, windows, together, exposed),
-        whole=whole_table(run, timed, together, exposed),
+        steps=step_table(run, timed, windows, cross_rank, exposed),
+        whole=whole_table(run, timed, cross_rank, exposed),
         kernels={info.rank: kernel_sums(run.ranks[info.rank], windows[info.rank]) for info in timed},
         collectives=analysis.collectives,
         stragglers=analysis.skew.stragglers,

@@ -1,4 +1,4 @@
-"""The figures that runs are compared by: the value of a run is the median over its steps of a figure over its ranks."""
+"""The metrics by which runs are compared: a run's value is the median over its steps of a figure over its ranks."""
 
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -18,17 +18,17 @@ Reals = npt.NDArray[np.float64]
 
 
 class Estimate(msgspec.Struct, kw_only=True, frozen=True):
-    """One metric on one side."""
+    """The values of one metric on one side."""
 
     value: int | float | None
     """Median of the runs' values; null where no run has one. Nanoseconds are integers."""
     low: int | float | None
-    """The least of the runs' values, with two runs or more."""
+    """The smallest of the runs' values, with two runs or more."""
     high: int | float | None
     by_run: list[int | float | None]
-    """One value a run: the median over its complete steps."""
+    """One value for each run: the median over its complete steps."""
     steps: int
-    """Complete steps behind all of these."""
+    """Complete steps of all runs that the values are computed from."""
 
 
 class Metric(msgspec.Struct, kw_only=True, frozen=True):
@@ -37,9 +37,9 @@ class Metric(msgspec.Struct, kw_only=True, frozen=True):
     name: str
     unit: Unit
     over_ranks: Fold
-    """How the ranks of a step make one figure; the ratios are those of sums over the ranks."""
+    """How the ranks of a step are combined into one figure; ratios are ratios of sums over the ranks."""
     better: Better
-    """Null where more is neither better nor worse."""
+    """Null where a higher value is neither better nor worse."""
     base: Estimate
     candidate: Estimate
     difference: int | float | None
@@ -48,7 +48,7 @@ class Metric(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """How a metric is calculated: `series` gives one figure a step, NaN where it is not known."""
+    """How a metric is computed: `series` returns one figure for each step, NaN where it is not known."""
 
     name: str
     unit: Unit
@@ -58,7 +58,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _known(table: StepTable, name: str) -> Reals:
-    """Return a figure as reals: NaN where it is missing, or the step was not recorded whole."""
+    """Return a figure as floats, NaN where it is missing or the step was not recorded completely."""
     values = table.figures[name]
     return np.where(table.recorded & (values != NONE), values, np.nan)
 
@@ -72,7 +72,7 @@ def _max(name: str, *, of_comm: bool = False) -> Callable[[StepTable], Reals]:
 
 
 def _over_ranks(table: StepTable, name: str, fold: Callable[[Reals], float], *, of_comm: bool) -> Reals:
-    """Fold the ranks that recorded a step; NaN where one of them does not know the figure."""
+    """Combine the ranks that recorded a step; NaN where one of them does not know the figure."""
     values = _known(table, name)
     if of_comm and not communicates(table):
         return np.full(len(table.steps), np.nan)
@@ -81,13 +81,13 @@ def _over_ranks(table: StepTable, name: str, fold: Callable[[Reals], float], *, 
 
 
 def communicates(table: StepTable) -> bool:
-    """Return whether any communication was recorded: without, exposed time is not 0 but not known."""
+    """Return whether any communication was recorded: without any, exposed time is unknown, not 0."""
     values = table.figures["comm_ns"]
     return bool((values[table.recorded & (values != NONE)] > 0).any())
 
 
 def _ratio(above: str, *below: str, least: bool = False) -> Callable[[StepTable], Reals]:
-    """Return the ratio of sums over the ranks; with `least`, of the least of the sums below to all of them."""
+    """Return the ratio of sums over the ranks; with `least`, the smallest of the sums `below` over their total."""
 
     def series(table: StepTable) -> Reals:
         sums = [np.where(table.recorded, _known(table, name), 0.0).sum(axis=0) for name in (above, *below)]
@@ -143,9 +143,9 @@ METRICS: Final = (
 
 
 def metrics(base: Sequence[StepTable], candidate: Sequence[StepTable], *, of_steps: bool) -> list[Metric]:
-    """Return every metric of two sides, each a table of comparable steps a run.
+    """Return every metric of two sides; each side holds one table of comparable steps for each run.
 
-    Without `of_steps` the tables hold whole recordings: their length is no step time.
+    Without `of_steps` the tables hold whole recordings, whose length is no step time.
     """
     unknown = Definition(name=STEP_TIME, unit="ns", over_ranks="max", better="lower", series=lambda _: np.empty(0))
     chosen = [unknown if each.name == STEP_TIME and not of_steps else each for each in METRICS]

@@ -1,4 +1,4 @@
-"""What an NCCL log shows that a user should act on: slow paths, mixed versions, calls that differ, warnings."""
+"""Findings from NCCL logs: slow paths, mixed versions, different calls, warnings and timeouts."""
 
 import re
 from collections import defaultdict
@@ -15,13 +15,13 @@ from overlapscope.timeline.run import Run
 FORMAT: Final = "nccl-log"
 MAX_LISTED: Final = 10
 _REMOTE_DMA: Final = re.compile(r"NET/.*(?:(?<![a-z])IB|RoCE|UCX|RDMA)", re.I)
-"""`Libfabric` has these letters, too."""
+"""The lookbehind excludes `Libfabric`, which also contains "ib"."""
 _OTHER_FABRIC: Final = re.compile(r"NET/.*(?:Libfabric|OFI|EFA|PSM)", re.I)
 _LISTED_CARDS: Final = "NET/IB : Using ["
 
 
 def nccl_findings(run: Run) -> list[Finding]:
-    """Return the findings of a run's NCCL logs; none without such a log."""
+    """Return the findings from a run's NCCL logs; empty without such a log."""
     sources = {source.path for source in run.sources if source.format == FORMAT}
     if not sources:
         return []
@@ -36,7 +36,7 @@ def nccl_findings(run: Run) -> list[Finding]:
 
 
 def without_gpu_direct(facts: Facts) -> list[Finding]:
-    """Find network connections through host memory on cards that could read the device's memory."""
+    """Find network connections that go through host memory although the network cards support GPUDirect RDMA."""
     table = facts.connections
     transports = [facts.name(code) or "" for code in table.transport.tolist()]
     network = np.array([each.startswith("NET/") for each in transports], np.bool_)
@@ -67,7 +67,7 @@ def without_gpu_direct(facts: Facts) -> list[Finding]:
 
 
 def shared_memory(facts: Facts) -> list[Finding]:
-    """Find devices of one host that communicate through its memory rather than directly."""
+    """Find devices of one host that communicate through shared host memory instead of peer-to-peer."""
     table = facts.connections
     transports = [facts.name(code) or "" for code in table.transport.tolist()]
     through = [row for row, each in enumerate(transports) if each.startswith("SHM") or "shared memory" in each]
@@ -79,8 +79,8 @@ def shared_memory(facts: Facts) -> list[Finding]:
         Finding(
             id="nccl_shared_memory",
             severity="warning" if direct else "info",
-            title=f"{len(pairs)} pairs of devices of one host communicate through its memory, not directly"
-            + (f", beside {direct} direct connections: is a link between them down?" if direct else ""),
+            title=f"{len(pairs)} pairs of devices of one host communicate through host memory instead of directly (P2P)"
+            + (f"; {direct} other connections are direct: is a link between them down?" if direct else ""),
             evidence={
                 "connections": len(through),
                 "direct_connections": direct,
@@ -93,13 +93,13 @@ def shared_memory(facts: Facts) -> list[Finding]:
 
 
 def socket_beside_infiniband(facts: Facts) -> list[Finding]:
-    """Find hosts that chose sockets although InfiniBand or RoCE cards are listed there."""
+    """Find hosts that use sockets although InfiniBand or RoCE cards are listed there."""
     messages_, members = facts.messages, facts.members
     cards: dict[str, str] = {}
     for host, kind, text in zip(messages_.host.tolist(), messages_.kind.tolist(), messages_.text.tolist(), strict=True):
-        told = facts.name(text) or ""
-        if kind == INFO and told.startswith(_LISTED_CARDS):
-            cards.setdefault(facts.name(host) or "?", told)
+        line = facts.name(text) or ""
+        if kind == INFO and line.startswith(_LISTED_CARDS):
+            cards.setdefault(facts.name(host) or "?", line)
     chosen = {
         facts.name(host) or "?"
         for host, network in zip(members.host.tolist(), members.network.tolist(), strict=True)
@@ -121,7 +121,7 @@ def socket_beside_infiniband(facts: Facts) -> list[Finding]:
 
 
 def mixed_versions(facts: Facts) -> list[Finding]:
-    """Find processes of one job with different versions of the library."""
+    """Find processes of one job that use different versions of the library."""
     hosts: dict[str, set[str]] = defaultdict(set)
     for library, host in zip(facts.members.library.tolist(), facts.members.host.tolist(), strict=True):
         if library >= 0:
@@ -132,7 +132,7 @@ def mixed_versions(facts: Facts) -> list[Finding]:
         Finding(
             id="nccl_mixed_versions",
             severity="warning",
-            title=f"the processes use different libraries: {', '.join(sorted(hosts))}",
+            title=f"the processes use different library versions: {', '.join(sorted(hosts))}",
             evidence={version: sorted(where)[:MAX_LISTED] for version, where in sorted(hosts.items())},
             known_from="log",
         )
@@ -140,7 +140,7 @@ def mixed_versions(facts: Facts) -> list[Finding]:
 
 
 def messages(facts: Facts, sources: set[str]) -> list[Finding]:
-    """Report the warnings and timeouts that the logs hold, by what they say."""
+    """Return findings for the warnings and timeouts in the logs, grouped by text."""
     table = facts.messages
     said: dict[tuple[int, str], list[int]] = defaultdict(list)
     for row in range(size(table)):

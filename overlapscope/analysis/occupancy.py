@@ -1,7 +1,7 @@
-"""Every moment of a rank in exactly one state, ready to be summed over any windows: what a timeline shows at any zoom.
+"""The state of a rank at every moment, ready to be summed over any windows; a timeline shows it at any zoom.
 
-The states are the parts of `Breakdown`: over a window their times are its figures, to the nanosecond. What lies outside
-of the recordings is a state of its own, as nothing is known of it.
+The states are the parts of `Breakdown`: summed over a window they equal its figures to the nanosecond. Time outside of
+the recordings is a state of its own (unrecorded), since nothing is known about it.
 """
 
 from collections.abc import Sequence
@@ -29,32 +29,32 @@ _STATE_OF: Final = np.array(
     ],
     np.uint8,
 )  # fmt: skip
-"""State by what is going on, as a sum of the bits above."""
+"""State by the sum of the active bits above."""
 States = npt.NDArray[np.uint8]
 
 
 class Occupancy:
-    """From `at_ns[i]` on, up to the next, the rank is in `state[i]`; before the first it is unrecorded.
+    """From `at_ns[i]` to the next, the rank is in `state[i]`; before the first it is unrecorded.
 
-    Nothing is added up ahead: of a thousand ranks these are twenty million states, mostly mapped from a file.
+    Sums are not precomputed: a thousand ranks have twenty million states, mostly mapped from a file.
     """
 
     __slots__ = ("at_ns", "state")
 
     def __init__(self, at_ns: Ints, state: States) -> None:
         self.at_ns, self.state = at_ns, state
-        """When each state begins, ascending; and the state that begins then."""
+        """Begin of each state (ascending), and the state that begins there."""
 
     @classmethod
     def of_parts(cls, parts: Sequence[tuple[Intervals, int]]) -> Self:
-        """Build from disjoint sets of time, each with its state; all other time is unrecorded."""
+        """Build from disjoint sets of intervals, each with its state; all other time is unrecorded."""
         at = np.concatenate([each for part, _ in parts for each in part])
         change = np.concatenate([_changes(part, state) for part, state in parts])
         return cls(*_merged(at, change, np.arange(len(STATES), dtype=np.uint8)))
 
     @classmethod
     def of(cls, coverage: Coverage, recorded: Sequence[tuple[int, int]]) -> Self:
-        """Build from what covers a rank's time and from when it was recorded, `whole_windows`."""
+        """Build from a rank's coverage and its recorded windows (see `whole_windows`)."""
         windows = np.array(recorded, np.int64).reshape(-1, 2)
         parts = (
             (coverage.comm, _COMM),
@@ -68,13 +68,13 @@ class Occupancy:
 
     @property
     def extent(self) -> tuple[int, int] | None:
-        """When recording began and ended; None where nothing was recorded."""
+        """Begin and end of the recording; None where nothing was recorded."""
         return (int(self.at_ns[0]), int(self.at_ns[-1])) if self.at_ns.size else None
 
     def spent(self, edges_ns: Ints) -> Ints:
-        """Return, for each window between two neighbours of `edges_ns` (ascending), the nanoseconds in each state.
+        """Return the nanoseconds in each state for each window between two neighbours of `edges_ns` (ascending).
 
-        One row a window, one column a state in the order of `STATES`; a row's sum is the window's length.
+        One row for each window, one column for each of `STATES`; the sum of a row is the window's length.
         """
         if not edges_ns.size:
             return np.empty((0, len(STATES)), np.int64)
@@ -85,20 +85,20 @@ class Occupancy:
         passed.ravel()[np.arange(1, begun.size) * len(STATES) + states[:-1]] = np.diff(begun)
         np.cumsum(passed, axis=0, out=passed)
         place = begun.searchsorted(edges_ns, side="right") - 1
-        until = passed.take(place, axis=0)  # several times as fast as indexing
+        until = passed.take(place, axis=0)  # several times faster than indexing
         until.ravel()[np.arange(place.size) * len(STATES) + states.take(place)] += edges_ns - begun.take(place)
         spent: Ints = until[1:] - until[:-1]
         return spent
 
     def before(self, place: int) -> int:
-        """Return the state just before the one at a place begins."""
+        """Return the state just before the state at a position begins."""
         return int(self.state[place - 1]) if place else UNRECORDED
 
 
 def spent_together(ranks: Sequence[Occupancy], start_ns: int, end_ns: int) -> Ints:
-    """Return the nanoseconds that ranks together spend in each state in one window, in the order of `STATES`.
+    """Return the nanoseconds that the ranks spend in each state in one window, summed, in the order of `STATES`.
 
-    Each change in the window moves what is left of it from one state to another.
+    Each change in the window moves the rest of the window from one state to another.
     """
     total = np.zeros(len(STATES), np.int64)
     changes: list[tuple[Ints, States, States]] = []
@@ -117,7 +117,7 @@ def spent_together(ranks: Sequence[Occupancy], start_ns: int, end_ns: int) -> In
 
 
 def _merged(at: Ints, change: npt.NDArray[np.int8], state_of: States) -> tuple[Ints, States]:
-    """Return when the state changes, and to which, from what is added and taken away at each moment."""
+    """Return (times, states) of all state changes, from the bits that are added and removed at each moment."""
     order = np.argsort(at, kind="stable")
     at, sums = at[order], np.cumsum(change[order])
     last = np.append(at[1:] != at[:-1], np.ones(min(at.size, 1), np.bool_))

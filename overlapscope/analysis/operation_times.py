@@ -1,4 +1,4 @@
-"""What each operation of each group costs a step: transferring, waiting, and what could not be told apart."""
+"""Time per step of each operation of each group: transfer, wait, and time that could not be separated."""
 
 from collections.abc import Mapping
 
@@ -13,37 +13,37 @@ from overlapscope.timeline.run import RankTimeline, Run
 
 
 class OpTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums of durations of one operation in one group: a step's mean, over the ranks that made such calls.
+    """Durations of one operation in one group: sums per step, mean over the ranks that made such calls.
 
-    Durations of calls that run at once count twice: this is no part of a step.
+    Concurrent calls count twice, so this is not a part of the step time.
     """
 
     op: str
     group: str | None
     group_size: int | None
     ranks: int
-    """Recorded ones that made such calls."""
+    """Recorded ranks that made such calls."""
     calls: float
-    """A step and rank."""
+    """Per step and rank."""
     transfer_ns: float
     wait_ns: float
     unsplit_ns: float
-    """Of calls that were not matched across ranks: transfer, and waiting too."""
+    """Transfer and wait of calls that were not matched across ranks."""
 
     @property
     def total_ns(self) -> float:
-        """All of it."""
+        """Sum of transfer, wait and unseparated time."""
         return self.transfer_ns + self.wait_ns + self.unsplit_ns
 
 
 _Key = tuple[str, str | None, int | None]
 _Figures = tuple[float, float, float, float]
-"""Calls, transfer, waiting, not told apart; of one rank, a step."""
+"""Calls, transfer, wait, unseparated time of one rank, per step."""
 
 
-def op_times(run: Run, together: Across) -> list[OpTime]:
-    """Return a row for each operation and group, the longest first; a recording without whole steps counts as one."""
-    transfers = together.transfers(run)
+def op_times(run: Run, cross_rank: Across) -> list[OpTime]:
+    """Return a row for each operation and group, the longest first; a recording without complete steps is one step."""
+    transfers = cross_rank.transfers(run)
     by_rank: dict[_Key, list[_Figures]] = {}
     for rank, timeline in run.ranks.items():
         for key, figures in _of_rank(timeline, transfers[rank].transfer_ns).items():

@@ -1,6 +1,6 @@
-"""Steps that stand out: one that communicates far more, or lasts far longer, than a rank's others.
+"""Find outlier steps: a step that communicates or takes far longer than the other steps of a rank.
 
-What makes a step stand out mostly does so on many ranks at once: they are told together.
+Most outliers concern many ranks at once: one step on several ranks is one finding.
 """
 
 from bisect import bisect_left
@@ -10,28 +10,28 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.analysis.findings import MILLISECOND_NS, Finding, in_ms
+from overlapscope.analysis.findings import MILLISECOND_NS, Finding, format_ms
 
 ODD_FACTOR: Final = 1.5
-"""A step stands out when a figure is at least this many times the median of its neighbours ..."""
+"""A step is an outlier when a figure is at least this many times the median of the other steps ..."""
 ODD_PAST_LARGEST: Final = 1.25
-"""... and past the largest of them by this: where several steps stand out, the figure simply varies ..."""
+"""... and at least this many times their maximum: where several steps are high, the figure simply varies ..."""
 ODD_AT_LEAST_NS: Final = MILLISECOND_NS
-"""... and the difference is worth a look."""
-FIGURES: Final = (("comm_ns", "communicates for", 2), ("window_ns", "lasts", 1))
-"""What is looked at: its name, how it is said, its place in what is told of a step."""
+"""... and the difference to the median is at least this."""
+FIGURES: Final = (("comm_ns", "communicates for", 2), ("window_ns", "takes", 1))
+"""The checked figures: name, verb for the title, position in a step's tuple."""
 MAX_STEPS: Final = 4
-"""Steps of a figure that are told one by one, those of most ranks; the others are one finding."""
+"""Steps of a figure with a finding of their own, those on the most ranks; the others share one finding."""
 MAX_RANKS: Final = 64
-"""Ranks that evidence lists."""
+"""Ranks listed as evidence."""
 MAX_NAMED: Final = 8
-"""Ranks that a sentence names."""
+"""Ranks named in a title."""
 Steps = Sequence[tuple[int, int | None, int | None]]
 """(number, window_ns, comm_ns) of complete steps."""
 
 
-class Odd(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of one rank that stands out by one figure; `usual_ns` is the median of its other steps."""
+class OutlierStep(msgspec.Struct, frozen=True, kw_only=True):
+    """An outlier step of one rank in one figure; `usual_ns` is the median of its other steps."""
 
     rank: int
     step: int
@@ -39,27 +39,29 @@ class Odd(msgspec.Struct, frozen=True, kw_only=True):
     usual_ns: float
 
 
-def odd_steps(ranks: Mapping[int, Steps], known_from: Mapping[int, str]) -> list[Finding]:
-    """Find the steps that stand out among the complete ones of a rank, of which at least three are needed.
+def outlier_steps(ranks: Mapping[int, Steps], known_from: Mapping[int, str]) -> list[Finding]:
+    """Find the outliers among the complete steps of each rank, of which at least three are needed.
 
-    A step that stands out on several ranks is one finding. `known_from` says what a rank's times rest on.
+    A step that is an outlier on several ranks is one finding. `known_from` holds the basis of each rank's times.
     """
     findings = []
-    for name, said, place in FIGURES:
-        by_step: dict[int, list[Odd]] = defaultdict(list)
+    for name, verb, place in FIGURES:
+        by_step: dict[int, list[OutlierStep]] = defaultdict(list)
         for rank, steps in ranks.items():
             for each in _of_rank(rank, [(step[0], step[place]) for step in steps]):
                 by_step[each.step].append(each)
         order = sorted(by_step.values(), key=lambda found: (-len(found), -_most(found).value_ns))
-        told = order if len(order) == MAX_STEPS + 1 else order[:MAX_STEPS]
-        rest = [each for found in order[len(told) :] for each in found]
-        findings += [_finding(name, said, found, known_from) for found in sorted(told, key=lambda each: each[0].rank)]
+        listed_alone = order if len(order) == MAX_STEPS + 1 else order[:MAX_STEPS]
+        rest = [each for found in order[len(listed_alone) :] for each in found]
+        findings += [
+            _finding(name, verb, found, known_from) for found in sorted(listed_alone, key=lambda each: each[0].rank)
+        ]
         if rest:
-            findings.append(_others(name, said, rest, known_from))
+            findings.append(_others(name, verb, rest, known_from))
     return findings
 
 
-def _of_rank(rank: int, steps: Sequence[tuple[int, int | None]]) -> list[Odd]:
+def _of_rank(rank: int, steps: Sequence[tuple[int, int | None]]) -> list[OutlierStep]:
     known = [(step, value) for step, value in steps if value is not None]
     ordered = sorted(value for _, value in known)
     if len(ordered) < 3:
@@ -69,7 +71,7 @@ def _of_rank(rank: int, steps: Sequence[tuple[int, int | None]]) -> list[Odd]:
         usual, largest = _median_and_largest_without(ordered, bisect_left(ordered, value))
         stands_out = value >= ODD_FACTOR * usual and value >= ODD_PAST_LARGEST * largest
         if stands_out and value - usual >= ODD_AT_LEAST_NS:
-            found.append(Odd(rank=rank, step=step, value_ns=value, usual_ns=usual))
+            found.append(OutlierStep(rank=rank, step=step, value_ns=value, usual_ns=usual))
     return found
 
 
@@ -84,14 +86,14 @@ def _median_and_largest_without(ordered: Sequence[int], left_out: int) -> tuple[
     return middle, at(rest - 1)
 
 
-def _finding(name: str, said: str, found: Sequence[Odd], known_from: Mapping[int, str]) -> Finding:
+def _finding(name: str, verb: str, found: Sequence[OutlierStep], known_from: Mapping[int, str]) -> Finding:
     most = _most(found)
     evidence = {"rank": most.rank, "step": most.step, name: most.value_ns, "median_of_others_ns": most.usual_ns}
     if len(found) == 1:
         return Finding(
             id=f"odd_step:{name}:rank{most.rank}:step{most.step}",
             severity="warning",
-            title=f"step {most.step} of rank {most.rank} {said} {_against(most)}",
+            title=f"step {most.step} of rank {most.rank} {verb} {_compared_with_median(most)}",
             evidence=evidence,
             known_from=known_from[most.rank],
         )
@@ -99,21 +101,21 @@ def _finding(name: str, said: str, found: Sequence[Odd], known_from: Mapping[int
     return Finding(
         id=f"odd_step:{name}:step{most.step}",
         severity="warning",
-        title=f"step {most.step} stands out on {len(ranks)} ranks ({_named(ranks)}): on rank {most.rank}, most, it "
-        f"{said} {_against(most)}",
+        title=f"step {most.step} is an outlier on {len(ranks)} ranks ({_named(ranks)}): on rank {most.rank}, the "
+        f"worst, it {verb} {_compared_with_median(most)}",
         evidence=evidence | {"ranks": ranks[:MAX_RANKS], "ranks_in_all": len(ranks)},
         known_from=_basis(found, known_from),
     )
 
 
-def _others(name: str, said: str, found: Sequence[Odd], known_from: Mapping[int, str]) -> Finding:
+def _others(name: str, verb: str, found: Sequence[OutlierStep], known_from: Mapping[int, str]) -> Finding:
     most = _most(found)
     steps = len({each.step for each in found})
     return Finding(
         id=f"odd_step:{name}:others",
         severity="warning",
-        title=f"{steps} more steps stand out, each on few ranks: step {most.step} of rank {most.rank}, most, {said} "
-        f"{_against(most)}",
+        title=f"{steps} more steps are outliers, each on few ranks: the worst, step {most.step} of rank {most.rank}, "
+        f"{verb} {_compared_with_median(most)}",
         evidence={
             "rank": most.rank, "step": most.step, name: most.value_ns, "median_of_others_ns": most.usual_ns,
             "steps": [{"rank": each.rank, "step": each.step, name: each.value_ns} for each in found[:MAX_RANKS]],
@@ -123,13 +125,13 @@ def _others(name: str, said: str, found: Sequence[Odd], known_from: Mapping[int,
     )  # fmt: skip
 
 
-def _most(found: Sequence[Odd]) -> Odd:
+def _most(found: Sequence[OutlierStep]) -> OutlierStep:
     return max(found, key=lambda each: each.value_ns - each.usual_ns)
 
 
-def _against(odd: Odd) -> str:
-    times = f", {odd.value_ns / odd.usual_ns:.1f} times" if odd.usual_ns else ", against"
-    return f"{in_ms(odd.value_ns)}{times} the other steps' {in_ms(odd.usual_ns)}"
+def _compared_with_median(odd: OutlierStep) -> str:
+    times = f", {odd.value_ns / odd.usual_ns:.1f} times" if odd.usual_ns else ", compared with"
+    return f"{format_ms(odd.value_ns)}{times} the median of the other steps ({format_ms(odd.usual_ns)})"
 
 
 def _named(ranks: Sequence[int]) -> str:
@@ -137,5 +139,5 @@ def _named(ranks: Sequence[int]) -> str:
     return words if len(ranks) <= MAX_NAMED else f"{words} and {len(ranks) - MAX_NAMED} more"
 
 
-def _basis(found: Sequence[Odd], known_from: Mapping[int, str]) -> str:
+def _basis(found: Sequence[OutlierStep], known_from: Mapping[int, str]) -> str:
     return ", ".join(sorted({known_from[each.rank] for each in found}))

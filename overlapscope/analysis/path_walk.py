@@ -1,4 +1,7 @@
-"""The walk back along what a step waited for: from its end, over spans, launches and ranks, to its beginning."""
+"""Follow a critical path: backwards from the end of a step to its begin, over spans, launches and ranks.
+
+The result is a `Path`: its segments, each with its part, its rank and its span.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -9,22 +12,22 @@ import numpy as np
 from overlapscope.analysis.arrivals import Arrivals
 from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.host_waits import LONG_AGO
-from overlapscope.analysis.span_dependencies import BY_LAUNCH, BY_NOTHING, Awaited, awaited
-from overlapscope.analysis.span_windows import AroundWindows, Window
+from overlapscope.analysis.span_dependencies import BY_LAUNCH, BY_NOTHING, SpanDependencies, span_dependencies
+from overlapscope.analysis.span_windows import SpanWindows, Window
 from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Ints, Small
 from overlapscope.timeline.rows import order_of, unique
 from overlapscope.timeline.run import Run
 
 PARTS: Final = ("compute", "transfer", "communication", "copy", "launch", "host", "host_or_wait", "idle")
-"""`transfer`: communication from the arrival of its last member on; `communication`: not told from waiting.
-`host_or_wait`: the host launched nothing, and whether it waited for its device was not recorded."""
+"""`transfer`: communication after the arrival of its last member; `communication`: transfer and wait, not separated.
+`host_or_wait`: the host launched nothing, and it was not recorded whether it waited for its device."""
 COMPUTING, TRANSFER, COMMUNICATION, COPYING, LAUNCH, HOST, HOST_OR_WAIT, IDLE = range(len(PARTS))
-"""Their places in `PARTS`."""
+"""Their positions in `PARTS`."""
 _RUNNING: Final = np.array([COMPUTING, COMMUNICATION, COPYING], np.int8)
-"""What a span of each kind is on a path."""
+"""The part of a span of each kind."""
 _STRETCH: Final = np.array([HOST, HOST_OR_WAIT], np.int8)
 MARGIN_NS: Final = 10_000_000
-"""Aligned clocks agree better than this."""
+"""Aligned clocks differ by less than this."""
 MOST_SEGMENTS: Final = 100_000
 
 
@@ -33,7 +36,7 @@ class NoPathError(Exception):
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Where a walk stands: in a span that ran until now (`inside`), or just before it began."""
+    """Position of a walk: in a span that ran until now (`inside`), or just before that span began."""
 
     rank: int
     position: int
@@ -41,56 +44,56 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 def _beside(clocks: Clocks, rank: int, of: int, window: Window) -> Window:
-    """Return what surrounds a window of one rank, on the clock of another."""
-    begin, end = (told(clocks, rank, of, each) for each in window)
+    """Return the window of rank `of` on the clock of `rank`, widened by MARGIN_NS on both sides."""
+    begin, end = (on_clock_of(clocks, rank, of, each) for each in window)
     return begin - MARGIN_NS, end + MARGIN_NS
 
 
 class Segments(msgspec.Struct, frozen=True, kw_only=True):
-    """The pieces of a path, in order of time: each begins where the one before it ends."""
+    """The segments of a path, in order of time: each begins where the one before it ends."""
 
     part: Small
-    """Place in `PARTS`."""
+    """Position in `PARTS`."""
     rank: Ints
     row: Ints
-    """The span in the rank's `Spans` that ran, or that the host was about to launch; NONE where it is none."""
+    """Row in the rank's `Spans` of the span that ran, or that the host was about to launch; NONE for none."""
     name: Codes
-    """Its name, as a code of the rank's names; -1 for none."""
+    """Name of the segment, as a code of the rank's names; -1 for none."""
     start_ns: Ints
     end_ns: Ints
     """On the clock of the path's rank."""
 
 
 class Path(msgspec.Struct, frozen=True, kw_only=True):
-    """What decided how long a step took."""
+    """The critical path of one step."""
 
     step: int | None
     rank: int
-    """The rank on which the step ended last: the window and the clock are its own."""
+    """The rank on which the step ended last; window and clock are this rank's."""
     start_ns: int
     end_ns: int
     segments: Segments
 
 
 class Walker:
-    """Follows the paths of a run."""
+    """Follows the critical paths of a run; keeps what several paths need."""
 
     def __init__(
         self, run: Run, arrivals: Mapping[int, Arrivals], clocks: Clocks, windows: Sequence[tuple[int, Window]]
     ) -> None:
-        """Prepare for paths of some windows, each on the clock of its rank."""
+        """Prepare for paths of these (rank, window), each window on the clock of its rank."""
         self.run, self._arrivals, self._clocks = run, arrivals, clocks
-        self._around = AroundWindows(run.ranks, lambda rank: [_beside(clocks, rank, *each) for each in windows])
+        self._around = SpanWindows(run.ranks, lambda rank: [_beside(clocks, rank, *each) for each in windows])
         self._by_call: dict[int, tuple[Ints, Ints]] = {}
         self._last: dict[int, tuple[Ints, Ints]] = {}
 
     def path(self, rank: int, step: int | None, window: Window, most: int = MOST_SEGMENTS) -> Path:
-        """Follow the path of one of the windows. Raises NoPathError, also for more than `most` segments."""
-        self._by_call, self._last = {}, {}  # of the ranks that one path leads through
+        """Return the path of one of the windows. Raises NoPathError, also for more than `most` segments."""
+        self._by_call, self._last = {}, {}  # caches of the ranks on one path
         return _Walk(self, rank, step, window, most).path()
 
     def last_member(self, rank: int, row: int) -> tuple[int, int]:
-        """Return (rank, row in its `Collectives`) of the last to arrive at a call of those that `is_matched`."""
+        """Return (rank, row in its `Collectives`) of the last member to arrive at a call with `is_matched`."""
         number, lasts = self._arrived(rank)
         last = int(lasts[row])
         if last not in self._by_call:
@@ -100,16 +103,18 @@ class Walker:
         calls, order = self._by_call[last]
         return last, int(order[np.searchsorted(calls, number[row])])
 
-    def awaited(self, rank: int, of: int, window: Window) -> Awaited:
-        """Return what a rank's spans waited for around a window of another."""
+    def awaited(self, rank: int, of: int, window: Window) -> SpanDependencies:
+        """Return the dependencies of a rank's spans around a window of rank `of`."""
         beside = _beside(self._clocks, rank, of, window)
         known = self._arrived(rank)[0] != NONE
-        return awaited(self._around.of(rank, beside), beside, known, has_device=self.run.ranks[rank].has_device)
+        return span_dependencies(
+            self._around.of(rank, beside), beside, known, has_device=self.run.ranks[rank].has_device
+        )
 
     def names(self, rank: int, of: int, window: Window, part: Small, row: Ints) -> Codes:
-        """Return the names of a rank's segments around a window of another, each with a row, as codes of its names.
+        """Return the names of a rank's segments (each with a row) around a window of rank `of`, as codes of its names.
 
-        It is the collective's operation, what the host was about to launch, or the span's.
+        A name is the collective's operation, the host operation that was about to be launched, or the span's name.
         """
         around, names = self._around.of(rank, _beside(self._clocks, rank, of, window)), self.run.ranks[rank].names
         spans, at = around.spans, around.positions(row)
@@ -121,18 +126,18 @@ class Walker:
         return np.where(communicates, op, np.where(host_op >= 0, host_op, spans.name[at]))
 
     def _arrived(self, rank: int) -> tuple[Ints, Ints]:
-        """Return the number of each of a rank's calls, and who came last to it."""
+        """Return for each of a rank's calls its number and the rank that arrived last."""
         if rank not in self._last:
             arrivals = self._arrivals[rank]
             self._last[rank] = arrivals.call, arrivals.last
         return self._last[rank]
 
-    def told(self, rank: int, other: int, time_ns: int) -> int:
+    def on_clock_of(self, rank: int, other: int, time_ns: int) -> int:
         """Return a time of `other` on the clock of `rank`."""
-        return told(self._clocks, rank, other, time_ns)
+        return on_clock_of(self._clocks, rank, other, time_ns)
 
-    def each_told(self, rank: int, other: int, times_ns: Ints) -> Ints:
-        """Return many times of `other` likewise."""
+    def all_on_clock_of(self, rank: int, other: int, times_ns: Ints) -> Ints:
+        """Return many times of `other` on the clock of `rank`."""
         if rank == other:
             return times_ns
         apart, drift = _apart(self._clocks, rank, other)
@@ -140,7 +145,7 @@ class Walker:
         return times_ns + moved
 
 
-def told(clocks: Clocks, rank: int, other: int, time_ns: int) -> int:
+def on_clock_of(clocks: Clocks, rank: int, other: int, time_ns: int) -> int:
     """Return a time of `other` on the clock of `rank`."""
     if rank == other:
         return time_ns
@@ -154,7 +159,7 @@ def _apart(clocks: Clocks, rank: int, other: int) -> tuple[float, float]:
 
 
 class _Walk:
-    """One walk; `_now` is how far back it has come, on the clock of the window's rank."""
+    """One walk; `_now` is the time that it has reached going back, on the clock of the window's rank."""
 
     def __init__(self, walker: Walker, rank: int, step: int | None, window: Window, most: int) -> None:
         self._walker, self._rank, self._step = walker, rank, step
@@ -164,7 +169,7 @@ class _Walk:
         self._on: list[int] = []
         self._row: list[int] = []
         self._begins: list[int] = []
-        self._ranks: dict[int, Awaited] = {}
+        self._ranks: dict[int, SpanDependencies] = {}
         self._been: set[tuple[int, int]] = set()
 
     def path(self) -> Path:
@@ -197,7 +202,7 @@ class _Walk:
         return found
 
     def _last(self) -> _Place | None:
-        """Give what ended the window: the span that ended with it, or what the span that begins after it waited for."""
+        """Return what ended the window: the span that ended with it, or the one that begins there."""
         if not self._walker.run.ranks[self._rank].has_device:
             return self._host(self._rank, self._end)
         found = self._of(self._rank)
@@ -212,9 +217,9 @@ class _Walk:
         return _Place(self._rank, last, inside=True)
 
     def _through(self, place: _Place) -> _Place | None:
-        """Go back to where a span began, or for a matched collective, to where its last member did.
+        """Go back to the begin of a span; for a matched collective, to the begin of its last member's.
 
-        What a span waited for on its own device is gone back through at once: there are long chains of those.
+        Chains of spans that waited for each other on one device are long, and are followed in one go.
         """
         rank = place.rank
         if (rank, place.position) in self._been:
@@ -230,13 +235,15 @@ class _Walk:
             begun = self._of(other).span_of(call)
             if begun is None:
                 return None
-            self._add(TRANSFER, rank, row, self._told(other, int(self._of(other).start_ns[begun])))
+            self._add(TRANSFER, rank, row, self._on_path_clock(other, int(self._of(other).start_ns[begun])))
             return _Place(other, begun, inside=False)
-        self._add(int(_RUNNING[found.kind[position]]), rank, row, self._told(rank, int(found.start_ns[position])))
+        self._add(
+            int(_RUNNING[found.kind[position]]), rank, row, self._on_path_clock(rank, int(found.start_ns[position]))
+        )
         return _Place(rank, position, inside=False)
 
     def _before(self, place: _Place) -> _Place | None:
-        """Go back to what a span waited for before it began."""
+        """Go back to what determined the begin of a span."""
         rank, position = place.rank, place.position
         found = self._of(rank)
         by = found.by[position]
@@ -244,43 +251,43 @@ class _Walk:
             return None
         if by == BY_LAUNCH:
             if self._walker.run.ranks[rank].has_device:
-                self._add(IDLE, rank, NONE, self._told(rank, int(found.arrived_ns[position])))
+                self._add(IDLE, rank, NONE, self._on_path_clock(rank, int(found.arrived_ns[position])))
             launch = int(found.launch_ns[position])
-            self._add(LAUNCH, rank, int(found.row[position]), self._told(rank, launch))
+            self._add(LAUNCH, rank, int(found.row[position]), self._on_path_clock(rank, launch))
             return self._host(rank, launch)
         on = int(found.on[position])
-        self._add(self._gap(rank), rank, NONE, self._told(rank, int(found.end_ns[on])))
+        self._add(self._gap(rank), rank, NONE, self._on_path_clock(rank, int(found.end_ns[on])))
         return _Place(rank, on, inside=True)
 
     def _host(self, rank: int, moment: int) -> _Place | None:
-        """Go back along the host from a moment on its own clock: to what it had waited for, or ran itself."""
+        """Go back along the host from a moment on its own clock, to the span that it had waited for or ran itself."""
         found = self._of(rank)
         if not self._walker.run.ranks[rank].has_device:
             position = found.on_host_before(moment)
             if position is None:
                 return None
-            self._add(HOST, rank, NONE, self._told(rank, int(found.end_ns[position])))
+            self._add(HOST, rank, NONE, self._on_path_clock(rank, int(found.end_ns[position])))
             return _Place(rank, position, inside=True)
         waited = found.waits.before(moment)
         until = LONG_AGO if waited is None else int(found.end_ns[waited])
         self._add_launches(rank, found, until, moment)
         if waited is None:
             return None
-        self._add(HOST, rank, NONE, self._told(rank, until))
+        self._add(HOST, rank, NONE, self._on_path_clock(rank, until))
         return _Place(rank, waited, inside=True)
 
-    def _add_chain(self, rank: int, found: Awaited, chain: Ints) -> None:
-        """Go back through spans of which each waited for the next, to the end of the last."""
+    def _add_chain(self, rank: int, found: SpanDependencies, chain: Ints) -> None:
+        """Go back through a chain of spans, each of which waited for the next, to the end of the last."""
         ran, waited_for = chain[:-1], chain[1:]
         parts = np.stack([_RUNNING[found.kind[ran]], np.full(ran.size, self._gap(rank), np.int8)], axis=1)
         rows = np.stack([found.row[ran], np.full(ran.size, NONE)], axis=1)
         begins = np.stack([found.start_ns[ran], found.end_ns[waited_for]], axis=1)
         self._add_each(rank, parts.ravel(), rows.ravel(), begins.ravel())
 
-    def _add_launches(self, rank: int, found: Awaited, until: int, moment: int) -> None:
-        """Go back from launch to launch, to the one that was the first after `until`, and to that moment.
+    def _add_launches(self, rank: int, found: SpanDependencies, until: int, moment: int) -> None:
+        """Go back from launch to launch to the first one after `until`, and then to `until`.
 
-        Between two, the host was about to launch the second, but for what it may have waited for.
+        The time between two launches belongs to the second one, except the time in which the host may have waited.
         """
         last = int(np.searchsorted(found.launched_ns, moment, side="right")) - 1
         first = min(int(np.searchsorted(found.launched_ns, until, side="right")), last)
@@ -293,26 +300,26 @@ class _Walk:
         rows = np.repeat(found.row[found.launched[at]], 2)
         self._add_each(rank, np.tile(_STRETCH, at.size), rows, begins.ravel())
 
-    def _of(self, rank: int) -> Awaited:
+    def _of(self, rank: int) -> SpanDependencies:
         if rank not in self._ranks:
             self._ranks[rank] = self._walker.awaited(rank, self._rank, self._window)
         return self._ranks[rank]
 
-    def _told(self, rank: int, time_ns: int) -> int:
-        return self._walker.told(self._rank, rank, time_ns)
+    def _on_path_clock(self, rank: int, time_ns: int) -> int:
+        return self._walker.on_clock_of(self._rank, rank, time_ns)
 
     def _gap(self, rank: int) -> int:
         return IDLE if self._walker.run.ranks[rank].has_device else HOST
 
     def _add(self, part: int, rank: int, row: int, begin: int) -> None:
-        """Go back to `begin`, or to the window's begin; never forward, as clocks are not exact."""
+        """Add a segment back to `begin`, at most to the window's begin; never forward, since clocks are not exact."""
         begin = max(begin, self._begin)
         if begin < self._now:
             self._grow(rank, [part], [row], [begin])
 
     def _add_each(self, rank: int, parts: Small, rows: Ints, begins: Ints) -> None:
-        """Go back likewise to each of several moments of a rank, on its own clock, one after the other."""
-        begins = np.maximum(self._walker.each_told(self._rank, rank, begins), self._begin)
+        """Add segments back to each of several moments of a rank, given on its own clock, one after the other."""
+        begins = np.maximum(self._walker.all_on_clock_of(self._rank, rank, begins), self._begin)
         reached = np.minimum.accumulate(np.append(self._now, begins))
         goes = begins < reached[:-1]
         self._grow(rank, parts[goes].tolist(), rows[goes].tolist(), begins[goes].tolist())

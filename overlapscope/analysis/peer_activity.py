@@ -1,7 +1,7 @@
-"""What every rank did while others waited for it: looked up rank by rank, for all that wait for it at once.
+"""Look up what each rank did while other ranks waited for it, for all waiting ranks at once.
 
-Each rank tells in which pieces of its own time it waited for whom. Sorted by whom, one rank's times are laid out at a
-time, and answer all of them; no more of a run need be laid out at once.
+Each rank has pieces of its own time in which it waited for another rank. Sorted by that other rank, all pieces are
+answered with the intervals of one rank in memory at a time.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,25 +15,27 @@ from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import Intervals, union
 
 ROUNDING_NS: Final = 2
-"""Clocks are moved by whole nanoseconds: what lies this near to a piece is looked at, and then cut exactly."""
+"""Times are converted between clocks in whole nanoseconds: intervals this near to a piece are checked, then cut."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """Pieces of one rank's time, disjoint, on its own clock, and the other rank of each."""
+class PeerQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Disjoint pieces of one rank's time, on its own clock, with the other rank that each is about."""
 
     pieces: Intervals
     others: Ints
 
 
-def of_peers(asked: Mapping[int, Asked], times: Callable[[int], Intervals], clocks: Clocks) -> dict[int, Intervals]:
-    """Return, for each rank that asks, what of the other rank's `times` falls into each piece, on its own clock."""
-    ranks = list(asked)
+def peer_activity(
+    queries: Mapping[int, PeerQuery], times: Callable[[int], Intervals], clocks: Clocks
+) -> dict[int, Intervals]:
+    """Return for each rank the parts of its pieces in which the other rank's `times` lie, on the rank's own clock."""
+    ranks = list(queries)
     none = np.empty(0, np.int64)
     if not ranks:
         return {}
-    start, end = (np.concatenate([each.pieces[side] for each in asked.values()]) for side in (0, 1))
-    other = np.concatenate([each.others for each in asked.values()])
-    asker = np.repeat(np.arange(len(ranks)), [each.others.size for each in asked.values()])
+    start, end = (np.concatenate([each.pieces[side] for each in queries.values()]) for side in (0, 1))
+    other = np.concatenate([each.others for each in queries.values()])
+    asker = np.repeat(np.arange(len(ranks)), [each.others.size for each in queries.values()])
     offset_ns = np.array([clocks.offset_ns.get(rank, 0.0) for rank in ranks])
     drift = np.array([clocks.drift.get(rank, 0.0) for rank in ranks])
     order = np.argsort(other, kind="stable")
@@ -56,26 +58,26 @@ def of_peers(asked: Mapping[int, Asked], times: Callable[[int], Intervals], cloc
 
 
 class _Moved(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rank's clock stands against those of the ranks that ask, piece by piece."""
+    """Clock of one rank relative to the clocks of the querying ranks, for each piece."""
 
     apart: Reals
     drift: Reals
     reference_ns: int
 
     def theirs(self, time_ns: Ints) -> Ints:
-        """Return moments that a clock of those who ask shows as the other clock shows them."""
+        """Convert times of the querying ranks' clocks to the other rank's clock."""
         ahead = (self.apart + self.drift * (time_ns - self.reference_ns)) / (1.0 + self.drift)
         return time_ns - np.rint(ahead).astype(np.int64)
 
     def own(self, time_ns: Ints, piece: Ints) -> Ints:
-        """Return moments of the other clock as it is shown to those who ask."""
+        """Convert times of the other rank's clock to the querying ranks' clocks."""
         ahead = self.apart[piece] + self.drift[piece] * (time_ns - self.reference_ns)
-        told: Ints = time_ns + np.rint(ahead).astype(np.int64)
-        return told
+        converted: Ints = time_ns + np.rint(ahead).astype(np.int64)
+        return converted
 
 
 def _inside(pieces: Intervals, times: Intervals, moved: _Moved) -> tuple[Ints, Ints, Ints]:
-    """Return what of `times` falls into pieces: the place of the piece, and start and end on its clock."""
+    """Return the parts of `times` inside pieces: (position of the piece, begin, end) on the piece's clock."""
     first = np.searchsorted(times.ends, moved.theirs(pieces.starts - ROUNDING_NS), side="right")
     until = np.searchsorted(times.starts, moved.theirs(pieces.ends + ROUNDING_NS), side="left")
     counts = np.maximum(until - first, 0)

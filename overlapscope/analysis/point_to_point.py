@@ -1,8 +1,8 @@
-"""Point-to-point calls: a send on one rank with the receive of the same message on another.
+"""Match point-to-point calls: a send on one rank with the receive of the same message on another.
 
-Between two ranks of a group messages arrive in the order they are sent, so the k-th send is the k-th receive. With whom
-a rank speaks is recorded, or there is only one other member. Waiting is not split off: a send may end before its
-message is taken.
+Between two ranks of a group, messages arrive in the order in which they are sent, so the k-th send is the k-th receive.
+The peer is recorded, or there is only one other member. Wait and transfer are not separated: a send may end before its
+message is received.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,36 +18,36 @@ from overlapscope.timeline.run import RankTimeline, Run
 
 SEND, RECV, BOTH = "send", "recv", "send_recv"
 EARLY_NS: Final = 50_000
-"""A receive that ends this long before its send begins is another message ..."""
+"""A receive that ends this long before its send begins belongs to another message ..."""
 MAX_EARLY: Final = 0.05
-"""... and where so many of them do, the recordings do not hold the same messages."""
+"""... and above this share of such receives, the recordings do not hold the same messages."""
 
 MAX_REASONS: Final = 20
 
 
-class Pairs(msgspec.Struct, frozen=True, kw_only=True):
-    """The matched messages of one group from one rank to another, in order."""
+class MessagePairs(msgspec.Struct, frozen=True, kw_only=True):
+    """The matched messages of one group from one rank to another, in order of time."""
 
     group: str | None
     sender: int
     receiver: int
     both_ways: bool
-    """Each call sends and receives at once: either rank is sender and receiver."""
+    """Whether each call sends and receives at once, so both ranks are sender and receiver."""
     send_rows: Ints
     """Row in the sender's `Collectives`."""
     recv_rows: Ints
 
 
 class PairMatching(msgspec.Struct, frozen=True, kw_only=True):
-    """What could be paired; `unmatched` counts the recorded calls that were not, one for each rank."""
+    """The paired messages; `unmatched` counts the recorded calls that could not be paired, on each rank."""
 
-    pairs: tuple[Pairs, ...] = ()
+    pairs: tuple[MessagePairs, ...] = ()
     unmatched: int = 0
     reasons: tuple[str, ...] = ()
 
     @property
     def matched(self) -> int:
-        """Messages matched, each counted once."""
+        """Number of matched messages, each counted once."""
         return sum(each.send_rows.size for each in self.pairs)
 
 
@@ -69,7 +69,7 @@ def match_pairs(run: Run, clocks: Clocks) -> PairMatching:
         for op, group, peer, rows in _spoken(rank, timeline, members):
             if peer == NONE:
                 unmatched += rows.size
-                reasons.append(f"{named(group)}: with whom its {op} calls speak was not recorded; they are not paired")
+                reasons.append(f"{named(group)}: the peer of its {op} calls was not recorded; they are not paired")
             elif peer not in run.ranks or peer == rank:
                 unmatched += rows.size
                 reasons.append(f"{named(group)}: sends and receives with ranks that were not recorded are not paired")
@@ -84,7 +84,7 @@ def match_pairs(run: Run, clocks: Clocks) -> PairMatching:
         why = _differ(run, way, sent, got, clocks)
         if why is None:
             pairs.append(
-                Pairs(
+                MessagePairs(
                     group=way.group, sender=way.sender, receiver=way.receiver, both_ways=way.both_ways,
                     send_rows=sent, recv_rows=got,
                 )
@@ -116,20 +116,20 @@ def _spoken(
     _, first, at = np.unique(
         (op * (len(names) + 1) + group + 1) * peers.size + of_peer, return_index=True, return_inverse=True
     )
-    for row in np.sort(first).tolist():  # not by code: a run directory has others
+    for row in np.sort(first).tolist():  # not by code: a run directory has other codes
         code, kind = int(group[row]), at[row]
         yield names[int(op[row])], (names[code] if code >= 0 else None), int(peer[row]), rows[at == kind]
 
 
 def _differ(run: Run, way: _Way, sent: Ints, got: Ints, clocks: Clocks) -> str | None:
-    """Say why the calls of two ranks cannot be the same messages; None where they may be."""
+    """Return why the calls of two ranks cannot be the same messages; None where they can."""
     if sent.size != got.size:
         return f"{sent.size} sends and {got.size} receives were recorded: cut or sampled, and not paired"
     ours, theirs = run.ranks[way.sender].collectives, run.ranks[way.receiver].collectives
     a, b = ours.bytes[sent], theirs.bytes[got]
     if ((a != b) & (a != NONE) & (b != NONE)).any():
-        return "sends and receives differ in size by their order: they are not the same messages, and not paired"
-    # A host hands its message over when it calls, which may be before the span of the send begins.
+        return "sends and receives in order differ in size: they are not the same messages, and not paired"
+    # A host hands over its message when it calls, which may be before the span of the send begins.
     called = np.where(ours.launch_ns[sent] == NONE, ours.start_ns[sent], ours.launch_ns[sent])
     begun = clocks.aligned(way.sender, called)
     ended = clocks.aligned(way.receiver, theirs.end_ns[got])

@@ -1,8 +1,8 @@
-"""Bandwidth against what is possible: measured bus bandwidth beside a benchmark's at that size, or the links' speed.
+"""Compare the measured bus bandwidth with the possible one: of a benchmark at that size, or of the links.
 
-Compared are matched calls only, whose transfer is told from waiting, of groups placed as the benchmark's ranks are:
-neighbouring ranks, or the whole job. Between two measured sizes the curve is a straight line in logarithms; outside
-of them nothing is compared but sizes past the largest, where it is flat.
+Only matched calls are compared, since their transfer time is known, and only groups placed like the benchmark's ranks:
+neighbouring ranks, or the whole job. Between two measured sizes the curve is interpolated on logarithmic axes; sizes
+above the largest use its value, sizes below the smallest are not compared.
 """
 
 import math
@@ -26,19 +26,19 @@ FAR_BELOW: Final = 0.5
 MIN_CALLS: Final = 5
 MIN_BYTES: Final = 1_000_000
 LINK_BYTES: Final = 64 << 20
-"""Smaller calls do not reach their links' speed."""
+"""Smaller calls do not reach the speed of their links."""
 _ALIKE: Final = {"all_gather": ("reduce_scatter", "all_reduce"), "reduce_scatter": ("all_gather", "all_reduce")}
-"""Operations whose bus bandwidth stands in where an operation was not measured: the same ring, run once."""
+"""Operations whose bus bandwidth is used where an operation was not measured: they use the same ring, once."""
 _LANE_GBS: Final = 25.0
 _LANE_OF: Final = re.compile(r"\b(?:[VA]100|H[128]00|H20|GH200)\b")
-"""Devices whose NVLinks (2.0 to 4.0) carry 25 GB/s each way."""
+"""Devices whose NVLinks (2.0 to 4.0) carry 25 GB/s in each direction."""
 
 
 LINKS: Final = "NVLinks a device"
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """Bus bandwidth by size of one operation on so many ranks (None: not told), as one source measured it."""
+    """Bus bandwidth by size, of one operation on a number of ranks (None: not reported), measured by one source."""
 
     source: str
     op: str
@@ -47,7 +47,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     busbw_gbs: tuple[float, ...]
 
     def at(self, size_bytes: int) -> float | None:
-        """Return the bandwidth at a size; None below the smallest."""
+        """Return the bandwidth in GB/s at a size; None below the smallest measured size."""
         place = bisect_left(self.sizes, size_bytes)
         if place == len(self.sizes):
             return self.busbw_gbs[-1]
@@ -61,9 +61,9 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def possible_bandwidth(run: Run, rows: Sequence[CollectiveRow], reference: Facts | None = None) -> list[Finding]:
-    """Find collectives that run at less than half of what is possible; `reference` goes before the run's own facts.
+    """Find collectives that reach less than half of the possible bandwidth.
 
-    Where a reference is given, one more finding says what was held against it.
+    `reference` has priority over the run's own measurements; with it, one more finding says what was compared with it.
     """
     curves = [*curves_of(reference or Facts()), *curves_of(run.facts)]
     links = link_speed(run)
@@ -81,7 +81,7 @@ def possible_bandwidth(run: Run, rows: Sequence[CollectiveRow], reference: Facts
 
 
 class _Against(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one operation, group and size, and what is possible: GB/s of bus bandwidth, and who says so."""
+    """Calls of one operation, group and size, with the possible bus bandwidth in GB/s and its source."""
 
     op: str
     group: str | None
@@ -116,8 +116,8 @@ def _low(each: _Against) -> Finding:
     return Finding(
         id=f"low_bandwidth:{each.op}:{each.group or '?'}:{each.volume}",
         severity="warning",
-        title=f"{each.op} of {each.volume / 1e6:.1f} MB on {each.ranks} ranks ({named}) runs at {measured:.3g} GB/s "
-        f"bus bandwidth, {each.calls} times {spent / 1e6:.3f} ms; {possible:.3g} GB/s are possible ({source})",
+        title=f"{each.op} of {each.volume / 1e6:.1f} MB on {each.ranks} ranks ({named}) reaches {measured:.3g} GB/s "
+        f"bus bandwidth ({each.calls} calls of {spent / 1e6:.3f} ms); {possible:.3g} GB/s are possible ({source})",
         evidence={
             "op": each.op, "group": each.group, "ranks": each.ranks, "bytes": each.volume, "calls": each.calls,
             "busbw_gbs": measured, "possible_busbw_gbs": possible, "source": source,
@@ -128,12 +128,12 @@ def _low(each: _Against) -> Finding:
 
 
 def _held_against(rows: Sequence[CollectiveRow], curves: Sequence[Curve], against: Sequence[_Against]) -> Finding:
-    """Say which calls the given table was held against, the worst with its figures; or why none."""
+    """Return a finding that says which calls were compared with the given table, or why none."""
     if against:
         worst = min(against, key=lambda each: each.measured_gbs / each.possible[0])
         kinds = "1 kind" if len(against) == 1 else f"{len(against)} kinds"
         title = (
-            f"{kinds} of collective held against a table: the farthest below is {worst.op} of "
+            f"{kinds} of collective compared with the reference table: the slowest relative to it is {worst.op} of "
             f"{worst.volume / 1e6:.1f} MB on {worst.ranks} ranks with {worst.measured_gbs:.3g} of "
             f"{worst.possible[0]:.3g} GB/s ({worst.possible[1]})"
         )
@@ -141,8 +141,9 @@ def _held_against(rows: Sequence[CollectiveRow], curves: Sequence[Curve], agains
         of_table = ", ".join(sorted({"any number" if each.ranks is None else str(each.ranks) for each in curves}))
         of_run = ", ".join(map(str, sorted({each.group_size for each in rows if each.group_size}))) or "?"
         title = (
-            f"no collective could be held against the table: it is of {of_table} ranks, the groups recorded here have "
-            f"{of_run}; compared are {MIN_CALLS} or more matched calls of {MIN_BYTES / 1e6:.0f} MB and more"
+            f"no collective could be compared with the reference table: it is for {of_table} ranks, the groups "
+            f"recorded here have {of_run}; a comparison needs {MIN_CALLS} or more matched calls of at least "
+            f"{MIN_BYTES / 1e6:.0f} MB"
         )
     return Finding(
         id="bandwidth_compared",
@@ -160,9 +161,10 @@ def _held_against(rows: Sequence[CollectiveRow], curves: Sequence[Curve], agains
 
 
 def curves_of(facts: Facts) -> Iterator[Curve]:
-    """Yield the measured curves of benchmarks, each source, operation and number of ranks its own.
+    """Yield the measured curves of benchmarks, one for each source, operation and number of ranks.
 
-    Figures of single ranks or calls are no benchmark's. Repetitions and both placements of a size: their median.
+    Figures of single ranks or calls are not from benchmarks. Repetitions and both placements (in place, out of place)
+    of a size are reduced to their median.
     """
     table = facts.measurements
     rows = np.flatnonzero((table.rank == NONE) & (table.seq == NONE) & (table.communicator < 0) & (table.bytes > 0))
@@ -184,21 +186,23 @@ def curves_of(facts: Facts) -> Iterator[Curve]:
 
 
 def _compared(run: Run, rows: Sequence[CollectiveRow]) -> dict[tuple[str, str | None, int, int], list[CollectiveRow]]:
-    """Return the matched rows of comparable groups, those of one operation, group and size together."""
+    """Return the matched rows of comparable groups, grouped by (operation, group, ranks, size)."""
     members = {group.name: group.ranks for group in run.groups if group.ranks is not None}
     found: dict[tuple[str, str | None, int, int], list[CollectiveRow]] = defaultdict(list)
     for row in rows:
         if row.estimate != "matched" or not row.busbw_gbs or not row.group_size or (row.bytes or 0) < MIN_BYTES:
             continue
         ranks = members.get(row.group or "")
-        together = len(ranks) > 1 and set(np.diff(ranks).tolist()) == {1} if ranks else row.group_size == run.world_size
-        if together:
+        cross_rank = (
+            len(ranks) > 1 and set(np.diff(ranks).tolist()) == {1} if ranks else row.group_size == run.world_size
+        )
+        if cross_rank:
             found[row.op, row.group, row.group_size, row.bytes or 0].append(row)
     return found
 
 
 def _reference(curves: Sequence[Curve], op: str, ranks: int, volume: int) -> tuple[float, str] | None:
-    """Return the first curve's bandwidth for an operation, else for one like it; and where it is from."""
+    """Return (bandwidth, source) of the first curve for an operation, else for a similar operation."""
     for wanted in (op, *_ALIKE.get(op, ())):
         for curve in curves:
             possible = curve.at(volume) if curve.op == wanted and curve.ranks in (ranks, None) else None
@@ -208,10 +212,10 @@ def _reference(curves: Sequence[Curve], op: str, ranks: int, volume: int) -> tup
 
 
 def link_speed(run: Run) -> tuple[float, str] | None:
-    """Return what one device's NVLinks carry, in GB/s and in words, where the job is all devices of one host.
+    """Return the bandwidth of one device's NVLinks in GB/s, and as text, where the job uses all devices of one host.
 
-    A matrix shows the lanes of each pair; behind switches these are the same lanes for every pair, so that the most of
-    one pair is a bound from below either way.
+    A topology matrix shows the lanes of each pair; behind switches every pair shares the same lanes. So the maximum
+    over the pairs is a lower bound in both cases.
     """
     facts, links = run.facts, run.facts.links
     if size(links) == 0 or np.unique(links.host).size != 1 or not _LANE_OF.search(str(run.fingerprint.get("device"))):

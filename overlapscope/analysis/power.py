@@ -1,7 +1,7 @@
-"""A device whose power falls while those of the other ranks do not: throttled, starved, or stuck where they are not.
+"""Find a device whose power falls while the devices of other ranks stay up: throttled, starved, or stuck.
 
-Readings are medians over windows of some seconds, on the ranks' own clocks (which agree far better than a window is
-long). Each device is measured against its own usual power, so that devices of different kinds compare.
+Power is the median over windows of some seconds, on the ranks' own clocks, which differ by far less than a window. Each
+device is compared with its own usual power, so that devices of different models are comparable.
 """
 
 import re
@@ -21,21 +21,21 @@ POWER: Final = re.compile(r"^gpu\d+\.power_w$")
 WINDOW_NS: Final = 5_000_000_000
 """Length of a window, at least; longer where readings are rare."""
 READINGS_A_WINDOW: Final = 4
-"""Fewest readings that make a window's median."""
+"""Minimum number of readings in a window."""
 FEWEST: Final = 3
-"""Windows that a fall must last, and that the device must have been up before: shorter dips are pauses."""
+"""Windows that a fall must last, and that the device must have been up before; shorter dips are pauses."""
 USUAL: Final = 0.75
-"""Quantile of a device's windows that is its usual power: a fall may last most of a run."""
+"""Quantile of a device's windows that is its usual power; high, since a fall may last most of a run."""
 LOW, UP = 0.8, 0.9
-"""Shares of the usual power up to which a device has fallen, and from which it stays up."""
+"""Shares of the usual power: at or below LOW a device has fallen, from UP on it is up."""
 AT_LEAST_W: Final = 20.0
-"""A smaller fall is an idle device's noise."""
+"""A smaller fall is noise of an idle device."""
 PEERS: Final = 2
-"""Devices of other ranks that must stay up, and at least half of those that there are."""
+"""Devices of other ranks that must stay up; at least half of all others must too."""
 
 
 class _Levels(msgspec.Struct, frozen=True, kw_only=True):
-    """Power of one device: numbers of its windows, ascending, and the median in each, in watts."""
+    """Power of one device: numbers of its windows (ascending), and the median of each in watts."""
 
     rank: int
     device: str
@@ -52,16 +52,16 @@ class _Levels(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fallen(self) -> Flags:
-        """Where the device is low after it had been up for FEWEST windows."""
+        """Windows in which the device is low after it had been up for FEWEST windows."""
         low = (self.watts <= LOW * self.usual_w) & (self.watts <= self.usual_w - AT_LEAST_W)
         return low & (np.cumsum(self.up) >= FEWEST)
 
 
 def power_falls(ranks: Mapping[int, RankTimeline]) -> list[Finding]:
-    """Return a finding for each device that falls while at least two devices of other ranks stay up.
+    """Return a finding for each device whose power falls while at least two devices of other ranks stay up.
 
-    Without power readings, or with too few, there is none. The first and the last window of each device do not
-    count: there a job begins and ends.
+    There is none with too few power readings. The first and the last window of each device do not count, since a job
+    begins and ends there.
     """
     series = list(_series(ranks))
     usual_ns = int(np.median([_interval(times) for *_, times, _ in series] or [0]))
@@ -79,7 +79,7 @@ def power_falls(ranks: Mapping[int, RankTimeline]) -> list[Finding]:
     findings = []
     for each in devices:
         at = np.searchsorted(known, each.window)
-        # Other devices of the same rank are no peers.
+        # Other devices of the same rank are not peers.
         mates = [mate for mate in devices if mate.rank == each.rank]
         peers, peers_up = there[at], up[at]
         for mate in mates:
@@ -120,9 +120,9 @@ def _levels(rank: int, device: str, times: Ints, watts: Floats, width: int) -> _
 
 
 def _longest_run(window: Ints, chosen: Flags) -> tuple[int, int] | None:
-    """Return the first and the last position of the longest run of chosen windows; None below FEWEST.
+    """Return the first and the last position of the longest run of chosen windows; None below FEWEST windows.
 
-    A window that is missing ends a run: nothing is known of it.
+    A missing window ends a run, since nothing is known about it.
     """
     rows = np.flatnonzero(chosen)
     if rows.size == 0:
@@ -144,7 +144,8 @@ def _finding(fallen: _Levels, timeline: RankTimeline, width: int, first: int, la
         id=f"power_fall:rank{fallen.rank}:{fallen.device}",
         severity="warning",
         title=f"rank {fallen.rank} ({fallen.device}) draws {during:.0f} W instead of {fallen.usual_w:.0f} W{where}, "
-        f"for {lasts_s:.0f} s, while {peers} other devices stay up: throttled, starved, or held up on its host",
+        f"for {lasts_s:.0f} s, while {peers} other devices stay up: it is throttled, starved for input, or stalled by "
+        "its host",
         evidence={
             "rank": fallen.rank,
             "device": fallen.device,

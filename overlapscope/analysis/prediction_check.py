@@ -1,4 +1,4 @@
-"""What was predicted of a run's other settings, and what later runs measured: how far predictions can be believed."""
+"""Check predictions of other settings against what later runs measured, to see how accurate predictions are."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isclose
@@ -8,42 +8,42 @@ import msgspec
 
 SCHEMA: Literal["overlapscope.predictions/1"] = "overlapscope.predictions/1"
 SAME: Final = 1e-3
-"""Share by which a setting may differ and be the same: torch keeps a cap in whole bytes."""
+"""Relative difference up to which two values of a setting are the same: torch stores a cap in whole bytes."""
 MAX_LIST: Final = 3
 CAPS: Final = ("bucket_cap_mb", "bucket_cap_mb_list")
-"""Knobs that do nothing but decide buckets: two of their values are one setting where the buckets are the same."""
+"""Knobs that only determine the buckets: two values are the same setting where they make the same buckets."""
 Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""What a file holds is taken from anybody: a larger number could not be reckoned with as a float."""
+"""Files are untrusted input: a larger number would overflow when converted to float."""
 Positive = Annotated[int, msgspec.Meta(gt=0, le=2**63 - 1)]
 Value = bool | Whole | float | str | None
 Knobs = dict[str, Value | list[Value]]
 
 
 class Prediction(msgspec.Struct, kw_only=True, frozen=True):
-    """The step of one setting, as it was predicted from a recording under another. The interval is 90 %."""
+    """The predicted step time of one setting, from a recording under another setting. The interval is 90 %."""
 
     made_at: str
-    """Date or time, as it was given."""
+    """Date or time, as given."""
     version: str
-    """Of the tool."""
+    """Version of OverlapScope."""
     verdict: str
-    """Of all predictions made with it: `change` or `no_change`."""
+    """Verdict over all predictions made at the same time: `change` or `no_change`."""
     recommended: bool
     present: Knobs
     """Settings of the recording."""
     present_step_ns: Positive
     ranks: Positive
     gradient_bytes: Positive
-    """With `ranks`, what tells one workload from another."""
+    """With `ranks`, this identifies the workload."""
     knobs: Knobs
-    """Settings that are predicted."""
+    """The predicted settings."""
     step_ns: Positive
     low_ns: Whole
     high_ns: Whole
 
 
 class Outcome(msgspec.Struct, kw_only=True, frozen=True):
-    """A prediction, and what a run under the predicted settings measured."""
+    """A prediction, and the step time that a run with the predicted settings measured."""
 
     prediction: Prediction
     run: str
@@ -55,7 +55,7 @@ class Outcome(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Noted(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):
-    """What a run directory keeps: predictions, and the later runs that tested them."""
+    """The prediction file of a run directory: predictions, and the later runs that tested them."""
 
     schema_: Literal["overlapscope.predictions/1"] = SCHEMA
     predictions: list[Prediction] = []
@@ -63,7 +63,7 @@ class Noted(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schem
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run tells that a prediction is held against."""
+    """The measurements of a run that a prediction is compared with."""
 
     run: str
     knobs: Mapping[str, Any]
@@ -71,24 +71,24 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     gradient_bytes: int
     has_buckets: Callable[[Mapping[str, Any]], bool] = lambda _: False
-    """Whether other knobs make the very buckets that this run has."""
+    """Whether other knobs make the same buckets as this run has."""
 
 
 class Trust(msgspec.Struct, frozen=True, kw_only=True):
-    """How often predictions held."""
+    """How often predictions were correct."""
 
     measured: int
     inside: int
     mean_error: float
-    """Of the size of errors."""
+    """Mean of the absolute errors."""
 
 
 def outcomes(predictions: Sequence[Prediction], seen: Iterable[Observed]) -> tuple[list[Outcome], list[str]]:
-    """Hold runs against the last prediction of their settings; and say of each run why none is of it."""
+    """Compare runs with the last prediction of their settings; also return why a run has no prediction."""
     found, without = [], []
     for each in seen:
         of_it = [one for one in predictions if _is_workload(one, each)]
-        # What is as it was when recorded tests no prediction made from that.
+        # A run with the settings of the recording does not test predictions made from that recording.
         changed = [one for one in of_it if not _is_of(one.present, each)]
         same = [one for one in changed if _is_of(one.knobs, each)]
         if same:
@@ -103,24 +103,24 @@ def outcomes(predictions: Sequence[Prediction], seen: Iterable[Observed]) -> tup
                 )
             )
         elif not of_it:
-            without.append(f"{each.run}: the predictions are of another model or number of ranks")
+            without.append(f"{each.run}: the predictions are for another model or number of ranks")
         elif len(changed) == len(of_it):
             of_torch = each.knobs.get("bucket_cap_mb", 0) is None
             default = " (torch's default is 25 after a first bucket of 1)" if of_torch else ""
-            without.append(f"{each.run}: no prediction is of its settings, {words(each.knobs)}{default}")
+            without.append(f"{each.run}: there is no prediction for its settings, {words(each.knobs)}{default}")
     return found, without
 
 
 def same_setting(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Return whether two sets of knobs are one setting."""
+    """Return whether two sets of knobs are the same setting."""
     return a.keys() == b.keys() and all(_same(value, b[name]) for name, value in a.items())
 
 
 def _is_of(knobs: Mapping[str, Any], seen: Observed) -> bool:
-    """Return whether a run's settings are these: knob by knob, or all but the caps and the same buckets.
+    """Return whether a run has these settings: all knobs are equal, or all except the caps, and the buckets are equal.
 
-    torch's default (`bucket_cap_mb=None`: 25 MiB after a first bucket of 1) is another setting than 25, and makes the
-    same buckets of some models.
+    torch's default (`bucket_cap_mb=None`: 25 MiB after a first bucket of 1 MiB) is another setting than 25, but makes
+    the same buckets for some models.
     """
     if same_setting(knobs, seen.knobs):
         return True
@@ -129,13 +129,13 @@ def _is_of(knobs: Mapping[str, Any], seen: Observed) -> bool:
 
 
 def joined(noted: Noted, predictions: Sequence[Prediction] = (), tested: Sequence[Outcome] = ()) -> Noted:
-    """Add predictions and outcomes; what a run measured for a prediction stands once, as it was held against last."""
+    """Add predictions and outcomes; of several outcomes of one run and prediction, the last one is kept."""
     kept = {_key(each): each for each in [*noted.outcomes, *tested]}
     return Noted(predictions=[*noted.predictions, *predictions], outcomes=list(kept.values()))
 
 
 def trust(tested: Sequence[Outcome]) -> Trust | None:
-    """Return how often predictions held; None where none was tested."""
+    """Return how often predictions were correct; None where none was tested."""
     if not tested:
         return None
     mean_error = sum(abs(each.error) for each in tested) / len(tested)
@@ -143,7 +143,7 @@ def trust(tested: Sequence[Outcome]) -> Trust | None:
 
 
 def words(knobs: Mapping[str, Any]) -> str:
-    """Return settings as they are written in Python, long lists cut."""
+    """Return settings as Python keyword arguments; long lists are shortened."""
     return ", ".join(f"{name}={_word(value)}" for name, value in knobs.items())
 
 
@@ -154,7 +154,7 @@ def _word(value: Any) -> str:
 
 
 def _key(outcome: Outcome) -> tuple[str, str, bytes]:
-    """Return what tells one outcome from another: two recordings predict the same setting otherwise."""
+    """Return the identity of an outcome: two recordings predict the same setting differently."""
     of = outcome.prediction
     content = (of.present, of.present_step_ns, of.knobs, of.step_ns)
     return outcome.run, of.made_at, msgspec.json.encode(content)

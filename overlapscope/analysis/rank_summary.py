@@ -1,4 +1,4 @@
-"""What each rank's spans tell by themselves, in one pass over them: what compares ranks needs no spans any more."""
+"""Summarize each rank from its own spans in one pass; comparing ranks then needs no spans any more."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -8,8 +8,8 @@ import numpy as np
 
 from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.exposed_causes import OwnParts, own_parts
-from overlapscope.analysis.kernels import Kernels, kernels_of
-from overlapscope.analysis.pipeline import Stage, groups_by_rank, own_stages
+from overlapscope.analysis.kernels import KernelTotals, kernels_of
+from overlapscope.analysis.pipeline import PipelineStage, groups_by_rank, own_stages
 from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows
 from overlapscope.analysis.straggler_cause import before_first_launch
 from overlapscope.files.spill import Aside, PutFields
@@ -20,44 +20,44 @@ from overlapscope.timeline.run import Group, RankTimeline, Run
 from overlapscope.timeline.store.read_ahead import read_ahead
 
 LISTED: Final = (UNCLASSIFIED, FUSED)
-"""Notes of spans that a reader should know of."""
+"""Notes of spans that are reported."""
 
 
 class Alone(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank, as its own spans show it."""
+    """The figures of one rank that need only its own spans."""
 
     windows: list[StepWindow]
     whole: list[tuple[int, int]]
-    """What its recordings span; empty where it has no times."""
+    """Windows of its recordings; empty where it has no times."""
     figures: list[Breakdown]
-    """Of the whole, then of each step, without causes."""
+    """Breakdown of the whole recording, then of each step, without causes."""
     coverage: Coverage
     parts: PutFields[OwnParts]
-    kernels: Kernels
+    kernels: KernelTotals
     noted: Mapping[int, Sequence[tuple[str, int, int]]]
-    """Spans of each of the notes `LISTED`: their names, how many, how long in all."""
+    """For each of the notes `LISTED`: (name, count, total nanoseconds) of its spans."""
     linkage: tuple[int, int] | None
-    """Device spans, and of these those without a launch; None for a CPU run."""
+    """(device spans, device spans without a launch); None for a CPU run."""
     not_launched: Intervals
-    """When a step had begun and its host had launched nothing."""
-    stages: Mapping[str, Stage]
-    """What stage it is of each pipeline, by the name of its group."""
+    """Time in which a step had begun and its host had not launched anything yet."""
+    stages: Mapping[str, PipelineStage]
+    """Its stage in each pipeline, by the name of the group."""
 
     @property
     def sets(self) -> WindowSets:
-        """The windows of `figures`."""
+        """The sets of windows of `figures`."""
         return WindowSets.of(_sets(self.whole, self.windows))
 
 
 def alone_of(run: Run) -> dict[int, Alone]:
-    """Look at every rank, one after the other: the spans of one are needed at a time."""
+    """Summarize every rank, one after the other; only the spans of one rank are in memory at a time."""
     groups = groups_by_rank(run.groups)
     aside = Aside()
-    return {rank: look_at(timeline, groups.get(rank, ()), aside) for rank, timeline in read_ahead(run.ranks)}
+    return {rank: summarize_rank(timeline, groups.get(rank, ()), aside) for rank, timeline in read_ahead(run.ranks)}
 
 
-def look_at(timeline: RankTimeline, groups: Sequence[Group], aside: Aside) -> Alone:
-    """Look at one rank; `groups` are those that it is in with others. What there is much of is put aside."""
+def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], aside: Aside) -> Alone:
+    """Summarize one rank; `groups` are its groups with other members. Large results are written to `aside`."""
     spans = timeline.spans
     windows, whole, covered = step_windows(timeline), whole_windows(timeline), Coverage.of(spans)
     linkage = (size(spans), int((spans.launch_ns == NONE).sum())) if timeline.has_device else None
@@ -80,7 +80,7 @@ def _sets(whole: Sequence[tuple[int, int]], windows: Sequence[StepWindow]) -> li
 
 
 def _figures(covered: Coverage, sets: Sequence[Sequence[tuple[int, int]]]) -> list[Breakdown]:
-    """Break down each set of windows; one without windows has no figures."""
+    """Return the breakdown of each set of windows; a set without windows has no figures."""
     found = zip(sets, covered.breakdowns(WindowSets.of(sets)), strict=True)
     return [figures if windows else Breakdown() for windows, figures in found]
 

@@ -1,4 +1,4 @@
-"""What cannot be told because only some ranks of a group were recorded."""
+"""Findings about the recording itself: partly recorded groups, unreadable files, contradicting overlap figures."""
 
 import math
 from collections.abc import Mapping
@@ -15,26 +15,26 @@ from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
 
 MOST: Final = 3
-"""Files that the title names."""
+"""Files named in the title."""
 MOST_LISTED: Final = 20
-"""Files that the evidence names."""
+"""Files listed as evidence."""
 OVERLAPPED: Final = "overlapped_us"
 ROUNDING_US: Final = 1.0
-"""Sums of rounded parts differ by nanoseconds a part ..."""
+"""Sums of rounded parts differ by some nanoseconds for each part ..."""
 ROUNDING_SHARE: Final = 1e-3
-"""... so that long steps of many parts are given a thousandth."""
+"""... so long steps with many parts may differ by a thousandth."""
 
 
-def bounded(run: Run, together: Across) -> list[Finding]:
-    """Say of which groups some members were recorded and others not: what their calls took is then only a bound.
+def partly_recorded_groups(run: Run, cross_rank: Across) -> list[Finding]:
+    """Return a finding for groups with members that were not recorded: the durations of their calls are only bounds.
 
-    A single rank's recording says so everywhere already; that some of a group's calls were cut off on a member stands
-    in the reasons of the matching.
+    There is none for the recording of a single rank, where every report says so anyway. Calls of a group that were cut
+    off on a member are in the reasons of the matching.
     """
     if len(run.ranks) < 2:
         return []
     sizes = {group.name: len(group.ranks) for group in run.groups if group.ranks is not None}
-    blocks = (*together.matching.blocks, *together.matching.uneven)
+    blocks = (*cross_rank.matching.blocks, *cross_rank.matching.uneven)
     recorded: dict[str | None, set[int]] = {}
     for block in blocks:
         recorded.setdefault(block.group, set()).update(block.ranks)
@@ -52,8 +52,8 @@ def bounded(run: Run, together: Across) -> list[Finding]:
         Finding(
             id="few_ranks_recorded",
             severity="info",
-            title=f"only {first}{others} are here: durations of their calls hold waiting for ranks that are not, "
-            "transfers and blame are bounds from above, and a late rank among those is not seen",
+            title=f"only {first}{others} were recorded: durations of their calls include time spent waiting for the "
+            "other members, transfer times and blame are upper bounds, and stragglers among the others are not found",
             evidence={"groups": len(partial), "ranks": list(run.ranks), "world_size": run.world_size},
             known_from="trace",
         )
@@ -61,7 +61,7 @@ def bounded(run: Run, together: Across) -> list[Finding]:
 
 
 def unread_ranks(run: Run) -> list[Finding]:
-    """Report them, with which files and why; of others nothing was there at all."""
+    """Return a finding for missing ranks whose files could not be read, with the reasons."""
     missing = frozenset(run.unread_ranks)
     sources = [each for each in run.sources if missing.intersection(each.unread_ranks)]
     if not sources:
@@ -73,7 +73,7 @@ def unread_ranks(run: Run) -> list[Finding]:
         f"rank {ranks} is missing because its file" if len(missing) == 1 else f"ranks {ranks} are missing, whose files"
     )
     them = "it" if len(sources) == 1 else "them"
-    todo = f"mend {them} or copy {them} anew, and read again"
+    todo = f"repair {them} or copy {them} again, and repeat the analysis"
     return [
         Finding(
             id="unread_ranks",
@@ -86,9 +86,9 @@ def unread_ranks(run: Run) -> list[Finding]:
 
 
 def reported_overlap(facts: Facts, ours: Mapping[tuple[int, int | None], Breakdown]) -> list[Finding]:
-    """Report each overlap that a source states and that differs from ours by more than rounding.
+    """Return findings for overlap figures stated by a source that differ from ours by more than rounding.
 
-    `ours` holds the breakdown of each (rank, step), of whole recordings under step None.
+    `ours` holds the breakdown of each (rank, step), of whole recordings with step None.
     """
     figures = facts.figures
     if OVERLAPPED not in facts.names:
@@ -109,7 +109,7 @@ def reported_overlap(facts: Facts, ours: Mapping[tuple[int, int | None], Breakdo
             Finding(
                 id=f"reported_overlap:rank{rank}" + ("" if step == NONE else f":step{step}"),
                 severity="warning",
-                title=f"{source} says that {stated / 1000:.3f} ms of {place} is overlapped; its trace holds "
+                title=f"{source} states {stated / 1000:.3f} ms of overlapped communication in {place}; its trace shows "
                 f"{here / 1000:.3f} ms",
                 evidence={"rank": rank, "step": or_none(step), "stated_us": stated, "found_us": here},
                 known_from="trace",

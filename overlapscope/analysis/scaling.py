@@ -1,10 +1,10 @@
-"""Runs of one job at several world sizes to `overlapscope.scaling/1`: throughput, efficiency, and what eats it.
+"""Compare runs of one job at several world sizes (`overlapscope.scaling/1`): throughput, efficiency, and its losses.
 
-Against the smallest size b, a step at size n would ideally take as long (weak scaling: each rank keeps its work) or
-b/n of that (strong scaling: the ranks share one work). What it takes more is the loss; it is shared out to compute, to
-each cause of exposed communication, to copies and to idle time, each against its own ideal, so that the parts add up
-to the loss, and 1 - efficiency to the sum of their shares of the step. Steps are means over ranks, complete steps and
-runs, as only means add up.
+Compared with the smallest size b, a step at size n would ideally take the same time (weak scaling: each rank keeps its
+work) or b/n of it (strong scaling: the ranks share a fixed amount of work). The additional time is the loss. It is
+attributed to compute, each cause of exposed communication, copies and idle time, each compared with its own ideal. So
+the parts add up to the loss, and their shares of the step to 1 - efficiency. Steps are means over ranks, complete steps
+and runs, since only means add up.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from overlapscope.analysis.attribution import EXPOSED, Part, of_exposed, of_step_time
+from overlapscope.analysis.attribution import EXPOSED, Part, attribute_exposed, attribute_step_time
 from overlapscope.analysis.compare import alike
 from overlapscope.analysis.job_identity import differences
 from overlapscope.analysis.measured_run import Replicate
@@ -23,11 +23,11 @@ from overlapscope.errors import InputError, UsageError
 SCHEMA: Literal["overlapscope.scaling/1"] = "overlapscope.scaling/1"
 Mode = Literal["weak", "strong"]
 SAME_WORK = 0.7
-"""Compute a rank that falls below this share of the smallest size's, where weak scaling would keep it, is less work."""
+"""With compute per rank below this share of the smallest size's, the work per rank shrinks: it is not weak scaling."""
 
 
 class ScalePart(msgspec.Struct, kw_only=True, frozen=True):
-    """What one part of a step has of the loss, mean over ranks and steps."""
+    """One part of a step and its loss, mean over ranks and steps."""
 
     name: str
     """`compute`, `copies`, `idle` (or both as one), or a cause of exposed communication."""
@@ -36,13 +36,13 @@ class ScalePart(msgspec.Struct, kw_only=True, frozen=True):
     ideal_ns: int
     here_ns: int
     loss_ns: int
-    """Negative where this part takes less than its ideal."""
+    """Negative where this part takes less time than its ideal."""
     share: float
-    """Of the step at this size: efficiency lost to it."""
+    """Loss over the step time at this size: the efficiency lost to this part."""
 
 
 class ScalePoint(msgspec.Struct, kw_only=True, frozen=True):
-    """One world size."""
+    """The figures of one world size."""
 
     world_size: int
     runs: list[str]
@@ -50,14 +50,14 @@ class ScalePoint(msgspec.Struct, kw_only=True, frozen=True):
     ideal_ns: int
     """The sum of the parts' ideals."""
     throughput: float
-    """Weak: work of one rank's step, done by all ranks together in a second. Strong: steps a second."""
+    """Weak scaling: rank-steps per second of all ranks together. Strong scaling: steps per second."""
     speedup: float
     """Throughput over that of the smallest size."""
     efficiency: float
     """ideal_ns / step_ns."""
     loss_ns: int
     parts: list[ScalePart]
-    """The largest loss first."""
+    """Parts, the largest loss first."""
 
 
 class Scaling(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):
@@ -66,24 +66,24 @@ class Scaling(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sch
     schema_: Literal["overlapscope.scaling/1"] = SCHEMA
     mode: Mode
     points: list[ScalePoint]
-    """The smallest world size, which the others are held against, first."""
+    """By world size; the first one is the smallest, the reference of the others."""
     warnings: list[str]
 
 
 def scaling(runs: Sequence[Replicate], mode: Mode = "weak") -> Scaling:
-    """Lay runs at two world sizes or more side by side.
+    """Compare runs at two or more world sizes.
 
     Raises UsageError for fewer sizes; InputError for a run of unknown size or without complete steps.
     """
     by_size: dict[int, list[Replicate]] = defaultdict(list)
     for run in runs:
         if run.world_size is None or run.world_size < 1:
-            raise InputError(f"{run.name}: its world size is not known, so it cannot be placed among the others")
+            raise InputError(f"{run.name}: its world size is not known, so it cannot be compared with the others")
         if not run.steps.recorded.any():
             raise InputError(f"{run.name}: has no complete step, so its throughput is not known")
         by_size[run.world_size].append(run)
     if len(by_size) < 2:
-        raise UsageError("--scale takes runs of one job at two world sizes or more; these are all of one")
+        raise UsageError("--scale needs runs of one job at two or more world sizes; these all have the same size")
     sizes = sorted(by_size)
     points = [_point(by_size, sizes[0], size, mode) for size in sizes]
     return Scaling(mode=mode, points=points, warnings=_warnings(by_size, points, mode))
@@ -92,11 +92,11 @@ def scaling(runs: Sequence[Replicate], mode: Mode = "weak") -> Scaling:
 def _point(by_size: dict[int, list[Replicate]], base: int, size: int, mode: Mode) -> ScalePoint:
     shrink = Fraction(base, size) if mode == "strong" else Fraction(1)
     chosen = alike(by_size[base], by_size[size])
-    whole = of_step_time(*chosen.tables)
+    whole = attribute_step_time(*chosen.tables)
     nothing = Part(name=EXPOSED, base_ns=0, candidate_ns=0, difference_ns=0)
     exposed = next((part for part in whole.parts if part.name == EXPOSED), nothing)
     found = [(part, False) for part in whole.parts if part.name != EXPOSED]
-    found += [(part, True) for part in of_exposed(*chosen.tables, exposed).parts]
+    found += [(part, True) for part in attribute_exposed(*chosen.tables, exposed).parts]
     step = whole.candidate_ns
     parts = []
     for part, is_exposed in found:
@@ -131,14 +131,14 @@ def _warnings(by_size: dict[int, list[Replicate]], points: Sequence[ScalePoint],
     if mode == "weak" and compute[0] and compute[-1] < SAME_WORK * compute[0]:
         found.append(
             f"a rank computes {compute[-1] / compute[0]:.2f} times as long at {last.world_size} ranks as at "
-            f"{points[0].world_size}: if the ranks share one work, say --scaling strong"
+            f"{points[0].world_size}: if the ranks share a fixed amount of work, use --scaling strong"
         )
     sides = [[run.identity for run in by_size[size]] for size in sorted(by_size)]
     keys = sorted(
         {each.key for side in sides[1:] for each in differences(sides[0], side)} - {"world_size", "parallelism"}
     )
     if keys:
-        found.append(f"the runs differ in more than their size: {', '.join(keys[:8])}")
+        found.append(f"the runs differ in more than their world size: {', '.join(keys[:8])}")
     for size, side in sorted(by_size.items()):
         lost = max(len(run.missing_ranks) for run in side)
         if lost:

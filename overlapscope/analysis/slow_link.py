@@ -1,9 +1,9 @@
-"""Links that slow collectives down: told from connections' own counters, or from how long the same transfers take.
+"""Find links that slow collectives down, from the counters of connections or from the durations of equal transfers.
 
-Slow needs something to compare with: the job's other connections, the rate that the interface is known to have, other
-groups that make the same call, or the same calls before. Without any of these nothing is said. In a ring every call is
-as slow as its slowest link, so that durations alone cannot tell whose link it is; a rank is named only where all that
-is slow is its own, and what is not slow is not.
+A link is slow in comparison with something: the job's other connections, the stated rate of the interface, other groups
+that make the same call, or the same calls earlier. Without any of these there is no finding. In a ring every call is as
+slow as its slowest link, so durations alone do not show whose link it is; a rank is named only where all slow transfers
+are its own, and no other transfer is.
 """
 
 from collections import defaultdict
@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.point_to_point import Pairs
-from overlapscope.analysis.tcp_counters import flows, of_connections
+from overlapscope.analysis.point_to_point import MessagePairs
+from overlapscope.analysis.tcp_counters import compare_connections, flows
 from overlapscope.analysis.wait_transfer import Split
 from overlapscope.display import listed
 from overlapscope.timeline.columns import NONE, Ints
@@ -23,26 +23,26 @@ from overlapscope.timeline.run import Run
 FEWEST_CALLS: Final = 5
 FEWEST_GROUPS: Final = 3
 LONGER: Final = 2.0
-"""A group is slow when the quickest tenth of its calls take so many times what a quick one's slowest tenth take ..."""
+"""A group is slow when its 10th percentile is so many times the 90th percentile of a quick group ..."""
 AT_LEAST_NS: Final = 50_000
-"""... and this much more; the same holds for its calls after a moment and before."""
+"""... and this much more; the same rule compares a group's calls after a moment with those before."""
 QUICK: Final = 4
-"""A quarter of the groups are quicker than the one compared with: all of a rank's own are slow where its link is."""
+"""The quick group is at the quarter (1 / QUICK) of all groups: a rank's slow link makes all of its groups slow."""
 MOMENTS: Final = (0.25, 0.375, 0.5, 0.625, 0.75)
-"""Where in a recording a link is tried to have become slow, as shares of its calls."""
+"""Moments of a recording at which a link may have become slow, as shares of its calls."""
 MAX_LISTED: Final = 16
 Ranks = tuple[int, ...]
 
 
-def slow_links(run: Run, splits: Sequence[Split], pairs: Sequence[Pairs] = ()) -> list[Finding]:
-    """Return at most one finding, by the evidence that is best: connections, groups beside each other, calls before."""
-    return of_connections(flows(run)) or of_groups(run, splits, pairs) or of_before(run, splits)
+def slow_links(run: Run, splits: Sequence[Split], pairs: Sequence[MessagePairs] = ()) -> list[Finding]:
+    """Return at most one finding, from the best evidence: connections, then equal groups, then earlier calls."""
+    return compare_connections(flows(run)) or compare_groups(run, splits, pairs) or compare_with_earlier(run, splits)
 
 
-def of_before(run: Run, splits: Sequence[Split]) -> list[Finding]:
-    """Compare each group's calls with the same calls before: a link that became slow while it was recorded.
+def compare_with_earlier(run: Run, splits: Sequence[Split]) -> list[Finding]:
+    """Compare each group's calls with its earlier calls, to find a link that became slow during the recording.
 
-    Not without devices: there transfers take longer when anything else runs on the cores.
+    Only for device runs: in CPU runs, transfers take longer when anything else runs on the cores.
     """
     slow: dict[Ranks, float] = {}
     usual: set[Ranks] = set()
@@ -66,7 +66,7 @@ def of_before(run: Run, splits: Sequence[Split]) -> list[Finding]:
 
 
 def _became_slow(split: Split) -> tuple[int, float] | None:
-    """Return the call from which transfers take longer, and how many times as long; None where they do not."""
+    """Return the call from which transfers take longer, and the factor; None where they do not."""
     order: Ints = np.argsort(split.block.start_ns[0], kind="stable")
     transfer = split.transfer_ns[order]
     best = None
@@ -81,8 +81,8 @@ def _became_slow(split: Split) -> tuple[int, float] | None:
     return best
 
 
-def of_groups(run: Run, splits: Sequence[Split], pairs: Sequence[Pairs] = ()) -> list[Finding]:
-    """Compare groups of one size that make the same call, and pairs that send as much: what the transfer takes."""
+def compare_groups(run: Run, splits: Sequence[Split], pairs: Sequence[MessagePairs] = ()) -> list[Finding]:
+    """Compare the transfers of groups of one size that make the same call, and of pairs that send equal messages."""
     kinds: dict[tuple[Any, ...], list[tuple[Ranks, Ints]]] = defaultdict(list)
     whole = [each for each in splits if each.block.whole]
     hosts = {ranks: _spans_hosts(run, ranks) for ranks in {each.block.ranks for each in whole}}
@@ -111,12 +111,12 @@ def of_groups(run: Run, splits: Sequence[Split], pairs: Sequence[Pairs] = ()) ->
     if not slow:
         return []
     if _own(slow, usual) is None and len(slow) > len(usual):
-        return []  # rather are the others quick, as within a host
-    return [_of_transfers(slow, usual, "as its equals for the same data", {})]
+        return []  # more likely the other groups are fast, for example within a host
+    return [_of_transfers(slow, usual, "as equal groups for the same data", {})]
 
 
-def _messages(run: Run, pair: Pairs) -> Iterator[tuple[int, Ints]]:
-    """Yield the messages of a pair by size: how long each took once both ends were there, the shorter of the two."""
+def _messages(run: Run, pair: MessagePairs) -> Iterator[tuple[int, Ints]]:
+    """Yield (bytes, transfer times) of a pair's messages by size; a transfer time is the shorter of both durations."""
     sent, got = run.ranks[pair.sender].collectives, run.ranks[pair.receiver].collectives
     volumes = sent.bytes[pair.send_rows]
     times = np.minimum(
@@ -128,7 +128,7 @@ def _messages(run: Run, pair: Pairs) -> Iterator[tuple[int, Ints]]:
 
 
 def _own(slow: Collection[Ranks], usual: Collection[Ranks]) -> int | None:
-    """Return the only rank that all slow groups share and no other group has; None for a single group."""
+    """Return the only rank that is in all slow groups and in no other group; None for a single group."""
     if len(slow) < 2:
         return None
     shared = set.intersection(*(set(ranks) for ranks in slow)) - {rank for ranks in usual for rank in ranks}
@@ -146,7 +146,7 @@ def _of_transfers(
         id="slow_link" if rank is None else f"slow_link:rank{rank}",
         severity="warning",
         title=f"{where} is slow: {groups} of ranks {listed(slowest[0][0])} {'take' if len(slow) > 1 else 'takes'} "
-        f"{slowest[0][1]:.1f} times as long {compared}, waiting aside",
+        f"{slowest[0][1]:.1f} times as long {compared} (transfer time, without wait time)",
         evidence={
             "rank": rank,
             "groups": [
@@ -160,7 +160,7 @@ def _of_transfers(
 
 
 def _spans_hosts(run: Run, ranks: Sequence[int]) -> int | None:
-    """Return the number of hosts that a group spans, where capture recorded them all."""
+    """Return the number of hosts that a group spans; None where capture did not record all of them."""
     hosts = set()
     for rank in ranks:
         settings = run.ranks[rank].recorded.get("settings") if rank in run.ranks else None

@@ -1,4 +1,4 @@
-"""What the sources tell of a job besides times, as rows that people and programs read."""
+"""What the sources report about a job besides times, as rows for documents."""
 
 import math
 from typing import Any
@@ -12,15 +12,15 @@ MAX_ROWS = 5_000
 
 
 class Told(msgspec.Struct, kw_only=True, frozen=True):
-    """One table of `overlapscope.timeline.facts`: its first rows, names spelled out, missing as null."""
+    """The first rows of one table of `overlapscope.timeline.facts`, with names as text and missing values as null."""
 
     rows: list[dict[str, str | int | float | None]]
     left_out: int
-    """Rows that are not listed here; the run directory holds all."""
+    """Rows that are not listed here; the run directory holds all rows."""
 
 
 def told(facts: Facts, limit: int = MAX_ROWS) -> dict[str, Told]:
-    """Return the tables that are not empty, at most `limit` rows of each."""
+    """Return the non-empty tables by name, at most `limit` rows of each."""
     return {
         name: Told(rows=_rows(facts, name, limit), left_out=max(0, size(getattr(facts, name)) - limit))
         for name in FACT_TABLES

@@ -1,9 +1,9 @@
-"""What each span of a rank waited for before it began, inferred from times: recordings seldom hold the waits.
+"""Infer from times what each span of a rank waited for before it began; recordings seldom hold the waits.
 
-A device span begins when its lane is free, when its launch has arrived, and when what it was told to wait for on other
-lanes has ended: the latest of these decided. A span on another lane can only have been waited for if it was launched
-before, and is asked only where the lane lay idle. The host goes on by itself, but for what it waits for: copies to it,
-and what its recorded calls of synchronisation wait for.
+A device span begins when its lane (stream) is free, its launch has arrived, and the spans on other lanes that it has to
+wait for have ended: the latest of these is its dependency. A span on another lane can be a dependency only if it was
+launched earlier, and only where the lane was idle before. The host does not wait, except for copies to the host and in
+its recorded synchronization calls.
 """
 
 from typing import Final
@@ -13,23 +13,23 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.host_waits import LONG_AGO, NO_WAITS, HostWaits, host_waits
-from overlapscope.analysis.span_windows import Around, Window, in_window
+from overlapscope.analysis.span_windows import SpanWindow, Window, in_window
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints, Small
 from overlapscope.timeline.rows import order_of
 
 BY_NOTHING, BY_LANE, BY_OTHER_LANE, BY_LAUNCH = range(4)
 BACK_TO_BACK_NS: Final = 5_000
-"""Spans of one lane with less between them follow each other: nothing else held the second."""
+"""Spans of one lane with a smaller gap follow each other directly: the second waited for nothing else."""
 LAUNCH_TAKES_AT_MOST_NS: Final = 20_000
-"""A launch arrives within this; what it takes at least is seen from the launches themselves."""
+"""Upper bound of the launch latency; the latency itself is measured as the shortest of the launches."""
 QUICK_LAUNCHES: Final = 0.01
 LOOK_BACK: Final = 32
-"""Ends on other lanes that are looked at, latest first, for one that could have been waited for."""
+"""Span ends that are checked, latest first, for a dependency on another lane."""
 Mask = npt.NDArray[np.bool_]
 
 
-class Awaited(msgspec.Struct, frozen=True, kw_only=True):
-    """The spans that matter in a window, by their start. `on`, and what the host waited for, are positions in these."""
+class SpanDependencies(msgspec.Struct, frozen=True, kw_only=True):
+    """The spans in a window, sorted by start, with their dependencies. Positions (such as `on`) are in this order."""
 
     row: Ints
     """Row in the rank's `Spans`."""
@@ -37,37 +37,37 @@ class Awaited(msgspec.Struct, frozen=True, kw_only=True):
     end_ns: Ints
     kind: Small
     own_call: Ints
-    """Row of each in the rank's `Collectives`; NONE for all but communication."""
+    """Row of each span in the rank's `Collectives`; NONE for all but communication."""
     is_matched: Mask
-    """Communication whose last member is known."""
+    """Whether it is communication with a known last member."""
     by: Small
-    """What decided when the span began: the span before it on its lane, one on another lane, its launch, or nothing."""
+    """What the begin depended on: the span before it on its lane, one on another lane, its launch, or nothing."""
     on: Ints
-    """The span that it waited for, where it was one."""
+    """The span that it depended on, for BY_LANE and BY_OTHER_LANE."""
     launch_ns: Ints
     arrived_ns: Ints
-    """When its launch had arrived: launched, and what a launch takes."""
+    """When its launch had arrived: launch time plus launch latency."""
     launched: Ints
-    """Spans with a launch, by launch."""
+    """Spans with a launch, sorted by launch."""
     launched_ns: Ints
-    """Their launches."""
+    """Launch times of `launched`."""
     waits: HostWaits
-    """What the host waited for."""
+    """The waits of the host."""
     by_end: Ints
-    """All spans, by their end."""
+    """All spans, sorted by end."""
     ended_ns: Ints
-    """Their ends."""
+    """Ends of `by_end`."""
     computing_longest: Ints
-    """Of all computing spans up to each position, the one that ends last; NONE before the first."""
+    """For each position, the compute span up to it that ends last; NONE before the first."""
     call: Ints
     """Rows of `Collectives`, sorted ..."""
     call_span: Ints
     """... and the first span of each."""
     next_back: list[int]
-    """The span that each waited for on its device, -1 where it was none, and for matched communication."""
+    """The span that each depended on within its device; -1 for none, and for matched communication."""
 
     def chain(self, position: int) -> Ints:
-        """Return a span, the one that it waited for, and so on."""
+        """Return a span, the span that it depended on, and so on to the end of the chain."""
         found = [position]
         back = self.next_back
         while (position := back[position]) >= 0:
@@ -80,10 +80,10 @@ class Awaited(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.call_span[at]) if at < self.call.size and self.call[at] == call else None
 
     def on_host_before(self, moment_ns: int) -> int | None:
-        """Return the span of a CPU run that its host was in just before a moment, or that ended last; None before all.
+        """Return the span that the host of a CPU run was in just before a moment, else the last ended; None before all.
 
-        What computes around the moment counts, unless something ended in that very nanosecond; what communicates
-        around it does so beside the host.
+        A compute span around the moment counts, unless another span ended in the same nanosecond. A communication span
+        around it runs on another thread.
         """
         begun = int(np.searchsorted(self.start_ns, moment_ns, side="left"))
         ended = int(np.searchsorted(self.ended_ns, moment_ns, side="right"))
@@ -95,16 +95,17 @@ class Awaited(msgspec.Struct, frozen=True, kw_only=True):
         return last
 
 
-def awaited(around: Around, window: Window, calls_matched: Mask, *, has_device: bool) -> Awaited:
-    """Return what was running, or was launched, in [begin, end) on the rank's own clock.
+def span_dependencies(around: SpanWindow, window: Window, calls_matched: Mask, *, has_device: bool) -> SpanDependencies:
+    """Return the dependencies of the spans that ran or were launched in [begin, end) on the rank's own clock.
 
-    `around` holds that at least; `calls_matched` says of each of the rank's calls whether the last member is known.
+    `around` holds at least these spans; `calls_matched` holds, for each of the rank's calls, whether its last member is
+    known.
     """
     spans = around.spans
     row = np.flatnonzero(in_window(spans, window))
     row = row[order_of(spans.start_ns[row], spans.end_ns[row])]
     start, end, kind = spans.start_ns[row], spans.end_ns[row], spans.kind[row]
-    # A thread that computes was not launched; a library's thread that communicates was.
+    # On a CPU, compute is not launched; communication on a library's thread is.
     launch = spans.launch_ns[row] if has_device else np.where(kind == COMM, spans.launch_ns[row], NONE)
     arrived = _arrived(launch, start, on_device=has_device)
     before = _before_on_lane(spans.lane[row])
@@ -128,7 +129,7 @@ def awaited(around: Around, window: Window, calls_matched: Mask, *, has_device: 
     is_matched = (kind == COMM) & np.append(calls_matched, False)[np.where(own_call == NONE, -1, own_call)]
     on = np.where(by == BY_OTHER_LANE, other, before)
     follows = ((by == BY_LANE) | (by == BY_OTHER_LANE)) & ~is_matched
-    return Awaited(
+    return SpanDependencies(
         row=around.rows(row), start_ns=start, end_ns=end, kind=kind, own_call=own_call, is_matched=is_matched,
         by=by.astype(np.int8), on=on, launch_ns=launch, arrived_ns=arrived,
         launched=launched, launched_ns=launch[launched], waits=waits,
@@ -138,7 +139,7 @@ def awaited(around: Around, window: Window, calls_matched: Mask, *, has_device: 
 
 
 def _arrived(launch: Ints, start: Ints, *, on_device: bool) -> Ints:
-    """Return when each launch had arrived. What launches take at least is their shortest way, outliers apart."""
+    """Return when each launch had arrived: launch plus the shortest launch latency (1 % quantile, without outliers)."""
     linked = launch != NONE
     if not on_device or not linked.any():
         return np.where(linked, np.minimum(launch, start), NONE)
@@ -159,7 +160,7 @@ def _before_on_lane(lane: Ints) -> Ints:
 def _on_other_lane(
     start: Ints, ends: Ints, by_end: Ints, lane: Ints, launch: Ints, floor: Ints, may_wait: Mask
 ) -> Ints:
-    """Return for each span the latest end on another lane after `floor`, of what was launched before it; else NONE."""
+    """Return for each span the one on another lane, launched before it, that ended last after `floor`; else NONE."""
     found = np.full(start.size, NONE, np.int64)
     asking = np.flatnonzero(may_wait)
     at = np.searchsorted(ends, start[asking], side="right")
@@ -186,6 +187,6 @@ def _longest(end: Ints, kind: Small) -> Ints:
 
 
 def _spans_of_calls(collective: Ints) -> tuple[Ints, Ints]:
-    told = np.flatnonzero(collective != NONE)
-    calls, first = np.unique(collective[told], return_index=True)
-    return calls, told[first]
+    with_call = np.flatnonzero(collective != NONE)
+    calls, first = np.unique(collective[with_call], return_index=True)
+    return calls, with_call[first]

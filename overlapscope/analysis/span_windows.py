@@ -1,6 +1,6 @@
-"""The spans of ranks around the windows of which paths are followed; those of a rank are read once for all windows.
+"""The spans of each rank around the windows whose paths are followed, read once for all windows.
 
-Path after path leads through the same ranks, and of a rank on disk all steps are read to see one.
+Many paths lead through the same ranks, and reading one step of a rank on disk reads all of its steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,40 +18,40 @@ Mask = npt.NDArray[np.bool_]
 Window = tuple[int, int]
 
 
-class Around(msgspec.Struct, frozen=True, kw_only=True):
-    """Spans of a rank, all or those around a window, and what its names tell of waiting."""
+class SpanWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """Spans of a rank (all, or those around a window), with its copies to the host and synchronization calls."""
 
     spans: Spans
     row: Ints | None
-    """Row of each in the rank's `Spans`; None where these are all of them."""
+    """Row of each span in the rank's `Spans`; None where all spans are held."""
     to_host: Mask
-    """Whether each is a copy to the host."""
+    """Whether each span is a copy to the host."""
     begun_ns: Ints
-    """When the rank's calls of synchronisation began ..."""
+    """Begin of the rank's synchronization calls ..."""
     ended_ns: Ints
-    """... and ended; of the whole recording."""
+    """... and their end; over the whole recording."""
 
     def rows(self, position: Ints) -> Ints:
-        """Return the rows in the rank's `Spans` of some of these."""
+        """Convert positions in these spans to rows in the rank's `Spans`."""
         return position if self.row is None else self.row[position]
 
     def positions(self, row: Ints) -> Ints:
-        """Return where rows of the rank's `Spans` stand in these."""
+        """Convert rows in the rank's `Spans` to positions in these spans."""
         return row if self.row is None else np.searchsorted(self.row, row)
 
 
-class AroundWindows:
-    """What each rank ran around some windows."""
+class SpanWindows:
+    """The spans of each rank around a set of windows."""
 
     def __init__(self, ranks: Mapping[int, RankTimeline], windows: Callable[[int], Sequence[Window]]) -> None:
-        """Prepare for windows [begin, end), which `windows` gives on the clock of the rank that it is asked for."""
+        """Prepare for windows [begin, end); `windows(rank)` returns them on that rank's clock."""
         self._ranks, self._windows = ranks, windows
-        self._whole: dict[int, Around] = {}
-        self._cuts: dict[int, dict[Window, PutFields[Around]]] = {}
+        self._whole: dict[int, SpanWindow] = {}
+        self._cuts: dict[int, dict[Window, PutFields[SpanWindow]]] = {}
         self._aside = Aside()
 
-    def of(self, rank: int, window: Window) -> Around:
-        """Return what a rank ran or launched in one of its windows at least."""
+    def of(self, rank: int, window: Window) -> SpanWindow:
+        """Return at least the spans that a rank ran or launched in one of its windows."""
         if rank in self._whole:
             return self._whole[rank]
         if rank not in self._cuts:
@@ -65,16 +65,16 @@ class AroundWindows:
 
 
 def in_window(spans: Spans, window: Window) -> Mask:
-    """Say which spans ran, or were launched, in [begin, end)."""
+    """Return which spans ran, or were launched, in [begin, end)."""
     begin, end = window
     runs = (spans.end_ns > begin) & (spans.start_ns < end)
     launched: Mask = (spans.launch_ns != NONE) & (spans.launch_ns >= begin) & (spans.launch_ns < end)
     return runs | launched
 
 
-def _whole(timeline: RankTimeline) -> Around:
+def _whole(timeline: RankTimeline) -> SpanWindow:
     named, notes = WaitNames.of(timeline), timeline.annotations
-    return Around(
+    return SpanWindow(
         spans=timeline.spans,
         row=None,
         to_host=named.to_host,
@@ -83,9 +83,9 @@ def _whole(timeline: RankTimeline) -> Around:
     )
 
 
-def _cut(whole: Around, window: Window) -> Around:
+def _cut(whole: SpanWindow, window: Window) -> SpanWindow:
     row = np.flatnonzero(in_window(whole.spans, window))
-    return Around(
+    return SpanWindow(
         spans=take(whole.spans, row) if row.size < size(whole.spans) else whole.spans,
         row=row,
         to_host=whole.to_host[row],

@@ -1,4 +1,4 @@
-"""One run's figures as matrices of ranks by steps: what a comparison takes means and medians of."""
+"""The figures of one run as matrices of ranks by steps, from which a comparison takes means and medians."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.across_ranks import Across
-from overlapscope.analysis.analyze import RankInfo
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.call_kind import Shares
 from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_LATE_RANK
 from overlapscope.analysis.exposed import ExposedShares
+from overlapscope.analysis.result import RankInfo
 from overlapscope.analysis.steps import StepWindow, whole_windows
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import RankTimeline, Run
@@ -22,35 +22,35 @@ FIGURES: Final = (
     "copy_only_ns", "idle_ns", "hidden_wait_ns",
 )  # fmt: skip
 WHOLE: Final = (NONE, 0)
-"""Label of the only column where whole recordings stand in for steps."""
+"""Label of the only column of a table of whole recordings."""
 Places = Mapping[tuple[int, int], int]
-"""Column by (recording, number of the step)."""
+"""Column by (recording, step number)."""
 
 
 class StepTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of every rank (row) and step (column); NONE where a step was not recorded whole or a figure not known."""
+    """Figures of every rank (row) and step (column); NONE where a step is incomplete or a figure is not known."""
 
     ranks: tuple[int, ...]
     steps: tuple[tuple[int, int], ...]
-    """Number of each step, and which of the steps with that number it is."""
+    """(step number, index among the steps with that number) of each column."""
     recorded: npt.NDArray[np.bool_]
     figures: Mapping[str, Ints]
     """The fields of the breakdown, `blame_ns` and `exposed_wait_ns`."""
     causes: Mapping[str, Ints]
     exposed_ns: tuple[Shares, ...]
-    """For each rank, exposed time inside the windows, by the collective that owns it."""
+    """For each rank, exposed time inside the windows, by kind of the collective that owns it."""
     calls: tuple[Shares, ...]
-    """For each rank, the calls that each step launched."""
+    """For each rank, the number of calls that each step launched, by kind."""
 
     @property
     def ranks_recorded(self) -> tuple[int, ...]:
-        """Ranks with at least one step that was recorded whole."""
+        """Ranks with at least one complete step."""
         return tuple(rank for rank, row in zip(self.ranks, self.recorded, strict=True) if row.any())
 
     def alike(self, ranks: Sequence[int]) -> "StepTable":
-        """Keep these ranks, and of the steps those that the most of them recorded whole.
+        """Return the table of these ranks, and of those steps that the most of these ranks recorded completely.
 
-        So every figure of a step is over equally many ranks: a maximum over fewer would be less for that alone.
+        So every figure of a step is over equally many ranks; a maximum over fewer ranks would be smaller.
         """
         rows = np.array([self.ranks.index(rank) for rank in ranks], np.int64)
         members = self.recorded[rows].sum(axis=0)
@@ -72,10 +72,10 @@ def step_table(
     run: Run,
     infos: Sequence[RankInfo],
     windows: Mapping[int, Sequence[StepWindow]],
-    together: Across,
+    cross_rank: Across,
     exposed: Mapping[int, ExposedShares],
 ) -> StepTable:
-    """Return the complete steps of the ranks `infos`, which are the run's as `analyze` gives them."""
+    """Return the complete steps of the ranks `infos`, which are from the analysis of `run`."""
     of_rank: dict[int, list[tuple[StepWindow, Breakdown]]] = {}
     for info in infos:
         pairs = zip(windows[info.rank], info.steps, strict=True)
@@ -83,7 +83,7 @@ def step_table(
     labels = {rank: _labels([step.step for step, _ in chosen]) for rank, chosen in of_rank.items()}
     steps = sorted({label for each in labels.values() for label in each})
     column = {label: at for at, label in enumerate(steps)}
-    filling = _Filling(tuple(of_rank), tuple(steps), together, run, exposed)
+    filling = _Filling(tuple(of_rank), tuple(steps), cross_rank, run, exposed)
     for rank, chosen in of_rank.items():
         columns = [column[label] for label in labels[rank]]
         filling.add(
@@ -96,10 +96,10 @@ def step_table(
 
 
 def whole_table(
-    run: Run, infos: Sequence[RankInfo], together: Across, exposed: Mapping[int, ExposedShares]
+    run: Run, infos: Sequence[RankInfo], cross_rank: Across, exposed: Mapping[int, ExposedShares]
 ) -> StepTable:
-    """Return the whole recordings of these ranks: one column."""
-    filling = _Filling(tuple(info.rank for info in infos), (WHOLE,), together, run, exposed)
+    """Return the whole recordings of these ranks as one column."""
+    filling = _Filling(tuple(info.rank for info in infos), (WHOLE,), cross_rank, run, exposed)
     for info in infos:
         windows = [(window, 0) for window in whole_windows(run.ranks[info.rank])]
         filling.add(info.rank, [(info.whole, 0)], windows, None)
@@ -107,7 +107,7 @@ def whole_table(
 
 
 def _labels(steps: Sequence[int]) -> list[tuple[int, int]]:
-    """Number the steps of a rank: its recordings may count from the same number again."""
+    """Label the steps of a rank; several of its recordings may use the same step numbers."""
     seen: dict[int, int] = {}
     labels = []
     for step in steps:
@@ -117,17 +117,17 @@ def _labels(steps: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class _Filling:
-    """A table while it is filled, rank by rank."""
+    """A table that is filled rank by rank."""
 
     def __init__(
         self,
         ranks: tuple[int, ...],
         steps: tuple[tuple[int, int], ...],
-        together: Across,
+        cross_rank: Across,
         run: Run,
         exposed: Mapping[int, ExposedShares],
     ) -> None:
-        self._ranks, self._steps, self._run, self._together, self._exposed_of = ranks, steps, run, together, exposed
+        self._ranks, self._steps, self._run, self._together, self._exposed_of = ranks, steps, run, cross_rank, exposed
         self._shape = len(ranks), len(steps)
         self._recorded = np.zeros(self._shape, np.bool_)
         self._figures = {
@@ -166,7 +166,7 @@ class _Filling:
         self._figures["blame_ns"][row] = np.where(here & bool(self._together.matched), self._blame(rank, at), NONE)
 
     def done(self) -> StepTable:
-        """Return the table."""
+        """Return the filled table."""
         return StepTable(
             ranks=self._ranks,
             steps=self._steps,
@@ -178,7 +178,7 @@ class _Filling:
         )
 
     def _blame(self, rank: int, at: Ints) -> Ints:
-        """Return the rank's leads over the second-latest in the calls of each column."""
+        """Return the rank's leads over the second-latest rank, summed over the calls of each column."""
         blame = np.zeros(self._shape[1], np.float64)
         for split in self._together.splits:
             if rank in split.block.ranks:
@@ -190,7 +190,7 @@ class _Filling:
 
 
 def _columns(timeline: RankTimeline, places: Places | None) -> Ints:
-    """Give for each call the column of the step that launched it, -1 for none; without places all are in one column."""
+    """Return for each call the column of the step that launched it, -1 for none; without `places` always column 0."""
     calls = timeline.collectives
     if places is None:
         return np.zeros(size(calls), np.int64)

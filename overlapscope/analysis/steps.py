@@ -1,6 +1,6 @@
-"""Step windows on the device, cut by what each step launched (DESIGN section 2).
+"""Compute step windows on the device from the spans that each step launched (docs/definitions.md).
 
-Device work lags the host, by up to more than a step: a window cut at host times would mix steps.
+Device work lags behind the host, sometimes by more than a step: a window cut at host times would mix steps.
 """
 
 from collections.abc import Iterator
@@ -17,17 +17,17 @@ NEVER: Final = int(np.iinfo(np.int64).max)
 
 
 class StepWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of one rank; `window` is None for a step that launched no computation."""
+    """One step of one rank; `window` is None for a step that launched no compute."""
 
     step: int
     recording: int
     window: tuple[int, int] | None
     complete: bool
-    """False when the recording began after the step did, or ended before the last span that the step launched."""
+    """False when the recording began after the step began, or ended before the last span that the step launched."""
 
 
 def step_windows(timeline: RankTimeline) -> list[StepWindow]:
-    """Return every annotated step, in order of time; none is left out."""
+    """Return every annotated step in order of time, including incomplete ones."""
     windows: list[StepWindow] = []
     for recording in range(size(timeline.recordings)):
         build = _device_windows if timeline.has_device else _host_windows
@@ -47,7 +47,7 @@ def whole_windows(timeline: RankTimeline) -> list[tuple[int, int]]:
 
 
 def _host_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWindow]:
-    """Without device spans the annotation itself is the window."""
+    """Yield the windows of a run without device spans, where the annotation itself is the window."""
     steps, spans = timeline.steps, timeline.spans
     rows = np.flatnonzero(steps.recording == recording)
     launched, of_step = _launched(timeline, recording, steps.step[rows])
@@ -90,7 +90,10 @@ def _device_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWind
 
 
 def _launched(timeline: RankTimeline, recording: int, number: Ints) -> tuple[Ints, Ints]:
-    """Return the spans that a recording's steps launched, and the place of each one's step (of equals, the last)."""
+    """Return the spans that a recording's steps launched, and the position of each span's step.
+
+    Of several steps with the same number it is the last one.
+    """
     spans = timeline.spans
     order = np.argsort(number, kind="stable")
     ascending = np.append(number[order], NONE)
@@ -100,7 +103,7 @@ def _launched(timeline: RankTimeline, recording: int, number: Ints) -> tuple[Int
 
 
 def _main_lane(timeline: RankTimeline, recording: int) -> int:
-    """Return the lane with the most compute time; the first of equals."""
+    """Return the lane with the most compute time; the first one of equals."""
     spans = timeline.spans
     computes = (spans.kind == COMPUTE) & (spans.recording == recording)
     taken = spans.end_ns[computes] - spans.start_ns[computes]
@@ -110,8 +113,8 @@ def _main_lane(timeline: RankTimeline, recording: int) -> int:
 def _is_complete(recordings: Recordings, recording: int, start: int, end: int, last_span_end: int) -> bool:
     """Return whether the recording holds all of a step that its host ran from `start` to `end`.
 
-    A launch whose device span is missing, later than every launch that has one, shows that the recording ended
-    before the device did. A cut file may have lost events of any step.
+    A launch without a device span, later than every launch with one, shows that the recording ended before the device
+    work did. A truncated file may have lost events of any step.
     """
     lost = int(recordings.lost_launch_ns[recording])
     return bool(

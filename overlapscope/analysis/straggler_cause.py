@@ -1,8 +1,8 @@
-"""What held a late rank: what it did more of than its peers since they last met, and what that was.
+"""Find the cause of a straggler: what it did longer than its peers since their previous common call.
 
-Between two calls that a group makes together, each member computes, communicates with others or is idle; what the late
-one had more of than the median of its peers is what held it. Computing is looked into by the kernels, idleness by the
-host: what capture noted of it, what its ranges say, and when its first launch of a step came.
+Between two calls of a group, each member computes, communicates in other groups or is idle. The cause is what the late
+rank did longer than the median of its peers. More compute is explained from the kernels; more idle time from the host:
+capture's records, named ranges, and the first launch of a step. `HELD_BY` holds the text of each cause.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,54 +13,53 @@ import numpy as np
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.host_cause import (
     SHARED_CORES,
-    Met,
-    clocks_down,
+    SharedInterval,
+    extra_allocator_retries,
+    lowered_clock,
     more_than_peers,
-    noted,
+    recorded_cause,
     recording_cost,
-    retried,
 )
-from overlapscope.analysis.kernels import Work
-from overlapscope.analysis.lateness import Late
+from overlapscope.analysis.kernels import RankCompute
+from overlapscope.analysis.lateness import LateArrivals
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST: Final = 0.5
-"""An explanation must account for this share of the leads."""
+"""A cause must explain more than this share of the lateness."""
 MORE: Final = 1.05
-"""A rank computes more than its peers from this factor of their median."""
+"""A rank computes longer than its peers from this factor of their median."""
 EVEN: Final = 0.85
-"""A slow device slows down this share of what runs on it; less, and the work may have changed instead."""
+"""A slow device slows down at least this share of its kernels; with less, the work may differ instead."""
 SOME_LARGER: Final = 0.05
-"""Share of the compute time, beyond the peers', in larger grids from which the work is taken to be larger."""
+"""From this share of the compute time in larger grids (more than the peers' share), the work is taken to be larger."""
 BESIDE_MOST: Final = 0.2
-"""Only sets of ranks that it held up by this share of what it held up most are compared with."""
+"""Only sets of ranks that it delayed by at least this share of its largest delay of a set are used."""
 AT_ONCE_NS: Final = 50_000
-"""A call that starts within this after its launch has waited for its host, not for its device."""
+"""A call that starts within this after its launch waited for its host, not for its device."""
 HELD_BY: Final[Mapping[str, str]] = {
-    "host": "it was idle, its host had not given it more to do",
-    "data_loading": "it was between two steps, as in loading data",
-    "garbage_collector": "its interpreter collected garbage",
-    "allocator": "its device's memory was full: the allocator gave memory back and asked again",
-    "throttled": "its clocks were held down, or its processes' share of the cores",
-    "more_work": "it ran more kernels than its peers",
-    "slower_compute": "its kernels took longer than its peers'",
-    "unknown": "by what is not known",
+    "host": "host stall (its GPU was idle, waiting for kernel launches)",
+    "data_loading": "data loading (it was between two steps)",
+    "garbage_collector": "garbage collection pauses of its interpreter",
+    "allocator": "device memory was full (the allocator freed cached memory and retried)",
+    "throttled": "throttling (of its clocks, or of its processes' CPU share)",
+    "more_work": "more work (it ran more or larger kernels than its peers)",
+    "slower_compute": "slower compute (its kernels took longer than its peers')",
+    "unknown": "cause not known",
 }
 
 
-def held_by(
-    late: Sequence[Late],
+def find_straggler_cause(
+    late: Sequence[LateArrivals],
     run: Run,
     coverage: Mapping[int, Coverage],
-    work: Mapping[int, Work],
+    work: Mapping[int, RankCompute],
     not_launched: Mapping[int, Intervals],
 ) -> tuple[str | None, dict[str, Any]]:
-    """Return what held the rank whose late calls these are, with the figures; None where it is no culprit itself.
+    """Return the cause (a key of HELD_BY) of one rank's late arrivals, with evidence; None where it is not its fault.
 
-    `not_launched` holds what `before_first_launch` gives for every rank.
-    `host`, `data_loading`, `garbage_collector`, `allocator`, `throttled`, `more_work`, `slower_compute` or `unknown`.
+    `not_launched` holds the result of `before_first_launch` for every rank.
     """
     most = max(int(each.lead_ns.sum()) for each in late)
     late = [each for each in late if each.lead_ns.sum() >= BESIDE_MOST * most]
@@ -72,17 +71,17 @@ def held_by(
     }  # fmt: skip
     if communicated > MOST * lead_ns:
         return None, evidence  # it waited for others elsewhere
-    told, more = noted(rank, run, met, lead_ns)
-    if told == SHARED_CORES:
-        return None, evidence | more  # the system's scheduler chose it, and may choose another one next time
-    if told is not None and (idle > MOST * lead_ns or not run.ranks[rank].has_device):
-        return _refined(told, rank, run, met, lead_ns, evidence | more)
+    cause, more = recorded_cause(rank, run, met, lead_ns)
+    if cause == SHARED_CORES:
+        return None, evidence | more  # the operating system's scheduler made it late, and may choose another rank next
+    if cause is not None and (idle > MOST * lead_ns or not run.ranks[rank].has_device):
+        return _refined(cause, rank, run, met, lead_ns, evidence | more)
     if computed > MOST * lead_ns:
-        told, more = _by_compute(rank, met, work)
-        if told == "unknown" and more["compute_ns"] < MORE * more.get("peers_compute_ns", np.inf):
+        cause, more = _by_compute(rank, met, work)
+        if cause == "unknown" and more["compute_ns"] < MORE * more.get("peers_compute_ns", np.inf):
             at_once = more["launched_late_ns"] = _launched_late(late)
-            told = "host" if at_once > MOST * lead_ns else told
-        return _refined(told, rank, run, met, lead_ns, evidence | more)
+            cause = "host" if at_once > MOST * lead_ns else cause
+        return _refined(cause, rank, run, met, lead_ns, evidence | more)
     if idle > MOST * lead_ns:
         members = {each for group in met for each in group.ranks}
         before = more_than_peers(rank, met, {each: BusyTime(_idle(not_launched[each], coverage[each]))
@@ -91,8 +90,8 @@ def held_by(
     return "unknown", evidence
 
 
-def _more_of(rank: int, met: Sequence[Met], coverage: Mapping[int, Coverage]) -> tuple[int, int, int]:
-    """Give how much more than the median of its peers the rank computed, communicated without computing, and idled."""
+def _more_of(rank: int, met: Sequence[SharedInterval], coverage: Mapping[int, Coverage]) -> tuple[int, int, int]:
+    """Return how much longer than the median of its peers the rank computed, had exposed communication, and idled."""
     sums = np.zeros(3)
     for each in met:
         begin, end = each.begin_ns, np.maximum(each.begin_ns, each.end_ns)
@@ -105,7 +104,7 @@ def _more_of(rank: int, met: Sequence[Met], coverage: Mapping[int, Coverage]) ->
 
 
 def _busy(coverage: Mapping[int, Coverage], ranks: Sequence[int], begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Return what each member computed in its stretches, and communicated without computing."""
+    """Return the compute and the exposed communication of each member in its intervals (ranks by calls)."""
     compute = [BusyTime(coverage[rank].compute).within(b, e) for rank, b, e in zip(ranks, begin, end, strict=True)]
     comm = [
         BusyTime(difference(coverage[rank].comm, coverage[rank].compute)).within(b, e)
@@ -114,8 +113,10 @@ def _busy(coverage: Mapping[int, Coverage], ranks: Sequence[int], begin: Ints, e
     return np.array(compute), np.array(comm)
 
 
-def _by_compute(rank: int, met: Sequence[Met], work: Mapping[int, Work]) -> tuple[str, dict[str, Any]]:
-    """Tell more work from slower work, by the kernels."""
+def _by_compute(
+    rank: int, met: Sequence[SharedInterval], work: Mapping[int, RankCompute]
+) -> tuple[str, dict[str, Any]]:
+    """Decide between more work and slower compute, from the kernels."""
     mine = work[rank]
     peers = [work[each] for each in sorted({each for group in met for each in group.ranks} - {rank}) if each in work]
     if not peers:
@@ -127,7 +128,7 @@ def _by_compute(rank: int, met: Sequence[Met], work: Mapping[int, Work]) -> tupl
         "work_ns": round(mine.usual_ns), "peers_work_ns": usual_work, "in_larger_grids": mine.larger,
     }  # fmt: skip
     if mine.compute_ns < MORE * usual_compute:
-        return "unknown", evidence  # it computed meanwhile, but in all no more than its peers
+        return "unknown", evidence  # it computed in these intervals, but in total not longer than its peers
     slower, more = mine.compute_ns - mine.usual_ns, mine.usual_ns - usual_work
     if more >= slower:
         return "more_work", evidence
@@ -137,8 +138,8 @@ def _by_compute(rank: int, met: Sequence[Met], work: Mapping[int, Work]) -> tupl
     return ("more_work" if larger >= SOME_LARGER else "unknown"), evidence
 
 
-def _launched_late(late: Sequence[Late]) -> int:
-    """Return the leads of calls that the rank's host launched no earlier than they started."""
+def _launched_late(late: Sequence[LateArrivals]) -> int:
+    """Return the sum of leads of calls that started immediately after the rank's host launched them."""
     total = 0
     for each in late:
         started = each.met.end_ns[each.met.ranks.index(each.rank)]
@@ -148,9 +149,9 @@ def _launched_late(late: Sequence[Late]) -> int:
 
 
 def before_first_launch(timeline: RankTimeline) -> Intervals:
-    """Return when a step had begun and its host had launched nothing.
+    """Return when a step had begun and its host had not launched anything yet.
 
-    Where a batch is fetched without a range that says so, this is all that shows of it.
+    Where a batch is fetched outside a named range, this is all that shows it.
     """
     steps, spans = timeline.steps, timeline.spans
     launches = np.sort(spans.launch_ns[spans.launch_ns != NONE])
@@ -161,28 +162,28 @@ def before_first_launch(timeline: RankTimeline) -> Intervals:
 
 
 def _idle(times: Intervals, cover: Coverage) -> Intervals:
-    """Return when the device had nothing to do of these times."""
+    """Return the parts of these times in which the device was idle."""
     return difference(difference(times, cover.compute), cover.comm)
 
 
 def _refined(
-    told: str, rank: int, run: Run, met: Sequence[Met], lead_ns: int, evidence: dict[str, Any]
+    cause: str, rank: int, run: Run, met: Sequence[SharedInterval], lead_ns: int, evidence: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """Look for what made a host late, or computing slow; and whether recording itself may have done it."""
-    if told == "slower_compute":
+    """Refine the cause: why the host was late or compute slow, and whether the recording overhead may explain it."""
+    if cause == "slower_compute":
         peers = sorted({each for group in met for each in group.ranks} - {rank})
-        clocks = clocks_down(rank, peers, run, evidence["slowness"])
-        return ("throttled", evidence | clocks) if clocks else (told, evidence)
-    if told != "host":
-        return told, evidence
-    retries = retried(rank, run, met)
+        clocks = lowered_clock(rank, peers, run, evidence["slowness"])
+        return ("throttled", evidence | clocks) if clocks else (cause, evidence)
+    if cause != "host":
+        return cause, evidence
+    retries = extra_allocator_retries(rank, run, met)
     if retries > 0:
         return "allocator", {**evidence, "allocator_retries_more": retries}
     cost = recording_cost(run.ranks[rank])
     if cost is None:
-        return told, evidence
+        return cause, evidence
     steps = np.unique(np.concatenate([each.step for each in met])).size
-    return told, {
+    return cause, {
         **evidence,
         "recording_cost_ns": round(cost * steps),
         "recording_may_explain": cost * steps > MOST * lead_ns,

@@ -1,7 +1,7 @@
-"""Slow links told from the counters of the job's own TCP connections, which capture reads from the kernel.
+"""Find slow links from the counters of the job's own TCP connections, which capture reads from the kernel.
 
-A pair of ranks is slow beside the other pairs, or all are beside what their interface states. A rank is named only
-where all that is slow is its own, and what is not slow does not pass its link the same way.
+A pair of ranks is slow compared with the other pairs, or all pairs compared with the stated rate of their interface. A
+rank is named only where all slow pairs are its own, and no fast pair uses its link in the same direction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,43 +14,44 @@ from overlapscope.analysis.findings import Finding
 from overlapscope.timeline.run import RankTimeline, Run
 
 SLOW: Final = 0.25
-"""A pair of ranks is slow up to this share of what the fastest pair reaches ..."""
+"""A pair of ranks is slow at or below this share of the fastest pair's rate ..."""
 BESIDE: Final = 0.5
-"""... and one that reaches this share is not."""
+"""... and fast from this share on."""
 OF_STATED: Final = 0.1
-"""All are slow where none reaches this share of what its interface states: one stream may well not fill a fast one."""
+"""All pairs are slow where none exceeds this share of its interface's stated rate; low, since one stream often cannot
+fill a fast interface."""
 LEAST_BYTES: Final = 4 << 20
-"""What a connection must have carried to tell of its link, and this share of what the busiest carried."""
+"""Bytes that a connection must have sent to be used; also, at least LEAST_SHARE of those of the busiest connection."""
 LEAST_SHARE: Final = 0.05
 UNREAD: Final = 0.5
-"""Up to this share of its time a connection may have waited for a receiver that did not read."""
+"""A connection may have been limited by its receiver for up to this share of its busy time."""
 WEIGHS: Final = 0.1
-"""A connection's link weighs when it had something to send for this share of the recording."""
+"""A connection is relevant when it had data to send for this share of the recording."""
 MAX_LISTED: Final = 16
 AMBIGUOUS: Final = -1
 Pair = tuple[int, int]
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank sent another on the connection between them that carried most."""
+    """The traffic from one rank to another on the connection that carried most."""
 
     sender: int
     receiver: int
     sent_bytes: int
     rate_bytes_s: float
-    """What was sent over the time that there was something to send."""
+    """Bytes sent over the time with data to send."""
     seen_bytes_s: float | None
-    """The rate of delivery that the kernel saw when the link was full; None where it never was."""
+    """The kernel's delivery rate when the link was the limit; None where it never was."""
     share: float | None
-    """Share of the recording in which there was something to send."""
+    """Share of the recording with data to send."""
     interface: str | None
     stated_bytes_s: float | None
     local: bool
-    """Within one host, where no link is passed."""
+    """Whether both ends are on one host, so that no link is used."""
 
 
-def of_connections(found: Sequence[Flow]) -> list[Finding]:
-    """Compare the connections between hosts with each other, then with what their interfaces state."""
+def compare_connections(found: Sequence[Flow]) -> list[Finding]:
+    """Compare the connections between hosts with each other, then with the stated rates of their interfaces."""
     between = [each for each in found if not each.local]
     if not between:
         return []
@@ -64,7 +65,7 @@ def of_connections(found: Sequence[Flow]) -> list[Finding]:
     }
     fast = {pair for pair, rate in rates.items() if rate >= BESIDE * fastest}
     if slow:
-        rank = whose(slow, fast)
+        rank = slow_rank(slow, fast)
         interfaces = {each.interface for each in between if each.interface and (each.sender, each.receiver) in slow}
         return [_of_pairs(rank, {pair: rates[pair] for pair in slow}, fastest, sorted(interfaces))]
     if not all(_weighs(each) and _far_below_stated(each) for each in between):
@@ -74,8 +75,8 @@ def of_connections(found: Sequence[Flow]) -> list[Finding]:
         Finding(
             id="slow_link",
             severity="warning",
-            title=f"every connection between ranks moves at most {fastest / 1e6:.4g} MB/s, where its interface states "
-            f"{least / 1e6:.4g} MB/s: slow links, all alike",
+            title=f"all links are slow: no connection between ranks moves more than {fastest / 1e6:.4g} MB/s, while "
+            f"their interfaces state {least / 1e6:.4g} MB/s",
             evidence={
                 "rank": None,
                 "fastest_bytes_s": round(fastest),
@@ -97,8 +98,8 @@ def _far_below_stated(flow: Flow) -> bool:
     return max(flow.rate_bytes_s, flow.seen_bytes_s) <= OF_STATED * flow.stated_bytes_s
 
 
-def whose(slow: set[Pair], fast: set[Pair]) -> int | None:
-    """Return the rank whose link is slow: the only one that all slow pairs share, and that no fast pair has that way.
+def slow_rank(slow: set[Pair], fast: set[Pair]) -> int | None:
+    """Return the rank whose link is slow: the only one in all slow pairs and, in the same direction, in no fast pair.
 
     None for a single pair: the link may be slow at either end.
     """
@@ -125,8 +126,8 @@ def _of_pairs(rank: int | None, slow: Mapping[Pair, float], fastest: float, inte
     return Finding(
         id="slow_link" if rank is None else f"slow_link:rank{rank}",
         severity="warning",
-        title=f"{whose_link} is slow: from rank {pairs}{more} data move at {slowest / 1e6:.4g} MB/s, between others at "
-        f"{fastest / 1e6:.4g} MB/s",
+        title=f"{whose_link} is slow: data from rank {pairs}{more} moves at {slowest / 1e6:.4g} MB/s, between other "
+        f"ranks at up to {fastest / 1e6:.4g} MB/s",
         evidence={
             "rank": rank,
             "pairs": [
@@ -141,13 +142,13 @@ def _of_pairs(rank: int | None, slow: Mapping[Pair, float], fastest: float, inte
 
 
 def flows(run: Run) -> list[Flow]:
-    """Return what each rank sent each other one, as far as both recorded their ends of the connection."""
+    """Return the traffic between each two ranks that both recorded their end of the connection."""
     ends: dict[str, int] = {}
     for rank, timeline in run.ranks.items():
         for each in _connections(timeline):
             known_of = ends.setdefault(each["local"], rank)
             if known_of != rank:
-                ends[each["local"]] = AMBIGUOUS  # an address that several hosts have, such as the loopback's
+                ends[each["local"]] = AMBIGUOUS  # an address that several hosts have, such as loopback
     found: dict[Pair, Flow] = {}
     for rank, timeline in run.ranks.items():
         lasted_ns = int((timeline.recordings.end_ns - timeline.recordings.start_ns).sum())
@@ -184,8 +185,8 @@ def flows(run: Run) -> list[Flow]:
 
 
 def _connections(timeline: RankTimeline) -> list[Mapping[str, Any]]:
-    told = timeline.recorded.get("sockets")
-    rows = told if isinstance(told, list) else []
+    sockets = timeline.recorded.get("sockets")
+    rows = sockets if isinstance(sockets, list) else []
     return [
         each
         for each in rows

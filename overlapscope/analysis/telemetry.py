@@ -1,7 +1,7 @@
-"""Telemetry as people read it: power, clocks, bandwidths and pauses of chosen ranks, on the ranks' common time.
+"""Telemetry for display: power, clocks, bandwidths and pauses of chosen ranks, on the common clock.
 
-Counters become rates between two readings; one that fell was reset, and tells nothing there. A reading that was not
-recorded has no series.
+Counters become rates between two readings; where a counter decreases it was reset, and that interval is left out. A
+reading that was not recorded has no series.
 """
 
 import re
@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.host_cause import taken
+from overlapscope.analysis.host_cause import reading_series
 from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -22,12 +22,12 @@ NS: Final = 1e9
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of reading: which names are of it, and what they are times `factor` in its unit."""
+    """A kind of reading: the names that belong to it, and the factor that converts them to its unit."""
 
     name: str
     unit: str
     pattern: re.Pattern[str]
-    """Its groups name the source: the device, the port, the direction."""
+    """Its groups capture the source: device, port, direction."""
     kind: Literal["level", "counter"] = "level"
     factor: float = 1.0
 
@@ -38,9 +38,9 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     rank: int
     measure: Measure
     source: str
-    """`gpu0`, `mlx5_0.1 out`, or empty for what is of the host or process."""
+    """`gpu0`, `mlx5_0.1 out`, or empty for readings of the host or process."""
     time_ns: Floats
-    """On the common clock, as distances from its reference."""
+    """On the common clock, in nanoseconds after its reference."""
     value: Floats
 
 
@@ -59,17 +59,17 @@ MEASURES: Final = (
     _measure("NVLink", "GB/s", r"(gpu\d+)\.nvlink_(tx|rx)_kib", counter=True, factor=KIB / GB),
     _measure("PCIe", "GB/s", r"(gpu\d+)\.pcie_(tx|rx)_kib_s", factor=KIB / GB),
     _measure("network", "GB/s", r"(.+)\.(xmit|rcv)_bytes", counter=True, factor=1 / GB),
-    _measure("load of the host", "processes", r"loadavg_1m"),
+    _measure("host load", "processes", r"loadavg_1m"),
     _measure("between steps", "ms", r"between_steps_ns", factor=1e-6),
     _measure("garbage collection", "ms", r"gc_pause_ns", factor=1e-6),
-    _measure("held off its cores", "ms a step", r"cpu_throttled_us", factor=1e-3),
+    _measure("CPU throttled", "ms a step", r"cpu_throttled_us", factor=1e-3),
 )
-"""What is looked for, in the order in which it is shown."""
+"""All measures, in the order in which they are displayed."""
 _DIRECTIONS: Final = {"tx": "out", "xmit": "out", "rx": "in", "rcv": "in"}
 
 
 def readings(run: Run, clocks: Clocks, ranks: Sequence[int]) -> list[Readings]:
-    """Return all readings of the ranks, by measure; those of which there are none are missing."""
+    """Return all readings of the ranks, by measure; readings without values are left out."""
     return [
         found
         for measure in MEASURES
@@ -84,7 +84,7 @@ def _of(timeline: RankTimeline, rank: int, measure: Measure, clocks: Clocks) -> 
         found = measure.pattern.fullmatch(name)
         if found is None:
             continue
-        times, value = taken(timeline, name)
+        times, value = reading_series(timeline, name)
         at, value = clocks.aligned(rank, times), value * measure.factor
         if measure.kind == "counter":
             at, value = _rates(at, value)
@@ -93,14 +93,14 @@ def _of(timeline: RankTimeline, rank: int, measure: Measure, clocks: Clocks) -> 
 
 
 def _rates(time_ns: Floats, value: Floats) -> tuple[Floats, Floats]:
-    """Return what a counter rose by a second, at the end of each interval."""
+    """Return the increase of a counter per second, at the end of each interval."""
     lasted, rose = np.diff(time_ns), np.diff(value)
     good = (lasted > 0) & (rose >= 0)
     return time_ns[1:][good], rose[good] / lasted[good] * NS
 
 
 def thinned(found: Readings, most: int) -> tuple[Floats, Floats]:
-    """Return at most `most` points that hold the least and the greatest value of every stretch."""
+    """Return at most `most` points, which keep the minimum and the maximum of every part of the series."""
     count = found.value.size
     if count <= most:
         return found.time_ns, found.value

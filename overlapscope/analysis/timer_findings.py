@@ -1,4 +1,4 @@
-"""What a framework's timers ask for: ranks that differ, iteration after iteration."""
+"""Findings from a framework's logged timers: ranks that differ in most iterations."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -12,19 +12,19 @@ from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Source
 
 FEW_ITERATIONS: Final = 5
-"""Fewer logged iterations, the first left out, do not show that a difference persists."""
+"""Fewer logged iterations (without the first) do not show that a difference persists."""
 SLOWER: Final = 1.25
-"""The slowest rank takes at least so many times the fastest's ..."""
+"""The slowest rank takes at least this many times the time of the fastest ..."""
 OF_ITERATION: Final = 0.03
 """... and the difference is at least this share of the iteration ..."""
 PERSISTS: Final = 0.8
 """... in at least this share of the iterations."""
 _BY_SCHEDULE: Final = re.compile(r"(?:^|[-_])(?:send|recv)(?:$|[-_])|embedding|batch-generator")
-"""Not all pipeline stages do these, or they wait in them for the others: their ranks differ by design."""
+"""Timers of work that not all pipeline stages do, or in which they wait for others: ranks differ by design."""
 
 
 def timer_findings(facts: Facts, sources: Sequence[Source]) -> list[Finding]:
-    """Find the timers whose slowest rank stays behind; needs the smallest and largest time, or each rank's."""
+    """Find timers whose slowest rank is persistently slower; needs the minimum and maximum, or each rank's time."""
     findings = []
     for path in dict.fromkeys(source.path for source in sources if "megatron_timers" in source.format.split("+")):
         elapsed = _elapsed(facts, path)
@@ -61,9 +61,9 @@ def _imbalance(path: str, timer: str, low: Floats, high: Floats, iteration: Floa
         Finding(
             id=f"timer_imbalance:{timer}:{path}",
             severity="warning",
-            title=f"timer {timer}: the slowest rank takes {times:.1f} times the fastest's "
-            f"({np.median(high):.1f} against {np.median(low):.1f} ms), in {int(apart.sum())} of {low.size} logged "
-            f"iterations{who}: ranks or pipeline stages are unevenly loaded",
+            title=f"timer {timer}: the slowest rank takes {times:.1f} times as long as the fastest "
+            f"({np.median(high):.1f} and {np.median(low):.1f} ms) in {int(apart.sum())} of {low.size} logged "
+            f"iterations{who}: ranks or pipeline stages are imbalanced",
             evidence=evidence,
             known_from="log",
         )
@@ -71,17 +71,17 @@ def _imbalance(path: str, timer: str, low: Floats, high: Floats, iteration: Floa
 
 
 def _elapsed(facts: Facts, path: str) -> dict[int, float]:
-    """Return each iteration's time in milliseconds."""
+    """Return the time of each iteration in milliseconds."""
     rows = _rows(facts, path, "elapsed_ms")
     return dict(zip(facts.figures.step[rows].tolist(), facts.figures.value[rows].tolist(), strict=True))
 
 
 _Ranked = tuple[str, Ints, Floats, Floats, Ints]
-"""Timer, and for each iteration: its number, smallest and largest time, the slowest rank."""
+"""Timer, and for each iteration: number, smallest time, largest time, slowest rank."""
 
 
 def _extremes(facts: Facts, path: str) -> Iterator[_Ranked]:
-    """Yield the timers of which smallest and largest times are logged, side by side."""
+    """Yield the timers with logged minimum and maximum times."""
     low, high = _rows(facts, path, "min_ms"), _rows(facts, path, "max_ms")
     high = high[np.isin(high - 1, low)]  # a block with the largest alone has no smallest before it
     figures = facts.figures
@@ -94,7 +94,7 @@ def _extremes(facts: Facts, path: str) -> Iterator[_Ranked]:
 
 
 def _by_rank(facts: Facts, path: str) -> Iterator[_Ranked]:
-    """Yield the timers of which each rank's times are logged."""
+    """Yield the timers with logged times of each rank."""
     figures = facts.figures
     rows = _rows(facts, path, "ms")
     rows = rows[(figures.rank[rows] != NONE) & (figures.step[rows] != NONE)]
@@ -103,7 +103,7 @@ def _by_rank(facts: Facts, path: str) -> Iterator[_Ranked]:
         chosen = rows[figures.subject[rows] == code]
         if _BY_SCHEDULE.search(timer):
             continue
-        # By iteration, the slowest rank last; of a restarted job the iterations repeat, and are taken together.
+        # Sorted by iteration, the slowest rank last; repeated iterations of a restarted job are merged.
         chosen = chosen[np.lexsort((figures.value[chosen], figures.step[chosen]))]
         step, first = np.unique(figures.step[chosen], return_index=True)
         last = np.append(first[1:], chosen.size) - 1
@@ -113,7 +113,7 @@ def _by_rank(facts: Facts, path: str) -> Iterator[_Ranked]:
 
 
 def _rows(facts: Facts, path: str, name: str) -> Ints:
-    """Return the rows of one name from one source, in order."""
+    """Return the rows with one name from one source, in order."""
     figures = facts.figures
     codes = {each: code for code, each in enumerate(facts.names)}
     chosen = (figures.source == codes.get(path, -2)) & (figures.name == codes.get(name, -2))

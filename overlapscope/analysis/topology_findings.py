@@ -1,17 +1,17 @@
-"""Links that a host's other devices have and one lacks: lost NVLinks, one-sided entries, narrow PCIe slots.
+"""Find links that one device of a host lacks and its other devices have: lost NVLinks, one-sided entries, narrow PCIe.
 
-Rules, and why they do not accuse designs that are only partly connected:
+The rules, and why they accept designs that are only partly connected:
 
-* A *mesh* is a set of GPUs of which each is linked to each other by the same number of NVLink or XGMI lanes. A GPU
-  outside a mesh of three or more, which is more than half of the host's GPUs, has lost links: no board joins all but
-  one of its GPUs. Hybrid cubes, bridged pairs and two quads have no such mesh; hosts without such links neither.
-* A mesh of exactly 4, 8 or 16 GPUs is a whole board, and a GPU with no link at all beside it may be a display adapter
-  or another card: nothing is said of it. One that is linked to the mesh by fewer lanes is reported all the same.
-* A GPU outside the mesh that is linked to others outside it belongs to an island of its own: nothing is said of it.
+* A *mesh* is a set of GPUs that are all linked to each other by the same number of NVLink or XGMI lanes. A GPU outside
+  a mesh of three or more that is more than half of the host's GPUs has lost links: no board connects all but one of its
+  GPUs. Hybrid cubes, bridged pairs and two quads have no such mesh, nor do hosts without such links.
+* A mesh of exactly 4, 8 or 16 GPUs is a whole board; a GPU without any link beside it may be a display adapter or
+  another card and is not reported. A GPU that is linked to the mesh by fewer lanes is reported.
+* A GPU outside the mesh that is linked to others outside it belongs to a separate island and is not reported.
 * Behind NVSwitches the lanes of each GPU are counted over all switches; the most frequent number, if more than half
-  of at least three GPUs have it, is what a GPU should have.
-* A PCIe link is narrow when more than half of at least three equals of its host have a faster one. Equals are GPUs,
-  or network cards of one network speed.
+  of at least three GPUs have it, is the expected number.
+* A PCIe link is narrow when more than half of at least three comparable devices of its host have a faster one.
+  Comparable devices are GPUs, or network cards of the same network speed.
 """
 
 import math
@@ -34,7 +34,7 @@ _GPU = re.compile(r"GPU ?[0-9a-fA-F:.]+")
 _PAIRS_SHOWN = 16
 
 _Pairs = dict[tuple[str, str], tuple[str, int]]
-"""(kind, lanes) by ordered pair; lanes are 0 where the source does not count them."""
+"""(kind, lanes) by ordered pair of devices; lanes are 0 where the source does not report them."""
 
 
 class _Host(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,12 +49,12 @@ class _Host(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpus(self) -> list[str]:
-        """The GPUs that have a link, in a stable order."""
+        """The GPUs that have a link, sorted by name."""
         return sorted({end for pair in self.pairs for end in pair if _GPU.fullmatch(end)})
 
 
 def topology_findings(facts: Facts) -> list[Finding]:
-    """Return what is wrong with the hosts' links, as far as their sources show it beyond doubt."""
+    """Return the findings about the links of the hosts; only clear cases are reported."""
     found: list[Finding] = []
     for host in _hosts(facts):
         found += _lost_links(host)
@@ -65,24 +65,24 @@ def topology_findings(facts: Facts) -> list[Finding]:
 
 
 def _hosts(facts: Facts) -> list[_Host]:
-    """Tell hosts apart: by name, and where they have none, by a link that is told a second time.
+    """Return the hosts: separated by name, and without a name, where a link is reported a second time.
 
-    What one source tells stands together, so that the first repeated link begins another source.
+    The rows of one source are adjacent, so the first repeated link begins another source.
     """
     links = facts.links
     found = []
     for code in dict.fromkeys(links.host.tolist()):
-        told: set[tuple[str, str, str]] = set()
+        seen: set[tuple[str, str, str]] = set()
         parts: list[_Host] = []
         for row in np.flatnonzero(links.host == code).tolist():
             a, b, kind = (facts.name(column[row]) or "unknown" for column in (links.a, links.b, links.kind))
             if kind.startswith("P2P"):
                 continue
             key = (a, b, kind if kind in ("PCIe", "network", "C2C") else "path")
-            if not parts or key in told:
-                told = set()
+            if not parts or key in seen:
+                seen = set()
                 parts.append(_Host(name=None, pairs={}, speeds={}, pcie={}))
-            told.add(key)
+            seen.add(key)
             _note(parts[-1], key, kind, int(links.lanes[row]), float(links.bandwidth_gbs[row]))
         found += [(facts.name(code), part) for part in parts]
     several = len(found) > 1
@@ -133,17 +133,17 @@ def _lost(
     missing = [other for other, count in to_mesh.items() if count is None]
     kind = next(kind for (a, b), (kind, _) in host.pairs.items() if kind in FAST and a in mesh and b in mesh)
     each = f"{lanes} {kind} lanes" if lanes else kind
-    effect = "its links are down, and collectives over it run at the speed of the path that is left"
+    effect = "its links are down, and collectives over it run at the speed of the remaining path"
     if not linked:
         paths = sorted({host.pairs[gpu, other][0] for other in mesh if (gpu, other) in host.pairs})
-        what = f"has no {kind} to any of the {len(mesh)} GPUs that are joined by {each}"
+        what = f"has no {kind} to any of the {len(mesh)} GPUs that are connected by {each}"
         what += f" (reaches them by {', '.join(paths)})" if paths else ""
     elif missing:
-        what = f"has no {kind} to {', '.join(missing[:4])}, while the other {len(mesh)} GPUs are all joined by {each}"
+        what = f"has no {kind} to {', '.join(missing[:4])}, while the other {len(mesh)} GPUs are connected by {each}"
         effect = "links between them are down"
     else:
         fewest = min(linked.values())
-        what = f"is joined by {fewest} {kind} lanes, the other {len(mesh)} GPUs by {lanes}"
+        what = f"is connected by {fewest} {kind} lanes, the other {len(mesh)} GPUs by {lanes}"
         effect = "some of its links are down"
     return Finding(
         id=f"lost_links:{_place(host)}{gpu}",
@@ -163,7 +163,7 @@ def _lost(
 
 
 def _mesh(gpus: Sequence[str], joined: set[tuple[str, str]]) -> list[str]:
-    """Leave out, one by one, the GPU with the most missing pairs until none is missing."""
+    """Return the mesh: remove, one by one, the GPU with the most missing pairs until no pair is missing."""
     place = {gpu: at for at, gpu in enumerate(gpus)}
     missing = ~np.eye(len(gpus), dtype=np.bool_)
     for a, b in joined:
@@ -192,14 +192,14 @@ def _short_of_switches(host: _Host) -> Iterator[Finding]:
                 id=f"lost_links:{_place(host)}{gpu}",
                 severity="warning",
                 title=f"{_of(host)}{gpu} has {counts[gpu]} NVLink lanes to the switches, {equals} other GPUs have "
-                f"{usual:g}: links of it are down",
+                f"{usual:g}: some of its links are down",
                 evidence={"host": host.name, "device": gpu, "lanes": counts[gpu], "lanes_of_peers": usual},
                 known_from="topology",
             )
 
 
 def _one_sided(host: _Host) -> Iterator[Finding]:
-    """Report pairs whose two rows disagree; a pair of which only one row stands is no contradiction."""
+    """Report pairs whose two rows in the matrix disagree; a pair with only one row is no contradiction."""
     odd = sorted(
         (a, b) for (a, b), one in host.pairs.items() if a < b and (b, a) in host.pairs and host.pairs[b, a] != one
     )
@@ -208,8 +208,8 @@ def _one_sided(host: _Host) -> Iterator[Finding]:
         yield Finding(
             id=f"one_sided_links:{_place(host)}".rstrip(":"),
             severity="warning",
-            title=f"{_of(host)}{len(odd)} pairs of devices are linked differently in their two rows, first {a} and "
-            f"{b}: {_said(host.pairs[a, b])} one way, {_said(host.pairs[b, a])} the other",
+            title=f"{_of(host)}{len(odd)} pairs of devices have different links in their two rows; the first is {a} "
+            f"and {b}: {_link_text(host.pairs[a, b])} in one direction, {_link_text(host.pairs[b, a])} in the other",
             evidence={"host": host.name, "pairs": [list(pair) for pair in odd[:_PAIRS_SHOWN]], "count": len(odd)},
             known_from="topology",
         )
@@ -228,15 +228,15 @@ def _narrow(host: _Host) -> Iterator[Finding]:
             yield Finding(
                 id=f"narrow_pcie:{_place(host)}{device}",
                 severity="warning",
-                title=f"{_of(host)}the PCIe link of {device} is good for {own}, {count} other "
-                f"{family} have {usual:g} GB/s: is it in the right slot, or was the link trained down?",
+                title=f"{_of(host)}the PCIe link of {device} has {own}, {count} other {family} have {usual:g} GB/s: is "
+                "it in the right slot, or was the link trained down?",
                 evidence={"host": host.name, "device": device, "gbs": rates[device], "gbs_of_peers": usual},
                 known_from="topology",
             )
 
 
 def _below_most(values: Mapping[str, float]) -> Iterator[tuple[str, float, int]]:
-    """Yield what lies below the value that most share: (name, that value, how many have it); at least three must."""
+    """Yield (name, usual value, count) of each value below the usual one, which most and at least three must have."""
     if not values:
         return
     usual, count = Counter(values.values()).most_common(1)[0]
@@ -245,7 +245,7 @@ def _below_most(values: Mapping[str, float]) -> Iterator[tuple[str, float, int]]
     yield from ((name, usual, count) for name, value in values.items() if value < usual)
 
 
-def _said(link: tuple[str, int]) -> str:
+def _link_text(link: tuple[str, int]) -> str:
     return f"{link[0]}{f' x{link[1]}' if link[1] else ''}"
 
 

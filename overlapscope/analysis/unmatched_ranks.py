@@ -1,4 +1,4 @@
-"""Ranks of which no call was found on another: recorded at another time, or with nothing to pair."""
+"""Explain ranks without a matched call: recorded at another time, or without calls that could be paired."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ from overlapscope.timeline.run import Run
 UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "s"))
 
 
-def apart(run: Run, matching: Matching, pairs: PairMatching) -> tuple[str, ...]:
-    """Say which ranks that share no call were recorded when no other was, and why nothing at all was paired."""
+def explain_unmatched(run: Run, matching: Matching, pairs: PairMatching) -> tuple[str, ...]:
+    """Return reasons for ranks without a matched call that were recorded at another time, or if nothing was paired."""
     blocks = (*matching.blocks, *matching.uneven)
     tied = {rank for block in blocks for rank in block.ranks}
     tied |= {rank for each in pairs.pairs for rank in (each.sender, each.receiver)}
@@ -29,14 +29,14 @@ def apart(run: Run, matching: Matching, pairs: PairMatching) -> tuple[str, ...]:
             gaps = np.delete(np.maximum(begin - end[at], begin[at] - end), at)
             if gaps.min() > 0:
                 alone.setdefault(float(gaps.min()) / 1e9, []).append(rank)
-    reasons = [_told(ranks, gap_s) for gap_s, ranks in alone.items()]
+    reasons = [_reason(ranks, gap_s) for gap_s, ranks in alone.items()]
     if not tied and not (reasons or matching.reasons or pairs.reasons):
-        reasons.append("no timed call that ranks make together was recorded on any rank: there is nothing to pair")
+        reasons.append("no collective with times was recorded on any rank: there is nothing to pair")
     return tuple(reasons)
 
 
 def _windows(run: Run) -> dict[int, tuple[int, int]]:
-    """Return the first and the last time of each rank's recordings, where they are known."""
+    """Return the begin and the end of each rank's recordings, where they are known."""
     found = {}
     for rank, timeline in run.ranks.items():
         table = timeline.recordings
@@ -45,9 +45,9 @@ def _windows(run: Run) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _told(ranks: Sequence[int], gap_s: float) -> str:
+def _reason(ranks: Sequence[int], gap_s: float) -> str:
     factor, unit = next((each for each in UNITS if gap_s >= each[0]), (0.001, "ms"))
     return (
-        f"rank {listed(ranks)} shares no matched call with another, and was recorded {gap_s / factor:.1f} {unit} apart "
-        "from all others: is it of the same job, or was its clock wrong?"
+        f"rank {listed(ranks)} shares no matched call with another rank, and was recorded {gap_s / factor:.1f} {unit} "
+        "apart from all others: does it belong to the same job, or was its clock wrong?"
     )

@@ -1,8 +1,8 @@
-"""Waiting told from transferring, and who was waited for (DESIGN section 2).
+"""Separate wait time from transfer time in matched calls, and find the rank that was waited for (docs/definitions.md).
 
-A collective's duration on a rank is waiting for the last member, then transferring. The last member waits for nobody,
-so the least of the durations is the transfer, whatever the clocks show: in a simulation with jitter and skew it was off
-by 3 %, where means over ranks were off by 70 to 850 %.
+The duration of a collective on a rank is the wait for the last member, then the transfer. The last member does not
+wait, so the shortest duration is the transfer time, independent of the clocks: in a simulation with jitter and skew its
+error was 3 %, where means over ranks had errors of 70 to 850 %.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.matched_calls import Matched, bounds, by_ranks, side_by_side
+from overlapscope.analysis.matched_calls import MatchedCalls, block_bounds, join_columns, positions_by_ranks
 
 LEADS_COUNT_NS = 50_000
-"""Leads up to this, or three residuals of the clocks, do not count as being last."""
+"""Leads up to this, or up to RESIDUALS times the residual of the clocks, do not count as being last."""
 RESIDUALS = 3.0
 BASELINE_QUANTILE = 0.10
 BASELINE_CALLS = 5
@@ -23,34 +23,34 @@ Reals = npt.NDArray[np.float64]
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """A block of matched calls, split: rows are its ranks, columns its calls. Nanoseconds."""
+    """A block of matched calls, split into wait and transfer; rows are its ranks, columns its calls; nanoseconds."""
 
-    block: Matched
+    block: MatchedCalls
     transfer_ns: npt.NDArray[np.int64]
-    """One for each call; a bound from above where not every member was recorded."""
+    """Transfer time of each call; an upper bound where not every member was recorded."""
     last: npt.NDArray[np.int64]
     """Row of the rank that arrived last."""
     lead_ns: Reals
-    """How much later than the second-latest."""
+    """How much later than the second-latest rank the last one arrived."""
     early_ends: int
-    """Calls that ended on some rank before its last member had started: the clocks, or the pairing, are wrong there."""
+    """Calls that ended on a rank before their last member had started: there the clocks or the pairing are wrong."""
 
     @property
     def wait_ns(self) -> npt.NDArray[np.int64]:
-        """What each rank waited, call by call."""
+        """Wait time of each rank (row) in each call (column)."""
         waited: npt.NDArray[np.int64] = self.block.end_ns - self.block.start_ns - self.transfer_ns
         return waited
 
     @property
     def baseline_ns(self) -> float | None:
-        """What this kind of call takes when nothing slows it: the 10th percentile of five or more transfers."""
+        """Transfer time when nothing slows it down: the 10th percentile of five or more transfers; else None."""
         if self.transfer_ns.size < BASELINE_CALLS:
             return None
         return float(np.quantile(self.transfer_ns, BASELINE_QUANTILE))
 
 
 class RankWait(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank waited in matched calls, and what others waited for it."""
+    """How long a rank waited in matched calls, and the others for it."""
 
     collective_ns: int = 0
     wait_ns: int = 0
@@ -58,25 +58,25 @@ class RankWait(msgspec.Struct, frozen=True, kw_only=True):
     times_last: int = 0
 
 
-def split(blocks: Sequence[Matched], clocks: Clocks) -> list[Split]:
+def split_waits(blocks: Sequence[MatchedCalls], clocks: Clocks) -> list[Split]:
     """Split every block of matched calls."""
     found: dict[int, Split] = {}
-    for places in by_ranks(blocks).values():
+    for places in positions_by_ranks(blocks).values():
         found |= zip(places, _of_one_set([blocks[at] for at in places], clocks), strict=True)
     return [found[at] for at in range(len(blocks))]
 
 
-def _of_one_set(blocks: Sequence[Matched], clocks: Clocks) -> Iterator[Split]:
+def _of_one_set(blocks: Sequence[MatchedCalls], clocks: Clocks) -> Iterator[Split]:
     """Split blocks of the same ranks."""
     threshold, ranks = _counts_from(clocks), blocks[0].ranks
-    start, end = (side_by_side([getattr(each, side) for each in blocks]) for side in ("start_ns", "end_ns"))
+    start, end = (join_columns([getattr(each, side) for each in blocks]) for side in ("start_ns", "end_ns"))
     transfer = (end - start).min(axis=0)
     starts = clocks.rows(ranks, start)
     last = starts.argmax(axis=0)
     second, latest = np.partition(starts, -2, axis=0)[-2:]
     lead = latest - second
     early = clocks.rows(ranks, end).min(axis=0) + threshold < latest
-    cuts = bounds(blocks).tolist()
+    cuts = block_bounds(blocks).tolist()
     for block, begin, until in zip(blocks, cuts[:-1], cuts[1:], strict=True):
         part = slice(begin, until)
         yield Split(
@@ -88,8 +88,8 @@ def _of_one_set(blocks: Sequence[Matched], clocks: Clocks) -> Iterator[Split]:
         )
 
 
-def ended_early(splits: Sequence[Split], clocks: Clocks) -> tuple[str, ...]:
-    """Say in how many calls a member ended before the last had started, which cannot be; nothing where none did."""
+def early_end_reasons(splits: Sequence[Split], clocks: Clocks) -> tuple[str, ...]:
+    """Return a reason if calls ended on a member before the last one had started, which is impossible."""
     odd = [each for each in splits if each.early_ends]
     if not odd:
         return ()
@@ -103,16 +103,16 @@ def ended_early(splits: Sequence[Split], clocks: Clocks) -> tuple[str, ...]:
     count, of = (sum(numbers) for numbers in ((each.early_ends for each in odd), (s.block.calls for s in splits)))
     return (
         f"{count} of {of} matched calls ended on one rank before another had started, by up to {worst[0] / 1e6:.1f} ms "
-        f"(rank {worst[1]} before rank {worst[2]}), which cannot be: there the clocks or the pairing are wrong, and so "
-        "may be who is told to have come last",
+        f"(rank {worst[1]} before rank {worst[2]}), which is impossible: the clocks or the pairing are wrong there, so "
+        "the rank that arrived last may be wrong too",
     )
 
 
-def by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankWait]:
-    """Sum up what each rank waited and what it is to blame for: its leads over the second-latest."""
+def waits_by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankWait]:
+    """Sum the wait time of each rank and its blame: its leads over the second-latest rank."""
     threshold = _counts_from(clocks)
     sums: dict[int, Reals] = {}
-    for ranks, places in by_ranks([each.block for each in splits]).items():
+    for ranks, places in positions_by_ranks([each.block for each in splits]).items():
         theirs = [splits[at] for at in places]
         lead, last = (np.concatenate([getattr(each, name) for each in theirs]) for name in ("lead_ns", "last"))
         collective = sum((each.block.end_ns - each.block.start_ns).sum(axis=1) for each in theirs)

@@ -1,9 +1,9 @@
-"""Ranks, groups and calls of a finding, spelled for people; long lists are cut and say so."""
+"""Format ranks, groups and calls for the text of findings; long lists are shortened with a count of the rest."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from overlapscope.analysis.group_progress import DEFAULT, Standing
+from overlapscope.analysis.group_progress import DEFAULT, GroupProgress
 from overlapscope.timeline.run import Run
 
 MAX_LISTED: Final = 16
@@ -11,14 +11,14 @@ MAX_LISTED: Final = 16
 
 
 def group_label(run: Run, group: str) -> str:
-    """Return a group with its description."""
+    """Return a group's name with its description."""
     description = next((each.description for each in run.groups if each.name == group), None)
     said = "all ranks" if description == DEFAULT else short(description or "")
     return f"group {short(group)!r}" + (f" ({said})" if said else "")
 
 
 def short(text: str) -> str:
-    """Return a name on one line, cut where it is long."""
+    """Return a name on one line, at most 60 characters."""
     plain = " ".join(text.split())
     return plain if len(plain) <= 60 else f"{plain[:57]}..."
 
@@ -28,7 +28,7 @@ def id_part(group: str | None) -> str:
     return "?" if group is None else short(group)
 
 
-def call_label(standing: Standing) -> str:
+def call_label(standing: GroupProgress) -> str:
     """Return the collective that a rank waited in."""
     return f"{short(standing.op or 'collective')} #{standing.pending}"
 
@@ -44,11 +44,11 @@ def rank_list(ranks: Iterable[int]) -> str:
 
 
 def first_and_count(parts: Sequence[str], limit: int, separator: str) -> str:
-    """Return the first parts, and how many more there are."""
+    """Return the first parts joined, with the number of the others."""
     shown = separator.join(parts[:limit])
     return shown if len(parts) <= limit else f"{shown} and {len(parts) - limit} more"
 
 
-def first_of(told: Mapping[str, Any]) -> dict[str, Any]:
+def first_of(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Return the first MAX_LISTED entries."""
-    return dict(list(told.items())[:MAX_LISTED])
+    return dict(list(entries.items())[:MAX_LISTED])

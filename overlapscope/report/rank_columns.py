@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.analysis.analyze import RankInfo
 from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.analysis.result import RankInfo
 from overlapscope.report.formatting import ms, percent
 
 TIMES: Final = (

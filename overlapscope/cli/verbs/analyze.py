@@ -19,7 +19,7 @@ from overlapscope.cli.arguments import add_inputs, add_output, add_workers, emit
 from overlapscope.display import shown
 
 if TYPE_CHECKING:
-    from overlapscope.analysis.analyze import Analysis
+    from overlapscope.analysis.result import Analysis
     from overlapscope.cli.analysis_cache import StoredAnalysis
 
 
@@ -81,7 +81,7 @@ def _analyze(args: argparse.Namespace, *, may_store: bool) -> "StoredAnalysis":
 def _with_all_rows(document: str, args: argparse.Namespace) -> str:
     import msgspec  # noqa: PLC0415
 
-    from overlapscope.analysis.analyze import Analysis  # noqa: PLC0415
+    from overlapscope.analysis.result import Analysis  # noqa: PLC0415
 
     return _table(msgspec.json.decode(document, type=Analysis), args, all_rows=True)
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 from xml.etree import ElementTree
 
-from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.history import History
 from overlapscope.analysis.metrics import METRICS
+from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.scaling import Scaling
 from overlapscope.gate.policy import GATING
 from overlapscope.gate.verdict import Gate

@@ -6,12 +6,12 @@ Times are gauges in seconds, exact to the nanosecond. An unknown value has no sa
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.attribution import Part
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.history import History
 from overlapscope.analysis.metrics import METRICS
+from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.scaling import Scaling
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.formatting import inert

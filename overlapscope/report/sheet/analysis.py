@@ -1,10 +1,10 @@
 """Convert any document to a sheet; the sheets of an analysis and of a comparison are built here."""
 
-from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.compare import ComparedRun, Comparison
 from overlapscope.analysis.findings import titles
 from overlapscope.analysis.history import History
+from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.scaling import Scaling
 from overlapscope.analysis.wording import short
 from overlapscope.gate.verdict import Gate

@@ -5,13 +5,13 @@ from statistics import fmean
 
 from msgspec.structs import replace
 
-from overlapscope.analysis.analyze import Analysis, RankInfo
 from overlapscope.analysis.attribution import Attribution
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.cause_table import CAUSES, cause_label
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.history import History
+from overlapscope.analysis.result import Analysis, RankInfo
 from overlapscope.analysis.scaling import Scaling
 from overlapscope.analysis.wording import short
 from overlapscope.report.formatting import ms, size

@@ -5,10 +5,10 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.history import History
 from overlapscope.analysis.metrics import METRICS
+from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.scaling import Scaling
 from overlapscope.errors import InputError, NewerSchemaError
 from overlapscope.gate.calibrate import NoiseFloor

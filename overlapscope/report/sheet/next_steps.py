@@ -4,9 +4,9 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.history import History
+from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.scaling import Scaling
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.sheet.document import Document, comparison_of

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from overlapscope.analysis.analyze import Analysis, Skew
+from overlapscope.analysis.result import Analysis, Skew
 from overlapscope.report.formatting import count, ms, percent
 from overlapscope.report.model import Chart, Series, Table
 from overlapscope.report.text.cross_rank import evidence_words, matched_words, straggler_words

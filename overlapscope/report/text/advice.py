@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from overlapscope.analysis.analyze import Recommendation
+from overlapscope.analysis.result import Recommendation
 from overlapscope.report.formatting import ms, one_row
 
 PAGES: Final = "docs/advice"

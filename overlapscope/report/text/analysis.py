@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, Final
 
-from overlapscope.analysis.analyze import Analysis, RankInfo, StepBreakdown
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.critical_path import CriticalPath
 from overlapscope.analysis.exposed import PLACES, UNKNOWN, ExposedBy
+from overlapscope.analysis.result import Analysis, RankInfo, StepBreakdown
 from overlapscope.report.formatting import NOT_APPLICABLE, aligned, count, ms, one_row, percent, size
 from overlapscope.report.rank_columns import COLUMNS
 from overlapscope.report.text import advice as advice_text

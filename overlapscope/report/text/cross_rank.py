@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from overlapscope.analysis.analyze import Analysis, Skew, Straggler
+from overlapscope.analysis.result import Analysis, Skew, Straggler
 from overlapscope.analysis.straggler_cause import HELD_BY
 from overlapscope.report.formatting import aligned, count, ms, percent
 

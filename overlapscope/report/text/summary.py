@@ -5,7 +5,7 @@ from statistics import fmean
 
 import msgspec
 
-from overlapscope.analysis.late_rank_share import Waited
+from overlapscope.analysis.result import Waited
 from overlapscope.display import listed
 from overlapscope.report.formatting import count, ms, percent
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from overlapscope.analysis.analyze import Analysis
+from overlapscope.analysis.result import Analysis
 from tests.property.synthetic.draw import Drawn
 from tests.property.synthetic.faults import CAUSES
 from tests.property.synthetic.job import Fault

@@ -14,7 +14,8 @@ from overlapscope.advice.advise import advise
 from overlapscope.advice.late_rank import late_rank
 from overlapscope.advice.replayed_settings import bucket_advice
 from overlapscope.advice.setting_code import snippets
-from overlapscope.analysis.analyze import Recommendation, analyze
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.result import Recommendation
 from overlapscope.cli.main import main
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text.advice import PAGES

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from overlapscope.advice.advise import by_rules
 from overlapscope.advice.nccl_settings import Library, fewer_channels, tuner_lines, version_of, without_algorithm
 from overlapscope.analysis.across_ranks import across
-from overlapscope.analysis.analyze import Recommendation, analyze
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.result import Recommendation
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reference_bandwidth import reference_bandwidths
 from overlapscope.timeline.columns import NONE, make

@@ -11,7 +11,8 @@ from overlapscope.advice.advise import RULES, advise, analyzed, by_rules, ranked
 from overlapscope.advice.late_launches import late_launches
 from overlapscope.advice.rule_input import Given
 from overlapscope.analysis.across_ranks import across
-from overlapscope.analysis.analyze import Recommendation, analyze
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.result import Recommendation
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.sheet.next_steps import next_steps
 from overlapscope.report.text import advice as advice_text

@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.operation_times import OpTime
 from overlapscope.analysis.possible_bandwidth import Curve
+from overlapscope.analysis.result import Analysis
 from overlapscope.whatif.recorded_curves import recorded_curves
 from overlapscope_dashboards.pages import collectives as page
 from overlapscope_dashboards.runs.site import Site, run_address

@@ -9,7 +9,7 @@ from dash._utils import to_json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.analyze import Analysis
+from overlapscope.analysis.result import Analysis
 from overlapscope.report.model import Chart, Series
 from overlapscope.timeline.columns import NONE
 from overlapscope_dashboards.pages import overview as page

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.analyze import Analysis, SkewRank, Straggler
 from overlapscope.analysis.clock_offsets import Clocks
+from overlapscope.analysis.result import Analysis, SkewRank, Straggler
 from overlapscope.analysis.telemetry import MEASURES, readings
 from overlapscope.timeline.columns import Steps, make
 from overlapscope_dashboards.runs.site import Site, run_address

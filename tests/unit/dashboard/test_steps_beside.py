@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.analyze import StepBreakdown
+from overlapscope.analysis.result import StepBreakdown
 from overlapscope.timeline.columns import COMM, NONE
 from overlapscope_dashboards.compare.steps import choose_step, query_for_choice
 from overlapscope_dashboards.runs.open_run import OpenRun

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.analyze import Recommendation
 from overlapscope.analysis.prediction_check import Outcome, Prediction
+from overlapscope.analysis.result import Recommendation
 from overlapscope.cli.prediction_file import note
 from overlapscope.whatif.ddp_recording import RecordedCase, from_run
 from overlapscope.whatif.ddp_step import HALF, Settings

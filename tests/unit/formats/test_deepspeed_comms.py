@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.analysis.analyze import Analysis, analyze
+from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.collectives import bus_factor
+from overlapscope.analysis.result import Analysis
 from overlapscope.errors import OverlapScopeError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.registry import head_of, reader_of

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.analysis.analyze import Analysis, analyze
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.result import Analysis
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import HEAD_BYTES

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from overlapscope.analysis.analyze import Analysis, analyze
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.result import Analysis
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats import nsight
 from overlapscope.ingest.options import ReadOptions

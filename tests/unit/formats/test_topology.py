@@ -241,7 +241,7 @@ def without(lost: Iterable[int], *, instead: str = "SYS") -> Cell:
 
 def test_a_gpu_that_lost_all_links_is_found(tmp_path: Path) -> None:
     (one,) = found(matrix(8, without([2], instead="NODE"), nics=2), tmp_path)
-    assert one.startswith("lost_links:GPU2|GPU2 has no NVLink to any of the 7 GPUs that are joined by 18 NVLink lanes")
+    assert one.startswith("lost_links:GPU2|GPU2 has no NVLink to any of the 7 GPUs that are connected by 18 NVLink")
     assert "NODE" in one
 
 
@@ -254,7 +254,7 @@ def test_every_gpu_that_lost_its_links_is_found(lost: list[int], tmp_path: Path)
 
 def test_a_gpu_with_fewer_lanes_is_found(tmp_path: Path) -> None:
     (one,) = found(matrix(8, lambda i, j: "NV17" if 4 in (i, j) else "NV18"), tmp_path)
-    assert one.startswith("lost_links:GPU4|GPU4 is joined by 17 NVLink lanes, the other 7 GPUs by 18")
+    assert one.startswith("lost_links:GPU4|GPU4 is connected by 17 NVLink lanes, the other 7 GPUs by 18")
 
 
 def test_one_missing_pair_is_found(tmp_path: Path) -> None:
@@ -271,15 +271,15 @@ def test_a_gpu_without_xgmi_among_seven_is_found(tmp_path: Path) -> None:
     )
     text = f"==== Link Type between two GPUs ====\n     {' '.join(names)}\n{rows}\n"
     (one,) = found(text, tmp_path)
-    assert one.startswith("lost_links:GPU3|GPU3 has no XGMI to any of the 7 GPUs that are joined by XGMI")
+    assert one.startswith("lost_links:GPU3|GPU3 has no XGMI to any of the 7 GPUs that are connected by XGMI")
 
 
 def test_rows_that_disagree_are_found(tmp_path: Path) -> None:
     (one,) = found(matrix(2, lambda i, j: "NV4" if i < j else "SYS"), tmp_path)
     assert one.startswith(
-        "one_sided_links|1 pairs of devices are linked differently in their two rows, first GPU0 and GPU1"
+        "one_sided_links|1 pairs of devices have different links in their two rows; the first is GPU0 and GPU1"
     )
-    assert "NVLink x4 one way, SYS the other" in one
+    assert "NVLink x4 in one direction, SYS in the other" in one
 
 
 CUBE = {  # DGX-1 with V100, as published in NVIDIA's user guide
@@ -450,7 +450,7 @@ def test_a_gpu_short_of_switch_lanes_is_found(tmp_path: Path) -> None:
 
 def test_a_narrow_or_slow_pcie_link_is_found(tmp_path: Path) -> None:
     (one,) = alarms(system(*(gpu(dev, width=8 if dev == 3 else 16) for dev in range(4))), tmp_path)
-    assert one.startswith("narrow_pcie:GPU3|the PCIe link of GPU3 is good for 24 GB/s (x8), 3 other GPUs have 48 GB/s")
+    assert one.startswith("narrow_pcie:GPU3|the PCIe link of GPU3 has 24 GB/s (x8), 3 other GPUs have 48 GB/s")
     (one,) = alarms(
         system(*(gpu(dev, speed="16.0 GT/s PCIe" if dev == 0 else "32.0 GT/s PCIe") for dev in range(4))), tmp_path
     )
@@ -458,7 +458,7 @@ def test_a_narrow_or_slow_pcie_link_is_found(tmp_path: Path) -> None:
     cards = [card(f"mlx5_{at}", f"0000:b{at}:00.0", width=8 if at == 2 else 16) for at in range(4)]
     (one,) = alarms(system(*cards, card("eth0", "0000:bf:00.0", 25_000, width=8)), tmp_path)
     assert one.startswith(
-        "narrow_pcie:mlx5_2|the PCIe link of mlx5_2 is good for 24 GB/s (x8), 3 other network cards of 50 GB/s"
+        "narrow_pcie:mlx5_2|the PCIe link of mlx5_2 has 24 GB/s (x8), 3 other network cards of 50 GB/s"
     )
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from overlapscope.analysis.analyze import Analysis, analyze
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.result import Analysis
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest.read_run import read_inputs

@@ -10,9 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 import overlapscope
-from overlapscope.analysis.analyze import Analysis, analyze
+from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.compare import compare
 from overlapscope.analysis.measured_run import Replicate, replicate
+from overlapscope.analysis.result import Analysis
 from overlapscope.report.text import analysis as text
 from overlapscope.report.text import compare as compare_text
 from overlapscope.report.text import cross_rank as across_ranks

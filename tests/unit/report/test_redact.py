@@ -9,9 +9,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from overlapscope.analysis.analyze import Analysis, analyze
+from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.compare import compare
 from overlapscope.analysis.measured_run import replicate
+from overlapscope.analysis.result import Analysis
 from overlapscope.cli.main import main
 from overlapscope.gate.policy import Policy
 from overlapscope.gate.verdict import judge

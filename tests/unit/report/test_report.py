@@ -14,10 +14,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.analyze import Analysis, Recommendation, analyze
+from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.compare import compare
 from overlapscope.analysis.history import history
 from overlapscope.analysis.measured_run import Replicate, replicate
+from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.analysis.scaling import scaling
 from overlapscope.cli.main import main
 from overlapscope.cli.output import escaped, printable

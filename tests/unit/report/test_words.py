@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.analysis.analyze import Analysis
+from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.scaling import Scaling

@@ -12,10 +12,10 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.lateness import late_calls
-from overlapscope.analysis.matched_calls import Matched
+from overlapscope.analysis.lateness import late_arrivals
+from overlapscope.analysis.matched_calls import MatchedCalls
 from overlapscope.analysis.stragglers import Held, beside_slow_links
-from overlapscope.analysis.wait_transfer import by_rank, split
+from overlapscope.analysis.wait_transfer import split_waits, waits_by_rank
 from overlapscope.timeline.run import Run
 from tests.support.overlapping_calls import Met, job
 
@@ -26,10 +26,10 @@ EVERYBODY = {"all": tuple(range(RANKS))}
 # --- what counts as being last --------------------------------------------------------------------------------------
 
 
-def pairs_late_by(*leads: int) -> Matched:
+def pairs_late_by(*leads: int) -> MatchedCalls:
     """Return calls of ranks 0 and 1, a second apart, to which rank 1 comes late by so much; both end together."""
     starts = np.array([[k * 1000 * MS, k * 1000 * MS + lead] for k, lead in enumerate(leads)], np.int64).T
-    return Matched(
+    return MatchedCalls(
         group="g", op="all_reduce", dtype=None, bytes=8, ranks=(0, 1), rows=np.array([range(len(leads))] * 2),
         start_ns=starts, end_ns=np.broadcast_to(starts.max(axis=0) + MS, starts.shape), by_order=False, whole=True,
     )  # fmt: skip
@@ -50,7 +50,7 @@ def test_times_last_counts_leads_beyond_50_us_and_three_residuals_of_the_clocks(
 ) -> None:
     clocks = Clocks(offset_ns={0: 0.0, 1: 0.0}, residual_ns=residual_ns)
     block = pairs_late_by(0, 20 * US, 50 * US, 51 * US, 55 * US, 60 * US, 70 * US, 200 * US)
-    found = by_rank(split([block], clocks), clocks)
+    found = waits_by_rank(split_waits([block], clocks), clocks)
     assert (found[0].times_last, found[1].times_last) == (0, times_last)
     assert found[1].blame_ns == 506 * US  # all leads, small ones too
 
@@ -61,7 +61,7 @@ def test_a_call_ends_early_only_where_the_clocks_do_not_explain_it() -> None:
     ends[0] = block.start_ns[1] - np.array([40 * US, 60 * US, 100 * US])  # rank 0 ends before rank 1 has started
     early = replace(block, end_ns=ends)
     for residual_ns, count in ((None, 2), (25 * US, 1), (40 * US, 0)):
-        (found,) = split([early], Clocks(offset_ns={0: 0.0, 1: 0.0}, residual_ns=residual_ns))
+        (found,) = split_waits([early], Clocks(offset_ns={0: 0.0, 1: 0.0}, residual_ns=residual_ns))
         assert found.early_ends == count
 
 
@@ -72,7 +72,7 @@ def leads_of(calls: dict[int, Sequence[Met]]) -> dict[int, list[int]]:
     """Return the leads of each rank, in ms and in order of time."""
     run = job(calls, {"all": tuple(calls)}, lasts=200)
     coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
-    found = late_calls(run, across(run).splits, coverage)
+    found = late_arrivals(run, across(run).splits, coverage)
     return {each.rank: (each.lead_ns // MS).tolist() for each in found}
 
 
@@ -88,7 +88,11 @@ def test_members_last_met_at_the_latest_end_of_the_calls_before_in_whatever_orde
     # The first call lasts until 50, the second, begun after it, until 20. Rank 1 comes to the third at 60: ten
     # milliseconds after they met, though rank 0 had come at 25.
     calls = {
-        rank: (Met(start=0, end=50), Met(start=1, end=20, volume=512), Met(start=came, end=65, volume=256))
+        rank: (
+            Met(start=0, end=50),
+            Met(start=1, end=20, volume=512),
+            Met(start=came, end=65, volume=256),
+        )
         for rank, came in ((0, 25), (1, 60))
     }
     assert leads_of(calls) == {1: [10]}

@@ -65,7 +65,7 @@ def test_without_a_sign_that_it_hung_it_is_only_told(tmp_path: Path) -> None:
     calls = {0: [DONE, DONE, PENDING], 1: [DONE, DONE]}
     (finding,) = findings(tmp_path, calls, all_of(2))
     assert (finding.id, finding.severity) == ("desync:missing:0:3", "info")
-    assert finding.title.endswith("; dumps of different moments may look so too")
+    assert finding.title.endswith("; dumps taken at different moments can also look like this")
 
 
 def test_a_collective_pending_while_others_went_on_for_long_is_a_sign(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_who_called_what_is_told(tmp_path: Path, other: Entry, said: str) -> Non
     (finding,) = findings(tmp_path, calls, all_of(3))
     assert (finding.id, finding.severity) == ("desync:mismatch:0:3", "warning")
     assert finding.title == (
-        f"collective #3 of group '0' (all ranks) is not the same on all ranks: ranks 0, 1 called all_reduce of 1024 "
+        f"collective #3 of group '0' (all ranks) differs between ranks: ranks 0, 1 called all_reduce of 1024 "
         f"float32; rank 2 called {said}"
     )
     assert finding.evidence["called"]["2"] == said
@@ -294,7 +294,7 @@ def test_ranks_that_timed_out_in_different_collectives_are_apart(tmp_path: Path)
 def test_ranks_without_a_dump_are_named(tmp_path: Path) -> None:
     (finding,) = findings(tmp_path, {0: [DONE], 2: [DONE]}, all_of(4))
     assert (finding.id, finding.severity) == ("no_dump", "info")
-    assert finding.title == "no dump of ranks 1, 3: how far they had come is not known"
+    assert finding.title == "no dump of ranks 1, 3: their progress is not known"
     stuck, silent = findings(tmp_path, {0: [DONE, TIMED_OUT], 1: [DONE, TIMED_OUT]}, all_of(3))
     assert stuck.title.endswith("did not end on ranks 0, 1; nothing is known of rank 2")
     assert (silent.id, silent.severity) == ("no_dump", "warning")
@@ -303,7 +303,7 @@ def test_ranks_without_a_dump_are_named(tmp_path: Path) -> None:
 
 def test_a_thousand_missing_dumps_are_one_short_line(tmp_path: Path) -> None:
     (finding,) = findings(tmp_path, {5: [DONE]}, all_of(1024))
-    assert finding.title == "no dump of ranks 0, 1, 2, 3, 4, 6, 7, 8 and 1015 more: how far they had come is not known"
+    assert finding.title == "no dump of ranks 0, 1, 2, 3, 4, 6, 7, 8 and 1015 more: their progress is not known"
     assert (finding.evidence["missing"], finding.evidence["dumped"]) == (1023, 1)
     assert len(finding.evidence["ranks"]) == 16
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.analyze import Straggler, analyze
+from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.host_cause import LOADING
+from overlapscope.analysis.result import Straggler
 from overlapscope.timeline.columns import NONE, Annotations, Telemetry, concat, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run

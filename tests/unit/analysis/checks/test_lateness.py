@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from overlapscope.analysis.across_ranks import across
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.kernels import Work, compared, kernels_of
-from overlapscope.analysis.lateness import blame, late_calls
-from overlapscope.analysis.stragglers import apart, chance_of
+from overlapscope.analysis.kernels import RankCompute, compared, kernels_of
+from overlapscope.analysis.lateness import attribute_blame, late_arrivals
+from overlapscope.analysis.stragglers import chance_bound, select_disjoint
 from overlapscope.timeline.run import Run
 from tests.property.synthetic import Fault, Job, Layout, run_of, simulate
 from tests.property.synthetic.job import MS
@@ -33,7 +33,7 @@ def quiet(fault: Fault, **changed: Any) -> Run:
 def blamed(run: Run) -> dict[int, int]:
     found = across(run)
     coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
-    return blame(late_calls(run, (*found.splits, *found.uneven), coverage))
+    return attribute_blame(late_arrivals(run, (*found.splits, *found.uneven), coverage))
 
 
 def test_who_waited_for_the_culprit_elsewhere_passes_the_blame_on() -> None:
@@ -83,7 +83,7 @@ def test_a_stage_with_more_layers_is_found_and_even_ones_are_not() -> None:
     assert not [each for each in even if each.id.startswith("uneven_stages")]
 
 
-def _work(run: Run) -> dict[int, Work]:
+def _work(run: Run) -> dict[int, RankCompute]:
     return compared({rank: kernels_of(timeline) for rank, timeline in run.ranks.items()})
 
 
@@ -109,11 +109,11 @@ def test_the_bound_on_chance_is_never_below_the_exact_one(occasions: list[int], 
     for given_to in itertools.product([False, True], repeat=len(occasions)):
         if sum(each for each, own in zip(occasions, given_to, strict=True) if own) >= gathered:
             exact += np.prod([1 / ranks if own else 1 - 1 / ranks for own in given_to])
-    assert chance_of(float(gathered), np.array(occasions, float), ranks) >= exact - 1e-9
+    assert chance_bound(float(gathered), np.array(occasions, float), ranks) >= exact - 1e-9
 
 
 def test_the_bound_is_exact_where_all_is_one_ranks() -> None:
-    assert chance_of(15.0, np.full(3, 5.0), 8) == pytest.approx(8**-3, rel=1e-6)
+    assert chance_bound(15.0, np.full(3, 5.0), 8) == pytest.approx(8**-3, rel=1e-6)
 
 
 stretches = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 8), st.integers(1, 9)), max_size=7)
@@ -123,7 +123,7 @@ stretches = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 8), st.integer
 def test_occasions_are_the_heaviest_that_do_not_overlap(pieces: list[tuple[int, int, int]]) -> None:
     begin, length, weight = (np.array([each[at] for each in pieces], np.int64) for at in range(3))
     end = begin + length
-    chosen = apart(begin, end, weight)
+    chosen = select_disjoint(begin, end, weight)
     best = 0
     for rows in itertools.chain.from_iterable(itertools.combinations(range(len(pieces)), n) for n in range(8)):
         ordered = sorted((int(begin[row]), int(end[row])) for row in rows)

@@ -1,4 +1,4 @@
-"""Steps that stand out, of one rank and of many."""
+"""Outlier steps, of one rank and of many."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.outlier_steps import MAX_RANKS, MAX_STEPS, odd_steps
+from overlapscope.analysis.outlier_steps import MAX_RANKS, MAX_STEPS, outlier_steps
 
 MS = 1_000_000
 
@@ -20,24 +20,24 @@ def rank_with(
 
 
 def ids(ranks: dict[int, list[tuple[int, int, int]]]) -> list[str]:
-    return [each.id for each in odd_steps(ranks, dict.fromkeys(ranks, "trace"))]
+    return [each.id for each in outlier_steps(ranks, dict.fromkeys(ranks, "trace"))]
 
 
 def test_a_step_of_one_rank_is_named_with_that_rank() -> None:
-    (found,) = odd_steps({0: rank_with(None), 1: rank_with(6)}, {0: "trace", 1: "events"})
+    (found,) = outlier_steps({0: rank_with(None), 1: rank_with(6)}, {0: "trace", 1: "events"})
     assert found.id == "odd_step:window_ns:rank1:step6"
-    assert found.title == "step 6 of rank 1 lasts 300.000 ms, 3.0 times the other steps' 100.000 ms"
+    assert found.title == "step 6 of rank 1 takes 300.000 ms, 3.0 times the median of the other steps (100.000 ms)"
     assert found.evidence == {"rank": 1, "step": 6, "window_ns": 300 * MS, "median_of_others_ns": 100 * MS}
     assert found.known_from == "events"
 
 
 def test_a_step_that_stands_out_on_all_of_256_ranks_is_one_finding_that_names_the_worst() -> None:
     ranks = {rank: rank_with(3, odd_ms=300 + (rank == 17) * 50) for rank in range(256)}
-    (found,) = odd_steps(ranks, dict.fromkeys(ranks, "trace"))
+    (found,) = outlier_steps(ranks, dict.fromkeys(ranks, "trace"))
     assert found.id == "odd_step:window_ns:step3"
     assert found.title == (
-        "step 3 stands out on 256 ranks (0, 1, 2, 3, 4, 5, 6, 7 and 248 more): on rank 17, most, it lasts 350.000 ms, "
-        "3.5 times the other steps' 100.000 ms"
+        "step 3 is an outlier on 256 ranks (0, 1, 2, 3, 4, 5, 6, 7 and 248 more): on rank 17, the worst, it takes "
+        "350.000 ms, 3.5 times the median of the other steps (100.000 ms)"
     )
     assert found.evidence["rank"] == 17
     assert found.evidence["ranks_in_all"] == 256
@@ -46,12 +46,12 @@ def test_a_step_that_stands_out_on_all_of_256_ranks_is_one_finding_that_names_th
 
 def test_steps_that_stand_out_on_a_rank_each_are_bounded_and_counted() -> None:
     ranks = {rank: rank_with(rank, steps=40, odd_ms=200 + rank) for rank in range(40)}
-    found = odd_steps(ranks, dict.fromkeys(ranks, "trace"))
+    found = outlier_steps(ranks, dict.fromkeys(ranks, "trace"))
     assert len(found) == MAX_STEPS + 1
     assert [each.evidence["rank"] for each in found[:MAX_STEPS]] == [36, 37, 38, 39]
     assert found[-1].id == "odd_step:window_ns:others"
     assert found[-1].title.startswith(
-        "36 more steps stand out, each on few ranks: step 35 of rank 35, most, lasts 235.0"
+        "36 more steps are outliers, each on few ranks: the worst, step 35 of rank 35, takes 235.0"
     )
     assert {(each["rank"], each["step"]) for each in found[-1].evidence["steps"]} == {(at, at) for at in range(36)}
     one_less = {rank: ranks[rank] for rank in range(MAX_STEPS + 1)}
@@ -61,7 +61,7 @@ def test_steps_that_stand_out_on_a_rank_each_are_bounded_and_counted() -> None:
 def test_two_long_steps_of_a_rank_are_no_odd_ones_and_neither_is_a_millisecond() -> None:
     several = [(at, (300 if at in (2, 5) else 100) * MS, None) for at in range(8)]
     small = [(at, 1_900_000 if at == 2 else MS, None) for at in range(8)]
-    assert odd_steps({0: several, 1: small, 2: several[:2]}, dict.fromkeys(range(3), "trace")) == []
+    assert outlier_steps({0: several, 1: small, 2: several[:2]}, dict.fromkeys(range(3), "trace")) == []
 
 
 times = st.lists(st.integers(0, 20).map(lambda each: each * MS // 2), max_size=9)
@@ -85,7 +85,7 @@ def test_each_rank_is_compared_with_its_own_steps(ranks: dict[int, list[int]]) -
     told = {rank: [(at, value, None) for at, value in enumerate(values)] for rank, values in ranks.items()}
     expected = {(rank, at) for rank, values in ranks.items() for at in odd_by_hand(values)}
     found = set()
-    for each in odd_steps(told, dict.fromkeys(ranks, "trace")):
+    for each in outlier_steps(told, dict.fromkeys(ranks, "trace")):
         evidence = each.evidence
         if "steps" in evidence:
             found |= {(one["rank"], one["step"]) for one in evidence["steps"]}
@@ -96,5 +96,5 @@ def test_each_rank_is_compared_with_its_own_steps(ranks: dict[int, list[int]]) -
 
 @pytest.mark.parametrize("basis", [{0: "trace", 1: "trace"}, {0: "trace", 1: "events"}])
 def test_what_several_ranks_rest_on_is_told(basis: dict[int, str]) -> None:
-    (found,) = odd_steps({0: rank_with(1), 1: rank_with(1)}, basis)
+    (found,) = outlier_steps({0: rank_with(1), 1: rank_with(1)}, basis)
     assert found.known_from == ", ".join(sorted(set(basis.values())))

@@ -177,10 +177,10 @@ def test_a_given_table_is_answered_whatever_comes_of_it():
 
     fits = answer("8xh100-nvswitch")
     assert fits.title.startswith(
-        "1 kind of collective held against a table: the farthest below is all_reduce of 67.1 MB"
+        "1 kind of collective compared with the reference table: the slowest relative to it is all_reduce of 67.1 MB"
     )
     assert fits.evidence["kinds"][0]["busbw_gbs"] == pytest.approx(100, rel=0.01)
     other = answer("16xa100-80-efa")
-    assert "it is of 16 ranks, the groups recorded here have 8" in other.title
+    assert "it is for 16 ranks, the groups recorded here have 8" in other.title
     assert other.evidence["kinds"] == []
     assert not [each for each in analyze(running_at(100)).findings if each.id == "bandwidth_compared"]

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.across_ranks import across
 from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.slow_link import of_groups, slow_links
-from overlapscope.analysis.tcp_counters import flows, whose
+from overlapscope.analysis.slow_link import compare_groups, slow_links
+from overlapscope.analysis.tcp_counters import flows, slow_rank
 from overlapscope.timeline.columns import COMM, Annotations, Collectives, Lanes, Recordings, Spans, Steps, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
@@ -119,7 +119,7 @@ def test_connections_within_a_host_pass_no_link() -> None:
 def test_a_rank_is_named_where_all_that_is_slow_is_its_own(
     slow: set[tuple[int, int]], fast: set[tuple[int, int]], rank: int | None
 ) -> None:
-    assert whose(slow, fast) == rank
+    assert slow_rank(slow, fast) == rank
 
 
 @pytest.mark.parametrize(
@@ -227,11 +227,11 @@ def test_messages_that_take_longer_than_their_equals_between_other_ranks_are_on_
 
     together = across(run(slow=1))
     assert together.pairs.matched == 24
-    (told,) = of_groups(run(slow=1), together.splits, together.pairs.pairs)
+    (told,) = compare_groups(run(slow=1), together.splits, together.pairs.pairs)
     assert told.id == "slow_link"
     assert [each["ranks"] for each in told.evidence["groups"]] == [[2, 3]]
     assert told.evidence["groups"][0]["times_as_long"] == 4.0
-    assert of_groups(run(slow=3), together.splits, across(run(slow=3)).pairs.pairs) == []
+    assert compare_groups(run(slow=3), together.splits, across(run(slow=3)).pairs.pairs) == []
 
 
 def speaking(rank: int, rows: Sequence[tuple[int, int]]) -> RankTimeline:

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlapscope.analysis.analyze import Straggler, analyze
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.result import Straggler
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import (
     COMM,

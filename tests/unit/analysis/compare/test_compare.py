@@ -15,7 +15,7 @@ import overlapscope
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.attribution import COMPUTE, COPY, EXPOSED, IDLE, IDLE_OR_COPIES, REMAINDER, attribution
 from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.analysis.collective_changes import MANY_SIZES, OUTSIDE, change_of
+from overlapscope.analysis.collective_changes import MANY_SIZES, OUTSIDE, classify_change
 from overlapscope.analysis.compare import Comparison, compare
 from overlapscope.analysis.measured_run import Replicate, replicate
 from overlapscope.analysis.metrics import Metric
@@ -385,7 +385,7 @@ def test_kernels_that_grew_and_shrank_come_by_time_a_step() -> None:
     ],
 )
 def test_what_became_of_a_collective(before: Any, after: Any, change: str) -> None:
-    assert change_of(before, after) == change
+    assert classify_change(before, after) == change
 
 
 def test_calls_whose_size_is_never_the_same_are_one_kind() -> None:

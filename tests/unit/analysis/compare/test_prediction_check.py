@@ -1,4 +1,4 @@
-"""Predictions are noted in a run, held against later runs, and kept: `advise --record`, `compare`, `report`."""
+"""Predictions are stored in a run, compared with later runs, and kept: `advise --record`, `compare`, `report`."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def test_the_last_prediction_of_a_setting_counts_and_others_say_why_they_do_not(
     (found,), _ = outcomes(noted, [seen(4.0004, 100)])  # a cap in whole bytes
     assert found.prediction.made_at == "2026-02-02"
     for other, said in (
-        (seen(5.0, 100), "no prediction is of its settings, bucket_cap_mb=5"),
+        (seen(5.0, 100), "there is no prediction for its settings, bucket_cap_mb=5"),
         (seen(4.0, 100, ranks=4), "another model or number of ranks"),
         (seen(4.0, 100, gradient_bytes=65), "another model or number of ranks"),
     ):

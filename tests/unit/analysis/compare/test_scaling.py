@@ -110,7 +110,7 @@ def counted(run: Replicate) -> list[tuple[int, int]]:
 
 def test_runs_of_one_size_or_of_none_are_refused() -> None:
     one = measured(job_of(2, [50], 30, 15), "one")
-    with pytest.raises(UsageError, match="two world sizes"):
+    with pytest.raises(UsageError, match="two or more world sizes"):
         scaling([one, one])
     with pytest.raises(InputError, match="world size is not known"):
         scaling([one, replace(one, world_size=None)])
@@ -131,7 +131,7 @@ def test_the_command_tells_it_as_text_and_json(tmp_path: Path, capsys: pytest.Ca
     shown = capsys.readouterr().out
     assert "weak scaling efficiency from 2 to 4 ranks" in shown.splitlines()[0]
     assert "2 of 4 ranks are missing" in shown
-    assert "two world sizes" in failed(capsys, 2, "compare", "--scale", base, base)
+    assert "two or more world sizes" in failed(capsys, 2, "compare", "--scale", base, base)
     assert "add --scale" in failed(capsys, 2, "compare", base, base, base)
 
 
@@ -154,7 +154,7 @@ def test_report_tells_it_in_every_format_from_runs_and_from_json(
         assert words in from_runs
         assert main(["report", str(saved), "--format", name]) == 0
         assert capsys.readouterr().out == from_runs
-    assert "two world sizes" in failed(capsys, 2, "report", "--scale", base, base)
+    assert "two or more world sizes" in failed(capsys, 2, "report", "--scale", base, base)
     assert "name one" in failed(capsys, 2, "report", "--scale", "--history", base, larger)
 
 

@@ -79,7 +79,7 @@ def test_nobody_is_blamed_for_a_clock_that_was_set_and_the_reason_names_it(rank,
     before = across(pairs_and_rows(late=late))
     found = across(with_clock(pairs_and_rows(late=late), rank, jumping((75 * MS, by))))
     (said,) = found.matching.reasons
-    assert f"the clock of rank {rank} jumped by {by / 1e6:+.1f} ms" in said
+    assert f"the clock of rank {rank} was stepped by {by / 1e6:+.1f} ms" in said
     assert 70 < float(said.split(" about ")[1].split(" ms")[0]) < 80
     for each in range(8):
         assert abs(found.clocks.offset_ns[each]) < 5 * US
@@ -106,9 +106,9 @@ def test_a_clock_that_was_set_by_more_than_the_recording_is_long_costs_both_that
 def test_a_clock_that_was_set_and_set_back_is_left_out_in_between():
     run = with_clock(pairs_and_rows(steps=40), 3, jumping((150 * MS, 4 * MS), (253 * MS, -4 * MS)))
     found = across(run)
-    assert [reason[:34] for reason in found.matching.reasons] == [
-        "the clock of rank 3 jumped by +4.0",
-        "the clock of rank 3 jumped by -4.0",
+    assert [reason[:39] for reason in found.matching.reasons] == [
+        "the clock of rank 3 was stepped by +4.0",
+        "the clock of rank 3 was stepped by -4.0",
     ]
     (pair,) = (each for each in found.matching.blocks if each.ranks == (2, 3))
     at = pair.end_ns[0] - EPOCH_NS
@@ -122,7 +122,7 @@ def test_a_group_that_fell_silent_before_a_clock_elsewhere_was_set_stays_as_it_i
     short = [Call(op="all_reduce", group="short", size=2, start=at * MS, length=MS, seq=at) for at in (1, 3, 5)]
     beside = job({8: short, 9: short}, (Group(name="short", size=2, ranks=(8, 9)),))
     found = across(replace(run, ranks={**run.ranks, **beside.ranks}, groups=(*run.groups, *beside.groups)))
-    assert [reason[:31] for reason in found.matching.reasons] == ["the clock of rank 3 jumped by +"]
+    assert [reason[:36] for reason in found.matching.reasons] == ["the clock of rank 3 was stepped by +"]
     (pair,) = (each for each in found.matching.blocks if each.ranks == (8, 9))
     assert pair.calls == len(short)
 
@@ -174,7 +174,7 @@ def test_a_clock_that_was_set_in_a_real_recording_costs_no_more_than_a_rank_that
     before = across(run)
     found = across(with_clock(run, rank, jumping((int(ends[41]) + 1, 5 * MS))))
     (said,) = found.matching.reasons
-    assert f"the clock of rank {rank} jumped by +5.0 ms" in said
+    assert f"the clock of rank {rank} was stepped by +5.0 ms" in said
     assert found.matched == 84
     missing = across(replace(run, ranks={each: run.ranks[each] for each in run.ranks if each != rank}))
     for each in set(range(8)) - {rank}:

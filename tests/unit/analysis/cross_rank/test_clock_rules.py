@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from overlapscope.analysis.across_ranks import Across, across
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.clock_offsets import Clocks, clock_offsets, joined, tied
+from overlapscope.analysis.clock_offsets import Clocks, clock_offsets, join_by_uneven, tied
 from overlapscope.analysis.exposed_causes import causes_of
-from overlapscope.analysis.matched_calls import Matched, Matching
-from overlapscope.analysis.matching import agreeing, match
-from overlapscope.analysis.wait_transfer import split
+from overlapscope.analysis.matched_calls import MatchedCalls, Matching
+from overlapscope.analysis.matching import drop_disagreeing, match
+from overlapscope.analysis.wait_transfer import split_waits
 from overlapscope.timeline.run import Run
 from tests.support.builders import EPOCH_NS
 from tests.support.overlapping_calls import Met, job
@@ -21,10 +21,10 @@ from tests.support.overlapping_calls import Met, job
 US, MS, SECOND = 1_000, 1_000_000, 1_000_000_000
 
 
-def ends_block(*ends_ms: Any, group: str = "g", ranks: tuple[int, ...] | None = None, **more: Any) -> Matched:
+def ends_block(*ends_ms: Any, group: str = "g", ranks: tuple[int, ...] | None = None, **more: Any) -> MatchedCalls:
     """Return a block of calls of a millisecond, by the ends on each rank's own clock."""
     ends = EPOCH_NS + np.rint(np.array(ends_ms) * MS).astype(np.int64)
-    return Matched(
+    return MatchedCalls(
         **{
             "group": group, "op": "all_reduce", "dtype": None, "bytes": 8, "ranks": ranks or tuple(range(len(ends))),
             "rows": np.tile(np.arange(ends.shape[1]), (len(ends), 1)), "start_ns": ends - MS, "end_ns": ends,
@@ -49,7 +49,7 @@ def test_what_the_last_rank_did_is_seen_through_its_drifting_clock() -> None:
     for reference_ns, offset_ns in ((EPOCH_NS, 0.0), (EPOCH_NS + 150 * MS, 150 * US)):
         clocks = Clocks(offset_ns={0: 0.0, 1: float(offset_ns)}, drift={1: 0.001}, reference_ns=reference_ns)
         matching = match(run)
-        together = Across(matching=matching, clocks=clocks, splits=tuple(split(matching.blocks, clocks)))
+        together = Across(matching=matching, clocks=clocks, splits=tuple(split_waits(matching.blocks, clocks)))
         coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
         found = causes_of(run, together, coverage)[0].within((EPOCH_NS, EPOCH_NS + SECOND))
         assert found["peer_compute"] == pytest.approx(50 * MS, abs=US)
@@ -96,7 +96,7 @@ def test_only_blocks_on_one_clock_are_allowed_more() -> None:
     matching = Matching(blocks=(block,))
     for apart, one_clock, kept in ((MS, False, 1), (2 * MS, False, 0), (5 * MS, True, 1), (6 * MS, True, 0)):
         spread = np.full(5, apart)
-        found = agreeing(matching, lambda _, spread=spread: spread, lambda _, one=one_clock: one)
+        found = drop_disagreeing(matching, lambda _, spread=spread: spread, lambda _, one=one_clock: one)
         assert len(found.blocks) == kept
 
 
@@ -105,7 +105,7 @@ def test_only_blocks_on_one_clock_are_allowed_more() -> None:
 )
 def test_two_calls_have_a_distance_and_one_has_50_ms(calls: int, apart: int, kept: int) -> None:
     block = ends_block(np.arange(calls) * 10.0, np.arange(calls) * 10.0, by_order=True)
-    found = agreeing(Matching(blocks=(block,)), lambda _: np.full(calls, apart))
+    found = drop_disagreeing(Matching(blocks=(block,)), lambda _: np.full(calls, apart))
     assert len(found.blocks) == kept
 
 
@@ -178,10 +178,10 @@ def test_uneven_exchanges_leave_tied_clocks_as_they_are() -> None:
     even = [ends_block(true, true + 5, ranks=(0, 1)), ends_block(true, true + 7, ranks=(2, 3))]
     clocks = clock_offsets(even)
     within = ends_block(true, true + 9, ranks=(0, 1), even=False)  # rank 1 gets more, and ends 4 ms later
-    assert joined(clocks, [within], {}) is clocks
+    assert join_by_uneven(clocks, [within], {}) is clocks
     between = ends_block(true, true + 300, ranks=(0, 3), even=False)
     # Ranks 0 to 3 are 0, 5, 293 and 300 ahead; of the two in the middle, the lower rank's clock counts.
-    found = joined(clocks, [within, between], {}).offset_ns
+    found = join_by_uneven(clocks, [within, between], {}).offset_ns
     assert found == pytest.approx({0: -5 * MS, 1: 0, 2: 288 * MS, 3: 295 * MS})
 
 
@@ -191,7 +191,7 @@ def test_drift_of_sets_of_ranks_is_added_to_that_within_them() -> None:
     one, other = true * (1 + 20e-6), 800 + true * (1 + 10e-6)
     even = [ends_block(true, true, one, ranks=(0, 4, 1)), ends_block(other, other, ranks=(2, 3))]
     between = ends_block(true[20:], true[20:], other[20:], ranks=(0, 4, 2), even=False)
-    clocks = joined(clock_offsets(even), [between], {})
+    clocks = join_by_uneven(clock_offsets(even), [between], {})
     for rank, shows in ((0, true), (1, one), (2, other), (3, other), (4, true)):
         times = EPOCH_NS + np.rint(shows * MS).astype(np.int64)
         common = clocks.aligned(rank, times) - clocks.aligned(0, EPOCH_NS + np.rint(true * MS).astype(np.int64))

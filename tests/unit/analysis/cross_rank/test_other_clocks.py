@@ -12,7 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.across_ranks import across
-from overlapscope.analysis.analyze import Analysis, analyze
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.result import Analysis
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
 from tests.property.synthetic import Fault, Job, Layout, run_of, simulate

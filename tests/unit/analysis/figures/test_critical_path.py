@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 import overlapscope
 from overlapscope.analysis.across_ranks import across
-from overlapscope.analysis.analyze import Analysis, analyze
+from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.critical_path import MOST_STEPS, CriticalPath, StepPath, follow
 from overlapscope.analysis.path_walk import PARTS, Path
+from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.span_dependencies import BACK_TO_BACK_NS, LAUNCH_TAKES_AT_MOST_NS
 from overlapscope.analysis.steps import step_windows
 from overlapscope.ingest.read_run import read_inputs

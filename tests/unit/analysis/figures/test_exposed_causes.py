@@ -16,7 +16,7 @@ from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.exposed_causes import causes_of
 from overlapscope.analysis.matching import match
 from overlapscope.analysis.point_to_point import match_pairs
-from overlapscope.analysis.wait_transfer import split
+from overlapscope.analysis.wait_transfer import split_waits
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats.json import schema
 from overlapscope.timeline.columns import (
@@ -98,8 +98,8 @@ def explained(
     together = Across(
         matching=matching,
         clocks=known,
-        splits=tuple(split(matching.blocks, known)),
-        uneven=tuple(split(matching.uneven, known)),
+        splits=tuple(split_waits(matching.blocks, known)),
+        uneven=tuple(split_waits(matching.uneven, known)),
         pairs=match_pairs(run, known),
     )
     coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.kernels import LARGER, Kernels, compared
+from overlapscope.analysis.kernels import LARGER, KernelTotals, compared
 from overlapscope.timeline.columns import NONE
 
 KERNELS = st.dictionaries(
@@ -18,12 +18,12 @@ KERNELS = st.dictionaries(
 Table = dict[tuple[str, int], tuple[int, int]]
 
 
-def columns(table: Table) -> Kernels:
+def columns(table: Table) -> KernelTotals:
     blocks, count, total = (
         np.array([int(each[at]) for each in ((grid, *figures) for (_, grid), figures in table.items())], np.int64)
         for at in range(3)
     )
-    return Kernels(name=tuple(name for name, _ in table), blocks=blocks, count=count, total_ns=total)
+    return KernelTotals(name=tuple(name for name, _ in table), blocks=blocks, count=count, total_ns=total)
 
 
 def usual(values: list[float]) -> float | None:

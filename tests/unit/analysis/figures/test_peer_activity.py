@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.peer_activity import Asked, of_peers
+from overlapscope.analysis.peer_activity import PeerQuery, peer_activity
 from overlapscope.timeline.intervals import Intervals, WindowSets, intersection, union
 from tests.support.builders import EPOCH_NS
 
@@ -44,8 +44,8 @@ def test_pieces_are_looked_up_as_if_each_rank_were_moved_whole(
     for rank, cut in zip((0, 2), cuts, strict=True):
         pieces = covered(cut, EPOCH_NS + offsets[rank])
         others = np.array([asked[at % len(asked)] if asked else 1 for at in range(pieces.starts.size)], np.int64)
-        questions[rank] = Asked(pieces=pieces, others=others)
-    found = of_peers(questions, lambda rank: theirs[rank], known)
+        questions[rank] = PeerQuery(pieces=pieces, others=others)
+    found = peer_activity(questions, lambda rank: theirs[rank], known)
     for rank, question in questions.items():
         expected = union()
         for start, end, other in zip(*question.pieces, question.others.tolist(), strict=True):
@@ -56,10 +56,13 @@ def test_pieces_are_looked_up_as_if_each_rank_were_moved_whole(
 
 def test_no_pieces_and_no_times_give_nothing() -> None:
     piece = Intervals(np.array([5], np.int64), np.array([9], np.int64))
-    questions = {0: Asked(pieces=piece, others=np.array([1])), 1: Asked(pieces=union(), others=np.array([], np.int64))}
-    nothing = of_peers(questions, lambda _: union(), Clocks())
+    questions = {
+        0: PeerQuery(pieces=piece, others=np.array([1])),
+        1: PeerQuery(pieces=union(), others=np.array([], np.int64)),
+    }
+    nothing = peer_activity(questions, lambda _: union(), Clocks())
     assert {rank: times.starts.size for rank, times in nothing.items()} == {0: 0, 1: 0}
-    assert of_peers({}, lambda _: union(), Clocks()) == {}
+    assert peer_activity({}, lambda _: union(), Clocks()) == {}
 
 
 def test_sets_of_windows_may_be_empty() -> None:

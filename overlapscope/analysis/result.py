@@ -1,0 +1,164 @@
+"""The result types of an analysis (`overlapscope.analysis/1`), and figures derived from the result alone."""
+
+from statistics import fmean
+from typing import Any, Literal
+
+import msgspec
+
+from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.analysis.cause_table import WAITS_FOR_LATE_RANK
+from overlapscope.analysis.collectives import CollectiveRow
+from overlapscope.analysis.critical_path import CriticalPath
+from overlapscope.analysis.exposed import ExposedBy
+from overlapscope.analysis.findings import Finding, Listed
+from overlapscope.analysis.source_tables import Told
+
+SCHEMA: Literal["overlapscope.analysis/1"] = "overlapscope.analysis/1"
+
+
+class SourceInfo(msgspec.Struct, kw_only=True, frozen=True):
+    """One input file and what was read from it."""
+
+    path: str
+    format: str
+    ranks: list[int]
+    events: int
+    repaired: int
+    dropped: int
+    truncated: bool
+    warnings: list[str]
+
+
+class RunInfo(msgspec.Struct, kw_only=True, frozen=True):
+    """The job as a whole."""
+
+    world_size: int | None
+    ranks: list[int]
+    missing_ranks: list[int]
+    """Ranks of the world that no file was read for."""
+    unread_ranks: list[int] = []
+    """Missing ranks that have a file, which could not be read."""
+    fingerprint: dict[str, str | int | None]
+
+
+class StepBreakdown(Breakdown, kw_only=True, frozen=True):
+    """The breakdown of one step."""
+
+    step: int
+    complete: bool
+
+
+class RankInfo(msgspec.Struct, kw_only=True, frozen=True):
+    """The breakdown of one rank: of its whole recording and of each of its steps."""
+
+    rank: int
+    whole: Breakdown
+    steps: list[StepBreakdown]
+
+
+class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
+    """How long a rank waited for other ranks, and other ranks for it."""
+
+    rank: int
+    collective_ns: int
+    wait_ns: int
+    wait_fraction: float | None
+    blame_ns: int
+    blame_estimate: Literal["matched", "upper_bound"] = "matched"
+    """`upper_bound`: some members of its groups were not recorded, so its blame may be smaller and its wait longer."""
+    times_last: int
+    idle_ns: int | None
+
+
+class Straggler(msgspec.Struct, kw_only=True, frozen=True):
+    """A rank that other ranks waited for, and the cause of its delay.
+
+    `blame_ns` includes blame that other ranks passed on to it.
+    """
+
+    rank: int
+    held_by: str
+    blame_ns: int
+    evidence: dict[str, Any]
+
+
+class Skew(msgspec.Struct, kw_only=True, frozen=True):
+    """Matched collectives, clock offsets, wait time and stragglers across ranks."""
+
+    matched: int = 0
+    unmatched: int = 0
+    pairs: int = 0
+    """Sends matched with their receives; the others are counted in `unmatched`."""
+    reasons: list[str] = []
+    clock_offset_ns: dict[str, int] = {}
+    residual_ns: int | None = None
+    ranks: list[SkewRank] = []
+    stragglers: list[Straggler] = []
+
+
+class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
+    """A change worth trying, with its predicted gain.
+
+    Without a predicted gain, `gain_high_ns` is an upper bound: the time that the cause takes today, which no change
+    may save completely.
+    """
+
+    id: str
+    title: str
+    verdict: str
+    predicted_gain_ns: int | None
+    gain_low_ns: int | None
+    gain_high_ns: int | None
+    confidence: Literal["measured", "mixed", "assumed"]
+    memory_bytes: int | None
+    changes_numerics: bool
+    apply: dict[str, str]
+    """What to change, by framework, in that framework's units."""
+    verify: str
+    per: Literal["step", "recording"] = "step"
+    """What the gains refer to: one step, or the whole recording where no steps were recorded."""
+    evidence: dict[str, Any] = {}
+    """The figures that it is based on."""
+    measured: list[str] = []
+    assumed: list[str] = []
+
+
+class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):
+    """The content of `overlapscope.analysis/1`. Times are integer nanoseconds, ratios 0..1, missing is null."""
+
+    schema_: Literal["overlapscope.analysis/1"] = SCHEMA
+    sources: list[SourceInfo]
+    run: RunInfo
+    ranks: list[RankInfo]
+    unclassified: Listed
+    fused: Listed
+    collectives: list[CollectiveRow]
+    exposed_by: ExposedBy = ExposedBy()
+    skew: Skew
+    findings: list[Finding]
+    recommendations: list[Recommendation]
+    told: dict[str, Told] = {}
+    """What the sources report besides times: communicators, links, measurements, their own figures."""
+    critical_path: CriticalPath = CriticalPath()
+    """The chain of dependencies that decided how long each step took."""
+
+
+class Waited(msgspec.Struct, frozen=True, kw_only=True):
+    """Exposed wait time per step in nanoseconds: the mean over ranks of the means over their complete steps."""
+
+    step_ns: float
+    most_for: int | None
+    """The rank with the most blame; None where no rank has any."""
+
+
+def waited(analysis: Analysis) -> Waited | None:
+    """Return the exposed wait time of a run; None where no collective was matched, or no step is complete."""
+    of_ranks = [
+        fmean(sum(step.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for step in complete)
+        for rank in analysis.ranks
+        if (complete := [step for step in rank.steps if step.complete and step.window_ns is not None])
+    ]
+    if not analysis.skew.matched or not of_ranks:
+        return None
+    late = max(analysis.skew.ranks, key=lambda each: each.blame_ns)
+    return Waited(step_ns=fmean(of_ranks), most_for=late.rank if late.blame_ns else None)
