@@ -54,7 +54,7 @@ def calibrate(runs: Sequence[Replicate]) -> NoiseFloor:
     usable = [run for run in runs if run.steps.recorded.any()]
     if len(usable) < LEAST_RUNS:
         raise InputError(
-            f"runs with complete steps: {len(usable)}; at least {LEAST_RUNS} are needed to measure how much runs differ"
+            f"runs with complete steps: {len(usable)}; record at least {LEAST_RUNS} to measure how much runs differ"
         )
     identities = [run.identity for run in usable]
     others = [each.key for each in differences(identities, identities) if each.key in BLOCKING]

@@ -170,7 +170,7 @@ def test_channels_take_what_their_table_measured(tmp_path: Path, capsys: pytest.
     (tmp_path / "eight.csv").write_text(ROWS.format(50, 7500).replace(",2,", ",8,"))
     capsys.readouterr()
     assert main(["plan", EXAMPLE, "--no-search", "--channels", f"8={tmp_path / 'eight.csv'}"]) == 2
-    assert "the present all-reduces are a formula's" in capsys.readouterr().err
+    assert "the present all-reduces are priced by a formula" in capsys.readouterr().err
 
 
 def test_a_table_of_what_stages_call_is_taken_for_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
