@@ -1,1 +1,1 @@
-"""Figures and replays in, ranked recommendations out."""
+"""Ranked recommendations from the analysis of a run and from replays."""

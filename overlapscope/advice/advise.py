@@ -1,4 +1,4 @@
-"""All recommendations for a run: the late rank and nothing else where waiting dominates, else rules and a replay."""
+"""All recommendations for a run: only the straggler where waiting dominates, else those of rules and of a replay."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -43,55 +43,56 @@ RULES: Final[tuple[Callable[[Given], Recommendation | None], ...]] = (
 
 
 def analyzed(run: Run, bandwidth: Facts | None = None) -> Analysis:
-    """Return the analysis with what rules recommend: what `overlapscope analyze --json` prints.
+    """Return the analysis with the recommendations of the rules, as `overlapscope analyze --json` prints it.
 
-    `bandwidth` holds measurements of what the run's collectives could reach.
+    `bandwidth` holds measurements of the bandwidth that the run's collectives could reach.
     """
-    together, alone = across(run), alone_of(run)
-    analysis = analyze(run, together, bandwidth, alone)
-    return msgspec.structs.replace(analysis, recommendations=by_rules(run, analysis, together, alone))
+    cross_rank, alone = across(run), alone_of(run)
+    analysis = analyze(run, cross_rank, bandwidth, alone)
+    return msgspec.structs.replace(analysis, recommendations=by_rules(run, analysis, cross_rank, alone))
 
 
 def by_rules(
-    run: Run, analysis: Analysis, together: Across, alone: Mapping[int, Alone] | None = None
+    run: Run, analysis: Analysis, cross_rank: Across, alone: Mapping[int, Alone] | None = None
 ) -> list[Recommendation]:
-    """Return what rules say of the figures alone, best first; a replay costs ten times what the figures do."""
+    """Return the recommendations of the rules, best first. They need no replay, which takes ten times as long."""
     late = late_rank(analysis)
     if late is not None:
         return [late]
-    given = Given.of(run, analysis, together, alone)
+    given = Given.of(run, analysis, cross_rank, alone)
     return ranked([each for rule in RULES if (each := rule(given)) is not None])
 
 
 def advise(
     run: Run,
     analysis: Analysis,
-    together: Across | None = None,
+    cross_rank: Across | None = None,
     caps_mb: Sequence[float] = (),
     keep: "Callable[[RecordedCase, WhatIf], None] | None" = None,
 ) -> tuple[list[Recommendation], list[str]]:
-    """Return recommendations, best first, and the reasons that stand beside them or for there being none.
+    """Return recommendations, best first, and the reasons for them or for having none.
 
-    `caps_mb` are the caps to try; `keep` gets what was replayed and what it told, if it was.
+    `caps_mb` are the bucket caps to try, in MiB; `keep` is called with the replayed case and its result, if there is
+    one.
     """
-    together = together or across(run)
-    found = by_rules(run, analysis, together)
+    cross_rank = cross_rank or across(run)
+    found = by_rules(run, analysis, cross_rank)
     if any(each.id == "late_rank" for each in found):
         return found, []
     from overlapscope.advice.replayed_settings import by_replay  # noqa: PLC0415 - `analyzed` replays nothing
 
-    found, reasons = by_replay(run, together, found, caps_mb, keep)
+    found, reasons = by_replay(run, cross_rank, found, caps_mb, keep)
     return ranked(found), reasons
 
 
 def ranked(found: Sequence[Recommendation]) -> list[Recommendation]:
-    """Sort: predicted gains that are sure first, the largest before others; then what may be none, by what it comes to
-    or what bounds it; then what has no figure. What changes numerics, and that all is well as it is, come last.
+    """Sort recommendations: first predicted gains whose interval is above zero, largest first; then other gains, by
+    value or upper bound; then those without a figure. Changes of numerics, and `no_change`, come last.
     """
-    return sorted(found, key=_rank)
+    return sorted(found, key=_sort_key)
 
 
-def _rank(each: Recommendation) -> tuple[bool, bool, bool, int]:
+def _sort_key(each: Recommendation) -> tuple[bool, bool, bool, int]:
     gain = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
     is_sure = each.predicted_gain_ns is not None and (each.gain_low_ns or 0) > 0
     return each.verdict == "no_change", each.changes_numerics, not is_sure, -(gain or 0)

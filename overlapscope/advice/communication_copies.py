@@ -1,4 +1,4 @@
-"""Compute that exists only to communicate: copies into buffers of collectives, and out of them."""
+"""Rule: copies into and out of the buffers of collectives take long."""
 
 import re
 from collections import defaultdict
@@ -14,13 +14,13 @@ from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import RankTimeline
 
 DDP_OUT: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
-"""What `gradient_as_bucket_view` leaves out. `mul_out` beside it also divides, and stays in another form."""
+"""The copy that `gradient_as_bucket_view` avoids. `mul_out` beside it also divides, and remains in another form."""
 FSDP: Final = re.compile(
     r"FSDP::(?:all_gather(?:_copy_out)?|post_backward_reduce)(?: \(.*\))?"
     r"|fsdp::(?:all_gather_copy_in|split_with_sizes_copy|chunk_cat)"
     r"|aten::(?:split_with_sizes_copy|_chunk_cat)"
 )
-"""Ranges and operations in which FSDP2 launches its copies; what communicates in them is not counted."""
+"""Ranges and operations in which FSDP2 launches its copies; communication in them is not counted."""
 ONLY_COPIES: Final = re.compile(r"FSDP::all_gather_copy_out")
 FSDP_OUT, DDP = "FSDP copies", "copies out of buckets"
 
@@ -49,12 +49,12 @@ def communication_copies(given: Given) -> Recommendation | None:
         apply={**({"ddp": of_ddp} if DDP in spent else {}), **({"fsdp2": of_fsdp} if FSDP_OUT in spent else {})},
         evidence={kind: round(ns) for kind, ns in spent.items()},
         measured=["the time of the copies"],
-        assumed=["that all of them can be left out and none was hidden, which bounds the gain"],
+        assumed=["that all copies can be avoided and none was overlapped: the gain is an upper bound"],
     )
 
 
 def _copies(timeline: RankTimeline, windows: Windows) -> dict[str, int]:
-    """Return the time of each kind of copy in the windows."""
+    """Return the time in ns of each kind of copy in the windows."""
     spans, names, notes = timeline.spans, timeline.names, timeline.annotations
     by_fsdp, by_ddp = (rows_named(spans.host_op, names, fits) for fits in (FSDP.fullmatch, DDP_OUT.__eq__))
     ranges = rows_named(notes.name, names, FSDP.fullmatch)
@@ -63,14 +63,14 @@ def _copies(timeline: RankTimeline, windows: Windows) -> dict[str, int]:
     inside = union((np.array([w[0] for w in windows]), np.array([w[1] for w in windows])))
     rest = spans.kind != COMM
     if timeline.has_device:
-        told = union((notes.start_ns[ranges], notes.end_ns[ranges]))
-        by_fsdp = rest & (by_fsdp | _within(told, spans.launch_ns))
+        copying = union((notes.start_ns[ranges], notes.end_ns[ranges]))
+        by_fsdp = rest & (by_fsdp | _within(copying, spans.launch_ns))
         fsdp = union((spans.start_ns[by_fsdp], spans.end_ns[by_fsdp]))
     else:
-        # A CPU run's compute is that of all threads together: only ranges that do nothing but copy can be told.
+        # The compute of a CPU run is that of all threads together: only ranges that do nothing but copy can be used.
         ranges[ranges] = rows_named(notes.name[ranges], names, ONLY_COPIES.match)
-        told = union((notes.start_ns[ranges], notes.end_ns[ranges]))
-        fsdp = intersection(union((spans.start_ns[rest], spans.end_ns[rest])), told)
+        copying = union((notes.start_ns[ranges], notes.end_ns[ranges]))
+        fsdp = intersection(union((spans.start_ns[rest], spans.end_ns[rest])), copying)
     by_ddp &= rest
     ddp = union((spans.start_ns[by_ddp], spans.end_ns[by_ddp]))
     found = {FSDP_OUT: length(intersection(fsdp, inside)), DDP: length(intersection(ddp, inside))}

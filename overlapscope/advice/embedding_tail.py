@@ -1,4 +1,4 @@
-"""The gradient that is ready last is by far the largest, as a tied embedding's: no cap hides its all-reduce."""
+"""Rule: the last gradient is by far the largest, as a tied embedding's, so no bucket cap overlaps its all-reduce."""
 
 import re
 from typing import Final
@@ -15,16 +15,17 @@ from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 
 OF_BUCKET: Final = 0.5
-"""Share of the last bucket that the gradient makes up: with less, another cap changes what is left for last."""
+"""Least share of the last bucket that the gradient has: with less, another cap changes the last bucket."""
 LARGER: Final = 2.0
-"""Times the largest of another size. A choice: the two largest of a transformer's layer differ by 1.8 at most (a gated
-MLP's fused 16/3 h^2, beside the 3 h^2 of a fused attention projection, of width h), an embedding by far more."""
+"""Least ratio to the largest gradient of another size. A choice: the two largest of a transformer's layer differ by 1.8
+at most (a gated MLP's fused 16/3 h^2, beside the 3 h^2 of a fused attention projection, of width h), an embedding by
+far more."""
 MOST_STEPS: Final = 32
 EMBEDDING: Final = re.compile(r"emb|wte|vocab|lm_head|tok|shared", re.I)
 
 
 class _Tail(msgspec.Struct, frozen=True, kw_only=True):
-    """The last gradient of the steps of one rank, and how long its bucket's transfer ran beside no compute."""
+    """The last gradient of the steps of one rank, and the exposed time of its bucket's transfer."""
 
     name: str
     elements: int
@@ -35,7 +36,7 @@ class _Tail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def embedding_tail(given: Given) -> Recommendation | None:
-    """Give the recommendation where the last bucket is mostly one outstanding gradient, and its transfer is exposed."""
+    """Return the recommendation where the last bucket is mostly one large gradient and its transfer is exposed."""
     tails = [each for timeline, own in given.some_ranks() if (each := _tail(given, timeline, own)) is not None]
     if not tails or len({each.elements for each in tails}) > 1:
         return None
@@ -50,12 +51,12 @@ def embedding_tail(given: Given) -> Recommendation | None:
         given,
         id="embedding_tail",
         title=f"{one.name}{what}, {volume / 1e6:.1f} MB, is ready last and {one.of_bucket:.0%} of the last bucket: "
-        f"{ms(exposed)} of its all-reduce are exposed, and no cap changes that",
+        f"{ms(exposed)} of its all-reduce are exposed, and no bucket cap changes that",
         at_most_ns=exposed,
         apply={
-            "ddp": "with model.no_sync():  # all but the last of k micro-batches: sent once in k\n"
+            "ddp": "with model.no_sync():  # all but the last of k micro-batches: reduced once in k\n"
             "    loss.backward()",
-            "fsdp2": "fully_shard([embedding, head])  # one group, as they share it; a scatter sends half",
+            "fsdp2": "fully_shard([embedding, head])  # one group for the shared weight; sends half",
             "megatron": "--untie-embeddings-and-output-weights  # another model: train it anew",
         },
         evidence={
@@ -63,7 +64,7 @@ def embedding_tail(given: Given) -> Recommendation | None:
             "no_other_of_its_size": tied,
         },
         measured=["the order of gradients, and the exposed part of the last bucket's transfer"],
-        assumed=["that all of it could be hidden or left out, which bounds the gain"],
+        assumed=["that all of it could be overlapped or avoided: the gain is an upper bound"],
     )  # fmt: skip
 
 
@@ -108,7 +109,7 @@ def _tail(given: Given, timeline: RankTimeline, windows: Windows) -> _Tail | Non
 
 
 def _last_bucket(sent: Ints, gradients: Ints) -> int | None:
-    """Return the last all-reduce that carries just the last gradients; None where none does."""
+    """Return the index of the last all-reduce that carries exactly the last gradients; None where none does."""
     if not gradients.size or (gradients < 0).any():
         return None
     sums = np.cumsum(gradients[::-1])

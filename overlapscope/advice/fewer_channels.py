@@ -1,4 +1,4 @@
-"""Compute is slowed by collectives that run beside it: give them fewer of the device's multiprocessors."""
+"""Rule: collectives slow the compute beside them; use fewer channels, which leaves more multiprocessors to compute."""
 
 from statistics import fmean
 from typing import Final
@@ -14,27 +14,27 @@ from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.interference import Slowdown, slowdown
 
 MOST_SPANS: Final = 2_000_000
-"""Kernels of one rank that are compared: what more would tell does not pay for the time."""
+"""Limit on the kernels of one rank that are compared: more take long and add little."""
 TRIED: Final = 8
-"""Channels to try where the present number is not known: a quarter of the 32 that NCCL takes at most before 2.25."""
+"""Channels to try where the present number is not known: a quarter of the maximum of 32 before NCCL 2.25."""
 FEWEST: Final = 2
 
 
 def interference(given: Given) -> Recommendation | None:
-    """Return the recommendation where the same kernels surely take longer beside a transfer, and that costs enough."""
+    """Return the recommendation where the same kernels take longer beside a transfer, and it costs enough of a step."""
     library = Library.of(given.run)
     if library is None:
         return None
-    told = [
+    slowed = [
         (found, cost)
         for timeline, own in given.some_at_hand()
         if timeline.has_device and (found := _slowed(timeline, moving := _moving(given, timeline))) is not None
         if (cost := _cost(given.coverage[timeline.rank].compute, moving, own, found)) is not None
     ]
-    if not told:
+    if not slowed:
         return None
-    cost = fmean(each[1] for each in told)
-    worst = max((each[0] for each in told), key=lambda each: each.mean)
+    cost = fmean(each[1] for each in slowed)
+    worst = max((each[0] for each in slowed), key=lambda each: each.mean)
     if worst.low <= 1 or not given.is_worth(cost):
         return None
     present = channels_of(given.run)
@@ -49,12 +49,12 @@ def interference(given: Given) -> Recommendation | None:
         apply=fewer_channels(library, tried),
         evidence={
             "slowdown": worst.mean, "slowdown_low": worst.low, "slowdown_high": worst.high, "kernels": worst.kernels,
-            "compared": worst.told, "interference_ns": round(cost), "channels": present,
+            "compared": worst.compared_share, "interference_ns": round(cost), "channels": present,
         },
-        measured=["the same kernels beside transfers and free of them, in different steps"],
+        measured=["the same kernels beside transfers and without them, in different steps"],
         assumed=[
-            "that fewer channels slow the transfers themselves by nothing, which bounds the gain",
-            *(["waiting counts as transfer: not all ranks were recorded"] if not given.is_whole else []),
+            "that fewer channels do not slow the transfers themselves: the gain is an upper bound",
+            *(["that wait time is transfer time: not all ranks were recorded"] if not given.is_whole else []),
         ],
     )  # fmt: skip
 
@@ -67,7 +67,7 @@ def _slowed(timeline: RankTimeline, moving: Intervals) -> Slowdown | None:
 
 
 def _moving(given: Given, timeline: RankTimeline) -> Intervals:
-    """Return when data moved: a transfer is the end of its call, where waiting was split off."""
+    """Return when data moved: the last part of each call, where wait time is separated from transfer time."""
     calls, spans = timeline.collectives, timeline.spans
     timed = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE))
     transfer = given.transfers[timeline.rank].transfer_ns[timed]
@@ -79,7 +79,7 @@ def _moving(given: Given, timeline: RankTimeline) -> Intervals:
 
 
 def _cost(computing: Intervals, moving: Intervals, windows: Windows, found: Slowdown) -> float | None:
-    """Return how much longer compute took for the transfers beside it, mean over windows."""
+    """Return the extra time of compute because of transfers beside it, in ns, mean over windows."""
     if found.mean <= 1:
         return None
     beside = intersection(computing, moving)

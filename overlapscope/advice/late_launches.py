@@ -1,4 +1,4 @@
-"""The device waits for its host: collectives are enqueued after their data was ready, and kernels stand apart."""
+"""Rule: the job is launch-bound; the GPU is idle, waiting for kernel launches, or collectives are launched late."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -16,17 +16,17 @@ from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 
 GAPS: Final = 0.1
-"""Share of a step that a device may stand idle between kernels before its host is the matter. A choice: five
-times what is worth a change, for some of it is the profiler's, and nothing tells how much."""
+"""Least idle share of a step between kernels to call a device launch-bound. A choice: five times `WORTH`, because some
+of it is caused by the profiler, and how much is not known."""
 LOADS: Final = 0.5
-"""Share of the idle time that fetching batches takes, from which on it is what to change. A choice: most of it."""
+"""Least share of the idle time in which batches are fetched, to recommend faster data loading. A choice: most of it."""
 MOST_CALLS: Final = 5
 HOST: Final = ("host", "launch")
-"""Parts of a critical path that are the host's."""
+"""Parts of a critical path that belong to the host."""
 
 
 def late_launches(given: Given) -> Recommendation | None:
-    """Return the recommendation where the host holds the device up; None for runs without devices or communication."""
+    """Return the recommendation where the job is launch-bound; None for runs without devices or communication."""
     if not given.figures.comm_ns or not any(each.has_device for each in given.run.ranks.values()):
         return None
     late = given.cause_ns("late_launch")
@@ -37,14 +37,15 @@ def late_launches(given: Given) -> Recommendation | None:
     seen = [_gaps(timeline, given, own) for timeline, own in given.some_ranks() if timeline.has_device]
     loading = fmean([each[0] for each in seen] or [0])
     calls = max((each[1] for each in seen), key=lambda each: sum(ns for _, ns in each.values()), default={})
-    parts = [f"collectives enqueued late cost {ms(late)}"] if given.is_worth(late) else []
-    parts += [f"the device stands idle for {ms(gaps)}"] if gaps else []
+    parts = [f"collectives launched late cost {ms(late)}"] if given.is_worth(late) else []
+    parts += [f"the device is idle for {ms(gaps)}"] if gaps else []
     loads = bool(gaps) and loading >= LOADS * (given.figures.idle_ns or 0)
-    while_ = f", {ms(loading)} of it while a batch is fetched" if loads else ""
+    during_loading = f", {ms(loading)} of it while a batch is fetched" if loads else ""
     return recommended(
         given,
         id="late_launches",
-        title=f"The host is behind its device: {' and '.join(parts)} of a {ms(given.step_ns)} {given.per}{while_}",
+        title="Launch-bound (GPU idle, waiting for kernel launches): "
+        f"{' and '.join(parts)} of a {ms(given.step_ns)} {given.per}{during_loading}",
         at_most_ns=late + gaps,
         apply=_loading() if loads else _launching([name for name, each in calls.items() if given.is_worth(each[1])]),
         evidence={
@@ -54,11 +55,11 @@ def late_launches(given: Given) -> Recommendation | None:
             "loading_while_idle_ns": round(loading),
             "synchronising_calls": {name: {"calls": each[0], "ns": each[1]} for name, each in calls.items()},
         },
-        measured=["launches after the data was ready, and idle time that the critical path puts down to the host"],
+        measured=["launches after the data was ready, and idle time that the critical path attributes to the host"],
         assumed=[
-            "that none of it would be left, which bounds the gain",
-            *(["that no rank came later still: not all were recorded"] if not given.is_whole else []),
-            *(["how much of it is the profiler's, which slows the host"] if _profiled(given) else []),
+            "that all of it can be avoided: the gain is an upper bound",
+            *(["that no unrecorded rank was later still: not all were recorded"] if not given.is_whole else []),
+            *(["how much of it is caused by the profiler, which slows the host"] if _profiled(given) else []),
         ],
     )
 
@@ -68,14 +69,14 @@ def _profiled(given: Given) -> bool:
 
 
 def _on_path(given: Given) -> int:
-    """Return the host's time on the critical path, mean over the steps followed."""
+    """Return the host's time on the critical path in ns, mean over its steps."""
     steps = given.analysis.critical_path.steps
     return round(fmean(sum(each.parts.get(part, 0) for part in HOST) for each in steps)) if steps else 0
 
 
 def _gaps(timeline: RankTimeline, given: Given, windows: Windows) -> tuple[float, dict[str, tuple[float, int]]]:
-    """Return the time that the device was idle while a batch was fetched, and calls that wait for the device, a window:
-    how many of each name, and for how long.
+    """Return two means over windows: the ns in which the device was idle while a batch was fetched, and the number and
+    ns of the calls that wait for the device, by name.
     """
     notes, names, cover = timeline.annotations, timeline.names, given.coverage[timeline.rank]
     inside = union((np.array([w[0] for w in windows]), np.array([w[1] for w in windows])))
@@ -95,7 +96,7 @@ def _gaps(timeline: RankTimeline, given: Given, windows: Windows) -> tuple[float
 
 
 def _launching(stop: Sequence[str]) -> dict[str, str]:
-    """Return what makes launches fewer; `stop` are the calls in which the host waits for long."""
+    """Return code that makes fewer launches; `stop` are the calls in which the host waits long."""
     sync = (
         f"\n# {', '.join(stop)} stops the host: no .item(), .cpu(), print(tensor) or torch.cuda.synchronize() in a step"
         if stop

@@ -1,28 +1,28 @@
-"""Waiting dominates: the rank that is waited for is the matter, and no setting."""
+"""Rule: waiting for a straggler dominates; tuning will not help until the straggler is fixed."""
 
 from typing import Final
 
 from overlapscope.analysis.result import Analysis, Recommendation
 
 DOMINATES: Final = 0.5
-"""Share of the time in collectives, over all ranks."""
+"""Least share of wait time in the time in collectives, over all ranks."""
 
 
 def late_rank(analysis: Analysis) -> Recommendation | None:
-    """Return whom to look at, where ranks wait for at least half of their time in collectives; else None."""
+    """Return the rank to look at, where wait time is at least half of the time in collectives; else None."""
     ranks = analysis.skew.ranks
     total, waited = sum(each.collective_ns for each in ranks), sum(each.wait_ns for each in ranks)
     if not total or waited < DOMINATES * total:
         return None
-    held = max(analysis.skew.stragglers, key=lambda each: each.blame_ns, default=None)
-    rank = held.rank if held else max(ranks, key=lambda each: each.blame_ns).rank
-    by = f", held by {held.held_by.replace('_', ' ')}" if held and held.held_by != "unknown" else ""
+    straggler = max(analysis.skew.stragglers, key=lambda each: each.blame_ns, default=None)
+    rank = straggler.rank if straggler else max(ranks, key=lambda each: each.blame_ns).rank
+    cause = f" ({straggler.held_by.replace('_', ' ')})" if straggler and straggler.held_by != "unknown" else ""
+    share = f"waiting is {waited / total:.0%} of the time in collectives"
     return Recommendation(
         id="late_rank",
-        title=f"Look at rank {rank}{by}: waiting is {waited / total:.0%} of the time in collectives, no setting helps"
-        if held
-        else f"Waiting is {waited / total:.0%} of the time in collectives, for rank {rank} most, which may be chance: "
-        "no setting helps",
+        title=f"Look at rank {rank}{cause}: {share}, and tuning will not help until the straggler is fixed"
+        if straggler
+        else f"W{share[1:]}, mostly for rank {rank}, which may be chance: tuning will not help",
         verdict="look",
         predicted_gain_ns=None,
         gain_low_ns=None,
@@ -32,6 +32,11 @@ def late_rank(analysis: Analysis) -> Recommendation | None:
         changes_numerics=False,
         apply={},
         verify="overlapscope analyze RUN --all",
-        evidence={"rank": rank, "waited_ns": waited, "collective_ns": total, "held_by": held.held_by if held else None},
-        measured=["waiting, told from transfers by the quickest rank of each collective"],
+        evidence={
+            "rank": rank,
+            "waited_ns": waited,
+            "collective_ns": total,
+            "held_by": straggler.held_by if straggler else None,
+        },
+        measured=["wait time, separated from transfer time by the shortest call of each collective"],
     )

@@ -1,7 +1,7 @@
-"""`CUDA_DEVICE_MAX_CONNECTIONS` against what the job does: 1 keeps launches in order, and streams from overlapping.
+"""Rule: `CUDA_DEVICE_MAX_CONNECTIONS` does not fit the job. 1 keeps launches in order, but prevents overlap of streams.
 
-Megatron-LM before Blackwell asks for 1 with tensor or context parallelism, that a collective launched first also begins
-first; with FSDP it refuses 1 (`megatron/training/arguments.py`).
+Megatron-LM before Blackwell requires 1 with tensor or context parallelism, so that a collective that is launched first
+also begins first; with FSDP it refuses 1 (`megatron/training/arguments.py`).
 """
 
 import re
@@ -19,7 +19,7 @@ MEGATRON: Final = re.compile(r"TENSOR_MODEL_PARALLEL|CONTEXT_PARALLEL_GROUP")
 
 
 def max_connections(given: Given) -> Recommendation | None:
-    """Return the recommendation where the variable is known from the recording and contradicts what the job does."""
+    """Return the recommendation where the recorded variable does not fit the parallelism of the job."""
     environments = [_environment(each.recorded) for each in given.run.ranks.values() if each.has_device]
     if not environments or any(each is None for each in environments):
         return None
@@ -30,16 +30,16 @@ def max_connections(given: Given) -> Recommendation | None:
     dimensions = {row.dimension for row in given.analysis.collectives}
     splits = bool({TENSOR, CONTEXT} & dimensions)
     if value == "1" and _fsdp(given.run) and not splits:
-        why = "FSDP's gathers and scatters cannot run beside compute: all streams share one queue of the device"
-        return _of(given, value, why, f"unset {NAME}  # the default is 8")
+        why = "FSDP's all-gathers and reduce-scatters cannot overlap compute: all streams share one queue of the device"
+        return _recommendation(given, value, why, f"unset {NAME}  # the default is 8")
     old = BEFORE_BLACKWELL.search(str(given.run.fingerprint.get("device") or ""))
     if value != "1" and splits and _megatron(given.run) and old and not _fsdp(given.run):
-        why = "Megatron's overlap of tensor-parallel collectives needs launches kept in order before Blackwell"
-        return _of(given, value, why, f"export {NAME}=1")
+        why = "Megatron's overlap of tensor-parallel collectives needs launches in order before Blackwell"
+        return _recommendation(given, value, why, f"export {NAME}=1")
     return None
 
 
-def _of(given: Given, value: str | None, why: str, apply: str) -> Recommendation:
+def _recommendation(given: Given, value: str | None, why: str, apply: str) -> Recommendation:
     return recommended(
         given,
         id="max_connections",
@@ -47,7 +47,7 @@ def _of(given: Given, value: str | None, why: str, apply: str) -> Recommendation
         apply={"environment": apply},
         evidence={"value": value, "device": given.run.fingerprint.get("device")},
         measured=["the variable, as recorded on every rank"],
-        assumed=["what it gains: nobody measured this job with the other value"],
+        assumed=["the gain: this job was not measured with the other value"],
     )
 
 
@@ -58,7 +58,7 @@ def _environment(recorded: object) -> dict[str, str] | None:
 
 
 def _fsdp(run: Run) -> bool:
-    """Return whether it was FSDP, by its annotations."""
+    """Return whether the job used FSDP, by its annotations."""
     return any(name.startswith("FSDP::") for each in run.ranks.values() for name in each.names)
 
 

@@ -1,4 +1,4 @@
-"""NCCL's settings, per communicator first, then variables by version, then a file for its example tuner plugin.
+"""Code and variables for NCCL settings: per communicator, environment by version, and a file for its example tuner.
 
 Versions as in NCCL's release notes and sources: `ncclConfig_t.maxCTAs` and `NCCL_MAX_CTAS` since 2.17, functions in
 `NCCL_ALGO` since 2.24, the example tuner's CSV since 2.27.7. torch has `ProcessGroupNCCL.Options().config` (`min_ctas`,
@@ -19,15 +19,15 @@ FUNCTIONS_SINCE: Final = (2, 24)
 TUNER_SINCE: Final = (2, 27, 7)
 TORCH_CONFIG_SINCE: Final = (2, 1)
 WHOLE: Final = 2**64 - 1
-"""The largest size of the tuner's file: above the 4294967295 of its documentation nothing would match."""
+"""Upper size limit in the tuner's file: with the documented 4294967295 no larger size would match."""
 LATENCY_BYTES: Final = 64 << 10
-"""Smaller calls go by the protocol of least latency in a tuner's file."""
+"""Smaller calls use the protocol of least latency in a tuner's file."""
 TUNED: Final = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 
 
 class Library(msgspec.Struct, frozen=True, kw_only=True):
-    """The communication library of a run; a version is () where no source tells it."""
+    """The communication library of a run; a version is () where it is not recorded."""
 
     version: tuple[int, ...] = ()
     torch: tuple[int, ...] = ()
@@ -35,14 +35,14 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, run: Run) -> "Library | None":
-        """Return the library of a run; None where it was not NCCL or RCCL, as far as is known."""
-        told = [run.facts.name(code) or "" for code in set(run.facts.members.library.tolist())]
+        """Return the library of a run; None where nothing shows that it was NCCL or RCCL."""
+        reported = [run.facts.name(code) or "" for code in set(run.facts.members.library.tolist())]
         known = run.fingerprint
-        said = [*told, str(known.get("nccl_version") or "")]
-        if known.get("backend") != "nccl" and not any(said):
+        texts = [*reported, str(known.get("nccl_version") or "")]
+        if known.get("backend") != "nccl" and not any(texts):
             return None
-        rocm = known.get("hip_runtime_version") is not None or any("RCCL" in each for each in told)
-        version = next((found for each in said if (found := version_of(each))), ())
+        rocm = known.get("hip_runtime_version") is not None or any("RCCL" in each for each in reported)
+        version = next((found for each in texts if (found := version_of(each))), ())
         return cls(version=version, torch=version_of(str(known.get("torch_version") or "")), is_rccl=rocm)
 
 
@@ -53,20 +53,20 @@ def version_of(text: str) -> tuple[int, ...]:
 
 
 def channels_of(run: Run) -> int | None:
-    """Return the most channels that any source tells of a communicator or a call; None where none does."""
-    told = [int(run.facts.members.collective_channels.max(initial=NONE))]
-    told += [int(each.collectives.channels.max(initial=NONE)) for each in run.ranks.values()]
-    most = max(told)
+    """Return the largest number of channels recorded for a communicator or a call; None where none is recorded."""
+    recorded = [int(run.facts.members.collective_channels.max(initial=NONE))]
+    recorded += [int(each.collectives.channels.max(initial=NONE)) for each in run.ranks.values()]
+    most = max(recorded)
     return most if most > 0 else None
 
 
 def fewer_channels(library: Library, channels: int) -> dict[str, str]:
-    """Return how to let collectives have at most so many channels (blocks, hence multiprocessors, of the device)."""
+    """Return how to limit collectives to `channels` channels (blocks on the device, hence multiprocessors)."""
     return _channels(library, channels, "max", f"{{min_ctas: 1, max_ctas: {channels}, cga_cluster_size: 2}}")
 
 
 def more_channels(library: Library, channels: int) -> dict[str, str]:
-    """Return how to let collectives have at least so many channels."""
+    """Return how to give collectives at least `channels` channels."""
     return _channels(library, channels, "min", f"{{min_ctas: {channels}, max_ctas: {channels}, cga_cluster_size: 2}}")
 
 
@@ -77,41 +77,42 @@ def _channels(library: Library, channels: int, bound: str, megatron: str) -> dic
         found["nccl_communicator"] = (
             "options = torch.distributed.ProcessGroupNCCL.Options()\n"
             f"options.config.{bound}_ctas = {channels}\n"
-            "group = torch.distributed.new_group(ranks, pg_options=options)  # of this group alone"
+            "group = torch.distributed.new_group(ranks, pg_options=options)  # for this group only"
         )
     if ctas:
         found["megatron"] = (
-            f"--nccl-communicator-config-path nccl.yaml  # of each group its own; in nccl.yaml:\ndp: {megatron}"
+            f"--nccl-communicator-config-path nccl.yaml  # a setting for each group; in nccl.yaml:\ndp: {megatron}"
         )
     older_name = f"NCCL_{bound.upper()}_NCHANNELS"
     name = f"NCCL_{bound.upper()}_CTAS" if ctas else older_name
     older = f"; before NCCL 2.17: {older_name}" if ctas and not library.version else ""
-    found["nccl_variables"] = f"{name}={channels}  # of all communicators of the process{older}"
+    found["nccl_variables"] = f"{name}={channels}  # for all communicators of the process{older}"
     return found
 
 
 def without_algorithm(library: Library, op: str, algorithm: str, channels: int | None) -> dict[str, str]:
-    """Return how to keep NCCL from choosing an algorithm for one operation; it then takes the best of the others."""
+    """Return how to exclude an algorithm for one operation; NCCL then chooses the best of the others."""
     name = algorithm.replace("_", "").lower()  # the log's NVLS_TREE is the variable's nvlstree
     if library.version and library.version >= FUNCTIONS_SINCE:
-        said = f'NCCL_ALGO="{_function(op)}:^{name}"'
+        setting = f'NCCL_ALGO="{_function(op)}:^{name}"'
     else:
-        said = f"NCCL_ALGO=^{name}  # of all operations: before 2.24 they cannot be told apart"
-    found = {"nccl_variables": said}
+        setting = f"NCCL_ALGO=^{name}  # for all operations: before 2.24 one operation cannot be selected"
+    found = {"nccl_variables": setting}
     if library.version >= TUNER_SINCE and channels and not library.is_rccl:
         other = "tree" if name == "ring" else "ring"
         found["nccl_tuner"] = (
-            "NCCL_TUNER_PLUGIN=libnccl-tuner-example.so NCCL_TUNER_CONFIG_FILE=nccl_tuner.conf  # which holds:\n"
+            "NCCL_TUNER_PLUGIN=libnccl-tuner-example.so NCCL_TUNER_CONFIG_FILE=nccl_tuner.conf  # with the content:\n"
             + "\n".join(tuner_lines(_function(op), other, channels))
         )
     return found
 
 
 def tuner_lines(function: str, algorithm: str, channels: int) -> Sequence[str]:
-    """Return the lines of a file for NCCL's example tuner, which runs one function by an algorithm, the rest by rings.
+    """Return the lines of a file for NCCL's example tuner: `function` uses `algorithm`, all others use rings.
 
-    It takes one channel for whatever no line matches, and where a line leaves channels to NCCL: so that every size of
-    every operation stands here, with its channels. LL128 is never asked for: where it is not supported it corrupts.
+    The tuner uses one channel for calls that no line matches, and where a line leaves the channels to NCCL. So every
+    size of every operation has a line with its channels. LL128 is never used: it corrupts data where it is not
+    supported.
     """
     lines = ["# collective,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks"]
     for each in TUNED:

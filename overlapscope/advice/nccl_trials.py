@@ -1,4 +1,6 @@
-"""All-reduces far below what is possible, and NCCL's own choice for them is known: try what it did not choose."""
+"""Rule: all-reduces are far below the possible bandwidth; try another algorithm than NCCL chose. Also other numbers of
+channels as trials: how transfers change with them was not measured.
+"""
 
 from collections.abc import Sequence
 from typing import Final
@@ -12,13 +14,13 @@ from overlapscope.whatif.result import Trial
 
 LOW: Final = "low_bandwidth:"
 OTHERS: Final = frozenset({"RING", "TREE", "NVLS", "NVLS_TREE", "COLLNET_DIRECT", "COLLNET_CHAIN"})
-"""Of an all-reduce, one of ring and tree is always left without the other; other operations may have one alone."""
-NOT_NCCL = "channels are NCCL's, and nothing says that this recording's collectives are"
+"""Algorithms that can be excluded: an all-reduce always has ring or tree left; other operations may have only one."""
+NOT_NCCL = "channels are a setting of NCCL, and nothing recorded shows that this job used NCCL"
 VERIFY = "record a run with it, then: overlapscope compare RUN NEW_RUN"
 
 
 def algorithm_trial(given: Given) -> Recommendation | None:
-    """Return the trial, without a gain, for the all-reduces that lose most; None where the choice is not known."""
+    """Return the trial for the all-reduces that lose most, without a gain; None where NCCL's choice is not known."""
     library = Library.of(given.run)
     low = [
         each.evidence
@@ -46,18 +48,18 @@ def algorithm_trial(given: Given) -> Recommendation | None:
         apply=without_algorithm(library, "all_reduce", algorithm, channels_of(given.run)),
         evidence={**worst, "algorithm": algorithm, "nccl_version": ".".join(map(str, library.version)) or None},
         measured=["bus bandwidth of matched transfers, and NCCL's choice"],
-        assumed=["that another algorithm is faster here: none was measured"],
+        assumed=["that another algorithm is faster here: no other was measured"],
         verify="all_reduce_perf -b 1M -e 1G -f 2 with and without it, then: overlapscope compare RUN NEW_RUN",
     )
 
 
 def no_channels(run: Run) -> str:
-    """Say why nothing can be said of channels; empty where something can."""
+    """Return why channels cannot be tried; empty where they can."""
     return NOT_NCCL if Library.of(run) is None else ""
 
 
 def channel_trials(run: Run, channels: Sequence[int]) -> list[Trial]:
-    """Return a trial for each number. Raises UsageError where the recording's collectives are not NCCL's."""
+    """Return a trial for each number of channels. Raises UsageError where the recorded collectives are not NCCL's."""
     if not channels:
         return []
     library = Library.of(run)
@@ -69,17 +71,17 @@ def channel_trials(run: Run, channels: Sequence[int]) -> list[Trial]:
 
 def _trial(library: Library, present: int | None, channels: int) -> Trial:
     if present == channels:
-        return Trial(knobs={"channels": channels}, why="so many are used at present", apply={}, verify="")
+        return Trial(knobs={"channels": channels}, why="this is the present number", apply={}, verify="")
     more = present is not None and channels > present
     now = f"now {present}" if present is not None else "the present number is not recorded"
     effect = (
-        "transfers may go faster, and take more of the device's multiprocessors from what computes beside them"
+        "transfers may be faster, but take more multiprocessors from compute beside them"
         if more
-        else "what computes beside transfers has more of the device's multiprocessors, and transfers may go slower"
+        else "compute beside transfers has more multiprocessors, but transfers may be slower"
     )
     return Trial(
         knobs={"channels": channels},
-        why=f"{now}: {effect}; not measured here, so that no gain is told",
+        why=f"{now}: {effect}; not measured here, so no gain is predicted",
         apply=more_channels(library, channels) if more else fewer_channels(library, channels),
         verify=VERIFY,
     )

@@ -1,4 +1,8 @@
-"""What a replay of the recording recommends under other settings, beside what rules found."""
+"""Recommendations from a replay of the recording under other settings.
+
+For DistributedDataParallel: bucket caps, views of buckets, 16-bit gradients, or to leave the buckets alone. For FSDP2:
+when parameters are gathered, how long they stay gathered, and how many modules at once.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
@@ -18,7 +22,7 @@ from overlapscope.whatif.result import Scenario, WhatIf
 
 VIEW: Final = "gradient_as_bucket_view"
 MOST_SHOWN: Final = 3
-"""Caps of a list that a title shows; the code has all."""
+"""Number of caps of a list that a title shows; the code has all."""
 APPLY: Final = {
     "reshard_after_forward": "fully_shard(module, reshard_after_forward=False)",
     "forward_prefetch": "module.set_modules_to_forward_prefetch([...])  # the next {value}, on each one",
@@ -26,49 +30,50 @@ APPLY: Final = {
     "modules_per_group": "fully_shard([module, next_module])  # {value} neighbours in one call",
     "reduce_dtype": "fully_shard(module, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))",
 }
-"""Calls of FSDP2 (torch 2.6 and later) for each knob that is replayed."""
+"""Code for FSDP2 (torch 2.6 and later) by knob."""
 
 
 def by_replay(
     run: Run,
-    together: Across,
+    cross_rank: Across,
     found: list[Recommendation],
     caps_mb: Sequence[float],
     keep: Callable[[RecordedCase, WhatIf], None] | None,
 ) -> tuple[list[Recommendation], list[str]]:
-    """Return what rules `found` with what a replay recommends, and the reasons beside it or for its not being one.
+    """Return the recommendations of a replay and of the rules (`found`), and the reasons for them or for no replay.
 
-    `caps_mb` are the caps to try; `keep` gets what was replayed and what it told, if it was.
+    `caps_mb` are the bucket caps to try, in MiB; `keep` is called with the replayed case and its result, if there is
+    one.
     """
     try:
-        case = from_run(run, together)
+        case = from_run(run, cross_rank)
     except InputError as error:
-        return _of_another_kind(run, together, found, error)
-    told = answer(case, caps_mb)
+        return _by_fsdp_replay(run, cross_rank, found, error)
+    result = answer(case, caps_mb)
     if keep is not None:
-        keep(case, told)
-    of_buckets = bucket_advice(told, ITEM_BYTES[case.recorded.dtypes[0]])
-    # A predicted gain of views stands for what the copies' time only bounds.
-    if adds_views(told) or any(each.id == "bucket_view" for each in of_buckets):
+        keep(case, result)
+    of_buckets = bucket_advice(result, ITEM_BYTES[case.recorded.dtypes[0]])
+    # The predicted gain of views replaces the upper bound from the time of the copies.
+    if adds_views(result) or any(each.id == "bucket_view" for each in of_buckets):
         found = [each for each in found if each.id != "communication_copies" or set(each.apply) != {"ddp"}]
-    return [*of_buckets, *found], list(told.reasons)
+    return [*of_buckets, *found], list(result.reasons)
 
 
-def _of_another_kind(
-    run: Run, together: Across, found: list[Recommendation], why: InputError
+def _by_fsdp_replay(
+    run: Run, cross_rank: Across, found: list[Recommendation], not_ddp: InputError
 ) -> tuple[list[Recommendation], list[str]]:
-    """Add what a replay of FSDP2 recommends; `why` says why it is no recording of DistributedDataParallel."""
+    """Add the recommendations of a replay of FSDP2; `not_ddp` says why the recording is not DDP."""
     if kind_of(run) != "fsdp":
-        return found, [f"no setting was replayed: {why}"]
+        return found, [f"no setting was replayed: {not_ddp}"]
     try:
-        told = answer_run(run, together, why=str(why))
+        result = answer_run(run, cross_rank, not_ddp=str(not_ddp))
     except InputError as error:
         return found, [f"no setting was replayed: {error}"]
-    return [*gather_advice(told), *found], list(told.reasons)
+    return [*gather_advice(result), *found], list(result.reasons)
 
 
-def of_scenario(
-    told: WhatIf,
+def scenario_recommendation(
+    result: WhatIf,
     row: Scenario,
     name: str,
     title: str,
@@ -77,9 +82,9 @@ def of_scenario(
     apply: dict[str, str] | None = None,
     memory_bytes: int | None = None,
 ) -> Recommendation:
-    """Return the recommendation of a scenario, its gain in nanoseconds of the present step."""
-    measured = told.baseline.measured_step_ns or told.baseline.replayed_step_ns
-    confidence: Literal["mixed", "assumed"] = "mixed" if told.interference.identified else "assumed"
+    """Return the recommendation of a scenario, with its gain in ns of the present step."""
+    measured = result.baseline.measured_step_ns or result.baseline.replayed_step_ns
+    confidence: Literal["mixed", "assumed"] = "mixed" if result.interference.identified else "assumed"
     gains = (row.gain, row.gain_low, row.gain_high) if verdict != "no_change" else (None, None, None)
     gain, low, high = (None if each is None else round(each * measured) for each in gains)
     return Recommendation(
@@ -99,64 +104,66 @@ def of_scenario(
             "predicted_step_ns": row.predicted_step_ns,
             "exposed_comm_ns": row.exposed_comm_ns,
             **({"buckets": row.buckets} if row.buckets else {}),
-            "replay_error": told.baseline.replay_error,
+            "replay_error": result.baseline.replay_error,
         },
-        measured=["the present step, its gradients and transfers"] if told.baseline.measured_step_ns else [],
-        assumed=[each.name.replace("_", " ") for each in told.assumptions],
+        measured=["the present step, its gradients and transfers"] if result.baseline.measured_step_ns else [],
+        assumed=[each.name.replace("_", " ") for each in result.assumptions],
     )
 
 
-def bucket_advice(told: WhatIf, item_bytes: int) -> list[Recommendation]:
-    """Return recommendations, best first; nothing where the recording is not understood well enough, or waiting for a
-    late rank dominates: the reasons say so.
+def bucket_advice(result: WhatIf, item_bytes: int) -> list[Recommendation]:
+    """Return recommendations for buckets, best first; empty where the replay does not match the run, or waiting for a
+    straggler dominates (the reasons of the result say so).
     """
-    if told.verdict == "insufficient_data" or told.waiting:
+    if result.verdict == "insufficient_data" or result.waiting:
         return []
-    found = [_cap(told, item_bytes), _views(told, item_bytes), _fewer_bits(told)]
+    found = [_cap(result, item_bytes), _views(result, item_bytes), _fewer_bits(result)]
     return [each for each in found if each is not None]
 
 
-def adds_views(told: WhatIf) -> bool:
-    """Return whether the advised change makes gradients views of their buckets: its gain holds what views save."""
-    return told.verdict == "change" and bool(_changed(told).get(VIEW))
+def adds_views(result: WhatIf) -> bool:
+    """Return whether the recommended change includes views of buckets: its gain then includes theirs."""
+    return result.verdict == "change" and bool(_changed(result).get(VIEW))
 
 
-def _cap(told: WhatIf, item_bytes: int) -> Recommendation:
-    if told.verdict == "change":
-        knobs, present = told.best.knobs, told.baseline.knobs
-        best, apply = _row(told.scenarios, knobs), setting_code(knobs, item_bytes, present)
-        title = f"Set {_shown(_changed(told))}"
-        memory_bytes = best.memory_bytes - told.scenarios[0].memory_bytes or None
-        return of_scenario(told, best, "bucket_cap", title, "change", apply=apply, memory_bytes=memory_bytes)
-    title = "Leave the buckets as they are: no cap gains more than the noise, or surely gains at all"
-    return of_scenario(told, told.scenarios[0], "keep_buckets", title, "no_change")
+def _cap(result: WhatIf, item_bytes: int) -> Recommendation:
+    if result.verdict == "change":
+        knobs, present = result.best.knobs, result.baseline.knobs
+        best, apply = _row(result.scenarios, knobs), setting_code(knobs, item_bytes, present)
+        title = f"Set {_shown(_changed(result))}"
+        memory_bytes = best.memory_bytes - result.scenarios[0].memory_bytes or None
+        return scenario_recommendation(
+            result, best, "bucket_cap", title, "change", apply=apply, memory_bytes=memory_bytes
+        )
+    title = "Leave the buckets as they are: no cap has a gain above the noise and surely above zero"
+    return scenario_recommendation(result, result.scenarios[0], "keep_buckets", title, "no_change")
 
 
-def _views(told: WhatIf, item_bytes: int) -> Recommendation | None:
-    """Views save the memory of all buckets; they are worth it where the step gets no longer, as far as is known."""
-    base = told.scenarios[0]
+def _views(result: WhatIf, item_bytes: int) -> Recommendation | None:
+    """Return the recommendation of views, which save the memory of all buckets, where the step does not get longer."""
+    base = result.scenarios[0]
     with_views = {**base.knobs, VIEW: True}
-    row = next((each for each in told.scenarios[1:] if each.knobs == with_views), None)
-    if row is None or row.gain < 0 or row.gain_low < -WORTH or not base.memory_bytes or adds_views(told):
+    row = next((each for each in result.scenarios[1:] if each.knobs == with_views), None)
+    if row is None or row.gain < 0 or row.gain_low < -WORTH or not base.memory_bytes or adds_views(result):
         return None
     saved = base.memory_bytes - row.memory_bytes
     title = f"gradient_as_bucket_view=True saves {saved / 1e6:.1f} MB, and the copies out of buckets"
     apply = setting_code(with_views, item_bytes, base.knobs)
-    return of_scenario(told, row, "bucket_view", title, "change", apply=apply, memory_bytes=-saved)
+    return scenario_recommendation(result, row, "bucket_view", title, "change", apply=apply, memory_bytes=-saved)
 
 
-def _fewer_bits(told: WhatIf) -> Recommendation | None:
-    """Return the trial of 16 bits, where it surely gains; whether the model trains as well is never promised."""
-    row = next((each for each in told.scenarios if each.changes_numerics), None)
+def _fewer_bits(result: WhatIf) -> Recommendation | None:
+    """Return the trial of 16-bit gradients where the gain is above zero; how well the model trains is not predicted."""
+    row = next((each for each in result.scenarios if each.changes_numerics), None)
     if row is None or row.gain_low <= 0:
         return None
-    title = "Try to send 16-bit gradients: changes numerics, so hold the loss against the present one"
-    return of_scenario(told, row, "sixteen_bit_gradients", title, "trial", apply={"ddp": HOOK})
+    title = "Try to send 16-bit gradients: this changes numerics, so compare the loss with the present one"
+    return scenario_recommendation(result, row, "sixteen_bit_gradients", title, "trial", apply={"ddp": HOOK})
 
 
-def _changed(told: WhatIf) -> dict[str, Any]:
-    """Return the best knobs that are not so at present; what is set no longer is False."""
-    knobs, present = told.best.knobs, told.baseline.knobs
+def _changed(result: WhatIf) -> dict[str, Any]:
+    """Return the best knobs that differ from the present ones; flags that are no longer set are False."""
+    knobs, present = result.best.knobs, result.baseline.knobs
     left = {name: False for name, value in present.items() if value is True and name not in knobs}
     return {name: value for name, value in knobs.items() if present.get(name) != value} | left
 
@@ -174,18 +181,22 @@ def _row(scenarios: Sequence[Scenario], knobs: dict[str, object]) -> Scenario:
     return next(each for each in scenarios if each.knobs == knobs)
 
 
-def gather_advice(told: WhatIf) -> list[Recommendation]:
-    """Return recommendations for a recording of FSDP2; nothing for others, or where no setting surely gains."""
-    if told.kind != "fsdp" or told.verdict != "change":
+def gather_advice(result: WhatIf) -> list[Recommendation]:
+    """Return recommendations for a recording of FSDP2; empty for others, or where no setting is recommended."""
+    if result.kind != "fsdp" or result.verdict != "change":
         return []
-    best = next(each for each in told.scenarios if each.knobs == told.best.knobs)
+    best = next(each for each in result.scenarios if each.knobs == result.best.knobs)
     title = f"Set {', '.join(f'{name}={value}' for name, value in best.knobs.items())}"
-    found = [of_scenario(told, best, "fsdp_gathers", title, "change", apply=_apply(best.knobs),
+    found = [scenario_recommendation(result, best, "fsdp_gathers", title, "change", apply=_apply(best.knobs),
                          memory_bytes=best.memory_bytes)]  # fmt: skip
-    for each in told.scenarios:
+    for each in result.scenarios:
         if each.changes_numerics and each.gain_low > 0 and set(each.knobs) <= set(APPLY):
-            title = "Try to reduce gradients in 16 bits: changes numerics, so hold the loss against the present one"
-            found.append(of_scenario(told, each, "sixteen_bit_gradients", title, "trial", apply=_apply(each.knobs)))
+            title = (
+                "Try to reduce gradients in 16 bits: this changes numerics, so compare the loss with the present one"
+            )
+            found.append(
+                scenario_recommendation(result, each, "sixteen_bit_gradients", title, "trial", apply=_apply(each.knobs))
+            )
     return found
 
 

@@ -1,4 +1,4 @@
-"""What a rule looks at: a run, its analysis, and the mean of its steps."""
+"""The input of the rules: a run, its analysis, and the mean of its steps."""
 
 from collections.abc import Iterator, Mapping
 from statistics import fmean
@@ -14,33 +14,33 @@ from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.timeline.run import RankTimeline, Run
 
 WORTH: Final = 0.02
-"""Share of a step from which on a cause is worth a change: as much do two recordings of unchanged code differ (2.2 % in
+"""Least share of a step for a recommendation: two recordings of unchanged code differ by as much (2.2 % in
 `traces/baseline`)."""
 MOST_RANKS: Final = 8
-"""Ranks whose spans a rule looks through one by one: of many, every so-manieth; all are there in the analysis."""
+"""Limit on the ranks whose spans a rule reads; of more ranks every n-th is taken. The analysis covers all ranks."""
 VERIFY: Final = "record the new run, then: overlapscope compare RUN NEW_RUN"
 Windows = tuple[tuple[int, int], ...]
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
-    """A run with its figures; times in nanoseconds, means over complete steps and ranks."""
+    """A run with its figures; times in ns, means over complete steps and ranks."""
 
     run: Run
     analysis: Analysis
     transfers: Mapping[int, Transfers]
-    """Of each rank's calls, as far as waiting could be split off."""
+    """By rank, the transfer times of its calls, where wait time could be separated."""
     per: Literal["step", "recording"]
-    """What the means are of; a recording where no step is complete."""
+    """Whether the means are of steps, or of whole recordings because no step is complete."""
     coverage: Mapping[int, Coverage]
-    """Of each rank's time."""
+    """By rank, when it computed, communicated and copied."""
     windows: Mapping[int, Windows]
-    """(start, end) by rank, on its own clock."""
+    """By rank, (start, end) of each step in ns on its own clock."""
     figures: Breakdown
-    """The mean; only times and causes."""
+    """The mean breakdown; only times and causes."""
 
     @classmethod
-    def of(cls, run: Run, analysis: Analysis, together: Across, alone: Mapping[int, Alone] | None = None) -> Self:
-        """Take the means of a run's complete steps, else of its whole recordings."""
+    def of(cls, run: Run, analysis: Analysis, cross_rank: Across, alone: Mapping[int, Alone] | None = None) -> Self:
+        """Compute the means of a run's complete steps, else of its whole recordings."""
         alone = alone or alone_of(run)
         chosen = [step for info in analysis.ranks for step in info.steps if step.complete and step.window_ns]
         figures: list[Breakdown] = list(chosen) or [info.whole for info in analysis.ranks if info.whole.window_ns]
@@ -48,7 +48,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             run=run,
             analysis=analysis,
-            transfers=together.transfers(run),
+            transfers=cross_rank.transfers(run),
             coverage={rank: own.coverage for rank, own in alone.items()},
             per="step" if chosen else "recording",
             windows={rank: each for rank, each in windows.items() if each},
@@ -57,12 +57,12 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step_ns(self) -> int:
-        """Length of a step; 0 without times."""
+        """Mean duration of a step; 0 without times."""
         return self.figures.window_ns or 0
 
     @property
     def steps(self) -> int:
-        """Steps of the rank that has most; 1 for a recording."""
+        """Largest number of steps of a rank; 1 for whole recordings."""
         return max(map(len, self.windows.values()), default=0) if self.per == "step" else 1
 
     @property
@@ -71,11 +71,11 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.run.ranks) == self.run.world_size
 
     def cause_ns(self, cause: str) -> int:
-        """Return the exposed time of one cause."""
+        """Return the mean exposed time of one cause, in ns."""
         return self.figures.causes.get(cause, 0)
 
     def is_worth(self, ns: float) -> bool:
-        """Return whether so much of a step is worth a change."""
+        """Return whether a time in ns is at least the share `WORTH` of a step."""
         return self.step_ns > 0 and ns >= WORTH * self.step_ns
 
     def some_ranks(self) -> Iterator[tuple[RankTimeline, Windows]]:
@@ -103,7 +103,7 @@ def recommended(
     verify: str = VERIFY,
     memory_bytes: int | None = None,
 ) -> Recommendation:
-    """Return a recommendation whose gain nobody predicted: at most what its cause takes today, or no figure at all."""
+    """Return a recommendation without a predicted gain: at most `at_most_ns`, the present cost of its cause."""
     return Recommendation(
         id=id,
         title=title,
@@ -124,7 +124,7 @@ def recommended(
 
 
 def ms(ns: float) -> str:
-    """Spell a time for a title."""
+    """Format a time in ns for a title, in ms."""
     return f"{ns / 1e6:.3g} ms" if ns < 1e9 else f"{ns / 1e6:.0f} ms"
 
 

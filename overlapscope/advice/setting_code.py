@@ -1,4 +1,4 @@
-"""How to bring a replayed setting about, in the code of each framework that can."""
+"""Code that applies a replayed setting, for each framework, in its own names and units."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -7,9 +7,9 @@ from typing import Any, Final
 ARGUMENTS: Final = (
     "bucket_cap_mb", "bucket_cap_mb_list", "gradient_as_bucket_view", "find_unused_parameters", "static_graph",
 )  # fmt: skip
-"""Knobs that DistributedDataParallel takes."""
+"""Knobs that are arguments of DistributedDataParallel."""
 MORE: Final = (*ARGUMENTS[1:], "hook", "no_sync")
-"""Knobs that are more than a cap."""
+"""Knobs other than the cap."""
 HOOK: Final = (
     "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook\n"
     "model.register_comm_hook(None, bf16_compress_hook)"
@@ -21,10 +21,10 @@ MIB: Final = 1 << 20
 def setting_code(
     knobs: Mapping[str, Any], item_bytes: int, present: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Return the code by framework for `Settings.knobs()`; nothing for what no setting brings about.
+    """Return the code by framework for `Settings.knobs()`; empty for hypothetical settings.
 
-    What is more than a cap only DistributedDataParallel is told here, unless it is so already, among the `present`
-    knobs. What stands beside the constructor is told only where it is not `present`.
+    With knobs other than a cap that are not among the `present` ones, only code for DistributedDataParallel is
+    returned. Code outside the constructor is included only where it is not `present`.
     """
     if "link_speed" in knobs or "late_ranks" in knobs or knobs.get("small_last_bucket"):
         return {}
@@ -39,7 +39,7 @@ def setting_code(
 
 
 def snippets(knobs: Mapping[str, Any], item_bytes: int) -> dict[str, str]:
-    """Return how to set the buckets of `knobs` (torch's words, MiB) in each framework; `item_bytes` of one gradient.
+    """Return how to set the buckets of `knobs` (torch's names, MiB) in each framework; `item_bytes` is of one element.
 
     DistributedDataParallel counts MiB, Horovod bytes, DeepSpeed elements, Megatron parameters; FSDP2 has no buckets but
     reduces what one call of `fully_shard` wraps. A list of caps only DistributedDataParallel knows.
@@ -60,7 +60,7 @@ def snippets(knobs: Mapping[str, Any], item_bytes: int) -> dict[str, str]:
 
 
 def spelled(value: Any) -> str:
-    """Spell a knob's value as Python, without figures that mean nothing."""
+    """Format a knob's value as Python, without meaningless digits."""
     if isinstance(value, float):
         return f"{value:g}"
     return f"[{', '.join(f'{each:.6g}' for each in value)}]" if isinstance(value, list) else repr(value)

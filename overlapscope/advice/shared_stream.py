@@ -1,4 +1,4 @@
-"""A collective waits on its lane for another group's, or for another operation: give each its own communicator."""
+"""Rule: a collective waits on its stream for another group's or another operation; use a separate communicator."""
 
 from collections import defaultdict
 from typing import Final
@@ -12,10 +12,10 @@ from overlapscope.timeline.rows import order_of
 from overlapscope.timeline.run import RankTimeline
 
 OTHERS: Final = 0.5
-"""Share of the queueing behind others' calls, from which on a lane of its own can help: behind its own kind it is the
-link that is busy. A choice: most of the queueing."""
+"""Least share of the queueing behind calls of another group or operation for a separate stream to help: behind calls of
+the same kind the link is busy. A choice: most of the queueing."""
 MOST_PAIRS: Final = 5
-_Kind = tuple[str, str | None]
+_CallKind = tuple[str, str | None]
 """Operation and group."""
 
 
@@ -24,7 +24,7 @@ def busy_lane(given: Given) -> Recommendation | None:
     queued = given.cause_ns("queued")
     if not given.is_worth(queued):
         return None
-    blocked: dict[tuple[_Kind, _Kind], int] = defaultdict(int)
+    blocked: dict[tuple[_CallKind, _CallKind], int] = defaultdict(int)
     for timeline, _ in given.some_at_hand():
         if timeline.has_device:
             for pair, ns in _blocked(timeline).items():
@@ -38,11 +38,11 @@ def busy_lane(given: Given) -> Recommendation | None:
     return recommended(
         given,
         id="busy_lane",
-        title=f"{ms(queued * share)} of a {ms(given.step_ns)} {given.per} are exposed while {_said(behind)} waits on "
-        f"its lane for {_said(before)}: give it a communicator of its own",
+        title=f"{ms(queued * share)} of a {ms(given.step_ns)} {given.per} are exposed while {_label(behind)} waits on "
+        f"its stream for {_label(before)}: give it its own communicator",
         at_most_ns=queued * share,
         apply={
-            "torch": "own = torch.distributed.new_group(ranks)  # a communicator and a stream of its own",
+            "torch": "own = torch.distributed.new_group(ranks)  # its own communicator and stream",
             "fsdp2": "model.set_separate_reduce_scatter_group()  # torch 2.13 and later",
         },
         evidence={
@@ -53,13 +53,13 @@ def busy_lane(given: Given) -> Recommendation | None:
                 for (one, other), ns in sorted(others.items(), key=lambda each: -each[1])[:MOST_PAIRS]
             ],
         },
-        measured=["queueing on one lane, and what ran there"],
-        assumed=["that the link has room for both at once, which bounds the gain"],
+        measured=["queueing on one stream, and the calls that ran there"],
+        assumed=["that the link can carry both at once: the gain is an upper bound"],
     )
 
 
-def _blocked(timeline: RankTimeline) -> dict[tuple[_Kind, _Kind], int]:
-    """Return how long calls had been enqueued while the one before them on their lane ran, by both kinds."""
+def _blocked(timeline: RankTimeline) -> dict[tuple[_CallKind, _CallKind], int]:
+    """Return the ns that calls waited in the queue while the call before them on their stream ran, by both kinds."""
     spans, calls = timeline.spans, timeline.collectives
     rows = np.flatnonzero((spans.kind == COMM) & (spans.collective != NONE) & (spans.launch_ns != NONE))
     rows = rows[order_of(spans.lane[rows], spans.start_ns[rows])]
@@ -84,6 +84,6 @@ def _blocked(timeline: RankTimeline) -> dict[tuple[_Kind, _Kind], int]:
     }
 
 
-def _said(kind: _Kind) -> str:
+def _label(kind: _CallKind) -> str:
     op, group = kind
     return f"{op} of group {group}" if group else op

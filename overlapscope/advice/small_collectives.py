@@ -1,4 +1,4 @@
-"""Many collectives that take as long as their latency, whatever they carry: send fewer, larger ones."""
+"""Rule: many collectives take only their latency, whatever their size; send fewer, larger ones."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,23 +16,23 @@ from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run
 
 MOVING: Final = 0.2
-"""A call is latency where its bytes would take no more than this share of its time, as fast as others of its group. A
+"""A call is latency-bound where its bytes would take at most this share of its time at the best speed of its group. A
 choice: at most a fifth of the time is then misjudged."""
 TINY_BYTES: Final = 64 << 10
-"""So few bytes take less than a call's latency on any link that a job is trained over (52 us at 10 Gbit/s)."""
+"""Calls up to this size are latency-bound on any training network (52 us at 10 Gbit/s)."""
 SHORT_NS: Final = 30_000
-"""A call of unknown size that takes no longer is latency: NCCL's own is 7 to 14 us and some for each hop
+"""A call of unknown size that takes no longer is latency-bound: NCCL's latency is 7 to 14 us plus some for each hop
 (`src/graph/tuning.cc`)."""
 FEWEST_CALLS: Final = 8
-"""Calls a step. A choice: to fuse fewer is not worth the work."""
+"""Least calls a step. A choice: fusing fewer is not worth the work."""
 
 
 def small_collectives(given: Given) -> Recommendation | None:
-    """Return the recommendation where calls that are all latency are exposed for long enough on one rank.
+    """Return the recommendation where latency-bound calls are exposed for long enough on one rank.
 
-    Groups do their calls at the same time: what counts are those that a single rank makes, the one that loses most.
+    Groups make their calls at the same time, so only the calls of one rank are added up: the rank that loses most.
     """
-    rows = [row for row in given.analysis.collectives if _counts(given, row)]
+    rows = [row for row in given.analysis.collectives if _is_candidate(given, row)]
     fastest = _fastest(rows)
     every = [row for row in rows if _is_latency(row, fastest.get((row.op, row.group)))]
     small = max(_by_rank(given.run, every), key=_exposed_ns, default=[]) if every else []
@@ -46,8 +46,8 @@ def small_collectives(given: Given) -> Recommendation | None:
     return recommended(
         given,
         id="small_collectives",
-        title=f"Send fewer, larger ones: {calls:.0f} calls of {', '.join(ops)} a {given.per} take about {spent:.0f} us "
-        f"each whatever they carry, {ms(exposed)} of them exposed",
+        title=f"Send fewer, larger collectives: {calls:.0f} calls of {', '.join(ops)} a {given.per} take about "
+        f"{spent:.0f} us each, whatever their size; {ms(exposed)} are exposed",
         at_most_ns=exposed * (1 - 1 / calls),
         apply=_apply(ops),
         evidence={
@@ -57,14 +57,14 @@ def small_collectives(given: Given) -> Recommendation | None:
         },
         measured=["calls, sizes, durations, and what of them is exposed"],
         assumed=[
-            "that all of them can be sent as one: what one step needs before the next cannot",
-            *(["durations hold waiting for ranks that were not matched"] if _unmatched(small) else []),
+            "that all of them can be sent as one, which calls that depend on each other cannot",
+            *(["durations include waiting for ranks that were not matched"] if _unmatched(small) else []),
         ],
     )
 
 
 def _by_rank(run: Run, rows: Sequence[CollectiveRow]) -> list[list[CollectiveRow]]:
-    """Return the rows of each rank: those of an operation in a group that it calls."""
+    """Return the rows of each rank: those of the operations and groups that it calls."""
     places: dict[tuple[str, str | None], list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         places[row.op, row.group].append(place)
@@ -84,17 +84,17 @@ def _exposed_ns(rows: Sequence[CollectiveRow]) -> float:
     return sum(min(row.exposed_ns or 0, row.count * (row.transfer_ns_median or 0)) for row in rows)
 
 
-def _counts(given: Given, row: CollectiveRow) -> bool:
+def _is_candidate(given: Given, row: CollectiveRow) -> bool:
     if row.op in POINT_TO_POINT or not row.transfer_ns_median:
         return False
-    # What buckets should be is for the replay to say, wherever gradients were recorded.
+    # Bucket sizes are recommended by the replay wherever gradients were recorded.
     reduces = row.op == "all_reduce" and row.dimension in (None, DATA)
     buckets = reduces and any(size(each.gradients) for each in given.run.ranks.values())
     return not buckets
 
 
 def _fastest(rows: Sequence[CollectiveRow]) -> dict[tuple[str, str | None], float]:
-    """Return the most bytes a nanosecond that a matched call reaches, by operation and group."""
+    """Return the highest bytes per ns of matched calls, by operation and group."""
     found: dict[tuple[str, str | None], float] = {}
     for row in rows:
         if row.estimate == "matched" and row.bytes and row.transfer_ns_median:
@@ -137,22 +137,22 @@ def _unmatched(rows: Sequence[CollectiveRow]) -> bool:
 def _apply(ops: Sequence[str]) -> dict[str, str]:
     found = {
         "torch": "with torch.distributed._coalescing_manager(group):  # one launch for all of them\n"
-        f"    for tensor in tensors:\n        torch.distributed.{_spelled(ops[0])}(..., group=group)"
+        f"    for tensor in tensors:\n        torch.distributed.{_torch_name(ops[0])}(..., group=group)"
     }
     if "all_reduce" in ops:
         found |= {
-            "ddp": "DistributedDataParallel(model)  # buckets of 25 MiB, not a call for each gradient",
+            "ddp": "DistributedDataParallel(model)  # buckets of 25 MiB instead of a call for each gradient",
             "horovod": "HOROVOD_FUSION_THRESHOLD=134217728 HOROVOD_CYCLE_TIME=5",
         }
     if {"all_gather", "reduce_scatter"} & set(ops):
         found |= {
-            "fsdp2": "fully_shard([block_a, block_b])  # several modules share one gather and one scatter",
+            "fsdp2": "fully_shard([block_a, block_b])  # several modules share one all-gather and one reduce-scatter",
             "deepspeed": '{"zero_optimization": {"allgather_bucket_size": 5e8, "reduce_bucket_size": 5e8}}',
         }
     return found
 
 
-def _spelled(op: str) -> str:
+def _torch_name(op: str) -> str:
     return {
         "all_gather": "all_gather_into_tensor",
         "reduce_scatter": "reduce_scatter_tensor",

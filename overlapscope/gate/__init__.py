@@ -1,1 +1,1 @@
-"""Policy, statistics and verdict on the difference between runs."""
+"""Judge the difference between runs: policy, statistics and verdict."""

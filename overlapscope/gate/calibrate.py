@@ -1,4 +1,4 @@
-"""How much runs of unchanged code differ: the noise that a difference between few runs must rise above."""
+"""Measure how much runs of unchanged code differ: the noise that a difference between few runs must exceed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,14 @@ from overlapscope.gate.statistics import noise_factor, student_quantile
 
 SCHEMA: Literal["overlapscope.floor/1"] = "overlapscope.floor/1"
 LEAST_RUNS: Final = 4
-"""Fewer runs do not tell how much runs differ."""
+"""Least number of runs to measure how much runs differ."""
 LEAST_FREEDOM: Final = 2
+"""Least degrees of freedom to measure the spread of the runs that are judged."""
 DEFAULT_SHARE: Final = 0.02
-"""Uncalibrated: the standard deviation of a run's times, as a share of the base's step time. All of a step's parts are
-given that of the whole, as what disturbs a step may show in any of them."""
+"""Without calibration: the standard deviation of a run's times, as a share of the base's step time. All parts of a step
+use that of the whole step, because a disturbance may show in any of them."""
 DEFAULT_RATIO: Final = 0.02
-"""Uncalibrated: the standard deviation of a run's ratios."""
+"""Without calibration: the standard deviation of a run's ratios."""
 
 
 class NoiseOf(msgspec.Struct, kw_only=True, frozen=True):
@@ -44,22 +45,22 @@ class NoiseFloor(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "
     schema_: Literal["overlapscope.floor/1"] = SCHEMA
     runs: list[str]
     identity: dict[str, str]
-    """What is the same in all of these runs."""
+    """Identity keys and values that are equal in all of these runs."""
     metrics: list[NoiseOf]
 
 
 def calibrate(runs: Sequence[Replicate]) -> NoiseFloor:
-    """Measure the noise of runs of unchanged code; raises InputError for too few of them, or runs of several jobs."""
+    """Measure the noise of runs of unchanged code. Raises InputError for too few runs, or runs of several jobs."""
     usable = [run for run in runs if run.steps.recorded.any()]
     if len(usable) < LEAST_RUNS:
         raise InputError(
-            f"runs with complete steps: {len(usable)}; to tell how much runs differ, record at least {LEAST_RUNS}"
+            f"runs with complete steps: {len(usable)}; record at least {LEAST_RUNS} to measure how much runs differ"
         )
     identities = [run.identity for run in usable]
     others = [each.key for each in differences(identities, identities) if each.key in BLOCKING]
     if others:
         raise InputError(
-            f"the runs are not of one job, so their noise is not known: they differ in {', '.join(others)}"
+            f"the runs are not of one job, so their noise cannot be measured: they differ in {', '.join(others)}"
         )
     chosen = alike(usable, usable)
     found = metrics(chosen.tables[0], chosen.tables[0], of_steps=True)
@@ -83,9 +84,10 @@ def _noise(metric: Metric) -> list[NoiseOf]:
 def noise_of(
     metric: Metric, by_name: Mapping[str, Metric], floor: NoiseFloor | None
 ) -> tuple[float, int | None] | None:
-    """Return a metric's deviation from run to run, and in how many degrees of freedom it was measured.
+    """Return the standard deviation of a metric between runs and its degrees of freedom (None: taken as exact).
 
-    Not calibrated: the documented default, as if known; None where that has nothing to be a share of.
+    Without calibration the documented default is used; the result is None where the default needs a step time and there
+    is none.
     """
     measured = next((each for each in floor.metrics if each.name == metric.name), None) if floor else None
     if measured is not None:
@@ -97,9 +99,9 @@ def noise_of(
 
 
 def own_spread(metric: Metric) -> tuple[float, int] | None:
-    """Return the deviation of runs about the mean of their own side, and its degrees of freedom, two at least.
+    """Return the standard deviation of runs about the mean of their side, and its degrees of freedom; None below two.
 
-    A machine noisier than the default shows it between the runs that are judged.
+    It shows a machine that is noisier than the default.
     """
     sides = [[value for value in side.by_run if value is not None] for side in (metric.base, metric.candidate)]
     freedom = sum(len(side) - 1 for side in sides)
@@ -109,7 +111,7 @@ def own_spread(metric: Metric) -> tuple[float, int] | None:
 
 
 def least_told(deviation: float, freedom: int | None, base_runs: int, candidate_runs: int, alpha: float) -> float:
-    """Give the difference of two sides' medians that unchanged code exceeds, upwards, with probability `alpha` at most.
+    """Return the increase of the median that unchanged code exceeds with probability `alpha` at most.
 
     A prediction bound for normal runs: Student's quantile times the deviation of the difference.
     """

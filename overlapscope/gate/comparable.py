@@ -1,4 +1,4 @@
-"""Whether two sides are runs of one job, recorded alike: otherwise their difference says nothing about the code."""
+"""Check that two sides are runs of one job, recorded the same way; else their difference is not caused by the code."""
 
 from collections.abc import Collection, Sequence
 from typing import Final
@@ -15,12 +15,12 @@ RANKS: Final = "ranks"
 BLOCKING: Final = (
     "world_size", "device", "dtype", "parameters", "parallelism", f"{RECORDING}basis", f"{RECORDING}mode", RANKS,
 )  # fmt: skip
-"""Where one of these differs, runs are not comparable, unless it is allowed. All else that differs is reported."""
+"""Keys that make runs not comparable where they differ, unless the policy allows it. Other differences are reported."""
 JOB: Final = BLOCKING[:5]
 
 
 class Mismatch(msgspec.Struct, kw_only=True, frozen=True):
-    """A key in which the runs are not all alike."""
+    """A key in which the runs differ."""
 
     key: str
     base: list[str]
@@ -31,7 +31,7 @@ class Mismatch(msgspec.Struct, kw_only=True, frozen=True):
 def mismatches(
     base: Sequence[Replicate], candidate: Sequence[Replicate], comparison: Comparison, allowed: Collection[str]
 ) -> list[Mismatch]:
-    """Return the differences that make runs not comparable, those that the policy allows among them."""
+    """Return the differences that make runs not comparable, including those that the policy allows."""
     found = [
         Mismatch(key=each.key, base=each.base[:MOST], candidate=each.candidate[:MOST], allowed=each.key in allowed)
         for each in comparison.differences
@@ -39,13 +39,13 @@ def mismatches(
     ]
     sizes = any(each.key == "world_size" for each in found)
     recorded = [sorted({rank_list(run.ranks) for run in side if run.ranks})[:MOST] for side in (base, candidate)]
-    # Other ranks of one job do other work: their figures are not those of the same ranks before.
+    # Other ranks of one job do other work, so their figures cannot be compared.
     if not sizes and not comparison.ranks and all(recorded):
         found.append(Mismatch(key=RANKS, base=recorded[0], candidate=recorded[1], allowed=RANKS in allowed))
     return found
 
 
 def unknown_keys(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> list[str]:
-    """Return the keys of the job that one side does not know, and the other does: whether they differ is not known."""
+    """Return the keys of the job that only one side has recorded, so that it is not known whether they differ."""
     known = [[any(key in run.identity for run in side) for key in JOB] for side in (base, candidate)]
     return [key for key, ours, theirs in zip(JOB, *known, strict=True) if ours != theirs]

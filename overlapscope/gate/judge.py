@@ -1,4 +1,4 @@
-"""One metric judged: is its difference large enough to matter, and more than chance?"""
+"""Judge one metric: is its difference large enough to matter, and more than chance?"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,49 +19,49 @@ Reason = Literal[
     "missing", "missing_in_base", "missing_in_candidate",
 ]  # fmt: skip
 MANY_RUNS: Final = 4
-"""From so many runs on each side on, the runs themselves tell whether a difference is chance."""
+"""With so many runs on each side, the runs themselves are tested; with fewer, their steps and the noise floor."""
 CONFIDENCE: Final = 0.9
 
 
 class MetricVerdict(msgspec.Struct, kw_only=True, frozen=True):
-    """One metric's verdict, and what it rests on. The difference is candidate less base, of medians of runs."""
+    """The verdict on one metric and its evidence. The difference is candidate minus base, of medians of runs."""
 
     name: str
     unit: Unit
     better: Better
     gates: bool
-    """Whether it can fail the gate; if not, it informs."""
+    """Whether it can fail the gate; otherwise it is only reported."""
     verdict: Verdict
     reason: Reason
-    """`told`: the difference is past the minimum and more than chance."""
+    """`told`: the difference exceeds the minimum and is more than chance."""
     base: int | float | None
     candidate: int | float | None
     difference: int | float | None
     relative: float | None
     base_runs: int
-    """Runs that have a value."""
+    """Number of runs that have a value."""
     candidate_runs: int
     minimum: float | None
-    """The least difference that counts: the larger of the relative and the absolute one."""
+    """The least difference that counts: the larger of the relative and the absolute minimum."""
     test: Literal["permutation", "bootstrap"] | None
-    """Of the runs, where each side has four or more; else over their steps."""
+    """`permutation` over runs where each side has four or more; else `bootstrap` over their steps."""
     probability: float | None
-    """That chance makes so large a difference in this direction; adjusted for the number of gating metrics."""
+    """Probability of so large a difference in this direction by chance; adjusted for the number of gating metrics."""
     low: float | None
     """90 % interval of the difference: over runs, or over the steps of these runs."""
     high: float | None
     floor: float | None
-    """With fewer runs, the difference that unchanged code stays below; null where the runs themselves tell."""
+    """With fewer than four runs, the difference that unchanged code stays below; null where the runs are tested."""
     calibrated: bool | None
-    """Whether the floor was measured; if not, it is the documented default."""
+    """Whether the floor was measured; otherwise it is the documented default."""
 
 
 class _Tested(msgspec.Struct, frozen=True, kw_only=True):
-    """What the test of a metric says, before several of them are taken together."""
+    """The test result of a metric, before it is adjusted for several metrics."""
 
     test: Literal["permutation", "bootstrap"]
     worse: float | None = None
-    """Probability that chance makes it so much worse."""
+    """Probability by chance of so much worse a value."""
     better: float | None = None
     interval: tuple[float, float] | None = None
 
@@ -72,7 +72,7 @@ def judge_metrics(
     policy: Policy,
     floor: NoiseFloor | None,
 ) -> list[MetricVerdict]:
-    """Judge every metric of which more is better or worse; those that gate come first, in the policy's order."""
+    """Judge every metric that has a better direction; those that gate come first, in the policy's order."""
     by_name = {each.name: each for each in metrics}
     order = [*policy.metrics, *(name for name in JUDGED if name not in policy.metrics)]
     tests = {name: _tested(by_name[name], tables, policy.seed) for name in order}
@@ -89,9 +89,9 @@ def judge_metrics(
 
 
 def _adjusted(name: str, family: Sequence[str], tests: Mapping[str, _Tested | None]) -> tuple[float, float]:
-    """Return the probabilities of a metric for worse and for better, adjusted for those that gate with it.
+    """Return the probabilities of a metric for worse and for better, adjusted for all that gate.
 
-    What could not be tested counts as a test that says nothing.
+    A metric that could not be tested counts with probability 1.
     """
     worse = [1.0 if (t := tests[each]) is None or t.worse is None else t.worse for each in family]
     better = [1.0 if (t := tests[each]) is None or t.better is None else t.better for each in family]
@@ -147,8 +147,8 @@ def _judged(
             known = noise_of(metric, by_name, floor)
             calibrated = floor is not None and any(each.name == metric.name for each in floor.metrics)
             shown = None if calibrated else own_spread(metric)
-            told = [least_told(*each, runs[0], runs[1], policy.alpha / family) for each in (known, shown) if each]
-            noise = max(told, default=None)
+            floors = [least_told(*each, runs[0], runs[1], policy.alpha / family) for each in (known, shown) if each]
+            noise = max(floors, default=None)
         worse = metric.difference if metric.better == "lower" else -metric.difference
         probability = None if chances is None else chances[0 if worse > 0 else 1]
         reason = _reason(abs(worse), minimum, noise, tested, probability, runs, family=family, alpha=policy.alpha)
@@ -176,7 +176,7 @@ def _reason(
     family: int,
     alpha: float,
 ) -> Reason:
-    """Say what stands in the way of a verdict; `told` is nothing does."""
+    """Return why there is no verdict of a change; `told` where there is one."""
     if size < minimum or size == 0:
         return "within_minimum"
     if probability is None:
@@ -185,6 +185,6 @@ def _reason(
         return "within_noise"
     if probability <= alpha + ROUNDING:
         return "told"
-    # The most extreme order of few runs may still be likelier than several metrics together allow.
+    # With few runs even the most extreme order may be likelier than the level for several metrics.
     few = tested.test == "permutation" and family / math.comb(sum(runs), runs[0]) > alpha + ROUNDING
     return "too_few_runs" if few else "not_significant"

@@ -1,4 +1,4 @@
-"""What the gate is asked to hold: which metrics, from which difference on, which budgets, which runs are comparable."""
+"""The policy of the gate: metrics, minimum differences, budgets, and which runs are comparable."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -13,7 +13,7 @@ from overlapscope.gate.comparable import BLOCKING
 
 GATING: Final = (STEP_TIME, "exposed_comm_ns")
 JUDGED: Final = {each.name: each for each in METRICS if each.better is not None}
-"""Metrics of which more is better or worse, by name."""
+"""Metrics that have a better direction, by name."""
 INCONCLUSIVE: Final = "inconclusive"
 
 
@@ -37,7 +37,7 @@ def _metrics(key: str, value: Any) -> tuple[str, ...]:
 
 def _number(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise UsageError(f"{key} must be a number, and not below 0")
+        raise UsageError(f"{key} must be a number of 0 or more")
     return value
 
 
@@ -56,7 +56,7 @@ def _text(key: str, value: Any) -> str:
 
 def _whole(key: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise UsageError(f"{key} must be a whole number, and not below 0")
+        raise UsageError(f"{key} must be a whole number of 0 or more")
     return value
 
 
@@ -79,29 +79,29 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """The table `[tool.overlapscope.gate]`, with its defaults."""
 
     metrics: tuple[str, ...] = GATING
-    """Those that can fail the gate; the others inform."""
+    """Metrics that can fail the gate; others are only reported."""
     min_relative: float = 0.03
-    """A difference counts from this share of the base on ..."""
+    """A difference counts where it is at least this share of the base ..."""
     min_absolute_ns: int = 500_000
-    """... and from this many nanoseconds on ..."""
+    """... and at least this many ns ..."""
     min_absolute_ratio: float = 0.02
-    """... or this much of a ratio. Both must be reached."""
+    """... or this much of a ratio. Both minimums must be reached."""
     alpha: float = 0.05
     """How often, at most, runs of unchanged code may fail."""
     budgets: Mapping[str, float] = {}
-    """Limits of the candidate's value, by metric, in its unit; a least value where more is better."""
+    """Limits of the candidate's value, by metric, in its unit; a lower limit where more is better."""
     allow_mismatch: tuple[str, ...] = ()
-    """Keys in which the runs may differ and still be judged."""
+    """Keys in which the runs may differ."""
     fail_on: tuple[str, ...] = ()
-    """`inconclusive`: what could not be told fails too, with its own exit code."""
+    """`inconclusive`: an inconclusive metric fails too, with its own exit code."""
     floor: str | None = None
     """File that `gate --calibrate` wrote; relative to the file that names it."""
     seed: int = 0
-    """Of what is drawn at random."""
+    """Seed of the bootstrap."""
 
 
 def policy_of(table: Mapping[str, Any]) -> Policy:
-    """Return the policy of a TOML table; raises UsageError, naming the key and the nearest known one."""
+    """Parse the policy from a TOML table. Raises UsageError, which names the wrong key and the nearest known one."""
     known = Policy.__struct_fields__
     for key in table:
         if key not in known:
@@ -111,23 +111,23 @@ def policy_of(table: Mapping[str, Any]) -> Policy:
 
 
 def known_metric(name: str) -> str:
-    """Return the name of a metric that can be judged; raises UsageError for another."""
+    """Return `name` if it is a metric that can be judged; raises UsageError for another."""
     if name in JUDGED:
         return name
     if any(name == each.name for each in METRICS):
-        raise UsageError(f"{name} cannot be judged: more of it is neither better nor worse")
+        raise UsageError(f"{name} cannot be judged: it is neither better nor worse when it grows")
     raise UsageError(unknown("metric", name, JUDGED))
 
 
 def known_key(key: str) -> str:
-    """Return a key that runs may be allowed to differ in; raises UsageError for another."""
+    """Return `key` if runs may be allowed to differ in it; raises UsageError for another."""
     if key not in BLOCKING:
         raise UsageError(unknown("key that makes runs not comparable", key, BLOCKING))
     return key
 
 
 def known_failure(word: str) -> str:
-    """Return what else the gate may fail on; raises UsageError for another word."""
+    """Return `word` if the gate can also fail on it; raises UsageError for another."""
     if word != INCONCLUSIVE:
         raise UsageError(f"fail_on: {unknown('verdict to fail on', word, (INCONCLUSIVE,))}")
     return word
@@ -140,7 +140,7 @@ def _words(key: str, value: Any) -> tuple[str, ...]:
 
 
 def unknown(sort: str, word: str, known: Collection[str]) -> str:
-    """Say that there is no such key, metric or the like, with the nearest one, else all there are."""
+    """Return the message for an unknown name of a `sort`, with the nearest known name, else with all of them."""
     near = get_close_matches(word, sorted(known), 1, cutoff=0.5)
     remedy = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
     return f"there is no {sort} {word[:LONGEST]!r}; {remedy}"

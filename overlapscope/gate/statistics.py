@@ -1,6 +1,6 @@
-"""Whether a difference is more than chance: exact for many runs, over steps and past the noise for few.
+"""Test whether a difference is more than chance: exactly over runs, or for few runs over steps and a noise floor.
 
-All tests are one-sided, in the direction asked for, and deterministic: what is drawn, is drawn from a seed.
+All tests are one-sided, in the requested direction, and deterministic: random draws use a fixed seed.
 """
 
 import math
@@ -13,25 +13,25 @@ import numpy.typing as npt
 
 Reals = npt.NDArray[np.float64]
 EXACT_RUNS: Final = 100
-"""With more runs than this, on both sides together, the normal approximation is as good, and is used."""
+"""With more runs than this on both sides together the normal approximation is as good and is used."""
 DRAWS: Final = 1_999
-"""Bootstrap samples: the least probability told is 1 in 2,000."""
+"""Bootstrap samples: the smallest probability is 1 in 2,000."""
 MOST_STEPS: Final = 2_048
-"""Of longer runs every n-th step is resampled, which makes the interval wider, never narrower."""
+"""Of longer runs only every n-th step is resampled, which makes the interval wider, never narrower."""
 ROUNDING: Final = 1e-9
-"""Probabilities that differ by less are equal: 1 of 20 is 5 %."""
+"""Probabilities that differ by less count as equal: 1 of 20 is 5 %."""
 LEAST_STEPS: Final = 4
-"""Fewer steps do not tell how much steps vary."""
+"""Least number of steps to measure how much steps vary."""
 _MEDIAN_OF: Final = {1: 1.0, 2: math.sqrt(0.5), 3: 0.6698}
-"""Standard deviation of the median of n draws of a normal distribution, as a share of that of one draw."""
+"""Standard deviation of the median of n normal draws, as a share of that of one draw."""
 
 
 def permutation_test(base: Sequence[float], candidate: Sequence[float]) -> tuple[float, float]:
-    """Return the probabilities that runs of unchanged code rank so high, or so low, in the candidate by chance.
+    """Return the probabilities that by chance the candidate's runs rank so high, and so low, with unchanged code.
 
-    The exact permutation distribution of the rank sum, ties at their middle rank (Wilcoxon 1945; Mann and Whitney
-    1947): the share of all ways to choose the candidate's runs out of all runs whose ranks sum to at least, or at
-    most, what they do.
+    Uses the exact permutation distribution of the rank sum, ties at their middle rank (Wilcoxon 1945; Mann and Whitney
+    1947): the share of all choices of the candidate's runs out of all runs whose rank sum is at least, or at most, the
+    observed one.
     """
     ranks = _doubled_ranks([*base, *candidate])
     size, total = len(candidate), int(sum(ranks))
@@ -51,7 +51,7 @@ def permutation_test(base: Sequence[float], candidate: Sequence[float]) -> tuple
 
 
 def _doubled_ranks(values: Sequence[float]) -> list[int]:
-    """Return twice the rank of each value, from 2 up; equal values share their middle, so all are integers."""
+    """Return twice the rank of each value, from 2 up; equal values get their middle rank, so all are integers."""
     _, at, counts = np.unique(np.array(values, np.float64), return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     found: list[int] = (2 * last - counts + 1)[at].tolist()
@@ -66,9 +66,9 @@ def _moments(ranks: Sequence[int], size: int) -> tuple[float, float]:
 
 
 def shift_interval(base: Sequence[float], candidate: Sequence[float], confidence: float) -> tuple[float, float] | None:
-    """Return the interval of the shift that the rank sum test does not reject (Hodges and Lehmann 1963).
+    """Return the interval of shifts that the rank sum test does not reject (Hodges and Lehmann 1963).
 
-    Its ends are differences of a run of the candidate and a run of the base; None where there are too few runs for any.
+    Its ends are differences of a candidate run and a base run; None where there are too few runs.
     """
     pairs = np.sort(np.subtract.outer(np.array(candidate, np.float64), np.array(base, np.float64)).ravel())
     n, m = len(base), len(candidate)
@@ -82,7 +82,7 @@ def shift_interval(base: Sequence[float], candidate: Sequence[float], confidence
 
 
 def _chances_of_pairs(n: int, m: int) -> Reals:
-    """Return for 0, 1, ... pairs the probability that at most so many of all have the candidate above the base."""
+    """Return for k = 0, 1, ... the probability that at most k of all pairs have the candidate above the base."""
     most = n * m // 2
     ways = np.zeros((m + 1, most + 1), np.float64)
     ways[0, 0] = 1.0
@@ -99,9 +99,9 @@ def _chances_of_pairs(n: int, m: int) -> Reals:
 def bootstrap(base: Sequence[Reals], candidate: Sequence[Reals], seed: int) -> Reals | None:
     """Return the differences of the two sides in resampled steps, sorted; None where a run has too few steps.
 
-    Each run's steps are drawn in blocks of consecutive ones, as steps resemble their neighbours (Künsch 1989; circular
-    blocks: Politis and Romano 1992) of length ceil(cube root of the steps). A run's value is the median of its steps, a
-    side's the median of its runs. How runs differ from each other is not in it: that is what the noise floor is for.
+    Each run's steps are drawn in blocks of consecutive steps, because steps resemble their neighbours (Künsch 1989;
+    circular blocks: Politis and Romano 1992), of length ceil(cube root of the steps). A run's value is the median of
+    its steps, a side's the median of its runs. The difference between runs is not included: the noise floor covers it.
     """
     if min(run.size for run in (*base, *candidate)) < LEAST_STEPS:
         return None
@@ -123,12 +123,12 @@ def _resampled_medians(series: Reals, generator: np.random.Generator) -> Reals:
 
 
 def tail_probabilities(draws: Reals) -> tuple[float, float]:
-    """Return the shares of drawn differences not above 0, and not below: chances of so much growth, or decrease."""
+    """Return the shares of drawn differences not above 0 and not below 0: probabilities of increase and decrease."""
     return (1 + int((draws <= 0).sum())) / (1 + draws.size), (1 + int((draws >= 0).sum())) / (1 + draws.size)
 
 
 def holm(probabilities: Sequence[float]) -> list[float]:
-    """Adjust the probabilities of several tests so that the chance of any false alarm keeps its level (Holm 1979)."""
+    """Adjust the probabilities of several tests to keep the chance of any false alarm (Holm 1979)."""
     adjusted = [1.0] * len(probabilities)
     least = 0.0
     order = sorted(range(len(probabilities)), key=lambda at: (probabilities[at], at))
@@ -141,16 +141,16 @@ def holm(probabilities: Sequence[float]) -> list[float]:
 def noise_factor(base_runs: int, candidate_runs: int) -> float:
     """Return the standard deviation of the difference of two sides' medians, as a multiple of that of one run.
 
-    Exact for normal runs to three a side; above, the limit for many runs, which is a little more.
+    Exact for normal runs up to three a side; above, the limit for many runs, which is slightly larger.
     """
     shares = (_MEDIAN_OF.get(runs, math.sqrt(math.pi / (2 * runs))) for runs in (base_runs, candidate_runs))
     return math.hypot(*shares)
 
 
 def student_quantile(share: float, freedom: int | None) -> float:
-    """Return what a t-distributed value stays below with this probability (at least half); None is a known deviation.
+    """Return a quantile of Student's t distribution (probability 0.5 or more); None is the normal distribution.
 
-    With t = sqrt(f) tan(a), the density in a is that of cos(a)^(f-1), which is smooth and on a bounded range.
+    With t = sqrt(f) tan(a), the density in a is proportional to cos(a)^(f-1), which is smooth on a bounded range.
     """
     if freedom is None:
         return NormalDist().inv_cdf(share)

@@ -1,4 +1,4 @@
-"""Two sides and a policy to `overlapscope.gate/1`: a verdict a metric, one for the whole, and its exit code."""
+"""Judge two sides by a policy (`overlapscope.gate/1`): a verdict for each metric, one overall, and its exit code."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -26,7 +26,7 @@ class BudgetVerdict(msgspec.Struct, kw_only=True, frozen=True):
     unit: Unit
     limit: float
     at_least: bool
-    """Whether the limit is a least value, as where more is better."""
+    """Whether the limit is a lower limit, because more is better."""
     value: int | float | None
     kept: bool | None
     """Null where the value is not known."""
@@ -37,18 +37,18 @@ class Gate(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema
 
     schema_: Literal["overlapscope.gate/1"] = SCHEMA
     verdict: Whole
-    """`missing`: a figure that gates is not known on a side, or none is on either."""
+    """`missing`: a gating metric is not known on one side, or no gating metric is known on both."""
     exit_code: int
     metrics: list[MetricVerdict]
-    """Those that gate first; none where the runs are not comparable."""
+    """Gating metrics first; empty where the runs are not comparable."""
     budgets: list[BudgetVerdict]
     mismatches: list[Mismatch]
     unknown_keys: list[str]
-    """Of the job, recorded on one side only: whether the sides differ in them is not known."""
+    """Keys of the job that only one side has recorded, so that it is not known whether they differ."""
     floor_runs: int | None
-    """Runs that the noise floor was calibrated with; null where the default was used."""
+    """Number of runs of the noise calibration; null where the default was used."""
     floor_differs: list[str]
-    """Keys in which the calibration runs were another job than these."""
+    """Keys in which the calibration runs differ from these runs."""
     alpha: float
     comparison: Comparison
 
@@ -60,9 +60,9 @@ def judge(
     floor: NoiseFloor | None = None,
     left_out: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> Gate:
-    """Judge a candidate against a base, each one run or several of the same code.
+    """Judge a candidate against a base; each side is one run or several of the same code.
 
-    `left_out` says of each side's runs that could not be read why not.
+    `left_out` has for each side why runs could not be read.
     """
     chosen = alike(base, candidate)
     comparison = compare(base, candidate, chosen, left_out)
@@ -96,7 +96,7 @@ def _budget(name: str, limit: float, metrics: Sequence[Metric]) -> BudgetVerdict
 
 
 def _whole(metrics: Sequence[MetricVerdict], budgets: Sequence[BudgetVerdict]) -> Whole:
-    """Take the verdicts together: what is certain first, then what is missing, then what cannot be told."""
+    """Combine the verdicts: a regression first, then missing values, then inconclusive ones."""
     gating = [each for each in metrics if each.gates]
     if any(each.verdict == "regressed" for each in gating) or any(each.kept is False for each in budgets):
         return "regressed"
@@ -108,13 +108,13 @@ def _whole(metrics: Sequence[MetricVerdict], budgets: Sequence[BudgetVerdict]) -
 
 
 def _exit_code(verdict: Whole, metrics: Sequence[MetricVerdict], policy: Policy) -> int:
-    untold = verdict == "inconclusive" or any(each.gates and each.verdict == "not_applicable" for each in metrics)
+    undecided = verdict == "inconclusive" or any(each.gates and each.verdict == "not_applicable" for each in metrics)
     if verdict in ("passed", "inconclusive"):
-        return INCONCLUSIVE_CODE if untold and INCONCLUSIVE in policy.fail_on else 0
+        return INCONCLUSIVE_CODE if undecided and INCONCLUSIVE in policy.fail_on else 0
     return _EXIT_CODES[verdict]
 
 
 def _other_job(floor: NoiseFloor, base: Sequence[Replicate]) -> list[str]:
-    """Return the keys of the job whose value the calibration runs had otherwise than the base."""
+    """Return the keys of the job that differ between the calibration runs and the base."""
     known = {key: value for key, value in floor.identity.items() if key in JOB}
     return [key for key, value in known.items() if any(run.identity.get(key, value) != value for run in base)]

@@ -1,9 +1,9 @@
-"""Which gradients DistributedDataParallel puts into which bucket, under torch's own rule.
+"""Assign gradients to the buckets of DistributedDataParallel, by torch's own rule.
 
-A bucket takes gradients of one device and type until it holds *at least* its limit: limits are soft, and a tensor is
-never split. Each device and type fills buckets of its own and walks along the list of limits by itself; the last limit
-repeats. (`compute_bucket_assignment_by_size` and `Reducer::rebuild_buckets` in torch's reducer.cpp, and
-`_BucketCapacityConfig` in distributed.py, torch 2.13; tests compare with torch's own function.)
+A bucket takes gradients of one device and dtype until it holds *at least* its limit: limits are soft, and a tensor is
+never split. Each device and dtype fills its own buckets and uses the list of limits by itself; the last limit repeats.
+(`compute_bucket_assignment_by_size` and `Reducer::rebuild_buckets` in torch's reducer.cpp, and `_BucketCapacityConfig`
+in distributed.py, torch 2.13; tests compare with torch's own function.)
 """
 
 from collections.abc import Hashable, Sequence
@@ -12,16 +12,16 @@ from typing import Final
 import msgspec
 
 MIB: Final = 1 << 20
-"""torch's `bucket_cap_mb` counts these."""
+"""Unit of torch's `bucket_cap_mb`."""
 DEFAULT_CAP_MB: Final = 25
 DEFAULT_FIRST_BYTES: Final = MIB
 """The first bucket's limit where no cap is given (`_DEFAULT_FIRST_BUCKET_BYTES`)."""
 UNLIMITED: Final = 0
-"""What torch notes as the limit of a bucket that holds one sparse gradient."""
+"""The limit that torch records for a bucket that holds one sparse gradient."""
 
 
 class DdpSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides buckets, in the words of DistributedDataParallel."""
+    """The settings that decide buckets, by the names of DistributedDataParallel."""
 
     bucket_cap_mb: float | None = None
     """MiB; None is torch's default: 25 with a first bucket of 1."""
@@ -30,8 +30,8 @@ class DdpSettings(msgspec.Struct, frozen=True, kw_only=True):
     find_unused_parameters: bool = False
     static_graph: bool = False
     small_first_bucket: bool | None = None
-    """Whether the first bucket is of 1 MiB: None is by torch's rule since 2.4 (only under the default cap); True is the
-    rule of older versions, whatever the cap."""
+    """Whether the first bucket has 1 MiB. None is torch's rule since 2.4 (only with the default cap); True is the rule
+    of older versions, with any cap."""
     small_last_bucket: bool = False
     """`DDP_SET_LAST_BUCKET_CAP=1`: the small bucket is the one that is filled last."""
 
@@ -44,16 +44,16 @@ class DdpSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Return the limits in bytes; the last one repeats."""
         if self.bucket_cap_mb_list:
             return tuple(int(each * MIB) for each in self.bucket_cap_mb_list)
-        given = self.bucket_cap_mb is not None
-        cap = int((self.bucket_cap_mb if self.bucket_cap_mb is not None else DEFAULT_CAP_MB) * MIB)
-        small = not given if self.small_first_bucket is None else self.small_first_bucket
+        cap_mb = DEFAULT_CAP_MB if self.bucket_cap_mb is None else self.bucket_cap_mb
+        cap = int(cap_mb * MIB)
+        small = self.bucket_cap_mb is None if self.small_first_bucket is None else self.small_first_bucket
         first = DEFAULT_FIRST_BYTES if small else cap
-        # What is never rebuilt gets a small first bucket only where it is smaller.
+        # Buckets that are never rebuilt get a small first bucket only where it is smaller than the cap.
         return (first, cap) if first < cap or self.rebuilds else (cap,)
 
 
 class Bucket(msgspec.Struct, frozen=True):
-    """The gradients of one bucket, as numbers of parameters, and the limit that it was filled to."""
+    """The gradients of one bucket, as parameter numbers, and the limit in bytes that it was filled to."""
 
     parameters: tuple[int, ...]
     limit_bytes: int
@@ -67,12 +67,12 @@ def assign(
     sparse: Sequence[bool] = (),
     order: Sequence[int] | None = None,
 ) -> list[Bucket]:
-    """Fill buckets with parameters as torch does; buckets are in torch's order.
+    """Assign parameters to buckets as torch does; buckets are in torch's order.
 
-    `kinds` holds device and type, or whatever else parts buckets. Without `order` parameters are taken as they stand
-    and buckets are sorted by their first parameter; with `order` (numbers of parameters, as they become ready) buckets
-    come in the order in which they fill up, then the ones left unfilled, the type that was seen last first: so the
-    standard library that torch is built with walks its hash table.
+    `kinds` holds the device and dtype of each parameter, or any other key that separates buckets. Without `order`
+    parameters are taken as registered and buckets are sorted by their first parameter. With `order` (parameter numbers
+    as they become ready) buckets come in the order in which they fill up, then the unfilled ones, the kind that was
+    seen last first: that is the order in which the standard library that torch is built with iterates its hash table.
     """
     filling: dict[Hashable, list[int]] = {}
     filled_bytes: dict[Hashable, int] = {}
@@ -105,8 +105,8 @@ def ddp_buckets(
 ) -> list[Bucket]:
     """Return the buckets of all iterations but the first, in the order in which they are launched.
 
-    Parameters are numbered as the module registers them. `ready_order` tells in which order their gradients became
-    ready in the first iteration (rank 0's counts); without it they are taken from the last registered to the first.
+    Parameters are numbered as the module registers them. `ready_order` is the order in which their gradients became
+    ready in the first iteration on rank 0; without it they are taken from the last registered to the first.
     """
     limits = settings.limits()
     if not settings.rebuilds:

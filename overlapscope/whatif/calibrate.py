@@ -1,7 +1,7 @@
-"""From measured steps to a model that can be trusted elsewhere: fit interference, and carry all that is not known.
+"""Calibrate the replay to measured steps, and predict steps with intervals.
 
-One number is fitted: how much compute and a collective slow each other. What else is assumed is varied within its
-range, the fit is made anew each time, and what the predictions do then is their interval.
+One number is fitted: the slowdown of compute beside a collective. Every other assumption is varied within its range
+with the slowdown fitted again each time; the variation of the predictions gives their interval.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,27 +20,28 @@ from overlapscope.whatif.sharded_step import sharded_job
 from overlapscope.whatif.workload import Interference, Workload
 
 PRIOR: Final = (1.2, 1.3, 1.4)
-"""Slowdown of compute where no run tells it: low, middle, high. Echo (arXiv 2412.12487) measured 1.27 for matrix
-products and 1.38 over all kernels."""
+"""Slowdown of compute where it could not be measured: low, middle, high. Echo (arXiv 2412.12487) measured 1.27 for
+matrix products and 1.38 over all kernels."""
 WIDE_PRIOR: Final = (1.0, 1.6)
-"""What an interval must allow for where it is not identified."""
-MOST: Final = 2.0
-"""A fit beyond this explains something else: no source reports a mean slowdown of it."""
+"""The range of the slowdown where it could not be measured."""
+MOST_SLOWDOWN: Final = 2.0
+"""A fitted slowdown above this has another cause: no source reports such a mean slowdown."""
 SELF_TEST: Final = 0.03
-"""A replay that misses the recorded step by more gives no advice; one that does not may miss other steps by it."""
-TELLING: Final = 2.0
-"""Interference is identified where the prior's range moves the step by so many times the noise."""
+"""Largest relative error of the replay of a recorded step that still allows advice; predicted steps may be off by
+it."""
+IDENTIFIED: Final = 2.0
+"""The slowdown counts as identified where the range of `PRIOR` changes the step by at least so many times the noise."""
 LEAST_NOISE: Final = 0.01
-"""What noise is at least taken to be, there: a model is not finer than that."""
-ENOUGH: Final = 1e-5
-"""A fit that misses by less is not made better."""
+"""Lower limit of the noise in that test: the model is not more precise than that."""
+TOLERANCE: Final = 1e-5
+"""The fit stops at this relative error."""
 SLOWDOWN: Final = "interference"
 """Name of the slowdown among the values that a recorded workload is built from."""
 Values = Mapping[str, float]
 
 
 class Assumption(msgspec.Struct, frozen=True, kw_only=True):
-    """Something nobody measured: what it is taken to be, and between what it may lie."""
+    """A value that was not measured: its nominal value, its range, and where they come from."""
 
     name: str
     value: float
@@ -50,86 +51,98 @@ class Assumption(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, name: str, values: Sequence[float], known_from: str) -> Self:
-        """Take low, value and high from `values`."""
+        """Make an assumption from `values`: low, nominal, high."""
         low, value, high = values
         return cls(name=name, value=value, low=low, high=high, known_from=known_from)
 
 
 def step_ns(workload: Workload, settings: Settings, slowdown: float) -> float:
-    """Return the replayed step with compute and collectives slowing each other so much."""
+    """Return the replayed step in ns, where compute beside a collective takes `slowdown` times as long."""
     return _replayed(workload, step_job(workload, settings), slowdown).step_ns
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A step that was measured."""
+    """A measured step and its settings."""
 
     settings: Settings
     step_ns: float
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """How much compute slows beside communication."""
+    """How many times as long compute takes beside communication: fitted, measured, or assumed."""
 
     slowdown: float
     low: float
     high: float
     identified: bool
     reason: str
-    """Why it is not identified; empty where it is."""
+    """Why it could not be measured; empty where it is identified."""
+
+    @property
+    def explanation(self) -> str:
+        """The sentence for the user where the slowdown is not identified."""
+        return (
+            f"how much compute and communication slow each other could not be measured; assumed {self.slowdown:.3g}x: "
+            f"{self.reason}"
+        )
 
 
 def fit(workload: Workload, measured: Sequence[Measured], noise: float) -> Fit:
-    """Fit the slowdown beside communication to measured steps; the prior, with the reason, where they do not tell it.
+    """Fit the slowdown beside communication to measured steps.
 
-    `noise` is the share by which two measurements of one setting differ. Both ends of the range are fits too: to steps
-    that are lower and higher by the noise.
+    Returns the assumed range `PRIOR`, with the reason, where the steps do not determine it. `noise` is the relative
+    difference of two measurements of one setting. The ends of the interval are fits to steps that are lower and higher
+    by the noise.
     """
     if not measured:
-        return prior("no measured step was given")
+        return assumed_slowdown("no measured step was given")
     missed = _missed(workload, measured)
     moved = missed(PRIOR[2]) - missed(PRIOR[0])
-    if moved < TELLING * max(noise, LEAST_NOISE):
-        return prior(
-            "the measured settings overlap too little to tell it, "
-            f"{PRIOR[0]:g} to {PRIOR[2]:g} moves their steps by {moved * 100:.1f} %"
+    if moved < IDENTIFIED * max(noise, LEAST_NOISE):
+        return assumed_slowdown(
+            f"the measured settings overlap too little: a slowdown of {PRIOR[0]:g} to {PRIOR[2]:g} "
+            f"changes their steps by only {moved * 100:.1f} %"
         )
     best = _root(missed)
-    if best in (1.0, MOST):
-        side = f"more than {MOST:g}" if best == MOST else "less than 1"
-        return prior(f"the measured steps would need a slowdown of {side}: something else takes time in them")
+    if best in (1.0, MOST_SLOWDOWN):
+        side = f"more than {MOST_SLOWDOWN:g}" if best == MOST_SLOWDOWN else "less than 1"
+        return assumed_slowdown(
+            f"the measured steps would need a slowdown of {side}: something else takes time in them"
+        )
     low, high = _root(lambda slowdown: missed(slowdown) + noise), _root(lambda slowdown: missed(slowdown) - noise)
     return Fit(slowdown=best, low=low, high=high, identified=True, reason="")
 
 
 class Predictions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Steps of all settings under all variations of what is assumed. Row 0 is what is taken to hold."""
+    """Predicted steps of all settings under all variations of the assumptions. Row 0 is the nominal one."""
 
     settings: tuple[Settings, ...]
     steps_ns: Floats
-    """(variation, setting)."""
+    """Shape (variation, setting)."""
     variations: tuple[str, ...]
-    """The assumption that each row varies; two rows each, low and high."""
+    """Name of the assumption that each row varies; two rows each, low and high. Row 0 is named ''."""
     exposed_ns: Floats
-    """Of row 0, by setting."""
+    """Exposed communication in row 0, by setting."""
     spent_ns: Floats
-    """Of row 0, by setting, on the rank that ends last: compute and gaps alone, compute beside collectives, exposed."""
+    """Time in row 0 on the rank that ends last, shape (setting, 3): compute and gaps alone, compute beside collectives,
+    exposed communication."""
     fit: Fit
     noise: float
     replay_error: float | None
-    """The worst miss of a measured step, as a share of it; None without one."""
+    """Relative error of the replay of the worst measured step; None without one."""
 
     def times(self, factor: float) -> Self:
-        """Return them with all times so many times as long."""
+        """Return the predictions with all times multiplied by `factor`."""
         return replace(
             self, steps_ns=self.steps_ns * factor, exposed_ns=self.exposed_ns * factor, spent_ns=self.spent_ns * factor
         )
 
     def half_width(self, values: Floats) -> Floats:
-        """Return the half of a 90 % interval of something that has a row for each variation, about row 0."""
+        """Return half of the 90 % interval of `values` about row 0; `values` has a row for each variation."""
         return half_width(values, self.variations)
 
     def depends_on(self, place: int) -> dict[str, tuple[float, float]]:
-        """Return for each assumption the least and the greatest step in ns of one setting as it varies."""
+        """Return by assumption the shortest and the longest step in ns of the setting at `place` as it varies."""
         found = {}
         for name in dict.fromkeys(self.variations[1:]):
             rows = [number for number, each in enumerate(self.variations) if each == name]
@@ -139,9 +152,9 @@ class Predictions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def half_width(values: Floats, variations: Sequence[str]) -> Floats:
-    """Return the half of a 90 % interval of values about row 0, with a row for each named variation.
+    """Return half of the 90 % interval of `values` about row 0; `values` has a row for each of `variations`.
 
-    Independent causes add up as squares; of the two directions of one the larger counts.
+    Independent assumptions add up as squares; of the two ends of one assumption the larger deviation counts.
     """
     total = np.zeros(values.shape[1:])
     for name in dict.fromkeys(variations[1:]):
@@ -151,20 +164,21 @@ def half_width(values: Floats, variations: Sequence[str]) -> Floats:
     return half
 
 
-def predict(
+def predict_steps(
     build: Callable[[Values], Workload],
     assumptions: Sequence[Assumption],
     measured: Sequence[Measured],
     settings: Sequence[Settings],
     noise: float,
-    told: Fit | None = None,
+    measured_slowdown: Fit | None = None,
 ) -> Predictions:
-    """Predict the steps of settings: as assumed, and with each assumption at both ends of its range, fitted anew.
+    """Predict the steps of settings: for nominal assumptions, and with each assumption at both ends of its range.
 
-    With `told` nothing is fitted: a recording tells the slowdown, and `build` takes it as the value `SLOWDOWN`.
+    The slowdown is fitted again for each variation. With `measured_slowdown` nothing is fitted: it was measured in a
+    recording, and `build` takes it as the value `SLOWDOWN`.
     """
-    if told is not None:
-        return _predict_told(build, assumptions, measured, settings, noise, told)
+    if measured_slowdown is not None:
+        return _predict_with_slowdown(build, assumptions, measured, settings, noise, measured_slowdown)
     nominal = {each.name: each.value for each in assumptions}
     base = build(nominal)
     found = fit(base, measured, noise)
@@ -184,26 +198,26 @@ def predict(
     return _predictions(settings, rows, names, results, found, noise, misses)
 
 
-def _predict_told(
+def _predict_with_slowdown(
     build: Callable[[Values], Workload],
     assumptions: Sequence[Assumption],
     measured: Sequence[Measured],
     settings: Sequence[Settings],
     noise: float,
-    told: Fit,
+    slowdown: Fit,
 ) -> Predictions:
-    nominal = {**{each.name: each.value for each in assumptions}, SLOWDOWN: told.slowdown}
+    nominal = {**{each.name: each.value for each in assumptions}, SLOWDOWN: slowdown.slowdown}
     base = build(nominal)
     results = [replay(step_job(base, each)) for each in settings]
     rows, names = [[each.step_ns for each in results]], [""]
-    ranges = [*((each.name, each.low, each.high) for each in assumptions), (SLOWDOWN, told.low, told.high)]
+    ranges = [*((each.name, each.low, each.high) for each in assumptions), (SLOWDOWN, slowdown.low, slowdown.high)]
     for name, *ends in ranges:
         for value in ends:
             workload = build({**nominal, name: value})
             rows.append([replay(step_job(workload, one)).step_ns for one in settings])
             names.append(name)
     misses = [replay(step_job(base, each.settings)).step_ns / each.step_ns - 1 for each in measured]
-    return _predictions(settings, rows, names, results, told, noise, misses)
+    return _predictions(settings, rows, names, results, slowdown, noise, misses)
 
 
 def _predictions(
@@ -215,7 +229,7 @@ def _predictions(
     noise: float,
     misses: Sequence[float],
 ) -> Predictions:
-    """Put together the steps of all variations with what the first of them exposes; `misses` are of measured steps."""
+    """Combine the steps of all variations with the replays of row 0; `misses` are the errors of measured steps."""
     return Predictions(
         settings=tuple(settings),
         steps_ns=np.array(rows),
@@ -229,7 +243,7 @@ def _predictions(
 
 
 def model_error(predictions: Predictions) -> float:
-    """Give by what share a step may be missed besides all that was varied: noise, and what the self-test lets pass."""
+    """Return the relative error of a step beside the varied assumptions: noise, and what the self-test allows."""
     return sqrt(predictions.noise**2 + SELF_TEST**2)
 
 
@@ -245,7 +259,7 @@ def _replayed(workload: Workload, job: Job, slowdown: float) -> Replay:
 
 
 def _missed(workload: Workload, measured: Sequence[Measured]) -> Callable[[float], float]:
-    """Return the function that tells by what share, on the mean, a slowdown's replays exceed the measured steps."""
+    """Return a function of the slowdown: by what mean share the replays exceed the measured steps."""
     jobs = [step_job(workload, each.settings) for each in measured]
 
     def missed(slowdown: float) -> float:
@@ -256,11 +270,11 @@ def _missed(workload: Workload, measured: Sequence[Measured]) -> Callable[[float
 
 
 def _root(missed: Callable[[float], float]) -> float:
-    """Return the slowdown that misses by nothing, or the end of 1 to `MOST` that is nearest to it.
+    """Return the slowdown at which `missed` is 0, or the nearer end of the range 1 to `MOST_SLOWDOWN`.
 
     False position, Illinois variant (Dowell and Jarratt 1971): the step is nearly linear in the slowdown.
     """
-    low, high = 1.0, MOST
+    low, high = 1.0, MOST_SLOWDOWN
     at_low, at_high = missed(low), missed(high)
     if at_low >= 0:
         return low
@@ -270,7 +284,7 @@ def _root(missed: Callable[[float], float]) -> float:
     for _ in range(30):
         middle = (low * at_high - high * at_low) / (at_high - at_low)
         here = missed(middle)
-        if abs(here) < ENOUGH or high - low < ENOUGH:
+        if abs(here) < TOLERANCE or high - low < TOLERANCE:
             break
         if here < 0:
             low, at_low = middle, here
@@ -281,8 +295,8 @@ def _root(missed: Callable[[float], float]) -> float:
     return middle
 
 
-def prior(reason: str) -> Fit:
-    """Return what holds where nothing tells the slowdown, and why nothing does."""
+def assumed_slowdown(reason: str) -> Fit:
+    """Return the assumed slowdown, with the reason why it could not be measured."""
     return Fit(slowdown=PRIOR[1], low=WIDE_PRIOR[0], high=WIDE_PRIOR[1], identified=False, reason=reason)
 
 

@@ -1,4 +1,4 @@
-"""The step over the cap of buckets, all else as it is: where it is shortest, and where noise does not tell it apart."""
+"""Predicted step time by bucket cap, all else unchanged: the shortest, and those equal within the noise."""
 
 from collections.abc import Hashable, Sequence
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from overlapscope.whatif.buckets import MIB
-from overlapscope.whatif.ddp_predict import Case, scenarios
+from overlapscope.whatif.ddp_predict import DdpCase, scenarios
 from overlapscope.whatif.ddp_step import Settings, buckets_of
 from overlapscope.whatif.result import Scenario
 from overlapscope.whatif.search import with_cap
@@ -16,25 +16,25 @@ CAPS_MB: Final = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 18.0, 25.0, 40.0, 60.0, 10
 
 
 class CapCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """Predicted steps by cap, in rising order of caps."""
+    """Predicted steps by cap, in ascending order of caps."""
 
     caps_mb: tuple[float, ...]
     steps: tuple[Scenario, ...]
     flat_mb: tuple[float, ...]
-    """Caps whose steps the noise does not tell from the shortest."""
+    """Caps whose steps differ from the shortest by less than the noise."""
 
 
 def caps_of(workload: Workload, *others_mb: float | None) -> tuple[float, ...]:
-    """Return caps worth drawing: up to the first that holds all gradients, and the given ones."""
+    """Return the caps to draw, in MiB: up to the first that holds all gradients, and the given ones."""
     total = float(workload.gradients.sizes_bytes.sum()) / MIB
     last = next((at for at, cap in enumerate(CAPS_MB) if cap >= total), len(CAPS_MB) - 1)
     return tuple(sorted({*CAPS_MB[: last + 1], *(each for each in others_mb if each is not None)}))
 
 
-def cap_curve(case: Case, settings: Settings, caps_mb: Sequence[float]) -> CapCurve:
-    """Predict the step under each cap. Caps that make the same buckets are replayed once.
+def cap_curve(case: DdpCase, settings: Settings, caps_mb: Sequence[float]) -> CapCurve:
+    """Predict the step under each cap, in MiB. Caps that make the same buckets are replayed once.
 
-    The present settings, which were measured, are left to `scenarios`: here all steps are replayed.
+    The present settings are left out, because their step was measured (see `scenarios`): here all steps are replayed.
     """
     workload = case.workload()
     chosen: dict[float, Hashable] = {}

@@ -1,12 +1,12 @@
-"""Gradients sent compressed: what is sent is counted, what compressing costs is assumed, accuracy is never promised.
+"""Compressed gradients: bytes sent are counted, the cost of compressing is assumed, accuracy is not predicted.
 
-PowerSGD (Vogels et al., arXiv 1905.13727) as torch's `powerSGD_hook` does it: a gradient is seen as a matrix of its
-first dimension n by all others m; of rank r = min(n, m, rank) it sends r (n + m) numbers where these, twice over
-(`min_compression_rate`), are fewer than n m, and else itself. A bucket makes three all-reduces, one after another: what
-is not compressed, all P (r n), all Q (r m).
+PowerSGD (Vogels et al., arXiv 1905.13727) as torch's `powerSGD_hook` does it: a gradient is taken as a matrix of its
+first dimension n by all others m; with r = min(n, m, rank) it sends r (n + m) numbers where twice that
+(`min_compression_rate`) is less than n m, else the gradient itself. A bucket makes three all-reduces, one after
+another: the uncompressed gradients, all P (r n), all Q (r m).
 
-Top-k (Lin et al., arXiv 1712.01887): of each bucket the largest share of numbers, with their places as int32, is
-gathered from every rank. A ring's all-gather takes half of what its all-reduce of that buffer takes.
+Top-k (Lin et al., arXiv 1712.01887): the largest numbers of each bucket, with their indices as int32, are gathered from
+every rank. A ring's all-gather takes half of what its all-reduce of that buffer takes.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ INDEX_BYTES: Final = 4
 PASSES: Final = {"powersgd": (3.0, 5.5, 20.0), "topk": (5.0, 10.0, 50.0)}
 """How often compressing reads and writes all gradients: low, usual, high; assumed. PowerSGD with error feedback adds
 the error, keeps a copy, multiplies by Q and by P, multiplies back and takes the difference: 11 reads or writes of a
-number where one pass is two. Top-k selects, which no two libraries do alike."""
+number, where one pass is two. Top-k selects, and every library does that differently."""
 MAX_RANK: Final = 1024
 
 
@@ -36,31 +36,36 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
     amount: float
     """Rank of PowerSGD; share of the numbers that top-k sends."""
     passes: float
-    """What it costs in compute: reading and writing all gradients so often."""
+    """Cost in compute, as the number of times that all gradients are read and written."""
 
     @property
     def words(self) -> str:
-        """As a setting is shown."""
+        """Name of the setting for people."""
         return f"PowerSGD rank {self.amount:.0f}" if self.method == "powersgd" else f"top-k {self.amount:g}"
 
     def range(self) -> "list[Compression]":
-        """Return it with the least, the usual and the greatest cost."""
+        """Return the compression with low, usual and high cost."""
         return [replace(self, passes=each) for each in PASSES[self.method]]
 
 
-class Sent(msgspec.Struct, frozen=True):
-    """A collective that a compressed bucket makes."""
+class CompressedCollective(msgspec.Struct, frozen=True):
+    """A collective that sends a part of a compressed bucket."""
 
     op: Literal["all_reduce", "all_gather"]
     bytes: int
-    """The whole buffer."""
+    """Size of the whole buffer."""
 
 
-def sent(compression: Compression, shapes: Sequence[Sequence[int]], item_bytes: int, ranks: int) -> list[Sent]:
-    """Return what a bucket of gradients of these shapes sends, in order."""
+def compressed_collectives(
+    compression: Compression, shapes: Sequence[Sequence[int]], item_bytes: int, ranks: int
+) -> list[CompressedCollective]:
+    """Return the collectives of a bucket of gradients with these shapes, in order."""
     if compression.method == "topk":
         kept = max(ceil(compression.amount * sum(map(prod, shapes))), 1) * ranks
-        return [Sent("all_gather", kept * item_bytes), Sent("all_gather", kept * INDEX_BYTES)]
+        return [
+            CompressedCollective("all_gather", kept * item_bytes),
+            CompressedCollective("all_gather", kept * INDEX_BYTES),
+        ]
     plain = left = right = 0
     for shape in shapes:
         rows = shape[0] if shape else 1
@@ -70,18 +75,21 @@ def sent(compression: Compression, shapes: Sequence[Sequence[int]], item_bytes: 
             left, right = left + rows * rank, right + columns * rank
         else:
             plain += rows * columns
-    return [Sent("all_reduce", each * item_bytes) for each in (plain, left, right)]
+    return [CompressedCollective("all_reduce", each * item_bytes) for each in (plain, left, right)]
 
 
-def sent_ns(collectives: Sequence[Sent], all_reduce: Curve) -> float:
-    """Return what they take behind each other. An empty one is called all the same, and takes what its latency is."""
+def collectives_ns(collectives: Sequence[CompressedCollective], all_reduce: Curve) -> float:
+    """Return the time in ns of the collectives one after the other.
+
+    An empty one is called too, and takes its latency.
+    """
     return sum(
         float(all_reduce.at(max(each.bytes, 1))) * (0.5 if each.op == "all_gather" else 1.0) for each in collectives
     )
 
 
 def compressions_of(text: str) -> list[Compression]:
-    """Return the compressions that an argument lists, e.g. `powersgd:1,topk:0.01`. Raises UsageError for others."""
+    """Parse a list of compressions, e.g. `powersgd:1,topk:0.01`. Raises UsageError for others."""
     found = []
     for each in text.split(","):
         method, _, amount = each.strip().partition(":")

@@ -1,9 +1,9 @@
-"""How long a collective takes for its size: a curve through measured points, or points that a formula assumes.
+"""Curves of how long a collective takes for its size: through measured points, or points that a formula assumes.
 
 Inside the range of the points the curve is monotone in the logarithms of size and time: straight, or a cubic in wide
-gaps. Times never fall with size (isotonic). Outside, what is said is an extrapolation and labelled so. Points of
+gaps. Times never fall with size (isotonic). Outside the range the result is an extrapolation and labelled so. Points of
 different algorithms or protocols are never joined smoothly: the curve has a corner at such a switch, as the library
-does.
+has. `table_curve` and `other_curves` make curves from a measured table: nccl-tests' output, or a CSV.
 """
 
 from collections.abc import Sequence
@@ -20,22 +20,22 @@ from overlapscope.timeline.facts import Facts
 
 MEASURED, INTERPOLATED, EXTRAPOLATED, ASSUMED = "measured", "interpolated", "extrapolated", "assumed"
 CORNER: Final = 0.15
-"""A point that its neighbours miss by more than this share is named: no curve through other points can know it."""
+"""A point is reported where the curve through its neighbours misses it by more than this share."""
 CLOSE: Final = 16
-"""Its neighbours are by no more than this factor apart; of a sparse table nothing can be said."""
+"""Largest factor between its neighbours' sizes for such a report; a sparse table allows none."""
 LARGE_BYTES: Final = 1_000_000
-"""Errors are judged from here on, where bandwidth counts; smaller sizes are a matter of latency."""
+"""Errors are judged from this size on, where bandwidth counts; latency dominates smaller sizes."""
 WIDE_GAP: Final = float(np.log(16))
-"""A gap in which the curve bends all the way. What a bend tells shrinks with the square of the gap, and what noise of
-the points makes of their slopes does not: between close points the curve is nearly straight."""
+"""Width of a gap from which on the curve is a full cubic. The information in a bend shrinks with the square of the gap,
+but the noise of the slopes does not: between close points the curve is nearly straight."""
 OTHERS: Final = ("reduce_scatter", "all_gather")
-"""What steps that are no DistributedDataParallel's also call."""
+"""Operations of steps other than those of DistributedDataParallel."""
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Time of one operation in one group by size. Use `curve` or `scaled` to make one.
 
-    `sizes_bytes` rise strictly, `times_ns` never fall. `measured` tells of each point whether somebody measured it.
+    One entry a point: `sizes_bytes` increase strictly, `times_ns` never fall, `measured` is whether it was measured.
     """
 
     op: str
@@ -47,23 +47,23 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Algorithm and protocol of each point, empty where they are not known."""
     source: str = ""
     slopes_before: Floats
-    """Of the logarithm of time by the logarithm of size, just left of each point."""
+    """Slope of log(time) over log(size), just left of each point."""
     slopes_after: Floats
-    """Just right of it; different only where the algorithm switches."""
+    """The same just right of each point; different only where the algorithm switches."""
     missed: Floats
-    """By what share the curve through the other points misses each interior point; NaN for the ends."""
+    """Relative error of the curve through the other points at each interior point; NaN for the ends."""
 
     def at(self, sizes_bytes: npt.ArrayLike) -> Floats:
         """Return the time in ns of each size."""
         x = np.log(np.maximum(np.asarray(sizes_bytes, np.float64), 1.0))
         known, times = np.log(self.sizes_bytes), np.log(self.times_ns)
         within = _between(x, known, times, self.slopes_before, self.slopes_after)
-        # Beyond the largest point bandwidth stays what it was; below the smallest so does time.
+        # Beyond the largest point the bandwidth is constant; below the smallest point the time is.
         found: Floats = np.exp(within + np.maximum(x - known[-1], 0))
         return found
 
     def known_from(self, size_bytes: float) -> str:
-        """Say how the time of a size is known: measured, interpolated, extrapolated or assumed."""
+        """Return how the time of a size is known: measured, interpolated, extrapolated or assumed."""
         place = int(np.searchsorted(self.sizes_bytes, size_bytes))
         here = place < self.sizes_bytes.size and self.sizes_bytes[place] == size_bytes
         around = self.measured[max(place - 1, 0) : place + 1]
@@ -74,10 +74,10 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return INTERPOLATED if 0 < place < self.sizes_bytes.size else EXTRAPOLATED
 
     def error(self, size_bytes: float) -> float:
-        """Return by what share the time of a size may be wrong.
+        """Return the relative error that the time of a size may have.
 
-        What the curve misses by at the points around it when these are left out, halved: the gap is then half as wide.
-        Outside the range, where there is no such test, the worst of the large sizes.
+        Half of the error at the neighbouring points when these are left out, because the gap is then twice as wide.
+        Outside the range, where there is no such test, the worst error of the large sizes.
         """
         missed = np.abs(self.missed)
         place = int(np.searchsorted(self.sizes_bytes, size_bytes))
@@ -90,12 +90,12 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return float(large.max()) if large.size else CORNER
 
     def corners(self) -> tuple[str, ...]:
-        """Name the large sizes that no curve through the points close to them could know: plateaus and jumps."""
+        """Return a note for each large size that the points close to it do not predict: plateaus and jumps."""
         span = self.sizes_bytes[2:] / self.sizes_bytes[:-2]
         close = [False, *(span <= CLOSE).tolist(), False] if self.sizes_bytes.size > 2 else []
         return tuple(
             f"{self.op} at {int(size)} bytes takes {time / 1e6:.3f} ms, {abs(each) * 100:.0f} % "
-            f"{'less' if each > 0 else 'more'} than the points around it tell: a plateau or a switch; "
+            f"{'less' if each > 0 else 'more'} than the points around it predict: a plateau or a switch; "
             "sizes between measured points near it are uncertain"
             for size, time, each, near in zip(self.sizes_bytes, self.times_ns, self.missed, close, strict=False)
             if size >= LARGE_BYTES and abs(each) > CORNER and near
@@ -114,7 +114,7 @@ def curve(
 ) -> Curve:
     """Return the curve through points; several of one size become their median. Raises ValueError without a usable one.
 
-    `choice` tells the algorithm and protocol of each point. Points of no size or time are left out.
+    `choice` is the algorithm and protocol of each point. Points without size or time are left out.
     """
     sizes, times = np.asarray(sizes_bytes, np.float64), np.asarray(times_ns, np.float64)
     flags = np.broadcast_to(np.asarray(measured, np.bool_), sizes.shape)
@@ -143,7 +143,7 @@ def curve(
 
 
 def scaled(shape: Curve, size_bytes: float, time_ns: float) -> Curve:
-    """Return a curve of another's shape through the one point that was measured; all else in it is assumed."""
+    """Return a curve with the shape of another through one measured point; all other points are assumed."""
     factor = time_ns / float(shape.at(size_bytes))
     sizes = np.append(shape.sizes_bytes[shape.sizes_bytes != size_bytes], size_bytes)
     order = np.argsort(sizes)
@@ -174,14 +174,14 @@ def isotonic(values: Floats) -> Floats:
 
 
 def _switches(choice: Sequence[str], points: int) -> Flags:
-    """Return for each gap between points whether the algorithm switches in it."""
+    """Return for each gap between points whether the algorithm or protocol switches in it."""
     if not choice:
         return np.zeros(max(points - 1, 0), np.bool_)
     return np.array([a != b for a, b in pairwise(choice)], np.bool_)
 
 
 def _left_out(x: Floats, y: Floats, choice: Sequence[str]) -> Floats:
-    """Return by what share the curve through the other points misses each point."""
+    """Return the relative error of the curve through the other points at each point."""
     missed = np.full(x.size, np.nan)
     for place in range(1, x.size - 1):
         # The curve between two points depends on them and on the next ones on either side.
@@ -193,7 +193,7 @@ def _left_out(x: Floats, y: Floats, choice: Sequence[str]) -> Floats:
 
 
 def _between(x: Floats, known: Floats, times: Floats, before: Floats, after: Floats) -> Floats:
-    """Return the curve with these slopes between known points; held at its ends beyond them."""
+    """Return the curve with these slopes between known points; constant beyond the ends."""
     straight: Floats = np.interp(x, known, times)
     if known.size < 2:
         return straight
@@ -245,24 +245,24 @@ def _end_slope(width: Floats, secant: Floats) -> float:
 
 
 def table_curve(tables: Facts, file: str, ranks: int) -> tuple[Curve, list[str]]:
-    """Return the curve of a table's all-reduces over so many ranks, with what is to be said of it.
+    """Return the curve of a table's all-reduces over `ranks` ranks, with notes for the user.
 
-    Raises InputError where it holds none; one that does not say over how many ranks is taken to be over these.
+    A table without a number of ranks is taken to be for `ranks`. Raises InputError where it holds no such all-reduce.
     """
     rows = tables.measurements
     wanted = _of(tables, "all_reduce")
     exact = wanted & (rows.ranks == ranks)
-    untold = wanted & (rows.ranks == NONE)
-    if not exact.any() and not untold.any():
+    unspecified = wanted & (rows.ranks == NONE)
+    if not exact.any() and not unspecified.any():
         if rows.op.size and (rows.op < 0).all():
             raise InputError(
-                f"{file}: does not say which operation was measured; name the file after it, such as all_reduce.txt"
+                f"{file}: the measured operation is not stated; name the file after it, such as all_reduce.txt"
             )
         others = sorted({int(each) for each in rows.ranks[wanted]})
         held = f"its all-reduces are over {', '.join(map(str, others))} ranks" if others else "it holds no all-reduce"
         raise InputError(f"{file}: {held}, and the plan is for {ranks}; measure one over {ranks}, or give a formula")
-    chosen = exact if exact.any() else untold
-    notes = [] if exact.any() else [f"{file} does not say over how many ranks it was measured; taken to be {ranks}"]
+    chosen = exact if exact.any() else unspecified
+    notes = [] if exact.any() else [f"{file} does not state over how many ranks it was measured; assumed {ranks}"]
     names = [
         "/".join(filter(None, (tables.name(a), tables.name(p))))
         for a, p in zip(rows.algorithm[chosen].tolist(), rows.protocol[chosen].tolist(), strict=True)
@@ -275,7 +275,7 @@ def table_curve(tables: Facts, file: str, ranks: int) -> tuple[Curve, list[str]]
 
 
 def other_curves(tables: Facts, ranks: int) -> tuple[Curve, ...]:
-    """Return the curves of other operations that a table holds for exactly so many ranks."""
+    """Return the curves of reduce-scatter and all-gather that a table holds for exactly `ranks` ranks."""
     rows = tables.measurements
     chosen = {op: _of(tables, op) & (rows.ranks == ranks) for op in OTHERS}
     return tuple(

@@ -1,4 +1,4 @@
-"""A workload from a recording of DistributedDataParallel, freed of how it happened to overlap."""
+"""Build a workload from a recording of DistributedDataParallel: times without the interference of its overlap."""
 
 from typing import Final
 
@@ -13,31 +13,31 @@ from overlapscope.timeline.intervals import EMPTY, Intervals, intersection, unio
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.calibrate import SLOWDOWN, Assumption, Fit, Measured, Values
 from overlapscope.whatif.ddp_step import Settings
-from overlapscope.whatif.link_fit import Link, link, told_latency, transfer_curve
+from overlapscope.whatif.link_fit import LinkTimes, determines_latency, link_times, transfer_curve
 from overlapscope.whatif.recorded_settings import recorded_settings, sent_elements
 from overlapscope.whatif.recorded_steps import GLOO_THREADS, Recorded, recorded_steps
-from overlapscope.whatif.slowdown import told_slowdown
+from overlapscope.whatif.slowdown import estimate_slowdown
 from overlapscope.whatif.split_graphs import split_graphs
-from overlapscope.whatif.workload import Gradients, Interference, Workload, freed
+from overlapscope.whatif.workload import Gradients, Interference, Workload, without_interference
 
 US: Final = 1e3
 LATENCY_US: Final = {True: (5.0, 30.0, 100.0), False: (100.0, 300.0, 1000.0)}
-"""What a call takes besides its bytes, with a device and without: over NCCL, and over gloo's sockets and threads."""
+"""Latency of a call: low, usual, high. True for a device (NCCL), False for gloo's sockets and threads."""
 PER_BUCKET_US: Final = {True: (0.0, 30.0, 100.0), False: (0.0, 100.0, 300.0)}
-"""What a bucket costs besides its transfer: hooks, launch."""
+"""Cost of a bucket besides its transfer (hooks, launch): low, usual, high; by whether there is a device."""
 COMM_SHARE: Final = {True: (0.0, 1.0, 1.0), False: (0.0, 0.0, 1.0)}
-"""How much of compute's slowdown a transfer suffers in turn, where the recording does not tell. On a device both want
-the same units and memory; a socket is held up by its link, and its threads need a core for little of the time."""
+"""How much of compute's slowdown a transfer suffers too, where it could not be measured. On a device both use the same
+units and memory; a socket is limited by its link, and its threads need a core for little of the time."""
 SPREAD: Final = 1.645
 LEAST_NOISE: Final = 0.01
-HELD_WAITING: Final = 0.6
-"""Share of a recorded transfer that may be all of it, where it may hold waiting for a rank that was not recorded."""
+LEAST_TRANSFER: Final = 0.6
+"""Smallest share of a recorded transfer that is transfer time, where it may include waiting for an unrecorded rank."""
 WAITING: Final = 0.5
-"""Share of the time in collectives from which on waiting is the matter."""
+"""Where waiting is at least this share of the time in collectives, it is the main problem."""
 
 
 class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A workload that a recording tells, with what it leaves open."""
+    """A workload measured in a recording, with assumptions for what was not measured."""
 
     recorded: Recorded
     baseline: Settings
@@ -45,11 +45,11 @@ class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     assumptions: tuple[Assumption, ...]
     noise: float
     notes: tuple[str, ...]
-    told: Fit
+    slowdown_fit: Fit
     """The slowdown of compute on the rank that slows most."""
     shares: tuple[float, ...]
-    """By rank, in how much of that it slows."""
-    moved: Link
+    """By rank, how much of that slowdown it suffers: 0 to 1."""
+    moved: LinkTimes
     width: int
     copied_ns_per_byte: float
     optimizer_ns: float
@@ -57,26 +57,31 @@ class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Why no other buckets can be replayed; empty where they can."""
 
     @property
+    def told(self) -> Fit:
+        """The old name of `slowdown_fit`, for readers outside this package; delete it with the last of them."""
+        return self.slowdown_fit
+
+    @property
     def lateness_ns(self) -> tuple[float, ...]:
-        """How much later than the first each rank has its last gradient."""
+        """How much later than the first rank each rank has its last gradient."""
         return self._late(self._free(self._nominal()))
 
     @property
     def halves(self) -> bool:
-        """Return whether all gradients are of 32 bits, and are sent so."""
+        """Whether all gradients have 32 bits, and are sent so."""
         return set(self.recorded.dtypes) == {"float32"}
 
     def workload(self) -> Workload:
-        """Return it as all assumptions are taken to be."""
+        """Return the workload for the nominal values of all assumptions."""
         return self.build(self._nominal())
 
     def build(self, values: Values) -> Workload:
-        """Return the workload under values of the assumptions."""
+        """Return the workload for given values of the assumptions."""
         seen = self.recorded
         compute, comm = values[SLOWDOWN], self._comm(values)
         free = self._free(values)
         late = self._late(free)
-        # The latest rank decides when a bucket can go; how late each is stands beside it.
+        # The latest rank decides when a bucket can be sent; how late each rank is, is kept apart in `lateness_ns`.
         ready = np.median(free.max(axis=0), axis=0) - max(late)
         order = np.argsort(ready, kind="stable")
         ready = np.maximum(ready[order], 1.0) * values["compute_time"]
@@ -107,7 +112,7 @@ class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         )
 
     def _nominal(self) -> dict[str, float]:
-        return {**{each.name: each.value for each in self.assumptions}, SLOWDOWN: self.told.slowdown}
+        return {**{each.name: each.value for each in self.assumptions}, SLOWDOWN: self.slowdown_fit.slowdown}
 
     def _comm(self, values: Values) -> float:
         beside = values.get("transfer_beside_compute")
@@ -119,24 +124,24 @@ class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return tuple((late - late.min()).tolist())
 
     def _free(self, values: Values) -> Floats:
-        """Give (rank, step, gradient): when the last pass would have gradients ready if nothing were sent beside it."""
+        """Return (rank, step, gradient): when gradients of the last pass were ready without communication."""
         seen = self.recorded
         ready = seen.ready_ns[:, :, -1]
         origin = _origins(seen)
-        # Every rank's pass begins with its own; what is between the first rank's and it is lateness.
+        # Every rank counts from its own start; the difference to the first rank's start is lateness.
         begun = origin - origin.min(axis=0)
         free = np.empty_like(ready)
         for rank in range(len(seen.ranks)):
             slowdown = 1 + (values[SLOWDOWN] - 1) * self.shares[rank]
             for step in range(len(seen.steps)):
                 busy = _moving(seen, rank, step)
-                lasted = freed(np.sort(ready[rank, step]), busy, slowdown)
-                lasted -= freed(origin[rank, step : step + 1], busy, slowdown)
+                lasted = without_interference(np.sort(ready[rank, step]), busy, slowdown)
+                lasted -= without_interference(origin[rank, step : step + 1], busy, slowdown)
                 free[rank, step] = lasted + begun[rank, step]
         return free - self._overheads(values)
 
     def _overheads(self, values: Values) -> Floats:
-        """Return what launching and filling buckets took before each gradient was ready: a replay adds its own."""
+        """Return the time of launching and filling buckets before each gradient was ready: the replay adds its own."""
         sizes = self.recorded.grad_bytes
         filled = np.cumsum(self.recorded.elements)
         closed = np.cumsum(sent_elements(self.recorded))
@@ -145,37 +150,37 @@ class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return buckets * values["per_bucket_us"] * US + before * self.copied_ns_per_byte
 
 
-def from_run(run: Run, together: Across | None = None) -> RecordedCase:
+def from_run(run: Run, cross_rank: Across | None = None) -> RecordedCase:
     """Return the workload of a recording. Raises InputError, saying what is missing and what to do."""
-    together = together or across(run)
+    cross_rank = cross_rank or across(run)
     try:
-        seen = recorded_steps(run, together)
+        seen = recorded_steps(run, cross_rank)
     except InputError as error:
-        waiting = _waiting(together)
+        waiting = _waiting_message(cross_rank)
         raise InputError(f"{waiting}{error}") from None
     device = any(each.has_device for each in run.ranks.values())
-    transfers = {rank: _own_clock(run, rank, seen.transfers(at), together) for at, rank in enumerate(seen.ranks)}
+    transfers = {rank: _own_clock(run, rank, seen.transfers(at), cross_rank) for at, rank in enumerate(seen.ranks)}
     computing = {rank: _computing(run, rank, seen, at) for at, rank in enumerate(seen.ranks)}
     steps = {rank: _windows(run, rank, seen) for rank in seen.ranks}
-    told, shares = told_slowdown(seen, run.ranks, transfers, computing, steps)
-    moved = link(
+    slowdown_fit, shares = estimate_slowdown(seen, run.ranks, transfers, computing, steps)
+    moved = link_times(
         seen.bytes, seen.begun_ns.max(axis=0), np.median(seen.done_ns, axis=0), seen.ready_ns[:, :, -1].max(axis=(0, 2))
     )
     if not (moved.own_ns > 0).all():
-        raise InputError("some of its all-reduces ended before they began on every rank: its times cannot be right")
+        raise InputError("some all-reduces ended before they began on every rank: the recorded times are wrong")
     measured_ns = seen.steps_ns
     baseline, notes = recorded_settings(run, seen)
-    copied, optimizer = _after(run, seen, baseline)
+    copied, optimizer = _copy_and_optimizer(run, seen, baseline)
     spread = float(np.median(np.abs(measured_ns - np.median(measured_ns))) * 1.4826 / np.median(measured_ns))
     steps_error = 1.2533 * spread / len(seen.steps) ** 0.5
     return RecordedCase(
         recorded=seen,
         baseline=baseline,
         measured=(Measured(settings=baseline, step_ns=float(np.median(measured_ns))),),
-        assumptions=tuple(_assumptions(seen, moved, device=device, partly=_partly(run, seen))),
+        assumptions=tuple(_assumptions(seen, moved, device=device, is_partial=_is_partial(run, seen))),
         noise=max(SPREAD * steps_error * 2**0.5, LEAST_NOISE),
         notes=(*notes, *_notes(run, seen)),
-        told=told,
+        slowdown_fit=slowdown_fit,
         shares=shares,
         moved=moved,
         width=1 if device else GLOO_THREADS,
@@ -186,7 +191,7 @@ def from_run(run: Run, together: Across | None = None) -> RecordedCase:
 
 
 def _origins(seen: Recorded) -> Floats:
-    """Return (rank, step): from when the last pass is counted: the step's start, or the end of the pass before it."""
+    """Return (rank, step): the start of the last pass: the step's start, or the end of the pass before it."""
     if seen.passes == 1:
         return seen.start_ns
     ended: Floats = seen.ready_ns[:, :, -2].max(axis=-1)
@@ -200,12 +205,12 @@ def _moving(seen: Recorded, rank: int, step: int) -> Floats:
     return np.stack((covered.starts, covered.ends), axis=1).astype(np.float64)
 
 
-def _own_clock(run: Run, rank: int, shared: Intervals, together: Across) -> Intervals:
-    """Return intervals of the shared clock on a rank's own; drift is far below what is asked of them."""
+def _own_clock(run: Run, rank: int, shared: Intervals, cross_rank: Across) -> Intervals:
+    """Convert intervals from the shared clock to a rank's own; clock drift is far below the precision needed here."""
     if not shared.starts.size:
         return EMPTY
-    zero = together.clocks.aligned(rank, np.array([together.clocks.reference_ns], np.int64))[0]
-    shift = together.clocks.reference_ns - round(float(zero))
+    zero = cross_rank.clocks.aligned(rank, np.array([cross_rank.clocks.reference_ns], np.int64))[0]
+    shift = cross_rank.clocks.reference_ns - round(float(zero))
     return Intervals(shared.starts + shift, shared.ends + shift)
 
 
@@ -216,7 +221,7 @@ def _windows(run: Run, rank: int, seen: Recorded) -> Ints:
 
 
 def _computing(run: Run, rank: int, seen: Recorded, at: int) -> Intervals:
-    """Return when a rank computed until its last gradient was ready, and waited for nothing."""
+    """Return when a rank computed, until its last gradient was ready."""
     timeline = run.ranks[rank]
     spans = timeline.spans
     rows = np.flatnonzero(spans.kind == COMPUTE)
@@ -227,8 +232,8 @@ def _computing(run: Run, rank: int, seen: Recorded, at: int) -> Intervals:
     return intersection(mine, union((windows[:, 0], ends)))
 
 
-def _after(run: Run, seen: Recorded, baseline: Settings) -> tuple[float, float]:
-    """Return ns a byte that copying buckets out takes, and what follows the last bucket: mostly the optimizer."""
+def _copy_and_optimizer(run: Run, seen: Recorded, baseline: Settings) -> tuple[float, float]:
+    """Return the ns per byte of copying buckets out, and the ns after the last bucket: mostly the optimizer."""
     copied = []
     for rank in seen.ranks if not baseline.gradient_as_bucket_view else ():
         timeline = run.ranks[rank]
@@ -246,31 +251,31 @@ def _after(run: Run, seen: Recorded, baseline: Settings) -> tuple[float, float]:
     return per_byte, max(rest - per_byte * float(seen.bytes[-1]), 0.0)
 
 
-def _assumptions(seen: Recorded, moved: Link, *, device: bool, partly: bool) -> list[Assumption]:
-    found = [Assumption.of("per_bucket_us", PER_BUCKET_US[device], "a prior")]
-    if not told_latency(moved.told):
-        told = "a prior: the sizes recorded do not tell it"
-        found.append(Assumption.of("latency_us", LATENCY_US[device], told))
+def _assumptions(seen: Recorded, moved: LinkTimes, *, device: bool, is_partial: bool) -> list[Assumption]:
+    found = [Assumption.of("per_bucket_us", PER_BUCKET_US[device], "assumed, not measured")]
+    if not determines_latency(moved.reliable_sizes):
+        how = "could not be measured: the recorded sizes are too similar"
+        found.append(Assumption.of("latency_us", LATENCY_US[device], how))
     slowed = moved.slowed
     if slowed is None:
-        how = "taken to slow each other alike" if device else "taken to be held up by its link alone"
+        how = "assumed to slow each other equally" if device else "assumed to be limited by its link alone"
         found.append(Assumption.of("comm_share", COMM_SHARE[device], how))
     else:
         mean, low, high = slowed
-        how = "the same size beside compute and alone"
+        how = "measured: the same size beside compute and alone"
         found.append(Assumption.of("transfer_beside_compute", (low, mean, high), how))
     error = _error(moved.own_ns / _medians(moved))
-    least, how = 1 / (1 + error), "how much recorded ones differ"
-    if partly:
-        least, how = min(least, HELD_WAITING), "they may hold waiting for ranks that were not recorded"
+    least, how = 1 / (1 + error), "variation of the recorded transfers"
+    if is_partial:
+        least, how = min(least, LEAST_TRANSFER), "may include waiting for ranks that were not recorded"
     found.append(Assumption.of("transfer_time", (least, 1.0, 1 + error), how))
     lasted = (seen.ready_ns[:, :, -1].max(axis=2) - _origins(seen)).max(axis=0)
     error = _error(lasted / np.median(lasted))
-    found.append(Assumption.of("compute_time", (1 / (1 + error), 1.0, 1 + error), "how much recorded steps differ"))
+    found.append(Assumption.of("compute_time", (1 / (1 + error), 1.0, 1 + error), "variation of the recorded steps"))
     return found
 
 
-def _medians(moved: Link) -> Floats:
+def _medians(moved: LinkTimes) -> Floats:
     found = np.empty_like(moved.own_ns)
     for size in np.unique(moved.bytes).tolist():
         found[moved.bytes == size] = np.median(moved.own_ns[moved.bytes == size])
@@ -278,37 +283,37 @@ def _medians(moved: Link) -> Floats:
 
 
 def _error(ratios: Floats) -> float:
-    """Return half the 90 % interval of a median of values that scatter about 1."""
+    """Return half the 90 % interval of the median of ratios that scatter about 1."""
     return float(SPREAD * 1.2533 * 1.4826 * np.median(np.abs(ratios - 1)) / ratios.size**0.5)
 
 
-def _partly(run: Run, seen: Recorded) -> bool:
+def _is_partial(run: Run, seen: Recorded) -> bool:
     return run.world_size is None or len(seen.ranks) < run.world_size
 
 
 def _notes(run: Run, seen: Recorded) -> list[str]:
     found = []
-    if _partly(run, seen):
+    if _is_partial(run, seen):
         world = run.world_size or "an unknown number of"
-        told = f"{len(seen.ranks)} of {world} ranks were recorded"
-        found.append(f"{told}: transfers may hold waiting for the others")
+        recorded = f"{len(seen.ranks)} of {world} ranks were recorded"
+        found.append(f"{recorded}: transfers may include waiting for the others")
     if seen.unsynced:
         often = 1 + seen.unsynced / max(len(seen.steps) - 1, 1)
-        said = f"one recorded step in {often:.3g} reduces gradients, the others leave them to it (no_sync)"
-        found.append(f"{said}: the step here is one that reduces, and a gain is had once in so many steps")
+        period = f"one recorded step in {often:.3g} reduces gradients, the others accumulate them (no_sync)"
+        found.append(f"{period}: the step here is one that reduces, so a gain counts only once in so many steps")
     if seen.left_out > 0:
-        found.append(f"{seen.left_out} recorded steps did something else, or are not whole, and are left out")
+        found.append(f"{seen.left_out} recorded steps did other work or are incomplete, and are left out")
     return found
 
 
-def _waiting(together: Across) -> str:
-    """Say so where waiting dominates: then no setting of buckets is the matter."""
-    total = sum(each.collective_ns for each in together.waits.values())
-    waited = sum(each.wait_ns for each in together.waits.values())
+def _waiting_message(cross_rank: Across) -> str:
+    """Return the start of a message where waiting dominates; else an empty text."""
+    total = sum(each.collective_ns for each in cross_rank.waits.values())
+    waited = sum(each.wait_ns for each in cross_rank.waits.values())
     if not total or waited < WAITING * total:
         return ""
-    rank = max(together.waits, key=lambda each: together.waits[each].blame_ns)
+    rank = max(cross_rank.waits, key=lambda each: cross_rank.waits[each].blame_ns)
     return (
-        f"waiting is {waited / total:.0%} of the time in its collectives, for rank {rank} most: no setting of buckets "
-        "or algorithms changes that (`overlapscope analyze` says what holds it); besides, "
+        f"waiting is {waited / total:.0%} of the time in its collectives, mostly for rank {rank}: tuning will not help "
+        "until the straggler is fixed (`overlapscope analyze` shows the cause); also, "
     )

@@ -1,4 +1,4 @@
-"""A step of DistributedDataParallel under given settings: a workload becomes a job to replay."""
+"""Build the job to replay for one step of DistributedDataParallel: a workload under given settings."""
 
 from collections.abc import Sequence
 from math import prod
@@ -8,51 +8,51 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.whatif.buckets import MIB, Bucket, DdpSettings, ddp_buckets
-from overlapscope.whatif.compression import Compression, sent, sent_ns
+from overlapscope.whatif.compression import Compression, collectives_ns, compressed_collectives
 from overlapscope.whatif.curves import Curve
 from overlapscope.whatif.replay import Gap, Instruction, Job, Launch, Transfer, Wait, Work
 from overlapscope.whatif.workload import Workload, curve_of
 from overlapscope.whatif.zero import Sharding, saved_bytes
 
 HALF = 0.5
-"""What a hook sends of float32 that casts it to 16 bits."""
+"""Share of the bytes that a communication hook sends where it casts float32 to 16 bits."""
 _USED_MAP_BYTES = 4
-"""A DDP that looks for unused parameters also reduces an int32 for each parameter."""
+"""With `find_unused_parameters` DDP also reduces an int32 for each parameter."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be chosen for a job without changing its model."""
+    """Settings of a job that do not change its model."""
 
     ddp: DdpSettings = msgspec.field(default_factory=DdpSettings)
     gradient_as_bucket_view: bool = True
     accumulation: int = 1
     """Backward passes of one optimizer step."""
     no_sync: bool = False
-    """Whether all but the last of them leave gradients unreduced."""
+    """Whether only the last of these passes reduces gradients."""
     communicated: float = 1.0
     """Share of each gradient's bytes that is sent: 0.5 where float32 is cast to 16 bits by a hook."""
     compression: Compression | None = None
-    """A hook that sends something else for gradients."""
+    """A hook that sends compressed gradients."""
     sharding: Sharding | None = None
-    """A stage of ZeRO: another step than DistributedDataParallel's, see `sharded_step`."""
+    """A stage of ZeRO: the step is then not DistributedDataParallel's, see `sharded_step`."""
     partition_mb: float | None = None
-    """MiB of the pieces in which a bucket is sent; None sends it whole."""
+    """Size in MiB of the pieces in which a bucket is sent; None sends it whole."""
     priority: bool = False
-    """What the next forward needs first is sent first, and is all that it waits for, see `priority_step`."""
+    """Whether gradients that the next forward needs first are sent first, see `priority_step`."""
     channels: int | None = None
-    """Channels of NCCL, of those for which the workload has a curve; None for the present ones."""
+    """NCCL channels; the workload must have a curve for them. None is the present number."""
     link_speed: float = 1.0
-    """No setting, but what would be with links so many times as fast."""
+    """Hypothetical: links so many times as fast."""
     late_ranks: bool = True
-    """Likewise: False is as if all ranks began their step at once."""
+    """Hypothetical: False is as if all ranks began their step at the same time."""
 
     @property
     def hypothetical(self) -> bool:
-        """Return whether no setting alone would bring it about."""
+        """Whether no setting of the job can do it."""
         return self.link_speed != 1 or not self.late_ranks or self.priority or self.partition_mb is not None
 
     def knobs(self) -> dict[str, object]:
-        """Return what differs from torch's defaults, in torch's words."""
+        """Return the settings that differ from torch's defaults, by torch's names."""
         found: dict[str, object] = {"bucket_cap_mb": self.ddp.bucket_cap_mb}
         if self.ddp.bucket_cap_mb_list:
             found = {"bucket_cap_mb_list": list(self.ddp.bucket_cap_mb_list)}
@@ -81,10 +81,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def buckets_of(workload: Workload, settings: Settings) -> list[Bucket]:
-    """Return the buckets of a workload, as places among its gradients, in the order of launch."""
+    """Return the buckets of a workload in launch order; their parameters are indices into its gradients."""
     gradients = workload.gradients
     by_number = np.argsort(gradients.registered)
-    # torch numbers parameters as registered; the workload's gradients stand in the order of readiness.
+    # torch numbers parameters in registration order; the workload's gradients are in the order of readiness.
     found = ddp_buckets(
         gradients.sizes_bytes[by_number].tolist(),
         [gradients.kinds[each] for each in by_number.tolist()],
@@ -95,9 +95,9 @@ def buckets_of(workload: Workload, settings: Settings) -> list[Bucket]:
 
 
 def bucket_memory_bytes(workload: Workload, settings: Settings) -> int:
-    """Return the memory that buckets take beside gradients: none where gradients are views of them.
+    """Return the memory of buckets beside the gradients: none where gradients are views of them.
 
-    Compression keeps the error of all gradients for the next step. What a stage of ZeRO shards is taken off.
+    Compression keeps the error of all gradients for the next step. The memory that a stage of ZeRO saves is subtracted.
     """
     sizes = workload.gradients.sizes_bytes
     copies = (not settings.gradient_as_bucket_view) + (settings.compression is not None)
@@ -109,7 +109,7 @@ def bucket_memory_bytes(workload: Workload, settings: Settings) -> int:
 
 
 def ddp_job(workload: Workload, settings: Settings) -> Job:
-    """Return the job of one optimizer step. Ranks that begin at the same time are one: they would do the same.
+    """Return the job of one optimizer step. Ranks that begin at the same time do the same and are replayed as one.
 
     Raises KeyError where the workload has no curve for a collective that is needed.
     """
@@ -125,7 +125,7 @@ def ddp_job(workload: Workload, settings: Settings) -> Job:
 
 
 def of_ranks(workload: Workload, settings: Settings, body: Sequence[Instruction], transfers: Sequence[Transfer]) -> Job:
-    """Return the job in which all ranks do the same, each as late as it is; all take part in every transfer."""
+    """Return the job in which all ranks run `body`, each with its own lateness, and take part in every transfer."""
     lateness = (settings.late_ranks and workload.lateness_ns) or (0.0,)
     ranks = tuple(sorted({late: rank for rank, late in reversed(list(enumerate(lateness)))}.values()))
     return Job(
@@ -137,7 +137,7 @@ def of_ranks(workload: Workload, settings: Settings, body: Sequence[Instruction]
 
 
 class Reduction(msgspec.Struct, frozen=True):
-    """An all-reduce of a bucket: when its gradients are ready, what its pieces take, and the work around it."""
+    """An all-reduce of a bucket: when its gradients are ready, the times of its pieces, and the work around it."""
 
     launch_ns: float
     pieces_ns: tuple[float, ...]
@@ -146,9 +146,9 @@ class Reduction(msgspec.Struct, frozen=True):
 
 
 def reductions_of(workload: Workload, settings: Settings) -> list[Reduction]:
-    """Return the reductions of a backward pass in the order of launch: a bucket also waits for those before it.
+    """Return the reductions of a backward pass in launch order; a bucket also waits for the buckets before it.
 
-    They are the buckets' in order; behind them, where unused parameters are looked for, that of the used ones.
+    The buckets come first; with `find_unused_parameters` the reduction of the map of used parameters is last.
     """
     gradients = workload.gradients
     members = [list(each.parameters) for each in buckets_of(workload, settings)]
@@ -189,11 +189,11 @@ def _compressed_ns(workload: Workload, compression: Compression, members: Sequen
     gradients = workload.gradients
     shapes = [gradients.shapes[each] for each in members]
     item_bytes = int(gradients.sizes_bytes[members[0]]) // max(prod(shapes[0]), 1)
-    return sent_ns(sent(compression, shapes, item_bytes, workload.world_size), curve)
+    return collectives_ns(compressed_collectives(compression, shapes, item_bytes, workload.world_size), curve)
 
 
 def _passes(workload: Workload, reductions: Sequence[Reduction], transfers: list[Transfer]) -> list[Instruction]:
-    """Return a forward and a backward pass with its launches, and the waits that end it; adds to `transfers`."""
+    """Return a forward and a backward pass with its launches and the final waits; adds its transfers to `transfers`."""
     marks = _placed_marks(workload, transfers)
     waits: list[Instruction] = []
     for each in reductions:
@@ -214,7 +214,7 @@ def _passes(workload: Workload, reductions: Sequence[Reduction], transfers: list
 
 
 def _placed_marks(workload: Workload, transfers: list[Transfer]) -> list[tuple[float, list[Instruction]]]:
-    """Add the collectives that stand where they stand, and give where they are launched and waited for."""
+    """Add the collectives that no bucket setting moves; return when each is launched and waited for."""
     marks: list[tuple[float, list[Instruction]]] = []
     for each in workload.placed:
         number = len(transfers)

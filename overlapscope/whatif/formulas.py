@@ -1,9 +1,9 @@
-"""What the known algorithms of collectives cost: steps, and bytes through each rank's busiest link.
+"""Cost of the known algorithms of collectives: steps, and bytes through each rank's busiest link.
 
-Every function gives the `Stage`s of an algorithm, one after the other; `time_ns` prices them with `Link`s. Sizes are
-whole buffers as nccl-tests counts them: the gathered size of all-gather, the size before the reduction of
-reduce-scatter, what one rank sends in all of all-to-all. Bytes are those one rank sends; links carry as much the other
-way at once. Tests run each schedule chunk by chunk and count.
+Every function returns the `Stage`s of an algorithm, one after the other; `time_ns` prices them with `LinkCost`s. Sizes
+are whole buffers as nccl-tests counts them: the gathered size of all-gather, the size before the reduction of
+reduce-scatter, what one rank sends in all of all-to-all. Bytes are those that one rank sends; links carry as much the
+other way at the same time. Tests run each schedule chunk by chunk and count.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,29 +21,29 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
     level: str
     steps: int
-    """Messages that follow each other."""
+    """Number of messages one after the other."""
     bytes: float
-    """What the busiest rank sends in it."""
+    """Bytes that the busiest rank sends."""
     reduced_bytes: float = 0.0
-    """What the busiest rank adds up."""
+    """Bytes that the busiest rank adds up."""
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank has for one level: time of a message, bandwidth each way, time of adding a byte."""
+class LinkCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Cost of one level for one rank: latency of a message, bandwidth each way, time of adding a byte."""
 
     latency_ns: float
     gbs: float
-    """GB/s, which are bytes a nanosecond."""
+    """GB/s, which is bytes per nanosecond."""
     reduce_ns_per_byte: float = 0.0
 
 
 Stages = tuple[Stage, ...]
 
 
-def time_ns(stages: Sequence[Stage], links: Mapping[str, Link], *, pipelined: bool = False) -> float:
-    """Price stages in ns. Pipelined stages run at once on their levels: the slowest level's bytes count, all latencies.
+def time_ns(stages: Sequence[Stage], links: Mapping[str, LinkCost], *, pipelined: bool = False) -> float:
+    """Return the time of stages in ns. Raises KeyError for a level without a link.
 
-    Raises KeyError for a level without a link.
+    Pipelined stages run at the same time on their levels: all latencies count, and the bytes of the slowest level.
     """
     latency = sum(each.steps * links[each.level].latency_ns for each in stages)
     moving: dict[str, float] = {}
@@ -55,10 +55,11 @@ def time_ns(stages: Sequence[Stage], links: Mapping[str, Link], *, pipelined: bo
 
 
 def ring(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
-    """Return the ring. All-reduce: Patarasuk and Yuan, JPDC 69 (2009): reduce-scatter, then all-gather.
+    """Return the stages of the ring. All-reduce: Patarasuk and Yuan, JPDC 69 (2009): reduce-scatter, then all-gather.
 
-    All-gather, reduce-scatter: half of it each. Broadcast: a chain of many small pieces, so that each link carries the
-    size once (its pieces' number goes to infinity). All-to-all: in turn with every other rank (pairwise exchange).
+    All-gather, reduce-scatter: half of that each. Broadcast: a chain of many small pieces, so that each link carries
+    the size once (the number of pieces goes to infinity). All-to-all: an exchange with every other rank in turn
+    (pairwise exchange).
     """
     part = (ranks - 1) / ranks * size_bytes
     if op == "all_reduce":
@@ -71,10 +72,10 @@ def ring(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
 
 
 def double_binary_tree(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
-    """Return two trees, each with half of the data, in which an inner rank of one is a leaf of the other.
+    """Return the stages of two trees, each with half of the data; an inner rank of one is a leaf of the other.
 
-    Sanders, Speck and Träff, Parallel Computing 35 (2009); NCCL since 2.4. In many small pieces: latency is the depth,
-    up for a reduction and down for a broadcast, and every rank sends the size once each way it is needed.
+    Sanders, Speck and Träff, Parallel Computing 35 (2009); NCCL since 2.4. Data go in many small pieces: latency is the
+    depth, up for a reduction and down for a broadcast, and every rank sends the size once in each direction used.
     """
     _known(op, "all_reduce", "broadcast", "reduce")
     depth = ceil(log2(ranks)) if ranks > 1 else 0
@@ -85,11 +86,11 @@ def double_binary_tree(op: str, ranks: int, size_bytes: float, level: str = INTR
 
 
 def recursive_halving_doubling(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
-    """Return Rabenseifner's algorithm: halves are exchanged at doubling distances, then gathered the same way back.
+    """Return the stages of Rabenseifner's algorithm: halves are exchanged at doubling distances, then gathered back.
 
-    Rabenseifner, ICCS 2004; Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005). All-reduce of a number of ranks that is
-    no power of two: the ranks beyond it give their data to a neighbour first and get the result last. The other
-    operations are for powers of two; ValueError otherwise.
+    Rabenseifner, ICCS 2004; Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005). All-reduce where the number of ranks
+    is not a power of two: the extra ranks send their data to a neighbour first and get the result last. The other
+    operations are for powers of two. Raises ValueError for others.
     """
     _known(op, "all_reduce", "all_gather", "reduce_scatter")
     inner = 1 << (ranks.bit_length() - 1)
@@ -108,7 +109,7 @@ def recursive_halving_doubling(op: str, ranks: int, size_bytes: float, level: st
 
 
 def bruck(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
-    """Return Bruck's algorithm for any number of ranks: few steps for small messages.
+    """Return the stages of Bruck's algorithm for any number of ranks: few steps, for small messages.
 
     Bruck, Ho, Kipnis, Upfal and Weathersby, IEEE TPDS 8 (1997). All-gather doubles what it holds; all-to-all sends in
     step k all blocks whose distance has bit k, so it moves more bytes than the ring.
@@ -122,14 +123,14 @@ def bruck(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
 
 
 def binomial(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
-    """Give the binomial tree of broadcast (Thakur et al. 2005): whole messages, each round twice as many hold them."""
+    """Return the stages of the broadcast's binomial tree (Thakur et al. 2005): ranks with data double each round."""
     _known(op, "broadcast")
     steps = (ranks - 1).bit_length()
     return (Stage(level=level, steps=steps, bytes=steps * size_bytes),)
 
 
 def torus(op: str, ranks: tuple[int, int], size_bytes: float) -> Stages:
-    """Return the two-dimensional torus: along the first dimension, then a part of the data along the second, then back.
+    """Return the stages of a two-dimensional torus: the first dimension, a part of the data on the second, then back.
 
     Reduce-scatter, all-reduce, all-gather by rings, as in Mikami et al., arXiv 1811.05233 (2018). `ranks` are those of
     the first (`intra`) and second (`inter`) dimension.
@@ -145,11 +146,11 @@ def hierarchical(
     inside: Callable[[str, int, float, str], Stages] = ring,
     between: Callable[[str, int, float, str], Stages] = ring,
 ) -> Stages:
-    """Return any algorithm inside nodes with any between them: `ranks` are those of a node, and the nodes.
+    """Return the stages of one algorithm inside nodes and one between them; `ranks` is (ranks of a node, nodes).
 
-    Cho et al., BlueConnect, MLSys 2019. Each rank of a node talks to its like on the others, so what goes between
-    nodes is shared by a node's ranks (and its network cards). All-to-all collects inside a node what goes to one rank
-    of each other node, then sends it there at once (PXN, NCCL 2.12).
+    Cho et al., BlueConnect, MLSys 2019. Each rank of a node communicates with the same rank of the other nodes, so the
+    data between nodes are split over the ranks of a node (and its network cards). All-to-all first collects inside a
+    node the data for one rank of each other node, then sends them at once (PXN, NCCL 2.12).
     """
     local, nodes = ranks
     part = size_bytes / local
@@ -170,10 +171,10 @@ def hierarchical(
 
 
 def in_network(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
-    """Return reduction and multicast by the switch: every rank sends its data up once and gets the result once.
+    """Return the stages of reduction and multicast in the switch: every rank sends its data once, gets the result once.
 
-    Graham et al., SHARP, COM-HPC 2016; NVLink SHARP inside a node. One step up and one down; the ways up and down are
-    used at once, so the larger counts.
+    Graham et al., SHARP, COM-HPC 2016; NVLink SHARP inside a node. One step up and one down; both directions are used
+    at the same time, so the larger counts.
     """
     _known(op, "all_reduce", "all_gather", "reduce_scatter", "broadcast")
     # Sent up by the busiest rank, received by it: all-gather sends a share and gets all, reduce-scatter the reverse.
@@ -188,9 +189,9 @@ ALGORITHMS: Final[Mapping[str, Callable[[str, int, float, str], Stages]]] = {
     "binomial": binomial,
     "in_network": in_network,
 }
-"""Those of one level; `torus` and `hierarchical` have two."""
+"""Algorithms with one level; `torus` and `hierarchical` have two."""
 
 
 def _known(op: str, *ops: str) -> None:
     if op not in ops:
-        raise ValueError(f"no schedule of this algorithm is known for {op}; it is for {', '.join(ops)}")
+        raise ValueError(f"this algorithm has no known schedule for {op}, only for {', '.join(ops)}")

@@ -1,7 +1,8 @@
-"""What may be changed of a recorded step of FSDP2: when parameters are gathered, whether again, and how many at once.
+"""Changes to a recorded step of FSDP2: when parameters are gathered, whether again in backward, and how many at once.
 
 FSDP2 gathers a module's parameters before its forward and, where they were resharded, before its backward; explicit
-prefetch launches the gather of a later module as soon as compute has its own (torch/distributed/fsdp/_fully_shard).
+prefetch launches the gather of a later module as soon as compute has the parameters of its own
+(torch/distributed/fsdp/_fully_shard).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,17 +13,20 @@ from msgspec.structs import replace
 
 from overlapscope.timeline.dimensions import BACKWARD
 from overlapscope.whatif.graph import Busy, Graph, Item, launch_order, without
-from overlapscope.whatif.graph_changes import Trial, in_16_bits, more_ranks
+from overlapscope.whatif.graph_changes import GraphChange, in_16_bits, more_ranks
 from overlapscope.whatif.replay import Launch, Wait
 
 DEPTHS: Final = (0, 1, 2)
+"""Prefetch depths to replay: modules ahead."""
 GROUPS: Final = (2,)
+"""Numbers of modules to gather together."""
 DEFERRED: Final = 0.01
-"""Share of the step that must lie between launching gathers and waiting for them, in all, or they are not deferred."""
+"""Least share of the step that ranks must compute between launching gathers and waiting for them, to count as
+deferred."""
 
 
 class Gathers(msgspec.Struct, frozen=True, kw_only=True):
-    """The gathers and reduce-scatters of a step, by number, in the order of launch."""
+    """The call numbers of the gathers and reduce-scatters of a step, in launch order."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
@@ -30,7 +34,7 @@ class Gathers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gathers_of(graph: Graph) -> Gathers:
-    """Tell forward's gathers from backward's: by their phase, else by their module's turn."""
+    """Separate the gathers of forward and backward: by phase, else by whether the module was gathered before."""
     order = launch_order(graph, min(graph.programmes))
     scatters = tuple(each for each in order if graph.calls[each].op == "reduce_scatter")
     groups = {graph.calls[each].group for each in scatters}
@@ -46,14 +50,14 @@ def gathers_of(graph: Graph) -> Gathers:
     return Gathers(forward=tuple(forward), backward=tuple(backward), scatters=scatters)
 
 
-def fsdp_trials(graph: Graph) -> tuple[list[Trial], list[str]]:
-    """Return the trials for a recording whose steps look like this one, and why others are left out."""
+def fsdp_graph_changes(graph: Graph) -> tuple[list[GraphChange], list[str]]:
+    """Return the changes to replay for a recording with steps like this one, and why others are left out."""
     found, why = [], []
     seen = gathers_of(graph)
     whole = sum(graph.calls[each].bytes for each in seen.forward)
     if seen.backward:
         found.append(
-            Trial(
+            GraphChange(
                 knobs={"reshard_after_forward": False},
                 change=lambda one, _: not_resharded(one),
                 memory_bytes=sum(graph.calls[each].bytes for each in seen.backward),
@@ -64,7 +68,7 @@ def fsdp_trials(graph: Graph) -> tuple[list[Trial], list[str]]:
     largest = max((graph.calls[each].bytes for each in seen.forward), default=0)
     if deferred(graph, seen):
         found += [
-            Trial(
+            GraphChange(
                 knobs={f"{phase}_prefetch": depth},
                 change=lambda one, _, phase=phase, depth=depth: prefetched(one, phase, depth),  # type: ignore[misc]
                 memory_bytes=(depth - 1) * largest if phase == "backward" else depth * largest,
@@ -74,13 +78,11 @@ def fsdp_trials(graph: Graph) -> tuple[list[Trial], list[str]]:
             if len(gathers) > depth + 1
         ]
     else:
-        why.append(
-            "gathers are waited for where they are launched, as over gloo: prefetching sooner or deeper hides nothing"
-        )
+        why.append("each gather is waited for right after its launch, as over gloo: prefetching overlaps nothing")
     named = [graph.calls[each].module for each in (*seen.forward, *seen.backward, *seen.scatters)]
     if sum(each is not None for each in named) > len(named) / 2:
         found += [
-            Trial(
+            GraphChange(
                 knobs={"modules_per_group": many},
                 change=lambda one, parts, many=many: grouped(one, many, parts.latency_ns),  # type: ignore[misc]
                 memory_bytes=(many - 1) * largest,
@@ -89,7 +91,7 @@ def fsdp_trials(graph: Graph) -> tuple[list[Trial], list[str]]:
             if len(seen.scatters) > many
         ]
     else:
-        why.append("the modules of its gathers are not recorded, so that grouping them cannot be replayed")
+        why.append("the modules of its gathers are not recorded, so grouping them cannot be replayed")
     if any(graph.calls[each].dtype == "float32" for each in seen.scatters):
         found.append(in_16_bits("reduce_dtype", lambda call: call.op == "reduce_scatter"))
     found.append(more_ranks(2))
@@ -97,7 +99,7 @@ def fsdp_trials(graph: Graph) -> tuple[list[Trial], list[str]]:
 
 
 def deferred(graph: Graph, seen: Gathers) -> bool:
-    """Return whether gathers can be waited for later than they are launched: on a device; else where some were."""
+    """Return whether gathers can be waited for later than launched: always on a device, else where it was recorded."""
     if graph.width == 1:
         return True
     rank = min(graph.programmes)
@@ -115,14 +117,17 @@ def deferred(graph: Graph, seen: Gathers) -> bool:
 
 
 def not_resharded(graph: Graph) -> Graph:
-    """Return the step whose backward gathers nothing, nor copies what it gathered."""
+    """Return the step in which backward gathers nothing and copies nothing out of gathers."""
     backward = set(gathers_of(graph).backward)
     programmes = {rank: _without_copies(graph, items, backward) for rank, items in graph.programmes.items()}
     return without(replace(graph, programmes=programmes), backward)
 
 
 def _without_copies(graph: Graph, items: Sequence[Item], gathers: set[int]) -> tuple[Item, ...]:
-    """Leave out what copying gathered parameters out took, as seen where the next gather was launched right after."""
+    """Remove the copies of gathered parameters.
+
+    Their time is measured where the next gather was launched right after.
+    """
     shares = [
         items[at + 1].ns / graph.calls[each.collective].bytes  # type: ignore[union-attr]
         for at, each in enumerate(items[:-2])
@@ -149,7 +154,7 @@ def _without_copies(graph: Graph, items: Sequence[Item], gathers: set[int]) -> t
 
 
 def prefetched(graph: Graph, phase: str, depth: int) -> Graph:
-    """Give the step in which the gathers of a phase are launched `depth` modules ahead; 0 is where they are needed."""
+    """Return the step with the gathers of a phase launched `depth` modules ahead; 0 is where they are needed."""
     seen = gathers_of(graph)
     gathers = set(seen.forward if phase == "forward" else seen.backward)
     return replace(
@@ -162,9 +167,9 @@ def prefetched(graph: Graph, phase: str, depth: int) -> Graph:
 
 
 def _in_turn(items: Sequence[Item], gathers: set[int]) -> list[Item]:
-    """Return what happens at one instant in the order in which FSDP2 does it, alike on all ranks.
+    """Sort launches and waits at one instant in the order in which FSDP2 makes them, the same on all ranks.
 
-    A reduce-scatter, after the wait for the one before; then the wait for the next gather, and what is gathered ahead.
+    A reduce-scatter after the wait for the one before, then the wait for the next gather, then the gathers ahead.
     """
     found: list[Item] = []
     instant: list[Item] = []
@@ -214,7 +219,10 @@ def _ahead(items: Sequence[Item], gathers: set[int], depth: int) -> tuple[Item, 
 
 
 def grouped(graph: Graph, many: int, latency_ns: float) -> Graph:
-    """Return the step in which so many neighbouring modules are gathered, and reduced, as one."""
+    """Return the step in which groups of `many` neighbouring modules are gathered, and reduced, as one call.
+
+    Each call that is saved also saves its latency.
+    """
     seen = gathers_of(graph)
     modules = list(dict.fromkeys(graph.calls[each].module for each in seen.forward if graph.calls[each].module))
     number = {module: at // many for at, module in enumerate(modules)}
@@ -248,7 +256,7 @@ def grouped(graph: Graph, many: int, latency_ns: float) -> Graph:
 
 
 def _with_their_group(items: Sequence[Item], kept: Mapping[int, int]) -> tuple[Item, ...]:
-    """Launch what was gathered ahead where compute had a module's parameters where it has those of its whole group."""
+    """Move gathers launched ahead from after the wait for a module's parameters to after the wait for its group's."""
     moved: dict[int, list[int]] = {}
     gone = set()
     for at, each in enumerate(items):
@@ -267,7 +275,7 @@ def _with_their_group(items: Sequence[Item], kept: Mapping[int, int]) -> tuple[I
 
 
 def _gathered_ahead(items: Sequence[Item], wait: int, gathers: Mapping[int, int]) -> int | None:
-    """Return the place of the gather launched right after a wait, for what comes later; None where there is none."""
+    """Return the index of the gather launched right after a wait and used later; None where there is none."""
     before = after = 0.0
     launch = None
     for at in range(wait + 1, len(items)):

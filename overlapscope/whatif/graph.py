@@ -1,7 +1,7 @@
-"""A recorded step of any kind of parallelism as tasks: what each rank computes, launches and waits for, in order.
+"""A recorded step of any kind of parallelism as a graph: what each rank computes, launches and waits for, in order.
 
-Nothing here knows a framework. Collectives join the ranks; a rank's programme says where its compute had come when it
-launched one, and where it could not go on without one. `graph_job` frees it of interference and gives it to the replay.
+Nothing here depends on a framework. Collectives connect the ranks; the programme of a rank says after which compute it
+launched a collective, and which compute had to wait for it. `graph_job` removes interference and makes a job to replay.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ P2P: Final = frozenset({"send", "recv", "send_recv"})
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective, or a message, of a step."""
+    """A collective, or a point-to-point message, of a step."""
 
     op: str
     bytes: int
@@ -25,32 +25,32 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str | None
     group: str
     ranks: tuple[int, ...]
-    """Those that were recorded."""
+    """The recorded ranks that took part."""
     group_size: int
     own_ns: float
-    """Time of its link that it took for itself, until the first member had it."""
+    """Link time of the call, until the first member had the result."""
     recorded_ns: float
-    """The same as recorded, whatever was changed since."""
+    """The recorded link time; changes of the graph do not touch it."""
     beside: float
-    """Share of it in which some member computed."""
+    """Share of the link time in which a member computed."""
     stream: str
     link: str
     dimension: str | None = None
     phase: str | None = None
     module: str | None = None
     late_ns: Mapping[int, float] = {}
-    """How much more time of the link went by until other members had it, as recorded; those that had it last."""
+    """By rank, the recorded link time from the first member's end to this rank's end; only ranks that ended later."""
 
 
 class Busy(msgspec.Struct, frozen=True, kw_only=True):
-    """Compute as it was recorded; `beside_ns` of it while a collective moved data on the rank."""
+    """Recorded compute; during `beside_ns` of it a collective moved data on the rank."""
 
     ns: float
     beside_ns: float
 
 
 class Late(msgspec.Struct, frozen=True, kw_only=True):
-    """How much later than the first a rank without a device saw a collective end: for its link, or for a core."""
+    """How much later than the first rank a rank without a device saw a collective end: because of its link or CPU."""
 
     ns: float
     collective: int
@@ -67,11 +67,11 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
     measured_ns: float
     """From the start of the first rank to the end of the last."""
     width: int
-    """Collectives that a stream runs at once."""
+    """Number of collectives that a stream runs at once."""
 
 
 class Slowed(msgspec.Struct, frozen=True, kw_only=True):
-    """How much longer compute takes beside a transfer, and a transfer beside compute."""
+    """How many times as long compute takes beside a transfer, and a transfer beside compute."""
 
     compute: float = 1.0
     comm: float = 1.0
@@ -80,7 +80,7 @@ class Slowed(msgspec.Struct, frozen=True, kw_only=True):
 def graph_job(graph: Graph, slowed: Slowed, *, transfer_time: float = 1.0, late_share: float = 0.0) -> Job:
     """Return the job to replay, where collectives take `transfer_time` times as long.
 
-    Of what a rank saw them end late, `late_share` is time of the link, the rest its own.
+    `late_share` is the share of the recorded late ends that is link time; the rest is the rank's own time.
     """
     return Job(
         programmes={rank: _free(items, slowed.compute, late_share) for rank, items in graph.programmes.items()},
@@ -118,7 +118,7 @@ def _free(items: Sequence[Item], slowdown: float, late_share: float) -> list[Ins
 
 
 def without(graph: Graph, calls: Iterable[int]) -> Graph:
-    """Return the step without these calls: nobody launches them or waits for them."""
+    """Return the step without these calls: no rank launches them or waits for them."""
     gone = set(calls)
     return replace(
         graph,
@@ -132,7 +132,7 @@ def without(graph: Graph, calls: Iterable[int]) -> Graph:
 
 
 def retimed(graph: Graph, time_ns: Callable[[Call], float]) -> Graph:
-    """Return the step with other times of its collectives."""
+    """Return the step with the link times of its collectives replaced by `time_ns`."""
     return replace(graph, calls=tuple(replace(each, own_ns=time_ns(each)) for each in graph.calls))
 
 

@@ -1,4 +1,9 @@
-"""The collectives of one recorded step over all ranks: who took part, from when to when, on which link."""
+"""The collectives of one recorded step over all ranks: members, times, link, and link time.
+
+Where calls share a link at once, their link times follow the times of calls of the same kind that had the link alone
+(`times_of_link`): a link is not shared fairly, because a small transfer that runs goes on at its pace while a large one
+that joins it is delayed.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -14,57 +19,56 @@ from overlapscope.whatif.graph import P2P, Call
 from overlapscope.whatif.link_fit import own_times
 
 CallKind = tuple[str, str, int]
-"""Link, operation and bytes of a call: calls of one kind take about as long."""
+"""Link, operation and bytes of a call: calls of one kind take about the same time."""
 Kind = TypeVar("Kind")
 
 
 class Seen(msgspec.Struct, frozen=True, eq=False):
-    """The calls of one rank in one step. Times are on the clock that all ranks share."""
+    """The calls of one rank in one step. Times are on the clock that all ranks share; one entry a call."""
 
     zero_ns: int
-    """What the rank's own clock shows at its nought."""
+    """Time of the rank's own clock at time 0 of the shared clock."""
     window: tuple[int, int]
-
     rows: Ints
     call: Ints
     launch_ns: Ints
     begin_ns: Ints
     end_ns: Ints
     message: Flags
-    """Whether each is one from rank to rank."""
+    """Whether the call is a point-to-point message."""
 
 
 class StepCalls(msgspec.Struct, frozen=True, eq=False):
-    """The calls of one step over all ranks, by number."""
+    """The calls of one step over all ranks; one entry a call, by call number."""
 
     number: Ints
     begun_ns: Ints
     """When the last member began."""
     done_ns: Ints
-    """When the transfer had ended for the first; a member may see that later."""
+    """When the transfer had ended for the first member; others may see its end later."""
     last_ns: Ints
-    """When the last member saw it end, where threads run it; else as for the first."""
+    """When the last member saw it end, where threads run it; else the same as `done_ns`."""
     late_ns: Sequence[Mapping[int, float]]
-    """By how much later than the first each of the others saw it end, where threads run it."""
+    """By rank, how much later than the first member it saw the end, where threads run it."""
     members: Sequence[tuple[int, ...]]
     first: Sequence[tuple[int, int]]
-    """A member, and its row."""
+    """One member and its row in that rank's `Collectives`."""
 
 
 def step_calls(seen: Mapping[int, Seen], *, on_host: bool) -> StepCalls:
-    """Return the calls that the ranks saw; `on_host` where threads run them, which see their ends when they wake up."""
+    """Combine the calls of all ranks; `on_host` where threads run them, which see the end only when they wake up."""
     number = np.concatenate([each.call for each in seen.values()])
     of_rank = np.concatenate([np.full(each.call.size, rank, np.int64) for rank, each in seen.items()])
     begin, end = (np.concatenate([getattr(each, name) for each in seen.values()]) for name in ("begin_ns", "end_ns"))
     row = np.concatenate([each.rows for each in seen.values()])
     order = np.lexsort((end, number))
     unique, starts, counts = np.unique(number[order], return_index=True, return_counts=True)
-    # The last member waits for nobody: the least duration is the transfer, whatever the clocks show.
+    # The last member waits for no other rank: the least duration is the transfer, even if clocks are off.
     least = np.minimum.reduceat((end - begin)[order], starts) if unique.size else number
     seen_early = np.concatenate([each.message for each in seen.values()])[order][starts] | on_host
     latest = np.maximum.reduceat(begin[order], starts) if unique.size else number
     ended = end[order][starts + (counts - 1) // 2]
-    # Threads and messages: who began last may still be the first to see the end, as others wake up later.
+    # Threads and messages: the member that began last may be the first to see the end, as others wake up later.
     apart = ended - latest
     least = np.where(seen_early & (apart > 0), np.minimum(apart, least), least)
     done = np.minimum(latest + least, ended)
@@ -89,7 +93,7 @@ def _parted(values: Ints, starts: Ints, counts: Ints) -> list[list[int]]:
 
 
 def described(run: Run, calls: StepCalls) -> list[Call]:
-    """Return what each call is; what it took of its link alone is not told yet."""
+    """Return a `Call` for each call; its link time is not separated from calls that ran at once yet (see `sharing`)."""
     found = []
     for members, (rank, row), begun, done in zip(
         calls.members, calls.first, calls.begun_ns.tolist(), calls.done_ns.tolist(), strict=True
@@ -128,40 +132,43 @@ def described(run: Run, calls: StepCalls) -> list[Call]:
 
 
 def usual_alone(steps: Sequence[tuple[Sequence[Call], StepCalls]]) -> dict[CallKind, float]:
-    """Return what a call of each kind usually takes with its link for itself, over all steps, where it ever had."""
+    """Return the median time in ns of each kind of call that had its link alone, over all steps."""
     found: dict[CallKind, list[float]] = {}
-    for told, calls in steps:
-        for places in _by_link(told).values():
-            kinds = [_kind(told[at]) for at in places]
+    for made, calls in steps:
+        for places in _by_link(made).values():
+            kinds = [_kind(made[at]) for at in places]
             for kind, times in alone_times(kinds, calls.begun_ns[places], calls.last_ns[places]).items():
                 found.setdefault(kind, []).extend(times)
     return {kind: float(np.median(times)) for kind, times in found.items()}
 
 
 def sharing(
-    told: Sequence[Call], computing: Mapping[int, Intervals], calls: StepCalls, usual: Mapping[CallKind, float]
+    made: Sequence[Call], computing: Mapping[int, Intervals], calls: StepCalls, usual: Mapping[CallKind, float]
 ) -> list[Call]:
-    """Return the calls with the time of their link that each took, and the share of it beside compute."""
-    found = list(told)
+    """Return the calls with their link times, and the share of it beside compute.
+
+    `computing` is by rank when it computed; `usual` is the result of `usual_alone`.
+    """
+    found = list(made)
     busy = {
         ranks: union(*((computing[rank].starts, computing[rank].ends) for rank in ranks))
-        for ranks in {each.ranks for each in told}
+        for ranks in {each.ranks for each in made}
     }
-    for places in _by_link(told).values():
+    for places in _by_link(made).values():
         begun, last = calls.begun_ns[places], calls.last_ns[places]
-        took = times_of_link([_kind(told[at]) for at in places], begun, last, usual)
+        took = times_of_link([_kind(made[at]) for at in places], begun, last, usual)
         for at, ns, start, end in zip(places, took.tolist(), begun.tolist(), last.tolist(), strict=True):
-            beside = length(clip(busy[told[at].ranks], start, end)) / max(end - start, 1)
+            beside = length(clip(busy[made[at].ranks], start, end)) / max(end - start, 1)
             pace = ns / max(end - start, 1)
             own = pace * (calls.done_ns[at] - start)
             late = {rank: pace * each for rank, each in calls.late_ns[at].items()}
-            found[at] = replace(told[at], own_ns=own, recorded_ns=own, beside=beside, late_ns=late)
+            found[at] = replace(made[at], own_ns=own, recorded_ns=own, beside=beside, late_ns=late)
     return found
 
 
-def _by_link(told: Sequence[Call]) -> dict[str, list[int]]:
+def _by_link(made: Sequence[Call]) -> dict[str, list[int]]:
     links: dict[str, list[int]] = {}
-    for at, each in enumerate(told):
+    for at, each in enumerate(made):
         links.setdefault(each.link, []).append(at)
     return links
 
@@ -171,7 +178,7 @@ def _kind(call: Call) -> CallKind:
 
 
 def alone_times(kinds: Sequence[Kind], begun_ns: Ints, done_ns: Ints) -> dict[Kind, list[float]]:
-    """Return for each kind of call the times of those that had their link for themselves."""
+    """Return for each kind of call the times in ns of the calls that had their link alone."""
     found: dict[Kind, list[float]] = {}
     period = _periods(begun_ns, done_ns)
     many = np.bincount(period, minlength=1)
@@ -182,23 +189,24 @@ def alone_times(kinds: Sequence[Kind], begun_ns: Ints, done_ns: Ints) -> dict[Ki
 
 
 def times_of_link(kinds: Sequence[Kind], begun_ns: Ints, done_ns: Ints, alone_ns: Mapping[Kind, float]) -> Floats:
-    """Return the time of their link that calls took for themselves; they sum to the time that it was busy.
+    """Return the link time of each call; they add up to the time that the link was busy.
 
-    `alone_ns` is what calls of a kind take with their link for themselves, where that was seen.
+    Calls that ran at once share the busy period in proportion to `alone_ns`, the time of a call of each kind that had
+    the link alone; equally where that was not recorded for all of them.
     """
     own = own_times(begun_ns.astype(np.float64), done_ns.astype(np.float64))
     period = _periods(begun_ns, done_ns)
     order = np.argsort(period, kind="stable")
-    for mine in np.split(order, np.flatnonzero(np.diff(period[order])) + 1):
-        if mine.size > 1:
-            usual = np.array([alone_ns.get(kinds[at], 0.0) for at in mine.tolist()])
+    for places in np.split(order, np.flatnonzero(np.diff(period[order])) + 1):
+        if places.size > 1:
+            usual = np.array([alone_ns.get(kinds[at], 0.0) for at in places.tolist()])
             if usual.all():
-                own[mine] = own[mine].sum() * usual / usual.sum()
+                own[places] = own[places].sum() * usual / usual.sum()
     return own
 
 
 def _periods(begun_ns: Ints, done_ns: Ints) -> Ints:
-    """Number the stretches in which the link was busy without a break; calls of one stretch share its number."""
+    """Return for each call the number of the uninterrupted busy period of the link that it lies in."""
     order = np.argsort(begun_ns, kind="stable")
     reached = np.maximum.accumulate(done_ns[order])
     new = np.concatenate(([True], begun_ns[order][1:] >= reached[:-1])) if order.size else np.empty(0, np.bool_)

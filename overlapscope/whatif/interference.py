@@ -1,7 +1,8 @@
-"""How much compute slows beside communication, from one recording: the same kernel beside a transfer and without one.
+"""Measure how much compute slows beside communication: compare the same kernel beside a transfer and without one.
 
-The same is the n-th launch of a kernel of that name in each step: names alone hide different shapes. Steps differ a
-little in when communication runs, so that some kernels are beside a transfer in one step and free of it in another.
+The same kernel is the n-th launch of a kernel name in each step, because launches of one name may have different
+shapes. Steps differ a little in when communication runs, so that some kernels run beside a transfer in one step and
+without one in another.
 """
 
 from typing import Final
@@ -15,34 +16,35 @@ from overlapscope.timeline.intervals import BusyTime, Intervals
 from overlapscope.timeline.rows import distinct, order_of, values_in
 
 FREE: Final = 0.05
-"""A kernel with no more of its time beside a transfer counts as free of it."""
+"""Largest share of its time beside a transfer for a kernel to count as without one."""
 BESIDE: Final = 0.95
+"""Least share of its time beside a transfer for a kernel to count as beside one."""
 LEAST_STEPS: Final = 3
-"""With fewer, a kernel that was launched differently cannot be told from one that was not."""
+"""With fewer steps, a kernel that was launched differently in one step cannot be recognised."""
 LEAST_KERNELS: Final = 3
-"""Names of kernels that it takes to speak of compute."""
-LEAST_TOLD: Final = 0.1
-"""Share of the time beside transfers that the compared kernels must have, to speak for the rest."""
+"""Least number of kernel names for a result."""
+LEAST_COMPARED: Final = 0.1
+"""Least share of the compute time beside transfers that the compared kernels must have, to represent the rest."""
 SPREAD: Final = 1.645
-"""Standard errors to either side of a 90 % interval."""
+"""Standard errors to each side of a 90 % interval."""
 
 
 class Slowdown(msgspec.Struct, frozen=True, kw_only=True):
-    """What compute takes beside transfers, over what the same takes without: weighted by time, with a 90 % interval."""
+    """Time of compute beside transfers over the time of the same compute without: weighted by time, 90 % interval."""
 
     mean: float
     low: float
     high: float
     kernels: int
-    """Names of kernels that were compared."""
-    told: float
+    """Number of kernel names that were compared."""
+    compared_share: float
     """Share of all compute time beside transfers that was compared."""
 
 
 def slowdown(spans: Spans, transfers: Intervals) -> Slowdown | None:
-    """Compare kernels beside transfers with themselves in other steps; None where that tells too little.
+    """Compare kernels beside transfers with the same kernels in other steps; None with too little to compare.
 
-    `transfers` is the time in which a collective moved data on this rank: without waiting, where that is known.
+    `transfers` is when a collective moved data on this rank, without wait time where that is known.
     """
     rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.end_ns > spans.start_ns) & (spans.step != NONE))
     if values_in(spans.step[rows]).size < LEAST_STEPS:
@@ -54,11 +56,11 @@ def slowdown(spans: Spans, transfers: Intervals) -> Slowdown | None:
     kernel, free_ns, beside_ns = _compared(spans.name[rows], launch, duration, share)
     names, place = np.unique(kernel, return_inverse=True)
     total = float((duration * share).sum())
-    if names.size < LEAST_KERNELS or beside_ns.sum() < LEAST_TOLD * total:
+    if names.size < LEAST_KERNELS or beside_ns.sum() < LEAST_COMPARED * total:
         return None
     free, beside = np.bincount(place, free_ns), np.bincount(place, beside_ns)
     mean = float(beside.sum() / free.sum())
-    # What each kernel's name contributes is told by leaving it out (jackknife, Efron and Stein 1981).
+    # The error comes from leaving out each kernel name in turn (jackknife, Efron and Stein 1981).
     without = (beside.sum() - beside) / (free.sum() - free)
     error = float(np.sqrt((names.size - 1) / names.size * ((without - without.mean()) ** 2).sum()))
     return Slowdown(
@@ -66,14 +68,15 @@ def slowdown(spans: Spans, transfers: Intervals) -> Slowdown | None:
         low=mean - SPREAD * error,
         high=mean + SPREAD * error,
         kernels=int(names.size),
-        told=min(float(beside_ns.sum()) / total, 1.0),
+        compared_share=min(float(beside_ns.sum()) / total, 1.0),
     )
 
 
 def _launches(spans: Spans, rows: Ints) -> tuple[Ints, Ints]:
-    """Sort rows by name, number of launch in the step, and step; give them with that number.
+    """Sort rows by name, launch number in the step, and step; return them with that launch number.
 
-    Steps in which a kernel was launched another number of times than in most are left out for it: they did other work.
+    For each kernel, steps in which it was launched another number of times than in most are left out: they did other
+    work.
     """
     rows = rows[order_of(spans.name[rows], spans.step[rows], spans.start_ns[rows])]
     name, step = spans.name[rows], spans.step[rows]
@@ -89,7 +92,7 @@ def _launches(spans: Spans, rows: Ints) -> tuple[Ints, Ints]:
 
 
 def _usual(name: Codes, count: Ints) -> Ints:
-    """Return for each step of a name the count that most steps of that name have; of equals, the smallest."""
+    """Return for each step of a name the launch count that most steps of that name have; on a tie the smallest."""
     kind, first = distinct([name, count])
     often = np.bincount(kind)
     best = first[order_of(name[first], -often, count[first])]
@@ -101,7 +104,7 @@ def _usual(name: Codes, count: Ints) -> Ints:
 
 
 def _compared(name: Codes, launch: Ints, duration: Floats, share: Floats) -> tuple[Ints, Floats, Floats]:
-    """Return for each launch that is free in one step and beside a transfer in another its name and both mean times."""
+    """Return name and both mean times of each launch that runs beside a transfer in one step and without in another."""
     begins = np.ones(name.size, np.bool_)
     begins[1:] = (name[1:] != name[:-1]) | (launch[1:] != launch[:-1])
     group = np.cumsum(begins) - 1

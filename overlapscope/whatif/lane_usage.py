@@ -1,4 +1,4 @@
-"""What one rank's lanes do in a replayed step: when it computes, and when each collective waits and moves data."""
+"""The replayed step of one rank for display: when it computes, and when each collective waits and transfers."""
 
 import msgspec
 
@@ -7,24 +7,24 @@ from overlapscope.whatif.replay import Work, replay
 from overlapscope.whatif.workload import Workload
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective, in ns from the start of the step."""
+class CollectiveSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective of the step; times in ns from its start."""
 
     begun_ns: float
-    """From here on the rank waits for the others."""
+    """When the rank began; it waits for the others until `start_ns`."""
     start_ns: float
     end_ns: float
     bytes: int | None
-    """Of gradients; None for what no bucket holds."""
+    """Bytes of gradients; None for a collective that is no bucket."""
 
 
 class Lanes(msgspec.Struct, frozen=True, kw_only=True):
-    """A step on the rank that ends last. The four parts add up to the step."""
+    """A replayed step on the rank that ends last. The last four times add up to the step."""
 
     step_ns: float
     computing_ns: tuple[tuple[float, float], ...]
     """Start and end of each stretch of compute."""
-    sent: tuple[Sent, ...]
+    sent: tuple[CollectiveSpan, ...]
     compute_only_ns: float
     hidden_ns: float
     exposed_ns: float
@@ -32,7 +32,7 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lanes(workload: Workload, settings: Settings) -> Lanes:
-    """Replay a step under settings, with all assumptions as they are in the workload."""
+    """Replay a step under settings, with the assumptions of the workload."""
     job = ddp_job(workload, settings)
     done = replay(job)
     rank = max(done.ended_ns, key=lambda each: done.ended_ns[each])
@@ -47,7 +47,7 @@ def lanes(workload: Workload, settings: Settings) -> Lanes:
         stretches.append((begin, end))
     moved, sizes = done.transferring_ns, _sizes(workload, settings, len(done.transferring_ns))
     sent = tuple(
-        Sent(begun_ns=done.begun_ns[at][rank], start_ns=moved[at][0], end_ns=moved[at][1], bytes=sizes[at])
+        CollectiveSpan(begun_ns=done.begun_ns[at][rank], start_ns=moved[at][0], end_ns=moved[at][1], bytes=sizes[at])
         for at in range(len(moved))
         if rank in done.begun_ns[at]
     )
@@ -65,7 +65,7 @@ def lanes(workload: Workload, settings: Settings) -> Lanes:
 
 
 def _sizes(workload: Workload, settings: Settings, transfers: int) -> list[int | None]:
-    """Return what each transfer of `ddp_job` holds: a pass has the placed ones first, then its buckets, then a map."""
+    """Return the gradient bytes of each transfer of `ddp_job`: placed ones first, then buckets, then the used map."""
     sizes = workload.gradients.sizes_bytes
     buckets = [int(sizes[list(each.parameters)].sum()) for each in buckets_of(workload, settings)]
     placed: list[int | None] = [None] * len(workload.placed)

@@ -1,9 +1,9 @@
-"""How long all-reduces take for their size, from a recording in which several may share a link.
+"""Measure how long all-reduces take for their size, in a recording in which several may share a link.
 
-A call's own duration counts the link twice where two run at once. While k calls are under way each gets a k-th of it,
-so that a call took for itself the integral of 1 / k over its time; the sum over all calls is the time of their union.
-That is fair to calls of one size. A small one beside a large one waits in its queues and seems to take long: where
-shares by bytes would say something else, the size tells nothing of its own, and only the sum is kept.
+The duration of a call counts the link twice where two run at once. While k calls run, each gets 1 / k of the link; the
+link time of a call is the integral of 1 / k over its duration, and the sum over all calls is the time of their union.
+This is right for calls of one size. A small call beside a large one waits in its queues and seems to take long: where
+shares by bytes give another result, the time of that size is not reliable, and only the sum over sizes is used.
 """
 
 from typing import Final
@@ -16,41 +16,42 @@ from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.whatif.curves import Curve, curve
 
 BESIDE: Final = 0.8
-"""Share of its time beside compute from which on a call counts as beside it."""
+"""Least share of its time beside compute for a call to count as beside compute."""
 ALONE: Final = 0.2
+"""Largest share of its time beside compute for a call to count as alone."""
 LEAST_CALLS: Final = 4
-"""Of either kind, to compare them."""
-APART: Final = 4.0
-"""Factor between sizes from which on they tell latency from bandwidth."""
-FAIR: Final = 1.25
-"""A size tells its time where shares by bytes give it as much, but for this factor."""
+"""Least calls beside compute, and alone, to compare them."""
+SIZES_APART: Final = 4.0
+"""Least factor between the largest and smallest size to separate latency from bandwidth."""
+RELIABLE: Final = 1.25
+"""The time of a size is reliable where shares by bytes give the same time within this factor."""
 SIZES: Final = np.geomspace(1 << 10, 1 << 34, 49)
 SPREAD: Final = 1.645
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What the all-reduces of a recording tell of it."""
+class LinkTimes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Link times of the all-reduces of a recording; one entry a call, all steps one after the other."""
 
     bytes: Ints
-    """Of each call, as the following: all steps behind each other."""
+    """Size of each call."""
     own_ns: Floats
-    """Time of the link that it took for itself."""
+    """Link time of the call, where calls that ran at once share the link equally."""
     by_bytes_ns: Floats
-    """The same, had calls that ran at once shared it by their bytes."""
+    """Link time of the call, where they share the link by their bytes."""
     beside: Floats
-    """Share of it in which some member computed."""
+    """Share of the link time in which a member computed."""
 
     @property
-    def told(self) -> Ints:
-        """Sizes that tell how long they take, in order."""
+    def reliable_sizes(self) -> Ints:
+        """Sizes whose time is reliable, ascending."""
         sizes = np.unique(self.bytes)
         pairs = [(_median(self.own_ns, self.bytes == size), _median(self.by_bytes_ns, self.bytes == size))
                  for size in sizes.tolist()]  # fmt: skip
-        return sizes[[max(pair) <= FAIR * min(pair) for pair in pairs]]
+        return sizes[[max(pair) <= RELIABLE * min(pair) for pair in pairs]]
 
     @property
     def slowed(self) -> tuple[float, float, float] | None:
-        """Times that a call takes beside compute over what it takes alone: mean and 90 % interval; None if untold."""
+        """Time of a call beside compute over its time alone: mean, low, high (90 % interval); None if not measured."""
         ratio, wide = 0.0, 0.0
         weight = 0
         for size in np.unique(self.bytes).tolist():
@@ -70,8 +71,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return max(mean, 1.0), max(mean - half, 1.0), max(mean + half, 1.0)
 
 
-def link(bytes_: Ints, begun_ns: Floats, done_ns: Floats, computing_until_ns: Floats) -> Link:
-    """Return what calls tell: `begun_ns` and `done_ns` are (step, call), and compute ends in each step at a time."""
+def link_times(bytes_: Ints, begun_ns: Floats, done_ns: Floats, computing_until_ns: Floats) -> LinkTimes:
+    """Return the link times of calls. `begun_ns` and `done_ns` have shape (step, call); `computing_until_ns` is when
+    compute ended, by step.
+    """
     own, by_bytes, beside = (np.empty_like(begun_ns) for _ in range(3))
     for step in range(begun_ns.shape[0]):
         edges = np.unique(np.concatenate((begun_ns[step], done_ns[step], computing_until_ns[step : step + 1])))
@@ -89,7 +92,7 @@ def link(bytes_: Ints, begun_ns: Floats, done_ns: Floats, computing_until_ns: Fl
         before = np.maximum(np.interp(stop, edges, until) - at_begin, 0.0)
         beside[step] = np.divide(before, own[step], out=np.zeros_like(before), where=own[step] > 0)
     sizes = np.broadcast_to(bytes_, begun_ns.shape)
-    return Link(
+    return LinkTimes(
         bytes=sizes.ravel().astype(np.int64),
         own_ns=own.ravel(),
         by_bytes_ns=by_bytes.ravel(),
@@ -111,7 +114,7 @@ def _median(values: Floats, chosen: npt.NDArray[np.bool_]) -> float:
 
 
 def own_times(begun_ns: Floats, done_ns: Floats) -> Floats:
-    """Return the time of their link that calls took for themselves, where those under way at once share it."""
+    """Return the link time of each call, where calls that run at once share the link equally."""
     if not begun_ns.size:
         return begun_ns
     edges = np.unique(np.concatenate((begun_ns, done_ns)))
@@ -122,19 +125,19 @@ def own_times(begun_ns: Floats, done_ns: Floats) -> Floats:
     return own
 
 
-def transfer_curve(found: Link, slowed: float, latency_ns: float, *, ranks: int, source: str) -> Curve:
-    """Return the curve of what calls take alone, where compute beside them makes them take `slowed` times as long.
+def transfer_curve(found: LinkTimes, slowed: float, latency_ns: float, *, ranks: int, source: str) -> Curve:
+    """Return the curve of call times without compute beside them; compute makes calls take `slowed` times as long.
 
-    Sizes that tell their time are measured; between and around them latency and bandwidth are taken to be constant,
-    which is an assumption and marked so. `latency_ns` holds where the sizes do not tell it.
+    Points of reliable sizes are measured; around them latency and bandwidth are assumed to be constant, and those
+    points are marked as assumed. `latency_ns` is used where the sizes do not determine the latency.
     """
     alone = found.own_ns / (1 + (slowed - 1) * found.beside)
     seen = np.unique(found.bytes[alone > 0])
     times = np.array([np.median(alone[(found.bytes == size) & (alone > 0)]) for size in seen.tolist()])
-    told = np.isin(seen, found.told)
-    some = told if told_latency(seen[told]) else np.ones_like(told)
-    base, per_byte = line(seen[some], times[some], latency_ns, told=bool(told_latency(seen[told])))
-    seen, times = seen[told], times[told]
+    reliable = np.isin(seen, found.reliable_sizes)
+    some = reliable if determines_latency(seen[reliable]) else np.ones_like(reliable)
+    base, per_byte = fit_line(seen[some], times[some], latency_ns, reliable=determines_latency(seen[reliable]))
+    seen, times = seen[reliable], times[reliable]
     around = SIZES[~np.isin(SIZES, seen)]
     if seen.size:
         around = around[(around < 0.8 * seen[0]) | (around > 1.25 * seen[-1])]
@@ -149,18 +152,18 @@ def transfer_curve(found: Link, slowed: float, latency_ns: float, *, ranks: int,
     )
 
 
-def told_latency(sizes: Ints) -> bool:
-    """Return whether sizes lie far enough apart to tell latency from bandwidth."""
-    return bool(sizes.size and sizes.max() >= APART * sizes.min())
+def determines_latency(sizes: Ints) -> bool:
+    """Return whether sizes differ enough to separate latency from bandwidth."""
+    return bool(sizes.size and sizes.max() >= SIZES_APART * sizes.min())
 
 
-def line(sizes: Ints, times_ns: Floats, latency_ns: float, *, told: bool = True) -> tuple[float, float]:
-    """Return latency in ns and ns a byte: through all sizes where they tell both, else with the latency given.
+def fit_line(sizes: Ints, times_ns: Floats, latency_ns: float, *, reliable: bool = True) -> tuple[float, float]:
+    """Return latency in ns and ns per byte: fitted to all sizes where they determine both, else with the given latency.
 
-    `told` is False where the times of single sizes are not to be relied on: their sum is.
+    `reliable` is False where the times of single sizes are not reliable; their sum is.
     """
-    if told and told_latency(sizes):
-        # Relative errors count: small calls tell the latency, large ones the bandwidth.
+    if reliable and determines_latency(sizes):
+        # Minimise relative errors: small calls determine the latency, large ones the bandwidth.
         weights = 1 / times_ns
         columns = np.stack((np.ones(sizes.size), sizes.astype(np.float64)), axis=1) * weights[:, None]
         (base, per_byte), *_ = np.linalg.lstsq(columns, times_ns * weights, rcond=None)

@@ -1,4 +1,4 @@
-"""What can be asked of a recording, and why the rest cannot: told before anything is replayed."""
+"""List which settings can be replayed of a recording, and why the others cannot, without replaying anything."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -10,9 +10,9 @@ from overlapscope.errors import InputError
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.ddp_recording import from_run
 from overlapscope.whatif.graph_case import graph_case
-from overlapscope.whatif.graph_predict import Wanted, trials_of
-from overlapscope.whatif.parallelism import KNOBS, OPTIONS, Kind, kind_of, unfit_options
-from overlapscope.whatif.requested import unfit
+from overlapscope.whatif.graph_predict import Wanted, changes_of
+from overlapscope.whatif.parallelism import KNOBS, OPTIONS, Parallelism, kind_of, unfit_options
+from overlapscope.whatif.requested import unsupported_ddp_options
 
 OTHER_BUCKETS: Final = ("bucket_cap_mb", "gradient_as_bucket_view", "accumulation, no_sync")
 """Settings that need other buckets than the recorded ones."""
@@ -20,60 +20,60 @@ WHY_NOT: Final = {
     "reshard_after_forward": "backward gathers nothing: parameters stay gathered",
     "reduce_dtype": "no gradients of 32 bits are reduced",
     "traffic_dtype": "nothing of 32 bits is exchanged",
-    "straggler_removed": "no rank keeps the others waiting most, or ranks launch different collectives",
+    "straggler_removed": "no rank is a straggler, or ranks launch different collectives",
 }
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be asked of one recording."""
+    """The settings and options that can be replayed of one recording."""
 
-    kind: Kind
+    kind: Parallelism
     knobs: dict[str, str] = {}
-    """What is replayed of it; what no option asks for stands in every answer."""
+    """Name and description of each setting that is replayed; those without an option are in every result."""
     options: list[str] = []
-    """Options that go with it."""
+    """Command-line options that apply."""
     refused: dict[str, str] = {}
-    """Settings and options that do not, and why."""
+    """Settings and options that do not apply, and why."""
     reason: str = ""
-    """Why nothing of it can be replayed; empty where something can."""
+    """Why nothing can be replayed; empty where something can."""
 
 
 def listing_of(run: Run, refused: Mapping[str, str]) -> Listing:
-    """Say what can be asked of a recording; of options that are `refused` besides, the reason is known."""
+    """Return what can be replayed of a recording; `refused` adds options that do not apply, and why."""
     kind = kind_of(run)
     try:
-        knobs, unfitting = _of_ddp(run) if kind == "ddp" else _of_graphs(run, kind)
+        knobs, unsupported = _list_ddp(run) if kind == "ddp" else _list_graphs(run, kind)
     except InputError as error:
         return Listing(kind=kind, reason=str(error))
-    unfitting |= unfit_options(kind) | dict(refused)
+    unsupported |= unfit_options(kind) | dict(refused)
     return Listing(
-        kind=kind, knobs=knobs, options=[each for each in OPTIONS if each not in unfitting], refused=unfitting
+        kind=kind, knobs=knobs, options=[each for each in OPTIONS if each not in unsupported], refused=unsupported
     )
 
 
-def _of_ddp(run: Run) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what is replayed of a recording of DDP, and why something is not."""
+def _list_ddp(run: Run) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the settings that are replayed of a DDP recording, and why others are not."""
     case = from_run(run)
-    refused = unfit(case.workload(), case.baseline)
+    refused = unsupported_ddp_options(case.workload(), case.baseline)
     if case.fixed:
         refused |= dict.fromkeys((*OTHER_BUCKETS, "--bucket-cap-mb", "--no-search"), case.fixed)
     if case.baseline.communicated != 1.0 or not case.halves:
         refused["hook"] = "not all gradients are sent in 32 bits"
     if len(set(case.workload().lateness_ns)) < 2:
-        refused["late_ranks"] = "all ranks begin their step at once"
-    gone = {each.removeprefix("--").replace("-", "_") for each in refused}
-    return {name: what for name, what in KNOBS["ddp"].items() if name not in gone}, refused
+        refused["late_ranks"] = "all ranks begin their step at the same time"
+    unavailable = {each.removeprefix("--").replace("-", "_") for each in refused}
+    return {name: what for name, what in KNOBS["ddp"].items() if name not in unavailable}, refused
 
 
-def _of_graphs(run: Run, kind: Kind) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what is replayed of a recording of any other kind, and why something is not."""
+def _list_graphs(run: Run, kind: Parallelism) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the settings that are replayed of a recording that is not DDP, and why others are not."""
     case = graph_case(run, across(run))
-    trials, reasons = trials_of(case, Wanted())
-    tried = {knob for each in trials for knob in each.knobs} | {"algorithm"}
+    changes, reasons = changes_of(case, Wanted())
+    tried = {knob for each in changes for knob in each.knobs} | {"algorithm"}
     knobs, refused = {}, {}
     for name, what in KNOBS[kind].items():
         if tried.isdisjoint(name.split(", ")):
-            refused[name] = WHY_NOT.get(name) or "; ".join(reasons) or "its steps do not show it"
+            refused[name] = WHY_NOT.get(name) or "; ".join(reasons) or "its recorded steps do not contain it"
         else:
             knobs[name] = what
     return knobs, refused

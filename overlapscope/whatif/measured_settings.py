@@ -1,4 +1,4 @@
-"""What a recording tells that a prediction of its settings is held against."""
+"""Read from a recording the settings and the step that an earlier prediction is compared with."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -16,18 +16,16 @@ from overlapscope.whatif.recorded_settings import has_buckets, recorded_settings
 from overlapscope.whatif.recorded_steps import Recorded, recorded_steps
 
 MOST_MB: Final = 1e9
-"""More is no cap of any model's buckets."""
+"""A larger number in a prediction file is not a bucket cap."""
 
 
-def observed(run: Run, name: str, together: Across | None = None) -> Observed:
-    """Return its settings and the median of its steps. Raises InputError, saying what is missing."""
+def observed(run: Run, name: str, cross_rank: Across | None = None) -> Observed:
+    """Return the settings of a recording and its median step. Raises InputError, which says what is missing."""
     try:
-        seen = recorded_steps(run, together or across(run))
+        seen = recorded_steps(run, cross_rank or across(run))
         settings, _ = recorded_settings(run, seen)
     except InputError as error:
-        raise InputError(
-            f"{name}: its settings are not told, so that no prediction is held against it: {error}"
-        ) from None
+        raise InputError(f"{name}: its settings are not known, so it is compared with no prediction: {error}") from None
     return Observed(
         run=name,
         knobs=settings.knobs(),
@@ -39,7 +37,7 @@ def observed(run: Run, name: str, together: Across | None = None) -> Observed:
 
 
 def _has_buckets(seen: Recorded, settings: Settings, knobs: Mapping[str, Any]) -> bool:
-    """Whether caps as a prediction noted them make the buckets that were seen; what a file holds may be no cap."""
+    """Return whether the caps of a prediction make the recorded buckets; values from a file may not be caps."""
     cap, caps = knobs.get("bucket_cap_mb"), knobs.get("bucket_cap_mb_list") or ()
     if not isinstance(caps, list | tuple) or not all(map(_is_cap, caps)) or not (cap is None or _is_cap(cap)):
         return False

@@ -1,8 +1,8 @@
-"""A model as the pieces its backward pass is made of, with the operations of each: where gradients become ready.
+"""Compute when gradients become ready, from a model as pieces of its backward pass with their operation counts.
 
-What nobody measured comes from operation counts: a matrix of n weights takes 2 n operations a token forward and 4 n
-backward (Kaplan et al., arXiv 2001.08361, section 2.1); attention over T tokens 4 T d a layer forward, half of it where
-it is causal, and 2.5 times that backward where it is recomputed (Dao et al., FlashAttention, arXiv 2205.14135).
+Times that were not measured come from operation counts: a matrix of n weights takes 2 n operations a token forward and
+4 n backward (Kaplan et al., arXiv 2001.08361, section 2.1); attention over T tokens 4 T d a layer forward, half of it
+where it is causal, and 2.5 times that backward where it is recomputed (Dao et al., FlashAttention, arXiv 2205.14135).
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -16,25 +16,25 @@ from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.whatif.workload import Gradients
 
 OPTIMIZER_TOUCHES: Final[Mapping[str, int]] = {"sgd": 3, "sgd_momentum": 5, "adam": 7, "adamw": 7}
-"""How often an optimizer step reads or writes a number for each parameter: parameter, gradient, its states."""
+"""How many numbers an optimizer step reads or writes for each parameter: parameter, gradient, optimizer states."""
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """A parameter, or work without one, as the model registers it; backward goes through pieces in reverse."""
+    """A parameter, or work without one, in registration order; backward goes through the pieces in reverse."""
 
     name: str
     elements: int = 0
     """0 where it has no parameter of its own."""
     dtype: str = "float32"
     operations: float = 0.0
-    """Of its backward pass; only shares of the whole count."""
+    """Operations of its backward pass; only the share of the total matters."""
     shape: tuple[int, ...] = ()
     tied_to: str = ""
-    """The piece whose parameter it uses: that gradient is ready when both have gone through backward."""
+    """The piece whose parameter it shares: that gradient is ready when backward has passed both."""
 
     @property
     def bytes(self) -> int:
-        """Size of its gradient."""
+        """Size of its gradient in bytes."""
         return self.elements * ITEM_BYTES[self.dtype]
 
 
@@ -51,7 +51,7 @@ def transformer(
     causal: bool = True,
     dtype: str = "float32",
 ) -> list[Piece]:
-    """Give the pieces of a decoder: GPT-2's layers (pre-norm, one matrix for q, k and v, a two-matrix feed-forward)."""
+    """Return the pieces of a decoder: GPT-2's layers (pre-norm, one matrix for q, k and v, two-matrix feed-forward)."""
     wide = feed_forward if feed_forward is not None else 4 * hidden
     attention = 2.5 * 4 * sequence * hidden * (0.5 if causal else 1.0)
 
@@ -89,7 +89,7 @@ def _parameter(name: str, shape: tuple[int, ...], dtype: str, operations: float 
 
 
 def piece(name: str, shape: Sequence[int], dtype: str, operations: float | None, tied_to: str) -> Piece:
-    """Return a piece of a described parameter: without operations, those of a matrix used once for each token."""
+    """Return the piece of a described parameter; without `operations`, those of a matrix used once for each token."""
     numbers = prod(shape)
     own = 0 if tied_to else numbers
     return Piece(
@@ -103,7 +103,7 @@ def piece(name: str, shape: Sequence[int], dtype: str, operations: float | None,
 
 
 def head_of(pieces: Sequence[Piece]) -> int | None:
-    """Return the place of the piece that backward begins with and that is as heavy as a layer: a model's head."""
+    """Return the index of the model's head: the last piece with operations, where backward begins; None without one."""
     heavy = [place for place, each in enumerate(pieces) if each.operations]
     return heavy[-1] if len(heavy) > 1 else None
 
@@ -111,9 +111,9 @@ def head_of(pieces: Sequence[Piece]) -> int | None:
 def gradients_of(
     pieces: Sequence[Piece], forward_ns: float, backward_ns: float, *, head_scale: float = 1.0, device: Hashable = "gpu"
 ) -> Gradients:
-    """Return the gradients in the order of readiness, with times from the pieces' shares of backward operations.
+    """Return the gradients in the order of readiness; times are the pieces' shares of the operations of backward.
 
-    `head_scale` multiplies the operations of the head, to see what depends on it.
+    `head_scale` multiplies the operations of the head, to vary its share.
     """
     operations = np.array([each.operations for each in pieces], np.float64)
     head = head_of(pieces)
@@ -139,7 +139,7 @@ def gradients_of(
 
 
 def head_share(pieces: Sequence[Piece]) -> float | None:
-    """Return the head's share of backward; None where no piece stands out as one."""
+    """Return the head's share of the operations of backward; None without a head."""
     total = sum(each.operations for each in pieces)
     head = head_of(pieces)
     return pieces[head].operations / total if head is not None and total else None

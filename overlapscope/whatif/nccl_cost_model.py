@@ -1,8 +1,8 @@
-"""Which algorithm and protocol NCCL will choose for a collective: its own cost model, by version.
+"""Predict which algorithm and protocol NCCL chooses for a collective, by its own cost model for each version.
 
-The library prices each pair as latency + size / bandwidth from constants of its own and what it found of the machine,
-and takes the cheapest (`ncclTopoTuneModel` and `ncclTopoGetAlgoTime` in src/graph/tuning.cc, 2.24 to 2.30). Its times
-are off by a quarter and more: use them for *which*, and measured curves for *how long*.
+NCCL prices each pair as latency + size / bandwidth, from its own constants and the machine that it detected, and takes
+the cheapest (`ncclTopoTuneModel` and `ncclTopoGetAlgoTime` in src/graph/tuning.cc, 2.24 to 2.30). Its times
+are off by 25 % and more: use them for *which* algorithm, and measured curves for *how long*.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _Triple = tuple[float, float, float]
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True):
-    """What a version holds: microseconds by protocol (LL, LL128, Simple), GB/s by 1, 2 and more nodes."""
+    """Constants of a version: microseconds by protocol (LL, LL128, Simple), GB/s by 1, 2 and more nodes."""
 
     base_latency: Mapping[str, _Triple]
     latency: Mapping[str, Mapping[str, _Triple]]
@@ -68,17 +68,18 @@ VERSIONS: Final[tuple[tuple[tuple[int, int, int], Constants], ...]] = (
     ((2, 28, 3), _V2_28_3),
     ((2, 24, 0), _V2_24),
 )
-"""The newest that is not newer counts. Blackwell's ring LL128 before 2.29 is taken to be Hopper's."""
+"""The newest entry that is not newer than the version applies. Blackwell's ring LL128 before 2.29 is assumed to be
+Hopper's."""
 _TREE_CORRECTION: Final[Mapping[str, tuple[float, ...]]] = {
     LL: (1, 1, 1, 1, .9, .8, .7, .7, .7, .7, .6, .5, .4, .4, .5, .6, .7, .8, .9, 1, 1, 1, 1, 1),
     LL128: (1, 1, 1, 1, 1, .9, .8, .8, .8, .7, .6, .6, .6, .6, .6, .6, .8, .9, .9, .9, .9, 1, 1, 1),
     SIMPLE: (.9, .9, .9, .9, .9, .9, .9, .8, .7, .6, .6, .5, .5, .5, .5, .6, .7, .8, .7, .7, .8, .9, .9, .9),
 }  # fmt: skip
-"""By power of two from 64 bytes: trees do not follow the model at medium sizes."""
+"""Correction by power of two from 64 bytes on: trees do not follow the model at medium sizes."""
 
 
 class Fabric(msgspec.Struct, frozen=True, kw_only=True):
-    """What NCCL found of the machine; `NCCL_DEBUG=INFO` with `NCCL_DEBUG_SUBSYS=GRAPH` prints it."""
+    """The machine as NCCL detected it; `NCCL_DEBUG=INFO` with `NCCL_DEBUG_SUBSYS=GRAPH` prints it."""
 
     ranks: int
     nodes: int
@@ -87,29 +88,29 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     channel_gbs: float
     """Bandwidth of one channel inside a node."""
     inter_channel_gbs: float | None = None
-    """Between nodes; None is as inside."""
+    """Bandwidth of one channel between nodes; None is the same as inside."""
     inside: Literal["nvlink", "pci"] = "nvlink"
     cpu: Literal["intel", "amd", "other"] = "intel"
     nvls: bool = False
     """Whether the switch reduces (NVLink SHARP)."""
     nvls_channels: int | None = None
     net_latency_us: float = 0.0
-    """What the network plugin says; InfiniBand's says 0."""
+    """Latency that the network plugin reports; InfiniBand's reports 0."""
     ll128: bool | None = None
-    """None is NCCL's rule: NVLink, and a GPU that is made for it."""
+    """Whether LL128 is allowed; None is NCCL's rule: with NVLink, on a GPU that supports it."""
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """What NCCL's own model says."""
+class NcclChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The choice of NCCL's own model."""
 
     algorithm: str
     protocol: str
     model_ns: float
-    """Its estimate; not a measurement."""
+    """The model's estimate; not a measurement."""
 
 
-def choose(op: str, size_bytes: int, fabric: Fabric, version: tuple[int, ...]) -> Choice | None:
-    """Return NCCL's choice for one collective of a size as nccl-tests counts it; None where the model is not known.
+def choose(op: str, size_bytes: int, fabric: Fabric, version: tuple[int, ...]) -> NcclChoice | None:
+    """Return NCCL's choice for one collective, with its size as nccl-tests counts it; None without a known model.
 
     Raises UsageError for a version without a table and an operation without a model.
     """
@@ -119,12 +120,12 @@ def choose(op: str, size_bytes: int, fabric: Fabric, version: tuple[int, ...]) -
                          "broadcast and reduce")  # fmt: skip
     if op == "all_reduce" and fabric.nvls and fabric.nodes > 1 and constants.nvls_tree_channel is None:
         return None
-    best: Choice | None = None
+    best: NcclChoice | None = None
     for algorithm in _algorithms(op, fabric):
         for protocol in PROTOCOLS:
             time = _time_us(op, algorithm, protocol, size_bytes, fabric, constants)
             if time is not None and (best is None or time * 1000 < best.model_ns):
-                best = Choice(algorithm=algorithm, protocol=protocol, model_ns=time * 1000)
+                best = NcclChoice(algorithm=algorithm, protocol=protocol, model_ns=time * 1000)
     return best
 
 
@@ -135,7 +136,7 @@ def constants_of(version: tuple[int, ...]) -> Constants:
         if full >= since and full[:2] <= NEWEST:
             return constants
     known = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
-    raise UsageError(f"NCCL {'.'.join(map(str, version))}: its cost model is not known here; those of {known} are")
+    raise UsageError(f"NCCL {'.'.join(map(str, version))}: its cost model is not known here; known are {known}")
 
 
 def _algorithms(op: str, fabric: Fabric) -> tuple[str, ...]:
@@ -164,7 +165,11 @@ def _time_us(
     if algorithm == TREE and op == "all_reduce" and 0 <= power < len(corrected):
         bandwidth *= corrected[power]
     far = fabric.nodes > 1 and size_bytes / (fabric.channels * fabric.ranks) >= 64
-    if far and (algorithm, protocol, op) == (RING, SIMPLE, "all_reduce"):  # what NCCL calls the plateau of the ring
+    if far and (algorithm, protocol, op) == (
+        RING,
+        SIMPLE,
+        "all_reduce",
+    ):  # the "plateau effect of ring" in NCCL's source
         latency *= 1.9 if fabric.gpu == "volta" else 1.4
     return latency + size_bytes / (1000 * bandwidth)
 
@@ -178,7 +183,7 @@ def _steps(op: str, ranks: int) -> int:
 
 
 def _bandwidth(op: str, algorithm: str, protocol: str, fabric: Fabric, constants: Constants) -> float:
-    """Return the bandwidth by which the model divides the size, in GB/s; 0 for what it leaves out."""
+    """Return the bandwidth in GB/s by which the model divides the size; 0 for what the model excludes."""
     gpu, span = GPUS.index(fabric.gpu), min(fabric.nodes, 3) - 1
     inter = fabric.inter_channel_gbs if fabric.inter_channel_gbs is not None else fabric.channel_gbs
     channels, channel = fabric.channels, fabric.channel_gbs if fabric.nodes <= 2 else inter
@@ -215,7 +220,7 @@ def _bandwidth(op: str, algorithm: str, protocol: str, fabric: Fabric, constants
 
 
 def _latency(op: str, algorithm: str, protocol: str, fabric: Fabric, constants: Constants) -> float:
-    """Return the latency in microseconds."""
+    """Return the latency in microseconds, by NCCL's model."""
     place, nodes, ranks = PROTOCOLS.index(protocol), fabric.nodes, fabric.ranks
     inside = constants.latency[fabric.inside][algorithm][place]
     between = constants.latency[NET][TREE if ranks == nodes else algorithm][place]

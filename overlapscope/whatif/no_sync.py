@@ -1,4 +1,4 @@
-"""Steps that reduce no gradients, and all-reduces that carry none: accumulation under no_sync, and local SGD."""
+"""Find steps that reduce no gradients (accumulation under no_sync), and all-reduces without gradients (local SGD)."""
 
 import numpy as np
 
@@ -18,20 +18,20 @@ def unsynced_steps(timeline: RankTimeline) -> set[int]:
 
 
 def averages_parameters(timeline: RankTimeline) -> bool:
-    """Return whether there are all-reduces, and every one follows the optimizer of its step."""
+    """Return whether there are all-reduces and all run after the optimizer of their step: local SGD."""
     rows = _all_reduces(timeline)
     after = launch_times(timeline, rows) >= optimizer_ns(timeline, timeline.collectives.step[rows])
     return bool(rows.size) and bool(after.all())
 
 
 def launch_times(timeline: RankTimeline, rows: Ints) -> Ints:
-    """Return when calls were made, or begun where that is not known."""
+    """Return when calls were launched, or their start where that is not known; ns."""
     calls = timeline.collectives
     return np.where(calls.launch_ns[rows] == NONE, calls.start_ns[rows], calls.launch_ns[rows])
 
 
 def optimizer_ns(timeline: RankTimeline, steps: Ints) -> Ints:
-    """Return for each of some steps when its optimizer began on the host; the latest time there is without one."""
+    """Return for each step when its optimizer began on the host, in ns; the largest int64 without an optimizer."""
     never = np.iinfo(np.int64).max
     named = np.array([OPTIMIZER.match(name) is not None for name in timeline.names], np.bool_)
     found = np.full(steps.size, never)

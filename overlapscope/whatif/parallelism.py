@@ -1,4 +1,4 @@
-"""How a recorded job splits its model over ranks, as its collectives tell."""
+"""Recognise from its collectives how a recorded job distributes its model over ranks, and list what can be replayed."""
 
 from typing import Final, Literal
 
@@ -9,63 +9,67 @@ from overlapscope.timeline.dimensions import FORWARD, TENSOR
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.graph import P2P
 
-Kind = Literal["ddp", "fsdp", "tensor", "pipeline", "mixed", "other"]
-EVERY: Final = {
-    "link_speed": "links so many times as fast; no setting brings it about",
-    "straggler_removed": "the rank that the others waited for most does its work as fast as they do",
+Parallelism = Literal["ddp", "fsdp", "tensor", "pipeline", "mixed", "other"]
+ALWAYS: Final = {
+    "link_speed": "faster links; hypothetical, no setting can do it",
+    "straggler_removed": "the straggler works as fast as the other ranks; hypothetical",
 }
-KNOBS: Final[dict[Kind, dict[str, str]]] = {
+KNOBS: Final[dict[Parallelism, dict[str, str]]] = {
     "ddp": {
         "bucket_cap_mb": "size of a bucket, and a list of sizes, one for each (bucket_cap_mb_list)",
-        "gradient_as_bucket_view": "gradients stay in their buckets",
-        "accumulation, no_sync": "passes of a step that leave gradients unreduced",
+        "gradient_as_bucket_view": "gradients are views of their buckets",
+        "accumulation, no_sync": "backward passes of a step that do not reduce gradients",
         "hook": "gradients sent in 16 bits",
         "zero_stage": "optimizer, gradients, parameters sharded (--zero-stage 1,2,3)",
         "partition_mb": "buckets in pieces (--partition-mb)",
         "priority": "buckets sent as the next forward needs them (--priority)",
-        "link_speed": "links twice as fast, in every answer; no setting brings it about",
-        "late_ranks": "all ranks begin their step at once",
+        "link_speed": "links twice as fast, always replayed; hypothetical, no setting can do it",
+        "late_ranks": "all ranks begin their step at the same time; hypothetical",
     },
     "fsdp": {
-        "reshard_after_forward": "parameters stay gathered until backward, which gathers nothing then",
+        "reshard_after_forward": "parameters stay gathered until backward, which then gathers nothing",
         "forward_prefetch, backward_prefetch": "how many modules ahead parameters are gathered",
-        "modules_per_group": "so many neighbouring modules gathered and reduced as one",
+        "modules_per_group": "neighbouring modules gathered and reduced as one",
         "reduce_dtype": "gradients reduced in 16 bits",
         "ranks": "more ranks, by a formula",
-        **EVERY,
+        **ALWAYS,
     },
-    "tensor": {"traffic_dtype": "what layers exchange in 16 bits", "algorithm": "a formula's", **EVERY},
-    "pipeline": {"traffic_dtype": "what stages exchange in 16 bits", **EVERY},
-    "mixed": EVERY,
-    "other": EVERY,
+    "tensor": {
+        "traffic_dtype": "traffic between layers in 16 bits",
+        "algorithm": "another algorithm, by a formula",
+        **ALWAYS,
+    },
+    "pipeline": {"traffic_dtype": "traffic between stages in 16 bits", **ALWAYS},
+    "mixed": ALWAYS,
+    "other": ALWAYS,
 }
-"""What can be replayed of a recording of each kind."""
+"""Settings that can be replayed, with descriptions, by kind of recording."""
 
 OPTIONS: Final = (
     "--bucket-cap-mb", "--no-search", "--zero-stage", "--partition-mb", "--priority", "--link-speed", "--algorithm",
     "--channels",
 )  # fmt: skip
-"""What `whatif` can be asked."""
+"""Options of `overlapscope whatif`."""
 
 NOT_REPLAYED: Final = (
-    "averaging parameters every k steps (local SGD), channels (--channels says how to try them) and protocols, and of "
-    "gradients that are compressed only what `overlapscope plan --compress` describes"
+    "averaging parameters every k steps (local SGD), channels (--channels shows how to try them), protocols, and "
+    "compressed gradients, except with `overlapscope plan --compress`"
 )
 
 
-def unfit_options(kind: Kind) -> dict[str, str]:
-    """Return the options that no recording of a kind has a use for, and why."""
+def unfit_options(kind: Parallelism) -> dict[str, str]:
+    """Return the options that do not apply to any recording of a kind, and why."""
     if kind == "ddp":
         return {
-            "--link-speed": "of DDP links twice as fast stand in every answer, and no others are replayed",
-            "--algorithm": "of DDP transfers take what was recorded; `overlapscope plan` takes formulas",
+            "--link-speed": "for DDP, links twice as fast are always replayed, and no other speed",
+            "--algorithm": "for DDP, transfer times are the recorded ones; `overlapscope plan` accepts formulas",
         }
-    no_buckets = "it has no buckets of DistributedDataParallel"
+    no_buckets = "not recognised as DDP, so it has no buckets"
     return dict.fromkeys(("--bucket-cap-mb", "--no-search", "--zero-stage", "--partition-mb", "--priority"), no_buckets)
 
 
-def kind_of(run: Run) -> Kind:
-    """Return the kind of a recording. One of all-reduces and gradients alone is taken to be DDP's."""
+def kind_of(run: Run) -> Parallelism:
+    """Return the kind of a recording. One with only all-reduces and gradients is assumed to be DDP."""
     found = set()
     gradients = False
     for timeline in run.ranks.values():
@@ -80,7 +84,7 @@ def kind_of(run: Run) -> Kind:
     return "ddp" if "ddp" in found and gradients else "other"
 
 
-def _kinds(timeline: RankTimeline) -> set[Kind]:
+def _kinds(timeline: RankTimeline) -> set[Parallelism]:
     calls, names = timeline.collectives, timeline.names
 
     def named(code: int) -> str | None:
@@ -88,7 +92,7 @@ def _kinds(timeline: RankTimeline) -> set[Kind]:
 
     rows = np.flatnonzero((calls.step != NONE) & (calls.op >= 0))
     columns = np.stack([calls.op[rows], calls.dimension[rows], calls.phase[rows], calls.module[rows] >= 0])
-    found: set[Kind] = set()
+    found: set[Parallelism] = set()
     for op, dimension, phase, in_module in np.unique(columns, axis=1).T.tolist():
         what, where = names[op], named(dimension)
         if what in P2P:
@@ -99,7 +103,7 @@ def _kinds(timeline: RankTimeline) -> set[Kind]:
             found.add("fsdp" if in_module or where is not None else "tensor")
         elif what == "all_reduce":
             found.add("tensor" if named(phase) == FORWARD and where is None else "ddp")
-    # FSDP gathers what belongs to no module of its own, the root's, without a name.
+    # FSDP gathers the parameters of the root module, which belong to no submodule, without a name.
     return found - {"tensor"} if "fsdp" in found and not _splits_layers(timeline) else found
 
 

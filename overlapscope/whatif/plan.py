@@ -1,4 +1,4 @@
-"""A described workload: from the document of a `WORKLOAD.toml` to what is assumed, and to workloads that replay."""
+"""A described workload: assumptions and replayable workloads from the document of a `WORKLOAD.toml`."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -13,39 +13,39 @@ from overlapscope.whatif.buckets import DdpSettings
 from overlapscope.whatif.calibrate import Assumption, Fit, Measured, Values
 from overlapscope.whatif.curves import Curve, curve, other_curves, table_curve
 from overlapscope.whatif.ddp_step import HALF, Settings
-from overlapscope.whatif.formulas import ALGORITHMS, INTER, INTRA, Link, hierarchical, time_ns, torus
+from overlapscope.whatif.formulas import ALGORITHMS, INTER, INTRA, LinkCost, hierarchical, time_ns, torus
 from overlapscope.whatif.model import Piece, gradients_of, head_share, optimizer_bytes, piece, transformer
 from overlapscope.whatif.workload import Workload
-from overlapscope.whatif.workload_file import MAX_MODEL_BYTES, Collectives, Ddp, Document
+from overlapscope.whatif.workload_file import MAX_MODEL_BYTES, CollectiveTimes, Ddp, Document
 
 MS: Final = 1e6
 ACHIEVED: Final = (0.5, 0.8, 1.0)
-"""Share of its memory's bandwidth that a device's streaming kernels reach: low, usual, all of it."""
+"""Share of the memory bandwidth that streaming kernels reach on a device: low, usual, all."""
 BACKWARD: Final = (0.62, 2 / 3, 0.72)
-"""Backward's share of forward and backward: two thirds, as it has twice the operations."""
+"""Backward's share of forward and backward: two thirds, because it has twice the operations."""
 HEAD: Final = (0.75, 1.0, 1.33)
-"""How far the head's share may lie from what its operations tell."""
+"""The head's share of backward over that of its operations: low, usual, high."""
 GUESSED_OPTIMIZER: Final = (0.0, 0.03, 0.08)
-"""Share of the step that the optimizer takes, where nothing tells it."""
+"""The optimizer's share of the step, where it is not known: low, usual, high."""
 PER_BUCKET_NS: Final = (0.0, 30e3, 100e3)
-"""What a bucket costs besides its transfer: hooks, launch, events between streams."""
+"""Cost of a bucket besides its transfer (hooks, launch, events between streams): low, usual, high."""
 COMM_SHARE: Final = (0.0, 1.0, 1.0)
-"""How much of compute's slowdown a collective suffers in turn: both compete for the same units and memory."""
+"""How much of compute's slowdown a collective suffers too: both compete for the same units and memory."""
 FORMULA_ERROR: Final = 0.3
-"""How far a formula may be off: the cost model of NCCL itself is by 25 % where it is at its best."""
+"""Relative error of a formula: the cost model of NCCL itself is off by 25 % at best."""
 _SIZES: Final = np.geomspace(1 << 10, 1 << 34, 97)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A workload with the settings it runs under, what was measured, and what is assumed."""
+    """A described workload: its settings, measured steps and assumptions."""
 
     document: Document
     pieces: tuple[Piece, ...]
     curve: Curve
     others: tuple[Curve, ...] = ()
-    """Of other operations that the same table holds."""
+    """Curves of other operations from the same table."""
     by_channels: tuple[tuple[int, Curve], ...] = ()
-    """All-reduces with other numbers of channels, from tables of their own."""
+    """Curves of all-reduces with other numbers of channels, each from its own table."""
     baseline: Settings
     measured: tuple[Measured, ...]
     assumptions: tuple[Assumption, ...]
@@ -54,30 +54,30 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def fixed(self) -> str:
-        """Empty: what is described is not bound to its buckets."""
+        """Empty: other buckets can always be replayed of a described workload."""
         return ""
 
     @property
     def lateness_ns(self) -> tuple[float, ...]:
-        """How much later than the first each rank begins; empty where all begin at once."""
+        """How much later than the first rank each rank begins; empty where all begin at the same time."""
         return tuple(each * MS for each in self.document.lateness_ms)
 
     @property
-    def told(self) -> Fit | None:
-        """None: measured steps tell how much compute and communication slow each other."""
+    def slowdown_fit(self) -> Fit | None:
+        """None: the slowdown is fitted to the measured steps."""
         return None
 
     @property
     def halves(self) -> bool:
-        """Return whether all gradients are of 32 bits."""
+        """Whether all gradients have 32 bits."""
         return all(each.dtype == "float32" for each in self.pieces if each.elements)
 
     def workload(self) -> Workload:
-        """Return the workload as all assumptions are taken to be."""
+        """Return the workload for the nominal values of all assumptions."""
         return self.build({each.name: each.value for each in self.assumptions})
 
     def build(self, values: Values) -> Workload:
-        """Return the workload under values of the assumptions."""
+        """Return the workload for given values of the assumptions."""
         given = self.document.compute
         optimizer_ns = values["optimizer_ms"] * MS if "optimizer_ms" in values else (given.optimizer_ms or 0.0) * MS
         if given.step_ms is not None:
@@ -107,11 +107,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def plan(document: Document, tables: Facts | None = None, by_channels: Sequence[tuple[int, str, Facts]] = ()) -> Plan:
-    """Return the plan of a document; `tables` holds what its collective file told.
+    """Return the plan of a document; `tables` is the content of its collective file.
 
-    `by_channels` has numbers of channels, with the name and the content of the table measured with each.
-
-    Raises InputError where that holds no all-reduce of the plan's world size, UsageError for an impossible model.
+    `by_channels` has the number of channels, the name and the content of each table that was measured with them.
+    Raises InputError where a table holds no all-reduce of the plan's world size, UsageError for an impossible model.
     """
     pieces = tuple(_pieces(document))
     if sum(each.bytes for each in pieces) > MAX_MODEL_BYTES:
@@ -125,7 +124,7 @@ def plan(document: Document, tables: Facts | None = None, by_channels: Sequence[
         curve=found,
         others=other_curves(tables or Facts(), document.world_size),
         by_channels=tuple(
-            (channels, table_curve(told, name, document.world_size)[0]) for channels, name, told in by_channels
+            (channels, table_curve(table, name, document.world_size)[0]) for channels, name, table in by_channels
         ),
         baseline=baseline,
         measured=measured,
@@ -136,7 +135,7 @@ def plan(document: Document, tables: Facts | None = None, by_channels: Sequence[
 
 
 def settings_of(ddp: Ddp) -> Settings:
-    """Return the settings that a section describes."""
+    """Return the settings of a `[ddp]` or `[[measured]]` section."""
     return Settings(
         ddp=DdpSettings(
             bucket_cap_mb=ddp.bucket_cap_mb,
@@ -170,7 +169,7 @@ def _pieces(document: Document) -> Sequence[Piece]:
 
 
 def _assumptions(document: Document, pieces: Sequence[Piece], found: Curve) -> list[Assumption]:
-    """Return what the document leaves open, with where its value comes from."""
+    """Return an assumption for each value that the document does not state, with its source."""
     given, memory = document.compute, document.device.memory_gbs
     result = []
     if given.step_ms is not None:
@@ -183,14 +182,14 @@ def _assumptions(document: Document, pieces: Sequence[Piece], found: Curve) -> l
         result.append(Assumption.of("optimizer_ms", (low, usual, high), how))
     elif given.optimizer_ms is None and given.step_ms is not None:
         shares = tuple(share * given.step_ms for share in GUESSED_OPTIMIZER)
-        result.append(Assumption.of("optimizer_ms", shares, "a guess: device.memory_gbs would tell it"))
+        result.append(Assumption.of("optimizer_ms", shares, "a guess: state device.memory_gbs instead"))
     share = head_share(pieces)
     if share is not None:
         result.append(Assumption.of("head_share", HEAD, f"operations give the head {share:.1%} of backward"))
-    result.append(Assumption.of("per_bucket_us", tuple(each / 1e3 for each in PER_BUCKET_NS), "a prior"))
-    result.append(Assumption.of("comm_share", COMM_SHARE, "taken to slow each other alike"))
+    result.append(Assumption.of("per_bucket_us", tuple(each / 1e3 for each in PER_BUCKET_NS), "assumed, not measured"))
+    result.append(Assumption.of("comm_share", COMM_SHARE, "assumed to slow each other equally"))
     error = _curve_error(found, sum(each.bytes for each in pieces))
-    how = "points of the table left out one at a time" if found.measured.all() else "no table: a formula's error"
+    how = "error when a point of the table is left out" if found.measured.all() else "no table: the error of a formula"
     result.append(Assumption.of("transfer_time", (1 / (1 + error), 1.0, 1 + error), how))
     return result
 
@@ -198,7 +197,7 @@ def _assumptions(document: Document, pieces: Sequence[Piece], found: Curve) -> l
 def _curve_error(found: Curve, most_bytes: int) -> float:
     if not found.measured.all():
         return FORMULA_ERROR
-    # Typical bucket sizes; a step holds several, whose errors are of one curve.
+    # Mean over typical bucket sizes: a step has several, whose errors come from one curve.
     return float(np.mean([found.error(each) for each in np.geomspace(1 << 20, max(most_bytes, 2 << 20), 12)]))
 
 
@@ -208,16 +207,16 @@ def _curve(document: Document, tables: Facts | None) -> tuple[Curve, list[str]]:
         times = [_formula_ns(given, ranks, size) for size in _SIZES.tolist()]
         name = f"the formula of {given.algorithm}"
         made = curve("all_reduce", _SIZES, np.maximum(times, 1.0), ranks=ranks, measured=False, source=name)
-        return made, [f"no collective was measured: {name} and the links' speeds stand for all of them"]
+        return made, [f"no collective was measured: all are priced by {name} and the link speeds"]
     if given.points is not None:
         sizes, milliseconds = zip(*given.points, strict=True)
         return curve("all_reduce", sizes, np.array(milliseconds) * MS, ranks=ranks, source="points"), []
     return table_curve(tables or Facts(), given.file or "", ranks)
 
 
-def _formula_ns(given: Collectives, ranks: int, size_bytes: float) -> float:
+def _formula_ns(given: CollectiveTimes, ranks: int, size_bytes: float) -> float:
     links = {
-        level: Link(latency_ns=link.latency_us * 1e3, gbs=link.gbs)
+        level: LinkCost(latency_ns=link.latency_us * 1e3, gbs=link.gbs)
         for level, link in ((INTRA, given.intra), (INTER, given.inter))
         if link is not None
     }

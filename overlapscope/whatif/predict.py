@@ -1,4 +1,4 @@
-"""Predictions for a recording: as DistributedDataParallel where it is that, else as what else it turns out to be."""
+"""Predict the step time of a recording under other settings: as DistributedDataParallel, or as recorded step graphs."""
 
 from collections.abc import Sequence
 
@@ -14,22 +14,26 @@ from overlapscope.whatif.result import WhatIf
 
 
 def answer_recording(
-    run: Run, caps_mb: Sequence[float], wanted: Wanted, asked: Asked = NOTHING, *, search: bool
+    run: Run, caps_mb: Sequence[float], options: Wanted, asked: Asked = NOTHING, *, search: bool
 ) -> WhatIf:
-    """Predict a recording; `asked` only where it is DDP's. Raises InputError, saying what is missing and what to do."""
-    together = across(run)
+    """Predict the steps of a recording under other settings.
+
+    `asked` applies to DistributedDataParallel only. Raises InputError, which says what is missing and what to do.
+    """
+    cross_rank = across(run)
     try:
-        case = from_run(run, together)
+        case = from_run(run, cross_rank)
     except InputError as error:
         if kind_of(run) == "ddp":
             raise
-        return _of_another_kind(run, together, wanted, error)
+        return _predict_other(run, cross_rank, options, error)
     return with_asked(answer(case, caps_mb, search=search), case, asked)
 
 
-def _of_another_kind(run: Run, together: Across, wanted: Wanted, why: InputError) -> WhatIf:
+def _predict_other(run: Run, cross_rank: Across, options: Wanted, not_ddp: InputError) -> WhatIf:
+    """Predict a recording that is not DDP; `not_ddp` says why it is not."""
     try:
-        return answer_run(run, together, wanted, str(why))
+        return answer_run(run, cross_rank, options, str(not_ddp))
     except InputError as error:
-        said = f"{error}; as for DistributedDataParallel, {why}" if kind_of(run) == "other" else str(error)
-        raise InputError(said) from error
+        message = f"{error}; not recognised as DDP: {not_ddp}" if kind_of(run) == "other" else str(error)
+        raise InputError(message) from error

@@ -1,12 +1,12 @@
-"""A step in which the next forward waits for no more than it needs, and what it needs first is sent first.
+"""Build the job of a step with priority scheduling: gradients that the next forward needs first are sent first.
 
 ByteScheduler (Peng et al., SOSP 2019) sends gradients in pieces, those of the first layers before all others that wait,
 and lets the next forward begin with the first layers while the last ones are still sent. DistributedDataParallel does
-neither: its optimizer waits for all buckets, whatever their order. Here a bucket's optimizer and forward follow its
-own all-reduce. The order is settled beforehand, as by one scheduler for all ranks: all must send in one order.
+neither: its optimizer waits for all buckets, in any order. Here a bucket's optimizer and forward run after its own
+all-reduce. The order is decided beforehand, as by one scheduler for all ranks, because all ranks must send in the same
+order.
 
-A step is counted from backward to the end of the next forward; at that end nothing is under way any more, so that steps
-follow each other without a rest.
+A step lasts from backward to the end of the next forward. At that end no transfer is running, so steps do not overlap.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Piece = tuple[int, int]
 
 
 def priority_job(workload: Workload, settings: Settings) -> Job:
-    """Return the job of one step; passes that reduce nothing come first. Needs one reducing pass (see `no_sync`)."""
+    """Return the job of one step; passes that reduce nothing come first. Only one pass may reduce (see `no_sync`)."""
     found = reductions_of(workload, settings)
     transfers = [Transfer(ranks=(), alone_ns=ns) for each in found for ns in each.pieces_ns]
     first = np.cumsum([0, *(len(each.pieces_ns) for each in found)]).tolist()
@@ -36,7 +36,7 @@ def priority_job(workload: Workload, settings: Settings) -> Job:
 
 
 def _backward(workload: Workload, found: Sequence[Reduction], first: Sequence[int]) -> list[Instruction]:
-    """Give backward with the launches of all pieces, each where it and those sent before it are ready."""
+    """Return backward with the launches of all pieces, each when it and the pieces sent before it are ready."""
     marks: list[tuple[float, int, list[Instruction]]] = [
         (each.launch_ns, 0, [Work(each.before_ns)]) for each in found if each.before_ns
     ]
@@ -56,9 +56,9 @@ def _backward(workload: Workload, found: Sequence[Reduction], first: Sequence[in
 
 
 def sending_order(found: Sequence[Reduction]) -> list[Piece]:
-    """Return the pieces in the order in which one link, never idle while one is ready, sends those most wanted first.
+    """Return the pieces in sending order: the link is never idle while one is ready, and sends the most urgent first.
 
-    Wanted most is the bucket that was ready last: it holds the layers with which forward begins.
+    Most urgent is the bucket that was ready last: it holds the layers with which forward begins.
     """
     order: list[Piece] = []
     waiting: list[tuple[int, int]] = []
@@ -80,7 +80,7 @@ def sending_order(found: Sequence[Reduction]) -> list[Piece]:
 def _next_forward(
     workload: Workload, settings: Settings, found: Sequence[Reduction], first: Sequence[int]
 ) -> list[Instruction]:
-    """Return the optimizer and the forward of each bucket behind the wait for it, the last one first."""
+    """Return for each bucket, the last one first: the wait for it, then its optimizer and forward."""
     members = [list(each.parameters) for each in buckets_of(workload, settings)]
     gradients = workload.gradients
     sizes = np.array([gradients.sizes_bytes[each].sum() for each in members], np.float64)
@@ -88,7 +88,7 @@ def _next_forward(
     lasted = np.diff(np.concatenate(([workload.forward_ns], ready)))
     shares = lasted / lasted.sum() if lasted.sum() else np.full(lasted.size, 1 / lasted.size)
     body: list[Instruction] = []
-    # What tells which parameters were used stands behind the buckets, and every optimizer wants it.
+    # The map of used parameters is reduced after the buckets, and every optimizer step needs it.
     for bucket in (*range(len(members), len(found)), *reversed(range(len(members)))):
         body += map(Wait, range(first[bucket], first[bucket + 1]))
         work = found[bucket].after_ns

@@ -1,7 +1,8 @@
-"""One rank's programme of a step, from when it computed and when its collectives were launched and had ended.
+"""Derive the programme of one rank's step from the times of its compute and its collectives.
 
-A stretch without compute in which a collective ended is a wait for it. A collective that ended while the rank computed
-was not seen to be waited for: where it is needed is then taken from what it is, and no later than it must be.
+A stretch without compute in which a collective ended is a wait for it. Where a collective ended while the rank
+computed, no wait was recorded: `needed_times` then infers from the kind of collective when its result is needed, at the
+latest.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,19 +19,19 @@ from overlapscope.whatif.graph import Busy, Call, Item, Late
 from overlapscope.whatif.replay import Gap, Launch, Wait
 
 LEAST_STALL_NS: Final = 10_000
-"""A shorter stretch without compute is none: kernels follow each other so."""
+"""Shorter gaps between kernels are normal and do not count as stalls."""
 TOGETHER_NS: Final = 10_000
-"""Collectives that end within this end together."""
+"""Collectives whose ends differ by no more count as ending together."""
 SEEN_LATE: Final = 0.05
-"""A collective may seem to end after its wait by this share of the wait ..."""
+"""A collective may be recorded as ending after its wait by this share of the wait ..."""
 SEEN_LATE_NS: Final = 50_000
-"""... and this much: a callback marks its end, and clocks are estimated."""
+"""... plus this time, because a callback marks its end, and clock offsets are estimated."""
 OPTIMIZER: Final = ("Optimizer.step#", "optimizer")
-"""How torch's profiler marks an optimizer's step, and our own capture in `events` mode."""
+"""Name prefixes of optimizer steps: torch's profiler, and our own capture in `events` mode."""
 
 
-class Lane(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What one rank did in a step: nanoseconds from the start of the first rank."""
+class RankTimes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The recorded times of one rank in a step, in ns from the start of the first rank."""
 
     on_device: bool
     start_ns: int
@@ -39,17 +40,17 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     moving: Intervals
     """When its collectives moved data."""
     call: Ints
-    """Numbers of its collectives in the step, as the following."""
+    """Call numbers of its collectives; the following arrays have the same order."""
     launch_ns: Ints
-    """When compute had come to where it was launched."""
+    """When compute reached the launch of the call."""
     end_of_call_ns: Ints
-    """When this rank saw it end ..."""
+    """When this rank saw the call end ..."""
     done_ns: Ints
-    """... and when it had ended for all: a rank may wake up later."""
+    """... and when it had ended for all ranks: a rank may wake up later."""
     needed_ns: Ints
-    """From when on compute needs it, where no stall shows it; NONE for never."""
+    """From when on compute needs the result, where no stall shows it; NONE for never."""
     span_start_ns: Ints
-    """Of compute, in order, with the launch of each by the host (NONE where it is the host's own)."""
+    """Launch of each compute span by the host, in the order of `span_start_ns`; NONE where the host itself computes."""
     span_launch_ns: Ints
 
 
@@ -57,19 +58,19 @@ class _Stall(msgspec.Struct, frozen=True):
     start: int
     end: int
     calls: Ints
-    """Places of the collectives that are waited for."""
+    """Indices of the collectives that are waited for."""
 
 
-def programme(lane: Lane) -> tuple[Item, ...]:
-    """Return what the rank does, in order."""
+def rank_program(lane: RankTimes) -> tuple[Item, ...]:
+    """Return the programme of a rank: its compute, gaps, launches and waits, in order."""
     items = list(_merged(_items(lane)))
     return tuple(items if lane.on_device else _handed_over(items))
 
 
 def _handed_over(items: list[Item]) -> Iterator[Item]:
-    """Leave out a host's gaps between calling and waiting at once: its thread stood in the call, beside the transfer.
+    """Remove a host's gaps between a launch and its wait, where nothing is between: the thread was inside the call.
 
-    They are as long as the transfer lets them be, which takes the core that the thread would go on with.
+    Such a gap depends on the transfer, which uses the core that the thread needs.
     """
     gone: set[int] = set()
     for at, each in enumerate(items):
@@ -80,10 +81,11 @@ def _handed_over(items: list[Item]) -> Iterator[Item]:
     return (each for at, each in enumerate(items) if at not in gone or not isinstance(each, Gap))
 
 
-def _items(lane: Lane) -> Iterator[Item]:
+def _items(lane: RankTimes) -> Iterator[Item]:
     stalls, waited = _stalls(lane)
     marks: list[tuple[int, int, int]] = []
-    """Time; 0 for a wait, 1 for a stall, 2 for a launch; place of the call or number of the stall."""
+    """(time, kind, index): kind 0 is a wait, 1 a stall, 2 a launch, 3 a wait after launches at the same instant, 4 the
+    end; index of the call or of the stall."""
     inside: list[list[int]] = [[] for _ in stalls]
     starts = np.array([each.start for each in stalls], np.int64)
     for place, at in enumerate(lane.launch_ns.tolist()):
@@ -97,7 +99,7 @@ def _items(lane: Lane) -> Iterator[Item]:
         at = max(int(lane.needed_ns[place]), int(lane.launch_ns[place]))
         number = int(np.searchsorted(starts, at, side="right")) - 1
         at = int(ends[number]) if number >= 0 and at < ends[number] else at
-        # One instant: what is launched there was launched before it is waited for.
+        # At the same instant a launch comes before its wait.
         marks.append((at, 0 if at > lane.launch_ns[place] else 3, place))
     marks += [(each.start, 1, number) for number, each in enumerate(stalls)]
     marks.sort()
@@ -120,16 +122,16 @@ def _items(lane: Lane) -> Iterator[Item]:
         elif kind in (0, 3):
             yield Wait(int(lane.call[place]))
         elif kind == 1:
-            yield from _through(lane, stalls[place], inside[place])
+            yield from _stall_items(lane, stalls[place], inside[place])
             now = stalls[place].end
 
 
-def _through(lane: Lane, stall: _Stall, launched: list[int]) -> Iterator[Item]:
-    """Yield a stall: the host's time before it could go on, what it launched meanwhile, the waits, and the rest."""
+def _stall_items(lane: RankTimes, stall: _Stall, launched: list[int]) -> Iterator[Item]:
+    """Yield the items of a stall: launches during it, the host's time, the waits, and the remaining gap."""
     latest = min(max(int(lane.done_ns[stall.calls].max()), stall.start), stall.end)
     launched = sorted(launched, key=lambda place: int(lane.launch_ns[place]))
-    needed = set(stall.calls.tolist())
-    before = [each for each in launched if lane.launch_ns[each] < latest or each in needed]
+    needed_times = set(stall.calls.tolist())
+    before = [each for each in launched if lane.launch_ns[each] < latest or each in needed_times]
     now = stall.start
     for place in before:
         at = min(max(int(lane.launch_ns[place]), now), latest)
@@ -154,16 +156,16 @@ def _through(lane: Lane, stall: _Stall, launched: list[int]) -> Iterator[Item]:
     yield Gap(float(max(stall.end - now, 0)))
 
 
-def _host_until(lane: Lane, stall: _Stall) -> int:
-    """Return when the host had launched what follows a stall: before that, the device could not have gone on."""
+def _host_until(lane: RankTimes, stall: _Stall) -> int:
+    """Return when the host had launched the compute after a stall: the device could not continue before that."""
     at = int(np.searchsorted(lane.span_start_ns, stall.end, side="left"))
     if at == lane.span_start_ns.size or lane.span_launch_ns[at] == NONE:
         return stall.start
     return int(min(max(lane.span_launch_ns[at], stall.start), stall.end))
 
 
-def _stalls(lane: Lane) -> tuple[list[_Stall], Flags]:
-    """Give the stretches without compute in which a collective ended that was launched before, and which those are."""
+def _stalls(lane: RankTimes) -> tuple[list[_Stall], Flags]:
+    """Return the stalls (a collective that was launched before ended in it), and which collectives have one."""
     waited = np.zeros(lane.call.size, np.bool_)
     free = complement(lane.busy, lane.start_ns, lane.end_ns)
     if not lane.on_device:
@@ -175,12 +177,12 @@ def _stalls(lane: Lane) -> tuple[list[_Stall], Flags]:
     late = np.minimum(lasted * SEEN_LATE, SEEN_LATE_NS * 20).astype(np.int64) + SEEN_LATE_NS * (lasted > SEEN_LATE_NS)
     number = np.searchsorted(free.starts, ended, side="left") - 1
     at = np.maximum(number, 0)
-    # What was launched before a cut and seems to end just behind it was waited for before it.
+    # A call that was launched before a cut and ends just after it was waited for before the cut.
     cut = (at > 0) & (free.ends[at - 1] == free.starts[at]) & (ended - free.starts[at] <= SEEN_LATE_NS)
     at = np.where(cut & (lane.launch_ns < free.starts[at]), at - 1, at)
     found = (number >= 0) & (ended <= free.ends[at] + late[at]) & (ended > free.starts[at])
     found &= (lasted[at] >= LEAST_STALL_NS) & (lane.launch_ns < free.ends[at])
-    # Of several that ended in it, only the last is known to have been waited for.
+    # Of several calls that ended in a stall, only the last is known to have been waited for.
     last = np.full(free.starts.size, NONE, np.int64)
     np.maximum.at(last, at[found], ended[found])
     found &= ended >= last[at] - TOGETHER_NS
@@ -193,7 +195,7 @@ def _stalls(lane: Lane) -> tuple[list[_Stall], Flags]:
 
 
 def _cut(free: Intervals, launch_ns: Ints) -> Intervals:
-    """Cut stretches at launches inside them: a thread that launches stands in no wait."""
+    """Split gaps at launches inside them: a thread that launches is not waiting."""
     at = np.searchsorted(free.starts, launch_ns, side="right") - 1
     inside = launch_ns[(at >= 0) & (launch_ns < free.ends[at]) & (launch_ns > free.starts[at])] if at.size else at
     cuts = np.unique(inside)
@@ -201,7 +203,7 @@ def _cut(free: Intervals, launch_ns: Ints) -> Intervals:
 
 
 def _merged(items: Iterator[Item]) -> Iterator[Item]:
-    """Drop what takes no time, and join gaps."""
+    """Drop gaps of no time, and join adjacent gaps."""
     gap = 0.0
     for each in items:
         if isinstance(each, Gap):
@@ -215,7 +217,7 @@ def _merged(items: Iterator[Item]) -> Iterator[Item]:
         yield Gap(gap)
 
 
-def needed(
+def needed_times(
     timeline: RankTimeline,
     calls: Sequence[Call],
     launch_ns: Ints,
@@ -224,12 +226,12 @@ def needed(
     end_ns: int,
     zero_ns: int,
 ) -> Ints:
-    """Return for each of a rank's calls when its result is needed; never before it was there.
+    """Return for each of a rank's calls when its result is needed, in ns; never before it ended. NONE for never.
 
-    Reduced gradients are needed by the next reduce-scatter (FSDP2 then gives its buffer back), at last by the
-    optimizer. Gathered parameters where the next gather of the same phase is launched: FSDP2 does that when it has
-    them. Whatever else by the next computation that begins after it: no later than it must be, which a slower link may
-    show to be too early.
+    Reduced gradients are needed by the next reduce-scatter (FSDP2 then frees its buffer), at the latest by the
+    optimizer. Gathered parameters are needed at the launch of the next gather of the same phase: FSDP2 launches it when
+    it has them. Other results are needed by the next computation that begins after them; that is a bound, and may be
+    too early with a slower link.
     """
     found = np.empty(len(calls), np.int64)
     optimizer = _optimizer(timeline, span_start_ns, end_ns, zero_ns)
@@ -256,7 +258,7 @@ def _next(times: Ints, after: int, otherwise: int) -> int:
 
 
 def _optimizer(timeline: RankTimeline, span_start_ns: Ints, end_ns: int, zero_ns: int) -> int:
-    """Return when the optimizer's first computation of the step began; its end where that is not told."""
+    """Return when the optimizer's first computation of the step began; `end_ns` where that is not known."""
     if not span_start_ns.size:
         return end_ns
     begin = int(span_start_ns[0])

@@ -1,9 +1,9 @@
-"""Which gradients an all-reduce of DistributedDataParallel carried, where the recording tells or proves it.
+"""Find the gradients that an all-reduce of DistributedDataParallel carried.
 
-Our own capture keeps the names of each bucket's parameters. Without them, times and sizes may prove it: DDP launches a
-bucket when its last gradient is ready and those before it are launched (Reducer::mark_bucket_ready in
+Our own capture records the names of each bucket's parameters. Without them, times and sizes may prove it: DDP launches
+a bucket when its last gradient is ready and the buckets before it are launched (Reducer::mark_bucket_ready in
 torch/csrc/distributed/c10d/reducer.cpp). So if the gradients that were ready at the launch of each all-reduce, and no
-others, have together the elements that were launched until then, they are what it and those before it carry.
+others, have in total the elements that were launched until then, this all-reduce and those before it carry them.
 """
 
 from collections.abc import Sequence
@@ -18,22 +18,23 @@ from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.no_sync import launch_times, optimizer_ns
 
 MODULE = "module."
-"""What DistributedDataParallel puts before the names of the model that it wraps."""
+"""Prefix that DistributedDataParallel adds to the parameter names of the wrapped model."""
 
 
 class Bucket(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What one all-reduce carried. Times are on the rank's own clock, of the host."""
+    """The gradients that one all-reduce carried. Times are host times on the rank's own clock."""
 
     number: int
     """From 0, in the order in which the pass launched its buckets."""
     of: int
+    """Number of buckets of the pass."""
     gradients: Ints
     """Rows in the rank's `Gradients`, in the order in which they became ready."""
     ready_ns: int
     """When the last of them was accumulated."""
     launch_ns: int
-    told: bool
-    """Whether DDP itself names its parameters; else times and sizes prove it."""
+    named: bool
+    """Whether DDP recorded its parameter names; else times and sizes prove the gradients."""
 
 
 def bucket_of(timeline: RankTimeline, row: int) -> Bucket | None:
@@ -58,7 +59,7 @@ def _is_all_reduce(timeline: RankTimeline, row: int) -> bool:
 
 
 def _passes(timeline: RankTimeline, rows: Ints) -> list[Ints]:
-    """Return the gradients of each backward pass of a step; nothing where they are not the same ones in each."""
+    """Return the gradients of each backward pass of a step; empty where they differ between passes."""
     names = timeline.gradients.name[rows]
     _, often = np.unique(names, return_counts=True)
     if not often.size or (often != often[0]).any() or (names < 0).any():
@@ -81,20 +82,20 @@ def _of_pass(timeline: RankTimeline, row: int, gradients: Ints, within: tuple[in
         return None
     rows, launched = rows[run], launched[run]
     number = rows.tolist().index(row)
-    told = _told(timeline, gradients, calls.elements[rows])
-    parts = told or _proven(timeline, gradients, calls.elements[rows], launched)
+    named = _named_parts(timeline, gradients, calls.elements[rows])
+    parts = named or _proven(timeline, gradients, calls.elements[rows], launched)
     if parts is None:
         return None
     own = parts[number]
     ready = int(timeline.gradients.ready_ns[own].max())
-    if ready > launched[number]:  # it cannot have carried what was not there yet
+    if ready > launched[number]:  # an all-reduce cannot carry a gradient that was not ready
         return None
     return Bucket(number=number, of=rows.size, gradients=own, ready_ns=ready, launch_ns=int(launched[number]),
-                  told=told is not None)  # fmt: skip
+                  named=named is not None)  # fmt: skip
 
 
 def _only_run(elements: Ints, total: int) -> slice | None:
-    """Return the one stretch of calls that carry so many elements together; None where there is none, or another."""
+    """Return the only run of consecutive calls with `total` elements; None where there is none or more than one."""
     sums = np.concatenate(([0], np.cumsum(elements)))
     first = np.flatnonzero(np.isin(sums + total, sums))
     if first.size != 1:
@@ -102,10 +103,10 @@ def _only_run(elements: Ints, total: int) -> slice | None:
     return slice(int(first[0]), int(np.searchsorted(sums, sums[first[0]] + total)))
 
 
-def _told(timeline: RankTimeline, gradients: Ints, elements: Ints) -> list[Ints] | None:
-    """Return the gradients of each bucket by the names that DDP gave, if they are these buckets."""
-    said: Any = timeline.recorded.get("ddp")
-    named = said.get("bucket_parameters") if isinstance(said, dict) else None
+def _named_parts(timeline: RankTimeline, gradients: Ints, elements: Ints) -> list[Ints] | None:
+    """Return the gradients of each bucket by the names that DDP recorded; None where sizes do not match."""
+    recorded: Any = timeline.recorded.get("ddp")
+    named = recorded.get("bucket_parameters") if isinstance(recorded, dict) else None
     if not isinstance(named, list) or len(named) != elements.size:
         return None
     table = timeline.gradients
@@ -130,7 +131,7 @@ def _bare(name: str) -> str:
 
 
 def _proven(timeline: RankTimeline, gradients: Ints, elements: Ints, launched: Ints) -> list[Ints] | None:
-    """Return the gradients of each all-reduce, if exactly these were ready at its launch and make up its size."""
+    """Return the gradients of each all-reduce, if exactly these were ready at its launch and add up to its size."""
     table = timeline.gradients
     filled = np.cumsum(table.elements[gradients])
     ends = np.searchsorted(filled, np.cumsum(elements))

@@ -1,4 +1,4 @@
-"""Cost curves of the collectives that were recorded: one for each operation, dimension and size of group."""
+"""Cost curves of the recorded collectives: one for each operation, dimension and group size."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,29 +13,29 @@ from overlapscope.timeline.operations import bus_factor
 from overlapscope.whatif.curves import Curve, curve
 
 MOST: Final = 1_000
-"""A kind of call weighs by its calls, up to so many."""
+"""A kind of call is weighted by its number of calls, up to this many."""
 
 
 class RecordedCurve(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What calls of one operation reached, by size."""
+    """Time and bandwidth of the calls of one operation, by size."""
 
     op: str
     ranks: int
     dimension: str | None
     rows: tuple[CollectiveRow, ...]
-    """Kinds of call whose bandwidth is known, by size; those with estimate `upper_bound` are bounds from below."""
+    """Rows whose bandwidth is known, by size; with estimate `upper_bound` the bandwidth is a lower bound."""
     curve: Curve | None
-    """Through the matched ones, whose transfer is told from waiting; None without two sizes of them."""
+    """The curve through the matched rows, whose wait time is separated; None with fewer than two sizes."""
 
     def busbw_gbs(self, sizes_bytes: Floats) -> Floats:
-        """Return the curve's bus bandwidth at sizes."""
+        """Return the bus bandwidth of the curve at sizes, in GB/s."""
         assert self.curve is not None
         found: Floats = sizes_bytes / self.curve.at(sizes_bytes) * bus_factor(self.op, self.ranks)
         return found
 
 
 def recorded_curves(rows: Sequence[CollectiveRow]) -> list[RecordedCurve]:
-    """Return the curves of an analysis' collectives, in the order in which their operations stand there."""
+    """Return the curves of the collectives of an analysis, in the order of their operations there."""
     kinds: dict[tuple[str, int, str | None], list[CollectiveRow]] = defaultdict(list)
     for row in rows:
         if row.busbw_gbs and row.group_size:
@@ -51,8 +51,8 @@ def recorded_curves(rows: Sequence[CollectiveRow]) -> list[RecordedCurve]:
 
 def _through(op: str, ranks: int, rows: Sequence[CollectiveRow]) -> Curve:
     weight = [min(row.count, MOST) for row in rows]
-    told = all(row.algorithm for row in rows)
-    choice = [f"{row.algorithm} {row.protocol or ''}".strip() for row in rows] if told else []
+    known = all(row.algorithm for row in rows)
+    choice = [f"{row.algorithm} {row.protocol or ''}".strip() for row in rows] if known else []
     return curve(
         op,
         np.repeat([float(row.bytes or 0) for row in rows], weight),

@@ -1,7 +1,7 @@
-"""The steps of a recording as graphs: of any kind of parallelism, each step by itself.
+"""Build a graph of each step of a recording, for any kind of parallelism.
 
-Every step that did what most did is kept, and replayed by itself later: what differs between them is the noise, and no
-two steps have to be laid over each other piece by piece.
+Every step with the same collectives as most steps is kept and later replayed by itself. The differences between steps
+are the noise, and no two steps have to be matched piece by piece.
 """
 
 from collections import Counter
@@ -20,95 +20,97 @@ from overlapscope.timeline.intervals import Intervals, clip, difference, union
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.graph import P2P, Call, Graph
 from overlapscope.whatif.graph_calls import CallKind, Seen, StepCalls, described, sharing, step_calls, usual_alone
-from overlapscope.whatif.rank_program import Lane, needed, programme
-from overlapscope.whatif.recorded_steps import GLOO_THREADS, taken_up
+from overlapscope.whatif.rank_program import RankTimes, needed_times, rank_program
+from overlapscope.whatif.recorded_steps import GLOO_THREADS, worker_starts
 
 MOST_STEPS: Final = 16
 MOST_CALLS: Final = 20_000
-"""Calls of all ranks and steps that are replayed; of large jobs fewer steps are."""
+"""Limit on the calls of all ranks and steps; large jobs are replayed with fewer steps."""
 UNPAIRED: Final = 0.02
-"""Share of the calls that may lack their partners on other ranks that were recorded."""
+"""Largest share of the calls that may be unmatched on other recorded ranks."""
 DATA_READY_NS: Final = 20_000
-"""A collective may seem to begin by so much before the computation that it needs has ended."""
+"""A collective may be recorded as beginning this much before the computation that it depends on has ended."""
 POSSIBLE_NS: Final = 1 << 62
 HOW: Final = "record it on every rank with `overlapscope.profile(path, model=model)` around the training loop"
 
 
 class RecordedGraphs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The steps of one recording that are alike."""
+    """The equal steps of one recording."""
 
     ranks: tuple[int, ...]
     steps: tuple[int, ...]
     graphs: tuple[Graph, ...]
     moving: Mapping[int, Intervals]
-    """When collectives moved data on each rank, in all of them, on its own clock."""
+    """By rank, when collectives moved data in these steps, on its own clock."""
     left_out: int
 
 
 class _Rank(msgspec.Struct, frozen=True, eq=False):
-    """What is the same in all steps of a rank. Times are on its own clock."""
+    """The data of a rank for all steps. Times are on its own clock."""
 
     timeline: RankTimeline
     call: Ints
-    """Number of each of its calls, the same on all members."""
+    """Call number of each row of its collectives, the same on all members."""
     busy: Intervals
     start_ns: Ints
     launched_ns: Ints
-    """Of compute with a launch, by launch; and how far all of it until then has run."""
+    """Launch times of compute, ascending; `run_until_ns` is when all compute launched until then had ended."""
     run_until_ns: Ints
     launch_of_span_ns: Ints
 
 
-def recorded_graphs(run: Run, together: Across) -> RecordedGraphs:
-    """Return them. Raises InputError, saying what is missing and what to do."""
+def recorded_graphs(run: Run, cross_rank: Across) -> RecordedGraphs:
+    """Return the graphs of the equal steps. Raises InputError, which says what is missing and what to do."""
     if not run.ranks:
         raise InputError(f"no rank was recorded; {HOW}")
-    if len(run.ranks) > 1 and not together.clocks.comparable(tuple(run.ranks)):
-        raise InputError("no collective ties the clocks of its ranks together, so that who waits for whom is not known")
-    numbers = _numbers(run, together)
+    if len(run.ranks) > 1 and not cross_rank.clocks.comparable(tuple(run.ranks)):
+        raise InputError(
+            "its ranks share no collective, so their clocks cannot be aligned and waits between ranks are not known"
+        )
+    numbers = _numbers(run, cross_rank)
     windows = {rank: _windows(each) for rank, each in run.ranks.items()}
     common = sorted(set.intersection(*(set(each) for each in windows.values())))
     if not common:
-        raise InputError(f"no step was recorded as a whole on every rank; {HOW}, with `scope.step()` around each step")
+        raise InputError(f"no step was recorded completely on every rank; {HOW}, with `scope.step()` around each step")
     signature = {step: _signature(run, step) for step in common}
     usual, often = Counter(signature.values()).most_common(1)[0]
     if not usual or not any(usual):
         raise InputError("no collective with times was recorded in its steps: there is nothing to replay")
     if often < max(len(common) / 2, 1):
-        raise InputError("its steps are not alike: most make other collectives than the one before")
-    alike = [step for step in common if signature[step] == usual]
-    calls = sum(len(each) for each in usual)
-    chosen = alike[-max(min(MOST_STEPS, MOST_CALLS // max(calls, 1)), 1) :]
+        raise InputError("its steps differ: fewer than half have the same collectives")
+    equal = [step for step in common if signature[step] == usual]
+    count = sum(len(each) for each in usual)
+    chosen = equal[-max(min(MOST_STEPS, MOST_CALLS // max(count, 1)), 1) :]
     ranks = {rank: _rank(each, numbers[rank]) for rank, each in run.ranks.items()}
     device = any(each.has_device for each in run.ranks.values())
     taken = []
     for step in chosen:
         base = min(windows[rank][step][0] for rank in ranks)
         seen = {
-            rank: _seen(each, step, windows[rank][step], _zero(together, rank, base)) for rank, each in ranks.items()
+            rank: _seen(each, step, windows[rank][step], _zero(cross_rank, rank, base)) for rank, each in ranks.items()
         }
         made = step_calls(seen, on_host=not device)
         taken.append((seen, made, described(run, made)))
-    usually = usual_alone([(told, made) for _, made, told in taken])
-    steps = [_step(ranks, seen, made, told, usually) for seen, made, told in taken]
+    usual_ns = usual_alone([(calls, made) for _, made, calls in taken])
+    steps = [_step(ranks, seen, made, calls, usual_ns) for seen, made, calls in taken]
     return RecordedGraphs(
         ranks=tuple(run.ranks),
         steps=tuple(chosen),
         graphs=tuple(graph for graph, _ in steps),
         moving={rank: union(*((each[rank].starts, each[rank].ends) for _, each in steps)) for rank in ranks},
-        left_out=len(common) - len(alike),
+        left_out=len(common) - len(equal),
     )
 
 
-def _numbers(run: Run, together: Across) -> dict[int, Ints]:
-    """Return each call a number, the same on all its members. Raises InputError where too many lack one."""
+def _numbers(run: Run, cross_rank: Across) -> dict[int, Ints]:
+    """Return a number for each call, the same on all its members. Raises InputError where too many are unmatched."""
     found = {rank: np.full(size(each.collectives), NONE, np.int64) for rank, each in run.ranks.items()}
     count = 0
-    for block in (*together.matching.blocks, *together.matching.uneven):
+    for block in (*cross_rank.matching.blocks, *cross_rank.matching.uneven):
         for rank, rows in zip(block.ranks, block.rows, strict=True):
             found[rank][rows] = count + np.arange(block.calls)
         count += block.calls
-    for pair in together.pairs.pairs:
+    for pair in cross_rank.pairs.pairs:
         found[pair.sender][pair.send_rows] = found[pair.receiver][pair.recv_rows] = count + np.arange(
             pair.send_rows.size
         )
@@ -116,11 +118,11 @@ def _numbers(run: Run, together: Across) -> dict[int, Ints]:
     alone = sum(int((each == NONE).sum()) for each in found.values())
     total = sum(each.size for each in found.values())
     if len(run.ranks) > 1 and alone > UNPAIRED * total:
-        reasons = (*together.matching.reasons, *together.pairs.reasons)
+        reasons = (*cross_rank.matching.reasons, *cross_rank.pairs.reasons)
         why = f" ({reasons[0]})" if reasons else ""
         raise InputError(
-            f"{alone} of its {total} calls of collectives could not be paired with those of other ranks, so that who "
-            f"waits for whom is not known{why}"
+            f"{alone} of its {total} collective calls could not be matched with those of other ranks, so waits between "
+            f"ranks are not known{why}"
         )
     for numbers in found.values():
         lone = np.flatnonzero(numbers == NONE)
@@ -152,7 +154,7 @@ def _rows(timeline: RankTimeline, step: int) -> Ints:
 
 
 def _signature(run: Run, step: int) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Return what makes steps alike: operations and sizes on every rank, in any order."""
+    """Return the operations and sizes of a step on every rank, sorted; equal steps have the same."""
     found = []
     for timeline in run.ranks.values():
         calls = timeline.collectives
@@ -191,20 +193,20 @@ def _rank(timeline: RankTimeline, numbers: Ints) -> _Rank:
     )
 
 
-def _zero(together: Across, rank: int, base: int) -> int:
-    """Return what a rank's clock shows when the one that all share shows `base`; within a step no clock drifts."""
-    first = together.clocks.reference_ns
-    here = float(together.clocks.aligned(rank, np.array([base], np.int64))[0])
+def _zero(cross_rank: Across, rank: int, base: int) -> int:
+    """Return the time of a rank's own clock when the shared clock shows `base`; drift within a step is ignored."""
+    first = cross_rank.clocks.reference_ns
+    here = float(cross_rank.clocks.aligned(rank, np.array([base], np.int64))[0])
     zero = base - round(here - (base - first)) if isfinite(here) else POSSIBLE_NS
     if abs(zero) >= POSSIBLE_NS:
-        raise InputError(f"the times of rank {rank} cannot be right: its clock cannot be told from the others'")
+        raise InputError(f"the times of rank {rank} cannot be right: its clock cannot be aligned with the others")
     return zero
 
 
 def _blocked_in_ranges(timeline: RankTimeline) -> Intervals:
-    """Return when a CPU's thread stood in a range of FSDP until the call that it had made there was done.
+    """Return when a CPU thread was blocked in a range of FSDP until the call that it made there had ended.
 
-    torch's profiler has no span for such a wait: in backward the operation around it looks like computation.
+    torch's profiler has no span for such a wait: in backward the operation around it looks like compute.
     """
     notes, calls = timeline.annotations, timeline.collectives
     wanted = [
@@ -233,18 +235,18 @@ def _step(
     end = max(each.window[1] for each in seen.values())
     busy = {rank: _moved_by(clip(ranks[rank].busy, *_own(each)), -each.zero_ns) for rank, each in seen.items()}
     device = any(each.timeline.has_device for each in ranks.values())
-    told = sharing(described_calls, busy, calls, usual_ns)
+    shared = sharing(described_calls, busy, calls, usual_ns)
     place = {number: at for at, number in enumerate(calls.number.tolist())}
     programmes, moving = {}, {}
     for rank, each in seen.items():
         mine = np.array([place[number] for number in each.call.tolist()], np.int64)
         moved = union((calls.begun_ns[mine], each.end_ns))
         moving[rank] = _moved_by(moved, each.zero_ns)
-        own = [told[at] for at in mine.tolist()]
+        own = [shared[at] for at in mine.tolist()]
         lane = _lane(ranks[rank], each, mine, calls.done_ns[mine], busy[rank], moved, own, origin)
-        programmes[rank] = programme(lane)
+        programmes[rank] = rank_program(lane)
     graph = Graph(
-        calls=tuple(told),
+        calls=tuple(shared),
         programmes=programmes,
         measured_ns=float(end - origin),
         width=1 if device else GLOO_THREADS,
@@ -268,25 +270,25 @@ def _seen(rank: _Rank, step: int, window: tuple[int, int], zero: int) -> Seen:
     begin, end = calls.start_ns[rows].copy(), calls.end_ns[rows]
     message = np.array([timeline.names[op] in P2P for op in calls.op[rows].tolist()], np.bool_)
     if not timeline.has_device:
-        # What waits for one of gloo's workers does not move data; what waits for a core to run it is part of it.
+        # A call that waits for one of gloo's workers does not move data; waiting for a CPU core is part of the call.
         for group in np.unique(calls.group[rows]).tolist():
             chosen = np.flatnonzero((calls.group[rows] == group) & ~message)
-            begin[chosen] = taken_up(launch[chosen], end[chosen], GLOO_THREADS)
+            begin[chosen] = worker_starts(launch[chosen], end[chosen], GLOO_THREADS)
     begin = np.minimum(begin, end)
     if timeline.has_device:
-        launch = _come_to(rank, launch, begin)
+        launch = _compute_reached(rank, launch, begin)
         for group in np.unique(calls.group[rows]).tolist():
-            # One stream runs in the order of launch, on all members alike.
+            # One stream runs in launch order, the same on all members.
             chosen = np.flatnonzero((calls.group[rows] == group) & ~message)
             launch[chosen] = np.maximum.accumulate(launch[chosen])
     shown = (window[0] - zero, window[1] - zero)
     return Seen(zero, shown, rows, rank.call[rows], launch - zero, begin - zero, end - zero, message)
 
 
-def _come_to(rank: _Rank, launch: Ints, begin: Ints) -> Ints:
-    """Return how far a device's compute had come at each launch of a collective.
+def _compute_reached(rank: _Rank, launch: Ints, begin: Ints) -> Ints:
+    """Return when the device's compute had reached each launch of a collective.
 
-    It waits for what was launched before it, unless it began earlier: then it needs nothing of that.
+    A collective waits for compute that was launched before it, unless it began earlier: then it does not depend on it.
     """
     if not rank.launched_ns.size:
         return np.minimum(launch, begin)
@@ -305,13 +307,13 @@ def _lane(
     moved: Intervals,
     calls: Sequence[Call],
     origin: int,
-) -> Lane:
+) -> RankTimes:
     start, end = seen.window
     low, high = (int(np.searchsorted(rank.start_ns, each)) for each in _own(seen))
     spans = rank.start_ns[low:high] - seen.zero_ns
     launched = rank.launch_of_span_ns[low:high]
-    wanted = needed(rank.timeline, calls, seen.launch_ns, seen.end_ns, spans, end, seen.zero_ns)
-    return Lane(
+    wanted = needed_times(rank.timeline, calls, seen.launch_ns, seen.end_ns, spans, end, seen.zero_ns)
+    return RankTimes(
         on_device=rank.timeline.has_device,
         start_ns=min(start, int(seen.launch_ns.min(initial=start))) - origin,
         end_ns=end - origin,

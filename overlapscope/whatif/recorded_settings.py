@@ -1,4 +1,4 @@
-"""The settings under which torch makes the buckets that a recording shows."""
+"""Find the DDP settings that make the recorded buckets."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,21 +17,22 @@ from overlapscope.whatif.workload import Gradients, Workload
 
 
 def recorded_settings(run: Run, seen: Recorded) -> tuple[Settings, list[str]]:
-    """Return the settings that make the buckets that were seen."""
-    said: Mapping[str, Any] = next(iter(run.ranks.values())).recorded.get("ddp") or {}
+    """Return the settings that make the recorded buckets, with notes; raises InputError where none do."""
+    recorded: Mapping[str, Any] = next(iter(run.ranks.values())).recorded.get("ddp") or {}
     sent = int(seen.bytes.sum()) / int(seen.grad_bytes.sum())
     base = Settings(
-        gradient_as_bucket_view=bool(said.get("gradient_as_bucket_view", True)),
+        gradient_as_bucket_view=bool(recorded.get("gradient_as_bucket_view", True)),
         accumulation=seen.passes,
         no_sync=seen.passes > 1 and seen.synced == 1,
         communicated=HALF if abs(sent - HALF) < 1e-9 else sent,
     )
     flags = DdpSettings(
-        static_graph=bool(said.get("static_graph")), find_unused_parameters=bool(said.get("find_unused_parameters"))
+        static_graph=bool(recorded.get("static_graph")),
+        find_unused_parameters=bool(recorded.get("find_unused_parameters")),
     )
-    cap = said.get("bucket_cap_bytes")
-    told = [cap / MIB] if isinstance(cap, int) and 0 < cap < 1 << 60 else []
-    caps = told or _possible_caps(seen)
+    cap = recorded.get("bucket_cap_bytes")
+    recorded_cap = [cap / MIB] if isinstance(cap, int) and 0 < cap < 1 << 60 else []
+    caps = recorded_cap or _possible_caps(seen)
     rules = [replace(flags, bucket_cap_mb=each, small_first_bucket=small) for each in caps for small in (False, True)]
     if DEFAULT_CAP_MB in caps:
         rules.insert(0, flags)
@@ -41,16 +42,18 @@ def recorded_settings(run: Run, seen: Recorded) -> tuple[Settings, list[str]]:
             plain = replace(made, ddp=replace(rule, small_first_bucket=None))
             same = has_buckets(seen, plain)
             used = rule.bucket_cap_mb or DEFAULT_CAP_MB
-            note = f"no cap is recorded; bucket_cap_mb={used:g} makes the buckets that were seen"
-            return (plain if same else made), [] if told else [note]
+            note = f"no cap is recorded; bucket_cap_mb={used:g} makes the recorded buckets"
+            return (plain if same else made), [] if recorded_cap else [note]
     limits = tuple(float(each) / MIB for each in _gradient_bytes_of_buckets(seen))
     listed = replace(base, ddp=replace(flags, bucket_cap_mb_list=limits))
     if not has_buckets(seen, listed):
         raise InputError(
-            "its all-reduces are not the buckets that torch's rule makes of its gradients in the order recorded, so "
-            f"that no other cap can be replayed; {HOW}"
+            "its all-reduces are not the buckets that torch's rule makes of its gradients in the recorded order, so no "
+            f"other cap can be replayed; {HOW}"
         )
-    return listed, ["no cap makes the buckets that were seen; they stand as a list of caps, one for each"]
+    return listed, [
+        "no single cap makes the recorded buckets; they are replayed as a list of caps, one for each bucket"
+    ]
 
 
 def has_buckets(seen: Recorded, settings: Settings) -> bool:
@@ -59,12 +62,14 @@ def has_buckets(seen: Recorded, settings: Settings) -> bool:
 
 
 def sent_elements(seen: Recorded) -> Ints:
-    """Return the elements of each all-reduce."""
+    """Return the number of elements of each all-reduce."""
     return seen.bytes // np.array([ITEM_BYTES[each] for each in seen.sent_dtypes], np.int64)
 
 
 def _possible_caps(seen: Recorded) -> list[float]:
-    """Give caps that may have made the buckets, the likeliest first: torch's own, a whole number, the least bucket."""
+    """Return caps in MiB that may have made the buckets, the likeliest first: torch's default, a whole number, the size
+    of the smallest full bucket.
+    """
     full = _gradient_bytes_of_buckets(seen)[:-1] if seen.bytes.size > 1 else _gradient_bytes_of_buckets(seen)
     least = float(full.min()) / MIB
     return [float(DEFAULT_CAP_MB), *([float(int(least))] if least >= 1 else []), least]

@@ -1,7 +1,7 @@
-"""What a recording holds of the steps of a DistributedDataParallel: gradients and the all-reduces that carry them.
+"""Extract the steps of DistributedDataParallel from a recording: gradients and the all-reduces that carry them.
 
-Only whole steps that did the same are kept: the same gradients on every rank, and all-reduces whose elements add up to
-them. Times are nanoseconds on the clock that all ranks share; the tables' axes are (rank, step, ...).
+Only complete and equal steps are kept: the same gradients on every rank, and all-reduces whose elements add up to
+them. Times are nanoseconds on the clock that all ranks share; the axes of the arrays are (rank, step, ...).
 """
 
 from collections import Counter
@@ -23,55 +23,56 @@ from overlapscope.whatif.no_sync import averages_parameters, launch_times, optim
 
 HOW: Final = "record it with `overlapscope.profile(path, model=model)` around the training loop"
 MOST_STEPS: Final = 64
-"""Steps that are looked at, the last ones of a longer recording ..."""
+"""Limit on the steps that are used: the last ones of a longer recording."""
 MOST_RANK_STEPS: Final = 4096
-"""... and of many ranks fewer, but no fewer than this."""
+"""Limit on ranks times steps: with many ranks fewer steps are used ..."""
 LEAST_STEPS: Final = 5
+"""... but at least this many."""
 GLOO_THREADS: Final = 2
 """Collectives that torch's gloo runs at once (`ProcessGroupGloo::Options::threads`)."""
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The steps of one recording that are alike."""
+    """The equal steps of one recording."""
 
     ranks: tuple[int, ...]
     steps: tuple[int, ...]
     names: tuple[str, ...]
-    """Of the gradients in the order in which they became ready, as the following two."""
+    """Names of the gradients in the order in which they became ready; `elements` and `dtypes` have the same order."""
     elements: Ints
     dtypes: tuple[str, ...]
     start_ns: Floats
     end_ns: Floats
-    """(rank, step)."""
+    """Start and end of each step, shape (rank, step)."""
     passes: int
     """Backward passes of a step."""
     synced: int
-    """How many of them reduced gradients: 1 or all."""
+    """How many of these passes reduced gradients: 1 or all."""
     ready_ns: Floats
-    """(rank, step, pass, gradient)."""
+    """When each gradient was ready, shape (rank, step, pass, gradient)."""
     bytes: Ints
-    """Of the all-reduces of the last pass, in the order of launch."""
+    """Size of each all-reduce of the last pass, in launch order."""
     sent_dtypes: tuple[str, ...]
     launch_ns: Floats
-    """(rank, step, all-reduce) of the last pass: when the call was made."""
+    """When each call of the last pass was made, shape (rank, step, all-reduce)."""
     begun_ns: Floats
-    """When a stream or a worker took it up."""
+    """When a stream or a worker started each call."""
     done_ns: Floats
     rows: Ints
-    """(rank, step, all-reduce): row in the rank's collectives."""
+    """Row in the rank's `Collectives`, shape (rank, step, all-reduce)."""
     left_out: int
-    """Complete steps that did something else."""
+    """Number of complete steps that did other work."""
     unsynced: int = 0
-    """Complete steps with these gradients and no all-reduce, between those that have some."""
+    """Number of complete steps with these gradients and no all-reduce, between steps that have some."""
 
     def transfers(self, rank: int) -> Intervals:
-        """Return when the rank at this place transferred: from the last member's begin to its own end."""
+        """Return when the rank at this index transferred: from the start of the last member to its own end."""
         begun, done = self.begun_ns.max(axis=0).ravel(), self.done_ns[rank].ravel()
         return union((np.rint(begun).astype(np.int64), np.rint(done).astype(np.int64)))
 
     @property
     def steps_ns(self) -> Floats:
-        """How long each step took, from the first rank's start to the last one's end."""
+        """Duration of each step, from the first rank's start to the last rank's end."""
         lasted: Floats = self.end_ns.max(axis=0) - self.start_ns.min(axis=0)
         return lasted
 
@@ -84,13 +85,13 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class _Step(msgspec.Struct, frozen=True):
     window: tuple[int, int]
     ready_ns: Ints
-    """Of all passes behind each other, each in the rank's first order of gradients."""
+    """Ready times of all passes one after the other, each pass in the rank's first order of gradients."""
     rows: Ints
-    """Of the reductions of all passes."""
+    """Rows of the all-reduces of all passes."""
 
 
-def recorded_steps(run: Run, together: Across) -> Recorded:
-    """Find them. Raises InputError, saying what is missing and what to do, where there are none."""
+def recorded_steps(run: Run, cross_rank: Across) -> Recorded:
+    """Return the equal steps of a recording. Raises InputError, which says what is missing and what to do."""
     if not run.ranks:
         raise InputError(f"no rank was recorded; {HOW}")
     reference = next(iter(run.ranks.values()))
@@ -99,24 +100,24 @@ def recorded_steps(run: Run, together: Across) -> Recorded:
     common = sorted(set.intersection(*(set(each) for each in found.values())))
     if not common and any(map(averages_parameters, run.ranks.values())):
         raise InputError(
-            "its all-reduces follow the optimizer: they average parameters (local SGD) and carry no gradients, so that "
+            "its all-reduces run after the optimizer: they average parameters (local SGD) and carry no gradients, so "
             "there are no buckets to replay"
         )
     if not common:
         raise InputError(
-            "no step whose all-reduces carry its gradients was recorded as a whole on every rank: `whatif` replays "
-            f"DistributedDataParallel, no other way of sharing a model, and needs two steps after warm-up; else {HOW}"
+            "no step whose all-reduces carry its gradients was recorded completely on every rank: `whatif` needs two "
+            f"steps of DistributedDataParallel after warm-up; {HOW}"
         )
     kinds = Counter(_signature(run, found, step) for step in common)
     usual, often = kinds.most_common(1)[0]
     most = max(min(MOST_STEPS, MOST_RANK_STEPS // len(run.ranks)), LEAST_STEPS)
     chosen = [step for step in common if _signature(run, found, step) == usual][-most:]
     if often < 2 or usual is None:
-        raise InputError("its steps are not alike, or fewer than two are whole: record at least five like ones")
+        raise InputError("its steps differ, or fewer than two are complete: record at least five equal steps")
     windows = set().union(*(_recent(timeline) for timeline in run.ranks.values()))
     without = set.intersection(*map(unsynced_steps, run.ranks.values())) & windows
     left_out = len(windows - set(common) - without) + len(common) - often
-    seen = _joined(run, together, found, chosen, (names, elements, dtypes, passes), left_out)
+    seen = _joined(run, cross_rank, found, chosen, (names, elements, dtypes, passes), left_out)
     return replace(seen, unsynced=sum(chosen[0] < each < chosen[-1] for each in without))
 
 
@@ -126,8 +127,8 @@ def _gradients(timeline: RankTimeline) -> tuple[tuple[str, ...], Ints, tuple[str
     known = (table.elements > 0) & (table.step != NONE) & (table.ready_ns != NONE) & (table.dtype >= 0)
     if not known.any():
         raise InputError(
-            f"it holds no gradients with sizes, from which buckets are filled; {HOW}, or let torch's profiler record "
-            "shapes (record_shapes=True)"
+            f"it holds no gradients with sizes, which are needed to compute buckets; {HOW}, or let torch's profiler "
+            "record shapes (record_shapes=True)"
         )
     steps = np.unique(table.step[known])[-MOST_STEPS:].tolist()
     orders = Counter(
@@ -138,7 +139,7 @@ def _gradients(timeline: RankTimeline) -> tuple[tuple[str, ...], Ints, tuple[str
     passes = max(Counter(order).values())
     first = list(dict.fromkeys(order))
     if len(order) != passes * len(first):
-        raise InputError("its passes do not compute the same gradients, which `whatif` cannot replay")
+        raise InputError("its backward passes do not compute the same gradients, which `whatif` cannot replay")
     row = {code: int(np.flatnonzero(known & (table.name == code))[0]) for code in first}
     rows = np.array([row[code] for code in order[-len(first) :]], np.int64)
     dtypes = tuple(timeline.names[code] for code in table.dtype[rows].tolist())
@@ -149,7 +150,7 @@ def _gradients(timeline: RankTimeline) -> tuple[tuple[str, ...], Ints, tuple[str
 
 
 def _steps_of(timeline: RankTimeline, names: Sequence[str], elements: int, passes: int) -> dict[int, _Step]:
-    """Return the whole steps of a rank with these gradients, and all-reduces that carry them."""
+    """Return the complete steps of a rank with these gradients and the all-reduces that carry them."""
     table, calls = timeline.gradients, timeline.collectives
     place = {name: at for at, name in enumerate(names)}
     position = np.array([place.get(name, -1) for name in timeline.names], np.int64)
@@ -158,7 +159,7 @@ def _steps_of(timeline: RankTimeline, names: Sequence[str], elements: int, passe
     sized = np.array([name in ITEM_BYTES for name in timeline.names], np.bool_)
     usable &= (calls.op >= 0) & reduces[calls.op] & (calls.dtype >= 0) & sized[calls.dtype]
     usable &= (calls.end_ns >= calls.start_ns) & (calls.end_ns >= calls.launch_ns)
-    # What follows the optimizer carries no gradients: local SGD averages parameters there.
+    # All-reduces after the optimizer carry no gradients: local SGD averages parameters there.
     usable &= launch_times(timeline, np.arange(calls.step.size)) < optimizer_ns(timeline, calls.step)
     found = {}
     recent = _recent(timeline)
@@ -183,12 +184,12 @@ def _steps_of(timeline: RankTimeline, names: Sequence[str], elements: int, passe
 
 
 def _recent(timeline: RankTimeline) -> set[int]:
-    """Return the steps that are looked at: twice as many as are kept."""
+    """Return the last steps of a rank, twice as many as are kept."""
     return set(np.unique(timeline.steps.step)[-2 * MOST_STEPS :].tolist())
 
 
 def _carrying(timeline: RankTimeline, rows: Ints, ready: Ints, elements: int) -> Ints | None:
-    """Give the all-reduces of the last pass, or of every one, that together carry all gradients; None without them."""
+    """Return the rows of the all-reduces of the last pass, or of every pass, that carry all gradients; None without."""
     launched, sizes = launch_times(timeline, rows), timeline.collectives.elements[rows]
     found: list[Ints] = []
     for turn in range(ready.shape[0]):
@@ -204,7 +205,7 @@ def _carrying(timeline: RankTimeline, rows: Ints, ready: Ints, elements: int) ->
 
 
 def _signature(run: Run, found: Mapping[int, Mapping[int, _Step]], step: int) -> tuple[Any, ...] | None:
-    """Return what makes two steps alike: the sizes of their all-reduces, the same on all ranks; else None."""
+    """Return the sizes of a step's all-reduces, which must be the same on all ranks (else None); equal steps match."""
     sizes = {
         tuple(run.ranks[rank].collectives.bytes[steps[step].rows].tolist()) for rank, steps in found.items()
     }  # fmt: skip
@@ -216,7 +217,7 @@ def _times(timeline: RankTimeline, steps: Sequence[_Step], rows: Ints) -> tuple[
     launched = np.array([launch_times(timeline, each) for each in rows])
     starts, ends = timeline.collectives.start_ns[rows], timeline.collectives.end_ns[rows]
     if timeline.basis == "events" and not timeline.has_device:
-        starts = taken_up(launched, ends, GLOO_THREADS)
+        starts = worker_starts(launched, ends, GLOO_THREADS)
     ready = np.array([each.ready_ns for each in steps])
     ready = _on_device(timeline, ready) if timeline.has_device else ready
     return np.array([each.window for each in steps]), ready, launched, starts, ends
@@ -224,7 +225,7 @@ def _times(timeline: RankTimeline, steps: Sequence[_Step], rows: Ints) -> tuple[
 
 def _joined(
     run: Run,
-    together: Across,
+    cross_rank: Across,
     found: Mapping[int, Mapping[int, _Step]],
     steps: Sequence[int],
     gradients: tuple[tuple[str, ...], Ints, tuple[str, ...], int],
@@ -239,7 +240,7 @@ def _joined(
     last = rows[:, :, rows.shape[2] - rows.shape[2] // synced :]
     calls = reference.collectives
     times = [_times(run.ranks[rank], [found[rank][step] for step in steps], last[at]) for at, rank in enumerate(ranks)]
-    shared = [[together.clocks.aligned(rank, each) for each in own] for rank, own in zip(ranks, times, strict=True)]
+    shared = [[cross_rank.clocks.aligned(rank, each) for each in own] for rank, own in zip(ranks, times, strict=True)]
     windows, ready, launch, begun, done = (np.array(each) for each in zip(*shared, strict=True))
     return Recorded(
         ranks=ranks,
@@ -262,10 +263,11 @@ def _joined(
     )
 
 
-def taken_up(launched: Ints, ended: Ints, workers: int) -> Ints:
-    """Return when each call was taken up by one of so many workers that take calls in order; the last axis is calls.
+def worker_starts(launched: Ints, ended: Ints, workers: int) -> Ints:
+    """Return when each call was started by one of `workers` workers that take calls in order; the last axis is calls.
 
-    What is noted as a call's start where no worker is seen is its launch: what waits in the queue does not move data.
+    Where workers are not recorded, the recorded start of a call is its launch; a call that waits in the queue does not
+    move data.
     """
     free = np.full((*launched.shape[:-1], workers), np.iinfo(np.int64).min, np.int64)
     begun = np.empty_like(launched)
@@ -277,7 +279,7 @@ def taken_up(launched: Ints, ended: Ints, workers: int) -> Ints:
 
 
 def _on_device(timeline: RankTimeline, times_ns: Ints) -> Ints:
-    """Return when the device had done what the host had launched by each time: the host runs ahead of it."""
+    """Return when the device had finished the work that the host had launched by each time: the host runs ahead."""
     spans = timeline.spans
     rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.launch_ns != NONE))
     if not rows.size:

@@ -1,9 +1,9 @@
-"""Run a job of programmes and collectives through time: discrete events over the compute and comm lanes of all ranks.
+"""Replay a job of programmes and collectives: a discrete-event simulation of compute and communication of all ranks.
 
-Compute is a lane that follows its rank's programme. A collective is launched when the programme gets there, begins on a
-rank when its stream has room, transfers once it has begun on all members, and ends on all at once. Rates change at
-events only: compute slows while a collective transfers on its rank, a collective while a member computes, and those
-that are on one link at once share it equally.
+The compute of a rank follows its programme. A collective is launched when the programme reaches its launch, begins on a
+rank when its stream has room, transfers once it has begun on all members, and ends on all at the same time. Rates
+change at events only: compute is slower while a collective transfers on its rank, a collective is slower while a member
+computes, and collectives that run at the same time on one link share it equally.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from overlapscope.whatif.workload import Interference
 
 
 class Work(msgspec.Struct, frozen=True):
-    """Compute that takes `ns` undisturbed."""
+    """Compute that takes `ns` without interference."""
 
     ns: float
     slows: bool = True
@@ -30,13 +30,13 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """Give a collective to its stream, once the compute before has ended."""
+    """Put a collective on its stream, after the compute before it has ended."""
 
     collective: int
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Let compute wait until a collective has ended."""
+    """Wait until a collective has ended."""
 
     collective: int
 
@@ -50,44 +50,45 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
 
     ranks: tuple[int, ...]
     alone_ns: float
-    """What it takes with its link for itself and no compute beside it."""
+    """Its time with the link alone and without compute beside it."""
     stream: str = "comm"
     link: str = "link"
     early: Mapping[int, float] = {}
-    """Ranks that have it before its link is free: after these shares of what it takes, above 0 and below 1."""
+    """Ranks that have the result before the transfer ends, with the share of the transfer after which: between 0 and
+    1."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What all ranks do, and with which collectives. Ranks without a programme of their own share one's."""
+    """The programmes of the ranks and their collectives. Ranks that do the same as another have no own programme."""
 
     programmes: Mapping[int, Programme]
     transfers: Sequence[Transfer]
     interference: Interference = msgspec.field(default_factory=Interference)
     width: int = 1
-    """Collectives that a stream runs at once."""
+    """Number of collectives that a stream runs at once."""
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened, in ns from the start of the first rank; one entry a rank or a collective."""
+    """The result of a replay, in ns from the start of the first rank; one entry a rank or a collective."""
 
     step_ns: float
     ended_ns: Mapping[int, float]
     exposed_comm_ns: Mapping[int, float]
-    """Time in which a rank was in a collective, waiting or transferring, and did not compute."""
+    """Exposed time: the rank was in a collective, waiting or transferring, and did not compute."""
     hidden_comm_ns: Mapping[int, float]
     begun_ns: Sequence[Mapping[int, float]]
     """When each collective began on each of its ranks."""
     transferring_ns: Sequence[tuple[float, float]]
     reached_ns: Mapping[int, Sequence[float]]
-    """When each rank's programme got to each of its instructions."""
+    """When each rank's programme reached each of its instructions, and its end."""
 
 
 class StuckError(ValueError):
-    """A job can never end: ranks wait for each other; the message names a rank and what it waits for."""
+    """A job deadlocks: ranks wait for each other. The message names a rank and the collective that it waits for."""
 
 
 def replay(job: Job) -> Replay:
-    """Run a job. Raises StuckError when it cannot end, and the launches of its ranks do not fit together."""
+    """Run a job. Raises StuckError where it deadlocks because the launches of its ranks do not match."""
     return _Machine(job).run()
 
 
@@ -110,7 +111,7 @@ class _Rank:
         self.reached: list[float] = []
 
     def count(self, now: float) -> None:
-        """Book the time since the last change."""
+        """Add the time since the last change to exposed or overlapped time."""
         if self.in_comm:
             if self.computing:
                 self.hidden += now - self.seen
@@ -133,7 +134,7 @@ class _Moving:
     def __init__(self) -> None:
         self.has: set[int] = set()
         self.early: list[tuple[float, int]] = []
-        """What is left when ranks have it that need not wait for its end, the next one last."""
+        """(time left, rank) for each rank that has the result early, the next one last."""
         self.begun: dict[int, float] = {}
         self.started = self.ended = -1.0
         self.left = self.since = 0.0
@@ -152,7 +153,7 @@ class _Machine:
         self.on_link: dict[str, list[int]] = {}
         self.on_rank: dict[int, list[int]] = {rank: [] for rank in self.ranks}
         self.events: list[tuple[float, int, int, int]] = []
-        """Time, rank or -1 - collective, version, and nothing: sorts by rank at equal times."""
+        """Heap of (time, rank or -1 - collective, version, 0): sorted by rank at equal times."""
 
     def run(self) -> Replay:
         for rank in self.ranks:
@@ -182,7 +183,7 @@ class _Machine:
         )
 
     def _advance(self, rank: int, now: float) -> None:
-        """Follow a rank's programme until it computes, waits, or has ended; the end is noted as a last place."""
+        """Follow a rank's programme until it computes, waits, or ends; the end is recorded as a last instruction."""
         state = self.ranks[rank]
         while state.at < len(state.programme):
             step = state.programme[state.at]
@@ -228,7 +229,7 @@ class _Machine:
                     self._repace_transfer(collective, now)
 
     def _schedule(self, rank: int, state: _Rank, now: float) -> None:
-        """Set the rate of a rank's compute, and when it will end."""
+        """Set the rate of a rank's compute, and schedule its end."""
         slowed = state.slows and state.transferring
         state.rate = 1.0 / self.job.interference.compute if slowed else 1.0
         state.version += 1
@@ -281,7 +282,7 @@ class _Machine:
         heappush(self.events, (now + after, -1 - collective, moving.version, 0))
 
     def _reached(self, collective: int, now: float) -> None:
-        """Go on where a transfer has come to what its next event is: a rank has it early, or it ends."""
+        """Handle the next event of a transfer: a rank has the result early, or the transfer ends."""
         moving = self.moving[collective]
         if not moving.early:
             self._end(collective, now)
@@ -302,7 +303,7 @@ class _Machine:
         self._leave(collective, tuple(rank for rank in transfer.ranks if rank not in moving.has), now)
 
     def _leave(self, collective: int, ranks: Sequence[int], now: float) -> None:
-        """Let ranks go on that have a collective."""
+        """Let ranks continue that have the result of a collective."""
         self.moving[collective].has.update(ranks)
         for rank in ranks:
             state = self.ranks[rank]

@@ -1,4 +1,4 @@
-"""Settings that are replayed where somebody asks for them: other steps than the job's own, shown and never advised."""
+"""Settings that are replayed only on request: ZeRO stages, pieces of buckets, priority, channels. Never recommended."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -8,26 +8,26 @@ from msgspec.structs import replace
 
 from overlapscope.errors import UsageError
 from overlapscope.whatif.buckets import MIB
-from overlapscope.whatif.ddp_predict import Case, scenarios
+from overlapscope.whatif.ddp_predict import DdpCase, scenarios
 from overlapscope.whatif.ddp_step import Settings
 from overlapscope.whatif.result import Scenario, WhatIf
 from overlapscope.whatif.workload import Workload, curve_of
-from overlapscope.whatif.zero import STATE_BYTES, Sharding, assumed, sharding_of
+from overlapscope.whatif.zero import STATE_BYTES, Sharding, sharding_of, unmeasured_operations
 
 MOST_PIECES: Final = 5_000
-"""Pieces of all passes of one step: more would be replayed for minutes."""
-NEAR: Final = 0.002
-"""A share of the step below which nothing is said to be gained."""
+"""Limit on the pieces of all passes of one step: more would take minutes to replay."""
+NO_GAIN: Final = 0.002
+"""A gain below this share of the step is reported as none."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for."""
+    """The settings that the user requested."""
 
     zero_stages: tuple[int, ...] = ()
     partitions_mb: tuple[float, ...] = ()
     priority: bool = False
     channels: tuple[int, ...] = ()
-    """Of those that the workload has a table for."""
+    """Numbers of channels, of those that the workload has a table for."""
 
     def __bool__(self) -> bool:
         return self != NOTHING
@@ -36,52 +36,60 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 NOTHING: Final = Asked()
 
 
-def unfit(workload: Workload, base: Settings) -> dict[str, str]:
-    """Return the options that a workload of DistributedDataParallel has no room for, and why."""
+def unsupported_ddp_options(workload: Workload, base: Settings) -> dict[str, str]:
+    """Return the options that do not apply to a workload of DistributedDataParallel, and why."""
     found = {}
     if workload.placed:
-        found = dict.fromkeys(("--zero-stage", "--priority"), "the workload has other collectives than its gradients'")
+        found = dict.fromkeys(
+            ("--zero-stage", "--priority"), "the workload also has collectives that are not of gradients"
+        )
     if workload.world_size < 2:
-        found["--zero-stage"] = "one rank has nothing to share with"
+        found["--zero-stage"] = "there is only one rank, so nothing can be sharded"
     if base.accumulation > 1 and not base.no_sync:
         found["--priority"] = "every pass of a step reduces gradients here; only one may (no_sync)"
     return found
 
 
-def _refuse(option: str, unfitting: Mapping[str, str]) -> None:
-    if option in unfitting:
-        raise UsageError(f"{option}: {unfitting[option]}")
+def _refuse(option: str, unsupported: Mapping[str, str]) -> None:
+    if option in unsupported:
+        raise UsageError(f"{option}: {unsupported[option]}")
 
 
-def with_asked(told: WhatIf, case: Case, asked: Asked, *, optimizer: str | None = None) -> WhatIf:
-    """Add the scenarios that were asked for, and what they rest on; `optimizer` is None where it is not known.
+def with_asked(result: WhatIf, case: DdpCase, asked: Asked, *, optimizer: str | None = None) -> WhatIf:
+    """Return the result with the requested scenarios added, and with notes on what they assume.
 
-    Raises UsageError where the workload has no room for them.
+    `optimizer` is None where it is not known. Raises UsageError where a setting does not apply to the workload.
     """
     if not asked:
-        return told
+        return result
     rows: list[Scenario] = []
     notes: list[str] = []
     workload = case.workload()
     if asked.zero_stages:
-        rows += _sharded(case, workload, [sharding_of(each, optimizer or "adam") for each in asked.zero_stages])
-        notes += _of_sharding(workload, optimizer)
+        rows += _sharded_scenarios(
+            case, workload, [sharding_of(each, optimizer or "adam") for each in asked.zero_stages]
+        )
+        notes += _sharding_notes(workload, optimizer)
     if asked.partitions_mb or asked.priority:
-        settings = _scheduled(case.baseline, workload, asked)
+        settings = _ordered_settings(case.baseline, workload, asked)
         ordered = scenarios(case, settings)[1:]
         rows += ordered
-        notes += _of_order(ordered)
+        notes += _order_notes(ordered)
     if asked.channels:
         if not curve_of(workload, "all_reduce", workload.world_size).measured.all():
-            raise UsageError("--channels: the present all-reduces are a formula's; give their table: collectives.file")
+            raise UsageError(
+                "--channels: the present all-reduces are priced by a formula; give a measured table: collectives.file"
+            )
         rows += scenarios(case, [replace(case.baseline, channels=each) for each in asked.channels])[1:]
-        notes.append("channels: transfers as the tables measured them; how much they slow compute is taken to stay")
-    return replace(told, scenarios=[*told.scenarios, *rows], reasons=[*told.reasons, *notes])
+        notes.append(
+            "channels: transfer times are from the tables; how much they slow compute is assumed to stay the same"
+        )
+    return replace(result, scenarios=[*result.scenarios, *rows], reasons=[*result.reasons, *notes])
 
 
-def _sharded(case: Case, workload: Workload, stages: Sequence[Sharding]) -> list[Scenario]:
-    """Return a row for each stage, whose interval spans what its collectives may cost."""
-    _refuse("--zero-stage", unfit(workload, case.baseline))
+def _sharded_scenarios(case: DdpCase, workload: Workload, stages: Sequence[Sharding]) -> list[Scenario]:
+    """Return a scenario for each stage; its interval spans the range of costs of its collectives."""
+    _refuse("--zero-stage", unsupported_ddp_options(workload, case.baseline))
     found = []
     for stage in stages:
         settings = [replace(case.baseline, sharding=each) for each in stage.range()]
@@ -98,38 +106,42 @@ def _sharded(case: Case, workload: Workload, stages: Sequence[Sharding]) -> list
     return found
 
 
-def _of_sharding(workload: Workload, optimizer: str | None) -> list[str]:
-    untold = " and ".join(each.replace("_", "-") for each in assumed(workload))
-    notes = [f"zero_stage: bytes are exact; {untold} are assumed to take shares of an all-reduce"] if untold else []
+def _sharding_notes(workload: Workload, optimizer: str | None) -> list[str]:
+    not_measured = " and ".join(each.replace("_", "-") for each in unmeasured_operations(workload))
+    notes = (
+        [f"zero_stage: bytes are exact; {not_measured} are assumed to take shares of an all-reduce"]
+        if not_measured
+        else []
+    )
     known = f"with {optimizer}" if optimizer is not None else "with Adam, as its optimizer is not known"
     state_bytes = STATE_BYTES[optimizer or "adam"]
     notes.append(f"zero_stage: memory of a rank {known}: {state_bytes} bytes a parameter, 4 more for those of 16 bits")
     return notes
 
 
-def _scheduled(base: Settings, workload: Workload, asked: Asked) -> list[Settings]:
+def _ordered_settings(base: Settings, workload: Workload, asked: Asked) -> list[Settings]:
     if asked.priority:
-        _refuse("--priority", unfit(workload, base))
+        _refuse("--priority", unsupported_ddp_options(workload, base))
     total = float(workload.gradients.sizes_bytes.sum()) * (1 if base.no_sync else base.accumulation)
     for each in asked.partitions_mb:
         if total / (each * MIB) > MOST_PIECES:
-            raise UsageError(f"--partition-mb {each:g}: makes {total / (each * MIB):.0f} pieces; {MOST_PIECES} at most")
+            raise UsageError(
+                f"--partition-mb {each:g}: makes {total / (each * MIB):.0f} pieces; at most {MOST_PIECES} are allowed"
+            )
     found = [replace(base, partition_mb=each) for each in asked.partitions_mb]
     if asked.priority:
         found += [replace(base, priority=True, partition_mb=each) for each in (None, *asked.partitions_mb)]
     return found
 
 
-def _of_order(rows: Sequence[Scenario]) -> list[str]:
-    """Say what order can gain at all."""
+def _order_notes(rows: Sequence[Scenario]) -> list[str]:
+    """Return notes on how much sending order can gain."""
     ordered = [each for each in rows if each.knobs.get("priority")]
     notes = []
     if len(ordered) < len(rows):
-        notes.append(
-            "partition_mb: pieces gain nothing by themselves: DDP's optimizer waits for all buckets, in any order"
-        )
+        notes.append("partition_mb: pieces alone gain nothing: DDP's optimizer waits for all buckets, in any order")
     if ordered:
         most = max(each.gain for each in ordered)
-        said = f"at most {most:.1%} are gained" if most > NEAR else "nothing is gained: no transfer can be overtaken"
-        notes.append(f"priority: no setting of DDP, but a scheduler like ByteScheduler; {said}")
+        gain = f"the gain is at most {most:.1%}" if most > NO_GAIN else "no gain: no transfer can be overtaken"
+        notes.append(f"priority: not a setting of DDP, it needs a scheduler like ByteScheduler; {gain}")
     return notes

@@ -1,48 +1,49 @@
-"""The content of `overlapscope.whatif/1`: the present step, steps under other settings, and whether to change."""
+"""The result types of `overlapscope.whatif/1`: the present step, steps under other settings, and whether to change."""
 
 from typing import Any, Literal
 
 import msgspec
 
-from overlapscope.whatif.parallelism import Kind
+from overlapscope.whatif.parallelism import Parallelism
 
 SCHEMA: Literal["overlapscope.whatif/1"] = "overlapscope.whatif/1"
 
 
 class Baseline(msgspec.Struct, kw_only=True, frozen=True):
-    """The present settings, measured and replayed."""
+    """The present settings: the measured step and its replay."""
 
     knobs: dict[str, Any]
     measured_step_ns: int | None
     replayed_step_ns: int
     replay_error: float | None
-    """The worst miss of a measured step, as a share of it; null where none was measured."""
+    """Relative error of the replay of the worst measured step; null where no step was measured."""
 
 
 class Scenario(msgspec.Struct, kw_only=True, frozen=True):
-    """A step under other settings. Intervals are 90 %."""
+    """The predicted step under other settings. Intervals are 90 %."""
 
     knobs: dict[str, Any]
     predicted_step_ns: int
     low_ns: int
     high_ns: int
     gain: float
-    """1 - replayed / replayed with the present settings, or 1 - measured / measured where both were measured."""
+    """1 - step / present step: of two replays, or of two measured steps where both were measured."""
     gain_low: float
     gain_high: float
     exposed_comm_ns: int
     memory_bytes: int
-    """Of buckets beside the gradients themselves; of parameters that are gathered for longer than as recorded."""
+    """Extra memory: buckets that are copies of the gradients, parameters that stay gathered for longer than
+    recorded."""
     buckets: int
-    """0 where nothing is reduced in buckets."""
+    """Number of buckets; 0 where gradients are not reduced in buckets."""
     changes_numerics: bool
     hypothetical: bool
-    """What no setting brings about: a faster link, no late ranks."""
+    """Whether no setting can do it, such as a faster link or no late ranks."""
     known_from: Literal["measured", "replay"]
 
 
 class Bounds(msgspec.Struct, kw_only=True, frozen=True):
-    """What no setting can beat, and the worst."""
+    """The shortest and the longest step that any overlap can give."""
 
     no_comm_ns: int
     perfect_overlap_ns: int
@@ -50,7 +51,7 @@ class Bounds(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Interval(msgspec.Struct, kw_only=True, frozen=True):
-    """How much compute and communication slow each other."""
+    """How many times as long compute takes beside communication, with a 90 % interval."""
 
     slowdown: float
     low: float
@@ -60,7 +61,7 @@ class Interval(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Assumed(msgspec.Struct, kw_only=True, frozen=True):
-    """What nobody measured, and the step of the best scenario as it varies."""
+    """An assumed value, and the step of the best scenario at both ends of its range."""
 
     name: str
     value: float
@@ -78,12 +79,12 @@ class Best(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Trial(msgspec.Struct, kw_only=True, frozen=True):
-    """A setting that was asked for and that nothing measured tells the effect of: worth trying, without a gain."""
+    """A requested setting whose effect cannot be predicted from measurements: worth trying, without a gain."""
 
     knobs: dict[str, Any]
     why: str
     apply: dict[str, str]
-    """Code or variables by framework."""
+    """Code or environment variables, by framework."""
     verify: str
 
 
@@ -91,17 +92,17 @@ class WhatIf(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sche
     """The content of `overlapscope.whatif/1`. Times are integer nanoseconds, missing is null."""
 
     schema_: Literal["overlapscope.whatif/1"] = SCHEMA
-    kind: Kind = "ddp"
-    """How the job splits its model over ranks: what can be replayed depends on it."""
+    kind: Parallelism = "ddp"
+    """How the job distributes its model over ranks; it decides what can be replayed."""
     baseline: Baseline
     scenarios: list[Scenario]
     bounds: Bounds
     verdict: Literal["change", "no_change", "insufficient_data"]
     waiting: bool = False
-    """Whether waiting for a late rank dominates: no setting is advised before what holds it is found."""
+    """Whether waiting for a straggler dominates: tuning will not help until the straggler is fixed."""
     best: Best
     flat_region: dict[str, list[Any]]
-    """Values of a knob whose steps the noise does not tell from the best one's."""
+    """Values of a knob whose steps differ from the best one by less than the noise."""
     reasons: list[str]
     interference: Interval
     assumptions: list[Assumed]

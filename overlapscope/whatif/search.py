@@ -1,4 +1,4 @@
-"""Settings worth trying: caps, and a list of caps of its own for each bucket from a merge rule and a local search."""
+"""Find bucket settings to try: single caps, and a list of caps by a merge rule and a local search."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -11,12 +11,11 @@ from overlapscope.whatif.ddp_step import Settings
 from overlapscope.whatif.workload import Workload, curve_of
 
 CAPS_MB: Final = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0)
-"""Caps that are tried where nobody names others."""
+"""Caps in MiB that are tried by default."""
 ROUNDS: Final = 3
-"""Of the local search: each tries to move every boundary once."""
-
+"""Rounds of the local search; each tries to move every boundary once."""
 MOST_WORK: Final = 100_000
-"""Gradients that the local search may look at in all: a model of very many gets few tries."""
+"""Limit on gradients times tries of the local search: a model with very many gradients gets few tries."""
 
 
 def with_cap(base: Settings, cap_mb: float | None) -> Settings:
@@ -25,9 +24,9 @@ def with_cap(base: Settings, cap_mb: float | None) -> Settings:
 
 
 def with_groups(workload: Workload, base: Settings, groups: Sequence[Sequence[int]]) -> Settings:
-    """Return the settings under which torch makes these buckets: groups of gradients in the order of readiness.
+    """Return the settings with which torch makes these buckets: groups of gradients in the order of readiness.
 
-    A limit is what its group holds, so that the bucket closes with its last gradient. The last limit repeats.
+    Each limit is the size of its group, so that the bucket closes with the group's last gradient.
     """
     sizes = workload.gradients.sizes_bytes
     limits = tuple(float(sizes[list(group)].sum()) / MIB for group in groups)
@@ -35,10 +34,10 @@ def with_groups(workload: Workload, base: Settings, groups: Sequence[Sequence[in
 
 
 def merged(workload: Workload) -> list[list[int]]:
-    """Group gradients by the rule of MG-WFBP (Shi et al., INFOCOM 2019), with a curve in place of its one line.
+    """Group gradients by the rule of MG-WFBP (Shi et al., INFOCOM 2019), with a curve instead of its linear cost.
 
-    A gradient joins the group before it where it is ready before that group's transfer could start, or where waiting
-    for it costs less than a transfer of its own does in latency.
+    A gradient joins the group before it if it is ready before that group's transfer could start, or if waiting for it
+    costs less than the latency of its own transfer.
     """
     gradients = workload.gradients
     curve = curve_of(workload, "all_reduce", workload.world_size)
@@ -63,7 +62,7 @@ def merged(workload: Workload) -> list[list[int]]:
 def improved(
     groups: Sequence[Sequence[int]], cost: Callable[[Sequence[Sequence[int]]], float], most_tries: int = 600
 ) -> list[list[int]]:
-    """Move, remove and add boundaries between groups while the cost falls; few more than `most_tries` are asked."""
+    """Move, remove and add boundaries between groups while the cost falls, in at most `most_tries` calls of it."""
     count = sum(map(len, groups))
     most_tries = min(most_tries, MOST_WORK // count)
     cuts = _cuts(groups)
@@ -96,13 +95,16 @@ def _groups(cuts: frozenset[int] | set[int], count: int) -> list[list[int]]:
 
 
 def can_list(settings: Settings, workload: Workload) -> bool:
-    """Return whether a list of caps can make any grouping: buckets are rebuilt, and gradients are of one kind."""
+    """Return whether a list of caps can make any grouping: buckets are rebuilt, and all gradients have one kind."""
     return settings.ddp.rebuilds and len(set(workload.gradients.kinds)) == 1 and not settings.ddp.small_last_bucket
 
 
-def caps_to_try(base: DdpSettings, asked: Sequence[float]) -> list[float | None]:
-    """Return the caps to replay: those asked for, else the usual ones and torch's own, None; always the present one."""
-    caps: list[float | None] = list(asked) or [*CAPS_MB, None]
+def caps_to_try(base: DdpSettings, requested: Sequence[float]) -> list[float | None]:
+    """Return the caps to replay in MiB: the requested ones, else the usual ones and torch's default (None).
+
+    The present cap is always included.
+    """
+    caps: list[float | None] = list(requested) or [*CAPS_MB, None]
     if not base.bucket_cap_mb_list and base.bucket_cap_mb not in caps:
         caps.append(base.bucket_cap_mb)
     return list(dict.fromkeys(caps))

@@ -1,8 +1,8 @@
-"""A step of DistributedDataParallel as it would be with its optimizer, gradients or parameters sharded (ZeRO).
+"""Build the job of a DistributedDataParallel step with optimizer, gradients or parameters sharded (ZeRO).
 
-Buckets stay as they are. Stages 1 and 2 scatter each bucket's sum in backward; the optimizer works on a rank's share,
-then parameters are gathered, which nothing hides. Stage 3 gathers a bucket's parameters before its forward and again
-before its backward, the next one's while it computes, as FSDP does.
+Buckets stay the same. Stages 1 and 2 reduce-scatter each bucket in backward; the optimizer works on a rank's share,
+then parameters are gathered, fully exposed. Stage 3 gathers a bucket's parameters before its forward and again before
+its backward, and those of the next bucket while it computes, as FSDP does.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from overlapscope.whatif.zero import Sharding, time_ns
 
 
 def sharded_job(workload: Workload, settings: Settings) -> Job:
-    """Return the job of one optimizer step; `settings.sharding` must be there.
+    """Return the job of one optimizer step; `settings.sharding` must be set.
 
-    Gradients of every pass are scattered from stage 2 on: a rank has no room for what is not its own.
+    From stage 2 on the gradients of every pass are scattered, because a rank does not keep those of others.
     """
     sharding = settings.sharding
     assert sharding is not None
@@ -37,16 +37,16 @@ def sharded_job(workload: Workload, settings: Settings) -> Job:
 
 
 class _Parts(msgspec.Struct, frozen=True):
-    """Of each bucket in the order of launch: what it computes in forward and backward, ns."""
+    """Compute of each bucket in forward and backward, in ns, in launch order."""
 
     forward_ns: Floats
     backward_ns: Floats
     tail_ns: float
-    """What backward still computes when the last gradient is ready."""
+    """Compute of backward after the last gradient is ready."""
 
 
 class _Step:
-    """A programme that grows; all ranks follow it."""
+    """Builder of the programme that all ranks follow."""
 
     def __init__(self, workload: Workload, settings: Settings, sharding: Sharding) -> None:
         self.workload, self.settings, self.sharding = workload, settings, sharding
@@ -58,12 +58,12 @@ class _Step:
         self.transfers: list[Transfer] = []
 
     def call(self, op: str, size_bytes: float) -> int:
-        """Return the number of a collective of the whole group."""
+        """Add a collective of the whole group and return its number."""
         self.transfers.append(Transfer(ranks=(), alone_ns=time_ns(self.workload, self.sharding, op, size_bytes)))
         return len(self.transfers) - 1
 
     def one_pass(self, *, scatters: bool) -> None:
-        """Add a forward and a backward pass, and the waits for what it scatters."""
+        """Add a forward and a backward pass, and the waits for its reduce-scatters."""
         count = len(self.parameter_bytes)
         gathers = self.sharding.stage == 3
         self._computed(range(count)[::-1], self.parts.forward_ns, gathers=gathers, scatters=False)
@@ -72,7 +72,10 @@ class _Step:
         self.body += [Wait(each) for each in waits]
 
     def _computed(self, order: Sequence[int], times_ns: Floats, *, gathers: bool, scatters: bool) -> list[int]:
-        """Compute bucket by bucket, parameters gathered while the one before computes; give what is scattered."""
+        """Add the compute bucket by bucket; parameters are gathered while the bucket before computes.
+
+        Returns the numbers of the reduce-scatters.
+        """
         gathered = [self.call("all_gather", self.parameter_bytes[each]) for each in order] if gathers else []
         self.body += [Launch(each) for each in gathered[:1]]
         scattered = []
@@ -97,7 +100,7 @@ class _Step:
 
 
 def _parts(workload: Workload, members: Sequence[Sequence[int]]) -> _Parts:
-    """Share out the passes: a bucket's backward ends where its last gradient is ready, forward has the same shares."""
+    """Split both passes by bucket: its backward ends when its last gradient is ready; forward has the same shares."""
     ready = np.maximum.accumulate([workload.gradients.ready_ns[list(each)].max() for each in members])
     end = workload.forward_ns + workload.backward_ns
     edges = np.clip(np.concatenate(([workload.forward_ns], ready)), workload.forward_ns, end)

@@ -1,11 +1,11 @@
-"""Whether torch.compile split a DistributedDataParallel's graph where its buckets end.
+"""Detect whether torch.compile split the graph of DistributedDataParallel at the ends of buckets.
 
 Its DDPOptimizer (`torch._dynamo.config.optimize_ddp`, on unless it is switched off) reads the cap and compiles a graph
-for each bucket, so that buckets need not wait for the end of one backward graph. Another cap makes other graphs: what
-was recorded of these tells nothing of those, and no cap is replayed.
+for each bucket, so that buckets need not wait for the end of one backward graph. Another cap makes other graphs, whose
+times were not recorded, so no cap is replayed.
 
-A trace shows it. What Dynamo compiled of one frame runs as one `Torch-Compiled Region` (a graph break begins another),
-and calls one graph, a `CompiledFunction`, or none; a region that calls several was split.
+A trace shows it. The part of a frame that Dynamo compiled runs as one `Torch-Compiled Region` (a graph break begins
+another), and calls one graph, a `CompiledFunction`, or none; a region that calls several was split.
 """
 
 from typing import Final
@@ -18,13 +18,13 @@ from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.recorded_steps import Recorded
 
 SPLITS: Final = "compile_splits"
-"""Key of what our own capture notes of DDP: whether torch.compile splits its graph."""
+"""Key in the DDP record of our own capture: whether torch.compile splits its graph."""
 
 
 def split_graphs(timeline: RankTimeline, seen: Recorded) -> str:
-    """Return why no cap can be replayed; empty where nothing shows that graphs were split by it."""
+    """Return why no cap can be replayed; empty where graphs were not split."""
     why = (
-        "torch.compile split the graph where buckets end (DDPOptimizer), so that another cap makes other graphs: "
+        "torch.compile split the graph at the ends of buckets (DDPOptimizer), so another cap makes other graphs: "
         "measure it, or record with torch._dynamo.config.optimize_ddp = False"
     )
     noted = timeline.recorded.get("ddp")
@@ -34,7 +34,7 @@ def split_graphs(timeline: RankTimeline, seen: Recorded) -> str:
 
 
 def _calls_several(timeline: RankTimeline, seen: Recorded) -> bool:
-    """Return whether a region calls several graphs, in most of the steps."""
+    """Return whether a region calls several graphs in most of the steps."""
     notes, names = timeline.annotations, timeline.names
     regions = np.array([each.startswith(COMPILED_REGION) for each in names], np.bool_)[notes.name]
     graphs = np.flatnonzero(np.array([each == COMPILED_GRAPH for each in names], np.bool_)[notes.name])

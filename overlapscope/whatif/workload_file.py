@@ -1,6 +1,6 @@
-"""The words of `WORKLOAD.toml`: what each section may hold, checked before anything is computed.
+"""The sections and keys of `WORKLOAD.toml`, checked before anything is computed.
 
-An unknown key is an error that names the nearest known one; so is a number that cannot be.
+An unknown key is an error that names the nearest known one; an impossible number is an error too.
 """
 
 from difflib import get_close_matches
@@ -15,15 +15,15 @@ from overlapscope.timeline.run import MAX_RANKS
 from overlapscope.whatif.model import OPTIMIZER_TOUCHES
 
 FORMULAS = ("ring", "double_binary_tree", "recursive_halving_doubling", "in_network", "torus", "hierarchical")
-"""Those that reduce to all."""
+"""Formulas that have an all-reduce."""
 MAX_ENTRIES = 5_000
-"""Parameters: several times what large models have."""
+"""Limit on parameters: several times as many as large models have."""
 MAX_MODEL_BYTES = 1 << 48
-"""Of all gradients."""
+"""Limit on the bytes of all gradients."""
 MAX_STEPS = 100
-"""Measured steps."""
+"""Limit on measured steps."""
 MAX_LATE = 1024
-"""Ranks that may each begin at a time of their own."""
+"""Limit on ranks with their own lateness."""
 
 
 class Compute(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -34,7 +34,7 @@ class Compute(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     backward_ms: float | None = None
     optimizer_ms: float | None = None
     host_gap_ms: float = 0.0
-    """Part of it in which the device waits for its host."""
+    """Part of the step in which the device waits for its host."""
 
 
 class Model(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -69,24 +69,24 @@ class Device(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     """The device that computes."""
 
     memory_gbs: float | None = None
-    """Bandwidth of its memory, from its data sheet: prices the optimizer and copies by the bytes they move."""
+    """Memory bandwidth from the data sheet: prices the optimizer and copies by the bytes that they move."""
 
 
 class Optimizer(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """The optimizer, for how many bytes its step moves."""
+    """The optimizer, which decides how many bytes its step moves."""
 
     name: str = "adamw"
 
 
-class Link(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """One level of links, for a formula."""
+class LinkSpeed(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Speed of one level of links, for a formula."""
 
     gbs: float
     """GB/s that one rank sends each way."""
     latency_us: float = 0.0
 
 
-class Collectives(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class CollectiveTimes(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """How long an all-reduce takes: a measured table, points, or a formula with link speeds."""
 
     file: str | None = None
@@ -95,15 +95,15 @@ class Collectives(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
     """Measured [bytes, milliseconds]."""
     algorithm: str | None = None
     """A formula: its link is `intra`; `torus` and `hierarchical` also need `inter` and `ranks_per_node`."""
-    intra: Link | None = None
-    inter: Link | None = None
+    intra: LinkSpeed | None = None
+    inter: LinkSpeed | None = None
     ranks_per_node: int | None = None
     at_once: int = 1
-    """Collectives that run at once: 1 with NCCL, 2 with gloo."""
+    """Collectives that run at the same time: 1 with NCCL, 2 with gloo."""
 
 
 class Ddp(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Settings of DistributedDataParallel, in its own words."""
+    """Settings of DistributedDataParallel, by its own names."""
 
     bucket_cap_mb: float | None = None
     bucket_cap_mb_list: list[float] = []
@@ -116,7 +116,7 @@ class Ddp(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True)
 
 
 class MeasuredStep(Ddp, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """A step that was measured; what it does not say is as in `ddp`."""
+    """A measured step and its settings; keys that are missing are as in `ddp`."""
 
     step_ms: float
 
@@ -126,7 +126,7 @@ class Document(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
 
     world_size: int
     compute: Compute
-    collectives: Collectives
+    collectives: CollectiveTimes
     model: Model | None = None
     parameters: list[Parameter] = []
     device: Device = Device()
@@ -134,16 +134,16 @@ class Document(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     ddp: Ddp = Ddp()
     measured: list[MeasuredStep] = []
     noise_percent: float = 1.0
-    """By how much two measurements of one setting differ."""
+    """Difference of two measurements of one setting, in percent."""
     lateness_ms: list[float] = []
-    """How much later than the first each rank begins its step."""
+    """How much later than the first rank each rank begins its step."""
 
 
 def understand(content: dict[str, Any]) -> Document:
-    """Give the document of what a TOML file holds. Raises UsageError naming the key that is wrong, and the nearest."""
+    """Parse the content of a TOML file. Raises UsageError, which names the wrong key and the nearest known one."""
     _check_keys(content, Document, "")
     measured = content.get("measured")
-    if isinstance(measured, list):  # what a measured step does not say is as in `ddp`
+    if isinstance(measured, list):  # missing keys of a measured step are as in `ddp`
         shared = content.get("ddp", {})
         content = {**content, "measured": [_joined(shared, each) for each in measured]}
     try:
@@ -155,7 +155,7 @@ def understand(content: dict[str, Any]) -> Document:
 
 
 def _joined(shared: Any, step: Any) -> Any:
-    """Return a measured step with what it leaves open; one cap replaces a list of them."""
+    """Return a measured step with missing keys taken from `ddp`; one cap replaces a list of caps."""
     if not isinstance(shared, dict) or not isinstance(step, dict):
         return step
     left = {key: value for key, value in shared.items() if key != "bucket_cap_mb_list" or "bucket_cap_mb" not in step}
@@ -180,7 +180,7 @@ def _check_keys(content: Any, kind: Any, path: str) -> None:
 
 
 def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
-    """Return the section that a key holds, or a list of; None for plain values."""
+    """Return the section type of a key, or of the items of its list; None for plain values."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return hint
     if get_origin(hint) in (list, UnionType):
@@ -189,7 +189,7 @@ def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
 
 
 def _check(document: Document) -> None:
-    """Raise UsageError for what has the right form and cannot be."""
+    """Raise UsageError for values of the right type that are impossible."""
     _require(1 <= document.world_size <= MAX_RANKS, "world_size", f"must be from 1 to {MAX_RANKS}")
     times = document.compute
     for name in ("step_ms", "forward_ms", "backward_ms"):
@@ -201,12 +201,16 @@ def _check(document: Document) -> None:
     spent = times.host_gap_ms + (times.optimizer_ms or 0.0)
     _require(times.step_ms is None or spent < times.step_ms, "compute.step_ms", "must be more than its parts")
     whole, parts = times.step_ms is not None, (times.forward_ms, times.backward_ms)
-    _require(whole != all(parts), "compute", "needs step_ms, or forward_ms and backward_ms, and not both")
-    _require(whole or times.optimizer_ms is not None, "compute", "needs optimizer_ms beside forward_ms and backward_ms")
+    _require(whole != all(parts), "compute", "needs step_ms, or forward_ms and backward_ms, but not both")
     _require(
-        (document.model is None) != (not document.parameters), "model", "or [[parameters]] is needed, and not both"
+        whole or times.optimizer_ms is not None,
+        "compute",
+        "needs optimizer_ms together with forward_ms and backward_ms",
     )
-    _require(0 < document.noise_percent < 50, "noise_percent", "must be from 0 to 50, without the ends")
+    _require(
+        (document.model is None) != (not document.parameters), "model", "or [[parameters]] is needed, but not both"
+    )
+    _require(0 < document.noise_percent < 50, "noise_percent", "must be more than 0 and less than 50")
     _require(document.optimizer.name in OPTIMIZER_TOUCHES, "optimizer.name", f"must be {_one_of(OPTIMIZER_TOUCHES)}")
     memory = document.device.memory_gbs
     _require(memory is None or 0 < memory < 1e9, "device.memory_gbs", "must be more than 0")
@@ -234,7 +238,7 @@ def _check_model(document: Document) -> None:
         _require(model.dtype in ITEM_BYTES, "model.dtype", f"must be {_one_of(ITEM_BYTES)}")
     _require(len(document.parameters) <= MAX_ENTRIES, "parameters", f"are more than {MAX_ENTRIES}")
     names = [each.name for each in document.parameters]
-    _require(len(set(names)) == len(names), "parameters", "hold one name twice")
+    _require(len(set(names)) == len(names), "parameters", "hold the same name twice")
     own = {each.name for each in document.parameters if not each.tied_to}
     for each in document.parameters:
         where = f"parameters {each.name!r}"
@@ -247,7 +251,7 @@ def _check_model(document: Document) -> None:
     _require(not document.parameters or bool(own), "parameters", "are all tied to others")
 
 
-def _check_collectives(given: Collectives, world_size: int) -> None:
+def _check_collectives(given: CollectiveTimes, world_size: int) -> None:
     ways = [each is not None for each in (given.file, given.points, given.algorithm)]
     _require(sum(ways) == 1, "collectives", "needs one of file, points and algorithm")
     _require(1 <= given.at_once <= 64, "collectives.at_once", "must be from 1 to 64")

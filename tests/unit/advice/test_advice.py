@@ -37,7 +37,7 @@ def advised(run: Run) -> dict[str, Recommendation]:
     return {each.id: each for each in found}
 
 
-def told(made: Made) -> WhatIf:
+def replayed(made: Made) -> WhatIf:
     return answer(from_run(recorded(made)), search=False)
 
 
@@ -53,7 +53,7 @@ def test_one_bucket_that_nothing_overlaps_is_advised_against_and_small_ones_are_
 
 def retold(present: dict[str, Any], best: dict[str, Any]) -> WhatIf:
     """Return an answer that changes present knobs to the best."""
-    base = told(ONE)
+    base = replayed(ONE)
     gained = next(each for each in base.scenarios if each.gain_low > 0)
     change = msgspec.structs.replace
     return change(
@@ -132,8 +132,8 @@ def with_views(gain: float, low: float, high: float, **more: Any) -> WhatIf:
     plain = change(base.scenarios[0], memory_bytes=8 << 20)
     views = change(base.scenarios[1], memory_bytes=0, gain=gain, gain_low=low, gain_high=high)
     other = change(views, knobs={"bucket_cap_mb": 4.0, **VIEW}, gain=0.5, gain_low=0.4, gain_high=0.6)
-    told = change(base, scenarios=[plain, other, views], verdict="no_change", best=Best(knobs=now))
-    return change(told, **more)
+    result = change(base, scenarios=[plain, other, views], verdict="no_change", best=Best(knobs=now))
+    return change(result, **more)
 
 
 @pytest.mark.parametrize(
@@ -192,19 +192,19 @@ def test_no_setting_is_advised_while_waiting_for_a_late_rank_dominates_what_is_e
     """Waiting is less than half of the time in collectives, and more than half of what is exposed."""
     run = recorded(late := replace(EACH, late=(0, 150), ticks_per_mb=80))
     assert late_rank(analyze(run)) is None
-    case = told(late)
+    case = replayed(late)
     assert (case.verdict, case.waiting) == ("no_change", True)
     found, reasons = advise(run, analyze(run))
     assert not {"keep_buckets", "bucket_cap", "bucket_view", "sixteen_bit_gradients"} & {each.id for each in found}
-    assert "find what holds it before any setting here" in reasons[0]
-    soon = told(replace(late, late=(0, 60)))
+    assert "tuning will not help until the straggler is fixed" in reasons[0]
+    soon = replayed(replace(late, late=(0, 60)))
     assert not soon.waiting
     assert [each.id for each in bucket_advice(soon, 4)] == ["keep_buckets", "sixteen_bit_gradients"]
     assert not bucket_advice(replace(soon, waiting=True), 4)
 
 
 def test_what_is_not_understood_gives_no_advice() -> None:
-    base = told(ONE)
+    base = replayed(ONE)
     assert not bucket_advice(replace(base, verdict="insufficient_data"), 4)
     found, reasons = advise(run := recorded(ONE, drop="gradients"), analyze(run))
     assert not found
@@ -223,7 +223,10 @@ def test_each_framework_counts_in_its_own_unit() -> None:
 
 def test_every_rule_has_a_page_that_says_what_how_and_what_next() -> None:
     source = "".join(file.read_text(encoding="utf-8") for file in sorted((ROOT / "overlapscope/advice").glob("*.py")))
-    rules = {*re.findall(r'of_scenario\(\s*told, [^,]+, "([a-z_]+)"', source), *re.findall(r' id="([a-z_]+)"', source)}
+    rules = {
+        *re.findall(r'scenario_recommendation\(\s*result, [^,]+, "([a-z_]+)"', source),
+        *re.findall(r' id="([a-z_]+)"', source),
+    }
     assert rules == {file.stem for file in (ROOT / PAGES).glob("*.md")}
     for file in (ROOT / PAGES).glob("*.md"):
         text = file.read_text(encoding="utf-8")

@@ -91,13 +91,13 @@ def test_slow_all_reduces_whose_algorithm_is_known_give_a_trial_without_a_figure
 
 def test_channels_of_calls_serve_where_no_communicator_tells_its_own() -> None:
     run = chosen(running_at(100), "TREE", channels=NONE)
-    told = {
+    ranks = {
         rank: replace(each, collectives=replace(each.collectives, channels=np.full_like(each.collectives.channels, 24)))
         for rank, each in run.ranks.items()
     }
     table = reference_bandwidths("8xh100-nvswitch")
     assert "nccl_tuner" not in of_run(run, table)["algorithm_trial"].apply  # one channel, were it left open
-    tuner = of_run(replace(run, ranks=told), table)["algorithm_trial"].apply["nccl_tuner"]
+    tuner = of_run(replace(run, ranks=ranks), table)["algorithm_trial"].apply["nccl_tuner"]
     assert "allreduce,65536,18446744073709551615,ring,simple,24,-1,-1" in tuner
 
 

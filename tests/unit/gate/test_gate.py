@@ -311,7 +311,7 @@ def test_every_metric_that_can_be_better_or_worse_has_a_verdict_gating_ones_firs
         ({"allow_mismatch": ["worldsize"]}, "did you mean 'world_size'"),
         ({"fail_on": ["inconclusiv"]}, "did you mean 'inconclusive'"),
         ({"alpha": 0.9}, "between 0 and 0.5"),
-        ({"min_relative": -1}, "not below 0"),
+        ({"min_relative": -1}, "0 or more"),
         ({"min_relative": float("nan")}, "must be a number"),
         ({"min_absolute_ns": 0.5}, "whole number"),
         ({"seed": True}, "whole number"),

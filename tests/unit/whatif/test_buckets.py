@@ -173,11 +173,11 @@ for case in cases:
     model = torch.nn.parallel.DistributedDataParallel(Model(), **case)
     for _ in range(3):
         model(torch.ones(2, 300)).backward()
-    told = model._get_ddp_logging_data()
+    logged = model._get_ddp_logging_data()
     names = ("bucket_sizes", "rebuilt_bucket_sizes", "prev_iteration_grad_ready_order_indices")
     sizes = [parameter.numel() * parameter.element_size() for parameter in model.parameters()]
     kinds = [str(parameter.dtype) for parameter in model.parameters()]
-    print(json.dumps({"sizes": sizes, "kinds": kinds, **{name: told.get(name) for name in names}}))
+    print(json.dumps({"sizes": sizes, "kinds": kinds, **{name: logged.get(name) for name in names}}))
 dist.destroy_process_group()
 """
 
@@ -194,15 +194,15 @@ def test_a_real_model_gets_the_buckets_that_its_reducer_reports(tmp_path: Path) 
     assert ended.code == 0, ended.output
     lines = [line for line in ended.output.splitlines() if line.startswith("{")]  # between them torch may warn
     for case, line in zip(cases, lines, strict=True):
-        told = json.loads(line)
+        logged = json.loads(line)
         chosen = DdpSettings(**{**case, "bucket_cap_mb_list": tuple(case.get("bucket_cap_mb_list", ()))})
-        sizes = told["sizes"]
-        order = [int(each) for each in told["prev_iteration_grad_ready_order_indices"].split(",")]
-        steady = told["rebuilt_bucket_sizes"] if chosen.rebuilds else told["bucket_sizes"]
-        buckets = ddp_buckets(sizes, told["kinds"], chosen, ready_order=order)
+        sizes = logged["sizes"]
+        order = [int(each) for each in logged["prev_iteration_grad_ready_order_indices"].split(",")]
+        steady = logged["rebuilt_bucket_sizes"] if chosen.rebuilds else logged["bucket_sizes"]
+        buckets = ddp_buckets(sizes, logged["kinds"], chosen, ready_order=order)
         assert [sum(sizes[each] for each in one.parameters) for one in buckets] == numbers(steady), case
-        buckets = first_iteration(sizes, told["kinds"], chosen)
-        assert [sum(sizes[each] for each in one.parameters) for one in buckets] == numbers(told["bucket_sizes"]), case
+        buckets = first_iteration(sizes, logged["kinds"], chosen)
+        assert [sum(sizes[each] for each in one.parameters) for one in buckets] == numbers(logged["bucket_sizes"]), case
 
 
 def numbers(text: str) -> list[int]:

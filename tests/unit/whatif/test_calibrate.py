@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.whatif.buckets import DdpSettings
-from overlapscope.whatif.calibrate import Measured, fit, model_error, predict, step_ns
+from overlapscope.whatif.calibrate import Measured, fit, model_error, predict_steps, step_ns
 from overlapscope.whatif.ddp_step import Settings
 from overlapscope.whatif.plan import Plan, plan
 from overlapscope.whatif.workload_file import understand
@@ -70,12 +70,12 @@ def test_ninety_of_a_hundred_truths_lie_inside_the_interval() -> None:
         noise = [drawn.gauss(1, 0.005) for _ in OTHERS]
         steps = np.array([step_ns(truth, each, slowdown) * off for each, off in zip(OTHERS, noise, strict=True)])
         known = drawn.randrange(3)
-        told = predict(
+        found = predict_steps(
             made.build, made.assumptions, [Measured(settings=OTHERS[known], step_ns=float(steps[known]))], OTHERS, 0.01
         )
-        half = np.sqrt(told.half_width(told.steps_ns) ** 2 + (model_error(told) * told.steps_ns[0]) ** 2)
+        half = np.sqrt(found.half_width(found.steps_ns) ** 2 + (model_error(found) * found.steps_ns[0]) ** 2)
         rest = np.arange(len(OTHERS)) != known
-        inside += (np.abs(told.steps_ns[0] - steps) <= half)[rest].tolist()
+        inside += (np.abs(found.steps_ns[0] - steps) <= half)[rest].tolist()
         widths += (2 * half / steps)[rest].tolist()
     assert np.mean(inside) >= 0.9
     assert np.median(widths) < 0.2

@@ -50,8 +50,8 @@ def test_points_left_out_are_met_within_the_bound(name: str, places: tuple[int, 
         large = np.array([(s, t) for s, t in rest if s >= MB])
         slope, start = np.polyfit(large[:, 0], large[:, 1], 1, w=1 / large[:, 1])
         lines.append(abs((start + slope * size) / truth - 1))
-    told = np.abs(whole.missed)[(whole.sizes_bytes >= MB) & ~np.isnan(whole.missed)]
-    assert told.tolist() == pytest.approx(curves)
+    recorded = np.abs(whole.missed)[(whole.sizes_bytes >= MB) & ~np.isnan(whole.missed)]
+    assert recorded.tolist() == pytest.approx(curves)
     assert np.mean(curves) <= 0.066
     assert np.mean(curves) < np.mean(lines)  # a single straight line does worse
 
@@ -107,10 +107,10 @@ def test_one_measured_point_scales_a_shape() -> None:
 def test_a_switch_of_algorithm_is_a_corner_and_not_a_bend() -> None:
     sizes = [1e6, 2e6, 4e6, 8e6, 16e6]
     times = [10e3, 20e3, 21e3, 42e3, 84e3]
-    told = curve("all_reduce", sizes, times, choice=["RING/LL", "RING/LL", "NVLS", "NVLS", "NVLS"])
-    assert told.at(np.sqrt(8e12)).item() == pytest.approx(np.sqrt(20e3 * 21e3))
-    assert told.at(np.sqrt(2e12)).item() == pytest.approx(10e3 * np.sqrt(2))  # proportional on its own side
-    assert told.at(np.sqrt(32e12)).item() == pytest.approx(21e3 * np.sqrt(2))
+    recorded = curve("all_reduce", sizes, times, choice=["RING/LL", "RING/LL", "NVLS", "NVLS", "NVLS"])
+    assert recorded.at(np.sqrt(8e12)).item() == pytest.approx(np.sqrt(20e3 * 21e3))
+    assert recorded.at(np.sqrt(2e12)).item() == pytest.approx(10e3 * np.sqrt(2))  # proportional on its own side
+    assert recorded.at(np.sqrt(32e12)).item() == pytest.approx(21e3 * np.sqrt(2))
 
 
 def test_repeated_sizes_are_their_median_and_useless_points_are_left_out() -> None:

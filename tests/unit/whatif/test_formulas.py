@@ -12,7 +12,7 @@ from overlapscope.whatif.formulas import (
     ALGORITHMS,
     INTER,
     INTRA,
-    Link,
+    LinkCost,
     Stages,
     binomial,
     bruck,
@@ -346,30 +346,30 @@ def test_the_switch_sends_and_gets_everything_once(n: int) -> None:
 
 @given(n=st.integers(2, 64), size=st.floats(1, 1e9), gbs=st.floats(1, 500), latency=st.floats(0, 1e5))
 def test_the_price_of_the_ring_is_the_textbooks(n: int, size: float, gbs: float, latency: float) -> None:
-    links = {INTRA: Link(latency_ns=latency, gbs=gbs)}
+    links = {INTRA: LinkCost(latency_ns=latency, gbs=gbs)}
     expected = 2 * (n - 1) * latency + 2 * (n - 1) / n * size / gbs
     assert time_ns(ring("all_reduce", n, size), links) == pytest.approx(expected)
 
 
 def test_pipelined_levels_take_the_slower_ones_time() -> None:
     stages = hierarchical("all_reduce", (8, 4), 8e6)
-    links = {INTRA: Link(latency_ns=0, gbs=200), INTER: Link(latency_ns=0, gbs=10)}
+    links = {INTRA: LinkCost(latency_ns=0, gbs=200), INTER: LinkCost(latency_ns=0, gbs=10)}
     inside, between = 2 * 7 / 8 * 8e6 / 200, 2 * 3 / 4 * 1e6 / 10
     assert time_ns(stages, links) == pytest.approx(inside + between)
     assert time_ns(stages, links, pipelined=True) == pytest.approx(max(inside, between))
 
 
 def test_adding_up_costs_what_it_is_said_to() -> None:
-    links = {INTRA: Link(latency_ns=0, gbs=1e9, reduce_ns_per_byte=0.5)}
+    links = {INTRA: LinkCost(latency_ns=0, gbs=1e9, reduce_ns_per_byte=0.5)}
     assert time_ns(ring("all_reduce", 4, 1000), links) == pytest.approx(0.5 * 750, abs=1e-3)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values())
 def test_an_operation_without_a_schedule_is_refused(algorithm: Callable[[str, int, float], Stages]) -> None:
-    with pytest.raises(ValueError, match="is for"):
+    with pytest.raises(ValueError, match="no known schedule"):
         algorithm("scan", 4, 100)
 
 
 @pytest.mark.parametrize("algorithm", [ring, double_binary_tree, recursive_halving_doubling, in_network])
 def test_one_rank_pays_nothing(algorithm: Callable[[str, int, float], Stages]) -> None:
-    assert time_ns(algorithm("all_reduce", 1, 1e9), {INTRA: Link(latency_ns=1e3, gbs=10)}) == 0
+    assert time_ns(algorithm("all_reduce", 1, 1e9), {INTRA: LinkCost(latency_ns=1e3, gbs=10)}) == 0

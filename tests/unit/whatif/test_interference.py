@@ -53,7 +53,7 @@ def test_a_made_slowdown_is_found_again_whatever_the_shapes(truth: float, extra:
     assert found.mean == pytest.approx(truth, rel=0.02)
     assert found.low - 0.02 <= truth <= found.high + 0.02
     assert found.kernels == KERNELS
-    assert found.told > 0.3
+    assert found.compared_share > 0.3
 
 
 def test_steps_that_overlap_alike_tell_nothing() -> None:

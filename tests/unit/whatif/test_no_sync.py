@@ -1,4 +1,4 @@
-"""Steps and passes that reduce nothing, and all-reduces that carry no gradients, are told from those that do."""
+"""Steps and passes that reduce nothing, and all-reduces that carry no gradients, are separated from those that do."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,11 +67,11 @@ def test_steps_without_a_reduction_are_told_and_the_ones_that_reduce_are_replaye
     assert found.recorded.unsynced == 2
     assert found.recorded.left_out == 0
     assert found.measured[0].step_ns == pytest.approx(step_ns(MADE), rel=0.01)
-    told = answer(found, [1.0], search=False)
-    assert any("one recorded step in 2 reduces gradients" in each for each in told.reasons)
+    result = answer(found, [1.0], search=False)
+    assert any("one recorded step in 2 reduces gradients" in each for each in result.reasons)
     whole = answer(from_run(recorded(MADE)), [1.0], search=False)
     assert not any("reduces gradients" in each for each in whole.reasons)
-    for one, other in zip(told.scenarios, whole.scenarios, strict=True):
+    for one, other in zip(result.scenarios, whole.scenarios, strict=True):
         assert one.predicted_step_ns == pytest.approx(other.predicted_step_ns, rel=0.01)
 
 

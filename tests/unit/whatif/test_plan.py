@@ -15,7 +15,7 @@ from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.facts import Facts
 from overlapscope.whatif.buckets import DdpSettings
-from overlapscope.whatif.calibrate import Predictions, fit, model_error, predict, step_ns
+from overlapscope.whatif.calibrate import Predictions, fit, model_error, predict_steps, step_ns
 from overlapscope.whatif.ddp_predict import answer
 from overlapscope.whatif.ddp_step import Settings
 from overlapscope.whatif.model import Piece, gradients_of, head_share, optimizer_bytes, transformer
@@ -56,7 +56,7 @@ def nanogpt(caps: list[float], **changes: Any) -> Document:
 def predicted(calibrated_on: list[float]) -> Predictions:
     made = plan(nanogpt(calibrated_on), tables())
     others = [Settings(ddp=DdpSettings(bucket_cap_mb=cap)) for cap in CAPS]
-    return predict(made.build, made.assumptions, made.measured, others, made.noise)
+    return predict_steps(made.build, made.assumptions, made.measured, others, made.noise)
 
 
 # --- the public sweep -----------------------------------------------------------------------------------------------
@@ -85,9 +85,9 @@ def test_a_cap_that_overlaps_too_little_leaves_interference_open_and_the_interva
     truth = np.array([sweep()[each] for each in CAPS])
     half = np.sqrt(made.half_width(made.steps_ns) ** 2 + (model_error(made) * made.steps_ns[0]) ** 2) / MS
     assert (np.abs(made.steps_ns[0] / MS - truth) <= half).all()
-    told = answer(plan(nanogpt([cap]), tables()), CAPS, search=False)
-    assert not told.interference.identified
-    assert any("interference is not identified" in each for each in told.reasons)
+    found = answer(plan(nanogpt([cap]), tables()), CAPS, search=False)
+    assert not found.interference.identified
+    assert any("could not be measured; assumed" in each for each in found.reasons)
 
 
 @pytest.mark.parametrize("cap", [1.0, 100.0])
@@ -115,34 +115,34 @@ def test_ignoring_interference_would_choose_worse() -> None:
 
 
 def test_the_answer_says_how_much_depends_on_what_was_assumed() -> None:
-    told = answer(plan(nanogpt([25.0]), tables()), CAPS, search=False)
-    assert {each.name for each in told.assumptions} == {
+    found = answer(plan(nanogpt([25.0]), tables()), CAPS, search=False)
+    assert {each.name for each in found.assumptions} == {
         "backward_share", "optimizer_ms", "head_share", "per_bucket_us", "comm_share", "transfer_time",
     }  # fmt: skip
-    head = next(each for each in told.assumptions if each.name == "head_share")
+    head = next(each for each in found.assumptions if each.name == "head_share")
     assert "28.5% of backward" in head.known_from
-    assert (head.step_high_ns - head.step_low_ns) < 0.01 * told.baseline.replayed_step_ns
-    assert told.verdict == "no_change"  # 25 is the best of the sweep
-    assert told.baseline.measured_step_ns == round(147.12 * MS)
+    assert (head.step_high_ns - head.step_low_ns) < 0.01 * found.baseline.replayed_step_ns
+    assert found.verdict == "no_change"  # 25 is the best of the sweep
+    assert found.baseline.measured_step_ns == round(147.12 * MS)
 
 
 def test_a_bad_present_cap_is_worth_changing_and_the_true_gain_is_inside_the_interval() -> None:
     truth = sweep()
     present = {"bucket_cap_mb": 500, "gradient_as_bucket_view": True}
-    told = answer(plan(nanogpt([500.0, 100.0], ddp=present), tables()), CAPS, search=False)
-    assert told.verdict == "change"
-    best = next(each for each in told.scenarios if each.knobs == told.best.knobs)
+    found = answer(plan(nanogpt([500.0, 100.0], ddp=present), tables()), CAPS, search=False)
+    assert found.verdict == "change"
+    best = next(each for each in found.scenarios if each.knobs == found.best.knobs)
     gain = 1 - truth[best.knobs["bucket_cap_mb"]] / truth[500.0]
     assert best.gain_low <= gain <= best.gain_high
-    assert set(told.flat_region["bucket_cap_mb"]) >= {10.0, 25.0}
+    assert set(found.flat_region["bucket_cap_mb"]) >= {10.0, 25.0}
 
 
 def test_no_sync_was_measured_too() -> None:
     """Four passes to a step, reduced once: the public run took 521.46 ms, or 582.75 where each pass is reduced."""
     ddp = {"bucket_cap_mb": 25, "gradient_as_bucket_view": True, "accumulation": 4}
     made = plan(nanogpt([25.0], ddp=ddp, measured=[{"accumulation": 1, "step_ms": 147.12}]), tables())
-    told = answer(made, [25.0], search=False)
-    plain = [each for each in told.scenarios if not each.changes_numerics and not each.hypothetical]
+    found = answer(made, [25.0], search=False)
+    plain = [each for each in found.scenarios if not each.changes_numerics and not each.hypothetical]
     steps = {each.knobs.get("no_sync"): each.predicted_step_ns / MS for each in plain}
     assert steps[False] == pytest.approx(582.75, rel=0.03)
     assert steps[True] == pytest.approx(521.46, rel=0.03)
@@ -165,53 +165,53 @@ def small(**changes: Any) -> dict[str, Any]:
 def test_a_sweep_inside_its_noise_gives_no_change() -> None:
     steps = {1: 95.4, 10: 94.8, 25: 95.1, 77: 95.6}
     measured = [{"bucket_cap_mb": cap, "step_ms": step} for cap, step in steps.items()]
-    told = answer(plan(understand(small(measured=measured))))
-    assert told.verdict == "no_change"
-    assert told.best.knobs == told.baseline.knobs == {"bucket_cap_mb": 25.0, "gradient_as_bucket_view": True}
-    assert any("noise" in each for each in told.reasons)
-    shown = {each.knobs["bucket_cap_mb"]: each for each in told.scenarios if each.known_from == "measured"}
+    found = answer(plan(understand(small(measured=measured))))
+    assert found.verdict == "no_change"
+    assert found.best.knobs == found.baseline.knobs == {"bucket_cap_mb": 25.0, "gradient_as_bucket_view": True}
+    assert any("noise" in each for each in found.reasons)
+    shown = {each.knobs["bucket_cap_mb"]: each for each in found.scenarios if each.known_from == "measured"}
     assert {cap: each.predicted_step_ns / MS for cap, each in shown.items()} == pytest.approx(steps)
 
 
 def test_a_step_that_the_replay_misses_gives_insufficient_data() -> None:
-    told = answer(plan(understand(small(measured=[{"step_ms": 140.0}]))))
-    assert told.verdict == "insufficient_data"
-    assert "misses a measured step" in told.reasons[0]
-    assert abs(told.baseline.replay_error or 0) > 0.03
+    found = answer(plan(understand(small(measured=[{"step_ms": 140.0}]))))
+    assert found.verdict == "insufficient_data"
+    assert "misses a measured step" in found.reasons[0]
+    assert abs(found.baseline.replay_error or 0) > 0.03
 
 
 def test_without_a_measured_step_the_answer_says_so() -> None:
-    told = answer(plan(understand(small())))
-    assert told.baseline.measured_step_ns is None
-    assert told.baseline.replay_error is None
-    assert any("no step was measured" in each for each in told.reasons)
+    found = answer(plan(understand(small())))
+    assert found.baseline.measured_step_ns is None
+    assert found.baseline.replay_error is None
+    assert any("no step was measured" in each for each in found.reasons)
 
 
 def test_where_waiting_dominates_no_setting_is_advised_and_the_rank_is_named() -> None:
     ddp = {"bucket_cap_mb": 1000, "gradient_as_bucket_view": True}
     late = [0.0, 0.0, 30.0, 0.0]
     on_time = answer(plan(understand(small(ddp=ddp, measured=[{"step_ms": 96.5}]))))
-    told = answer(plan(understand(small(ddp=ddp, lateness_ms=late, measured=[{"step_ms": 126.5}]))))
-    assert told.verdict == "no_change"
-    assert "30.000 ms for rank 2 dominates" in told.reasons[0]
+    found = answer(plan(understand(small(ddp=ddp, lateness_ms=late, measured=[{"step_ms": 126.5}]))))
+    assert found.verdict == "no_change"
+    assert "waiting 30.000 ms for it dominates" in found.reasons[0]
     assert not any("dominates" in each for each in on_time.reasons)
-    removed = next(each for each in told.scenarios if each.knobs.get("late_ranks") is False)
+    removed = next(each for each in found.scenarios if each.knobs.get("late_ranks") is False)
     assert removed.hypothetical
     assert removed.gain == pytest.approx(30 / 126.5, abs=0.02)
 
 
 def test_what_is_no_setting_is_never_the_best() -> None:
-    told = answer(plan(nanogpt([500.0], ddp={"bucket_cap_mb": 500, "gradient_as_bucket_view": True}), tables()), CAPS)
-    faster = next(each for each in told.scenarios if each.knobs.get("link_speed") == 2.0)
+    found = answer(plan(nanogpt([500.0], ddp={"bucket_cap_mb": 500, "gradient_as_bucket_view": True}), tables()), CAPS)
+    faster = next(each for each in found.scenarios if each.knobs.get("link_speed") == 2.0)
     assert faster.hypothetical
-    assert "link_speed" not in told.best.knobs
-    assert "hook" not in told.best.knobs
+    assert "link_speed" not in found.best.knobs
+    assert "hook" not in found.best.knobs
 
 
 def test_views_of_buckets_save_copies_and_their_memory() -> None:
-    told = answer(plan(understand(small(ddp={"bucket_cap_mb": 25}, device={"memory_gbs": 100}))), [25.0], search=False)
+    found = answer(plan(understand(small(ddp={"bucket_cap_mb": 25}, device={"memory_gbs": 100}))), [25.0], search=False)
     copies, views = (
-        next(each for each in told.scenarios if each.knobs == {"bucket_cap_mb": 25.0, **more})
+        next(each for each in found.scenarios if each.knobs == {"bucket_cap_mb": 25.0, **more})
         for more in ({}, {"gradient_as_bucket_view": True})
     )
     assert copies.memory_bytes == 24 * 4 << 20
@@ -228,9 +228,9 @@ def test_a_formula_is_labelled_and_widens_the_interval() -> None:
     ]
     points = answer(plan(understand(small())), [25.0], search=False).scenarios[0]
     for formula in formulas:
-        told = answer(plan(understand(small(collectives=formula))), [25.0], search=False)
-        assert any("no collective was measured" in each for each in told.reasons)
-        assert width(told.scenarios[0]) > width(points)
+        found = answer(plan(understand(small(collectives=formula))), [25.0], search=False)
+        assert any("no collective was measured" in each for each in found.reasons)
+        assert width(found.scenarios[0]) > width(points)
 
 
 def width(each: Scenario) -> float:
@@ -253,11 +253,11 @@ def test_every_answer_is_in_order(step: float, cap: float, late: list[float], vi
         ddp={"bucket_cap_mb": cap, "gradient_as_bucket_view": view},
         measured=[{"step_ms": step}], lateness_ms=late, device={"memory_gbs": 1000},
     )  # fmt: skip
-    told = answer(plan(understand(content)), [5.0], search=False)
-    assert all(inside(each) for each in told.scenarios)
-    assert told.bounds.no_comm_ns <= told.bounds.perfect_overlap_ns <= told.bounds.no_overlap_ns
-    assert told.scenarios[0].gain == 0
-    assert isclose(told.scenarios[0].predicted_step_ns, step * MS, rel_tol=1e-6)
+    found = answer(plan(understand(content)), [5.0], search=False)
+    assert all(inside(each) for each in found.scenarios)
+    assert found.bounds.no_comm_ns <= found.bounds.perfect_overlap_ns <= found.bounds.no_overlap_ns
+    assert found.scenarios[0].gain == 0
+    assert isclose(found.scenarios[0].predicted_step_ns, step * MS, rel_tol=1e-6)
 
 
 # --- documents ------------------------------------------------------------------------------------------------------
@@ -273,13 +273,13 @@ def test_every_answer_is_in_order(step: float, cap: float, late: list[float], vi
         ({"world_size": 0}, "world_size must be from 1"),
         ({"world_size": "8"}, "world_size"),
         ({"compute": {}}, "compute needs step_ms, or forward_ms and backward_ms"),
-        ({"compute": {"step_ms": 3, "forward_ms": 3, "backward_ms": 3}}, "and not both"),
+        ({"compute": {"step_ms": 3, "forward_ms": 3, "backward_ms": 3}}, "but not both"),
         ({"compute": {"forward_ms": 3, "backward_ms": 3}}, "needs optimizer_ms"),
         ({"compute": {"step_ms": float("nan")}}, "must be more than 0"),
         ({"compute": {"step_ms": 3, "host_gap_ms": 4}}, "must be more than its parts"),
         ({"parameters": []}, r"model or \[\[parameters\]\] is needed"),
         ({"parameters": [{"name": "a", "shape": [2], "tied_to": "b"}]}, "is tied to 'b', which is no parameter"),
-        ({"parameters": [{"name": "a", "shape": [2]}] * 2}, "hold one name twice"),
+        ({"parameters": [{"name": "a", "shape": [2]}] * 2}, "hold the same name twice"),
         ({"parameters": [{"name": "a", "shape": [2], "dtype": "float33"}]}, "needs a dtype that is one of float64"),
         ({"parameters": [{"name": "a", "shape": [-2]}]}, "impossible shape"),
         ({"collectives": {}}, "needs one of file, points and algorithm"),

@@ -65,7 +65,7 @@ def recorded(*passes: Pass, ddp: Any = None, more: Sequence[tuple[int, int]] = (
     )  # fmt: skip
 
 
-def told(run: RankTimeline) -> list[list[int] | None]:
+def carried(run: RankTimeline) -> list[list[int] | None]:
     """Return the gradients of each all-reduce, in the order of launch."""
     found = (bucket_of(run, row) for row in range(run.collectives.step.size))
     return [None if each is None else each.gradients.tolist() for each in found]
@@ -73,41 +73,41 @@ def told(run: RankTimeline) -> list[list[int] | None]:
 
 def test_gradients_are_in_the_bucket_that_was_launched_when_they_were_ready() -> None:
     run = recorded(Pass(elements=[5, 1, 2, 2], buckets=[[0], [1, 2], [3]]))
-    assert told(run) == [[0], [1, 2], [3]]
+    assert carried(run) == [[0], [1, 2], [3]]
     found = bucket_of(run, 1)
     assert found is not None
-    assert (found.number, found.of, found.told) == (1, 3, False)
+    assert (found.number, found.of, found.named) == (1, 3, False)
     assert (found.ready_ns, found.launch_ns) == (300, 305)
 
 
 def test_another_all_reduce_of_the_step_carries_no_gradients() -> None:
     run = recorded(Pass(elements=[5, 1], buckets=[[0], [1]]), more=[(150, 3), (900, 1)])
-    assert told(run) == [None] * 4  # it came between the buckets: which ones they are is open
+    assert carried(run) == [None] * 4  # it came between the buckets: which ones they are is open
     run = recorded(Pass(elements=[5, 1], buckets=[[0], [1]]), more=[(20, 3), (900, 9)])
-    assert told(run) == [None, [0], [1], None]
+    assert carried(run) == [None, [0], [1], None]
 
 
 def test_the_same_sizes_in_two_places_prove_nothing() -> None:
     run = recorded(Pass(elements=[4, 4], buckets=[[0], [1]]), more=[(900, 4)])
-    assert told(run) == [None, None, None]
+    assert carried(run) == [None, None, None]
 
 
 def test_each_pass_of_a_step_has_its_own_buckets() -> None:
     first, second = (Pass(elements=[3, 4], buckets=[[0], [1]], begin_ns=at) for at in (0, 1_000))
-    assert told(recorded(first, second)) == [[0], [1], [2], [3]]
+    assert carried(recorded(first, second)) == [[0], [1], [2], [3]]
     unsynced = replace(first, buckets=[])
-    assert told(recorded(unsynced, second)) == [[2], [3]]
+    assert carried(recorded(unsynced, second)) == [[2], [3]]
 
 
 def test_the_names_that_ddp_gives_are_taken_where_they_make_these_buckets() -> None:
     mixed = Pass(elements=[4, 4, 4, 4], buckets=[[0, 2], [1, 3]])
-    assert told(recorded(mixed)) == [None, None]
+    assert carried(recorded(mixed)) == [None, None]
     named = [["p0", "p2"], ["p1", "module.p3"]]
     run = recorded(mixed, ddp={"bucket_parameters": named})
-    assert told(run) == [[0, 2], [1, 3]]
+    assert carried(run) == [[0, 2], [1, 3]]
     found = bucket_of(run, 0)
     assert found is not None
-    assert found.told
+    assert found.named
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_the_names_that_ddp_gives_are_taken_where_they_make_these_buckets() -> N
 )  # fmt: skip
 def test_names_that_do_not_make_these_buckets_are_not_taken(ddp: Any) -> None:
     run = recorded(Pass(elements=[2, 3], buckets=[[0], [1]]), ddp=ddp)
-    assert told(run) == [[0], [1]]
+    assert carried(run) == [[0], [1]]
     found = bucket_of(run, 0)
     assert found is not None
-    assert not found.told
+    assert not found.named
 
 
 def test_without_gradients_sizes_or_a_step_nothing_is_known() -> None:
@@ -134,7 +134,7 @@ def test_without_gradients_sizes_or_a_step_nothing_is_known() -> None:
         replace(run, collectives=replace(run.collectives, op=np.full(2, -1, np.int32))),
         replace(run, collectives=replace(run.collectives, launch_ns=np.full(2, 1), start_ns=np.full(2, 1))),
     ):
-        assert told(changed) == [None, None]
+        assert carried(changed) == [None, None]
 
 
 @st.composite
@@ -150,7 +150,7 @@ def jobs(draw: st.DrawFn) -> Pass:
 def test_what_is_said_is_true_whatever_the_buckets_hold(job: Pass, more: list[tuple[int, int]]) -> None:
     run = recorded(job, more=more)
     truth = {tuple(each) for each in job.buckets}
-    found = told(run)
+    found = carried(run)
     assert {tuple(each) for each in found if each is not None} <= truth
     in_order = [at for bucket in job.buckets for at in bucket] == list(range(len(job.elements)))
     if in_order and not more:
@@ -167,7 +167,7 @@ def test_times_and_sizes_prove_the_buckets_that_ddp_tells_of_a_real_run(name: st
             named, proven = bucket_of(own, row), bucket_of(bare, row)
             assert (named is None) == (proven is None)
             if named is not None and proven is not None:
-                assert (named.told, proven.told) == (True, False)
+                assert (named.named, proven.named) == (True, False)
                 assert named.gradients.tolist() == proven.gradients.tolist()
                 sizes = own.gradients.elements[named.gradients]
                 assert int(sizes.sum()) == int(own.collectives.elements[row])

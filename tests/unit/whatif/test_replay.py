@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.whatif.replay import Gap, Instruction, Job, Launch, StuckError, Transfer, Wait, Work, replay
-from overlapscope.whatif.workload import Interference, freed
+from overlapscope.whatif.workload import Interference, without_interference
 
 
 def one_rank(
@@ -269,9 +269,9 @@ def test_recorded_times_freed_of_interference_are_those_of_a_quiet_device(
     programme += [Work(500.0), *(Wait(number) for number in range(len(works)))]
     done = replay(one_rank(programme, *alone[: len(works)], compute=slowdown))
     recorded = [done.reached_ns[0][2 * number + 1] for number in range(len(works))]
-    quiet = freed(np.array(recorded), np.array(done.transferring_ns), slowdown)
+    quiet = without_interference(np.array(recorded), np.array(done.transferring_ns), slowdown)
     assert quiet.tolist() == pytest.approx(np.cumsum(works).tolist())
 
 
 def test_without_collectives_nothing_is_freed() -> None:
-    assert freed(np.array([3.0, 5.0]), np.zeros((0, 2)), 1.5).tolist() == [3.0, 5.0]
+    assert without_interference(np.array([3.0, 5.0]), np.zeros((0, 2)), 1.5).tolist() == [3.0, 5.0]

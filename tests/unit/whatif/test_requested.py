@@ -34,53 +34,53 @@ def answered(asked: Asked) -> tuple[RecordedCase, WhatIf]:
 
 def test_what_is_asked_for_stands_behind_the_rest_and_is_never_the_best() -> None:
     _, plain = answered(Asked())
-    _, told = answered(Asked(zero_stages=(1, 2, 3), partitions_mb=(0.5,), priority=True))
+    _, found = answered(Asked(zero_stages=(1, 2, 3), partitions_mb=(0.5,), priority=True))
     count = len(plain.scenarios)
-    assert told.scenarios[:count] == plain.scenarios
-    assert (told.best, told.verdict) == (plain.best, plain.verdict)
+    assert found.scenarios[:count] == plain.scenarios
+    assert (found.best, found.verdict) == (plain.best, plain.verdict)
     knobs = [{name: value for name, value in each.knobs.items() if name in ("zero_stage", "partition_mb", "priority")}
-             for each in told.scenarios[count:]]  # fmt: skip
+             for each in found.scenarios[count:]]  # fmt: skip
     assert knobs == [
         {"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3},
         {"partition_mb": 0.5}, {"priority": True}, {"partition_mb": 0.5, "priority": True},
     ]  # fmt: skip
-    assert all(each.hypothetical for each in told.scenarios[-3:])
+    assert all(each.hypothetical for each in found.scenarios[-3:])
 
 
 def test_intervals_of_stages_span_what_was_not_measured_and_memory_is_adams_where_nothing_tells() -> None:
-    case, told = answered(Asked(zero_stages=(1, 3)))
-    first, third = told.scenarios[-2:]
+    case, found = answered(Asked(zero_stages=(1, 3)))
+    first, third = found.scenarios[-2:]
     for each in (first, third):
         assert each.low_ns < each.predicted_step_ns < each.high_ns
         assert each.gain_low < each.gain < each.gain_high
     # Two ranks, 4 MiB of gradients in 32 bits: half of 8 MiB of states.
-    assert first.memory_bytes - told.scenarios[0].memory_bytes == -(4 << 20)
-    assert any("with Adam, as its optimizer is not known: 8 bytes" in each for each in told.reasons)
-    assert any("reduce-scatter and all-gather are assumed" in each for each in told.reasons)
-    named = with_asked(told, case, Asked(zero_stages=(1,)), optimizer="sgd")
-    assert named.scenarios[-1].memory_bytes == told.scenarios[0].memory_bytes
+    assert first.memory_bytes - found.scenarios[0].memory_bytes == -(4 << 20)
+    assert any("with Adam, as its optimizer is not known: 8 bytes" in each for each in found.reasons)
+    assert any("reduce-scatter and all-gather are assumed" in each for each in found.reasons)
+    named = with_asked(found, case, Asked(zero_stages=(1,)), optimizer="sgd")
+    assert named.scenarios[-1].memory_bytes == found.scenarios[0].memory_bytes
     assert any("with sgd: 0 bytes a parameter" in each for each in named.reasons)
 
 
 def test_an_order_that_gains_nothing_is_said_to() -> None:
-    _, told = answered(Asked(partitions_mb=(0.5,)))
-    (said,) = [each for each in told.reasons if each.startswith("partition_mb")]
-    assert "gain nothing by themselves" in said
-    assert not any(each.startswith("priority") for each in told.reasons)
-    _, told = answered(Asked(priority=True))
-    assert any(each.startswith("priority: no setting of DDP") for each in told.reasons)
+    _, found = answered(Asked(partitions_mb=(0.5,)))
+    (said,) = [each for each in found.reasons if each.startswith("partition_mb")]
+    assert "pieces alone gain nothing" in said
+    assert not any(each.startswith("priority") for each in found.reasons)
+    _, found = answered(Asked(priority=True))
+    assert any(each.startswith("priority: not a setting of DDP") for each in found.reasons)
 
 
 def test_nothing_is_replayed_that_has_no_meaning() -> None:
-    case, told = answered(Asked())
-    with pytest.raises(UsageError, match="pieces; 5000 at most"):
-        with_asked(told, case, Asked(partitions_mb=(1e-4,)))
+    case, found = answered(Asked())
+    with pytest.raises(UsageError, match="pieces; at most 5000"):
+        with_asked(found, case, Asked(partitions_mb=(1e-4,)))
     many = replace(case, baseline=replace(case.baseline, accumulation=2))
     of_one_pass = float(case.workload().gradients.sizes_bytes.sum()) / (3_000 << 20)
     with pytest.raises(UsageError, match="makes 6000 pieces"):
-        with_asked(told, many, Asked(partitions_mb=(of_one_pass,)))
+        with_asked(found, many, Asked(partitions_mb=(of_one_pass,)))
     with pytest.raises(UsageError, match="every pass of a step reduces"):
-        with_asked(told, many, Asked(priority=True))
+        with_asked(found, many, Asked(priority=True))
 
 
 def test_the_commands_show_them_under_the_published_schema(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +114,7 @@ def test_the_commands_show_them_under_the_published_schema(capsys: pytest.Captur
         (["--partition-mb", "nan"], "give numbers"),
         (["--partition-mb", ",".join("1" * 21)], "at most 20"),
         (["--channels", "65"], "whole numbers from 1 to 64"),
-        (["--channels", "4"], "channels are NCCL's"),
+        (["--channels", "4"], "channels are a setting of NCCL"),
     ],
 )
 def test_wrong_options_are_answered_in_one_line(
@@ -162,7 +162,7 @@ def test_channels_take_what_their_table_measured(tmp_path: Path, capsys: pytest.
     faster = next(each for each in document["scenarios"] if "link_speed" in each["knobs"])
     assert rows[16]["gain"] == pytest.approx(0, abs=1e-9)
     assert rows[8]["predicted_step_ns"] == pytest.approx(faster["predicted_step_ns"], rel=1e-6)
-    assert any(each.startswith("channels: transfers as the tables") for each in document["reasons"])
+    assert any(each.startswith("channels: transfer times are from the tables") for each in document["reasons"])
     for wrong, code in (("8", 2), ("8=", 2), ("0=a.csv", 2), (f"8={tmp_path / 'none.csv'}", 3)):
         assert main(["plan", workload, "--no-search", "--channels", wrong]) == code, wrong
         assert len(capsys.readouterr().err.splitlines()) == 1
@@ -170,7 +170,7 @@ def test_channels_take_what_their_table_measured(tmp_path: Path, capsys: pytest.
     (tmp_path / "eight.csv").write_text(ROWS.format(50, 7500).replace(",2,", ",8,"))
     capsys.readouterr()
     assert main(["plan", EXAMPLE, "--no-search", "--channels", f"8={tmp_path / 'eight.csv'}"]) == 2
-    assert "the present all-reduces are a formula's" in capsys.readouterr().err
+    assert "the present all-reduces are priced by a formula" in capsys.readouterr().err
 
 
 def test_a_table_of_what_stages_call_is_taken_for_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,12 +195,12 @@ def over_nccl() -> Run:
 def test_channels_are_a_trial_with_its_settings_and_no_gain() -> None:
     (trial,) = channel_trials(over_nccl(), [4, 4])
     assert trial.knobs == {"channels": 4}
-    assert "no gain is told" in trial.why
+    assert "no gain is predicted" in trial.why
     assert trial.apply["nccl_variables"].startswith("NCCL_MAX_CTAS=4 ")
     assert "config.max_ctas = 4" in trial.apply["nccl_communicator"]
     assert "compare" in trial.verify
     assert channel_trials(recorded(MADE), []) == []
-    with pytest.raises(UsageError, match="channels are NCCL's"):
+    with pytest.raises(UsageError, match="channels are a setting of NCCL"):
         channel_trials(recorded(MADE), [4])
 
 
@@ -211,11 +211,11 @@ def test_more_channels_than_now_are_a_least_number_and_as_many_are_named() -> No
     run = replace(run, ranks={**run.ranks, 0: with_channels})
     fewer, same, more = channel_trials(run, [4, 8, 16])
     assert "NCCL_MAX_CTAS=4" in fewer.apply["nccl_variables"]
-    assert (same.apply, same.why) == ({}, "so many are used at present")
+    assert (same.apply, same.why) == ({}, "this is the present number")
     assert "NCCL_MIN_CTAS=16" in more.apply["nccl_variables"]
     assert "now 8" in more.why
     old = more_channels(Library(version=(2, 12, 0), torch=(1, 12, 0)), 16)
-    assert old == {"nccl_variables": "NCCL_MIN_NCHANNELS=16  # of all communicators of the process"}
+    assert old == {"nccl_variables": "NCCL_MIN_NCHANNELS=16  # for all communicators of the process"}
 
 
 def test_no_channels_are_tried_where_a_late_rank_dominates(capsys: pytest.CaptureFixture[str]) -> None:

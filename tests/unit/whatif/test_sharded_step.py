@@ -13,7 +13,7 @@ from overlapscope.whatif.ddp_step import Settings, bucket_memory_bytes, ddp_job
 from overlapscope.whatif.replay import Job, Launch, replay
 from overlapscope.whatif.sharded_step import sharded_job
 from overlapscope.whatif.workload import Gradients, Workload
-from overlapscope.whatif.zero import Sharding, assumed, saved_bytes, sharding_of
+from overlapscope.whatif.zero import Sharding, saved_bytes, sharding_of, unmeasured_operations
 from tests.unit.whatif.test_ddp_step import MS, transfer_ms, workload
 
 SIZES = MIB * np.array([1e-3, 1.0, 1e4])
@@ -62,8 +62,8 @@ def test_what_was_measured_is_taken_and_what_was_not_is_a_share_of_the_all_reduc
     reduce = work.curves[0]
     own = [curve(op, SIZES, SIZES / rate, ranks=4) for op, rate in (("reduce_scatter", 16.0), ("all_gather", 40.0))]
     known = workload([40, 40, 40], [15, 20, 30], curves=(reduce, *own))
-    assert assumed(work) == ["reduce_scatter", "all_gather"]
-    assert assumed(known) == []
+    assert unmeasured_operations(work) == ["reduce_scatter", "all_gather"]
+    assert unmeasured_operations(known) == []
     bytes_ms = 40 * MIB / MS
     assert step_ms(known, 1) == pytest.approx(30 + bytes_ms / 16 + 0.5 + 3 * bytes_ms / 40)
     least, usual, most = (

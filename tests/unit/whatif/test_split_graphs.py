@@ -1,4 +1,4 @@
-"""torch.compile's splitting of DDP's graph is told from its marks; then no cap is replayed, and else it is."""
+"""torch.compile's splitting of DDP's graph is found from its marks; then no cap is replayed, and else it is."""
 
 import pytest
 from msgspec.structs import replace
@@ -64,13 +64,13 @@ def noted(run: Run, *, splits: bool) -> Run:
     ids=["one", "of two", "inside DDP's", "noted"],
 )
 def test_a_region_of_several_graphs_leaves_caps_alone_and_says_why(run: Run) -> None:
-    told = answer(from_run(run), [1.0, 4.0])
-    assert told.verdict == "insufficient_data"
-    assert "DDPOptimizer" in told.reasons[0]
-    assert "optimize_ddp = False" in told.reasons[0]
-    caps = {each.knobs.get("bucket_cap_mb") for each in told.scenarios}
-    assert caps == {told.baseline.knobs["bucket_cap_mb"]}
-    assert any("link_speed" in each.knobs for each in told.scenarios)
+    result = answer(from_run(run), [1.0, 4.0])
+    assert result.verdict == "insufficient_data"
+    assert "DDPOptimizer" in result.reasons[0]
+    assert "optimize_ddp = False" in result.reasons[0]
+    caps = {each.knobs.get("bucket_cap_mb") for each in result.scenarios}
+    assert caps == {result.baseline.knobs["bucket_cap_mb"]}
+    assert any("link_speed" in each.knobs for each in result.scenarios)
     found, reasons = advise(run, analyze(run))
     assert not found
     assert "DDPOptimizer" in reasons[0]
@@ -82,9 +82,9 @@ def test_a_region_of_several_graphs_leaves_caps_alone_and_says_why(run: Run) -> 
     ids=["eager", "one graph", "graph breaks", "inside DDP's", "noted"],
 )  # fmt: skip
 def test_whole_graphs_and_graph_breaks_are_replayed(run: Run) -> None:
-    told = answer(from_run(run), [1.0, 4.0], search=False)
-    assert told.verdict == "change"
-    assert {each.knobs.get("bucket_cap_mb") for each in told.scenarios} >= {1.0, 4.0}
+    result = answer(from_run(run), [1.0, 4.0], search=False)
+    assert result.verdict == "change"
+    assert {each.knobs.get("bucket_cap_mb") for each in result.scenarios} >= {1.0, 4.0}
 
 
 def test_a_trace_keeps_the_marks_of_compiled_graphs_and_no_other_operation(tmp_path) -> None:  # type: ignore[no-untyped-def]
