@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.report.formats.json import schema
 from overlapscope.report.sheet.document import DOCUMENTS
 from tests.conftest import ROOT
@@ -78,9 +79,31 @@ def test_the_readme_shows_what_the_command_prints(tmp_path: Path) -> None:
 
 
 def test_every_link_between_pages_leads_somewhere() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), (page.name, target)
+    for page in [*PAGES, *sorted((ROOT / "docs").glob("*/*.md"))]:
+        for target, _, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]+))?\)", page.read_text(encoding="utf-8")):
+            leads_to = page.parent / target if target else page
+            assert leads_to.exists(), (page.name, target)
+            assert not anchor or anchor in anchors(leads_to), (page.name, target, anchor)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_index_names_every_page_and_the_glossary_every_cause() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    assert {f"]({page.name})" for page in PAGES if page.name != "README.md" and f"]({page.name})" not in index} == set()
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", glossary, re.MULTILINE) == list(CAUSES)
+
+
+def test_the_paths_of_the_architecture_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:overlapscope|dashboards|tests|docs)/[\w/.]+)`", text)
+    assert len(paths) > 10
+    assert [each for each in paths if "acme" not in each and not (ROOT / each).exists()] == []
 
 
 def test_the_published_schema_is_the_codes_own() -> None:

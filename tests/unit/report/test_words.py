@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.scaling import Scaling
 from overlapscope.analysis.straggler_cause import HELD_BY
 from overlapscope.cli.main import main

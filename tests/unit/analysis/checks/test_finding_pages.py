@@ -1,24 +1,29 @@
-"""Every kind of finding has a page that says what it means, how it is found and what to do next.
+"""Every kind of finding and every recommendation has a page, and every page stands in its folder's index.
 
 A finding's kind is its id up to the first colon. To satisfy these tests after adding a `Finding(id="new_kind:...")`,
-write `docs/findings/new_kind.md` with the three parts that the other pages have.
+write `docs/findings/new_kind.md` with the three parts that the other pages have, and its line in the README beside it;
+likewise `docs/advice/new_id.md` after adding a recommendation.
 """
 
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from overlapscope.advice.replayed_settings import of_scenario
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.findings import Finding
+from overlapscope.report.text.advice import PAGES as ADVICE_PAGES
 from overlapscope.report.text.analysis import FINDING_PAGES, finding_page, render
 from overlapscope.timeline.run import Run
 from tests.conftest import ROOT
 
 FOLDER = ROOT / FINDING_PAGES
-PAGES = {file.stem: file for file in sorted(FOLDER.glob("*.md"))}
+PAGES = {file.stem: file for file in sorted(FOLDER.glob("[a-z]*.md"))}
+ADVICE = {file.stem: file for file in sorted((ROOT / ADVICE_PAGES).glob("[a-z]*.md"))}
 OF_SKEW = {"straggler"}
 """What `skew` holds and the text names is no finding, and has a page all the same."""
 PARTS = ("# `", "**How it is found.**", "**What to do next.**")
@@ -37,6 +42,20 @@ def kinds_in_source() -> Iterator[tuple[str, re.Pattern[str]]]:
             given = next((each.value for each in node.keywords if each.arg == "id"), None)
             assert given is not None, f"{file.name}:{node.lineno}: give the id by its name"
             yield f"{file.name}:{node.lineno}", re.compile(pattern_of(given))
+
+
+def ids_of_recommendations() -> set[str]:
+    """Return every id written in `overlapscope/advice`: `id="..."`, or what a function that takes it third is given."""
+    ids = set()
+    for file in sorted((ROOT / "overlapscope" / "advice").glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            named = [each.value for each in node.keywords if each.arg == "id"]
+            called = getattr(node.func, "id", "")
+            values = named + (node.args[2:3] if called == of_scenario.__name__ else [])
+            ids |= {each.value for each in values if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    return ids
 
 
 def pattern_of(node: ast.expr) -> str:
@@ -81,10 +100,26 @@ def test_no_page_is_without_a_finding_and_each_has_its_parts(kind: str) -> None:
     assert "\n- " in text[at[-1] :]
 
 
+def test_every_recommendation_has_a_page_and_no_page_is_without_one() -> None:
+    ids = ids_of_recommendations()
+    assert len(ids) > 10
+    assert ids == set(ADVICE)
+    overview = (ROOT / "docs" / "advice.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| \[`(\w+)`\]\(advice/\1\.md\) \|", overview, re.MULTILINE)) == ids
+
+
+@pytest.mark.parametrize("pages", [PAGES, ADVICE], ids=["findings", "advice"])
+def test_the_index_lists_every_page_once(pages: dict[str, Path]) -> None:
+    index = next(iter(pages.values())).with_name("README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[`(\w+)`\]\(\1\.md\) \| \S.* \|$", index, re.MULTILINE)
+    assert sorted(listed) == sorted(pages)
+
+
 def test_links_on_the_pages_lead_somewhere() -> None:
-    for file in PAGES.values():
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", file.read_text(encoding="utf-8")):
-            assert (FOLDER / target).exists(), (file.name, target)
+    for folder in (FOLDER, ROOT / ADVICE_PAGES):
+        for file in folder.glob("*.md"):
+            for target in re.findall(r"\]\((?!https?:)([^)#]+)", file.read_text(encoding="utf-8")):
+                assert (folder / target).exists(), (file.name, target)
 
 
 def test_a_findings_page_is_named_by_its_kind() -> None:
