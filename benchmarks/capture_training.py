@@ -100,7 +100,7 @@ def in_turns(training: Training, turns: int) -> dict[str, list[list[int]]]:
 
 def alternated(training: Training, alone: int) -> list[tuple[int, bool]]:
     """Capture every second step; give (time, whether captured) of each, as capture measures itself."""
-    steps.LEFT_ALONE = frozenset(range(1, 2 * alone, 2))
+    steps.UNCAPTURED_STEPS = frozenset(range(1, 2 * alone, 2))
     place = training.folder / "alternated"
     with overlapscope.profile(place, model=training.model, mode="events", warmup=WARMUP) as scope:
         training.steps(scope, WARMUP + 2 * alone + 1)

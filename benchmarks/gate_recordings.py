@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from overlapscope.analysis.compare import alike
-from overlapscope.analysis.measured_run import Replicate, replicate
+from overlapscope.analysis.compare import common_steps
+from overlapscope.analysis.measured_run import MeasuredRun, measure_run
 from overlapscope.analysis.metrics import metrics
-from overlapscope.gate.calibrate import calibrate, least_told
+from overlapscope.gate.calibrate import calibrate, noise_bound
 from overlapscope.gate.judge import MetricVerdict, judge_metrics
 from overlapscope.gate.policy import Policy
 from overlapscope.ingest.read_run import read_inputs
@@ -72,7 +72,7 @@ def pilot_floor(folder: Path) -> float:
         found = calibrate([load(folder / f"run-{at:02d}") for at in range(PILOT)])
         noise = next(each for each in found.metrics if each.name == STEP_TIME)
         policy = Policy()
-        floor = least_told(noise.deviation, noise.runs - 1, SIDE, SIDE, policy.alpha / len(policy.metrics))
+        floor = noise_bound(noise.deviation, noise.runs - 1, SIDE, SIDE, policy.alpha / len(policy.metrics))
         kept.write_text(json.dumps({"floor_ns": floor, "step_ns": noise.median}), encoding="utf-8")
     floor_ns: float = json.loads(kept.read_text(encoding="utf-8"))["floor_ns"]
     return floor_ns
@@ -92,12 +92,12 @@ def train(place: Path, loss_ns: int) -> None:
             sys.exit("the job to record failed")
 
 
-def load(place: Path) -> Replicate:
-    return replicate(read_inputs([place / "run"]), place.name)
+def load(place: Path) -> MeasuredRun:
+    return measure_run(read_inputs([place / "run"]), place.name)
 
 
 def judged(
-    clean: Sequence[Replicate], lossy: Sequence[Replicate] | None, draw: random.Random, *, floor: bool
+    clean: Sequence[MeasuredRun], lossy: Sequence[MeasuredRun] | None, draw: random.Random, *, floor: bool
 ) -> list[MetricVerdict]:
     """Draw two sides of three, and the calibration from the rest; without `lossy` both sides are unchanged code.
 
@@ -109,7 +109,7 @@ def judged(
         candidate, others = others[:SIDE], others[SIDE:]
     else:
         candidate = draw.sample(lossy, SIDE)
-    chosen = alike(base, candidate)
+    chosen = common_steps(base, candidate)
     found = metrics(*chosen.tables, of_steps=chosen.window == "step")
     return judge_metrics(found, chosen.tables, Policy(), calibrate(others[:CALIBRATION]) if floor else None)
 

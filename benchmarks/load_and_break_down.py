@@ -7,13 +7,13 @@ import sys
 import time
 from pathlib import Path
 
-from overlapscope.analysis.rank_summary import alone_of
-from overlapscope.garbage_collection import search_seldom
+from overlapscope.analysis.rank_summary import summarize_ranks
+from overlapscope.garbage_collection import collect_rarely
 from overlapscope.ingest.read_run import read_inputs
 
-search_seldom()  # as the command does
+collect_rarely()  # as the command does
 begin = time.perf_counter()
 run = read_inputs([Path(sys.argv[1])])
-(own,) = alone_of(run).values()
+(own,) = summarize_ranks(run).values()
 seconds = time.perf_counter() - begin
 print(f"{seconds:.3f} s, {run.sources[0].events} events, {len(own.figures) - 1} steps")

@@ -27,8 +27,8 @@ from msgspec.structs import replace
 from benchmarks.namespace_job import run_job
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.whatif.calibrate import Fit
-from overlapscope.whatif.ddp_predict import answer, scenarios
-from overlapscope.whatif.ddp_recording import RecordedCase, from_run
+from overlapscope.whatif.ddp_predict import predict_ddp, predict_settings
+from overlapscope.whatif.ddp_recording import RecordedCase, ddp_case_of_run
 from overlapscope.whatif.ddp_step import HALF, Settings
 from overlapscope.whatif.result import Scenario
 from overlapscope.whatif.search import with_cap
@@ -116,11 +116,11 @@ def cell(folder: Path, shape: str, rate: float, rounds: int, links: Network | No
         told = run_job("benchmarks.whatif_training", folder / name, entries, links)
         (folder / name / "done").write_text(json.dumps(told), encoding="utf-8")
     told = json.loads((folder / name / "done").read_text(encoding="utf-8"))
-    cases = [from_run(read_inputs([folder / name / "runs" / each["record"]])) for each in records]
+    cases = [ddp_case_of_run(read_inputs([folder / name / "runs" / each["record"]])) for each in records]
     case = sorted(cases, key=lambda each: each.measured[0].step_ns)[(len(cases) - 1) // 2]
     settings = [each for _, _, each in variants(shape, rate, case.baseline)]
-    rows = _by_settings(scenarios(case, settings))
-    plain = _by_settings(scenarios(without_interference(case), settings))
+    rows = _by_settings(predict_settings(case, settings))
+    plain = _by_settings(predict_settings(without_interference(case), settings))
     base_ms = case.measured[0].step_ns / 1e6
     found = []
     for at, (label, _, setting) in enumerate(variants(shape, rate, case.baseline)):
@@ -136,7 +136,7 @@ def cell(folder: Path, shape: str, rate: float, rounds: int, links: Network | No
         )  # fmt: skip
     foreign = max(each["foreign"] for rank in told for each in rank)
     again = sum(each["attempts"] - 1 for each in told[0])
-    verdict = answer(case, [float(cap) for cap in CAPS[shape]], search=False)
+    verdict = predict_ddp(case, [float(cap) for cap in CAPS[shape]], search=False)
     unrecorded_ms = median(_steps_ms(told, order, len(told_apart) - 1))
     caps = {
         float(CAPS[shape][0]): unrecorded_ms,

@@ -17,9 +17,9 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks.namespace_job import run_job
-from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.whatif.graph_predict import Wanted, answer_run
+from overlapscope.whatif.graph_predict import ReplayOptions, predict_graph_run
 from tests.integration.disturbed.network import network
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +48,7 @@ def table(folder: Path, told: list[list[dict[str, Any]]], named: str) -> str:
     """Return predictions beside what was measured."""
     order = order_of(len(told[0]) // (len(VARIANTS) + 1))
     runs = [read_inputs([each]) for each in sorted((folder / "runs").iterdir())]
-    answers = [answer_run(run, across(run), Wanted(link_speeds=(0.5, 2.0))) for run in runs]
+    answers = [predict_graph_run(run, match_and_align(run), ReplayOptions(link_speeds=(0.5, 2.0))) for run in runs]
     answers.sort(key=lambda each: each.baseline.measured_step_ns or 0)
     answer = answers[(len(answers) - 1) // 2]
     base = (answer.baseline.measured_step_ns or 0) / 1e6

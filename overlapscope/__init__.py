@@ -58,13 +58,13 @@ def load(
     Raises InputError when nothing is usable; a bad file among good ones is left out and reported in `run.sources`.
     """
     from overlapscope.ingest.options import (  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
-        given_options,
-        given_workers,
+        check_options,
+        check_workers,
     )
     from overlapscope.loaded_run import read  # noqa: PLC0415
 
-    options = given_options(ranks=ranks, comm=comm, compute=compute)
-    return read(paths, options, workers=given_workers(workers))
+    options = check_options(ranks=ranks, comm=comm, compute=compute)
+    return read(paths, options, workers=check_workers(workers))
 
 
 def write_run(
@@ -87,17 +87,17 @@ def write_run(
     Raises InputError when nothing is usable, UsageError when `to` exists.
     """
     from overlapscope.ingest.options import (  # noqa: PLC0415 - as above
-        given_executor,
-        given_options,
-        given_paths,
-        given_workers,
+        check_executor,
+        check_options,
+        check_paths,
+        check_workers,
     )
     from overlapscope.ingest.write_run import write_run as write  # noqa: PLC0415
 
-    options = given_options(ranks=ranks, comm=comm, compute=compute)
-    inputs, (out,) = given_paths("write_run", paths), given_paths("write_run", [to])
-    workers = given_workers(workers)
-    return write(inputs, out, options, workers=workers, executor=given_executor(executor, workers), force=force)
+    options = check_options(ranks=ranks, comm=comm, compute=compute)
+    inputs, (out,) = check_paths("write_run", paths), check_paths("write_run", [to])
+    workers = check_workers(workers)
+    return write(inputs, out, options, workers=workers, executor=check_executor(executor, workers), force=force)
 
 
 def profile(

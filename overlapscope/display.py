@@ -25,19 +25,19 @@ def url_of(path: Path) -> str | None:
     return None if url is None or path.exists() else url
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """Return a path as text, whatever bytes its name contains, without the password, signature or token of a URL."""
     text = os.fsencode(path).decode("utf-8", "replace")
     url = _url(text)
-    return text if url is None else without_secrets(url)
+    return text if url is None else hide_secrets(url)
 
 
-def shown_name(path: Path) -> str:
+def display_name(path: Path) -> str:
     """Return the last part of a path as text."""
-    return Path(shown(path)).name
+    return Path(display_path(path)).name
 
 
-def without_secrets(text: str) -> str:
+def hide_secrets(text: str) -> str:
     """Return a text with the passwords, signatures and tokens of its URLs replaced by `***`."""
     return _URL_IN_TEXT.sub(lambda found: _without(found[0]), text)
 
@@ -55,7 +55,7 @@ def _without(url: str) -> str:
     return _SECRET.sub(rf"\1{HIDDEN}", kept)
 
 
-def listed(parts: Sequence[object], most: int = 8) -> str:
+def list_some(parts: Sequence[object], most: int = 8) -> str:
     """Return the first `most` items, such as ranks, separated by commas, with `...` if there are more."""
     return ", ".join(map(str, parts[:most])) + (", ..." if len(parts) > most else "")
 

@@ -8,7 +8,7 @@ OBJECTS_BETWEEN_SEARCHES: Final = 200_000
 """New objects between two collections, instead of 700, which took a tenth of the time of reading."""
 
 
-def search_seldom() -> None:
+def collect_rarely() -> None:
     """Collect rarely, and skip the last collection of all objects when the process ends, which takes another tenth."""
     gc.set_threshold(OBJECTS_BETWEEN_SEARCHES)
     atexit.unregister(gc.freeze)

@@ -8,12 +8,12 @@ import msgspec
 import pandas as pd
 import pyarrow as pa
 
-from overlapscope.advice.advise import analyzed
+from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.compare import Comparison, compare
-from overlapscope.analysis.measured_run import replicate
+from overlapscope.analysis.measured_run import measure_run
 from overlapscope.analysis.result import Analysis
-from overlapscope.ingest.options import ReadOptions, given_paths
+from overlapscope.ingest.options import ReadOptions, check_paths
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.facts import FACT_TABLES
 from overlapscope.timeline.run import Run, Source
@@ -51,7 +51,7 @@ class LoadedRun:
     def analysis(self) -> Analysis:
         """Return the whole analysis: the value that `overlapscope analyze --json` prints."""
         if self._analysis is None:
-            self._analysis = analyzed(self.run)
+            self._analysis = analyze_with_advice(self.run)
         return self._analysis
 
     def breakdown(self) -> pd.DataFrame:
@@ -87,20 +87,20 @@ class LoadedRun:
 
     def compare(self, candidate: "LoadedRun") -> Comparison:
         """Compare with another run, this one being the base: the value that `overlapscope compare --json` prints."""
-        return compare([replicate(self.run, "base")], [replicate(candidate.run, "candidate")])
+        return compare([measure_run(self.run, "base")], [measure_run(candidate.run, "candidate")])
 
     def save(self, path: str | PathLike[str], *, force: bool = False) -> None:
         """Write a run directory; `force` replaces an existing one."""
         from overlapscope.ingest.write_run import require_output_free  # noqa: PLC0415 - not needed for reading
 
-        (out,) = given_paths("save", [path])
+        (out,) = check_paths("save", [path])
         require_output_free(out, force=force)
         save_run(self.run, out, version=__version__, force=force)
 
 
 def read(paths: Sequence[str | PathLike[str]], options: ReadOptions, *, workers: int | None) -> LoadedRun:
     """Do the work of `overlapscope.load`."""
-    return LoadedRun(read_inputs(given_paths("load", paths), options, workers=workers))
+    return LoadedRun(read_inputs(check_paths("load", paths), options, workers=workers))
 
 
 def _figures(breakdown: msgspec.Struct) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.result import Waited, waited
+from overlapscope.analysis.result import LateRankWait, late_rank_wait
 from overlapscope.capture.host import environment
 from overlapscope.capture.lifecycle import exchange
 from overlapscope.capture.session import Session
@@ -20,7 +20,7 @@ from overlapscope.capture.timeline import telemetry_of
 from overlapscope.ingest.formats.kineto.reader import read_kineto
 from overlapscope.ingest.reader import ReadContext
 from overlapscope.report.text.analysis import mean
-from overlapscope.report.text.summary import RankSummary, render
+from overlapscope.report.text.summary import CaptureSummary, render
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run, join_recordings
 from overlapscope.timeline.store.load_save import load_run
@@ -81,7 +81,7 @@ def finish(session: Session) -> None:
                 session.guard("fetching a rank", exchange.receive_folder, store, f"{key}{rank}", parts, folder)
     if timeline is not None:
         session.guard("writing run.json", _save_job, session, tell_ranks=True)
-    received = [summary, *(msgspec.convert(each, RankSummary) for each in others.values())]
+    received = [summary, *(msgspec.convert(each, CaptureSummary) for each in others.values())]
     missing = [rank for rank in range(1, session.world_size) if f"{key}{rank}" not in others]
     text = render(
         sorted(received, key=lambda each: each.rank),
@@ -95,11 +95,11 @@ def finish(session: Session) -> None:
     sys.stdout.flush()
 
 
-def _waited(session: Session) -> Waited | None:
+def _waited(session: Session) -> LateRankWait | None:
     """Separate wait time from transfer time with the columns of all ranks, unless that would take long."""
     run = load_run(session.path)
     spans = sum(timeline.num_spans for timeline in run.ranks.values())
-    return waited(analyze(run)) if len(run.ranks) > 1 and spans < MAX_SUMMARY_SPANS else None
+    return late_rank_wait(analyze(run)) if len(run.ranks) > 1 and spans < MAX_SUMMARY_SPANS else None
 
 
 def _send_columns(session: Session, store: Any, key: str) -> int:
@@ -186,7 +186,7 @@ def _write(session: Session, timeline: RankTimeline) -> None:
         session.output.remove_older_ranks(session.hooks.clock.epoch_ns(session.begin_ns))
 
 
-def _summarise(session: Session, timeline: RankTimeline | None) -> RankSummary:
+def _summarise(session: Session, timeline: RankTimeline | None) -> CaptureSummary:
     figures: dict[str, float | None] = dict.fromkeys(("step_ns", "exposed_ns", "hidden_ns", "idle_ns"))
     count = 0
     recorded = session.recorded()
@@ -203,7 +203,7 @@ def _summarise(session: Session, timeline: RankTimeline | None) -> RankSummary:
                 "idle_ns": means.idle_ns,
             }
     cost = recorded["overhead"] or {}
-    return RankSummary(
+    return CaptureSummary(
         rank=session.rank,
         host=socket.gethostname(),
         steps=count,

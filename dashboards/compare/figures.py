@@ -15,7 +15,13 @@ from overlapscope.gate.judge import MetricVerdict
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.model import Chart, Series
 from overlapscope.report.sheet.gate import metric_words
-from overlapscope.report.text.compare import NAMES, collective_words, difference_words, relative_words, value_words
+from overlapscope.report.text.compare import (
+    METRIC_LABELS,
+    collective_words,
+    difference_words,
+    relative_words,
+    value_words,
+)
 from overlapscope.report.verdicts import GATE
 from overlapscope_dashboards.parts.bars import Segment
 from overlapscope_dashboards.parts.waterfall import Waterfall, WaterfallRow
@@ -81,7 +87,7 @@ def metric_rows(gate: Gate) -> tuple[MetricRow, ...]:
     judged = {each.name: each for each in gate.metrics}
     known = {each.name: each for each in gate.comparison.metrics}
     order = sorted(
-        (name for name in NAMES if name in known), key=lambda name: not (name in judged and judged[name].gates)
+        (name for name in METRIC_LABELS if name in known), key=lambda name: not (name in judged and judged[name].gates)
     )
     return tuple(
         _row(known[name], judged.get(name))
@@ -155,7 +161,7 @@ def _waterfall(title: str, whole: Attribution, names: Sequence[str], kinds: Sequ
 
 def _row(metric: Metric, judged: MetricVerdict | None) -> MetricRow:
     return MetricRow(
-        name=NAMES[metric.name],
+        name=METRIC_LABELS[metric.name],
         base=value_words(metric, metric.base),
         candidate=value_words(metric, metric.candidate),
         difference=difference_words(metric),

@@ -11,10 +11,10 @@ from overlapscope.advice.setting_code import setting_code
 from overlapscope.errors import InputError
 from overlapscope.report.formatting import ms, size
 from overlapscope.timeline.operations import ITEM_BYTES
-from overlapscope.whatif.cap_curve import caps_of
-from overlapscope.whatif.ddp_recording import RecordedCase, from_run
+from overlapscope.whatif.cap_curve import caps_to_draw
+from overlapscope.whatif.ddp_recording import RecordedCase, ddp_case_of_run
 from overlapscope.whatif.ddp_step import Settings
-from overlapscope.whatif.lane_usage import Lanes
+from overlapscope.whatif.lane_usage import ReplayedStep
 from overlapscope_dashboards.parts import card, empty, figure_card, key_figures, next_command, notes, stacked_bar, table
 from overlapscope_dashboards.parts.text import aria, chips, code
 from overlapscope_dashboards.runs.open_run import OpenRun
@@ -49,7 +49,7 @@ ASSUMED = {
 def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
     """Return the page; every setting is a name of the query, see `views.what_if.SETTING_NAMES`."""
     try:
-        case = opened.once("what_if.case", lambda: from_run(opened.run, opened.cross_rank))
+        case = opened.once("what_if.case", lambda: ddp_case_of_run(opened.run, opened.cross_rank))
     except InputError as error:
         inside = [
             html.P(f"This recording cannot be replayed: {error}."),
@@ -95,9 +95,9 @@ def register(app: Dash, site: Site) -> None:
 
 def query_with_cap(opened: OpenRun, place: float, query: Mapping[str, str]) -> str | None:
     """Return the query with the cap at a slider position; None if it is the current cap."""
-    case = opened.once("what_if.case", lambda: from_run(opened.run, opened.cross_rank))
+    case = opened.once("what_if.case", lambda: ddp_case_of_run(opened.run, opened.cross_rank))
     settings = view.read_settings(query, case.baseline)
-    caps = caps_of(case.workload(), case.baseline.ddp.bucket_cap_mb, settings.ddp.bucket_cap_mb)
+    caps = caps_to_draw(case.workload(), case.baseline.ddp.bucket_cap_mb, settings.ddp.bucket_cap_mb)
     cap = caps[max(0, min(round(place), len(caps) - 1))]
     if cap == settings.ddp.bucket_cap_mb:
         return None
@@ -114,7 +114,7 @@ def _controls(
     opened: OpenRun, case: RecordedCase, outcome: view.SettingsOutcome, query: Mapping[str, str]
 ) -> Component:
     base, cap = case.baseline.ddp.bucket_cap_mb, outcome.settings.ddp.bucket_cap_mb
-    caps = caps_of(case.workload(), base, cap)
+    caps = caps_to_draw(case.workload(), base, cap)
     marks: Any = {at: {"label": f"{each:g}"} for at, each in enumerate(caps)}
     slider = dcc.Slider(
         id="what-if-cap", min=0, max=len(caps) - 1, step=1, marks=marks, included=False,
@@ -261,7 +261,7 @@ def _lanes(outcome: view.SettingsOutcome) -> Component:
     )  # fmt: skip
 
 
-def _bars(shown: Lanes, words: str, *, legend: bool) -> list[dict[str, Any]]:
+def _bars(shown: ReplayedStep, words: str, *, legend: bool) -> list[dict[str, Any]]:
     moving = [(each.start_ns, each.end_ns, _name(each.bytes)) for each in shown.sent]
     waiting = [
         (each.begun_ns, each.start_ns, _name(each.bytes)) for each in shown.sent if each.start_ns > each.begun_ns

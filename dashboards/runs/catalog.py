@@ -10,12 +10,12 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.files.safe_open import file_state
 from overlapscope.timeline.store.manifest import read_manifest, recorded_ranks
 from overlapscope.timeline.store.run_directory import is_run_directory
-from overlapscope.timeline.store.run_folder import where_is
+from overlapscope.timeline.store.run_folder import explain_missing
 
 MAX_DEPTH: Final = 6
 """Levels of folders below the root that are searched for runs ..."""
@@ -65,23 +65,23 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
         return self.world_size is not None and self.ranks is not None and self.ranks < self.world_size
 
 
-def find(roots: Sequence[Path]) -> RunLocations:
+def find_runs(roots: Sequence[Path]) -> RunLocations:
     """Return the runs below one folder; several paths, a file, or a folder without runs form one run.
 
     Links that point outside the folder are not followed. Raises InputError where a path does not exist.
     """
     for path in roots:
         if not path.exists():
-            raise InputError(f"{shown(path)}: {where_is(path)}")
+            raise InputError(f"{display_path(path)}: {explain_missing(path)}")
     only = roots[0]
     if len(roots) > 1 or not only.is_dir():
         common = Path(os.path.commonpath([each.resolve().parent for each in roots]))
-        return RunLocations(runs=(_locate(tuple(roots), common, shown(Path(only.name))),))
+        return RunLocations(runs=(_locate(tuple(roots), common, display_path(Path(only.name))),))
     if is_run_directory(only):
-        return RunLocations(runs=(_locate((only,), only, shown(Path(only.resolve().name))),))
+        return RunLocations(runs=(_locate((only,), only, display_path(Path(only.resolve().name))),))
     found, notes = _search(only)
     if not found and any(_files(only)):
-        found = [_locate((only,), only, shown(Path(only.resolve().name)))]
+        found = [_locate((only,), only, display_path(Path(only.resolve().name)))]
     return RunLocations(runs=tuple(found), notes=notes)
 
 
@@ -120,7 +120,7 @@ def _link_target(file: Path, location: RunLocation) -> os.stat_result:
 
 def _display_name(file: Path, location: RunLocation) -> str:
     root = location.root.absolute()
-    return shown(file.relative_to(root) if file.is_relative_to(root) else Path(file.name))
+    return display_path(file.relative_to(root) if file.is_relative_to(root) else Path(file.name))
 
 
 def describe_run(location: RunLocation) -> CatalogEntry:
@@ -167,7 +167,7 @@ def _locate(inputs: tuple[Path, ...], root: Path, name: str) -> RunLocation:
     absolute = tuple(each.absolute() for each in inputs)
     key = "\0".join(os.path.relpath(each, root.absolute()) for each in absolute)
     digest = hashlib.blake2b(os.fsencode(key), digest_size=6).hexdigest()
-    quoted_path = shlex.quote(shown(inputs[0])) if len(inputs) == 1 else ""
+    quoted_path = shlex.quote(display_path(inputs[0])) if len(inputs) == 1 else ""
     return RunLocation(id=digest, name=name, inputs=absolute, root=root, quoted_path=quoted_path)
 
 
@@ -191,7 +191,7 @@ def _search(root: Path) -> tuple[list[RunLocation], tuple[str, ...]]:
             continue
         seen.add(real)
         if depth and is_run_directory(here):
-            found.append(_locate((here,), root, shown(here.relative_to(root))))
+            found.append(_locate((here,), root, display_path(here.relative_to(root))))
         elif depth < MAX_DEPTH:
             inside = _folders(here)
             outside += sum(not _is_inside(each, root) for each in inside)
@@ -248,6 +248,6 @@ def _is_inside(path: Path, root: Path) -> bool:
 
 def without_root(message: str, location: RunLocation) -> str:
     """Return a message with paths relative to the root, so that the location of the root stays private."""
-    return message.replace(f"{shown(location.root.absolute())}/", "").replace(
-        shown(location.root.absolute()), location.name
+    return message.replace(f"{display_path(location.root.absolute())}/", "").replace(
+        display_path(location.root.absolute()), location.name
     )

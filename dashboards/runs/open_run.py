@@ -9,9 +9,9 @@ from time import monotonic
 from typing import Any, Final, TypeVar
 
 from overlapscope.advice.advise import advise
-from overlapscope.analysis.across_ranks import Across, across
+from overlapscope.analysis.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.measured_run import Replicate, replicate
+from overlapscope.analysis.measured_run import MeasuredRun, measure_run
 from overlapscope.analysis.prediction_check import Noted, Outcome
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.errors import OverlapScopeError
@@ -80,7 +80,7 @@ class OpenRun:
         return self.once("run", self._read)
 
     @property
-    def cross_rank(self) -> Across:
+    def cross_rank(self) -> CrossRank:
         """Results across ranks: matched collectives, aligned clocks, wait times."""
         return self.once("together", self._match)
 
@@ -101,9 +101,9 @@ class OpenRun:
         return [] if folder is None else self.once("tested", lambda: _outcomes(folder))
 
     @property
-    def replicate(self) -> Replicate:
+    def replicate(self) -> MeasuredRun:
         """The run as a side of a comparison."""
-        return self.once("replicate", lambda: replicate(self.run, self.name))
+        return self.once("replicate", lambda: measure_run(self.run, self.name))
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """Return the result of `make`, computed once for this run: a page stores slow results here, as `page.what`.
@@ -130,10 +130,10 @@ class OpenRun:
             self.doing = f"Reading {count(len(self.entries), 'rank') if self.entries else 'the recording'}."
             return read_inputs(list(self._location.inputs), self._options, progress=self._note, workers=None)
 
-    def _match(self) -> Across:
+    def _match(self) -> CrossRank:
         run = self.run
         self.doing = f"{count(len(run.ranks), 'rank')} read; matching collectives and aligning clocks."
-        return across(run)
+        return match_and_align(run)
 
     def _analyse(self) -> Analysis:
         cross_rank = self.cross_rank

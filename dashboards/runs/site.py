@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 from overlapscope.ingest.options import ReadOptions
-from overlapscope_dashboards.runs.catalog import CatalogEntry, RunLocation, RunLocations, find, list_newest_first
+from overlapscope_dashboards.runs.catalog import CatalogEntry, RunLocation, RunLocations, find_runs, list_newest_first
 from overlapscope_dashboards.runs.open_run import OpenRun, OpenRuns
 from overlapscope_dashboards.runs.work import BackgroundWork
 
@@ -38,7 +38,7 @@ class Site:
 
     def find_runs(self) -> RunLocations:
         """Return the runs that exist now."""
-        return find(self.roots)
+        return find_runs(self.roots)
 
     def catalog(self) -> list[CatalogEntry]:
         """Return the entries of all runs, newest first."""

@@ -20,7 +20,7 @@ from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer, create_server
 from werkzeug.security import safe_join
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.options import ReadOptions
 from overlapscope_dashboards.server.app import create_app
@@ -151,7 +151,7 @@ def perfetto_app(folder: Path) -> Flask:
     """Return the application that serves a Perfetto UI build; raises InputError where the folder contains none."""
     root = folder.resolve()
     if not (root / INDEX).is_file():
-        raise InputError(f"{shown(folder)}: has no {INDEX}; unpack a perfetto-ui.zip there")
+        raise InputError(f"{display_path(folder)}: has no {INDEX}; unpack a perfetto-ui.zip there")
     mimetypes.add_type("application/wasm", ".wasm")
     app = Flask("overlapscope_perfetto", static_folder=None)
 

@@ -27,13 +27,13 @@ from msgspec.structs import replace
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.occupancy import STATES, Occupancy
-from overlapscope.files.atomic import flush_below
-from overlapscope.files.safe_open import opened_own, opened_plain, own_folder
+from overlapscope.files.atomic import flush_tree
+from overlapscope.files.safe_open import open_own_file, open_own_folder, open_regular
 from overlapscope.files.source_digest import source_digest
-from overlapscope.files.temporary_folder import held_folder
+from overlapscope.files.temporary_folder import locked_folder
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, NONE, SPAN_KINDS, Ints
 from overlapscope.timeline.intervals import union
-from overlapscope.timeline.store.arrow_tables import opened_parquet
+from overlapscope.timeline.store.arrow_tables import open_parquet
 from overlapscope.timeline.store.lazy_rank import check_rank
 from overlapscope.timeline.store.manifest import RankEntry, is_rank_folder
 from overlapscope_dashboards.timeline.coarse_sums import CoarseSums, cell_width, cells
@@ -115,11 +115,11 @@ def _of_rank(entry: RankEntry, folder: Path) -> tuple[Ints, Any] | None:
         if not is_rank_folder(folder.name):
             return None
         # Arrow cannot open paths that are not UTF-8.
-        with opened_plain(folder / "spans.parquet") as spans, opened_plain(folder / "recordings.parquet") as windows:
-            file = opened_parquet(spans)
+        with open_regular(folder / "spans.parquet") as spans, open_regular(folder / "recordings.parquet") as windows:
+            file = open_parquet(spans)
             check_rank(file, entry.rank)
             table = file.read(columns=["recording", "kind", "start_ns", "end_ns"], use_threads=False)
-            recordings = opened_parquet(windows).metadata.num_rows
+            recordings = open_parquet(windows).metadata.num_rows
         start, end, recording = (_whole_numbers(table, each) for each in ("start_ns", "end_ns", "recording"))
         kinds = _kinds(table)
     except (OSError, pa.ArrowException, KeyError, ValueError):
@@ -163,7 +163,7 @@ def _windows(recording: Ints, start: Ints, end: Ints) -> list[tuple[int, int]]:
 def _read_cache(place: Path, made_of: str, recorded: Set[int]) -> RankStates | None:
     """Return the cached states; None if they are of other files, incomplete, or not owned by this user."""
     try:
-        with own_folder(place) as folder:
+        with open_own_folder(place) as folder:
             index = _read_index(folder)
             if index is None or (index.made_by, index.made_of) != (source_digest(*CODE), made_of):
                 return None
@@ -199,7 +199,7 @@ def _is_possible(index: CacheIndex, recorded: Set[int], size: int) -> bool:
 
 def _read_index(folder: int) -> CacheIndex | None:
     try:
-        with opened_own(INDEX, folder) as file:
+        with open_own_file(INDEX, folder) as file:
             return msgspec.json.decode(file.read(), type=CacheIndex)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
@@ -214,21 +214,21 @@ def _write_cache(folder: Path, cached: RankStates, made_of: str) -> None:
         made_by=source_digest(*CODE), made_of=made_of, ranks=list(cached.states), first=[0, *np.cumsum(sizes).tolist()],
         has_cells=cached.coarse is not None, clocks=cached.clocks,
     )  # fmt: skip
-    with suppress(OSError), held_folder(folder.parent, f"{FOLDER}.") as temporary:
+    with suppress(OSError), locked_folder(folder.parent, f"{FOLDER}.") as temporary:
         np.save(temporary / AT, np.concatenate([at for at, _ in cached.states.values()]))
         np.save(temporary / STATE, np.concatenate([state for _, state in cached.states.values()]))
         if cached.coarse is not None:
             np.save(temporary / CELLS, cached.coarse.spent.ravel())
         (temporary / ".gitignore").write_text("*\n", encoding="utf-8")
         (temporary / INDEX).write_bytes(msgspec.json.encode(index))
-        flush_below(temporary)  # after a power failure, states that are all zeros would look valid
+        flush_tree(temporary)  # after a power failure, states that are all zeros would look valid
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
 
 
 def _can_replace(folder: Path) -> bool:
     try:
-        with own_folder(folder):
+        with open_own_folder(folder):
             return True
     except FileNotFoundError:
         return True
@@ -238,7 +238,7 @@ def _can_replace(folder: Path) -> bool:
 
 def map_column(folder: int, name: str, dtype: type) -> "np.ndarray[Any, Any]":
     """Return the column in a `.npy` file, memory-mapped; raises OSError, or ValueError for another type or shape."""
-    with opened_own(name, folder) as file:
+    with open_own_file(name, folder) as file:
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError(f"{name}: another format")
         header = _HEADER.fullmatch(file.read(int.from_bytes(file.read(2), "little")))

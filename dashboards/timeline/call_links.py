@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import Run
 
@@ -20,7 +20,7 @@ class LinkedCall(msgspec.Struct, frozen=True, kw_only=True):
 class CallLinks:
     """Index of matched calls: which collectives of different ranks are the same call."""
 
-    def __init__(self, run: Run, cross_rank: Across) -> None:
+    def __init__(self, run: Run, cross_rank: CrossRank) -> None:
         self._blocks: list[tuple[tuple[int, ...], Ints]] = [
             (each.block.ranks, each.block.rows) for each in (*cross_rank.splits, *cross_rank.uneven)
         ]

@@ -8,7 +8,7 @@ import numpy as np
 from overlapscope.report.formatting import count, ms, size
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.operations import ITEM_BYTES
-from overlapscope.whatif.recorded_buckets import Bucket, bucket_of
+from overlapscope.whatif.recorded_buckets import RecordedBucket, recorded_bucket
 from overlapscope_dashboards.timeline.labels import format_duration
 from overlapscope_dashboards.timeline.lane_rows import lower_rows
 from overlapscope_dashboards.timeline.query import TimelineQuery
@@ -19,7 +19,7 @@ MAX_NAME: Final = 60
 
 def bucket_words(source: TimelineSource, rank: int, call: int) -> list[str]:
     """Return phrases on the bucket of a collective; empty where the recording does not determine it."""
-    found = bucket_of(source.tables(rank), call)
+    found = recorded_bucket(source.tables(rank), call)
     if found is None:
         return []
     parts = [f"bucket {found.number + 1} of {found.of}: {_gradients(source, rank, found)}"]
@@ -39,7 +39,7 @@ def ready_marks(
     of = dict(zip(ranks, calls, strict=True))
     marks: list[dict[str, Any]] = []
     for rank in dict.fromkeys(rows):
-        found = bucket_of(source.tables(rank), of[rank]) if of.get(rank, NONE) != NONE else None
+        found = recorded_bucket(source.tables(rank), of[rank]) if of.get(rank, NONE) != NONE else None
         if found is None:
             continue
         at = int(source.aligned(rank, np.array([found.ready_ns]))[0]) / 1e6
@@ -51,7 +51,7 @@ def ready_marks(
     return marks
 
 
-def _gradients(source: TimelineSource, rank: int, bucket: Bucket) -> str:
+def _gradients(source: TimelineSource, rank: int, bucket: RecordedBucket) -> str:
     timeline = source.tables(rank)
     table, names = timeline.gradients, timeline.names
     rows = bucket.gradients.tolist()

@@ -13,8 +13,8 @@ from overlapscope.analysis.occupancy import (
     COMPUTE_ONLY,
     COPY_ONLY,
     EXPOSED,
-    HIDDEN,
     IDLE,
+    OVERLAPPED,
     STATES,
     UNRECORDED,
     Occupancy,
@@ -30,7 +30,7 @@ MAP_PIXELS: Final = 384
 """Height of the heat map of many ranks; more ranks than pixels share rows."""
 ROW_PIXELS: Final = 28
 """Height of a row of the heat map of few ranks."""
-_TIES: Final = (EXPOSED, HIDDEN, COMPUTE_ONLY, COPY_ONLY, IDLE, UNRECORDED)
+_TIES: Final = (EXPOSED, OVERLAPPED, COMPUTE_ONLY, COPY_ONLY, IDLE, UNRECORDED)
 """Tie rule: of states with equal time, the first of these is shown."""
 _EXACT: Final = 1 << 53
 """Below this, sums of whole numbers in float64 are exact."""

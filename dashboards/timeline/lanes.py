@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.occupancy import COMPUTE_ONLY, COPY_ONLY, EXPOSED, HIDDEN, STATES, Occupancy
+from overlapscope.analysis.occupancy import COMPUTE_ONLY, COPY_ONLY, EXPOSED, OVERLAPPED, STATES, Occupancy
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints
 from overlapscope.timeline.intervals import Intervals, difference, intersection, union
 from overlapscope.timeline.run import RankTimeline
@@ -86,7 +86,7 @@ def _lane(
     rest = difference(comm, compute)
     parts = (
         (compute, COMPUTE_ONLY),
-        (intersection(rest, cover.compute), HIDDEN),
+        (intersection(rest, cover.compute), OVERLAPPED),
         (difference(rest, cover.compute), EXPOSED),
         (difference(copy, union(comm, compute)), COPY_ONLY),
     )

@@ -11,7 +11,7 @@ from dash import Dash
 from flask import Response, request
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.report.perfetto.export import Choice, PerfettoTrace
+from overlapscope.report.perfetto.export import ExportSelection, PerfettoTrace
 from overlapscope.version import __version__
 from overlapscope_dashboards.runs.site import NotFound, Site
 from overlapscope_dashboards.timeline.query import parse_timeline_query
@@ -56,7 +56,7 @@ def _answer(site: Site, run: str) -> Response:
         begin, end = (each + source.origin_ns for each in (view.window.start_ns, view.window.end_ns))
         trace = PerfettoTrace(
             run=opened.run,
-            choice=Choice(ranks=frozenset(view.ranks), window=(begin, end)),
+            choice=ExportSelection(ranks=frozenset(view.ranks), window=(begin, end)),
             version=__version__,
             together=opened.cross_rank,
         )

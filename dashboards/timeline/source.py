@@ -19,8 +19,8 @@ from overlapscope.analysis.exposed_causes import Causes, causes_of
 from overlapscope.analysis.occupancy import Occupancy
 from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows
 from overlapscope.errors import InputError, OverlapScopeError
-from overlapscope.report.perfetto.call_args import CallWords
-from overlapscope.report.perfetto.tracks import lane_name, on_common_clock
+from overlapscope.report.perfetto.call_args import CallArguments
+from overlapscope.report.perfetto.tracks import lane_name, to_common_clock
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.store.load_save import load_rank
@@ -91,7 +91,7 @@ class TimelineSource:
     def __init__(self, opened: OpenRun) -> None:
         self._opened, self._lock = opened, Lock()
         self._tables = RecentCache[RankTimeline](MAX_CACHED_RANKS)
-        self._words = RecentCache[CallWords](MAX_CACHED_RANKS)
+        self._words = RecentCache[CallArguments](MAX_CACHED_RANKS)
         self._thread: Thread | None = None
         self.figures: CrossRankFigures | None = None
         self.problem = ""
@@ -227,7 +227,7 @@ class TimelineSource:
         if figures is None:
             return {}
         words = self._words.get(
-            rank, lambda: CallWords(figures.run.ranks[rank], figures.transfers[rank], figures.causes[rank])
+            rank, lambda: CallArguments(figures.run.ranks[rank], figures.transfers[rank], figures.causes[rank])
         )
         return words.told(call)
 
@@ -251,11 +251,11 @@ class TimelineSource:
 
 def _states(occupancy: Mapping[int, Occupancy], clocks: Clocks) -> States:
     """Return the states of each rank converted from its own clock to the common one."""
-    return {rank: (on_common_clock(clocks, rank, each.at_ns), each.state) for rank, each in occupancy.items()}
+    return {rank: (to_common_clock(clocks, rank, each.at_ns), each.state) for rank, each in occupancy.items()}
 
 
 def _to_common_clock(snapshot: AlignedStates, rank: int, times_ns: Ints) -> Ints:
-    return on_common_clock(snapshot.clocks or Clocks(), rank, times_ns) - snapshot.origin_ns
+    return to_common_clock(snapshot.clocks or Clocks(), rank, times_ns) - snapshot.origin_ns
 
 
 def source_of(opened: OpenRun) -> TimelineSource:

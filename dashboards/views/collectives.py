@@ -9,7 +9,7 @@ import numpy as np
 
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.operation_times import OpTime
-from overlapscope.analysis.possible_bandwidth import Curve as Benchmark
+from overlapscope.analysis.possible_bandwidth import BandwidthCurve as Benchmark
 from overlapscope.analysis.wording import short
 from overlapscope.report.formatting import NOT_APPLICABLE, count, ms, percent, size
 from overlapscope.report.text.analysis import place

@@ -11,7 +11,7 @@ from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_ANOTHER_RANK
 from overlapscope.analysis.exposed import PLACES, UNKNOWN
 from overlapscope.analysis.result import Analysis
-from overlapscope.analysis.straggler_cause import HELD_BY
+from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.report.formatting import count, ms, percent
 from overlapscope.report.text.analysis import mean, sentence, windows
 from overlapscope.timeline.columns import NONE, Ints
@@ -93,7 +93,7 @@ def waiting(analysis: Analysis) -> str:
     words = f"{ms(waited)} ms of it is spent waiting for another rank"
     if analysis.skew.stragglers:
         first = analysis.skew.stragglers[0]
-        return f"{words}, mostly for straggler rank {first.rank}: {HELD_BY[first.held_by]}."
+        return f"{words}, mostly for straggler rank {first.rank}: {STRAGGLER_CAUSES[first.held_by]}."
     return f"{words}."
 
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.result import Analysis
-from overlapscope.analysis.straggler_cause import HELD_BY
+from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.analysis.telemetry import MEASURES, Readings, thinned
 from overlapscope.report.formatting import NOT_APPLICABLE, count, ms, percent
-from overlapscope.report.text.cross_rank import evidence_words, matched_words, missing_words, straggler_words
+from overlapscope.report.text.cross_rank import evidence_text, matched_text, missing_ranks_text, straggler_sentences
 from overlapscope.timeline.run import Run
 
 MAX_BARS: Final = 512
@@ -90,9 +90,9 @@ class TimeAxis(msgspec.Struct, frozen=True, kw_only=True):
 
 def late(analysis: Analysis) -> tuple[StragglerLine, ...]:
     """Return the stragglers with their causes, the worst first."""
-    sentences = straggler_words(analysis, MAX_LATE)
+    sentences = straggler_sentences(analysis, MAX_LATE)
     return tuple(
-        StragglerLine(rank=each.rank, sentence=line, evidence=evidence_words(each.evidence))
+        StragglerLine(rank=each.rank, sentence=line, evidence=evidence_text(each.evidence))
         for each, line in zip(analysis.skew.stragglers, sentences, strict=False)
     )
 
@@ -103,7 +103,8 @@ def lead(analysis: Analysis) -> str:
     if not found:
         return why_no_straggler(analysis)
     bound = "at most " if analysis.run.missing_ranks else ""
-    worst = f"rank {found[0].rank} made other ranks wait {bound}{ms(found[0].blame_ns)} ms: {HELD_BY[found[0].held_by]}"
+    cause = STRAGGLER_CAUSES[found[0].held_by]
+    worst = f"rank {found[0].rank} made other ranks wait {bound}{ms(found[0].blame_ns)} ms: {cause}"
     return f"{count(len(found), 'straggler')} among {len(analysis.ranks)} ranks; {worst}."
 
 
@@ -123,7 +124,7 @@ def matching(analysis: Analysis) -> list[str]:
     reasons = [" ".join(each.split()) for each in analysis.skew.reasons]
     more = len(reasons) - MAX_REASONS
     last = [f"{count(more, 'more reason')}: overlapscope analyze RUN --all"] if more > 0 else []
-    return [*matched_words(analysis.skew), *reasons[:MAX_REASONS], *last]
+    return [*matched_text(analysis.skew), *reasons[:MAX_REASONS], *last]
 
 
 def key_figures(analysis: Analysis) -> list[tuple[str, str, str, str]]:
@@ -141,7 +142,7 @@ def key_figures(analysis: Analysis) -> list[tuple[str, str, str, str]]:
             "Ranks",
             f"{len(analysis.ranks)}",
             of_world,
-            missing_words(analysis.run.missing_ranks, analysis.run.unread_ranks) or complete,
+            missing_ranks_text(analysis.run.missing_ranks, analysis.run.unread_ranks) or complete,
         ),
         ("Wait time", percent(waited / spent if spent else None), "", f"of {ms(spent)} ms in matched collectives"),
         ("Longest wait", ms(longest.wait_ns), "ms", f"rank {longest.rank}, whole recording"),

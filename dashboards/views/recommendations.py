@@ -9,7 +9,7 @@ from overlapscope.analysis.prediction_check import Outcome, words
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.report.formatting import count, ms, percent, signed_percent
 from overlapscope.report.text.analysis import mean, windows
-from overlapscope.report.text.cross_rank import evidence_words, straggler_words
+from overlapscope.report.text.cross_rank import evidence_text, straggler_sentences
 from overlapscope.report.verdicts import ADVICE, CONFIDENCE
 
 FRAMEWORKS: Final[Mapping[str, str]] = {
@@ -72,7 +72,7 @@ def current_step(analysis: Analysis) -> CurrentStep:
     """Return the mean of a run's complete steps."""
     what, by_rank = windows(analysis)
     steps = [each for own in by_rank.values() for each in own]
-    late = " ".join(straggler_words(analysis, 1))
+    late = " ".join(straggler_sentences(analysis, 1))
     if what != "step" or not steps:
         return CurrentStep(late=late)
     figures = mean(steps)
@@ -174,7 +174,7 @@ def _shown(each: Recommendation, current: CurrentStep) -> ShownAdvice:
 
 def _facts(each: Recommendation, current: CurrentStep) -> list[tuple[str, str]]:
     evidence: Mapping[str, Any] = getattr(each, "evidence", {})
-    words = evidence_words(evidence) if evidence else _evidence(each, current)
+    words = evidence_text(evidence) if evidence else _evidence(each, current)
     found = [("Evidence", words)] if words else []
     found.append(("Based on", CONFIDENCE[each.confidence]))
     found += [

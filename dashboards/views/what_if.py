@@ -7,11 +7,11 @@ import msgspec
 from msgspec.structs import replace
 
 from overlapscope.report.formatting import ms, percent, signed_ms, size
-from overlapscope.whatif.cap_curve import CapCurve, cap_curve, caps_of
-from overlapscope.whatif.ddp_predict import scenarios
+from overlapscope.whatif.cap_curve import CapCurve, cap_curve, caps_to_draw
+from overlapscope.whatif.ddp_predict import predict_settings
 from overlapscope.whatif.ddp_recording import RecordedCase
 from overlapscope.whatif.ddp_step import HALF, Settings
-from overlapscope.whatif.lane_usage import Lanes, lanes
+from overlapscope.whatif.lane_usage import ReplayedStep, replayed_step
 from overlapscope.whatif.result import Scenario
 from overlapscope.whatif.search import with_cap
 from overlapscope_dashboards.parts.bars import Segment
@@ -40,8 +40,8 @@ class SettingsOutcome(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     present: Scenario
     scenario: Scenario
-    before: Lanes
-    after: Lanes
+    before: ReplayedStep
+    after: ReplayedStep
     curve: CapCurve
     passes: tuple[int, int]
     """Backward passes of a step, as recorded and as requested."""
@@ -77,15 +77,15 @@ def read_settings(query: Mapping[str, str], base: Settings) -> Settings:
 
 def replay_settings(case: RecordedCase, settings: Settings) -> SettingsOutcome:
     """Replay the settings, the recorded ones, and the settings with each bucket cap."""
-    rows = scenarios(case, [settings])
+    rows = predict_settings(case, [settings])
     workload = case.workload()
-    caps = caps_of(workload, settings.ddp.bucket_cap_mb)
+    caps = caps_to_draw(workload, settings.ddp.bucket_cap_mb)
     return SettingsOutcome(
         settings=settings,
         present=rows[0],
         scenario=rows[-1],
-        before=lanes(workload, case.baseline),
-        after=lanes(workload, settings),
+        before=replayed_step(workload, case.baseline),
+        after=replayed_step(workload, settings),
         curve=cap_curve(case, settings, caps),
         passes=(case.baseline.accumulation, settings.accumulation),
     )
@@ -164,7 +164,7 @@ def figures(outcome: SettingsOutcome) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def segments(shown: Lanes) -> tuple[Segment, ...]:
+def segments(shown: ReplayedStep) -> tuple[Segment, ...]:
     """Return the parts of a replayed step."""
     return (
         Segment(name="compute only", ns=shown.compute_only_ns, kind="compute"),
@@ -174,14 +174,14 @@ def segments(shown: Lanes) -> tuple[Segment, ...]:
     )
 
 
-def part_rows(before: Lanes, after: Lanes) -> list[tuple[str, str, str, str]]:
+def part_rows(before: ReplayedStep, after: ReplayedStep) -> list[tuple[str, str, str, str]]:
     """Return a row for each part of a step: before, after, and the difference."""
     pairs = [(a.name, a.ns, b.ns) for a, b in zip(segments(before), segments(after), strict=True)]
     pairs.append(("step, replayed", before.step_ns, after.step_ns))
     return [(name, ms(a), ms(b), signed_ms(b - a)) for name, a, b in pairs]
 
 
-def lane_rows(shown: Lanes) -> list[tuple[str, str, str, str, str]]:
+def lane_rows(shown: ReplayedStep) -> list[tuple[str, str, str, str, str]]:
     """Return a row for each collective of a replayed step."""
     return [
         (

@@ -13,12 +13,12 @@ from overlapscope.advice.late_rank import late_rank
 from overlapscope.advice.max_connections import max_connections
 from overlapscope.advice.nccl_trials import algorithm_trial
 from overlapscope.advice.network import repair_link, use_gpu_direct, use_infiniband
-from overlapscope.advice.rule_input import Given
+from overlapscope.advice.rule_input import RuleInput
 from overlapscope.advice.shared_stream import busy_lane
 from overlapscope.advice.small_collectives import small_collectives
-from overlapscope.analysis.across_ranks import Across, across
+from overlapscope.analysis.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.rank_summary import Alone, alone_of
+from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from overlapscope.whatif.ddp_recording import RecordedCase
     from overlapscope.whatif.result import WhatIf
 
-RULES: Final[tuple[Callable[[Given], Recommendation | None], ...]] = (
+RULES: Final[tuple[Callable[[RuleInput], Recommendation | None], ...]] = (
     late_launches,
     embedding_tail,
     small_collectives,
@@ -42,31 +42,31 @@ RULES: Final[tuple[Callable[[Given], Recommendation | None], ...]] = (
 )
 
 
-def analyzed(run: Run, bandwidth: Facts | None = None) -> Analysis:
+def analyze_with_advice(run: Run, bandwidth: Facts | None = None) -> Analysis:
     """Return the analysis with the recommendations of the rules, as `overlapscope analyze --json` prints it.
 
     `bandwidth` holds measurements of the bandwidth that the run's collectives could reach.
     """
-    cross_rank, alone = across(run), alone_of(run)
+    cross_rank, alone = match_and_align(run), summarize_ranks(run)
     analysis = analyze(run, cross_rank, bandwidth, alone)
     return msgspec.structs.replace(analysis, recommendations=by_rules(run, analysis, cross_rank, alone))
 
 
 def by_rules(
-    run: Run, analysis: Analysis, cross_rank: Across, alone: Mapping[int, Alone] | None = None
+    run: Run, analysis: Analysis, cross_rank: CrossRank, alone: Mapping[int, RankSummary] | None = None
 ) -> list[Recommendation]:
     """Return the recommendations of the rules, best first. They need no replay, which takes ten times as long."""
     late = late_rank(analysis)
     if late is not None:
         return [late]
-    given = Given.of(run, analysis, cross_rank, alone)
+    given = RuleInput.of(run, analysis, cross_rank, alone)
     return ranked([each for rule in RULES if (each := rule(given)) is not None])
 
 
 def advise(
     run: Run,
     analysis: Analysis,
-    cross_rank: Across | None = None,
+    cross_rank: CrossRank | None = None,
     caps_mb: Sequence[float] = (),
     keep: "Callable[[RecordedCase, WhatIf], None] | None" = None,
 ) -> tuple[list[Recommendation], list[str]]:
@@ -75,7 +75,7 @@ def advise(
     `caps_mb` are the bucket caps to try, in MiB; `keep` is called with the replayed case and its result, if there is
     one.
     """
-    cross_rank = cross_rank or across(run)
+    cross_rank = cross_rank or match_and_align(run)
     found = by_rules(run, analysis, cross_rank)
     if any(each.id == "late_rank" for each in found):
         return found, []

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.rule_input import Given, Windows, ms, recommended
+from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import COMM, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, intersection, length, union
@@ -25,7 +25,7 @@ ONLY_COPIES: Final = re.compile(r"FSDP::all_gather_copy_out")
 FSDP_OUT, DDP = "FSDP copies", "copies out of buckets"
 
 
-def communication_copies(given: Given) -> Recommendation | None:
+def communication_copies(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where such copies take long enough."""
     sums: dict[str, list[float]] = defaultdict(list)
     for timeline, windows in given.some_at_hand():

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.rule_input import Given, Windows, ms, recommended
+from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.intervals import BusyTime
@@ -35,7 +35,7 @@ class _Tail(msgspec.Struct, frozen=True, kw_only=True):
     exposed_ns: float
 
 
-def embedding_tail(given: Given) -> Recommendation | None:
+def embedding_tail(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where the last bucket is mostly one large gradient and its transfer is exposed."""
     tails = [each for timeline, own in given.some_ranks() if (each := _tail(given, timeline, own)) is not None]
     if not tails or len({each.elements for each in tails}) > 1:
@@ -68,7 +68,7 @@ def embedding_tail(given: Given) -> Recommendation | None:
     )  # fmt: skip
 
 
-def _tail(given: Given, timeline: RankTimeline, windows: Windows) -> _Tail | None:
+def _tail(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Tail | None:
     table = timeline.gradients
     calls = timeline.collectives
     reduces = timeline.names.index("all_reduce") if "all_reduce" in timeline.names else -2

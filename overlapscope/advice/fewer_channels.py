@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.advice.nccl_settings import Library, channels_of, fewer_channels
-from overlapscope.advice.rule_input import Given, Windows, ms, recommended
+from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE
 from overlapscope.timeline.intervals import Intervals, intersection, length, union
@@ -20,7 +20,7 @@ TRIED: Final = 8
 FEWEST: Final = 2
 
 
-def interference(given: Given) -> Recommendation | None:
+def interference(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where the same kernels take longer beside a transfer, and it costs enough of a step."""
     library = Library.of(given.run)
     if library is None:
@@ -66,7 +66,7 @@ def _slowed(timeline: RankTimeline, moving: Intervals) -> Slowdown | None:
     return slowdown(timeline.spans, moving)
 
 
-def _moving(given: Given, timeline: RankTimeline) -> Intervals:
+def _moving(given: RuleInput, timeline: RankTimeline) -> Intervals:
     """Return when data moved: the last part of each call, where wait time is separated from transfer time."""
     calls, spans = timeline.collectives, timeline.spans
     timed = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE))

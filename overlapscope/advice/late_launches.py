@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.rule_input import Given, Windows, ms, recommended
+from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
 from overlapscope.analysis.host_cause import LOADING
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.intervals import difference, intersection, length, union
@@ -25,7 +25,7 @@ HOST: Final = ("host", "launch")
 """Parts of a critical path that belong to the host."""
 
 
-def late_launches(given: Given) -> Recommendation | None:
+def late_launches(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where the job is launch-bound; None for runs without devices or communication."""
     if not given.figures.comm_ns or not any(each.has_device for each in given.run.ranks.values()):
         return None
@@ -64,17 +64,17 @@ def late_launches(given: Given) -> Recommendation | None:
     )
 
 
-def _profiled(given: Given) -> bool:
+def _profiled(given: RuleInput) -> bool:
     return any(each.basis == "trace" for each in given.run.ranks.values())
 
 
-def _on_path(given: Given) -> int:
+def _on_path(given: RuleInput) -> int:
     """Return the host's time on the critical path in ns, mean over its steps."""
     steps = given.analysis.critical_path.steps
     return round(fmean(sum(each.parts.get(part, 0) for part in HOST) for each in steps)) if steps else 0
 
 
-def _gaps(timeline: RankTimeline, given: Given, windows: Windows) -> tuple[float, dict[str, tuple[float, int]]]:
+def _gaps(timeline: RankTimeline, given: RuleInput, windows: Windows) -> tuple[float, dict[str, tuple[float, int]]]:
     """Return two means over windows: the ns in which the device was idle while a batch was fetched, and the number and
     ns of the calls that wait for the device, by name.
     """

@@ -7,7 +7,7 @@ also begins first; with FSDP it refuses 1 (`megatron/training/arguments.py`).
 import re
 from typing import Final
 
-from overlapscope.advice.rule_input import Given, recommended
+from overlapscope.advice.rule_input import RuleInput, recommended
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.dimensions import CONTEXT, TENSOR
 from overlapscope.timeline.run import Run
@@ -18,7 +18,7 @@ MEGATRON: Final = re.compile(r"TENSOR_MODEL_PARALLEL|CONTEXT_PARALLEL_GROUP")
 """Descriptions of Megatron's groups (`megatron/core/parallel_state.py`)."""
 
 
-def max_connections(given: Given) -> Recommendation | None:
+def max_connections(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where the recorded variable does not fit the parallelism of the job."""
     environments = [_environment(each.recorded) for each in given.run.ranks.values() if each.has_device]
     if not environments or any(each is None for each in environments):
@@ -39,7 +39,7 @@ def max_connections(given: Given) -> Recommendation | None:
     return None
 
 
-def _recommendation(given: Given, value: str | None, why: str, apply: str) -> Recommendation:
+def _recommendation(given: RuleInput, value: str | None, why: str, apply: str) -> Recommendation:
     return recommended(
         given,
         id="max_connections",

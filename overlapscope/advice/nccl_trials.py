@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from overlapscope.advice.nccl_settings import Library, channels_of, fewer_channels, more_channels, without_algorithm
-from overlapscope.advice.rule_input import Given, recommended
+from overlapscope.advice.rule_input import RuleInput, recommended
 from overlapscope.analysis.result import Recommendation
 from overlapscope.errors import UsageError
 from overlapscope.timeline.run import Run
@@ -19,7 +19,7 @@ NOT_NCCL = "channels are a setting of NCCL, and nothing recorded shows that this
 VERIFY = "record a run with it, then: overlapscope compare RUN NEW_RUN"
 
 
-def algorithm_trial(given: Given) -> Recommendation | None:
+def algorithm_trial(given: RuleInput) -> Recommendation | None:
     """Return the trial for the all-reduces that lose most, without a gain; None where NCCL's choice is not known."""
     library = Library.of(given.run)
     low = [
@@ -53,7 +53,7 @@ def algorithm_trial(given: Given) -> Recommendation | None:
     )
 
 
-def no_channels(run: Run) -> str:
+def why_no_channel_trials(run: Run) -> str:
     """Return why channels cannot be tried; empty where they can."""
     return NOT_NCCL if Library.of(run) is None else ""
 

@@ -2,14 +2,14 @@
 
 from typing import Final
 
-from overlapscope.advice.rule_input import Given, recommended
+from overlapscope.advice.rule_input import RuleInput, recommended
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.result import Recommendation
 
 LOG: Final = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH on a short job, then: overlapscope analyze nccl.log"
 
 
-def use_infiniband(given: Given) -> Recommendation | None:
+def use_infiniband(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where hosts with InfiniBand or RoCE cards communicate over sockets."""
     found = _first(given, "nccl_socket")
     if found is None:
@@ -31,7 +31,7 @@ def use_infiniband(given: Given) -> Recommendation | None:
     )
 
 
-def use_gpu_direct(given: Given) -> Recommendation | None:
+def use_gpu_direct(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where network cards use host memory although they could read device memory."""
     found = _first(given, "nccl_no_gpu_direct:")
     if found is None or found.severity != "warning":
@@ -53,7 +53,7 @@ def use_gpu_direct(given: Given) -> Recommendation | None:
     )
 
 
-def repair_link(given: Given) -> Recommendation | None:
+def repair_link(given: RuleInput) -> Recommendation | None:
     """Return the recommendation to look at a slow link; the finding names the ranks."""
     found = _first(given, "slow_link")
     if found is None:
@@ -74,5 +74,5 @@ def repair_link(given: Given) -> Recommendation | None:
     )
 
 
-def _first(given: Given, kind: str) -> Finding | None:
+def _first(given: RuleInput, kind: str) -> Finding | None:
     return next((each for each in given.analysis.findings if each.id.startswith(kind)), None)

@@ -5,7 +5,7 @@ from overlapscope.whatif.recorded_steps import Recorded
 from overlapscope.whatif.result import WhatIf
 
 
-def noted(result: WhatIf, seen: Recorded, *, made_at: str, version: str) -> list[Prediction]:
+def predictions_to_record(result: WhatIf, seen: Recorded, *, made_at: str, version: str) -> list[Prediction]:
     """Return the prediction of each setting that can be measured; empty where the replay does not match the run."""
     if result.verdict == "insufficient_data":
         return []

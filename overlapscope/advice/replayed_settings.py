@@ -9,15 +9,15 @@ from typing import Any, Final, Literal
 
 from overlapscope.advice.rule_input import VERIFY, WORTH
 from overlapscope.advice.setting_code import HOOK, setting_code, spelled
-from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.result import Recommendation
 from overlapscope.errors import InputError
 from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.ddp_predict import answer
-from overlapscope.whatif.ddp_recording import RecordedCase, from_run
-from overlapscope.whatif.graph_predict import answer_run
-from overlapscope.whatif.parallelism import kind_of
+from overlapscope.whatif.ddp_predict import predict_ddp
+from overlapscope.whatif.ddp_recording import RecordedCase, ddp_case_of_run
+from overlapscope.whatif.graph_predict import predict_graph_run
+from overlapscope.whatif.parallelism import parallelism_of
 from overlapscope.whatif.result import Scenario, WhatIf
 
 VIEW: Final = "gradient_as_bucket_view"
@@ -35,7 +35,7 @@ APPLY: Final = {
 
 def by_replay(
     run: Run,
-    cross_rank: Across,
+    cross_rank: CrossRank,
     found: list[Recommendation],
     caps_mb: Sequence[float],
     keep: Callable[[RecordedCase, WhatIf], None] | None,
@@ -46,10 +46,10 @@ def by_replay(
     one.
     """
     try:
-        case = from_run(run, cross_rank)
+        case = ddp_case_of_run(run, cross_rank)
     except InputError as error:
         return _by_fsdp_replay(run, cross_rank, found, error)
-    result = answer(case, caps_mb)
+    result = predict_ddp(case, caps_mb)
     if keep is not None:
         keep(case, result)
     of_buckets = bucket_advice(result, ITEM_BYTES[case.recorded.dtypes[0]])
@@ -60,16 +60,16 @@ def by_replay(
 
 
 def _by_fsdp_replay(
-    run: Run, cross_rank: Across, found: list[Recommendation], not_ddp: InputError
+    run: Run, cross_rank: CrossRank, found: list[Recommendation], not_ddp: InputError
 ) -> tuple[list[Recommendation], list[str]]:
     """Add the recommendations of a replay of FSDP2; `not_ddp` says why the recording is not DDP."""
-    if kind_of(run) != "fsdp":
+    if parallelism_of(run) != "fsdp":
         return found, [f"no setting was replayed: {not_ddp}"]
     try:
-        result = answer_run(run, cross_rank, not_ddp=str(not_ddp))
+        result = predict_graph_run(run, cross_rank, not_ddp=str(not_ddp))
     except InputError as error:
         return found, [f"no setting was replayed: {error}"]
-    return [*gather_advice(result), *found], list(result.reasons)
+    return [*fsdp_advice(result), *found], list(result.reasons)
 
 
 def scenario_recommendation(
@@ -181,7 +181,7 @@ def _row(scenarios: Sequence[Scenario], knobs: dict[str, object]) -> Scenario:
     return next(each for each in scenarios if each.knobs == knobs)
 
 
-def gather_advice(result: WhatIf) -> list[Recommendation]:
+def fsdp_advice(result: WhatIf) -> list[Recommendation]:
     """Return recommendations for a recording of FSDP2; empty for others, or where no setting is recommended."""
     if result.kind != "fsdp" or result.verdict != "change":
         return []

@@ -6,10 +6,10 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 
-from overlapscope.analysis.across_ranks import Across, Transfers
+from overlapscope.analysis.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.analysis.rank_summary import Alone, alone_of
+from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -22,7 +22,7 @@ VERIFY: Final = "record the new run, then: overlapscope compare RUN NEW_RUN"
 Windows = tuple[tuple[int, int], ...]
 
 
-class Given(msgspec.Struct, frozen=True, kw_only=True):
+class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
     """A run with its figures; times in ns, means over complete steps and ranks."""
 
     run: Run
@@ -39,9 +39,11 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     """The mean breakdown; only times and causes."""
 
     @classmethod
-    def of(cls, run: Run, analysis: Analysis, cross_rank: Across, alone: Mapping[int, Alone] | None = None) -> Self:
+    def of(
+        cls, run: Run, analysis: Analysis, cross_rank: CrossRank, alone: Mapping[int, RankSummary] | None = None
+    ) -> Self:
         """Compute the means of a run's complete steps, else of its whole recordings."""
-        alone = alone or alone_of(run)
+        alone = alone or summarize_ranks(run)
         chosen = [step for info in analysis.ranks for step in info.steps if step.complete and step.window_ns]
         figures: list[Breakdown] = list(chosen) or [info.whole for info in analysis.ranks if info.whole.window_ns]
         windows = {rank: _windows(own, of_steps=bool(chosen)) for rank, own in alone.items()}
@@ -90,7 +92,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recommended(
-    given: Given,
+    given: RuleInput,
     *,
     id: str,
     title: str,
@@ -128,7 +130,7 @@ def ms(ns: float) -> str:
     return f"{ns / 1e6:.3g} ms" if ns < 1e9 else f"{ns / 1e6:.0f} ms"
 
 
-def _windows(own: Alone, *, of_steps: bool) -> Windows:
+def _windows(own: RankSummary, *, of_steps: bool) -> Windows:
     if of_steps and own.whole:
         return tuple(each.window for each in own.windows if each.complete and each.window)
     return tuple(own.whole)

@@ -5,10 +5,10 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.rule_input import Given, ms, recommended
+from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import COMM, NONE
-from overlapscope.timeline.rows import order_of
+from overlapscope.timeline.rows import sort_order
 from overlapscope.timeline.run import RankTimeline
 
 OTHERS: Final = 0.5
@@ -19,7 +19,7 @@ _CallKind = tuple[str, str | None]
 """Operation and group."""
 
 
-def busy_lane(given: Given) -> Recommendation | None:
+def busy_lane(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where queueing behind other groups' calls is exposed; None for runs without devices."""
     queued = given.cause_ns("queued")
     if not given.is_worth(queued):
@@ -62,7 +62,7 @@ def _blocked(timeline: RankTimeline) -> dict[tuple[_CallKind, _CallKind], int]:
     """Return the ns that calls waited in the queue while the call before them on their stream ran, by both kinds."""
     spans, calls = timeline.spans, timeline.collectives
     rows = np.flatnonzero((spans.kind == COMM) & (spans.collective != NONE) & (spans.launch_ns != NONE))
-    rows = rows[order_of(spans.lane[rows], spans.start_ns[rows])]
+    rows = rows[sort_order(spans.lane[rows], spans.start_ns[rows])]
     if rows.size < 2:
         return {}
     before, row = rows[:-1], rows[1:]

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.rule_input import Given, ms, recommended
+from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import size
@@ -27,7 +27,7 @@ FEWEST_CALLS: Final = 8
 """Least calls a step. A choice: fusing fewer is not worth the work."""
 
 
-def small_collectives(given: Given) -> Recommendation | None:
+def small_collectives(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where latency-bound calls are exposed for long enough on one rank.
 
     Groups make their calls at the same time, so only the calls of one rank are added up: the rank that loses most.
@@ -84,7 +84,7 @@ def _exposed_ns(rows: Sequence[CollectiveRow]) -> float:
     return sum(min(row.exposed_ns or 0, row.count * (row.transfer_ns_median or 0)) for row in rows)
 
 
-def _is_candidate(given: Given, row: CollectiveRow) -> bool:
+def _is_candidate(given: RuleInput, row: CollectiveRow) -> bool:
     if row.op in POINT_TO_POINT or not row.transfer_ns_median:
         return False
     # Bucket sizes are recommended by the replay wherever gradients were recorded.
@@ -119,7 +119,7 @@ def _listed(rows: Sequence[CollectiveRow]) -> list[str]:
     return sorted(counts, key=lambda op: -counts[op])
 
 
-def _sum_up(given: Given, rows: Sequence[CollectiveRow]) -> dict[str, int | float | None]:
+def _sum_up(given: RuleInput, rows: Sequence[CollectiveRow]) -> dict[str, int | float | None]:
     steps = max(given.steps, 1)
     sizes = [row.bytes for row in rows if row.bytes is not None]
     return {

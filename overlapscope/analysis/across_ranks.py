@@ -17,7 +17,7 @@ from overlapscope.analysis.matching import drop_disagreeing, match
 from overlapscope.analysis.point_to_point import PairMatching, match_pairs
 from overlapscope.analysis.unmatched_ranks import explain_unmatched
 from overlapscope.analysis.wait_transfer import RankWait, Split, early_end_reasons, split_waits, waits_by_rank
-from overlapscope.files.spill import Aside
+from overlapscope.files.spill import SpillStore
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
 
@@ -34,7 +34,7 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the matched call, the same on all its members."""
 
 
-class Across(msgspec.Struct, frozen=True, kw_only=True):
+class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     """Result of matching and aligning all ranks of a run."""
 
     matching: Matching = msgspec.field(default_factory=Matching)
@@ -75,13 +75,13 @@ def _transfers(index: CallIndex, rank: int) -> Transfers:
     )
 
 
-def across(run: Run) -> Across:
+def match_and_align(run: Run) -> CrossRank:
     """Match the calls of all ranks, align the clocks, and split each call into wait and transfer.
 
     The result is empty with one recorded rank: there is nothing to match.
     """
     if len(run.ranks) < 2:
-        return Across()
+        return CrossRank()
     hosts = _hosts(run)
     matching = match(run)
     clocks = clock_offsets(matching.blocks, hosts)
@@ -94,7 +94,7 @@ def across(run: Run) -> Across:
         clocks = clock_offsets(checked.blocks, hosts)
     steady = remove_clock_steps(checked, clocks, hosts)
     if steady is not checked:
-        checked = steady.put_aside(Aside())
+        checked = steady.put_aside(SpillStore())
         clocks = clock_offsets(checked.blocks, hosts)
     splits = tuple(split_waits(checked.blocks, clocks))
     known = join_by_uneven(clocks, checked.uneven, hosts)
@@ -102,7 +102,7 @@ def across(run: Run) -> Across:
     checked = replace(
         checked, reasons=(*checked.reasons, *early_end_reasons(splits, clocks), *explain_unmatched(run, checked, pairs))
     )
-    return Across(
+    return CrossRank(
         matching=checked,
         clocks=known,
         splits=splits,

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from overlapscope.analysis.across_ranks import Across, Transfers, across
+from overlapscope.analysis.across_ranks import CrossRank, Transfers, match_and_align
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.by_rank import LazyByRank
 from overlapscope.analysis.collectives import collective_rows
@@ -23,7 +23,7 @@ from overlapscope.analysis.outlier_steps import outlier_steps
 from overlapscope.analysis.pipeline import pipeline_bubbles, uneven_stages
 from overlapscope.analysis.possible_bandwidth import possible_bandwidth
 from overlapscope.analysis.power import power_falls
-from overlapscope.analysis.rank_summary import Alone, alone_of
+from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.recording_checks import partly_recorded_groups, reported_overlap, unread_ranks
 from overlapscope.analysis.result import (
     Analysis,
@@ -36,11 +36,11 @@ from overlapscope.analysis.result import (
     Straggler,
 )
 from overlapscope.analysis.slow_link import slow_links
-from overlapscope.analysis.source_tables import told
+from overlapscope.analysis.source_tables import rows_of_sources
 from overlapscope.analysis.stragglers import beside_slow_links, stragglers
 from overlapscope.analysis.timer_findings import timer_findings
 from overlapscope.analysis.topology_findings import topology_findings
-from overlapscope.files.spill import Aside
+from overlapscope.files.spill import SpillStore
 from overlapscope.timeline.columns import FUSED, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run, Source
@@ -50,17 +50,17 @@ MAX_NAMES = 100
 
 def analyze(
     run: Run,
-    cross_rank: Across | None = None,
+    cross_rank: CrossRank | None = None,
     bandwidth: Facts | None = None,
-    alone: Mapping[int, Alone] | None = None,
+    alone: Mapping[int, RankSummary] | None = None,
 ) -> Analysis:
     """Return all figures of a run.
 
     `cross_rank` is the result of `match_and_align` and `summaries` that of `summarize_ranks`, where the caller has
     them already; `bandwidth` holds measurements of the bandwidth that its collectives could reach.
     """
-    alone = alone or alone_of(run)
-    cross_rank = cross_rank or across(run)
+    alone = alone or summarize_ranks(run)
+    cross_rank = cross_rank or match_and_align(run)
     windows = {rank: own.windows for rank, own in alone.items()}
     coverage = {rank: own.coverage for rank, own in alone.items()}
     transfers = cross_rank.transfers(run)
@@ -97,19 +97,19 @@ def analyze(
         skew=_skew(cross_rank, {info.rank: info.whole.idle_ns for info in ranks}, beside_slow_links(held, links)),
         findings=findings,
         recommendations=[],
-        told=told(run.facts),
+        told=rows_of_sources(run.facts),
         critical_path=critical_path(run, windows, cross_rank),
     )
 
 
 def _each_rank(
-    run: Run, cross_rank: Across, alone: Mapping[int, Alone], transfers: Mapping[int, Transfers]
+    run: Run, cross_rank: CrossRank, alone: Mapping[int, RankSummary], transfers: Mapping[int, Transfers]
 ) -> tuple[list[RankInfo], Mapping[int, Ints]]:
     """Return each rank's figures, and the exposed time of each of its collectives."""
     coverage = {rank: own.coverage for rank, own in alone.items()}
     parts = LazyByRank(run.ranks, lambda rank: alone[rank].parts.value())
     ranks: list[RankInfo] = []
-    aside, exposed = Aside(), {}
+    aside, exposed = SpillStore(), {}
     for rank, causes in each_causes(run, cross_rank, coverage, parts, transfers):
         ranks.append(_rank_info(rank, run.ranks[rank].basis, alone[rank], causes))
         exposed[rank] = aside.put(causes.exposed_ns)
@@ -126,7 +126,7 @@ def _run_info(run: Run) -> RunInfo:
     )
 
 
-def _rank_info(rank: int, basis: str, own: Alone, causes: Causes) -> RankInfo:
+def _rank_info(rank: int, basis: str, own: RankSummary, causes: Causes) -> RankInfo:
     sets = own.sets
     found = zip(own.figures, causes.hidden_wait_ns(sets), causes.within_each(sets), strict=True)
     whole, *steps = [_known(basis, figures, wait_ns, by_cause) for figures, wait_ns, by_cause in found]
@@ -185,7 +185,7 @@ def _source_info(source: Source) -> SourceInfo:
     )
 
 
-def _skew(cross_rank: Across, idle_ns: Mapping[int, int | None], held: Sequence[Straggler]) -> Skew:
+def _skew(cross_rank: CrossRank, idle_ns: Mapping[int, int | None], held: Sequence[Straggler]) -> Skew:
     residual = cross_rank.clocks.residual_ns
     partly = {rank for each in cross_rank.splits if not each.block.whole for rank in each.block.ranks}
     return Skew(
@@ -216,12 +216,12 @@ def _complete(info: RankInfo) -> list[tuple[int, int | None, int | None]]:
     return [(step.step, step.window_ns, step.comm_ns) for step in info.steps if step.complete]
 
 
-def _linkage(alone: Mapping[int, Alone]) -> dict[int, tuple[int, int]]:
+def _linkage(alone: Mapping[int, RankSummary]) -> dict[int, tuple[int, int]]:
     """Return (device spans, device spans without a launch) by rank; CPU runs have neither."""
     return {rank: own.linkage for rank, own in alone.items() if own.linkage is not None}
 
 
-def _listed(alone: Mapping[int, Alone], note: int) -> Listed:
+def _listed(alone: Mapping[int, RankSummary], note: int) -> Listed:
     """Sum the spans with a note over all ranks; names by total time, the longest first, at most MAX_NAMES."""
     spans = duration = 0
     by_name: dict[str, int] = {}

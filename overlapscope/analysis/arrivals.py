@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.by_rank import LazyByRank
 from overlapscope.analysis.call_index import CallIndex
 from overlapscope.analysis.clock_offsets import Clocks, Reals
@@ -29,7 +29,7 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the call, the same on all its members; NONE where some member was not recorded."""
 
 
-def arrivals(run: Run, cross_rank: Across) -> Mapping[int, Arrivals]:
+def arrivals(run: Run, cross_rank: CrossRank) -> Mapping[int, Arrivals]:
     """Return the arrivals of each rank's collectives; they are computed when a rank is accessed.
 
     Even calls end together, so their shortest duration gives the arrival of the last member without any clock. For the
@@ -56,7 +56,7 @@ class _ByClocks(msgspec.Struct, frozen=True, kw_only=True):
     number: Ints
 
 
-def _on_clocks(run: Run, cross_rank: Across) -> Iterator[tuple[Sequence[int], Sequence[Ints], Reals, bool]]:
+def _on_clocks(run: Run, cross_rank: CrossRank) -> Iterator[tuple[Sequence[int], Sequence[Ints], Reals, bool]]:
     """Yield ranks, rows, arrival times (ranks by calls), and whether all members were recorded."""
     clocks = cross_rank.clocks
     for each in cross_rank.uneven:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.files.spill import Aside
+from overlapscope.files.spill import SpillStore
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Spans
 from overlapscope.timeline.intervals import BusyTime, Intervals, WindowSets, union
 from overlapscope.timeline.store.packed import PackedIntervals
@@ -55,7 +55,7 @@ class Coverage:
         self.comm, self.compute, self.copy = comm, compute, copy
         self._sums: tuple[BusyTime, ...] = ()
 
-    def put_aside(self, aside: Aside) -> "Coverage":
+    def put_aside(self, aside: SpillStore) -> "Coverage":
         """Return the same coverage, packed and written to `aside`; intervals are unpacked at each access."""
         return _PutCoverage(self, aside)
 
@@ -91,7 +91,7 @@ class _PutCoverage(Coverage):
 
     __slots__ = ("_packed",)
 
-    def __init__(self, plain: Coverage, aside: Aside) -> None:
+    def __init__(self, plain: Coverage, aside: SpillStore) -> None:
         self._packed = {kind: PackedIntervals.of(getattr(plain, kind)).put_aside(aside) for kind in _KINDS}
         self._sums = ()
 

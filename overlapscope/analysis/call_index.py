@@ -12,7 +12,7 @@ import numpy as np
 from overlapscope.analysis.by_rank import LazyByRank
 from overlapscope.analysis.matched_calls import positions_by_ranks
 from overlapscope.analysis.wait_transfer import Split
-from overlapscope.files.spill import Aside
+from overlapscope.files.spill import SpillStore
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, size
 from overlapscope.timeline.run import Run
 
@@ -40,7 +40,7 @@ class CallIndex(msgspec.Struct, frozen=True, kw_only=True):
             rows = np.concatenate([splits[at].block.rows for at in places], axis=1)
             for rank, own in zip(ranks, rows, strict=True):
                 call[rank][own] = number
-        aside = Aside()
+        aside = SpillStore()
         put = {rank: aside.put(call.pop(rank)) for rank in list(call)}
         counts = [each.block.calls for each in splits]
         baseline = [NONE if each.baseline_ns is None else round(each.baseline_ns) for each in splits]

@@ -7,7 +7,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.timeline.columns import Ints, or_none
-from overlapscope.timeline.rows import distinct
+from overlapscope.timeline.rows import factorize_rows
 from overlapscope.timeline.run import RankTimeline
 
 
@@ -78,7 +78,7 @@ def call_kinds(timeline: RankTimeline) -> tuple[tuple[CallKind, ...], Ints]:
     calls, names = timeline.collectives, timeline.names
     names_and_sizes = (calls.op, calls.group, calls.group_size, calls.dtype, calls.bytes)
     columns = [column.astype(np.int64) for column in (*names_and_sizes, calls.dimension, calls.phase, calls.module)]
-    kind_of, first = distinct(columns)
+    kind_of, first = factorize_rows(columns)
     keys = zip(*(column[first].tolist() for column in columns), strict=True)
 
     def name(code: int) -> str | None:

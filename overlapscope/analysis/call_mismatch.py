@@ -15,7 +15,7 @@ import numpy as np
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.group_progress import GroupProgress, collective_calls
 from overlapscope.analysis.wording import first_and_count, first_of, id_part, rank_list
-from overlapscope.display import listed
+from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.names import NameTable
@@ -311,4 +311,4 @@ def _call(calls: _Calls, row: int, names: Sequence[str]) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks, MAX_LISTED)}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {list_some(ranks, MAX_LISTED)}"

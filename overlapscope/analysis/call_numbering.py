@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.group_calls import EXCHANGE, GroupCalls
-from overlapscope.display import listed
+from overlapscope.display import list_some
 from overlapscope.timeline.columns import Codes, Ints
 
 FEWEST: Final = 8
@@ -124,5 +124,5 @@ def _lost(calls: GroupCalls, totals: Ints, places: list[int]) -> list[str]:
     return [
         f"{totals.max()} calls were recorded on rank {calls.ranks[int(totals.argmax())]} and {totals[first]} on rank "
         f"{calls.ranks[first]}: the recordings are sampled or cut, and the calls of rank "
-        f"{listed([calls.ranks[at] for at in places])} could not be placed among them; they are not paired by order"
+        f"{list_some([calls.ranks[at] for at in places])} could not be placed among them; they are not paired by order"
     ]

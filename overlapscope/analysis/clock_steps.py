@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.clock_offsets import Clocks, Reals, clock_offsets, connected
 from overlapscope.analysis.matched_calls import MatchedCalls, Matching
-from overlapscope.display import listed
+from overlapscope.display import list_some
 from overlapscope.timeline.columns import Ints
 
 LEAST_NS: Final = 200_000
@@ -250,7 +250,7 @@ def _parts(
 
 def _reason(jump: ClockStep) -> str:
     by = max(jump.moved_ns.values(), key=abs) / 1e6
-    ranks = listed(sorted(jump.moved_ns))
+    ranks = list_some(sorted(jump.moved_ns))
     whose = f"the clock of rank {ranks} was stepped by {by:+.1f} ms"
     if jump.either:
         whose = f"the clocks of ranks {ranks} moved apart by {abs(by):.1f} ms"

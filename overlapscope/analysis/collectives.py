@@ -17,9 +17,9 @@ from overlapscope.analysis.wait_transfer import BASELINE_CALLS, BASELINE_QUANTIL
 from overlapscope.timeline.columns import NONE, Ints, or_none, size
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import bus_factor
-from overlapscope.timeline.rows import distinct
+from overlapscope.timeline.rows import factorize_rows
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.timeline.store.packed import Packed
+from overlapscope.timeline.store.packed import PackedColumn
 
 NAMES: Final = ("op", "group", "dtype", "dimension", "phase", "module", "algorithm", "protocol")
 NUMBERS: Final = ("group_size", "bytes")
@@ -80,7 +80,7 @@ def chosen_rows(timeline: RankTimeline, windows: list[StepWindow]) -> Ints:
     if not complete:
         return np.arange(size(calls))
     places = {(each.recording, each.step) for each in complete}
-    which, first = distinct([calls.recording, calls.step])
+    which, first = factorize_rows([calls.recording, calls.step])
     keys = zip(calls.recording[first].tolist(), calls.step[first].tolist(), strict=True)
     inside = np.array([place in places for place in keys], np.bool_)[which]
     windows_of = sorted(each.window for each in complete if each.window)
@@ -145,7 +145,7 @@ class CallSums(msgspec.Struct):
     kinds: dict[tuple[int, ...], int] = {}
     """Number of each kind by its key (names as codes)."""
     sums: dict[str, Ints] = msgspec.field(default_factory=lambda: {name: np.zeros(0, np.int64) for name in SUMS})
-    durations: list[tuple[Packed, Packed]] = []
+    durations: list[tuple[PackedColumn, PackedColumn]] = []
     """Kind and duration of each rank's calls, packed."""
     kind_of_call: Ints = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
     """Kind of each matched call by its number; -1 for a number not seen yet ..."""
@@ -170,7 +170,7 @@ class CallSums(msgspec.Struct):
         self.sums["total_ns"] += self._summed(of_timed, duration)
         self.sums["split"] += self._summed(of_split)
         self.sums["waited_ns"] += self._summed(of_split, duration[split] - transfer[split])
-        self.durations.append((Packed.of(of_timed, NONE), Packed.of(duration, NONE)))
+        self.durations.append((PackedColumn.of(of_timed, NONE), PackedColumn.of(duration, NONE)))
         self._note_calls(transfers.call[rows[timed[split]]], of_split, transfer[split])
 
     def found(self) -> Iterator[KindSums]:
@@ -202,7 +202,7 @@ class CallSums(msgspec.Struct):
         """Return the number of each row's kind."""
         calls = timeline.collectives
         columns = [getattr(calls, name)[rows] for name in (*NAMES, *NUMBERS)]
-        which, first = distinct(columns)
+        which, first = factorize_rows(columns)
         codes = np.append(self.names.encode(timeline.names), np.int32(-1))
         keys = [codes[column[first]] for column in columns[: len(NAMES)]]
         keys[0] = np.where(keys[0] < 0, np.int32(self.names.code(UNKNOWN)), keys[0])

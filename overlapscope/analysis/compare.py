@@ -20,7 +20,7 @@ from overlapscope.analysis.comparison_findings import (
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.job_identity import Difference, differences
 from overlapscope.analysis.kernel_changes import KernelChanges, KernelSums, kernel_changes
-from overlapscope.analysis.measured_run import Replicate
+from overlapscope.analysis.measured_run import MeasuredRun
 from overlapscope.analysis.metrics import Metric, communicates, metrics
 from overlapscope.analysis.prediction_check import Outcome
 from overlapscope.analysis.step_table import WHOLE, StepTable
@@ -96,7 +96,7 @@ class CommonSteps(msgspec.Struct, frozen=True, kw_only=True):
     """One table for each run of the base, and of the candidate."""
 
 
-def alike(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> CommonSteps:
+def common_steps(base: Sequence[MeasuredRun], candidate: Sequence[MeasuredRun]) -> CommonSteps:
     """Choose the window, the ranks and the steps by which two sides are compared."""
     sides = (base, candidate)
     differ = differences([run.identity for run in base], [run.identity for run in candidate])
@@ -107,8 +107,8 @@ def alike(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> CommonSt
 
 
 def compare(
-    base: Sequence[Replicate],
-    candidate: Sequence[Replicate],
+    base: Sequence[MeasuredRun],
+    candidate: Sequence[MeasuredRun],
     chosen: CommonSteps | None = None,
     left_out: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> Comparison:
@@ -119,7 +119,7 @@ def compare(
     """
     sides = (base, candidate)
     differ = differences([run.identity for run in base], [run.identity for run in candidate])
-    chosen = chosen or alike(base, candidate)
+    chosen = chosen or common_steps(base, candidate)
     window, ranks, tables = chosen.window, chosen.ranks, chosen.tables
     attribution, collectives, kernels = None, list[CollectiveChange](), None
     if window is not None:
@@ -152,14 +152,14 @@ def compare(
     )
 
 
-def _window(sides: Sequence[Sequence[Replicate]], ranks: Sequence[int]) -> Literal["step", "recording"] | None:
+def _window(sides: Sequence[Sequence[MeasuredRun]], ranks: Sequence[int]) -> Literal["step", "recording"] | None:
     """Return what to compare: steps where both sides have complete ones on these ranks, else whole recordings."""
     if all(any(_table(run, "step", ranks).recorded.any() for run in side) for side in sides):
         return "step"
     return "recording" if all(any(run.ranks for run in side) for side in sides) else None
 
 
-def _common_ranks(sides: Sequence[Sequence[Replicate]], *, one_size: bool) -> tuple[int, ...]:
+def _common_ranks(sides: Sequence[Sequence[MeasuredRun]], *, one_size: bool) -> tuple[int, ...]:
     """Return the ranks that all runs with times have; none where the world sizes differ.
 
     A rank without a complete step (its file was cut) is left out: it cannot be compared by steps.
@@ -175,13 +175,13 @@ def _common_ranks(sides: Sequence[Sequence[Replicate]], *, one_size: bool) -> tu
     return tuple(sorted(set.intersection(*recorded))) if recorded else ()
 
 
-def _table(run: Replicate, window: Literal["step", "recording"] | None, ranks: Sequence[int]) -> StepTable:
+def _table(run: MeasuredRun, window: Literal["step", "recording"] | None, ranks: Sequence[int]) -> StepTable:
     table = run.steps if window == "step" else run.whole
     return table.alike([rank for rank in ranks if rank in table.ranks] or table.ranks)
 
 
 def _attributed(
-    sides: Sequence[Sequence[Replicate]], tables: Sequence[Sequence[StepTable]]
+    sides: Sequence[Sequence[MeasuredRun]], tables: Sequence[Sequence[StepTable]]
 ) -> tuple[Attributions, list[CollectiveChange]]:
     """Attribute the differences, using the runs that have the compared steps or times."""
     timed = [
@@ -199,11 +199,11 @@ def _attributed(
     ), collectives
 
 
-def _kernels(run: Replicate, ranks: Sequence[int]) -> list[KernelSums]:
+def _kernels(run: MeasuredRun, ranks: Sequence[int]) -> list[KernelSums]:
     return [run.kernels[rank] for rank in ranks or run.ranks]
 
 
-def _described(run: Replicate, table: StepTable) -> ComparedRun:
+def _described(run: MeasuredRun, table: StepTable) -> ComparedRun:
     of_steps = table.steps != (WHOLE,)
     return ComparedRun(
         name=run.name,

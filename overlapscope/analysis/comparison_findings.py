@@ -13,13 +13,13 @@ from overlapscope.analysis.collective_changes import FamilyChange
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.job_identity import DDP, ENVIRONMENT, JOB, RECORDING, Difference, Sort
 from overlapscope.analysis.kernel_changes import KernelChanges
-from overlapscope.analysis.measured_run import Replicate
+from overlapscope.analysis.measured_run import MeasuredRun
 from overlapscope.analysis.step_table import StepTable
-from overlapscope.analysis.straggler_cause import HELD_BY
+from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.analysis.wording import first_and_count, id_part, rank_list, short
 
 KNOWN_FROM: Final = "comparison"
-MOST: Final = 8
+MAX_LISTED: Final = 8
 """Changed kinds of collective, and differing keys of a sort, that are listed."""
 SYNCHRONISATIONS: Final = 0.5
 """An increase per step above this is a finding; smaller ones come from every n-th step, such as logging."""
@@ -34,7 +34,7 @@ MOST_RUNS: Final = 0.5
 
 
 def side_findings(
-    side: str, runs: Sequence[Replicate], tables: Sequence[StepTable], *, of_steps: bool, communicates: bool
+    side: str, runs: Sequence[MeasuredRun], tables: Sequence[StepTable], *, of_steps: bool, communicates: bool
 ) -> list[Finding]:
     """Return findings for what a side lacks: times, complete steps, communication."""
     found = []
@@ -57,7 +57,7 @@ def side_findings(
                 id=f"run_left_out:{side}",
                 severity="warning",
                 title=title,
-                evidence={"runs": lacking[:MOST]},
+                evidence={"runs": lacking[:MAX_LISTED]},
                 known_from=KNOWN_FROM,
             )
         )
@@ -77,7 +77,7 @@ def side_findings(
     return found
 
 
-def unread_findings(side: str, runs: Sequence[Replicate], unread: Sequence[str]) -> list[Finding]:
+def unread_findings(side: str, runs: Sequence[MeasuredRun], unread: Sequence[str]) -> list[Finding]:
     """Return findings for runs of a side that could not be read, and for damaged files of the others."""
     found = []
     if unread:
@@ -88,18 +88,18 @@ def unread_findings(side: str, runs: Sequence[Replicate], unread: Sequence[str])
                 id=f"run_left_out:{side}:unread",
                 severity="warning",
                 title=title,
-                evidence={"first": list(unread[:MOST])},
+                evidence={"first": list(unread[:MAX_LISTED])},
                 known_from=KNOWN_FROM,
             )
         )
     damaged = [each for run in runs for each in run.damaged]
-    for each in damaged[:MOST]:
+    for each in damaged[:MAX_LISTED]:
         kept = {"id": f"damaged_source:{side}:{each.id.partition(':')[2]}", "title": f"{side}: {each.title}"}
         found.append(msgspec.structs.replace(each, **kept))
     return found
 
 
-def rank_findings(runs: Iterable[Replicate], ranks: Sequence[int]) -> list[Finding]:
+def rank_findings(runs: Iterable[MeasuredRun], ranks: Sequence[int]) -> list[Finding]:
     """Return a finding for the ranks that are not compared because not all runs have them."""
     recorded = {run.ranks for run in runs if run.ranks}
     others = sorted({rank for each in recorded for rank in each} - set(ranks))
@@ -115,7 +115,7 @@ def rank_findings(runs: Iterable[Replicate], ranks: Sequence[int]) -> list[Findi
             id="ranks_differ",
             severity="warning",
             title=title,
-            evidence={"left_out": others[:MOST]},
+            evidence={"left_out": others[:MAX_LISTED]},
             known_from=KNOWN_FROM,
         )
     ]
@@ -127,7 +127,7 @@ def difference_findings(differences: Iterable[Difference]) -> list[Finding]:
     counts = dict.fromkeys(_WORDS, 0)
     for each in differences:
         counts[each.sort] += 1
-        if counts[each.sort] > MOST:
+        if counts[each.sort] > MAX_LISTED:
             continue
         key = each.key.removeprefix(DDP).removeprefix(ENVIRONMENT).removeprefix(RECORDING)
         values = [first_and_count([short(value) for value in side], 3, ", ") for side in (each.base, each.candidate)]
@@ -136,7 +136,7 @@ def difference_findings(differences: Iterable[Difference]) -> list[Finding]:
         )
         title = f"{_WORDS[each.sort]}: {short(key)} {change}"
         severity: Literal["info", "warning"] = "warning" if each.sort in ("job", "recording") else "info"
-        evidence = {"base": each.base[:MOST], "candidate": each.candidate[:MOST]}
+        evidence = {"base": each.base[:MAX_LISTED], "candidate": each.candidate[:MAX_LISTED]}
         found.append(
             Finding(
                 id=f"differs_{each.sort}:{short(each.key)}",
@@ -149,7 +149,7 @@ def difference_findings(differences: Iterable[Difference]) -> list[Finding]:
     return found
 
 
-def unknown_job(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> list[Finding]:
+def unknown_job(base: Sequence[MeasuredRun], candidate: Sequence[MeasuredRun]) -> list[Finding]:
     """Return a finding for the keys that identify a job and were not recorded on both sides."""
     unknown = [key for key in JOB if any(all(key not in run.identity for run in side) for side in (base, candidate))]
     if not unknown:
@@ -163,7 +163,7 @@ def unknown_job(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> li
 def change_findings(families: Iterable[FamilyChange], kernels: KernelChanges | None) -> list[Finding]:
     """Return findings for collectives that changed, and for a host that began to wait for the device."""
     found = []
-    for each in [each for each in families if each.change != "same"][:MOST]:
+    for each in [each for each in families if each.change != "same"][:MAX_LISTED]:
         what = " ".join(filter(None, (short(each.op), short(each.dtype or ""), short(each.dimension or ""))))
         members = "" if each.group_size is None else f" of {each.group_size} ranks"
         where = f" on group {short(each.group)}" if each.group else f" on groups{members}" if members else ""
@@ -231,7 +231,7 @@ def _call_words(each: FamilyChange) -> str:
     return f"{after} instead of {before}"
 
 
-def straggler_changes(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> list[Finding]:
+def straggler_changes(base: Sequence[MeasuredRun], candidate: Sequence[MeasuredRun]) -> list[Finding]:
     """Return a finding for each straggler and cause of only one side: `straggler_appeared`, `straggler_vanished`."""
     before, after = _named(base), _named(candidate)
     found = []
@@ -244,7 +244,7 @@ def straggler_changes(base: Sequence[Replicate], candidate: Sequence[Replicate])
                 Finding(
                     id=f"straggler_{'appeared' if appeared else 'vanished'}:rank{rank}",
                     severity="warning" if appeared else "info",
-                    title=f"rank {rank} {when} ({blame_ns / 1e6:.3f} ms of delay in total): {HELD_BY[held_by]}",
+                    title=f"rank {rank} {when} ({blame_ns / 1e6:.3f} ms of delay): {STRAGGLER_CAUSES[held_by]}",
                     evidence={"rank": rank, "held_by": held_by, "blame_ns": blame_ns},
                     known_from="comparison",
                 )
@@ -252,7 +252,7 @@ def straggler_changes(base: Sequence[Replicate], candidate: Sequence[Replicate])
     return found
 
 
-def _named(runs: Sequence[Replicate]) -> dict[tuple[int, str], int]:
+def _named(runs: Sequence[MeasuredRun]) -> dict[tuple[int, str], int]:
     """Return the stragglers of most runs of a side, by (rank, cause), with the median of their blame."""
     blamed: dict[tuple[int, str], list[int]] = {}
     for run in runs:

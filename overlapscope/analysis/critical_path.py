@@ -11,13 +11,13 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.arrivals import arrivals
 from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.path_walk import LAUNCH, MOST_SEGMENTS, PARTS, NoPathError, Path, Walker, on_clock_of
+from overlapscope.analysis.path_walk import LAUNCH, MOST_SEGMENTS, PARTS, FollowedPath, NoPathError, Walker, on_clock_of
 from overlapscope.analysis.steps import StepWindow, whole_windows
 from overlapscope.timeline.columns import NONE, Codes, Ints, Small
-from overlapscope.timeline.rows import distinct, sum_by, unique
+from overlapscope.timeline.rows import factorize_rows, sum_by, unique
 from overlapscope.timeline.run import Run
 
 MOST_STEPS: Final = 11
@@ -60,22 +60,22 @@ class CriticalPath(msgspec.Struct, kw_only=True, frozen=True):
     """Steps whose path was not followed."""
 
 
-class Chosen(msgspec.Struct, frozen=True, kw_only=True):
+class FollowedPaths(msgspec.Struct, frozen=True, kw_only=True):
     """The critical paths with all their segments."""
 
     scope: Literal["ranks", "rank"] | None = None
     reason: str | None = None
     median_step: int | None = None
-    paths: tuple[Path, ...] = ()
+    paths: tuple[FollowedPath, ...] = ()
     left_out: int = 0
 
 
 Windows = Mapping[int, Sequence[StepWindow]]
 
 
-def critical_path(run: Run, windows: Windows, cross_rank: Across) -> CriticalPath:
+def critical_path(run: Run, windows: Windows, cross_rank: CrossRank) -> CriticalPath:
     """Return the critical paths of a run's steps, with their parts and operations."""
-    found = follow(run, windows, cross_rank)
+    found = follow_paths(run, windows, cross_rank)
     return CriticalPath(
         scope=found.scope,
         reason=found.reason,
@@ -85,22 +85,24 @@ def critical_path(run: Run, windows: Windows, cross_rank: Across) -> CriticalPat
     )
 
 
-def follow(
+def follow_paths(
     run: Run,
     windows: Windows,
-    cross_rank: Across,
+    cross_rank: CrossRank,
     only: frozenset[int] | None = None,
-) -> Chosen:
+) -> FollowedPaths:
     """Follow the paths of the complete steps (of all steps where none is complete); of `only` these if given."""
     ranks, reason = _connected(run, cross_rank)
     if reason is not None:
-        return Chosen(reason=reason)
+        return FollowedPaths(reason=reason)
     ends = _ends(run, cross_rank.clocks, {rank: windows[rank] for rank in ranks}, only)
     if not ends:
-        return Chosen(reason="no step with a window was recorded, and the recording has several parts or is empty")
+        return FollowedPaths(
+            reason="no step with a window was recorded, and the recording has several parts or is empty"
+        )
     lengths = sorted(end - start for _, _, (start, end) in ends)
     middle = next(each for each in ends if each[2][1] - each[2][0] == median_low(lengths))
-    paths: list[Path] = []
+    paths: list[FollowedPath] = []
     left, why = MOST_SEGMENTS, None
     chosen = [middle, *(each for each in _spread(ends) if each is not middle)]
     walker = Walker(run, arrivals(run, cross_rank), cross_rank.clocks, [(rank, window) for rank, _, window in chosen])
@@ -113,8 +115,8 @@ def follow(
         left -= path.segments.part.size
         paths.append(path)
     if not paths:
-        return Chosen(reason=f"the path could not be followed: {why}", left_out=len(ends))
-    return Chosen(
+        return FollowedPaths(reason=f"the path could not be followed: {why}", left_out=len(ends))
+    return FollowedPaths(
         scope="ranks" if len(ranks) > 1 else "rank",
         median_step=middle[1],
         paths=tuple(sorted(paths, key=lambda path: path.step or 0)),
@@ -126,7 +128,7 @@ _End = tuple[int, int | None, tuple[int, int]]
 """Where a path ends: the rank, the step, the step's window."""
 
 
-def _connected(run: Run, cross_rank: Across) -> tuple[list[int], str | None]:
+def _connected(run: Run, cross_rank: CrossRank) -> tuple[list[int], str | None]:
     """Return the largest set of ranks that matched calls connect; or the reason why there is none."""
     timed = [rank for rank, timeline in run.ranks.items() if timeline.num_spans]
     if not timed:
@@ -186,7 +188,7 @@ def _spread(ends: Sequence[_End]) -> Iterable[_End]:
     return [by_length[round(at * (len(ends) - 1) / (MOST_STEPS - 1))] for at in range(MOST_STEPS)]
 
 
-def _summed(run: Run, path: Path) -> StepPath:
+def _summed(run: Run, path: FollowedPath) -> StepPath:
     segments = path.segments
     length = segments.end_ns - segments.start_ns
     ranks: dict[int, int] = {}
@@ -214,7 +216,7 @@ def _summed(run: Run, path: Path) -> StepPath:
 
 def _totals(part: Small, code: Codes, length: Ints) -> Iterator[tuple[tuple[int, int], int, int]]:
     """Return ((part, name), nanoseconds, count) of each distinct part and name."""
-    which, first = distinct([part, code])
+    which, first = factorize_rows([part, code])
     total = sum_by(which, length, first.size)
     count = np.bincount(which, minlength=first.size)
     keys = zip(part[first].tolist(), code[first].tolist(), strict=True)

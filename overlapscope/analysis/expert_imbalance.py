@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.clock_offsets import Clocks, Reals
 from overlapscope.analysis.findings import MILLISECOND_NS, Finding
@@ -45,7 +45,7 @@ class _Exchanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def expert_imbalance(
-    run: Run, cross_rank: Across, coverage: Mapping[int, Coverage], window_ns: Mapping[int, int | None]
+    run: Run, cross_rank: CrossRank, coverage: Mapping[int, Coverage], window_ns: Mapping[int, int | None]
 ) -> list[Finding]:
     """Return a finding for each expert group whose ranks wait for the rank with the most tokens.
 

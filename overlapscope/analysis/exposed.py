@@ -13,7 +13,7 @@ from overlapscope.analysis.across_ranks import Transfers
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.call_kind import Shares, call_kinds
 from overlapscope.analysis.collectives import chosen_rows
-from overlapscope.analysis.exposed_causes import owned
+from overlapscope.analysis.exposed_causes import own_communication
 from overlapscope.analysis.steps import StepWindow
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.intervals import BusyTime, difference
@@ -71,7 +71,7 @@ class ExposedShares:
 
     def __init__(self, timeline: RankTimeline, transfers: Transfers) -> None:
         self.kinds, self.kind_of = call_kinds(timeline)
-        own_comm = owned(timeline)
+        own_comm = own_communication(timeline)
         own = np.flatnonzero(own_comm.until_ns > own_comm.start_ns)
         own = own[np.argsort(own_comm.start_ns[own], kind="stable")]
         self._starts, self._untils = own_comm.start_ns[own], own_comm.until_ns[own]

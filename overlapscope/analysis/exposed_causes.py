@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.across_ranks import Across, Transfers
+from overlapscope.analysis.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.arrivals import Arrivals, arrivals
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.cause_table import CAUSES
@@ -32,7 +32,7 @@ from overlapscope.timeline.intervals import (
 )
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import POINT_TO_POINT
-from overlapscope.timeline.rows import order_of
+from overlapscope.timeline.rows import sort_order
 from overlapscope.timeline.run import RankTimeline, Run
 
 PIPELINE: Final = "pipeline"
@@ -92,7 +92,7 @@ class Causes(msgspec.Struct, frozen=True, kw_only=True):
         return [None if some else wait for some, wait in zip(unknown, waits, strict=True)]
 
 
-def owned(timeline: RankTimeline) -> OwnedComm:
+def own_communication(timeline: RankTimeline) -> OwnedComm:
     """Assign each moment of a rank's communication to one owner.
 
     Owners are sorted by end, latest first. One that ends later owns everything from its start on, so each owns the time
@@ -104,7 +104,7 @@ def owned(timeline: RankTimeline) -> OwnedComm:
     row = np.concatenate([timed, np.full(lone.size, NONE, np.int64)])
     start = np.concatenate([calls.start_ns[timed], spans.start_ns[lone]])
     end = np.concatenate([calls.end_ns[timed], spans.end_ns[lone]])
-    order = order_of(-end, start)
+    order = sort_order(-end, start)
     row, start, end = row[order], start[order], end[order]
     earliest = np.minimum.accumulate(start) if start.size else start
     taken_from = np.concatenate([np.full(min(1, start.size), np.iinfo(np.int64).max), earliest[:-1]])
@@ -114,7 +114,7 @@ def owned(timeline: RankTimeline) -> OwnedComm:
 
 def own_parts(timeline: RankTimeline) -> OwnParts:
     """Compute how long each call of a rank waited on the rank itself, and what follows it."""
-    own_comm = owned(timeline)
+    own_comm = own_communication(timeline)
     launch = _of_rows(timeline.collectives.launch_ns, own_comm, NONE)
     ready = _ready(timeline, launch)
     known = (launch != NONE) & (ready != NONE)
@@ -128,7 +128,7 @@ def own_parts(timeline: RankTimeline) -> OwnParts:
     )
 
 
-def causes_of(run: Run, cross_rank: Across, coverage: Mapping[int, Coverage]) -> dict[int, Causes]:
+def causes_of(run: Run, cross_rank: CrossRank, coverage: Mapping[int, Coverage]) -> dict[int, Causes]:
     """Return the causes of every rank."""
     parts = {rank: own_parts(timeline) for rank, timeline in run.ranks.items()}
     return dict(each_causes(run, cross_rank, coverage, parts, cross_rank.transfers(run)))
@@ -136,7 +136,7 @@ def causes_of(run: Run, cross_rank: Across, coverage: Mapping[int, Coverage]) ->
 
 def each_causes(
     run: Run,
-    cross_rank: Across,
+    cross_rank: CrossRank,
     coverage: Mapping[int, Coverage],
     parts: Mapping[int, OwnParts],
     transfers: Mapping[int, Transfers],
@@ -185,7 +185,7 @@ def _waits_of(
     arrived = np.where(last != NONE, _of_rows(arrived_last.arrived_ns, own_comm, NONE), own_comm.start_ns)
     begin, until = _cut(own_comm, own_comm.start_ns, arrived)
     held = np.flatnonzero((last != NONE) & (until > begin))
-    held = held[order_of(begin[held])]  # owned times are disjoint
+    held = held[sort_order(begin[held])]  # owned times are disjoint
     pieces, owner = parts_inside(Intervals(begin[held], until[held]), exposed)
     return _Waits(
         exposed=exposed,
@@ -289,7 +289,7 @@ def _ready(timeline: RankTimeline, launch: Ints) -> Ints:
         return launch
     spans = timeline.spans
     rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.launch_ns != NONE))
-    rows = rows[order_of(spans.launch_ns[rows])]
+    rows = rows[sort_order(spans.launch_ns[rows])]
     if rows.size == 0:
         return np.full(launch.size, NONE, np.int64)
     done = np.maximum.accumulate(spans.end_ns[rows])

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import NONE, Codes, Ints, or_none
-from overlapscope.timeline.rows import distinct
+from overlapscope.timeline.rows import factorize_rows
 from overlapscope.timeline.run import RankTimeline, Run
 
 EXCHANGE = "all_to_all"
@@ -85,7 +85,7 @@ def _kinds_and_ends(timeline: RankTimeline, rows: Codes, known: dict[_Key, int])
     )
     even = (received == NONE) | (received == volume)
     volume = np.where(even, volume, NONE)
-    which, first = distinct([op, dtype, volume, even])
+    which, first = factorize_rows([op, dtype, volume, even])
     keys = zip(*(each[first].tolist() for each in (op, dtype, volume, even)), strict=True)
     keys_as_text = [(names[op], names[dtype] if dtype >= 0 else None, volume, even) for op, dtype, volume, even in keys]
     numbers = [known.setdefault(key, len(known)) for key in keys_as_text]

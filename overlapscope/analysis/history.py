@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from overlapscope.analysis.compare import alike
-from overlapscope.analysis.measured_run import Replicate
+from overlapscope.analysis.compare import common_steps
+from overlapscope.analysis.measured_run import MeasuredRun
 from overlapscope.analysis.metrics import metrics
 from overlapscope.analysis.prediction_check import Outcome
 
@@ -51,9 +51,9 @@ class History(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sch
     """Predictions made from a run (`advise --record`) that other runs tested: stored with the run, or found here."""
 
 
-def history(runs: Sequence[Replicate]) -> History:
+def history(runs: Sequence[MeasuredRun]) -> History:
     """Return the metrics of the runs over the same ranks and windows, so that they are comparable."""
-    chosen = alike(runs, runs)
+    chosen = common_steps(runs, runs)
     tables = chosen.tables[0]
     found = metrics(tables, tables, of_steps=chosen.window == "step")
     return History(
@@ -74,7 +74,7 @@ def history(runs: Sequence[Replicate]) -> History:
     )
 
 
-def _changes(before: Replicate, after: Replicate) -> list[IdentityChange]:
+def _changes(before: MeasuredRun, after: MeasuredRun) -> list[IdentityChange]:
     keys = sorted({*before.identity, *after.identity})
     pairs = ((key, before.identity.get(key), after.identity.get(key)) for key in keys)
     return [IdentityChange(key=key, before=was, after=now) for key, was, now in pairs if was != now]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from overlapscope.timeline.columns import COPY, NONE, Ints
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
-from overlapscope.timeline.rows import order_of
+from overlapscope.timeline.rows import sort_order
 from overlapscope.timeline.run import RankTimeline
 
 TO_HOST: Final = re.compile(r"DtoH|Device-to-Host|DeviceToHost", re.IGNORECASE)
@@ -82,7 +82,7 @@ def host_waits(
     else:
         span, resumed, dry = _by_standing_still(launch, end, launched, after_copies)
     span, resumed = np.concatenate([copies, span]), np.concatenate([after_copies, resumed])
-    order = order_of(resumed)
+    order = sort_order(resumed)
     span, resumed = span[order], resumed[order]
     # A wait for a span that ended earlier than one waited for before adds nothing.
     latest = np.maximum.accumulate(end[span]) if span.size else span

@@ -8,7 +8,7 @@ import numpy as np
 
 from overlapscope.analysis.steps import StepWindow
 from overlapscope.timeline.columns import COMPUTE, COPY, SPAN_KINDS, size
-from overlapscope.timeline.rows import distinct, sum_by
+from overlapscope.timeline.rows import factorize_rows, sum_by
 from overlapscope.timeline.run import RankTimeline
 
 MOST: Final = 10
@@ -132,7 +132,7 @@ def kernel_sums(timeline: RankTimeline, windows: Sequence[StepWindow]) -> Kernel
     rows = np.flatnonzero(chosen)
     host_op = np.where(spans.kind[rows] == COPY, spans.host_op[rows], -1)
     columns = spans.kind[rows], spans.name[rows], host_op
-    which, first = distinct(columns)
+    which, first = factorize_rows(columns)
     totals = sum_by(which, spans.end_ns[rows] - spans.start_ns[rows], first.size)
     counts = np.bincount(which, minlength=first.size)
     keys = zip(*(each[first].tolist() for each in columns), strict=True)

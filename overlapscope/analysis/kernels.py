@@ -14,7 +14,7 @@ import numpy as np
 
 from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Floats, Ints
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.rows import order_of
+from overlapscope.timeline.rows import sort_order
 from overlapscope.timeline.run import RankTimeline
 
 FEWEST_RANKS: Final = 2
@@ -118,12 +118,12 @@ def _usual(values: Floats, key: Ints, keys: int) -> Floats:
     return found
 
 
-def kernels_of(timeline: RankTimeline) -> KernelTotals:
+def sum_kernels(timeline: RankTimeline) -> KernelTotals:
     """Return the number and total time of each of a rank's kernels."""
     spans = timeline.spans
     rows = np.flatnonzero(spans.kind == COMPUTE)
     grid = spans.blocks[rows]
-    order = rows[order_of(spans.name[rows], np.where(grid == NONE, -1, grid))]
+    order = rows[sort_order(spans.name[rows], np.where(grid == NONE, -1, grid))]
     name, blocks = spans.name[order], spans.blocks[order]
     opens = np.flatnonzero((np.diff(name, prepend=-2) != 0) | (np.diff(blocks, prepend=NONE + 1) != 0))
     count = np.diff(np.append(opens, order.size))

@@ -8,9 +8,9 @@ import numpy as np
 from overlapscope.analysis.call_numbering import by_order
 from overlapscope.analysis.group_calls import EXCHANGE, GroupCalls, group_calls, named
 from overlapscope.analysis.matched_calls import MatchedCalls, Matching
-from overlapscope.display import listed
+from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
-from overlapscope.timeline.rows import order_of, unique
+from overlapscope.timeline.rows import sort_order, unique
 from overlapscope.timeline.run import Run
 
 OTHER_STEPS: Final = 0.1
@@ -23,7 +23,7 @@ def match_group(run: Run, group: str | None, members: tuple[int, ...] | None, ro
     total = sum(rows.size for rows in rows_of.values())
     ranks = [rank for rank in members if rank in rows_of] if members is not None else sorted(rows_of)
     silent = [rank for rank in members or () if rank in run.ranks and rank not in rows_of]
-    why = [f"none of its calls was recorded on its member rank {listed(silent)}"] if silent else []
+    why = [f"none of its calls was recorded on its member rank {list_some(silent)}"] if silent else []
     if len(ranks) < 2:
         return Matching(unmatched=total, reasons=_of_group(group, why, "; its calls are not paired"))
     number = _numbers(run, ranks, rows_of)
@@ -115,7 +115,7 @@ def _of_other_steps(run: Run, ranks: Sequence[int], rows: Codes) -> Flags:
 
 def _by_ranks(calls: GroupCalls, number: Ints) -> tuple[list[tuple[list[int], Codes]], list[str]]:
     """Return the calls by the ranks that made them: (positions of ranks, table of calls), one column a number."""
-    order = order_of(number)  # stable: of the same number, rank by rank
+    order = sort_order(number)  # stable: of the same number, rank by rank
     order = order[np.count_nonzero(number < 0) :].astype(np.int32)
     begins = np.flatnonzero(np.diff(number[order], prepend=-1))
     counts = np.diff(begins, append=order.size)
@@ -159,7 +159,9 @@ def _lacking(
     if alone.size:
         on = np.unique(calls.place[alone])
         where = (
-            f"rank {calls.ranks[on[0]]}" if on.size == 1 else f"one of ranks {listed([calls.ranks[at] for at in on])}"
+            f"rank {calls.ranks[on[0]]}"
+            if on.size == 1
+            else f"one of ranks {list_some([calls.ranks[at] for at in on])}"
         )
         reasons.append(f"{alone.size} calls were recorded on {where} only, and are not paired")
     if len(sets) > most:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from overlapscope.files.spill import Aside, Put, without_fields
+from overlapscope.files.spill import SpilledArray, SpillStore, make_without_fields
 from overlapscope.timeline.columns import Ints
 
 _ARRAYS: Final = ("rows", "start_ns", "end_ns")
@@ -50,7 +50,7 @@ class MatchedCalls(msgspec.Struct, frozen=True, kw_only=True):
         found: npt.NDArray[np.int64] = self.rows[place]
         return found
 
-    def put_aside(self, aside: Aside) -> "MatchedCalls":
+    def put_aside(self, aside: SpillStore) -> "MatchedCalls":
         """Return the same calls with their arrays written to `aside`; each is read at every access."""
         return _PutMatched.of(self, aside)
 
@@ -66,10 +66,10 @@ class _PutMatched(MatchedCalls, frozen=True, kw_only=True, dict=True):
     __repr__ = object.__repr__  # shows no array
 
     @classmethod
-    def of(cls, plain: MatchedCalls, aside: Aside) -> "_PutMatched":
+    def of(cls, plain: MatchedCalls, aside: SpillStore) -> "_PutMatched":
         """Write the arrays to `aside`."""
         values = {name: getattr(plain, name) for name in plain.__struct_fields__ if name not in _ARRAYS}
-        found = without_fields(cls, _ARRAYS, **values)
+        found = make_without_fields(cls, _ARRAYS, **values)
         vars(found)["_put"] = {name: aside.put(getattr(plain, name)) for name in _ARRAYS}
         return found
 
@@ -77,18 +77,18 @@ class _PutMatched(MatchedCalls, frozen=True, kw_only=True, dict=True):
         """Read an array."""
         if name not in _ARRAYS:
             raise AttributeError(name)
-        put: Mapping[str, Put] = self._put
+        put: Mapping[str, SpilledArray] = self._put
         return put[name].values()
 
     def rows_of(self, place: int) -> npt.NDArray[np.int64]:
         """Read only the rows of one rank."""
-        put: Mapping[str, Put] = self._put
+        put: Mapping[str, SpilledArray] = self._put
         return put["rows"].row(place)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Number of ranks and of calls, without reading the arrays."""
-        put: Mapping[str, Put] = self._put
+        put: Mapping[str, SpilledArray] = self._put
         return put["rows"].shape
 
 
@@ -101,7 +101,7 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
     unmatched: int = 0
     reasons: tuple[str, ...] = ()
 
-    def put_aside(self, aside: Aside) -> "Matching":
+    def put_aside(self, aside: SpillStore) -> "Matching":
         """Return the same calls with their arrays on disk; blocks that are there already are kept."""
         blocks, uneven = (
             tuple(each if isinstance(each, _PutMatched) else each.put_aside(aside) for each in kind)

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from overlapscope.analysis.group_calls import named, spelled_size
 from overlapscope.analysis.match_group import match_group
 from overlapscope.analysis.matched_calls import MatchedCalls, Matching
-from overlapscope.display import listed
-from overlapscope.files.spill import Aside, Put
+from overlapscope.display import list_some
+from overlapscope.files.spill import SpilledArray, SpillStore
 from overlapscope.timeline.columns import NONE, Codes, Collectives, Ints, size
-from overlapscope.timeline.rows import distinct, order_of
+from overlapscope.timeline.rows import factorize_rows, sort_order
 from overlapscope.timeline.run import RankTimeline, Run
 
 SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all"})
@@ -41,8 +41,8 @@ def match(run: Run) -> Matching:
     reasons: list[str] = []
     unmatched = 0
     members = _members(run)
-    calls: dict[tuple[str | None, tuple[int, ...] | None], dict[int, Put]] = defaultdict(dict)
-    aside, compare_groups = Aside(), Aside()
+    calls: dict[tuple[str | None, tuple[int, ...] | None], dict[int, SpilledArray]] = defaultdict(dict)
+    aside, compare_groups = SpillStore(), SpillStore()
     for rank, timeline in run.ranks.items():
         for group, rows in _symmetric_by_group(timeline):
             calls[group, members(rank, group, timeline.collectives, rows)][rank] = compare_groups.put(rows)
@@ -98,7 +98,7 @@ def drop_disagreeing(
         unmatched += block.rows.size
         reasons.append(
             f"{named(block.group)}: {block.calls} {block.op} of {spelled_size(block.bytes)} on ranks "
-            f"{listed(block.ranks)} are not paired by order: their ends are {apart / 1e6:.1f} ms apart, so they are "
+            f"{list_some(block.ranks)} are not paired by order: their ends are {apart / 1e6:.1f} ms apart, so they are "
             "not the same calls"
         )
     even, uneven = (tuple(block for block in kept if block.even == kind) for kind in (True, False))
@@ -125,8 +125,8 @@ def _symmetric_by_group(timeline: RankTimeline) -> Iterable[tuple[str | None, Co
     wanted = [code for code, name in enumerate(timeline.names) if name in SYMMETRIC]
     timed = (calls.start_ns != NONE) & (calls.end_ns != NONE)
     rows = np.flatnonzero(np.isin(calls.op, wanted) & timed)
-    rows = rows[order_of(calls.start_ns[rows], calls.end_ns[rows])]  # tables are in the order of their source
+    rows = rows[sort_order(calls.start_ns[rows], calls.end_ns[rows])]  # tables are in the order of their source
     groups, rows = calls.group[rows], rows.astype(np.int32)
-    _, first = distinct([groups])
+    _, first = factorize_rows([groups])
     for code in groups[first].tolist():  # not by code: a run directory has other codes, and clocks depend on the order
         yield (timeline.names[code] if code >= 0 else None), rows[groups == code]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.exposed import ExposedShares
@@ -17,7 +17,7 @@ from overlapscope.analysis.steps import step_windows
 from overlapscope.timeline.run import Run
 
 
-class Replicate(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one run. A side of a comparison is one of these, or several runs of the same code."""
 
     name: str
@@ -42,15 +42,15 @@ class Replicate(msgspec.Struct, frozen=True, kw_only=True):
         return self.whole.ranks
 
 
-def replicate(run: Run, name: str = "run") -> Replicate:
+def measure_run(run: Run, name: str = "run") -> MeasuredRun:
     """Compute the compared figures of a run; `name` is its name in the comparison."""
-    cross_rank = across(run)
+    cross_rank = match_and_align(run)
     analysis = analyze(run, cross_rank)
     timed = [info for info in analysis.ranks if info.whole.window_ns]
     windows = {info.rank: step_windows(run.ranks[info.rank]) for info in timed}
     transfers = cross_rank.transfers(run)
     exposed = {info.rank: ExposedShares(run.ranks[info.rank], transfers[info.rank]) for info in timed}
-    return Replicate(
+    return MeasuredRun(
         name=name,
         world_size=run.world_size,
         missing_ranks=run.missing_ranks,

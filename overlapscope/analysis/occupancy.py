@@ -14,13 +14,13 @@ from overlapscope.analysis.breakdown import Coverage
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import Intervals, union
 
-UNRECORDED, IDLE, COMPUTE_ONLY, HIDDEN, EXPOSED, COPY_ONLY = range(6)
+UNRECORDED, IDLE, COMPUTE_ONLY, OVERLAPPED, EXPOSED, COPY_ONLY = range(6)
 STATES: Final = ("unrecorded", "idle", "compute", "hidden", "exposed", "copy")
 _COMM, _COMPUTE, _COPY, _RECORDED = 1, 2, 4, 8
 _STATE_OF: Final = np.array(
     [
         UNRECORDED if not bits else
-        HIDDEN if bits & _COMM and bits & _COMPUTE else
+        OVERLAPPED if bits & _COMM and bits & _COMPUTE else
         EXPOSED if bits & _COMM else
         COMPUTE_ONLY if bits & _COMPUTE else
         COPY_ONLY if bits & _COPY else

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.collectives import chosen_rows
 from overlapscope.analysis.steps import step_windows
 from overlapscope.timeline.columns import NONE, Ints, or_none
@@ -41,7 +41,7 @@ _Figures = tuple[float, float, float, float]
 """Calls, transfer, wait, unseparated time of one rank, per step."""
 
 
-def op_times(run: Run, cross_rank: Across) -> list[OpTime]:
+def op_times(run: Run, cross_rank: CrossRank) -> list[OpTime]:
     """Return a row for each operation and group, the longest first; a recording without complete steps is one step."""
     transfers = cross_rank.transfers(run)
     by_rank: dict[_Key, list[_Figures]] = {}

@@ -15,7 +15,7 @@ from overlapscope.analysis.host_waits import LONG_AGO
 from overlapscope.analysis.span_dependencies import BY_LAUNCH, BY_NOTHING, SpanDependencies, span_dependencies
 from overlapscope.analysis.span_windows import SpanWindows, Window
 from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Ints, Small
-from overlapscope.timeline.rows import order_of, unique
+from overlapscope.timeline.rows import sort_order, unique
 from overlapscope.timeline.run import Run
 
 PARTS: Final = ("compute", "transfer", "communication", "copy", "launch", "host", "host_or_wait", "idle")
@@ -64,7 +64,7 @@ class Segments(msgspec.Struct, frozen=True, kw_only=True):
     """On the clock of the path's rank."""
 
 
-class Path(msgspec.Struct, frozen=True, kw_only=True):
+class FollowedPath(msgspec.Struct, frozen=True, kw_only=True):
     """The critical path of one step."""
 
     step: int | None
@@ -87,7 +87,7 @@ class Walker:
         self._by_call: dict[int, tuple[Ints, Ints]] = {}
         self._last: dict[int, tuple[Ints, Ints]] = {}
 
-    def path(self, rank: int, step: int | None, window: Window, most: int = MOST_SEGMENTS) -> Path:
+    def path(self, rank: int, step: int | None, window: Window, most: int = MOST_SEGMENTS) -> FollowedPath:
         """Return the path of one of the windows. Raises NoPathError, also for more than `most` segments."""
         self._by_call, self._last = {}, {}  # caches of the ranks on one path
         return _Walk(self, rank, step, window, most).path()
@@ -98,7 +98,7 @@ class Walker:
         last = int(lasts[row])
         if last not in self._by_call:
             calls, _ = self._arrived(last)
-            order = order_of(calls)
+            order = sort_order(calls)
             self._by_call[last] = calls[order], order
         calls, order = self._by_call[last]
         return last, int(order[np.searchsorted(calls, number[row])])
@@ -172,14 +172,14 @@ class _Walk:
         self._ranks: dict[int, SpanDependencies] = {}
         self._been: set[tuple[int, int]] = set()
 
-    def path(self) -> Path:
+    def path(self) -> FollowedPath:
         place = self._last()
         while place is not None and self._now > self._begin:
             place = self._through(place) if place.inside else self._before(place)
         self._add(self._gap(self._rank), self._rank, NONE, self._begin)
         begins = np.array(self._begins[::-1], np.int64)
         part, on, row = (np.array(each[::-1], np.int64) for each in (self._part, self._on, self._row))
-        return Path(
+        return FollowedPath(
             step=self._step,
             rank=self._rank,
             start_ns=self._begin,

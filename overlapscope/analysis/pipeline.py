@@ -24,7 +24,7 @@ import numpy as np
 from overlapscope.analysis.findings import MILLISECOND_NS, Finding
 from overlapscope.analysis.kernels import RankCompute
 from overlapscope.analysis.steps import StepWindow
-from overlapscope.display import listed
+from overlapscope.display import list_some
 from overlapscope.timeline.columns import COMM, NONE
 from overlapscope.timeline.dimensions import PIPELINE, dimension_of
 from overlapscope.timeline.intervals import BusyTime, union
@@ -205,7 +205,7 @@ def uneven_stages(run: Run, work: Mapping[int, RankCompute], window_ns: Mapping[
     if others <= 0 or usual[heaviest] < MORE * others or not windows or more < WEIGHS * float(np.median(windows)):
         return []
     ranks = sorted(by_stage[heaviest])
-    shown = listed(ranks)
+    shown = list_some(ranks)
     return [
         Finding(
             id=f"uneven_stages:stage{heaviest}",

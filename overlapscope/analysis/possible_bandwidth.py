@@ -37,7 +37,7 @@ _LANE_OF: Final = re.compile(r"\b(?:[VA]100|H[128]00|H20|GH200)\b")
 LINKS: Final = "NVLinks a device"
 
 
-class Curve(msgspec.Struct, frozen=True, kw_only=True):
+class BandwidthCurve(msgspec.Struct, frozen=True, kw_only=True):
     """Bus bandwidth by size, of one operation on a number of ranks (None: not reported), measured by one source."""
 
     source: str
@@ -100,7 +100,7 @@ class _Against(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _possible(
-    run: Run, curves: Sequence[Curve], links: tuple[float, str] | None, op: str, ranks: int, volume: int
+    run: Run, curves: Sequence[BandwidthCurve], links: tuple[float, str] | None, op: str, ranks: int, volume: int
 ) -> tuple[float, str] | None:
     measured = _reference(curves, op, ranks, volume)
     if measured is None and ranks == run.world_size and volume >= LINK_BYTES:
@@ -127,7 +127,9 @@ def _low(each: _Against) -> Finding:
     )  # fmt: skip
 
 
-def _held_against(rows: Sequence[CollectiveRow], curves: Sequence[Curve], against: Sequence[_Against]) -> Finding:
+def _held_against(
+    rows: Sequence[CollectiveRow], curves: Sequence[BandwidthCurve], against: Sequence[_Against]
+) -> Finding:
     """Return a finding that says which calls were compared with the given table, or why none."""
     if against:
         worst = min(against, key=lambda each: each.measured_gbs / each.possible[0])
@@ -160,7 +162,7 @@ def _held_against(rows: Sequence[CollectiveRow], curves: Sequence[Curve], agains
     )  # fmt: skip
 
 
-def curves_of(facts: Facts) -> Iterator[Curve]:
+def curves_of(facts: Facts) -> Iterator[BandwidthCurve]:
     """Yield the measured curves of benchmarks, one for each source, operation and number of ranks.
 
     Figures of single ranks or calls are not from benchmarks. Repetitions and both placements (in place, out of place)
@@ -176,7 +178,7 @@ def curves_of(facts: Facts) -> Iterator[Curve]:
             found[key][int(table.bytes[row])].append(busbw)
     for (source, op, ranks), by_size in found.items():
         sizes = tuple(sorted(by_size))
-        yield Curve(
+        yield BandwidthCurve(
             source=facts.name(source) or "a table of the run",
             op=facts.name(op) or "",
             ranks=or_none(ranks),
@@ -201,7 +203,7 @@ def _compared(run: Run, rows: Sequence[CollectiveRow]) -> dict[tuple[str, str | 
     return found
 
 
-def _reference(curves: Sequence[Curve], op: str, ranks: int, volume: int) -> tuple[float, str] | None:
+def _reference(curves: Sequence[BandwidthCurve], op: str, ranks: int, volume: int) -> tuple[float, str] | None:
     """Return (bandwidth, source) of the first curve for an operation, else for a similar operation."""
     for wanted in (op, *_ALIKE.get(op, ())):
         for curve in curves:

@@ -62,7 +62,7 @@ class Noted(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schem
     outcomes: list[Outcome] = []
 
 
-class Observed(msgspec.Struct, frozen=True, kw_only=True):
+class ObservedRun(msgspec.Struct, frozen=True, kw_only=True):
     """The measurements of a run that a prediction is compared with."""
 
     run: str
@@ -83,7 +83,7 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
     """Mean of the absolute errors."""
 
 
-def outcomes(predictions: Sequence[Prediction], seen: Iterable[Observed]) -> tuple[list[Outcome], list[str]]:
+def outcomes(predictions: Sequence[Prediction], seen: Iterable[ObservedRun]) -> tuple[list[Outcome], list[str]]:
     """Compare runs with the last prediction of their settings; also return why a run has no prediction."""
     found, without = [], []
     for each in seen:
@@ -116,7 +116,7 @@ def same_setting(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     return a.keys() == b.keys() and all(_same(value, b[name]) for name, value in a.items())
 
 
-def _is_of(knobs: Mapping[str, Any], seen: Observed) -> bool:
+def _is_of(knobs: Mapping[str, Any], seen: ObservedRun) -> bool:
     """Return whether a run has these settings: all knobs are equal, or all except the caps, and the buckets are equal.
 
     torch's default (`bucket_cap_mb=None`: 25 MiB after a first bucket of 1 MiB) is another setting than 25, but makes
@@ -128,7 +128,7 @@ def _is_of(knobs: Mapping[str, Any], seen: Observed) -> bool:
     return same_setting(others, own) and seen.has_buckets(knobs)
 
 
-def joined(noted: Noted, predictions: Sequence[Prediction] = (), tested: Sequence[Outcome] = ()) -> Noted:
+def add_outcomes(noted: Noted, predictions: Sequence[Prediction] = (), tested: Sequence[Outcome] = ()) -> Noted:
     """Add predictions and outcomes; of several outcomes of one run and prediction, the last one is kept."""
     kept = {_key(each): each for each in [*noted.outcomes, *tested]}
     return Noted(predictions=[*noted.predictions, *predictions], outcomes=list(kept.values()))
@@ -160,7 +160,7 @@ def _key(outcome: Outcome) -> tuple[str, str, bytes]:
     return outcome.run, of.made_at, msgspec.json.encode(content)
 
 
-def _is_workload(prediction: Prediction, seen: Observed) -> bool:
+def _is_workload(prediction: Prediction, seen: ObservedRun) -> bool:
     return (prediction.ranks, prediction.gradient_bytes) == (seen.ranks, seen.gradient_bytes)
 
 

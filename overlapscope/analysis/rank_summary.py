@@ -8,11 +8,11 @@ import numpy as np
 
 from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.exposed_causes import OwnParts, own_parts
-from overlapscope.analysis.kernels import KernelTotals, kernels_of
+from overlapscope.analysis.kernels import KernelTotals, sum_kernels
 from overlapscope.analysis.pipeline import PipelineStage, groups_by_rank, own_stages
 from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows
 from overlapscope.analysis.straggler_cause import before_first_launch
-from overlapscope.files.spill import Aside, PutFields
+from overlapscope.files.spill import SpilledStruct, SpillStore
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
 from overlapscope.timeline.intervals import Intervals, WindowSets
 from overlapscope.timeline.rows import sum_by
@@ -23,7 +23,7 @@ LISTED: Final = (UNCLASSIFIED, FUSED)
 """Notes of spans that are reported."""
 
 
-class Alone(msgspec.Struct, frozen=True, kw_only=True):
+class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one rank that need only its own spans."""
 
     windows: list[StepWindow]
@@ -32,7 +32,7 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True):
     figures: list[Breakdown]
     """Breakdown of the whole recording, then of each step, without causes."""
     coverage: Coverage
-    parts: PutFields[OwnParts]
+    parts: SpilledStruct[OwnParts]
     kernels: KernelTotals
     noted: Mapping[int, Sequence[tuple[str, int, int]]]
     """For each of the notes `LISTED`: (name, count, total nanoseconds) of its spans."""
@@ -49,25 +49,25 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True):
         return WindowSets.of(_sets(self.whole, self.windows))
 
 
-def alone_of(run: Run) -> dict[int, Alone]:
+def summarize_ranks(run: Run) -> dict[int, RankSummary]:
     """Summarize every rank, one after the other; only the spans of one rank are in memory at a time."""
     groups = groups_by_rank(run.groups)
-    aside = Aside()
+    aside = SpillStore()
     return {rank: summarize_rank(timeline, groups.get(rank, ()), aside) for rank, timeline in read_ahead(run.ranks)}
 
 
-def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], aside: Aside) -> Alone:
+def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], aside: SpillStore) -> RankSummary:
     """Summarize one rank; `groups` are its groups with other members. Large results are written to `aside`."""
     spans = timeline.spans
     windows, whole, covered = step_windows(timeline), whole_windows(timeline), Coverage.of(spans)
     linkage = (size(spans), int((spans.launch_ns == NONE).sum())) if timeline.has_device else None
-    return Alone(
+    return RankSummary(
         windows=windows,
         whole=whole,
         figures=_figures(covered, _sets(whole, windows)),
         coverage=covered.put_aside(aside),
         parts=aside.put_fields(own_parts(timeline)),
-        kernels=kernels_of(timeline),
+        kernels=sum_kernels(timeline),
         noted={note: _noted(timeline, note) for note in LISTED},
         linkage=linkage,
         not_launched=before_first_launch(timeline),

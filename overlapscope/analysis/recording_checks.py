@@ -6,10 +6,10 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.findings import Finding
-from overlapscope.display import listed
+from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, or_none
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
@@ -25,7 +25,7 @@ ROUNDING_SHARE: Final = 1e-3
 """... so long steps with many parts may differ by a thousandth."""
 
 
-def partly_recorded_groups(run: Run, cross_rank: Across) -> list[Finding]:
+def partly_recorded_groups(run: Run, cross_rank: CrossRank) -> list[Finding]:
     """Return a finding for groups with members that were not recorded: the durations of their calls are only bounds.
 
     There is none for the recording of a single rank, where every report says so anyway. Calls of a group that were cut
@@ -68,7 +68,7 @@ def unread_ranks(run: Run) -> list[Finding]:
         return []
     named = [f"{each.path} ({'; '.join(each.warnings)})" for each in sources[:MOST]]
     more = [f"{len(sources) - MOST} more"] if len(sources) > MOST else []
-    ranks = listed(run.unread_ranks)
+    ranks = list_some(run.unread_ranks)
     what = (
         f"rank {ranks} is missing because its file" if len(missing) == 1 else f"ranks {ranks} are missing, whose files"
     )

@@ -143,7 +143,7 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     """The chain of dependencies that decided how long each step took."""
 
 
-class Waited(msgspec.Struct, frozen=True, kw_only=True):
+class LateRankWait(msgspec.Struct, frozen=True, kw_only=True):
     """Exposed wait time per step in nanoseconds: the mean over ranks of the means over their complete steps."""
 
     step_ns: float
@@ -151,7 +151,7 @@ class Waited(msgspec.Struct, frozen=True, kw_only=True):
     """The rank with the most blame; None where no rank has any."""
 
 
-def waited(analysis: Analysis) -> Waited | None:
+def late_rank_wait(analysis: Analysis) -> LateRankWait | None:
     """Return the exposed wait time of a run; None where no collective was matched, or no step is complete."""
     of_ranks = [
         fmean(sum(step.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for step in complete)
@@ -161,4 +161,4 @@ def waited(analysis: Analysis) -> Waited | None:
     if not analysis.skew.matched or not of_ranks:
         return None
     late = max(analysis.skew.ranks, key=lambda each: each.blame_ns)
-    return Waited(step_ns=fmean(of_ranks), most_for=late.rank if late.blame_ns else None)
+    return LateRankWait(step_ns=fmean(of_ranks), most_for=late.rank if late.blame_ns else None)

@@ -15,9 +15,9 @@ from typing import Literal
 import msgspec
 
 from overlapscope.analysis.attribution import EXPOSED, Part, attribute_exposed, attribute_step_time
-from overlapscope.analysis.compare import alike
+from overlapscope.analysis.compare import common_steps
 from overlapscope.analysis.job_identity import differences
-from overlapscope.analysis.measured_run import Replicate
+from overlapscope.analysis.measured_run import MeasuredRun
 from overlapscope.errors import InputError, UsageError
 
 SCHEMA: Literal["overlapscope.scaling/1"] = "overlapscope.scaling/1"
@@ -70,12 +70,12 @@ class Scaling(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sch
     warnings: list[str]
 
 
-def scaling(runs: Sequence[Replicate], mode: Mode = "weak") -> Scaling:
+def scaling(runs: Sequence[MeasuredRun], mode: Mode = "weak") -> Scaling:
     """Compare runs at two or more world sizes.
 
     Raises UsageError for fewer sizes; InputError for a run of unknown size or without complete steps.
     """
-    by_size: dict[int, list[Replicate]] = defaultdict(list)
+    by_size: dict[int, list[MeasuredRun]] = defaultdict(list)
     for run in runs:
         if run.world_size is None or run.world_size < 1:
             raise InputError(f"{run.name}: its world size is not known, so it cannot be compared with the others")
@@ -89,9 +89,9 @@ def scaling(runs: Sequence[Replicate], mode: Mode = "weak") -> Scaling:
     return Scaling(mode=mode, points=points, warnings=_warnings(by_size, points, mode))
 
 
-def _point(by_size: dict[int, list[Replicate]], base: int, size: int, mode: Mode) -> ScalePoint:
+def _point(by_size: dict[int, list[MeasuredRun]], base: int, size: int, mode: Mode) -> ScalePoint:
     shrink = Fraction(base, size) if mode == "strong" else Fraction(1)
-    chosen = alike(by_size[base], by_size[size])
+    chosen = common_steps(by_size[base], by_size[size])
     whole = attribute_step_time(*chosen.tables)
     nothing = Part(name=EXPOSED, base_ns=0, candidate_ns=0, difference_ns=0)
     exposed = next((part for part in whole.parts if part.name == EXPOSED), nothing)
@@ -124,7 +124,7 @@ def _point(by_size: dict[int, list[Replicate]], base: int, size: int, mode: Mode
     )
 
 
-def _warnings(by_size: dict[int, list[Replicate]], points: Sequence[ScalePoint], mode: Mode) -> list[str]:
+def _warnings(by_size: dict[int, list[MeasuredRun]], points: Sequence[ScalePoint], mode: Mode) -> list[str]:
     found = []
     compute = [next((p.here_ns for p in point.parts if p.name == "compute"), 0) for point in points]
     last = points[-1]

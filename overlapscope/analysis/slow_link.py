@@ -16,7 +16,7 @@ from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.point_to_point import MessagePairs
 from overlapscope.analysis.tcp_counters import compare_connections, flows
 from overlapscope.analysis.wait_transfer import Split
-from overlapscope.display import listed
+from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
 
@@ -145,7 +145,7 @@ def _of_transfers(
     return Finding(
         id="slow_link" if rank is None else f"slow_link:rank{rank}",
         severity="warning",
-        title=f"{where} is slow: {groups} of ranks {listed(slowest[0][0])} {'take' if len(slow) > 1 else 'takes'} "
+        title=f"{where} is slow: {groups} of ranks {list_some(slowest[0][0])} {'take' if len(slow) > 1 else 'takes'} "
         f"{slowest[0][1]:.1f} times as long {compared} (transfer time, without wait time)",
         evidence={
             "rank": rank,

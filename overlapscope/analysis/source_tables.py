@@ -19,7 +19,7 @@ class Told(msgspec.Struct, kw_only=True, frozen=True):
     """Rows that are not listed here; the run directory holds all rows."""
 
 
-def told(facts: Facts, limit: int = MAX_ROWS) -> dict[str, Told]:
+def rows_of_sources(facts: Facts, limit: int = MAX_ROWS) -> dict[str, Told]:
     """Return the non-empty tables by name, at most `limit` rows of each."""
     return {
         name: Told(rows=_rows(facts, name, limit), left_out=max(0, size(getattr(facts, name)) - limit))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from overlapscope.analysis.host_waits import LONG_AGO, NO_WAITS, HostWaits, host_waits
 from overlapscope.analysis.span_windows import SpanWindow, Window, in_window
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints, Small
-from overlapscope.timeline.rows import order_of
+from overlapscope.timeline.rows import sort_order
 
 BY_NOTHING, BY_LANE, BY_OTHER_LANE, BY_LAUNCH = range(4)
 BACK_TO_BACK_NS: Final = 5_000
@@ -103,7 +103,7 @@ def span_dependencies(around: SpanWindow, window: Window, calls_matched: Mask, *
     """
     spans = around.spans
     row = np.flatnonzero(in_window(spans, window))
-    row = row[order_of(spans.start_ns[row], spans.end_ns[row])]
+    row = row[sort_order(spans.start_ns[row], spans.end_ns[row])]
     start, end, kind = spans.start_ns[row], spans.end_ns[row], spans.kind[row]
     # On a CPU, compute is not launched; communication on a library's thread is.
     launch = spans.launch_ns[row] if has_device else np.where(kind == COMM, spans.launch_ns[row], NONE)
@@ -112,7 +112,7 @@ def span_dependencies(around: SpanWindow, window: Window, calls_matched: Mask, *
     free = np.where(before == NONE, LONG_AGO, np.minimum(end[np.maximum(before, 0)], start))
     floor = np.maximum(free, np.where(launch == NONE, LONG_AGO, arrived))
     may_wait = (start - free > BACK_TO_BACK_NS) & (has_device | (launch == NONE))
-    by_end = order_of(end)
+    by_end = sort_order(end)
     other = _on_other_lane(start, end[by_end], by_end, spans.lane[row], launch, floor, may_wait)
     by = np.where(
         other != NONE,
@@ -120,7 +120,7 @@ def span_dependencies(around: SpanWindow, window: Window, calls_matched: Mask, *
         np.where(floor == LONG_AGO, BY_NOTHING, np.where(free >= floor, BY_LANE, BY_LAUNCH)),
     )
     launched = np.flatnonzero(launch != NONE)
-    launched = launched[order_of(launch[launched])]
+    launched = launched[sort_order(launch[launched])]
     ran = has_device and row.size > 0
     calls = around.begun_ns, around.ended_ns
     waits = host_waits(calls, around.to_host[row], spans.launch_ns[row], end, launched, by_end) if ran else NO_WAITS
@@ -150,7 +150,7 @@ def _arrived(launch: Ints, start: Ints, *, on_device: bool) -> Ints:
 
 def _before_on_lane(lane: Ints) -> Ints:
     """Return for each span the one before it on its lane; NONE for the first."""
-    by_lane = order_of(lane)
+    by_lane = sort_order(lane)
     before = np.full(lane.size, NONE, np.int64)
     same = lane[by_lane[1:]] == lane[by_lane[:-1]]
     before[by_lane[1:][same]] = by_lane[:-1][same]

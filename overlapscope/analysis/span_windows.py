@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.host_waits import WaitNames
-from overlapscope.files.spill import Aside, PutFields
+from overlapscope.files.spill import SpilledStruct, SpillStore
 from overlapscope.timeline.columns import NONE, Ints, Spans, size, take
 from overlapscope.timeline.run import RankTimeline
 
@@ -47,8 +47,8 @@ class SpanWindows:
         """Prepare for windows [begin, end); `windows(rank)` returns them on that rank's clock."""
         self._ranks, self._windows = ranks, windows
         self._whole: dict[int, SpanWindow] = {}
-        self._cuts: dict[int, dict[Window, PutFields[SpanWindow]]] = {}
-        self._aside = Aside()
+        self._cuts: dict[int, dict[Window, SpilledStruct[SpanWindow]]] = {}
+        self._aside = SpillStore()
 
     def of(self, rank: int, window: Window) -> SpanWindow:
         """Return at least the spans that a rank ran or launched in one of its windows."""

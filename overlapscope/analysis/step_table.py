@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.call_kind import Shares
 from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_LATE_RANK
@@ -72,7 +72,7 @@ def step_table(
     run: Run,
     infos: Sequence[RankInfo],
     windows: Mapping[int, Sequence[StepWindow]],
-    cross_rank: Across,
+    cross_rank: CrossRank,
     exposed: Mapping[int, ExposedShares],
 ) -> StepTable:
     """Return the complete steps of the ranks `infos`, which are from the analysis of `run`."""
@@ -96,7 +96,7 @@ def step_table(
 
 
 def whole_table(
-    run: Run, infos: Sequence[RankInfo], cross_rank: Across, exposed: Mapping[int, ExposedShares]
+    run: Run, infos: Sequence[RankInfo], cross_rank: CrossRank, exposed: Mapping[int, ExposedShares]
 ) -> StepTable:
     """Return the whole recordings of these ranks as one column."""
     filling = _Filling(tuple(info.rank for info in infos), (WHOLE,), cross_rank, run, exposed)
@@ -123,7 +123,7 @@ class _Filling:
         self,
         ranks: tuple[int, ...],
         steps: tuple[tuple[int, int], ...],
-        cross_rank: Across,
+        cross_rank: CrossRank,
         run: Run,
         exposed: Mapping[int, ExposedShares],
     ) -> None:

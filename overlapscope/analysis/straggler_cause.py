@@ -38,7 +38,7 @@ BESIDE_MOST: Final = 0.2
 """Only sets of ranks that it delayed by at least this share of its largest delay of a set are used."""
 AT_ONCE_NS: Final = 50_000
 """A call that starts within this after its launch waited for its host, not for its device."""
-HELD_BY: Final[Mapping[str, str]] = {
+STRAGGLER_CAUSES: Final[Mapping[str, str]] = {
     "host": "host stall (its GPU was idle, waiting for kernel launches)",
     "data_loading": "data loading (it was between two steps)",
     "garbage_collector": "garbage collection pauses of its interpreter",

@@ -6,7 +6,7 @@ import numpy as np
 
 from overlapscope.analysis.matched_calls import Matching
 from overlapscope.analysis.point_to_point import PairMatching
-from overlapscope.display import listed
+from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import Run
 
@@ -48,6 +48,6 @@ def _windows(run: Run) -> dict[int, tuple[int, int]]:
 def _reason(ranks: Sequence[int], gap_s: float) -> str:
     factor, unit = next((each for each in UNITS if gap_s >= each[0]), (0.001, "ms"))
     return (
-        f"rank {listed(ranks)} shares no matched call with another rank, and was recorded {gap_s / factor:.1f} {unit} "
-        "apart from all others: does it belong to the same job, or was its clock wrong?"
+        f"rank {list_some(ranks)} shares no matched call with another rank, and was recorded "
+        f"{gap_s / factor:.1f} {unit} apart from all others: does it belong to the same job, or was its clock wrong?"
     )

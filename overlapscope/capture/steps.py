@@ -14,7 +14,7 @@ from overlapscope.capture.settings import Settings
 
 STEP_MARK = "overlapscope.step"
 _CHOICE = random.Random(0)
-LEFT_ALONE = frozenset(2 + 4 * quarter + _CHOICE.choice((1, 2)) for quarter in range(16))
+UNCAPTURED_STEPS = frozenset(2 + 4 * quarter + _CHOICE.choice((1, 2)) for quarter in range(16))
 """Steps after warm-up that are not captured, to measure the cost of capture: one in four of the first 64, each between
 two captured ones. Chosen at random (with a fixed seed, so the same on all ranks), because a regular choice could
 coincide with gradient accumulation."""
@@ -51,7 +51,7 @@ class Steps:
         self._lost += after >= 0 and not kept
         if after == 0:
             self._guard("looking for a device", hooks.warn_of_late_device)
-        left_alone = self._settings.measure_overhead and after in LEFT_ALONE and hooks.traces is None
+        left_alone = self._settings.measure_overhead and after in UNCAPTURED_STEPS and hooks.traces is None
         if left_alone and hooks.step_aside():
             begun_ns = time.monotonic_ns()
         if hooks.ranges is not None and not left_alone:

@@ -24,8 +24,8 @@ from overlapscope.timeline.columns import (
     Spans,
     Steps,
     Telemetry,
-    held,
     make,
+    or_missing,
 )
 from overlapscope.timeline.intervals import Intervals, difference, intersection, union
 from overlapscope.timeline.names import NameTable
@@ -280,7 +280,7 @@ def _add_calls(
             code(call.op),
             code(call.dtype) if call.dtype else -1,
             NONE if call.elements is None else call.elements,
-            held(volume_bytes(call.elements, call.dtype)),
+            or_missing(volume_bytes(call.elements, call.dtype)),
             call.group_size,
             launched,
             start,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import overlapscope
-from overlapscope.files.safe_open import file_state, opened_own
+from overlapscope.files.safe_open import file_state, open_own_file
 from overlapscope.version import __version__
 
 CACHE_NAME: Final = ".analysis.json"
@@ -44,7 +44,7 @@ class StoredAnalysis(NamedTuple):
 def load_analysis(run: Path) -> StoredAnalysis | None:
     """Return the stored analysis of a run; None where there is none for the present files."""
     try:
-        with opened_own(run / CACHE_NAME) as file:
+        with open_own_file(run / CACHE_NAME) as file:
             checksum, _, rest = file.read().partition(b"\n")
         if checksum + b"\n" != checksum_line(rest):
             return None

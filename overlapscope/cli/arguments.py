@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from overlapscope.cli.output import escaped, one_line, printable, told_aside
+from overlapscope.cli.output import escaped, message_for_stderr, one_line, printable
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def warnings_of(verb: str, sources: "Iterable[WithWarnings]", args: argparse.Nam
     lines = []
     for source in sources:
         for warning in source.warnings:
-            text = told_aside(f"{source.path}: {' '.join(warning.split())}", args)
+            text = message_for_stderr(f"{source.path}: {' '.join(warning.split())}", args)
             lines.append(f"{one_line(f'overlapscope {verb}: warning: {text}')}\n")
     return "".join(lines)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import read_options, warn
-from overlapscope.cli.output import one_line, told_aside
+from overlapscope.cli.output import message_for_stderr, one_line
 from overlapscope.cli.progress import Progress
 from overlapscope.errors import InputError
 
 if TYPE_CHECKING:
-    from overlapscope.analysis.measured_run import Replicate
+    from overlapscope.analysis.measured_run import MeasuredRun
     from overlapscope.analysis.prediction_check import Outcome
     from overlapscope.analysis.scaling import Scaling
     from overlapscope.timeline.run import Run
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def read_both_sides(
     verb: str, paths: Sequence[Path], args: argparse.Namespace, look: "Callable[[str, Run], None] | None" = None
-) -> "tuple[list[list[Replicate]], tuple[list[str], list[str]]]":
+) -> "tuple[list[list[MeasuredRun]], tuple[list[str], list[str]]]":
     """Return base and candidate, and for each side why some of its runs could not be read.
 
     `look` is called with the name and the run of each candidate run while it is in memory.
@@ -36,24 +36,24 @@ def read_replicates(
     args: argparse.Namespace,
     look: "Callable[[str, Run], None] | None" = None,
     left_out: list[str] | None = None,
-) -> "list[Replicate]":
+) -> "list[MeasuredRun]":
     """Read and measure the runs of one side, one after another. Raises InputError if none of them contains times.
 
     `look` is called with each run's name and the run while it is in memory; reasons why runs could not be read are
     added to `left_out`.
     """
-    from overlapscope.analysis.measured_run import replicate  # noqa: PLC0415 - keeps --help light
+    from overlapscope.analysis.measured_run import measure_run  # noqa: PLC0415 - keeps --help light
     from overlapscope.ingest.run_folder import read_side  # noqa: PLC0415
 
     def note(words: str) -> None:
-        text = told_aside(" ".join(words.split()), args)
+        text = message_for_stderr(" ".join(words.split()), args)
         print(one_line(f"overlapscope {verb}: warning: {text}"), file=sys.stderr)
 
     found = []
     with Progress("reading") as progress:
         for name, loaded in read_side(path, read_options(args), progress=progress, note=note, left_out=left_out):
             warn(verb, loaded.sources, args)
-            found.append(replicate(loaded, name))
+            found.append(measure_run(loaded, name))
             if look is not None:
                 look(name, loaded)
     if not any(each.ranks for each in found):
@@ -65,11 +65,11 @@ class PredictionTester:
     """Tests the predictions stored in `paths` against the runs that `look` is called with."""
 
     def __init__(self, verb: str, paths: Iterable[Path], args: argparse.Namespace) -> None:
-        from overlapscope.cli.prediction_file import noted_in  # noqa: PLC0415 - keeps --help light
+        from overlapscope.cli.prediction_file import read_noted  # noqa: PLC0415 - keeps --help light
 
         self._verb = verb
         self._args = args
-        self.kept = noted_in(paths)
+        self.kept = read_noted(paths)
         self.outcomes: list[Outcome] = []
 
     def look(self, name: str, run: "Run") -> None:
@@ -77,15 +77,15 @@ class PredictionTester:
         if not self.kept.predictions:
             return
         from overlapscope.analysis.prediction_check import outcomes  # noqa: PLC0415 - keeps --help light
-        from overlapscope.whatif.measured_settings import observed  # noqa: PLC0415
+        from overlapscope.whatif.measured_settings import observed_run  # noqa: PLC0415
 
         try:
-            found, without = outcomes(self.kept.predictions, [observed(run, name)])
+            found, without = outcomes(self.kept.predictions, [observed_run(run, name)])
         except InputError as error:
             found, without = [], [str(error)]
         self.outcomes += found
         for words in without:
-            text = told_aside(" ".join(words.split()), self._args)
+            text = message_for_stderr(" ".join(words.split()), self._args)
             print(one_line(f"overlapscope {self._verb}: predictions: {text}"), file=sys.stderr)
 
 

@@ -16,10 +16,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, NoReturn
 
-from overlapscope.cli.output import one_line, told_aside
-from overlapscope.display import shown, url_of
+from overlapscope.cli.output import message_for_stderr, one_line
+from overlapscope.display import display_path, url_of
 from overlapscope.errors import InputError, OverlapScopeError, UsageError
-from overlapscope.garbage_collection import search_seldom
+from overlapscope.garbage_collection import collect_rarely
 from overlapscope.version import __version__
 
 VERBS = {
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A terminal that cannot show a character of a name shows its code instead.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    search_seldom()
+    collect_rarely()
     words = sys.argv[1:] if argv is None else argv
     parser = _parser(words)
     args = parser.parse_args(words)
@@ -84,7 +84,7 @@ def _ending(error: BaseException, args: argparse.Namespace) -> tuple[str, int] |
     code = 3
     match error:
         case OverlapScopeError():
-            message, code = _one_line(told_aside(error.in_shell, args, error.redacted)), error.exit_code
+            message, code = _one_line(message_for_stderr(error.in_shell, args, error.redacted)), error.exit_code
         case Terminated():
             message, code = "ended by SIGTERM", TERMINATED
         case KeyboardInterrupt():
@@ -165,7 +165,7 @@ def require_output(args: argparse.Namespace) -> None:
         return
     if url_of(output) is not None:
         raise UsageError(
-            f"-o {shown(output)}: output can only be written to a disk of this machine; "
+            f"-o {display_path(output)}: output can only be written to a disk of this machine; "
             "name a path, and copy the file afterwards"
         )
     if args.verb in ("ingest", "demo"):

@@ -15,7 +15,7 @@ PLACEHOLDERS: Final = {
     "policy": "FILE", "floor": "FILE", "output": "FILE",
 }  # fmt: skip
 """Name of each path argument in `--help`."""
-LEFT_OUT: Final = "message left out by --redact; run without it to read it"
+MESSAGE_LEFT_OUT: Final = "message left out by --redact; run without it to read it"
 
 
 def escaped(text: str) -> str:
@@ -39,7 +39,7 @@ def one_line(text: str) -> str:
     return plain if len(plain) <= MAX_LINE else f"{plain[: MAX_LINE - 3]}..."
 
 
-def told_aside(words: str, args: argparse.Namespace | None, redacted: str | None = None) -> str:
+def message_for_stderr(words: str, args: argparse.Namespace | None, redacted: str | None = None) -> str:
     """Return the text of a warning or an error as it may be shown on stderr.
 
     Without `--redact` that is `words`. With it, `redacted`; if that is None, the `--help` name of the argument that
@@ -51,7 +51,7 @@ def told_aside(words: str, args: argparse.Namespace | None, redacted: str | None
         return redacted
     given = sorted(_given(args), key=lambda each: -len(each[0]))
     about = (word for path, word in given if re.search(rf"(?<!\w){re.escape(path)}(?!\w)", words))
-    return ": ".join([*list(about)[:1], LEFT_OUT])
+    return ": ".join([*list(about)[:1], MESSAGE_LEFT_OUT])
 
 
 def _given(args: argparse.Namespace) -> Iterator[tuple[str, str]]:

@@ -38,12 +38,12 @@ def read_policy(path: Path | None) -> "Policy":
 
 def _gate_table(document: dict[str, Any], *, named: bool) -> dict[str, Any]:
     """Return `[tool.overlapscope.gate]`. Raises UsageError for any table beside it: a typo would go unnoticed."""
-    from overlapscope.gate.policy import unknown  # noqa: PLC0415
+    from overlapscope.gate.policy import unknown_name_message  # noqa: PLC0415
 
     ours = _table(_table(document, "tool"), "overlapscope")
     wrong = [key for key in ours if key != "gate"]
     if wrong:
-        raise UsageError(f"tool.overlapscope: {unknown('table', wrong[0], ['gate'])}")
+        raise UsageError(f"tool.overlapscope: {unknown_name_message('table', wrong[0], ['gate'])}")
     if named and "gate" not in ours:
         raise UsageError("it has no table [tool.overlapscope.gate]")
     return _table(ours, "gate")

@@ -5,31 +5,31 @@ from pathlib import Path
 
 import msgspec
 
-from overlapscope.analysis.prediction_check import Noted, Outcome, Prediction, joined
+from overlapscope.analysis.prediction_check import Noted, Outcome, Prediction, add_outcomes
 from overlapscope.errors import InputError, UsageError
 from overlapscope.files.atomic import atomic_file
-from overlapscope.ingest.run_folder import runs_of
+from overlapscope.ingest.run_folder import find_runs
 from overlapscope.timeline.store.prediction_file import NAME, read_predictions
 from overlapscope.timeline.store.run_directory import is_run_directory
 
 
-def noted_in(paths: Iterable[Path]) -> Noted:
+def read_noted(paths: Iterable[Path]) -> Noted:
     """Return the predictions of all runs in `paths`, joined. Raises InputError if a file cannot be decoded."""
     found = Noted()
     for path in paths:
-        for each in runs_of(path)[0]:
+        for each in find_runs(path)[0]:
             more = _read(each)
-            found = joined(found, more.predictions, more.outcomes)
+            found = add_outcomes(found, more.predictions, more.outcomes)
     return found
 
 
-def note(run: Path, predictions: Sequence[Prediction] = (), tested: Sequence[Outcome] = ()) -> Path:
+def add_noted(run: Path, predictions: Sequence[Prediction] = (), tested: Sequence[Outcome] = ()) -> Path:
     """Add predictions and outcomes to the file of a run directory; return the file. Nothing else of the run changes.
 
     Raises UsageError if `run` is not a run directory, InputError if the file cannot be written or decoded.
     """
     require_run_directory(run)
-    content = msgspec.json.format(msgspec.json.encode(joined(_read(run), predictions, tested)), indent=1)
+    content = msgspec.json.format(msgspec.json.encode(add_outcomes(_read(run), predictions, tested)), indent=1)
     place = run / NAME
     try:
         with atomic_file(place, durable=True) as file:

@@ -7,7 +7,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
-from overlapscope.display import shown_name, size_text
+from overlapscope.display import display_name, size_text
 
 EVERY_SECONDS = 0.1
 
@@ -49,11 +49,11 @@ class Progress:
 
     def _show(self, path: Path, now: float) -> None:
         if self._files is None:
-            text = f"file {len(self._bytes)}, {shown_name(path)}, {size_text(self._bytes[path])}"
+            text = f"file {len(self._bytes)}, {display_name(path)}, {size_text(self._bytes[path])}"
         else:
             total = sum(self._bytes.values())
             speed = size_text(total / max(now - self._began, EVERY_SECONDS))
-            text = f"{self._done} of {self._files} files, {size_text(total)}, {speed}/s, {shown_name(path)}"
+            text = f"{self._done} of {self._files} files, {size_text(total)}, {speed}/s, {display_name(path)}"
         sys.stderr.write(f"\r\x1b[K{self._verb}: {text}")
         sys.stderr.flush()
 

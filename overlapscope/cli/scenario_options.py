@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from overlapscope.whatif.requested import Asked
+    from overlapscope.whatif.requested import RequestedSettings
 
 MAX_NUMBERS = 20
 MAX_CHANNELS = 64
@@ -28,9 +28,9 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def requested_of(args: argparse.Namespace) -> "Asked":
+def requested_of(args: argparse.Namespace) -> "RequestedSettings":
     """Return the requested settings. Raises UsageError for impossible ones."""
-    from overlapscope.whatif.requested import Asked  # noqa: PLC0415 - keeps --help light
+    from overlapscope.whatif.requested import RequestedSettings  # noqa: PLC0415 - keeps --help light
 
     stages = _numbers("--zero-stage", args.zero_stage, "1,2,3")
     if any(each not in (1, 2, 3) for each in stages):
@@ -38,7 +38,7 @@ def requested_of(args: argparse.Namespace) -> "Asked":
     partitions = _numbers("--partition-mb", args.partition_mb, "1,4")
     if not all(0 < each < 1e9 for each in partitions):
         raise UsageError(f"--partition-mb {args.partition_mb}: a piece must be more than 0")
-    return Asked(
+    return RequestedSettings(
         zero_stages=tuple(dict.fromkeys(map(int, stages))),
         partitions_mb=tuple(dict.fromkeys(partitions)),
         priority=args.priority,

@@ -20,7 +20,7 @@ BACKGROUND_THREADS: Final = 2
 """Fewer while nobody waits: these threads take time from the threads that read."""
 
 
-class Flushing:
+class BackgroundFlush:
     """Flushes files to disk in the background; a context manager that waits at its end, or cancels on an exception."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Flushing:
         self._pool.shutdown(cancel_futures=kind is not None)
 
 
-def flush_below(folder: Path, but: Container[int] = frozenset()) -> None:
+def flush_tree(folder: Path, but: Container[int] = frozenset()) -> None:
     """Flush all files below a folder to disk, then the folders with their names.
 
     Files whose inode numbers are in `but` were flushed already, under other names. Raises OSError.

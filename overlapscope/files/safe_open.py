@@ -15,7 +15,7 @@ FileState = tuple[int, int, int, int]
 """Size, modification time (ns), inode number and change time (ns): see `file_state`."""
 
 
-def opened_plain(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BinaryIO:
     """Open a regular file, or the target of a link, for reading. Raises OSError, also for anything but a file."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with ExitStack() as failing:
@@ -26,9 +26,9 @@ def opened_plain(path: Path) -> BinaryIO:
     return file
 
 
-def plain_content(path: Path) -> bytes:
+def read_regular(path: Path) -> bytes:
     """Return the content of a regular file. Raises OSError as `opened_plain` does."""
-    with opened_plain(path) as file:
+    with open_regular(path) as file:
         return file.read()
 
 
@@ -38,7 +38,7 @@ def _must_be_plain(path: Path, state: os.stat_result) -> None:
 
 
 @contextmanager
-def own_folder(folder: Path) -> Iterator[int]:
+def open_own_folder(folder: Path) -> Iterator[int]:
     """Yield a handle of a folder, to open files in it. Raises OSError if it is a link or another user's."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -48,7 +48,7 @@ def own_folder(folder: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def opened_own(file: str | Path, within: int | None = None) -> BinaryIO:
+def open_own_file(file: str | Path, within: int | None = None) -> BinaryIO:
     """Open a file for reading; `within` is the handle of its folder, if given.
 
     Raises OSError for a link, or for anything but a regular file of this user.

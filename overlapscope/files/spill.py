@@ -57,7 +57,7 @@ class ArrayInMemory(msgspec.Struct, frozen=True):
 class ArrayInFile(msgspec.Struct, frozen=True):
     """An array in the temporary file."""
 
-    aside: "Aside"
+    aside: "SpillStore"
     at: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -80,11 +80,11 @@ class ArrayInFile(msgspec.Struct, frozen=True):
         return found
 
 
-Put = ArrayInMemory | ArrayInFile
+SpilledArray = ArrayInMemory | ArrayInFile
 """A spilled array; `values()` returns it unchanged."""
 
 
-class Aside:
+class SpillStore:
     """A store of arrays with a memory budget and a temporary file."""
 
     def __init__(self, room: int | None = None) -> None:
@@ -94,7 +94,7 @@ class Aside:
         self._end, self._spare = 0, -1
         self._lock = Lock()
 
-    def put(self, array: npt.NDArray[Any]) -> Put:
+    def put(self, array: npt.NDArray[Any]) -> SpilledArray:
         """Spill an array, which must not be changed any more."""
         with self._lock:
             if array.nbytes < SMALL_BYTES or array.nbytes <= self._room:
@@ -103,10 +103,10 @@ class Aside:
             at = self._written(np.ascontiguousarray(array))
         return ArrayInMemory(array) if at is None else ArrayInFile(self, at, array.shape, array.dtype)
 
-    def put_fields(self, value: V) -> "PutFields[V]":
+    def put_fields(self, value: V) -> "SpilledStruct[V]":
         """Spill the arrays of a struct, and those of structs in it."""
         fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
-        return PutFields(type(value), {name: self._put_part(part) for name, part in fields})
+        return SpilledStruct(type(value), {name: self._put_part(part) for name, part in fields})
 
     def _put_part(self, part: Any) -> Any:
         if isinstance(part, np.ndarray):
@@ -161,7 +161,7 @@ class Aside:
         finalize(self, self._file.close)
 
 
-_OPENED: Final[WeakSet[Aside]] = WeakSet()
+_OPENED: Final[WeakSet[SpillStore]] = WeakSet()
 """The stores that have a file; used only while ..."""
 _OPENING: Final = Lock()
 """... this is held."""
@@ -176,7 +176,7 @@ def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-class PutFields(msgspec.Struct, Generic[V], frozen=True):
+class SpilledStruct(msgspec.Struct, Generic[V], frozen=True):
     """A struct whose arrays are spilled."""
 
     kind: type[V]
@@ -187,7 +187,7 @@ class PutFields(msgspec.Struct, Generic[V], frozen=True):
         return self.kind(**{name: _restored(part) for name, part in self.parts.items()})
 
 
-def without_fields(kind: type[V], absent: Iterable[str], **values: Any) -> V:
+def make_without_fields(kind: type[V], absent: Iterable[str], **values: Any) -> V:
     """Return a struct of class `kind` whose `absent` fields are not set, so that its `__getattr__` computes them.
 
     `msgspec.structs.replace` of it raises AttributeError, so it never makes a copy without these fields.
@@ -201,4 +201,4 @@ def without_fields(kind: type[V], absent: Iterable[str], **values: Any) -> V:
 def _restored(part: Any) -> Any:
     if isinstance(part, ArrayInMemory | ArrayInFile):
         return part.values()
-    return part.value() if isinstance(part, PutFields) else part
+    return part.value() if isinstance(part, SpilledStruct) else part

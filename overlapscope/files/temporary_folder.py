@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-WHILE_READING: Final = "overlapscope-read-"
+READER_PREFIX: Final = "overlapscope-read-"
 """Prefix of temporary folders that are needed while files are read."""
 UNLOCKED_SECONDS: Final = 24 * 3600.0
 """On a file system without folder locks (NFS), a folder that was not changed for so long is abandoned."""
@@ -24,7 +24,7 @@ _TRIES: Final = 100
 
 
 @contextmanager
-def held_folder(parent: Path, prefix: str) -> Iterator[Path]:
+def locked_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """Yield a new locked folder whose name begins with `prefix`; it is removed after the block, unless it was renamed.
 
     Folders with the same prefix that killed processes of this user left are removed first. Raises OSError.
@@ -38,10 +38,10 @@ def held_folder(parent: Path, prefix: str) -> Iterator[Path]:
         os.close(handle)
 
 
-def remove_left_by_readers() -> None:
+def remove_abandoned_reader_folders() -> None:
     """Remove the temporary folders that killed reading processes left, if there is a folder for temporary files."""
     with suppress(OSError):
-        remove_abandoned(Path(tempfile.gettempdir()), WHILE_READING)
+        remove_abandoned(Path(tempfile.gettempdir()), READER_PREFIX)
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
@@ -73,14 +73,14 @@ def hold_folder(folder: Path, unlocked_seconds: float = UNLOCKED_SECONDS) -> Ite
         there = os.fstat(handle)
         if not _is_own(there):
             raise BlockingIOError(f"{folder}: belongs to another user")
-        if not locked(handle) and time.time() - there.st_mtime < unlocked_seconds:
+        if not try_lock(handle) and time.time() - there.st_mtime < unlocked_seconds:
             raise BlockingIOError(f"{folder}: may be in use")
         yield
     finally:
         os.close(handle)
 
 
-def locked(handle: int) -> bool:
+def try_lock(handle: int) -> bool:
     """Lock an open file or folder; return False where locks are not supported.
 
     Raises BlockingIOError if another process has locked it.
@@ -94,7 +94,7 @@ def locked(handle: int) -> bool:
     return True
 
 
-def is_same(path: Path, handle: int) -> bool:
+def is_same_file(path: Path, handle: int) -> bool:
     """Return whether a path is still the file or folder that was opened as `handle`."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(handle))
@@ -110,8 +110,8 @@ def make_locked_folder(parent: Path, prefix: str) -> tuple[Path, int]:
         with suppress(FileNotFoundError):
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             with suppress(BlockingIOError):
-                locked(handle)
-                if is_same(folder, handle):
+                try_lock(handle)
+                if is_same_file(folder, handle):
                     return folder, handle
             os.close(handle)
     raise OSError(f"{parent}: each new temporary folder there is removed at once by something else")

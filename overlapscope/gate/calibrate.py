@@ -7,9 +7,9 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from overlapscope.analysis.compare import alike
+from overlapscope.analysis.compare import common_steps
 from overlapscope.analysis.job_identity import differences
-from overlapscope.analysis.measured_run import Replicate
+from overlapscope.analysis.measured_run import MeasuredRun
 from overlapscope.analysis.metrics import STEP_TIME, Metric, Unit, metrics
 from overlapscope.errors import InputError
 from overlapscope.gate.comparable import BLOCKING
@@ -28,7 +28,7 @@ DEFAULT_RATIO: Final = 0.02
 """Without calibration: the standard deviation of a run's ratios."""
 
 
-class NoiseOf(msgspec.Struct, kw_only=True, frozen=True):
+class MetricNoise(msgspec.Struct, kw_only=True, frozen=True):
     """One metric over the calibration runs."""
 
     name: str
@@ -46,10 +46,10 @@ class NoiseFloor(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "
     runs: list[str]
     identity: dict[str, str]
     """Identity keys and values that are equal in all of these runs."""
-    metrics: list[NoiseOf]
+    metrics: list[MetricNoise]
 
 
-def calibrate(runs: Sequence[Replicate]) -> NoiseFloor:
+def calibrate(runs: Sequence[MeasuredRun]) -> NoiseFloor:
     """Measure the noise of runs of unchanged code. Raises InputError for too few runs, or runs of several jobs."""
     usable = [run for run in runs if run.steps.recorded.any()]
     if len(usable) < LEAST_RUNS:
@@ -62,7 +62,7 @@ def calibrate(runs: Sequence[Replicate]) -> NoiseFloor:
         raise InputError(
             f"the runs are not of one job, so their noise cannot be measured: they differ in {', '.join(others)}"
         )
-    chosen = alike(usable, usable)
+    chosen = common_steps(usable, usable)
     found = metrics(chosen.tables[0], chosen.tables[0], of_steps=True)
     first = usable[0].identity
     same = {key: value for key, value in first.items() if all(run.identity.get(key) == value for run in usable)}
@@ -73,12 +73,12 @@ def calibrate(runs: Sequence[Replicate]) -> NoiseFloor:
     )
 
 
-def _noise(metric: Metric) -> list[NoiseOf]:
+def _noise(metric: Metric) -> list[MetricNoise]:
     values = [value for value in metric.base.by_run if value is not None]
     if len(values) < LEAST_RUNS:
         return []
     middle, deviation = float(median(values)), float(stdev(values))
-    return [NoiseOf(name=metric.name, unit=metric.unit, runs=len(values), median=middle, deviation=deviation)]
+    return [MetricNoise(name=metric.name, unit=metric.unit, runs=len(values), median=middle, deviation=deviation)]
 
 
 def noise_of(
@@ -110,7 +110,7 @@ def own_spread(metric: Metric) -> tuple[float, int] | None:
     return math.sqrt(sum((value - fmean(side)) ** 2 for side in sides for value in side) / freedom), freedom
 
 
-def least_told(deviation: float, freedom: int | None, base_runs: int, candidate_runs: int, alpha: float) -> float:
+def noise_bound(deviation: float, freedom: int | None, base_runs: int, candidate_runs: int, alpha: float) -> float:
     """Return the increase of the median that unchanged code exceeds with probability `alpha` at most.
 
     A prediction bound for normal runs: Student's quantile times the deviation of the difference.

@@ -6,9 +6,9 @@ from typing import Final
 import msgspec
 
 from overlapscope.analysis.compare import Comparison
-from overlapscope.analysis.comparison_findings import MOST
+from overlapscope.analysis.comparison_findings import MAX_LISTED
 from overlapscope.analysis.job_identity import RECORDING
-from overlapscope.analysis.measured_run import Replicate
+from overlapscope.analysis.measured_run import MeasuredRun
 from overlapscope.analysis.wording import rank_list
 
 RANKS: Final = "ranks"
@@ -29,23 +29,28 @@ class Mismatch(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def mismatches(
-    base: Sequence[Replicate], candidate: Sequence[Replicate], comparison: Comparison, allowed: Collection[str]
+    base: Sequence[MeasuredRun], candidate: Sequence[MeasuredRun], comparison: Comparison, allowed: Collection[str]
 ) -> list[Mismatch]:
     """Return the differences that make runs not comparable, including those that the policy allows."""
     found = [
-        Mismatch(key=each.key, base=each.base[:MOST], candidate=each.candidate[:MOST], allowed=each.key in allowed)
+        Mismatch(
+            key=each.key,
+            base=each.base[:MAX_LISTED],
+            candidate=each.candidate[:MAX_LISTED],
+            allowed=each.key in allowed,
+        )
         for each in comparison.differences
         if each.key in BLOCKING
     ]
     sizes = any(each.key == "world_size" for each in found)
-    recorded = [sorted({rank_list(run.ranks) for run in side if run.ranks})[:MOST] for side in (base, candidate)]
+    recorded = [sorted({rank_list(run.ranks) for run in side if run.ranks})[:MAX_LISTED] for side in (base, candidate)]
     # Other ranks of one job do other work, so their figures cannot be compared.
     if not sizes and not comparison.ranks and all(recorded):
         found.append(Mismatch(key=RANKS, base=recorded[0], candidate=recorded[1], allowed=RANKS in allowed))
     return found
 
 
-def unknown_keys(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> list[str]:
+def unknown_keys(base: Sequence[MeasuredRun], candidate: Sequence[MeasuredRun]) -> list[str]:
     """Return the keys of the job that only one side has recorded, so that it is not known whether they differ."""
     known = [[any(key in run.identity for run in side) for key in JOB] for side in (base, candidate)]
     return [key for key, ours, theirs in zip(JOB, *known, strict=True) if ours != theirs]

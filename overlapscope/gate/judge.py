@@ -9,12 +9,12 @@ import numpy as np
 
 from overlapscope.analysis.metrics import Better, Metric, Unit
 from overlapscope.analysis.step_table import StepTable
-from overlapscope.gate.calibrate import NoiseFloor, least_told, noise_of, own_spread
+from overlapscope.gate.calibrate import NoiseFloor, noise_bound, noise_of, own_spread
 from overlapscope.gate.policy import JUDGED, Policy
 from overlapscope.gate.statistics import ROUNDING, bootstrap, holm, permutation_test, shift_interval, tail_probabilities
 
-Verdict = Literal["improved", "unchanged", "regressed", "inconclusive", "not_applicable"]
-Reason = Literal[
+MetricOutcome = Literal["improved", "unchanged", "regressed", "inconclusive", "not_applicable"]
+OutcomeReason = Literal[
     "told", "within_minimum", "within_noise", "not_significant", "too_few_runs", "too_few_steps",
     "missing", "missing_in_base", "missing_in_candidate",
 ]  # fmt: skip
@@ -31,8 +31,8 @@ class MetricVerdict(msgspec.Struct, kw_only=True, frozen=True):
     better: Better
     gates: bool
     """Whether it can fail the gate; otherwise it is only reported."""
-    verdict: Verdict
-    reason: Reason
+    verdict: MetricOutcome
+    reason: OutcomeReason
     """`told`: the difference exceeds the minimum and is more than chance."""
     base: int | float | None
     candidate: int | float | None
@@ -135,8 +135,8 @@ def _judged(
 ) -> MetricVerdict:
     runs = [sum(value is not None for value in side.by_run) for side in (metric.base, metric.candidate)]
     minimum = noise = calibrated = probability = None
-    verdict: Verdict = "not_applicable"
-    reason: Reason = "missing"
+    verdict: MetricOutcome = "not_applicable"
+    reason: OutcomeReason = "missing"
     if metric.difference is None or metric.base.value is None or tested is None:
         if metric.base.value is not None or metric.candidate.value is not None:
             reason = "missing_in_base" if metric.base.value is None else "missing_in_candidate"
@@ -147,7 +147,7 @@ def _judged(
             known = noise_of(metric, by_name, floor)
             calibrated = floor is not None and any(each.name == metric.name for each in floor.metrics)
             shown = None if calibrated else own_spread(metric)
-            floors = [least_told(*each, runs[0], runs[1], policy.alpha / family) for each in (known, shown) if each]
+            floors = [noise_bound(*each, runs[0], runs[1], policy.alpha / family) for each in (known, shown) if each]
             noise = max(floors, default=None)
         worse = metric.difference if metric.better == "lower" else -metric.difference
         probability = None if chances is None else chances[0 if worse > 0 else 1]
@@ -175,7 +175,7 @@ def _reason(
     *,
     family: int,
     alpha: float,
-) -> Reason:
+) -> OutcomeReason:
     """Return why there is no verdict of a change; `told` where there is one."""
     if size < minimum or size == 0:
         return "within_minimum"

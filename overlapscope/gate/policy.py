@@ -105,7 +105,7 @@ def policy_of(table: Mapping[str, Any]) -> Policy:
     known = Policy.__struct_fields__
     for key in table:
         if key not in known:
-            raise UsageError(unknown("key", key, known))
+            raise UsageError(unknown_name_message("key", key, known))
     values: dict[str, Any] = {key: _READERS[key](key, value) for key, value in table.items()}
     return Policy(**values)
 
@@ -116,20 +116,20 @@ def known_metric(name: str) -> str:
         return name
     if any(name == each.name for each in METRICS):
         raise UsageError(f"{name} cannot be judged: it is neither better nor worse when it grows")
-    raise UsageError(unknown("metric", name, JUDGED))
+    raise UsageError(unknown_name_message("metric", name, JUDGED))
 
 
 def known_key(key: str) -> str:
     """Return `key` if runs may be allowed to differ in it; raises UsageError for another."""
     if key not in BLOCKING:
-        raise UsageError(unknown("key that makes runs not comparable", key, BLOCKING))
+        raise UsageError(unknown_name_message("key that makes runs not comparable", key, BLOCKING))
     return key
 
 
 def known_failure(word: str) -> str:
     """Return `word` if the gate can also fail on it; raises UsageError for another."""
     if word != INCONCLUSIVE:
-        raise UsageError(f"fail_on: {unknown('verdict to fail on', word, (INCONCLUSIVE,))}")
+        raise UsageError(f"fail_on: {unknown_name_message('verdict to fail on', word, (INCONCLUSIVE,))}")
     return word
 
 
@@ -139,7 +139,7 @@ def _words(key: str, value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
-def unknown(sort: str, word: str, known: Collection[str]) -> str:
+def unknown_name_message(sort: str, word: str, known: Collection[str]) -> str:
     """Return the message for an unknown name of a `sort`, with the nearest known name, else with all of them."""
     near = get_close_matches(word, sorted(known), 1, cutoff=0.5)
     remedy = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"

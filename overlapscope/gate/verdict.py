@@ -5,8 +5,8 @@ from typing import Literal
 
 import msgspec
 
-from overlapscope.analysis.compare import Comparison, alike, compare
-from overlapscope.analysis.measured_run import Replicate
+from overlapscope.analysis.compare import Comparison, common_steps, compare
+from overlapscope.analysis.measured_run import MeasuredRun
 from overlapscope.analysis.metrics import Metric, Unit
 from overlapscope.gate.calibrate import NoiseFloor
 from overlapscope.gate.comparable import JOB, Mismatch, mismatches, unknown_keys
@@ -14,8 +14,8 @@ from overlapscope.gate.judge import MetricVerdict, judge_metrics
 from overlapscope.gate.policy import INCONCLUSIVE, JUDGED, Policy
 
 SCHEMA: Literal["overlapscope.gate/1"] = "overlapscope.gate/1"
-Whole = Literal["passed", "regressed", "inconclusive", "missing", "not_comparable"]
-_EXIT_CODES: dict[Whole, int] = {"passed": 0, "regressed": 1, "missing": 3, "not_comparable": 3}
+GateOutcome = Literal["passed", "regressed", "inconclusive", "missing", "not_comparable"]
+_EXIT_CODES: dict[GateOutcome, int] = {"passed": 0, "regressed": 1, "missing": 3, "not_comparable": 3}
 INCONCLUSIVE_CODE = 4
 
 
@@ -36,7 +36,7 @@ class Gate(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema
     """The content of `overlapscope.gate/1`. Missing is null."""
 
     schema_: Literal["overlapscope.gate/1"] = SCHEMA
-    verdict: Whole
+    verdict: GateOutcome
     """`missing`: a gating metric is not known on one side, or no gating metric is known on both."""
     exit_code: int
     metrics: list[MetricVerdict]
@@ -54,8 +54,8 @@ class Gate(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema
 
 
 def judge(
-    base: Sequence[Replicate],
-    candidate: Sequence[Replicate],
+    base: Sequence[MeasuredRun],
+    candidate: Sequence[MeasuredRun],
     policy: Policy,
     floor: NoiseFloor | None = None,
     left_out: tuple[Sequence[str], Sequence[str]] = ((), ()),
@@ -64,7 +64,7 @@ def judge(
 
     `left_out` has for each side why runs could not be read.
     """
-    chosen = alike(base, candidate)
+    chosen = common_steps(base, candidate)
     comparison = compare(base, candidate, chosen, left_out)
     differ = mismatches(base, candidate, comparison, policy.allow_mismatch)
     comparable = all(each.allowed for each in differ)
@@ -95,7 +95,7 @@ def _budget(name: str, limit: float, metrics: Sequence[Metric]) -> BudgetVerdict
     return BudgetVerdict(name=name, unit=definition.unit, limit=limit, at_least=at_least, value=value, kept=kept)
 
 
-def _whole(metrics: Sequence[MetricVerdict], budgets: Sequence[BudgetVerdict]) -> Whole:
+def _whole(metrics: Sequence[MetricVerdict], budgets: Sequence[BudgetVerdict]) -> GateOutcome:
     """Combine the verdicts: a regression first, then missing values, then inconclusive ones."""
     gating = [each for each in metrics if each.gates]
     if any(each.verdict == "regressed" for each in gating) or any(each.kept is False for each in budgets):
@@ -107,14 +107,14 @@ def _whole(metrics: Sequence[MetricVerdict], budgets: Sequence[BudgetVerdict]) -
     return "inconclusive" if any(each.verdict == "inconclusive" for each in gating) else "passed"
 
 
-def _exit_code(verdict: Whole, metrics: Sequence[MetricVerdict], policy: Policy) -> int:
+def _exit_code(verdict: GateOutcome, metrics: Sequence[MetricVerdict], policy: Policy) -> int:
     undecided = verdict == "inconclusive" or any(each.gates and each.verdict == "not_applicable" for each in metrics)
     if verdict in ("passed", "inconclusive"):
         return INCONCLUSIVE_CODE if undecided and INCONCLUSIVE in policy.fail_on else 0
     return _EXIT_CODES[verdict]
 
 
-def _other_job(floor: NoiseFloor, base: Sequence[Replicate]) -> list[str]:
+def _other_job(floor: NoiseFloor, base: Sequence[MeasuredRun]) -> list[str]:
     """Return the keys of the job that differ between the calibration runs and the base."""
     known = {key: value for key, value in floor.identity.items() if key in JOB}
     return [key for key, value in known.items() if any(run.identity.get(key, value) != value for run in base)]

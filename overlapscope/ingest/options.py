@@ -44,7 +44,7 @@ def parse_ranks_option(values: Sequence[str]) -> dict[str, int]:
     return ranks
 
 
-def given_options(
+def check_options(
     *, ranks: Mapping[str, int] | int | None, comm: str | Iterable[str], compute: str | Iterable[str]
 ) -> ReadOptions:
     """Return `ReadOptions` from the arguments of a public function. Raises UsageError for an unusable argument."""
@@ -64,14 +64,14 @@ def _patterns(argument: str, given: str | Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def given_workers(workers: object) -> int | None:
+def check_workers(workers: object) -> int | None:
     """Return a valid number of worker processes; None lets the program choose. Raises UsageError."""
     if workers is not None and (not isinstance(workers, int) or workers < 1):
         raise UsageError(f"workers={workers!r}: give a number of processes, 1 at least, or None")
     return workers
 
 
-def given_executor(executor: "Executor | None", workers: int | None) -> "Executor | None":
+def check_executor(executor: "Executor | None", workers: int | None) -> "Executor | None":
     """Return a valid executor; None means processes on this machine.
 
     Raises UsageError for an object without `submit`, or when both an executor and workers are given.
@@ -83,7 +83,7 @@ def given_executor(executor: "Executor | None", workers: int | None) -> "Executo
     return executor
 
 
-def given_paths(call: str, paths: Iterable[object]) -> list[Path]:
+def check_paths(call: str, paths: Iterable[object]) -> list[Path]:
     """Return the arguments of the public function `call` as paths. Raises UsageError for anything else."""
     found = []
     for each in paths:

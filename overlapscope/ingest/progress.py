@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 
-class Watch(Protocol):
+class ProgressWatcher(Protocol):
     """Receives the progress of reading many files."""
 
     def begin(self, files: int, done: int) -> None:
@@ -17,7 +17,7 @@ class Watch(Protocol):
         """Receive the path of a file that is finished."""
 
 
-class Unwatched:
+class NoProgress:
     """Ignores all progress."""
 
     def begin(self, files: int, done: int) -> None:

@@ -5,12 +5,19 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from overlapscope.display import shown, url_of
+from overlapscope.display import display_path, url_of
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats import kineto
 from overlapscope.ingest.parsing.gzip_stream import ByteStream
 from overlapscope.ingest.reader import Head, ReadContext, Reading
-from overlapscope.ingest.registry import FURTHER_BYTES, head_of, is_text, named_readers_of, readers_of, what_unread
+from overlapscope.ingest.registry import (
+    MAX_SEARCHED_BYTES,
+    describe_unread_form,
+    is_text,
+    named_readers_of,
+    read_head,
+    readers_of,
+)
 
 NO_MEMORY = "not enough memory to read it"
 
@@ -28,35 +35,35 @@ def read_file(path: Path, context: ReadContext) -> list[Reading]:
     from overlapscope.ingest.inputs.remote import local_copy  # noqa: PLC0415 - only for URLs
 
     with local_copy(path, url, context.max_bytes) as copy:
-        if head_of(copy).is_archive:
-            raise InputError(f"{shown(path)}: is an archive on remote storage: copy it to this machine")
+        if read_head(copy).is_archive:
+            raise InputError(f"{display_path(path)}: is an archive on remote storage: copy it to this machine")
         try:
             readings = _read_local(copy, context)
         except InputError as error:
-            raise InputError(f"{shown(path)}: {reason(error, copy)}") from error
-        return [reading.relabel_paths([(shown(copy), shown(path))]) for reading in readings]
+            raise InputError(f"{display_path(path)}: {message_without_path(error, copy)}") from error
+        return [reading.relabel_paths([(display_path(copy), display_path(path))]) for reading in readings]
 
 
 def _read_local(path: Path, context: ReadContext) -> list[Reading]:
     try:
-        head = head_of(path)
+        head = read_head(path)
         known = readers_of(head)
         if not head.content and _is_cut_gzip(path):
             raise InputError(
-                f"{shown(path)}: is gzip data that is cut before anything of it can be read: copy it again"
+                f"{display_path(path)}: is gzip data that is cut before anything of it can be read: copy it again"
             )
         # Some unsupported forms are JSON, which the Kineto reader accepts as the last guess.
-        if known in ([], [kineto.READER]) and (unread := what_unread(head.content)) is not None:
-            raise InputError(f"{shown(path)}: {unread}")
+        if known in ([], [kineto.READER]) and (unread := describe_unread_form(head.content)) is not None:
+            raise InputError(f"{display_path(path)}: {unread}")
         known = known or named_readers_of(head)
         if not known and _is_other_text(head):
             raise InputError(
-                f"{shown(path)}: holds nothing that can be read: no trace, "
-                f"and in its first {FURTHER_BYTES >> 20} MiB no line of a known log or table"
+                f"{display_path(path)}: holds nothing that can be read: no trace, "
+                f"and in its first {MAX_SEARCHED_BYTES >> 20} MiB no line of a known log or table"
             )
         known = known or [kineto.READER]
     except OSError as error:
-        raise InputError(f"{shown(path)}: cannot be read: {error.strerror or error}") from error
+        raise InputError(f"{display_path(path)}: cannot be read: {error.strerror or error}") from error
     readings: list[Reading] = []
     failed: list[InputError] = []
     for reader in known:
@@ -67,7 +74,7 @@ def _read_local(path: Path, context: ReadContext) -> list[Reading]:
     if not readings:
         raise failed[0]
     first = readings[0]
-    warnings = (*first.source.warnings, *(reason(error, path) for error in failed))
+    warnings = (*first.source.warnings, *(message_without_path(error, path) for error in failed))
     return [replace(first, source=replace(first.source, warnings=warnings)), *readings[1:]]
 
 
@@ -76,9 +83,9 @@ def _with_format(reading: Reading, name: str) -> Reading:
     return reading if reading.source.format else replace(reading, source=replace(reading.source, format=name))
 
 
-def reason(error: Exception, path: Path) -> str:
+def message_without_path(error: Exception, path: Path) -> str:
     """Return the message of an error without the path at its beginning."""
-    return str(error).removeprefix(f"{shown(path)}: ")
+    return str(error).removeprefix(f"{display_path(path)}: ")
 
 
 def _is_cut_gzip(path: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from overlapscope.display import shown, shown_name
+from overlapscope.display import display_name, display_path
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.inputs import Unpacked, unpacked
 from overlapscope.ingest.merge.assemble import assemble
@@ -50,11 +50,11 @@ def stored_run(found: Unpacked, options: ReadOptions) -> Run | None:
     if not inputs.runs:
         return None
     if len(inputs.runs) > 1 or inputs.files:
-        listed = ", ".join(shown(path) for path in [*inputs.runs, *inputs.files][:4])
+        listed = ", ".join(display_path(path) for path in [*inputs.runs, *inputs.files][:4])
         raise UsageError(f"a run directory stands alone, but these were found together: {listed}; name one of them")
     if options.comm or options.compute or options.ranks:
         said, how = (
-            f"{shown(inputs.runs[0])} is a run that was read before",
+            f"{display_path(inputs.runs[0])} is a run that was read before",
             "say how to read traces; give those instead",
         )
         raise UsageError(
@@ -71,7 +71,7 @@ def require_files(found: Unpacked, paths: Sequence[Path]) -> None:
         others = found.inputs.passed_over
         why = [f"none of the {len(others)} files is a trace ({_some(others)})"] if others else []
         why += [each.warnings[0] for each in found.notes[:1]]
-        raise InputError(f"{', '.join(map(shown, paths))}: {': '.join(why)}")
+        raise InputError(f"{', '.join(map(display_path, paths))}: {': '.join(why)}")
 
 
 def _read(
@@ -112,4 +112,4 @@ def joined(gathered: Gathered, found: Unpacked, options: ReadOptions) -> Run:
 
 def _some(paths: Sequence[Path]) -> str:
     """Return the names of the first files of many."""
-    return ", ".join([*(shown_name(path) for path in paths[:3]), *(["..."] if len(paths) > 3 else [])])
+    return ", ".join([*(display_name(path) for path in paths[:3]), *(["..."] if len(paths) > 3 else [])])

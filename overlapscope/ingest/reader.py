@@ -121,7 +121,7 @@ class Reader(msgspec.Struct, frozen=True, kw_only=True):
     called for later parts of a text, and all readers of this kind that recognise a file read it."""
 
 
-def lazy(name: str) -> Callable[[Path, ReadContext], Reading]:
+def lazy_read(name: str) -> Callable[[Path, ReadContext], Reading]:
     """Return a `read` function that imports `package.module:function` when it is first called.
 
     A detector refers to its reader in this way: the reader module is loaded only for a file of its format, and

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.files.source_digest import module_digest, source_digest
 from overlapscope.ingest.formats import (
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "overlapscope.readers"
 HEAD_STEP_BYTES = 512
-BUILT_IN: tuple[Reader, ...] = (
+BUILT_IN_READERS: tuple[Reader, ...] = (
     nsight.READER,
     rocprof.READER,
     flight_recorder.READER,
@@ -74,7 +74,7 @@ BUILT_IN: tuple[Reader, ...] = (
     perfetto_export.READER,
     kineto.READER,  # last: takes any JSON
 )
-FURTHER_BYTES = 4 << 20
+MAX_SEARCHED_BYTES = 4 << 20
 """How far a text is searched: about ten milliseconds a file, so that a folder of logs opens quickly."""
 _METADATA_FOLDERS: Final = (".dist-info", ".egg-info")
 _OVERLAP_BYTES = 4 << 10
@@ -138,17 +138,17 @@ _UNREAD_FORMS: Final = (
 
 
 @cache
-def readers() -> tuple[Reader, ...]:
+def all_readers() -> tuple[Reader, ...]:
     """Return all readers in the order in which they are tried: those of other packages first.
 
     Raises InputError, naming the entry point, when one cannot be loaded or is not a `Reader`.
     """
-    if not may_be_brought(ENTRY_POINTS):
-        return BUILT_IN
+    if not may_have_readers(ENTRY_POINTS):
+        return BUILT_IN_READERS
     from importlib.metadata import entry_points  # noqa: PLC0415 - slow to load
 
     points = sorted(entry_points(group=ENTRY_POINTS), key=lambda point: (point.name, point.value))
-    return (*(_guarded(_reader_label(point), _load_reader(point)) for point in points), *BUILT_IN)
+    return (*(_guarded(_reader_label(point), _load_reader(point)) for point in points), *BUILT_IN_READERS)
 
 
 def _reader_label(point: "EntryPoint") -> str:
@@ -168,15 +168,15 @@ def _guarded(label: str, reader: Reader) -> Reader:
     """Return a reader whose failures become InputErrors that name the file and the reader."""
 
     def guarded(predicate: Callable[[Head], bool], head: Head) -> bool:
-        failure = f"{shown(head.path)}: {label} failed to look at it"
+        failure = f"{display_path(head.path)}: {label} failed to look at it"
         with _as_input_error(failure, passed_on=(OverlapScopeError, OSError, MemoryError)):
             return bool(predicate(head))
 
     def read(path: Path, context: ReadContext) -> Reading:
-        with _as_input_error(f"{shown(path)}: {label} failed", passed_on=(OverlapScopeError, MemoryError)):
+        with _as_input_error(f"{display_path(path)}: {label} failed", passed_on=(OverlapScopeError, MemoryError)):
             reading = reader.read(path, context)
         if not isinstance(reading, Reading):
-            raise InputError(f"{shown(path)}: {label} returned a {type(reading).__name__}, not a Reading")
+            raise InputError(f"{display_path(path)}: {label} returned a {type(reading).__name__}, not a Reading")
         return reading
 
     holds_some = None if reader.holds_some is None else partial(guarded, reader.holds_some)
@@ -195,7 +195,7 @@ def _as_input_error(failure: str, advice: str = "", *, passed_on: tuple[type[Exc
         raise InputError(f"{failure}: {cause}{advice}") from error
 
 
-def may_be_brought(group: str) -> bool:
+def may_have_readers(group: str) -> bool:
     """Return False only if `importlib.metadata.entry_points(group=group)` is certainly empty."""
     if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
         return True  # packages may be anywhere
@@ -228,14 +228,14 @@ def _may_contain(path: str, text: bytes) -> bool:
 
 
 @cache
-def read_by() -> str:
+def reader_code_digest() -> str:
     """Return a digest that changes whenever our code or a reader of another package changes.
 
     Columns that other code wrote are not reused. Raises InputError where such a reader cannot be loaded.
     """
-    readers()
+    all_readers()
     parts = [source_digest("overlapscope.ingest", "overlapscope.timeline")]
-    if may_be_brought(ENTRY_POINTS):
+    if may_have_readers(ENTRY_POINTS):
         from importlib.metadata import entry_points  # noqa: PLC0415 - takes longer to load than all else here
 
         parts += sorted(map(_reader_version, entry_points(group=ENTRY_POINTS)))
@@ -247,7 +247,7 @@ def _reader_version(point: "EntryPoint") -> str:
     return f"{point.name} {point.value} {version} {module_digest(point.module)}"
 
 
-def head_of(path: Path) -> Head:
+def read_head(path: Path) -> Head:
     """Read the beginning and the end of a file; of damaged gzip data, the part before the damage. Raises OSError."""
     tail = b""
     with open(path, "rb") as file:
@@ -275,17 +275,17 @@ def _inflated(data: bytes) -> bytes:
     return content
 
 
-def reader_of(head: Head) -> Reader | None:
+def find_reader(head: Head) -> Reader | None:
     """Return the first reader that recognises the file; None if there is none."""
     return next(iter(readers_of(head)), None)
 
 
 def readers_of(head: Head) -> list[Reader]:
     """Return the readers that recognise the file: one, or for a log all whose lines occur in it."""
-    known = next((reader for reader in readers() if reader.recognises(head)), None)
+    known = next((reader for reader in all_readers() if reader.recognises(head)), None)
     if known is not None and not known.anywhere:
         return [known]
-    line_readers = [reader for reader in readers() if reader.anywhere]
+    line_readers = [reader for reader in all_readers() if reader.anywhere]
     found = [reader for reader in line_readers if reader.recognises(head)]
     found += _recognising_later_text(head, [reader for reader in line_readers if reader not in found])
     return found + (_partial_readers(head) if found else [])
@@ -298,7 +298,7 @@ def named_readers_of(head: Head) -> list[Reader]:
 
 def _partial_readers(head: Head) -> list[Reader]:
     """Return the readers whose data occurs in a text among other text, such as a benchmark's table in a log."""
-    candidates = [(reader, reader.holds_some) for reader in readers() if reader.holds_some is not None]
+    candidates = [(reader, reader.holds_some) for reader in all_readers() if reader.holds_some is not None]
     return [reader for reader, holds_some in candidates if _text_matches(head, holds_some)]
 
 
@@ -337,7 +337,7 @@ def _text_parts(path: Path) -> Iterator[bytes]:
     for block in ByteStream(path).blocks():
         yield before + block
         size += len(block)
-        if size >= FURTHER_BYTES:
+        if size >= MAX_SEARCHED_BYTES:
             return
         before = block[-_OVERLAP_BYTES:]
 
@@ -347,7 +347,7 @@ def is_text(content: bytes) -> bool:
     return len(content) - len(content.translate(None, _CONTROL)) <= len(content) // 1000
 
 
-def what_unread(content: bytes) -> str | None:
+def describe_unread_form(content: bytes) -> str | None:
     """Return what kind of unsupported file begins with `content`, and what to do about it; None for any other."""
     content = content.removeprefix(b"\xef\xbb\xbf")
     for magic, name, command in _COMPRESSED:

@@ -4,16 +4,16 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from overlapscope.display import listed, shown, shown_name
+from overlapscope.display import display_name, display_path, list_some
 from overlapscope.errors import InputError
 from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.run_directory import is_run_directory
-from overlapscope.timeline.store.run_folder import put_aside
+from overlapscope.timeline.store.run_folder import explain_interrupted
 
 
-def runs_of(path: Path) -> tuple[list[Path], list[Path]]:
+def find_runs(path: Path) -> tuple[list[Path], list[Path]]:
     """Return the runs that a path names, and the other entries of its folder.
 
     The runs are the run directories directly inside a folder, else the path itself: a folder of traces is one run, and
@@ -28,7 +28,7 @@ def runs_of(path: Path) -> tuple[list[Path], list[Path]]:
         found = {os.path.realpath(entry): entry for entry in sorted(inside, key=Path.is_symlink, reverse=True)}
         runs = sorted(entry for entry in found.values() if entry.is_dir() and is_run_directory(entry))
     except OSError as error:
-        raise InputError(f"{shown(path)}: cannot be read: {error.strerror or error}") from error
+        raise InputError(f"{display_path(path)}: cannot be read: {error.strerror or error}") from error
     return (runs, sorted(set(found.values()) - set(runs))) if runs else ([path], [])
 
 
@@ -42,7 +42,7 @@ def read_side(
 ) -> Iterator[tuple[str, Run]]:
     """Yield the runs of a side as `read_runs` does, each with its name as text."""
     for run_path, run in read_runs(path, options, progress=progress, note=note, left_out=left_out):
-        yield shown(run_path), run
+        yield display_path(run_path), run
 
 
 def read_runs(
@@ -58,12 +58,12 @@ def read_runs(
     A run that cannot be read is skipped: `note` is called with a sentence about it, as about entries that are not runs,
     and the reason is appended to `left_out`. Raises InputError when no run can be read.
     """
-    paths, others = runs_of(path)
+    paths, others = find_runs(path)
     report = note or (lambda _: None)
     if others:
-        few = listed([shown_name(each) for each in others], 3)
-        report(f"{shown(path)}: a folder of {len(paths)} runs; not read: {few}")
-    for sentence in put_aside(path):
+        few = list_some([display_name(each) for each in others], 3)
+        report(f"{display_path(path)}: a folder of {len(paths)} runs; not read: {few}")
+    for sentence in explain_interrupted(path):
         report(sentence)
         if left_out is not None:
             left_out.append(sentence)

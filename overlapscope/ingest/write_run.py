@@ -14,9 +14,9 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
-from overlapscope.display import shown, url_of
+from overlapscope.display import display_path, url_of
 from overlapscope.errors import InputError, NewerSchemaError, UsageError
-from overlapscope.files.atomic import Flushing
+from overlapscope.files.atomic import BackgroundFlush
 from overlapscope.ingest.inputs import Unpacked, unpacked
 from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.parallel.dask import read_by_executor
@@ -27,7 +27,7 @@ from overlapscope.ingest.parallel.spool_format import Part, load_outline
 from overlapscope.ingest.parallel.task import UNREAD, Read, Task, gathered
 from overlapscope.ingest.parallel.work_dir import READ, work_dir
 from overlapscope.ingest.parallel.worker_count import processes_for, shares_among
-from overlapscope.ingest.progress import Unwatched, Watch
+from overlapscope.ingest.progress import NoProgress, ProgressWatcher
 from overlapscope.ingest.read_run import joined, require_files, stored_run
 from overlapscope.ingest.write_run_tables import Joining, join_all, write_ranks
 from overlapscope.timeline.run import Run, Source
@@ -36,7 +36,7 @@ from overlapscope.timeline.store.load_save import save_run, write_job
 from overlapscope.timeline.store.manifest import read_manifest
 from overlapscope.timeline.store.rank_files import table_file
 from overlapscope.timeline.store.run_directory import is_run_directory
-from overlapscope.timeline.store.run_folder import exists_already, is_taken, take_place
+from overlapscope.timeline.store.run_folder import already_exists, is_taken, move_into_place
 from overlapscope.version import __version__
 
 
@@ -62,7 +62,7 @@ def write_run(
     workers: int | None = None,
     executor: Executor | None = None,
     force: bool = False,
-    watch: Watch | None = None,
+    watch: ProgressWatcher | None = None,
     started: WorkerPool | None = None,
 ) -> Written:
     """Read traces, logs and other sources of one job and write the run directory `out`.
@@ -78,7 +78,11 @@ def write_run(
     require_output_free(out, force=force)  # before anything is read
     options = options or ReadOptions()
     out = out.absolute()
-    with work_dir(out) as work, unpacked(list(paths), options.max_bytes, within=work) as found, Flushing() as flushing:
+    with (
+        work_dir(out) as work,
+        unpacked(list(paths), options.max_bytes, within=work) as found,
+        BackgroundFlush() as flushing,
+    ):
         require_output_free(out, force=force)  # another process may have written it meanwhile
         found = _without(found, out)  # noqa: PLW2901 - the same inputs
         run = stored_run(found, options)
@@ -89,7 +93,7 @@ def write_run(
         tasks = spool_tasks(found, options, work / READ)
         resumed = remove_damaged(tasks)
         parts: list[Part] = []
-        read = _read(tasks, workers, executor, watch or Unwatched(), parts, flushing, started)
+        read = _read(tasks, workers, executor, watch or NoProgress(), parts, flushing, started)
         result = gathered(tasks, read)
         refuse_lossy_overwrite(out, result.lost)
         run = joined(result, found, options)
@@ -99,19 +103,21 @@ def write_run(
         if joinings:
             _join(joinings, processes_for(workers, [task.path for task in tasks]), executor)
         write_job(run, entries, prepared, version=__version__)
-        take_place(prepared, out, on_disk=flushing.done())
+        move_into_place(prepared, out, on_disk=flushing.done())
         return _written(out, run, sum(entry.spans for entry in entries), resumed)
 
 
 def require_output_free(out: Path, *, force: bool) -> None:
     """Raise UsageError where something stands that may not be replaced, or nothing can."""
     if url_of(out) is not None:
-        raise UsageError(f"{shown(out)}: a run is written to a disk of this machine; name a path, and copy it then")
+        raise UsageError(
+            f"{display_path(out)}: a run is written to a disk of this machine; name a path, and copy it then"
+        )
     taken = is_taken(out)
     if taken and not force:
-        raise exists_already(out)
+        raise already_exists(out)
     if taken and not is_run_directory(out):
-        raise UsageError(f"{shown(out)} exists and is no run directory: it is not replaced")
+        raise UsageError(f"{display_path(out)} exists and is no run directory: it is not replaced")
 
 
 def refuse_lossy_overwrite(out: Path, lost: Sequence[Source]) -> None:
@@ -131,7 +137,7 @@ def refuse_lossy_overwrite(out: Path, lost: Sequence[Source]) -> None:
     if missing:
         more = f" (and {len(missing) - 1} more like it)" if len(missing) > 1 else ""
         raise InputError(
-            f"{shown(out)} is left as it was, since it may hold what the new run would lack: {missing[0].path}: "
+            f"{display_path(out)} is left as it was, since it may hold what the new run would lack: {missing[0].path}: "
             f"{missing[0].warnings[0]}{more}; the same command goes on from there, and -o with another place "
             "writes a run without them"
         )
@@ -149,9 +155,9 @@ def _read(
     tasks: Sequence[Task],
     workers: int | None,
     executor: Executor | None,
-    watch: Watch,
+    watch: ProgressWatcher,
     parts: list[Part],
-    flushing: Flushing,
+    flushing: BackgroundFlush,
     started: WorkerPool | None,
 ) -> list[Read]:
     """Have what was not read before read; return all readings without their large tables, which are put in `parts`."""
@@ -172,7 +178,7 @@ def _read(
     return [read[number] for number in range(len(tasks))]
 
 
-def _outline(task: Task, parts: list[Part], flushing: Flushing) -> Read:
+def _outline(task: Task, parts: list[Part], flushing: BackgroundFlush) -> Read:
     """Return what a file gave, adding its parts; their tables are brought to disk meanwhile. Raises InputError."""
     begin = len(parts)
     try:
@@ -180,7 +186,9 @@ def _outline(task: Task, parts: list[Part], flushing: Flushing) -> Read:
         readings = tuple(load_outline(folder, parts) for folder in folders)
     except (OSError, ValueError, KeyError, pa.ArrowException, msgspec.MsgspecError) as error:
         why = " ".join(str(error).split())[:200]
-        raise InputError(f"{shown(task.folder)}: damaged ({why}); delete {shown(task.folder.parent)}") from error
+        raise InputError(
+            f"{display_path(task.folder)}: damaged ({why}); delete {display_path(task.folder.parent)}"
+        ) from error
     for part in parts[begin:]:  # most tables stay the files that they are
         flushing.begin(table_file(part.folder, name) for name in TABLES)
     return Read(readings=readings, idle_patterns=idle_patterns)

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from overlapscope.report.text.cross_rank import evidence_words
+from overlapscope.report.text.cross_rank import evidence_text
 from overlapscope.timeline.columns import column_kinds
 from overlapscope.timeline.facts import FACT_TABLES
 
@@ -249,6 +249,6 @@ def _title(id_: str, evidence: Mapping[str, Any]) -> str:
     kind, _, place = id_.partition(":")
     lists = {key: value if isinstance(value, list) else [value] for key, value in evidence.items()}
     texts = {key: value[:MOST_LISTED] for key, value in lists.items() if {*map(type, value)} == {str}}
-    parts = [evidence_words(evidence), *(f"{key.replace('_', ' ')} {', '.join(each)}" for key, each in texts.items())]
+    parts = [evidence_text(evidence), *(f"{key.replace('_', ' ')} {', '.join(each)}" for key, each in texts.items())]
     where = f" ({place.replace(':', ', ')})" if place else ""
     return ": ".join(filter(None, [kind.replace("_", " ") + where, "; ".join(filter(None, parts))]))

@@ -236,7 +236,7 @@ def _plain(table: T) -> type[T]:
     return next(each for each in type(table).__mro__ if Columns in each.__bases__)
 
 
-def held(value: int | None) -> int:
+def or_missing(value: int | None) -> int:
     """Return the value as a column stores it: NONE for a missing one."""
     return NONE if value is None else value
 

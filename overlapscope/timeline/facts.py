@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from overlapscope.timeline.columns import NONE, Codes, Columns, Floats, Ints, Small, concat, make, recode, size
 from overlapscope.timeline.names import NameTable
 
-UNTOLD, NO, YES = range(3)
+UNSTATED, NO, YES = range(3)
 ANSWERS: Final = ("untold", "no", "yes")
 
 BOTH_SIDES, SENDING, RECEIVING = range(3)

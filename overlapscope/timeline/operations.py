@@ -3,9 +3,9 @@
 import re
 from typing import Final
 
-SENDS: Final = ("send", "recv")
+SEND_OPS: Final = ("send", "recv")
 """One message between two ranks, as named by its sender and by its receiver."""
-POINT_TO_POINT: Final = frozenset({*SENDS, "send_recv"})
+POINT_TO_POINT: Final = frozenset({*SEND_OPS, "send_recv"})
 """These, and several of them in one call."""
 WAITS_FOR_DEVICE: Final = re.compile(
     r"[a-z]+(?:Device|Ctx|Context|Stream|Event|Queue)(?:Host)?Synchronize(?:_\w+)?"
@@ -44,11 +44,11 @@ ITEM_BYTES: Final = {
 """Bytes of one element, by the dtype's name in torch."""
 MAX_COUNT: Final = 2**62
 """A larger count of anything is damage."""
-VOLUMELESS: Final = frozenset({"wait", "barrier", "coalesced"})
+OPS_WITHOUT_VOLUME: Final = frozenset({"wait", "barrier", "coalesced"})
 """Pseudo-collectives: their recorded sizes are not moved data."""
 
 
-def possible(number: int) -> int | None:
+def possible_count(number: int) -> int | None:
     """Return the number, or None where it cannot be a count."""
     return number if 0 <= number < MAX_COUNT else None
 
@@ -59,14 +59,14 @@ def full_elements(op: str, moved_in: int | None, moved_out: int | None, group_si
     That is the gathered size for all-gather, the size before reduction for reduce-scatter, what a rank sends for
     all-to-all and send, what it receives for recv. Either argument may be unknown; None if that is not enough.
     """
-    if op in VOLUMELESS:
+    if op in OPS_WITHOUT_VOLUME:
         return None
     shard = {"all_gather": moved_in, "gather": moved_in, "reduce_scatter": moved_out, "scatter": moved_out}.get(op)
     whole = {"all_gather": moved_out, "gather": moved_out, "reduce_scatter": moved_in, "scatter": moved_in}.get(op)
     if op in ("all_gather", "gather", "reduce_scatter", "scatter"):
         if whole:
             return whole
-        return possible(shard * group_size) if shard is not None and group_size else None
+        return possible_count(shard * group_size) if shard is not None and group_size else None
     if op == "recv":
         return moved_out if moved_out else moved_in
     return moved_in if moved_in else moved_out
@@ -75,7 +75,7 @@ def full_elements(op: str, moved_in: int | None, moved_out: int | None, group_si
 def volume_bytes(elements: int | None, dtype: str | None) -> int | None:
     """Return the bytes of so many elements; None where either is unknown or the product is impossible."""
     item = ITEM_BYTES.get(dtype or "")
-    return possible(elements * item) if elements is not None and item else None
+    return possible_count(elements * item) if elements is not None and item else None
 
 
 def bus_factor(op: str, ranks: int) -> float:

@@ -23,7 +23,7 @@ SHORT: Final = 1 << 31
 """Columns whose values span less are used directly, without `np.unique`."""
 
 
-def order_of(*columns: Column) -> Ints:
+def sort_order(*columns: Column) -> Ints:
     """Return the row numbers sorted by the first integer column, ties by the next ones; equal rows keep their order."""
     rows = columns[0].size
     if rows < 2:
@@ -114,7 +114,7 @@ def smallest_by(group: Column, values: Ints, groups: int, otherwise: int) -> Int
 
 def _extreme_by(most: np.ufunc, group: Column, values: Ints, found: Ints) -> Ints:
     if values.size:
-        order = order_of(group)
+        order = sort_order(group)
         sorted_group = group[order]
         opens = np.flatnonzero(np.append(True, sorted_group[1:] != sorted_group[:-1]))
         found[sorted_group[opens]] = most.reduceat(values[order], opens)
@@ -133,7 +133,7 @@ def values_in(column: Ints) -> Ints:
     return np.flatnonzero(there) + low
 
 
-def distinct(columns: Sequence[npt.NDArray[Any]]) -> tuple[Ints, Ints]:
+def factorize_rows(columns: Sequence[npt.NDArray[Any]]) -> tuple[Ints, Ints]:
     """Return the number of each row's combination of values, in order of first occurrence, and the first row of each.
 
     Columns are packed into one int64, compressed where it would overflow: sorting whole rows takes ten times as long.
@@ -152,7 +152,7 @@ def distinct(columns: Sequence[npt.NDArray[Any]]) -> tuple[Ints, Ints]:
             values, code = np.unique(code, return_inverse=True)
             width = values.size
         code, width = code * span + above, width * span
-    order = order_of(code)
+    order = sort_order(code)
     opens = np.diff(code[order], prepend=-1) != 0
     first = order[opens]
     number = np.empty(first.size, np.int64)

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from overlapscope.whatif.buckets import MIB
-from overlapscope.whatif.ddp_predict import DdpCase, scenarios
+from overlapscope.whatif.ddp_predict import DdpCase, predict_settings
 from overlapscope.whatif.ddp_step import Settings, buckets_of
 from overlapscope.whatif.result import Scenario
 from overlapscope.whatif.search import with_cap
@@ -24,7 +24,7 @@ class CapCurve(msgspec.Struct, frozen=True, kw_only=True):
     """Caps whose steps differ from the shortest by less than the noise."""
 
 
-def caps_of(workload: Workload, *others_mb: float | None) -> tuple[float, ...]:
+def caps_to_draw(workload: Workload, *others_mb: float | None) -> tuple[float, ...]:
     """Return the caps to draw, in MiB: up to the first that holds all gradients, and the given ones."""
     total = float(workload.gradients.sizes_bytes.sum()) / MIB
     last = next((at for at, cap in enumerate(CAPS_MB) if cap >= total), len(CAPS_MB) - 1)
@@ -45,7 +45,7 @@ def cap_curve(case: DdpCase, settings: Settings, caps_mb: Sequence[float]) -> Ca
             continue
         chosen[cap] = made = tuple(each.parameters for each in buckets_of(workload, tried))
         distinct.setdefault(made, tried)
-    rows = scenarios(case, list(distinct.values()))[1:]
+    rows = predict_settings(case, list(distinct.values()))[1:]
     by_buckets = dict(zip(distinct, rows, strict=True))
     steps = tuple(by_buckets[made] for made in chosen.values())
     least = min((each.predicted_step_ns for each in steps), default=0)

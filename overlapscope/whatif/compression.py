@@ -88,7 +88,7 @@ def collectives_ns(collectives: Sequence[CompressedCollective], all_reduce: Curv
     )
 
 
-def compressions_of(text: str) -> list[Compression]:
+def parse_compressions(text: str) -> list[Compression]:
     """Parse a list of compressions, e.g. `powersgd:1,topk:0.01`. Raises UsageError for others."""
     found = []
     for each in text.split(","):

@@ -84,7 +84,7 @@ class DdpCase(Protocol):
         """Return the workload for the nominal values of all assumptions."""
 
 
-def answer(
+def predict_ddp(
     case: DdpCase, caps_mb: Sequence[float] = (), *, search: bool = True, compressions: Sequence[Compression] = ()
 ) -> WhatIf:
     """Replay a case under other settings and return scenarios, bounds and a verdict.
@@ -129,14 +129,14 @@ def _compressed(case: DdpCase, workload: Workload, compressions: Sequence[Compre
     found = []
     for each in compressions:
         settings = [replace(case.baseline, compression=one) for one in each.range()]
-        least, usual, most = scenarios(case, settings)[1:]
+        least, usual, most = predict_settings(case, settings)[1:]
         found.append(
             replace(usual, low_ns=least.low_ns, high_ns=most.high_ns, gain_low=most.gain_low, gain_high=least.gain_high)
         )
     return found
 
 
-def scenarios(case: DdpCase, settings: Sequence[Settings]) -> list[Scenario]:
+def predict_settings(case: DdpCase, settings: Sequence[Settings]) -> list[Scenario]:
     """Predict the step under each of `settings`; the first scenario is that of the present settings."""
     chosen = list(dict.fromkeys([case.baseline, *settings]))
     replayed = predict_steps(case.build, case.assumptions, case.measured, chosen, case.noise, case.slowdown_fit)

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import Across, across
+from overlapscope.analysis.across_ranks import CrossRank, match_and_align
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, Floats, Ints
 from overlapscope.timeline.intervals import EMPTY, Intervals, intersection, union
@@ -150,9 +150,9 @@ class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return buckets * values["per_bucket_us"] * US + before * self.copied_ns_per_byte
 
 
-def from_run(run: Run, cross_rank: Across | None = None) -> RecordedCase:
+def ddp_case_of_run(run: Run, cross_rank: CrossRank | None = None) -> RecordedCase:
     """Return the workload of a recording. Raises InputError, saying what is missing and what to do."""
-    cross_rank = cross_rank or across(run)
+    cross_rank = cross_rank or match_and_align(run)
     try:
         seen = recorded_steps(run, cross_rank)
     except InputError as error:
@@ -205,7 +205,7 @@ def _moving(seen: Recorded, rank: int, step: int) -> Floats:
     return np.stack((covered.starts, covered.ends), axis=1).astype(np.float64)
 
 
-def _own_clock(run: Run, rank: int, shared: Intervals, cross_rank: Across) -> Intervals:
+def _own_clock(run: Run, rank: int, shared: Intervals, cross_rank: CrossRank) -> Intervals:
     """Convert intervals from the shared clock to a rank's own; clock drift is far below the precision needed here."""
     if not shared.starts.size:
         return EMPTY
@@ -306,7 +306,7 @@ def _notes(run: Run, seen: Recorded) -> list[str]:
     return found
 
 
-def _waiting_message(cross_rank: Across) -> str:
+def _waiting_message(cross_rank: CrossRank) -> str:
     """Return the start of a message where waiting dominates; else an empty text."""
     total = sum(each.collective_ns for each in cross_rank.waits.values())
     waited = sum(each.wait_ns for each in cross_rank.waits.values())

@@ -49,14 +49,14 @@ class Busy(msgspec.Struct, frozen=True, kw_only=True):
     beside_ns: float
 
 
-class Late(msgspec.Struct, frozen=True, kw_only=True):
+class LateEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How much later than the first rank a rank without a device saw a collective end: because of its link or CPU."""
 
     ns: float
     collective: int
 
 
-Item = Busy | Gap | Launch | Wait | Late
+Item = Busy | Gap | Launch | Wait | LateEnd
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,14 +70,14 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
     """Number of collectives that a stream runs at once."""
 
 
-class Slowed(msgspec.Struct, frozen=True, kw_only=True):
+class MutualSlowdown(msgspec.Struct, frozen=True, kw_only=True):
     """How many times as long compute takes beside a transfer, and a transfer beside compute."""
 
     compute: float = 1.0
     comm: float = 1.0
 
 
-def graph_job(graph: Graph, slowed: Slowed, *, transfer_time: float = 1.0, late_share: float = 0.0) -> Job:
+def graph_job(graph: Graph, slowed: MutualSlowdown, *, transfer_time: float = 1.0, late_share: float = 0.0) -> Job:
     """Return the job to replay, where collectives take `transfer_time` times as long.
 
     `late_share` is the share of the recorded late ends that is link time; the rest is the rank's own time.
@@ -110,7 +110,7 @@ def _free(items: Sequence[Item], slowdown: float, late_share: float) -> list[Ins
     for each in items:
         if isinstance(each, Busy):
             found.append(Work(each.ns - each.beside_ns * lost))
-        elif isinstance(each, Late):
+        elif isinstance(each, LateEnd):
             found.append(Gap(each.ns * (1 - late_share)))
         else:
             found.append(each)
@@ -124,7 +124,7 @@ def without(graph: Graph, calls: Iterable[int]) -> Graph:
         graph,
         programmes={
             rank: tuple(
-                each for each in items if not (isinstance(each, Launch | Wait | Late) and each.collective in gone)
+                each for each in items if not (isinstance(each, Launch | Wait | LateEnd) and each.collective in gone)
             )
             for rank, items in graph.programmes.items()
         },

@@ -23,7 +23,7 @@ CallKind = tuple[str, str, int]
 Kind = TypeVar("Kind")
 
 
-class Seen(msgspec.Struct, frozen=True, eq=False):
+class RankStepCalls(msgspec.Struct, frozen=True, eq=False):
     """The calls of one rank in one step. Times are on the clock that all ranks share; one entry a call."""
 
     zero_ns: int
@@ -55,7 +55,7 @@ class StepCalls(msgspec.Struct, frozen=True, eq=False):
     """One member and its row in that rank's `Collectives`."""
 
 
-def step_calls(seen: Mapping[int, Seen], *, on_host: bool) -> StepCalls:
+def step_calls(seen: Mapping[int, RankStepCalls], *, on_host: bool) -> StepCalls:
     """Combine the calls of all ranks; `on_host` where threads run them, which see the end only when they wake up."""
     number = np.concatenate([each.call for each in seen.values()])
     of_rank = np.concatenate([np.full(each.call.size, rank, np.int64) for rank, each in seen.items()])

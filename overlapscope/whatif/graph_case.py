@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import Run
@@ -16,7 +16,7 @@ from overlapscope.whatif.graph import Graph
 from overlapscope.whatif.graph_changes import same_launch_order
 from overlapscope.whatif.interference import SPREAD, slowdown
 from overlapscope.whatif.link_fit import determines_latency, fit_line
-from overlapscope.whatif.parallelism import Parallelism, kind_of
+from overlapscope.whatif.parallelism import Parallelism, parallelism_of
 from overlapscope.whatif.recorded_graph import recorded_graphs
 
 LATE_SHARE: Final = (0.5, 1.0, 1.0)
@@ -63,7 +63,7 @@ class GraphCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return sorted(self.graphs, key=lambda each: each.measured_ns)[(len(self.graphs) - 1) // 2]
 
 
-def graph_case(run: Run, cross_rank: Across) -> GraphCase:
+def graph_case(run: Run, cross_rank: CrossRank) -> GraphCase:
     """Build the case of a recording. Raises InputError, which says what is missing and what to do."""
     found = recorded_graphs(run, cross_rank)
     device = any(each.has_device for each in run.ranks.values())
@@ -85,7 +85,7 @@ def graph_case(run: Run, cross_rank: Across) -> GraphCase:
     if few:
         notes.append(f"{measured.size} complete steps were recorded: too few to measure how much steps vary")
     return GraphCase(
-        kind=kind_of(run),
+        kind=parallelism_of(run),
         graphs=found.graphs,
         slowdown_fit=_slowdown_fit(run, found.moving, device=device),
         assumptions=tuple(_assumptions(found.graphs, device=device, is_partial=missing > 0 or len(run.ranks) < 2)),

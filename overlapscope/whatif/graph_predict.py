@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.pipeline import ideal_bubble_ns, pipeline_stages
 from overlapscope.analysis.steps import step_windows
 from overlapscope.errors import InputError
@@ -21,7 +21,7 @@ from overlapscope.whatif.calibrate import SELF_TEST, SLOWDOWN, half_width
 from overlapscope.whatif.ddp_predict import FIX_STRAGGLER
 from overlapscope.whatif.ddp_recording import US, WAITING
 from overlapscope.whatif.fsdp_changes import fsdp_graph_changes
-from overlapscope.whatif.graph import Graph, Item, Slowed, graph_job
+from overlapscope.whatif.graph import Graph, Item, MutualSlowdown, graph_job
 from overlapscope.whatif.graph_case import HOST_SHARE, GraphCase, graph_case
 from overlapscope.whatif.graph_changes import (
     GraphChange,
@@ -39,7 +39,7 @@ MOST_VARIED: Final = 4_000
 """Limit on the calls of all ranks and steps that are replayed under every variation of the assumptions."""
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The changes to replay besides those that fit the kind of recording."""
 
     link_speeds: tuple[float, ...] = (2.0,)
@@ -47,7 +47,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     straggler: bool = True
 
 
-DEFAULTS: Final = Wanted()
+DEFAULTS: Final = ReplayOptions()
 MS = 1e6
 
 
@@ -64,12 +64,12 @@ class _Replayed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Median over the steps of the relative error of the replay."""
 
 
-def answer_run(run: Run, cross_rank: Across, options: Wanted = DEFAULTS, not_ddp: str = "") -> WhatIf:
+def predict_graph_run(run: Run, cross_rank: CrossRank, options: ReplayOptions = DEFAULTS, not_ddp: str = "") -> WhatIf:
     """Predict a recording of any kind; `not_ddp` says why it is not DDP. Raises InputError for missing data."""
-    return answer_graphs(graph_case(run, cross_rank), run, options, not_ddp)
+    return predict_graph_case(graph_case(run, cross_rank), run, options, not_ddp)
 
 
-def answer_graphs(case: GraphCase, run: Run, options: Wanted = DEFAULTS, not_ddp: str = "") -> WhatIf:
+def predict_graph_case(case: GraphCase, run: Run, options: ReplayOptions = DEFAULTS, not_ddp: str = "") -> WhatIf:
     """Predict a case; `run` adds notes on pipelines."""
     case = _drop_deadlocked_steps(case)
     changes, left_out = changes_of(case, options)
@@ -103,7 +103,7 @@ def answer_graphs(case: GraphCase, run: Run, options: Wanted = DEFAULTS, not_ddp
     )
 
 
-def changes_of(case: GraphCase, options: Wanted) -> tuple[list[GraphChange], list[str]]:
+def changes_of(case: GraphCase, options: ReplayOptions) -> tuple[list[GraphChange], list[str]]:
     """Return the changes that can be replayed of a case, and why others cannot."""
     found: list[GraphChange] = []
     why: list[str] = []
@@ -158,7 +158,7 @@ def _possible(case: GraphCase, changes: Sequence[GraphChange]) -> tuple[list[Gra
 
 def _deadlocks(graph: Graph) -> bool:
     try:
-        replay(graph_job(graph, Slowed()))
+        replay(graph_job(graph, MutualSlowdown()))
     except StuckError:
         return True
     return False
@@ -223,7 +223,7 @@ def _step(graph: Graph, values: Mapping[str, float]) -> float:
 
 
 def _run(graph: Graph, values: Mapping[str, float]) -> Replay:
-    slowed = Slowed(compute=values[SLOWDOWN], comm=1 + values["comm_share"] * (values[SLOWDOWN] - 1))
+    slowed = MutualSlowdown(compute=values[SLOWDOWN], comm=1 + values["comm_share"] * (values[SLOWDOWN] - 1))
     time, late = values.get("transfer_time", 1.0), values.get("late_ends_of_links", 0.0)
     return replay(graph_job(graph, slowed, transfer_time=time, late_share=late))
 
@@ -297,7 +297,7 @@ def bounds_of(graph: Graph, scale: float = 1.0) -> Bounds:
 
     Waits between ranks are kept in all three. All are multiplied by `scale`, to fit a step of another length.
     """
-    free = Slowed()
+    free = MutualSlowdown()
     nothing = replay(graph_job(graph, free, transfer_time=0.0, late_share=1.0)).step_ns
     links: dict[str, float] = {}
     for each in graph.calls:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Floats, Ints, Spans
 from overlapscope.timeline.intervals import BusyTime, Intervals
-from overlapscope.timeline.rows import distinct, order_of, values_in
+from overlapscope.timeline.rows import factorize_rows, sort_order, values_in
 
 FREE: Final = 0.05
 """Largest share of its time beside a transfer for a kernel to count as without one."""
@@ -49,7 +49,7 @@ def slowdown(spans: Spans, transfers: Intervals) -> Slowdown | None:
     rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.end_ns > spans.start_ns) & (spans.step != NONE))
     if values_in(spans.step[rows]).size < LEAST_STEPS:
         return None
-    spans = replace(spans, name=distinct([spans.name])[0].astype(np.int32))  # codes differ in a run directory
+    spans = replace(spans, name=factorize_rows([spans.name])[0].astype(np.int32))  # codes differ in a run directory
     rows, launch = _launches(spans, rows)
     duration = (spans.end_ns - spans.start_ns)[rows].astype(np.float64)
     share = BusyTime(transfers).within(spans.start_ns[rows], spans.end_ns[rows]) / duration
@@ -78,7 +78,7 @@ def _launches(spans: Spans, rows: Ints) -> tuple[Ints, Ints]:
     For each kernel, steps in which it was launched another number of times than in most are left out: they did other
     work.
     """
-    rows = rows[order_of(spans.name[rows], spans.step[rows], spans.start_ns[rows])]
+    rows = rows[sort_order(spans.name[rows], spans.step[rows], spans.start_ns[rows])]
     name, step = spans.name[rows], spans.step[rows]
     begins = np.ones(rows.size, np.bool_)
     begins[1:] = (name[1:] != name[:-1]) | (step[1:] != step[:-1])
@@ -87,15 +87,15 @@ def _launches(spans: Spans, rows: Ints) -> tuple[Ints, Ints]:
     count = np.bincount(group)
     keep = (count == _usual(name[begins], count))[group]
     rows, launch = rows[keep], launch[keep]
-    order = order_of(spans.name[rows], launch, spans.step[rows])
+    order = sort_order(spans.name[rows], launch, spans.step[rows])
     return rows[order], launch[order]
 
 
 def _usual(name: Codes, count: Ints) -> Ints:
     """Return for each step of a name the launch count that most steps of that name have; on a tie the smallest."""
-    kind, first = distinct([name, count])
+    kind, first = factorize_rows([name, count])
     often = np.bincount(kind)
-    best = first[order_of(name[first], -often, count[first])]
+    best = first[sort_order(name[first], -often, count[first])]
     opens = np.ones(best.size, np.bool_)
     opens[1:] = name[best[1:]] != name[best[:-1]]
     best = best[opens]

@@ -18,7 +18,7 @@ class CollectiveSpan(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of gradients; None for a collective that is no bucket."""
 
 
-class Lanes(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayedStep(msgspec.Struct, frozen=True, kw_only=True):
     """A replayed step on the rank that ends last. The last four times add up to the step."""
 
     step_ns: float
@@ -31,7 +31,7 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True):
     idle_ns: float
 
 
-def lanes(workload: Workload, settings: Settings) -> Lanes:
+def replayed_step(workload: Workload, settings: Settings) -> ReplayedStep:
     """Replay a step under settings, with the assumptions of the workload."""
     job = ddp_job(workload, settings)
     done = replay(job)
@@ -53,7 +53,7 @@ def lanes(workload: Workload, settings: Settings) -> Lanes:
     )
     computed = sum(end - begin for begin, end in stretches)
     hidden, exposed = done.hidden_comm_ns[rank], done.exposed_comm_ns[rank]
-    return Lanes(
+    return ReplayedStep(
         step_ns=done.step_ns,
         computing_ns=tuple(stretches),
         sent=sent,

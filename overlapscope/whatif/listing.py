@@ -5,13 +5,13 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.errors import InputError
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.ddp_recording import from_run
+from overlapscope.whatif.ddp_recording import ddp_case_of_run
 from overlapscope.whatif.graph_case import graph_case
-from overlapscope.whatif.graph_predict import Wanted, changes_of
-from overlapscope.whatif.parallelism import KNOBS, OPTIONS, Parallelism, kind_of, unfit_options
+from overlapscope.whatif.graph_predict import ReplayOptions, changes_of
+from overlapscope.whatif.parallelism import KNOBS, OPTIONS, Parallelism, parallelism_of, unsupported_options
 from overlapscope.whatif.requested import unsupported_ddp_options
 
 OTHER_BUCKETS: Final = ("bucket_cap_mb", "gradient_as_bucket_view", "accumulation, no_sync")
@@ -24,7 +24,7 @@ WHY_NOT: Final = {
 }
 
 
-class Listing(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayableSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings and options that can be replayed of one recording."""
 
     kind: Parallelism
@@ -38,22 +38,22 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """Why nothing can be replayed; empty where something can."""
 
 
-def listing_of(run: Run, refused: Mapping[str, str]) -> Listing:
+def replayable_settings(run: Run, refused: Mapping[str, str]) -> ReplayableSettings:
     """Return what can be replayed of a recording; `refused` adds options that do not apply, and why."""
-    kind = kind_of(run)
+    kind = parallelism_of(run)
     try:
         knobs, unsupported = _list_ddp(run) if kind == "ddp" else _list_graphs(run, kind)
     except InputError as error:
-        return Listing(kind=kind, reason=str(error))
-    unsupported |= unfit_options(kind) | dict(refused)
-    return Listing(
+        return ReplayableSettings(kind=kind, reason=str(error))
+    unsupported |= unsupported_options(kind) | dict(refused)
+    return ReplayableSettings(
         kind=kind, knobs=knobs, options=[each for each in OPTIONS if each not in unsupported], refused=unsupported
     )
 
 
 def _list_ddp(run: Run) -> tuple[dict[str, str], dict[str, str]]:
     """Return the settings that are replayed of a DDP recording, and why others are not."""
-    case = from_run(run)
+    case = ddp_case_of_run(run)
     refused = unsupported_ddp_options(case.workload(), case.baseline)
     if case.fixed:
         refused |= dict.fromkeys((*OTHER_BUCKETS, "--bucket-cap-mb", "--no-search"), case.fixed)
@@ -67,8 +67,8 @@ def _list_ddp(run: Run) -> tuple[dict[str, str], dict[str, str]]:
 
 def _list_graphs(run: Run, kind: Parallelism) -> tuple[dict[str, str], dict[str, str]]:
     """Return the settings that are replayed of a recording that is not DDP, and why others are not."""
-    case = graph_case(run, across(run))
-    changes, reasons = changes_of(case, Wanted())
+    case = graph_case(run, match_and_align(run))
+    changes, reasons = changes_of(case, ReplayOptions())
     tried = {knob for each in changes for knob in each.knobs} | {"algorithm"}
     knobs, refused = {}, {}
     for name, what in KNOBS[kind].items():

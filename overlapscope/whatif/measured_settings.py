@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import Across, across
-from overlapscope.analysis.prediction_check import Observed
+from overlapscope.analysis.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.prediction_check import ObservedRun
 from overlapscope.errors import InputError
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.ddp_step import Settings
@@ -19,14 +19,14 @@ MOST_MB: Final = 1e9
 """A larger number in a prediction file is not a bucket cap."""
 
 
-def observed(run: Run, name: str, cross_rank: Across | None = None) -> Observed:
+def observed_run(run: Run, name: str, cross_rank: CrossRank | None = None) -> ObservedRun:
     """Return the settings of a recording and its median step. Raises InputError, which says what is missing."""
     try:
-        seen = recorded_steps(run, cross_rank or across(run))
+        seen = recorded_steps(run, cross_rank or match_and_align(run))
         settings, _ = recorded_settings(run, seen)
     except InputError as error:
         raise InputError(f"{name}: its settings are not known, so it is compared with no prediction: {error}") from None
-    return Observed(
+    return ObservedRun(
         run=name,
         knobs=settings.knobs(),
         step_ns=round(float(np.median(seen.steps_ns))),

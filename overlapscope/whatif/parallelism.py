@@ -57,7 +57,7 @@ NOT_REPLAYED: Final = (
 )
 
 
-def unfit_options(kind: Parallelism) -> dict[str, str]:
+def unsupported_options(kind: Parallelism) -> dict[str, str]:
     """Return the options that do not apply to any recording of a kind, and why."""
     if kind == "ddp":
         return {
@@ -68,7 +68,7 @@ def unfit_options(kind: Parallelism) -> dict[str, str]:
     return dict.fromkeys(("--bucket-cap-mb", "--no-search", "--zero-stage", "--partition-mb", "--priority"), no_buckets)
 
 
-def kind_of(run: Run) -> Parallelism:
+def parallelism_of(run: Run) -> Parallelism:
     """Return the kind of a recording. One with only all-reduces and gradients is assumed to be DDP."""
     found = set()
     gradients = False

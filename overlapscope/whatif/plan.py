@@ -16,7 +16,7 @@ from overlapscope.whatif.ddp_step import HALF, Settings
 from overlapscope.whatif.formulas import ALGORITHMS, INTER, INTRA, LinkCost, hierarchical, time_ns, torus
 from overlapscope.whatif.model import Piece, gradients_of, head_share, optimizer_bytes, piece, transformer
 from overlapscope.whatif.workload import Workload
-from overlapscope.whatif.workload_file import MAX_MODEL_BYTES, CollectiveTimes, Ddp, Document
+from overlapscope.whatif.workload_file import MAX_MODEL_BYTES, CollectiveTimes, Ddp, WorkloadDocument
 
 MS: Final = 1e6
 ACHIEVED: Final = (0.5, 0.8, 1.0)
@@ -39,7 +39,7 @@ _SIZES: Final = np.geomspace(1 << 10, 1 << 34, 97)
 class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A described workload: its settings, measured steps and assumptions."""
 
-    document: Document
+    document: WorkloadDocument
     pieces: tuple[Piece, ...]
     curve: Curve
     others: tuple[Curve, ...] = ()
@@ -106,7 +106,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         )
 
 
-def plan(document: Document, tables: Facts | None = None, by_channels: Sequence[tuple[int, str, Facts]] = ()) -> Plan:
+def plan(
+    document: WorkloadDocument, tables: Facts | None = None, by_channels: Sequence[tuple[int, str, Facts]] = ()
+) -> Plan:
     """Return the plan of a document; `tables` is the content of its collective file.
 
     `by_channels` has the number of channels, the name and the content of each table that was measured with them.
@@ -150,7 +152,7 @@ def settings_of(ddp: Ddp) -> Settings:
     )
 
 
-def _pieces(document: Document) -> Sequence[Piece]:
+def _pieces(document: WorkloadDocument) -> Sequence[Piece]:
     if document.model is None:
         return [piece(each.name, each.shape, each.dtype, each.operations, each.tied_to) for each in document.parameters]
     shape = document.model
@@ -168,7 +170,7 @@ def _pieces(document: Document) -> Sequence[Piece]:
     )
 
 
-def _assumptions(document: Document, pieces: Sequence[Piece], found: Curve) -> list[Assumption]:
+def _assumptions(document: WorkloadDocument, pieces: Sequence[Piece], found: Curve) -> list[Assumption]:
     """Return an assumption for each value that the document does not state, with its source."""
     given, memory = document.compute, document.device.memory_gbs
     result = []
@@ -201,7 +203,7 @@ def _curve_error(found: Curve, most_bytes: int) -> float:
     return float(np.mean([found.error(each) for each in np.geomspace(1 << 20, max(most_bytes, 2 << 20), 12)]))
 
 
-def _curve(document: Document, tables: Facts | None) -> tuple[Curve, list[str]]:
+def _curve(document: WorkloadDocument, tables: Facts | None) -> tuple[Curve, list[str]]:
     given, ranks = document.collectives, document.world_size
     if given.algorithm is not None:
         times = [_formula_ns(given, ranks, size) for size in _SIZES.tolist()]

@@ -15,7 +15,7 @@ from overlapscope.timeline.columns import COMPUTE, NONE, Flags, Ints
 from overlapscope.timeline.dimensions import DATA
 from overlapscope.timeline.intervals import BusyTime, Intervals, complement, intersection
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.whatif.graph import Busy, Call, Item, Late
+from overlapscope.whatif.graph import Busy, Call, Item, LateEnd
 from overlapscope.whatif.replay import Gap, Launch, Wait
 
 LEAST_STALL_NS: Final = 10_000
@@ -146,7 +146,7 @@ def _stall_items(lane: RankTimes, stall: _Stall, launched: list[int]) -> Iterato
     now = max(now, latest)
     seen = min(int(lane.end_of_call_ns[stall.calls].max()), stall.end)
     if seen > now and not lane.on_device:
-        yield Late(ns=float(seen - now), collective=int(lane.call[stall.calls[-1]]))
+        yield LateEnd(ns=float(seen - now), collective=int(lane.call[stall.calls[-1]]))
         now = seen
     for place in [each for each in launched if each not in before]:
         at = max(int(lane.launch_ns[place]), now)

@@ -21,7 +21,7 @@ MODULE = "module."
 """Prefix that DistributedDataParallel adds to the parameter names of the wrapped model."""
 
 
-class Bucket(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class RecordedBucket(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The gradients that one all-reduce carried. Times are host times on the rank's own clock."""
 
     number: int
@@ -37,7 +37,7 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Whether DDP recorded its parameter names; else times and sizes prove the gradients."""
 
 
-def bucket_of(timeline: RankTimeline, row: int) -> Bucket | None:
+def recorded_bucket(timeline: RankTimeline, row: int) -> RecordedBucket | None:
     """Return the bucket that a row of `Collectives` carried; None where that is not known, or it carried none."""
     calls, table = timeline.collectives, timeline.gradients
     step = int(calls.step[row])
@@ -69,7 +69,7 @@ def _passes(timeline: RankTimeline, rows: Ints) -> list[Ints]:
     return passes if len(alike) == 1 else []
 
 
-def _of_pass(timeline: RankTimeline, row: int, gradients: Ints, within: tuple[int, int]) -> Bucket | None:
+def _of_pass(timeline: RankTimeline, row: int, gradients: Ints, within: tuple[int, int]) -> RecordedBucket | None:
     calls = timeline.collectives
     same = (calls.step == calls.step[row]) & (calls.op == calls.op[row]) & (calls.group == calls.group[row])
     rows = np.flatnonzero(same & (calls.elements > 0))
@@ -90,7 +90,7 @@ def _of_pass(timeline: RankTimeline, row: int, gradients: Ints, within: tuple[in
     ready = int(timeline.gradients.ready_ns[own].max())
     if ready > launched[number]:  # an all-reduce cannot carry a gradient that was not ready
         return None
-    return Bucket(number=number, of=rows.size, gradients=own, ready_ns=ready, launch_ns=int(launched[number]),
+    return RecordedBucket(number=number, of=rows.size, gradients=own, ready_ns=ready, launch_ns=int(launched[number]),
                   named=named is not None)  # fmt: skip
 
 

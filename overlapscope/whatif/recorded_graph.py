@@ -12,14 +12,22 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.steps import step_windows
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, COPY, NONE, Flags, Ints, size
 from overlapscope.timeline.intervals import Intervals, clip, difference, union
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.graph import P2P, Call, Graph
-from overlapscope.whatif.graph_calls import CallKind, Seen, StepCalls, described, sharing, step_calls, usual_alone
+from overlapscope.whatif.graph_calls import (
+    CallKind,
+    RankStepCalls,
+    StepCalls,
+    described,
+    sharing,
+    step_calls,
+    usual_alone,
+)
 from overlapscope.whatif.rank_program import RankTimes, needed_times, rank_program
 from overlapscope.whatif.recorded_steps import GLOO_THREADS, worker_starts
 
@@ -59,7 +67,7 @@ class _Rank(msgspec.Struct, frozen=True, eq=False):
     launch_of_span_ns: Ints
 
 
-def recorded_graphs(run: Run, cross_rank: Across) -> RecordedGraphs:
+def recorded_graphs(run: Run, cross_rank: CrossRank) -> RecordedGraphs:
     """Return the graphs of the equal steps. Raises InputError, which says what is missing and what to do."""
     if not run.ranks:
         raise InputError(f"no rank was recorded; {HOW}")
@@ -102,7 +110,7 @@ def recorded_graphs(run: Run, cross_rank: Across) -> RecordedGraphs:
     )
 
 
-def _numbers(run: Run, cross_rank: Across) -> dict[int, Ints]:
+def _numbers(run: Run, cross_rank: CrossRank) -> dict[int, Ints]:
     """Return a number for each call, the same on all its members. Raises InputError where too many are unmatched."""
     found = {rank: np.full(size(each.collectives), NONE, np.int64) for rank, each in run.ranks.items()}
     count = 0
@@ -193,7 +201,7 @@ def _rank(timeline: RankTimeline, numbers: Ints) -> _Rank:
     )
 
 
-def _zero(cross_rank: Across, rank: int, base: int) -> int:
+def _zero(cross_rank: CrossRank, rank: int, base: int) -> int:
     """Return the time of a rank's own clock when the shared clock shows `base`; drift within a step is ignored."""
     first = cross_rank.clocks.reference_ns
     here = float(cross_rank.clocks.aligned(rank, np.array([base], np.int64))[0])
@@ -226,7 +234,7 @@ def _blocked_in_ranges(timeline: RankTimeline) -> Intervals:
 
 def _step(
     ranks: Mapping[int, _Rank],
-    seen: Mapping[int, Seen],
+    seen: Mapping[int, RankStepCalls],
     calls: StepCalls,
     described_calls: Sequence[Call],
     usual_ns: Mapping[CallKind, float],
@@ -258,12 +266,12 @@ def _moved_by(times: Intervals, shift_ns: int) -> Intervals:
     return Intervals(times.starts + shift_ns, times.ends + shift_ns)
 
 
-def _own(seen: Seen) -> tuple[int, int]:
+def _own(seen: RankStepCalls) -> tuple[int, int]:
     start, end = seen.window
     return start + seen.zero_ns, end + seen.zero_ns
 
 
-def _seen(rank: _Rank, step: int, window: tuple[int, int], zero: int) -> Seen:
+def _seen(rank: _Rank, step: int, window: tuple[int, int], zero: int) -> RankStepCalls:
     timeline, calls = rank.timeline, rank.timeline.collectives
     rows = _rows(timeline, step)
     launch = np.where(calls.launch_ns[rows] == NONE, calls.start_ns[rows], calls.launch_ns[rows])
@@ -282,7 +290,7 @@ def _seen(rank: _Rank, step: int, window: tuple[int, int], zero: int) -> Seen:
             chosen = np.flatnonzero((calls.group[rows] == group) & ~message)
             launch[chosen] = np.maximum.accumulate(launch[chosen])
     shown = (window[0] - zero, window[1] - zero)
-    return Seen(zero, shown, rows, rank.call[rows], launch - zero, begin - zero, end - zero, message)
+    return RankStepCalls(zero, shown, rows, rank.call[rows], launch - zero, begin - zero, end - zero, message)
 
 
 def _compute_reached(rank: _Rank, launch: Ints, begin: Ints) -> Ints:
@@ -300,7 +308,7 @@ def _compute_reached(rank: _Rank, launch: Ints, begin: Ints) -> Ints:
 
 def _lane(
     rank: _Rank,
-    seen: Seen,
+    seen: RankStepCalls,
     mine: Ints,
     done: Ints,
     busy: Intervals,

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.steps import step_windows
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, NONE, Floats, Ints
@@ -90,7 +90,7 @@ class _Step(msgspec.Struct, frozen=True):
     """Rows of the all-reduces of all passes."""
 
 
-def recorded_steps(run: Run, cross_rank: Across) -> Recorded:
+def recorded_steps(run: Run, cross_rank: CrossRank) -> Recorded:
     """Return the equal steps of a recording. Raises InputError, which says what is missing and what to do."""
     if not run.ranks:
         raise InputError(f"no rank was recorded; {HOW}")
@@ -225,7 +225,7 @@ def _times(timeline: RankTimeline, steps: Sequence[_Step], rows: Ints) -> tuple[
 
 def _joined(
     run: Run,
-    cross_rank: Across,
+    cross_rank: CrossRank,
     found: Mapping[int, Mapping[int, _Step]],
     steps: Sequence[int],
     gradients: tuple[tuple[str, ...], Ints, tuple[str, ...], int],

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from overlapscope.errors import UsageError
 from overlapscope.whatif.buckets import MIB
-from overlapscope.whatif.ddp_predict import DdpCase, scenarios
+from overlapscope.whatif.ddp_predict import DdpCase, predict_settings
 from overlapscope.whatif.ddp_step import Settings
 from overlapscope.whatif.result import Scenario, WhatIf
 from overlapscope.whatif.workload import Workload, curve_of
@@ -20,7 +20,7 @@ NO_GAIN: Final = 0.002
 """A gain below this share of the step is reported as none."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class RequestedSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that the user requested."""
 
     zero_stages: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         return self != NOTHING
 
 
-NOTHING: Final = Asked()
+NOTHING: Final = RequestedSettings()
 
 
 def unsupported_ddp_options(workload: Workload, base: Settings) -> dict[str, str]:
@@ -55,7 +55,7 @@ def _refuse(option: str, unsupported: Mapping[str, str]) -> None:
         raise UsageError(f"{option}: {unsupported[option]}")
 
 
-def with_asked(result: WhatIf, case: DdpCase, asked: Asked, *, optimizer: str | None = None) -> WhatIf:
+def with_requested(result: WhatIf, case: DdpCase, asked: RequestedSettings, *, optimizer: str | None = None) -> WhatIf:
     """Return the result with the requested scenarios added, and with notes on what they assume.
 
     `optimizer` is None where it is not known. Raises UsageError where a setting does not apply to the workload.
@@ -72,7 +72,7 @@ def with_asked(result: WhatIf, case: DdpCase, asked: Asked, *, optimizer: str | 
         notes += _sharding_notes(workload, optimizer)
     if asked.partitions_mb or asked.priority:
         settings = _ordered_settings(case.baseline, workload, asked)
-        ordered = scenarios(case, settings)[1:]
+        ordered = predict_settings(case, settings)[1:]
         rows += ordered
         notes += _order_notes(ordered)
     if asked.channels:
@@ -80,7 +80,7 @@ def with_asked(result: WhatIf, case: DdpCase, asked: Asked, *, optimizer: str | 
             raise UsageError(
                 "--channels: the present all-reduces are priced by a formula; give a measured table: collectives.file"
             )
-        rows += scenarios(case, [replace(case.baseline, channels=each) for each in asked.channels])[1:]
+        rows += predict_settings(case, [replace(case.baseline, channels=each) for each in asked.channels])[1:]
         notes.append(
             "channels: transfer times are from the tables; how much they slow compute is assumed to stay the same"
         )
@@ -93,7 +93,7 @@ def _sharded_scenarios(case: DdpCase, workload: Workload, stages: Sequence[Shard
     found = []
     for stage in stages:
         settings = [replace(case.baseline, sharding=each) for each in stage.range()]
-        least, usual, most = scenarios(case, settings)[1:]
+        least, usual, most = predict_settings(case, settings)[1:]
         found.append(
             replace(
                 usual,
@@ -119,7 +119,7 @@ def _sharding_notes(workload: Workload, optimizer: str | None) -> list[str]:
     return notes
 
 
-def _ordered_settings(base: Settings, workload: Workload, asked: Asked) -> list[Settings]:
+def _ordered_settings(base: Settings, workload: Workload, asked: RequestedSettings) -> list[Settings]:
     if asked.priority:
         _refuse("--priority", unsupported_ddp_options(workload, base))
     total = float(workload.gradients.sizes_bytes.sum()) * (1 if base.no_sync else base.accumulation)

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.ingest.build.host_ranges import NOWHERE, innermost
+from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
 from overlapscope.timeline.operations import COMPILED_GRAPH, COMPILED_REGION
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.recorded_steps import Recorded
@@ -42,6 +42,8 @@ def _calls_several(timeline: RankTimeline, seen: Recorded) -> bool:
         return False
     step = np.searchsorted(timeline.steps.start_ns, notes.start_ns[graphs], side="right") - 1
     graphs = graphs[(step >= 0) & np.isin(timeline.steps.step[step], seen.steps)]
-    around = innermost(notes.lane, notes.start_ns, notes.end_ns, notes.lane[graphs], notes.start_ns[graphs], regions)
+    around = innermost_range(
+        notes.lane, notes.start_ns, notes.end_ns, notes.lane[graphs], notes.start_ns[graphs], regions
+    )
     called = np.unique(around[around != NOWHERE], return_counts=True)[1]
     return int((called > 1).sum()) > len(seen.steps) / 2

@@ -121,7 +121,7 @@ class MeasuredStep(Ddp, kw_only=True, frozen=True, forbid_unknown_fields=True):
     step_ms: float
 
 
-class Document(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class WorkloadDocument(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """A whole `WORKLOAD.toml`."""
 
     world_size: int
@@ -139,15 +139,15 @@ class Document(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     """How much later than the first rank each rank begins its step."""
 
 
-def understand(content: dict[str, Any]) -> Document:
+def parse_workload(content: dict[str, Any]) -> WorkloadDocument:
     """Parse the content of a TOML file. Raises UsageError, which names the wrong key and the nearest known one."""
-    _check_keys(content, Document, "")
+    _check_keys(content, WorkloadDocument, "")
     measured = content.get("measured")
     if isinstance(measured, list):  # missing keys of a measured step are as in `ddp`
         shared = content.get("ddp", {})
         content = {**content, "measured": [_joined(shared, each) for each in measured]}
     try:
-        document = msgspec.convert(content, Document)
+        document = msgspec.convert(content, WorkloadDocument)
     except msgspec.ValidationError as error:
         raise UsageError(str(error).replace("`$.", "`").replace("Object missing", "missing")) from error
     _check(document)
@@ -188,7 +188,7 @@ def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
     return None
 
 
-def _check(document: Document) -> None:
+def _check(document: WorkloadDocument) -> None:
     """Raise UsageError for values of the right type that are impossible."""
     _require(1 <= document.world_size <= MAX_RANKS, "world_size", f"must be from 1 to {MAX_RANKS}")
     times = document.compute
@@ -229,7 +229,7 @@ def _check(document: Document) -> None:
     _require(len(document.measured) <= MAX_STEPS, "measured", f"holds more than {MAX_STEPS} steps")
 
 
-def _check_model(document: Document) -> None:
+def _check_model(document: WorkloadDocument) -> None:
     model = document.model
     if model is not None:
         sizes = (model.layers, model.hidden, model.vocabulary, model.sequence, model.feed_forward or 1)

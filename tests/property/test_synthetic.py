@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMPUTE, NONE
@@ -146,7 +146,7 @@ def test_the_kernels_of_a_graph_have_one_launch() -> None:
 
 def test_clocks_are_recovered_within_their_residual(simulated: Simulated) -> None:
     job = simulated.job
-    clocks = across(run_of(simulated)).clocks
+    clocks = match_and_align(run_of(simulated)).clocks
     assert clocks.residual_ns is not None
     offsets, drifts = job.clocks()
     at = clocks.reference_ns - EPOCH_NS - BEGIN_NS
@@ -159,7 +159,7 @@ def test_transfers_are_those_of_the_links_and_waits_what_is_left(simulated: Simu
     job, run = simulated.job, run_of(simulated)
     dimensions = {str(name): each.dimension for name, each in ((g.name, g) for g in named_groups(job))}
     truth = calls_of(simulated)
-    for each in across(run).splits:
+    for each in match_and_align(run).splits:
         numbers = run.ranks[each.block.ranks[0]].collectives.seq[each.block.rows[0]].tolist()
         for at, number in enumerate(numbers):
             members = sorted(truth[each.block.ranks, dimensions[str(each.block.group)], number])

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.reader import ReadContext, Reader, Reading
-from overlapscope.ingest.registry import head_of
+from overlapscope.ingest.registry import read_head
 
 
 def read_or_refuse(reader: Reader, path: Path) -> Reading | None:
     """Return what the reader makes of a file; None where it refuses, on one line that names the file."""
-    reader.recognises(head_of(path))
+    reader.recognises(read_head(path))
     try:
         return reader.read(path, ReadContext())
     except InputError as error:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from overlapscope.analysis.call_kind import Shares
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.kernel_changes import KernelSums
-from overlapscope.analysis.measured_run import Replicate
+from overlapscope.analysis.measured_run import MeasuredRun
 from overlapscope.analysis.step_table import FIGURES, WHOLE, StepTable
 from overlapscope.timeline.columns import NONE
 
@@ -19,7 +19,7 @@ JOB = {"world_size": "8", "device": "imagined", "dtype": "bfloat16", "parameters
 
 def run_of_steps(
     figures: Mapping[str, Sequence[float]], name: str = "run", identity: Mapping[str, str] | None = None, rank: int = 0
-) -> Replicate:
+) -> MeasuredRun:
     """Return a run of one rank that knows these figures of its steps, in milliseconds, and no others."""
     count = len(next(iter(figures.values()), ()))
     columns = {each: np.full((1, count), NONE, np.int64) for each in (*FIGURES, "exposed_wait_ns", "blame_ns")}
@@ -27,7 +27,7 @@ def run_of_steps(
         columns[each] = np.rint(np.array([values]) * MS).astype(np.int64)
     if "exposed_comm_ns" in figures:
         columns["comm_ns"] = columns["exposed_comm_ns"] + 1
-    return Replicate(
+    return MeasuredRun(
         name=name, world_size=None, missing_ranks=(), identity=JOB if identity is None else identity,
         steps=_table(columns, tuple((step, 0) for step in range(count)), rank),
         whole=_table({each: values[:, :1] for each, values in columns.items()}, (WHOLE,), rank),
@@ -47,7 +47,7 @@ def _table(figures: Mapping[str, npt.NDArray[np.int64]], steps: tuple[tuple[int,
 
 def noisy_runs(
     generator: np.random.Generator, runs: int, *, steps: int = 20, longer_ms: float = 0.0
-) -> list[Replicate]:
+) -> list[MeasuredRun]:
     """Draw runs: 1 % from run to run, 2 % from step to step (each half like the one before it), a hiccup every 33.
 
     All of what makes a step longer is exposed; `longer_ms` is a true loss.

@@ -38,10 +38,10 @@ def run(args: argparse.Namespace) -> int:
     import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.advice.advise import advise  # noqa: PLC0415
-    from overlapscope.advice.noted_predictions import noted  # noqa: PLC0415
-    from overlapscope.analysis.across_ranks import across  # noqa: PLC0415
+    from overlapscope.advice.noted_predictions import predictions_to_record  # noqa: PLC0415
+    from overlapscope.analysis.across_ranks import match_and_align  # noqa: PLC0415
     from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
-    from overlapscope.cli.prediction_file import noted_in  # noqa: PLC0415
+    from overlapscope.cli.prediction_file import read_noted  # noqa: PLC0415
     from overlapscope.cli.read_run import read_run  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import advice as advice_text  # noqa: PLC0415
@@ -49,15 +49,15 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.version import __version__  # noqa: PLC0415
 
     caps, made_at = parse_caps(args.bucket_cap_mb), _date(args)
-    kept = noted_in(args.inputs)
+    kept = read_noted(args.inputs)
     loaded = read_run(args)
     warn("advise", loaded.sources)
-    together = across(loaded)
+    together = match_and_align(loaded)
     analysis = analyze(loaded, together)
     predictions: list[Prediction] = []
 
     def keep(case: "RecordedCase", predicted: "WhatIf") -> None:
-        predictions.extend(noted(predicted, case.recorded, made_at=made_at, version=__version__))
+        predictions.extend(predictions_to_record(predicted, case.recorded, made_at=made_at, version=__version__))
 
     found, reasons = advise(loaded, analysis, together, caps, keep)
     if args.json:
@@ -87,11 +87,11 @@ def _date(args: argparse.Namespace) -> str:
 
 
 def _record(args: argparse.Namespace, predictions: "list[Prediction]") -> None:
-    from overlapscope.cli.prediction_file import note  # noqa: PLC0415 - keeps --help light
+    from overlapscope.cli.prediction_file import add_noted  # noqa: PLC0415 - keeps --help light
     from overlapscope.report.formatting import count  # noqa: PLC0415
 
     if not predictions:
         text = "nothing was predicted, so nothing is stored"
     else:
-        text = f"{count(len(predictions), 'prediction')} stored in {note(args.inputs[0], predictions)}"
+        text = f"{count(len(predictions), 'prediction')} stored in {add_noted(args.inputs[0], predictions)}"
     print(one_line(f"overlapscope advise: {text}"), file=sys.stderr)

@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_inputs, add_output, add_workers, emit, warnings_of
-from overlapscope.display import shown
+from overlapscope.display import display_path
 
 if TYPE_CHECKING:
     from overlapscope.analysis.result import Analysis
@@ -61,11 +61,11 @@ def _analyze(args: argparse.Namespace, *, may_store: bool) -> "StoredAnalysis":
     place = args.inputs[0]
     state = state_of(place) if may_store and is_run_directory(place) else None
     loaded = read_run(args)
-    from overlapscope.advice.advise import analyzed  # noqa: PLC0415
+    from overlapscope.advice.advise import analyze_with_advice  # noqa: PLC0415
     from overlapscope.ingest.reference_bandwidth import reference_bandwidths  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
 
-    analysis = analyzed(loaded, reference_bandwidths(args.bandwidth) if args.bandwidth else None)
+    analysis = analyze_with_advice(loaded, reference_bandwidths(args.bandwidth) if args.bandwidth else None)
     stores = state is not None and sum(each.num_spans for each in loaded.ranks.values()) >= MIN_SPANS
     del loaded  # free its memory for the output
     found = StoredAnalysis(
@@ -92,7 +92,7 @@ def _table(analysis: "Analysis", args: argparse.Namespace, *, all_rows: bool = F
     from overlapscope.timeline.store.run_directory import is_run_directory  # noqa: PLC0415
 
     table = text.render(analysis, all_rows=all_rows)
-    given = [shown(path) for path in args.inputs]
+    given = [display_path(path) for path in args.inputs]
     for option in ("rank", "comm", "compute"):
         given += [word for value in getattr(args, option) for word in (f"--{option}", value)]
     if any(each.whole.comm_ns for each in analysis.ranks):

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _save(args: argparse.Namespace) -> int:
-    from overlapscope.cli.prediction_file import noted_in  # noqa: PLC0415 - keeps --help light
+    from overlapscope.cli.prediction_file import read_noted  # noqa: PLC0415 - keeps --help light
     from overlapscope.ingest.run_folder import read_runs  # noqa: PLC0415
     from overlapscope.timeline.store.baselines import baseline_path, baselines, save_baseline  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
@@ -61,16 +61,16 @@ def _save(args: argparse.Namespace) -> int:
     if place.exists() and not args.force:  # before anything is read
         raise UsageError(f"{place} exists already; choose another name, or replace it with -f")
 
-    def note(words: str) -> None:
+    def add_noted(words: str) -> None:
         print(one_line(f"overlapscope baseline: warning: {' '.join(words.split())}"), file=sys.stderr)
 
     found = []
     kept: list[Noted] = []
     with Progress("reading") as progress:
-        for path, loaded in read_runs(args.runs, read_options(args), progress=progress, note=note):
+        for path, loaded in read_runs(args.runs, read_options(args), progress=progress, note=add_noted):
             warn("baseline", loaded.sources)
             found.append(loaded)
-            kept.append(noted_in([path]))  # before anything is written
+            kept.append(read_noted([path]))  # before anything is written
     if not any(each.ranks for each in found):
         raise InputError(f"{args.runs}: contains no times of any rank, so there is nothing to compare with later")
     save_baseline(found, place, version=__version__, force=args.force)
@@ -85,12 +85,12 @@ def _save(args: argparse.Namespace) -> int:
 
 def _keep_predictions(kept: "list[Noted]", place: Path) -> None:
     """Copy the predictions of the saved runs, in their order, into the new baseline."""
-    from overlapscope.cli.prediction_file import note  # noqa: PLC0415 - keeps --help light
-    from overlapscope.timeline.store.baselines import runs_inside  # noqa: PLC0415
+    from overlapscope.cli.prediction_file import add_noted  # noqa: PLC0415 - keeps --help light
+    from overlapscope.timeline.store.baselines import list_runs  # noqa: PLC0415
 
-    for each, copy in zip(kept, runs_inside(place), strict=True):
+    for each, copy in zip(kept, list_runs(place), strict=True):
         if each.predictions:
-            note(copy, each.predictions, each.outcomes)
+            add_noted(copy, each.predictions, each.outcomes)
 
 
 def _list(args: argparse.Namespace) -> int:

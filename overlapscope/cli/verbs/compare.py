@@ -14,7 +14,7 @@ import shlex
 
 from overlapscope.cli.arguments import add_output, add_reading, emit, given_path
 from overlapscope.cli.inputs import add_scale, read_both_sides, read_scaling
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import UsageError
 
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
     from overlapscope.analysis.compare import compare  # noqa: PLC0415
     from overlapscope.cli.inputs import PredictionTester  # noqa: PLC0415
-    from overlapscope.cli.prediction_file import note, require_run_directory  # noqa: PLC0415
+    from overlapscope.cli.prediction_file import add_noted, require_run_directory  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import compare as compare_text  # noqa: PLC0415
 
@@ -60,13 +60,13 @@ def run(args: argparse.Namespace) -> int:
     (base, candidate), left_out = read_both_sides("compare", args.inputs, args, tested.look)
     comparison = msgspec.structs.replace(compare(base, candidate, left_out=left_out), predictions=tested.outcomes)
     if args.record and tested.outcomes:
-        note(args.inputs[0], tested=tested.outcomes)
+        add_noted(args.inputs[0], tested=tested.outcomes)
     if args.json:
         emit(json.render(comparison), args)
         return 0
     text = compare_text.render(comparison, all_rows=args.all)
     if not args.all:
-        text += f"\nnext: overlapscope compare {shlex.join(map(shown, args.inputs))} --all\n"
+        text += f"\nnext: overlapscope compare {shlex.join(map(display_path, args.inputs))} --all\n"
     emit(text, args)
     return 0
 

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, ingest, print the table and the next command."""
-    from overlapscope.advice.advise import analyzed  # noqa: PLC0415 - keeps --help light
+    from overlapscope.advice.advise import analyze_with_advice  # noqa: PLC0415 - keeps --help light
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import analysis as text  # noqa: PLC0415
     from overlapscope.timeline.store.load_save import load_run  # noqa: PLC0415
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     with replace_run(args.output) as place:
         train_and_record(place)
     recorded = load_run(args.output)
-    analysis = analyzed(recorded)
+    analysis = analyze_with_advice(recorded)
     args.output, where = None, args.output
     if args.json:
         emit(json.render(analysis), args)

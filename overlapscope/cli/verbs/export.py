@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_inputs, given_path, warn
-from overlapscope.display import listed
+from overlapscope.display import list_some
 from overlapscope.errors import InputError, UsageError
 from overlapscope.files.atomic import atomic_file
 
@@ -48,14 +48,16 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.cli.read_run import read_run  # noqa: PLC0415
     from overlapscope.errors import InputError  # noqa: PLC0415
     from overlapscope.report.formatting import count, size  # noqa: PLC0415
-    from overlapscope.report.perfetto.export import Choice, PerfettoTrace  # noqa: PLC0415
+    from overlapscope.report.perfetto.export import ExportSelection, PerfettoTrace  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
 
     ranges = {option: numbers(option, getattr(args, option)) for option in ("ranks", "steps")}
     loaded = read_run(args)
     warn("export", loaded.sources)
     steps = {step for timeline in loaded.ranks.values() for step in timeline.steps.step.tolist()}
-    choice = Choice(ranks=chosen("ranks", ranges["ranks"], loaded.ranks), steps=chosen("steps", ranges["steps"], steps))
+    choice = ExportSelection(
+        ranks=chosen("ranks", ranges["ranks"], loaded.ranks), steps=chosen("steps", ranges["steps"], steps)
+    )
     trace = PerfettoTrace(run=loaded, choice=choice, version=__version__)
     if trace.is_empty:
         raise InputError(f"{args.inputs[0]}: contains no times, so there is nothing to show")
@@ -102,7 +104,7 @@ def chosen(option: str, ranges: "list[range] | None", known: "Iterable[int]") ->
     for each in ranges:
         if not any(number in each for number in there):
             asked = f"{each[0]}" if len(each) == 1 else f"{each[0]}-{each[-1]}"
-            has = listed(there, 16) or "none"
+            has = list_some(there, 16) or "none"
             raise UsageError(f"--{option} {asked}: the input has none of these; it has {has}")
     return frozenset(number for number in there if any(number in each for each in ranges))
 

@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_inputs, add_workers, given_path, read_options, warn
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _run(args: argparse.Namespace, started: "WorkerPool | None") -> int:
     from overlapscope.ingest.parallel.work_dir import work_dir_of  # noqa: PLC0415
     from overlapscope.ingest.write_run import write_run  # noqa: PLC0415
     from overlapscope.report.formatting import count, size  # noqa: PLC0415
-    from overlapscope.report.text.cross_rank import missing_words  # noqa: PLC0415
+    from overlapscope.report.text.cross_rank import missing_ranks_text  # noqa: PLC0415
 
     try:
         with Progress("reading") as progress, dask_executor(args.scheduler) as executor:
@@ -82,13 +82,13 @@ def _run(args: argparse.Namespace, started: "WorkerPool | None") -> int:
         os.stat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(args.output) for name in names
     )
     if args.json:
-        result = _document(shown(args.output), written, stored)
+        result = _document(display_path(args.output), written, stored)
         print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
         return 0
-    missing = "".join(f", {each}" for each in [missing_words(written.missing_ranks, written.unread_ranks)] if each)
+    missing = "".join(f", {each}" for each in [missing_ranks_text(written.missing_ranks, written.unread_ranks)] if each)
     before = f" ({count(written.resumed_files, 'file')} read before the interruption)" if written.resumed_files else ""
     print(
-        f"{shown(args.output)}: {count(len(written.ranks), 'rank')}{missing}, {written.spans:,} spans, "
+        f"{display_path(args.output)}: {count(len(written.ranks), 'rank')}{missing}, {written.spans:,} spans, "
         f"{size(stored)}{before}"
     )
     print(f"next: overlapscope analyze {shlex.quote(str(args.output))}")

@@ -19,7 +19,7 @@ from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from overlapscope.timeline.facts import Facts
-    from overlapscope.whatif.workload_file import Document
+    from overlapscope.whatif.workload_file import WorkloadDocument
 
 MAX_BYTES = 16 << 20
 MAX_CAPS = 1000
@@ -44,19 +44,19 @@ def run(args: argparse.Namespace) -> int:
     """Read the description and its table, print the predictions."""
     from overlapscope.report.formats import json  # noqa: PLC0415 - keeps --help light
     from overlapscope.report.text import whatif as whatif_text  # noqa: PLC0415 - keeps --help light
-    from overlapscope.whatif.compression import compressions_of  # noqa: PLC0415
-    from overlapscope.whatif.ddp_predict import answer  # noqa: PLC0415
+    from overlapscope.whatif.compression import parse_compressions  # noqa: PLC0415
+    from overlapscope.whatif.ddp_predict import predict_ddp  # noqa: PLC0415
     from overlapscope.whatif.plan import plan  # noqa: PLC0415
-    from overlapscope.whatif.requested import with_asked  # noqa: PLC0415
+    from overlapscope.whatif.requested import with_requested  # noqa: PLC0415
 
     caps, by_channels = parse_caps(args.bucket_cap_mb), channel_tables(args.channels)
     asked = replace(requested_of(args), channels=tuple(dict.fromkeys(each for each, _ in by_channels)))
-    compressions = compressions_of(args.compress) if args.compress else []
+    compressions = parse_compressions(args.compress) if args.compress else []
     document = _document(args.workload)
     tables = [(channels, str(path), _table(path)) for channels, path in by_channels]
     made = plan(document, _tables(document, args.workload.parent), tables)
-    found = answer(made, caps, search=not args.no_search, compressions=compressions)
-    found = with_asked(found, made, asked, optimizer=document.optimizer.name)
+    found = predict_ddp(made, caps, search=not args.no_search, compressions=compressions)
+    found = with_requested(found, made, asked, optimizer=document.optimizer.name)
     emit(json.render(found) if args.json else whatif_text.render(found), args)
     return 0
 
@@ -76,17 +76,17 @@ def parse_caps(text: str | None) -> list[float]:
     return caps
 
 
-def _document(path: Path) -> "Document":
+def _document(path: Path) -> "WorkloadDocument":
     import tomllib  # noqa: PLC0415
 
-    from overlapscope.whatif.workload_file import understand  # noqa: PLC0415
+    from overlapscope.whatif.workload_file import parse_workload  # noqa: PLC0415
 
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise InputError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; this is not a workload description")
-        return understand(tomllib.loads(content.decode("utf-8")))
+        return parse_workload(tomllib.loads(content.decode("utf-8")))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
@@ -95,7 +95,7 @@ def _document(path: Path) -> "Document":
         raise UsageError(f"{path}: {error}") from error
 
 
-def _tables(document: "Document", folder: Path) -> "Facts | None":
+def _tables(document: "WorkloadDocument", folder: Path) -> "Facts | None":
     return None if document.collectives.file is None else _table(folder / document.collectives.file)
 
 

@@ -67,23 +67,23 @@ def run(args: argparse.Namespace) -> int:
 def _document(args: argparse.Namespace) -> "Document":
     import msgspec  # noqa: PLC0415
 
-    from overlapscope.advice.advise import analyzed  # noqa: PLC0415
+    from overlapscope.advice.advise import analyze_with_advice  # noqa: PLC0415
     from overlapscope.analysis.compare import compare  # noqa: PLC0415
     from overlapscope.analysis.history import history  # noqa: PLC0415
-    from overlapscope.analysis.prediction_check import joined  # noqa: PLC0415
+    from overlapscope.analysis.prediction_check import add_outcomes  # noqa: PLC0415
     from overlapscope.cli.inputs import PredictionTester  # noqa: PLC0415
     from overlapscope.cli.read_run import read_run  # noqa: PLC0415
-    from overlapscope.ingest.run_folder import runs_of  # noqa: PLC0415
+    from overlapscope.ingest.run_folder import find_runs  # noqa: PLC0415
 
     if args.scale:
         if args.history:
             raise UsageError("--scale and --history are two different reports; use one")
         return read_scaling("report", args)
-    folder_of_runs = len(args.inputs) == 1 and len(runs_of(args.inputs[0])[0]) > 1
+    folder_of_runs = len(args.inputs) == 1 and len(find_runs(args.inputs[0])[0]) > 1
     if args.history or folder_of_runs or len(args.inputs) > 2:
         tested = PredictionTester("report", args.inputs, args)
         document = history([run for path in args.inputs for run in read_replicates("report", path, args, tested.look)])
-        return msgspec.structs.replace(document, predictions=joined(tested.kept, tested=tested.outcomes).outcomes)
+        return msgspec.structs.replace(document, predictions=add_outcomes(tested.kept, tested=tested.outcomes).outcomes)
     if len(args.inputs) == 2:
         tested = PredictionTester("report", args.inputs[:1], args)
         (base, candidate), left_out = read_both_sides("report", args.inputs, args, tested.look)
@@ -92,7 +92,7 @@ def _document(args: argparse.Namespace) -> "Document":
     if saved is not None:
         return saved
     loaded = read_run(args)
-    analysis = analyzed(loaded)
+    analysis = analyze_with_advice(loaded)
     warn("report", analysis.sources, args)
     return analysis
 

@@ -39,12 +39,12 @@ def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
     import msgspec  # noqa: PLC0415 - keeps --help light
 
-    from overlapscope_dashboards.runs.catalog import find  # noqa: PLC0415
+    from overlapscope_dashboards.runs.catalog import find_runs  # noqa: PLC0415
     from overlapscope_dashboards.server.serve import serve  # noqa: PLC0415
 
     if not 0 <= args.port <= 65_535:
         raise UsageError("--port must be 0 to 65535")
-    find(args.paths)  # raises for a missing path before the server listens
+    find_runs(args.paths)  # raises for a missing path before the server listens
 
     def say(served: "Served") -> None:
         document = {"schema": "overlapscope.serve/1", **msgspec.structs.asdict(served)}

@@ -16,7 +16,7 @@ from overlapscope.cli.verbs.plan import parse_caps
 
 if TYPE_CHECKING:
     from overlapscope.timeline.run import Run
-    from overlapscope.whatif.graph_predict import Wanted
+    from overlapscope.whatif.graph_predict import ReplayOptions
 
 MAX_FACTORS: Final = 20
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.errors import InputError  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import whatif as whatif_text  # noqa: PLC0415
-    from overlapscope.whatif.predict import answer_recording  # noqa: PLC0415
+    from overlapscope.whatif.predict import predict_recording  # noqa: PLC0415
 
     caps, wanted, asked = parse_caps(args.bucket_cap_mb), _wanted(args), requested_of(args)
     channels = requested_channels(args.channels)
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         _fitting(loaded, args)
         trials = channel_trials(loaded, channels)
-        found = answer_recording(loaded, caps, wanted, asked, search=not args.no_search)
+        found = predict_recording(loaded, caps, wanted, asked, search=not args.no_search)
     except InputError as error:
         raise InputError(f"{args.inputs[0]}: {error}") from error
     found = msgspec.structs.replace(found, trials=[] if found.waiting else trials)
@@ -68,10 +68,10 @@ def run(args: argparse.Namespace) -> int:
 def _fitting(run: "Run", args: argparse.Namespace) -> None:
     """Raise UsageError for options that cannot be used with this kind of recording."""
     from overlapscope.errors import UsageError  # noqa: PLC0415
-    from overlapscope.whatif.parallelism import kind_of, unfit_options  # noqa: PLC0415
+    from overlapscope.whatif.parallelism import parallelism_of, unsupported_options  # noqa: PLC0415
 
-    kind = kind_of(run)
-    for option, why in unfit_options(kind).items():
+    kind = parallelism_of(run)
+    for option, why in unsupported_options(kind).items():
         if getattr(args, option.removeprefix("--").replace("-", "_")):
             raise UsageError(f"{option} cannot be used with a recording of kind {kind}: {why}; --list shows what can")
 
@@ -79,22 +79,22 @@ def _fitting(run: "Run", args: argparse.Namespace) -> None:
 def _listed(run: "Run", *, as_json: bool) -> str:
     import msgspec  # noqa: PLC0415
 
-    from overlapscope.advice.nccl_trials import no_channels  # noqa: PLC0415
+    from overlapscope.advice.nccl_trials import why_no_channel_trials  # noqa: PLC0415
     from overlapscope.report.text.whatif import render_list  # noqa: PLC0415
-    from overlapscope.whatif.listing import listing_of  # noqa: PLC0415
+    from overlapscope.whatif.listing import replayable_settings  # noqa: PLC0415
     from overlapscope.whatif.parallelism import NOT_REPLAYED  # noqa: PLC0415
 
-    listing = listing_of(run, {"--channels": why} if (why := no_channels(run)) else {})
+    listing = replayable_settings(run, {"--channels": why} if (why := why_no_channel_trials(run)) else {})
     if not as_json:
         return render_list(listing)
     document = {"schema": "overlapscope.whatif-list/1", **msgspec.structs.asdict(listing), "not_replayed": NOT_REPLAYED}
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
-def _wanted(args: argparse.Namespace) -> "Wanted":
+def _wanted(args: argparse.Namespace) -> "ReplayOptions":
     from overlapscope.errors import UsageError  # noqa: PLC0415
     from overlapscope.whatif.formulas import ALGORITHMS  # noqa: PLC0415
-    from overlapscope.whatif.graph_predict import Wanted  # noqa: PLC0415
+    from overlapscope.whatif.graph_predict import ReplayOptions  # noqa: PLC0415
 
     try:
         speeds = tuple(float(each) for each in args.link_speed.split(",")) if args.link_speed else (2.0,)
@@ -106,4 +106,4 @@ def _wanted(args: argparse.Namespace) -> "Wanted":
     unknown = [each for each in algorithms if each not in ALGORITHMS]
     if unknown:
         raise UsageError(f"--algorithm {unknown[0]}: must be one of {', '.join(sorted(ALGORITHMS))}")
-    return Wanted(link_speeds=speeds, algorithms=algorithms)
+    return ReplayOptions(link_speeds=speeds, algorithms=algorithms)

@@ -21,7 +21,7 @@ _NAMES = ("op", "group", "dtype")
 _NUMBERS = ("group_size", "seq", "elements", "bytes", "record_function_id")
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class LoggedCall(msgspec.Struct, frozen=True, kw_only=True):
     """One collective in a log; None for values that the log does not state."""
 
     op: str
@@ -34,7 +34,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     record_function_id: int | None = None
 
 
-def call_timeline(calls: Sequence[Call], source: str, rank: int = UNKNOWN_RANK) -> RankTimeline:
+def call_timeline(calls: Sequence[LoggedCall], source: str, rank: int = UNKNOWN_RANK) -> RankTimeline:
     """Return the timeline of a log's calls, in order, without spans and times."""
     names = NameTable()
     place = names.code(source)
@@ -46,10 +46,10 @@ def call_timeline(calls: Sequence[Call], source: str, rank: int = UNKNOWN_RANK) 
         **{key: [-1 if each is None else names.code(str(each)) for each in columns[key]] for key in _NAMES},
         **{key: integers(columns[key]) for key in _NUMBERS},
     )
-    return calls_alone(collectives, names, rank=rank, source=place, has_device=False)
+    return timeline_from_calls(collectives, names, rank=rank, source=place, has_device=False)
 
 
-def calls_alone(
+def timeline_from_calls(
     calls: Collectives, names: NameTable, *, rank: int, source: int, has_device: bool, truncated: bool = False
 ) -> RankTimeline:
     """Return the timeline of calls that are already columns; `source` is the code of the log's name in `names`."""

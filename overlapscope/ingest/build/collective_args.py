@@ -75,7 +75,7 @@ def _torch_name(spelling: str) -> str | None:
     return name if name in ITEM_BYTES else None
 
 
-def count(value: object) -> int | None:
+def parse_count(value: object) -> int | None:
     """Return a non-negative whole number written as number or text; None for anything else."""
     if value is None or isinstance(value, bool):
         return None
@@ -84,48 +84,48 @@ def count(value: object) -> int | None:
     return value if isinstance(value, int) and 0 <= value < MAX_COUNT else None
 
 
-def function_id(args: CollectiveArgs) -> int | None:
+def parse_function_id(args: CollectiveArgs) -> int | None:
     """Return the record function id of the host operation with these arguments; None if absent or 0."""
-    return count(args.record_function_id) or None
+    return parse_count(args.record_function_id) or None
 
 
-def peer(args: CollectiveArgs) -> int | None:
+def peer_rank(args: CollectiveArgs) -> int | None:
     """Return the global rank that a send goes to or a recv comes from; None if not recorded.
 
     torch translates the rank in the group itself (`saveNcclMeta` in torch/csrc/profiler/util.cpp).
     """
-    target = count(args.target_rank)
-    return count(args.source_rank) if target is None else target
+    target = parse_count(args.target_rank)
+    return parse_count(args.source_rank) if target is None else target
 
 
 _CALLED_PEER = 2
 
 
-def called_peer(args: CollectiveArgs, members: Sequence[int]) -> int | None:
+def called_peer_rank(args: CollectiveArgs, members: Sequence[int]) -> int | None:
     """Return the global rank that `c10d::send` or `c10d::recv_` names by its index among the group's members.
 
     Their arguments are (tensors, group, rank in the group, tag); written where shapes are recorded.
     """
     values = args.concrete_inputs
-    index = count(values[_CALLED_PEER]) if isinstance(values, list) and len(values) > _CALLED_PEER else None
+    index = parse_count(values[_CALLED_PEER]) if isinstance(values, list) and len(values) > _CALLED_PEER else None
     return members[index] if index is not None and index < len(members) else None
 
 
-def elements_of(dims: object, depth: int = 0) -> int | None:
+def tensor_elements(dims: object, depth: int = 0) -> int | None:
     """Return the number of elements of one tensor's dims, or the sum over a list of tensors; None without dims."""
     if not isinstance(dims, list) or not dims or depth > MAX_NESTED:
         return None
     if all(isinstance(size, int) for size in dims):
-        return count(math.prod(dims)) if min(dims) >= 0 else None
-    parts = [elements_of(each, depth + 1) for each in dims]
+        return parse_count(math.prod(dims)) if min(dims) >= 0 else None
+    parts = [tensor_elements(each, depth + 1) for each in dims]
     known = [part for part in parts if part is not None]
-    return count(sum(known)) if len(known) == len(parts) else None
+    return parse_count(sum(known)) if len(known) == len(parts) else None
 
 
 def input_elements(args: CollectiveArgs, position: int = 0) -> int | None:
     """Return the number of elements of the tensor (or list of tensors) at `position` of the recorded inputs."""
     dims = args.input_dims if args.input_dims is not None else args.old_input_dims
-    return elements_of(dims[position]) if isinstance(dims, list) and len(dims) > position else None
+    return tensor_elements(dims[position]) if isinstance(dims, list) and len(dims) > position else None
 
 
 def input_dtype(args: CollectiveArgs) -> str | None:
@@ -142,7 +142,7 @@ def from_concrete_inputs(args: CollectiveArgs) -> tuple[int | None, int | None]:
     values = args.concrete_inputs
     if not isinstance(values, list) or len(values) != _OLD_CONCRETE_INPUTS:
         return None, None
-    return count(values[1]), count(values[7]) or None
+    return parse_count(values[1]), parse_count(values[7]) or None
 
 
 def group_ranks(args: CollectiveArgs, config: dict[str, tuple[int, ...]]) -> tuple[int, ...] | None:
@@ -152,14 +152,14 @@ def group_ranks(args: CollectiveArgs, config: dict[str, tuple[int, ...]]) -> tup
     group's entry in the trace's own configuration, else from start, stride and size where the visible part agrees.
     None when the list cannot be known.
     """
-    size = count(args.group_size)
+    size = parse_count(args.group_size)
     listed, cut = parse_ranks(args.group_ranks)
     configured = config.get(str(args.group_name)) if args.group_name is not None else None
     if listed is not None and not cut:
         return listed or configured
     if configured is not None:
         return configured
-    start, stride = count(args.rank_start), count(args.rank_stride)
+    start, stride = parse_count(args.rank_start), parse_count(args.rank_stride)
     if start is None or not stride or not size or size > MAX_GROUP_SIZE:
         return None
     rebuilt = tuple(range(start, start + stride * size, stride))

@@ -8,38 +8,38 @@ from msgspec.structs import replace
 
 from overlapscope.ingest.build.collective_args import (
     CollectiveArgs,
-    count,
     dtype_name,
     from_concrete_inputs,
-    function_id,
     group_ranks,
     input_dtype,
     input_elements,
-    peer,
+    parse_count,
+    parse_function_id,
+    peer_rank,
 )
-from overlapscope.ingest.build.host_ranges import NOWHERE, innermost, launch_context
+from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range, launch_context
 from overlapscope.ingest.build.kernel_names import (
     API_RANGE,
-    CALL,
+    C10D_CALL,
     LIBRARY_RANGE,
-    RECORD,
+    RECORD_PARAM_COMMS,
     SYMMETRIC_MEMORY,
     Classifier,
-    operation,
+    canonical_operation,
 )
 from overlapscope.ingest.build.launch_links import DeviceSpans
 from overlapscope.ingest.build.trace_columns import ApiCall, TraceColumns
 from overlapscope.timeline.columns import COMM, NONE, Collectives, Ints, make
-from overlapscope.timeline.operations import VOLUMELESS, full_elements, volume_bytes
+from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, full_elements, volume_bytes
 from overlapscope.timeline.run import Group
 
 _NO_ARGS = CollectiveArgs()
 _NUMBERS = ("group_size", "seq", "elements", "bytes", "received_bytes", "peer", "record_function_id")
 _NO_CALL = ApiCall()
 _RANGES = {
-    "record": re.compile(rf"^{RECORD}$"),
+    "record": re.compile(rf"^{RECORD_PARAM_COMMS}$"),
     "library": LIBRARY_RANGE,
-    "call": CALL,
+    "call": C10D_CALL,
     "symmetric": SYMMETRIC_MEMORY,
     "api": API_RANGE,
 }
@@ -55,7 +55,7 @@ class GroupBook:
 
     def size_of(self, name: str | None, args: CollectiveArgs) -> int | None:
         """Return the group's size, from the collective's arguments or the group; a new group is added."""
-        size = count(args.group_size) or None
+        size = parse_count(args.group_size) or None
         if name is None:
             return size
         known = self._groups.get(name)
@@ -127,7 +127,7 @@ def _around(columns: TraceColumns, spans: DeviceSpans, comm: Ints, chosen: list[
     host = columns.host
     found = np.full(comm.size, NOWHERE, np.int64)
     linked = spans.launch_ns[comm] != NONE
-    found[linked] = innermost(
+    found[linked] = innermost_range(
         host.lane,
         host.start_ns,
         host.end_ns,
@@ -162,7 +162,7 @@ def _describe(
     name = next((str(args.group_name) for args in (kernel, record) if args.group_name is not None), api.group)
     seq, old_size = from_concrete_inputs(record)
     size = book.size_of(name, full) or old_size
-    moved_in, moved_out, dtype = count(full.in_elements), count(full.out_elements), dtype_name(full.dtype)
+    moved_in, moved_out, dtype = parse_count(full.in_elements), parse_count(full.out_elements), dtype_name(full.dtype)
     if moved_in is None and moved_out is None:
         moved_in, moved_out, argument_dtype = _moved_by_arguments(columns, around, call, op, size)
         dtype = dtype or argument_dtype
@@ -172,15 +172,19 @@ def _describe(
         "op": op,
         "group": name,
         "group_size": size,
-        "seq": count(kernel.seq) if kernel.seq is not None else count(record.seq) if record.seq is not None else seq,
-        "dtype": None if op in VOLUMELESS else dtype,
+        "seq": parse_count(kernel.seq)
+        if kernel.seq is not None
+        else parse_count(record.seq)
+        if record.seq is not None
+        else seq,
+        "dtype": None if op in OPS_WITHOUT_VOLUME else dtype,
         "elements": elements,
         "bytes": api.bytes if moved_bytes is None else moved_bytes,
         "received_bytes": volume_bytes(input_elements(call) if moved_out is None else moved_out, dtype)
         if op == "all_to_all"
         else None,
-        "peer": peer(full),
-        "record_function_id": function_id(record) or function_id(call),
+        "peer": peer_rank(full),
+        "record_function_id": parse_function_id(record) or parse_function_id(call),
     }
 
 
@@ -205,7 +209,7 @@ def _moved_by_arguments(
 def _operation(
     columns: TraceColumns, names: list[str], args: CollectiveArgs, around: Mapping[str, int], device_note: int
 ) -> str | None:
-    op = operation(args.collective_name)
+    op = canonical_operation(args.collective_name)
     if op is not None and op != "coalesced":
         return op
     spelled = []
@@ -214,12 +218,12 @@ def _operation(
     if device_note != NOWHERE:
         spelled.append((LIBRARY_RANGE, names[int(columns.device_notes.name[device_note])]))
     if around["call"] != NOWHERE:
-        spelled.append((CALL, names[int(columns.host.name[around["call"]])]))
+        spelled.append((C10D_CALL, names[int(columns.host.name[around["call"]])]))
     if around["symmetric"] != NOWHERE:
         spelled.append((SYMMETRIC_MEMORY, names[int(columns.host.name[around["symmetric"]])]))
     for pattern, name in spelled:
         found = pattern.match(name)
-        better = operation(found["op"]) if found else None
+        better = canonical_operation(found["op"]) if found else None
         if better is not None and better != "coalesced":
             return better
         op = op or better

@@ -43,7 +43,7 @@ _SUMS: Final = ("all_reduce", "reduce_scatter")
 Mask = npt.NDArray[np.bool_]
 
 
-def innermost(
+def innermost_range(
     lanes: Ints, starts: Ints, ends: Ints, at_lanes: Ints, at: Ints, chosen: npt.NDArray[np.bool_] | None = None
 ) -> Ints:
     """Return, for each moment `at` on lane `at_lanes`, the row of the innermost range [start, end) around it.
@@ -141,7 +141,7 @@ def launch_context(host: Ranges, names: NameTable, ops: Codes, lane: Ints, at_ns
     def around(pattern: re.Pattern[str]) -> Ints:
         found = np.full(lane.size, NOWHERE, np.int64)
         chosen = _named(pattern, spelled)[host.name]
-        found[known] = innermost(host.lane, host.start_ns, host.end_ns, lane[known], at_ns[known], chosen)
+        found[known] = innermost_range(host.lane, host.start_ns, host.end_ns, lane[known], at_ns[known], chosen)
         return found
 
     forward, backward, optimizer = (around(pattern) for pattern in _PHASES.values())

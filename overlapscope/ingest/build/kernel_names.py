@@ -16,14 +16,14 @@ UNPLACED, COMPUTES, COMMUNICATES, FUSES = range(4)
 
 MAX_NAME: Final = 4096
 """Characters of a kernel's name that are examined; names of templates have some thousand characters."""
-RECORD: Final = "record_param_comms"
+RECORD_PARAM_COMMS: Final = "record_param_comms"
 LIBRARY_RANGE: Final = re.compile(r"^(?:[a-z0-9]*ccl|ucc|mpi):(?P<op>\S+)")
 """Host annotations that a process group sets around a device collective: `nccl:all_reduce`, `xccl:broadcast`, ..."""
 HOST_COLLECTIVE: Final = re.compile(r"^(?:gloo|mpi|ucc):(?P<op>\S+)")
 """Ranges of collectives that run on host threads."""
-CALL: Final = re.compile(r"^c10d::(?P<op>\w+)")
+C10D_CALL: Final = re.compile(r"^c10d::(?P<op>\w+)")
 """Operations with which a caller starts a collective."""
-ENTERS: Final = re.compile(r"^(?:c10d|_c10d_functional(?:_autograd)?)::")
+ENTERS_COLLECTIVE: Final = re.compile(r"^(?:c10d|_c10d_functional(?:_autograd)?)::")
 """Operations in which a host thread enqueues a collective or waits for one, and computes nothing."""
 API_RANGE: Final = re.compile(
     r"^nccl(?P<op>AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|AllToAllv?|AlltoAll|Gather|Scatter|Send|Recv"
@@ -33,7 +33,7 @@ API_RANGE: Final = re.compile(
 SYMMETRIC_MEMORY: Final = re.compile(r"^symm_mem::(?P<op>\w+)")
 
 
-class Placement(msgspec.Struct, frozen=True):
+class KernelClass(msgspec.Struct, frozen=True):
     """A kernel's role, and its operation if it communicates."""
 
     role: int
@@ -60,9 +60,9 @@ class Classifier:
             *(_Rule(_user_pattern(text, "compute"), COMPUTES) for text in compute),
         ]
         self._matched: set[str] = set()
-        self._known: dict[str, tuple[Placement, bool]] = {}
+        self._known: dict[str, tuple[KernelClass, bool]] = {}
 
-    def place(self, name: str) -> tuple[Placement, bool]:
+    def place(self, name: str) -> tuple[KernelClass, bool]:
         """Return a kernel's placement, and whether one of the user's patterns decided it."""
         known = self._known.get(name)
         if known is None:
@@ -79,17 +79,19 @@ class Classifier:
         return [rule.pattern for rule in self._own if rule.pattern not in self._matched]
 
 
-def speaks_of_comm(name: str) -> bool:
+def may_describe_collective(name: str) -> bool:
     """Return whether a host range's arguments may describe a collective."""
-    return name == RECORD or any(each.match(name) for each in (LIBRARY_RANGE, HOST_COLLECTIVE, CALL, SYMMETRIC_MEMORY))
+    return name == RECORD_PARAM_COMMS or any(
+        each.match(name) for each in (LIBRARY_RANGE, HOST_COLLECTIVE, C10D_CALL, SYMMETRIC_MEMORY)
+    )
 
 
 def surrounds_collective(name: str) -> bool:
     """Return whether a kernel launched directly inside this host range belongs to a collective."""
-    return name == RECORD or LIBRARY_RANGE.match(name) is not None or API_RANGE.match(name) is not None
+    return name == RECORD_PARAM_COMMS or LIBRARY_RANGE.match(name) is not None or API_RANGE.match(name) is not None
 
 
-def operation(spelling: object) -> str | None:
+def canonical_operation(spelling: object) -> str | None:
     """Return the canonical operation (`all_reduce`, `all_gather`, ...) of a spelling; None if not known."""
     if not isinstance(spelling, str) or not spelling:
         return None
@@ -121,18 +123,18 @@ def _matches(rules: Sequence[_Rule], name: str) -> Iterator[tuple[_Rule, re.Matc
             yield rule, found
 
 
-def _first_match(rules: Sequence[_Rule], name: str) -> Placement | None:
+def _first_match(rules: Sequence[_Rule], name: str) -> KernelClass | None:
     for rule, found in _matches(rules, name):
-        return Placement(rule.role, operation(found.groupdict().get("op")) or rule.op)
+        return KernelClass(rule.role, canonical_operation(found.groupdict().get("op")) or rule.op)
     return None
 
 
-def _placed_by_table(name: str) -> Placement:
+def _placed_by_table(name: str) -> KernelClass:
     placement = _first_match(_comm_rules(), name)
     if placement:
         return placement
     never, rules = _compute_rules()
-    return (not _first_match((never,), name) and _first_match(rules, name)) or Placement(UNPLACED)
+    return (not _first_match((never,), name) and _first_match(rules, name)) or KernelClass(UNPLACED)
 
 
 def _user_pattern(text: str, argument: str) -> str:

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.ingest.build.host_ranges import NOWHERE, innermost
+from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
 from overlapscope.ingest.build.kernel_names import (
     COMMUNICATES,
     COMPUTES,
@@ -62,7 +62,7 @@ def link_and_classify(columns: TraceColumns, classifier: Classifier) -> DeviceSp
     launch_lane = np.append(columns.launch_lane, NONE)[launch]
     host_row = np.full(row.size, NOWHERE, np.int64)
     host = columns.host
-    host_row[linked] = innermost(host.lane, host.start_ns, host.end_ns, launch_lane[linked], launch_ns[linked])
+    host_row[linked] = innermost_range(host.lane, host.start_ns, host.end_ns, launch_lane[linked], launch_ns[linked])
     device_note = _device_notes(columns, names, row, ~linked)
     marked = np.zeros(row.size, np.bool_)
     marked[linked] = launched_inside(columns, launch_lane[linked], launch_ns[linked])
@@ -119,7 +119,7 @@ def _device_notes(columns: TraceColumns, names: list[str], row: Ints, wanted: Ma
     is_library = np.array([LIBRARY_RANGE.match(name) is not None for name in names], np.bool_)[notes.name]
     at = row[wanted]
     # Projected ranges are padded by 1 to 2 ns, so the span's own start lies inside.
-    found[wanted] = innermost(
+    found[wanted] = innermost_range(
         notes.lane, notes.start_ns, notes.end_ns, columns.device_lane[at], columns.device_start_ns[at], is_library
     )
     inside = found != NOWHERE

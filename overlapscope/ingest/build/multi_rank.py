@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from overlapscope.ingest.build.kernel_names import Classifier
 from overlapscope.ingest.build.launch_links import link_and_classify
-from overlapscope.ingest.build.nccl_api_ranges import Payload, api_calls
-from overlapscope.ingest.build.timeline import Built, device_timeline
+from overlapscope.ingest.build.nccl_api_ranges import NcclPayload, api_calls
+from overlapscope.ingest.build.timeline import BuiltTimeline, device_timeline
 from overlapscope.ingest.build.trace_columns import KERNEL, Ranges, TraceColumns
 from overlapscope.ingest.build.user_marks import step_ranges
 from overlapscope.timeline.columns import NONE, UNCLASSIFIED, Ints, Steps, make
@@ -75,7 +75,7 @@ class DeviceRecording(msgspec.Struct, frozen=True, kw_only=True):
     work: DeviceWork
     launches: Launches
     ranges: HostRanges
-    payloads: Mapping[int, Payload]
+    payloads: Mapping[int, NcclPayload]
     """By row of the ranges."""
     process_ids: Mapping[int, int]
     """Process id by process key; an absent key is the process id itself."""
@@ -92,17 +92,17 @@ class RankUnit(msgspec.Struct, frozen=True, kw_only=True):
     device: int
 
 
-class RankBuilt(msgspec.Struct, frozen=True, kw_only=True):
+class BuiltRank(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of a recording."""
 
     unit: RankUnit
     process_id: int
-    built: Built
+    built: BuiltTimeline
 
 
 def rank_timelines(
     recording: DeviceRecording, classifier: Classifier, *, source: str, truncated: bool
-) -> tuple[list[RankBuilt], int]:
+) -> tuple[list[BuiltRank], int]:
     """Return each rank's timeline, in the order of `rank_units`, and the number of device events of no rank."""
     work = recording.work
     units, place = rank_units(work.process, work.device, work.sort == KERNEL, work.end_ns - work.start_ns)
@@ -137,12 +137,12 @@ def rank_timelines(
         )
         notes = (*one.notes, found.note) if found.note else one.notes
         built.append(
-            RankBuilt(unit=unit, process_id=_process_id(recording, unit.process), built=replace(one, notes=notes))
+            BuiltRank(unit=unit, process_id=_process_id(recording, unit.process), built=replace(one, notes=notes))
         )
     return built, int((place == NO_RANK).sum())
 
 
-def order_note(built: list[RankBuilt], why: str = "") -> str:
+def device_order_note(built: list[BuiltRank], why: str = "") -> str:
     """Return a note that the ranks were numbered in the order of devices, listing the devices."""
     devices = ", ".join(f"device {each.unit.device} (process {each.process_id})" for each in built[:MAX_SHOWN])
     more = f" and {len(built) - MAX_SHOWN} more" if len(built) > MAX_SHOWN else ""

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.ingest.build.kernel_names import API_RANGE, operation
+from overlapscope.ingest.build.kernel_names import API_RANGE, canonical_operation
 from overlapscope.ingest.build.trace_columns import ApiCall
 from overlapscope.timeline.columns import Ints
-from overlapscope.timeline.operations import possible
+from overlapscope.timeline.operations import possible_count
 
 GROUP_START, GROUP_END = "ncclGroupStart", "ncclGroupEnd"
 _PER_MEMBER = frozenset({"all_gather", "reduce_scatter", "gather", "scatter", "all_to_all"})
@@ -21,7 +21,7 @@ _PER_MEMBER = frozenset({"all_gather", "reduce_scatter", "gather", "scatter", "a
 _UNEVEN = "ncclAllToAllv"
 
 
-class Payload(msgspec.Struct, frozen=True, kw_only=True):
+class NcclPayload(msgspec.Struct, frozen=True, kw_only=True):
     """Values that a library attached to one of its ranges; None where absent."""
 
     group: str | None = None
@@ -33,7 +33,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
     message_bytes: int | None = None
 
 
-_NOTHING = Payload()
+_NOTHING = NcclPayload()
 
 
 def api_calls(
@@ -41,7 +41,7 @@ def api_calls(
     name: npt.NDArray[np.int32],
     start_ns: Ints,
     names: Sequence[str],
-    payloads: Mapping[int, Payload],
+    payloads: Mapping[int, NcclPayload],
     sizes: Mapping[str, int],
 ) -> dict[int, ApiCall]:
     """Return the call of each launching range, by row of the ranges (`lane`, `name` code and `start_ns` of each).
@@ -79,12 +79,12 @@ def api_calls(
     return calls
 
 
-def _call(text: str, payload: Payload, sizes: Mapping[str, int]) -> ApiCall:
-    op = operation(text.removeprefix("nccl"))
+def _call(text: str, payload: NcclPayload, sizes: Mapping[str, int]) -> ApiCall:
+    op = canonical_operation(text.removeprefix("nccl"))
     moved = payload.message_bytes
     if moved is not None and op in _PER_MEMBER:
         members = sizes.get(payload.group) if payload.group is not None else None
-        moved = possible(moved * members) if members and text != _UNEVEN else None
+        moved = possible_count(moved * members) if members and text != _UNEVEN else None
     return ApiCall(op=op, group=payload.group, bytes=moved)
 
 
@@ -100,4 +100,4 @@ def _grouped(calls: list[ApiCall]) -> ApiCall:
 def _total(calls: list[ApiCall]) -> int | None:
     sizes = [call.bytes for call in calls]
     known = [size for size in sizes if size is not None]
-    return possible(sum(known)) if len(known) == len(sizes) else None
+    return possible_count(sum(known)) if len(known) == len(sizes) else None

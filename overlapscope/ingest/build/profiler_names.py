@@ -10,7 +10,7 @@ DEVICE, LAUNCH, HOST, DEVICE_NOTE, WINDOW = range(5)
 profiler's own range."""
 OPERATION, ANNOTATION = range(2)
 
-SORT_OF: Final = {
+EVENT_SORTS: Final = {
     "kernel": (DEVICE, KERNEL),
     "Kernel": (DEVICE, KERNEL),
     "gpu_memcpy": (DEVICE, MEMCPY),
@@ -32,10 +32,12 @@ SORT_OF: Final = {
     "Trace": (WINDOW, 0),
 }
 """Category to (sort, detail), for complete events (phase X)."""
-STACK: Final = "python_function"
+STACK_CATEGORY: Final = "python_function"
 MODULE_CALL: Final = "nn.Module: "
 """Host stacks hold a range for each call of a module: only these ranges of a stack are read, as annotations."""
-UNREAD: Final = frozenset({STACK, "overhead", "cuda_sync", "cuda_event", "xpu_sync", "cpu_instant_event"})
+UNREAD_CATEGORIES: Final = frozenset(
+    {STACK_CATEGORY, "overhead", "cuda_sync", "cuda_event", "xpu_sync", "cpu_instant_event"}
+)
 """Known categories without information on device work: host stacks, the profiler's own cost, synchronisation."""
 
 SYNCHRONISATION: Final = re.compile(r"^(?:Stream|Event|Context|Device)\s*(?:Wait|Sync)", re.IGNORECASE)
@@ -44,7 +46,7 @@ LAUNCHES_KERNEL: Final = re.compile(r"Launch(?:Kernel|CooperativeKernel|Graph)|G
 """API calls that enqueue a kernel; cudaLaunchHostFunc does not."""
 BETWEEN_DEVICES: Final = re.compile(r"\b(?:DtoD|PtoP)\b|Device -> Device|Peer")
 """Memcpys that can be part of a collective done by copy engines."""
-STEP: Final = re.compile(r"^(?P<by>ProfilerStep|overlapscope\.step)#(?P<number>[0-9]{1,18})$")
+STEP_MARK: Final = re.compile(r"^(?P<by>ProfilerStep|overlapscope\.step)#(?P<number>[0-9]{1,18})$")
 COMM_MARK: Final = re.compile(r"^overlapscope\.comm:(?P<name>.*)$", re.DOTALL)
 """Our mark around communication that torch does not record."""
 OLD_ANNOTATION: Final = re.compile(

@@ -9,7 +9,7 @@ from overlapscope.ingest.build.host_ranges import NOWHERE
 from overlapscope.ingest.build.kernel_names import Classifier
 from overlapscope.ingest.build.launch_links import DeviceSpans
 from overlapscope.ingest.build.trace_columns import TraceColumns
-from overlapscope.ingest.build.user_marks import step_at, with_marks
+from overlapscope.ingest.build.user_marks import add_comm_marks, step_at
 from overlapscope.timeline.columns import (
     DEVICE,
     HOST,
@@ -29,7 +29,7 @@ from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline
 
 
-class Built(msgspec.Struct, frozen=True, kw_only=True):
+class BuiltTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """A timeline whose rank is not set yet, with the groups and problems found while building it."""
 
     timeline: RankTimeline
@@ -49,7 +49,7 @@ def device_timeline(
     base_ns: int,
     source: str,
     truncated: bool,
-) -> Built:
+) -> BuiltTimeline:
     """Return the timeline of a trace with device work; `base_ns` is added to its times, and is already in `steps`."""
     book = GroupBook(groups)
     collectives, call_of_span = assemble(columns, linked, classifier, book)
@@ -75,7 +75,7 @@ def device_timeline(
     timeline = trace_timeline(
         columns,
         spans,
-        placed(collectives, steps, base_ns),
+        assign_steps(collectives, steps, base_ns),
         steps,
         base_ns=base_ns,
         source=source,
@@ -87,7 +87,9 @@ def device_timeline(
     notes = []
     if linked.ambiguous:
         notes.append(f"{linked.ambiguous} device spans have a launch in more than one process; left without")
-    return Built(timeline=timeline, groups=book.groups(), unlinked=int((launch_ns == NONE).sum()), notes=tuple(notes))
+    return BuiltTimeline(
+        timeline=timeline, groups=book.groups(), unlinked=int((launch_ns == NONE).sum()), notes=tuple(notes)
+    )
 
 
 def trace_timeline(
@@ -107,7 +109,7 @@ def trace_timeline(
 
     Lanes, annotations and the recording window come from the trace's columns, to whose times `base_ns` is added.
     """
-    spans = with_marks(spans, columns, steps, base_ns)
+    spans = add_comm_marks(spans, columns, steps, base_ns)
     window = columns.window or _seen(columns)
     last, lost = shift(np.array([last_launch_ns, lost_launch_ns], np.int64), base_ns).tolist()
     return RankTimeline(
@@ -190,7 +192,7 @@ def _seen(columns: TraceColumns) -> tuple[int, int]:
     return min(int(each.min()) for each in starts if each.size), max(int(each.max()) for each in ends if each.size)
 
 
-def placed(collectives: Collectives, steps: Steps, base_ns: int) -> Collectives:
+def assign_steps(collectives: Collectives, steps: Steps, base_ns: int) -> Collectives:
     """Return the collectives with `base_ns` added to their times and with the step that launched each."""
     launch_ns = shift(collectives.launch_ns, base_ns)
     return replace(

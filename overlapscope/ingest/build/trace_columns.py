@@ -92,7 +92,7 @@ _ARRAYS: Final = tuple(
 )
 
 
-def behind_each_other(parts: Sequence[TraceColumns]) -> TraceColumns:
+def concatenate_columns(parts: Sequence[TraceColumns]) -> TraceColumns:
     """Return the parts of one trace concatenated in order; names and lanes are numbered in order of appearance."""
     if len(parts) == 1:
         return parts[0]
@@ -150,7 +150,7 @@ def _by_row(parts: Sequence[tuple[Mapping[int, T], int]]) -> dict[int, T]:
     return values
 
 
-class Growing(msgspec.Struct):
+class ColumnBuilder(msgspec.Struct):
     """Named columns that grow piece by piece."""
 
     parts: dict[str, list[Any]] = {}

@@ -30,9 +30,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.ingest.build.host_ranges import NOWHERE, innermost
-from overlapscope.ingest.build.kernel_names import RECORD
-from overlapscope.ingest.build.profiler_names import COMM_MARK, STEP
+from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
+from overlapscope.ingest.build.kernel_names import RECORD_PARAM_COMMS
+from overlapscope.ingest.build.profiler_names import COMM_MARK, STEP_MARK
 from overlapscope.ingest.build.trace_columns import Ranges, TraceColumns
 from overlapscope.timeline.columns import COMM, NONE, Ints, Spans, Steps, concat, make, size
 from overlapscope.timeline.names import NameTable
@@ -50,11 +50,11 @@ _DIGITS: Final = re.compile(r"[0-9]+")
 _FAVOURED: Final = ("overlapscope.step", "profilerstep")
 _ADDED: Final = re.compile(r", (?:stashed[ _])?(?:seq|op_id|sizes|input_op_ids|trace_id) = .*", re.DOTALL)
 _SEQUENCE: Final = re.compile(r", (?:stashed[ _])?seq = ")
-_OPERATION: Final = re.compile(rf"(?:[a-z_][a-z0-9_]*::|nccl[A-Z]|{RECORD}$)")
+_OPERATION: Final = re.compile(rf"(?:[a-z_][a-z0-9_]*::|nccl[A-Z]|{RECORD_PARAM_COMMS}$)")
 """Operations of torch and calls of NCCL; `FSDP::pre_forward` and the like are annotations."""
 
 
-def marks(columns: TraceColumns) -> npt.NDArray[np.bool_]:
+def comm_marks(columns: TraceColumns) -> npt.NDArray[np.bool_]:
     """Return a mask of the host ranges that are communication marks."""
     named = np.array([COMM_MARK.match(name) is not None for name in columns.names.to_list()], np.bool_)
     return np.asarray(named[columns.host.name] & columns.host.is_annotation, np.bool_)
@@ -62,20 +62,20 @@ def marks(columns: TraceColumns) -> npt.NDArray[np.bool_]:
 
 def launched_inside(columns: TraceColumns, launch_lane: Ints, launch_ns: Ints) -> npt.NDArray[np.bool_]:
     """Return a mask of the launches (lane and time) inside a communication mark on their own thread."""
-    chosen = marks(columns)
+    chosen = comm_marks(columns)
     if not chosen.any():
         return np.zeros(launch_ns.size, np.bool_)
     host = columns.host
-    around = innermost(host.lane, host.start_ns, host.end_ns, launch_lane, launch_ns, chosen)
+    around = innermost_range(host.lane, host.start_ns, host.end_ns, launch_lane, launch_ns, chosen)
     return np.asarray(around != NOWHERE, np.bool_)
 
 
-def with_marks(spans: Spans, columns: TraceColumns, steps: Steps, base_ns: int) -> Spans:
+def add_comm_marks(spans: Spans, columns: TraceColumns, steps: Steps, base_ns: int) -> Spans:
     """Return the spans and the communication marks, as communication spans on the lanes of their threads.
 
     `base_ns` is added to the times of the marks; it is already in spans and steps.
     """
-    rows = np.flatnonzero(marks(columns))
+    rows = np.flatnonzero(comm_marks(columns))
     if rows.size == 0:
         return spans
     host, names = columns.host, columns.names.to_list()
@@ -102,7 +102,7 @@ def host_steps(host: Ranges, names: list[str], base_ns: int = 0) -> tuple[Steps,
     `base_ns` is added to all times. The second value is the number of marks that repeat the number of an earlier step
     which had ended.
     """
-    matches = {code: found for code, name in enumerate(names) if (found := STEP.match(name))}
+    matches = {code: found for code, name in enumerate(names) if (found := STEP_MARK.match(name))}
     rows = np.flatnonzero(np.isin(host.name, list(matches)))
     marks = {matches[int(host.name[row])]["by"] for row in rows.tolist()}
     by = "overlapscope.step" if "overlapscope.step" in marks else "ProfilerStep"
@@ -129,7 +129,7 @@ def host_steps(host: Ranges, names: list[str], base_ns: int = 0) -> tuple[Steps,
     return steps, repeated
 
 
-def repeated_steps(repeated: int) -> list[str]:
+def repeated_step_warnings(repeated: int) -> list[str]:
     """Return a warning about marks that `host_steps` left out, none if there are none."""
     if not repeated:
         return []

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
 from overlapscope.ingest.reader import Head, ReadContext, Reader, Reading
 
@@ -28,7 +28,7 @@ def read(path: Path, context: ReadContext) -> Reading:
     """Raise InputError that names the command which wrote the file."""
     del context
     raise InputError(
-        f"{shown(path)}: was written by `overlapscope export` for ui.perfetto.dev; analyze the original traces "
+        f"{display_path(path)}: was written by `overlapscope export` for ui.perfetto.dev; analyze the original traces "
         "or the saved run instead"
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.ingest.inputs.discovery import Inputs, Unpacked, discover
-from overlapscope.ingest.registry import head_of
+from overlapscope.ingest.registry import read_head
 
 __all__ = ["MAX_UNPACKED_BYTES", "Inputs", "Unpacked", "discover", "unpacked"]
 
@@ -36,6 +36,6 @@ def unpacked(
 
 def _is_archive(path: Path) -> bool:
     try:
-        return head_of(path).is_archive
+        return read_head(path).is_archive
     except OSError:
         return False

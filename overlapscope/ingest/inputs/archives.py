@@ -21,13 +21,13 @@ from typing import Any, Final, Self
 import msgspec
 from msgspec.structs import replace
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
-from overlapscope.files.temporary_folder import held_folder
+from overlapscope.files.temporary_folder import locked_folder
 from overlapscope.ingest.inputs.discovery import Inputs, Unpacked, discover
 from overlapscope.ingest.parsing.gzip_stream import BLOCK_BYTES, MAX_RATIO, RATIO_GRACE_BYTES, ByteStream
 from overlapscope.ingest.reader import HEAD_BYTES, ZIP_MAGIC, rank_from_path
-from overlapscope.ingest.registry import head_within, reader_of
+from overlapscope.ingest.registry import find_reader, head_within
 from overlapscope.timeline.run import Source
 from overlapscope.timeline.store.run_directory import MANIFEST, RANK_ENTRY
 
@@ -45,7 +45,7 @@ _UNPACK_IT: Final = "unpack the archive and name the folder"
 @contextmanager
 def unpack_among(inputs: Inputs, archives: list[Path], max_bytes: int, within: Path | None) -> Iterator[Unpacked]:
     """Unpack the `archives` among the inputs into a folder `within` another one, which is deleted at the end."""
-    with held_folder(within or Path(tempfile.gettempdir()), "overlapscope-unpacked-") as temporary:
+    with locked_folder(within or Path(tempfile.gettempdir()), "overlapscope-unpacked-") as temporary:
         folders: dict[Path, Path] = {}
         notes: list[Source] = []
         files = [each for each in inputs.files if each not in archives]
@@ -67,7 +67,7 @@ def unpack_among(inputs: Inputs, archives: list[Path], max_bytes: int, within: P
             if note:
                 ranks = (rank_from_path(Path(path.name, each)) for each in unpacking.unread)
                 unread = tuple(sorted({each for each in ranks if each is not None}))
-                notes.append(Source(path=shown(path), format=FORMAT, warnings=(note,), unread_ranks=unread))
+                notes.append(Source(path=display_path(path), format=FORMAT, warnings=(note,), unread_ranks=unread))
         found = replace(inputs, files=tuple(files), passed_over=tuple(passed_over))
         yield Unpacked(inputs=found, folders=folders, notes=tuple(notes))
 
@@ -91,7 +91,7 @@ def _unpack(path: Path, unpacking: "_Unpacking") -> tuple[Inputs, str]:
     except _BudgetError as error:
         notes.append(str(error))
     except InputError as error:
-        notes.append(str(error).removeprefix(f"{shown(path)}: "))
+        notes.append(str(error).removeprefix(f"{display_path(path)}: "))
     if unpacking.refused:
         notes.append(f"{len(unpacking.refused)} members not read whole: {', '.join(unpacking.refused[:3])}")
     if unpacking.nested:
@@ -205,7 +205,7 @@ def _is_wanted(target: Path, beginning: bytes) -> bool:
         return False  # readers accept a blank beginning, but here it is usually part of a checkpoint
     head = head_within(target, beginning)
     own = target.name in (MANIFEST, RANK_ENTRY) or target.suffix == ".parquet"
-    return not head.is_archive and (own or reader_of(head) is not None)
+    return not head.is_archive and (own or find_reader(head) is not None)
 
 
 class _DamagedHeaderError(ValueError):

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from overlapscope.display import shown, url_of
+from overlapscope.display import display_path, url_of
 from overlapscope.errors import InputError
-from overlapscope.ingest.registry import head_of, reader_of
+from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.run import Source
 from overlapscope.timeline.store.run_directory import MANIFEST, RANK_ENTRY, is_run_directory
 
@@ -43,7 +43,7 @@ class Unpacked(msgspec.Struct, frozen=True, kw_only=True):
     def shown_path(self, path: Path) -> Path:
         """Return the path to show for a file: `archive.tar.gz/member` for a member."""
         archive, member = self.origin(path)
-        return Path(shown(archive)) / member if member is not None else path
+        return Path(display_path(archive)) / member if member is not None else path
 
     def origin(self, path: Path) -> tuple[Path, Path | None]:
         """Return (path, None) for an ordinary file, (archive, path in it) for a member."""
@@ -55,7 +55,7 @@ class Unpacked(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def renamings(self) -> tuple[tuple[str, str], ...]:
         """Return (folder, archive) pairs: messages show the archive instead of the folder it was unpacked into."""
-        return tuple((str(folder), shown(archive)) for folder, archive in self.folders.items())
+        return tuple((str(folder), display_path(archive)) for folder, archive in self.folders.items())
 
 
 def discover(paths: list[Path]) -> Inputs:
@@ -88,13 +88,15 @@ def discover(paths: list[Path]) -> Inputs:
             else:
                 found_runs, inside = _walk(path, unreadable)
                 if not found_runs and not inside:
-                    causes = [f"; {shown(each)} {why}" for each, why in unreadable.items() if each.is_relative_to(path)]
-                    raise InputError(f"{shown(path)}: the folder holds no file{''.join(causes[:1])}")
+                    causes = [
+                        f"; {display_path(each)} {why}" for each, why in unreadable.items() if each.is_relative_to(path)
+                    ]
+                    raise InputError(f"{display_path(path)}: the folder holds no file{''.join(causes[:1])}")
                 runs += found_runs
                 for file in inside:
                     (files if _is_known(file) else passed_over).append(file)
         except OSError as error:
-            raise InputError(f"{shown(path)}: cannot be read: {error.strerror or error}") from error
+            raise InputError(f"{display_path(path)}: cannot be read: {error.strerror or error}") from error
     return Inputs(
         runs=tuple(runs),
         files=tuple(dict.fromkeys(files)),
@@ -109,14 +111,14 @@ def _require_input(path: Path) -> None:
     if path == Path("-") and not path.exists():
         raise InputError("-: standard input cannot be read, because files are read more than once: save it as a file")
     if not path.exists():
-        from overlapscope.timeline.store.run_folder import where_is  # noqa: PLC0415 - only for missing paths
+        from overlapscope.timeline.store.run_folder import explain_missing  # noqa: PLC0415 - only for missing paths
 
-        raise InputError(f"{shown(path)}: {where_is(path)}")
+        raise InputError(f"{display_path(path)}: {explain_missing(path)}")
     run = _enclosing_run(path)
     if run is not None:
-        raise InputError(f"{shown(path)}: is a part of the run {shown(run)}; name that folder")
+        raise InputError(f"{display_path(path)}: is a part of the run {display_path(run)}; name that folder")
     if not path.is_dir() and not path.is_file():
-        raise InputError(f"{shown(path)}: is a pipe or a device; save its content as a file, and name that file")
+        raise InputError(f"{display_path(path)}: is a pipe or a device; save its content as a file, and name that file")
 
 
 def _enclosing_run(path: Path) -> Path | None:
@@ -175,6 +177,6 @@ def _walk(folder: Path, unreadable: dict[Path, str]) -> tuple[list[Path], list[P
 
 def _is_known(path: Path) -> bool:
     try:
-        return reader_of(head_of(path)) is not None
+        return find_reader(read_head(path)) is not None
     except OSError:
         return True  # reading it reports what is wrong

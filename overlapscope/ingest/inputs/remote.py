@@ -22,11 +22,11 @@ from threading import Thread
 from typing import Any, Final, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from overlapscope.display import shown, size_text, without_secrets
+from overlapscope.display import display_path, hide_secrets, size_text
 from overlapscope.errors import InputError
-from overlapscope.files.temporary_folder import WHILE_READING, held_folder
+from overlapscope.files.temporary_folder import READER_PREFIX, locked_folder
 from overlapscope.ingest.reader import HEAD_BYTES
-from overlapscope.ingest.registry import head_within, reader_of
+from overlapscope.ingest.registry import find_reader, head_within
 from overlapscope.timeline.store.run_directory import MANIFEST
 
 WAIT_SECONDS: Final = 60.0
@@ -96,17 +96,17 @@ def list_url(path: Path, url: str) -> tuple[dict[Path, Version], list[Path]]:
     parts = {name: Path(name.removeprefix(root).lstrip("/")).parts for name in below}
     names = sorted(name for name in below if not any(part.startswith(".") for part in parts[name]))
     if len(names) > MAX_FILES:
-        raise InputError(f"{shown(path)}: holds {len(names)} files, more than {MAX_FILES}; name a folder in it")
+        raise InputError(f"{display_path(path)}: holds {len(names)} files, more than {MAX_FILES}; name a folder in it")
     if not names:
-        raise InputError(f"{shown(path)}: holds no file")
+        raise InputError(f"{display_path(path)}: holds no file")
     if (MANIFEST,) in parts.values():
-        raise InputError(f"{shown(path)}: is a run directory: copy it to this machine; it is small")
+        raise InputError(f"{display_path(path)}: is a run directory: copy it to this machine; it is small")
     known: dict[Path, Version] = {}
     others: list[Path] = []
     read_heads = _web_heads if url.startswith(_WEB) else partial(_heads, url, below)
     for name, (properties, head) in zip(names, read_heads(files, names), strict=True):
         file = Path(files.unstrip_protocol(name))
-        if head is not None and reader_of(head_within(file, head[:HEAD_BYTES])) is None:
+        if head is not None and find_reader(head_within(file, head[:HEAD_BYTES])) is None:
             others.append(file)
         else:  # if the head cannot be read, reading the file reports why
             known[file] = _version(properties)
@@ -120,7 +120,7 @@ def local_copy(path: Path, url: str, max_bytes: int) -> Iterator[Path]:
     Raises InputError when it cannot be read, or is larger than `max_bytes` or half of the free disk space.
     """
     files, root = _open_storage(url, None)
-    with held_folder(Path(tempfile.gettempdir()), WHILE_READING) as folder:
+    with locked_folder(Path(tempfile.gettempdir()), READER_PREFIX) as folder:
         target = Path(folder, _short(path.parent.name) or "folder", _short(path.name.partition("?")[0]) or "file")
         target.parent.mkdir()
         limit = min(max_bytes, shutil.disk_usage(folder).free // 2)
@@ -129,11 +129,13 @@ def local_copy(path: Path, url: str, max_bytes: int) -> Iterator[Path]:
                 for block in blocks:
                     if copy.tell() + len(block) > limit:
                         raise InputError(
-                            f"{shown(path)}: holds more than {size_text(limit)}, the most that may be copied"
+                            f"{display_path(path)}: holds more than {size_text(limit)}, the most that may be copied"
                         )
                     copy.write(block)
         except OSError as error:
-            raise InputError(f"{shown(path)}: cannot be copied to {folder}: {error.strerror or error}") from error
+            raise InputError(
+                f"{display_path(path)}: cannot be copied to {folder}: {error.strerror or error}"
+            ) from error
         yield target
 
 
@@ -195,11 +197,9 @@ def _files_on_pages(url: str, files: Any, root: str) -> list[str]:
             elif link.startswith(here) and link not in (here, *folders):
                 folders.append(link)
         if len(folders) > MAX_WEB_FOLDERS or len(found) > MAX_FILES:
-            raise InputError(
-                f"{without_secrets(url)}: more than {MAX_WEB_FOLDERS} folders or {MAX_FILES} files; name one"
-            )
+            raise InputError(f"{hide_secrets(url)}: more than {MAX_WEB_FOLDERS} folders or {MAX_FILES} files; name one")
     if not found:
-        raise InputError(f"{without_secrets(url)}: is a web page without links to files below it: is it a log-in page?")
+        raise InputError(f"{hide_secrets(url)}: is a web page without links to files below it: is it a log-in page?")
     return list(found)
 
 
@@ -209,7 +209,7 @@ def _open_storage(url: str, seconds: float | None) -> tuple[Any, str]:
         from fsspec.core import url_to_fs  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise InputError(
-            f"{without_secrets(url)}: reading from there needs fsspec: pip install 'overlapscope[remote]'"
+            f"{hide_secrets(url)}: reading from there needs fsspec: pip install 'overlapscope[remote]'"
         ) from error
     options = {}
     with suppress(ImportError):  # fsspec reports what is missing
@@ -249,7 +249,7 @@ def _blocks(url: str, files: Any, name: str) -> Generator[bytes, None, None]:
             yield block
             received_bytes += len(block)
             if (time.monotonic() - start - WAIT_SECONDS) * SLOWEST_BYTES > received_bytes:
-                raise InputError(f"{without_secrets(url)}: sends less than {SLOWEST_BYTES >> 10} KiB a second: stopped")
+                raise InputError(f"{hide_secrets(url)}: sends less than {SLOWEST_BYTES >> 10} KiB a second: stopped")
     finally:
         with suppress(InputError):
             _answer(url, source.close)
@@ -268,10 +268,10 @@ def _answer(url: str, ask: Callable[[], T], seconds: float | None = None) -> T:
 
     Thread(target=run, daemon=True).start()  # not an executor's thread: the process would wait for it at its end
     if not wait([answer], timeout).done:
-        raise InputError(f"{without_secrets(url)}: no answer within {timeout:.0f} s")
+        raise InputError(f"{hide_secrets(url)}: no answer within {timeout:.0f} s")
     error = answer.exception()
     if error is not None:
-        raise InputError(f"{without_secrets(url)}: cannot be read: {explain(error, url)}") from error
+        raise InputError(f"{hide_secrets(url)}: cannot be read: {explain(error, url)}") from error
     return answer.result()
 
 
@@ -315,4 +315,4 @@ def _chain(error: BaseException) -> Iterator[str]:
 
 
 def _words(error: BaseException) -> str:
-    return without_secrets(" ".join(str(error).split()))[:300]
+    return hide_secrets(" ".join(str(error).split()))[:300]

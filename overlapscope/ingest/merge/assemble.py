@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.display import shown, shown_name
+from overlapscope.display import display_name, display_path
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.merge.same_job import keep_matching_size, keep_one_run, same_job_doubts
 from overlapscope.ingest.merge.sources import merge_sources
@@ -137,8 +137,8 @@ def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) 
         for path, reading in readings:
             if len(reading.timelines) > 1 and not reading.ranks_assumed:  # --rank can only set the rank of one
                 why = "; ".join(reading.source.warnings) or "it does not state which ranks they are"
-                raise InputError(f"{shown(path)}: its {len(reading.timelines)} ranks are not known: {why}")
-        names = [shown_name(path) for path in with_timelines]
+                raise InputError(f"{display_path(path)}: its {len(reading.timelines)} ranks are not known: {why}")
+        names = [display_name(path) for path in with_timelines]
         ranks_per_file = len(next(reading.timelines for path, reading in readings if path == with_timelines[0]))
         first = {name: number * ranks_per_file for number, name in enumerate(names[:2])}
         options = (f"--rank {name}={rank}" for name, rank in first.items())
@@ -168,7 +168,7 @@ def _numbered(path: Path, reading: Reading, given_rank: int | None, *, alone: bo
     return _with_warning(
         replace(reading, timelines=unknown),
         f"it does not say which its {len(unknown)} ranks are, and there are other inputs; "
-        f"use --rank {shown_name(path)}=FIRST",
+        f"use --rank {display_name(path)}=FIRST",
     )
 
 
@@ -194,7 +194,7 @@ def _ranked(path: Path, reading: Reading, given_rank: int | None, *, alone: bool
         rank = 0
     if rank is None:
         return _with_warning(
-            reading, f"left out: no rank stands in the trace or its name; use --rank {shown_name(path)}=N"
+            reading, f"left out: no rank stands in the trace or its name; use --rank {display_name(path)}=N"
         )
     facts = with_rank(reading.facts, rank) if stated is None else reading.facts
     return replace(reading, timelines=(replace(timeline, rank=rank),), facts=facts)

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.ingest.build.kernel_names import operation
+from overlapscope.ingest.build.kernel_names import canonical_operation
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.operations import ITEM_BYTES, SENDS
+from overlapscope.timeline.operations import ITEM_BYTES, SEND_OPS
 from overlapscope.timeline.run import RankTimeline
 
 WILD: Final = -1
@@ -159,7 +159,7 @@ def calls_of(timeline: RankTimeline, rows: Ints, names: NameTable) -> Calls:
     return Calls(
         rows=rows,
         begin=np.arange(rows.size),
-        op=_coded(table.op[rows], [operation(name) or name for name in timeline.names], names),
+        op=_coded(table.op[rows], [canonical_operation(name) or name for name in timeline.names], names),
         dtype=_coded(table.dtype[rows], dtypes, names),
         elements=np.where(twice & (elements != NONE), 2 * elements, elements),
         bytes=table.bytes[rows],
@@ -186,7 +186,7 @@ def combine_groups(calls: Calls, seq: Ints, members: int | None, names: NameTabl
     each member, if its length is a multiple of that.
     """
     size = calls.size
-    point_to_point = np.isin(calls.op, [names.code(op) for op in SENDS])
+    point_to_point = np.isin(calls.op, [names.code(op) for op in SEND_OPS])
     in_parts = np.isin(calls.op, [names.code(op) for op in _PARTS])
     new = np.ones(size, np.bool_)
     kind = np.where(point_to_point, -1, calls.op)

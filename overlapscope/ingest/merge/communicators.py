@@ -10,7 +10,7 @@ from overlapscope.ingest.merge.call_sequences import Located, locate, rows_in_ca
 from overlapscope.ingest.merge.one_log import Note
 from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.facts import Facts
-from overlapscope.timeline.operations import SENDS
+from overlapscope.timeline.operations import SEND_OPS
 from overlapscope.timeline.run import Group, RankTimeline
 
 Pair = tuple[RankTimeline, RankTimeline]
@@ -247,7 +247,7 @@ class _CallFinder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _is_sent(timeline: RankTimeline, rows: Ints) -> Flags:
-    codes = [code for code, name in enumerate(timeline.names) if name in SENDS]
+    codes = [code for code, name in enumerate(timeline.names) if name in SEND_OPS]
     flags: Flags = np.isin(timeline.collectives.op[rows], codes)
     return flags
 

@@ -15,7 +15,7 @@ from overlapscope.ingest.merge.join_log import VOLUME_COLUMNS, join_calls
 from overlapscope.ingest.merge.one_log import Note
 from overlapscope.timeline.columns import NONE, UNKNOWN, Flags, Ints, column_kinds, recode
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.operations import SENDS
+from overlapscope.timeline.operations import SEND_OPS
 from overlapscope.timeline.run import RankTimeline
 
 COLUMNS: Final = ("state", "group_size", *VOLUME_COLUMNS)
@@ -92,7 +92,7 @@ def _by_number(
 
 def _numbers(timeline: RankTimeline, rows: Ints) -> Ints:
     """Return a unique number for each call: torch counts sends and receives separately from collectives."""
-    sent = [code for code, name in enumerate(timeline.names) if name in SENDS]
+    sent = [code for code, name in enumerate(timeline.names) if name in SEND_OPS]
     seq = timeline.collectives.seq[rows]
     return np.where(seq == NONE, NONE, 2 * seq + np.isin(timeline.collectives.op[rows], sent))
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from overlapscope.ingest.merge.call_sequences import ANY_CALL, Located, contradictions, describe_call
 from overlapscope.timeline.columns import MISSING, NONE, UNKNOWN, Ints, column_kinds
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.operations import VOLUMELESS
+from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME
 from overlapscope.timeline.run import RankTimeline
 
 TUNING_COLUMNS: Final = ("algorithm", "protocol", "channels")
@@ -44,7 +44,7 @@ def join_calls(
     names = NameTable(timeline.names)
     changed: dict[str, Any] = {}
     differ = []
-    volumeless = np.isin(short.op, [located.names.code(op) for op in (*VOLUMELESS, *ANY_CALL)])
+    volumeless = np.isin(short.op, [located.names.code(op) for op in (*OPS_WITHOUT_VOLUME, *ANY_CALL)])
     for column in columns:
         kind = column_kinds(log.collectives)[column]
         mine = getattr(timeline.collectives, column)

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from overlapscope.display import listed, shown
+from overlapscope.display import display_path, list_some
 from overlapscope.ingest.reader import Reading
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import UNKNOWN_RANK
@@ -54,8 +54,9 @@ def _contradictory_groups(readings: Sequence[tuple[Path, Reading]]) -> Iterator[
             if claimed:
                 here, there = next(iter(members[one].items())), members[other][claimed[0]]
                 yield (
-                    f"group {name} is of ranks {listed(one)} in {shown(here[1])}, and of ranks {listed(other)} in "
-                    f"{shown(there)}, though rank {claimed[0]} is in both: are they of one job?"
+                    f"group {name} is of ranks {list_some(one)} in {display_path(here[1])}, "
+                    f"and of ranks {list_some(other)} in "
+                    f"{display_path(there)}, though rank {claimed[0]} is in both: are they of one job?"
                 )
                 return
 
@@ -85,7 +86,7 @@ def _far_apart(readings: Sequence[tuple[Path, Reading]]) -> Iterator[str]:
         for before, after in pairwise(sorted(theirs)):
             if after[0] - before[1] > DAY_NS:
                 yield (
-                    f"rank {rank} was recorded in {shown(before[2])}, and in {shown(after[2])} "
+                    f"rank {rank} was recorded in {display_path(before[2])}, and in {display_path(after[2])} "
                     f"{(after[0] - before[1]) / DAY_NS:.1f} days later: are they of one job?"
                 )
                 return
@@ -125,7 +126,8 @@ def keep_one_run(readings: Sequence[tuple[Path, Reading]]) -> list[tuple[Path, R
         here, there = conflict.here, conflict.there
         text = (
             f"left out: rank {conflict.rank} is process {here[1]} on {here[0]}, but process {there[1]} on "
-            f"{there[0]} in {shown(readings[conflict.other][0])}: are these logs of two runs, or of a job that was "
+            f"{there[0]} in {display_path(readings[conflict.other][0])}: "
+            "are these logs of two runs, or of a job that was "
             "restarted? Name those of one"
         )
         source = replace(reading.source, ranks=(), warnings=(*reading.source.warnings, text))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 from urllib.parse import urlsplit
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.parallel.process_pool import describe_failure
 from overlapscope.ingest.parallel.read_parallel import result_of, spool_task
@@ -83,13 +83,13 @@ def read_by_executor(
         task = tasks[pending[future]]
         if isinstance(error := future.exception(), BrokenExecutor):
             raise InputError(
-                f"{shown(task.named)}: the executor that was to read it broke down ({describe_failure(error)}); "
+                f"{display_path(task.named)}: the executor that was to read it broke down ({describe_failure(error)}); "
                 "what was read until then is kept, and the same call goes on from there"
             )
         read = result_of(future, lost=True)
         os.listdir(task.folder.parent)  # network file systems look again at what they knew not to be there
         if not read.refused and not is_spooled(task):
-            where = shown(task.folder.parent)
+            where = display_path(task.folder.parent)
             why = f"was read where {where} is another disk than here: choose a place for the run that all workers share"
             read = Read(refused=why, lost=True)
         yield pending[future], read

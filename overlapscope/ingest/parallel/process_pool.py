@@ -17,8 +17,8 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType, TracebackType
 from typing import Any, Final
 
-from overlapscope.files.temporary_folder import remove_left_by_readers
-from overlapscope.garbage_collection import search_seldom
+from overlapscope.files.temporary_folder import remove_abandoned_reader_folders
+from overlapscope.garbage_collection import collect_rarely
 
 CANNOT_START: Final = (OSError, RuntimeError)
 """What a pool raises where the system starts no more processes or threads, or has no semaphores; or after a death."""
@@ -75,7 +75,7 @@ class WorkerPool(ProcessPoolExecutor):
                 worker.terminate()  # nobody waits for a result any more; to end tidily takes as long as a small file
         self.shutdown(cancel_futures=True)
         if kind is not None:
-            remove_left_by_readers()  # of those that were ended in the middle of a task
+            remove_abandoned_reader_folders()  # of those that were ended in the middle of a task
 
     def cause_of_death(self) -> str:
         """Say how a worker ended that was to go on; of a pool that is shut down."""
@@ -137,7 +137,7 @@ def _prepare_worker() -> None:
     with suppress(RuntimeError):  # the system starts no more threads
         threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # reading has no use of threads that take a third of a start
-    search_seldom()
+    collect_rarely()
     with suppress(OSError, AttributeError):  # where there is no glibc
         library = ctypes.CDLL(None)
         for parameter, value in _MALLOC.items():

@@ -14,9 +14,9 @@ from typing import Any, Final, Literal
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
-from overlapscope.files.temporary_folder import WHILE_READING, held_folder
+from overlapscope.files.temporary_folder import READER_PREFIX, locked_folder
 from overlapscope.ingest import column_handoff
 from overlapscope.ingest.parallel.process_pool import (
     CANNOT_START,
@@ -40,7 +40,7 @@ def read_task_in_shares(task: Task, progress: Callable[[int], None] | None, star
         return read_task(task, progress)
     with ExitStack() as held:
         try:
-            folder = held.enter_context(held_folder(Path(tempfile.gettempdir()), WHILE_READING))
+            folder = held.enter_context(locked_folder(Path(tempfile.gettempdir()), READER_PREFIX))
             pool = held.enter_context(started or WorkerPool(task.shares - 1))
         except CANNOT_START:
             return read_task(task, progress)
@@ -55,11 +55,12 @@ def spool_task(task: Task, progress: Callable[[int], None] | None = None) -> Rea
     """
     if task.code:
         from overlapscope.ingest.parallel.spool import spool  # noqa: PLC0415 - columns in memory need no Arrow
-        from overlapscope.ingest.registry import read_by  # noqa: PLC0415
+        from overlapscope.ingest.registry import reader_code_digest  # noqa: PLC0415
 
-        if task.code != read_by():
+        if task.code != reader_code_digest():
             raise InputError(
-                f"{shown(task.named)}: the worker that was to read it has another version of overlapscope, or of a "
+                f"{display_path(task.named)}: the worker that was to read it has "
+                "another version of overlapscope, or of a "
                 "reader, than this command: install the same everywhere; what was read until then is kept"
             )
         read = read_task_in_shares(task, progress)
@@ -85,7 +86,7 @@ def read_into_memory(
         return [read_task_in_shares(tasks[0], report_for(progress, tasks[0]), started)]
     with ExitStack() as held:
         try:
-            folder = held.enter_context(held_folder(Path(tempfile.gettempdir()), WHILE_READING))
+            folder = held.enter_context(locked_folder(Path(tempfile.gettempdir()), READER_PREFIX))
         except OSError:  # nothing can be handed over where nothing can be written
             return [read_task_in_shares(task, report_for(progress, task)) for task in tasks]
         tasks = [replace(task, folder=folder / str(number)) for number, task in enumerate(tasks)]

@@ -16,16 +16,16 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
-from overlapscope.files.safe_open import file_state, plain_content
+from overlapscope.files.safe_open import file_state, read_regular
 from overlapscope.ingest.inputs import Unpacked
 from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.parallel.spool_format import save_reading
 from overlapscope.ingest.parallel.task import Read, Task, task_of
 from overlapscope.ingest.parallel.work_dir import MAKE_ROOM
 from overlapscope.ingest.read_file import NO_MEMORY
-from overlapscope.ingest.registry import read_by
+from overlapscope.ingest.registry import reader_code_digest
 from overlapscope.timeline.store.read_ahead import in_threads
 
 _SUMMARY: Final = "file.json"
@@ -41,7 +41,7 @@ class _Summary(msgspec.Struct, kw_only=True):
 
 def spool_tasks(found: Unpacked, options: ReadOptions, within: Path) -> list[Task]:
     """Return what there is to read, each into a folder that is another one as soon as anything about it changes."""
-    code = read_by()
+    code = reader_code_digest()
     tasks = []
     for path in found.inputs.files:
         origin, _ = found.origin(path)
@@ -73,7 +73,7 @@ def remove_damaged(tasks: Sequence[Task]) -> int:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        content = msgspec.json.decode(plain_content(folder / _SUMMARY), type=_Summary).content
+        content = msgspec.json.decode(read_regular(folder / _SUMMARY), type=_Summary).content
         whole = content == _content_digest(folder)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         whole = False
@@ -113,7 +113,7 @@ def spool(task: Task, read: Read) -> Read:
         return Read(refused=NO_MEMORY, lost=True)
     except OSError as error:
         if not is_spooled(task):  # another process may have read the same file
-            where, why = shown(task.folder.parent), error.strerror or error
+            where, why = display_path(task.folder.parent), error.strerror or error
             raise InputError(f"{where}: {why}: what files hold cannot be written there; {MAKE_ROOM}") from error
     return Read()
 

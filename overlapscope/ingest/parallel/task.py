@@ -5,12 +5,12 @@ from pathlib import Path
 
 import msgspec
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
 from overlapscope.ingest.build.kernel_names import Classifier
 from overlapscope.ingest.inputs import Unpacked
 from overlapscope.ingest.options import ReadOptions
-from overlapscope.ingest.read_file import NO_MEMORY, read_file, reason
+from overlapscope.ingest.read_file import NO_MEMORY, message_without_path, read_file
 from overlapscope.ingest.reader import ReadContext, Reading, Sharing, rank_from_path, relabel_text
 from overlapscope.timeline.run import Source
 
@@ -68,7 +68,7 @@ def task_of(found: Unpacked, path: Path, options: ReadOptions) -> Task:
     _, member = found.origin(path)
     named = found.shown_path(path)
     absolute = path if path in found.inputs.remote else path.absolute()
-    as_given = ((shown(absolute), shown(named)),) if member is None else ()
+    as_given = ((display_path(absolute), display_path(named)),) if member is None else ()
     return Task(
         path=absolute,
         named=named,
@@ -86,7 +86,7 @@ def read_task(task: Task, progress: Callable[[int], None] | None, sharing: Shari
     try:
         readings = tuple(reading.relabel_paths(task.renamings) for reading in read_file(task.path, context))
     except InputError as error:
-        return Read(refused=relabel_text(reason(error, task.path), task.renamings))
+        return Read(refused=relabel_text(message_without_path(error, task.path), task.renamings))
     except MemoryError:
         return Read(refused=NO_MEMORY, lost=True)
     return Read(readings=readings, idle_patterns=tuple(classifier.idle_patterns))
@@ -113,4 +113,4 @@ def refused(named: Path, why: str) -> Source:
     """Return what stands in the sources for a file that gave nothing."""
     rank = rank_from_path(named)
     unread = () if rank is None else (rank,)
-    return Source(path=shown(named), format=UNREAD, warnings=(why,), unread_ranks=unread)
+    return Source(path=display_path(named), format=UNREAD, warnings=(why,), unread_ranks=unread)

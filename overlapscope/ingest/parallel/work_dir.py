@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError, UsageError
-from overlapscope.files.temporary_folder import is_same, locked
+from overlapscope.files.temporary_folder import is_same_file, try_lock
 
 _LOCK: Final = "lock"
 READ: Final = "read"
@@ -58,7 +58,7 @@ def work_dir(out: Path) -> Iterator[Path]:
             os.close(lock)
     except OSError as error:
         room = f"; {MAKE_ROOM}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise InputError(f"{shown(out)}: cannot be written: {error.strerror or error}{room}") from error
+        raise InputError(f"{display_path(out)}: cannot be written: {error.strerror or error}{room}") from error
 
 
 def _lock(work: Path, out: Path) -> int:
@@ -69,10 +69,10 @@ def _lock(work: Path, out: Path) -> int:
         with suppress(FileNotFoundError):
             _require_own(work)
             handle = _open_lock(work, os.O_CREAT)
-            if _is_free(handle) and is_same(work / _LOCK, handle):
+            if _is_free(handle) and is_same_file(work / _LOCK, handle):
                 return handle
             os.close(handle)
-    raise UsageError(f"{shown(out)}: another process is writing this run; wait for it, or end it")
+    raise UsageError(f"{display_path(out)}: another process is writing this run; wait for it, or end it")
 
 
 def _require_own(work: Path) -> None:
@@ -80,7 +80,7 @@ def _require_own(work: Path) -> None:
     there, around = os.lstat(work), work.parent.stat()
     foreign = there.st_uid != os.geteuid() and around.st_mode & stat.S_IWOTH
     if foreign or not stat.S_ISDIR(there.st_mode):
-        raise InputError(f"{shown(work)}: is not ours, but where this run is to be prepared; remove it")
+        raise InputError(f"{display_path(work)}: is not ours, but where this run is to be prepared; remove it")
 
 
 def _open_lock(work: Path, how: int = 0) -> int:
@@ -89,14 +89,14 @@ def _open_lock(work: Path, how: int = 0) -> int:
         return os.open(work / _LOCK, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | how, 0o666)
     except OSError as error:
         if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
-            raise InputError(f"{shown(work / _LOCK)}: cannot be written: it is no file; remove it") from error
+            raise InputError(f"{display_path(work / _LOCK)}: cannot be written: it is no file; remove it") from error
         raise
 
 
 def _is_free(handle: int) -> bool:
     """Lock a file; where there are no locks, nobody else can be seen either."""
     try:
-        locked(handle)
+        try_lock(handle)
     except BlockingIOError:
         return False
     return True
@@ -128,8 +128,8 @@ def _remove_abandoned(folder: Path) -> None:
             if own and time.time() - max(each.st_mtime for each in states) > ABANDONED_SECONDS:
                 handle = _open_lock(work)
                 try:
-                    locked(handle)
-                    if is_same(work / _LOCK, handle):
+                    try_lock(handle)
+                    if is_same_file(work / _LOCK, handle):
                         _remove(work)
                 finally:
                     os.close(handle)

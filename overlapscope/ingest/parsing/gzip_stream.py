@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from overlapscope.display import shown, size_text
+from overlapscope.display import display_path, size_text
 from overlapscope.errors import InputError
 from overlapscope.files.safe_open import FileState, file_state
 
@@ -54,14 +54,14 @@ class ByteStream(msgspec.Struct):
                 for total, block in _running_total(self._inflated(file) if compressed else self._plain(file)):
                     if total > self.max_bytes:
                         raise InputError(
-                            f"{shown(self.path)}: holds more than {size_text(self.max_bytes)}; "
+                            f"{display_path(self.path)}: holds more than {size_text(self.max_bytes)}; "
                             "raise --max-gib if that is meant"
                         )
                     if self.progress:
                         self.progress(len(block))
                     yield block
         except OSError as error:
-            raise InputError(f"{shown(self.path)}: cannot be read: {error.strerror or error}") from error
+            raise InputError(f"{display_path(self.path)}: cannot be read: {error.strerror or error}") from error
 
     def _plain(self, file: BinaryIO) -> Iterator[bytes]:
         for block in _blocks_from_start(file):
@@ -121,7 +121,7 @@ class ByteStream(msgspec.Struct):
     def _refuse_bomb(self, bytes_in: int, bytes_out: int) -> None:
         if bytes_out > RATIO_GRACE_BYTES and bytes_out > MAX_RATIO * bytes_in:
             raise InputError(
-                f"{shown(self.path)}: expands more than {MAX_RATIO} times, like a decompression bomb; "
+                f"{display_path(self.path)}: expands more than {MAX_RATIO} times, like a decompression bomb; "
                 "decompress it yourself if it is meant"
             )
 
@@ -211,7 +211,7 @@ def _running_total(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
         yield total, block
 
 
-def lines(stream: ByteStream) -> Iterator[bytes]:
+def iter_lines(stream: ByteStream) -> Iterator[bytes]:
     r"""Yield each line without its end (`\n` or `\r\n`), also a last line that has no end.
 
     Lines are cut at MAX_LINE_BYTES. Raises InputError as `ByteStream.blocks` does.

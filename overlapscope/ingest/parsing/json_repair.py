@@ -59,7 +59,7 @@ _many = msgspec.json.Decoder(list[_Phased])
 _BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class Mended(msgspec.Struct, frozen=True, kw_only=True):
+class RepairedEvents(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a repair."""
 
     events: bytes
@@ -78,7 +78,7 @@ class _Tally(msgspec.Struct):
     dropped: int = 0
 
 
-def mend(text: bytes, *, last: bool) -> Mended:
+def repair_events(text: bytes, *, last: bool) -> RepairedEvents:
     """Return the whole events of a piece of an event array; the last piece may hold the array's end and more."""
     tally = _Tally(kept=[])
     end: int | None = None
@@ -90,7 +90,7 @@ def mend(text: bytes, *, last: bool) -> Mended:
         if end is not None:
             end += start
             break
-    return Mended(
+    return RepairedEvents(
         events=b",".join(tally.kept),
         repaired=tally.repaired,
         dropped=tally.dropped,
@@ -99,7 +99,7 @@ def mend(text: bytes, *, last: bool) -> Mended:
     )
 
 
-def mend_object(text: bytes) -> bytes:
+def repair_object(text: bytes) -> bytes:
     """Return the repaired text of an object that is not an event, such as a trace's metadata; it may not decode yet."""
     return _outside_strings(text.decode("utf-8", "replace").encode().translate(_NO_CONTROL))
 

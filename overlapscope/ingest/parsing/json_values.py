@@ -12,16 +12,16 @@ from typing import Any, Final, TypeVar
 import msgspec
 import numpy as np
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
 from overlapscope.ingest.parsing.gzip_stream import ByteStream
 from overlapscope.timeline.columns import NONE, Ints
 
-BROKEN: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Exceptions that decoding damaged text may raise."""
 S = TypeVar("S", bound=msgspec.Struct)
 GRID_SIDES: Final = 3
-MOST_BLOCKS: Final = 1 << 50
+MAX_GRID_BLOCKS: Final = 1 << 50
 """Largest plausible number of thread blocks of a grid; a larger one is damage."""
 MAX_BYTES = 1 << 30
 """Largest file that is decoded as a whole: decoded values take several times the memory of their text."""
@@ -42,22 +42,22 @@ def decode_args(raws: Sequence[msgspec.Raw], kind: type[S]) -> list[S]:
     """Decode the arguments of many events in one call; one that is null or a list becomes an empty `kind`."""
     try:
         return msgspec.json.decode(b"[" + b",".join(raws) + b"]", type=list[kind])  # type: ignore[valid-type]
-    except BROKEN:
+    except DECODE_ERRORS:
         pass
     out = []
     for raw in raws:
         try:
             out.append(msgspec.json.decode(raw, type=kind))
-        except BROKEN:
+        except DECODE_ERRORS:
             out.append(kind())
     return out
 
 
-def correlations(values: Sequence[Any]) -> Ints:
+def correlation_ids(values: Sequence[Any]) -> Ints:
     """Return int64 correlation ids; NONE for 0, which the profiler writes for "none", and for a value that is no id."""
     try:
-        numbers = whole_numbers(values)
-    except NotWhole:
+        numbers = integer_column(values)
+    except NotIntegers:
         numbers = np.array([value if _fits_int64(value) else 0 for value in values], np.int64)
     return np.where(numbers == 0, NONE, numbers)
 
@@ -66,19 +66,19 @@ def _fits_int64(value: object) -> bool:
     return isinstance(value, int) and -(2**63) <= value < 2**63
 
 
-def blocks(grids: Sequence[object]) -> Ints:
+def grid_blocks(grids: Sequence[object]) -> Ints:
     """Return the number of thread blocks of each grid [x, y, z] as int64; NONE for a missing or impossible grid."""
     rows = [row for row, grid in enumerate(grids) if grid is not None]
     block_counts = np.full(len(grids), NONE)
     known: list[Any] = [grids[row] for row in rows]
     try:
-        sides = whole_numbers(list(chain.from_iterable(known)))
+        sides = integer_column(list(chain.from_iterable(known)))
         regular = set(map(len, known)) == {GRID_SIDES}
-    except (NotWhole, TypeError):
+    except (NotIntegers, TypeError):
         regular = False
     if regular:
         x, y, z = sides.reshape(-1, GRID_SIDES).T
-        possible = (x > 0) & (y > 0) & (z > 0) & (x.astype(np.float64) * y * z <= MOST_BLOCKS)
+        possible = (x > 0) & (y > 0) & (z > 0) & (x.astype(np.float64) * y * z <= MAX_GRID_BLOCKS)
         block_counts[rows] = np.where(possible, x * y * z, NONE)
     else:
         block_counts[rows] = [_blocks_of_grid(grid) for grid in known]
@@ -88,17 +88,17 @@ def blocks(grids: Sequence[object]) -> Ints:
 def _blocks_of_grid(grid: object) -> int:
     if not isinstance(grid, list) or len(grid) != GRID_SIDES:
         return NONE
-    if not all(isinstance(side, int) and 0 < side <= MOST_BLOCKS for side in grid):
+    if not all(isinstance(side, int) and 0 < side <= MAX_GRID_BLOCKS for side in grid):
         return NONE
     product: int = grid[0] * grid[1] * grid[2]
-    return product if product <= MOST_BLOCKS else NONE
+    return product if product <= MAX_GRID_BLOCKS else NONE
 
 
-class NotWhole(Exception):  # noqa: N818 - a signal to the caller, not an error for anybody
+class NotIntegers(Exception):  # noqa: N818 - a signal to the caller, not an error for anybody
     """A value is not an integer, or needs more than 64 bits."""
 
 
-def whole_numbers(values: Sequence[object]) -> Ints:
+def integer_column(values: Sequence[object]) -> Ints:
     """Return integers as an int64 array, true and false as 1 and 0. Raises NotWhole for any other value.
 
     `struct` accepts nothing but integers, and takes a third of the time of `numpy.array`.
@@ -106,7 +106,7 @@ def whole_numbers(values: Sequence[object]) -> Ints:
     try:
         return np.frombuffer(struct.pack(f"{len(values)}q", *values), np.int64)
     except struct.error:
-        raise NotWhole from None
+        raise NotIntegers from None
 
 
 def json_text(path: Path, max_bytes: int, progress: Callable[[int], None] | None) -> tuple[bytes, ByteStream]:
@@ -145,4 +145,4 @@ def _decoded(content: bytes, stream: ByteStream) -> Any:
     try:
         return msgspec.json.decode(content)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"{shown(stream.path)}: is not whole JSON: {error}") from error
+        raise InputError(f"{display_path(stream.path)}: is not whole JSON: {error}") from error

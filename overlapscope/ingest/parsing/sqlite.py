@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
 
 CHUNK_ROWS: Final = 1 << 15
@@ -47,7 +47,7 @@ class SqliteFile:
             uri = self.path.absolute().as_uri() + "?mode=ro&immutable=1"
             self._connection = sqlite3.connect(uri, uri=True, isolation_level=None)
         except (OSError, *_BROKEN) as error:
-            raise InputError(f"{shown(self.path)}: cannot be read: {_one_line(error)}") from error
+            raise InputError(f"{display_path(self.path)}: cannot be read: {_one_line(error)}") from error
         try:
             self._harden()
             try:
@@ -59,7 +59,9 @@ class SqliteFile:
                 self.damage.append(f"the file is cut or damaged ({_one_line(error)})")
         except _BROKEN as error:
             self._connection.close()
-            raise InputError(f"{shown(self.path)}: its list of tables cannot be read: {_one_line(error)}") from error
+            raise InputError(
+                f"{display_path(self.path)}: its list of tables cannot be read: {_one_line(error)}"
+            ) from error
 
     def __enter__(self) -> "SqliteFile":
         return self
@@ -131,7 +133,7 @@ class SqliteFile:
     def _note_damage(self, table: str, what: str, error: Exception) -> None:
         if self._instructions_left < 0:
             raise InputError(
-                f"{shown(self.path)}: table {table} takes more work than a sound file of this size: damaged"
+                f"{display_path(self.path)}: table {table} takes more work than a sound file of this size: damaged"
             ) from error
         note = f"table {table} is {what}"
         if note not in self.damage:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.ingest.parsing.json_values import NotWhole, whole_numbers
+from overlapscope.ingest.parsing.json_values import NotIntegers, integer_column
 
 FAITHFUL_BELOW_US = float(2**43)
 """Below this many microseconds a double keeps the third decimal (float64 has 53 bits)."""
@@ -54,8 +54,8 @@ def microseconds_to_ns(values: Sequence[object]) -> npt.NDArray[np.int64]:
 def _numbers(values: Sequence[object]) -> npt.NDArray[Any]:
     """Return the values as int64 if all are integers, else all as doubles. Raises NeedsText."""
     try:
-        return whole_numbers(values)
-    except NotWhole:
+        return integer_column(values)
+    except NotIntegers:
         pass
     try:
         return np.frombuffer(struct.pack(f"{len(values)}d", *values))

@@ -17,7 +17,7 @@ from overlapscope.gate.verdict import Gate
 from overlapscope.report.formatting import inert
 from overlapscope.report.rank_columns import RATIOS, TIMES, rank_figures
 from overlapscope.report.sheet.document import Document, comparison_of
-from overlapscope.report.text.compare import NAMES
+from overlapscope.report.text.compare import METRIC_LABELS
 
 PREFIX: Final = "overlapscope_"
 _FIELDS: Final = {
@@ -73,7 +73,7 @@ def _of_analysis(analysis: Analysis) -> Iterator[_Family]:
             if (value := each.values[name]) is not None
         ]
         yield _family(
-            name, f"{NAMES.get(name, 'length')}: median over complete steps, else the whole recording", samples
+            name, f"{METRIC_LABELS.get(name, 'length')}: median over complete steps, else the whole recording", samples
         )
 
 
@@ -85,7 +85,7 @@ def _of_history(history: History) -> Iterator[_Family]:
             for at, run in enumerate(history.runs)
             if (value := run.values[definition.name]) is not None
         ]
-        yield _family(definition.name, f"{NAMES[definition.name]}: median over steps of each run", samples)
+        yield _family(definition.name, f"{METRIC_LABELS[definition.name]}: median over steps of each run", samples)
 
 
 def _of_scaling(found: Scaling) -> Iterator[_Family]:
@@ -114,7 +114,9 @@ def _of_comparison(comparison: Comparison) -> Iterator[_Family]:
         samples: list[tuple[Labels, str]] = [
             ((("side", side),), _value(value, definition.name)) for side, value in sides if value is not None
         ]
-        yield _family(definition.name, f"{NAMES[definition.name]}: median of runs of medians over steps", samples)
+        yield _family(
+            definition.name, f"{METRIC_LABELS[definition.name]}: median of runs of medians over steps", samples
+        )
     parts = comparison.attribution.exposed_by_cause.parts if comparison.attribution else []
     yield _family("exposed_by_cause_ns", "exposed communication by cause: mean over ranks and steps", _causes(parts))
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from overlapscope.analysis.across_ranks import Transfers
 from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.analysis.exposed_causes import Causes, owned
+from overlapscope.analysis.exposed_causes import Causes, own_communication
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import RankTimeline
 
@@ -14,7 +14,7 @@ WORDS: Final = ("op", "executed_op", "group", "dtype", "algorithm", "protocol", 
 NUMBERS: Final = ("seq", "bytes", "group_size", "channels")
 
 
-class CallWords:
+class CallArguments:
     """Look up the arguments of a rank's collectives, one call at a time."""
 
     def __init__(self, timeline: RankTimeline, transfers: Transfers, causes: Causes) -> None:
@@ -46,7 +46,7 @@ class CallWords:
 
 def _main_causes(timeline: RankTimeline, causes: Causes) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return for each collective the cause of most of its exposed time; -1 where none of it is exposed."""
-    exposed = owned(timeline)
+    exposed = own_communication(timeline)
     rows = np.flatnonzero(exposed.row != NONE)
     shares = np.array([causes.busy[each].within(exposed.start_ns[rows], exposed.until_ns[rows]) for each in CAUSES])
     found = np.full(size(timeline.collectives), -1, np.int64)

@@ -7,10 +7,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import Across, Transfers, across
+from overlapscope.analysis.across_ranks import CrossRank, Transfers, match_and_align
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.critical_path import Chosen, follow
+from overlapscope.analysis.critical_path import FollowedPaths, follow_paths
 from overlapscope.analysis.exposed_causes import Causes, causes_of
 from overlapscope.analysis.steps import StepWindow, step_windows
 from overlapscope.ingest.formats.perfetto_export import SCHEMA
@@ -25,7 +25,7 @@ FIRST_RANK_PROCESS: Final = 2
 """Process ids; 0 is avoided, as viewers treat it differently."""
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class ExportSelection(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a run to export; None means everything."""
 
     ranks: frozenset[int] | None = None
@@ -39,21 +39,21 @@ class _Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     windows: Mapping[int, Sequence[StepWindow]]
     coverage: Mapping[int, Coverage]
-    together: Across
+    together: CrossRank
     transfers: Mapping[int, Transfers]
     causes: Mapping[int, Causes]
-    paths: Chosen
+    paths: FollowedPaths
 
 
 class PerfettoTrace(msgspec.Struct):
     """An export of a run; after `pieces` has yielded its text, `events` is the number of events in it."""
 
     run: Run
-    choice: Choice
+    choice: ExportSelection
     version: str
     base_ns: int = 0
     events: int = 0
-    together: Across | None = None
+    together: CrossRank | None = None
     """The result of `across` for the run, if the caller has it already."""
 
     @property
@@ -98,10 +98,10 @@ class PerfettoTrace(msgspec.Struct):
             yield from _rank_events(writer, self.run.ranks[rank], rank, figures, self.choice)
 
 
-def _figures(run: Run, choice: Choice, known: Across | None) -> _Figures:
+def _figures(run: Run, choice: ExportSelection, known: CrossRank | None) -> _Figures:
     windows = {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}
     coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
-    together = known or across(run)
+    together = known or match_and_align(run)
     transfers = together.transfers(run)
     return _Figures(
         windows=windows,
@@ -109,25 +109,27 @@ def _figures(run: Run, choice: Choice, known: Across | None) -> _Figures:
         together=together,
         transfers=transfers,
         causes=causes_of(run, together, coverage),
-        paths=follow(run, windows, together, _steps(windows, choice, together.clocks)),
+        paths=follow_paths(run, windows, together, _steps(windows, choice, together.clocks)),
     )
 
 
 def _own_window(window: tuple[int, int], clocks: Clocks, rank: int) -> Intervals:
     """Return a window of the common clock on a rank's own clock, to about a microsecond if the clock drifts."""
     edges = np.array(window, np.int64)
-    start, end = 2 * edges - tracks.on_common_clock(clocks, rank, edges)
+    start, end = 2 * edges - tracks.to_common_clock(clocks, rank, edges)
     return Intervals(np.array([start]), np.array([end]))
 
 
-def _overlaps(choice: Choice, clocks: Clocks, rank: int, window: tuple[int, int]) -> bool:
+def _overlaps(choice: ExportSelection, clocks: Clocks, rank: int, window: tuple[int, int]) -> bool:
     if choice.window is None:
         return True
-    start, end = tracks.on_common_clock(clocks, rank, np.array(window, np.int64)).tolist()
+    start, end = tracks.to_common_clock(clocks, rank, np.array(window, np.int64)).tolist()
     return bool(start < choice.window[1] and end > choice.window[0])
 
 
-def _steps(windows: Mapping[int, Sequence[StepWindow]], choice: Choice, clocks: Clocks) -> frozenset[int] | None:
+def _steps(
+    windows: Mapping[int, Sequence[StepWindow]], choice: ExportSelection, clocks: Clocks
+) -> frozenset[int] | None:
     """Return the steps whose critical paths are followed: the chosen ones that overlap the window; None for all."""
     if choice.window is None:
         return choice.steps
@@ -141,7 +143,7 @@ def _steps(windows: Mapping[int, Sequence[StepWindow]], choice: Choice, clocks: 
 
 
 def _to_common_clock(clocks: Clocks, rank: int, time_ns: int) -> int:
-    return int(tracks.on_common_clock(clocks, rank, np.array([time_ns], np.int64))[0])
+    return int(tracks.to_common_clock(clocks, rank, np.array([time_ns], np.int64))[0])
 
 
 def _earliest(timeline: RankTimeline, rank: int, clocks: Clocks) -> int:
@@ -152,7 +154,7 @@ def _earliest(timeline: RankTimeline, rank: int, clocks: Clocks) -> int:
 
 
 def _rank_events(
-    writer: EventWriter, timeline: RankTimeline, rank: int, figures: _Figures, choice: Choice
+    writer: EventWriter, timeline: RankTimeline, rank: int, figures: _Figures, choice: ExportSelection
 ) -> Iterator[str]:
     process = FIRST_RANK_PROCESS + rank
     clocks, steps = figures.together.clocks, choice.steps
@@ -171,7 +173,7 @@ def _rank_events(
         exposed = own if exposed is None else intersection(exposed, own)
 
     def on_clock(shown: Slices) -> Slices:
-        start, end = (tracks.on_common_clock(clocks, rank, times) for times in (shown.start_ns, shown.end_ns))
+        start, end = (tracks.to_common_clock(clocks, rank, times) for times in (shown.start_ns, shown.end_ns))
         return replace(shown, start_ns=start, end_ns=end)
 
     yield writer.process(process, f"rank {rank}")
@@ -193,7 +195,7 @@ def _counters(
     inside &= tracks.touches(telemetry.time_ns, telemetry.time_ns, reach)
     for code in np.unique(telemetry.name[inside]).tolist():
         rows = inside & (telemetry.name == code)
-        times = tracks.on_common_clock(clocks, rank, telemetry.time_ns[rows])
+        times = tracks.to_common_clock(clocks, rank, telemetry.time_ns[rows])
         yield from writer.counter(process, timeline.names[code], times.tolist(), telemetry.value[rows].tolist())
 
 

@@ -12,9 +12,9 @@ from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.critical_path import UNNAMED
 from overlapscope.analysis.exposed_causes import Causes
-from overlapscope.analysis.path_walk import PARTS, Path, Segments
+from overlapscope.analysis.path_walk import PARTS, FollowedPath, Segments
 from overlapscope.analysis.steps import StepWindow
-from overlapscope.report.perfetto.call_args import CallWords
+from overlapscope.report.perfetto.call_args import CallArguments
 from overlapscope.report.perfetto.events import Slices
 from overlapscope.timeline.columns import DEVICE, NONE, SPAN_KINDS, SPAN_NOTES, Ints
 from overlapscope.timeline.intervals import Intervals, intersection
@@ -23,7 +23,7 @@ from overlapscope.timeline.run import RankTimeline, Run
 Mask = npt.NDArray[np.bool_]
 
 
-def on_common_clock(clocks: Clocks, rank: int, times_ns: Ints) -> Ints:
+def to_common_clock(clocks: Clocks, rank: int, times_ns: Ints) -> Ints:
     """Return times of a rank (int64, nanoseconds) on the clock of the reference rank, rounded to the nanosecond."""
     offset = clocks.offset_ns.get(rank, 0.0) + clocks.drift.get(rank, 0.0) * (times_ns - clocks.reference_ns)
     moved: Ints = times_ns - np.rint(offset).astype(np.int64)
@@ -98,12 +98,12 @@ def lanes(
     chosen = touches(spans.start_ns, spans.end_ns, reach)
     if steps is not None:
         chosen |= np.isin(spans.step, list(steps))
-    call_words = CallWords(timeline, transfers, causes)
+    call_words = CallArguments(timeline, transfers, causes)
     for lane, rows in _by_lane(spans.lane, chosen):
         yield _lane_slices(timeline, lane, rows, call_words)
 
 
-def _lane_slices(timeline: RankTimeline, lane: int, rows: Ints, call_words: CallWords) -> Slices:
+def _lane_slices(timeline: RankTimeline, lane: int, rows: Ints, call_words: CallArguments) -> Slices:
     spans = timeline.spans
     return Slices(
         track=lane_name(timeline, lane),
@@ -156,7 +156,7 @@ def lane_name(timeline: RankTimeline, lane: int) -> str:
     return f"{shown} ({process} {names[owner]})" if owner >= 0 else shown
 
 
-def _span_args(timeline: RankTimeline, row: int, call_words: CallWords) -> dict[str, Any]:
+def _span_args(timeline: RankTimeline, row: int, call_words: CallArguments) -> dict[str, Any]:
     spans = timeline.spans
     args: dict[str, Any] = {}
     if spans.step[row] != NONE:
@@ -172,13 +172,13 @@ def _span_args(timeline: RankTimeline, row: int, call_words: CallWords) -> dict[
     return args
 
 
-def critical_paths(run: Run, paths: Sequence[Path], clocks: Clocks) -> Slices:
+def critical_paths(run: Run, paths: Sequence[FollowedPath], clocks: Clocks) -> Slices:
     """Return the track of all critical paths, on the common clock."""
     starts, ends = [], []
     labels: list[str] = []
     args: list[dict[str, Any]] = []
     for path in paths:
-        moved = on_common_clock(clocks, path.rank, np.append(path.start_ns, path.segments.end_ns))
+        moved = to_common_clock(clocks, path.rank, np.append(path.start_ns, path.segments.end_ns))
         starts.append(moved[:-1])
         ends.append(moved[1:])
         for rank, part, name in _segments(run, path.segments):

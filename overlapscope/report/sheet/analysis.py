@@ -64,7 +64,7 @@ def _sides(comparison: Comparison) -> tuple[tuple[str, list[ComparedRun]], ...]:
 
 
 def _position(name: str) -> int:
-    order = list(compare_text.NAMES)
+    order = list(compare_text.METRIC_LABELS)
     return order.index(name) if name in order else len(order)
 
 

@@ -22,7 +22,7 @@ from overlapscope.report.sheet.history import charts_of_history
 from overlapscope.report.sheet.scaling import charts_of_scaling
 from overlapscope.report.sheet.waiting import wait_charts
 from overlapscope.report.text.analysis import mean, windows
-from overlapscope.report.text.compare import NAMES, collective_words
+from overlapscope.report.text.compare import METRIC_LABELS, collective_words
 
 MAX_ROWS = 64
 """At most this many ranks are drawn as bars."""
@@ -135,14 +135,14 @@ def _steps(ranks: Sequence[RankInfo]) -> Iterator[Chart]:
 
 def _of_comparison(comparison: Comparison) -> Iterator[Chart]:
     by_name = {each.name: each for each in comparison.metrics}
-    chosen = [by_name[name] for name in NAMES if name in by_name and by_name[name].unit == "ns"]
+    chosen = [by_name[name] for name in METRIC_LABELS if name in by_name and by_name[name].unit == "ns"]
     known = [each for each in chosen if each.base.value or each.candidate.value]
     sides = [tuple(None if s.value is None else s.value / 1e6 for s in side) for side in (
         [each.base for each in known], [each.candidate for each in known],
     )]  # fmt: skip
     yield _base_and_candidate(
         "Figures of a step, side by side", f"ms a {comparison.window or 'step'}",
-        [NAMES[each.name] for each in known], sides[0], sides[1],
+        [METRIC_LABELS[each.name] for each in known], sides[0], sides[1],
     )  # fmt: skip
     found = comparison.attribution
     if found is None:

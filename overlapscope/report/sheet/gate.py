@@ -9,7 +9,7 @@ from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.findings import Finding, titles
 from overlapscope.analysis.wording import first_and_count, short
 from overlapscope.gate.calibrate import DEFAULT_SHARE
-from overlapscope.gate.judge import MetricVerdict, Reason
+from overlapscope.gate.judge import MetricVerdict, OutcomeReason
 from overlapscope.gate.statistics import LEAST_STEPS
 from overlapscope.gate.verdict import BudgetVerdict, Gate
 from overlapscope.report.formatting import (
@@ -23,7 +23,7 @@ from overlapscope.report.formatting import (
     with_unit,
 )
 from overlapscope.report.model import Sheet, Table
-from overlapscope.report.text.compare import NAMES, collective_words
+from overlapscope.report.text.compare import METRIC_LABELS, collective_words
 from overlapscope.report.verdicts import GATE
 
 MAX_INFORMING = 4
@@ -75,7 +75,7 @@ def headline(gate: Gate) -> str:
 
 def label(name: str) -> str:
     """Return the label of a metric; its own name where it has no label."""
-    return NAMES.get(name, short(name))
+    return METRIC_LABELS.get(name, short(name))
 
 
 def metric_words(each: MetricVerdict) -> str:
@@ -87,7 +87,7 @@ def metric_words(each: MetricVerdict) -> str:
         p_value = "p < 0.0001"
     above = f"the minimum of {minimum}" + (f" and the noise floor of {floor}" if each.floor is not None else "")
     runs = f"{each.base_runs} and {each.candidate_runs} runs"
-    words: dict[Reason, str] = {
+    words: dict[OutcomeReason, str] = {
         "missing": "n/a, not measured on either side",
         "missing_in_base": "n/a, not measured in the base",
         "missing_in_candidate": "n/a, not measured in the candidate",

@@ -1,8 +1,8 @@
 """Render a gate result or a calibration as text: one screen, the verdict first."""
 
 from overlapscope.analysis.wording import short
-from overlapscope.display import listed
-from overlapscope.gate.calibrate import NoiseFloor, least_told
+from overlapscope.display import list_some
+from overlapscope.gate.calibrate import NoiseFloor, noise_bound
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.formatting import amount, count
 from overlapscope.report.model import Sheet, Table, render_text
@@ -17,7 +17,7 @@ def render(gate: Gate) -> str:
     return render_text(sheet_of_gate(gate))
 
 
-def render_floor(floor: NoiseFloor, alpha: float, gating: tuple[str, ...]) -> str:
+def render_noise_floor(floor: NoiseFloor, alpha: float, gating: tuple[str, ...]) -> str:
     """Return the noise of the gating metrics, and the smallest differences that are detectable with it.
 
     `alpha` is the significance level, shared by the `gating` metrics (Bonferroni).
@@ -26,14 +26,14 @@ def render_floor(floor: NoiseFloor, alpha: float, gating: tuple[str, ...]) -> st
     for each in floor.metrics:
         if each.name in gating:
             detectable = [
-                amount(least_told(each.deviation, each.runs - 1, runs, runs, alpha / len(gating)), each.unit)
+                amount(noise_bound(each.deviation, each.runs - 1, runs, runs, alpha / len(gating)), each.unit)
                 for runs in SIDES
             ]
             median, deviation = amount(each.median, each.unit), amount(each.deviation, each.unit)
             rows.append((label(each.name), median, deviation, *detectable))
     head = ("ms a step", "median", "deviation", *(f"detectable with {runs} a side" for runs in SIDES))
     note = "Unchanged code stays below these differences; a loss of twice as much is detected in nine of ten cases."
-    names = listed([short(name) for name in floor.runs], 4)
+    names = list_some([short(name) for name in floor.runs], 4)
     return render_text(
         Sheet(
             title=f"How much runs of unchanged code differ, from {count(len(floor.runs), 'run')}",

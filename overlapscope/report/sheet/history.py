@@ -9,7 +9,7 @@ from overlapscope.analysis.wording import first_and_count, short
 from overlapscope.report.formatting import amount, change, count, ms, signed_percent
 from overlapscope.report.model import Chart, Series, Sheet, Table
 from overlapscope.report.text import predictions as predictions_text
-from overlapscope.report.text.compare import NAMES
+from overlapscope.report.text.compare import METRIC_LABELS
 
 STEP_TIME, EXPOSED, WORST, OVERLAP = "step_time_ns", "exposed_comm_ns", "exposed_comm_worst_ns", "overlap_efficiency"
 MAX_ROWS: Final = 200
@@ -47,7 +47,9 @@ def charts_of_history(found: History) -> Iterator[Chart]:
         ("Step time, run by run", (STEP_TIME,)),
         ("Exposed communication, run by run", (EXPOSED, WORST)),
     ):
-        series = tuple(Series(name=NAMES[name], values=tuple(_in_ms(each, name) for each in runs)) for name in metrics)
+        series = tuple(
+            Series(name=METRIC_LABELS[name], values=tuple(_in_ms(each, name) for each in runs)) for name in metrics
+        )
         known = [value for value in series[0].values if value is not None]
         if known:
             words = f"From {min(known):,.3f} to {max(known):,.3f} ms; {known[-1]:,.3f} ms in the last run."

@@ -6,7 +6,7 @@ from typing import Final
 from overlapscope.analysis.result import Analysis, Skew
 from overlapscope.report.formatting import count, ms, percent
 from overlapscope.report.model import Chart, Series, Table
-from overlapscope.report.text.cross_rank import evidence_words, matched_words, straggler_words
+from overlapscope.report.text.cross_rank import evidence_text, matched_text, straggler_sentences
 
 MAX_RANKS: Final = 64
 MAX_STRAGGLERS: Final = 8
@@ -16,10 +16,10 @@ MAX_REASONS: Final = 3
 def cross_rank_sentences(analysis: Analysis) -> tuple[str, ...]:
     """Return sentences on stragglers and their causes, on matched and unmatched calls, and on the clocks."""
     skew = analysis.skew
-    sentences = straggler_words(analysis, MAX_STRAGGLERS)
+    sentences = straggler_sentences(analysis, MAX_STRAGGLERS)
     if skew.ranks and not skew.stragglers:
         sentences.append("No straggler: no rank delayed the others more than chance explains.")
-    sentences += matched_words(skew)
+    sentences += matched_text(skew)
     sentences += [" ".join(each.split()) for each in skew.reasons[:MAX_REASONS]]
     if len(skew.reasons) > MAX_REASONS:
         sentences.append(f"{count(len(skew.reasons) - MAX_REASONS, 'more reason')}: overlapscope analyze --all")
@@ -30,7 +30,7 @@ def straggler_table(analysis: Analysis) -> Table:
     """Return the stragglers, each with its cause, the evidence for it, and the delay that it caused."""
     shown = analysis.skew.stragglers[:MAX_STRAGGLERS]
     rows = [
-        (f"rank {each.rank}", each.held_by.replace("_", " "), evidence_words(each.evidence), ms(each.blame_ns))
+        (f"rank {each.rank}", each.held_by.replace("_", " "), evidence_text(each.evidence), ms(each.blame_ns))
         for each in shown
     ]
     more = len(analysis.skew.stragglers) - len(shown)

@@ -32,7 +32,7 @@ def _one(number: int, each: Recommendation) -> str:
     return "\n".join([*lines, f"   verify:    {each.verify}", f"   more:      {PAGES}/{each.id}.md"])
 
 
-def shortly(recommendations: Sequence[Recommendation], most: int = 3) -> str:
+def render_brief(recommendations: Sequence[Recommendation], most: int = 3) -> str:
     """Return the first `most` recommendations, one line each with the gain; empty without any."""
     if not recommendations:
         return ""

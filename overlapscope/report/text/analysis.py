@@ -14,8 +14,8 @@ from overlapscope.report.formatting import NOT_APPLICABLE, aligned, count, ms, o
 from overlapscope.report.rank_columns import COLUMNS
 from overlapscope.report.text import advice as advice_text
 from overlapscope.report.text import cross_rank
-from overlapscope.report.text.cross_rank import missing_words
-from overlapscope.report.text.source_tables import told_tables
+from overlapscope.report.text.cross_rank import missing_ranks_text
+from overlapscope.report.text.source_tables import source_table_text
 from overlapscope.report.verdicts import SEVERITY_MARKS
 
 MAX_RANKS = 24
@@ -54,9 +54,9 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     if any(rank.whole.window_ns for rank in analysis.ranks):
         parts.append(critical_path_text(analysis.critical_path))
     parts.append(_collectives(analysis.collectives, len(analysis.collectives) if all_rows else MAX_COLLECTIVES))
-    parts.append(told_tables(analysis.told, all_rows=all_rows))
+    parts.append(source_table_text(analysis.told, all_rows=all_rows))
     parts.append(_findings(analysis, all_rows=all_rows))
-    parts.append(advice_text.shortly(analysis.recommendations))
+    parts.append(advice_text.render_brief(analysis.recommendations))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -68,7 +68,7 @@ def headline(analysis: Analysis) -> str:
         read = {source.format for source in analysis.sources if source.format != "unknown"}
         return ", ".join(["no rank recorded", *sorted(read)])
     who = f"rank {run.ranks[0]}{of_world}" if len(run.ranks) == 1 else f"{len(run.ranks)} ranks{of_world}"
-    if missing := missing_words(run.missing_ranks, run.unread_ranks):
+    if missing := missing_ranks_text(run.missing_ranks, run.unread_ranks):
         who += f" ({missing})"
     steps = max((len(rank.steps) for rank in analysis.ranks), default=0)
     known = [" ".join(str(info[key]).split()) for key in ("device", "backend") if info.get(key)]

@@ -28,7 +28,7 @@ MAX_PARTS = 5
 MAX_FINDINGS = 6
 MAX_KERNELS = 3
 MAX_RUNS = 3
-NAMES = {
+METRIC_LABELS = {
     "exposed_comm_ns": "exposed",
     "exposed_comm_worst_ns": "exposed, worst rank",
     "step_time_ns": "step time, slowest rank",
@@ -114,11 +114,11 @@ def _moved(metric: Metric) -> str:
 
 def _metrics(comparison: Comparison, *, all_rows: bool) -> str:
     by_name = {each.name: each for each in comparison.metrics}
-    chosen = [by_name[name] for name in (list(NAMES) if all_rows else list(NAMES)[:SHORT])]
+    chosen = [by_name[name] for name in (list(METRIC_LABELS) if all_rows else list(METRIC_LABELS)[:SHORT])]
     known = [each for each in chosen if all_rows or each.base.value or each.candidate.value]
     rows = [
         [
-            NAMES[each.name],
+            METRIC_LABELS[each.name],
             value_words(each, each.base),
             value_words(each, each.candidate),
             difference_words(each),
@@ -142,7 +142,7 @@ def _spreads(chosen: Sequence[Metric]) -> list[str]:
         sides = (("base", each.base), ("candidate", each.candidate))
         ranges = [f"{name} {ms(side.low)} to {ms(side.high)}" for name, side in sides if side.low is not None]
         if ranges:
-            lines.append(f"{NAMES[each.name]}, range over runs: {', '.join(ranges)} ms")
+            lines.append(f"{METRIC_LABELS[each.name]}, range over runs: {', '.join(ranges)} ms")
     return lines
 
 

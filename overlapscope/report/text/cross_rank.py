@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from overlapscope.analysis.result import Analysis, Skew, Straggler
-from overlapscope.analysis.straggler_cause import HELD_BY
+from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.report.formatting import aligned, count, ms, percent
 
 MAX_ROWS: Final = 8
@@ -49,7 +49,7 @@ def lines(analysis: Analysis, *, all_rows: bool) -> str:
     """Return the text, ranks with the most blame first; without matched calls, only the reasons why there are none."""
     skew = analysis.skew
     parts = [*_table(analysis, all_rows=all_rows), *_stragglers(analysis, all_rows=all_rows)]
-    parts += matched_words(skew)
+    parts += matched_text(skew)
     shown = skew.reasons if all_rows else skew.reasons[:MAX_REASONS]
     parts += [f"  {_flat(each, all_rows=all_rows)}" for each in shown]
     if len(shown) < len(skew.reasons):
@@ -57,7 +57,7 @@ def lines(analysis: Analysis, *, all_rows: bool) -> str:
     return "\n".join([*parts, *_clocks(skew, all_rows=all_rows)])
 
 
-def matched_words(skew: Skew) -> list[str]:
+def matched_text(skew: Skew) -> list[str]:
     """Return how many calls were matched across ranks and how many not; empty where there was nothing to match."""
     if not (skew.ranks or skew.pairs or skew.unmatched):
         return []
@@ -66,7 +66,7 @@ def matched_words(skew: Skew) -> list[str]:
     return [matched + (f", {skew.unmatched} calls unmatched" if skew.unmatched else "") + "."]
 
 
-def straggler_words(analysis: Analysis, limit: int) -> list[str]:
+def straggler_sentences(analysis: Analysis, limit: int) -> list[str]:
     """Return a sentence for each of the first `limit` stragglers, the one with the most blame first."""
     listed = {each.rank: each.blame_ns for each in analysis.skew.ranks}
     bound = "at most " if analysis.run.missing_ranks else ""
@@ -100,7 +100,7 @@ def _table(analysis: Analysis, *, all_rows: bool) -> list[str]:
 
 
 def _stragglers(analysis: Analysis, *, all_rows: bool) -> list[str]:
-    sentences = straggler_words(analysis, len(analysis.skew.stragglers) if all_rows else MAX_ROWS)
+    sentences = straggler_sentences(analysis, len(analysis.skew.stragglers) if all_rows else MAX_ROWS)
     return [*sentences, "What to do: docs/findings/straggler.md"] if sentences else []
 
 
@@ -115,7 +115,7 @@ def _delay(straggler: Straggler, listed: Mapping[int, int]) -> str:
 
 def _cause(straggler: Straggler) -> str:
     evidence: Mapping[str, Any] = straggler.evidence
-    words = "not known" if straggler.held_by == "unknown" else HELD_BY[straggler.held_by]
+    words = "not known" if straggler.held_by == "unknown" else STRAGGLER_CAUSES[straggler.held_by]
     idle, before = evidence.get("idle_more_ns"), evidence.get("before_first_launch_ns")
     if straggler.held_by == "host" and idle and before and before > 0:
         words += f" ({ms(min(before, idle))} of {ms(idle)} ms before the first launch of a step)"
@@ -137,7 +137,7 @@ def _clocks(skew: Skew, *, all_rows: bool) -> list[str]:
     return [f"Clock offsets from the reference rank, ms (corrected above{residual}): {offsets}{more}."]
 
 
-def evidence_words(evidence: Mapping[str, Any]) -> str:
+def evidence_text(evidence: Mapping[str, Any]) -> str:
     """Return the figures of a straggler's evidence in one line, without times of 0 or less."""
     parts = [_template(key).format(_figure(key, value)) for key, value in evidence.items() if _is_shown(key, value)]
     chance = evidence.get(CHANCE)
@@ -163,7 +163,7 @@ def _figure(key: str, value: float) -> str:
     return percent(value) if key in SHARES else f"{value:,.4g}"
 
 
-def missing_words(missing: Collection[int], unread: Collection[int]) -> str:
+def missing_ranks_text(missing: Collection[int], unread: Collection[int]) -> str:
     """Return both numbers, for example `6 not recorded, 1 not readable`; empty where no rank is missing."""
     unreadable = len({*unread}.intersection(missing)) if missing else len(unread)
     parts = ((len(missing) - (unreadable if missing else 0), "not recorded"), (unreadable, "not readable"))

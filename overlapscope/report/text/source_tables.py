@@ -10,7 +10,7 @@ MAX_ROWS = 12
 MAX_CELL = 60
 
 
-def told_tables(tables: Mapping[str, Told], *, all_rows: bool = False) -> str:
+def source_table_text(tables: Mapping[str, Told], *, all_rows: bool = False) -> str:
     """Return one text table each, without empty columns; long tables are cut and a line states where the rest is."""
     return "\n\n".join(_table(name, each, len(each.rows) if all_rows else MAX_ROWS) for name, each in tables.items())
 

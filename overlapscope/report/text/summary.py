@@ -5,8 +5,8 @@ from statistics import fmean
 
 import msgspec
 
-from overlapscope.analysis.result import Waited
-from overlapscope.display import listed
+from overlapscope.analysis.result import LateRankWait
+from overlapscope.display import list_some
 from overlapscope.report.formatting import count, ms, percent
 
 DISTURBS = 0.01
@@ -14,7 +14,7 @@ DISTURBS = 0.01
 MAX_FAILURES = 3
 
 
-class RankSummary(msgspec.Struct, kw_only=True, frozen=True):
+class CaptureSummary(msgspec.Struct, kw_only=True, frozen=True):
     """The figures of one rank: means over its complete steps, in nanoseconds; None where nothing was recorded."""
 
     rank: int
@@ -31,12 +31,12 @@ class RankSummary(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def render(
-    ranks: Sequence[RankSummary],
+    ranks: Sequence[CaptureSummary],
     world_size: int,
     run: str,
     mode: str,
     missing: Sequence[int],
-    waiting: Waited | None = None,
+    waiting: LateRankWait | None = None,
 ) -> str:
     """Return the text.
 
@@ -47,7 +47,7 @@ def render(
     lines = [f"overlapscope: {mode} of {len(ranks)} of {world_size} ranks, {run}"]
     lines += [*_figures(known, waiting), *_cost(known, mode)]
     if missing:
-        lines.append(f"  missing  {count(len(missing), 'rank')}: {listed(missing, 16)}")
+        lines.append(f"  missing  {count(len(missing), 'rank')}: {list_some(missing, 16)}")
     failures = [f"  ! rank {each.rank}: {failure}" for each in ranks for failure in each.failures]
     lines += failures[:MAX_FAILURES]
     if len(failures) > MAX_FAILURES:
@@ -57,7 +57,7 @@ def render(
     return "\n".join(lines) + "\n"
 
 
-def _figures(known: Sequence[RankSummary], waiting: Waited | None) -> list[str]:
+def _figures(known: Sequence[CaptureSummary], waiting: LateRankWait | None) -> list[str]:
     """Return the lines with means over ranks."""
     if not known:
         return ["  no complete step was recorded; there may be nothing to analyze"]
@@ -78,7 +78,7 @@ def _figures(known: Sequence[RankSummary], waiting: Waited | None) -> list[str]:
     return [*lines, f"  idle     {ms(idle):>12} ms"]
 
 
-def _cost(known: Sequence[RankSummary], mode: str) -> list[str]:
+def _cost(known: Sequence[CaptureSummary], mode: str) -> list[str]:
     """Return capture's own overhead on the rank where it is largest."""
     costs = [each for each in known if each.overhead_ns is not None]
     if not costs:
@@ -96,7 +96,7 @@ def _cost(known: Sequence[RankSummary], mode: str) -> list[str]:
     return lines
 
 
-def _waiting(waiting: Waited | None) -> list[str]:
+def _waiting(waiting: LateRankWait | None) -> list[str]:
     if waiting is None:
         return []
     straggler = f", mostly for rank {waiting.most_for}" if waiting.most_for is not None else ""

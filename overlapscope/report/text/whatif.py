@@ -5,7 +5,7 @@ from typing import Any
 
 from overlapscope.report.formatting import aligned, ms, percent, signed_size
 from overlapscope.report.verdicts import ADVICE
-from overlapscope.whatif.listing import Listing
+from overlapscope.whatif.listing import ReplayableSettings
 from overlapscope.whatif.parallelism import NOT_REPLAYED
 from overlapscope.whatif.result import Assumed, Scenario, WhatIf
 
@@ -160,7 +160,7 @@ def _knobs(knobs: dict[str, Any], base: dict[str, Any]) -> str:
     return ", ".join(shown)
 
 
-def render_list(listing: Listing) -> str:
+def render_list(listing: ReplayableSettings) -> str:
     """Return what can be replayed of a recording, and what not and why, ending in a newline."""
     heading = f"kind of this recording: {listing.kind}."
     if listing.kind == "other":

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from overlapscope.files.safe_open import opened_plain
+from overlapscope.files.safe_open import open_regular
 from overlapscope.timeline.columns import DTYPES, MISSING, NONE, Columns, T, column_kinds, enum_values, size
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.rows import unique
@@ -70,7 +70,7 @@ def _write(table: pa.Table, file: BinaryIO) -> None:
     )
 
 
-def opened_parquet(file: Any) -> pq.ParquetFile:
+def open_parquet(file: Any) -> pq.ParquetFile:
     """Open a Parquet file of `write_parquet`, or of another tool, whose pages may have no checksums.
 
     Raises OSError, or pyarrow.ArrowException if it is damaged; reading from it raises the same.
@@ -80,8 +80,8 @@ def opened_parquet(file: Any) -> pq.ParquetFile:
 
 def read_parquet(path: Path) -> pa.Table:
     """Read a whole Parquet file. Raises OSError, also for anything but a file; pyarrow.ArrowException if damaged."""
-    with opened_plain(path) as file:
-        return opened_parquet(file).read()
+    with open_regular(path) as file:
+        return open_parquet(file).read()
 
 
 def _dictionary(codes: Any, names: tuple[str, ...]) -> Any:

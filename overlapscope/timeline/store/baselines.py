@@ -58,7 +58,7 @@ def save_baseline(runs: Sequence[Run], place: Path, *, version: str, force: bool
     """
     if is_taken(place) and not force:
         raise UsageError(f"{place} exists already; choose another name, or replace it with -f")
-    if place.exists() and not runs_inside(place):
+    if place.exists() and not list_runs(place):
         raise UsageError(f"{place} contains no run, so it is not replaced; choose another name")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def save_baseline(runs: Sequence[Run], place: Path, *, version: str, force: bool
         raise InputError(f"{place}: cannot be written: {error.strerror or error}") from error
 
 
-def runs_inside(place: Path) -> list[Path]:
+def list_runs(place: Path) -> list[Path]:
     """Return the run directories of a baseline, in the order in which they were saved."""
     if is_run_directory(place):
         return [place]
@@ -95,7 +95,7 @@ def baselines(folder: Path) -> list[Baseline]:
 
 
 def _described(place: Path) -> Baseline | None:
-    runs = runs_inside(place)
+    runs = list_runs(place)
     if not runs:
         return None
     stored = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())

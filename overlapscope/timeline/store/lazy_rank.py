@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from msgspec.structs import replace
 
 from overlapscope.errors import InputError
-from overlapscope.files.safe_open import FileState, file_state, plain_content
-from overlapscope.files.spill import Aside, without_fields
+from overlapscope.files.safe_open import FileState, file_state, read_regular
+from overlapscope.files.spill import SpillStore, make_without_fields
 from overlapscope.timeline.columns import (
     Annotations,
     Codes,
@@ -37,8 +37,8 @@ from overlapscope.timeline.columns import (
 )
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.timeline.store.arrow_tables import from_arrow, opened_parquet
-from overlapscope.timeline.store.packed import Packed, PackedCollectives, PackedTable
+from overlapscope.timeline.store.arrow_tables import from_arrow, open_parquet
+from overlapscope.timeline.store.packed import PackedCollectives, PackedColumn, PackedTable
 from overlapscope.timeline.store.validity import check_possible
 
 TABLES: Final[dict[str, type[Columns]]] = {
@@ -90,7 +90,12 @@ class StoredRank(RankTimeline, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def of(
-        cls, timeline: RankTimeline, folder: Path, kept: "Kept", large: Mapping[str, "UnloadedTable"], **changed: Any
+        cls,
+        timeline: RankTimeline,
+        folder: Path,
+        kept: "TableCache",
+        large: Mapping[str, "UnloadedTable"],
+        **changed: Any,
     ) -> "StoredRank":
         """Return the timeline with changed values and without its large tables, which are read from `folder`."""
         values = {
@@ -98,7 +103,7 @@ class StoredRank(RankTimeline, frozen=True, kw_only=True, dict=True):
         } | changed
         if not isinstance(values["collectives"], PackedCollectives):
             values["collectives"] = PackedCollectives.of(PackedTable.of(timeline.collectives).put_aside(kept.aside))
-        found = without_fields(cls, LARGE_TABLES, **values)
+        found = make_without_fields(cls, LARGE_TABLES, **values)
         vars(found).update(_rank_path=folder, _kept=kept, _large=large)
         return found
 
@@ -111,7 +116,7 @@ class StoredRank(RankTimeline, frozen=True, kw_only=True, dict=True):
     def with_dimension(self, names: tuple[str, ...], dimension: Codes) -> "StoredRank":
         """Return the rank with the dimensions of its calls, its large tables where they are."""
         calls: PackedCollectives = self.collectives  # type: ignore[assignment]  # as `of` makes them
-        packed = calls.packed.with_column("dimension", Packed.of(dimension, -1).put_aside(self._kept.aside))
+        packed = calls.packed.with_column("dimension", PackedColumn.of(dimension, -1).put_aside(self._kept.aside))
         changed = {"names": names, "collectives": PackedCollectives.of(packed)}
         return StoredRank.of(self, self._rank_path, self._kept, self._large, **changed)
 
@@ -130,7 +135,7 @@ class StoredRank(RankTimeline, frozen=True, kw_only=True, dict=True):
         return RankTimeline(**values)
 
 
-class Kept:
+class TableCache:
     """A cache of the large tables that were used last, of all ranks of a run."""
 
     def __init__(self, rows: int = KEPT_ROWS) -> None:
@@ -139,7 +144,7 @@ class Kept:
         self._plain: OrderedDict[tuple[Path, str], Columns] = OrderedDict()
         self._read = 0
         self._lock = Lock()
-        self.aside = Aside()
+        self.aside = SpillStore()
         """Store of the packed tables of calls, which are never dropped."""
 
     def table(
@@ -213,7 +218,7 @@ def _read_again(folder: Path, name: str, names: tuple[str, ...], stored: Unloade
     return found
 
 
-def open_rank(bare: RankTimeline, folder: Path, kept: Kept) -> StoredRank:
+def open_rank(bare: RankTimeline, folder: Path, kept: TableCache) -> StoredRank:
     """Read and check a rank like `read_rank`, and drop its large tables except those that `kept` has room for."""
     states = {name: _state(folder, name) for name in LARGE_TABLES}
     timeline = read_rank(bare, folder)
@@ -245,9 +250,9 @@ def read_table(folder: Path, name: str, kind: type[T], names: NameTable, rank: i
 
     A table of another rank than `rank` counts as damaged.
     """
-    content = plain_content(folder / f"{name}.parquet")
+    content = read_regular(folder / f"{name}.parquet")
     try:
-        file = opened_parquet(pa.BufferReader(content))
+        file = open_parquet(pa.BufferReader(content))
         if rank is not None:
             check_rank(file, rank)
         there = set(file.schema_arrow.names)

@@ -23,7 +23,7 @@ from overlapscope.timeline.store.fact_files import FACTS, load_facts, missing_fa
 from overlapscope.timeline.store.lazy_rank import (
     EMPTY,
     UNREADABLE,
-    Kept,
+    TableCache,
     first_line,
     open_rank,
     read_rank,
@@ -42,11 +42,11 @@ from overlapscope.timeline.store.manifest import (
 from overlapscope.timeline.store.rank_files import check_against_entry, write_rank
 from overlapscope.timeline.store.read_ahead import available_cores, in_threads
 from overlapscope.timeline.store.run_directory import MANIFEST
-from overlapscope.timeline.store.run_folder import exists_already, is_taken, put_aside, replace_run
+from overlapscope.timeline.store.run_folder import already_exists, explain_interrupted, is_taken, replace_run
 
 AT_ONCE_BYTES: Final = 256 << 20
 """Most bytes for the tables of ranks that are read at the same time, however many cores there are."""
-A_SPAN_BYTES: Final = 200
+SPAN_BYTES: Final = 200
 """Bytes of a span while it is read: stored, decoded by Arrow, and as columns."""
 
 
@@ -57,7 +57,7 @@ def save_run(run: Run, path: Path, *, version: str, force: bool = False) -> None
     cannot be written.
     """
     if is_taken(path) and not force:
-        raise exists_already(path)
+        raise already_exists(path)
     with replace_run(path) as temporary:
         fill_run(run, temporary, version=version)
 
@@ -101,7 +101,7 @@ def load_run(path: Path) -> Run:
     ranks: dict[int, RankTimeline] = {}
     sources = list(manifest.sources)
     problems = []
-    kept = Kept()
+    kept = TableCache()
     told = find_ranks(path, manifest)
     for folder, rank, why in told.unread:
         problems.append(f"{folder.name} left out: {why}")
@@ -126,7 +126,7 @@ def load_run(path: Path) -> Run:
     if not unread:
         unread = missing_facts(facts, manifest.facts or {})
     sources += [Source(path=str(path / FACTS), format="overlapscope", warnings=(each,)) for each in unread]
-    sources += [Source(path=str(path), format="overlapscope", warnings=(each,)) for each in put_aside(path)]
+    sources += [Source(path=str(path), format="overlapscope", warnings=(each,)) for each in explain_interrupted(path)]
     if size(facts.links) == 0:
         facts = join_facts([facts, recorded_links(ranks.values())])
     if not ranks and not facts:
@@ -165,10 +165,10 @@ def _is_possible(group: Group) -> bool:
 def _at_once(entries: Sequence[RankEntry]) -> int:
     """Return how many ranks may be read at a time: one for each core, but no more than there is room for."""
     most = max((entry.spans for entry in entries), default=0)
-    return max(1, min(available_cores(), AT_ONCE_BYTES // max(1, most * A_SPAN_BYTES)))
+    return max(1, min(available_cores(), AT_ONCE_BYTES // max(1, most * SPAN_BYTES)))
 
 
-def _opened(path: Path, kept: Kept, entry: RankEntry) -> RankTimeline | str:
+def _opened(path: Path, kept: TableCache, entry: RankEntry) -> RankTimeline | str:
     """Return a rank, or why it is left out."""
     try:
         timeline = open_rank(_without_tables(entry), _rank_path(path, entry), kept)

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from overlapscope.errors import InputError, NewerSchemaError
-from overlapscope.files.safe_open import plain_content
+from overlapscope.files.safe_open import read_regular
 from overlapscope.timeline.run import MAX_RANKS, Group, Source
 from overlapscope.timeline.store.run_directory import MANIFEST, RANK_ENTRY, is_run_directory
 
@@ -147,7 +147,7 @@ def _read_entries(path: Path) -> tuple[dict[int, RankEntry], list[tuple[Path, in
     for folder in sorted(each for each in path.glob("rank_*") if is_rank_folder(each.name)):
         number = int(folder.name.removeprefix("rank_")[:9])
         try:
-            entry = msgspec.json.decode(plain_content(folder / RANK_ENTRY), type=RankEntry)
+            entry = msgspec.json.decode(read_regular(folder / RANK_ENTRY), type=RankEntry)
         except OSError as error:
             unread.append((folder, number, f"{RANK_ENTRY}: {error.strerror}" if error.strerror else str(error)))
         except _DAMAGED as error:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from overlapscope.files.spill import ArrayInMemory, Aside, Put, without_fields
+from overlapscope.files.spill import ArrayInMemory, SpilledArray, SpillStore, make_without_fields
 from overlapscope.timeline.columns import MISSING, NONE, Collectives, Columns, Ints, T, column_kinds
 from overlapscope.timeline.intervals import EMPTY, Intervals
 
@@ -22,13 +22,13 @@ RELATIVE_COLUMNS: Final = frozenset({"end_ns", "launch_ns"})
 """... and those that are kept by their distance from it."""
 
 
-class Packed(msgspec.Struct, frozen=True, kw_only=True):
+class PackedColumn(msgspec.Struct, frozen=True, kw_only=True):
     """One column of integers."""
 
     rows: int
     low: int
     """The least value; the only one where there are no `places`."""
-    places: Put | None
+    places: SpilledArray | None
     """How far each value lies above; where some are missing, 0 is missing and 1 is the least."""
     missing: int | None
     dtype: np.dtype[Any]
@@ -68,7 +68,7 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True):
             found[places == 0] = self.missing
         return found
 
-    def put_aside(self, aside: Aside) -> Self:
+    def put_aside(self, aside: SpillStore) -> Self:
         """Return the same column, its values put aside."""
         return self if self.places is None else replace(self, places=aside.put(self.places.values()))
 
@@ -77,8 +77,8 @@ class PackedIntervals(msgspec.Struct, frozen=True, kw_only=True):
     """Sorted, disjoint intervals by what lies in and between them."""
 
     first: int
-    lengths: Packed
-    gaps: Packed
+    lengths: PackedColumn
+    gaps: PackedColumn
     """Between each and the next."""
 
     @classmethod
@@ -87,11 +87,11 @@ class PackedIntervals(msgspec.Struct, frozen=True, kw_only=True):
         starts, ends = plain
         return cls(
             first=int(starts[0]) if starts.size else 0,
-            lengths=Packed.of(ends - starts, NONE),
-            gaps=Packed.of(starts[1:] - ends[:-1], NONE),
+            lengths=PackedColumn.of(ends - starts, NONE),
+            gaps=PackedColumn.of(starts[1:] - ends[:-1], NONE),
         )
 
-    def put_aside(self, aside: Aside) -> Self:
+    def put_aside(self, aside: SpillStore) -> Self:
         """Return the same intervals, put aside."""
         return replace(self, lengths=self.lengths.put_aside(aside), gaps=self.gaps.put_aside(aside))
 
@@ -110,7 +110,7 @@ class PackedIntervals(msgspec.Struct, frozen=True, kw_only=True):
 class PackedTable(msgspec.Struct, frozen=True, kw_only=True):
     """The columns of a table."""
 
-    columns: Mapping[str, Packed]
+    columns: Mapping[str, PackedColumn]
     first: int | None
     """The first value of the column of times that is kept by its differences; None where it is kept as it is."""
     beside: frozenset[str]
@@ -137,7 +137,7 @@ class PackedTable(msgspec.Struct, frozen=True, kw_only=True):
                 if ((apart != NONE) == known).all():  # times so far apart that their distance is none are damage
                     values = apart
                     beside.add(name)
-            columns[name] = Packed.of(values, int(MISSING[kind]))
+            columns[name] = PackedColumn.of(values, int(MISSING[kind]))
         return cls(columns=columns, first=int(start[0]) if whole else None, beside=frozenset(beside))
 
     def column(self, name: str) -> npt.NDArray[Any]:
@@ -157,11 +157,11 @@ class PackedTable(msgspec.Struct, frozen=True, kw_only=True):
         """Return the whole table as it was."""
         return kind(**{name: self.column(name) for name in self.columns})
 
-    def put_aside(self, aside: Aside) -> Self:
+    def put_aside(self, aside: SpillStore) -> Self:
         """Return the same table, its columns put aside."""
         return replace(self, columns={name: each.put_aside(aside) for name, each in self.columns.items()})
 
-    def with_column(self, name: str, column: Packed) -> Self:
+    def with_column(self, name: str, column: PackedColumn) -> Self:
         """Return the table with another column in place of one that is no time."""
         return replace(self, columns={**self.columns, name: column})
 
@@ -182,7 +182,7 @@ class PackedCollectives(Collectives, frozen=True, kw_only=True, dict=True):
     @classmethod
     def of(cls, packed: PackedTable) -> "PackedCollectives":
         """Return the calls of a packed table."""
-        found = without_fields(cls, _CALLS)
+        found = make_without_fields(cls, _CALLS)
         vars(found)["packed"] = packed
         return found
 

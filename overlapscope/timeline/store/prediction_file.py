@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from overlapscope.errors import InputError
-from overlapscope.files.safe_open import opened_plain
+from overlapscope.files.safe_open import open_regular
 
 NAME: Final = "predictions.json"
 MAX_BYTES: Final = 16 * 2**20
@@ -20,7 +20,7 @@ def read_predictions(run: Path, kind: type[T]) -> T | None:
     """
     place = run / NAME
     try:
-        with opened_plain(place) as file:
+        with open_regular(place) as file:
             content = file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.errors import InputError, UsageError
-from overlapscope.files.atomic import flush_below, flush_folder, umask
+from overlapscope.files.atomic import flush_folder, flush_tree, umask
 from overlapscope.files.temporary_folder import (
-    held_folder,
     hold_folder,
     list_temporary_folders,
+    locked_folder,
     make_locked_folder,
     remove_abandoned,
 )
@@ -56,12 +56,14 @@ def write_then_replace(path: Path, *, durable: bool = True) -> Iterator[Path]:
     `durable` is as in `take_place`.
     """
     _put_in_order(path)
-    with held_folder(path.parent, _prefix(path, "new")) as temporary:
+    with locked_folder(path.parent, _prefix(path, "new")) as temporary:
         yield temporary
-        take_place(temporary, path, durable=durable)
+        move_into_place(temporary, path, durable=durable)
 
 
-def take_place(temporary: Path, path: Path, *, durable: bool = True, on_disk: Container[int] = frozenset()) -> None:
+def move_into_place(
+    temporary: Path, path: Path, *, durable: bool = True, on_disk: Container[int] = frozenset()
+) -> None:
     """Rename a folder of the same file system to `path`, replacing what is there. Raises OSError.
 
     If `durable`, one of the two is complete after a power cut: the new folder's files are flushed to disk before it is
@@ -69,7 +71,7 @@ def take_place(temporary: Path, path: Path, *, durable: bool = True, on_disk: Co
     """
     os.chmod(temporary, 0o777 & ~umask())
     if durable:
-        flush_below(temporary, on_disk)
+        flush_tree(temporary, on_disk)
     if path.exists():
         _exchange(temporary, path, durable=durable)
     else:
@@ -99,7 +101,7 @@ def _take_back(aside: Path, path: Path) -> None:
         aside.rmdir()  # not with a run in it
 
 
-def exists_already(path: Path) -> UsageError:
+def already_exists(path: Path) -> UsageError:
     """Return the error for an output path that exists."""
     said = f"{path} exists already; choose another place, or replace it with"
     return UsageError(f"{said} force=True", in_shell=f"{said} -f")
@@ -121,7 +123,7 @@ def _put_in_order(path: Path) -> None:
         remove_abandoned(path.parent, _prefix(path, "old"))
 
 
-def where_is(path: Path) -> str:
+def explain_missing(path: Path) -> str:
     """Return why a path does not exist, and where its run is if replacing it was interrupted."""
     for aside in _asides(path):
         return f"no such file or folder; {_put_back(aside / path.name, path)}"
@@ -130,7 +132,7 @@ def where_is(path: Path) -> str:
     return "no such file or folder"
 
 
-def put_aside(folder: Path) -> list[str]:
+def explain_interrupted(folder: Path) -> list[str]:
     """Return a message for each run in a folder whose replacement was interrupted: where it is."""
     try:
         named = [_ASIDE.fullmatch(each) for each in sorted(os.listdir(folder))]

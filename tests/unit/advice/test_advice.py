@@ -20,8 +20,8 @@ from overlapscope.cli.main import main
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text.advice import PAGES
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.ddp_predict import answer
-from overlapscope.whatif.ddp_recording import from_run
+from overlapscope.whatif.ddp_predict import predict_ddp
+from overlapscope.whatif.ddp_recording import ddp_case_of_run
 from overlapscope.whatif.result import Best, WhatIf
 from tests.conftest import ROOT, shared_file
 from tests.support.ddp_cases import Made, recorded
@@ -38,7 +38,7 @@ def advised(run: Run) -> dict[str, Recommendation]:
 
 
 def replayed(made: Made) -> WhatIf:
-    return answer(from_run(recorded(made)), search=False)
+    return predict_ddp(ddp_case_of_run(recorded(made)), search=False)
 
 
 def test_one_bucket_that_nothing_overlaps_is_advised_against_and_small_ones_are_left_alone() -> None:
@@ -119,8 +119,10 @@ def test_views_are_advised_where_buckets_take_memory_of_their_own() -> None:
         for rank, each in run.ranks.items()
     }
     assert "bucket_view" not in advised(run)
-    case = from_run(replace(run, ranks=ranks))
-    found = {each.id: each for each in bucket_advice(answer(replace(case, copied_ns_per_byte=0.05), search=False), 4)}
+    case = ddp_case_of_run(replace(run, ranks=ranks))
+    found = {
+        each.id: each for each in bucket_advice(predict_ddp(replace(case, copied_ns_per_byte=0.05), search=False), 4)
+    }
     assert found["bucket_view"].memory_bytes == -8 * 2**20
 
 
@@ -167,7 +169,7 @@ def test_views_that_the_best_settings_hold_are_not_advised_again(monkeypatch: py
 
 def test_a_predicted_gain_of_views_takes_the_place_of_the_copies_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     run = recorded(ONE)
-    case = from_run(run)
+    case = ddp_case_of_run(run)
     unset = replace(case, baseline=replace(case.baseline, gradient_as_bucket_view=False), copied_ns_per_byte=0.05)
     copies = replace(
         advised(run)["bucket_cap"], id="communication_copies", apply={"ddp": "DistributedDataParallel(...)"}

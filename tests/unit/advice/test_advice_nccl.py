@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import by_rules
 from overlapscope.advice.nccl_settings import Library, fewer_channels, tuner_lines, version_of, without_algorithm
-from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.result import Recommendation
 from overlapscope.ingest.read_run import read_inputs
@@ -30,7 +30,7 @@ def of_log(tmp_path: Path, *lines: str) -> dict[str, Recommendation]:
 
 
 def of_run(run: Run, bandwidth: Facts | None = None) -> dict[str, Recommendation]:
-    together = across(run)
+    together = match_and_align(run)
     return {each.id: each for each in by_rules(run, analyze(run, together, bandwidth), together)}
 
 

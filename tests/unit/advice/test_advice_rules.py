@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.advise import RULES, advise, analyzed, by_rules, ranked
+from overlapscope.advice.advise import RULES, advise, analyze_with_advice, by_rules, ranked
 from overlapscope.advice.late_launches import late_launches
-from overlapscope.advice.rule_input import Given
-from overlapscope.analysis.across_ranks import across
+from overlapscope.advice.rule_input import RuleInput
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.result import Recommendation
 from overlapscope.ingest.read_run import read_inputs
@@ -26,7 +26,7 @@ from tests.support.step_cases import STEP, US, Item, Kernel, Range, Ready, Sent,
 
 def fired(run: Run) -> dict[str, Recommendation]:
     """Return what rules recommend, by id."""
-    together = across(run)
+    together = match_and_align(run)
     return {each.id: each for each in by_rules(run, analyze(run, together), together)}
 
 
@@ -316,9 +316,9 @@ def test_a_sound_step_gets_nothing() -> None:
 
 def test_where_waiting_dominates_nothing_else_is_said_whatever_else_would_be() -> None:
     run = read_inputs([shared_file("kineto/megatron_tp8")])
-    together = across(run)
+    together = match_and_align(run)
     analysis = analyze(run, together)
-    assert late_launches(Given.of(run, analysis, together)) is not None
+    assert late_launches(RuleInput.of(run, analysis, together)) is not None
     assert [each.id for each in by_rules(run, analysis, together)] == ["late_rank"]
     assert [each.id for each in advise(run, analysis, together)[0]] == ["late_rank"]
 
@@ -390,8 +390,8 @@ def test_no_rule_fires_on_the_projects_own_runs(name: str) -> None:
 
 
 def test_every_rule_stands_a_run_without_anything() -> None:
-    empty = Given.of(
-        Run(world_size=1, ranks={}), analyze(Run(world_size=1, ranks={})), across(Run(world_size=1, ranks={}))
+    empty = RuleInput.of(
+        Run(world_size=1, ranks={}), analyze(Run(world_size=1, ranks={})), match_and_align(Run(world_size=1, ranks={}))
     )
     assert [rule(empty) for rule in RULES] == [None] * len(RULES)
 
@@ -408,8 +408,8 @@ def test_no_rule_raises_whatever_is_missing_or_wrong_in_the_tables(seed: int) ->
     for run in sound * 5:
         ranks = {rank: damaged(each, drawn) for rank, each in run.ranks.items()}
         broken = replace(run, ranks=ranks)
-        together = across(broken)
-        given = Given.of(broken, analyze(broken, together), together)
+        together = match_and_align(broken)
+        given = RuleInput.of(broken, analyze(broken, together), together)
         for each in [found for rule in RULES if (found := rule(given)) is not None]:
             assert each.gain_high_ns is None or each.gain_high_ns >= 0
 
@@ -428,7 +428,7 @@ def damaged(timeline: RankTimeline, drawn: random.Random) -> RankTimeline:
 
 
 def test_an_analysis_holds_them_and_its_text_shows_the_first_three_with_milliseconds() -> None:
-    analysis = analyzed(
+    analysis = analyze_with_advice(
         always(Kernel(start=0, end=700), Sent(start=761, end=821, launch=760), Kernel(start=825, end=990, launch=762))
     )
     assert [each.id for each in analysis.recommendations] == ["late_launches"]
@@ -440,6 +440,6 @@ def test_an_analysis_holds_them_and_its_text_shows_the_first_three_with_millisec
         steps[0].command,
         True,
     )
-    shown = advice_text.shortly(analysis.recommendations * 5)
+    shown = advice_text.render_brief(analysis.recommendations * 5)
     assert [line[:2] for line in shown.splitlines()[1:5]] == ["1.", "2.", "3.", "2 "]
     assert "What to change" not in text.render(analyze(recorded(Made(ready=(9,), elements=(9,), buckets=((0,),)))))

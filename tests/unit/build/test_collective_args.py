@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from overlapscope.ingest.build.collective_args import (
     CollectiveArgs,
-    count,
     dtype_name,
-    elements_of,
     from_concrete_inputs,
     group_ranks,
     input_dtype,
     input_elements,
+    parse_count,
     parse_ranks,
+    tensor_elements,
 )
 from overlapscope.timeline.operations import ITEM_BYTES, full_elements
 
@@ -69,7 +69,7 @@ def test_item_sizes_are_those_of_numpy():
 
 @pytest.mark.parametrize(("value", "number"), [(0, 0), (7, 7), ("7", 7), (" 12 ", 12), (2**61, 2**61)])
 def test_a_whole_number_may_stand_as_number_or_text(value, number):
-    assert count(value) == number
+    assert parse_count(value) == number
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_whole_number_may_stand_as_number_or_text(value, number):
     ids=lambda value: repr(value)[:20],
 )
 def test_what_is_no_count_is_unknown(value):
-    assert count(value) is None
+    assert parse_count(value) is None
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,12 @@ def test_what_is_no_count_is_unknown(value):
     ],
 )
 def test_elements_are_the_product_of_dims_and_the_sum_over_tensors(dims, elements):
-    assert elements_of(dims) == elements
+    assert tensor_elements(dims) == elements
 
 
 @pytest.mark.parametrize("dims", [[-4], [-4, -2], [[8], [-4]], [2**40, 2**40]], ids=repr)
 def test_impossible_dims_give_no_elements(dims):
-    assert elements_of(dims) is None
+    assert tensor_elements(dims) is None
 
 
 def test_a_collective_of_several_tensors_moves_all_of_them():

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.ingest.build.host_ranges import NOWHERE, innermost
+from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
 
 Range = tuple[int, int, int]
 
@@ -27,7 +27,7 @@ def searched(ranges: list[Range], lane: int, moment: int, chosen: list[bool] | N
 def assert_found(ranges: list[Range], asked: list[tuple[int, int]], chosen: list[bool] | None = None) -> None:
     lanes, moments = np.array(asked, np.int64).reshape(-1, 2).T
     mask = None if chosen is None else np.array(chosen, np.bool_)
-    rows = innermost(*table(ranges), lanes, moments, mask)
+    rows = innermost_range(*table(ranges), lanes, moments, mask)
     assert rows.shape == (len(asked),)
     for row, (lane, moment) in zip(rows.tolist(), asked, strict=True):
         expected = searched(ranges, lane, moment, chosen)
@@ -88,21 +88,21 @@ def test_a_range_holds_its_start_and_not_its_end():
 
 
 def test_of_ranges_that_start_together_the_shortest_is_innermost():
-    rows = innermost(*table([(0, 5, 9), (0, 5, 20), (0, 5, 7)]), np.zeros(3, np.int64), np.array([6, 8, 15]))
+    rows = innermost_range(*table([(0, 5, 9), (0, 5, 20), (0, 5, 7)]), np.zeros(3, np.int64), np.array([6, 8, 15]))
     assert rows.tolist() == [2, 0, 1]
 
 
 def test_another_lane_holds_nothing():
-    rows = innermost(*table([(3, 0, 100)]), np.array([2, 3, 4]), np.array([50, 50, 50]))
+    rows = innermost_range(*table([(3, 0, 100)]), np.array([2, 3, 4]), np.array([50, 50, 50]))
     assert rows.tolist() == [NOWHERE, 0, NOWHERE]
 
 
 def test_without_ranges_nothing_is_found():
-    assert innermost(*table([]), np.array([0]), np.array([1])).tolist() == [NOWHERE]
+    assert innermost_range(*table([]), np.array([0]), np.array([1])).tolist() == [NOWHERE]
 
 
 def test_without_chosen_ranges_nothing_is_found():
-    found = innermost(*table([(0, 0, 9)]), np.array([0]), np.array([1]), np.array([False]))
+    found = innermost_range(*table([(0, 0, 9)]), np.array([0]), np.array([1]), np.array([False]))
     assert found.tolist() == [NOWHERE]
 
 

@@ -19,9 +19,9 @@ from overlapscope.ingest.build.kernel_names import (
     LIBRARY_RANGE,
     UNPLACED,
     Classifier,
-    Placement,
-    operation,
-    speaks_of_comm,
+    KernelClass,
+    canonical_operation,
+    may_describe_collective,
     surrounds_collective,
 )
 
@@ -76,7 +76,7 @@ COMPUTE_KERNELS = [
 ]  # fmt: skip
 
 
-def placed(name: str) -> Placement:
+def placed(name: str) -> KernelClass:
     placement, by_user = Classifier().place(name)
     assert not by_user
     return placement
@@ -92,8 +92,8 @@ def test_every_example_is_placed_by_its_own_rule(place, example):
     rule = TABLE["rule"][place]
     found = re.search(rule["pattern"], example)
     spelled = found.groupdict().get("op")
-    op = operation(spelled) if spelled else rule.get("op")
-    assert placed(example) == Placement(ROLES[rule["role"]], op)
+    op = canonical_operation(spelled) if spelled else rule.get("op")
+    assert placed(example) == KernelClass(ROLES[rule["role"]], op)
 
 
 def test_every_rule_has_an_example_and_a_source():
@@ -114,7 +114,7 @@ def test_whatever_a_rule_matches_contains_one_of_its_texts(row):
 def test_a_name_of_other_letters_is_searched_whatever_it_contains():
     assert re.search("(?i)sort", "\u017fort")
     assert "sort" not in "\u017fort".lower()
-    assert placed("\u017fort_kernel") == Placement(COMPUTES)
+    assert placed("\u017fort_kernel") == KernelClass(COMPUTES)
 
 
 def test_the_texts_to_look_for_first_change_no_placement(monkeypatch):
@@ -136,13 +136,13 @@ def test_a_name_that_only_looks_like_communication_is_none(entry):
 
 @pytest.mark.parametrize(("spelling", "canonical"), TABLE["operations"].items(), ids=list(TABLE["operations"]))
 def test_every_spelling_of_the_table_names_its_operation(spelling, canonical):
-    assert operation(spelling) == canonical
+    assert canonical_operation(spelling) == canonical
     assert canonical in CANONICAL
 
 
 @pytest.mark.parametrize("name", COMPUTE_KERNELS, ids=lambda name: name[:50])
 def test_common_compute_kernels_are_known_to_compute(name):
-    assert placed(name) == Placement(COMPUTES)
+    assert placed(name) == KernelClass(COMPUTES)
 
 
 @pytest.mark.parametrize("op", [rule["op"] for rule in TABLE["rule"] if "op" in rule])
@@ -166,7 +166,7 @@ def test_the_operation_of_a_rule_is_a_canonical_one(op):
     ],
 )
 def test_a_name_gives_role_and_operation(name, role, op):
-    assert placed(name) == Placement(role, op)
+    assert placed(name) == KernelClass(role, op)
 
 
 # --- the user's patterns --------------------------------------------------------------------------------------------
@@ -174,22 +174,25 @@ def test_a_name_gives_role_and_operation(name, role, op):
 
 def test_the_users_patterns_come_before_the_tables():
     classifier = Classifier(comm=["^my_gemm"], compute=["^ncclDevKernel_Generic"])
-    assert classifier.place("my_gemm_kernel") == (Placement(COMMUNICATES), True)
-    assert classifier.place("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)") == (Placement(COMPUTES), True)
-    assert classifier.place("ncclDevKernel_SendRecv") == (Placement(COMMUNICATES, "send_recv"), False)
-    assert classifier.place("my_own_kernel") == (Placement(UNPLACED), False)
+    assert classifier.place("my_gemm_kernel") == (KernelClass(COMMUNICATES), True)
+    assert classifier.place("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)") == (
+        KernelClass(COMPUTES),
+        True,
+    )
+    assert classifier.place("ncclDevKernel_SendRecv") == (KernelClass(COMMUNICATES, "send_recv"), False)
+    assert classifier.place("my_own_kernel") == (KernelClass(UNPLACED), False)
 
 
 def test_a_users_pattern_may_name_the_operation():
     classifier = Classifier(comm=[r"mesh_(?P<op>\w+?)_kernel"])
-    assert classifier.place("mesh_allgather_kernel") == (Placement(COMMUNICATES, "all_gather"), True)
-    assert classifier.place("mesh_mystery_kernel") == (Placement(COMMUNICATES, None), True)
+    assert classifier.place("mesh_allgather_kernel") == (KernelClass(COMMUNICATES, "all_gather"), True)
+    assert classifier.place("mesh_mystery_kernel") == (KernelClass(COMMUNICATES, None), True)
 
 
 def test_a_second_question_gets_the_same_answer():
     classifier = Classifier(comm=["mine"])
-    assert classifier.place("mine") == classifier.place("mine") == (Placement(COMMUNICATES), True)
-    assert classifier.place("gemm") == classifier.place("gemm") == (Placement(COMPUTES), False)
+    assert classifier.place("mine") == classifier.place("mine") == (KernelClass(COMMUNICATES), True)
+    assert classifier.place("gemm") == classifier.place("gemm") == (KernelClass(COMPUTES), False)
 
 
 @pytest.mark.parametrize("pattern", ["(", "[a", "*", "a{99999999999999999999}"])
@@ -207,7 +210,7 @@ def test_a_pattern_that_is_no_regular_expression_is_refused_by_its_option(option
 
 @pytest.mark.parametrize("canonical", sorted(set(TABLE["operations"].values())))
 def test_a_canonical_operation_names_itself(canonical):
-    assert operation(canonical) == canonical
+    assert canonical_operation(canonical) == canonical
 
 
 @pytest.mark.parametrize(
@@ -221,12 +224,12 @@ def test_a_canonical_operation_names_itself(canonical):
     ],
 )
 def test_case_and_underscores_around_an_operation_do_not_matter(spelling, op):
-    assert operation(spelling) == op
+    assert canonical_operation(spelling) == op
 
 
 @pytest.mark.parametrize("spelling", ["", "mystery", "reduce_kernel", None, 3, ["allreduce"]])
 def test_what_is_no_operation_has_no_name(spelling):
-    assert operation(spelling) is None
+    assert canonical_operation(spelling) is None
 
 
 @pytest.mark.parametrize(
@@ -247,7 +250,7 @@ def test_what_is_no_operation_has_no_name(spelling):
     ],
 )
 def test_host_ranges_are_told_apart(name, speaks, surrounds):
-    assert speaks_of_comm(name) == speaks
+    assert may_describe_collective(name) == speaks
     assert surrounds_collective(name) == surrounds
 
 

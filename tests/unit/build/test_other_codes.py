@@ -4,10 +4,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import asdict, replace
 
-from overlapscope.advice.advise import analyzed
+from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.kernel_changes import kernel_sums
-from overlapscope.analysis.kernels import kernels_of
+from overlapscope.analysis.kernels import sum_kernels
 from overlapscope.analysis.matching import match
 from overlapscope.analysis.point_to_point import match_pairs
 from overlapscope.analysis.steps import step_windows
@@ -33,7 +33,7 @@ def test_an_analysis_does_not_follow_from_the_numbers_of_names() -> None:
     some = (0, 3, 5, 6, 9, 10, 11)
     run = run_of(simulate(Job(layout=Layout(tp=2, pp=2, dp=4, ep=2), moe=True, recorded=some, steps=2, seed=4)))
     other = replace(run, ranks={rank: renumbered(timeline) for rank, timeline in run.ranks.items()})
-    assert msgspec.json.encode(analyzed(other)) == msgspec.json.encode(analyzed(run))
+    assert msgspec.json.encode(analyze_with_advice(other)) == msgspec.json.encode(analyze_with_advice(run))
 
 
 def of_two_groups(op: str) -> Run:
@@ -61,7 +61,7 @@ def test_reasons_of_sends_are_told_in_the_order_of_their_first_call() -> None:
 
 def test_kernels_stand_in_the_order_of_their_first_span() -> None:
     timeline = next(iter(run_of(simulate(Job(layout=Layout(tp=2), steps=2))).ranks.values()))
-    found, other = (asdict(kernels_of(each)) for each in (timeline, renumbered(timeline)))
+    found, other = (asdict(sum_kernels(each)) for each in (timeline, renumbered(timeline)))
     assert len(found["name"]) > 1
     for column, values in found.items():
         np.testing.assert_array_equal(other[column], values)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from overlapscope.advice.replayed_settings import gather_advice
-from overlapscope.analysis.across_ranks import across
+from overlapscope.advice.replayed_settings import fsdp_advice
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest.read_run import read_inputs
@@ -21,11 +21,11 @@ from overlapscope.report.formats.json import schema as schema_of
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.calibrate import Fit
-from overlapscope.whatif.graph import Graph, Slowed, graph_job
+from overlapscope.whatif.graph import Graph, MutualSlowdown, graph_job
 from overlapscope.whatif.graph_case import GraphCase, graph_case
-from overlapscope.whatif.graph_predict import Wanted, answer_graphs, answer_run, bounds_of
-from overlapscope.whatif.parallelism import kind_of
-from overlapscope.whatif.predict import answer_recording
+from overlapscope.whatif.graph_predict import ReplayOptions, bounds_of, predict_graph_case, predict_graph_run
+from overlapscope.whatif.parallelism import parallelism_of
+from overlapscope.whatif.predict import predict_recording
 from overlapscope.whatif.recorded_graph import recorded_graphs
 from overlapscope.whatif.replay import Instruction, Launch, Wait, Work, replay
 from overlapscope.whatif.result import Scenario, WhatIf
@@ -40,13 +40,13 @@ def case_of(made: Made, *, on_host: bool = False) -> GraphCase:
     run = recorded(made, on_host=on_host)
     known = tuple(
         replace(each, value=0.0, low=0.0, high=0.0) if each.name in ("comm_share", "latency_us", "host_share") else each
-        for each in graph_case(run, across(run)).assumptions
+        for each in graph_case(run, match_and_align(run)).assumptions
     )
-    return replace(graph_case(run, across(run)), told=QUIET, assumptions=known)
+    return replace(graph_case(run, match_and_align(run)), told=QUIET, assumptions=known)
 
 
 def answered(made: Made, *speeds: float) -> WhatIf:
-    return answer_graphs(case_of(made), recorded(made), Wanted(link_speeds=speeds))
+    return predict_graph_case(case_of(made), recorded(made), ReplayOptions(link_speeds=speeds))
 
 
 def scenario(answer: WhatIf, **knobs: object) -> Scenario:
@@ -54,7 +54,7 @@ def scenario(answer: WhatIf, **knobs: object) -> Scenario:
 
 
 def replayed_ns(graph: Graph, speed: float = 1.0) -> float:
-    return replay(graph_job(graph, Slowed(), transfer_time=1 / speed)).step_ns
+    return replay(graph_job(graph, MutualSlowdown(), transfer_time=1 / speed)).step_ns
 
 
 # --- FSDP2 ----------------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_recorded_step_of_fsdp_is_met_by_its_replay(shape: dict[str, float]) -> None:
     made = fsdp(**shape)
-    graphs = recorded_graphs(recorded(made), across(recorded(made))).graphs
+    graphs = recorded_graphs(recorded(made), match_and_align(recorded(made))).graphs
     assert len(graphs) == 4
     for each in graphs:
         assert each.measured_ns == pytest.approx(step_ns(made), rel=1e-3)
@@ -112,7 +112,7 @@ def test_what_is_kept_gathered_and_what_is_gathered_ahead_takes_memory() -> None
 
 def test_what_fsdp_would_gain_is_recommended_in_its_own_calls() -> None:
     answer = answered(fsdp(modules=6), 2.0)
-    first = gather_advice(answer)[0]
+    first = fsdp_advice(answer)[0]
     (knob, value), *others = answer.best.knobs.items()
     assert (first.id, first.verdict) == ("fsdp_gathers", "change")
     assert f"{knob}={value}" in first.title
@@ -127,14 +127,14 @@ def test_what_fsdp_would_gain_is_recommended_in_its_own_calls() -> None:
         "modules_per_group": "fully_shard([",
     }
     assert calls[knob] in first.apply["fsdp2"]
-    trials = [each for each in gather_advice(answer) if each.changes_numerics]
+    trials = [each for each in fsdp_advice(answer) if each.changes_numerics]
     assert [each.verdict for each in trials] == ["trial"] * len(trials)
     assert all("MixedPrecisionPolicy(reduce_dtype=" in each.apply["fsdp2"] for each in trials)
 
 
 def test_no_call_of_fsdp_is_recommended_where_nothing_gains_or_nothing_is_sharded() -> None:
-    assert gather_advice(answered(fsdp(forward=400.0, backward=800.0, gather=2.0, scatter=2.0), 2.0)) == []
-    assert gather_advice(answered(tensor(), 2.0)) == []
+    assert fsdp_advice(answered(fsdp(forward=400.0, backward=800.0, gather=2.0, scatter=2.0), 2.0)) == []
+    assert fsdp_advice(answered(tensor(), 2.0)) == []
 
 
 def test_a_step_that_computes_for_long_is_left_alone() -> None:
@@ -154,7 +154,7 @@ def test_what_a_late_rank_costs_is_what_the_job_takes_without_it(slow: float) ->
     run = recorded(fsdp(slow=slow))
     row = scenario(answered(fsdp(slow=slow)), straggler_removed=1)
     assert row.predicted_step_ns == pytest.approx(step_ns(fsdp()), rel=0.01)
-    told = scenario(answer_run(run, across(run)), straggler_removed=1)
+    told = scenario(predict_graph_run(run, match_and_align(run)), straggler_removed=1)
     assert told.low_ns <= step_ns(fsdp()) <= told.high_ns
     assert told.gain_low <= told.gain <= told.gain_high
 
@@ -162,7 +162,7 @@ def test_what_a_late_rank_costs_is_what_the_job_takes_without_it(slow: float) ->
 def test_a_shifted_clock_changes_no_prediction() -> None:
     made = fsdp(slow=1.2)
     told = [recorded(made, shift_ns=(0, shift)) for shift in (0, 7_000_000)]
-    first, second = (answer_recording(run, [], Wanted(), search=False) for run in told)
+    first, second = (predict_recording(run, [], ReplayOptions(), search=False) for run in told)
     for one, other in zip(first.scenarios, second.scenarios, strict=True):
         assert one.predicted_step_ns == pytest.approx(other.predicted_step_ns, rel=1e-3)
 
@@ -170,7 +170,7 @@ def test_a_shifted_clock_changes_no_prediction() -> None:
 def test_on_threads_what_is_waited_for_at_once_is_predicted_and_prefetch_is_not_offered() -> None:
     made = fsdp(at_once=True, slow=1.1)
     case = case_of(made, on_host=True)
-    answer = answer_graphs(case, recorded(made, on_host=True), Wanted(link_speeds=(0.5, 2.0)))
+    answer = predict_graph_case(case, recorded(made, on_host=True), ReplayOptions(link_speeds=(0.5, 2.0)))
     assert answer.baseline.replay_error == pytest.approx(0, abs=0.005)
     assert not any("prefetch" in knob for each in answer.scenarios for knob in each.knobs)
     assert any("prefetching" in each for each in answer.reasons)
@@ -194,9 +194,10 @@ def test_ends_that_one_rank_sees_late_go_with_the_link_by_the_share_assumed() ->
     )
     seen = replace(run.ranks[1], collectives=replace(calls, end_ns=ends), spans=replace(spans, start_ns=begins))
     changed_run = replace(run, ranks={**run.ranks, 1: seen})
-    graph = recorded_graphs(changed_run, across(changed_run)).graphs[0]
+    graph = recorded_graphs(changed_run, match_and_align(changed_run)).graphs[0]
     fixed, moving = (
-        replay(graph_job(graph, Slowed(), transfer_time=2.0, late_share=share)).ended_ns[1] for share in (0.0, 1.0)
+        replay(graph_job(graph, MutualSlowdown(), transfer_time=2.0, late_share=share)).ended_ns[1]
+        for share in (0.0, 1.0)
     )
     assert moving > fixed
     assert replayed_ns(graph) == pytest.approx(step_ns(made), rel=0.01)
@@ -219,7 +220,9 @@ def test_a_trial_that_cannot_end_in_one_recorded_step_costs_itself_alone(at: int
     graphs = list(plain.graphs)
     graphs[at] = with_waits_swapped(graphs[at], 1, 2)
     odd = replace(plain, graphs=tuple(graphs))
-    whole, without = (answer_graphs(each, recorded(made), Wanted(link_speeds=(2.0,))) for each in (plain, odd))
+    whole, without = (
+        predict_graph_case(each, recorded(made), ReplayOptions(link_speeds=(2.0,))) for each in (plain, odd)
+    )
     gone = [each.knobs for each in whole.scenarios if each.knobs not in [one.knobs for one in without.scenarios]]
     assert {"forward_prefetch": 1} in gone
     assert all("forward_prefetch" in each for each in gone)
@@ -234,40 +237,42 @@ def test_a_recorded_step_that_cannot_end_is_left_out_and_all_of_them_are_refused
     made = fsdp()
     plain = case_of(made)
     bad = with_waits_swapped(plain.graphs[0], 1, 2)
-    answer = answer_graphs(replace(plain, graphs=(bad, *plain.graphs[1:])), recorded(made))
+    answer = predict_graph_case(replace(plain, graphs=(bad, *plain.graphs[1:])), recorded(made))
     assert "1 recorded steps have launches that cannot end so, and are left out" in answer.reasons
     assert answer.verdict == "change"
     with pytest.raises(InputError, match="orders that cannot end"):
-        answer_graphs(replace(plain, graphs=(bad,)), recorded(made))
+        predict_graph_case(replace(plain, graphs=(bad,)), recorded(made))
 
 
 def test_a_step_of_another_run_may_differ_as_much_as_recorded_steps_do_and_a_gain_may_not() -> None:
     case = replace(case_of(fsdp()), noise=0.01, drift=0.01)
     scattered = replace(case, drift=0.08)
-    calm, wild = (scenario(answer_graphs(each, recorded(fsdp())), forward_prefetch=1) for each in (case, scattered))
+    calm, wild = (
+        scenario(predict_graph_case(each, recorded(fsdp())), forward_prefetch=1) for each in (case, scattered)
+    )
     assert (wild.gain_low, wild.gain_high) == (calm.gain_low, calm.gain_high)
     base = case.measured_ns
     narrow, wide = ((each.high_ns - each.low_ns) / 2 / base for each in (calm, wild))
     assert wide**2 - narrow**2 == pytest.approx(0.08**2 - 0.01**2, rel=1e-3)
-    assert graph_case(recorded(fsdp()), across(recorded(fsdp()))).drift == 0.01  # steps that are all alike
+    assert graph_case(recorded(fsdp()), match_and_align(recorded(fsdp()))).drift == 0.01  # steps that are all alike
 
 
 def test_what_is_the_hosts_of_a_transfer_over_sockets_does_not_go_with_its_link() -> None:
     """All is waited for at once: twelve gathers of 15 units and six scatters of 15 are 270 units of link."""
     case = case_of(fsdp(at_once=True), on_host=True)
-    asked = Wanted(link_speeds=(0.5, 2.0))
+    asked = ReplayOptions(link_speeds=(0.5, 2.0))
     shared = tuple(
         replace(each, value=0.2, low=0.0, high=0.3) if each.name == "host_share" else each for each in case.assumptions
     )
     run = recorded(fsdp(at_once=True), on_host=True)
-    plain, told = (answer_graphs(each, run, asked) for each in (case, replace(case, assumptions=shared)))
+    plain, told = (predict_graph_case(each, run, asked) for each in (case, replace(case, assumptions=shared)))
     for speed, less in ((0.5, 0.2 * 270), (2.0, -0.2 * 270 / 2)):
         moved = scenario(plain, link_speed=speed).predicted_step_ns - scenario(told, link_speed=speed).predicted_step_ns
         assert moved == pytest.approx(less * UNIT_NS, rel=0.02)
-    names = {each.name for each in graph_case(run, across(run)).assumptions}
+    names = {each.name for each in graph_case(run, match_and_align(run)).assumptions}
     on_device = recorded(fsdp())
     assert "host_share" in names
-    assert "host_share" not in {each.name for each in graph_case(on_device, across(on_device)).assumptions}
+    assert "host_share" not in {each.name for each in graph_case(on_device, match_and_align(on_device)).assumptions}
 
 
 # --- tensor and pipeline parallelism --------------------------------------------------------------------------------
@@ -317,7 +322,7 @@ def test_other_kinds_are_met_and_predicted_over_other_links(made: Made, kind: st
 
 def test_formulas_of_other_algorithms_are_trials_that_no_setting_brings_about() -> None:
     case = case_of(tensor())
-    told = answer_graphs(case, recorded(tensor()), Wanted(algorithms=("double_binary_tree",)))
+    told = predict_graph_case(case, recorded(tensor()), ReplayOptions(algorithms=("double_binary_tree",)))
     row = scenario(told, algorithm="double_binary_tree")
     # A ring of two sends the size in each of its halves, half of it each; both trees send all of it up and down.
     assert row.predicted_step_ns > told.scenarios[0].predicted_step_ns
@@ -351,7 +356,7 @@ def jobs(draw: st.DrawFn) -> Made:
 @given(made=jobs())
 def test_any_recorded_step_is_met_and_keeps_within_its_bounds(made: Made) -> None:
     run = recorded(made)
-    graphs = recorded_graphs(run, across(run)).graphs
+    graphs = recorded_graphs(run, match_and_align(run)).graphs
     for each in graphs[:1]:
         assert replayed_ns(each) == pytest.approx(step_ns(made), rel=0.01)
         told = bounds_of(each)
@@ -377,7 +382,7 @@ def test_calls_that_cannot_be_paired_are_a_reason_to_abstain() -> None:
     sizes = run.ranks[1].collectives.bytes.copy()
     sizes[::3] += 4
     with pytest.raises(InputError, match="could not be paired"):
-        answer_recording(changed(run, 1, bytes=sizes), [], Wanted(), search=False)
+        predict_recording(changed(run, 1, bytes=sizes), [], ReplayOptions(), search=False)
 
 
 def test_steps_that_differ_are_a_reason_to_abstain() -> None:
@@ -387,7 +392,7 @@ def test_steps_that_differ_are_a_reason_to_abstain() -> None:
         sizes = np.where(steps == 2, 2, np.where(steps == 4, 3, np.where(steps == 6, 5, 7))) << 18
         run = changed(run, rank, bytes=sizes)
     with pytest.raises(InputError, match="not alike"):
-        recorded_graphs(run, across(run))
+        recorded_graphs(run, match_and_align(run))
 
 
 def test_a_job_that_splits_in_several_ways_gets_no_setting() -> None:
@@ -400,8 +405,8 @@ def test_a_job_that_splits_in_several_ways_gets_no_setting() -> None:
     }
     programmes[0] = [Launch(number), *made.programmes[0]]
     run = recorded(Made(programmes=programmes, calls=[*made.calls, extra]))
-    assert kind_of(run) == "mixed"
-    answer = answer_recording(run, [], Wanted(), search=False)
+    assert parallelism_of(run) == "mixed"
+    answer = predict_recording(run, [], ReplayOptions(), search=False)
     assert answer.verdict == "no_change"
     assert all(each.hypothetical for each in answer.scenarios[1:])
     assert any("several ways at once" in each for each in answer.reasons)
@@ -410,7 +415,7 @@ def test_a_job_that_splits_in_several_ways_gets_no_setting() -> None:
 def test_a_replay_that_misses_gives_no_advice() -> None:
     case = case_of(fsdp())
     wrong = tuple(replace(each, measured_ns=each.measured_ns * 1.1) for each in case.graphs)
-    answer = answer_graphs(replace(case, graphs=wrong), recorded(fsdp()))
+    answer = predict_graph_case(replace(case, graphs=wrong), recorded(fsdp()))
     assert answer.verdict == "insufficient_data"
     assert "misses the measured step" in answer.reasons[0]
     assert answer.best.knobs == {}
@@ -425,7 +430,7 @@ def test_damaged_calls_are_answered_or_refused(column: str, value: int) -> None:
         wrong = getattr(table, column).copy()
         wrong[rows] = value
         try:
-            answer = answer_recording(changed(run, 1, **{column: wrong}), [], Wanted(), search=False)
+            answer = predict_recording(changed(run, 1, **{column: wrong}), [], ReplayOptions(), search=False)
         except InputError:
             continue
         assert answer.scenarios[0].predicted_step_ns > 0
@@ -458,7 +463,7 @@ def test_the_command_answers_a_real_recording_of_fsdp(tmp_path: Path, capsys: py
 
 def test_waiting_that_dominates_names_the_rank_and_nothing_else() -> None:
     run = read_inputs([shared_file("kineto/megatron_tp8")])
-    answer = answer_recording(run, [], Wanted(), search=False)
+    answer = predict_recording(run, [], ReplayOptions(), search=False)
     assert answer.verdict == "no_change"
     assert abs(answer.baseline.replay_error or 1) <= 0.03
     assert "for rank 0 most" in answer.reasons[0]

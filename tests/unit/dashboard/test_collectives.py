@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from overlapscope.analysis.operation_times import OpTime
-from overlapscope.analysis.possible_bandwidth import Curve
+from overlapscope.analysis.possible_bandwidth import BandwidthCurve
 from overlapscope.analysis.result import Analysis
 from overlapscope.whatif.recorded_curves import recorded_curves
 from overlapscope_dashboards.pages import collectives as page
@@ -78,8 +78,8 @@ def test_columns_of_which_nothing_is_known_are_left_out(analysis: Analysis) -> N
 
 
 def test_tables_are_compared_with_calls_of_their_operation_and_ranks(analysis: Analysis) -> None:
-    def table(op: str, ranks: int | None) -> Curve:
-        return Curve(source="t", op=op, ranks=ranks, sizes=(1024, 2048), busbw_gbs=(1.0, 2.0))
+    def table(op: str, ranks: int | None) -> BandwidthCurve:
+        return BandwidthCurve(source="t", op=op, ranks=ranks, sizes=(1024, 2048), busbw_gbs=(1.0, 2.0))
 
     given = [table("all_reduce", 2), table("all_reduce", 4), table("all_gather", 2), table("all_reduce", None)]
     assert len(view.matching_benchmarks(given, recorded_curves(analysis.collectives))) == 2

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from overlapscope.analysis.compare import compare
-from overlapscope.analysis.measured_run import replicate
+from overlapscope.analysis.measured_run import measure_run
 from overlapscope.gate.policy import Policy
 from overlapscope.gate.verdict import judge
 from overlapscope_dashboards.compare import figures as view
@@ -44,7 +44,7 @@ def test_two_runs_are_compared_as_compare_and_gate_do(site: Site) -> None:
 
 @given(jobs(), jobs())
 def test_every_waterfall_goes_from_the_base_to_the_candidate(base: Job, candidate: Job) -> None:
-    comparison = compare([replicate(run_of(base), "a")], [replicate(run_of(candidate), "b")])
+    comparison = compare([measure_run(run_of(base), "a")], [measure_run(run_of(candidate), "b")])
     for drawn in view.waterfalls(comparison):
         at = drawn.base_ns
         for each in drawn.rows:

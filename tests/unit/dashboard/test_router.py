@@ -13,7 +13,7 @@ import pytest
 
 from overlapscope_dashboards.pages import pages
 from overlapscope_dashboards.runs import catalog as runs
-from overlapscope_dashboards.runs.catalog import MAX_RUNS, CatalogEntry, find, run_revision
+from overlapscope_dashboards.runs.catalog import MAX_RUNS, CatalogEntry, find_runs, run_revision
 from overlapscope_dashboards.runs.site import Site, parse_query, run_address
 from overlapscope_dashboards.server import listing, router
 from tests.conftest import ROOT
@@ -135,7 +135,7 @@ def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:
     root = folder_of_runs(tmp_path / "runs")
     (root / "link").symlink_to(outside)
     (root / "upward").symlink_to(tmp_path)
-    found = find([root])
+    found = find_runs([root])
     assert [each.name for each in found.runs] == ["baseline", "regressed"]
     assert found.notes == ("links that point outside the folder are not followed: 2",)
 
@@ -158,7 +158,7 @@ def test_a_link_in_a_circle_comes_to_an_end(tmp_path: Path) -> None:
     root = folder_of_runs(tmp_path / "runs")
     (root / "again").symlink_to(root)
     (root / "latest").symlink_to(root / "regressed")
-    assert [each.name for each in find([root]).runs] == ["baseline", "regressed"]
+    assert [each.name for each in find_runs([root]).runs] == ["baseline", "regressed"]
 
 
 def test_links_that_lead_nowhere_cost_their_run_and_no_other(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_links_that_lead_nowhere_cost_their_run_and_no_other(tmp_path: Path) -> 
 def test_a_file_that_vanishes_while_it_is_looked_at_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (place,) = find([copy_run(tmp_path / "run")]).runs
+    (place,) = find_runs([copy_run(tmp_path / "run")]).runs
     before = run_revision(place)
     plain, gone = os.scandir, Mock(is_dir=lambda **_: False, stat=Mock(side_effect=FileNotFoundError))
     gone.name = "vanished"
@@ -203,7 +203,7 @@ def test_a_run_of_an_impossible_year_is_listed(site: Site) -> None:
 
 def test_one_run_a_folder_of_traces_and_single_traces_are_one_run_each(tmp_path: Path) -> None:
     run = copy_run(tmp_path / "run")
-    assert [each.name for each in find([run]).runs] == ["run"]
+    assert [each.name for each in find_runs([run]).runs] == ["run"]
     traces = tmp_path / "traces"
     traces.mkdir()
     for rank in (0, 1):
@@ -226,13 +226,13 @@ def test_many_runs_are_listed_up_to_a_limit(tmp_path: Path) -> None:
         folder = tmp_path / f"{number:04d}"
         folder.mkdir()
         (folder / "run.json").write_text(json.dumps({"schema": "overlapscope.run/1"}), encoding="utf-8")
-    found = find([tmp_path])
+    found = find_runs([tmp_path])
     assert len(found.runs) == MAX_RUNS
     assert len(found.notes) == 1
 
 
 def test_what_changed_is_seen_by_size_and_by_time(tmp_path: Path) -> None:
-    (place,) = find([copy_run(tmp_path / "run")]).runs
+    (place,) = find_runs([copy_run(tmp_path / "run")]).runs
     first = run_revision(place)
     assert run_revision(place) == first
     os.utime(place.inputs[0] / "run.json", (2e9, 2e9))

@@ -16,7 +16,7 @@ import pytest
 from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.occupancy import STATES
 from overlapscope.timeline.store.manifest import RankEntry, read_manifest, recorded_ranks
-from overlapscope_dashboards.runs.catalog import find, run_revision
+from overlapscope_dashboards.runs.catalog import find_runs, run_revision
 from overlapscope_dashboards.timeline.cache import FOLDER, _windows, load_states, save_states
 from tests.support.dashboard_runs import copy_run
 from tests.unit.timeline.test_interrupted_writing import killed
@@ -226,7 +226,7 @@ def test_states_that_other_code_made_are_made_anew(run: Path) -> None:
 
 
 def test_a_file_of_equal_size_and_time_makes_another_revision(run: Path) -> None:
-    (place,) = find([run]).runs
+    (place,) = find_runs([run]).runs
     before, file = run_revision(place)[0], run / "rank_00001" / "spans.parquet"
     state, content = file.stat(), bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.prediction_check import Outcome, Prediction
 from overlapscope.analysis.result import Recommendation
-from overlapscope.cli.prediction_file import note
-from overlapscope.whatif.ddp_recording import RecordedCase, from_run
+from overlapscope.cli.prediction_file import add_noted
+from overlapscope.whatif.ddp_recording import RecordedCase, ddp_case_of_run
 from overlapscope.whatif.ddp_step import HALF, Settings
 from overlapscope.whatif.search import with_cap
 from overlapscope_dashboards.pages import what_if as page
@@ -28,7 +28,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 @pytest.fixture(scope="module")
 def case(site: Site) -> RecordedCase:
     opened = site.run(ids(site)["regressed"])
-    return from_run(opened.run, opened.cross_rank)
+    return ddp_case_of_run(opened.run, opened.cross_rank)
 
 
 def _page(site: Site, name: str, run: str = "regressed", **query: str) -> Any:
@@ -197,7 +197,9 @@ def test_the_page_tells_what_later_runs_measured_of_this_ones_predictions(tmp_pa
         present_step_ns=120_000_000, ranks=2, gradient_bytes=64, knobs={"bucket_cap_mb": 4.0}, step_ns=90_000_000,
         low_ns=80_000_000, high_ns=99_000_000,
     )  # fmt: skip
-    note(run, [made], [Outcome(prediction=made, run="later", measured_step_ns=100_000_000, inside=False, error=-0.1)])
+    add_noted(
+        run, [made], [Outcome(prediction=made, run="later", measured_step_ns=100_000_000, inside=False, error=-0.1)]
+    )
     said = words(router.show(site, address, {}).content)
     assert "0 of 1 measured prediction inside the interval, mean error 10.0 %" in said
     for each in ("2026-01-02", "later", "90.000", "80.000 to 99.000", "100.000", "outside"):

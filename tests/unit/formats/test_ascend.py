@@ -24,7 +24,7 @@ from overlapscope.ingest.formats import ascend
 from overlapscope.ingest.formats.ascend.device import operation_of
 from overlapscope.ingest.parsing.fact_tables import FigureRows
 from overlapscope.ingest.reader import ReadContext, Reading
-from overlapscope.ingest.registry import head_of, reader_of
+from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, UNCLASSIFIED
 from tests.conftest import shared_file
 from tests.support.builders import spelled
@@ -108,7 +108,7 @@ def write(path: Path, events: Sequence[dict[str, Any]]) -> Path:
 
 
 def read(path: Path) -> Reading:
-    reader = reader_of(head_of(path))
+    reader = find_reader(read_head(path))
     assert reader is not None
     return reader.read(path, ReadContext())
 
@@ -490,10 +490,10 @@ def test_a_cut_file_keeps_every_whole_event(tmp_path: Path) -> None:
 
 def test_a_kineto_array_is_not_claimed() -> None:
     for name in ("kineto/tracelens_mi210_gpu_only.json.gz", "kineto/tracelens_b200_eager.json.gz"):
-        assert not ascend.TRACE.recognises(head_of(shared_file(name)))
+        assert not ascend.TRACE.recognises(read_head(shared_file(name)))
     for path in sorted(shared_file("horovod").rglob("*")):
         if path.is_file():
-            assert not ascend.TRACE.recognises(head_of(path))
+            assert not ascend.TRACE.recognises(read_head(path))
 
 
 # --- tables, communication, notes -----------------------------------------------------------------------------------
@@ -521,7 +521,7 @@ def test_step_times_of_all_versions(tmp_path: Path) -> None:
         "4,13\n"
     )
     reading = read(path)
-    assert ascend.STEP_TIMES.recognises(head_of(path))
+    assert ascend.STEP_TIMES.recognises(read_head(path))
     by_column = spelled(reading.facts.figures, reading.facts.names)
     rows = list(zip(by_column["step"], by_column["subject"], by_column["name"], by_column["value"], strict=True))
     assert (12, "device 4", "computing_us", 10.5) in rows
@@ -605,7 +605,7 @@ def test_metadata_gives_groups_and_world_size(tmp_path: Path) -> None:
     }
     path.write_text(json.dumps({"distributed_args": {"rank": 0, "world_size": 8}, "parallel_group_info": groups}))
     reading = read(path)
-    assert ascend.INFO.recognises(head_of(path))
+    assert ascend.INFO.recognises(read_head(path))
     assert reading.world_size == 8
     assert [(g.name, g.description, g.size, g.ranks) for g in reading.groups] == [
         ("10.1.1.1%e_5_0_1", "tp", 2, (0, 1)),

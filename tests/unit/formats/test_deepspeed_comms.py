@@ -17,7 +17,7 @@ from overlapscope.analysis.collectives import bus_factor
 from overlapscope.analysis.result import Analysis
 from overlapscope.errors import OverlapScopeError
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.ingest.registry import head_of, reader_of
+from overlapscope.ingest.registry import find_reader, read_head
 from tests.property.test_fuzz import mutations
 
 LOGGED_AS = {
@@ -340,7 +340,7 @@ def test_a_row_without_an_operation_is_counted(tmp_path: Path) -> None:
 def test_texts_that_only_speak_of_it_are_not_claimed(text: str, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text(text)
-    reader = reader_of(head_of(path))
+    reader = find_reader(read_head(path))
     assert reader is None or reader.format == "kineto"
 
 

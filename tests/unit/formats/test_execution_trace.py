@@ -17,11 +17,11 @@ from msgspec.structs import replace
 
 import overlapscope
 from overlapscope.errors import InputError
-from overlapscope.ingest.build.call_timeline import Call, call_timeline
+from overlapscope.ingest.build.call_timeline import LoggedCall, call_timeline
 from overlapscope.ingest.formats import execution_trace
 from overlapscope.ingest.merge.join_dumps import join_execution_trace
 from overlapscope.ingest.reader import ReadContext, Reading
-from overlapscope.ingest.registry import head_of, reader_of
+from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import RankTimeline
 from tests.conftest import shared_file
@@ -149,7 +149,7 @@ def placed(tmp_path: Path, content: bytes, name: str = "et.json") -> Path:
 
 
 def read(path: Path) -> Reading:
-    reader = reader_of(head_of(path))
+    reader = find_reader(read_head(path))
     assert reader is not None
     return reader.read(path, ReadContext())
 
@@ -333,7 +333,7 @@ def test_a_contradiction_refuses_the_whole_log(tmp_path: Path, wrong: dict[str, 
     args = collective_args(elements=4096, dtype="BFloat16", group="0", ranks=range(4)) | {"Record function id": 21}
     trace_of = timed(tmp_path, args)
     right = {"op": "all_reduce", "group": "0", "group_size": 4, "dtype": "bfloat16", "elements": 4096}
-    log = call_timeline([Call(record_function_id=21, **(right | wrong))], "et.json")
+    log = call_timeline([LoggedCall(record_function_id=21, **(right | wrong))], "et.json")
     with pytest.raises(InputError, match=f"{next(iter(wrong))}.* here and .* there"):
         join_execution_trace(trace_of, log)
 
@@ -341,19 +341,19 @@ def test_a_contradiction_refuses_the_whole_log(tmp_path: Path, wrong: dict[str, 
 def test_a_groups_ranks_behind_its_name_contradict_nothing(tmp_path: Path) -> None:
     args = collective_args(elements=4096, group="0 [0, 1]") | {"Record function id": 21}
     trace_of = timed(tmp_path, args)
-    log = call_timeline([Call(op="all_reduce", group="0", seq=5, record_function_id=21)], "et.json")
+    log = call_timeline([LoggedCall(op="all_reduce", group="0", seq=5, record_function_id=21)], "et.json")
     joined = join_execution_trace(trace_of, log)
     assert calls_of(joined)[0][1:4] == ("0 [0, 1]", 2, 5)
-    other = call_timeline([Call(op="all_reduce", group="0 [2, 3]", record_function_id=21)], "et.json")
+    other = call_timeline([LoggedCall(op="all_reduce", group="0 [2, 3]", record_function_id=21)], "et.json")
     with pytest.raises(InputError):
         join_execution_trace(trace_of, other)
 
 
 def test_an_id_that_stands_twice_tells_nothing(tmp_path: Path) -> None:
     trace_of = timed(tmp_path, {"Record function id": 21})
-    log = call_timeline([Call(op="all_reduce", seq=n, record_function_id=21) for n in (1, 2)], "et.json")
+    log = call_timeline([LoggedCall(op="all_reduce", seq=n, record_function_id=21) for n in (1, 2)], "et.json")
     assert join_execution_trace(trace_of, log) is trace_of
-    none = call_timeline([Call(op="all_reduce", seq=1)], "et.json")
+    none = call_timeline([LoggedCall(op="all_reduce", seq=1)], "et.json")
     assert join_execution_trace(trace_of, none) is trace_of
 
 
@@ -367,10 +367,10 @@ def test_joining_is_a_lookup_by_unique_id(
     known = [data.draw(st.none() | st.integers(0, 3)) for _ in ours]
     attributes = [data.draw(st.none() | st.integers(0, 3)) for _ in theirs]
     here = call_timeline(
-        [Call(op="unknown", seq=k, record_function_id=i) for i, k in zip(ours, known, strict=True)], "a"
+        [LoggedCall(op="unknown", seq=k, record_function_id=i) for i, k in zip(ours, known, strict=True)], "a"
     )
     log = call_timeline(
-        [Call(op="reduce", seq=k, record_function_id=i) for i, k in zip(theirs, attributes, strict=True)], "b"
+        [LoggedCall(op="reduce", seq=k, record_function_id=i) for i, k in zip(theirs, attributes, strict=True)], "b"
     )
     expected: list[tuple[str, int | None]] | None = []
     for i, k in zip(ours, known, strict=True):
@@ -401,7 +401,7 @@ def test_only_execution_traces_are_taken_for_such() -> None:
     ):
         for path in sorted(shared_file(".").glob(pattern)):
             if path.is_file():
-                assert not execution_trace.recognises(head_of(path)), path
+                assert not execution_trace.recognises(read_head(path)), path
 
 
 # --- broken input ---------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from overlapscope.ingest.formats.flight_recorder.reader import read_flight_recor
 from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Reading
-from overlapscope.ingest.registry import head_of, reader_of
+from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import NONE, column_kinds, enum_values, size
 from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.timeline.run import UNKNOWN_RANK
@@ -127,8 +127,8 @@ def test_a_gzipped_dump_is_read_as_a_plain_one(tmp_path: Path) -> None:
         ("j_rank_0.json.gz", json.dumps(as_json(content)).encode()),
     ):
         (tmp_path / name).write_bytes(gzip.compress(text))
-        head = head_of(tmp_path / name)
-        assert reader_of(head) is flight_recorder.READER
+        head = read_head(tmp_path / name)
+        assert find_reader(head) is flight_recorder.READER
         assert calls_of(read(tmp_path / name))["seq"] == [1, 2, 3, 4]
 
 
@@ -139,7 +139,7 @@ def test_a_pickle_that_calls_is_refused_with_file_and_byte(tmp_path: Path) -> No
 
     content = {**dump(CALLS, groups=PAIR), "pg_config": Touches()}
     path = write_pickle(tmp_path / "fr_rank_0", content)
-    assert reader_of(head_of(path)) is flight_recorder.READER
+    assert find_reader(read_head(path)) is flight_recorder.READER
     with pytest.raises(InputError, match=rf"^{path}: byte \d+: the pickle holds GLOBAL"):
         read(path)
     with pytest.raises(InputError, match=r"byte \d+: the pickle holds GLOBAL"):
@@ -486,7 +486,7 @@ def test_dumps_are_recognised_by_their_content(tmp_path: Path) -> None:
     }
     (tmp_path / "e").write_text(json.dumps(as_json(dump(CALLS, groups=PAIR)), indent=4), encoding="utf-8")
     for path in [*forms.values(), tmp_path / "e"]:
-        assert reader_of(head_of(path)) is flight_recorder.READER, path
+        assert find_reader(read_head(path)) is flight_recorder.READER, path
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
@@ -505,7 +505,7 @@ def test_groups_of_a_trace_of_many_ranks_are_not_taken_for_a_dump(tmp_path: Path
     groups = [{"pg_name": "0", "pg_desc": "default_pg", "ranks": list(range(40_000))}]
     trace = {"distributedInfo": {"backend": "nccl", "pg_config": groups}, "traceEvents": []}
     (tmp_path / "trace").write_text(json.dumps(trace), encoding="utf-8")
-    assert reader_of(head_of(tmp_path / "trace")) is kineto.READER
+    assert find_reader(read_head(tmp_path / "trace")) is kineto.READER
 
 
 def test_other_files_are_left_to_others(tmp_path: Path) -> None:
@@ -516,7 +516,7 @@ def test_other_files_are_left_to_others(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text(json.dumps(trace), encoding="utf-8")
     (tmp_path / "json").write_text('{"version": 1, "entries": [], "pg_config": {}}', encoding="utf-8")
     for path in [*others, *sorted(tmp_path.iterdir())]:
-        assert not flight_recorder.READER.recognises(head_of(path)), path
+        assert not flight_recorder.READER.recognises(read_head(path)), path
 
 
 def test_what_holds_no_dump_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.result import Analysis
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.ingest.registry import head_of, reader_of
+from overlapscope.ingest.registry import find_reader, read_head
 from tests.conftest import shared_file
 from tests.property.test_fuzz import mutations
 
@@ -477,7 +477,7 @@ def test_a_timeline_of_no_tensor_is_refused(text: bytes, tmp_path: Path) -> None
 def test_only_horovods_own_files_are_claimed(content: bytes, known_as: str, tmp_path: Path) -> None:
     path = tmp_path / "some.json"
     path.write_bytes(content)
-    reader = reader_of(head_of(path))
+    reader = find_reader(read_head(path))
     assert reader is not None
     assert reader.format == known_as
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.source_tables import told
+from overlapscope.analysis.source_tables import rows_of_sources
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats.measured_table import READER
 from overlapscope.ingest.reader import ReadContext, Reading
-from overlapscope.ingest.registry import head_of, reader_of
+from overlapscope.ingest.registry import find_reader, read_head
 from tests.conftest import shared_file
 from tests.support.hostile import read_or_refuse
 
@@ -21,12 +21,12 @@ from tests.support.hostile import read_or_refuse
 def read_text(tmp_path: Path, text: str) -> Reading:
     path = tmp_path / "table.csv"
     path.write_text(text)
-    assert reader_of(head_of(path)) is READER
+    assert find_reader(read_head(path)) is READER
     return READER.read(path, ReadContext())
 
 
 def rows_of(reading: Reading, table: str) -> list[dict[str, Any]]:
-    tables = told(reading.facts)
+    tables = rows_of_sources(reading.facts)
     return tables[table].rows if table in tables else []
 
 
@@ -80,7 +80,7 @@ def test_the_real_bucket_sizes_are_read() -> None:
 
 def test_no_other_real_file_is_claimed() -> None:
     folder = shared_file("bucket_sweeps").parent
-    claimed = [path for path in sorted(folder.rglob("*")) if path.is_file() and READER.recognises(head_of(path))]
+    claimed = [path for path in sorted(folder.rglob("*")) if path.is_file() and READER.recognises(read_head(path))]
     assert [path.parent.name for path in claimed] == ["bucket_sweeps"] * 3
 
 
@@ -123,7 +123,7 @@ def test_bandwidths_have_units(unit: str, scale: float, tmp_path: Path) -> None:
 def test_units_of_two_meanings_are_not_guessed(unit: str, tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(f"op,bytes,algbw_{unit}\nbroadcast,1000,2.5\n")
-    assert not READER.recognises(head_of(path))
+    assert not READER.recognises(read_head(path))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_units_of_two_meanings_are_not_guessed(unit: str, tmp_path: Path) -> Non
 def test_other_tables_are_left_to_other_readers(text: str, tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(text)
-    assert not READER.recognises(head_of(path))
+    assert not READER.recognises(read_head(path))
 
 
 def test_contradictions_within_a_row_are_reported(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from overlapscope.analysis.result import Analysis
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import HEAD_BYTES
-from overlapscope.ingest.registry import FURTHER_BYTES, head_of, reader_of
+from overlapscope.ingest.registry import MAX_SEARCHED_BYTES, find_reader, read_head
 from tests.property.test_fuzz import mutations
 
 Times = dict[str, list[float]]
@@ -250,9 +250,9 @@ def test_timers_far_behind_the_head_are_found(tmp_path: Path) -> None:
     near, packed, far = tmp_path / "near", tmp_path / "packed", tmp_path / "far"
     near.write_text(text)
     packed.write_bytes(gzip.compress(text.encode()))
-    far.write_text(filler * (FURTHER_BYTES // len(filler) + 40_000) + text)
+    far.write_text(filler * (MAX_SEARCHED_BYTES // len(filler) + 40_000) + text)
     for path, known in ((near, True), (packed, True), (far, False)):
-        reader = reader_of(head_of(path))
+        reader = find_reader(read_head(path))
         assert (reader is not None and reader.format == "training_log") is known, path.name
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -267,7 +267,7 @@ def test_a_heading_at_the_end_of_a_part_is_found(shift: int, tmp_path: Path) -> 
     text = block(random_times(1))
     path = tmp_path / "log"
     path.write_text("x\n" * (((1 << 20) - shift) // 2) + text + "y\n" * 100_000)
-    reader = reader_of(head_of(path))
+    reader = find_reader(read_head(path))
     assert reader is not None
     assert reader.format == "training_log"
 
@@ -275,7 +275,7 @@ def test_a_heading_at_the_end_of_a_part_is_found(shift: int, tmp_path: Path) -> 
 def test_a_binary_file_with_timers_inside_is_not_searched(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(bytes(range(256)) * 4096 + (iteration(1, 50.0) * 5).encode())
-    assert reader_of(head_of(path)) is None
+    assert find_reader(read_head(path)) is None
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_a_binary_file_with_timers_inside_is_not_searched(tmp_path: Path) -> Non
 def test_texts_that_only_speak_of_timers_are_not_claimed(text: str, tmp_path: Path) -> None:
     path = tmp_path / "timers.py"
     path.write_text(text)
-    assert reader_of(head_of(path)) is None
+    assert find_reader(read_head(path)) is None
 
 
 def test_a_log_whose_only_line_is_broken_is_refused(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from overlapscope.ingest.formats.nccl_log.text_columns import TextBlock
 from overlapscope.ingest.formats.nccl_log.tuning import CallsAndChoices, TuningChoice, TuningChoices, match
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import HEAD_BYTES, Head, ReadContext, Reading
-from overlapscope.ingest.registry import head_of, reader_of
+from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.facts import ANSWERS
 from overlapscope.timeline.run import UNKNOWN_RANK
@@ -1179,9 +1179,9 @@ def test_a_file_without_a_line_of_the_library_is_refused(tmp_path: Path) -> None
 
 def test_the_other_formats_of_the_public_inputs_are_not_claimed() -> None:
     root = shared_file("nccl_log").parent
-    claimed = [path for path in sorted(root.rglob("*")) if path.is_file() and recognises(head_of(path))]
+    claimed = [path for path in sorted(root.rglob("*")) if path.is_file() and recognises(read_head(path))]
     assert [path.parent.name for path in claimed] == ["nccl_log"]
-    assert all(reader_of(head_of(path)) is READER for path in claimed)
+    assert all(find_reader(read_head(path)) is READER for path in claimed)
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------
@@ -1344,7 +1344,7 @@ REAL = "nccl_log/aws_efa_eks_nccl2.9.9_p4d_16ranks_mpirun.log"
 @pytest.fixture(scope="module")
 def real() -> tuple[Reading, str]:
     path = shared_file(REAL)
-    assert reader_of(head_of(path)) is READER
+    assert find_reader(read_head(path)) is READER
     return READER.read(path, ReadContext()), path.read_text(encoding="utf-8")
 
 

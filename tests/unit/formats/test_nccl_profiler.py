@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.source_tables import told
+from overlapscope.analysis.source_tables import rows_of_sources
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats.nccl_profiler import READER
 from overlapscope.ingest.formats.nccl_profiler.reader import JsonObjects
 from overlapscope.ingest.parsing.gzip_stream import ByteStream
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Reading
-from overlapscope.ingest.registry import head_of, reader_of
+from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import UNKNOWN_RANK
 from tests.conftest import shared_file
@@ -29,12 +29,12 @@ from tests.support.hostile import read_or_refuse
 def read_text(tmp_path: Path, text: str) -> Reading:
     path = tmp_path / "dump"
     path.write_text(text)
-    assert reader_of(head_of(path)) is READER
+    assert find_reader(read_head(path)) is READER
     return READER.read(path, ReadContext())
 
 
 def rows_of(reading: Reading, table: str) -> list[dict[str, Any]]:
-    tables = told(reading.facts)
+    tables = rows_of_sources(reading.facts)
     return tables[table].rows if table in tables else []
 
 
@@ -50,7 +50,7 @@ REAL = "nccl_profiler/phaz_trace_2762285_allreduce.jsonl"
 
 def test_the_real_events_give_each_rank_s_call_and_its_device_time() -> None:
     path = shared_file(REAL)
-    assert reader_of(head_of(path)) is READER
+    assert find_reader(read_head(path)) is READER
     reading = READER.read(path, ReadContext())
     assert reading.source.warnings == ()
     assert (reading.source.dropped, reading.source.events, reading.source.ranks) == (0, 287, (0, 1, 2, 3))
@@ -268,7 +268,7 @@ def test_a_damaged_record_in_the_middle_costs_only_itself(tmp_path: Path) -> Non
 def test_a_file_without_collectives_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "dump"
     path.write_text(json.dumps(LIFECYCLE))
-    assert READER.recognises(head_of(path))
+    assert READER.recognises(read_head(path))
     with pytest.raises(InputError, match="holds no collective"):
         READER.read(path, ReadContext())
 
@@ -288,7 +288,7 @@ def test_a_file_without_collectives_is_an_error(tmp_path: Path) -> None:
 def test_other_json_is_left_to_other_readers(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text(text)
-    assert not READER.recognises(head_of(path))
+    assert not READER.recognises(read_head(path))
 
 
 # --- JSON lines -----------------------------------------------------------------------------------------------------

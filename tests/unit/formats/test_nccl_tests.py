@@ -18,7 +18,7 @@ from overlapscope.ingest.formats.nccl_tests.table import BandwidthLines
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.ingest.reference_bandwidth import reference_bandwidths
-from overlapscope.ingest.registry import head_of, reader_of
+from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import size as rows_in
 from overlapscope.whatif.curves import table_curve
 from tests.conftest import shared_file
@@ -43,7 +43,7 @@ SIZES = tuple(
 def read_text(tmp_path: Path, text: str, name: str = "out.txt") -> Reading:
     path = tmp_path / name
     path.write_text(text)
-    assert reader_of(head_of(path)) is READER
+    assert find_reader(read_head(path)) is READER
     return READER.read(path, ReadContext())
 
 
@@ -87,7 +87,7 @@ def test_real_tables_are_read_to_the_last_digit(name: str, ranks: int, lines: in
     if "allreduce" not in name:
         assert {each["op"] for each in measured(READER.read(path, ReadContext()))} == {None}
         path = Path(shutil.copy(path, tmp_path / "all_reduce.txt"))
-    assert reader_of(head_of(path)) is READER
+    assert find_reader(read_head(path)) is READER
     reading = READER.read(path, ReadContext())
     assert (reading.source.events, reading.source.dropped, reading.source.warnings) == (lines, 0, ())
     expected = []
@@ -108,7 +108,7 @@ def test_real_tables_are_read_to_the_last_digit(name: str, ranks: int, lines: in
 
 def test_the_table_within_a_real_nccl_log_is_read_by_the_line_parser() -> None:
     path = shared_file("nccl_log/aws_efa_eks_nccl2.9.9_p4d_16ranks_mpirun.log")
-    assert not READER.recognises(head_of(path))
+    assert not READER.recognises(read_head(path))
     collector = BandwidthLines(file_name="all_reduce.log")
     for line in path.read_text().splitlines():
         collector.take(line)
@@ -386,23 +386,23 @@ def test_lines_that_the_library_s_log_tore_apart_are_put_together() -> None:
 def test_other_texts_are_left_to_other_readers(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text(text)
-    assert not READER.recognises(head_of(path))
+    assert not READER.recognises(read_head(path))
 
 
 def test_a_readme_that_shows_a_table_among_its_prose_is_left_alone(tmp_path: Path) -> None:
     prose = "\n".join(f"Sentence number {number} tells how the cluster is set up." for number in range(60))
     path = tmp_path / "README.md"
     path.write_text(prose + "\n```\n" + table("all_reduce", 8, SIZES) + "```\n" + prose)
-    assert not READER.recognises(head_of(path))
+    assert not READER.recognises(read_head(path))
 
 
 def test_a_log_of_the_library_is_left_to_its_reader(tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = "node-0:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n"
     path.write_text(log * 30 + table("all_reduce", 8, SIZES))
-    assert not READER.recognises(head_of(path))
+    assert not READER.recognises(read_head(path))
     path.write_text(log * 3 + table("all_reduce", 8, SIZES))
-    assert READER.recognises(head_of(path))
+    assert READER.recognises(read_head(path))
 
 
 # --- hostile input --------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from overlapscope.ingest.formats import nsight
 from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Reading
-from overlapscope.ingest.registry import head_of, reader_of
+from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, UNCLASSIFIED, size
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
 from tests.conftest import shared_file
@@ -266,7 +266,7 @@ def test_normalized_times_are_not_shifted_again(tmp_path: Path) -> None:
 
 def test_an_export_without_device_work_says_how_to_record_it(tmp_path: Path) -> None:
     path = Export(ranges=SMALL["ranges"]).write(tmp_path / "x.sqlite")
-    assert reader_of(head_of(path)) is nsight.READER
+    assert find_reader(read_head(path)) is nsight.READER
     with pytest.raises(InputError, match=r"holds no device work; record with --trace=cuda,nvtx"):
         read(path)
 
@@ -602,7 +602,7 @@ def test_a_schema_that_two_processes_describe_differently_is_not_used(tmp_path: 
 def test_a_report_that_was_not_exported_gives_the_command(tmp_path: Path) -> None:
     path = tmp_path / "my.nsys-rep"
     path.write_bytes(b"NVIDIA Tegra Profiler Report 2026@4@1@191-264138605071v0.\n\x0bLocal (CLI)")
-    assert reader_of(head_of(path)) is nsight.READER
+    assert find_reader(read_head(path)) is nsight.READER
     with pytest.raises(InputError, match=r"nsys export --type sqlite -o my.sqlite my.nsys-rep"):
         read_inputs([path])
 
@@ -610,7 +610,7 @@ def test_a_report_that_was_not_exported_gives_the_command(tmp_path: Path) -> Non
 def test_a_compressed_export_is_known_and_says_gunzip(tmp_path: Path) -> None:
     path = tmp_path / "x.sqlite.gz"
     path.write_bytes(gzip.compress(Export(**SMALL).write(tmp_path / "x.sqlite").read_bytes()))
-    assert reader_of(head_of(path)) is nsight.READER
+    assert find_reader(read_head(path)) is nsight.READER
     with pytest.raises(InputError, match=r"gunzip x\.sqlite\.gz"):
         read(path)
 
@@ -629,7 +629,7 @@ def test_other_databases_are_not_ours(tmp_path: Path, tables: str) -> None:
     with sqlite3.connect(path) as db:
         db.executescript(tables)
     db.close()
-    assert reader_of(head_of(path)) is None
+    assert find_reader(read_head(path)) is None
 
 
 def changed(tmp_path: Path, script: str) -> Path:
@@ -782,7 +782,7 @@ def test_any_damage_ends_in_a_result_or_a_located_error(
     for at, value in places:
         data[at % len(data)] = value
     path.write_bytes(bytes(data[: cut % len(data)] if cut is not None else data))
-    reader_of(head_of(path))
+    find_reader(read_head(path))
     said, timelines = f"{path}: ", ()
     try:
         timelines = read(path).timelines

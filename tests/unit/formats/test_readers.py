@@ -17,7 +17,7 @@ import pytest
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.reader import ReadContext, Reader, Reading
-from overlapscope.ingest.registry import BUILT_IN, may_be_brought
+from overlapscope.ingest.registry import BUILT_IN_READERS, may_have_readers
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8").split("## A reader of your own")[1].split("\n## ")[0]
@@ -185,11 +185,11 @@ def test_what_a_package_brings_is_looked_for_where_the_library_finds_it(
     place.mkdir(parents=True)
     (place / ("PKG-INFO" if "egg" in place.name.lower() else "METADATA")).write_text("Name: package\nVersion: 1\n")
     (place / "entry_points.txt").write_text(ENTRY)
-    assert not may_be_brought(GROUP)
+    assert not may_have_readers(GROUP)
     monkeypatch.syspath_prepend(place.parent)
     assert [point.value for point in entry_points(group=GROUP)] == ["module:value"]
-    assert may_be_brought(GROUP)
-    assert not may_be_brought("another")
+    assert may_have_readers(GROUP)
+    assert not may_have_readers("another")
 
 
 @pytest.mark.usefixtures("usual_finders")
@@ -202,7 +202,7 @@ def test_packages_in_a_zip_file_or_behind_a_finder_are_left_to_the_library(
     with monkeypatch.context() as patched:
         patched.syspath_prepend(tmp_path / "packages.zip")
         assert entry_points(group=GROUP)
-        assert may_be_brought(GROUP)
+        assert may_have_readers(GROUP)
 
     class Finder(MetadataPathFinder):
         """Finds packages that stand nowhere on the path."""
@@ -211,13 +211,13 @@ def test_packages_in_a_zip_file_or_behind_a_finder_are_left_to_the_library(
         def find_distributions(cls, context: DistributionFinder.Context | None = None) -> Iterable[PathDistribution]:
             return super().find_distributions(DistributionFinder.Context(path=[str(tmp_path / "packages.zip")]))
 
-    assert not may_be_brought(GROUP)
+    assert not may_have_readers(GROUP)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
     assert entry_points(group=GROUP)
-    assert may_be_brought(GROUP)
+    assert may_have_readers(GROUP)
 
 
-@pytest.mark.parametrize("reader", BUILT_IN, ids=lambda reader: reader.format)
+@pytest.mark.parametrize("reader", BUILT_IN_READERS, ids=lambda reader: reader.format)
 def test_what_a_detector_names_is_there_to_read(reader: Reader, tmp_path: Path) -> None:
     """A name that cannot be imported would be an ImportError; what is no file of the format is refused or empty."""
     (tmp_path / "x").write_bytes(b"")

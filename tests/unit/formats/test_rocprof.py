@@ -19,7 +19,7 @@ from overlapscope.ingest.formats import rocprof
 from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Reading
-from overlapscope.ingest.registry import head_of, reader_of
+from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import COMM, COPY, NONE, size
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
 from tests.conftest import shared_file
@@ -272,7 +272,7 @@ def test_compressed_is_read_and_recognised_by_content(tmp_path: Path) -> None:
     plain = write(tmp_path / "x.json", process([kernel(1, 2)]))
     path = tmp_path / "anything"
     path.write_bytes(gzip.compress(plain.read_bytes()))
-    assert reader_of(head_of(path)) is rocprof.READER
+    assert find_reader(read_head(path)) is rocprof.READER
     assert names_of(one(path)) == [NAMES[GEMM]]
 
 
@@ -282,7 +282,7 @@ def test_compressed_is_read_and_recognised_by_content(tmp_path: Path) -> None:
 def test_other_files_are_not_claimed(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
-    assert not rocprof.recognises(head_of(path))
+    assert not rocprof.recognises(read_head(path))
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_any_damaged_byte_ends_in_a_result_or_a_located_error(
         data[at % len(data)] = value
     path = tmp_path / "x.json"
     path.write_bytes(bytes(data[: cut % len(data)] if cut is not None else data))
-    reader_of(head_of(path))
+    find_reader(read_head(path))
     said = f"{path}: "
     try:
         assert np.all([size(each.spans) > 0 for each in read(path).timelines])

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.source_tables import told
+from overlapscope.analysis.source_tables import rows_of_sources
 from overlapscope.analysis.topology_findings import topology_findings
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats import topology
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Reader, Reading
-from overlapscope.ingest.registry import head_of, reader_of
+from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.facts import join_facts
 from tests.conftest import shared_file
 from tests.support.hostile import read_or_refuse
@@ -29,12 +29,12 @@ Cell = Callable[[int, int], str]
 def read_text(reader: Reader, tmp_path: Path, text: str, name: str = "topo") -> Reading:
     path = tmp_path / name
     path.write_text(text)
-    assert reader_of(head_of(path)) is reader
+    assert find_reader(read_head(path)) is reader
     return reader.read(path, ReadContext())
 
 
 def links_of(reading: Reading) -> dict[tuple[str, str], dict[str, Any]]:
-    rows = told(reading.facts)["links"].rows if reading.facts else []
+    rows = rows_of_sources(reading.facts)["links"].rows if reading.facts else []
     return {(str(each["a"]), str(each["b"])): each for each in rows}
 
 
@@ -78,7 +78,7 @@ def test_real_matrices_are_read_cell_by_cell(
     name: str, pairs: int, first: tuple[str, int | None], some: tuple[str, str, str, int | None]
 ) -> None:
     path = shared_file(f"topo/{name}")
-    assert reader_of(head_of(path)) is topology.MATRIX
+    assert find_reader(read_head(path)) is topology.MATRIX
     reading = topology.MATRIX.read(path, ReadContext())
     assert (reading.source.events, reading.source.dropped, reading.source.warnings) == (pairs, 0, ())
     links = links_of(reading)
@@ -141,7 +141,7 @@ def test_support_of_peer_access_is_no_path(tmp_path: Path) -> None:
     reading = read_text(topology.MATRIX, tmp_path, text)
     assert links_of(reading)["GPU0", "GPU1"]["kind"] == "P2P r CNS"
     both = read_text(topology.MATRIX, tmp_path, matrix(3, mesh) + text)
-    assert {each["host"] for each in told(both.facts)["links"].rows} == {None}
+    assert {each["host"] for each in rows_of_sources(both.facts)["links"].rows} == {None}
     assert topology_findings(both.facts) == []
 
 
@@ -221,14 +221,14 @@ def test_rows_that_do_not_fit_are_counted(tmp_path: Path) -> None:
 def test_other_texts_are_left_to_other_readers(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text(text)
-    assert not topology.MATRIX.recognises(head_of(path))
-    assert not topology.XML.recognises(head_of(path))
+    assert not topology.MATRIX.recognises(read_head(path))
+    assert not topology.XML.recognises(read_head(path))
 
 
 def test_a_readme_that_shows_a_matrix_among_its_prose_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
     path.write_text("# Cluster\n" + "Some words on the cluster.\n" * 40 + matrix(8, mesh))
-    assert not topology.MATRIX.recognises(head_of(path))
+    assert not topology.MATRIX.recognises(read_head(path))
 
 
 # --- what is wrong with a host --------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def test_two_hosts_in_one_file_are_distinguished(tmp_path: Path) -> None:
 
 def test_the_real_rccl_topology_is_read() -> None:
     path = shared_file("nccl_topo_xml/rccl_topo_8p1h_5.xml")
-    assert reader_of(head_of(path)) is topology.XML
+    assert find_reader(read_head(path)) is topology.XML
     reading = topology.XML.read(path, ReadContext())
     links = links_of(reading)
     root = ElementTree.parse(path).getroot()
@@ -522,7 +522,7 @@ def test_a_cut_file_gives_what_precedes_the_cut(tmp_path: Path) -> None:
 def test_other_xml_is_left_to_other_readers(text: str, tmp_path: Path) -> None:
     path = tmp_path / "t.xml"
     path.write_text(text)
-    assert not topology.XML.recognises(head_of(path))
+    assert not topology.XML.recognises(read_head(path))
 
 
 # --- hostile input --------------------------------------------------------------------------------------------------
@@ -575,8 +575,8 @@ def test_long_lines_of_nothing_take_no_time(tmp_path: Path) -> None:
     for unit in ("=", " ", "= ", "GPU0 ", "NV1 ", "$ ", "GPU0 GPU1 ", "NIC0: ", "<!--", "<!-- -->"):
         path = tmp_path / "f"
         path.write_text("\n".join([(unit * 70_000)[:70_000]] * 5))
-        topology.MATRIX.recognises(head_of(path))
-        topology.XML.recognises(head_of(path))
+        topology.MATRIX.recognises(read_head(path))
+        topology.XML.recognises(read_head(path))
         for reader in (topology.MATRIX, topology.XML):
             with pytest.raises(InputError):
                 reader.read(path, ReadContext())

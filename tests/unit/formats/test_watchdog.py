@@ -17,7 +17,7 @@ from overlapscope.ingest.formats.watchdog.reader import read_watchdog, watchdog_
 from overlapscope.ingest.read_file import read_file
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext
-from overlapscope.ingest.registry import head_of, reader_of
+from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import NONE, enum_values, size
 from overlapscope.timeline.facts import Facts, Messages
 from tests.conftest import ROOT
@@ -52,7 +52,7 @@ def failed(rank: int, seq: int, enqueued: int, completed: int, group: str = DEFA
     )
 
 
-def told(rank: int, enqueued: int, completed: int) -> str:
+def notified(rank: int, enqueued: int, completed: int) -> str:
     return (
         f"[rank{rank}]:[E626 06:24:45.1 ProcessGroupNCCL.cpp:1746] [{DEFAULT_GROUP} Rank {rank}] Received a dump "
         "signal due to a collective timeout from  rank 7 and we will try our best to dump the debug info. "
@@ -208,7 +208,7 @@ def test_a_log_is_recognised_by_its_beginning_or_its_end(tmp_path: Path) -> None
     quiet = "iteration 12 of 400, loss 2.6\n"
     for text in (caught(5) + "\n", quiet + caught(5), quiet * 20_000 + caught(5) + "\n" + quiet * 100):
         path.write_text(text, encoding="utf-8")
-        assert reader_of(head_of(path)) is watchdog.READER
+        assert find_reader(read_head(path)) is watchdog.READER
         (reading,) = read_file(path, ReadContext())
         assert (reading.source.format, reading.source.ranks, reading.source.events) == (FORMAT, (0,), 1)
         assert reading.timelines == ()
@@ -228,7 +228,7 @@ def test_a_log_is_recognised_by_its_beginning_or_its_end(tmp_path: Path) -> None
 )
 def test_other_files_are_left_to_others(tmp_path: Path, text: str) -> None:
     (tmp_path / "x").write_text(text, encoding="utf-8")
-    assert not watchdog.READER.recognises(head_of(tmp_path / "x"))
+    assert not watchdog.READER.recognises(read_head(tmp_path / "x"))
 
 
 def test_a_log_of_several_formats_gives_what_each_reader_finds(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_log_of_several_formats_gives_what_each_reader_finds(tmp_path: Path) -
 def test_no_shipped_file_is_taken_for_a_log() -> None:
     paths = [path for path in sorted((ROOT / "traces").rglob("*")) if path.is_file()]
     assert paths
-    assert not any(watchdog.READER.recognises(head_of(path)) for path in paths)
+    assert not any(watchdog.READER.recognises(read_head(path)) for path in paths)
 
 
 def test_a_file_without_a_message_is_refused(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_before_groups_were_named_the_same_is_reported_with_a_doubt(tmp_path: Pa
 
 
 def test_the_rank_that_was_notified_of_the_timeout_and_had_not_come_so_far_is_named(tmp_path: Path) -> None:
-    text = [caught(11, rank=0), failed(0, 11, 13, 10), caught(11, rank=1), failed(1, 11, 13, 10), told(2, 10, 10)]
+    text = [caught(11, rank=0), failed(0, 11, 13, 10), caught(11, rank=1), failed(1, 11, 13, 10), notified(2, 10, 10)]
     (finding,) = findings_of(tmp_path, *text)
     assert (finding.id, finding.severity) == ("desync:missing:0:11", "warning")
     assert finding.title.startswith(
@@ -348,7 +348,7 @@ def test_groups_whose_members_are_unknown_are_not_compared(tmp_path: Path) -> No
 
 
 def test_ranks_that_stand_apart_without_waiting_are_no_finding(tmp_path: Path) -> None:
-    text = [told(0, 593, 593), told(1, 590, 590), caught(5, rank=2), failed(2, 5, 5, 4, "PG ID 1 PG GUID 1")]
+    text = [notified(0, 593, 593), notified(1, 590, 590), caught(5, rank=2), failed(2, 5, 5, 4, "PG ID 1 PG GUID 1")]
     assert findings_of(tmp_path, *text) == []
 
 
@@ -357,7 +357,7 @@ def test_ranks_that_stand_apart_without_waiting_are_no_finding(tmp_path: Path) -
 SAMPLES = [
     caught(5),
     failed(0, 5, 6, 4),
-    told(1, 4, 4),
+    notified(1, 4, 4),
     caught(2**70, rank=9_999_999),
     "[rank0]:[E",
     "[PG ID 0 PG GUID 0(",

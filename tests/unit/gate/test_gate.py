@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlapscope.analysis.measured_run import Replicate
+from overlapscope.analysis.measured_run import MeasuredRun
 from overlapscope.analysis.metrics import METRICS
 from overlapscope.errors import InputError, UsageError
 from overlapscope.gate.calibrate import LEAST_RUNS, NoiseFloor, calibrate
@@ -16,7 +16,7 @@ from tests.support.simulated_runs import JOB, MS, run_of_steps
 WOBBLE = (0.0, 0.2, -0.2, 0.1, -0.1, 0.05, -0.05, 0.0)
 
 
-def run(step_ms: float, exposed_ms: float | None = 10.0, **identity: str) -> Replicate:
+def run(step_ms: float, exposed_ms: float | None = 10.0, **identity: str) -> MeasuredRun:
     figures = {"window_ns": [step_ms + each for each in WOBBLE]}
     if exposed_ms is not None:
         figures["exposed_comm_ns"] = [exposed_ms + each for each in WOBBLE]
@@ -119,7 +119,7 @@ def test_a_regression_outranks_what_is_missing() -> None:
 
 
 def test_few_steps_cannot_tell_a_difference_but_see_none() -> None:
-    def brief(step_ms: float) -> list[Replicate]:
+    def brief(step_ms: float) -> list[MeasuredRun]:
         return [run_of_steps({"window_ns": [step_ms] * 3, "exposed_comm_ns": [1.0] * 3})]
 
     assert verdict(judge(brief(100), brief(150), Policy())).reason == "too_few_steps"
@@ -273,7 +273,7 @@ def test_a_probability_of_exactly_alpha_is_told_and_so_many_runs_are_not_too_few
 
 
 def test_a_gating_metric_that_could_not_be_tested_counts_among_those_that_were() -> None:
-    def brief(step_ms: float, exposed: bool) -> Replicate:
+    def brief(step_ms: float, exposed: bool) -> MeasuredRun:
         figures = {"window_ns": [step_ms] * 3}
         return run_of_steps(figures | {"exposed_comm_ns": [1.0 * step_ms] * 3} if exposed else figures)
 

@@ -5,10 +5,10 @@ import os
 import numpy as np
 import pytest
 
-from overlapscope.analysis.compare import alike
-from overlapscope.analysis.measured_run import Replicate
+from overlapscope.analysis.compare import common_steps
+from overlapscope.analysis.measured_run import MeasuredRun
 from overlapscope.analysis.metrics import metrics
-from overlapscope.gate.calibrate import NoiseFloor, calibrate, least_told, noise_of
+from overlapscope.gate.calibrate import NoiseFloor, calibrate, noise_bound, noise_of
 from overlapscope.gate.judge import MetricVerdict, judge_metrics
 from overlapscope.gate.policy import GATING, JUDGED, Policy
 from tests.support.simulated_runs import MS, noisy_runs
@@ -27,8 +27,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("overlapscope.gate.judge.JUDGED", gating)
 
 
-def judged(base: list[Replicate], candidate: list[Replicate], floor: NoiseFloor | None = None) -> list[MetricVerdict]:
-    chosen = alike(base, candidate)
+def judged(
+    base: list[MeasuredRun], candidate: list[MeasuredRun], floor: NoiseFloor | None = None
+) -> list[MetricVerdict]:
+    chosen = common_steps(base, candidate)
     found = metrics(*chosen.tables, of_steps=True)
     return [each for each in judge_metrics(found, chosen.tables, Policy(), floor) if each.gates]
 
@@ -46,12 +48,12 @@ def share_regressed(seed: int, runs: int, *, longer_ms: float | None = 0.0, cali
     return failed / TRIALS
 
 
-def told_ms(base: list[Replicate], floor: NoiseFloor | None, runs: int) -> float:
+def told_ms(base: list[MeasuredRun], floor: NoiseFloor | None, runs: int) -> float:
     tables = [run.steps for run in base]
     by_name = {each.name: each for each in metrics(tables, tables, of_steps=True)}
     known = noise_of(by_name["step_time_ns"], by_name, floor)
     assert known is not None
-    return least_told(*known, runs, runs, Policy().alpha / 2) / MS
+    return noise_bound(*known, runs, runs, Policy().alpha / 2) / MS
 
 
 @pytest.mark.parametrize(("runs", "calibrated"), [(1, True), (3, True), (1, False), (5, False)])
@@ -83,5 +85,5 @@ def test_the_floor_is_what_unchanged_code_exceeds_one_time_in_forty() -> None:
     for freedom, runs in ((3, 1), (7, 3)):
         calibration = generator.normal(0, 1, (60_000, freedom + 1)).std(axis=1, ddof=1)
         sides = [np.median(generator.normal(0, 1, (60_000, runs)), axis=1) for _ in range(2)]
-        past = sides[1] - sides[0] > calibration * least_told(1.0, freedom, runs, runs, 0.025)
+        past = sides[1] - sides[0] > calibration * noise_bound(1.0, freedom, runs, runs, 0.025)
         assert past.mean() == pytest.approx(0.025, abs=0.003)

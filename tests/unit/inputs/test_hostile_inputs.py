@@ -19,7 +19,7 @@ from overlapscope.ingest.formats.topology import matrix as topo_matrix
 from overlapscope.ingest.inputs import discover
 from overlapscope.ingest.parsing import json_repair as repair
 from overlapscope.ingest.reader import HEAD_BYTES, Head
-from overlapscope.ingest.registry import readers
+from overlapscope.ingest.registry import all_readers
 from tests.support.kineto_writer import distributed, training, write
 
 BLANKS = 200_000
@@ -113,7 +113,7 @@ def test_no_reader_takes_long_to_refuse_blanks(tmp_path: Path, begin: bytes) -> 
     content = (begin + b" " * HEAD_BYTES)[:HEAD_BYTES]
     head = Head(path=tmp_path / "blanks", content=content, tail=content)
     begun = time.process_time()
-    for reader in readers():
+    for reader in all_readers():
         reader.recognises(head)
     assert time.process_time() - begun < 5
 

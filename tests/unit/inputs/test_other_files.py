@@ -12,7 +12,7 @@ from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import HEAD_BYTES
-from overlapscope.ingest.registry import FURTHER_BYTES
+from overlapscope.ingest.registry import MAX_SEARCHED_BYTES
 from overlapscope.report.text.analysis import render
 from tests.support.kineto_writer import distributed, training, write
 
@@ -144,7 +144,7 @@ def test_a_test_that_failed_before_its_first_result_is_told_as_such(tmp_path: Pa
 
 def test_nothing_is_looked_for_beyond_the_first_megabytes(tmp_path: Path) -> None:
     report = tmp_path / "report.txt"
-    report.write_text(PROSE * (2 * FURTHER_BYTES // len(PROSE)) + HEADER + ROW)
+    report.write_text(PROSE * (2 * MAX_SEARCHED_BYTES // len(PROSE)) + HEADER + ROW)
     with pytest.raises(InputError, match="in its first 4 MiB no line of a known log or table"):
         read_inputs([report])
 

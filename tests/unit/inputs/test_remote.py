@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.cli.main import main
-from overlapscope.display import shown, url_of, without_secrets
+from overlapscope.display import display_path, hide_secrets, url_of
 from overlapscope.errors import InputError
 from overlapscope.ingest.inputs import remote
 from overlapscope.ingest.options import ReadOptions
@@ -70,10 +70,10 @@ def said(run: Run, place: str) -> list[tuple[str, Any]]:
 def test_a_url_survives_being_made_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for url in ("s3://bucket/a b/c.json", "gs://b/x", "https://host:81/x.json?y=1", "file:///tmp/x", "memory://a"):
         assert url_of(Path(url)) == url
-        assert shown(Path(url)) == url
+        assert display_path(Path(url)) == url
     for path in ("a/b", "/a:/b", "c:/x", "rank:0", "./s3:/x/../y"):
         assert url_of(Path(path)) is None or path.startswith("./")
-        assert shown(Path("a/b")) == "a/b"
+        assert display_path(Path("a/b")) == "a/b"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "odd:").mkdir()
     (tmp_path / "odd:" / "file").touch()
@@ -213,9 +213,9 @@ SIGNED = "rank7.json?X-Amz-Credential=KEYID%2F2026&X-Amz-Date=20261122&X-Amz-Sig
     ],
 )
 def test_what_opens_a_url_is_not_shown(url: str, said: str) -> None:
-    assert shown(Path(url)) == without_secrets(url) == said
-    assert without_secrets(f"404, url={url!r}, and (https://me:HUSH@h/)") == f"404, url={said!r}, and (https://***@h/)"
-    assert shown(Path("folder/me:you@there?sig=1")) == "folder/me:you@there?sig=1"  # of this machine
+    assert display_path(Path(url)) == hide_secrets(url) == said
+    assert hide_secrets(f"404, url={url!r}, and (https://me:HUSH@h/)") == f"404, url={said!r}, and (https://***@h/)"
+    assert display_path(Path("folder/me:you@there?sig=1")) == "folder/me:you@there?sig=1"  # of this machine
 
 
 def test_a_signed_url_is_read_and_its_signature_is_kept_nowhere(

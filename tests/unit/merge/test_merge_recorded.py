@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from overlapscope.ingest.build.collective_args import dtype_name
-from overlapscope.ingest.build.kernel_names import operation
+from overlapscope.ingest.build.kernel_names import canonical_operation
 from overlapscope.ingest.merge.sources import merge_sources
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.facts import Facts
@@ -52,7 +52,7 @@ dist.destroy_process_group()
 
 def dumped(entry: dict[str, Any]) -> Call:
     shape = entry["input_sizes"][0]
-    op = operation(entry["profiling_name"].split(":")[1])
+    op = canonical_operation(entry["profiling_name"].split(":")[1])
     return Call(
         op,
         math.prod(shape) * (2 if op == "all_gather" else 1),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
 from overlapscope.ingest.merge.assemble import assemble
 from overlapscope.ingest.reader import Reading
@@ -61,8 +61,8 @@ def of_four(others: list[Call]) -> Run:
 
 def test_a_rank_that_was_recorded_at_another_time_and_shares_no_call_is_asked_about():
     stranger = of_four([Call(op="all_reduce", group="h", start=k * 10 * MS, size=1) for k in range(5)])
-    assert not any("same job" in reason for reason in across(stranger).matching.reasons)
-    far = across(moved(stranger, 3, 2 * DAY))
+    assert not any("same job" in reason for reason in match_and_align(stranger).matching.reasons)
+    far = match_and_align(moved(stranger, 3, 2 * DAY))
     assert far.matched == 5
     assert any(reason.startswith("rank 3 shares no matched call") for reason in far.matching.reasons)
     assert any(" 2.0 days apart from all others: is it of the same job" in each for each in far.matching.reasons)
@@ -70,7 +70,7 @@ def test_a_rank_that_was_recorded_at_another_time_and_shares_no_call_is_asked_ab
 
 def test_a_clock_that_is_days_off_is_no_other_job_where_the_calls_match():
     calls = [Call(op="all_reduce", start=k * 10 * MS, size=4, seq=k) for k in range(5)]
-    found = across(moved(of_four(calls), 3, 2 * DAY))
+    found = match_and_align(moved(of_four(calls), 3, 2 * DAY))
     assert found.matched == 5
     assert found.matching.reasons == ()
 

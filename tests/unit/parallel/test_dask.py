@@ -15,7 +15,7 @@ from overlapscope.cli.main import main
 from overlapscope.errors import UsageError
 from overlapscope.ingest.parallel import dask as scheduler
 from overlapscope.ingest.parallel.dask import dask_executor
-from overlapscope.ingest.progress import Unwatched
+from overlapscope.ingest.progress import NoProgress
 from overlapscope.ingest.write_run import write_run
 from tests.support.kineto_writer import distributed, training, write
 from tests.unit.parallel.test_write_run import assert_as_if_read_at_once, files_in
@@ -48,7 +48,7 @@ def job(tmp_path: Path) -> Path:
     return folder
 
 
-class _Killing(Unwatched):
+class _Killing(NoProgress):
     """Kills a worker when the first file is done."""
 
     def __init__(self, cluster: Any) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
-from overlapscope.files.temporary_folder import WHILE_READING, held_folder
+from overlapscope.files.temporary_folder import READER_PREFIX, locked_folder
 from overlapscope.ingest import write_run_tables
 from overlapscope.ingest.parallel import spool, task
 from overlapscope.ingest.parallel.process_pool import WorkerPool
@@ -106,7 +106,7 @@ def test_the_command_writes_the_same_run_however_many_processes_it_starts(more: 
 
 
 def hold_a_folder(noted: Path) -> None:
-    with held_folder(Path(tempfile.gettempdir()), WHILE_READING):
+    with locked_folder(Path(tempfile.gettempdir()), READER_PREFIX):
         noted.touch()
         time.sleep(600)
 

@@ -49,14 +49,14 @@ def test_what_other_code_read_is_read_again(
     inputs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (spool, read_by):
-        monkeypatch.setattr(module, "read_by", lambda: "later code")
+        monkeypatch.setattr(module, "reader_code_digest", lambda: "later code")
     assert assert_as_if_read_at_once(inputs, tmp_path, workers=1).resumed_files == 0
 
 
 def test_a_worker_with_other_code_reads_nothing(
     inputs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_by, "read_by", lambda: "later code")
+    monkeypatch.setattr(read_by, "reader_code_digest", lambda: "later code")
     with Here() as executor, pytest.raises(InputError, match="another version of overlapscope"):
         write_run(inputs, tmp_path / "apart", executor=executor)
     monkeypatch.undo()

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.build.trace_columns import Ranges, TraceColumns, behind_each_other
+from overlapscope.ingest.build.trace_columns import Ranges, TraceColumns, concatenate_columns
 from overlapscope.ingest.formats.kineto import event_file as kineto_file
 from overlapscope.ingest.formats.kineto.event_file import EventFile, read_events
 from overlapscope.ingest.inputs import Inputs, Unpacked
@@ -175,7 +175,7 @@ def test_parts_of_columns_are_numbered_anew(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(CONTENTS[0])
     columns = read_events(path, ReadContext()).columns
-    twice = spelled(behind_each_other([columns, columns]))
+    twice = spelled(concatenate_columns([columns, columns]))
     once = spelled(columns)
     assert twice["host.name"] == once["host.name"] * 2
     assert twice["names"] == once["names"]
@@ -205,7 +205,7 @@ def test_real_processes_give_the_same_run(job: Path, tmp_path: Path, monkeypatch
         patch.setattr(kineto_file, "_read_in_shares", lambda *_: pytest.fail("one process reads alone"))
         alone = files_of(read_inputs([job]), tmp_path / "alone")
     merged: list[int] = []
-    plain = behind_each_other
+    plain = concatenate_columns
     monkeypatch.setattr(kineto_file, "behind_each_other", lambda parts: merged.append(len(parts)) or plain(parts))
     progress: list[int] = []
     shared = read_inputs([job], workers=3, progress=lambda _, done: progress.append(done))
@@ -220,7 +220,7 @@ def test_who_reads_a_file_to_disk_may_read_it_in_shares(
 ) -> None:
     alone = files_of(read_inputs([job]), tmp_path / "alone")
     merged: list[int] = []
-    plain = behind_each_other
+    plain = concatenate_columns
     monkeypatch.setattr(kineto_file, "behind_each_other", lambda parts: merged.append(len(parts)) or plain(parts))
     write_run([job], tmp_path / "written", workers=shares)
     assert merged == [shares] * (shares > 1)

@@ -26,7 +26,7 @@ from overlapscope.ingest import write_run as module
 from overlapscope.ingest import write_run_tables
 from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.parallel.process_pool import WorkerPool, can_start
-from overlapscope.ingest.progress import Unwatched
+from overlapscope.ingest.progress import NoProgress
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.write_run import Written, write_run
 from overlapscope.timeline.store.load_save import save_run
@@ -172,7 +172,7 @@ def test_the_python_face_writes_a_run(tmp_path: Path) -> None:
         overlapscope.write_run(tmp_path / "job", to=tmp_path / "run")
 
 
-class Interrupting(Unwatched):
+class Interrupting(NoProgress):
     """Presses Ctrl-C when so many files are done."""
 
     def __init__(self, after: int) -> None:
@@ -275,7 +275,7 @@ def test_a_run_among_its_own_traces_is_written_again_and_not_read(tmp_path: Path
 def test_two_ingests_of_one_run_do_not_meet(tmp_path: Path) -> None:
     inputs = job(tmp_path / "job")
 
-    class Again(Unwatched):
+    class Again(NoProgress):
         def begin(self, files: int, done: int) -> None:
             with pytest.raises(UsageError, match="another process is writing this run"):
                 write_run(inputs, tmp_path / "apart", workers=1)
@@ -368,7 +368,7 @@ def _state(process: Path) -> str:
     return (process / "stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
 
 
-class _Killing(Unwatched):
+class _Killing(NoProgress):
     """Makes a file a pipe, at which its reader waits, and kills who does; then it is a file again."""
 
     def __init__(self, file: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.errors import NotATraceError
-from overlapscope.ingest.build.kernel_names import speaks_of_comm
+from overlapscope.ingest.build.kernel_names import may_describe_collective
 from overlapscope.ingest.formats.kineto.events import EventCollector
 from overlapscope.ingest.formats.kineto.metadata import TraceMetadata, read_metadata
 from overlapscope.ingest.parsing.event_chunks import EventChunks
@@ -44,7 +44,7 @@ def blocks(content: bytes, size: int) -> Iterator[bytes]:
 def collected(content: bytes, piece_bytes: int, block_bytes: int = 61) -> tuple[dict[str, Any], TraceMetadata, int]:
     """Everything that reading keeps of a trace, with names spelled out; its metadata; and the number of pieces."""
     chunks = EventChunks(blocks(content, block_bytes), "trace", piece_bytes=piece_bytes)
-    collector = EventCollector(speaks_of_comm)
+    collector = EventCollector(may_describe_collective)
     pieces = 1
 
     def take(piece: bytes) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.ingest.formats.kineto.decoding import INSTANT, UNUSED, Decoded, decoded, decoded_any
-from overlapscope.ingest.parsing.json_values import MOST_BLOCKS, blocks, correlations
+from overlapscope.ingest.parsing.json_values import MAX_GRID_BLOCKS, correlation_ids, grid_blocks
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.names import NameTable
 
@@ -24,7 +24,7 @@ PHASES = ["X", "i", "s", "t", "f", "M", "C", "B", "E", "b", "n", "e", "I"]
 @given(VALUES)
 def test_a_correlation_is_a_number_other_than_zero(values: list[object]) -> None:
     expected = [int(value) if isinstance(value, int) and value and value < 2**63 else NONE for value in values]
-    assert correlations(values).tolist() == expected
+    assert correlation_ids(values).tolist() == expected
 
 
 @given(st.lists(GRIDS | st.none()) | st.lists(GRIDS | ODD | st.lists(ODD, max_size=3)))
@@ -33,8 +33,8 @@ def test_the_blocks_of_a_grid_are_the_product_of_its_three_sides(grids: list[Any
     for grid in grids:
         sound = isinstance(grid, list) and len(grid) == 3 and all(isinstance(side, int) and side > 0 for side in grid)
         product = grid[0] * grid[1] * grid[2] if sound else 0
-        expected.append(int(product) if 0 < product <= MOST_BLOCKS else NONE)
-    assert blocks(grids).tolist() == expected
+        expected.append(int(product) if 0 < product <= MAX_GRID_BLOCKS else NONE)
+    assert grid_blocks(grids).tolist() == expected
 
 
 @given(st.lists(st.lists(st.sampled_from(["a", "b", "c", 1, None, 2.5]) | st.just([1]), max_size=6), max_size=6))

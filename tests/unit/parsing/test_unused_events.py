@@ -2,7 +2,7 @@
 
 import pytest
 
-from overlapscope.ingest.build.kernel_names import speaks_of_comm
+from overlapscope.ingest.build.kernel_names import may_describe_collective
 from overlapscope.ingest.formats.kineto.events import EventCollector
 
 COARSE_US = 1_700_000_000_000_000
@@ -13,7 +13,7 @@ COARSE_US = 1_700_000_000_000_000
 @pytest.mark.parametrize("whole_us", [1, COARSE_US])
 def test_a_number_that_no_double_holds_is_no_matter_where_it_is_not_used(unused: str, whole_us: int) -> None:
     kernel = f'{{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":{whole_us}.125,"dur":2}}'
-    collector = EventCollector(speaks_of_comm)
+    collector = EventCollector(may_describe_collective)
     assert collector.take(f"[{kernel},{{{unused}}}]".encode())
     columns = collector.columns()
     assert columns.device_start_ns.tolist() == [whole_us * 1000 + 125]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 import overlapscope
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.compare import compare
-from overlapscope.analysis.measured_run import Replicate, replicate
+from overlapscope.analysis.measured_run import MeasuredRun, measure_run
 from overlapscope.analysis.result import Analysis
 from overlapscope.report.text import analysis as text
 from overlapscope.report.text import compare as compare_text
@@ -155,8 +155,8 @@ def test_a_stored_rank_whose_calls_end_before_they_start_is_left_out(tmp_path: P
 # --- stragglers of two sides ------------------------------------------------------------------------------------------
 
 
-def measured(fault: str | None, seed: int = 0) -> Replicate:
-    return replicate(job(seed, fault=fault))
+def measured(fault: str | None, seed: int = 0) -> MeasuredRun:
+    return measure_run(job(seed, fault=fault))
 
 
 def test_a_comparison_names_a_rank_that_becomes_a_straggler() -> None:
@@ -187,7 +187,7 @@ def test_steps_that_only_ranks_without_a_counterpart_have_are_not_compared() -> 
         for rank, each in run.ranks.items()
     }
     few = replace(run, ranks={rank: run.ranks[rank] for rank in (0, 1)})
-    comparison = compare([replicate(replace(run, ranks=cut))], [replicate(few)])
+    comparison = compare([measure_run(replace(run, ranks=cut))], [measure_run(few)])
     assert comparison.ranks == [0, 1]
     assert comparison.window == "recording"
     assert NONE not in comparison.ranks

@@ -18,7 +18,7 @@ import overlapscope
 from overlapscope.cli.main import main
 from overlapscope.loaded_run import LoadedRun
 from overlapscope.report.perfetto.events import MOST_TRACKS, EventWriter, Slices, nested
-from overlapscope.report.perfetto.export import Choice, PerfettoTrace
+from overlapscope.report.perfetto.export import ExportSelection, PerfettoTrace
 from overlapscope.timeline.columns import COMM, NONE, Telemetry, make
 from overlapscope.timeline.run import Run
 from tests.conftest import ROOT, shared_file
@@ -31,7 +31,7 @@ BASELINE = ROOT / "traces" / "baseline"
 
 
 def document(run: Run, **choice: Any) -> dict[str, Any]:
-    text = "".join(PerfettoTrace(run=run, choice=Choice(**choice), version="0").pieces())
+    text = "".join(PerfettoTrace(run=run, choice=ExportSelection(**choice), version="0").pieces())
     decoded: dict[str, Any] = json.loads(text, parse_float=Decimal)
     return decoded
 

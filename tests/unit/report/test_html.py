@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.straggler_cause import HELD_BY
+from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.cli.main import main
 from overlapscope.cli.output import printable
 from overlapscope.ingest.read_run import read_inputs
@@ -166,7 +166,7 @@ def test_a_straggler_is_named_with_what_held_it_and_its_evidence(pages: dict[str
     found = decoded(json.dumps(raw).encode())
     text = html.render(found)
     check_whole(text)
-    sentence = f"Rank 1 is a straggler: it delayed the others by 26.000 ms; cause: {HELD_BY['host']}"
+    sentence = f"Rank 1 is a straggler: it delayed the others by 26.000 ms; cause: {STRAGGLER_CAUSES['host']}"
     assert escape(sentence) in text
     for words in (
         "arrived last at 17 calls", "idle 12.500 ms longer than its peers",

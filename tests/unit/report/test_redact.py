@@ -11,7 +11,7 @@ import pytest
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.compare import compare
-from overlapscope.analysis.measured_run import replicate
+from overlapscope.analysis.measured_run import measure_run
 from overlapscope.analysis.result import Analysis
 from overlapscope.cli.main import main
 from overlapscope.gate.policy import Policy
@@ -187,7 +187,7 @@ def test_the_command_hides_names_in_every_format(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], at_root: None
 ) -> None:
     run = read_inputs([ROOT / "traces" / "baseline"])
-    side = [replicate(run, "secret/run")]
+    side = [measure_run(run, "secret/run")]
     for document in (compare(side, side), judge(side, side, Policy())):
         saved = tmp_path / "saved.json"
         saved.write_text(as_json.render(document), encoding="utf-8")

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.cli.main import main
-from overlapscope.cli.output import LEFT_OUT, told_aside
-from overlapscope.cli.prediction_file import note
+from overlapscope.cli.output import MESSAGE_LEFT_OUT, message_for_stderr
+from overlapscope.cli.prediction_file import add_noted
 from tests.conftest import ROOT
 from tests.unit.analysis.compare.test_prediction_check import prediction
 
@@ -32,7 +32,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     (place / "new" / "notes-zqv.txt").write_text("none", encoding="utf-8")
     shutil.copytree(ROOT / "traces" / "baseline", place / "old")
     other_job = msgspec.structs.replace(prediction(4.0, 90, 110), gradient_bytes=1)
-    note(place / "old", [other_job])
+    add_noted(place / "old", [other_job])
     return place / "old", place / "new"
 
 
@@ -54,8 +54,8 @@ def test_the_verdict_and_what_is_said_beside_it(
     out, err = output_of(capsys, 1, "gate", base, candidate, "--redact")
     assert out.endswith("next: overlapscope compare BASE CAND --all\n")
     assert len(err.splitlines()) == len(plain.err.splitlines())
-    assert f"warning: CAND: {LEFT_OUT}\n" in err
-    assert f"predictions: CAND: {LEFT_OUT}\n" in err
+    assert f"warning: CAND: {MESSAGE_LEFT_OUT}\n" in err
+    assert f"predictions: CAND: {MESSAGE_LEFT_OUT}\n" in err
     for name, extra in (("gate.txt", []), ("gate.json", ["--json"])):
         assert output_of(capsys, 1, "gate", base, candidate, "--redact", "-o", name, *extra)[0] == ""
         assert not TOKEN.search((tmp_path / name).read_text(encoding="utf-8"))
@@ -100,9 +100,9 @@ def test_errors(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> 
 @given(st.text())
 def test_no_word_of_a_message_passes(words: str) -> None:
     args = argparse.Namespace(redact=True, base=Path("zqv/old"), candidate=Path("zqv/new"))
-    allowed = {LEFT_OUT, f"BASE: {LEFT_OUT}", f"CAND: {LEFT_OUT}"}
-    assert {told_aside(each, args) for each in (words, f"zqv/old: {words}", f"{words}; zqv/new")} <= allowed
-    assert told_aside("cannot read zqv/new/trace.json", args) == f"CAND: {LEFT_OUT}"
+    allowed = {MESSAGE_LEFT_OUT, f"BASE: {MESSAGE_LEFT_OUT}", f"CAND: {MESSAGE_LEFT_OUT}"}
+    assert {message_for_stderr(each, args) for each in (words, f"zqv/old: {words}", f"{words}; zqv/new")} <= allowed
+    assert message_for_stderr("cannot read zqv/new/trace.json", args) == f"CAND: {MESSAGE_LEFT_OUT}"
 
 
 def test_without_it_the_next_command_can_be_typed(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

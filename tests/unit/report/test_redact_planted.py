@@ -19,16 +19,16 @@ from overlapscope.analysis.compare import compare
 from overlapscope.analysis.exposed_causes import CAUSES
 from overlapscope.analysis.history import History, history
 from overlapscope.analysis.host_cause import SHARED_CORES
-from overlapscope.analysis.measured_run import replicate
+from overlapscope.analysis.measured_run import measure_run
 from overlapscope.analysis.metrics import METRICS
 from overlapscope.analysis.path_walk import PARTS
-from overlapscope.analysis.straggler_cause import HELD_BY
+from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.gate.policy import Policy
 from overlapscope.gate.verdict import Gate, judge
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.ingest.registry import BUILT_IN
+from overlapscope.ingest.registry import BUILT_IN_READERS
 from overlapscope.report.formats import json as as_json
 from overlapscope.report.formats.github import annotations
 from overlapscope.report.redact import KNOWN, redacted
@@ -187,7 +187,7 @@ def planted_run(folder: Path, seed: str) -> Run:
 @pytest.mark.parametrize("seed", ["kilo", "9x4b"])
 def test_the_names_of_a_trace_are_left_nowhere(tmp_path: Path, seed: str) -> None:
     run = planted_run(tmp_path, seed)
-    side = [replicate(run, f"{MARK}/{seed}")]
+    side = [measure_run(run, f"{MARK}/{seed}")]
     found = (analyze(run), compare(side, side), judge(side, side, Policy()), history(side * 3))
     assert any(each.severity == "warning" for each in found[0].findings)
     for document in found:
@@ -198,7 +198,7 @@ def test_the_names_of_a_trace_are_left_nowhere(tmp_path: Path, seed: str) -> Non
 
 def test_the_gate_says_no_name_in_its_text_and_in_annotations(tmp_path: Path) -> None:
     run = planted_run(tmp_path, "gate")
-    side = [replicate(run, f"{MARK}/gate")]
+    side = [measure_run(run, f"{MARK}/gate")]
     gate = judge(side, side, Policy(budgets={"exposed_comm_ns": 1}))
     assert gate.exit_code == 1
     assert left(gate_text.render(gate) + as_json.render(gate)), "a test that cannot fail"
@@ -223,8 +223,8 @@ PAGES = [each.stem for name in ("findings", "advice") for each in (ROOT / "docs"
     ("field", "words"),
     [
         ("kind_of_id", PAGES),
-        ("format", [each.format for each in BUILT_IN]),
-        ("held_by", [*HELD_BY, SHARED_CORES]),
+        ("format", [each.format for each in BUILT_IN_READERS]),
+        ("held_by", [*STRAGGLER_CAUSES, SHARED_CORES]),
         ("evidence{}", WORDS_OF_EVIDENCE),
         ("causes{}", CAUSES),
         ("parts{}", PARTS),

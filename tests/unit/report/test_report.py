@@ -17,15 +17,15 @@ from msgspec.structs import replace
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.compare import compare
 from overlapscope.analysis.history import history
-from overlapscope.analysis.measured_run import Replicate, replicate
+from overlapscope.analysis.measured_run import MeasuredRun, measure_run
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.analysis.scaling import scaling
 from overlapscope.cli.main import main
 from overlapscope.cli.output import escaped, printable
 from overlapscope.errors import InputError
-from overlapscope.gate.judge import Verdict
+from overlapscope.gate.judge import MetricOutcome
 from overlapscope.gate.policy import Policy
-from overlapscope.gate.verdict import Gate, Whole, judge
+from overlapscope.gate.verdict import Gate, GateOutcome, judge
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats import html, junit, markdown, openmetrics
 from overlapscope.report.formats import json as as_json
@@ -68,7 +68,7 @@ EVIL = (
 def documents() -> dict[str, Document]:
     """Return one of each kind, of the sample runs."""
     base, candidate = (read_inputs([Path("traces") / name]) for name in ("baseline", "regressed"))
-    sides = [replicate(base, "traces/baseline")], [replicate(candidate, "traces/regressed")]
+    sides = [measure_run(base, "traces/baseline")], [measure_run(candidate, "traces/regressed")]
     return {
         "run": analyze(base),
         "comparison": compare(*sides),
@@ -87,8 +87,8 @@ def small_run(length: int, group: str = "0", op: str = "all_reduce", **fingerpri
     return run_of(Job(ranks=ranks, lengths=[length] * 5, group=group, world_size=1, fingerprint=fingerprint))
 
 
-def small(name: str, length: int, group: str = "0", op: str = "all_reduce", **fingerprint: str) -> list[Replicate]:
-    return [replicate(small_run(length, group, op, **fingerprint), name)]
+def small(name: str, length: int, group: str = "0", op: str = "all_reduce", **fingerprint: str) -> list[MeasuredRun]:
+    return [measure_run(small_run(length, group, op, **fingerprint), name)]
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_verdict_has_its_words_and_colours_in_one_table() -> None:
     answers = get_args(get_type_hints(WhatIf)["verdict"])
     assert set(answers) | {"trial", "look"} == set(ADVICE)
-    assert {*get_args(Whole), *get_args(Verdict), "kept", "not_kept"} == set(GATE)
+    assert {*get_args(GateOutcome), *get_args(MetricOutcome), "kept", "not_kept"} == set(GATE)
     assert set(get_args(get_type_hints(Recommendation)["confidence"])) == set(CONFIDENCE)
     assert [tone_of(words) for words in ("not kept", "improved", "inconclusive", "all_reduce")] == [
         "bad",

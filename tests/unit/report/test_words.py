@@ -12,7 +12,7 @@ from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.scaling import Scaling
-from overlapscope.analysis.straggler_cause import HELD_BY
+from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.cli.main import main
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.formats import html, markdown
@@ -117,7 +117,7 @@ def test_reports_use_the_words_of_the_field(kind: str, monkeypatch: pytest.Monke
 
 def test_labels_use_the_words_of_the_field() -> None:
     check("causes of exposed time", *(f"{each.label}; {each.description}" for each in CAUSES.values()))
-    check("causes of stragglers", *HELD_BY.values())
+    check("causes of stragglers", *STRAGGLER_CAUSES.values())
     check("evidence on stragglers", *WORDS.values())
 
 

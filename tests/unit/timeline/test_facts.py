@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import overlapscope
-from overlapscope.analysis.source_tables import Told, told
+from overlapscope.analysis.source_tables import Told, rows_of_sources
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest import registry as readers
@@ -90,7 +90,7 @@ def test_joined_facts_say_what_their_parts_say_behind_each_other(parts: list[Fac
 
 @given(facts())
 def test_told_rows_are_those_of_the_tables(told_facts: Facts) -> None:
-    tables = told(told_facts, limit=2)
+    tables = rows_of_sources(told_facts, limit=2)
     assert set(tables) == {name for name in FACT_TABLES if size(getattr(told_facts, name))}
     for name, table in tables.items():
         kinds = column_kinds(FACT_TABLES[name])
@@ -210,10 +210,10 @@ def _read(path: Path, context: ReadContext) -> Reading:
 @pytest.fixture
 def made_up_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = Reader(format="made up", recognises=lambda head: head.content in (FACTS, CALLS, TIMES), read=_read)
-    monkeypatch.setattr(readers, "BUILT_IN", (reader, *readers.BUILT_IN))
-    readers.readers.cache_clear()
+    monkeypatch.setattr(readers, "BUILT_IN_READERS", (reader, *readers.BUILT_IN_READERS))
+    readers.all_readers.cache_clear()
     yield
-    readers.readers.cache_clear()
+    readers.all_readers.cache_clear()
 
 
 def files(folder: Path, *contents: bytes) -> list[str]:
@@ -328,13 +328,13 @@ def test_tables_of_the_job_are_frames_too(tmp_path: Path) -> None:
 
 
 def test_a_member_of_a_communicator_may_be_told_of_in_part() -> None:
-    rows = told(Facts(names=("0x5d",), members=make(Members, 1, communicator=0, rank=3)))["members"].rows
+    rows = rows_of_sources(Facts(names=("0x5d",), members=make(Members, 1, communicator=0, rank=3)))["members"].rows
     assert {name: value for name, value in rows[0].items() if value is not None} == {"communicator": "0x5d", "rank": 3}
 
 
 def test_answers_are_spelled_out() -> None:
     connections = make(FACT_TABLES["connections"], 1, gpu_direct=np.array([YES]))
-    assert told(Facts(connections=connections))["connections"].rows[0]["gpu_direct"] == "yes"
+    assert rows_of_sources(Facts(connections=connections))["connections"].rows[0]["gpu_direct"] == "yes"
 
 
 def test_long_names_keep_their_ends_by_which_tensors_differ() -> None:

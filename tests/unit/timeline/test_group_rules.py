@@ -1,6 +1,6 @@
 """Groups compared with each other: pipelines of two stages, links within a host and across, and who is in a group."""
 
-from overlapscope.analysis.across_ranks import Across, across
+from overlapscope.analysis.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.slow_link import slow_links
 from overlapscope.timeline.columns import NONE
 from tests.support.overlapping_calls import Met, job
@@ -33,7 +33,7 @@ def between(quick: set[tuple[int, int]], slow: set[tuple[int, int]]) -> list[str
             for rank in pair:
                 calls[rank].append(Met(start=start, end=start + (1 if pair in quick else 4), group=str(at)))
     run = job(calls, {str(at): pair for at, pair in enumerate(pairs)}, lasts=1000)
-    return [each.id for each in slow_links(run, across(run).splits)]
+    return [each.id for each in slow_links(run, match_and_align(run).splits)]
 
 
 def test_where_most_groups_are_slow_the_others_are_rather_quick() -> None:
@@ -44,7 +44,7 @@ def test_where_most_groups_are_slow_the_others_are_rather_quick() -> None:
     assert between({(1, 3), (2, 3)}, {(0, 1), (0, 2), (0, 3)}) == ["slow_link:rank0"]
 
 
-def numbered(ranks: int, *, size: int, apart_ms: int = 4, world_size: int | None = None) -> Across:
+def numbered(ranks: int, *, size: int, apart_ms: int = 4, world_size: int | None = None) -> CrossRank:
     """Return what is told of numbered calls of one group name, those of every second pair of ranks later."""
     calls = {
         rank: [
@@ -53,7 +53,7 @@ def numbered(ranks: int, *, size: int, apart_ms: int = 4, world_size: int | None
         ]
         for rank in range(ranks)
     }
-    return across(test_matching.job(calls, world_size=world_size or ranks))
+    return match_and_align(test_matching.job(calls, world_size=world_size or ranks))
 
 
 def test_numbers_pair_no_calls_where_a_name_may_stand_for_several_groups() -> None:

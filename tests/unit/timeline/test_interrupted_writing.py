@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from overlapscope.cli.main import main
-from overlapscope.cli.prediction_file import NAME, note
+from overlapscope.cli.prediction_file import NAME, add_noted
 from overlapscope.cli.verbs.export import write_file
 from overlapscope.errors import InputError, UsageError
 from overlapscope.files import atomic as flushed
@@ -25,7 +25,7 @@ from overlapscope.ingest.run_folder import read_runs
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.store.load_save import load_run
 from overlapscope.timeline.store.run_folder import is_taken, replace_run, write_then_replace
-from overlapscope_dashboards.runs.catalog import find
+from overlapscope_dashboards.runs.catalog import find_runs
 from tests.unit.parallel.test_write_run import files_in, job, trace
 
 WEEK_S = 7 * 24 * 3600
@@ -105,7 +105,7 @@ def test_who_looks_for_a_run_that_was_put_aside_is_told_where_it_is(
     said = capsys.readouterr().err
     assert "replacing what stood there was interrupted" in said
     with pytest.raises(InputError, match="replacing what stood there was interrupted"):
-        find([run])  # as `serve` does
+        find_runs([run])  # as `serve` does
     subprocess.run(shlex.split(said.partition("this puts it back: ")[2]), check=True)
     assert files_in(run) == before
 
@@ -266,7 +266,7 @@ def test_what_killed_processes_left_is_removed_and_what_living_ones_hold_is_not(
     (tmp_path / ".x-12345678").symlink_to(left)
     with paused(code) as living:
         assert not left.exists()
-        with held_folder.held_folder(tmp_path, ".x-") as own:
+        with held_folder.locked_folder(tmp_path, ".x-") as own:
             assert len(list(tmp_path.iterdir())) == 4
             assert own.exists()
         living.communicate("\n", timeout=60)
@@ -281,7 +281,7 @@ def test_where_there_are_no_locks_age_tells(tmp_path: Path, monkeypatch: pytest.
     for name, seconds in ((".x-youngers", 3600), (".x-olderold", 48 * 3600)):
         (tmp_path / name).mkdir()
         age(tmp_path / name, seconds)
-    with held_folder.held_folder(tmp_path, ".x-"):
+    with held_folder.locked_folder(tmp_path, ".x-"):
         pass
     assert [each.name for each in tmp_path.iterdir()] == [".x-youngers"]
 
@@ -369,7 +369,7 @@ def test_a_file_is_on_disk_before_it_takes_the_place_of_an_older_one(
     run = older_run(tmp_path / "run")
     for write, file in (
         (lambda: write_file(run / "report.html", ["new"], force=True), run / "report.html"),
-        (lambda: note(run), run / NAME),
+        (lambda: add_noted(run), run / NAME),
     ):
         flushes.clear()
         write()

@@ -15,14 +15,14 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.advise import analyzed
+from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import NONE, Steps, size
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.store import lazy_rank as stored
 from overlapscope.timeline.store.arrow_tables import from_arrow
-from overlapscope.timeline.store.lazy_rank import Kept, StoredRank
+from overlapscope.timeline.store.lazy_rank import StoredRank, TableCache
 from overlapscope.timeline.store.load_save import load_run, save_run
 from overlapscope.timeline.store.read_ahead import in_threads, read_ahead
 from tests.property.synthetic import Job, Layout, plant, run_of, simulate
@@ -44,15 +44,15 @@ def place(job: Run, tmp_path: Path) -> Path:
 @pytest.fixture
 def keeping_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "KEPT_TABLES", 0)
-    monkeypatch.setattr(stored.Kept.__init__, "__defaults__", (100,))
+    monkeypatch.setattr(stored.TableCache.__init__, "__defaults__", (100,))
 
 
 def test_the_analysis_is_the_same_whether_tables_are_kept_or_read_again(
     job: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = msgspec.json.encode(analyzed(load_run(place)))
+    kept = msgspec.json.encode(analyze_with_advice(load_run(place)))
     monkeypatch.setattr(stored, "KEPT_TABLES", 0)
-    monkeypatch.setattr(stored.Kept.__init__, "__defaults__", (100,))
+    monkeypatch.setattr(stored.TableCache.__init__, "__defaults__", (100,))
     reads: list[str] = []
     reading = stored.read_table
     monkeypatch.setattr(
@@ -60,16 +60,16 @@ def test_the_analysis_is_the_same_whether_tables_are_kept_or_read_again(
     )
     read_again = load_run(place)
     opened = len(reads)
-    assert msgspec.json.encode(analyzed(read_again)) == kept
+    assert msgspec.json.encode(analyze_with_advice(read_again)) == kept
     assert reads[opened:].count("spans") >= len(job.ranks)
-    in_memory = msgspec.json.encode(analyzed(replace(job, sources=read_again.sources)))
+    in_memory = msgspec.json.encode(analyze_with_advice(replace(job, sources=read_again.sources)))
     assert in_memory == kept
 
 
 def test_no_more_rows_stay_in_memory_than_were_allowed(place: Path) -> None:
     run = load_run(place)
     many = max(each.num_spans for each in run.ranks.values())
-    kept = Kept(rows=2 * many)
+    kept = TableCache(rows=2 * many)
     for rank, timeline in run.ranks.items():
         kept.table(place / f"rank_{rank:05d}", "spans", timeline.names, timeline._large["spans"])  # type: ignore[attr-defined]
         assert sum(each.rows for each in kept._packed.values()) <= 2 * many
@@ -80,7 +80,7 @@ def test_a_table_that_no_room_would_do_for_pushes_out_no_other(place: Path) -> N
     run = load_run(place)
     small, large = (run.ranks[0]._large[name] for name in ("annotations", "spans"))  # type: ignore[attr-defined]
     assert small.rows < large.rows
-    kept, folder, names = Kept(rows=large.rows - 1), place / "rank_00000", run.ranks[0].names
+    kept, folder, names = TableCache(rows=large.rows - 1), place / "rank_00000", run.ranks[0].names
     kept.table(folder, "annotations", names, small)
     assert size(kept.table(folder, "spans", names, large)) == large.rows
     assert kept._packed.keys() == {(folder, "annotations")}

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from overlapscope.timeline.columns import NONE, Collectives, Spans, column_kinds, make, size, take
 from overlapscope.timeline.intervals import Intervals, union
-from overlapscope.timeline.store.packed import Packed, PackedCollectives, PackedIntervals, PackedTable
+from overlapscope.timeline.store.packed import PackedCollectives, PackedColumn, PackedIntervals, PackedTable
 from tests.support.builders import EPOCH_NS
 
 EVERY = st.integers(NONE, -NONE - 1)
@@ -23,7 +23,7 @@ COLUMNS = st.one_of(st.lists(SMALL), st.lists(NEAR), st.lists(EVERY), st.lists(s
 @given(COLUMNS)
 def test_a_column_comes_back_as_it_was(values: list[int]) -> None:
     column = np.array(values, np.int64)
-    found = Packed.of(column, NONE).values()
+    found = PackedColumn.of(column, NONE).values()
     assert found.dtype == column.dtype
     assert found.tolist() == values
 

@@ -9,11 +9,11 @@ from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import (
     ascending,
-    distinct,
+    factorize_rows,
     largest_by,
     num_falls,
-    order_of,
     smallest_by,
+    sort_order,
     sum_by,
     values_in,
 )
@@ -39,14 +39,14 @@ def columns(draw: st.DrawFn) -> list[np.ndarray]:
 @given(columns())
 def test_rows_are_in_the_order_of_their_columns_and_equals_stay_as_they_were(given: list[np.ndarray]) -> None:
     rows = list(zip(*(each.tolist() for each in given), strict=True))
-    assert order_of(*given).tolist() == sorted(range(len(rows)), key=rows.__getitem__)
+    assert sort_order(*given).tolist() == sorted(range(len(rows)), key=rows.__getitem__)
 
 
 @settings(max_examples=300, deadline=None)
 @given(columns())
 def test_distinct_rows_are_numbered_in_the_order_of_their_first(given: list[np.ndarray]) -> None:
     rows = list(zip(*(each.tolist() for each in given), strict=True))
-    which, first = distinct(given)
+    which, first = factorize_rows(given)
     numbers: dict[tuple[int, ...], int] = {}
     assert which.tolist() == [numbers.setdefault(row, len(numbers)) for row in rows]
     assert first.tolist() == [rows.index(row) for row in numbers]
@@ -60,8 +60,8 @@ def test_many_values_are_put_in_order_however_few_of_them_are_out_of_it(falls: i
     values[at], values[at + 1] = values[at + 1].copy(), values[at].copy()
     other = rng.integers(0, 5, values.size)
     assert ascending(values).tolist() == sorted(values.tolist())
-    assert order_of(values).tolist() == np.argsort(values, kind="stable").tolist()
-    assert order_of(other, values).tolist() == np.lexsort((values, other)).tolist()
+    assert sort_order(values).tolist() == np.argsort(values, kind="stable").tolist()
+    assert sort_order(other, values).tolist() == np.lexsort((values, other)).tolist()
     assert num_falls(ascending(values)) == 0
 
 

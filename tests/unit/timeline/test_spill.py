@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from overlapscope.errors import InputError
 from overlapscope.files import spill as aside
-from overlapscope.files.spill import ArrayInFile, ArrayInMemory, Aside
+from overlapscope.files.spill import ArrayInFile, ArrayInMemory, SpillStore
 
 MANY = np.arange(1000)
 
@@ -23,7 +23,7 @@ MANY = np.arange(1000)
 @given(st.lists(arrays(st.sampled_from([np.int64, np.int32, np.bool_, np.float64]), array_shapes(min_side=0))))
 def test_arrays_come_back_as_they_were_wherever_they_lie(given: list[npt.NDArray[Any]]) -> None:
     for room in (0, 1 << 20):
-        place = Aside(room)
+        place = SpillStore(room)
         for put, array in zip([place.put(each) for each in given], given, strict=True):
             found = put.values()
             assert (found.dtype, found.shape, put.shape, put.nbytes) == (
@@ -34,20 +34,20 @@ def test_arrays_come_back_as_they_were_wherever_they_lie(given: list[npt.NDArray
 
 def test_every_other_column_of_a_table_comes_back() -> None:
     table = np.arange(6000).reshape(6, 1000)[:, ::2]
-    put = Aside(0).put(table)
+    put = SpillStore(0).put(table)
     assert isinstance(put, ArrayInFile)
     np.testing.assert_array_equal(put.values(), table)
 
 
 def test_what_fits_stays_in_memory_and_the_rest_does_not() -> None:
-    place = Aside(2 * MANY.nbytes)
+    place = SpillStore(2 * MANY.nbytes)
     assert [type(place.put(MANY)) for _ in range(4)] == [ArrayInMemory, ArrayInMemory, ArrayInFile, ArrayInFile]
     assert isinstance(place.put(np.arange(4)), ArrayInMemory)
 
 
 def test_the_file_has_no_name_and_lies_where_tempfile_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    put = Aside(0).put(MANY)
+    put = SpillStore(0).put(MANY)
     assert isinstance(put, ArrayInFile)
     assert os.listdir(tmp_path) == []
     assert put.values().sum() == MANY.sum()
@@ -65,7 +65,7 @@ class Both(msgspec.Struct, frozen=True):
 
 @pytest.mark.parametrize("room", [0, 1 << 20])
 def test_a_value_of_arrays_comes_back_with_the_values_in_it(room: int) -> None:
-    found = Aside(room).put_fields(Both(one=Pair("a", MANY), flags=MANY > 7)).value()
+    found = SpillStore(room).put_fields(Both(one=Pair("a", MANY), flags=MANY > 7)).value()
     assert (type(found), type(found.one), found.one.name) == (Both, Pair, "a")
     np.testing.assert_array_equal(found.one.numbers, MANY)
     np.testing.assert_array_equal(found.flags, MANY > 7)
@@ -105,7 +105,7 @@ def test_what_finds_no_room_on_disk_stays_in_memory(
     broken: Callable[[pytest.MonkeyPatch], None], written: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch)
-    place = Aside(0)
+    place = SpillStore(0)
     puts = [place.put(MANY + number) for number in range(4)]
     assert [type(each) for each in puts] == [ArrayInFile] * written + [ArrayInMemory] * (4 - written)
     assert [int(each.values()[0]) for each in puts] == [0, 1, 2, 3]
@@ -113,20 +113,20 @@ def test_what_finds_no_room_on_disk_stays_in_memory(
 
 def test_several_files_do_not_take_what_is_free_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     little_room(monkeypatch)
-    places = [Aside(0), Aside(0)]
+    places = [SpillStore(0), SpillStore(0)]
     assert [type(place.put(MANY[:500])) for place in places] == [ArrayInFile, ArrayInFile]
     assert [type(place.put(MANY[500:])) for place in places] == [ArrayInMemory, ArrayInMemory]
 
 
 def test_what_one_file_left_is_not_halved_again_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     little_room(monkeypatch)
-    first, second = Aside(0), Aside(0)
+    first, second = SpillStore(0), SpillStore(0)
     assert type(first.put(MANY)) is ArrayInFile
     assert type(second.put(MANY[:200])) is ArrayInMemory
 
 
 def test_a_file_that_was_cut_short_is_an_error_and_no_figures() -> None:
-    place = Aside(0)
+    place = SpillStore(0)
     put = place.put(MANY)
     assert place._file is not None
     place._file.truncate(100)
@@ -136,7 +136,7 @@ def test_a_file_that_was_cut_short_is_an_error_and_no_figures() -> None:
 
 def test_what_stays_in_memory_does_not_hold_what_it_is_a_part_of() -> None:
     table = np.arange(100_000).reshape(10, -1)
-    held = Aside().put(table[:, 3])
+    held = SpillStore().put(table[:, 3])
     assert isinstance(held, ArrayInMemory)
     assert held.array.base is None
     assert held.values().tolist() == table[:, 3].tolist()
@@ -145,6 +145,6 @@ def test_what_stays_in_memory_does_not_hold_what_it_is_a_part_of() -> None:
 def test_one_row_is_read_alone() -> None:
     table = np.arange(60_000).reshape(6, -1)
     for room, kind in ((1 << 30, ArrayInMemory), (0, ArrayInFile)):
-        put = Aside(room).put(table[:, ::2])
+        put = SpillStore(room).put(table[:, ::2])
         assert isinstance(put, kind)
         assert [put.row(number).tolist() for number in range(6)] == table[:, ::2].tolist()

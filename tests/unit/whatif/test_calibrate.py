@@ -12,7 +12,7 @@ from overlapscope.whatif.buckets import DdpSettings
 from overlapscope.whatif.calibrate import Measured, fit, model_error, predict_steps, step_ns
 from overlapscope.whatif.ddp_step import Settings
 from overlapscope.whatif.plan import Plan, plan
-from overlapscope.whatif.workload_file import understand
+from overlapscope.whatif.workload_file import parse_workload
 
 CAPS = (1.0, 5.0, 25.0, 100.0, 1000.0)
 OTHERS = [Settings(ddp=DdpSettings(bucket_cap_mb=cap)) for cap in CAPS]
@@ -28,7 +28,7 @@ def described(layers: int, hidden: int, step_ms: float, gbs: float) -> Plan:
         "collectives": {"points": points},
         "ddp": {"gradient_as_bucket_view": True},
     }
-    return plan(understand(content))
+    return plan(parse_workload(content))
 
 
 @settings(max_examples=12)

@@ -18,7 +18,7 @@ from overlapscope.whatif.compression import (
     Compression,
     collectives_ns,
     compressed_collectives,
-    compressions_of,
+    parse_compressions,
 )
 from overlapscope.whatif.curves import curve
 from overlapscope.whatif.ddp_step import Settings, buckets_of
@@ -116,7 +116,7 @@ def test_an_all_gather_takes_half_an_all_reduce_and_an_empty_call_its_latency() 
 )
 def test_other_compressions_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--compress"):
-        compressions_of(text)
+        parse_compressions(text)
 
 
 def test_a_plan_shows_them_as_what_changes_numerics_with_wide_intervals(

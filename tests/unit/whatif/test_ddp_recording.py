@@ -16,8 +16,8 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats.json import schema as schema_of
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.ddp_predict import answer, scenarios
-from overlapscope.whatif.ddp_recording import from_run
+from overlapscope.whatif.ddp_predict import predict_ddp, predict_settings
+from overlapscope.whatif.ddp_recording import ddp_case_of_run
 from overlapscope.whatif.link_fit import fit_line, link_times, transfer_curve
 from overlapscope.whatif.recorded_steps import worker_starts
 from overlapscope.whatif.search import with_cap
@@ -40,7 +40,7 @@ def six() -> Run:
 @pytest.mark.parametrize("slowdown", [1.0, 1.3, 1.8])
 def test_a_made_workload_is_found_again_freed_of_interference(slowdown: float) -> None:
     made = replace(SIX, slowdown=slowdown)
-    found = from_run(recorded(made))
+    found = ddp_case_of_run(recorded(made))
     assert found.slowdown_fit.identified
     assert found.slowdown_fit.slowdown == pytest.approx(slowdown, rel=0.02)
     workload = found.build({**found._nominal(), "per_bucket_us": 0.0, "latency_us": 0.0})
@@ -57,10 +57,10 @@ def test_a_made_workload_is_found_again_freed_of_interference(slowdown: float) -
 @pytest.mark.parametrize("ticks_per_mb", [60, 200, 500])
 def test_other_caps_are_predicted_as_a_simulation_of_its_own_has_them(slowdown: float, ticks_per_mb: float) -> None:
     made = replace(SIX, slowdown=slowdown, ticks_per_mb=ticks_per_mb)
-    found = from_run(recorded(made))
+    found = ddp_case_of_run(recorded(made))
     others = {1.0: [[each] for each in range(8)], 4.0: [(0, 1, 2, 3), (4, 5, 6, 7)], 100.0: [tuple(range(8))]}
     settings = [with_cap(found.baseline, cap) for cap in others]
-    predicted = {each.knobs["bucket_cap_mb"]: each for each in scenarios(found, settings)}
+    predicted = {each.knobs["bucket_cap_mb"]: each for each in predict_settings(found, settings)}
     for cap, buckets in others.items():
         truth = step_ns(replace(made, buckets=buckets))
         # Where no layer is beside a transfer all the time, a prior stands for how much it slows.
@@ -72,65 +72,65 @@ def test_other_caps_are_predicted_as_a_simulation_of_its_own_has_them(slowdown: 
 
 def test_without_freeing_recorded_times_a_single_bucket_is_predicted_too_late() -> None:
     made = replace(SIX, slowdown=1.8, ticks_per_mb=300)
-    found = from_run(recorded(made))
+    found = ddp_case_of_run(recorded(made))
     truth = step_ns(replace(made, buckets=[tuple(range(8))]))
     stretched = replace(found, slowdown_fit=replace(found.slowdown_fit, slowdown=1.0))
     one = with_cap(found.baseline, 100.0)
-    wrong, right = (scenarios(each, [one])[1].predicted_step_ns for each in (stretched, found))
+    wrong, right = (predict_settings(each, [one])[1].predicted_step_ns for each in (stretched, found))
     assert right == pytest.approx(truth, rel=0.03)
     assert wrong > 1.05 * truth
 
 
 def test_a_shifted_clock_changes_no_prediction() -> None:
-    told = [answer(from_run(recorded(SIX, shift_ns=(0, shift)))) for shift in (0, 7_000_000)]
+    told = [predict_ddp(ddp_case_of_run(recorded(SIX, shift_ns=(0, shift)))) for shift in (0, 7_000_000)]
     assert told[0].scenarios == told[1].scenarios
 
 
 def test_a_late_rank_is_told_apart_from_the_work_of_all() -> None:
-    found = from_run(recorded(replace(SIX, late=(0, 900))))
+    found = ddp_case_of_run(recorded(replace(SIX, late=(0, 900))))
     assert found.lateness_ns == pytest.approx((0.0, 900 * TICK_NS), rel=0.05)
     assert found.workload().gradients.ready_ns[-1] == pytest.approx(READY[-1] * TICK_NS, rel=0.05)
 
 
 def test_layers_of_one_shape_that_do_other_work_tell_nothing_but_what_the_scheduler_counts() -> None:
     made = replace(SIX, ready=(600, 700, 1000, 1050, 1400, 1500, 1890, 1900), slowdown=1.2)
-    found = from_run(recorded(made)).slowdown_fit
+    found = ddp_case_of_run(recorded(made)).slowdown_fit
     assert not found.identified
     assert found.low == pytest.approx(1.2, rel=0.02)
     assert found.slowdown == 1.3
-    without = from_run(recorded(made, thread_times=False)).slowdown_fit
+    without = ddp_case_of_run(recorded(made, thread_times=False)).slowdown_fit
     assert (without.identified, without.low, without.high) == (False, 1.0, 1.6)
 
 
 def test_the_rank_that_slows_most_is_the_one_that_counts() -> None:
-    found = from_run(recorded(replace(SIX, slowdown=1.5)))
+    found = ddp_case_of_run(recorded(replace(SIX, slowdown=1.5)))
     assert found.shares == pytest.approx((1.0, 1.0), abs=0.01)
 
 
 def test_passes_without_a_reduction_are_told_and_show_what_the_same_piece_takes_free() -> None:
     """Work that is no layer's shape is told all the same: every piece has run free of transfers before."""
     made = replace(SIX, ready=(600, 700, 1000, 1050, 1400, 1500, 1890, 1900), passes=2, slowdown=1.6, ticks_per_mb=700)
-    found = from_run(recorded(made))
+    found = ddp_case_of_run(recorded(made))
     assert (found.baseline.accumulation, found.baseline.no_sync) == (2, True)
     assert found.slowdown_fit.identified
     assert found.slowdown_fit.slowdown == pytest.approx(1.6, rel=0.03)
     one = replace(found.baseline, accumulation=1, no_sync=False)
-    (told,) = scenarios(found, [one])[1:]
+    (told,) = predict_settings(found, [one])[1:]
     assert told.predicted_step_ns == pytest.approx(step_ns(replace(made, passes=1)), rel=0.03)
 
 
 def test_where_nothing_tells_how_compute_slows_a_prior_stands_and_is_said_to() -> None:
     irregular = replace(SIX, ready=(600, 700, 1000, 1050, 1400, 1500, 1890, 1900))
-    told = answer(from_run(recorded(irregular, thread_times=False)), [1.0, 4.0], search=False)
+    told = predict_ddp(ddp_case_of_run(recorded(irregular, thread_times=False)), [1.0, 4.0], search=False)
     assert not told.interference.identified
     assert (told.interference.low, told.interference.high) == (1.0, 1.6)
     assert any("could not be measured; assumed 1.3x" in each for each in told.reasons)
 
 
 def test_a_replay_that_misses_the_recorded_step_gives_no_advice() -> None:
-    found = from_run(six())
+    found = ddp_case_of_run(six())
     (measured,) = found.measured
-    told = answer(replace(found, measured=(replace(measured, step_ns=measured.step_ns * 1.05),)))
+    told = predict_ddp(replace(found, measured=(replace(measured, step_ns=measured.step_ns * 1.05),)))
     assert told.verdict == "insufficient_data"
 
 
@@ -139,14 +139,14 @@ def test_a_replay_that_misses_the_recorded_step_gives_no_advice() -> None:
 )
 def test_a_run_without_what_is_needed_says_what_and_how_to_record_it(drop: str, said: str) -> None:
     with pytest.raises(InputError, match=said) as error:
-        from_run(recorded(SIX, drop=drop))
+        ddp_case_of_run(recorded(SIX, drop=drop))
     assert "overlapscope.profile" in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_no_rank_at_all_says_so() -> None:
     with pytest.raises(InputError, match="no rank"):
-        from_run(Run(world_size=2, ranks={}))
+        ddp_case_of_run(Run(world_size=2, ranks={}))
 
 
 @pytest.mark.parametrize("name", ["kineto/sampled_pair", "kineto/a100_rank3of8_six_steps.json.gz", "nccl_log"])
@@ -171,9 +171,9 @@ def test_a_run_that_mostly_waits_gets_the_rank_and_no_bucket_advice(capsys: pyte
 
 def test_a_plain_trace_tells_what_our_own_recording_of_the_same_steps_does() -> None:
     """The trace files kept in the recording know neither names nor a cap: shapes and their order do."""
-    own = answer(from_run(read_inputs([TRACES / "baseline"])), [1.0, 10.0, 1000.0], search=False)
-    plain = answer(
-        from_run(read_inputs(sorted(TRACES.glob("baseline/*/*.json.gz")))), [1.0, 10.0, 1000.0], search=False
+    own = predict_ddp(ddp_case_of_run(read_inputs([TRACES / "baseline"])), [1.0, 10.0, 1000.0], search=False)
+    plain = predict_ddp(
+        ddp_case_of_run(read_inputs(sorted(TRACES.glob("baseline/*/*.json.gz")))), [1.0, 10.0, 1000.0], search=False
     )
     assert plain.baseline.knobs["bucket_cap_mb"] == own.baseline.knobs["bucket_cap_mb"] == 4
     for a, b in zip(own.scenarios, plain.scenarios, strict=True):
@@ -183,10 +183,10 @@ def test_a_plain_trace_tells_what_our_own_recording_of_the_same_steps_does() -> 
 def test_one_real_recording_predicts_the_other() -> None:
     """`traces/` holds one job under two caps, recorded one after the other."""
     caps = {"baseline": 4.0, "regressed": 1000.0}
-    cases = {name: from_run(read_inputs([TRACES / name])) for name in caps}
+    cases = {name: ddp_case_of_run(read_inputs([TRACES / name])) for name in caps}
     for name, other in (("baseline", "regressed"), ("regressed", "baseline")):
         truth = cases[other].measured[0].step_ns
-        (told,) = scenarios(cases[name], [with_cap(cases[name].baseline, caps[other])])[1:]
+        (told,) = predict_settings(cases[name], [with_cap(cases[name].baseline, caps[other])])[1:]
         assert told.predicted_step_ns == pytest.approx(truth, rel=0.1)
 
 
@@ -253,7 +253,7 @@ def test_damaged_gradients_are_answered_or_refused(column: str, value: int) -> N
         changed[rows] = wrong[rows]
         ranks = {**run.ranks, 1: replace(run.ranks[1], gradients=replace(table, **{column: changed}))}
         with suppress(InputError):
-            assert from_run(replace(run, ranks=ranks)).workload().compute_ns > 0
+            assert ddp_case_of_run(replace(run, ranks=ranks)).workload().compute_ns > 0
 
 
 @pytest.mark.parametrize(
@@ -272,4 +272,4 @@ def test_damaged_calls_are_answered_or_refused(column: str, value: int) -> None:
         changed[rows] = wrong[rows]
         ranks = {**run.ranks, 0: replace(run.ranks[0], collectives=replace(table, **{column: changed}))}
         with suppress(InputError):
-            assert from_run(replace(run, ranks=ranks)).workload().compute_ns > 0
+            assert ddp_case_of_run(replace(run, ranks=ranks)).workload().compute_ns > 0

@@ -9,11 +9,11 @@ from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.intervals import difference, intersection, union
 from overlapscope.whatif.buckets import MIB
-from overlapscope.whatif.cap_curve import cap_curve, caps_of
-from overlapscope.whatif.ddp_predict import scenarios
-from overlapscope.whatif.ddp_recording import RecordedCase, from_run
+from overlapscope.whatif.cap_curve import cap_curve, caps_to_draw
+from overlapscope.whatif.ddp_predict import predict_settings
+from overlapscope.whatif.ddp_recording import RecordedCase, ddp_case_of_run
 from overlapscope.whatif.ddp_step import HALF, Settings, ddp_job
-from overlapscope.whatif.lane_usage import lanes
+from overlapscope.whatif.lane_usage import replayed_step
 from overlapscope.whatif.replay import replay
 from overlapscope.whatif.search import with_cap
 from tests.conftest import ROOT
@@ -21,7 +21,7 @@ from tests.conftest import ROOT
 
 @pytest.fixture(scope="module")
 def case() -> RecordedCase:
-    return from_run(read_inputs([ROOT / "traces" / "baseline"], ReadOptions()))
+    return ddp_case_of_run(read_inputs([ROOT / "traces" / "baseline"], ReadOptions()))
 
 
 def _settings(base: Settings) -> list[Settings]:
@@ -40,7 +40,7 @@ def _settings(base: Settings) -> list[Settings]:
 def test_the_parts_of_a_replayed_step_are_what_its_lanes_show(case: RecordedCase, which: int) -> None:
     """Exposed and hidden time counted by the replay, against sets of time made from what is drawn."""
     workload, settings = case.workload(), _settings(case.baseline)[which]
-    shown = lanes(workload, settings)
+    shown = replayed_step(workload, settings)
     assert shown.step_ns == replay(ddp_job(workload, settings)).step_ns
     parts = shown.compute_only_ns + shown.hidden_ns + shown.exposed_ns + shown.idle_ns
     assert parts == pytest.approx(shown.step_ns)
@@ -61,14 +61,14 @@ def test_every_pass_that_is_reduced_sends_all_gradients(case: RecordedCase) -> N
     workload, base = case.workload(), case.baseline
     whole = int(workload.gradients.sizes_bytes.sum())
     for settings, passes in zip(_settings(base), (1, 1, 1, 3, 1, 1, 1), strict=True):
-        shown = lanes(workload, settings)
+        shown = replayed_step(workload, settings)
         assert sum(each.bytes or 0 for each in shown.sent) == passes * whole
-    unused = lanes(workload, _settings(base)[5])
+    unused = replayed_step(workload, _settings(base)[5])
     assert [each.bytes for each in unused.sent].count(None) == 1
 
 
 def test_a_curve_over_caps_is_what_each_cap_alone_gives(case: RecordedCase) -> None:
-    caps = caps_of(case.workload(), case.baseline.ddp.bucket_cap_mb, 7.5)
+    caps = caps_to_draw(case.workload(), case.baseline.ddp.bucket_cap_mb, 7.5)
     assert 7.5 in caps
     assert list(caps) == sorted(set(caps))
     # One cap that holds all gradients is enough: above it nothing changes.
@@ -77,7 +77,7 @@ def test_a_curve_over_caps_is_what_each_cap_alone_gives(case: RecordedCase) -> N
     found = cap_curve(case, case.baseline, caps)
     assert case.baseline.ddp.bucket_cap_mb not in found.caps_mb
     alone = {
-        cap: scenarios(case, [with_cap(case.baseline, cap)])[1].predicted_step_ns
+        cap: predict_settings(case, [with_cap(case.baseline, cap)])[1].predicted_step_ns
         for cap in (1.0, 7.5, found.caps_mb[-1])
     }
     steps = dict(zip(found.caps_mb, (each.predicted_step_ns for each in found.steps), strict=True))

@@ -12,8 +12,8 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMPUTE, Columns, Spans, concat, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
-from overlapscope.whatif.ddp_predict import answer
-from overlapscope.whatif.ddp_recording import from_run
+from overlapscope.whatif.ddp_predict import predict_ddp
+from overlapscope.whatif.ddp_recording import ddp_case_of_run
 from tests.support import kineto_writer as kineto
 from tests.support.ddp_cases import STEPS, TICK_NS, Made, recorded, step_ns
 from tests.support.kineto_writer import MS
@@ -62,14 +62,14 @@ def averaging(timeline: RankTimeline, *, steps: Sequence[int]) -> RankTimeline:
 def test_steps_without_a_reduction_are_told_and_the_ones_that_reduce_are_replayed() -> None:
     reducing = [1, 3, 5]
     run = changed(recorded(MADE), lambda each: replace(each, collectives=of_steps(each.collectives, reducing)))
-    found = from_run(run)
+    found = ddp_case_of_run(run)
     assert found.recorded.steps == tuple(reducing)
     assert found.recorded.unsynced == 2
     assert found.recorded.left_out == 0
     assert found.measured[0].step_ns == pytest.approx(step_ns(MADE), rel=0.01)
-    result = answer(found, [1.0], search=False)
+    result = predict_ddp(found, [1.0], search=False)
     assert any("one recorded step in 2 reduces gradients" in each for each in result.reasons)
-    whole = answer(from_run(recorded(MADE)), [1.0], search=False)
+    whole = predict_ddp(ddp_case_of_run(recorded(MADE)), [1.0], search=False)
     assert not any("reduces gradients" in each for each in whole.reasons)
     for one, other in zip(result.scenarios, whole.scenarios, strict=True):
         assert one.predicted_step_ns == pytest.approx(other.predicted_step_ns, rel=0.01)
@@ -79,7 +79,7 @@ def test_steps_without_a_reduction_are_told_and_the_ones_that_reduce_are_replaye
 def test_what_follows_the_optimizer_averages_parameters_and_is_no_bucket(steps: Sequence[int]) -> None:
     """Its size is that of all gradients: only when it is called tells it from a single bucket."""
     with pytest.raises(InputError, match="local SGD"):
-        from_run(changed(recorded(MADE), lambda each: averaging(each, steps=list(steps))))
+        ddp_case_of_run(changed(recorded(MADE), lambda each: averaging(each, steps=list(steps))))
 
 
 def gradient_names(tmp_path: Path, shapes: Sequence[list[int]], forwards: int) -> list[str]:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from overlapscope.whatif.buckets import DdpSettings
 from overlapscope.whatif.calibrate import SELF_TEST, Measured, step_ns
-from overlapscope.whatif.ddp_predict import answer
+from overlapscope.whatif.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp_step import Settings
 from overlapscope.whatif.paired_gain import ratio_error
 from tests.unit.whatif.test_calibrate import described
@@ -47,7 +47,7 @@ def test_a_replay_that_is_slow_by_one_share_throughout_gains_the_same() -> None:
     present = Settings(ddp=DdpSettings(bucket_cap_mb=500.0), gradient_as_bucket_view=True)
     step = step_ns(made.workload(), present, 1.3)
     fast, slow = (
-        answer(
+        predict_ddp(
             replace(made, baseline=present, measured=(Measured(settings=present, step_ns=step * off),)),
             CAPS,
             search=False,
@@ -71,7 +71,7 @@ def test_where_the_present_setting_is_the_best_a_change_is_hardly_ever_advised()
         best = min(steps, key=lambda cap, found=steps: found[cap])
         off = 1 + drawn.gauss(0, SELF_TEST / 2 / SPREAD) + drawn.gauss(0, 0.01 / SPREAD)
         measured = Measured(settings=caps[best], step_ns=steps[best] * off)
-        result = answer(replace(made, baseline=caps[best], measured=(measured,)), CAPS, search=False)
+        result = predict_ddp(replace(made, baseline=caps[best], measured=(measured,)), CAPS, search=False)
         false += result.verdict == "change"
         for each in result.scenarios[1:]:
             cap = each.knobs["bucket_cap_mb"]

@@ -16,12 +16,12 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.facts import Facts
 from overlapscope.whatif.buckets import DdpSettings
 from overlapscope.whatif.calibrate import Predictions, fit, model_error, predict_steps, step_ns
-from overlapscope.whatif.ddp_predict import answer
+from overlapscope.whatif.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp_step import Settings
 from overlapscope.whatif.model import Piece, gradients_of, head_share, optimizer_bytes, transformer
 from overlapscope.whatif.plan import plan
 from overlapscope.whatif.result import Scenario
-from overlapscope.whatif.workload_file import Document, understand
+from overlapscope.whatif.workload_file import WorkloadDocument, parse_workload
 from tests.conftest import shared_file
 
 MS = 1e6
@@ -38,7 +38,7 @@ def tables() -> Facts:
     return read_inputs([shared_file("bucket_sweeps/collectives_8xRTXPRO6000.csv")]).facts
 
 
-def nanogpt(caps: list[float], **changes: Any) -> Document:
+def nanogpt(caps: list[float], **changes: Any) -> WorkloadDocument:
     """The public run: a single device's step, the model's shape, the memory's data sheet, and steps of some caps."""
     steps = sweep()
     content = {
@@ -50,7 +50,7 @@ def nanogpt(caps: list[float], **changes: Any) -> Document:
         "ddp": {"bucket_cap_mb": 25, "gradient_as_bucket_view": True},
         "measured": [{"bucket_cap_mb": cap, "step_ms": steps[cap]} for cap in caps],
     }
-    return understand({**content, **changes})
+    return parse_workload({**content, **changes})
 
 
 def predicted(calibrated_on: list[float]) -> Predictions:
@@ -85,7 +85,7 @@ def test_a_cap_that_overlaps_too_little_leaves_interference_open_and_the_interva
     truth = np.array([sweep()[each] for each in CAPS])
     half = np.sqrt(made.half_width(made.steps_ns) ** 2 + (model_error(made) * made.steps_ns[0]) ** 2) / MS
     assert (np.abs(made.steps_ns[0] / MS - truth) <= half).all()
-    found = answer(plan(nanogpt([cap]), tables()), CAPS, search=False)
+    found = predict_ddp(plan(nanogpt([cap]), tables()), CAPS, search=False)
     assert not found.interference.identified
     assert any("could not be measured; assumed" in each for each in found.reasons)
 
@@ -115,7 +115,7 @@ def test_ignoring_interference_would_choose_worse() -> None:
 
 
 def test_the_answer_says_how_much_depends_on_what_was_assumed() -> None:
-    found = answer(plan(nanogpt([25.0]), tables()), CAPS, search=False)
+    found = predict_ddp(plan(nanogpt([25.0]), tables()), CAPS, search=False)
     assert {each.name for each in found.assumptions} == {
         "backward_share", "optimizer_ms", "head_share", "per_bucket_us", "comm_share", "transfer_time",
     }  # fmt: skip
@@ -129,7 +129,7 @@ def test_the_answer_says_how_much_depends_on_what_was_assumed() -> None:
 def test_a_bad_present_cap_is_worth_changing_and_the_true_gain_is_inside_the_interval() -> None:
     truth = sweep()
     present = {"bucket_cap_mb": 500, "gradient_as_bucket_view": True}
-    found = answer(plan(nanogpt([500.0, 100.0], ddp=present), tables()), CAPS, search=False)
+    found = predict_ddp(plan(nanogpt([500.0, 100.0], ddp=present), tables()), CAPS, search=False)
     assert found.verdict == "change"
     best = next(each for each in found.scenarios if each.knobs == found.best.knobs)
     gain = 1 - truth[best.knobs["bucket_cap_mb"]] / truth[500.0]
@@ -141,7 +141,7 @@ def test_no_sync_was_measured_too() -> None:
     """Four passes to a step, reduced once: the public run took 521.46 ms, or 582.75 where each pass is reduced."""
     ddp = {"bucket_cap_mb": 25, "gradient_as_bucket_view": True, "accumulation": 4}
     made = plan(nanogpt([25.0], ddp=ddp, measured=[{"accumulation": 1, "step_ms": 147.12}]), tables())
-    found = answer(made, [25.0], search=False)
+    found = predict_ddp(made, [25.0], search=False)
     plain = [each for each in found.scenarios if not each.changes_numerics and not each.hypothetical]
     steps = {each.knobs.get("no_sync"): each.predicted_step_ns / MS for each in plain}
     assert steps[False] == pytest.approx(582.75, rel=0.03)
@@ -165,7 +165,7 @@ def small(**changes: Any) -> dict[str, Any]:
 def test_a_sweep_inside_its_noise_gives_no_change() -> None:
     steps = {1: 95.4, 10: 94.8, 25: 95.1, 77: 95.6}
     measured = [{"bucket_cap_mb": cap, "step_ms": step} for cap, step in steps.items()]
-    found = answer(plan(understand(small(measured=measured))))
+    found = predict_ddp(plan(parse_workload(small(measured=measured))))
     assert found.verdict == "no_change"
     assert found.best.knobs == found.baseline.knobs == {"bucket_cap_mb": 25.0, "gradient_as_bucket_view": True}
     assert any("noise" in each for each in found.reasons)
@@ -174,14 +174,14 @@ def test_a_sweep_inside_its_noise_gives_no_change() -> None:
 
 
 def test_a_step_that_the_replay_misses_gives_insufficient_data() -> None:
-    found = answer(plan(understand(small(measured=[{"step_ms": 140.0}]))))
+    found = predict_ddp(plan(parse_workload(small(measured=[{"step_ms": 140.0}]))))
     assert found.verdict == "insufficient_data"
     assert "misses a measured step" in found.reasons[0]
     assert abs(found.baseline.replay_error or 0) > 0.03
 
 
 def test_without_a_measured_step_the_answer_says_so() -> None:
-    found = answer(plan(understand(small())))
+    found = predict_ddp(plan(parse_workload(small())))
     assert found.baseline.measured_step_ns is None
     assert found.baseline.replay_error is None
     assert any("no step was measured" in each for each in found.reasons)
@@ -190,8 +190,8 @@ def test_without_a_measured_step_the_answer_says_so() -> None:
 def test_where_waiting_dominates_no_setting_is_advised_and_the_rank_is_named() -> None:
     ddp = {"bucket_cap_mb": 1000, "gradient_as_bucket_view": True}
     late = [0.0, 0.0, 30.0, 0.0]
-    on_time = answer(plan(understand(small(ddp=ddp, measured=[{"step_ms": 96.5}]))))
-    found = answer(plan(understand(small(ddp=ddp, lateness_ms=late, measured=[{"step_ms": 126.5}]))))
+    on_time = predict_ddp(plan(parse_workload(small(ddp=ddp, measured=[{"step_ms": 96.5}]))))
+    found = predict_ddp(plan(parse_workload(small(ddp=ddp, lateness_ms=late, measured=[{"step_ms": 126.5}]))))
     assert found.verdict == "no_change"
     assert "waiting 30.000 ms for it dominates" in found.reasons[0]
     assert not any("dominates" in each for each in on_time.reasons)
@@ -201,7 +201,9 @@ def test_where_waiting_dominates_no_setting_is_advised_and_the_rank_is_named() -
 
 
 def test_what_is_no_setting_is_never_the_best() -> None:
-    found = answer(plan(nanogpt([500.0], ddp={"bucket_cap_mb": 500, "gradient_as_bucket_view": True}), tables()), CAPS)
+    found = predict_ddp(
+        plan(nanogpt([500.0], ddp={"bucket_cap_mb": 500, "gradient_as_bucket_view": True}), tables()), CAPS
+    )
     faster = next(each for each in found.scenarios if each.knobs.get("link_speed") == 2.0)
     assert faster.hypothetical
     assert "link_speed" not in found.best.knobs
@@ -209,7 +211,9 @@ def test_what_is_no_setting_is_never_the_best() -> None:
 
 
 def test_views_of_buckets_save_copies_and_their_memory() -> None:
-    found = answer(plan(understand(small(ddp={"bucket_cap_mb": 25}, device={"memory_gbs": 100}))), [25.0], search=False)
+    found = predict_ddp(
+        plan(parse_workload(small(ddp={"bucket_cap_mb": 25}, device={"memory_gbs": 100}))), [25.0], search=False
+    )
     copies, views = (
         next(each for each in found.scenarios if each.knobs == {"bucket_cap_mb": 25.0, **more})
         for more in ({}, {"gradient_as_bucket_view": True})
@@ -226,9 +230,9 @@ def test_a_formula_is_labelled_and_widens_the_interval() -> None:
         {"algorithm": "ring", "intra": link},
         {"algorithm": "hierarchical", "intra": {"gbs": 200}, "inter": link, "ranks_per_node": 2},
     ]
-    points = answer(plan(understand(small())), [25.0], search=False).scenarios[0]
+    points = predict_ddp(plan(parse_workload(small())), [25.0], search=False).scenarios[0]
     for formula in formulas:
-        found = answer(plan(understand(small(collectives=formula))), [25.0], search=False)
+        found = predict_ddp(plan(parse_workload(small(collectives=formula))), [25.0], search=False)
         assert any("no collective was measured" in each for each in found.reasons)
         assert width(found.scenarios[0]) > width(points)
 
@@ -253,7 +257,7 @@ def test_every_answer_is_in_order(step: float, cap: float, late: list[float], vi
         ddp={"bucket_cap_mb": cap, "gradient_as_bucket_view": view},
         measured=[{"step_ms": step}], lateness_ms=late, device={"memory_gbs": 1000},
     )  # fmt: skip
-    found = answer(plan(understand(content)), [5.0], search=False)
+    found = predict_ddp(plan(parse_workload(content)), [5.0], search=False)
     assert all(inside(each) for each in found.scenarios)
     assert found.bounds.no_comm_ns <= found.bounds.perfect_overlap_ns <= found.bounds.no_overlap_ns
     assert found.scenarios[0].gain == 0
@@ -301,7 +305,7 @@ def test_every_answer_is_in_order(step: float, cap: float, late: list[float], vi
 )  # fmt: skip
 def test_a_wrong_document_is_refused_with_the_key_and_the_remedy(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        understand(small(**changes))
+        parse_workload(small(**changes))
 
 
 @pytest.mark.parametrize(
@@ -314,7 +318,7 @@ def test_a_wrong_document_is_refused_with_the_key_and_the_remedy(changes: dict[s
 )
 def test_a_model_larger_than_anything_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="256 TiB"):
-        plan(understand(small(**changes)))
+        plan(parse_workload(small(**changes)))
 
 
 def test_a_measured_step_is_as_ddp_says_where_it_says_nothing() -> None:
@@ -322,7 +326,7 @@ def test_a_measured_step_is_as_ddp_says_where_it_says_nothing() -> None:
         ddp={"bucket_cap_mb_list": [1, 50], "gradient_as_bucket_view": True},
         measured=[{"step_ms": 100}, {"step_ms": 99, "bucket_cap_mb": 25}],
     )
-    made = plan(understand(content))
+    made = plan(parse_workload(content))
     assert made.measured[0].settings == made.baseline
     assert made.measured[1].settings == Settings(ddp=DdpSettings(bucket_cap_mb=25))
 
@@ -336,7 +340,7 @@ def test_a_table_of_another_number_of_ranks_is_refused() -> None:
 def test_a_table_of_nccl_tests_serves() -> None:
     table = read_inputs([shared_file("nccl_tests/04_2xBM.GPU4.8_16xA100-40_RoCE_allreduce.txt")]).facts
     content = small(world_size=16, collectives={"file": "t.txt"})
-    made = plan(understand(content), table)
+    made = plan(parse_workload(content), table)
     assert made.curve.at(1 << 20).item() == pytest.approx((85.58e3 + 84.50e3) / 2)
     assert any("no curve" in each or "plateau" in each for each in made.notes)
 

@@ -15,7 +15,7 @@ from overlapscope.timeline.columns import NONE, Collectives, Gradients, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.timeline.store.load_save import load_run
-from overlapscope.whatif.recorded_buckets import bucket_of
+from overlapscope.whatif.recorded_buckets import recorded_bucket
 from tests.conftest import ROOT
 from tests.support.builders import Step, timeline
 
@@ -67,14 +67,14 @@ def recorded(*passes: Pass, ddp: Any = None, more: Sequence[tuple[int, int]] = (
 
 def carried(run: RankTimeline) -> list[list[int] | None]:
     """Return the gradients of each all-reduce, in the order of launch."""
-    found = (bucket_of(run, row) for row in range(run.collectives.step.size))
+    found = (recorded_bucket(run, row) for row in range(run.collectives.step.size))
     return [None if each is None else each.gradients.tolist() for each in found]
 
 
 def test_gradients_are_in_the_bucket_that_was_launched_when_they_were_ready() -> None:
     run = recorded(Pass(elements=[5, 1, 2, 2], buckets=[[0], [1, 2], [3]]))
     assert carried(run) == [[0], [1, 2], [3]]
-    found = bucket_of(run, 1)
+    found = recorded_bucket(run, 1)
     assert found is not None
     assert (found.number, found.of, found.named) == (1, 3, False)
     assert (found.ready_ns, found.launch_ns) == (300, 305)
@@ -105,7 +105,7 @@ def test_the_names_that_ddp_gives_are_taken_where_they_make_these_buckets() -> N
     named = [["p0", "p2"], ["p1", "module.p3"]]
     run = recorded(mixed, ddp={"bucket_parameters": named})
     assert carried(run) == [[0, 2], [1, 3]]
-    found = bucket_of(run, 0)
+    found = recorded_bucket(run, 0)
     assert found is not None
     assert found.named
 
@@ -118,7 +118,7 @@ def test_the_names_that_ddp_gives_are_taken_where_they_make_these_buckets() -> N
 def test_names_that_do_not_make_these_buckets_are_not_taken(ddp: Any) -> None:
     run = recorded(Pass(elements=[2, 3], buckets=[[0], [1]]), ddp=ddp)
     assert carried(run) == [[0], [1]]
-    found = bucket_of(run, 0)
+    found = recorded_bucket(run, 0)
     assert found is not None
     assert not found.named
 
@@ -164,7 +164,7 @@ def test_times_and_sizes_prove_the_buckets_that_ddp_tells_of_a_real_run(name: st
     for own in run.ranks.values():
         bare = replace(own.at_hand(), recorded={})
         for row in range(own.collectives.step.size):
-            named, proven = bucket_of(own, row), bucket_of(bare, row)
+            named, proven = recorded_bucket(own, row), recorded_bucket(bare, row)
             assert (named is None) == (proven is None)
             if named is not None and proven is not None:
                 assert (named.named, proven.named) == (True, False)

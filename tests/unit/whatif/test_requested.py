@@ -13,10 +13,10 @@ from overlapscope.cli.main import main
 from overlapscope.errors import UsageError
 from overlapscope.report.formats.json import schema as schema_of
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.ddp_recording import RecordedCase, from_run
-from overlapscope.whatif.graph_predict import Wanted
-from overlapscope.whatif.predict import answer_recording
-from overlapscope.whatif.requested import Asked, with_asked
+from overlapscope.whatif.ddp_recording import RecordedCase, ddp_case_of_run
+from overlapscope.whatif.graph_predict import ReplayOptions
+from overlapscope.whatif.predict import predict_recording
+from overlapscope.whatif.requested import RequestedSettings, with_requested
 from overlapscope.whatif.result import WhatIf
 from tests.conftest import ROOT, shared_file
 from tests.support.ddp_cases import Made, recorded
@@ -27,14 +27,14 @@ EXAMPLE = str(ROOT / "examples" / "gpt2_8gpu.toml")
 MADE = Made(ready=(600, 800, 1000, 1200), elements=(2**18,) * 4, buckets=((0, 1), (2, 3)), ticks_per_mb=200)
 
 
-def answered(asked: Asked) -> tuple[RecordedCase, WhatIf]:
+def answered(asked: RequestedSettings) -> tuple[RecordedCase, WhatIf]:
     run = recorded(MADE)
-    return from_run(run), answer_recording(run, [2.0], Wanted(), asked, search=False)
+    return ddp_case_of_run(run), predict_recording(run, [2.0], ReplayOptions(), asked, search=False)
 
 
 def test_what_is_asked_for_stands_behind_the_rest_and_is_never_the_best() -> None:
-    _, plain = answered(Asked())
-    _, found = answered(Asked(zero_stages=(1, 2, 3), partitions_mb=(0.5,), priority=True))
+    _, plain = answered(RequestedSettings())
+    _, found = answered(RequestedSettings(zero_stages=(1, 2, 3), partitions_mb=(0.5,), priority=True))
     count = len(plain.scenarios)
     assert found.scenarios[:count] == plain.scenarios
     assert (found.best, found.verdict) == (plain.best, plain.verdict)
@@ -48,7 +48,7 @@ def test_what_is_asked_for_stands_behind_the_rest_and_is_never_the_best() -> Non
 
 
 def test_intervals_of_stages_span_what_was_not_measured_and_memory_is_adams_where_nothing_tells() -> None:
-    case, found = answered(Asked(zero_stages=(1, 3)))
+    case, found = answered(RequestedSettings(zero_stages=(1, 3)))
     first, third = found.scenarios[-2:]
     for each in (first, third):
         assert each.low_ns < each.predicted_step_ns < each.high_ns
@@ -57,30 +57,30 @@ def test_intervals_of_stages_span_what_was_not_measured_and_memory_is_adams_wher
     assert first.memory_bytes - found.scenarios[0].memory_bytes == -(4 << 20)
     assert any("with Adam, as its optimizer is not known: 8 bytes" in each for each in found.reasons)
     assert any("reduce-scatter and all-gather are assumed" in each for each in found.reasons)
-    named = with_asked(found, case, Asked(zero_stages=(1,)), optimizer="sgd")
+    named = with_requested(found, case, RequestedSettings(zero_stages=(1,)), optimizer="sgd")
     assert named.scenarios[-1].memory_bytes == found.scenarios[0].memory_bytes
     assert any("with sgd: 0 bytes a parameter" in each for each in named.reasons)
 
 
 def test_an_order_that_gains_nothing_is_said_to() -> None:
-    _, found = answered(Asked(partitions_mb=(0.5,)))
+    _, found = answered(RequestedSettings(partitions_mb=(0.5,)))
     (said,) = [each for each in found.reasons if each.startswith("partition_mb")]
     assert "pieces alone gain nothing" in said
     assert not any(each.startswith("priority") for each in found.reasons)
-    _, found = answered(Asked(priority=True))
+    _, found = answered(RequestedSettings(priority=True))
     assert any(each.startswith("priority: not a setting of DDP") for each in found.reasons)
 
 
 def test_nothing_is_replayed_that_has_no_meaning() -> None:
-    case, found = answered(Asked())
+    case, found = answered(RequestedSettings())
     with pytest.raises(UsageError, match="pieces; at most 5000"):
-        with_asked(found, case, Asked(partitions_mb=(1e-4,)))
+        with_requested(found, case, RequestedSettings(partitions_mb=(1e-4,)))
     many = replace(case, baseline=replace(case.baseline, accumulation=2))
     of_one_pass = float(case.workload().gradients.sizes_bytes.sum()) / (3_000 << 20)
     with pytest.raises(UsageError, match="makes 6000 pieces"):
-        with_asked(found, many, Asked(partitions_mb=(of_one_pass,)))
+        with_requested(found, many, RequestedSettings(partitions_mb=(of_one_pass,)))
     with pytest.raises(UsageError, match="every pass of a step reduces"):
-        with_asked(found, many, Asked(priority=True))
+        with_requested(found, many, RequestedSettings(priority=True))
 
 
 def test_the_commands_show_them_under_the_published_schema(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ from overlapscope.timeline.columns import Annotations, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import COMPILED
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.ddp_predict import answer
-from overlapscope.whatif.ddp_recording import from_run
+from overlapscope.whatif.ddp_predict import predict_ddp
+from overlapscope.whatif.ddp_recording import ddp_case_of_run
 from tests.support.ddp_cases import Made, recorded
 from tests.support.kineto_writer import TORCH_2024, Event, write
 
@@ -64,7 +64,7 @@ def noted(run: Run, *, splits: bool) -> Run:
     ids=["one", "of two", "inside DDP's", "noted"],
 )
 def test_a_region_of_several_graphs_leaves_caps_alone_and_says_why(run: Run) -> None:
-    result = answer(from_run(run), [1.0, 4.0])
+    result = predict_ddp(ddp_case_of_run(run), [1.0, 4.0])
     assert result.verdict == "insufficient_data"
     assert "DDPOptimizer" in result.reasons[0]
     assert "optimize_ddp = False" in result.reasons[0]
@@ -82,7 +82,7 @@ def test_a_region_of_several_graphs_leaves_caps_alone_and_says_why(run: Run) -> 
     ids=["eager", "one graph", "graph breaks", "inside DDP's", "noted"],
 )  # fmt: skip
 def test_whole_graphs_and_graph_breaks_are_replayed(run: Run) -> None:
-    result = answer(from_run(run), [1.0, 4.0], search=False)
+    result = predict_ddp(ddp_case_of_run(run), [1.0, 4.0], search=False)
     assert result.verdict == "change"
     assert {each.knobs.get("bucket_cap_mb") for each in result.scenarios} >= {1.0, 4.0}
 

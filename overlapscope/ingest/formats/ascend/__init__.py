@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Final
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
-from overlapscope.ingest.reader import SQLITE_MAGIC, Head, ReadContext, Reader, Reading, lazy
+from overlapscope.ingest.reader import SQLITE_MAGIC, Head, ReadContext, Reader, Reading, lazy_read
 from overlapscope.timeline.run import Source
 
 _MARKS: Final = (
@@ -28,7 +28,9 @@ def is_trace(head: Head) -> bool:
     return text[:1] == b"[" and b'"ph"' in text and re.search(_MARKS, text) is not None
 
 
-TRACE = Reader(format="ascend", recognises=is_trace, read=lazy("overlapscope.ingest.formats.ascend.reader:read_ascend"))
+TRACE = Reader(
+    format="ascend", recognises=is_trace, read=lazy_read("overlapscope.ingest.formats.ascend.reader:read_ascend")
+)
 
 
 def is_communication(head: Head) -> bool:
@@ -42,7 +44,7 @@ def is_communication(head: Head) -> bool:
 COMMUNICATION = Reader(
     format="ascend_communication",
     recognises=is_communication,
-    read=lazy("overlapscope.ingest.formats.ascend.side_files:read_communication"),
+    read=lazy_read("overlapscope.ingest.formats.ascend.side_files:read_communication"),
 )
 _DATABASE_TABLES = (
     b"RANK_DEVICE_MAP",
@@ -68,9 +70,9 @@ def refuse_database(path: Path, context: ReadContext) -> Reading:
 
     del context
     if trace_stands_beside(path):
-        return Reading(source=Source(path=shown(path)))
+        return Reading(source=Source(path=display_path(path)))
     raise InputError(
-        f"{shown(path)}: the database form of an Ascend profile is not read; export it as text "
+        f"{display_path(path)}: the database form of an Ascend profile is not read; export it as text "
         "(export_type=torch_npu.profiler.ExportType.Text) and use its trace_view.json"
     )
 
@@ -88,7 +90,7 @@ def is_info(head: Head) -> bool:
 
 
 INFO = Reader(
-    format="ascend_info", recognises=is_info, read=lazy("overlapscope.ingest.formats.ascend.side_files:read_info")
+    format="ascend_info", recognises=is_info, read=lazy_read("overlapscope.ingest.formats.ascend.side_files:read_info")
 )
 _KERNEL_TITLES: Final = {"Name", "Accelerator Core", "Start Time(us)", "Duration(us)"}
 
@@ -105,7 +107,7 @@ def is_kernel_table(head: Head) -> bool:
 KERNELS = Reader(
     format="ascend_kernels",
     recognises=is_kernel_table,
-    read=lazy("overlapscope.ingest.formats.ascend.side_files:read_kernels"),
+    read=lazy_read("overlapscope.ingest.formats.ascend.side_files:read_kernels"),
 )
 _STEP_TITLES: Final = {"Step", "Computing", "Communication(Not Overlapped)", "Overlapped"}
 
@@ -122,5 +124,5 @@ def is_step_table(head: Head) -> bool:
 STEP_TIMES = Reader(
     format="ascend_step_times",
     recognises=is_step_table,
-    read=lazy("overlapscope.ingest.formats.ascend.side_files:read_step_times"),
+    read=lazy_read("overlapscope.ingest.formats.ascend.side_files:read_step_times"),
 )

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.ingest.build.kernel_names import COMMUNICATES, FUSES, UNPLACED, Classifier, operation
+from overlapscope.ingest.build.kernel_names import COMMUNICATES, FUSES, UNPLACED, Classifier, canonical_operation
 from overlapscope.ingest.build.kernel_names import COMPUTES as NAMED_COMPUTE
 from overlapscope.ingest.formats.ascend.events import AscendColumns
 from overlapscope.timeline.columns import (
@@ -33,7 +33,7 @@ from overlapscope.timeline.columns import (
     make,
 )
 from overlapscope.timeline.names import Codes
-from overlapscope.timeline.operations import VOLUMELESS, full_elements, volume_bytes
+from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, full_elements, volume_bytes
 
 NO_WORK, COMPUTES, COPIES, SERVES, UNKNOWN = range(5)
 """Synchronisation; computation; a copy; a step inside a collective; a type that matches no rule."""
@@ -162,11 +162,11 @@ def on_plane(thread: str) -> bool:
 def operation_of(name: str) -> str | None:
     """Return the canonical operation of a row; None when its name contains none."""
     found = _ROW.match(name)
-    spelled = operation(found["op"]) if found else None
+    spelled = canonical_operation(found["op"]) if found else None
     if spelled is not None:
         return spelled
     inside = _INSIDE.search(name)
-    return operation(inside[0].lower()) if inside else None
+    return canonical_operation(inside[0].lower()) if inside else None
 
 
 def collectives(columns: AscendColumns, rows: Ints, launch_ns: Ints, step: Ints) -> tuple[Collectives, list[str]]:
@@ -187,7 +187,7 @@ def collectives(columns: AscendColumns, rows: Ints, launch_ns: Ints, step: Ints)
         step=step,
         group=columns.names.codes(groups),
         op=[code(op) for op in ops],
-        dtype=[-1 if d is None or op in VOLUMELESS else code(d) for op, d in zip(ops, dtypes, strict=True)],
+        dtype=[-1 if d is None or op in OPS_WITHOUT_VOLUME else code(d) for op, d in zip(ops, dtypes, strict=True)],
         elements=integers(elements),
         bytes=integers(volumes),
         algorithm=columns.algorithm[rows],

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from overlapscope.ingest.build.collective_args import count
+from overlapscope.ingest.build.collective_args import parse_count
 from overlapscope.ingest.build.host_ranges import NOWHERE
-from overlapscope.ingest.build.trace_columns import Growing, Ranges
-from overlapscope.ingest.parsing.json_repair import Mended, mend
-from overlapscope.ingest.parsing.json_values import BROKEN, decode_args, is_utf8
+from overlapscope.ingest.build.trace_columns import ColumnBuilder, Ranges
+from overlapscope.ingest.parsing.json_repair import RepairedEvents, repair_events
+from overlapscope.ingest.parsing.json_values import DECODE_ERRORS, decode_args, is_utf8
 from overlapscope.ingest.parsing.timestamps import text_to_ns
 from overlapscope.timeline.columns import NONE, Ints, integers
 from overlapscope.timeline.names import Codes, NameTable
@@ -100,7 +100,7 @@ class AscendCollector:
         self._lanes: dict[tuple[str, str], int] = {}
         self._processes: dict[str, str] = {}
         self._threads: dict[tuple[str, str], str] = {}
-        self._table = Growing()
+        self._table = ColumnBuilder()
         self._flows: dict[str, dict[str, list[tuple[str, int, int]]]] = {
             kind: {"s": [], "f": []} for kind in (LAUNCH_FLOW, OPERATION_FLOW)
         }
@@ -115,7 +115,7 @@ class AscendCollector:
 
     def take_broken(self, piece: bytes) -> None:
         """Add the events of one piece that can be repaired."""
-        self._add_mended(mend(piece, last=False))
+        self._add_mended(repair_events(piece, last=False))
 
     def add_last(self, text: bytes) -> bool:
         """Decode the end of the file; return whether its array was closed."""
@@ -123,11 +123,11 @@ class AscendCollector:
         if events is not None:
             self._add(events)
             return True
-        mended = mend(text, last=True)
+        mended = repair_events(text, last=True)
         self._add_mended(mended)
         return mended.closed
 
-    def _add_mended(self, mended: Mended) -> None:
+    def _add_mended(self, mended: RepairedEvents) -> None:
         self.repaired += mended.repaired
         self.dropped += mended.dropped
         self._add(_events.decode(b"[" + mended.events + b"]"))
@@ -240,7 +240,7 @@ def _decoded(array: bytes) -> list[_Event] | None:
         return None
     try:
         return _events.decode(array)
-    except BROKEN:
+    except DECODE_ERRORS:
         return None
 
 
@@ -250,7 +250,7 @@ def _token(raw: msgspec.Raw) -> str:
 
 
 def _counts(values: list[Any]) -> Ints:
-    return integers([count(value) for value in values])
+    return integers([parse_count(value) for value in values])
 
 
 def joined(ends: dict[str, list[tuple[str, int, int]]]) -> Flows:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from overlapscope.ingest.build.collective_args import count
+from overlapscope.ingest.build.collective_args import parse_count
 from overlapscope.ingest.reader import rank_from_path
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK
 
@@ -64,7 +64,7 @@ def noted_rank(path: Path) -> int | None:
     try:
         with open(path, "rb") as file:
             content = file.read(_MAX_INFO_BYTES)
-        rank = count(msgspec.json.decode(content, type=_Info).rank_id)
+        rank = parse_count(msgspec.json.decode(content, type=_Info).rank_id)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         rank = None
     if rank is None and named:

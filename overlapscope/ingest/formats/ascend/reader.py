@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
-from overlapscope.ingest.build.host_ranges import NOWHERE, innermost
+from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
 from overlapscope.ingest.build.kernel_names import Classifier
 from overlapscope.ingest.build.profiler_names import OLD_ANNOTATION
 from overlapscope.ingest.build.trace_columns import Ranges
-from overlapscope.ingest.build.user_marks import host_steps, repeated_steps, step_at
+from overlapscope.ingest.build.user_marks import host_steps, repeated_step_warnings, step_at
 from overlapscope.ingest.formats.ascend.device import collectives, device_tasks, is_row, on_plane
 from overlapscope.ingest.formats.ascend.events import AscendCollector, AscendColumns, arrow_starts, launch_bounds
 from overlapscope.ingest.formats.ascend.folder import DEVICE_OUTPUT, rank_of
@@ -53,13 +53,15 @@ def read_ascend(path: Path, context: ReadContext) -> Reading:
     Raises InputError when it cannot be read, has no device work, or has the work of several devices.
     """
     stream = ByteStream(path, context.max_bytes, context.progress)
-    chunks = EventChunks(stream.blocks(), shown(path))
+    chunks = EventChunks(stream.blocks(), display_path(path))
     collector = AscendCollector()
     for piece in chunks.pieces(collector.take):
         collector.take_broken(piece)
     closed = collector.add_last(chunks.tail)
     columns = collector.columns()
-    timeline, unlinked, notes = _timeline(columns, context.classifier, shown(path), not closed or stream.truncated)
+    timeline, unlinked, notes = _timeline(
+        columns, context.classifier, display_path(path), not closed or stream.truncated
+    )
     if not closed and not stream.truncated:
         notes.insert(0, "the file ends in the middle of the events; read up to the last complete one")
     rank = rank_of(path)
@@ -68,7 +70,7 @@ def read_ascend(path: Path, context: ReadContext) -> Reading:
         timelines=(replace(timeline, rank=rank),),
         fingerprint={"device": "Ascend NPU", **({"backend": "hccl"} if timeline.collectives.op.size else {})},
         source=Source(
-            path=shown(path),
+            path=display_path(path),
             events=columns.events,
             repaired=columns.repaired,
             dropped=columns.dropped,
@@ -132,7 +134,7 @@ def _timeline(
         notes.append(
             "HCCL's planes are recorded, but no row of a collective: communication is missing from all figures"
         )
-    notes = [*repeated_steps(repeated), *notes, *_unread(columns, process)]
+    notes = [*repeated_step_warnings(repeated), *notes, *_unread(columns, process)]
     return timeline, int((launch_ns == NONE).sum()), notes
 
 
@@ -152,7 +154,7 @@ def _launched(columns: AscendColumns, host: Ranges, row: Ints) -> tuple[Ints, In
     called_ns, called_lane = arrow_starts(columns.operations, columns.ranges, row)
     host_row = np.full(row.size, NOWHERE, np.int64)
     called = called_ns != NONE
-    host_row[called] = innermost(host.lane, host.start_ns, host.end_ns, called_lane[called], called_ns[called])
+    host_row[called] = innermost_range(host.lane, host.start_ns, host.end_ns, called_lane[called], called_ns[called])
     host_op = np.where(host_row == NOWHERE, -1, np.append(host.name, -1)[host_row])
     return np.where(launch_ns == NONE, called_ns, launch_ns), called_ns, host_op
 

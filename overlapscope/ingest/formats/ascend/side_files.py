@@ -27,13 +27,13 @@ from typing import Any, Final
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.display import shown, shown_name
+from overlapscope.display import display_name, display_path
 from overlapscope.errors import InputError
-from overlapscope.ingest.build.collective_args import count, parse_ranks
+from overlapscope.ingest.build.collective_args import parse_count, parse_ranks
 from overlapscope.ingest.formats.ascend.device import operation_of
 from overlapscope.ingest.formats.ascend.folder import noted_rank, rank_of
 from overlapscope.ingest.parsing.fact_tables import FigureRows
-from overlapscope.ingest.parsing.gzip_stream import ByteStream, lines
+from overlapscope.ingest.parsing.gzip_stream import ByteStream, iter_lines
 from overlapscope.ingest.parsing.json_values import read_json
 from overlapscope.ingest.parsing.timestamps import text_to_ns
 from overlapscope.ingest.reader import ReadContext, Reading
@@ -84,7 +84,7 @@ def read_info(path: Path, context: ReadContext) -> Reading:
     content, stream = read_json(path, context.max_bytes, context.progress)
     fields = content if isinstance(content, dict) else {}
     job = fields.get("distributed_args")
-    world_size = count(job.get("world_size")) if isinstance(job, dict) else None
+    world_size = parse_count(job.get("world_size")) if isinstance(job, dict) else None
     rank = noted_rank(path)
     rank = rank_of(path) if rank is None else rank
     return Reading(
@@ -92,7 +92,7 @@ def read_info(path: Path, context: ReadContext) -> Reading:
         groups=_groups(fields.get("parallel_group_info")),
         fingerprint={key: fields[key] for key in _VERSIONS if isinstance(fields.get(key), str)},
         source=Source(
-            path=shown(path),
+            path=display_path(path),
             ranks=() if rank == UNKNOWN_RANK else (rank,),
             events=1,
             warnings=tuple(stream.warnings),
@@ -131,11 +131,11 @@ def read_communication(path: Path, context: ReadContext) -> Reading:
         )
         unusable += not added
     if operations == unusable:
-        raise InputError(f"{shown(path)}: holds no operation with figures")
+        raise InputError(f"{display_path(path)}: holds no operation with figures")
     return Reading(
-        facts=figures.facts(shown_name(path)),
+        facts=figures.facts(display_name(path)),
         source=Source(
-            path=shown(path),
+            path=display_path(path),
             ranks=() if figures.rank == UNKNOWN_RANK else (figures.rank,),
             events=operations,
             dropped=unusable,
@@ -199,11 +199,11 @@ def read_step_times(path: Path, context: ReadContext) -> Reading:
         added = [figures.add(subject, name, number_of(row.get(title)), step=step) for title, name in FIGURES.items()]
         usable.append(any(added))
     if not any(usable):
-        raise InputError(f"{shown(path)}: holds no step with figures")
+        raise InputError(f"{display_path(path)}: holds no step with figures")
     return Reading(
-        facts=figures.facts(shown_name(path)),
+        facts=figures.facts(display_name(path)),
         source=Source(
-            path=shown(path),
+            path=display_path(path),
             ranks=() if figures.rank == UNKNOWN_RANK else (figures.rank,),
             events=len(usable),
             dropped=usable.count(False),
@@ -229,17 +229,17 @@ def read_kernels(path: Path, context: ReadContext) -> Reading:
     duration, measured = text_to_ns(durations)
     good = timed & measured & (duration >= 0)
     if not good.any():
-        raise InputError(f"{shown(path)}: holds no kernel with a time")
+        raise InputError(f"{display_path(path)}: holds no kernel with a time")
     rows = np.flatnonzero(good)
     talks = np.array([cores[row] in _COLLECTIVE_CORES for row in rows.tolist()], np.bool_)
     rank = rank_of(path)
-    timeline = _timeline([names[row] for row in rows.tolist()], talks, start[rows], duration[rows], shown(path))
+    timeline = _timeline([names[row] for row in rows.tolist()], talks, start[rows], duration[rows], display_path(path))
     return Reading(
         stands_in=True,
         timelines=(replace(timeline, rank=rank),),
         fingerprint={"device": "Ascend NPU"},
         source=Source(
-            path=shown(path),
+            path=display_path(path),
             ranks=() if rank == UNKNOWN_RANK else (rank,),
             events=len(names),
             dropped=int((~good).sum()),
@@ -301,14 +301,14 @@ def header_of(text: str) -> list[str]:
 
 def rows_of(stream: ByteStream, path: Path) -> Iterator[dict[str, str]]:
     """Yield each row by column title. Raises InputError for malformed CSV, and as `ByteStream.blocks` does."""
-    table = csv.reader(line.decode("utf-8", "replace").replace("\x00", "") for line in lines(stream))
+    table = csv.reader(line.decode("utf-8", "replace").replace("\x00", "") for line in iter_lines(stream))
     try:
         titles = [each.strip().removeprefix("\ufeff") for each in next(table, [])]
         for row in table:
             if row:
                 yield dict(zip(titles, (cell.strip() for cell in row), strict=False))
     except csv.Error as error:
-        raise InputError(f"{shown(path)}: line {table.line_num} is not a row of a table: {error}") from error
+        raise InputError(f"{display_path(path)}: line {table.line_num} is not a row of a table: {error}") from error
 
 
 def number_of(cell: str | None) -> float | None:

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from overlapscope.ingest.reader import Head, Reader, lazy
+from overlapscope.ingest.reader import Head, Reader, lazy_read
 
 FORMAT: Final = "execution_trace"
 _SCHEMA: Final = rb'"schema"\s*:\s*"[^"]{1,80}"'
@@ -22,5 +22,5 @@ def recognises(head: Head) -> bool:
 READER = Reader(
     format=FORMAT,
     recognises=recognises,
-    read=lazy("overlapscope.ingest.formats.execution_trace.reader:read_execution_trace"),
+    read=lazy_read("overlapscope.ingest.formats.execution_trace.reader:read_execution_trace"),
 )

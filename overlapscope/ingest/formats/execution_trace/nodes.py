@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import msgspec
 
-from overlapscope.ingest.build.call_timeline import Call
-from overlapscope.ingest.build.collective_args import MAX_NESTED, CollectiveArgs, count, dtype_name, parse_ranks
+from overlapscope.ingest.build.call_timeline import LoggedCall
+from overlapscope.ingest.build.collective_args import MAX_NESTED, CollectiveArgs, dtype_name, parse_count, parse_ranks
 from overlapscope.ingest.build.device_collectives import GroupBook
-from overlapscope.ingest.build.kernel_names import CALL, RECORD, operation
-from overlapscope.ingest.parsing.json_values import BROKEN
-from overlapscope.timeline.operations import VOLUMELESS, full_elements, volume_bytes
+from overlapscope.ingest.build.kernel_names import C10D_CALL, RECORD_PARAM_COMMS, canonical_operation
+from overlapscope.ingest.parsing.json_values import DECODE_ERRORS
+from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, full_elements, volume_bytes
 from overlapscope.timeline.run import MAX_RANKS, Group
 
 GROUPS: Final = "## process_group:init ##"
@@ -43,7 +43,7 @@ class Node(msgspec.Struct, gc=False):
     def is_relevant(self) -> bool:
         """Return whether the node may describe a collective or groups."""
         name = self.name
-        return isinstance(name, str) and (name in (RECORD, GROUPS) or CALL.match(name) is not None)
+        return isinstance(name, str) and (name in (RECORD_PARAM_COMMS, GROUPS) or C10D_CALL.match(name) is not None)
 
 
 class _Attribute(msgspec.Struct, gc=False):
@@ -73,9 +73,9 @@ def configured_groups(nodes: Iterable[Node]) -> tuple[Group, ...]:
 
 
 def _group(config: dict[str, Any]) -> Group:
-    size = count(config.get("group_size", config.get("pg_size"))) or None
+    size = parse_count(config.get("group_size", config.get("pg_size"))) or None
     listed = config.get("ranks")
-    ranks, _ = parse_ranks([count(rank) for rank in listed] if isinstance(listed, dict) else listed)
+    ranks, _ = parse_ranks([parse_count(rank) for rank in listed] if isinstance(listed, dict) else listed)
     if ranks == () and size is not None and size <= MAX_RANKS:
         ranks = tuple(range(size))  # torch writes no list for the group of all ranks
     description = config.get("pg_desc")
@@ -87,7 +87,7 @@ def _group(config: dict[str, Any]) -> Group:
     )
 
 
-def recorded_call(node: Node, book: GroupBook) -> tuple[Call, int | None] | None:
+def recorded_call(node: Node, book: GroupBook) -> tuple[LoggedCall, int | None] | None:
     """Return the call of a `record_param_comms` node, and the caller's rank in its group.
 
     None for a pseudo-collective, or when no operation can be read.
@@ -96,7 +96,7 @@ def recorded_call(node: Node, book: GroupBook) -> tuple[Call, int | None] | None
     values, types = _inputs(node)
     at = _operation_at(values)
     spelled = attributes.get("collective_name", values[at] if at is not None else None)
-    op = operation(spelled)
+    op = canonical_operation(spelled)
     if not isinstance(spelled, str) or (op or spelled) in PSEUDO:
         return None
     behind = values[at + 3 :] if at is not None else []
@@ -113,19 +113,19 @@ def recorded_call(node: Node, book: GroupBook) -> tuple[Call, int | None] | None
     )
     name = args.group_name if isinstance(args.group_name, str) else None
     size = book.size_of(name, args)
-    moved_in, moved_out = count(args.in_elements), count(args.out_elements)
+    moved_in, moved_out = parse_count(args.in_elements), parse_count(args.out_elements)
     dtype = dtype_name(args.dtype)
     if moved_in is None and moved_out is None and at is not None and at > 3:
         moved_in, dtype = elements_of(values[0]), dtype or _dtype_of(types[:1])
-    rank = count(values[at - 1]) if at is not None else None
+    rank = parse_count(values[at - 1]) if at is not None else None
     seq = _sequence(values[at - 3]) if at is not None else None
     return _call(op or "unknown", name, size, seq, dtype, moved_in, moved_out, _function_id(node, attributes)), rank
 
 
-def entered_call(node: Node, groups: tuple[Group, ...]) -> Call | None:
+def entered_call(node: Node, groups: tuple[Group, ...]) -> LoggedCall | None:
     """Return the call of a `c10d::*` node; its group is known where the job has only one."""
-    found = CALL.match(node.name)
-    op = operation(found["op"]) if found else None
+    found = C10D_CALL.match(node.name)
+    op = canonical_operation(found["op"]) if found else None
     if op is None or op in PSEUDO:
         return None
     values, types = _inputs(node)
@@ -149,14 +149,14 @@ def _call(
     moved_in: int | None,
     moved_out: int | None,
     record_function_id: int | None,
-) -> Call:
+) -> LoggedCall:
     elements = full_elements(op, moved_in, moved_out, group_size)
-    return Call(
+    return LoggedCall(
         op=op,
         group=group,
         group_size=group_size,
         seq=seq,
-        dtype=None if op in VOLUMELESS else dtype,
+        dtype=None if op in OPS_WITHOUT_VOLUME else dtype,
         elements=elements,
         bytes=volume_bytes(elements, dtype),
         record_function_id=record_function_id,
@@ -166,7 +166,7 @@ def _call(
 def _attributes(node: Node) -> dict[str, Any]:
     try:
         listed = _listed_attributes.decode(node.attrs)
-    except BROKEN:
+    except DECODE_ERRORS:
         return {}
     return {each.name: each.value for each in listed if isinstance(each.name, str)}
 
@@ -179,7 +179,7 @@ def _inputs(node: Node) -> tuple[list[Any], list[Any]]:
             inputs, types = decoded.get("values"), decoded.get("types")
         else:
             inputs, types = decoded, _any.decode(node.input_types)
-    except BROKEN:
+    except DECODE_ERRORS:
         return [], []
     return (inputs if isinstance(inputs, list) else []), (types if isinstance(types, list) else [])
 
@@ -187,7 +187,7 @@ def _inputs(node: Node) -> tuple[list[Any], list[Any]]:
 def _operation_at(values: list[Any]) -> int | None:
     """Return the index of the operation's name: behind a rank, and optionally tensors before the sequence number."""
     for at in (4, 3):
-        if len(values) > at and isinstance(values[at], str) and count(values[at - 1]) is not None:
+        if len(values) > at and isinstance(values[at], str) and parse_count(values[at - 1]) is not None:
             return at
     return None
 
@@ -202,8 +202,8 @@ def _process_group(value: Any) -> tuple[str | None, str | None]:
 def _sequence(value: Any) -> int | None:
     """Return the sequence number; sends and receives have a separate count, which is left out."""
     if isinstance(value, list):
-        return count(value[0]) if len(value) == 2 and value[1] is False else None
-    return count(value)
+        return parse_count(value[0]) if len(value) == 2 and value[1] is False else None
+    return parse_count(value)
 
 
 def elements_of(value: Any, depth: int = 0) -> int | None:
@@ -211,10 +211,10 @@ def elements_of(value: Any, depth: int = 0) -> int | None:
     if not isinstance(value, list) or not value or depth > MAX_NESTED:
         return None
     if len(value) == _TENSOR_FIELDS and isinstance(value[-1], str):
-        return count(value[3])
+        return parse_count(value[3])
     parts = [elements_of(each, depth + 1) for each in value]
     known = [part for part in parts if part is not None]
-    return count(sum(known)) if len(known) == len(parts) else None
+    return parse_count(sum(known)) if len(known) == len(parts) else None
 
 
 def _dtype_of(types: list[Any]) -> str | None:
@@ -223,4 +223,4 @@ def _dtype_of(types: list[Any]) -> str | None:
 
 
 def _function_id(node: Node, attributes: dict[str, Any]) -> int | None:
-    return count(attributes.get("rf_id", node.rf_id)) or None
+    return parse_count(attributes.get("rf_id", node.rf_id)) or None

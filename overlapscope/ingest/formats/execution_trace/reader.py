@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
-from overlapscope.ingest.build.call_timeline import Call, call_timeline
-from overlapscope.ingest.build.collective_args import count
+from overlapscope.ingest.build.call_timeline import LoggedCall, call_timeline
+from overlapscope.ingest.build.collective_args import parse_count
 from overlapscope.ingest.build.device_collectives import GroupBook
-from overlapscope.ingest.build.kernel_names import RECORD
+from overlapscope.ingest.build.kernel_names import RECORD_PARAM_COMMS
 from overlapscope.ingest.formats.execution_trace import NODES
 from overlapscope.ingest.formats.execution_trace.nodes import (
     DEFAULT_GROUP,
@@ -28,7 +28,7 @@ from overlapscope.ingest.formats.execution_trace.nodes import (
 )
 from overlapscope.ingest.parsing.event_chunks import scan
 from overlapscope.ingest.parsing.gzip_stream import ByteStream
-from overlapscope.ingest.parsing.json_values import BROKEN, MAX_BYTES, is_utf8
+from overlapscope.ingest.parsing.json_values import DECODE_ERRORS, MAX_BYTES, is_utf8
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Group, Source
 
@@ -56,7 +56,7 @@ def read_execution_trace(path: Path, context: ReadContext) -> Reading:
     Raises InputError when it cannot be read, is larger than json_values.MAX_BYTES, or holds no nodes.
     """
     stream = ByteStream(path, min(context.max_bytes, MAX_BYTES), context.progress)
-    nodes = _decoded(b"".join(stream.blocks()), shown(path))
+    nodes = _decoded(b"".join(stream.blocks()), display_path(path))
     nodes.relevant.sort(key=_order)
     groups = configured_groups(nodes.relevant)
     book = GroupBook(groups)
@@ -70,11 +70,11 @@ def read_execution_trace(path: Path, context: ReadContext) -> Reading:
     world = next((group for group in all_groups if group.description == DEFAULT_GROUP), None)
     rank = ranks.pop() if len(ranks) == 1 else UNKNOWN_RANK
     return Reading(
-        timelines=(call_timeline(calls, shown(path), rank if rank <= MAX_RANKS else UNKNOWN_RANK),),
+        timelines=(call_timeline(calls, display_path(path), rank if rank <= MAX_RANKS else UNKNOWN_RANK),),
         groups=all_groups,
         world_size=world.size if world and world.size and world.size <= MAX_RANKS else None,
         source=Source(
-            path=shown(path),
+            path=display_path(path),
             events=nodes.total,
             dropped=nodes.dropped,
             truncated=nodes.truncated or stream.truncated,
@@ -83,16 +83,16 @@ def read_execution_trace(path: Path, context: ReadContext) -> Reading:
     )
 
 
-def _calls(relevant: list[Node], book: GroupBook) -> tuple[list[Call], set[int]]:
+def _calls(relevant: list[Node], book: GroupBook) -> tuple[list[LoggedCall], set[int]]:
     """Return the calls in order, and the ranks that the calls of the group of all ranks record."""
     groups = book.groups()
-    if not any(node.name == RECORD for node in relevant):
+    if not any(node.name == RECORD_PARAM_COMMS for node in relevant):
         entered = [entered_call(node, groups) for node in relevant if node.name != GROUPS]
         return [call for call in entered if call is not None], set()
-    calls: list[Call] = []
+    calls: list[LoggedCall] = []
     noted: list[tuple[str | None, int]] = []
     for node in relevant:
-        found = recorded_call(node, book) if node.name == RECORD else None
+        found = recorded_call(node, book) if node.name == RECORD_PARAM_COMMS else None
         if found is not None:
             calls.append(found[0])
             if found[1] is not None:
@@ -107,7 +107,7 @@ def _is_everybody(group: Group) -> bool:
 
 def _order(node: Node) -> int:
     """Return the node's number. Numbers are assigned when a call begins, but nodes are written when it ends."""
-    number = count(node.id)
+    number = parse_count(node.id)
     return -1 if number is None else number
 
 
@@ -116,7 +116,7 @@ def _decoded(content: bytes, path: str) -> _Nodes:
         try:
             nodes = _trace.decode(content).nodes
             return _Nodes(relevant=[node for node in nodes if node.is_relevant], total=len(nodes))
-        except BROKEN:
+        except DECODE_ERRORS:
             pass
     begin = re.search(NODES, content)
     if begin is None:
@@ -140,6 +140,6 @@ def _one(text: bytes) -> Node | None:
     decoded: Any = None
     try:
         decoded = _node.decode(text.decode("utf-8", "replace"))
-    except BROKEN:
+    except DECODE_ERRORS:
         return None
     return decoded if isinstance(decoded, Node) else None

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from overlapscope.ingest.reader import Head, Reader, lazy
+from overlapscope.ingest.reader import Head, Reader, lazy_read
 
 FORMAT: Final = "flight_recorder"
 PICKLE: Final = b"\x80"
@@ -35,5 +35,5 @@ def recognises(head: Head) -> bool:
 READER = Reader(
     format=FORMAT,
     recognises=recognises,
-    read=lazy("overlapscope.ingest.formats.flight_recorder.reader:read_flight_recorder"),
+    read=lazy_read("overlapscope.ingest.formats.flight_recorder.reader:read_flight_recorder"),
 )

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import msgspec
 
-from overlapscope.ingest.build.collective_args import count, dtype_name
-from overlapscope.ingest.build.kernel_names import operation
+from overlapscope.ingest.build.collective_args import dtype_name, parse_count
+from overlapscope.ingest.build.kernel_names import canonical_operation
 from overlapscope.timeline.columns import COMPLETED, SCHEDULED, STARTED, UNKNOWN
-from overlapscope.timeline.operations import POINT_TO_POINT, VOLUMELESS, full_elements, volume_bytes
+from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, POINT_TO_POINT, full_elements, volume_bytes
 
 MAX_NAME: Final = 200
 MAX_DIMS: Final = 64
@@ -78,14 +78,14 @@ def read_entries(entries: Any) -> tuple[list[RecordedCall], int]:
 
 def _call(entry: Mapping[Any, Any]) -> RecordedCall:
     backend, spelled = _spelled(entry.get("profiling_name"))
-    op = "coalesced" if _BATCH.fullmatch(spelled) else operation(spelled) or spelled or "unknown"
+    op = "coalesced" if _BATCH.fullmatch(spelled) else canonical_operation(spelled) or spelled or "unknown"
     is_p2p = entry.get("is_p2p")
     group, description = _group(entry)
     in_sizes, out_sizes = entry.get("input_sizes"), entry.get("output_sizes")
     state, timed_out = _state(entry, backend)
-    timeout_ms = count(entry.get("timeout_ms")) or None
+    timeout_ms = parse_count(entry.get("timeout_ms")) or None
     return RecordedCall(
-        record=count(entry.get("record_id")),
+        record=parse_count(entry.get("record_id")),
         pg_id=text(entry.get("pg_id")) or "",
         group=group,
         description=description,
@@ -94,14 +94,14 @@ def _call(entry: Mapping[Any, Any]) -> RecordedCall:
         point_to_point=is_p2p if isinstance(is_p2p, bool) else op in POINT_TO_POINT,
         collective_seq=_first_count(entry, "collective_seq_id", "seq_id"),
         point_to_point_seq=_first_count(entry, "p2p_seq_id", "seq_id"),
-        op_id=count(entry.get("op_id")),
+        op_id=parse_count(entry.get("op_id")),
         moved_in=_elements(in_sizes),
         moved_out=_elements(out_sizes),
-        dtype=None if op in VOLUMELESS else _dtype(entry),
-        launch_ns=count(entry.get("time_created_ns")) or None,  # JSON dumps write 0 for a missing time
+        dtype=None if op in OPS_WITHOUT_VOLUME else _dtype(entry),
+        launch_ns=parse_count(entry.get("time_created_ns")) or None,  # JSON dumps write 0 for a missing time
         state=state,
         timed_out=timed_out,
-        timeout_ns=count(timeout_ms * NS_PER_MS) if timeout_ms is not None else None,
+        timeout_ns=parse_count(timeout_ms * NS_PER_MS) if timeout_ms is not None else None,
         duration_ms=_duration(entry.get("duration_ms")),
         frames=entry.get("frames"),
     )
@@ -142,7 +142,7 @@ def described(description: Any) -> str | None:
 
 
 def _first_count(entry: Mapping[Any, Any], *keys: str) -> int | None:
-    return next((count(entry[key]) for key in keys if key in entry), None)
+    return next((parse_count(entry[key]) for key in keys if key in entry), None)
 
 
 def _state(entry: Mapping[Any, Any], backend: str | None) -> tuple[int, bool]:
@@ -167,11 +167,11 @@ def _elements(sizes: Any) -> int | None:
     for dims in sizes:
         if not isinstance(dims, (list, tuple)) or len(dims) > MAX_DIMS:
             return None
-        known = [count(dim) for dim in dims]
+        known = [parse_count(dim) for dim in dims]
         if any(dim is None for dim in known):
             return None
         total += math.prod(dim for dim in known if dim is not None)
-    return count(total)
+    return parse_count(total)
 
 
 def _dtype(entry: Mapping[Any, Any]) -> str | None:
@@ -196,7 +196,7 @@ def called_at(frames: Any) -> str | None:
     for frame in frames[:MAX_NAME] if isinstance(frames, (list, tuple)) else ():
         if not isinstance(frame, dict):
             continue
-        file, line, name = frame.get("filename"), count(frame.get("line")), text(frame.get("name"))
+        file, line, name = frame.get("filename"), parse_count(frame.get("line")), text(frame.get("name"))
         if isinstance(file, str) and _USER_CODE.search(file[-MAX_NAME:]) and not _TORCH.search(file[-MAX_NAME:]):
             return f"{file[-MAX_NAME:]}:{'?' if line is None else line} ({name or '?'})"
     return None

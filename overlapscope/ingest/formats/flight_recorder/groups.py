@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from overlapscope.ingest.build.collective_args import MAX_GROUP_SIZE, count, parse_ranks
+from overlapscope.ingest.build.collective_args import MAX_GROUP_SIZE, parse_count, parse_ranks
 from overlapscope.ingest.formats.flight_recorder.entries import RecordedCall, described, text
 from overlapscope.timeline.columns import COMPLETED, SCHEDULED, STARTED
 from overlapscope.timeline.run import MAX_RANKS, Group
@@ -76,7 +76,7 @@ def _ranks(ranks: Any) -> tuple[int, ...] | None:
     listed, cut = parse_ranks(list(ranks) if isinstance(ranks, tuple) else ranks)
     if not listed or cut or len(listed) > MAX_GROUP_SIZE or len(set(listed)) != len(listed):
         return None
-    known = [count(rank) for rank in listed]
+    known = [parse_count(rank) for rank in listed]
     return listed if all(rank is not None and rank <= MAX_RANKS for rank in known) else None
 
 
@@ -168,7 +168,7 @@ def _number(value: Any) -> int | None:
     """Return a status number, a whole number or text; -1 means none yet, and numbers begin at 1."""
     if value in (-1, "-1") and not isinstance(value, bool):
         return 0
-    return count(value)
+    return parse_count(value)
 
 
 def _translated(number: int | None, calls: Sequence[RecordedCall]) -> int | None:

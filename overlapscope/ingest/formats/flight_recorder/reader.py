@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
-from overlapscope.ingest.build.call_timeline import calls_alone
+from overlapscope.ingest.build.call_timeline import timeline_from_calls
 from overlapscope.ingest.formats.flight_recorder import PICKLE
 from overlapscope.ingest.formats.flight_recorder.entries import NS_PER_MS, RecordedCall, called_at, read_entries, text
 from overlapscope.ingest.formats.flight_recorder.groups import GroupPosition, group_positions, read_groups, world_size
@@ -25,8 +25,8 @@ from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.columns import (
     NONE,
     Collectives,
-    held,
     make,
+    or_missing,
 )
 from overlapscope.timeline.facts import INFO, TIMEOUT, Facts, Figures, Messages, Progress
 from overlapscope.timeline.names import NameTable
@@ -50,7 +50,9 @@ def read_flight_recorder(path: Path, context: ReadContext) -> Reading:
     dump, stream = _decoded(path, context)
     warnings = list(stream.warnings)
     if not isinstance(dump, dict) or not any(key in dump for key in ("entries", "pg_status", "pg_config")):
-        raise InputError(f"{shown(path)}: is not a flight-recorder dump: it holds no entries, pg_status or pg_config")
+        raise InputError(
+            f"{display_path(path)}: is not a flight-recorder dump: it holds no entries, pg_status or pg_config"
+        )
     version = text(dump.get("version"))
     warnings += _doubts(version)
     numbered = version is not None and version.startswith("1.")
@@ -78,7 +80,7 @@ def read_flight_recorder(path: Path, context: ReadContext) -> Reading:
     timeline = _timeline(path, rank, calls, groups, uncounted, on_host=backends == {"gloo"})
     return Reading(
         source=Source(
-            path=shown(path), events=len(calls), dropped=dropped, truncated=stream.truncated,
+            path=display_path(path), events=len(calls), dropped=dropped, truncated=stream.truncated,
             warnings=tuple(warnings),
         ),
         timelines=(timeline,),
@@ -94,7 +96,7 @@ def _decoded(path: Path, context: ReadContext) -> tuple[Any, ByteStream]:
     content = b"".join(stream.blocks())
     if content[:1] != PICKLE:
         return decode_json(content, stream), stream
-    dump, length = decode_plain(content, shown(path))
+    dump, length = decode_plain(content, display_path(path))
     if length < len(content):
         stream.warnings.append(f"{len(content) - length} bytes after the pickle were left out")
     return dump, stream
@@ -153,20 +155,20 @@ def _timeline(
         total,
         recording=0,
         group=names.encode([call.group for call in calls]),
-        seq=[NONE if call.group in uncounted else held(call.seq) for call in calls],
+        seq=[NONE if call.group in uncounted else or_missing(call.seq) for call in calls],
         op=names.encode([call.op for call in calls]),
         executed_op=[names.code("send_recv") if call.closes_batch and call.point_to_point else -1 for call in calls],
         dtype=[-1 if call.dtype is None else names.code(call.dtype) for call in calls],
-        elements=[held(call.elements(sizes.get(call.group))) for call in calls],
-        bytes=[held(call.bytes(sizes.get(call.group))) for call in calls],
-        group_size=[held(sizes.get(call.group)) for call in calls],
-        launch_ns=[held(call.launch_ns) for call in calls],
+        elements=[or_missing(call.elements(sizes.get(call.group))) for call in calls],
+        bytes=[or_missing(call.bytes(sizes.get(call.group))) for call in calls],
+        group_size=[or_missing(sizes.get(call.group)) for call in calls],
+        launch_ns=[or_missing(call.launch_ns) for call in calls],
         start_ns=NONE,
         end_ns=NONE,
         state=[call.state for call in calls],
     )
-    source = names.code(shown(path))
-    return calls_alone(collectives, names, rank=rank, source=source, has_device=not on_host)
+    source = names.code(display_path(path))
+    return timeline_from_calls(collectives, names, rank=rank, source=source, has_device=not on_host)
 
 
 def _fingerprint(dump: Mapping[Any, Any], backends: set[str]) -> dict[str, str | int | None]:
@@ -187,7 +189,7 @@ def _facts(
     records: Sequence[int | None],
 ) -> Facts:
     names = NameTable()
-    place = names.code(shown(path))
+    place = names.code(display_path(path))
     who = NONE if rank == UNKNOWN_RANK else rank
     sizes = {group.name: group.size for group in groups}
     progress = _progress(rows, place, who, sizes, names)
@@ -229,15 +231,15 @@ def _progress(
         rank=who,
         group=names.codes([row.group for row in rows]),
         backend=names.codes([row.backend for row in rows]),
-        enqueued=[held(row.enqueued) for row in rows],
-        started=[held(row.started) for row in rows],
-        completed=[held(row.completed) for row in rows],
-        pending=[held(call.seq) if call else NONE for call in pending],
+        enqueued=[or_missing(row.enqueued) for row in rows],
+        started=[or_missing(row.started) for row in rows],
+        completed=[or_missing(row.completed) for row in rows],
+        pending=[or_missing(call.seq) if call else NONE for call in pending],
         op=names.codes([call.op if call else None for call in pending]),
-        elements=[held(call.elements(sizes.get(call.group))) if call else NONE for call in pending],
+        elements=[or_missing(call.elements(sizes.get(call.group))) if call else NONE for call in pending],
         called_at=names.codes(called),
-        stuck_at=[held(call.seq) if call and call.timed_out else NONE for call in pending],
-        timeout_ns=[held(call.timeout_ns) if call and call.timed_out else NONE for call in pending],
+        stuck_at=[or_missing(call.seq) if call and call.timed_out else NONE for call in pending],
+        timeout_ns=[or_missing(call.timeout_ns) if call and call.timed_out else NONE for call in pending],
     )
 
 

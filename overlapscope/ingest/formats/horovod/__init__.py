@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from overlapscope.ingest.reader import Head, Reader, lazy
+from overlapscope.ingest.reader import Head, Reader, lazy_read
 
 FORMAT: Final = "horovod"
 _OPERATIONS: Final = rb"(?:ALLREDUCE|ALLGATHER|BROADCAST|ALLTOALL|ADASUM|REDUCESCATTER|JOIN|BARRIER)"
@@ -21,5 +21,5 @@ def recognises(head: Head) -> bool:
 
 
 READER = Reader(
-    format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.formats.horovod.reader:read_horovod")
+    format=FORMAT, recognises=recognises, read=lazy_read("overlapscope.ingest.formats.horovod.reader:read_horovod")
 )

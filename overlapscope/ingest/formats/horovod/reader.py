@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats.horovod.tensors import PARTS, Tensor, Tensors
 from overlapscope.ingest.parsing.event_chunks import EventChunks
 from overlapscope.ingest.parsing.fact_tables import FigureRows
 from overlapscope.ingest.parsing.gzip_stream import ByteStream
-from overlapscope.ingest.parsing.json_repair import mend
+from overlapscope.ingest.parsing.json_repair import repair_events
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import MAX_RANKS, Source
@@ -51,22 +51,22 @@ def read_horovod(path: Path, context: ReadContext) -> Reading:
     Raises InputError when it cannot be read, or holds no event of a tensor.
     """
     stream = ByteStream(path, context.max_bytes, context.progress)
-    chunks = EventChunks(stream.blocks(), shown(path))
+    chunks = EventChunks(stream.blocks(), display_path(path))
     events = _EventCollector()
     for piece in chunks.pieces(events.take):
         events.take_broken(piece)
     closed, cut = events.take_last(chunks.tail)
     events.tensors.finish()
     if not events.tensors.tensors:
-        raise InputError(f"{shown(path)}: holds no tensor; was the timeline on while the job trained?")
+        raise InputError(f"{display_path(path)}: holds no tensor; was the timeline on while the job trained?")
     warnings = [*stream.warnings, *_warnings(events)]
     if not closed and not cut and not stream.truncated:
         warnings.append("the list of events is not closed: written by Horovod before 0.20.1, or the job crashed")
-    facts, notes = horovod_figures(events.tensors, events.names, shown(path))
+    facts, notes = horovod_figures(events.tensors, events.names, display_path(path))
     return Reading(
         facts=facts,
         source=Source(
-            path=shown(path),
+            path=display_path(path),
             events=events.events,
             repaired=events.repaired,
             dropped=events.dropped,
@@ -110,7 +110,7 @@ class _EventCollector:
         return closed, not closed and self.dropped > dropped
 
     def _mend(self, text: bytes, *, last: bool) -> bool:
-        mended = mend(text, last=last)
+        mended = repair_events(text, last=last)
         self.repaired += mended.repaired
         self.dropped += mended.dropped
         for event in _events.decode(b"[" + mended.events + b"]"):

@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.ingest.parsing.json_values import BROKEN
-from overlapscope.ingest.reader import HEAD_BYTES, Head, Reader, lazy
+from overlapscope.ingest.parsing.json_values import DECODE_ERRORS
+from overlapscope.ingest.reader import HEAD_BYTES, Head, Reader, lazy_read
 
 FORMAT: Final = "kineto"
 _KEYS: Final = (
@@ -34,12 +34,12 @@ def _begins_whole(text: bytes) -> bool:
     for document in (text.rstrip(b"\x00"), text.split(b"\n", 1)[0]):
         try:
             msgspec.json.decode(document, type=msgspec.Raw)
-        except BROKEN:
+        except DECODE_ERRORS:
             continue
         return True
     return False
 
 
 READER = Reader(
-    format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.formats.kineto.reader:read_kineto")
+    format=FORMAT, recognises=recognises, read=lazy_read("overlapscope.ingest.formats.kineto.reader:read_kineto")
 )

@@ -13,18 +13,18 @@ import numpy as np
 
 from overlapscope.ingest.build.collective_args import (
     CollectiveArgs,
-    called_peer,
-    function_id,
+    called_peer_rank,
     input_dtype,
     input_elements,
+    parse_function_id,
 )
 from overlapscope.ingest.build.host_ranges import launch_context
-from overlapscope.ingest.build.kernel_names import CALL, ENTERS, HOST_COLLECTIVE, operation
+from overlapscope.ingest.build.kernel_names import C10D_CALL, ENTERS_COLLECTIVE, HOST_COLLECTIVE, canonical_operation
 from overlapscope.ingest.build.trace_columns import TraceColumns
-from overlapscope.ingest.build.user_marks import marks
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, Small, held, make
+from overlapscope.ingest.build.user_marks import comm_marks
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, Small, make, or_missing
 from overlapscope.timeline.intervals import difference, union
-from overlapscope.timeline.operations import VOLUMELESS, full_elements, volume_bytes
+from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, full_elements, volume_bytes
 from overlapscope.timeline.run import Group
 
 _NO_ARGS = CollectiveArgs()
@@ -62,11 +62,11 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
     """
     host, names = columns.host, columns.names.to_list()
     talks = np.array([HOST_COLLECTIVE.match(name) is not None for name in names], np.bool_)[host.name]
-    calls = np.array([CALL.match(name) is not None for name in names], np.bool_)[host.name]
+    calls = np.array([C10D_CALL.match(name) is not None for name in names], np.bool_)[host.name]
     # Functional collectives have separate operations that wait.
-    enters = np.array([ENTERS.match(name) is not None for name in names], np.bool_)[host.name]
+    enters = np.array([ENTERS_COLLECTIVE.match(name) is not None for name in names], np.bool_)[host.name]
     works = ~host.is_annotation & ~talks
-    waiting = (enters & works) | marks(columns) | talks
+    waiting = (enters & works) | comm_marks(columns) | talks
     messages = np.array([_MESSAGE.match(name) is not None for name in names], np.bool_)[host.name]
     comm = np.flatnonzero(talks)
     comm = comm[np.argsort(host.start_ns[comm], kind="stable")]
@@ -107,8 +107,8 @@ def _match(columns: TraceColumns, names: list[str], comm: Ints, entered: Ints) -
     """
     waiting: dict[tuple[str | None, int | None], deque[int]] = {}
     for row in entered.tolist():
-        found = CALL.match(names[int(columns.host.name[row])])
-        op = operation(found["op"]) if found else None
+        found = C10D_CALL.match(names[int(columns.host.name[row])])
+        op = canonical_operation(found["op"]) if found else None
         args = columns.host_args.get(row, _NO_ARGS)
         position = 1 if op in _OUTPUT_FIRST and input_elements(args, 1) is not None else 0
         size = input_elements(args, position)
@@ -116,7 +116,7 @@ def _match(columns: TraceColumns, names: list[str], comm: Ints, entered: Ints) -
     out: list[int | None] = []
     for row in comm.tolist():
         found = HOST_COLLECTIVE.match(names[int(columns.host.name[row])])
-        op = operation(found["op"]) if found else None
+        op = canonical_operation(found["op"]) if found else None
         size = input_elements(columns.host_args.get(row, _NO_ARGS))
         queue = waiting.get((op, size)) or waiting.get((op, None))
         early = queue is not None and columns.host.start_ns[queue[0]] <= columns.host.start_ns[row]
@@ -144,7 +144,7 @@ def _collectives(
     lanes = [NONE if call is None else int(columns.host.lane[call]) for call in call_of]
     ops = np.array([each.op for each in values], np.int32)
     context = launch_context(columns.host, columns.names, ops, np.array(lanes, np.int64), np.array(launch, np.int64))
-    ids = [None if call is None else function_id(columns.host_args.get(call, _NO_ARGS)) for call in call_of]
+    ids = [None if call is None else parse_function_id(columns.host_args.get(call, _NO_ARGS)) for call in call_of]
     return make(
         Collectives,
         comm.size,
@@ -164,7 +164,7 @@ def _collectives(
         launch_ns=launch,
         start_ns=columns.host.start_ns[comm],
         end_ns=columns.host.end_ns[comm],
-        record_function_id=[held(each) for each in ids],
+        record_function_id=[or_missing(each) for each in ids],
     )
 
 
@@ -189,19 +189,19 @@ def _collective_values(
     """
     code = columns.names.code
     found = HOST_COLLECTIVE.match(names[int(columns.host.name[row])])
-    ran = (operation(found["op"]) if found else None) or "unknown"
-    entered = CALL.match(names[int(columns.host.name[call])]) if call is not None else None
-    op = (operation(entered["op"]) if entered else None) or ran
+    ran = (canonical_operation(found["op"]) if found else None) or "unknown"
+    entered = C10D_CALL.match(names[int(columns.host.name[call])]) if call is not None else None
+    op = (canonical_operation(entered["op"]) if entered else None) or ran
     args = columns.host_args.get(row, _NO_ARGS)
     called = columns.host_args.get(call, _NO_ARGS) if call is not None else _NO_ARGS
     count = full_elements(op, input_elements(args), None, size)
-    dtype = None if op in VOLUMELESS else input_dtype(args)
+    dtype = None if op in OPS_WITHOUT_VOLUME else input_dtype(args)
     return _CollectiveValues(
         op=code(op),
         executed=code(ran),
         dtype=code(dtype) if dtype else -1,
-        elements=held(count),
-        bytes=held(volume_bytes(count, dtype)),
-        received_bytes=held(volume_bytes(input_elements(called), dtype) if op == "all_to_all" else None),
-        peer=held(called_peer(called, members) if op in ("send", "recv") else None),
+        elements=or_missing(count),
+        bytes=or_missing(volume_bytes(count, dtype)),
+        received_bytes=or_missing(volume_bytes(input_elements(called), dtype) if op == "all_to_all" else None),
+        peer=or_missing(called_peer_rank(called, members) if op in ("send", "recv") else None),
     )

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.ingest.build.profiler_names import HOST, MODULE_CALL, SORT_OF, STACK
-from overlapscope.ingest.parsing.json_values import BROKEN, is_utf8
+from overlapscope.ingest.build.profiler_names import EVENT_SORTS, HOST, MODULE_CALL, STACK_CATEGORY
+from overlapscope.ingest.parsing.json_values import DECODE_ERRORS, is_utf8
 from overlapscope.ingest.parsing.timestamps import text_to_ns
 from overlapscope.timeline.columns import Ints
 
@@ -90,13 +90,13 @@ def decoded(array: bytes) -> Decoded | None:
         return None
     try:
         events = _by_phase.decode(array)
-    except BROKEN:
+    except DECODE_ERRORS:
         pass
     else:
         return Decoded(num_events=len(events), events=events)
     try:
         return decoded_any(array)  # an event without a phase, or with an unknown one
-    except BROKEN:
+    except DECODE_ERRORS:
         return None
 
 
@@ -128,9 +128,9 @@ class ExactTimes:
         for event in self._complete():
             if not isinstance(event.cat, str):
                 continue
-            if event.cat in SORT_OF:
-                events[SORT_OF[event.cat][0]].append(event)
-            elif event.cat == STACK and str(event.name).startswith(MODULE_CALL):
+            if event.cat in EVENT_SORTS:
+                events[EVENT_SORTS[event.cat][0]].append(event)
+            elif event.cat == STACK_CATEGORY and str(event.name).startswith(MODULE_CALL):
                 events[HOST].append(event)
         return events
 
@@ -138,5 +138,5 @@ class ExactTimes:
         """Decode only the events that `decoded` decoded: malformed ones among the rest have failed nothing there."""
         try:
             return [event for event in _exact_by_phase.decode(self._array) if type(event) is _ExactEvent]
-        except BROKEN:
+        except DECODE_ERRORS:
             return [event for event in _any_exact.decode(self._array) if event.ph == "X"]

@@ -15,11 +15,11 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
 from overlapscope.files.safe_open import FileState
-from overlapscope.ingest.build.kernel_names import speaks_of_comm
-from overlapscope.ingest.build.trace_columns import TraceColumns, behind_each_other
+from overlapscope.ingest.build.kernel_names import may_describe_collective
+from overlapscope.ingest.build.trace_columns import TraceColumns, concatenate_columns
 from overlapscope.ingest.column_handoff import load, save
 from overlapscope.ingest.formats.kineto.events import EventCollector
 from overlapscope.ingest.formats.kineto.gradients import ACCUMULATE
@@ -71,7 +71,7 @@ class _Share(msgspec.Struct):
     begun: int | None = None
     """Bytes of events in the pieces before the share."""
     collector: EventCollector = msgspec.field(
-        default_factory=lambda: EventCollector(lambda name: name == ACCUMULATE or speaks_of_comm(name))
+        default_factory=lambda: EventCollector(lambda name: name == ACCUMULATE or may_describe_collective(name))
     )
 
     def read(self, stream: ByteStream, chunks: EventChunks) -> None:
@@ -133,7 +133,7 @@ class _NotShared(Exception):  # noqa: N818 - a signal, not an error for anybody
 def _read_from(share: _Share, path: Path, context: ReadContext) -> EventFile:
     """Read the last share, and the text around the events."""
     stream = ByteStream(path, context.max_bytes, context.progress)
-    chunks = EventChunks(stream.blocks(), shown(path))
+    chunks = EventChunks(stream.blocks(), display_path(path))
     share.read(stream, chunks)
     tail, closed = share.collector.add_last(chunks.tail, is_array=chunks.is_array)
     return EventFile(
@@ -170,7 +170,7 @@ def _read_in_shares(path: Path, context: ReadContext, sharing: Sharing) -> Event
             return None
         if any(each.state != found.state for each in shares):
             return None
-        return replace(found, columns=behind_each_other([*(each.columns for each in shares), found.columns]))
+        return replace(found, columns=concatenate_columns([*(each.columns for each in shares), found.columns]))
     except (OSError, _NotShared):
         return None
 
@@ -186,7 +186,7 @@ def read_share(path: Path, begin: int, end: int, max_bytes: int, folder: Path) -
     stream = ByteStream(path, max_bytes)
     share = _Share(begin=begin, end=end)
     try:
-        share.read(stream, EventChunks(stream.blocks(), shown(path)))
+        share.read(stream, EventChunks(stream.blocks(), display_path(path)))
     except _EndOfShare:
         pass
     except (InputError, _NotShared):

@@ -12,18 +12,18 @@ from overlapscope.ingest.build.collective_args import CollectiveArgs
 from overlapscope.ingest.build.profiler_names import (
     ANNOTATION,
     DEVICE,
+    EVENT_SORTS,
     HOST,
     LAUNCH,
     MODULE_CALL,
     OLD_ANNOTATION,
-    SORT_OF,
-    STACK,
-    UNREAD,
+    STACK_CATEGORY,
+    UNREAD_CATEGORIES,
     WINDOW,
     WINDOW_MARKS,
 )
 from overlapscope.ingest.build.profiler_names import DEVICE_NOTE as NOTE
-from overlapscope.ingest.build.trace_columns import Growing, Ranges, TraceColumns
+from overlapscope.ingest.build.trace_columns import ColumnBuilder, Ranges, TraceColumns
 from overlapscope.ingest.formats.kineto.decoding import (
     INSTANT,
     UNUSED,
@@ -34,18 +34,18 @@ from overlapscope.ingest.formats.kineto.decoding import (
     decoded,
     decoded_any,
 )
-from overlapscope.ingest.parsing.json_values import BROKEN, blocks, correlations, decode_args
+from overlapscope.ingest.parsing.json_values import DECODE_ERRORS, correlation_ids, decode_args, grid_blocks
 from overlapscope.ingest.parsing.timestamps import NeedsText, microseconds_to_ns, text_to_ns
 from overlapscope.timeline.columns import Flags, Ints, Small
 from overlapscope.timeline.names import Codes, NameTable
 
 if TYPE_CHECKING:
-    from overlapscope.ingest.parsing.json_repair import Mended
+    from overlapscope.ingest.parsing.json_repair import RepairedEvents
 
 _BY_NAME: Final = 2
 _DETAIL: Final = {
-    **{category: detail for category, (_, detail) in SORT_OF.items()},
-    STACK: ANNOTATION,
+    **{category: detail for category, (_, detail) in EVENT_SORTS.items()},
+    STACK_CATEGORY: ANNOTATION,
     "Operator": _BY_NAME,
 }
 
@@ -72,7 +72,7 @@ class EventCollector:
         self._names = NameTable()
         self._lanes: dict[tuple[Any, Any], int] = {}
         self._lane_codes: dict[tuple[str, str], int] = {}
-        self._tables = {sort: Growing() for sort in range(5)}
+        self._tables = {sort: ColumnBuilder() for sort in range(5)}
         self._device_collectives: dict[int, CollectiveArgs] = {}
         self._host_args: dict[int, CollectiveArgs] = {}
         self._rows = [0] * 5
@@ -104,10 +104,10 @@ class EventCollector:
         self._add(array, decoded_any(array))
         return mended.tail, mended.closed
 
-    def _mended(self, text: bytes, *, last: bool) -> "tuple[bytes, Mended]":
-        from overlapscope.ingest.parsing.json_repair import mend  # noqa: PLC0415 - few traces are damaged
+    def _mended(self, text: bytes, *, last: bool) -> "tuple[bytes, RepairedEvents]":
+        from overlapscope.ingest.parsing.json_repair import repair_events  # noqa: PLC0415 - few traces are damaged
 
-        mended = mend(text, last=last)
+        mended = repair_events(text, last=last)
         self.repaired += mended.repaired
         self.dropped += mended.dropped
         return b"[" + mended.events + b"]", mended
@@ -117,7 +117,7 @@ class EventCollector:
         buckets: tuple[list[CompleteEvent], ...] = ([], [], [], [], [])
         unused: deque[Any] = deque(maxlen=0)
         takers: dict[object, Callable[[Any], None]] = {INSTANT: self._add_mark, UNUSED: unused.append}
-        takers |= {category: buckets[sort].append for category, (sort, _) in SORT_OF.items()}
+        takers |= {category: buckets[sort].append for category, (sort, _) in EVENT_SORTS.items()}
         take_of = takers.get
         for event in found.events:
             try:
@@ -126,10 +126,10 @@ class EventCollector:
                 take = None
             if take is not None:
                 take(event)
-            elif event.cat == STACK:
+            elif event.cat == STACK_CATEGORY:
                 if str(event.name).startswith(MODULE_CALL):
                     buckets[HOST].append(event)
-            elif event.cat is not None and str(event.cat) not in UNREAD:
+            elif event.cat is not None and str(event.cat) not in UNREAD_CATEGORIES:
                 self._unknown[str(event.cat)] += 1
         exact = ExactTimes(array)
         for sort, chosen in enumerate(buckets):
@@ -167,7 +167,7 @@ class EventCollector:
             self._add_device_args(first, events)
         elif sort == LAUNCH:
             linked = decode_args([event.args for event in events], _Linked)
-            self._tables[sort].add(correlation=correlations([each.correlation for each in linked]))
+            self._tables[sort].add(correlation=correlation_ids([each.correlation for each in linked]))
         elif sort == HOST:
             self._tables[sort].add(is_annotation=_are_annotations(events))
             self._add_host_args(first, events, names)
@@ -176,8 +176,8 @@ class EventCollector:
         args = decode_args([event.args for event in events], _DeviceArgs)
         self._tables[DEVICE].add(
             sort=_details(events),
-            correlation=correlations([each.correlation for each in args]),
-            blocks=blocks([each.grid for each in args]),
+            correlation=correlation_ids([each.correlation for each in args]),
+            blocks=grid_blocks([each.grid for each in args]),
         )
         rows = [row for row, each in enumerate(args) if each.collective_name is not None]
         if rows:
@@ -300,7 +300,7 @@ def _split_whole(text: bytes, *, is_array: bool) -> tuple[bytes, bytes]:
         return b"[" + text, b""
     try:
         array = bytes(msgspec.json.decode(b'{"traceEvents":[' + text, type=_Array).traceEvents)
-    except BROKEN:
+    except DECODE_ERRORS:
         return b"", b""
     return array, text[len(array) - 1 :]
 

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.ingest.build.collective_args import CollectiveArgs, count, dtype_name
+from overlapscope.ingest.build.collective_args import CollectiveArgs, dtype_name, parse_count
 from overlapscope.ingest.build.trace_columns import TraceColumns
 from overlapscope.ingest.build.user_marks import step_at
 from overlapscope.timeline.columns import NONE, Gradients, make
@@ -94,5 +94,5 @@ def _shape(args: CollectiveArgs | None) -> tuple[tuple[int, ...], str] | None:
     shape, dtype = dims[0], dtype_name(types[0])
     if not isinstance(shape, list) or len(shape) > MAX_DIMS or dtype is None:
         return None
-    sizes = [size for each in shape if (size := count(each))]
-    return (tuple(sizes), dtype) if len(sizes) == len(shape) and count(prod(sizes)) is not None else None
+    sizes = [size for each in shape if (size := parse_count(each))]
+    return (tuple(sizes), dtype) if len(sizes) == len(shape) and parse_count(prod(sizes)) is not None else None

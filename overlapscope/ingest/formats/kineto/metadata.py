@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from overlapscope.ingest.build.collective_args import count, parse_ranks
+from overlapscope.ingest.build.collective_args import parse_count, parse_ranks
 from overlapscope.timeline.run import MAX_RANKS, Group
 
 
@@ -44,11 +44,11 @@ def read_metadata(head: bytes, tail: bytes, *, is_array: bool) -> TraceMetadata:
     merged = _Fields(*(b if b is not None else a for a, b in zip(_values(front), _values(back), strict=True)))
     info = merged.distributed if isinstance(merged.distributed, dict) else {}
     groups = _groups(info.get("pg_config"))
-    rank, world_size = count(info.get("rank")), count(info.get("world_size"))
+    rank, world_size = parse_count(info.get("rank")), parse_count(info.get("world_size"))
     if max(rank or 0, world_size or 0) > MAX_RANKS:
         warnings.append(f"rank {rank} of {world_size} is impossible; left out")
         rank = world_size = None
-    base_ns = count(merged.base_ns)
+    base_ns = parse_count(merged.base_ns)
     if base_ns is not None and base_ns >= 2**61:
         base_ns = None
     if merged.base_ns is not None and base_ns is None:
@@ -79,9 +79,9 @@ def _decode(text: bytes, where: str, warnings: list[str]) -> _Fields:
 
 def _as_it_is_and_mended(text: bytes) -> Iterator[bytes]:
     yield text
-    from overlapscope.ingest.parsing.json_repair import mend_object  # noqa: PLC0415 - few traces are damaged
+    from overlapscope.ingest.parsing.json_repair import repair_object  # noqa: PLC0415 - few traces are damaged
 
-    yield mend_object(text)
+    yield repair_object(text)
 
 
 def _groups(config: object) -> tuple[Group, ...]:
@@ -96,7 +96,7 @@ def _groups(config: object) -> tuple[Group, ...]:
             Group(
                 name=str(each["pg_name"]),
                 description=str(each["pg_desc"]) if each.get("pg_desc") is not None else None,
-                size=count(each.get("pg_size")),
+                size=parse_count(each.get("pg_size")),
                 ranks=ranks if ranks and not cut else None,
             )
         )

@@ -5,20 +5,20 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
 from overlapscope.ingest.build.kernel_names import (
-    CALL,
+    C10D_CALL,
     HOST_COLLECTIVE,
     LIBRARY_RANGE,
-    RECORD,
+    RECORD_PARAM_COMMS,
     Classifier,
 )
 from overlapscope.ingest.build.launch_links import link_and_classify
 from overlapscope.ingest.build.profiler_names import LAUNCHES_KERNEL
-from overlapscope.ingest.build.timeline import Built, device_timeline, placed, trace_timeline
+from overlapscope.ingest.build.timeline import BuiltTimeline, assign_steps, device_timeline, trace_timeline
 from overlapscope.ingest.build.trace_columns import TraceColumns
-from overlapscope.ingest.build.user_marks import host_steps, repeated_steps, step_at
+from overlapscope.ingest.build.user_marks import host_steps, repeated_step_warnings, step_at
 from overlapscope.ingest.formats.kineto.cpu_spans import cpu_spans
 from overlapscope.ingest.formats.kineto.event_file import read_events
 from overlapscope.ingest.formats.kineto.events import without_impossible
@@ -40,7 +40,8 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
     columns, impossible = without_impossible(file.columns)
     if columns.device_name.size == 0 and columns.host.name.size == 0:
         raise InputError(
-            f"{shown(path)}: holds no device or host work ({columns.events} events); is it a torch profiler trace?"
+            f"{display_path(path)}: holds no device or host work ({columns.events} events); "
+            "is it a torch profiler trace?"
         )
     truncated = file.truncated or not file.closed
     warnings = [*file.warnings, *metadata.warnings]
@@ -52,9 +53,9 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
         listed = ", ".join(f"{name} ({number})" for name, number in columns.unknown.most_common(5))
         warnings.append(f"timed events of categories that are not read: {listed}")
     if columns.device_name.size == 0:
-        _refuse_lost_device(columns, metadata, shown(path), truncated)
+        _refuse_lost_device(columns, metadata, display_path(path), truncated)
     build = _device_timeline if columns.device_name.size else _cpu_timeline
-    built = build(columns, metadata, context.classifier, shown(path), truncated)
+    built = build(columns, metadata, context.classifier, display_path(path), truncated)
     rank = UNKNOWN_RANK if metadata.rank is None else metadata.rank
     return Reading(
         timelines=(replace(with_ready_gradients(built.timeline, columns, metadata.base_ns), rank=rank),),
@@ -62,7 +63,7 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
         groups=built.groups,
         fingerprint=dict(metadata.fingerprint),
         source=Source(
-            path=shown(path),
+            path=display_path(path),
             events=columns.events,
             repaired=columns.repaired,
             dropped=columns.dropped,
@@ -81,7 +82,7 @@ def _refuse_lost_device(columns: TraceColumns, metadata: TraceMetadata, path: st
     names = columns.names.to_list()
     launches = any(LAUNCHES_KERNEL.search(names[code]) for code in set(columns.launch_name.tolist()))
     on_device = "nccl" in str(metadata.fingerprint.get("backend")) or metadata.fingerprint.get("device") is not None
-    called = any(name == RECORD or LIBRARY_RANGE.match(name) for name in names)
+    called = any(name == RECORD_PARAM_COMMS or LIBRARY_RANGE.match(name) for name in names)
     ran = any(HOST_COLLECTIVE.match(name) for name in names)
     if launches or (truncated and on_device) or (called and not ran):
         why = "the file is cut before it" if truncated else "the profiler did not record it"
@@ -90,7 +91,7 @@ def _refuse_lost_device(columns: TraceColumns, metadata: TraceMetadata, path: st
 
 def _device_timeline(
     columns: TraceColumns, metadata: TraceMetadata, classifier: Classifier, path: str, truncated: bool
-) -> Built:
+) -> BuiltTimeline:
     linked = link_and_classify(columns, classifier)
     if linked.row.size == 0:
         return _cpu_timeline(columns, metadata, classifier, path, truncated)
@@ -99,12 +100,12 @@ def _device_timeline(
     built = device_timeline(
         columns, linked, classifier, steps, metadata.groups, base_ns=base, source=path, truncated=truncated
     )
-    return replace(built, notes=(*repeated_steps(repeated), *built.notes))
+    return replace(built, notes=(*repeated_step_warnings(repeated), *built.notes))
 
 
 def _cpu_timeline(
     columns: TraceColumns, metadata: TraceMetadata, classifier: Classifier, path: str, truncated: bool
-) -> Built:
+) -> BuiltTimeline:
     del classifier  # host ranges are classified by their names alone
     base = metadata.base_ns
     found = cpu_spans(columns, metadata.world_size, metadata.groups)
@@ -129,17 +130,17 @@ def _cpu_timeline(
     timeline = trace_timeline(
         columns,
         spans,
-        placed(found.collectives, steps, base),
+        assign_steps(found.collectives, steps, base),
         steps,
         base_ns=base,
         source=path,
         truncated=truncated,
         has_device=False,
     )
-    notes = tuple(repeated_steps(repeated))
+    notes = tuple(repeated_step_warnings(repeated))
     names = columns.names.to_list()
-    if not found.collectives.op.size and any(CALL.match(names[code]) for code in set(columns.host.name.tolist())):
+    if not found.collectives.op.size and any(C10D_CALL.match(names[code]) for code in set(columns.host.name.tolist())):
         notes += (
             "collectives were called, but no span shows when they ran: communication is missing from all figures",
         )
-    return Built(timeline=timeline, groups=metadata.groups, unlinked=0, notes=notes)
+    return BuiltTimeline(timeline=timeline, groups=metadata.groups, unlinked=0, notes=notes)

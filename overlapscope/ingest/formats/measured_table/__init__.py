@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from overlapscope.ingest.reader import Head, Reader, lazy
+from overlapscope.ingest.reader import Head, Reader, lazy_read
 
 FORMAT: Final = "measured-table"
 
@@ -20,5 +20,5 @@ def recognises(head: Head) -> bool:
 READER = Reader(
     format=FORMAT,
     recognises=recognises,
-    read=lazy("overlapscope.ingest.formats.measured_table.reader:read_measured_table"),
+    read=lazy_read("overlapscope.ingest.formats.measured_table.reader:read_measured_table"),
 )

@@ -16,14 +16,14 @@ from typing import Any, Final
 
 import msgspec
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
 from overlapscope.ingest.build.collective_args import dtype_name
-from overlapscope.ingest.build.kernel_names import operation
+from overlapscope.ingest.build.kernel_names import canonical_operation
 from overlapscope.ingest.parsing.fact_tables import fact_table
-from overlapscope.ingest.parsing.gzip_stream import ByteStream, lines
+from overlapscope.ingest.parsing.gzip_stream import ByteStream, iter_lines
 from overlapscope.ingest.reader import ReadContext, Reading
-from overlapscope.timeline.facts import NO, UNTOLD, YES, Facts, Figures, Measurements
+from overlapscope.timeline.facts import NO, UNSTATED, YES, Facts, Figures, Measurements
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import MAX_COUNT, bus_factor
 from overlapscope.timeline.run import MAX_RANKS, Source
@@ -83,7 +83,7 @@ def _reads(header: Sequence[str], row: Sequence[str]) -> bool:
     if kind is None or len(row) != len(header):
         return False
     if kind == "collectives":
-        return operation(_text(row, columns["op"])) is not None and _number(row, columns["size"]) is not None
+        return canonical_operation(_text(row, columns["op"])) is not None and _number(row, columns["size"]) is not None
     return _number(row, columns["bucket_cap"]) is not None or _number(row, columns.get("step")) is not None
 
 
@@ -106,13 +106,14 @@ def _kind(columns: Mapping[str, Column]) -> str | None:
 def read_measured_table(path: Path, context: ReadContext) -> Reading:
     """Read one table. Raises InputError when it has no known header, or no usable row."""
     stream = ByteStream(path, context.max_bytes, context.progress)
-    rows = _rows(line.decode("utf-8", "replace").removeprefix("\ufeff") for line in lines(stream))
+    rows = _rows(line.decode("utf-8", "replace").removeprefix("\ufeff") for line in iter_lines(stream))
     _, header = next(rows, (0, []))
     columns = understand(header)
     kind = _kind(columns)
     if kind is None:
         raise InputError(
-            f"{shown(path)}: its header ({', '.join(header)[:200]}) is not recognised; docs/sources.md lists columns"
+            f"{display_path(path)}: its header ({', '.join(header)[:200]}) is not recognised; "
+            "docs/sources.md lists columns"
         )
     whole = []
     broken: list[int] = []
@@ -124,20 +125,20 @@ def read_measured_table(path: Path, context: ReadContext) -> Reading:
     names = NameTable()
     warnings: list[str] = []
     if kind == "collectives":
-        found, bad = _measurements(whole, columns, shown(path), warnings)
+        found, bad = _measurements(whole, columns, display_path(path), warnings)
         facts = Facts(measurements=fact_table(Measurements, found, names), names=tuple(names.to_list()))
     else:
         read = _steps if kind == "steps" else _buckets
-        found, bad = read(whole, columns, header, shown(path), warnings)
+        found, bad = read(whole, columns, header, display_path(path), warnings)
         facts = Facts(figures=fact_table(Figures, found, names), names=tuple(names.to_list()))
     broken = sorted(broken + bad)
     if not found:
-        raise InputError(f"{shown(path)}: no row below its header can be used (lines {_listed(broken)})")
+        raise InputError(f"{display_path(path)}: no row below its header can be used (lines {_listed(broken)})")
     if broken:
         warnings.append(f"rows that cannot be used were left out: lines {_listed(broken)}")
     return Reading(
         source=Source(
-            path=shown(path),
+            path=display_path(path),
             events=len(whole) - len(bad),
             dropped=len(broken),
             truncated=stream.truncated,
@@ -184,7 +185,7 @@ def _measurements(
 ) -> tuple[list[dict[str, Any]], list[int]]:
     found, bad, unequal, contradicted = [], [], [], []
     for line, row in rows:
-        op, size = operation(_text(row, columns["op"])), _whole(row, columns["size"])
+        op, size = canonical_operation(_text(row, columns["op"])), _whole(row, columns["size"])
         time_ns, algbw, busbw = (_number(row, columns.get(word)) for word in ("time", "algbw", "busbw"))
         if op is None or size is None or (not time_ns and algbw is None):
             bad.append(line)
@@ -207,7 +208,7 @@ def _measurements(
                 "dtype": dtype_name(_text(row, columns.get("dtype"))) or _text(row, columns.get("dtype")),
                 "bytes": size,
                 "ranks": ranks,
-                "in_place": _ANSWERS.get((_text(row, columns.get("in_place")) or "").lower(), UNTOLD),
+                "in_place": _ANSWERS.get((_text(row, columns.get("in_place")) or "").lower(), UNSTATED),
                 "algorithm": _text(row, columns.get("algorithm")),
                 "protocol": _text(row, columns.get("protocol")),
                 "time_ns": time_ns or None,

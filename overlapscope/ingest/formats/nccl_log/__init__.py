@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from overlapscope.ingest.reader import Head, Reader, lazy
+from overlapscope.ingest.reader import Head, Reader, lazy_read
 
 FORMAT: Final = "nccl-log"
 _JSON: Final = rb"\s*(?:\{|\[\s*[\[{\"\]])"
@@ -21,6 +21,6 @@ def recognises(head: Head) -> bool:
 READER = Reader(
     format=FORMAT,
     recognises=recognises,
-    read=lazy("overlapscope.ingest.formats.nccl_log.reader:read_nccl_log"),
+    read=lazy_read("overlapscope.ingest.formats.nccl_log.reader:read_nccl_log"),
     anywhere=True,
 )

@@ -21,7 +21,7 @@ from overlapscope.ingest.formats.nccl_log.scan import Block, LineColumns
 from overlapscope.ingest.formats.nccl_log.tuning import CallsAndChoices, TuningChoices, match
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.operations import SENDS
+from overlapscope.timeline.operations import SEND_OPS
 
 MAX_WAITING_CALLS: Final = 256
 """Largest number of calls of one process that wait for their TUNING line."""
@@ -267,7 +267,7 @@ class CallTable:
         for kind in self.kinds[self._table.size - 1 :]:
             communicator = kind.communicator
             worker = (communicator.process, communicator.device)
-            leader = communicator.size > 1 and communicator.member in (0, NO_NUMBER) and kind.op not in SENDS
+            leader = communicator.size > 1 and communicator.member in (0, NO_NUMBER) and kind.op not in SEND_OPS
             rows.append(
                 (
                     communicator.order,

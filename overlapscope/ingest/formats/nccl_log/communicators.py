@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.display import listed
+from overlapscope.display import list_some
 from overlapscope.ingest.formats.nccl_log.line_prefix import Writer
 
 NO_NUMBER = -1
@@ -183,7 +183,7 @@ def name_communicators(communicators: Sequence[LoggedCommunicator]) -> list[str]
             each.name = f"{name} of {each.process.host}:{each.process.number} device {each.device}"
     if not torn:
         return []
-    few = listed(torn, MAX_LISTED)
+    few = list_some(torn, MAX_LISTED)
     return [f"several communicators look alike in this log ({few}): which of their members belong together is unknown"]
 
 

@@ -26,7 +26,7 @@ from overlapscope.ingest.formats.nccl_log.communicators import (
     LoggedCommunicators,
     LoggedThread,
 )
-from overlapscope.timeline.facts import BOTH_SIDES, NO, RECEIVING, SENDING, UNTOLD, YES
+from overlapscope.timeline.facts import BOTH_SIDES, NO, RECEIVING, SENDING, UNSTATED, YES
 from overlapscope.timeline.run import MAX_RANKS
 
 BEGIN, READY, GONE, ABORTED = (b"Init START", b"Init COMPLETE", b"Destroy COMPLETE", b"Abort COMPLETE")
@@ -235,7 +235,7 @@ def _connection(body: bytes) -> LoggedConnection | None:
     found = _CONNECTION.fullmatch(body)
     if found is None:
         return None
-    transport, card, direct = found["transport"].decode("utf-8", "replace"), NO_NUMBER, UNTOLD
+    transport, card, direct = found["transport"].decode("utf-8", "replace"), NO_NUMBER, UNSTATED
     net = _NET.fullmatch(found["transport"])
     if net is not None:
         transport = f"NET/{net['net'].decode('utf-8', 'replace')}"

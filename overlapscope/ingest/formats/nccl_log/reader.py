@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
-from overlapscope.ingest.build.call_timeline import calls_alone
+from overlapscope.ingest.build.call_timeline import timeline_from_calls
 from overlapscope.ingest.formats.nccl_log import tables as nccl_tables
 from overlapscope.ingest.formats.nccl_log.call_table import CallTable
 from overlapscope.ingest.formats.nccl_log.calls import CallColumns, times
@@ -55,8 +55,8 @@ def read_nccl_log(path: Path, context: ReadContext) -> Reading:
         log.take(block)
     log.call_table.settle(final=True)
     if not log.lines.read and not log.call_table.calls:
-        raise InputError(f"{shown(path)}: holds no line of NCCL or RCCL; was it written with NCCL_DEBUG=INFO?")
-    return log.reading(shown(path), stream)
+        raise InputError(f"{display_path(path)}: holds no line of NCCL or RCCL; was it written with NCCL_DEBUG=INFO?")
+    return log.reading(display_path(path), stream)
 
 
 class _Log:
@@ -228,7 +228,7 @@ def timelines(call_table: CallTable, world: WorldRanks, source: str, *, truncate
         code = names.code(source)
         own = _collectives(call_table, call_table.calls.pop(worker), names)
         rank = world.ranks.get(worker, UNKNOWN_RANK)
-        found.append(calls_alone(own, names, rank=rank, source=code, has_device=True, truncated=truncated))
+        found.append(timeline_from_calls(own, names, rank=rank, source=code, has_device=True, truncated=truncated))
     return tuple(found)
 
 

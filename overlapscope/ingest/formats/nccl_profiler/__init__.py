@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from overlapscope.ingest.reader import Head, Reader, lazy
+from overlapscope.ingest.reader import Head, Reader, lazy_read
 
 INSPECTOR, EVENT_LINES = "nccl-inspector", "nccl-profiler-events"
 _BEGINS: Final = {
@@ -32,5 +32,5 @@ def format_of(content: bytes) -> str | None:
 READER = Reader(
     format="nccl-profiler",
     recognises=recognises,
-    read=lazy("overlapscope.ingest.formats.nccl_profiler.reader:read_nccl_profiler"),
+    read=lazy_read("overlapscope.ingest.formats.nccl_profiler.reader:read_nccl_profiler"),
 )

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from overlapscope.ingest.build.call_timeline import calls_alone
+from overlapscope.ingest.build.call_timeline import timeline_from_calls
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.timeline.columns import (
     NONE,
@@ -117,7 +117,7 @@ class CallRows(msgspec.Struct):
             code = names.code(source)
             own = recode(take(calls, ranks == rank), self.names.to_list(), names)
             number = UNKNOWN_RANK if rank == NONE else rank
-            found.append(calls_alone(own, names, rank=number, source=code, has_device=True))
+            found.append(timeline_from_calls(own, names, rank=number, source=code, has_device=True))
         return tuple(found)
 
     def _collectives(self) -> Collectives:

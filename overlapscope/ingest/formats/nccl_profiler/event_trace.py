@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from overlapscope.ingest.build.kernel_names import operation
+from overlapscope.ingest.build.kernel_names import canonical_operation
 from overlapscope.ingest.formats.nccl_profiler.call_rows import (
     CallRows,
     bandwidths,
@@ -119,7 +119,7 @@ def read_event_lines(objects: Iterable[Mapping[str, Any]]) -> TracedCalls:
             if not isinstance(spelled, str):
                 found.unusable += 1
                 continue
-            op = operation("AlltoAll" if spelled == "All2All" else spelled) or spelled
+            op = canonical_operation("AlltoAll" if spelled == "All2All" else spelled) or spelled
             dtype = DTYPES.get(str(details.get("dtype")))
             elements = called_elements(op, whole_number(details.get("count")), found.calls.communicator(comm).size)
             rows[address] = found.calls.add(

@@ -15,14 +15,14 @@ from typing import Any, Final
 
 import msgspec
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
-from overlapscope.ingest.build.kernel_names import operation
+from overlapscope.ingest.build.kernel_names import canonical_operation
 from overlapscope.ingest.formats.nccl_profiler import EVENT_LINES, INSPECTOR, format_of
 from overlapscope.ingest.formats.nccl_profiler.call_rows import CallRows, called_elements, rank_number, whole_number
 from overlapscope.ingest.formats.nccl_profiler.event_trace import read_event_lines
 from overlapscope.ingest.parsing.event_chunks import object_end
-from overlapscope.ingest.parsing.gzip_stream import ByteStream, lines
+from overlapscope.ingest.parsing.gzip_stream import ByteStream, iter_lines
 from overlapscope.ingest.reader import HEAD_BYTES, ReadContext, Reading
 from overlapscope.timeline.run import MAX_RANKS, Source
 
@@ -54,15 +54,15 @@ def read_nccl_profiler(path: Path, context: ReadContext) -> Reading:
         calls, records, unusable, warnings = traced.calls, traced.events, traced.unusable, traced.warnings()
     if not len(calls):
         raise InputError(
-            f"{shown(path)}: holds no collective ({records} records); does its event mask include collectives?"
+            f"{display_path(path)}: holds no collective ({records} records); does its event mask include collectives?"
         )
     ranks, world = calls.world_ranks()
     if world is not None and len(calls.communicators) > 1:
         warnings.append(f"ranks are those in the largest communicator, {world}")
-    timelines = calls.timelines(shown(path))
+    timelines = calls.timelines(display_path(path))
     return Reading(
         source=Source(
-            path=shown(path),
+            path=display_path(path),
             format=format_ or EVENT_LINES,
             ranks=tuple(sorted(set(ranks[ranks >= 0].tolist()))),
             events=records,
@@ -73,7 +73,7 @@ def read_nccl_profiler(path: Path, context: ReadContext) -> Reading:
         timelines=timelines,
         world_size=calls.communicators[world].size if world else None,
         groups=calls.groups(),
-        facts=calls.facts(shown(path)),
+        facts=calls.facts(display_path(path)),
     )
 
 
@@ -154,7 +154,7 @@ def _add(
     spelled = call.get(kind)
     if not isinstance(spelled, str):
         return False
-    op = operation("AlltoAll" if spelled == "All2All" else spelled) or spelled
+    op = canonical_operation("AlltoAll" if spelled == "All2All" else spelled) or spelled
     message, time_us = whole_number(call.get(f"{kind}_msg_size_bytes")), _real(call.get(f"{kind}_exec_time_us"))
     algbw, busbw = _real(call.get(f"{kind}_algobw_gbs")), _real(call.get(f"{kind}_busbw_gbs"))
     source = call.get(f"{kind}_timing_source")
@@ -210,7 +210,7 @@ class JsonObjects(msgspec.Struct):
         """Yield each object in order. Raises InputError as the stream does."""
         parts: list[bytes] = []
         size = depth = balanced_at = closed_at = 0
-        for line in lines(self.stream):
+        for line in iter_lines(self.stream):
             text = line.strip(_BETWEEN)
             if parts and self._begins_anew(line, text, parts):
                 self.dropped += 1

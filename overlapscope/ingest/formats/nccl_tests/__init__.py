@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from overlapscope.ingest.reader import Head, Reader, lazy
+from overlapscope.ingest.reader import Head, Reader, lazy_read
 
 FORMAT: Final = "nccl-tests"
 _LINE: Final = r"(?m)^[^\n]{0,200}?\b\d+\s+\d+\s+[a-z]\w+\s+[^\n]{20}"
@@ -38,6 +38,6 @@ def holds_some(head: Head) -> bool:
 READER = Reader(
     format=FORMAT,
     recognises=recognises,
-    read=lazy("overlapscope.ingest.formats.nccl_tests.reader:read_nccl_tests"),
+    read=lazy_read("overlapscope.ingest.formats.nccl_tests.reader:read_nccl_tests"),
     holds_some=holds_some,
 )

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats.nccl_tests.table import BandwidthLines, BandwidthTable
 from overlapscope.ingest.formats.nccl_tests.table_row import TableRow, Timing
 from overlapscope.ingest.parsing.fact_tables import fact_table
-from overlapscope.ingest.parsing.gzip_stream import ByteStream, lines
+from overlapscope.ingest.parsing.gzip_stream import ByteStream, iter_lines
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.facts import NO, YES, Facts, Measurements
 from overlapscope.timeline.names import NameTable
@@ -20,25 +20,26 @@ def read_nccl_tests(path: Path, context: ReadContext) -> Reading:
     """Read one file. Raises InputError when it cannot be read or holds no measurement."""
     stream = ByteStream(path, context.max_bytes, context.progress)
     collector = BandwidthLines(file_name=path.name)
-    for line in lines(stream):
+    for line in iter_lines(stream):
         collector.take(line.decode("utf-8", "replace"))
     tables = collector.finish()
     rows = sum(len(table.rows) for table in tables)
     if not rows:
         broken = f" ({collector.broken} lines are damaged)" if collector.broken else ""
         raise InputError(
-            f"{shown(path)}: holds no row of a bandwidth table{broken}; did the test end before its first result?"
+            f"{display_path(path)}: holds no row of a bandwidth table{broken}; "
+            "did the test end before its first result?"
         )
     return Reading(
         source=Source(
-            path=shown(path),
+            path=display_path(path),
             events=rows,
             dropped=collector.broken,
             truncated=stream.truncated,
             warnings=(*stream.warnings, *collector.warnings, *notes(tables)),
         ),
         fingerprint={"device": next(iter(collector.devices))} if len(collector.devices) == 1 else {},
-        facts=bandwidth_facts(tables, shown(path)),
+        facts=bandwidth_facts(tables, display_path(path)),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.ingest.build.kernel_names import operation
+from overlapscope.ingest.build.kernel_names import canonical_operation
 from overlapscope.ingest.formats.nccl_tests.table_row import DTYPES, TableRow, Timing, agrees, read_row
 from overlapscope.timeline.operations import bus_factor
 
@@ -180,7 +180,7 @@ class BandwidthLines(msgspec.Struct):
         """
         rows, by_cpu = self._rows, self._cpu_time
         op = self._started or _the_one(
-            self._named or {operation(each) for each in _IN_NAME.findall(self.file_name.lower())}
+            self._named or {canonical_operation(each) for each in _IN_NAME.findall(self.file_name.lower())}
         )
         ranks = self._ranks() or _shares(rows)
         unequal = 0 if by_cpu else sum(agrees(row, timing) is False for row in rows for timing in row.timings)
@@ -221,7 +221,7 @@ def _sure(row: TableRow) -> bool:
 
 
 def _named_operation(program: str) -> str | None:
-    return operation(program.removesuffix("_bias"))
+    return canonical_operation(program.removesuffix("_bias"))
 
 
 def _the_one(operations: Collection[str | None]) -> str | None:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Final
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.reader import SQLITE_MAGIC, Head, Reader, lazy
+from overlapscope.ingest.reader import SQLITE_MAGIC, Head, Reader, lazy_read
 
 FORMAT: Final = "nsight"
 REPORT_MAGIC: Final = b"NVIDIA Tegra Profiler Report "
@@ -43,5 +43,5 @@ def _is_export(head: Head) -> bool:
 
 
 READER = Reader(
-    format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.formats.nsight.reader:read_nsight")
+    format=FORMAT, recognises=recognises, read=lazy_read("overlapscope.ingest.formats.nsight.reader:read_nsight")
 )

@@ -16,14 +16,14 @@ import msgspec
 import numpy as np
 
 from overlapscope.ingest.build.multi_rank import DeviceRecording, HostRanges
-from overlapscope.ingest.build.nccl_api_ranges import Payload
+from overlapscope.ingest.build.nccl_api_ranges import NcclPayload
 from overlapscope.ingest.build.user_marks import RangeNames
 from overlapscope.ingest.formats.nsight.strings import StringTable, is_sound, process_of, thread_of
 from overlapscope.ingest.parsing.sqlite import SqliteFile, as_text
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, integers, make
 from overlapscope.timeline.facts import Facts, Members
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.operations import possible
+from overlapscope.timeline.operations import possible_count
 
 RANGES: Final = "NVTX_EVENTS"
 _SCHEMAS: Final = "NVTX_PAYLOAD_SCHEMAS"
@@ -61,7 +61,7 @@ class NsightRanges(msgspec.Struct):
     unended: int = 0
     """Ranges without an end."""
     unread_payloads: int = 0
-    payloads: dict[int, Payload] = {}
+    payloads: dict[int, NcclPayload] = {}
     """NCCL's payloads, by row of the ranges."""
     _parts: list[tuple[Ints, Ints, Ints, Codes]] = []
     _kept: int = 0
@@ -183,7 +183,7 @@ def member_facts(recording: DeviceRecording) -> Facts:
     return Facts(names=tuple(names.to_list()), members=table)
 
 
-def decode(blob: bytes, domain: int, schemas: Mapping[tuple[int, int], PayloadSchema]) -> Payload | None:
+def decode(blob: bytes, domain: int, schemas: Mapping[tuple[int, int], PayloadSchema]) -> NcclPayload | None:
     """Return the payload of a blob of a domain; None when anything about it is inconsistent. `schemas` is by (domain,
     id).
     """
@@ -204,10 +204,10 @@ def decode(blob: bytes, domain: int, schemas: Mapping[tuple[int, int], PayloadSc
             return None
         values[name] = layout.unpack_from(blob, _HEADER.size + offset)[0]
     communicator, members = values.get(COMMUNICATOR), values.get(MEMBERS)
-    return Payload(
+    return NcclPayload(
         group=f"0x{communicator:x}" if communicator else None,
         members=members if members is not None and members > 0 else None,
         member=values.get(MEMBER),
         device=values.get(DEVICE),
-        message_bytes=possible(values[MESSAGE]) if MESSAGE in values else None,
+        message_bytes=possible_count(values[MESSAGE]) if MESSAGE in values else None,
     )

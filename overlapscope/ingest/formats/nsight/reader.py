@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.display import shown, shown_name, size_text
+from overlapscope.display import display_name, display_path, size_text
 from overlapscope.errors import InputError
-from overlapscope.ingest.build.multi_rank import RankBuilt, order_note, rank_timelines
+from overlapscope.ingest.build.multi_rank import BuiltRank, device_order_note, rank_timelines
 from overlapscope.ingest.formats.nsight import REPORT_MAGIC
 from overlapscope.ingest.formats.nsight.nvtx import member_facts
 from overlapscope.ingest.formats.nsight.tables import KERNELS, NsightTables
@@ -45,7 +45,7 @@ def _begins(path: Path, magic: bytes) -> bool:
 
 def read_nsight(path: Path, context: ReadContext) -> Reading:
     """Read one export. Raises InputError when it is a report that was not exported, or holds no device work."""
-    name = shown(path)
+    name = display_path(path)
     try:
         _require_export(path, context.max_bytes)
         behind = _has_log_ahead(path)
@@ -93,14 +93,16 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
 
 def _require_export(path: Path, max_bytes: int) -> None:
     """Raise InputError when the file must be exported or decompressed first, or is too large."""
-    name = shown(path)
+    name = display_path(path)
     if _begins(path, REPORT_MAGIC):
         raise InputError(
             f"{name}: is an Nsight Systems report; export it with "
-            f"`nsys export --type sqlite -o {shown_name(path.with_suffix('.sqlite'))} {shown_name(path)}`"
+            f"`nsys export --type sqlite -o {display_name(path.with_suffix('.sqlite'))} {display_name(path)}`"
         )
     if _begins(path, GZIP_MAGIC):
-        raise InputError(f"{name}: is a compressed SQLite export; decompress it first with `gunzip {shown_name(path)}`")
+        raise InputError(
+            f"{name}: is a compressed SQLite export; decompress it first with `gunzip {display_name(path)}`"
+        )
     if path.stat().st_size > max_bytes:
         raise InputError(f"{name}: holds more than {size_text(max_bytes)}; raise --max-gib to read it")
 
@@ -124,10 +126,12 @@ def _rank(at: int, hint: RankHint, ranks: int) -> int:
     return min((hint.first or 0) + at, MAX_RANKS)
 
 
-def _rank_notes(built: list[RankBuilt], hint: RankHint) -> list[str]:
+def _rank_notes(built: list[BuiltRank], hint: RankHint) -> list[str]:
     if len(built) == 1:
         return [] if hint.first is None else [f"rank {hint.first}, as {hint.said_by} in its environment says"]
-    return [order_note(built, "" if hint.first is None else f"; {hint.said_by} says that the first is {hint.first}")]
+    return [
+        device_order_note(built, "" if hint.first is None else f"; {hint.said_by} says that the first is {hint.first}")
+    ]
 
 
 def _counted(tables: NsightTables, left_out: int) -> list[str]:

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from overlapscope.ingest.reader import Head, Reader, lazy
+from overlapscope.ingest.reader import Head, Reader, lazy_read
 
 FORMAT: Final = "rocprofv3"
 _BEGINS: Final = rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*[\[{]'
@@ -15,5 +15,5 @@ def recognises(head: Head) -> bool:
 
 
 READER = Reader(
-    format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.formats.rocprof.reader:read_rocprof")
+    format=FORMAT, recognises=recognises, read=lazy_read("overlapscope.ingest.formats.rocprof.reader:read_rocprof")
 )

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
 from overlapscope.ingest.build.multi_rank import (
     DeviceRecording,
     DeviceWork,
     HostRanges,
     Launches,
-    order_note,
+    device_order_note,
     rank_timelines,
 )
 from overlapscope.ingest.build.profiler_names import LAUNCHES_KERNEL
@@ -55,12 +55,12 @@ def read_rocprof(path: Path, context: ReadContext) -> Reading:
         for number, process in enumerate(processes(content)):
             rows.add(number, process)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"{shown(path)}: is not complete JSON of rocprofv3: {error}") from error
+        raise InputError(f"{display_path(path)}: is not complete JSON of rocprofv3: {error}") from error
     del content
     if not rows.has_work:
-        raise InputError(f"{shown(path)}: holds no device work; record with --kernel-trace --memory-copy-trace")
+        raise InputError(f"{display_path(path)}: holds no device work; record with --kernel-trace --memory-copy-trace")
     recording = rows.recording()
-    built, left_out = rank_timelines(recording, context.classifier, source=shown(path), truncated=False)
+    built, left_out = rank_timelines(recording, context.classifier, source=display_path(path), truncated=False)
     warnings = [*stream.warnings]
     if rows.dropped:
         warnings.append(f"{rows.dropped} records that do not decode left out")
@@ -69,13 +69,13 @@ def read_rocprof(path: Path, context: ReadContext) -> Reading:
     if left_out:
         warnings.append(f"{left_out} copies of processes that run no kernel left out")
     if len(built) > 1:
-        warnings.append(order_note(built))
+        warnings.append(device_order_note(built))
     warnings += list(dict.fromkeys(note for each in built for note in each.built.notes))
     groups = {group.name: group for each in built for group in each.built.groups}
     ranks = range(len(built)) if len(built) > 1 else [UNKNOWN_RANK]
     return Reading(
         source=Source(
-            path=shown(path),
+            path=display_path(path),
             events=rows.events,
             repaired=rows.repaired,
             dropped=rows.dropped,

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from overlapscope.ingest.reader import Head, Reader, lazy
+from overlapscope.ingest.reader import Head, Reader, lazy_read
 
 
 def holds_some(head: Head) -> bool:
@@ -32,7 +32,7 @@ def is_matrix(head: Head) -> bool:
 MATRIX = Reader(
     format="topo-matrix",
     recognises=is_matrix,
-    read=lazy("overlapscope.ingest.formats.topology.matrix:read_topo_matrix"),
+    read=lazy_read("overlapscope.ingest.formats.topology.matrix:read_topo_matrix"),
     holds_some=holds_some,
 )
 _BEGIN: Final = r"\s*(?:<\?xml[^>]{0,200}\?>\s*)?(?:<!--(?:[^-]|-(?!->))*+-->\s*+)*+<system\s+version\s*="
@@ -44,5 +44,7 @@ def is_xml(head: Head) -> bool:
 
 
 XML = Reader(
-    format="nccl-topology", recognises=is_xml, read=lazy("overlapscope.ingest.formats.topology.xml_dump:read_topo_xml")
+    format="nccl-topology",
+    recognises=is_xml,
+    read=lazy_read("overlapscope.ingest.formats.topology.xml_dump:read_topo_xml"),
 )

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
 from overlapscope.ingest.parsing.fact_tables import fact_table
-from overlapscope.ingest.parsing.gzip_stream import ByteStream, lines
+from overlapscope.ingest.parsing.gzip_stream import ByteStream, iter_lines
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.facts import Facts, Links
 from overlapscope.timeline.names import NameTable
@@ -153,11 +153,11 @@ def read_topo_matrix(path: Path, context: ReadContext) -> Reading:
     """Read one output. Raises InputError when it cannot be read or holds no matrix."""
     stream = ByteStream(path, context.max_bytes, context.progress)
     collector = MatrixLines()
-    for line in lines(stream):
+    for line in iter_lines(stream):
         collector.take(line.decode("utf-8", "replace"))
     links = collector.finish()
     if not collector.rows:
-        raise InputError(f"{shown(path)}: holds no matrix of devices; is it the output of nvidia-smi topo -m?")
+        raise InputError(f"{display_path(path)}: holds no matrix of devices; is it the output of nvidia-smi topo -m?")
     warnings = list(stream.warnings)
     if not links:
         warnings.append("it lists fewer than two devices, so there is no link")
@@ -169,7 +169,7 @@ def read_topo_matrix(path: Path, context: ReadContext) -> Reading:
     table = fact_table(Links, links, names)
     return Reading(
         source=Source(
-            path=shown(path),
+            path=display_path(path),
             events=len(links),
             dropped=collector.broken,
             truncated=stream.truncated,

@@ -15,7 +15,7 @@ import msgspec
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import iterparse
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.parsing.gzip_stream import ByteStream
@@ -42,16 +42,20 @@ def read_topo_xml(path: Path, context: ReadContext) -> Reading:
     stream = ByteStream(path, min(context.max_bytes, MAX_BYTES), context.progress)
     root, cut = _parse(path, b"".join(stream.blocks()))
     if root.tag != "system":
-        raise InputError(f"{shown(path)}: its root is <{root.tag[:40]}>, not <system>: this is not an NCCL topology")
+        raise InputError(
+            f"{display_path(path)}: its root is <{root.tag[:40]}>, not <system>: this is not an NCCL topology"
+        )
     names = NameTable()
     warnings = [*stream.warnings]
     if cut:
         warnings.append("the XML is damaged or ends early; read up to there")
     links = _links(root, warnings)
     if not links:
-        raise InputError(f"{shown(path)}: holds no link")
+        raise InputError(f"{display_path(path)}: holds no link")
     table = fact_table(Links, links, names)
-    source = Source(path=shown(path), events=len(links), truncated=cut or stream.truncated, warnings=tuple(warnings))
+    source = Source(
+        path=display_path(path), events=len(links), truncated=cut or stream.truncated, warnings=tuple(warnings)
+    )
     return Reading(source=source, facts=Facts(links=table, names=tuple(names.to_list())))
 
 
@@ -68,14 +72,14 @@ def _parse(path: Path, content: bytes) -> tuple[Element, bool]:
             root = element if root is None else root
             depth += 1 if event == "start" else -1
             if depth > MAX_DEPTH:
-                raise InputError(f"{shown(path)}: holds more than {MAX_DEPTH} levels; this is not a topology")
+                raise InputError(f"{display_path(path)}: holds more than {MAX_DEPTH} levels; this is not a topology")
     except DefusedXmlException as error:
         raise InputError(
-            f"{shown(path)}: declares a document type or an entity, which topology files never do; remove it"
+            f"{display_path(path)}: declares a document type or an entity, which topology files never do; remove it"
         ) from error
     except (ParseError, ValueError, LookupError) as error:  # the latter two: unknown encoding
         if root is None:
-            raise InputError(f"{shown(path)}: is not XML: {error}") from error
+            raise InputError(f"{display_path(path)}: is not XML: {error}") from error
         return root, True
     assert root is not None, "the parser refuses a document without an element"
     return root, False

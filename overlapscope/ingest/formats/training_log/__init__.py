@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from overlapscope.ingest.reader import Head, Reader, lazy
+from overlapscope.ingest.reader import Head, Reader, lazy_read
 
 _JSON: Final = rb"[\s\x00]*(?:\{\s*[\"}]|\[\s*[{\]])"
 
@@ -20,6 +20,6 @@ def recognises(head: Head) -> bool:
 READER = Reader(
     format="training_log",
     recognises=recognises,
-    read=lazy("overlapscope.ingest.formats.training_log.reader:read_training_log"),
+    read=lazy_read("overlapscope.ingest.formats.training_log.reader:read_training_log"),
     anywhere=True,
 )

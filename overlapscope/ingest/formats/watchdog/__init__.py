@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from overlapscope.ingest.reader import Head, Reader, lazy
+from overlapscope.ingest.reader import Head, Reader, lazy_read
 
 FORMAT: Final = "c10d_watchdog"
 _JSON: Final = rb'\s*(?:\{|\[\s*[\[{\]"])'
@@ -22,6 +22,6 @@ def recognises(head: Head) -> bool:
 READER = Reader(
     format=FORMAT,
     recognises=recognises,
-    read=lazy("overlapscope.ingest.formats.watchdog.reader:read_watchdog"),
+    read=lazy_read("overlapscope.ingest.formats.watchdog.reader:read_watchdog"),
     anywhere=True,
 )

@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.ingest.build.collective_args import count
-from overlapscope.ingest.build.kernel_names import operation
+from overlapscope.ingest.build.collective_args import parse_count
+from overlapscope.ingest.build.kernel_names import canonical_operation
 from overlapscope.timeline.operations import full_elements
 
 HINT: Final = b"ProcessGroup"
@@ -122,8 +122,8 @@ def _message(body: str, global_rank: str | None, backend: str) -> WatchdogLine |
     if enqueued is not None and completed is not None and completed > enqueued:
         completed = None  # not initialised in torch 2.3 and 2.4
     description = _description(group)
-    canonical = None if op is None else operation(op[1]) or op[1].lower()
-    at = count(start["seq"]) if "seq" in start.groupdict() else fields["seq"]
+    canonical = None if op is None else canonical_operation(op[1]) or op[1].lower()
+    at = parse_count(start["seq"]) if "seq" in start.groupdict() else fields["seq"]
     world = None if global_rank is None else int(global_rank)
     stated = int(prefix["member"]) if prefix else None
     return WatchdogLine(
@@ -167,4 +167,4 @@ def _number(pattern: re.Pattern[str], text: str) -> int | None:
     found = pattern.search(text)
     if found is None:
         return None
-    return 0 if found[1] == "-1" else count(found[1])
+    return 0 if found[1] == "-1" else parse_count(found[1])

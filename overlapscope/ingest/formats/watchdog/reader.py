@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from overlapscope.display import shown
+from overlapscope.display import display_path
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats.watchdog.lines import (
     CAUGHT,
@@ -22,7 +22,7 @@ from overlapscope.ingest.formats.watchdog.lines import (
     WatchdogLine,
     watchdog_lines,
 )
-from overlapscope.ingest.parsing.gzip_stream import ByteStream, lines
+from overlapscope.ingest.parsing.gzip_stream import ByteStream, iter_lines
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.columns import integers, make
 from overlapscope.timeline.facts import INFO, TIMEOUT, WARNING, Facts, Messages, Progress
@@ -41,23 +41,23 @@ def read_watchdog(path: Path, context: ReadContext) -> Reading:
     """Read a log. Raises InputError when it cannot be read, or holds no watchdog message."""
     stream = ByteStream(path, context.max_bytes, context.progress)
     watchdog = Watchdog()
-    for number, line in enumerate(lines(stream), 1):
+    for number, line in enumerate(iter_lines(stream), 1):
         watchdog.take(number, line)
     if not watchdog.lines:
-        raise InputError(f"{shown(path)}: holds no message of torch's c10d watchdog")
+        raise InputError(f"{display_path(path)}: holds no message of torch's c10d watchdog")
     warnings = list(stream.warnings)
     if watchdog.not_kept:
         warnings.append(f"{watchdog.not_kept} messages beyond the first {MAX_KEPT} are counted, not listed")
     return Reading(
         source=Source(
-            path=shown(path),
+            path=display_path(path),
             ranks=watchdog.ranks,
             events=watchdog.lines,
             truncated=stream.truncated,
             warnings=tuple(warnings),
         ),
         groups=watchdog.groups,
-        facts=watchdog.facts(shown(path)),
+        facts=watchdog.facts(display_path(path)),
     )
 
 

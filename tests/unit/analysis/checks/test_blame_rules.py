@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.clock_offsets import Clocks
@@ -72,7 +72,7 @@ def leads_of(calls: dict[int, Sequence[Met]]) -> dict[int, list[int]]:
     """Return the leads of each rank, in ms and in order of time."""
     run = job(calls, {"all": tuple(calls)}, lasts=200)
     coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
-    found = late_arrivals(run, across(run).splits, coverage)
+    found = late_arrivals(run, match_and_align(run).splits, coverage)
     return {each.rank: (each.lead_ns // MS).tolist() for each in found}
 
 

@@ -12,7 +12,7 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.findings import Finding
 from overlapscope.ingest.read_run import read_inputs
 from tests.support.flight_writer import BEGUN_NS, SECOND_NS, Entry, dump, write_pickle
-from tests.unit.formats.test_watchdog import caught, failed, told
+from tests.unit.formats.test_watchdog import caught, failed, notified
 
 Groups = Mapping[str, tuple[str, Sequence[int] | None]]
 
@@ -313,7 +313,7 @@ def test_a_thousand_missing_dumps_are_one_short_line(tmp_path: Path) -> None:
 
 def test_a_log_of_the_same_job_tells_that_it_hung(tmp_path: Path) -> None:
     calls = {0: [DONE] * 6 + [PENDING], 1: [DONE] * 6}
-    log = [caught(7, rank=0), failed(0, 7, 7, 6), told(1, 6, 6)]
+    log = [caught(7, rank=0), failed(0, 7, 7, 6), notified(1, 6, 6)]
     (finding,) = findings(tmp_path, calls, all_of(2), log=log)
     assert (finding.id, finding.severity) == ("desync:missing:0:7", "warning")
     assert finding.evidence["stuck_because"] == "timed out after 600 s"
@@ -322,7 +322,7 @@ def test_a_log_of_the_same_job_tells_that_it_hung(tmp_path: Path) -> None:
 def test_two_libraries_of_one_group_have_counts_of_their_own(tmp_path: Path) -> None:
     """With backend cpu:gloo,cuda:nccl one group counts gloo's calls and NCCL's apart."""
     calls = {rank: [Entry(state="scheduled", retired=True)] * 4 for rank in range(2)}
-    log = [told(0, 900, 900), told(1, 900, 900)]
+    log = [notified(0, 900, 900), notified(1, 900, 900)]
     assert findings(tmp_path, calls, all_of(2), backend="gloo", log=log) == []
     log = [line for rank in range(2) for line in (caught(901, rank=rank), failed(rank, 901, 901, 900))]
     (finding,) = findings(tmp_path, calls, all_of(2), backend="gloo", log=log)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.kernels import RankCompute, compared, kernels_of
+from overlapscope.analysis.kernels import RankCompute, compared, sum_kernels
 from overlapscope.analysis.lateness import attribute_blame, late_arrivals
 from overlapscope.analysis.stragglers import chance_bound, select_disjoint
 from overlapscope.timeline.run import Run
@@ -31,7 +31,7 @@ def quiet(fault: Fault, **changed: Any) -> Run:
 
 
 def blamed(run: Run) -> dict[int, int]:
-    found = across(run)
+    found = match_and_align(run)
     coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
     return attribute_blame(late_arrivals(run, (*found.splits, *found.uneven), coverage))
 
@@ -39,7 +39,7 @@ def blamed(run: Run) -> dict[int, int]:
 def test_who_waited_for_the_culprit_elsewhere_passes_the_blame_on() -> None:
     # Rank 1 pauses; rank 0, of its tensor group, waits for it and is then late for its own data group, with rank 2.
     run = quiet(Fault(kind="host_stall", culprits=(1,), stall_ns=30 * MS, stall_at=0.5))
-    direct = {rank: each.blame_ns for rank, each in across(run).waits.items()}
+    direct = {rank: each.blame_ns for rank, each in match_and_align(run).waits.items()}
     found = blamed(run)
     assert direct[0] > 4 * 20 * MS
     assert found[0] < direct[0] / 5  # but for calls that others had queued meanwhile
@@ -52,7 +52,7 @@ def test_what_a_rank_waited_for_in_calls_that_could_not_be_paired_is_not_its_own
     # With rank 1 missing, nobody is seen to have held rank 0 up: it is late, but had only communicated.
     run = quiet(Fault(kind="host_stall", culprits=(1,), stall_ns=30 * MS, stall_at=0.5))
     part = Run(world_size=4, ranks={rank: run.ranks[rank] for rank in (0, 2)}, groups=run.groups)
-    direct = across(part).waits[0].blame_ns
+    direct = match_and_align(part).waits[0].blame_ns
     assert direct > 4 * 20 * MS
     assert blamed(part)[0] < direct / 5
     assert analyze(part).skew.stragglers == []
@@ -68,7 +68,7 @@ def test_a_hot_expert_is_seen_though_its_exchanges_are_uneven() -> None:
 @pytest.mark.parametrize("numbered", [True, False])
 def test_uneven_exchanges_are_paired_for_who_came_last_and_not_split(numbered: bool) -> None:
     run = quiet(Fault(), layout=Layout(dp=4, ep=4), moe=True, expert_jitter=0.1, numbered=numbered)
-    found = across(run)
+    found = match_and_align(run)
     assert sum(each.block.calls for each in found.uneven) > 0
     assert all(each.block.op != "all_to_all" or each.block.bytes is not None for each in found.splits)
     assert not any(each.block.bytes for each in found.uneven)
@@ -84,7 +84,7 @@ def test_a_stage_with_more_layers_is_found_and_even_ones_are_not() -> None:
 
 
 def _work(run: Run) -> dict[int, RankCompute]:
-    return compared({rank: kernels_of(timeline) for rank, timeline in run.ranks.items()})
+    return compared({rank: sum_kernels(timeline) for rank, timeline in run.ranks.items()})
 
 
 def test_kernels_tell_how_much_slower_a_device_is_and_how_much_more_work_it_has() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.slow_link import compare_groups, slow_links
 from overlapscope.analysis.tcp_counters import flows, slow_rank
@@ -47,7 +47,7 @@ def connected(rates: Mapping[tuple[int, int], float], stated: float | None = Non
 
 
 def found(run: Run) -> list[Finding]:
-    return slow_links(run, across(run).splits)
+    return slow_links(run, match_and_align(run).splits)
 
 
 RING = ((0, 1), (1, 2), (2, 0))
@@ -225,13 +225,13 @@ def test_messages_that_take_longer_than_their_equals_between_other_ranks_are_on_
                 rows[2 * pair + 1].append((10 * MS * call - MS, 10 * MS * call + lasts))  # waits for its message
         return Run(world_size=6, ranks={rank: speaking(rank, rows[rank]) for rank in rows})
 
-    together = across(run(slow=1))
+    together = match_and_align(run(slow=1))
     assert together.pairs.matched == 24
     (told,) = compare_groups(run(slow=1), together.splits, together.pairs.pairs)
     assert told.id == "slow_link"
     assert [each["ranks"] for each in told.evidence["groups"]] == [[2, 3]]
     assert told.evidence["groups"][0]["times_as_long"] == 4.0
-    assert compare_groups(run(slow=3), together.splits, across(run(slow=3)).pairs.pairs) == []
+    assert compare_groups(run(slow=3), together.splits, match_and_align(run(slow=3)).pairs.pairs) == []
 
 
 def speaking(rank: int, rows: Sequence[tuple[int, int]]) -> RankTimeline:

@@ -17,7 +17,7 @@ from overlapscope.analysis.attribution import COMPUTE, COPY, EXPOSED, IDLE, IDLE
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.collective_changes import MANY_SIZES, OUTSIDE, classify_change
 from overlapscope.analysis.compare import Comparison, compare
-from overlapscope.analysis.measured_run import Replicate, replicate
+from overlapscope.analysis.measured_run import MeasuredRun, measure_run
 from overlapscope.analysis.metrics import Metric
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import compare as compare_text
@@ -33,7 +33,7 @@ REAL = (
 
 def compared(base: Run | Sequence[Run], candidate: Run | Sequence[Run]) -> Comparison:
     sides = [[side] if isinstance(side, Run) else side for side in (base, candidate)]
-    return compare(*([replicate(run, f"run {at}") for at, run in enumerate(side)] for side in sides))
+    return compare(*([measure_run(run, f"run {at}") for at, run in enumerate(side)] for side in sides))
 
 
 def metric(comparison: Comparison, name: str) -> Metric:
@@ -212,11 +212,11 @@ def test_the_figures_of_the_samples_are_those_of_their_analyses(samples: Compari
 
 
 @pytest.fixture(scope="module")
-def real() -> dict[str, Replicate]:
-    return {name: replicate(read_inputs([shared_file(name)]), name) for name in REAL}
+def real() -> dict[str, MeasuredRun]:
+    return {name: measure_run(read_inputs([shared_file(name)]), name) for name in REAL}
 
 
-def test_recorded_jobs_of_all_sorts_add_up_against_each_other(real: dict[str, Replicate]) -> None:
+def test_recorded_jobs_of_all_sorts_add_up_against_each_other(real: dict[str, MeasuredRun]) -> None:
     for base in real.values():
         for candidate in real.values():
             comparison = compare([base], [candidate])
@@ -226,7 +226,7 @@ def test_recorded_jobs_of_all_sorts_add_up_against_each_other(real: dict[str, Re
                 assert all(not each.difference for each in comparison.metrics)
 
 
-def test_jobs_of_other_sizes_and_devices_are_compared_and_called_so(real: dict[str, Replicate]) -> None:
+def test_jobs_of_other_sizes_and_devices_are_compared_and_called_so(real: dict[str, MeasuredRun]) -> None:
     comparison = compare([real["kineto/megatron_tp8"]], [real["gloo_torch2.13"]])
     assert not comparison.same_job
     assert {"differs_job:world_size", "ranks_differ"} <= ids(comparison)
@@ -234,7 +234,7 @@ def test_jobs_of_other_sizes_and_devices_are_compared_and_called_so(real: dict[s
     assert "! not the same job: world_size 8 became 2" in compare_text.render(comparison)
 
 
-def test_without_steps_on_a_side_recordings_are_compared(real: dict[str, Replicate]) -> None:
+def test_without_steps_on_a_side_recordings_are_compared(real: dict[str, MeasuredRun]) -> None:
     with_steps = real["kineto/a100_rank3of8_six_steps.json.gz"]
     comparison = compare([with_steps], [real["kineto/tracelens_mi210_gpu_only.json.gz"]])
     assert comparison.window == "recording"

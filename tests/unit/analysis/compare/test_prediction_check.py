@@ -11,15 +11,23 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.prediction_check import Noted, Observed, Prediction, joined, outcomes, same_setting, trust
+from overlapscope.analysis.prediction_check import (
+    Noted,
+    ObservedRun,
+    Prediction,
+    add_outcomes,
+    outcomes,
+    same_setting,
+    trust,
+)
 from overlapscope.cli.main import main
-from overlapscope.cli.prediction_file import NAME, note, noted_in
+from overlapscope.cli.prediction_file import NAME, add_noted, read_noted
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats.json import schema as schema_of
 from overlapscope.timeline.run import Run
-from overlapscope.timeline.store.baselines import runs_inside, save_baseline
-from overlapscope.whatif.measured_settings import observed
+from overlapscope.timeline.store.baselines import list_runs, save_baseline
+from overlapscope.whatif.measured_settings import observed_run
 from tests.conftest import ROOT
 from tests.support.ddp_cases import TICK_NS, Made, recorded, step_ns
 
@@ -41,8 +49,8 @@ def prediction(cap: float, low: int, high: int, made_at: str = "2026-01-01") -> 
     )  # fmt: skip
 
 
-def seen(cap: float, step: int, **changes: object) -> Observed:
-    one = Observed(run="new", knobs={"bucket_cap_mb": cap}, step_ns=step, ranks=2, gradient_bytes=64)
+def seen(cap: float, step: int, **changes: object) -> ObservedRun:
+    one = ObservedRun(run="new", knobs={"bucket_cap_mb": cap}, step_ns=step, ranks=2, gradient_bytes=64)
     return replace(one, **changes)  # type: ignore[arg-type]
 
 
@@ -93,9 +101,9 @@ def test_settings_are_one_only_where_every_knob_is() -> None:
 
 def test_a_run_measured_twice_for_a_prediction_stands_once() -> None:
     noted = [prediction(4.0, 90, 110)]
-    kept = joined(Noted(), noted, outcomes(noted, [seen(4.0, 100)])[0])
-    kept = joined(kept, (), outcomes(noted, [seen(4.0, 105)])[0])
-    kept = joined(kept, (), outcomes(noted, [seen(4.0, 103, run="other")])[0])
+    kept = add_outcomes(Noted(), noted, outcomes(noted, [seen(4.0, 100)])[0])
+    kept = add_outcomes(kept, (), outcomes(noted, [seen(4.0, 105)])[0])
+    kept = add_outcomes(kept, (), outcomes(noted, [seen(4.0, 103, run="other")])[0])
     assert [(each.run, each.measured_step_ns) for each in kept.outcomes] == [("new", 105), ("other", 103)]
 
 
@@ -104,17 +112,17 @@ def test_what_two_recordings_predicted_of_one_setting_stands_twice() -> None:
     for changes in ({"present": {"bucket_cap_mb": 1.0}}, {"present_step_ns": 101}, {"step_ns": 95}):
         other = replace(one, **changes)
         tested = [outcome for each in (one, other) for outcome in outcomes([each], [seen(4.0, 100)])[0]]
-        kept = joined(Noted(), tested=tested)
+        kept = add_outcomes(Noted(), tested=tested)
         assert [each.prediction for each in kept.outcomes] == [one, other], changes
 
 
 def test_a_recording_tells_the_settings_and_the_step_it_was_made_with() -> None:
-    told = observed(recorded(MADE), "made")
+    told = observed_run(recorded(MADE), "made")
     assert told.knobs == {"bucket_cap_mb": 2.0, "gradient_as_bucket_view": True}
     assert told.step_ns == pytest.approx(step_ns(MADE), abs=2 * TICK_NS)
     assert (told.ranks, told.gradient_bytes) == (2, 8 * 2**20)
     with pytest.raises(InputError, match="empty: its settings are not told"):
-        observed(Run(world_size=2, ranks={}), "empty")
+        observed_run(Run(world_size=2, ranks={}), "empty")
 
 
 def test_caps_that_make_the_same_buckets_are_one_setting_and_others_are_not() -> None:
@@ -122,7 +130,7 @@ def test_caps_that_make_the_same_buckets_are_one_setting_and_others_are_not() ->
     where the first gradient alone is of 30 MiB both make the same.
     """
     eighths = replace(MADE, buckets=((0,), (1, 2, 3, 4, 5, 6, 7)))
-    told = observed(under_torchs_default(eighths), "new")
+    told = observed_run(under_torchs_default(eighths), "new")
     assert told.knobs["bucket_cap_mb"] is None
     views = {"gradient_as_bucket_view": True}
     noted = [of_buckets(told, {"bucket_cap_mb": 25.0, **views})]
@@ -133,7 +141,7 @@ def test_caps_that_make_the_same_buckets_are_one_setting_and_others_are_not() ->
         assert len(outcomes([of_buckets(told, {**knobs, **views})], [told])[0]) == 1, knobs
         assert not outcomes([of_buckets(told, knobs)], [told])[0]  # no views
     large = Made(ready=(600, 1200), elements=(30 * MB, MB), buckets=((0,), (1,)), ticks_per_mb=20)
-    told = observed(under_torchs_default(large), "new")
+    told = observed_run(under_torchs_default(large), "new")
     for cap in (25.0, 29.0, None):
         assert len(outcomes([of_buckets(told, {"bucket_cap_mb": cap, **views})], [told])[0]) == 1
     here = replace(of_buckets(told, {"bucket_cap_mb": 29.0, **views}), present={**told.knobs, **views})
@@ -150,7 +158,7 @@ def under_torchs_default(made: Made) -> Run:
     return replace(run, ranks=ranks)
 
 
-def of_buckets(run: Observed, knobs: dict[str, object]) -> Prediction:
+def of_buckets(run: ObservedRun, knobs: dict[str, object]) -> Prediction:
     one = prediction(1.0, 90, 110)
     return replace(one, knobs=knobs, ranks=run.ranks, gradient_bytes=run.gradient_bytes)
 
@@ -183,7 +191,7 @@ def test_a_prediction_is_noted_beside_the_columns_and_the_later_run_is_held_agai
     assert told["measured_step_ns"] == measured
     assert told["error"] == pytest.approx(four.step_ns / measured - 1)
     assert told["inside"] is (four.low_ns <= measured <= four.high_ns)
-    assert not noted_in([base]).outcomes
+    assert not read_noted([base]).outcomes
 
     gate = ["gate", str(base), str(candidate), "--json"]
     assert main(gate) == 0
@@ -191,7 +199,7 @@ def test_a_prediction_is_noted_beside_the_columns_and_the_later_run_is_held_agai
 
     assert main([*compare, "--record"]) == 0
     assert "1 of 1 measured prediction inside the interval, mean error" in capsys.readouterr().out
-    assert [each.measured_step_ns for each in noted_in([base]).outcomes] == [measured]
+    assert [each.measured_step_ns for each in read_noted([base]).outcomes] == [measured]
     assert main(advise) == 0
     shown = capsys.readouterr().out
     assert "the last on 2026-01-31; measured:" in shown
@@ -205,7 +213,7 @@ def test_a_prediction_is_noted_beside_the_columns_and_the_later_run_is_held_agai
 
 
 def observed_ns(run: Path) -> int:
-    return observed(read_inputs([run]), "run").step_ns
+    return observed_run(read_inputs([run]), "run").step_ns
 
 
 def test_a_baseline_keeps_what_its_run_keeps(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,7 +221,7 @@ def test_a_baseline_keeps_what_its_run_keeps(runs: Path, capsys: pytest.CaptureF
     folder = ["--folder", str(runs / "kept")]
     assert main(["baseline", "save", "main", str(runs / "regressed"), *folder]) == 0
     assert main(["baseline", "save", "other", str(runs / "baseline"), *folder]) == 0
-    assert noted_in([runs / "kept" / "main"]) == noted_in([runs / "regressed"])
+    assert read_noted([runs / "kept" / "main"]) == read_noted([runs / "regressed"])
     assert not (runs / "kept" / "other" / NAME).exists()
     capsys.readouterr()
     assert main(["compare", str(runs / "kept" / "main"), str(runs / "baseline")]) == 0
@@ -239,7 +247,7 @@ def test_a_broken_file_leaves_no_baseline_behind(runs: Path, capsys: pytest.Capt
 
 def test_a_hundred_runs_stand_in_a_baseline_in_their_order(tmp_path: Path) -> None:
     save_baseline([Run(world_size=at, ranks={}) for at in range(1, 102)], tmp_path / "main", version="0.1.0")
-    stored = [json.loads((each / "run.json").read_text(encoding="utf-8")) for each in runs_inside(tmp_path / "main")]
+    stored = [json.loads((each / "run.json").read_text(encoding="utf-8")) for each in list_runs(tmp_path / "main")]
     assert [each["world_size"] for each in stored] == list(range(1, 102))
 
 
@@ -270,10 +278,10 @@ def test_a_place_that_cannot_be_written_is_named_and_left_as_it_was(runs: Path) 
     (run / NAME).mkdir()
     before = contents(run)
     with pytest.raises(InputError, match=NAME):
-        note(run, [prediction(4.0, 90, 110)])
+        add_noted(run, [prediction(4.0, 90, 110)])
     assert contents(run) == before
     with pytest.raises(UsageError):
-        note(runs, [prediction(4.0, 90, 110)])
+        add_noted(runs, [prediction(4.0, 90, 110)])
 
 
 @pytest.mark.parametrize(
@@ -292,7 +300,7 @@ def test_a_damaged_file_is_answered_in_one_line(content: bytes, runs: Path, caps
 def test_a_pipe_in_its_place_is_not_waited_for(runs: Path) -> None:
     os.mkfifo(runs / "baseline" / NAME)
     with pytest.raises(InputError, match=rf"{NAME}: cannot be read: .*is no file"):
-        noted_in([runs / "baseline"])
+        read_noted([runs / "baseline"])
 
 
 HUGE = "1" * 400
@@ -309,7 +317,7 @@ def test_what_cannot_be_reckoned_with_is_answered_in_one_line(
 ) -> None:
     """The predictions are of the candidate's workload, so that every figure of them would be used."""
     base, candidate = runs / "regressed", runs / "baseline"
-    told = observed(read_inputs([candidate]), "run")
+    told = observed_run(read_inputs([candidate]), "run")
     one = msgspec.to_builtins(prediction(4.0, 90, 110))
     content = {**one, "ranks": told.ranks, "gradient_bytes": told.gradient_bytes, "knobs": told.knobs, field: "HERE"}
     text = json.dumps({"schema": "overlapscope.predictions/1", "predictions": [content]})
@@ -324,7 +332,7 @@ def test_what_cannot_be_reckoned_with_is_answered_in_one_line(
 def test_a_candidate_whose_settings_are_not_told_is_still_compared(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    note(runs / "regressed", [prediction(4.0, 90, 110)])
+    add_noted(runs / "regressed", [prediction(4.0, 90, 110)])
     assert main(["compare", str(runs / "regressed"), str(runs / "baseline"), "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["predictions"] == []

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from overlapscope.analysis.measured_run import Replicate, replicate
+from overlapscope.analysis.measured_run import MeasuredRun, measure_run
 from overlapscope.analysis.scaling import Mode, scaling
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError, UsageError
@@ -37,8 +37,8 @@ def job_of(size: int, lengths: list[int], compute: int, comm: int) -> Job:
     return Job(ranks=ranks, lengths=lengths, world_size=size)
 
 
-def measured(job: Job, name: str = "run") -> Replicate:
-    return replicate(run_of(job), name)
+def measured(job: Job, name: str = "run") -> MeasuredRun:
+    return measure_run(run_of(job), name)
 
 
 def test_weak_scaling_by_hand() -> None:
@@ -97,7 +97,7 @@ def test_the_parts_add_up_and_are_what_a_slow_count_finds(small: Job, large: Job
     assert abs(point.step_ns - mean([c.window for c in cells[1]])) <= 1
 
 
-def counted(run: Replicate) -> list[tuple[int, int]]:
+def counted(run: MeasuredRun) -> list[tuple[int, int]]:
     """Return rank and step of what is compared: of the steps, those that most of the ranks recorded whole."""
     members = run.steps.recorded.sum(axis=0)
     return [

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 import overlapscope
-from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import NONE, Collectives, Recordings, make
@@ -105,7 +105,7 @@ def test_eight_ranks_of_megatron_wait_for_two(megatron: Run) -> None:
 )
 def test_matching_minimum_and_blame_agree_with_plain_loops(source: Any) -> None:
     run = overlapscope.load(shared_file(source) if isinstance(source, str) else source).run
-    found = across(run)
+    found = match_and_align(run)
     expected = by_hand(run)
     for rank, (duration, wait, blame) in expected.items():
         mine = found.waits[rank]
@@ -117,8 +117,8 @@ def test_matching_minimum_and_blame_agree_with_plain_loops(source: Any) -> None:
 
 @pytest.mark.parametrize("drift", [0.0, 30e-6])
 def test_another_clock_on_one_rank_changes_no_verdict(megatron: Run, drift: float) -> None:
-    before = across(megatron)
-    after = across(moved(megatron, 3, 200 * MS, drift))
+    before = match_and_align(megatron)
+    after = match_and_align(moved(megatron, 3, 200 * MS, drift))
     assert after.matched == before.matched
     assert after.clocks.offset_ns[3] - before.clocks.offset_ns[3] == pytest.approx(200 * MS, abs=40_000)
     for rank, was in before.waits.items():
@@ -132,7 +132,7 @@ def test_another_clock_on_one_rank_changes_no_verdict(megatron: Run, drift: floa
 def test_a_drift_over_minutes_is_taken_out() -> None:
     calls = [(second * 1000 * MS, 5 * MS) for second in range(300)]
     run = job({0: calls, 1: calls, 2: calls}, group=Group(name="0", size=3, ranks=(0, 1, 2)))
-    found = across(moved(run, 1, 0, 30e-6))
+    found = match_and_align(moved(run, 1, 0, 30e-6))
     assert found.clocks.drift[1] - found.clocks.drift[0] == pytest.approx(30e-6, rel=0.01)
     assert found.clocks.residual_ns is not None
     assert found.clocks.residual_ns < 1000
@@ -201,7 +201,7 @@ PAIR = Group(name="0", size=2, ranks=(0, 1))
 
 def test_the_last_to_come_waits_for_nobody_and_is_blamed_for_its_lead() -> None:
     run = job({0: [(0, 30 * MS), (100 * MS, 10 * MS)], 1: [(20 * MS, 10 * MS), (100 * MS, 10 * MS)]}, group=PAIR)
-    waits = across(run).waits
+    waits = match_and_align(run).waits
     assert (waits[0].wait_ns, waits[1].wait_ns) == (20 * MS, 0)
     assert (waits[0].blame_ns, waits[1].blame_ns) == (0, 20 * MS)
     assert (waits[0].times_last, waits[1].times_last) == (0, 1)
@@ -213,7 +213,7 @@ def test_numbers_pair_what_order_would_not() -> None:
         group=PAIR,
         numbers={0: [7, 8], 1: [8, 9]},
     )
-    found = across(run)
+    found = match_and_align(run)
     assert found.matched == 1
     assert found.matching.unmatched == 2
     assert found.clocks.offset_ns == {0: 0.0, 1: 0.0}
@@ -221,7 +221,7 @@ def test_numbers_pair_what_order_would_not() -> None:
 
 def test_calls_of_one_number_and_different_size_are_not_paired() -> None:
     run = job({0: [(0, MS)], 1: [(0, MS)]}, group=PAIR, numbers={0: [1], 1: [1]}, sizes={0: [1000], 1: [2000]})
-    found = across(run)
+    found = match_and_align(run)
     assert found.matched == 0
     assert "differ" in found.matching.reasons[0]
 
@@ -229,7 +229,7 @@ def test_calls_of_one_number_and_different_size_are_not_paired() -> None:
 def test_equal_counts_whose_ends_disagree_are_not_paired() -> None:
     regular = [(each * 100 * MS, 5 * MS) for each in range(20)]
     other = [(each * 100 * MS + (each * 37 % 90) * MS, 5 * MS) for each in range(20)]
-    found = across(job({0: regular, 1: other}, group=PAIR))
+    found = match_and_align(job({0: regular, 1: other}, group=PAIR))
     assert found.matched == 0
     assert "not the same calls" in found.matching.reasons[0]
 
@@ -244,7 +244,7 @@ def test_a_member_without_recording_leaves_a_bound() -> None:
 
 def test_uneven_and_rooted_calls_are_not_split() -> None:
     run = job({0: [(0, 30 * MS)], 1: [(20 * MS, 10 * MS)]}, group=PAIR, op="broadcast")
-    assert across(run).matched == 0
+    assert match_and_align(run).matched == 0
 
 
 def test_one_rank_alone_has_nothing_to_match() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.arrivals import arrivals
 from overlapscope.timeline.columns import NONE
 from tests.property.synthetic import Job, Layout, run_of, simulate
@@ -23,7 +23,7 @@ JOBS = {
 def test_the_last_member_is_the_one_of_the_model_and_nobody_waits_longer_than_it_did(job: Job) -> None:
     simulated = simulate(job)
     run = run_of(simulated)
-    together = across(run)
+    together = match_and_align(run)
     found = arrivals(run, together)
     groups = {(each.dimension, rank): each.ranks for each in named_groups(job) for rank in each.ranks}
     came: dict[Any, dict[int, float]] = defaultdict(dict)
@@ -60,7 +60,7 @@ def test_a_call_that_some_member_was_not_recorded_of_has_no_number_of_its_own() 
     """Who came last of those recorded is told all the same; the one that came last of all may be another."""
     job = Job(layout=Layout(tp=2, dp=4), steps=3, recorded=(0, 1, 2, 3))
     run = run_of(simulate(job))
-    found = arrivals(run, across(run))
+    found = arrivals(run, match_and_align(run))
     for rank, mine in found.items():
         dimension = [run.ranks[rank].names[code] for code in run.ranks[rank].collectives.dimension.tolist()]
         whole = np.array([each == "tensor" for each in dimension])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Group, Run
@@ -58,8 +58,8 @@ def with_clock(run: Run, rank: int, told: Told) -> Run:
 
 @pytest.mark.parametrize("rank", range(8))
 def test_a_clock_that_runs_fast_is_that_rank_s_alone(rank):
-    before = across(pairs_and_rows(late={6: 500 * US}))
-    found = across(with_clock(pairs_and_rows(late={6: 500 * US}), rank, lambda at: at + at // 1000))
+    before = match_and_align(pairs_and_rows(late={6: 500 * US}))
+    found = match_and_align(with_clock(pairs_and_rows(late={6: 500 * US}), rank, lambda at: at + at // 1000))
     for each in range(8):
         assert found.clocks.drift[each] == pytest.approx(1e-3 if each == rank else 0, abs=2e-5)
         assert abs(found.clocks.offset_ns[each]) < 5 * US
@@ -76,8 +76,8 @@ def jumping(*jumps: tuple[int, int]) -> Told:
 @pytest.mark.parametrize("by", [5 * MS, -5 * MS, 700 * US])
 def test_nobody_is_blamed_for_a_clock_that_was_set_and_the_reason_names_it(rank, by):
     late = {6: 500 * US}
-    before = across(pairs_and_rows(late=late))
-    found = across(with_clock(pairs_and_rows(late=late), rank, jumping((75 * MS, by))))
+    before = match_and_align(pairs_and_rows(late=late))
+    found = match_and_align(with_clock(pairs_and_rows(late=late), rank, jumping((75 * MS, by))))
     (said,) = found.matching.reasons
     assert f"the clock of rank {rank} was stepped by {by / 1e6:+.1f} ms" in said
     assert 70 < float(said.split(" about ")[1].split(" ms")[0]) < 80
@@ -95,7 +95,7 @@ def test_nobody_is_blamed_for_a_clock_that_was_set_and_the_reason_names_it(rank,
 
 
 def test_a_clock_that_was_set_by_more_than_the_recording_is_long_costs_both_that_it_may_be():
-    found = across(with_clock(pairs_and_rows(late={6: 500 * US}), 3, jumping((75 * MS, 3_600_000 * MS))))
+    found = match_and_align(with_clock(pairs_and_rows(late={6: 500 * US}), 3, jumping((75 * MS, 3_600_000 * MS))))
     (said,) = found.matching.reasons
     assert "the clocks of ranks 2, 3 moved apart by 3600000.0 ms while they were recorded" in said
     assert {rank for block in found.matching.blocks for rank in block.ranks} == {0, 1, 4, 5, 6, 7}
@@ -105,7 +105,7 @@ def test_a_clock_that_was_set_by_more_than_the_recording_is_long_costs_both_that
 
 def test_a_clock_that_was_set_and_set_back_is_left_out_in_between():
     run = with_clock(pairs_and_rows(steps=40), 3, jumping((150 * MS, 4 * MS), (253 * MS, -4 * MS)))
-    found = across(run)
+    found = match_and_align(run)
     assert [reason[:39] for reason in found.matching.reasons] == [
         "the clock of rank 3 was stepped by +4.0",
         "the clock of rank 3 was stepped by -4.0",
@@ -121,7 +121,7 @@ def test_a_group_that_fell_silent_before_a_clock_elsewhere_was_set_stays_as_it_i
     run = with_clock(pairs_and_rows(), 3, jumping((75 * MS, 5 * MS)))
     short = [Call(op="all_reduce", group="short", size=2, start=at * MS, length=MS, seq=at) for at in (1, 3, 5)]
     beside = job({8: short, 9: short}, (Group(name="short", size=2, ranks=(8, 9)),))
-    found = across(replace(run, ranks={**run.ranks, **beside.ranks}, groups=(*run.groups, *beside.groups)))
+    found = match_and_align(replace(run, ranks={**run.ranks, **beside.ranks}, groups=(*run.groups, *beside.groups)))
     assert [reason[:36] for reason in found.matching.reasons] == ["the clock of rank 3 was stepped by +"]
     (pair,) = (each for each in found.matching.blocks if each.ranks == (8, 9))
     assert pair.calls == len(short)
@@ -133,7 +133,7 @@ def test_of_two_clocks_it_cannot_be_told_which_was_set():
         for rank in (0, 1)
     }
     run = job(two, (Group(name="g", size=2, ranks=(0, 1)),))
-    found = across(with_clock(run, 0, jumping((95 * MS, 5 * MS))))
+    found = match_and_align(with_clock(run, 0, jumping((95 * MS, 5 * MS))))
     assert "the clocks of ranks 0, 1 moved apart by 5.0 ms" in found.matching.reasons[0]
     assert {block.calls for block in found.matching.blocks} == {29}
     assert sum(each.blame_ns for each in found.waits.values()) < MS
@@ -153,7 +153,7 @@ def test_what_wanders_drifts_or_scatters_is_no_clock_that_was_set():
             ]
             for rank in range(3)
         }
-        found = across(job(calls, (Group(name="g", size=3, ranks=(0, 1, 2)),)))
+        found = match_and_align(job(calls, (Group(name="g", size=3, ranks=(0, 1, 2)),)))
         assert found.matched == 200
         assert not any("clock of" in reason for reason in found.matching.reasons)
 
@@ -161,22 +161,22 @@ def test_what_wanders_drifts_or_scatters_is_no_clock_that_was_set():
 def test_a_call_that_ends_before_its_last_member_came_is_told():
     """Too few calls for a clock that was set to be seen."""
     run = with_clock(pairs_and_rows(steps=3), 3, jumping((15 * MS, 5 * MS)))
-    (said,) = across(run).matching.reasons
+    (said,) = match_and_align(run).matching.reasons
     assert "matched calls ended on one rank before another had started" in said
     assert "rank 3" in said
-    assert across(pairs_and_rows(steps=3)).matching.reasons == ()
+    assert match_and_align(pairs_and_rows(steps=3)).matching.reasons == ()
 
 
 @pytest.mark.parametrize("rank", [0, 3, 6])
 def test_a_clock_that_was_set_in_a_real_recording_costs_no_more_than_a_rank_that_is_missing(rank):
     run = read_inputs([shared_file("kineto/megatron_tp8")])
     ends = np.sort(run.ranks[rank].collectives.end_ns) - EPOCH_NS
-    before = across(run)
-    found = across(with_clock(run, rank, jumping((int(ends[41]) + 1, 5 * MS))))
+    before = match_and_align(run)
+    found = match_and_align(with_clock(run, rank, jumping((int(ends[41]) + 1, 5 * MS))))
     (said,) = found.matching.reasons
     assert f"the clock of rank {rank} was stepped by +5.0 ms" in said
     assert found.matched == 84
-    missing = across(replace(run, ranks={each: run.ranks[each] for each in run.ranks if each != rank}))
+    missing = match_and_align(replace(run, ranks={each: run.ranks[each] for each in run.ranks if each != rank}))
     for each in set(range(8)) - {rank}:
         told = (before.waits[each].blame_ns, missing.waits[each].blame_ns)
         assert 0.99 * min(told) - MS / 10 <= found.waits[each].blame_ns <= 1.01 * max(told) + MS / 10

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import Across, across
+from overlapscope.analysis.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.clock_offsets import Clocks, clock_offsets, join_by_uneven, tied
@@ -49,7 +49,7 @@ def test_what_the_last_rank_did_is_seen_through_its_drifting_clock() -> None:
     for reference_ns, offset_ns in ((EPOCH_NS, 0.0), (EPOCH_NS + 150 * MS, 150 * US)):
         clocks = Clocks(offset_ns={0: 0.0, 1: float(offset_ns)}, drift={1: 0.001}, reference_ns=reference_ns)
         matching = match(run)
-        together = Across(matching=matching, clocks=clocks, splits=tuple(split_waits(matching.blocks, clocks)))
+        together = CrossRank(matching=matching, clocks=clocks, splits=tuple(split_waits(matching.blocks, clocks)))
         coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
         found = causes_of(run, together, coverage)[0].within((EPOCH_NS, EPOCH_NS + SECOND))
         assert found["peer_compute"] == pytest.approx(50 * MS, abs=US)
@@ -88,7 +88,7 @@ def test_calls_paired_by_order_end_within_a_tenth_of_their_distance_and_half_of_
     apart: float, host: bool, calls: int
 ) -> None:
     run = job(by_turns(apart), {"all": (0, 1)}, lasts=300, hosts={0: "here", 1: "here"} if host else None)
-    assert across(run).matched == calls
+    assert match_and_align(run).matched == calls
 
 
 def test_only_blocks_on_one_clock_are_allowed_more() -> None:
@@ -163,7 +163,7 @@ def exchanges(clock: dict[int, float], *, tensor: bool, hosts: dict[int, str] | 
 def test_uneven_exchanges_alone_set_the_clocks_that_nothing_else_ties(ahead: float, tensor: bool) -> None:
     clock = {2: ahead, 3: ahead} if tensor else {3: ahead}
     run = exchanges(clock, tensor=tensor)
-    found = across(run)
+    found = match_and_align(run)
     assert found.matched == (60 if tensor else 20)
     assert found.clocks.comparable((0, 1, 2, 3))
     assert [float(each) for each in found.uneven[0].lead_ns] == pytest.approx([MS] * 20, abs=10)
@@ -209,8 +209,8 @@ def test_sends_are_paired_whatever_the_clocks_of_stages_that_nothing_ties(ahead:
             calls[rank].append(Met(start=100 * k + 10, end=100 * k + 12, group=f"p{rank % 2}", op=op))
     groups = {"t0": (0, 1), "t1": (2, 3), "p0": (0, 2), "p1": (1, 3)}
     run = job(calls, groups, lasts=1000, clock={2: ahead, 3: ahead})
-    assert across(run).pairs.matched == 20
+    assert match_and_align(run).pairs.matched == 20
     # Were the stages on one host, or tied by a call, the receives would end too early.
     tied_by_host = dict.fromkeys(range(4), "here")
     same = replace(run, ranks=job(calls, groups, lasts=1000, clock={2: ahead, 3: ahead}, hosts=tied_by_host).ranks)
-    assert across(same).pairs.matched == (20 if ahead == 0 else 0)
+    assert match_and_align(same).pairs.matched == (20 if ahead == 0 else 0)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from overlapscope.whatif.graph import Busy, Call, Graph, Late, Slowed, graph_job
-from overlapscope.whatif.graph_calls import Seen, step_calls
+from overlapscope.whatif.graph import Busy, Call, Graph, LateEnd, MutualSlowdown, graph_job
+from overlapscope.whatif.graph_calls import RankStepCalls, step_calls
 from overlapscope.whatif.replay import Launch, Wait, replay
 
 
@@ -19,9 +19,9 @@ def call(**changes: object) -> Call:
 def ended(link_time: float, late_share: float) -> tuple[float, float]:
     """Rank 0 has a call after 10, rank 1 sees it 5 later; each computes for 1 then."""
     first, rest = (Launch(0), Wait(0)), (Busy(ns=1.0, beside_ns=0.0),)
-    programmes = {0: (*first, *rest), 1: (*first, Late(ns=5.0, collective=0), *rest)}
+    programmes = {0: (*first, *rest), 1: (*first, LateEnd(ns=5.0, collective=0), *rest)}
     graph = Graph(calls=(call(),), programmes=programmes, measured_ns=16.0, width=2)
-    done = replay(graph_job(graph, Slowed(), transfer_time=link_time, late_share=late_share))
+    done = replay(graph_job(graph, MutualSlowdown(), transfer_time=link_time, late_share=late_share))
     return done.ended_ns[0], done.ended_ns[1]
 
 
@@ -42,13 +42,13 @@ def test_the_link_is_taken_until_the_last_has_it() -> None:
     programmes = {0: (Launch(0), Wait(0), Launch(1), Wait(1)), 1: (Launch(0), Wait(0))}
     graph = Graph(calls=calls, programmes=programmes, measured_ns=20.0, width=2)
     # From 10 on both go at half pace: 5 left of each.
-    assert replay(graph_job(graph, Slowed(), late_share=1.0)).ended_ns == pytest.approx({0: 20, 1: 20})
-    assert replay(graph_job(graph, Slowed(), late_share=0.0)).ended_ns == pytest.approx({0: 15, 1: 10})
+    assert replay(graph_job(graph, MutualSlowdown(), late_share=1.0)).ended_ns == pytest.approx({0: 20, 1: 20})
+    assert replay(graph_job(graph, MutualSlowdown(), late_share=0.0)).ended_ns == pytest.approx({0: 15, 1: 10})
 
 
-def seen(launch: list[int], end: list[int]) -> Seen:
+def seen(launch: list[int], end: list[int]) -> RankStepCalls:
     count = len(launch)
-    return Seen(
+    return RankStepCalls(
         zero_ns=0, window=(0, 1000), rows=np.arange(count), call=np.arange(count), launch_ns=np.array(launch),
         begin_ns=np.array(launch), end_ns=np.array(end), message=np.zeros(count, np.bool_),
     )  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 import overlapscope
-from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
 from overlapscope.loaded_run import LoadedRun
 from overlapscope.timeline.columns import NONE, Annotations, Collectives, Lanes, Recordings, Spans, Steps, make
@@ -82,13 +82,13 @@ def test_even_all_to_all_beside_uneven_keeps_its_transfer():
         even = [Call(start=k * 10 * MS, received=1000, seq=k) for k in range(6)]
         return [*even, Call(start=70 * MS, volume=900, received=[100, 1700][rank], seq=6)]
 
-    found = across(job({0: calls(0), 1: calls(1)}, (PAIR,)))
+    found = match_and_align(job({0: calls(0), 1: calls(1)}, (PAIR,)))
     assert [(block.bytes, block.calls) for block in found.matching.blocks] == [(1000, 6)]
     assert [(block.bytes, block.calls) for block in found.matching.uneven] == [(None, 1)]
 
 
 def test_different_numbers_of_uneven_calls_are_not_paired_by_order():
-    found = across(job({0: [Call(volume=5), Call(start=9 * MS)], 1: [Call(volume=7)]}, (PAIR,)))
+    found = match_and_align(job({0: [Call(volume=5), Call(start=9 * MS)], 1: [Call(volume=7)]}, (PAIR,)))
     assert found.matched == 0
     assert "sampled or cut" in found.matching.reasons[0]
 
@@ -98,9 +98,9 @@ def test_groups_of_one_name_on_other_ranks_are_kept_apart():
         return [Call(op="all_reduce", start=start + k * 10 * MS, size=2) for k in range(5)]
 
     runs = {0: calls(0), 1: calls(0), 2: calls(3 * MS), 3: calls(3 * MS)}
-    found = across(job(runs, (PAIR,)))
+    found = match_and_align(job(runs, (PAIR,)))
     assert [block.ranks for block in found.matching.blocks] == [(0, 1), (2, 3)]
-    nameless = across(job(runs))
+    nameless = match_and_align(job(runs))
     assert nameless.matched == 0
     assert nameless.matching.unmatched == 20
     assert "2 members, which were not recorded" in nameless.matching.reasons[0]
@@ -118,7 +118,7 @@ def test_a_rank_is_in_several_groups_at_once():
             for k in range(5)
             for at, name in enumerate(mine)
         ]
-    found = across(job(calls, groups))
+    found = match_and_align(job(calls, groups))
     assert found.matched == 20
     assert {(block.group, block.ranks) for block in found.matching.blocks} == set((rows | columns).items())
 
@@ -167,7 +167,7 @@ def pairs_by_hand(run: Run) -> Counter[tuple[int, int, int, int]]:
 
 def test_sends_are_paired_with_their_receives():
     run = job(pipeline(4, 5))
-    found = across(run).pairs
+    found = match_and_align(run).pairs
     assert (found.matched, found.unmatched, found.reasons) == (30, 0, ())
     mine = Counter(
         (each.sender, each.receiver, sent, got)
@@ -181,20 +181,20 @@ def test_sends_are_paired_with_their_receives():
 def test_a_group_of_two_tells_the_peer():
     calls = pipeline(2, 3)
     bare = {rank: [replace(call, peer=NONE) for call in own] for rank, own in calls.items()}
-    assert across(job(bare, (PAIR,))).pairs.matched == 6
-    nobody = across(job(bare)).pairs
+    assert match_and_align(job(bare, (PAIR,))).pairs.matched == 6
+    nobody = match_and_align(job(bare)).pairs
     assert (nobody.matched, nobody.unmatched) == (0, 12)
     assert "the peer of" in nobody.reasons[0]
 
 
 def test_messages_that_cannot_be_the_same_are_not_paired():
     calls = pipeline(2, 4)
-    cut = across(job({0: calls[0], 1: calls[1][2:]})).pairs
+    cut = match_and_align(job({0: calls[0], 1: calls[1][2:]})).pairs
     assert cut.matched == 0
     assert "cut or sampled" in cut.reasons[0]
     other = {0: calls[0], 1: [replace(call, volume=call.volume + 1) for call in calls[1]]}
-    assert "differ in size" in across(job(other)).pairs.reasons[0]
-    alone = across(job({0: calls[0], 2: [Call(op="barrier")]})).pairs
+    assert "differ in size" in match_and_align(job(other)).pairs.reasons[0]
+    alone = match_and_align(job({0: calls[0], 2: [Call(op="barrier")]})).pairs
     assert "not recorded" in alone.reasons[0]
 
 
@@ -202,7 +202,7 @@ def test_receives_that_end_before_their_sends_begin_are_other_messages():
     shared = [Call(op="all_reduce", start=1000 * MS + k * 10 * MS, size=2) for k in range(5)]
     sends = [Call(op="send", peer=1, start=k * 10 * MS) for k in range(1, 9)]
     recvs = [Call(op="recv", peer=0, start=k * 10 * MS) for k in range(8)]
-    found = across(job({0: [*sends, *shared], 1: [*recvs, *shared]}, (PAIR,)))
+    found = match_and_align(job({0: [*sends, *shared], 1: [*recvs, *shared]}, (PAIR,)))
     assert found.matched == 5
     assert found.pairs.matched == 0
     assert "before their sends" in found.pairs.reasons[0]
@@ -293,7 +293,7 @@ def paired_by_hand(run: LoadedRun) -> set[tuple[tuple[int, int], ...]]:
 def paired(run: Run) -> set[tuple[tuple[int, int], ...]]:
     return {
         tuple(zip(block.ranks, column, strict=True))
-        for block in across(run).matching.blocks
+        for block in match_and_align(run).matching.blocks
         for column in np.transpose(block.rows).tolist()
     }
 
@@ -334,7 +334,7 @@ def test_a_recording_that_was_cut_costs_its_lost_calls_alone(source, numbered):
         alone = {tuple(each for each in call if each[0] != victim) for call in whole}
         expected, abstained = ({call for call in calls if len(call) > 1} for calls in (left, alone))
         assert found == expected or (not by_number and found == abstained)
-        said = " ".join(across(cut).matching.reasons)
+        said = " ".join(match_and_align(cut).matching.reasons)
         assert f"rank {victim}" in said or f"on rank {run.ranks[0]} only" in said
 
 
@@ -342,7 +342,7 @@ def test_cut_recordings_without_numbers_are_paired_where_the_ends_tell_their_pla
     run = loaded("kineto/megatron_tp8").run
     rows = np.argsort(run.ranks[5].collectives.start_ns)
     for lost in (set(rows[23:].tolist()), set(rows[:40].tolist())):
-        found = across(without(run, 5, lost, numbered=False))
+        found = match_and_align(without(run, 5, lost, numbered=False))
         assert found.matched == 84
         assert found.matching.unmatched == 0
         assert {block.ranks for block in found.matching.blocks} == {tuple(range(8)), (0, 1, 2, 3, 4, 6, 7)}
@@ -353,7 +353,7 @@ def test_of_calls_that_start_together_the_one_that_ended_first_came_first():
     calls = [
         Call(op="all_reduce", start=k * 50 * MS, length=length, size=2) for k in range(9) for length in (0, 5 * MS)
     ]
-    (block,) = across(job({0: calls, 1: calls[::-1]}, (PAIR,))).matching.blocks
+    (block,) = match_and_align(job({0: calls, 1: calls[::-1]}, (PAIR,))).matching.blocks
     assert block.calls == 18
     assert (block.end_ns[0] == block.end_ns[1]).all()
 
@@ -362,7 +362,7 @@ def test_where_every_step_is_like_the_next_a_cut_recording_without_numbers_is_le
     regular = [Call(op="all_reduce", start=k * 100 * MS, length=5 * MS, size=3) for k in range(40)]
     three = Group(name="g", size=3, ranks=(0, 1, 2))
     for left in (regular[:30], regular[10:], regular[:3]):
-        found = across(job({0: regular, 1: regular, 2: left}, (three,)))
+        found = match_and_align(job({0: regular, 1: regular, 2: left}, (three,)))
         assert [(block.ranks, block.calls) for block in found.matching.blocks] == [((0, 1), 40)]
         assert found.matching.unmatched == len(left)
         assert "the calls of rank 2 could not be placed" in found.matching.reasons[0]
@@ -374,10 +374,10 @@ def test_a_sampled_recording_is_no_cut_one():
     starts = np.cumsum(random.integers(50 * MS, 150 * MS, 40)).tolist()
     calls = [Call(op="all_reduce", start=start, length=5 * MS, size=3) for start in starts]
     three = Group(name="g", size=3, ranks=(0, 1, 2))
-    found = across(job({0: calls, 1: calls, 2: calls[::2]}, (three,)))
+    found = match_and_align(job({0: calls, 1: calls, 2: calls[::2]}, (three,)))
     assert [(block.ranks, block.calls) for block in found.matching.blocks] == [((0, 1), 40)]
     assert found.matching.unmatched == 20
-    cut = across(job({0: calls, 1: calls, 2: calls[7:]}, (three,)))
+    cut = match_and_align(job({0: calls, 1: calls, 2: calls[7:]}, (three,)))
     assert cut.matching.unmatched == 0
     assert {(block.ranks, block.calls) for block in cut.matching.blocks} == {((0, 1, 2), 33), ((0, 1), 7)}
 
@@ -385,7 +385,7 @@ def test_a_sampled_recording_is_no_cut_one():
 def test_a_member_that_recorded_nothing_of_a_group_costs_no_more_than_one_that_is_missing():
     calls = [Call(op="all_reduce", start=k * 10 * MS, size=3, seq=k) for k in range(5)]
     three = Group(name="g", size=3, ranks=(0, 1, 2))
-    found = across(job({0: calls, 1: calls, 2: [Call(op="send", group="other")]}, (three,)))
+    found = match_and_align(job({0: calls, 1: calls, 2: [Call(op="send", group="other")]}, (three,)))
     assert (found.matched, found.matching.unmatched) == (5, 0)
     assert [block.whole for block in found.matching.blocks] == [False]
     assert "none of its calls was recorded on its member rank 2" in found.matching.reasons[0]
@@ -396,7 +396,7 @@ def test_every_unmatched_call_has_a_reason(numbered):
     calls = [Call(op="all_reduce", start=k * 10 * MS, size=2, seq=k if numbered else NONE) for k in range(5)]
     later = [replace(call, seq=call.seq + 9 if numbered else NONE) for call in calls]
     for other in ([], [*later, *later[:1]], later[:2], [replace(call, group="h") for call in later]):
-        found = across(job({0: calls, 1: [Call(op="send", group="other"), *other]}, (PAIR,)))
+        found = match_and_align(job({0: calls, 1: [Call(op="send", group="other"), *other]}, (PAIR,)))
         assert found.matching.unmatched > 0
         assert found.matching.reasons
 
@@ -414,6 +414,6 @@ def test_calls_of_steps_of_other_numbers_are_not_paired_by_order(behind: int, pa
         },
         (Group(name="g", size=2, ranks=(0, 1)),),
     )
-    found = across(run)
+    found = match_and_align(run)
     assert found.matched == paired
     assert any("steps of different numbers" in each for each in found.matching.reasons) == (not paired)

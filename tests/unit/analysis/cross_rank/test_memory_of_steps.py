@@ -15,9 +15,9 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from overlapscope.advice.advise import analyzed
-from overlapscope.analysis.across_ranks import across
-from overlapscope.analysis.rank_summary import alone_of
+from overlapscope.advice.advise import analyze_with_advice
+from overlapscope.analysis.across_ranks import match_and_align
+from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.files import spill as aside
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.store import lazy_rank as stored
@@ -53,7 +53,7 @@ def held_of(place: Path) -> tuple[int, int]:
     tracemalloc.start()
     try:
         run = load_run(place)
-        together, alone = across(run), alone_of(run)
+        together, alone = match_and_align(run), summarize_ranks(run)
         gc.collect()
         held, _ = tracemalloc.get_traced_memory()
     finally:
@@ -66,7 +66,7 @@ def held_of(place: Path) -> tuple[int, int]:
 def test_what_is_held_of_each_further_call_is_little(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored.Kept.__init__, "__defaults__", (0,))
+    monkeypatch.setattr(stored.TableCache.__init__, "__defaults__", (0,))
     monkeypatch.setattr(stored, "KEPT_TABLES", 0)
     held_of(places[0])  # what is made once in a process is no run's
     a_call = {}
@@ -86,7 +86,7 @@ def test_the_figures_are_the_same_wherever_what_was_put_aside_lies(
     found = []
     for room in (UNBOUNDED, 0, 20_000):
         monkeypatch.setattr(aside, "ROOM", room)
-        found.append(msgspec.json.encode(analyzed(load_run(tmp_path / "run"))))
+        found.append(msgspec.json.encode(analyze_with_advice(load_run(tmp_path / "run"))))
     assert found[1:] == found[:1] * 2
 
 
@@ -94,7 +94,7 @@ def test_no_more_ranks_are_opened_at_a_time_than_there_is_room_for(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = recorded_ranks(places[0], read_manifest(places[0]))
-    a_rank = max(entry.spans for entry in entries) * store.A_SPAN_BYTES
+    a_rank = max(entry.spans for entry in entries) * store.SPAN_BYTES
     monkeypatch.setattr(store, "available_cores", lambda: 8)
     for bound, most in ((3 * a_rank, 3), (a_rank // 2, 1)):
         monkeypatch.setattr(store, "AT_ONCE_BYTES", bound)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.result import Analysis
 from overlapscope.timeline.columns import NONE
@@ -111,8 +111,8 @@ def test_another_clock_on_every_rank_changes_no_verdict(fault: str, ties: str, s
         assert now.whole.window_ns == was.whole.window_ns
         for cause in {*was.whole.causes, *now.whole.causes}:
             assert now.whole.causes.get(cause, 0) == pytest.approx(was.whole.causes.get(cause, 0), abs=MS / 10)
-    uneven = [each.lead_ns for each in across(run).uneven]
-    for lead, same in zip(uneven, [each.lead_ns for each in across(other).uneven], strict=True):
+    uneven = [each.lead_ns for each in match_and_align(run).uneven]
+    for lead, same in zip(uneven, [each.lead_ns for each in match_and_align(other).uneven], strict=True):
         np.testing.assert_allclose(lead, same, atol=10_000)
 
 
@@ -121,7 +121,7 @@ def test_another_clock_on_every_rank_changes_no_verdict(fault: str, ties: str, s
 )
 def test_offsets_show_how_clocks_differ_where_anything_ties_them(ties: str, sets: int) -> None:
     run = recorded(FAULTS["healthy"], TIED[ties])
-    was, now = across(run).clocks, across(told_later(run, AHEAD_NS)).clocks
+    was, now = match_and_align(run).clocks, match_and_align(told_later(run, AHEAD_NS)).clocks
     assert now.tied == was.tied
     assert len(set(now.tied.values())) == sets
     for rank, first in now.tied.items():

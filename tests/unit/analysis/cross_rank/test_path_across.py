@@ -2,7 +2,7 @@
 
 import pytest
 
-from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.critical_path import CriticalPath, StepPath, critical_path
 from overlapscope.analysis.matching import match
@@ -21,7 +21,7 @@ def followed(*ranks: RankTimeline, drift: float = 0.0) -> StepPath:
     groups = (Group(name="0", size=2, ranks=(0, 1)),)
     run = Run(world_size=2, ranks={each.rank: each for each in ranks}, groups=groups)
     clocks = Clocks(tied={0: 0, 1: 0}, offset_ns={0: 0.0, 1: 0.0}, drift={0: 0.0, 1: drift})
-    together = Across(matching=match(run), clocks=clocks, pairs=match_pairs(run, clocks))
+    together = CrossRank(matching=match(run), clocks=clocks, pairs=match_pairs(run, clocks))
     found = critical_path(run, {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}, together)
     assert found.scope == "ranks"
     (path,) = found.steps

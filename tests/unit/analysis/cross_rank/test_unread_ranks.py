@@ -10,7 +10,7 @@ import pytest
 
 import overlapscope
 from overlapscope.cli.main import main
-from overlapscope.report.text.cross_rank import missing_words
+from overlapscope.report.text.cross_rank import missing_ranks_text
 from tests.support.kineto_writer import distributed, training, write
 
 
@@ -124,4 +124,4 @@ def test_gate_tells_them_apart(job: Path, tmp_path: Path, capsys: pytest.Capture
     ],
 )  # fmt: skip
 def test_numbers_of_both_are_told(missing: tuple[int, ...], unread: tuple[int, ...], said: str) -> None:
-    assert missing_words(missing, unread) == said
+    assert missing_ranks_text(missing, unread) == said

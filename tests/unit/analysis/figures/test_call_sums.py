@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import Run
@@ -35,7 +35,7 @@ def run() -> Run:
 
 def call_by_call(run: Run, exposed: dict[int, np.ndarray[tuple[int], np.dtype[np.int64]]]) -> list[CollectiveRow]:
     """Return the figures of each kind that need no more than sums, in any order, by going from call to call."""
-    transfers = across(run).transfers(run)
+    transfers = match_and_align(run).transfers(run)
     found: dict[tuple[object, ...], list[tuple[int, int, int, int, int]]] = defaultdict(list)
     for rank, timeline in run.ranks.items():
         calls, names = timeline.collectives, timeline.names
@@ -76,7 +76,7 @@ def call_by_call(run: Run, exposed: dict[int, np.ndarray[tuple[int], np.dtype[np
 def test_rows_are_what_going_from_call_to_call_gives(run: Run) -> None:
     rng = np.random.default_rng(2)
     exposed = {rank: rng.integers(0, 10**6, size(timeline.collectives)) for rank, timeline in run.ranks.items()}
-    rows = collective_rows(run.ranks, {rank: [] for rank in run.ranks}, across(run).transfers(run), exposed)
+    rows = collective_rows(run.ranks, {rank: [] for rank in run.ranks}, match_and_align(run).transfers(run), exposed)
     assert {each.estimate for each in rows} == {"matched", "upper_bound"}
     bare = [replace_rates(each) for each in rows]
     assert sorted(map(repr, bare)) == sorted(map(repr, call_by_call(run, exposed)))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import overlapscope
-from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.critical_path import MOST_STEPS, CriticalPath, StepPath, follow
-from overlapscope.analysis.path_walk import PARTS, Path
+from overlapscope.analysis.critical_path import MOST_STEPS, CriticalPath, StepPath, follow_paths
+from overlapscope.analysis.path_walk import PARTS, FollowedPath
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.span_dependencies import BACK_TO_BACK_NS, LAUNCH_TAKES_AT_MOST_NS
 from overlapscope.analysis.steps import step_windows
@@ -55,9 +55,9 @@ def only(found: CriticalPath) -> StepPath:
     return path
 
 
-def followed(run: Run) -> tuple[Path, ...]:
+def followed(run: Run) -> tuple[FollowedPath, ...]:
     windows = {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}
-    return follow(run, windows, across(run)).paths
+    return follow_paths(run, windows, match_and_align(run)).paths
 
 
 class Piece(NamedTuple):
@@ -71,7 +71,7 @@ class Piece(NamedTuple):
     name: str
 
 
-def pieces(run: Run, path: Path) -> list[Piece]:
+def pieces(run: Run, path: FollowedPath) -> list[Piece]:
     found = []
     columns = [getattr(path.segments, name).tolist() for name in path.segments.__struct_fields__]
     for part, rank, row, code, start, end in zip(*columns, strict=True):
@@ -79,7 +79,7 @@ def pieces(run: Run, path: Path) -> list[Piece]:
     return found
 
 
-def by_name(run: Run, path: Path) -> dict[tuple[str, str], int]:
+def by_name(run: Run, path: FollowedPath) -> dict[tuple[str, str], int]:
     """Return compute, transfers and copies by name; host and launches in sum."""
     sums: dict[tuple[str, str], int] = defaultdict(int)
     for each in pieces(run, path):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_ANOTHER_RANK, WAITS_FOR_LATE_RANK
@@ -95,7 +95,7 @@ def explained(
     )
     matching = match(run)
     known = clocks or Clocks(tied={0: 0, 1: 0}, offset_ns={0: 0.0, 1: 0.0})
-    together = Across(
+    together = CrossRank(
         matching=matching,
         clocks=known,
         splits=tuple(split_waits(matching.blocks, known)),

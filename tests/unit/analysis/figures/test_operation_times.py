@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.operation_times import op_times
 from overlapscope.ingest.options import ReadOptions
@@ -23,7 +23,7 @@ def _read(place: Path) -> Run:
 def test_transfer_and_waiting_of_a_step_are_sums_over_its_calls() -> None:
     """By hand: of each call the shortest member's duration is transfer; what the others took longer is waiting."""
     run = _read(ROOT / "traces" / "baseline")
-    (found,) = op_times(run, across(run))
+    (found,) = op_times(run, match_and_align(run))
     lasted = []
     for timeline in run.ranks.values():
         calls = timeline.collectives
@@ -45,7 +45,7 @@ def test_transfer_and_waiting_of_a_step_are_sums_over_its_calls() -> None:
 def test_one_rank_alone_tells_no_waiting() -> None:
     run = _read(ROOT / "traces" / "baseline")
     alone = replace(run, ranks={0: run.ranks[0]})
-    (both,), (one,) = op_times(run, across(run)), op_times(alone, across(alone))
+    (both,), (one,) = op_times(run, match_and_align(run)), op_times(alone, match_and_align(alone))
     assert (one.transfer_ns, one.wait_ns) == (0, 0)
     assert one.unsplit_ns > both.transfer_ns
 
@@ -53,7 +53,7 @@ def test_one_rank_alone_tells_no_waiting() -> None:
 def test_a_recording_without_calls_has_no_rows() -> None:
     run = _read(ROOT / "traces" / "baseline")
     none = replace(run, ranks={})
-    assert op_times(none, across(none)) == []
+    assert op_times(none, match_and_align(none)) == []
 
 
 def test_a_curve_goes_through_the_bandwidths_that_were_measured() -> None:
