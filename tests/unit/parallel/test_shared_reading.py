@@ -40,7 +40,7 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Sharing
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.run import Run
-from overlapscope.timeline.store.load_save.load_save import save_run
+from overlapscope.timeline.store.load_save import save_run
 from overlapscope.version import __version__
 from tests.conftest import ROOT
 from tests.support.kineto_writer import ABSOLUTE_FLOATS, TORCH_1_8, TORCH_2022, TORCH_2024, distributed, training, write

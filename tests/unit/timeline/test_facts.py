@@ -19,7 +19,7 @@ from overlapscope.ingest import registry as readers
 from overlapscope.ingest.parsing.fact_tables import FigureRows
 from overlapscope.ingest.reader import ReadContext, Reader, Reading
 from overlapscope.report.formats.json import schema as schema_of
-from overlapscope.report.text.source_tables import MAX_ROWS, told_tables
+from overlapscope.report.text.source_tables import MAX_ROWS, source_table_text
 from overlapscope.timeline.columns import NONE, Columns, column_kinds, enum_values, make, size
 from overlapscope.timeline.facts import FACT_TABLES, YES, Facts, Links, Members, Messages, join_facts
 from overlapscope.timeline.names import NameTable
@@ -118,20 +118,20 @@ def table_of(rows: int, left_out: int = 0) -> dict[str, Told]:
 
 
 def test_the_text_table_has_no_column_that_no_row_knows() -> None:
-    text = told_tables(table_of(2))
+    text = source_table_text(table_of(2))
     assert text.splitlines() == ["cost models:", "a     lanes  gbs", "GPU0  n/a    0.3333", "GPU1  1      0.3333"]
 
 
 def test_a_long_table_is_cut_and_says_where_the_rest_is() -> None:
-    assert told_tables(table_of(MAX_ROWS + 3)).splitlines()[-1] == "3 more rows: --all"
-    assert len(told_tables(table_of(MAX_ROWS + 3), all_rows=True).splitlines()) == MAX_ROWS + 3 + 2
+    assert source_table_text(table_of(MAX_ROWS + 3)).splitlines()[-1] == "3 more rows: --all"
+    assert len(source_table_text(table_of(MAX_ROWS + 3), all_rows=True).splitlines()) == MAX_ROWS + 3 + 2
     for all_rows, hidden in ((False, 10), (True, 7)):
-        last = told_tables(table_of(MAX_ROWS + 3, left_out=7), all_rows=all_rows).splitlines()[-1]
+        last = source_table_text(table_of(MAX_ROWS + 3, left_out=7), all_rows=all_rows).splitlines()[-1]
         assert last == f"{hidden} more rows: the run's facts/cost_models.parquet"
 
 
 def test_a_cell_is_one_short_line_whatever_a_log_holds() -> None:
-    text = told_tables({"messages": Told(rows=[{"text": "two\nlines " + "x" * 500}], left_out=0)})
+    text = source_table_text({"messages": Told(rows=[{"text": "two\nlines " + "x" * 500}], left_out=0)})
     assert [len(line) <= 60 for line in text.splitlines()] == [True] * 3
 
 
@@ -342,7 +342,7 @@ def test_long_names_keep_their_ends_by_which_tensors_differ() -> None:
     rows: list[dict[str, str | int | float | None]] = [
         {"subject": stem + end, "value": 1.0} for end in ("MatMul_grad", "BiasAdd_grad")
     ]
-    lines = told_tables({"figures": Told(rows=rows, left_out=0)}).splitlines()[2:]
+    lines = source_table_text({"figures": Told(rows=rows, left_out=0)}).splitlines()[2:]
     assert [line.split()[0][-12:] for line in lines] == ["_MatMul_grad", "BiasAdd_grad"]
     assert all(len(line.split()[0]) == 60 for line in lines)
 

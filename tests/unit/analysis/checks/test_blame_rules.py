@@ -14,7 +14,8 @@ from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.lateness import late_arrivals
 from overlapscope.analysis.matched_calls import MatchedCalls
-from overlapscope.analysis.stragglers import Held, beside_slow_links
+from overlapscope.analysis.result import Straggler
+from overlapscope.analysis.stragglers import beside_slow_links
 from overlapscope.analysis.wait_transfer import split_waits, waits_by_rank
 from overlapscope.timeline.run import Run
 from tests.support.overlapping_calls import Met, job
@@ -157,7 +158,7 @@ def test_from_four_steps_on_all_leads_of_one_step_are_one_occasion(
 
 
 def test_what_is_not_understood_is_the_links_where_one_is_slow() -> None:
-    held = [Held(rank=rank, held_by=by, blame_ns=1, evidence={}) for rank, by in enumerate(("host", "unknown"))]
+    held = [Straggler(rank=rank, held_by=by, blame_ns=1, evidence={}) for rank, by in enumerate(("host", "unknown"))]
     slow = Finding(id="slow_link", severity="warning", title="", evidence={}, known_from="transfers")
     assert [each.rank for each in beside_slow_links(held, [])] == [0, 1]
     assert [each.rank for each in beside_slow_links(held, [slow])] == [0]

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from overlapscope.advice.replayed_settings import of_scenario
+from overlapscope.advice.replayed_settings import scenario_recommendation
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.findings import Finding
 from overlapscope.report.text.advice import PAGES as ADVICE_PAGES
@@ -53,7 +53,7 @@ def ids_of_recommendations() -> set[str]:
                 continue
             named = [each.value for each in node.keywords if each.arg == "id"]
             called = getattr(node.func, "id", "")
-            values = named + (node.args[2:3] if called == of_scenario.__name__ else [])
+            values = named + (node.args[2:3] if called == scenario_recommendation.__name__ else [])
             ids |= {each.value for each in values if isinstance(each, ast.Constant) and isinstance(each.value, str)}
     return ids
 
