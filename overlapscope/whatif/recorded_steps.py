@@ -72,7 +72,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def steps_ns(self) -> Floats:
-        """Duration of each step, from the first rank's start to the last rank's end."""
+        """Duration of each step, from the earliest start to the latest end over the ranks."""
         lasted: Floats = self.end_ns.max(axis=0) - self.start_ns.min(axis=0)
         return lasted
 

@@ -1,4 +1,4 @@
-"""Step windows: by hand, against DESIGN section 2 in plain Python, and once through a trace file."""
+"""Step windows: by hand, against docs/definitions.md in plain Python, and once through a trace file."""
 
 import json
 
@@ -250,7 +250,7 @@ def test_a_launch_from_another_thread_counts_by_its_time(tmp_path):
 
 
 def defined(spans: list[Span], steps: list[Step], recordings: list[Recording]) -> list[StepWindow]:
-    """Return the windows of DESIGN section 2, one sentence after the other."""
+    """Return the windows of docs/definitions.md, one sentence after the other."""
     found = []
     for place, recording in enumerate(recordings):
         of_recording = [span for span in spans if span.recording == place]

@@ -342,7 +342,7 @@ def test_an_export_is_not_taken_for_a_recording(name: str, tmp_path: Path, capsy
     path = tmp_path / name
     assert main(["export", str(BASELINE), "-o", str(path)]) == 0
     assert main(["analyze", str(path)]) == 3
-    assert "was made by `overlapscope export`" in capsys.readouterr().err
+    assert "was written by `overlapscope export`" in capsys.readouterr().err
     (tmp_path / "rank0.json").write_bytes(write(training(), metadata=distributed(0)))
     capsys.readouterr()
     assert main(["analyze", str(tmp_path), "--json"]) == 0

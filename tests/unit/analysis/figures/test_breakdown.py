@@ -26,7 +26,7 @@ def coverage(of: dict[int, list[tuple[int, int]]], offset: int = 0) -> Coverage:
 
 
 def measured(of: dict[int, list[tuple[int, int]]], windows: list[tuple[int, int]]) -> dict[str, int | float | None]:
-    """Count every field in the raster, from the definitions of DESIGN section 2."""
+    """Count every field in the raster, from the definitions of docs/definitions.md."""
     inside = raster(windows)
     comm, compute, copy = (raster(of[kind]) & inside for kind in (COMM, COMPUTE, COPY))
 
