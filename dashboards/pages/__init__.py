@@ -3,15 +3,15 @@
 A page is a module `pages/<name>.py`, shown at `/runs/<id>/<name>` (`_` is `-` there), with
 
     TITLE = "Collectives"                       its name in the navigation
-    ORDER = 40                                  its position there: overview 10, timeline 20, collectives 30, ranks 40,
+    ORDER = 30                                  its position there: overview 10, timeline 20, collectives 30, ranks 40,
                                                 what-if 50, recommendations 60
 
-    def layout(opened: Opened, query: Mapping[str, str]) -> Component | list[Component]
+    def layout(opened: OpenRun, query: Mapping[str, str]) -> Component | list[Component]
     def register(app: Dash, site: Site) -> None             optional, for callbacks
 
 `layout` returns the content below the page's `<h1>` (which the router adds), computed only from the run and the
 address. The address is the whole state of a page, so that every view can be linked and reloaded. To change the state,
-link to another address (`site.run_address(opened.id, "collectives", {"op": "all_reduce"})` in a `dcc.Link`), or set
+link to another address (`run_address(opened.id, "collectives", {"op": "all_reduce"})` in a `dcc.Link`), or set
 `Output("address", "search", allow_duplicate=True)` in a callback (with `prevent_initial_call=True`): the page is then
 laid out again. A slider that must not cause a new layout writes the address with `history.replaceState` in a clientside
 callback. If the run does not have what an address requests: `raise NotFound(message, [(label, address), ...])`.

@@ -79,7 +79,7 @@ def advise(
     found = by_rules(run, analysis, cross_rank)
     if any(each.id == "late_rank" for each in found):
         return found, []
-    from overlapscope.advice.replayed_settings import by_replay  # noqa: PLC0415 - `analyzed` replays nothing
+    from overlapscope.advice.replayed_settings import by_replay  # noqa: PLC0415 - `by_rules` replays nothing
 
     found, reasons = by_replay(run, cross_rank, found, caps_mb, keep)
     return ranked(found), reasons

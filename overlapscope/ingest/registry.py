@@ -331,7 +331,7 @@ def _text_matches(head: Head, matches: Callable[[Head], bool]) -> bool:
 
 
 def _text_parts(path: Path) -> Iterator[bytes]:
-    """Yield the first FURTHER_BYTES of a text in parts that overlap."""
+    """Yield the first MAX_SEARCHED_BYTES of a text in parts that overlap."""
     size = 0
     before = b""
     for block in ByteStream(path).blocks():

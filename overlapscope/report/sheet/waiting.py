@@ -53,7 +53,7 @@ def wait_table(analysis: Analysis) -> Table:
         note += " Some group members were not recorded: a rank may have delayed others less, and waited longer."
     if len(ranked) > MAX_RANKS:
         note += f" {count(len(ranked) - MAX_RANKS, 'more rank')} with less blame: overlapscope analyze --all"
-    head = ("wait time, whole recording", "waited ms", "of collective time", "delayed others ms", "times last")
+    head = ("wait time, whole recording", "waited ms", "of collective time", "delayed others ms", "late arrivals")
     return Table(head=head, rows=tuple(rows), note=note)
 
 

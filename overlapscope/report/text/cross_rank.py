@@ -88,7 +88,7 @@ def _table(analysis: Analysis, *, all_rows: bool) -> list[str]:
         return []
     ranked = sorted(skew.ranks, key=lambda each: (-each.blame_ns, each.rank))
     shown = ranked if all_rows else ranked[:MAX_ROWS]
-    head = ["wait time, whole recording", "waited ms", "of collective time", "delayed others ms", "times last"]
+    head = ["wait time, whole recording", "waited ms", "of collective time", "delayed others ms", "late arrivals"]
     cells = [
         [f"rank {each.rank}", ms(each.wait_ns), percent(each.wait_fraction), ms(each.blame_ns), str(each.times_last)]
         for each in shown

@@ -121,7 +121,7 @@ def test_a_recording_tells_the_settings_and_the_step_it_was_made_with() -> None:
     assert told.knobs == {"bucket_cap_mb": 2.0, "gradient_as_bucket_view": True}
     assert told.step_ns == pytest.approx(step_ns(MADE), abs=2 * TICK_NS)
     assert (told.ranks, told.gradient_bytes) == (2, 8 * 2**20)
-    with pytest.raises(InputError, match="empty: its settings are not told"):
+    with pytest.raises(InputError, match="empty: its settings are not known"):
         observed_run(Run(world_size=2, ranks={}), "empty")
 
 
@@ -172,7 +172,7 @@ def test_a_prediction_is_noted_beside_the_columns_and_the_later_run_is_held_agai
     advise = ["advise", str(base), "--bucket-cap-mb", "4,25"]
     assert main([*advise, "--record", "--date", "2026-01-31"]) == 0
     said = capsys.readouterr()
-    assert f"noted in {base / NAME}" in said.err
+    assert f"stored in {base / NAME}" in said.err
     after = contents(base)
     kept = msgspec.json.decode(after.pop(NAME), type=Noted)
     assert after == before
@@ -257,10 +257,10 @@ def test_what_keeps_no_predictions_is_refused_before_anything_is_read(
     trace = next((runs / "regressed").rglob("*.json.gz"))
     inputs = [str(runs / "regressed"), str(runs / "baseline")]
     for arguments, said in (
-        (["advise", str(trace), "--record"], "is no run directory"),
-        (["advise", str(runs / "none"), "--record"], "is no run directory"),
-        (["compare", str(trace), inputs[1], "--record"], "is no run directory"),
-        (["compare", *inputs, "--scale", "--record"], "takes no --scale"),
+        (["advise", str(trace), "--record"], "is not a run directory"),
+        (["advise", str(runs / "none"), "--record"], "is not a run directory"),
+        (["compare", str(trace), inputs[1], "--record"], "is not a run directory"),
+        (["compare", *inputs, "--scale", "--record"], "cannot be used with --scale"),
         (["advise", *inputs, "--record"], "name one run"),
         (["advise", inputs[0], "--date", "2026-01-31"], "add --record"),
         (["advise", inputs[0], "--record", "--date", "yesterday"], "takes a date"),
@@ -299,7 +299,7 @@ def test_a_damaged_file_is_answered_in_one_line(content: bytes, runs: Path, caps
 
 def test_a_pipe_in_its_place_is_not_waited_for(runs: Path) -> None:
     os.mkfifo(runs / "baseline" / NAME)
-    with pytest.raises(InputError, match=rf"{NAME}: cannot be read: .*is no file"):
+    with pytest.raises(InputError, match=rf"{NAME}: cannot be read: .*not a regular file"):
         read_noted([runs / "baseline"])
 
 

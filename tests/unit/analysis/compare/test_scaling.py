@@ -155,7 +155,7 @@ def test_report_tells_it_in_every_format_from_runs_and_from_json(
         assert main(["report", str(saved), "--format", name]) == 0
         assert capsys.readouterr().out == from_runs
     assert "two or more world sizes" in failed(capsys, 2, "report", "--scale", base, base)
-    assert "name one" in failed(capsys, 2, "report", "--scale", "--history", base, larger)
+    assert "use one" in failed(capsys, 2, "report", "--scale", "--history", base, larger)
 
 
 def test_a_step_that_is_longer_names_its_largest_loss() -> None:

@@ -71,7 +71,7 @@ def test_what_is_held_of_each_further_call_is_little(
     held_of(places[0])  # what is made once in a process is no run's
     a_call = {}
     for room in (0, UNBOUNDED):
-        monkeypatch.setattr(aside, "ROOM", room)
+        monkeypatch.setattr(aside, "MEMORY_BYTES", room)
         (few, calls), (many, more_calls) = map(held_of, places)
         a_call[room] = (many - few) / (more_calls - calls)
     assert a_call[0] < LESS * a_call[UNBOUNDED]
@@ -85,7 +85,7 @@ def test_the_figures_are_the_same_wherever_what_was_put_aside_lies(
     save_run(run_of(simulate(planted)), tmp_path / "run", version="1")
     found = []
     for room in (UNBOUNDED, 0, 20_000):
-        monkeypatch.setattr(aside, "ROOM", room)
+        monkeypatch.setattr(aside, "MEMORY_BYTES", room)
         found.append(msgspec.json.encode(analyze_with_advice(load_run(tmp_path / "run"))))
     assert found[1:] == found[:1] * 2
 

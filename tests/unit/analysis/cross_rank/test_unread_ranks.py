@@ -46,7 +46,7 @@ def test_a_file_that_could_not_be_read_is_told_from_one_that_is_not_there(
     (finding,) = unread(told)
     assert finding["severity"] == "warning"
     assert finding["evidence"] == {"ranks": [2], "files": [str(job / "rank2.json")]}
-    assert f"{job / 'rank2.json'} (not a trace: it is empty); mend it" in finding["title"]
+    assert f"{job / 'rank2.json'} (not a trace: it is empty); repair it" in finding["title"]
     assert main(["analyze", str(job)]) == 0
     assert "2 ranks of 4 (1 not recorded, 1 not readable)" in capsys.readouterr().out
 
