@@ -52,7 +52,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def list_temporary_folders(parent: Path, prefix: str) -> list[Path]:
-    """Return this user's folders with this prefix, named as `held_folder` names them, locked or not."""
+    """Return this user's folders with this prefix, named as `locked_folder` names them, locked or not."""
     named = re.compile(re.escape(prefix) + "[a-z0-9_]{8}")
     try:
         with os.scandir(parent) as inside:

@@ -5,6 +5,7 @@ instead of reading it.
 """
 
 import mmap
+import os
 import pickle
 from pathlib import Path
 from typing import Any, Final
@@ -14,18 +15,25 @@ _ALIGNMENT_BYTES: Final = 64
 
 
 def save(value: Any, folder: Path) -> None:
-    """Write a picklable value into `folder`, which is created. Raises OSError."""
+    """Write a picklable value into `folder`, which is created. Raises OSError.
+
+    Each file takes its place whole: another process may have mapped what a first try of the same task wrote.
+    """
     folder.mkdir(exist_ok=True)
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     sizes = []
-    with open(folder / _COLUMNS, "wb") as file:
+    columns = folder / f".{_COLUMNS}.{os.getpid()}"
+    with open(columns, "wb") as file:
         for buffer in buffers:
             with buffer.raw() as raw:
                 sizes.append(raw.nbytes)
                 file.write(raw)
                 file.write(bytes(-raw.nbytes % _ALIGNMENT_BYTES))
-    (folder / _PICKLE).write_bytes(pickle.dumps((sizes, pickled), protocol=5))
+    os.replace(columns, folder / _COLUMNS)
+    described = folder / f".{_PICKLE}.{os.getpid()}"
+    described.write_bytes(pickle.dumps((sizes, pickled), protocol=5))
+    os.replace(described, folder / _PICKLE)
 
 
 def load(folder: Path) -> Any:

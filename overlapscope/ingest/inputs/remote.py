@@ -188,10 +188,13 @@ def _files_on_pages(url: str, files: Any, root: str) -> list[str]:
     folders, found = [root], dict[str, None]()
     for folder in folders:  # grows during the loop
         here = folder.rstrip("/") + "/"
-        for name in _answer(url, partial(files.ls, folder, detail=False)):
+        for name in _answer(url, partial(_links, files, folder)):
             if _NOT_BELOW.match(name.removeprefix(here)):
                 continue
-            link = urljoin(here, urlsplit(unescape(name)).path)
+            try:
+                link = urljoin(here, urlsplit(unescape(name)).path)
+            except ValueError:  # such as an address in brackets that is none
+                continue
             if link.startswith(here) and not link.endswith("/"):
                 found[link] = None
             elif link.startswith(here) and link not in (here, *folders):
@@ -201,6 +204,15 @@ def _files_on_pages(url: str, files: Any, root: str) -> list[str]:
     if not found:
         raise InputError(f"{hide_secrets(url)}: is a web page without links to files below it: is it a log-in page?")
     return list(found)
+
+
+def _links(files: Any, folder: str) -> list[str]:
+    """Return the links of a folder's page. Raises OSError, also where one of them is no URL at all."""
+    try:
+        found: list[str] = files.ls(folder, detail=False)
+    except ValueError as error:
+        raise OSError(f"its page holds a link that is no URL ({error})") from error
+    return found
 
 
 def _open_storage(url: str, seconds: float | None) -> tuple[Any, str]:

@@ -110,10 +110,11 @@ def started_ahead(count: int, module: str) -> Iterator[WorkerPool | None]:
     with ExitStack() as held:
         started = None
         if count and can_start():
-            with suppress(*CANNOT_START):
-                pool = held.enter_context(WorkerPool(count))
+            with suppress(*CANNOT_START), ExitStack() as starting:  # a pool of which some cannot start ends at once
+                pool = starting.enter_context(WorkerPool(count))
                 for _ in range(count):
                     pool.submit(exec, f"import {module}")
+                held.push(starting.pop_all())
                 started = pool
         yield started
 

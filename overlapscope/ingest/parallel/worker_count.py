@@ -76,10 +76,9 @@ def _workers_to_disk(asked: int | None, paths: Sequence[Path]) -> tuple[int, str
 def _workers_beside(asked: int | None, paths: Sequence[Path]) -> tuple[int, str]:
     files = list(islice(_each_file(paths), LOOKED_AT))
     if len(files) == 1:
-        return shares_for(asked, files[0]) - 1 if ".json" in files[
-            0
-        ].suffixes else 0, "overlapscope.ingest.formats.kineto.event_file"
-    return processes_for(asked, files) - 1, "overlapscope.ingest.parallel.read_parallel"
+        others = shares_for(asked, files[0]) - 1 if ".json" in files[0].suffixes else 0
+        return others, PART_READER
+    return processes_for(asked, files) - 1, FILE_READER
 
 
 def _each_file(paths: Sequence[Path]) -> Iterator[Path]:

@@ -53,7 +53,7 @@ def replace_run(path: Path) -> Iterator[Path]:
 def write_then_replace(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary folder that replaces `path` when the block succeeds, and is removed when it fails.
 
-    `durable` is as in `take_place`.
+    `durable` is as in `move_into_place`.
     """
     _put_in_order(path)
     with locked_folder(path.parent, _prefix(path, "new")) as temporary:

@@ -163,7 +163,7 @@ def test_views_that_the_best_settings_hold_are_not_advised_again(monkeypatch: py
     copies = replace(found[0], id="communication_copies", apply={"ddp": "..."})
     both = with_views(0.03, 0.01, 0.05, verdict="change", best=best)
     monkeypatch.setattr("overlapscope.advice.advise.by_rules", lambda *_: [copies])
-    monkeypatch.setattr("overlapscope.advice.replayed_settings.answer", lambda *_: both)
+    monkeypatch.setattr("overlapscope.advice.replayed_settings.predict_ddp", lambda *_: both)
     assert list(advised(recorded(ONE))) == ["bucket_cap"]
 
 
@@ -175,9 +175,9 @@ def test_a_predicted_gain_of_views_takes_the_place_of_the_copies_bound(monkeypat
         advised(run)["bucket_cap"], id="communication_copies", apply={"ddp": "DistributedDataParallel(...)"}
     )
     monkeypatch.setattr("overlapscope.advice.advise.by_rules", lambda *_: [copies])
-    monkeypatch.setattr("overlapscope.advice.replayed_settings.from_run", lambda *_: unset)
+    monkeypatch.setattr("overlapscope.advice.replayed_settings.ddp_case_of_run", lambda *_: unset)
     assert {"bucket_view"} == {"bucket_view", "communication_copies"} & advised(run).keys()
-    monkeypatch.setattr("overlapscope.advice.replayed_settings.from_run", lambda *_: case)
+    monkeypatch.setattr("overlapscope.advice.replayed_settings.ddp_case_of_run", lambda *_: case)
     assert {"communication_copies"} == {"bucket_view", "communication_copies"} & advised(run).keys()
 
 
@@ -229,8 +229,11 @@ def test_every_rule_has_a_page_that_says_what_how_and_what_next() -> None:
         *re.findall(r'scenario_recommendation\(\s*result, [^,]+, "([a-z_]+)"', source),
         *re.findall(r' id="([a-z_]+)"', source),
     }
-    assert rules == {file.stem for file in (ROOT / PAGES).glob("*.md")}
-    for file in (ROOT / PAGES).glob("*.md"):
+    pages = {file for file in (ROOT / PAGES).glob("*.md") if file.name != "README.md"}
+    assert rules == {file.stem for file in pages}
+    index = (ROOT / PAGES / "README.md").read_text(encoding="utf-8")
+    assert rules == set(re.findall(r"\]\(([a-z_]+)\.md\)", index))
+    for file in sorted(pages):
         text = file.read_text(encoding="utf-8")
         for part in (f"# `{file.stem}`", "**How it is found.**", "**What to do next.**"):
             assert part in text

@@ -42,7 +42,7 @@ def case_of(made: Made, *, on_host: bool = False) -> GraphCase:
         replace(each, value=0.0, low=0.0, high=0.0) if each.name in ("comm_share", "latency_us", "host_share") else each
         for each in graph_case(run, match_and_align(run)).assumptions
     )
-    return replace(graph_case(run, match_and_align(run)), told=QUIET, assumptions=known)
+    return replace(graph_case(run, match_and_align(run)), slowdown_fit=QUIET, assumptions=known)
 
 
 def answered(made: Made, *speeds: float) -> WhatIf:
@@ -226,7 +226,7 @@ def test_a_trial_that_cannot_end_in_one_recorded_step_costs_itself_alone(at: int
     gone = [each.knobs for each in whole.scenarios if each.knobs not in [one.knobs for one in without.scenarios]]
     assert {"forward_prefetch": 1} in gone
     assert all("forward_prefetch" in each for each in gone)
-    assert "forward_prefetch=1 is not replayed: ranks launch in orders that cannot be changed so in 1 of 4 recorded "\
+    assert "forward_prefetch=1 is not replayed: it deadlocks, because ranks launch in other orders, in 1 of 4 recorded "\
         "steps" in without.reasons  # fmt: skip
     assert scenario(without, reshard_after_forward=False).gain == pytest.approx(
         scenario(whole, reshard_after_forward=False).gain, abs=0.01
@@ -238,9 +238,9 @@ def test_a_recorded_step_that_cannot_end_is_left_out_and_all_of_them_are_refused
     plain = case_of(made)
     bad = with_waits_swapped(plain.graphs[0], 1, 2)
     answer = predict_graph_case(replace(plain, graphs=(bad, *plain.graphs[1:])), recorded(made))
-    assert "1 recorded steps have launches that cannot end so, and are left out" in answer.reasons
+    assert "1 recorded steps have launches that deadlock in the replay, and are left out" in answer.reasons
     assert answer.verdict == "change"
-    with pytest.raises(InputError, match="orders that cannot end"):
+    with pytest.raises(InputError, match="orders that deadlock"):
         predict_graph_case(replace(plain, graphs=(bad,)), recorded(made))
 
 
@@ -381,7 +381,7 @@ def test_calls_that_cannot_be_paired_are_a_reason_to_abstain() -> None:
     run = recorded(fsdp())
     sizes = run.ranks[1].collectives.bytes.copy()
     sizes[::3] += 4
-    with pytest.raises(InputError, match="could not be paired"):
+    with pytest.raises(InputError, match="could not be matched with those of other ranks"):
         predict_recording(changed(run, 1, bytes=sizes), [], ReplayOptions(), search=False)
 
 
@@ -391,7 +391,7 @@ def test_steps_that_differ_are_a_reason_to_abstain() -> None:
     for rank in run.ranks:
         sizes = np.where(steps == 2, 2, np.where(steps == 4, 3, np.where(steps == 6, 5, 7))) << 18
         run = changed(run, rank, bytes=sizes)
-    with pytest.raises(InputError, match="not alike"):
+    with pytest.raises(InputError, match="its steps differ: fewer than half have the same collectives"):
         recorded_graphs(run, match_and_align(run))
 
 
@@ -409,7 +409,7 @@ def test_a_job_that_splits_in_several_ways_gets_no_setting() -> None:
     answer = predict_recording(run, [], ReplayOptions(), search=False)
     assert answer.verdict == "no_change"
     assert all(each.hypothetical for each in answer.scenarios[1:])
-    assert any("several ways at once" in each for each in answer.reasons)
+    assert any("several kinds of parallelism" in each for each in answer.reasons)
 
 
 def test_a_replay_that_misses_gives_no_advice() -> None:
@@ -466,6 +466,6 @@ def test_waiting_that_dominates_names_the_rank_and_nothing_else() -> None:
     answer = predict_recording(run, [], ReplayOptions(), search=False)
     assert answer.verdict == "no_change"
     assert abs(answer.baseline.replay_error or 1) <= 0.03
-    assert "for rank 0 most" in answer.reasons[0]
+    assert "mostly for rank 0" in answer.reasons[0]
     removed = scenario(answer, straggler_removed=0)
     assert 0.1 < removed.gain < 0.6

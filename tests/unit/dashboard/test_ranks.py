@@ -53,7 +53,7 @@ def test_who_held_others_up_is_named_with_the_evidence(analysis: Analysis) -> No
     result = replace(analysis, skew=skew)
     assert view.lead(result) == (
         "1 straggler among 2 ranks; rank 1 made other ranks wait 5.000 ms: "
-        "it was between two steps, as in loading data."
+        "data loading (it was between two steps)."
     )
     (late,) = view.late(result)
     assert "as in loading data" in late.sentence
@@ -120,9 +120,9 @@ def test_readings_stand_on_the_time_of_the_steps(site: Site) -> None:
     assert axis.shaded[-1].end_s == pytest.approx((table.end_ns[-2] - table.start_ns[0]) / 1e9)
     shown = view.panels(found, axis.origin_ns)
     last = (table.end_ns[-1] - table.start_ns[0]) / 1e9
-    assert [each.title for each in shown] == ["load of the host, processes", "between steps, ms"]
+    assert [each.title for each in shown] == ["host load, processes", "between steps, ms"]
     assert all(0 <= second <= last + 0.1 for panel in shown for line in panel.lines for second in line.seconds)
-    assert set(view.not_recorded(found)) == {each.name for each in MEASURES} - {"load of the host", "between steps"}
+    assert set(view.not_recorded(found)) == {each.name for each in MEASURES} - {"host load", "between steps"}
     assert [row[-1] for row in view.reading_rows(found)] == ["6", "6", "5", "5"]
 
 

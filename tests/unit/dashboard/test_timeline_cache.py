@@ -239,8 +239,8 @@ def test_what_a_killed_dashboard_was_writing_is_removed_by_the_next_one(run: Pat
     shown(run)
     code = f"""
 from pathlib import Path
-from overlapscope.files.temporary_folder import held_folder
-with held_folder(Path({str(run)!r}), {FOLDER!r} + ".") as folder:
+from overlapscope.files.temporary_folder import locked_folder
+with locked_folder(Path({str(run)!r}), {FOLDER!r} + ".") as folder:
     (folder / "at.npy").write_bytes(bytes(100))
     pause()
 """

@@ -209,7 +209,9 @@ def test_a_rank_that_stays_behind_is_a_finding(tmp_path: Path) -> None:
     (found,) = analysis.findings
     assert found.evidence["rank"] == 2
     assert (found.evidence["apart_in"], found.evidence["iterations"]) == (11, 11)
-    assert "forward-compute: the slowest rank takes 1.5 times the fastest's (150.0 against 100.0 ms)" in found.title
+    assert (
+        "forward-compute: the slowest rank takes 1.5 times as long as the fastest (150.0 and 100.0 ms)" in found.title
+    )
     minmax = "".join(iteration(step, 500.0) + block({"optimizer": [100.0, 150.0]}) for step in range(1, 13))
     (found,) = analyzed(minmax, tmp_path, "minmax.log").findings
     assert "rank" not in found.evidence

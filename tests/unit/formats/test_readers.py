@@ -82,7 +82,7 @@ def test_the_documented_reader_counts_broken_lines_and_refuses_an_empty_file(doc
     sample.write_text(block("text") + "0,compute,dancing,x,1,2\n", encoding="utf-8")
     done = analyze(documented, sample)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "broken events left out: 1" in done.stdout
+    assert "broken events dropped: 1" in done.stdout
     sample.write_text("#acme-trace 1\n", encoding="utf-8")
     done = analyze(documented, sample)
     assert (done.returncode, done.stdout) == (3, "")
@@ -129,8 +129,8 @@ FAILURES = {
     "gives something else": (
         "from overlapscope.ingest.reader import Reader\n"
         "READER = Reader(format='acme', recognises=lambda head: True, read=lambda path, context: {'spans': []})\n",
-        "overlapscope analyze: acme.csv: the reader 'acme' of overlapscope-acme (overlapscope_acme:READER) gave no "
-        "Reading but dict\n",
+        "overlapscope analyze: acme.csv: the reader 'acme' of overlapscope-acme (overlapscope_acme:READER) returned "
+        "a dict, not a Reading\n",
     ),
 }
 

@@ -73,7 +73,7 @@ RCCL = b'{"numCycle": 0, "name": "AllReduce", "gpus": 8, "size": 8, "type": "flo
         (b"[\n" + RCCL + b"\n]", "or rccl-tests"),
         (b"numCycle,collective,gpus,size,type,redop,inplace,time,algbw,busbw,#wrong\n", "or rccl-tests"),
         (PLUGIN, "NCCL's example profiler plugin, .* use the records of NCCL Inspector"),
-        (b'\xef\xbb\xbf<graphs version="1"><graph id="0"/></graphs>', "a dump of NCCL's graphs .* give the topology"),
+        (b'\xef\xbb\xbf<graphs version="1"><graph id="0"/></graphs>', "a dump of NCCL's graphs .* use the topology"),
     ],
     ids=["graph", "et", "old et", "bare et", "-J", "cut -J", "-x", "-x array", "-x csv", "plugin", "graphs"],
 )

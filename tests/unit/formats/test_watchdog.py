@@ -304,13 +304,13 @@ def test_a_collective_that_all_entered_and_none_left_is_no_desync(tmp_path: Path
     text = [line for rank in range(4) for line in (caught(8, rank=rank), failed(rank, 8, 9 + rank, 7))]
     (finding,) = findings_of(tmp_path, *text)
     assert (finding.id, finding.severity) == ("desync:stuck:0:8", "warning")
-    assert finding.title.endswith("did not end on ranks 0, 1, 2, 3; other ranks may lack in it")
+    assert finding.title.endswith("did not end on ranks 0, 1, 2, 3; other ranks may be missing in it")
 
 
 def test_one_ranks_log_does_not_say_that_it_was_alone(tmp_path: Path) -> None:
     """Ray prints one rank's message for all: nothing says that the others had entered."""
     (finding,) = findings_of(tmp_path, caught(8), failed(0, 8, 9, 7))
-    assert finding.title.endswith("did not end on rank 0; other ranks may lack in it")
+    assert finding.title.endswith("did not end on rank 0; other ranks may be missing in it")
 
 
 def test_the_message_with_which_a_watchdog_ends_tells_group_and_collective() -> None:

@@ -65,7 +65,7 @@ def test_a_difference_of_exactly_the_minimum_counts() -> None:
 
 
 def test_a_difference_of_exactly_the_noise_is_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlapscope.gate.judge.least_told", lambda *_: 7.0 * MS)
+    monkeypatch.setattr("overlapscope.gate.judge.noise_bound", lambda *_: 7.0 * MS)
     for candidate_ms, reason in ((107.0, "within_noise"), (107.001, "told")):
         assert verdict(judge([run(100)], [run(candidate_ms)], Policy())).reason == reason
 

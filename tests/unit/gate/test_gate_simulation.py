@@ -75,7 +75,7 @@ def test_more_runs_see_a_loss_that_few_cannot() -> None:
 def test_without_the_floor_steps_alone_would_cry_wolf(monkeypatch: pytest.MonkeyPatch) -> None:
     """Why the noise floor is there: the steps of one run do not tell how much runs differ."""
     assert share_regressed(40, 1) <= 0.05
-    monkeypatch.setattr("overlapscope.gate.judge.least_told", lambda *_: 0.0)
+    monkeypatch.setattr("overlapscope.gate.judge.noise_bound", lambda *_: 0.0)
     assert share_regressed(40, 1) > 0.05
 
 

@@ -101,7 +101,7 @@ def test_code_in_an_archive_is_told_by_the_archive(tmp_path: Path) -> None:
     """So that other processes of the same program are of the same code."""
     archive = tmp_path / "program.zip"
     command = (
-        "from overlapscope.timeline import source_digest as told;"
+        "from overlapscope.files import source_digest as told;"
         "print(told.__file__, told.source_digest('overlapscope.ingest'), told.module_digest('overlapscope.version'))"
     )
 
@@ -118,10 +118,10 @@ def test_code_in_an_archive_is_told_by_the_archive(tmp_path: Path) -> None:
             "__init__.py",
             "errors.py",
             "version.py",
-            *(f"{each}/__init__.py" for each in ("ingest", "timeline")),
+            *(f"{each}/__init__.py" for each in ("files", "ingest")),
         ]:
             file.write(packages / module, f"overlapscope/{module}")
-        file.write(packages / "timeline" / "source_digest.py", "overlapscope/files/source_digest.py")
+        file.write(packages / "files" / "source_digest.py", "overlapscope/files/source_digest.py")
     first = told()
     assert first.startswith(str(archive))
     assert told() == first

@@ -206,7 +206,7 @@ def test_real_processes_give_the_same_run(job: Path, tmp_path: Path, monkeypatch
         alone = files_of(read_inputs([job]), tmp_path / "alone")
     merged: list[int] = []
     plain = concatenate_columns
-    monkeypatch.setattr(kineto_file, "behind_each_other", lambda parts: merged.append(len(parts)) or plain(parts))
+    monkeypatch.setattr(kineto_file, "concatenate_columns", lambda parts: merged.append(len(parts)) or plain(parts))
     progress: list[int] = []
     shared = read_inputs([job], workers=3, progress=lambda _, done: progress.append(done))
     assert merged == [3]
@@ -221,7 +221,7 @@ def test_who_reads_a_file_to_disk_may_read_it_in_shares(
     alone = files_of(read_inputs([job]), tmp_path / "alone")
     merged: list[int] = []
     plain = concatenate_columns
-    monkeypatch.setattr(kineto_file, "behind_each_other", lambda parts: merged.append(len(parts)) or plain(parts))
+    monkeypatch.setattr(kineto_file, "concatenate_columns", lambda parts: merged.append(len(parts)) or plain(parts))
     write_run([job], tmp_path / "written", workers=shares)
     assert merged == [shares] * (shares > 1)
     assert files_in(tmp_path / "written") == alone

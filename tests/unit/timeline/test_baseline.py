@@ -107,7 +107,7 @@ def test_nothing_is_replaced_unasked_and_nothing_else_ever(tmp_path: Path, capsy
     (tmp_path / "baselines" / "notes").mkdir()
     (tmp_path / "baselines" / "notes" / "mine.txt").write_text("mine", encoding="utf-8")
     capsys.readouterr()
-    assert "holds no run" in failed(capsys, 2, "baseline", "save", "notes", BASE, "-f")
+    assert "contains no run, so it is not replaced" in failed(capsys, 2, "baseline", "save", "notes", BASE, "-f")
     assert (tmp_path / "baselines" / "notes" / "mine.txt").exists()
     for name in ("../out", "a/b", ".hidden", "", "x" * 101):
         assert "no name" in failed(capsys, 2, "baseline", "save", name, BASE)
@@ -116,7 +116,7 @@ def test_nothing_is_replaced_unasked_and_nothing_else_ever(tmp_path: Path, capsy
 def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot be read" in failed(capsys, 3, "baseline", "list", "--folder", "nowhere")
     (tmp_path / "baselines").mkdir()
-    assert "there are none" in failed(capsys, 3, "baseline", "show", "main")
+    assert "the folder contains none" in failed(capsys, 3, "baseline", "show", "main")
     failed(capsys, 3, "baseline", "save", "main", "nowhere")
     assert list((tmp_path / "baselines").iterdir()) == []
     with pytest.raises(SystemExit) as usage:

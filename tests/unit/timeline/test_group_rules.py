@@ -59,7 +59,7 @@ def numbered(ranks: int, *, size: int, apart_ms: int = 4, world_size: int | None
 def test_numbers_pair_no_calls_where_a_name_may_stand_for_several_groups() -> None:
     unknown = numbered(4, size=NONE)
     assert (unknown.matched, unknown.matching.unmatched) == (0, 80)
-    assert "may be several groups of one name" in unknown.matching.reasons[0]
+    assert "may be several groups of the same name" in unknown.matching.reasons[0]
     assert unknown.clocks.offset_ns == {}
     assert numbered(2, size=NONE, world_size=4).matched == 0  # of two groups of two, one rank each may be recorded
     assert numbered(2, size=NONE).matched == 20  # of a pair there is but one group

@@ -19,7 +19,7 @@ from overlapscope.cli.prediction_file import NAME, add_noted
 from overlapscope.cli.verbs.export import write_file
 from overlapscope.errors import InputError, UsageError
 from overlapscope.files import atomic as flushed
-from overlapscope.files import temporary_folder as held_folder
+from overlapscope.files import temporary_folder
 from overlapscope.ingest.parallel.work_dir import READ, work_dir
 from overlapscope.ingest.run_folder import read_runs
 from overlapscope.ingest.write_run import write_run
@@ -162,12 +162,12 @@ WAITING_AT_THE_LOCK = """
 from pathlib import Path
 from overlapscope.ingest.parallel import work_dir as module
 from overlapscope.errors import UsageError
-lock, waited = module.locked, []
+lock, waited = module.try_lock, []
 def wait(handle):
     if not waited:
         waited.append(pause())
     return lock(handle)
-module.locked = wait
+module.try_lock = wait
 try:
     with module.work_dir(Path({out!r})):
         print("prepares", flush=True)
@@ -258,15 +258,15 @@ def age(folder: Path, seconds: float) -> None:
 
 
 def test_what_killed_processes_left_is_removed_and_what_living_ones_hold_is_not(tmp_path: Path) -> None:
-    code = "from pathlib import Path\nfrom overlapscope.files.temporary_folder import held_folder\n"
-    code += f"with held_folder(Path({str(tmp_path)!r}), '.x-') as folder:\n    pause()\n"
+    code = "from pathlib import Path\nfrom overlapscope.files.temporary_folder import locked_folder\n"
+    code += f"with locked_folder(Path({str(tmp_path)!r}), '.x-') as folder:\n    pause()\n"
     killed(code)
     (left,) = tmp_path.iterdir()
     (tmp_path / ".x-backup").mkdir()
     (tmp_path / ".x-12345678").symlink_to(left)
     with paused(code) as living:
         assert not left.exists()
-        with held_folder.locked_folder(tmp_path, ".x-") as own:
+        with temporary_folder.locked_folder(tmp_path, ".x-") as own:
             assert len(list(tmp_path.iterdir())) == 4
             assert own.exists()
         living.communicate("\n", timeout=60)
@@ -277,11 +277,11 @@ def test_where_there_are_no_locks_age_tells(tmp_path: Path, monkeypatch: pytest.
     def refuse(*_: object) -> None:
         raise OSError
 
-    monkeypatch.setattr(held_folder.fcntl, "flock", refuse)
+    monkeypatch.setattr(temporary_folder.fcntl, "flock", refuse)
     for name, seconds in ((".x-youngers", 3600), (".x-olderold", 48 * 3600)):
         (tmp_path / name).mkdir()
         age(tmp_path / name, seconds)
-    with held_folder.locked_folder(tmp_path, ".x-"):
+    with temporary_folder.locked_folder(tmp_path, ".x-"):
         pass
     assert [each.name for each in tmp_path.iterdir()] == [".x-youngers"]
 

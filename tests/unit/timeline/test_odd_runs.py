@@ -57,7 +57,7 @@ def test_a_pipe_in_the_place_of_a_table_costs_that_rank_and_is_not_waited_for(ru
     os.mkfifo(run / "rank_00001" / "spans.parquet")
     loaded = overlapscope.load(run)
     assert (loaded.ranks, loaded.run.unread_ranks) == ([0], (1,))
-    assert any("spans.parquet: is no file" in each for source in loaded.sources for each in source.warnings)
+    assert any("spans.parquet: not a regular file" in each for source in loaded.sources for each in source.warnings)
 
 
 def test_a_pipe_in_the_place_of_the_manifest_is_not_waited_for(run: Path) -> None:
@@ -77,7 +77,7 @@ def test_what_is_no_file_in_the_place_of_what_a_rank_tells_is_not_waited_for(
     odd(run / "rank_00001" / "rank.json")
     loaded = overlapscope.load(run)
     assert (loaded.ranks, loaded.run.unread_ranks) == ([0], (1,))
-    assert "rank_00001 left out: rank.json: is no file" in told(loaded)
+    assert "rank_00001 left out: rank.json: not a regular file" in told(loaded)
 
 
 @pytest.mark.parametrize("odd", [os.mkfifo, Path.mkdir, lambda place: place.symlink_to("nowhere")])
@@ -91,7 +91,7 @@ def test_what_is_no_file_in_the_place_of_facts_costs_those_alone(odd: Callable[[
 
 def test_facts_that_are_no_folder_are_told(run: Path) -> None:
     (run / "facts").write_text("none")
-    assert "facts left out: it is no folder" in told(overlapscope.load(run))
+    assert "facts left out: it is not a folder" in told(overlapscope.load(run))
 
 
 @pytest.mark.parametrize("lost", ["the folder", "a table", "rows"])
@@ -240,7 +240,7 @@ def test_a_table_that_lost_rows_costs_the_rank(name: str, rows: int, run: Path) 
             with_column(pq.read_table(spans), "collective", lambda values: np.full_like(values, None)), spans
         )
     pq.write_table(table.slice(0, rows), place)
-    assert f"{name}: the tables have {rows}, rank.json tells of {table.num_rows}" in left_out(run)
+    assert f"{name}: the tables have {rows}, rank.json states {table.num_rows}" in left_out(run)
 
 
 def with_column(table: pa.Table, name: str, change: Callable[[Any], Any]) -> pa.Table:

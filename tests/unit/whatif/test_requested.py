@@ -107,8 +107,8 @@ def test_the_commands_show_them_under_the_published_schema(capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--zero-stage", "4"], "there are stages 1, 2 and 3"),
-        (["--zero-stage", "1.5"], "there are stages 1, 2 and 3"),
+        (["--zero-stage", "4"], "a stage is 1, 2 or 3"),
+        (["--zero-stage", "1.5"], "a stage is 1, 2 or 3"),
         (["--zero-stage", "two"], "give numbers"),
         (["--partition-mb", "0"], "more than 0"),
         (["--partition-mb", "nan"], "give numbers"),
@@ -135,7 +135,7 @@ def test_a_recording_of_another_kind_takes_none_of_them(capsys: pytest.CaptureFi
     folder = str(shared_file("gloo_torch2.13"))
     for option in (["--zero-stage", "1"], ["--partition-mb", "4"], ["--priority"]):
         assert main(["whatif", folder, *option]) == 2
-        assert f"{option[0]} does not go with a recording of kind fsdp" in capsys.readouterr().err
+        assert f"{option[0]} cannot be used with a recording of kind fsdp" in capsys.readouterr().err
 
 
 # --- a description with tables --------------------------------------------------------------------------------------
