@@ -81,10 +81,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def explanation(self) -> str:
         """The sentence for the user where the slowdown is not identified."""
-        return (
-            f"how much compute and communication slow each other could not be measured; assumed {self.slowdown:.3g}x: "
-            f"{self.reason}"
-        )
+        return f"overlap slowdown could not be measured; assumed {self.slowdown:.3g}x: {self.reason}"
 
 
 def fit(workload: Workload, measured: Sequence[Measured], noise: float) -> Fit:

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from overlapscope.display import display_name, display_path
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.merge.same_job import keep_matching_size, keep_one_run, same_job_doubts
-from overlapscope.ingest.merge.sources import merge_sources
 from overlapscope.ingest.reader import Reading, rank_from_path
 from overlapscope.timeline.dimensions import fill_group_columns
 from overlapscope.timeline.facts import Facts, join_facts, with_rank
 from overlapscope.timeline.names import Codes, NameTable
-from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run
+from overlapscope.timeline.columns import size
+from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run, join_recordings
 
 
 def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> Run:
@@ -39,20 +39,32 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
                 parts.setdefault(timeline.rank, []).append(timeline)
         used.append(reading)
     facts = join_facts([reading.facts for _, reading in readings])
-    merged = merge_sources(parts, _groups(used), facts)
+    ranks, groups, facts, notes = _merged(parts, _groups(used), facts)
     fingerprint = _fingerprint(used)
     sizes = sorted({reading.world_size for reading in used if reading.world_size})
-    world_size = max([*sizes, max(merged.ranks, default=-1) + 1]) if sizes else None
-    notes = [*merged.notes, *doubts, *_differences(sizes, world_size, fingerprint)]
+    world_size = max([*sizes, max(ranks, default=-1) + 1]) if sizes else None
+    notes = [*notes, *doubts, *_differences(sizes, world_size, fingerprint)]
     sources[0] = replace(sources[0], warnings=(*sources[0].warnings, *notes))
     return Run(
         world_size=world_size,
-        ranks=fill_group_columns(merged.ranks, merged.groups, world_size),
-        groups=merged.groups,
+        ranks=fill_group_columns(ranks, groups, world_size),
+        groups=groups,
         sources=tuple(sources),
         fingerprint=dict(sorted(fingerprint.items())),
-        facts=merged.facts,
+        facts=facts,
     )
+
+
+def _merged(
+    parts: Mapping[int, Sequence[RankTimeline]], groups: tuple[Group, ...], facts: Facts
+) -> tuple[Mapping[int, RankTimeline], tuple[Group, ...], Facts, Sequence[str]]:
+    """Return the ranks, the groups, the facts and the notes of `merge_sources`, loaded only where there are logs."""
+    if not size(facts.members) and all(part.basis != "log" for of_rank in parts.values() for part in of_rank):
+        return {rank: join_recordings(parts[rank]) for rank in sorted(parts)}, groups, facts, ()
+    from overlapscope.ingest.merge.sources import merge_sources  # noqa: PLC0415 - for traces alone, not loaded
+
+    merged = merge_sources(parts, groups, facts)
+    return merged.ranks, merged.groups, merged.facts, merged.notes
 
 
 def _groups(readings: Sequence[Reading]) -> tuple[Group, ...]:

@@ -28,9 +28,10 @@ TRAINED = """
 import shutil
 import signal
 import sys
-from overlapscope.cli import demo_job, main
+from overlapscope.cli import main
+from overlapscope.cli.verbs import demo
 signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts the tests in the background has it ignored
-demo_job.train_and_record = lambda run: shutil.copytree("trained", run, dirs_exist_ok=True)
+demo.train_and_record = lambda run: shutil.copytree("trained", run, dirs_exist_ok=True)
 sys.exit(main.main())
 """
 """The command, after a training that forked processes did: two more imports of torch would take most of the time."""

@@ -47,7 +47,7 @@ def test_the_regressed_sample_is_caught_and_its_collective_and_cause_named(capsy
     shown = capsys.readouterr().out
     assert shown.startswith("REGRESSED: ")
     assert re.search(r"by collective +all_reduce 18.02 MiB float32 group 0", shown)
-    assert re.search(r"by cause +what follows in the step depends on it", shown)
+    assert re.search(r"by cause +later compute of the step depends on it", shown)
     assert "not calibrated" in shown
     assert len(shown.splitlines()) <= 40
     assert shown.endswith(f"next: overlapscope compare {BASE} {CANDIDATE} --all\n")
@@ -108,7 +108,9 @@ def test_exit_code_2_usage_and_policy(tmp_path: Path, capsys: pytest.CaptureFixt
         assert "policy.toml" in message
     for content in ("{", "[]", '{"schema": "overlapscope.floor/2"}', '{"schema": "overlapscope.analysis/1"}'):
         (tmp_path / "floor.json").write_text(content, encoding="utf-8")
-        assert "no noise floor" in failed(capsys, 2, "gate", BASE, CANDIDATE, "--floor", "floor.json")
+        assert "not a noise floor written by `gate --calibrate" in failed(
+            capsys, 2, "gate", BASE, CANDIDATE, "--floor", "floor.json"
+        )
 
 
 def test_exit_code_3_nothing_usable_or_not_comparable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,12 +207,12 @@ def test_a_rank_whose_steps_are_cut_off_is_left_out_on_both_sides_and_named(
     assert comparison["ranks"] == [0]
     assert {each["difference"] for each in gate["metrics"] if each["gates"]} == {0}
     findings = {each["id"]: each["title"] for each in comparison["findings"] if each["severity"] == "warning"}
-    assert findings["ranks_differ"] == "compared: rank 0; without a whole step in some run: rank 1"
+    assert findings["ranks_differ"] == "compared: rank 0; without a complete step in some run: rank 1"
     assert any("ends early" in title for id_, title in findings.items() if id_.startswith("damaged_source:candidate:"))
     saved = tmp_path / "gate.json"
     saved.write_text(json.dumps(gate), encoding="utf-8")
     assert main(["report", str(saved)]) == 0
-    assert "without a whole step in some run: rank 1" in capsys.readouterr().out
+    assert "without a complete step in some run: rank 1" in capsys.readouterr().out
 
 
 def test_a_run_that_cannot_be_read_is_named_in_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,13 +92,13 @@ def test_a_table_beside_the_description_is_read(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("text", "code", "message"),
     [
-        ("world_size =", 2, "is not TOML"),
+        ("world_size =", 2, "w.toml: not TOML: "),
         ("\xff", 2, "w.toml: "),
         ("wrld_size = 2", 2, "unknown key 'wrld_size'; the nearest known one is 'world_size'"),
         ("world_size = 2", 2, "missing required field `compute`"),
         (SMALL.replace("points =", "file = 'none.txt' #"), 3, "none.txt"),
         (SMALL + "[ddp]\nbucket_cap_mb = -1", 2, "ddp.bucket_cap_mb must be more than 0"),
-        ("a = " + "[" * 5000, 2, "is not TOML"),
+        ("a = " + "[" * 5000, 2, "w.toml: not TOML: "),
     ],
     ids=["cut", "bytes", "key", "section", "table", "cap", "deep"],
 )
@@ -126,7 +126,7 @@ def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_options_of_another_kind_of_recording_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["whatif", str(ROOT / "traces/regressed"), "--link-speed", "4"]) == 2
-    assert "--link-speed does not go with a recording of kind ddp" in capsys.readouterr().err
+    assert "--link-speed cannot be used with a recording of kind ddp" in capsys.readouterr().err
     assert main(["whatif", str(ROOT / "traces/regressed"), "--list", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["kind"] == "ddp"

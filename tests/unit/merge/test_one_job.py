@@ -65,7 +65,9 @@ def test_a_rank_that_was_recorded_at_another_time_and_shares_no_call_is_asked_ab
     far = match_and_align(moved(stranger, 3, 2 * DAY))
     assert far.matched == 5
     assert any(reason.startswith("rank 3 shares no matched call") for reason in far.matching.reasons)
-    assert any(" 2.0 days apart from all others: is it of the same job" in each for each in far.matching.reasons)
+    assert any(
+        " 2.0 days apart from all others: does it belong to the same job" in each for each in far.matching.reasons
+    )
 
 
 def test_a_clock_that_is_days_off_is_no_other_job_where_the_calls_match():

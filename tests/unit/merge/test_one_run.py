@@ -126,5 +126,7 @@ def test_one_log_of_a_job_that_was_restarted_says_what_to_do(tmp_path: Path) -> 
     paths = logs(tmp_path, "0xaaa1", 4000, 5) + logs(tmp_path, "0xbbb1", 5000, 9)
     whole = tmp_path / "job.txt"
     whole.write_text("".join(path.read_text() for path in paths))
-    with pytest.raises(InputError, match=r"job.txt: its 4 ranks are not known: .* restarted, has to be cut to one$"):
+    with pytest.raises(
+        InputError, match=r"job.txt: its 4 ranks are not known: .* restarted, has to be cut to one job$"
+    ):
         read_inputs([whole])

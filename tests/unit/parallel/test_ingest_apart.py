@@ -138,7 +138,7 @@ def test_what_an_interruption_keeps_is_told_where_there_is_any(
 
     monkeypatch.setattr("overlapscope.ingest.write_run.write_run", interrupted)
     assert main(["ingest", str(tmp_path / "trace.json"), "-o", str(tmp_path / "run")]) == 130
-    assert ("what was read is kept" in capsys.readouterr().err) == kept
+    assert ("files read so far are kept: repeat the command to continue" in capsys.readouterr().err) == kept
 
 
 # --- an older run -----------------------------------------------------------------------------------------------------

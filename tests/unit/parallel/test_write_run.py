@@ -236,7 +236,7 @@ def test_an_interruption_while_ranks_are_written_loses_nothing_that_was_read(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "take_place", stop)
+        patch.setattr(module, "move_into_place", stop)
         with pytest.raises(KeyboardInterrupt):
             write_run(inputs, tmp_path / "apart", workers=1)
     assert not (tmp_path / "apart").exists()
