@@ -47,13 +47,6 @@ def merge_sources(parts: Mapping[int, Sequence[RankTimeline]], groups: tuple[Gro
     A timeline's own values are never replaced. A log's values are used where the call is certain, or where all calls
     to which they may belong agree. Raises InputError where two recordings of a rank overlap.
     """
-    if not size(facts.members) and all(part.basis != "log" for of_rank in parts.values() for part in of_rank):
-        return Merged(ranks={rank: join_recordings(parts[rank]) for rank in sorted(parts)}, groups=groups, facts=facts)
-    return merge_with_logs(parts, groups, facts)
-
-
-def merge_with_logs(parts: Mapping[int, Sequence[RankTimeline]], groups: tuple[Group, ...], facts: Facts) -> Merged:
-    """Return the result of `merge_sources` where there are logs."""
     notes: list[Note] = []
     ranks: dict[int, RankTimeline] = {}
     logs: dict[int, RankTimeline] = {}

@@ -17,6 +17,7 @@ from overlapscope.report.text.analysis import render
 from tests.support.kineto_writer import distributed, training, write
 
 PROSE = "".join(f"Line {number} of a report says what was tried, and on which machine.\n" for number in range(40))
+PROGRAM = "# all_reduce_perf\n"
 HEADER = "#     size       count    type   redop    root   time  algbw  busbw #wrong   time  algbw  busbw #wrong\n"
 ROW = "  33554432     8388608   float     sum      -1 1048.6  32.00  48.00      0 1000.0  33.55  50.33      0\n"
 MATRIX = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV4\t0-15\nGPU1\tNV4\t X \t0-15\n"
@@ -112,7 +113,7 @@ def table_rows(analysis: Analysis, table: str) -> list[dict[str, Any]]:
 def test_a_named_report_gives_the_table_and_the_matrix_of_its_own_kind(before: str, tmp_path: Path) -> None:
     """One and a half times as much prose as table, or a table after more text than the head of a file."""
     report = tmp_path / "report.md"
-    report.write_text(before + "```\n" + HEADER + ROW + "```\n" + PROSE)
+    report.write_text(before + "```\n" + PROGRAM + HEADER + ROW + "```\n" + PROSE)
     measured = table_rows(analyze(read_inputs([report])), "measurements")
     assert [(each["op"], each["bytes"], each["ranks"], each["time_ns"]) for each in measured] == [
         ("all_reduce", 33554432, 4, pytest.approx(1048.6e3)),
