@@ -44,8 +44,7 @@ def late_launches(given: RuleInput) -> Recommendation | None:
     return recommended(
         given,
         id="late_launches",
-        title="Launch-bound (GPU idle, waiting for kernel launches): "
-        f"{' and '.join(parts)} of a {ms(given.step_ns)} {given.per}{during_loading}",
+        title=f"Launch-bound: {' and '.join(parts)} of a {ms(given.step_ns)} {given.per}{during_loading}",
         at_most_ns=late + gaps,
         apply=_loading() if loads else _launching([name for name, each in calls.items() if given.is_worth(each[1])]),
         evidence={

@@ -6,8 +6,8 @@ import numpy as np
 
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.dimensions import FORWARD, TENSOR
+from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import RankTimeline, Run
-from overlapscope.whatif.graph import P2P
 
 Parallelism = Literal["ddp", "fsdp", "tensor", "pipeline", "mixed", "other"]
 ALWAYS: Final = {
@@ -95,7 +95,7 @@ def _kinds(timeline: RankTimeline) -> set[Parallelism]:
     found: set[Parallelism] = set()
     for op, dimension, phase, in_module in np.unique(columns, axis=1).T.tolist():
         what, where = names[op], named(dimension)
-        if what in P2P:
+        if what in POINT_TO_POINT:
             found.add("pipeline")
         elif where == TENSOR:
             found.add("tensor")

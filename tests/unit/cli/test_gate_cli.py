@@ -208,7 +208,11 @@ def test_a_rank_whose_steps_are_cut_off_is_left_out_on_both_sides_and_named(
     assert {each["difference"] for each in gate["metrics"] if each["gates"]} == {0}
     findings = {each["id"]: each["title"] for each in comparison["findings"] if each["severity"] == "warning"}
     assert findings["ranks_differ"] == "compared: rank 0; without a complete step in some run: rank 1"
-    assert any("ends early" in title for id_, title in findings.items() if id_.startswith("damaged_source:candidate:"))
+    assert any(
+        "truncated, the rest is missing" in title
+        for id_, title in findings.items()
+        if id_.startswith("damaged_source:candidate:")
+    )
     saved = tmp_path / "gate.json"
     saved.write_text(json.dumps(gate), encoding="utf-8")
     assert main(["report", str(saved)]) == 0

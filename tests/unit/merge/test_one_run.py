@@ -127,6 +127,6 @@ def test_one_log_of_a_job_that_was_restarted_says_what_to_do(tmp_path: Path) -> 
     whole = tmp_path / "job.txt"
     whole.write_text("".join(path.read_text() for path in paths))
     with pytest.raises(
-        InputError, match=r"job.txt: its 4 ranks are not known: .* restarted, has to be cut to one job$"
+        InputError, match=r"job.txt: its 4 ranks are not known: .* restarted one, has to be cut to one job$"
     ):
         read_inputs([whole])
