@@ -82,7 +82,7 @@ def page(port: int, path: str) -> str:
     for _ in range(PATIENCE_S):
         answer = json.loads(asked(port, "POST", "/_dash-update-component", body))
         text = json.dumps(answer)
-        if "comes by itself" not in text:
+        if "The page appears when it is ready." not in text:
             return text
     raise AssertionError("the page was never made")
 
@@ -110,7 +110,7 @@ def test_the_demo_trains_prints_its_table_and_serves_the_run(tmp_path: Path) -> 
             runs = page(port, "/")
             (run,) = {part.split('"')[0].split("/")[0] for part in runs.split("/runs/")[1:]}
             overview = page(port, f"/runs/{run}/overview")
-            assert "Where a step goes" in overview
+            assert "Time per step" in overview
             assert "exposed" in overview
             process.send_signal(signal.SIGINT)
             process.wait(PATIENCE_S)

@@ -110,7 +110,7 @@ def test_nothing_is_replaced_unasked_and_nothing_else_ever(tmp_path: Path, capsy
     assert "contains no run, so it is not replaced" in failed(capsys, 2, "baseline", "save", "notes", BASE, "-f")
     assert (tmp_path / "baselines" / "notes" / "mine.txt").exists()
     for name in ("../out", "a/b", ".hidden", "", "x" * 101):
-        assert "no name" in failed(capsys, 2, "baseline", "save", name, BASE)
+        assert "is not a baseline name" in failed(capsys, 2, "baseline", "save", name, BASE)
 
 
 def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
