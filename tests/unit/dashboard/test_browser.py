@@ -80,7 +80,7 @@ def _foreign(url: str, own: str) -> bool:
 SHOWN, SHOWN_HEIGHT, MAX_SHOWN_BYTES = ROOT / "docs" / "dashboard.png", 760, 150_000
 STANDS = """() => document.querySelector("main[aria-busy=false] h1")
   && !document.querySelector("[data-dash-is-loading=true], .later .note")
-  && !document.body.innerText.includes("comes by itself")
+  && !document.body.innerText.includes("appears when it is ready")
   && [...document.querySelectorAll(".chart")].every((each) => each.querySelector(".main-svg, canvas"))"""
 
 

@@ -16,7 +16,7 @@ from tests.support.dashboard_runs import folder_of_runs, ids
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("dashboard-pages")]
 PATIENCE_MS = 30_000
 STANDS = """() => document.querySelector("main[aria-busy=false] h1")
-  && !document.body.innerText.includes("comes by itself")
+  && !document.body.innerText.includes("appears when it is ready")
   && [...document.querySelectorAll(".chart")].every((each) => each.querySelector(".main-svg"))"""
 
 
