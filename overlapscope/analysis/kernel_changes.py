@@ -69,9 +69,7 @@ class KernelSums(msgspec.Struct, frozen=True, kw_only=True):
     """(nanoseconds, count) by kernel; durations are summed, so concurrent kernels count twice."""
 
 
-def kernel_changes(
-    base: Sequence[Sequence[KernelSums]], candidate: Sequence[Sequence[KernelSums]], *, most: int = MOST
-) -> KernelChanges:
+def kernel_changes(base: Sequence[Sequence[KernelSums]], candidate: Sequence[Sequence[KernelSums]]) -> KernelChanges:
     """Compare the kernels of two sides; each side holds the ranks of its runs."""
     ours, theirs = _mean(base), _mean(candidate)
     changes = [
@@ -89,8 +87,8 @@ def kernel_changes(
     return KernelChanges(
         base=_side(ours.values()),
         candidate=_side(theirs.values()),
-        grown=[each for each in changes if each.difference_ns > 0][:most],
-        shrunk=[each for each in changes if each.difference_ns < 0][:most],
+        grown=[each for each in changes if each.difference_ns > 0][:MOST],
+        shrunk=[each for each in changes if each.difference_ns < 0][:MOST],
         base_synchronisations=_synchronisations(ours),
         candidate_synchronisations=_synchronisations(theirs),
     )

@@ -66,11 +66,6 @@ class Occupancy:
         change = np.concatenate([_changes(part, bit) for part, bit in parts])
         return cls(*_merged(at, change, _STATE_OF))
 
-    @property
-    def extent(self) -> tuple[int, int] | None:
-        """Begin and end of the recording; None where nothing was recorded."""
-        return (int(self.at_ns[0]), int(self.at_ns[-1])) if self.at_ns.size else None
-
     def spent(self, edges_ns: Ints) -> Ints:
         """Return the nanoseconds in each state for each window between two neighbours of `edges_ns` (ascending).
 

@@ -16,8 +16,6 @@ MIB: Final = 1 << 20
 DEFAULT_CAP_MB: Final = 25
 DEFAULT_FIRST_BYTES: Final = MIB
 """The first bucket's limit where no cap is given (`_DEFAULT_FIRST_BUCKET_BYTES`)."""
-UNLIMITED: Final = 0
-"""The limit that torch records for a bucket that holds one sparse gradient."""
 
 
 class DdpSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +62,6 @@ def assign(
     kinds: Sequence[Hashable],
     limits: Sequence[int],
     *,
-    sparse: Sequence[bool] = (),
     order: Sequence[int] | None = None,
 ) -> list[Bucket]:
     """Assign parameters to buckets as torch does; buckets are in torch's order.
@@ -79,9 +76,6 @@ def assign(
     place: dict[Hashable, int] = {}
     done: list[Bucket] = []
     for parameter in range(len(sizes_bytes)) if order is None else order:
-        if sparse and sparse[parameter]:
-            done.append(Bucket((parameter,), UNLIMITED))
-            continue
         kind = kinds[parameter]
         filling.setdefault(kind, []).append(parameter)
         filled_bytes[kind] = filled_bytes.get(kind, 0) + sizes_bytes[parameter]
@@ -101,7 +95,6 @@ def ddp_buckets(
     settings: DdpSettings,
     *,
     ready_order: Sequence[int] | None = None,
-    sparse: Sequence[bool] = (),
 ) -> list[Bucket]:
     """Return the buckets of all iterations but the first, in the order in which they are launched.
 
@@ -110,18 +103,8 @@ def ddp_buckets(
     """
     limits = settings.limits()
     if not settings.rebuilds:
-        return assign(sizes_bytes, kinds, limits, sparse=sparse)[::-1]
+        return assign(sizes_bytes, kinds, limits)[::-1]
     order = list(ready_order) if ready_order is not None else list(range(len(sizes_bytes)))[::-1]
     if settings.small_last_bucket:
-        return assign(sizes_bytes, kinds, limits, sparse=sparse, order=order[::-1])[::-1]
-    return assign(sizes_bytes, kinds, limits, sparse=sparse, order=order)
-
-
-def first_iteration(
-    sizes_bytes: Sequence[int], kinds: Sequence[Hashable], settings: DdpSettings, *, sparse: Sequence[bool] = ()
-) -> list[Bucket]:
-    """Return the buckets of the first iteration: one for each kind, where they will be rebuilt and no list is given."""
-    if settings.rebuilds and not settings.bucket_cap_mb_list:
-        whole = (sum(sizes_bytes) + 1,)
-        return assign(sizes_bytes, kinds, whole, sparse=sparse)[::-1]
-    return assign(sizes_bytes, kinds, settings.limits(), sparse=sparse)[::-1]
+        return assign(sizes_bytes, kinds, limits, order=order[::-1])[::-1]
+    return assign(sizes_bytes, kinds, limits, order=order)

@@ -33,7 +33,7 @@ OTHERS: Final = ("reduce_scatter", "all_gather")
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Time of one operation in one group by size. Use `curve` or `scaled` to make one.
+    """Time of one operation in one group by size. Use `curve` to make one.
 
     One entry a point: `sizes_bytes` increase strictly, `times_ns` never fall, `measured` is whether it was measured.
     """
@@ -139,23 +139,6 @@ def curve(
         slopes_before=before,
         slopes_after=after,
         missed=_left_out(x, y, named),
-    )
-
-
-def scaled(shape: Curve, size_bytes: float, time_ns: float) -> Curve:
-    """Return a curve with the shape of another through one measured point; all other points are assumed."""
-    factor = time_ns / float(shape.at(size_bytes))
-    sizes = np.append(shape.sizes_bytes[shape.sizes_bytes != size_bytes], size_bytes)
-    order = np.argsort(sizes)
-    times = np.append(shape.at(sizes[:-1]) * factor, time_ns)
-    measured = np.append(np.zeros(sizes.size - 1, np.bool_), True)
-    return curve(
-        shape.op,
-        sizes[order],
-        times[order],
-        ranks=shape.ranks,
-        measured=measured[order],
-        source=f"{shape.source}, scaled",
     )
 
 

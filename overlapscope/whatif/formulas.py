@@ -40,18 +40,14 @@ class LinkCost(msgspec.Struct, frozen=True, kw_only=True):
 Stages = tuple[Stage, ...]
 
 
-def time_ns(stages: Sequence[Stage], links: Mapping[str, LinkCost], *, pipelined: bool = False) -> float:
-    """Return the time of stages in ns. Raises KeyError for a level without a link.
-
-    Pipelined stages run at the same time on their levels: all latencies count, and the bytes of the slowest level.
-    """
+def time_ns(stages: Sequence[Stage], links: Mapping[str, LinkCost]) -> float:
+    """Return the time of stages in ns. Raises KeyError for a level without a link."""
     latency = sum(each.steps * links[each.level].latency_ns for each in stages)
-    moving: dict[str, float] = {}
+    moving = 0.0
     for each in stages:
         link = links[each.level]
-        took = each.bytes / link.gbs + each.reduced_bytes * link.reduce_ns_per_byte
-        moving[each.level] = moving.get(each.level, 0.0) + took
-    return latency + (max(moving.values(), default=0.0) if pipelined else sum(moving.values()))
+        moving += each.bytes / link.gbs + each.reduced_bytes * link.reduce_ns_per_byte
+    return latency + moving
 
 
 def ring(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
@@ -129,25 +125,10 @@ def binomial(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stag
     return (Stage(level=level, steps=steps, bytes=steps * size_bytes),)
 
 
-def torus(op: str, ranks: tuple[int, int], size_bytes: float) -> Stages:
-    """Return the stages of a two-dimensional torus: the first dimension, a part of the data on the second, then back.
+def hierarchical(op: str, ranks: tuple[int, int], size_bytes: float) -> Stages:
+    """Return the stages of rings inside nodes and rings between them; `ranks` is (ranks of a node, nodes).
 
-    Reduce-scatter, all-reduce, all-gather by rings, as in Mikami et al., arXiv 1811.05233 (2018). `ranks` are those of
-    the first (`intra`) and second (`inter`) dimension.
-    """
-    return hierarchical(op, ranks, size_bytes)
-
-
-def hierarchical(
-    op: str,
-    ranks: tuple[int, int],
-    size_bytes: float,
-    *,
-    inside: Callable[[str, int, float, str], Stages] = ring,
-    between: Callable[[str, int, float, str], Stages] = ring,
-) -> Stages:
-    """Return the stages of one algorithm inside nodes and one between them; `ranks` is (ranks of a node, nodes).
-
+    A two-dimensional torus is the same, with the ranks of its two dimensions (Mikami et al., arXiv 1811.05233, 2018).
     Cho et al., BlueConnect, MLSys 2019. Each rank of a node communicates with the same rank of the other nodes, so the
     data between nodes are split over the ranks of a node (and its network cards). All-to-all first collects inside a
     node the data for one rank of each other node, then sends them at once (PXN, NCCL 2.12).
@@ -156,18 +137,18 @@ def hierarchical(
     part = size_bytes / local
     if op == "all_reduce":
         return (
-            *inside("reduce_scatter", local, size_bytes, INTRA),
-            *between("all_reduce", nodes, part, INTER),
-            *inside("all_gather", local, size_bytes, INTRA),
+            *ring("reduce_scatter", local, size_bytes, INTRA),
+            *ring("all_reduce", nodes, part, INTER),
+            *ring("all_gather", local, size_bytes, INTRA),
         )
     if op == "reduce_scatter":
-        return (*inside(op, local, size_bytes, INTRA), *between(op, nodes, part, INTER))
+        return (*ring(op, local, size_bytes, INTRA), *ring(op, nodes, part, INTER))
     if op == "all_gather":
-        return (*between(op, nodes, part, INTER), *inside(op, local, size_bytes, INTRA))
+        return (*ring(op, nodes, part, INTER), *ring(op, local, size_bytes, INTRA))
     if op == "all_to_all":
-        return (*inside(op, local, size_bytes, INTRA), *between(op, nodes, size_bytes, INTER))
+        return (*ring(op, local, size_bytes, INTRA), *ring(op, nodes, size_bytes, INTER))
     _known(op, "broadcast")
-    return (*between(op, nodes, size_bytes, INTER), *inside(op, local, size_bytes, INTRA))
+    return (*ring(op, nodes, size_bytes, INTER), *ring(op, local, size_bytes, INTRA))
 
 
 def in_network(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
@@ -189,7 +170,7 @@ ALGORITHMS: Final[Mapping[str, Callable[[str, int, float, str], Stages]]] = {
     "binomial": binomial,
     "in_network": in_network,
 }
-"""Algorithms with one level; `torus` and `hierarchical` have two."""
+"""Algorithms with one level; `hierarchical` has two."""
 
 
 def _known(op: str, *ops: str) -> None:

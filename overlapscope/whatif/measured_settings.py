@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.prediction_check import ObservedRun
 from overlapscope.errors import InputError
 from overlapscope.timeline.run import Run
@@ -19,10 +19,10 @@ MOST_MB: Final = 1e9
 """A larger number in a prediction file is not a bucket cap."""
 
 
-def observed_run(run: Run, name: str, cross_rank: CrossRank | None = None) -> ObservedRun:
+def observed_run(run: Run, name: str) -> ObservedRun:
     """Return the settings of a recording and its median step. Raises InputError, which says what is missing."""
     try:
-        seen = recorded_steps(run, cross_rank or match_and_align(run))
+        seen = recorded_steps(run, match_and_align(run))
         settings, _ = recorded_settings(run, seen)
     except InputError as error:
         raise InputError(f"{name}: its settings are not known, so it is compared with no prediction: {error}") from None

@@ -5,7 +5,7 @@ Times that were not measured come from operation counts: a matrix of n weights t
 where it is causal, and 2.5 times that backward where it is recomputed (Dao et al., FlashAttention, arXiv 2205.14135).
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Final
 
@@ -109,7 +109,7 @@ def head_of(pieces: Sequence[Piece]) -> int | None:
 
 
 def gradients_of(
-    pieces: Sequence[Piece], forward_ns: float, backward_ns: float, *, head_scale: float = 1.0, device: Hashable = "gpu"
+    pieces: Sequence[Piece], forward_ns: float, backward_ns: float, *, head_scale: float = 1.0
 ) -> Gradients:
     """Return the gradients in the order of readiness; times are the pieces' shares of the operations of backward.
 
@@ -131,7 +131,7 @@ def gradients_of(
     return Gradients(
         names=tuple(each.name for each in chosen),
         sizes_bytes=np.array([each.bytes for each in chosen], np.int64),
-        kinds=tuple((device, each.dtype) for each in chosen),
+        kinds=tuple(("gpu", each.dtype) for each in chosen),
         ready_ns=np.array([last[each.name] for each in chosen]),
         registered=np.array(order, np.int64),
         shapes=tuple(each.shape for each in chosen),

@@ -13,7 +13,7 @@ from overlapscope.whatif.buckets import DdpSettings
 from overlapscope.whatif.calibrate import Assumption, Fit, Measured, Values
 from overlapscope.whatif.curves import Curve, curve, other_curves, table_curve
 from overlapscope.whatif.ddp_step import HALF, Settings
-from overlapscope.whatif.formulas import ALGORITHMS, INTER, INTRA, LinkCost, hierarchical, time_ns, torus
+from overlapscope.whatif.formulas import ALGORITHMS, INTER, INTRA, LinkCost, hierarchical, time_ns
 from overlapscope.whatif.model import Piece, gradients_of, head_share, optimizer_bytes, piece, transformer
 from overlapscope.whatif.workload import Workload
 from overlapscope.whatif.workload_file import MAX_MODEL_BYTES, CollectiveTimes, Ddp, WorkloadDocument
@@ -224,8 +224,7 @@ def _formula_ns(given: CollectiveTimes, ranks: int, size_bytes: float) -> float:
     }
     name, local = given.algorithm or "", given.ranks_per_node or 1
     if name in ("torus", "hierarchical"):
-        two = torus if name == "torus" else hierarchical
-        return time_ns(two("all_reduce", (local, ranks // local), size_bytes), links)
+        return time_ns(hierarchical("all_reduce", (local, ranks // local), size_bytes), links)
     return time_ns(ALGORITHMS[name]("all_reduce", ranks, size_bytes, INTRA), links)
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from overlapscope.whatif.buckets import MIB, UNLIMITED, Bucket, DdpSettings, assign, ddp_buckets, first_iteration
+from overlapscope.whatif.buckets import MIB, Bucket, DdpSettings, assign, ddp_buckets
 from tests.conftest import shared_file
 from tests.support.fork_server import start
 
 KINDS = ("float32", "float16", "bfloat16")
-SIZES = st.lists(st.tuples(st.integers(1, 400), st.sampled_from(KINDS), st.booleans()), min_size=1, max_size=40)
+SIZES = st.lists(st.tuples(st.integers(1, 400), st.sampled_from(KINDS)), min_size=1, max_size=40)
 LIMITS = st.lists(st.integers(1, 2000), min_size=1, max_size=4)
 ITEM = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -27,25 +28,20 @@ def shown(buckets: Sequence[Bucket]) -> list[tuple[list[int], int]]:
 
 @pytest.mark.torch
 @settings(max_examples=40)
-@given(model=SIZES, limits=LIMITS, with_sparse=st.booleans(), seed=st.randoms(use_true_random=False))
-def test_buckets_are_those_of_torch(
-    model: list[tuple[int, str, bool]], limits: list[int], with_sparse: bool, seed: object
-) -> None:
+@given(model=SIZES, limits=LIMITS, seed=st.randoms(use_true_random=False))
+def test_buckets_are_those_of_torch(model: list[tuple[int, str]], limits: list[int], seed: object) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: its own assigner is missing")
     theirs = torch.distributed._compute_bucket_assignment_by_size
-    tensors = [torch.empty(elements, dtype=getattr(torch, kind)) for elements, kind, _ in model]
-    sizes = [elements * ITEM[kind] for elements, kind, _ in model]
-    kinds = [kind for _, kind, _ in model]
-    sparse = [each for _, _, each in model] if with_sparse else []
-    buckets, per_bucket = theirs(tensors, limits, sparse)
-    assert shown(assign(sizes, kinds, limits, sparse=sparse)) == list(zip(buckets, per_bucket, strict=True))
+    tensors = [torch.empty(elements, dtype=getattr(torch, kind)) for elements, kind in model]
+    sizes = [elements * ITEM[kind] for elements, kind in model]
+    kinds = [kind for _, kind in model]
+    buckets, per_bucket = theirs(tensors, limits, [])
+    assert shown(assign(sizes, kinds, limits)) == list(zip(buckets, per_bucket, strict=True))
 
     order = list(range(len(model)))
     seed.shuffle(order)  # type: ignore[attr-defined]
-    buckets, per_bucket = theirs([tensors[each] for each in order], limits, sparse, order)
-    assert shown(assign(sizes, kinds, limits, sparse=sparse, order=order)) == list(
-        zip(buckets, per_bucket, strict=True)
-    )
+    buckets, per_bucket = theirs([tensors[each] for each in order], limits, [], order)
+    assert shown(assign(sizes, kinds, limits, order=order)) == list(zip(buckets, per_bucket, strict=True))
 
 
 def resnet18() -> list[int]:
@@ -82,6 +78,12 @@ def test_without_a_cap_only_the_first_bucket_is_small() -> None:
     assert counts == [25, 25, 10]
 
 
+def test_buckets_that_are_never_rebuilt_have_a_small_first_one_only_below_the_cap() -> None:
+    unused = DdpSettings(bucket_cap_mb=0.5, small_first_bucket=True, find_unused_parameters=True)
+    assert unused.limits() == (MIB // 2,)
+    assert replace(unused, static_graph=True).limits() == (MIB, MIB // 2)
+
+
 def test_caps_are_soft() -> None:
     sizes = [10 * MIB] * 4
     buckets = ddp_buckets(sizes, ["float32"] * 4, DdpSettings(bucket_cap_mb=25))
@@ -113,6 +115,8 @@ def test_the_small_bucket_can_be_the_last() -> None:
     buckets = ddp_buckets(sizes, ["float32"] * 30, DdpSettings(small_last_bucket=True))
     assert [len(each.parameters) for each in buckets] == [4, 25, 1]
     assert buckets[-1].parameters == (0,)
+    buckets = ddp_buckets(sizes[:3], ["float32"] * 3, DdpSettings(small_last_bucket=True), ready_order=[1, 2, 0])
+    assert [each.parameters for each in buckets] == [(2, 1), (0,)]
 
 
 def test_types_fill_buckets_of_their_own() -> None:
@@ -123,31 +127,25 @@ def test_types_fill_buckets_of_their_own() -> None:
     assert [each.parameters for each in assign(sizes, kinds, [MIB, 2 * MIB])] == [(0,), (1, 3), (2, 4), (5, 7), (6,)]
 
 
-def test_the_first_iteration_has_one_bucket_unless_it_looks_for_unused_parameters() -> None:
-    sizes, kinds = [MIB] * 60, ["float32"] * 60
-    assert [len(each.parameters) for each in first_iteration(sizes, kinds, DdpSettings(bucket_cap_mb=1))] == [60]
-    unused = DdpSettings(bucket_cap_mb=20, find_unused_parameters=True)
-    assert first_iteration(sizes, kinds, unused) == ddp_buckets(sizes, kinds, unused)
+def test_each_bucket_is_filled_from_nothing() -> None:
+    assert [each.parameters for each in assign([9, 1] * 2, ["float32"] * 4, [10])] == [(0, 1), (2, 3)]
 
 
 @settings(max_examples=40)
 @given(model=SIZES, cap=st.floats(0.0001, 0.002), unused=st.booleans(), small=st.sampled_from((None, True, False)))
 def test_every_parameter_is_in_one_bucket_of_its_kind(
-    model: list[tuple[int, str, bool]], cap: float, unused: bool, small: bool | None
+    model: list[tuple[int, str]], cap: float, unused: bool, small: bool | None
 ) -> None:
-    sizes = [elements * ITEM[kind] for elements, kind, _ in model]
-    kinds = [kind for _, kind, _ in model]
-    sparse = [each for _, _, each in model]
+    sizes = [elements * ITEM[kind] for elements, kind in model]
+    kinds = [kind for _, kind in model]
     chosen = DdpSettings(bucket_cap_mb=cap, find_unused_parameters=unused, small_first_bucket=small)
-    buckets = ddp_buckets(sizes, kinds, chosen, sparse=sparse)
+    buckets = ddp_buckets(sizes, kinds, chosen)
     assert sorted(each for bucket in buckets for each in bucket.parameters) == list(range(len(model)))
     for bucket in buckets:
         assert len({kinds[each] for each in bucket.parameters}) == 1
         assert all(before != after for before, after in pairwise(bucket.parameters))
-        if bucket.limit_bytes == UNLIMITED:
-            assert [sparse[each] for each in bucket.parameters] == [True]
-        else:  # what is in it but the last did not fill it
-            assert sum(sizes[each] for each in bucket.parameters[:-1]) < bucket.limit_bytes
+        # What is in it but the last did not fill it.
+        assert sum(sizes[each] for each in bucket.parameters[:-1]) < bucket.limit_bytes
 
 
 TRAIN = """
@@ -201,8 +199,6 @@ def test_a_real_model_gets_the_buckets_that_its_reducer_reports(tmp_path: Path) 
         steady = logged["rebuilt_bucket_sizes"] if chosen.rebuilds else logged["bucket_sizes"]
         buckets = ddp_buckets(sizes, logged["kinds"], chosen, ready_order=order)
         assert [sum(sizes[each] for each in one.parameters) for one in buckets] == numbers(steady), case
-        buckets = first_iteration(sizes, logged["kinds"], chosen)
-        assert [sum(sizes[each] for each in one.parameters) for one in buckets] == numbers(logged["bucket_sizes"]), case
 
 
 def numbers(text: str) -> list[int]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from overlapscope.ingest.formats.nccl_tests import READER
 from overlapscope.ingest.reader import ReadContext
 from overlapscope.timeline.facts import NO, YES
-from overlapscope.whatif.curves import Curve, curve, isotonic, scaled
+from overlapscope.whatif.curves import Curve, curve, isotonic
 from tests.conftest import shared_file
 
 TABLES = (
@@ -92,16 +92,6 @@ def test_assumed_points_stay_visible() -> None:
     assert [mixed.known_from(each) for each in (1000, 2000, 50_000, 100_000, 200_000)] == [
         "measured", "interpolated", "assumed", "assumed", "assumed",
     ]  # fmt: skip
-
-
-def test_one_measured_point_scales_a_shape() -> None:
-    shape = curve("all_reduce", [1000, 100_000], [5000, 60_000], measured=False, source="ring")
-    one = scaled(shape, 10_000, 30_000)
-    assert one.at(10_000).item() == pytest.approx(30_000)
-    factor = 30_000 / shape.at(10_000).item()
-    assert one.at(100_000).item() == pytest.approx(60_000 * factor)
-    assert one.known_from(10_000) == "measured"
-    assert one.known_from(50_000) == "assumed"
 
 
 def test_a_switch_of_algorithm_is_a_corner_and_not_a_bend() -> None:

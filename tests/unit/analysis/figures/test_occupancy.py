@@ -94,5 +94,4 @@ def test_ranks_together_spend_what_each_spends(
 def test_nothing_recorded_is_unrecorded_throughout() -> None:
     empty = columns_of_pairs([])
     nothing = Occupancy(empty[0], np.empty(0, np.uint8))
-    assert nothing.extent is None
     assert nothing.spent(np.array([EPOCH_NS, EPOCH_NS + 5]))[0].tolist() == [5, 0, 0, 0, 0, 0]
