@@ -25,12 +25,12 @@ from overlapscope.timeline.run import Run
 class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     """One row for each row of a rank's `Collectives`; NONE where wait and transfer could not be separated."""
 
-    transfer_ns: npt.NDArray[np.int64]
-    baseline_ns: npt.NDArray[np.int64]
+    transfer_ns: Ints
+    baseline_ns: Ints
     """Transfer time of this kind of call when nothing slows it down; NONE with too few calls."""
-    last: npt.NDArray[np.int64]
+    last: Ints
     """The rank that arrived last."""
-    call: npt.NDArray[np.int64]
+    call: Ints
     """Number of the matched call, the same on all its members."""
 
 

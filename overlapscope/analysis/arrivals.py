@@ -12,9 +12,9 @@ import numpy as np
 from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.by_rank import LazyByRank
 from overlapscope.analysis.call_index import CallIndex
-from overlapscope.analysis.clock_offsets import Clocks, Reals
+from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.point_to_point import MessagePairs
-from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.run import Run
 
 
@@ -50,13 +50,13 @@ def arrivals(run: Run, cross_rank: CrossRank) -> Mapping[int, Arrivals]:
 class _ByClocks(msgspec.Struct, frozen=True, kw_only=True):
     """Calls whose last member is taken from the aligned clocks."""
 
-    latest: Reals
+    latest: Floats
     """Arrival of the last member, on the common clock."""
     last: Ints
     number: Ints
 
 
-def _on_clocks(run: Run, cross_rank: CrossRank) -> Iterator[tuple[Sequence[int], Sequence[Ints], Reals, bool]]:
+def _on_clocks(run: Run, cross_rank: CrossRank) -> Iterator[tuple[Sequence[int], Sequence[Ints], Floats, bool]]:
     """Yield ranks, rows, arrival times (ranks by calls), and whether all members were recorded."""
     clocks = cross_rank.clocks
     for each in cross_rank.uneven:
@@ -96,7 +96,7 @@ def _of_rank(
     return Arrivals(arrived_ns=arrived, last=last, call=number)
 
 
-def _came(run: Run, clocks: Clocks, pairs: MessagePairs) -> Reals:
+def _came(run: Run, clocks: Clocks, pairs: MessagePairs) -> Floats:
     """Return when sender and receiver arrived at their calls.
 
     In a CPU run that is the launch: a host may hand over a message before the span of the send begins.

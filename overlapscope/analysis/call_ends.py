@@ -10,9 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.columns import Floats, Ints
 
-Reals = npt.NDArray[np.float64]
 Places = npt.NDArray[Any]
 """Positions in an array, as int32 where that is enough, else int64."""
 AT_ONCE: Final = 1 << 18
@@ -23,7 +22,7 @@ class RankSet(msgspec.Struct, frozen=True, kw_only=True):
     """All calls that the same ranks made."""
 
     ranks: tuple[int, ...]
-    ends: Reals
+    ends: Floats
     """Nanoseconds after the reference, on each rank's own clock: rows are ranks, columns calls in order of time."""
 
 
@@ -37,7 +36,7 @@ class CallEnds(msgspec.Struct, frozen=True, kw_only=True):
     """Ascending."""
     clock: Ints
     """Number of the clock that each rank uses; ranks of one host share a clock."""
-    ends: tuple[Reals, ...]
+    ends: tuple[Floats, ...]
     """One array for all sets of one shape: [set, call, member]."""
     members: tuple[Ints, ...]
     """Position of each member in `ranks`: [set, member]."""
@@ -81,11 +80,11 @@ class CallEnds(msgspec.Struct, frozen=True, kw_only=True):
         )  # fmt: skip
 
     @property
-    def times(self) -> Reals:
+    def times(self) -> Floats:
         """All ends, the arrays of `ends` one after the other."""
         return np.concatenate([each.ravel() for each in self.ends])
 
-    def behind(self, offset: Reals, drift: Reals) -> Reals:
+    def behind(self, offset: Floats, drift: Floats) -> Floats:
         """Return how much later each end is than the median end of its call, in the order of `times`."""
         found = np.empty(sum(each.size for each in self.ends))
         begin = 0
@@ -98,7 +97,7 @@ class CallEnds(msgspec.Struct, frozen=True, kw_only=True):
                 behind[:, part] = aligned - _centre(aligned)
         return found
 
-    def middles(self, values: Reals) -> Reals:
+    def middles(self, values: Floats) -> Floats:
         """Return for each rank the median of its clock's values; `values` are in the order of `times`."""
         found = np.zeros(int(self.clock.max()) + 1)
         for clocks, positions in self.of_clocks:
@@ -106,7 +105,7 @@ class CallEnds(msgspec.Struct, frozen=True, kw_only=True):
                 found[clocks[part]] = _middle(values[positions[part]])
         return found[self.clock]
 
-    def middle_of_clock(self, values: Reals) -> Reals:
+    def middle_of_clock(self, values: Floats) -> Floats:
         """Return for each rank the median over the ranks that share its clock; one value a rank."""
         found = values.copy()
         for each in np.flatnonzero(np.bincount(self.clock) > 1).tolist():
@@ -135,17 +134,17 @@ def _by_count(of_rank: Sequence[Places], clock: Ints) -> tuple[tuple[Ints, Place
     )
 
 
-def _centre(ends: Reals) -> Reals:
+def _centre(ends: Floats) -> Floats:
     """Return the median of each call's ends. For so few values, sorting takes a quarter of the time of a partition."""
     half = ends.shape[2] // 2
     ordered = np.sort(ends, axis=2) if ends.shape[2] > 2 else ends
-    upper: Reals = ordered[:, :, half : half + 1]
+    upper: Floats = ordered[:, :, half : half + 1]
     return upper if ends.shape[2] % 2 else (ordered[:, :, half - 1 : half] + upper) / 2
 
 
-def _middle(rows: Reals) -> Reals:
+def _middle(rows: Floats) -> Floats:
     """Return the median of each row, faster than `np.median`, which also handles cases that do not occur here."""
     half = rows.shape[1] // 2
     parted = np.partition(rows, half, axis=1)  # for two positions at once, numpy takes five times as long
-    upper: Reals = parted[:, half]
+    upper: Floats = parted[:, half]
     return upper if rows.shape[1] % 2 else (parted[:, :half].max(axis=1) + upper) / 2

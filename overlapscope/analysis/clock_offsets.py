@@ -15,12 +15,11 @@ from heapq import heappop, heappush
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from overlapscope.analysis.call_ends import CallEnds, RankSet
 from overlapscope.analysis.matched_calls import MatchedCalls
-from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.columns import Floats, Ints
 
 ROUNDS = 50
 RESTS_WITHIN_NS = 1.0
@@ -31,7 +30,6 @@ DRIFT_NOISES = 4.0
 DRIFT_CALLS = 30
 """... with fewer calls than this, by proportionally more."""
 DRIFT_ROUNDS = 5
-Reals = npt.NDArray[np.float64]
 
 
 def tied(calls: Iterable[Sequence[int]], hosts: Mapping[int, str]) -> dict[int, int]:
@@ -58,26 +56,26 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether the ranks' times can be compared: whether their clocks are connected."""
         return len({self.tied.get(rank, rank) for rank in ranks}) == 1
 
-    def aligned(self, rank: int, time_ns: Ints) -> Reals:
+    def aligned(self, rank: int, time_ns: Ints) -> Floats:
         """Return times of a rank on the common clock, in nanoseconds after `reference_ns`."""
         moved = (time_ns - self.reference_ns).astype(np.float64)
-        drifted: Reals = moved - self.offset_ns.get(rank, 0.0) - self.drift.get(rank, 0.0) * moved
+        drifted: Floats = moved - self.offset_ns.get(rank, 0.0) - self.drift.get(rank, 0.0) * moved
         return drifted
 
-    def rows(self, ranks: Sequence[int], times_ns: Ints) -> Reals:
+    def rows(self, ranks: Sequence[int], times_ns: Ints) -> Floats:
         """Return times of several ranks (one row each) on the common clock, in nanoseconds after `reference_ns`."""
         offset, drift = (
             np.array([values.get(rank, 0.0) for rank in ranks])[:, None] for values in (self.offset_ns, self.drift)
         )
         moved = (times_ns - self.reference_ns).astype(np.float64)
-        drifted: Reals = moved - offset - drift * moved
+        drifted: Floats = moved - offset - drift * moved
         return drifted
 
-    def ends(self, block: MatchedCalls) -> Reals:
+    def ends(self, block: MatchedCalls) -> Floats:
         """Return the ends of a block's calls on the common clock."""
         return self.rows(block.ranks, block.end_ns)
 
-    def starts(self, block: MatchedCalls) -> Reals:
+    def starts(self, block: MatchedCalls) -> Floats:
         """Return the starts of a block's calls on the common clock."""
         return self.rows(block.ranks, block.start_ns)
 
@@ -142,7 +140,7 @@ def relative_to_middle(values: Mapping[int, float], lowest: Mapping[int, int]) -
 
 def _sets(blocks: Sequence[MatchedCalls], reference: int) -> list[RankSet]:
     """Join the calls of the same ranks; the sets with the most calls come first."""
-    ends: dict[tuple[int, ...], list[Reals]] = {}
+    ends: dict[tuple[int, ...], list[Floats]] = {}
     for block in blocks:
         ends.setdefault(block.ranks, []).append((block.end_ns - reference).astype(np.float64))
     found = []
@@ -158,7 +156,7 @@ def _with_unmatched_ranks(values: Mapping[int, float], hosts: Mapping[int, str])
     return {**{rank: of_host[host] for rank, host in hosts.items() if host in of_host}, **values}
 
 
-def _first_guess(sets: Sequence[RankSet], calls: CallEnds) -> tuple[Reals, Reals]:
+def _first_guess(sets: Sequence[RankSet], calls: CallEnds) -> tuple[Floats, Floats]:
     """Return first offsets and drifts: walk the graph of groups from the lowest rank of each connected component.
 
     Groups with the most calls come first; ranks that share a clock are reached together. A walk finds which clock of a
@@ -200,7 +198,7 @@ def _first_guess(sets: Sequence[RankSet], calls: CallEnds) -> tuple[Reals, Reals
     return np.array([offsets[rank] for rank in calls.ranks]), np.array([drift[rank] for rank in calls.ranks])
 
 
-def _converge_offsets(calls: CallEnds, offset: Reals, drift: Reals) -> Reals:
+def _converge_offsets(calls: CallEnds, offset: Floats, drift: Floats) -> Floats:
     """Move the offsets until the ends of each rank are at the median ends of their calls."""
     for _ in range(ROUNDS):
         moves = calls.middles(calls.behind(offset, drift))
@@ -210,7 +208,7 @@ def _converge_offsets(calls: CallEnds, offset: Reals, drift: Reals) -> Reals:
     return offset
 
 
-def _drifts(calls: CallEnds, offset: Reals, drift: Reals) -> Reals:
+def _drifts(calls: CallEnds, offset: Floats, drift: Floats) -> Floats:
     """Return the remaining drift of each rank whose ends move away steadily; 0 for the others."""
     times, distances = calls.times, calls.behind(offset, drift)
     found = []
@@ -220,7 +218,7 @@ def _drifts(calls: CallEnds, offset: Reals, drift: Reals) -> Reals:
     return np.array(found)
 
 
-def _slope(times: Reals, distances: Reals) -> float:
+def _slope(times: Floats, distances: Floats) -> float:
     """Return the slope of distances over times (ascending); 0 where it is not significant against the scatter.
 
     It is the median over pairs of calls of the first and last third (a Theil-Sen estimate with fewer pairs), so that

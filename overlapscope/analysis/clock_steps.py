@@ -10,13 +10,12 @@ from typing import Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
-from overlapscope.analysis.clock_offsets import Clocks, Reals, clock_offsets, connected
+from overlapscope.analysis.clock_offsets import Clocks, clock_offsets, connected
 from overlapscope.analysis.matched_calls import MatchedCalls, Matching
 from overlapscope.display import list_some
-from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.columns import Flags, Floats, Ints
 
 LEAST_NS: Final = 200_000
 """Levels closer than this are no clock step ..."""
@@ -72,7 +71,7 @@ def remove_clock_steps(matching: Matching, clocks: Clocks, hosts: Mapping[int, s
 
 
 def _suspected(blocks: Sequence[MatchedCalls], clocks: Clocks, hosts: Mapping[int, str]) -> Iterator[_Suspected]:
-    tables: dict[tuple[int, ...], list[Reals]] = {}
+    tables: dict[tuple[int, ...], list[Floats]] = {}
     for block in blocks:
         tables.setdefault(block.ranks, []).append(clocks.ends(block))
     for ranks, parts in tables.items():
@@ -94,7 +93,7 @@ def _suspected(blocks: Sequence[MatchedCalls], clocks: Clocks, hosts: Mapping[in
                 )
 
 
-def _level_changes(row: Reals) -> list[tuple[int, float]]:
+def _level_changes(row: Floats) -> list[tuple[int, float]]:
     """Return the positions before which a row of distances changes its level, and by how much."""
     calls = row.size
     if calls < FEWEST:
@@ -195,7 +194,7 @@ def _within(block: MatchedCalls, clocks: Clocks, begin: float, end: float) -> It
         yield _part(block, np.arange(len(block.ranks)), columns)
 
 
-def _part(block: MatchedCalls, places: Ints, columns: npt.NDArray[np.bool_]) -> MatchedCalls:
+def _part(block: MatchedCalls, places: Ints, columns: Flags) -> MatchedCalls:
     return block.with_values(
         ranks=tuple(block.ranks[place] for place in places),
         rows=block.rows[places][:, columns],

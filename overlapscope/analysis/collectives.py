@@ -8,7 +8,6 @@ from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from overlapscope.analysis.across_ranks import Transfers
 from overlapscope.analysis.call_kind import CallFields
@@ -233,7 +232,7 @@ class CallSums(msgspec.Struct):
             self.others.append((number[other], kind[other]))
 
 
-def _by_kind(parts: Sequence[tuple[Ints, Ints]], kinds: int) -> list[npt.NDArray[np.int64]]:
+def _by_kind(parts: Sequence[tuple[Ints, Ints]], kinds: int) -> list[Ints]:
     """Return the values of each kind, ascending; `parts` hold kinds and values."""
     kind, values = (np.concatenate(each) for each in zip(*parts, strict=True))
     order = np.lexsort((values, kind))

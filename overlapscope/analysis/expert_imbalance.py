@@ -15,10 +15,10 @@ import numpy as np
 
 from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.clock_offsets import Clocks, Reals
+from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.findings import MILLISECOND_NS, Finding
 from overlapscope.analysis.matched_calls import MatchedCalls
-from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.dimensions import EXPERT
 from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.run import Run
@@ -38,7 +38,7 @@ class _Exchanges(msgspec.Struct, frozen=True, kw_only=True):
     group: str | None
     ranks: tuple[int, ...]
     rows: Ints
-    starts_ns: Reals
+    starts_ns: Floats
     """On the common clock."""
     sent: Ints
     received: Ints

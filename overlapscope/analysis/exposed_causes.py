@@ -20,7 +20,7 @@ from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.following_compute import following
 from overlapscope.analysis.peer_activity import PeerQuery, peer_activity
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints
 from overlapscope.timeline.intervals import (
     BusyTime,
     Intervals,
@@ -58,9 +58,9 @@ class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
     """Time from data ready to launch."""
     queued_ns: Ints
     """Time from both to the start."""
-    optimizer_seen: npt.NDArray[np.bool_]
+    optimizer_seen: Flags
     """Whether the optimizer of its step was recorded; without it, `depends` is not known."""
-    depends: npt.NDArray[np.bool_]
+    depends: Flags
     """Whether other compute than the optimizer's follows in the step."""
 
 
@@ -68,7 +68,7 @@ class Causes(msgspec.Struct, frozen=True, kw_only=True):
     """Exposed time of one rank by cause and by collective, and its overlapped wait time."""
 
     busy: Mapping[str, BusyTime]
-    exposed_ns: npt.NDArray[np.int64]
+    exposed_ns: Ints
     """Exposed nanoseconds that each row of the rank's `Collectives` owns."""
     hidden_wait: BusyTime
     hidden_unknown: BusyTime
@@ -163,7 +163,7 @@ class _Waits(msgspec.Struct, frozen=True, kw_only=True):
     exposed: Intervals
     hidden: Intervals
     transfer: Ints
-    of_pipeline: npt.NDArray[np.bool_]
+    of_pipeline: Flags
     arrived: Ints
     query: PeerQuery
     """Exposed wait, and the rank that arrived last."""
@@ -247,7 +247,7 @@ def _cut(own_comm: OwnedComm, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
     return np.maximum(begin, own_comm.start_ns), np.minimum(end, own_comm.until_ns)
 
 
-def _only(parts: tuple[Ints, Ints], chosen: npt.NDArray[np.bool_] | None = None) -> Intervals:
+def _only(parts: tuple[Ints, Ints], chosen: Flags | None = None) -> Intervals:
     return union(parts) if chosen is None else union((parts[0][chosen], parts[1][chosen]))
 
 
@@ -263,7 +263,7 @@ def _transfer_parts(
     transfers: Transfers,
     arrived: Ints,
     transfer: Ints,
-    matched: npt.NDArray[np.bool_],
+    matched: Flags,
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """Return the ends of the parts after `arrived`: slow transfer, late launch, queueing, and the collective itself."""
     own_comm = own.own_comm
@@ -297,9 +297,7 @@ def _ready(timeline: RankTimeline, launch: Ints) -> Ints:
     return np.where(before >= 0, done[np.maximum(before, 0)], NONE)
 
 
-def _rest_causes(
-    own: OwnParts, matched: npt.NDArray[np.bool_], of_pipeline: npt.NDArray[np.bool_]
-) -> dict[str, npt.NDArray[np.bool_]]:
+def _rest_causes(own: OwnParts, matched: Flags, of_pipeline: Flags) -> dict[str, Flags]:
     known = matched & own.optimizer_seen
     return {
         PIPELINE: of_pipeline,
@@ -309,14 +307,14 @@ def _rest_causes(
     }
 
 
-def _pipeline_rows(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
+def _pipeline_rows(timeline: RankTimeline) -> Flags:
     """Return for each collective whether it is a send or receive of a pipeline group."""
     calls, names = timeline.collectives, timeline.names
     of_pipeline = rows_named(calls.dimension, names, PIPELINE.__eq__)
     return of_pipeline & rows_named(calls.op, names, POINT_TO_POINT.__contains__)
 
 
-def _by_row(timeline: RankTimeline, own_comm: OwnedComm, exposed: Intervals) -> npt.NDArray[np.int64]:
+def _by_row(timeline: RankTimeline, own_comm: OwnedComm, exposed: Intervals) -> Ints:
     found = np.zeros(timeline.collectives.op.size, np.int64)
     own = own_comm.row != NONE
     found[own_comm.row[own]] = BusyTime(exposed).within(own_comm.start_ns[own], own_comm.until_ns[own])

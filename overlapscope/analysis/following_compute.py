@@ -5,9 +5,8 @@ from typing import Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from overlapscope.timeline.columns import COMPUTE, NONE, Ints
+from overlapscope.timeline.columns import COMPUTE, NONE, Flags, Ints
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import largest_by, values_in
@@ -15,7 +14,6 @@ from overlapscope.timeline.run import RankTimeline
 
 OPTIMIZER: Final = re.compile(r"^(Optimizer\.step#|optimizer$|overlapscope\.optimizer)")
 """torch's annotation around every optimizer step, and OverlapScope's own mark of the phase."""
-Mask = npt.NDArray[np.bool_]
 
 
 class Following(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,12 +22,12 @@ class Following(msgspec.Struct, frozen=True, kw_only=True):
     last_start_ns: dict[int, int]
     with_optimizer: frozenset[int]
 
-    def depends(self, steps: Ints, ends_ns: Ints) -> Mask:
+    def depends(self, steps: Ints, ends_ns: Ints) -> Flags:
         """Return for each (step, end of a collective) whether compute other than the optimizer's follows in it."""
         last = np.array([self.last_start_ns.get(step, NONE) for step in steps.tolist()], np.int64)
         return np.asarray(last >= ends_ns, np.bool_)
 
-    def known(self, steps: Ints) -> Mask:
+    def known(self, steps: Ints) -> Flags:
         """Return for each step whether its optimizer was recorded; without it, `depends` is not known."""
         return np.isin(steps, list(self.with_optimizer))
 

@@ -5,9 +5,8 @@ from typing import Final, Self
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from overlapscope.timeline.columns import COPY, NONE, Ints
+from overlapscope.timeline.columns import COPY, NONE, Flags, Ints
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.rows import sort_order
@@ -45,7 +44,7 @@ class HostWaits(msgspec.Struct, frozen=True, kw_only=True):
 class WaitNames(msgspec.Struct, frozen=True, kw_only=True):
     """The spans and annotations of a rank whose names show that its host waited."""
 
-    to_host: npt.NDArray[np.bool_]
+    to_host: Flags
     """For each span, whether it is a copy to the host."""
     calls: Ints
     """Rows in `Annotations` of synchronization calls."""
@@ -65,7 +64,7 @@ NO_WAITS: Final = HostWaits(resumed_ns=_NOTHING, span=_NOTHING, dry_ns=_NOTHING)
 
 
 def host_waits(
-    calls: tuple[Ints, Ints], to_host: npt.NDArray[np.bool_], launch: Ints, end: Ints, launched: Ints, by_end: Ints
+    calls: tuple[Ints, Ints], to_host: Flags, launch: Ints, end: Ints, launched: Ints, by_end: Ints
 ) -> HostWaits:
     """Return the waits of a host, from its synchronization calls (begins, ends) and the spans of its device.
 
@@ -90,7 +89,7 @@ def host_waits(
     return HostWaits(resumed_ns=resumed, span=span[of_latest], dry_ns=dry)
 
 
-def _copies(to_host: npt.NDArray[np.bool_], launch: Ints, end: Ints, launched: Ints) -> tuple[Ints, Ints]:
+def _copies(to_host: Flags, launch: Ints, end: Ints, launched: Ints) -> tuple[Ints, Ints]:
     """Return the copies to the host that had ended when the host launched again, and the time of that launch."""
     of = launched[:-1]
     at, then = launch[of], launch[launched][1:]

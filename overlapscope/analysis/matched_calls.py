@@ -5,7 +5,6 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from overlapscope.files.spill import SpilledArray, SpillStore, make_without_fields
@@ -22,11 +21,11 @@ class MatchedCalls(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str | None
     bytes: int | None
     ranks: tuple[int, ...]
-    rows: npt.NDArray[np.int64]
+    rows: Ints
     """Row of each call in the rank's `Collectives`."""
-    start_ns: npt.NDArray[np.int64]
+    start_ns: Ints
     """On the rank's own clock, as `end_ns`."""
-    end_ns: npt.NDArray[np.int64]
+    end_ns: Ints
     by_order: bool
     """Whether calls were paired by their order within their kind, since there are no sequence numbers."""
     whole: bool
@@ -45,9 +44,9 @@ class MatchedCalls(msgspec.Struct, frozen=True, kw_only=True):
         """Number of ranks and of calls."""
         return self.rows.shape
 
-    def rows_of(self, place: int) -> npt.NDArray[np.int64]:
+    def rows_of(self, place: int) -> Ints:
         """Return the rows of the calls of one rank, by its position in `ranks`."""
-        found: npt.NDArray[np.int64] = self.rows[place]
+        found: Ints = self.rows[place]
         return found
 
     def put_aside(self, aside: SpillStore) -> "MatchedCalls":
@@ -80,7 +79,7 @@ class _PutMatched(MatchedCalls, frozen=True, kw_only=True, dict=True):
         put: Mapping[str, SpilledArray] = self._put
         return put[name].values()
 
-    def rows_of(self, place: int) -> npt.NDArray[np.int64]:
+    def rows_of(self, place: int) -> Ints:
         """Read only the rows of one rank."""
         put: Mapping[str, SpilledArray] = self._put
         return put["rows"].row(place)
@@ -126,6 +125,6 @@ def join_columns(tables: Sequence[Ints]) -> Ints:
     return tables[0] if len(tables) == 1 else np.concatenate(tables, axis=1)
 
 
-def block_bounds(blocks: Sequence[MatchedCalls]) -> npt.NDArray[np.int64]:
+def block_bounds(blocks: Sequence[MatchedCalls]) -> Ints:
     """Return the first column of each block in their concatenation, and the end of the last one."""
     return np.concatenate([[0], np.cumsum([block.calls for block in blocks])])

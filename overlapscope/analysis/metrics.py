@@ -6,15 +6,13 @@ from typing import Final, Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from overlapscope.analysis.step_table import StepTable
-from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.columns import NONE, Floats
 
 Unit = Literal["ns", "ratio"]
 Fold = Literal["mean", "max", "sum"]
 Better = Literal["lower", "higher"] | None
-Reals = npt.NDArray[np.float64]
 
 
 class Estimate(msgspec.Struct, kw_only=True, frozen=True):
@@ -54,24 +52,24 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     unit: Unit
     over_ranks: Fold
     better: Better
-    series: Callable[[StepTable], Reals]
+    series: Callable[[StepTable], Floats]
 
 
-def _known(table: StepTable, name: str) -> Reals:
+def _known(table: StepTable, name: str) -> Floats:
     """Return a figure as floats, NaN where it is missing or the step was not recorded completely."""
     values = table.figures[name]
     return np.where(table.recorded & (values != NONE), values, np.nan)
 
 
-def _mean(name: str, *, of_comm: bool = False) -> Callable[[StepTable], Reals]:
+def _mean(name: str, *, of_comm: bool = False) -> Callable[[StepTable], Floats]:
     return lambda table: _over_ranks(table, name, np.mean, of_comm=of_comm)
 
 
-def _max(name: str, *, of_comm: bool = False) -> Callable[[StepTable], Reals]:
+def _max(name: str, *, of_comm: bool = False) -> Callable[[StepTable], Floats]:
     return lambda table: _over_ranks(table, name, np.max, of_comm=of_comm)
 
 
-def _over_ranks(table: StepTable, name: str, fold: Callable[[Reals], float], *, of_comm: bool) -> Reals:
+def _over_ranks(table: StepTable, name: str, fold: Callable[[Floats], float], *, of_comm: bool) -> Floats:
     """Combine the ranks that recorded a step; NaN where one of them does not know the figure."""
     values = _known(table, name)
     if of_comm and not communicates(table):
@@ -86,15 +84,15 @@ def communicates(table: StepTable) -> bool:
     return bool((values[table.recorded & (values != NONE)] > 0).any())
 
 
-def _ratio(above: str, *below: str, least: bool = False) -> Callable[[StepTable], Reals]:
+def _ratio(above: str, *below: str, least: bool = False) -> Callable[[StepTable], Floats]:
     """Return the ratio of sums over the ranks; with `least`, the smallest of the sums `below` over their total."""
 
-    def series(table: StepTable) -> Reals:
+    def series(table: StepTable) -> Floats:
         sums = [np.where(table.recorded, _known(table, name), 0.0).sum(axis=0) for name in (above, *below)]
         whole = sum(sums[1:], np.zeros(len(table.steps)))
         part = np.minimum(*sums[1:]) if least else sums[0]
         no_comm = np.where(table.recorded, _known(table, "comm_ns"), 0.0).sum(axis=0) == 0
-        result: Reals = np.full(part.shape, np.nan)
+        result: Floats = np.full(part.shape, np.nan)
         np.divide(part, whole, out=result, where=(whole > 0) & ~no_comm)
         return result
 
@@ -110,7 +108,7 @@ def _mean_of_comm(name: str, *, better: Better = "lower") -> Definition:
     return _mean_of(name, better=better, of_comm=True)
 
 
-def _ratio_of(name: str, better: Better, series: Callable[[StepTable], Reals]) -> Definition:
+def _ratio_of(name: str, better: Better, series: Callable[[StepTable], Floats]) -> Definition:
     return Definition(name=name, unit="ratio", over_ranks="sum", better=better, series=series)
 
 

@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.clock_offsets import Clocks, Reals
-from overlapscope.timeline.columns import Ints
+from overlapscope.analysis.clock_offsets import Clocks
+from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.timeline.intervals import Intervals, union
 
 ROUNDING_NS: Final = 2
@@ -60,8 +60,8 @@ def peer_activity(
 class _Moved(msgspec.Struct, frozen=True, kw_only=True):
     """Clock of one rank relative to the clocks of the querying ranks, for each piece."""
 
-    apart: Reals
-    drift: Reals
+    apart: Floats
+    drift: Floats
     reference_ns: int
 
     def theirs(self, time_ns: Ints) -> Ints:

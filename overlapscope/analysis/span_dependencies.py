@@ -10,11 +10,10 @@ from typing import Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from overlapscope.analysis.host_waits import LONG_AGO, NO_WAITS, HostWaits, host_waits
 from overlapscope.analysis.span_windows import SpanWindow, Window, in_window
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints, Small
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints, Small
 from overlapscope.timeline.rows import sort_order
 
 BY_NOTHING, BY_LANE, BY_OTHER_LANE, BY_LAUNCH = range(4)
@@ -25,7 +24,6 @@ LAUNCH_TAKES_AT_MOST_NS: Final = 20_000
 QUICK_LAUNCHES: Final = 0.01
 LOOK_BACK: Final = 32
 """Span ends that are checked, latest first, for a dependency on another lane."""
-Mask = npt.NDArray[np.bool_]
 
 
 class SpanDependencies(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +36,7 @@ class SpanDependencies(msgspec.Struct, frozen=True, kw_only=True):
     kind: Small
     own_call: Ints
     """Row of each span in the rank's `Collectives`; NONE for all but communication."""
-    is_matched: Mask
+    is_matched: Flags
     """Whether it is communication with a known last member."""
     by: Small
     """What the begin depended on: the span before it on its lane, one on another lane, its launch, or nothing."""
@@ -95,7 +93,9 @@ class SpanDependencies(msgspec.Struct, frozen=True, kw_only=True):
         return last
 
 
-def span_dependencies(around: SpanWindow, window: Window, calls_matched: Mask, *, has_device: bool) -> SpanDependencies:
+def span_dependencies(
+    around: SpanWindow, window: Window, calls_matched: Flags, *, has_device: bool
+) -> SpanDependencies:
     """Return the dependencies of the spans that ran or were launched in [begin, end) on the rank's own clock.
 
     `around` holds at least these spans; `calls_matched` holds, for each of the rank's calls, whether its last member is
@@ -158,7 +158,7 @@ def _before_on_lane(lane: Ints) -> Ints:
 
 
 def _on_other_lane(
-    start: Ints, ends: Ints, by_end: Ints, lane: Ints, launch: Ints, floor: Ints, may_wait: Mask
+    start: Ints, ends: Ints, by_end: Ints, lane: Ints, launch: Ints, floor: Ints, may_wait: Flags
 ) -> Ints:
     """Return for each span the one on another lane, launched before it, that ended last after `floor`; else NONE."""
     found = np.full(start.size, NONE, np.int64)

@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from overlapscope.analysis.host_waits import WaitNames
 from overlapscope.files.spill import SpilledStruct, SpillStore
-from overlapscope.timeline.columns import NONE, Ints, Spans, size, take
+from overlapscope.timeline.columns import NONE, Flags, Ints, Spans, size, take
 from overlapscope.timeline.run import RankTimeline
 
-Mask = npt.NDArray[np.bool_]
 Window = tuple[int, int]
 
 
@@ -24,7 +22,7 @@ class SpanWindow(msgspec.Struct, frozen=True, kw_only=True):
     spans: Spans
     row: Ints | None
     """Row of each span in the rank's `Spans`; None where all spans are held."""
-    to_host: Mask
+    to_host: Flags
     """Whether each span is a copy to the host."""
     begun_ns: Ints
     """Begin of the rank's synchronization calls ..."""
@@ -64,11 +62,11 @@ class SpanWindows:
         return self._cuts[rank][window].value()
 
 
-def in_window(spans: Spans, window: Window) -> Mask:
+def in_window(spans: Spans, window: Window) -> Flags:
     """Return which spans ran, or were launched, in [begin, end)."""
     begin, end = window
     runs = (spans.end_ns > begin) & (spans.start_ns < end)
-    launched: Mask = (spans.launch_ns != NONE) & (spans.launch_ns >= begin) & (spans.launch_ns < end)
+    launched: Flags = (spans.launch_ns != NONE) & (spans.launch_ns >= begin) & (spans.launch_ns < end)
     return runs | launched
 
 

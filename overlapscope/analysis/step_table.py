@@ -5,7 +5,6 @@ from typing import Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.breakdown import Breakdown
@@ -14,7 +13,7 @@ from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_LATE_RANK
 from overlapscope.analysis.exposed import ExposedShares
 from overlapscope.analysis.result import RankInfo
 from overlapscope.analysis.steps import StepWindow, whole_windows
-from overlapscope.timeline.columns import NONE, Ints, size
+from overlapscope.timeline.columns import NONE, Flags, Ints, size
 from overlapscope.timeline.run import RankTimeline, Run
 
 FIGURES: Final = (
@@ -33,7 +32,7 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     steps: tuple[tuple[int, int], ...]
     """(step number, index among the steps with that number) of each column."""
-    recorded: npt.NDArray[np.bool_]
+    recorded: Flags
     figures: Mapping[str, Ints]
     """The fields of the breakdown, `blame_ns` and `exposed_wait_ns`."""
     causes: Mapping[str, Ints]

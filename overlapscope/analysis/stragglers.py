@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.findings import Finding
@@ -24,7 +23,7 @@ from overlapscope.analysis.lateness import LateArrivals, attribute_blame, late_a
 from overlapscope.analysis.result import Straggler
 from overlapscope.analysis.straggler_cause import find_straggler_cause
 from overlapscope.analysis.wait_transfer import LEADS_COUNT_NS, Split
-from overlapscope.timeline.columns import Ints, size
+from overlapscope.timeline.columns import Floats, Ints, size
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import Run
 
@@ -42,7 +41,6 @@ DOMINATES: Final = 0.75
 ALONE: Final = 0.1
 """Where one rank has the share DOMINATES of all blame, this probability is allowed: for example two long pauses of one
 rank among a dozen."""
-Reals = npt.NDArray[np.float64]
 TILTS: Final = np.geomspace(0.01, 100, 81)
 """Exponents of Chernoff's bound that are tried, in units of 1 / (largest occasion)."""
 
@@ -99,7 +97,7 @@ def _chances(late: Mapping[int, Sequence[LateArrivals]], could: int, *, by_step:
     occasions = {rank: _occasions(theirs, by_step=by_step) for rank, theirs in late.items()}
     everybody = np.concatenate(list(occasions.values())) if occasions else np.zeros(0)
     found = {rank: chance_bound(float(own.sum()), everybody, could) for rank, own in occasions.items()}
-    sets: dict[tuple[int, ...], dict[int, Reals]] = {}
+    sets: dict[tuple[int, ...], dict[int, Floats]] = {}
     for rank, theirs in late.items():
         for each in theirs:
             sets.setdefault(each.met.ranks, {})[rank] = _occasions([each], by_step=by_step)
@@ -111,7 +109,7 @@ def _chances(late: Mapping[int, Sequence[LateArrivals]], could: int, *, by_step:
     return found
 
 
-def _occasions(late: Sequence[LateArrivals], *, by_step: bool) -> Reals:
+def _occasions(late: Sequence[LateArrivals], *, by_step: bool) -> Floats:
     """Return the cost of each occasion in nanoseconds: the rank's own leads.
 
     Of leads that overlap in time, one counts. The leads of one step are one occasion, since a larger batch increases
@@ -131,7 +129,7 @@ def _occasions(late: Sequence[LateArrivals], *, by_step: bool) -> Reals:
     return np.bincount(place, weights=leads, minlength=numbers.size).astype(np.float64)
 
 
-def chance_bound(gathered: float, occasions: npt.NDArray[np.float64], ranks: int) -> float:
+def chance_bound(gathered: float, occasions: Floats, ranks: int) -> float:
     """Return Chernoff's upper bound of the probability that one of `ranks` equal ranks gets `gathered` of the cost.
 
     `occasions` holds the cost of each occasion, `gathered` the sum of one rank's, in the same unit.

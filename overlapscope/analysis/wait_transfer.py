@@ -9,36 +9,35 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.matched_calls import MatchedCalls, block_bounds, join_columns, positions_by_ranks
+from overlapscope.timeline.columns import Floats, Ints
 
 LEADS_COUNT_NS = 50_000
 """Leads up to this, or up to RESIDUALS times the residual of the clocks, do not count as being last."""
 RESIDUALS = 3.0
 BASELINE_QUANTILE = 0.10
 BASELINE_CALLS = 5
-Reals = npt.NDArray[np.float64]
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
     """A block of matched calls, split into wait and transfer; rows are its ranks, columns its calls; nanoseconds."""
 
     block: MatchedCalls
-    transfer_ns: npt.NDArray[np.int64]
+    transfer_ns: Ints
     """Transfer time of each call; an upper bound where not every member was recorded."""
-    last: npt.NDArray[np.int64]
+    last: Ints
     """Row of the rank that arrived last."""
-    lead_ns: Reals
+    lead_ns: Floats
     """How much later than the second-latest rank the last one arrived."""
     early_ends: int
     """Calls that ended on a rank before their last member had started: there the clocks or the pairing are wrong."""
 
     @property
-    def wait_ns(self) -> npt.NDArray[np.int64]:
+    def wait_ns(self) -> Ints:
         """Wait time of each rank (row) in each call (column)."""
-        waited: npt.NDArray[np.int64] = self.block.end_ns - self.block.start_ns - self.transfer_ns
+        waited: Ints = self.block.end_ns - self.block.start_ns - self.transfer_ns
         return waited
 
     @property
@@ -111,7 +110,7 @@ def early_end_reasons(splits: Sequence[Split], clocks: Clocks) -> tuple[str, ...
 def waits_by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankWait]:
     """Sum the wait time of each rank and its blame: its leads over the second-latest rank."""
     threshold = _counts_from(clocks)
-    sums: dict[int, Reals] = {}
+    sums: dict[int, Floats] = {}
     for ranks, places in positions_by_ranks([each.block for each in splits]).items():
         theirs = [splits[at] for at in places]
         lead, last = (np.concatenate([getattr(each, name) for each in theirs]) for name in ("lead_ns", "last"))

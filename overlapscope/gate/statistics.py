@@ -9,9 +9,9 @@ from statistics import NormalDist
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-Reals = npt.NDArray[np.float64]
+from overlapscope.timeline.columns import Floats
+
 EXACT_RUNS: Final = 100
 """With more runs than this on both sides together the normal approximation is as good and is used."""
 DRAWS: Final = 1_999
@@ -81,7 +81,7 @@ def shift_interval(base: Sequence[float], candidate: Sequence[float], confidence
     return (float(pairs[cut - 1]), float(pairs[-cut])) if cut > 0 else None
 
 
-def _chances_of_pairs(n: int, m: int) -> Reals:
+def _chances_of_pairs(n: int, m: int) -> Floats:
     """Return for k = 0, 1, ... the probability that at most k of all pairs have the candidate above the base."""
     most = n * m // 2
     ways = np.zeros((m + 1, most + 1), np.float64)
@@ -92,11 +92,11 @@ def _chances_of_pairs(n: int, m: int) -> Reals:
             step = below - (k - 1)
             if step <= most:
                 ways[k, step:] += ways[k - 1, : most + 1 - step]
-    chances: Reals = np.cumsum(ways[m]) / math.comb(n + m, m)
+    chances: Floats = np.cumsum(ways[m]) / math.comb(n + m, m)
     return chances
 
 
-def bootstrap(base: Sequence[Reals], candidate: Sequence[Reals], seed: int) -> Reals | None:
+def bootstrap(base: Sequence[Floats], candidate: Sequence[Floats], seed: int) -> Floats | None:
     """Return the differences of the two sides in resampled steps, sorted; None where a run has too few steps.
 
     Each run's steps are drawn in blocks of consecutive steps, because steps resemble their neighbours (Künsch 1989;
@@ -112,17 +112,17 @@ def bootstrap(base: Sequence[Reals], candidate: Sequence[Reals], seed: int) -> R
     return np.sort(sides[1] - sides[0])
 
 
-def _resampled_medians(series: Reals, generator: np.random.Generator) -> Reals:
+def _resampled_medians(series: Floats, generator: np.random.Generator) -> Floats:
     steps = series[:: -(-series.size // MOST_STEPS)]
     length = math.ceil(round(steps.size ** (1 / 3), 9))
     blocks = -(-steps.size // length)
     starts = generator.integers(0, steps.size, (DRAWS, blocks))
     places = (starts[:, :, None] + np.arange(length)).reshape(DRAWS, -1)[:, : steps.size] % steps.size
-    medians: Reals = np.median(steps[places], axis=1)
+    medians: Floats = np.median(steps[places], axis=1)
     return medians
 
 
-def tail_probabilities(draws: Reals) -> tuple[float, float]:
+def tail_probabilities(draws: Floats) -> tuple[float, float]:
     """Return the shares of drawn differences not above 0 and not below 0: probabilities of increase and decrease."""
     return (1 + int((draws <= 0).sum())) / (1 + draws.size), (1 + int((draws >= 0).sum())) / (1 + draws.size)
 

@@ -10,9 +10,8 @@ from typing import Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from overlapscope.timeline.columns import Floats, Ints
+from overlapscope.timeline.columns import Flags, Floats, Ints
 from overlapscope.whatif.curves import Curve, curve
 
 BESIDE: Final = 0.8
@@ -109,7 +108,7 @@ def _bytes_under_way(bytes_: Ints, begun_ns: Floats, done_ns: Floats, at_ns: Flo
     return before[0] - before[1]
 
 
-def _median(values: Floats, chosen: npt.NDArray[np.bool_]) -> float:
+def _median(values: Floats, chosen: Flags) -> float:
     return max(float(np.median(values[chosen])), 1.0)
 
 
