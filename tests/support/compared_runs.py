@@ -2,25 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
 
-from overlapscope.timeline.columns import (
-    COMM,
-    COMPUTE,
-    COPY,
-    NONE,
-    Annotations,
-    Collectives,
-    Lanes,
-    Recordings,
-    Spans,
-    Steps,
-    make,
-)
-from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.columns import COMPUTE, COPY
 from overlapscope.timeline.run import Group, RankTimeline, Run
+from tests.support.rank_rows import rank_timeline
 
 STEP_NS = 100
 """From the start of one step to that of the next."""
@@ -64,37 +53,25 @@ def run_of(job: Job, *, basis: str = "trace") -> Run:
 
 
 def _timeline(job: Job, number: int, rank: Rank, basis: str) -> RankTimeline:
-    names = NameTable(["nobody", job.group, "float32"])
-    rows = [
-        *((COMM, *each[:3], each[3][0], "") for each in rank.calls),
-        *((COMPUTE, *each, "") for each in rank.computes),
-        *((COPY, *each[:3], "Memcpy", each[3]) for each in rank.copies),
-    ]
-    end = STEP_NS * (len(job.lengths) + 2)
-    return RankTimeline(
-        rank=number, basis=basis, has_device=False,
-        recordings=make(Recordings, 1, source=0, start_ns=0, end_ns=end),
-        spans=make(
-            Spans, len(rows), recording=0, lane=0, kind=[row[0] for row in rows], step=[row[1] for row in rows],
-            start_ns=[row[2] for row in rows], end_ns=[row[3] for row in rows],
-            launch_ns=[row[2] for row in rows], name=[names.code(row[4]) for row in rows],
-            host_op=[names.code(row[5]) for row in rows],
-            collective=[*range(len(rank.calls)), *[NONE] * (len(rows) - len(rank.calls))],
-        ),
-        collectives=make(
-            Collectives, len(rank.calls), recording=0, step=[each[0] for each in rank.calls], group=1,
-            seq=list(range(len(rank.calls))), op=[names.code(each[3][0]) for each in rank.calls], dtype=2,
-            bytes=[each[3][1] for each in rank.calls], group_size=job.world_size,
-            start_ns=[each[1] for each in rank.calls], end_ns=[each[2] for each in rank.calls],
-            launch_ns=[each[1] for each in rank.calls],
-        ),
-        steps=make(
-            Steps, rank.steps, recording=0, step=list(range(rank.steps)),
-            start_ns=[job.window(step)[0] for step in range(rank.steps)],
-            end_ns=[job.window(step)[1] for step in range(rank.steps)],
-            cut=[step in rank.cut for step in range(rank.steps)],
-        ),
-        lanes=make(Lanes, 1, label=0), annotations=make(Annotations, 0), names=tuple(names.to_list()),
+    def times(step: int, start: int, end: int) -> dict[str, Any]:
+        return {"step": step, "start_ns": start, "end_ns": end, "launch_ns": start, "lane": 0}
+
+    calls = [
+        {
+            **times(*when), "group": job.group, "seq": seq, "op": op, "dtype": "float32", "bytes": size,
+            "group_size": job.world_size, "host_op": "",
+        }
+        for seq, (*when, (op, size)) in enumerate(rank.calls)
+    ]  # fmt: skip
+    work = [{**times(*when), "kind": COMPUTE, "name": name, "host_op": ""} for *when, name in rank.computes]
+    work += [{**times(*when), "kind": COPY, "name": "Memcpy", "host_op": op} for *when, op in rank.copies]
+    return rank_timeline(
+        number, basis=basis, has_device=False, calls=calls, work=work,
+        recordings=[{"source": "nobody", "start_ns": 0, "end_ns": STEP_NS * (len(job.lengths) + 2)}],
+        steps=[
+            {**times(step, *job.window(step)), "cut": step in rank.cut} for step in range(rank.steps)
+        ],
+        lanes=[{"label": "nobody"}],
     )  # fmt: skip
 
 

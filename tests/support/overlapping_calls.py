@@ -4,21 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from overlapscope.timeline.columns import (
-    COMM,
-    COMPUTE,
-    NONE,
-    Annotations,
-    Collectives,
-    Lanes,
-    Recordings,
-    Spans,
-    Steps,
-    make,
-)
-from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.support.builders import EPOCH_NS
+from tests.support.rank_rows import Row, rank_timeline
 
 MS = 1_000_000
 
@@ -46,67 +35,34 @@ def job(
     clock: Mapping[int, float] | None = None,
     hosts: Mapping[int, str] | None = None,
 ) -> Run:
-    """Give a run of `lasts` ms in steps of `step`; `lone` are communication spans of no call, `clock` what is ahead."""
-    ranks = {}
-    for rank, own in calls.items():
+    """Return a run of `lasts` ms in steps of `step`.
+
+    `lone` are communication spans of no call; `clock` is how far a rank's clock is ahead.
+    """
+
+    def timeline(rank: int) -> RankTimeline:
         ahead = EPOCH_NS + round((clock or {}).get(rank, 0.0) * MS)
-        ranks[rank] = _rank(
-            rank, own, groups, (computes or {}).get(rank, ()), (lone or {}).get(rank, ()), lasts, step, ahead,
-            has_device=has_device, host=(hosts or {}).get(rank),
+
+        def times(start: float, end: float) -> Row:
+            start_ns, end_ns = (ahead + round(each * MS) for each in (start, end))
+            number = None if step is None else int(start // step)
+            return {"start_ns": start_ns, "end_ns": end_ns, "launch_ns": start_ns, "step": number}
+
+        made = [
+            {
+                **times(each.start, each.end), "group": each.group, "op": each.op, "dtype": "float32",
+                "bytes": each.volume, "received_bytes": each.received,
+                "group_size": len(groups[each.group]) if each.group in groups else None,
+            }
+            for each in calls[rank]
+        ]  # fmt: skip
+        work = [{**times(*each), "kind": COMPUTE, "name": "gemm"} for each in (computes or {}).get(rank, ())]
+        work += [{**times(*each), "kind": COMM, "name": "alone", "lane": 2} for each in (lone or {}).get(rank, ())]
+        return rank_timeline(
+            rank, calls=made, work=work, has_device=has_device, recordings=[times(0, lasts)],
+            steps=[times(at * step, (at + 1) * step) for at in range(round(lasts / step))] if step else [],
+            recorded={"settings": {"host": hosts[rank]}} if hosts else {},
         )  # fmt: skip
+
     named = tuple(Group(name=name, size=len(members), ranks=members) for name, members in groups.items())
-    return Run(world_size=max(calls) + 1, ranks=ranks, groups=named)
-
-
-def _rank(
-    rank: int,
-    calls: Sequence[Met],
-    groups: Mapping[str, tuple[int, ...]],
-    computes: Sequence[tuple[float, float]],
-    lone: Sequence[tuple[float, float]],
-    lasts: float,
-    step: float | None,
-    ahead: int,
-    *,
-    has_device: bool,
-    host: str | None,
-) -> RankTimeline:
-    names = NameTable()
-
-    def at(times: Sequence[float]) -> list[int]:
-        return [ahead + round(each * MS) for each in times]
-
-    def steps(times: Sequence[float]) -> list[int]:
-        return [NONE if step is None else int(each // step) for each in times]
-
-    starts = [each.start for each in calls] + [start for start, _ in (*computes, *lone)]
-    ends = [each.end for each in calls] + [end for _, end in (*computes, *lone)]
-    others, count = len(computes) + len(lone), 0 if step is None else round(lasts / step)
-    return RankTimeline(
-        rank=rank, basis="trace", has_device=has_device,
-        recordings=make(Recordings, 1, start_ns=at([0.0]), end_ns=at([lasts])),
-        spans=make(
-            Spans, len(starts), recording=0,
-            lane=[1] * len(calls) + [0] * len(computes) + [2] * len(lone),
-            kind=[COMM] * len(calls) + [COMPUTE] * len(computes) + [COMM] * len(lone),
-            name=[names.code(each.op) for each in calls] + [names.code("gemm")] * len(computes)
-            + [names.code("alone")] * len(lone),
-            start_ns=at(starts), end_ns=at(ends), launch_ns=at(starts), step=steps(starts),
-            collective=[*range(len(calls)), *[NONE] * others],
-        ),
-        collectives=make(
-            Collectives, len(calls), recording=0, step=steps(starts[: len(calls)]),
-            group=[names.code(each.group) for each in calls], op=[names.code(each.op) for each in calls],
-            dtype=names.code("float32"), bytes=[each.volume for each in calls],
-            received_bytes=[each.received for each in calls],
-            group_size=[len(groups[each.group]) if each.group in groups else NONE for each in calls],
-            start_ns=at([each.start for each in calls]), end_ns=at([each.end for each in calls]),
-            launch_ns=at([each.start for each in calls]),
-        ),
-        steps=make(
-            Steps, count, recording=0, step=range(count), start_ns=at([each * (step or 0) for each in range(count)]),
-            end_ns=at([(each + 1) * (step or 0) for each in range(count)]),
-        ),
-        lanes=make(Lanes, 3), annotations=make(Annotations, 0), names=tuple(names.to_list()),
-        recorded={} if host is None else {"settings": {"host": host}},
-    )  # fmt: skip
+    return Run(world_size=max(calls) + 1, ranks={rank: timeline(rank) for rank in calls}, groups=named)

@@ -4,25 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
+from msgspec import to_builtins
 
-from overlapscope.timeline.columns import (
-    COMM,
-    COMPUTE,
-    DEVICE,
-    NONE,
-    Annotations,
-    Collectives,
-    Gradients,
-    Lanes,
-    Recordings,
-    Spans,
-    Steps,
-    make,
-)
-from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.columns import HOST
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.support.builders import EPOCH_NS
+from tests.support.rank_rows import rank_timeline
 
 US = 1000
 STEP = 1000
@@ -94,88 +81,39 @@ def made(
 def _timeline(
     rank: int, ranks: int, step: Callable[[int], Sequence[Item]], environment: Mapping[str, str] | None
 ) -> RankTimeline:
-    names = NameTable()
-    origin = EPOCH_NS
+    rows: dict[type, list[dict[str, Any]]] = {Kernel: [], Sent: [], Range: [], Ready: []}
+    for number in range(STEPS):
 
-    def at(number: int, us: float) -> int:
-        return origin + round((number * STEP + us) * US)
+        def at(us: float, number: int = number) -> int:
+            return EPOCH_NS + round((number * STEP + us) * US)
 
-    items = [(number, each) for number in range(STEPS) for each in step(number)]
-    kernels = [(n, each) for n, each in items if isinstance(each, Kernel)]
-    sent = [(n, each) for n, each in items if isinstance(each, Sent)]
-    notes = [(n, each) for n, each in items if isinstance(each, Range)]
-    ready = [(n, each) for n, each in items if isinstance(each, Ready)]
-    both = [*kernels, *sent]
-    launches = [at(n, each.start - 1 if each.launch is None else each.launch) for n, each in both]
-    count, calls = len(kernels), len(sent)
-    recorded: dict[str, Any] = {} if environment is None else {"settings": {"environment": dict(environment)}}
-    return RankTimeline(
-        rank=rank,
-        basis="trace",
-        has_device=True,
-        recordings=make(
-            Recordings, 1, source=-1, start_ns=origin - STEP * US, end_ns=at(STEPS, STEP), last_launch_ns=max(launches)
-        ),
-        spans=make(
-            Spans,
-            len(both),
-            recording=0,
-            lane=[0] * count + [1] * calls,
-            kind=[COMPUTE] * count + [COMM] * calls,
-            name=[names.code(each.name if isinstance(each, Kernel) else "ncclDevKernel") for _, each in both],
-            host_op=[names.code(each.host_op) if isinstance(each, Kernel) else -1 for _, each in both],
-            start_ns=[at(n, each.start) for n, each in both],
-            end_ns=[at(n, each.end) for n, each in both],
-            launch_ns=launches,
-            step=[n for n, _ in both],
-            collective=[NONE] * count + list(range(calls)),
-        ),
-        collectives=make(
-            Collectives,
-            calls,
-            recording=0,
-            step=[n for n, _ in sent],
-            group=[names.code(each.group) for _, each in sent],
-            seq=np.arange(calls),
-            op=[names.code(each.op) for _, each in sent],
-            dtype=names.code("float32"),
-            elements=[each.elements for _, each in sent],
-            bytes=[each.size_bytes for _, each in sent],
-            group_size=ranks,
-            algorithm=[-1 if each.algorithm is None else names.code(each.algorithm) for _, each in sent],
-            dimension=[-1 if each.dimension is None else names.code(each.dimension) for _, each in sent],
-            launch_ns=launches[count:],
-            start_ns=[at(n, each.start) for n, each in sent],
-            end_ns=[at(n, each.end) for n, each in sent],
-        ),
-        steps=make(
-            Steps,
-            STEPS,
-            recording=0,
-            step=np.arange(STEPS),
-            start_ns=[at(n, -0.5) for n in range(STEPS)],
-            end_ns=[at(n + 1, -0.5) for n in range(STEPS)],
-        ),
-        lanes=make(Lanes, 3, kind=[DEVICE, DEVICE, 1], label=[names.code(each) for each in ("7", "20", "training")]),
-        annotations=make(
-            Annotations,
-            len(notes),
-            recording=0,
-            lane=2,
-            name=[names.code(each.name) for _, each in notes],
-            start_ns=[at(n, each.start) for n, each in notes],
-            end_ns=[at(n, each.end) for n, each in notes],
-        ),
-        gradients=make(
-            Gradients,
-            len(ready),
-            step=[n for n, _ in ready],
-            order=[sum(m == n for m, _ in ready[:place]) for place, (n, _) in enumerate(ready)],
-            name=[names.code(each.name) for _, each in ready],
-            elements=[each.elements for _, each in ready],
-            dtype=names.code("float32"),
-            ready_ns=[at(n, each.at) for n, each in ready],
-        ),
-        names=tuple(names.to_list()),
-        recorded=recorded,
-    )
+        for each in step(number):
+            row = {**to_builtins(each), "step": number}
+            if isinstance(each, Ready):
+                order = sum(other["step"] == number for other in rows[Ready])
+                row |= {"order": order, "dtype": "float32", "ready_ns": at(each.at)}
+            else:
+                row |= {"start_ns": at(each.start), "end_ns": at(each.end)}
+            if isinstance(each, Kernel | Sent):
+                row["launch_ns"] = at(each.start - 1 if each.launch is None else each.launch)
+            if isinstance(each, Sent):
+                row |= {"name": "ncclDevKernel", "dtype": "float32", "bytes": each.size_bytes, "group_size": ranks,
+                        "seq": len(rows[Sent])}  # fmt: skip
+            rows[type(each)].append(row)
+    first, last = EPOCH_NS - STEP * US, EPOCH_NS + (STEPS + 1) * STEP * US
+    launches = [each["launch_ns"] for each in (*rows[Kernel], *rows[Sent])]
+    return rank_timeline(
+        rank,
+        calls=rows[Sent],
+        work=rows[Kernel],
+        recordings=[{"start_ns": first, "end_ns": last, "last_launch_ns": max(launches)}],
+        steps=[
+            {"step": n, "start_ns": EPOCH_NS + n * STEP * US - US // 2,
+             "end_ns": EPOCH_NS + (n + 1) * STEP * US - US // 2}
+            for n in range(STEPS)
+        ],
+        lanes=[{"label": "7"}, {"label": "20"}, {"kind": HOST, "label": "training"}],
+        annotations=[{**each, "lane": 2} for each in rows[Range]],
+        gradients=rows[Ready],
+        recorded={} if environment is None else {"settings": {"environment": dict(environment)}},
+    )  # fmt: skip

@@ -11,9 +11,8 @@ from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.slow_link import compare_groups, slow_links
 from overlapscope.analysis.tcp_counters import flows, slow_rank
-from overlapscope.timeline.columns import COMM, Annotations, Collectives, Lanes, Recordings, Spans, Steps, make
-from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.run import Group, RankTimeline, Run
+from overlapscope.timeline.run import Group, Run
+from tests.support.rank_rows import rank_timeline
 from tests.unit.analysis.checks.test_stragglers import job
 
 MB = 1_000_000
@@ -160,26 +159,18 @@ def pairs_job(
             now += 20 * MS
     return Run(
         world_size=ranks,
-        ranks={rank: rank_of(rank, rows) for rank, rows in made.items()},
+        ranks={
+            rank: rank_timeline(
+                rank,
+                calls=[
+                    {"op": "all_reduce", "dtype": "float32", "group": str(group), "seq": seq, "bytes": 1 << 20,
+                     "group_size": 2, "start_ns": start, "end_ns": end}
+                    for group, seq, start, end in rows
+                ],
+            )
+            for rank, rows in made.items()
+        },
         groups=tuple(Group(name=str(at), size=2, ranks=pair) for at, pair in enumerate(pairs)),
-    )
-
-
-def rank_of(rank: int, rows: Sequence[tuple[int, int, int, int]]) -> RankTimeline:
-    names = NameTable(["all_reduce", "float32", *map(str, range(20))])
-    group, seq, start, end = (list(each) for each in zip(*rows, strict=True))
-    return RankTimeline(
-        rank=rank, basis="trace", has_device=True, names=tuple(names.to_list()),
-        recordings=make(Recordings, 1, start_ns=0, end_ns=max(end)),
-        spans=make(
-            Spans, len(rows), recording=0, lane=0, kind=COMM, name=0, start_ns=start, end_ns=end,
-            collective=range(len(rows)),
-        ),
-        collectives=make(
-            Collectives, len(rows), recording=0, group=[2 + each for each in group], seq=seq, op=0, dtype=1,
-            bytes=1 << 20, group_size=2, start_ns=start, end_ns=end,
-        ),
-        steps=make(Steps, 0), lanes=make(Lanes, 1), annotations=make(Annotations, 0),
     )  # fmt: skip
 
 
@@ -217,13 +208,16 @@ def test_calls_that_always_took_as_long_or_were_longer_before_tell_nothing() -> 
 
 def test_messages_that_take_longer_than_their_equals_between_other_ranks_are_on_a_slow_link() -> None:
     def run(slow: int) -> Run:
-        rows: dict[int, list[tuple[int, int]]] = {rank: [] for rank in range(6)}
-        for call in range(8):
-            for pair in range(3):
-                lasts = 4 * MS if pair == slow else MS
-                rows[2 * pair].append((10 * MS * call, 10 * MS * call + lasts))
-                rows[2 * pair + 1].append((10 * MS * call - MS, 10 * MS * call + lasts))  # waits for its message
-        return Run(world_size=6, ranks={rank: speaking(rank, rows[rank]) for rank in rows})
+        """Even ranks send, odd ones receive from the rank before, and wait for their message."""
+        calls: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(6)}
+        for at in range(0, 80 * MS, 10 * MS):
+            for rank in range(6):
+                start, end = at - MS * (rank % 2), at + MS * (4 if rank // 2 == slow else 1)
+                calls[rank].append(
+                    {"op": "recv" if rank % 2 else "send", "peer": rank ^ 1, "group": "p2p", "group_size": 6,
+                     "bytes": 1 << 20, "launch_ns": start, "start_ns": start, "end_ns": end}
+                )  # fmt: skip
+        return Run(world_size=6, ranks={rank: rank_timeline(rank, calls=calls[rank]) for rank in calls})
 
     together = match_and_align(run(slow=1))
     assert together.pairs.matched == 24
@@ -232,16 +226,3 @@ def test_messages_that_take_longer_than_their_equals_between_other_ranks_are_on_
     assert [each["ranks"] for each in told.evidence["groups"]] == [[2, 3]]
     assert told.evidence["groups"][0]["times_as_long"] == 4.0
     assert compare_groups(run(slow=3), together.splits, match_and_align(run(slow=3)).pairs.pairs) == []
-
-
-def speaking(rank: int, rows: Sequence[tuple[int, int]]) -> RankTimeline:
-    """Even ranks send, odd ones receive from the rank before."""
-    names = NameTable()
-    start, end = (np.array(times, np.int64) for times in zip(*rows, strict=True))
-    sends = rank % 2 == 0
-    calls = make(
-        Collectives, len(rows), recording=0, group=names.code("p2p"), op=names.code("send" if sends else "recv"),
-        bytes=1 << 20, group_size=6, launch_ns=start, start_ns=start, end_ns=end, peer=rank + 1 if sends else rank - 1,
-    )  # fmt: skip
-    plain = rank_of(rank, [(0, at, *times) for at, times in enumerate(rows)])
-    return replace(plain, collectives=calls, names=tuple(names.to_list()))

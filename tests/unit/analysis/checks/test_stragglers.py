@@ -1,28 +1,15 @@
 """Who held the others up, and what held it: constructed jobs of four ranks with one planted fault, and healthy ones."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.result import Straggler
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.timeline.columns import (
-    COMM,
-    COMPUTE,
-    Annotations,
-    Collectives,
-    Lanes,
-    Recordings,
-    Spans,
-    Steps,
-    Telemetry,
-    make,
-)
-from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.columns import COMM, COMPUTE
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import shared_file
+from tests.support.rank_rows import rank_timeline
 
 MS = 1_000_000
 RANKS, STEPS, KERNELS, STEP_NS = 4, 20, 10, 100 * MS
@@ -69,37 +56,19 @@ def sorted_kernels(rng: np.random.Generator, rank: int, fault: str | None) -> li
 def timeline(
     rank: int, spans: list[tuple[int, int, int, int]], pauses: list[tuple[int, int]], reading: str
 ) -> RankTimeline:
-    names = NameTable(["all_reduce", "gemm", "0", "float32", reading])
-    kind, start, end, step = (list(each) for each in zip(*spans, strict=True))
-    calls = [row for row, each in enumerate(kind) if each == COMM]
-    place = {row: at for at, row in enumerate(calls)}
-    times: dict[str, Any] = {
-        "start_ns": [start[row] for row in calls],
-        "end_ns": [end[row] for row in calls],
-        "launch_ns": [start[row] for row in calls],
-    }
-    return RankTimeline(
-        rank=rank, basis="trace", has_device=True, names=tuple(names.to_list()),
-        recordings=make(Recordings, 1, start_ns=0, end_ns=max(end)),
-        spans=make(
-            Spans, len(spans), recording=0, lane=[int(each == COMM) for each in kind], kind=kind,
-            name=[int(each == COMPUTE) for each in kind], start_ns=start, end_ns=end, launch_ns=start, step=step,
-            collective=[place.get(row, np.iinfo(np.int64).min) for row in range(len(spans))],
-        ),
-        collectives=make(
-            Collectives, len(calls), recording=0, step=range(STEPS), group=2, seq=range(STEPS), op=0, dtype=3,
-            bytes=1 << 20, group_size=RANKS, **times,
-        ),
-        steps=make(
-            Steps, STEPS, recording=0, step=range(STEPS), start_ns=np.arange(STEPS) * STEP_NS,
-            end_ns=np.arange(1, STEPS + 1) * STEP_NS,
-        ),
-        lanes=make(Lanes, 2), annotations=make(Annotations, 0),
-        telemetry=make(
-            Telemetry, len(pauses), time_ns=[each[0] for each in pauses], step=0, name=4,
-            value=[float(each[1]) for each in pauses],
-        ),
-    )  # fmt: skip
+    rows = [
+        {"kind": kind, "start_ns": start, "end_ns": end, "launch_ns": start, "step": step}
+        for kind, start, end, step in spans
+    ]
+    call = {"op": "all_reduce", "group": "0", "dtype": "float32", "bytes": 1 << 20, "group_size": RANKS}
+    return rank_timeline(
+        rank,
+        calls=[{**call, **row, "seq": row["step"]} for row in rows if row["kind"] == COMM],
+        work=[{**row, "name": "gemm"} for row in rows if row["kind"] == COMPUTE],
+        steps=[{"step": at, "start_ns": at * STEP_NS, "end_ns": (at + 1) * STEP_NS} for at in range(STEPS)],
+        telemetry=[{"time_ns": at, "step": 0, "name": reading, "value": length} for at, length in pauses],
+        recordings=[{"start_ns": 0, "end_ns": max(row["end_ns"] for row in rows)}],
+    )
 
 
 def accused(run: Run) -> list[Straggler]:

@@ -15,11 +15,10 @@ import overlapscope
 from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.timeline.columns import NONE, Collectives, Recordings, make
-from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.run import Group, RankTimeline, Run
+from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.run import Group, Run
 from tests.conftest import ROOT, shared_file
-from tests.support.builders import EPOCH_NS
+from tests.unit.analysis.cross_rank.test_matching import Call, job
 
 MS = 1_000_000
 
@@ -130,9 +129,8 @@ def test_another_clock_on_one_rank_changes_no_verdict(megatron: Run, drift: floa
 
 
 def test_a_drift_over_minutes_is_taken_out() -> None:
-    calls = [(second * 1000 * MS, 5 * MS) for second in range(300)]
-    run = job({0: calls, 1: calls, 2: calls}, group=Group(name="0", size=3, ranks=(0, 1, 2)))
-    found = match_and_align(moved(run, 1, 0, 30e-6))
+    own = calls(*((second * 1000 * MS, 5 * MS) for second in range(300)))
+    found = match_and_align(moved(job(dict.fromkeys(range(3), own), THREE), 1, 0, 30e-6))
     assert found.clocks.drift[1] - found.clocks.drift[0] == pytest.approx(30e-6, rel=0.01)
     assert found.clocks.residual_ns is not None
     assert found.clocks.residual_ns < 1000
@@ -147,105 +145,45 @@ def test_sampled_recordings_are_not_paired_by_order() -> None:
     assert all(row.estimate == "upper_bound" for row in analysis.collectives)
 
 
-def job(
-    calls: dict[int, list[tuple[int, int]]],
-    *,
-    group: Group | None,
-    world_size: int | None = None,
-    numbers: dict[int, list[int]] | None = None,
-    sizes: dict[int, list[int]] | None = None,
-    op: str = "all_reduce",
-) -> Run:
-    """Return a run of ranks whose calls have (start, duration)."""
-    ranks = {}
-    for rank, times in calls.items():
-        names = NameTable(["source", op, "float32"])
-        starts = [EPOCH_NS + start for start, _ in times]
-        ends = [EPOCH_NS + start + duration for start, duration in times]
-        table = make(
-            Collectives,
-            len(times),
-            recording=0,
-            op=1,
-            dtype=2,
-            group=names.code(group.name) if group else -1,
-            group_size=group.size if group and group.size else NONE,
-            seq=numbers[rank] if numbers else NONE,
-            bytes=sizes[rank] if sizes else 1000,
-            start_ns=starts,
-            end_ns=ends,
-        )
-        bare = RankTimeline(
-            rank=rank, basis="trace", has_device=True, names=tuple(names.to_list()),
-            recordings=make(Recordings, 1, source=0, start_ns=min(starts), end_ns=max(ends)), collectives=table,
-            **EMPTY,
-        )  # fmt: skip
-        ranks[rank] = bare
-    return Run(world_size=world_size or len(calls), ranks=ranks, groups=(group,) if group else ())
+PAIR = (Group(name="g", size=2, ranks=(0, 1)),)
+THREE = (Group(name="g", size=3, ranks=(0, 1, 2)),)
 
 
-def _empty() -> dict[str, Any]:
-    from overlapscope.timeline.columns import Annotations, Lanes, Spans, Steps  # noqa: PLC0415
-
-    return {
-        "spans": make(Spans, 0),
-        "steps": make(Steps, 0),
-        "lanes": make(Lanes, 0),
-        "annotations": make(Annotations, 0),
-    }
-
-
-EMPTY = _empty()
-PAIR = Group(name="0", size=2, ranks=(0, 1))
+def calls(*times: tuple[int, int], op: str = "all_reduce", **more: int) -> list[Call]:
+    """Return calls of (start, duration)."""
+    return [Call(op=op, start=start, length=length, **more) for start, length in times]
 
 
 def test_the_last_to_come_waits_for_nobody_and_is_blamed_for_its_lead() -> None:
-    run = job({0: [(0, 30 * MS), (100 * MS, 10 * MS)], 1: [(20 * MS, 10 * MS), (100 * MS, 10 * MS)]}, group=PAIR)
-    waits = match_and_align(run).waits
+    both = {rank: calls((at, 30 * MS - at), (100 * MS, 10 * MS)) for rank, at in ((0, 0), (1, 20 * MS))}
+    waits = match_and_align(job(both, PAIR)).waits
     assert (waits[0].wait_ns, waits[1].wait_ns) == (20 * MS, 0)
     assert (waits[0].blame_ns, waits[1].blame_ns) == (0, 20 * MS)
     assert (waits[0].times_last, waits[1].times_last) == (0, 1)
 
 
 def test_numbers_pair_what_order_would_not() -> None:
-    run = job(
-        {0: [(0, 10 * MS), (50 * MS, 10 * MS)], 1: [(50 * MS, 10 * MS), (90 * MS, 10 * MS)]},
-        group=PAIR,
-        numbers={0: [7, 8], 1: [8, 9]},
-    )
-    found = match_and_align(run)
+    both = {rank: [Call(op="all_reduce", start=at * MS, length=10 * MS, seq=at // 10) for at in starts]
+            for rank, starts in ((0, (0, 50)), (1, (50, 90)))}  # fmt: skip
+    found = match_and_align(job(both, PAIR))
     assert found.matched == 1
     assert found.matching.unmatched == 2
     assert found.clocks.offset_ns == {0: 0.0, 1: 0.0}
 
 
 def test_calls_of_one_number_and_different_size_are_not_paired() -> None:
-    run = job({0: [(0, MS)], 1: [(0, MS)]}, group=PAIR, numbers={0: [1], 1: [1]}, sizes={0: [1000], 1: [2000]})
-    found = match_and_align(run)
+    found = match_and_align(job({rank: calls((0, MS), seq=1, volume=1000 * (rank + 1)) for rank in (0, 1)}, PAIR))
     assert found.matched == 0
     assert "differ" in found.matching.reasons[0]
 
 
-def test_equal_counts_whose_ends_disagree_are_not_paired() -> None:
-    regular = [(each * 100 * MS, 5 * MS) for each in range(20)]
-    other = [(each * 100 * MS + (each * 37 % 90) * MS, 5 * MS) for each in range(20)]
-    found = match_and_align(job({0: regular, 1: other}, group=PAIR))
-    assert found.matched == 0
-    assert "not the same calls" in found.matching.reasons[0]
-
-
 def test_a_member_without_recording_leaves_a_bound() -> None:
-    three = Group(name="0", size=3, ranks=(0, 1, 2))
-    run = job({0: [(0, 30 * MS)], 1: [(20 * MS, 10 * MS)]}, group=three, world_size=3)
-    analysis = analyze(run)
+    analysis = analyze(job({0: calls((0, 30 * MS)), 1: calls((20 * MS, 10 * MS))}, THREE, world_size=3))
     assert analysis.skew.matched == 1
     assert [row.estimate for row in analysis.collectives] == ["upper_bound"]
 
 
-def test_uneven_and_rooted_calls_are_not_split() -> None:
-    run = job({0: [(0, 30 * MS)], 1: [(20 * MS, 10 * MS)]}, group=PAIR, op="broadcast")
-    assert match_and_align(run).matched == 0
-
-
-def test_one_rank_alone_has_nothing_to_match() -> None:
-    assert analyze(job({0: [(0, MS)]}, group=PAIR)).skew.ranks == []
+def test_rooted_calls_are_not_split_and_one_rank_alone_has_nothing_to_match() -> None:
+    rooted = {rank: calls((at, 30 * MS - at), op="broadcast") for rank, at in ((0, 0), (1, 20 * MS))}
+    assert match_and_align(job(rooted, PAIR)).matched == 0
+    assert analyze(job({0: calls((0, MS))}, PAIR)).skew.ranks == []

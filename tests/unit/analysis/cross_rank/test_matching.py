@@ -3,6 +3,7 @@
 The oracle is plain Python over the frames a user sees.
 """
 
+import re
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -14,14 +15,15 @@ from msgspec.structs import replace
 import overlapscope
 from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.matching import MAX_REASONS, match
 from overlapscope.loaded_run import LoadedRun
-from overlapscope.timeline.columns import NONE, Annotations, Collectives, Lanes, Recordings, Spans, Steps, make
-from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.run import Group, RankTimeline, Run
+from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.run import Group, Run
 from tests.conftest import ROOT, shared_file
 from tests.support import kineto_writer as kineto
 from tests.support.builders import EPOCH_NS
 from tests.support.kineto_writer import MS, US
+from tests.support.rank_rows import rank_timeline
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,22 +41,16 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job(calls: dict[int, list[Call]], groups: tuple[Group, ...] = (), **more: Any) -> Run:
-    ranks = {}
-    for rank, own in calls.items():
-        names = NameTable()
-        table = make(
-            Collectives, len(own), recording=0,
-            op=[names.code(c.op) for c in own], group=[names.code(c.group) for c in own], dtype=names.code("bfloat16"),
-            dimension=[names.code(c.dimension) if c.dimension else -1 for c in own],
-            group_size=[c.size for c in own], bytes=[c.volume for c in own], received_bytes=[c.received for c in own],
-            peer=[c.peer for c in own], seq=[c.seq for c in own], step=[c.step for c in own],
-            start_ns=[EPOCH_NS + c.start for c in own], end_ns=[EPOCH_NS + c.start + c.length for c in own],
-        )  # fmt: skip
-        ranks[rank] = RankTimeline(
-            rank=rank, basis="trace", has_device=True, names=tuple(names.to_list()), collectives=table,
-            recordings=make(Recordings, 1, source=-1, start_ns=EPOCH_NS, end_ns=EPOCH_NS + 10**12),
-            spans=make(Spans, 0), steps=make(Steps, 0), lanes=make(Lanes, 0), annotations=make(Annotations, 0),
-        )  # fmt: skip
+    def row(call: Call) -> dict[str, Any]:
+        times = {"start_ns": EPOCH_NS + call.start, "end_ns": EPOCH_NS + call.start + call.length}
+        sizes = {"group_size": call.size, "bytes": call.volume, "received_bytes": call.received}
+        return {**msgspec.structs.asdict(call), **times, **sizes, "dtype": "bfloat16"}
+
+    whole = [{"start_ns": EPOCH_NS, "end_ns": EPOCH_NS + 10**12}]
+    ranks = {
+        rank: rank_timeline(rank, spans=(), recordings=whole, collectives=[row(each) for each in own])
+        for rank, own in calls.items()
+    }
     return Run(**{"world_size": max(calls) + 1, "ranks": ranks, "groups": groups, **more})
 
 
@@ -121,6 +117,59 @@ def test_a_rank_is_in_several_groups_at_once():
     found = match_and_align(job(calls, groups))
     assert found.matched == 20
     assert {(block.group, block.ranks) for block in found.matching.blocks} == set((rows | columns).items())
+
+
+def regular(group: str = "g", *, count: int = 5, **more: Any) -> list[Call]:
+    return [Call(op="all_reduce", group=group, start=k * 10 * MS, size=2, **more) for k in range(count)]
+
+
+def test_calls_of_groups_recorded_on_one_rank_are_counted_and_one_reason_stands_for_all():
+    alone = Group(name="x", size=2, ranks=(0, 7))
+    found = match(job({0: [*regular("x"), *regular()], 1: regular()}, (alone, PAIR), world_size=8))
+    assert ([block.group for block in found.blocks], found.unmatched) == (["g"], 5)
+    assert found.reasons == ("group x: it was recorded on rank 0 only; their calls are not paired",)
+    others = (alone, replace(alone, name="y"), replace(alone, name="z"))
+    found = match(job({0: [*regular("x"), *regular("y"), *regular("z"), *regular()], 1: regular()}, (*others, PAIR)))
+    assert found.unmatched == 15
+    assert found.reasons == (
+        "group x: it was recorded on rank 0 only, and 2 more groups on one rank each; their calls are not paired",
+    )
+
+
+@pytest.mark.parametrize("groups", [2, MAX_REASONS // 2, MAX_REASONS])
+def test_every_group_has_its_two_reasons_up_to_a_limit(groups: int) -> None:
+    pairs = tuple(replace(PAIR, name=str(at)) for at in range(groups))
+    calls = {rank: [call for pair in pairs for call in regular(pair.name, count=5 + rank)] for rank in (0, 1)}
+    found = match(job(calls, pairs))
+    assert found.unmatched == 11 * groups
+    assert [reason.partition(":")[0] for reason in found.reasons[:MAX_REASONS]] == [
+        f"group {at // 2}" for at in range(min(2 * groups, MAX_REASONS))
+    ]
+    more = 2 * groups - MAX_REASONS
+    assert found.reasons[MAX_REASONS:] == ((f"{more} more such reasons",) if more > 0 else ())
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_to_all"])
+def test_equal_counts_whose_ends_disagree_are_not_paired(op: str) -> None:
+    starts = [[at * 100 + (at * 37 % 90) * rank for at in range(20)] for rank in (0, 1)]
+    calls = {
+        rank: [Call(op=op, start=at * MS, length=5 * MS, received=1000 + rank * (op == "all_to_all")) for at in own]
+        for rank, own in enumerate(starts)
+    }
+    found = match_and_align(job(calls, (PAIR,))).matching
+    assert (found.blocks, found.uneven, found.unmatched) == ((), (), 40)
+    (said,) = found.reasons
+    assert re.fullmatch(
+        rf"group g: 20 {op} of (1000 bytes|unknown size) on ranks 0, 1 are not paired by order: their ends are "
+        r"[1-8]\d\.\d ms apart, so they are not the same calls",
+        said,
+    )
+    assert ("unknown size" in said) == (op == "all_to_all")
+
+
+def test_a_group_as_large_as_the_job_has_every_rank_as_a_member() -> None:
+    assert [block.whole for block in match(job({0: regular(), 1: regular()})).blocks] == [True]
+    assert [block.whole for block in match(job({0: regular(), 1: regular()}, world_size=3)).blocks] == [False]
 
 
 def test_few_of_many_ranks_give_bounds_and_say_so():

@@ -1,5 +1,6 @@
 """One cause for every exposed nanosecond: against a raster that looks at each nanosecond, and constructed truth."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,21 +20,10 @@ from overlapscope.analysis.point_to_point import match_pairs
 from overlapscope.analysis.wait_transfer import split_waits
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats.json import schema
-from overlapscope.timeline.columns import (
-    COMM,
-    COMPUTE,
-    NONE,
-    Annotations,
-    Collectives,
-    Lanes,
-    Recordings,
-    Spans,
-    Steps,
-    make,
-)
-from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import ROOT, shared_file
+from tests.support.rank_rows import rank_timeline
 
 LANES = 4
 
@@ -45,44 +35,31 @@ def rank_of(
     *,
     op: str = "all_reduce",
     has_device: bool = False,
-    step: bool = True,
     dimension: str | None = None,
+    elsewhere: Sequence[tuple[int, int]] = (),
 ) -> RankTimeline:
-    """Return a rank whose calls have (start, end, launch) and whose compute has (start, end, name)."""
-    names = NameTable(["source", op, "0", "float32"])
-    number = 0 if step else NONE
-    starts, ends = [each[0] for each in calls], [each[1] for each in calls]
-    launches = [NONE if each[2] is None else each[2] for each in calls]
-    total = len(calls) + len(computes)
-    end = max([*ends, *(each[1] for each in computes), 1])
-    return RankTimeline(
-        rank=rank,
-        basis="trace",
-        has_device=has_device,
-        recordings=make(Recordings, 1, source=0, start_ns=0, end_ns=end),
-        spans=make(
-            Spans,
-            total,
-            recording=0,
-            lane=[at % LANES for at in range(len(calls))] + [LANES] * len(computes),
-            kind=[COMM] * len(calls) + [COMPUTE] * len(computes),
-            name=[1] * len(calls) + [names.code(each[2]) for each in computes],
-            start_ns=starts + [each[0] for each in computes],
-            end_ns=ends + [each[1] for each in computes],
-            launch_ns=launches + [max(0, each[0] - 1) for each in computes],
-            step=number,
-            collective=[*range(len(calls)), *[NONE] * len(computes)],
-        ),
-        collectives=make(
-            Collectives, len(calls), recording=0, step=number, group=2, seq=list(range(len(calls))), op=1, dtype=3,
-            bytes=1000, group_size=2, start_ns=starts, end_ns=ends, launch_ns=launches,
-            dimension=-1 if dimension is None else names.code(dimension),
-        ),
-        steps=make(Steps, int(step), recording=0, step=0, start_ns=0, end_ns=end),
-        lanes=make(Lanes, LANES + 1, label=0),
-        annotations=make(Annotations, 0),
-        names=tuple(names.to_list()),
-    )  # fmt: skip
+    """Return a rank whose calls have (start, end, launch), its compute (start, end, name); one step holds them all.
+
+    `elsewhere` it communicates in no known call.
+    """
+    own = [
+        {
+            "op": op, "group": "0", "seq": at, "dtype": "float32", "bytes": 1000, "group_size": 2, "step": 0,
+            "start_ns": start, "end_ns": end, "launch_ns": launch, "dimension": dimension, "lane": at % LANES,
+        }
+        for at, (start, end, launch) in enumerate(calls)
+    ]  # fmt: skip
+    work = [
+        {"start_ns": start, "end_ns": end, "launch_ns": max(0, start - 1), "step": 0, "name": name, "lane": LANES}
+        for start, end, name in computes
+    ]
+    work += [
+        {"start_ns": start, "end_ns": end, "kind": COMM, "name": op, "lane": LANES - 1} for start, end in elsewhere
+    ]
+    whole = {"step": 0, "start_ns": 0, "end_ns": max([1, *(each["end_ns"] for each in (*own, *work))])}
+    return rank_timeline(
+        rank, calls=own, work=work, has_device=has_device, recordings=[whole], steps=[whole], lanes=({},) * (LANES + 1)
+    )
 
 
 def explained(
@@ -114,21 +91,13 @@ def covers(pairs: list[tuple[int, int]], moment: int) -> bool:
 def by_raster(run: Run, baseline: int | None) -> dict[int, dict[str, int]]:
     """Look at every nanosecond of a two-rank CPU run whose calls are numbered and whose clocks agree."""
     found: dict[int, dict[str, int]] = {}
-    calls = {
-        rank: [
-            (int(t.collectives.start_ns[row]), int(t.collectives.end_ns[row]), int(t.collectives.launch_ns[row]))
-            for row in range(t.collectives.op.size)
-        ]
-        for rank, t in run.ranks.items()
-    }
-    computes = {
-        rank: [
-            (int(t.spans.start_ns[row]), int(t.spans.end_ns[row]), t.names[t.spans.name[row]])
-            for row in range(t.spans.kind.size)
-            if t.spans.kind[row] == COMPUTE
-        ]
-        for rank, t in run.ranks.items()
-    }
+    calls, computes = {}, {}
+    for rank, timeline in run.ranks.items():
+        table, spans = timeline.collectives, timeline.spans
+        calls[rank] = list(zip(table.start_ns.tolist(), table.end_ns.tolist(), table.launch_ns.tolist(), strict=True))
+        names = [timeline.names[code] for code in spans.name.tolist()]
+        rows = zip(spans.start_ns.tolist(), spans.end_ns.tolist(), names, spans.kind.tolist(), strict=True)
+        computes[rank] = [(start, end, name) for start, end, name, kind in rows if kind == COMPUTE]
     for rank in run.ranks:
         mine, sums = calls[rank], dict.fromkeys(CAUSES, 0)
         busy = [each[:2] for each in computes[rank]]
@@ -230,19 +199,7 @@ def test_waiting_is_for_what_the_last_rank_did(did: list[tuple[int, int, str]], 
 
 
 def test_waiting_for_a_rank_that_communicates_elsewhere() -> None:
-    other = rank_of(1, [LATE], [])
-    spans = make(Spans, 1, recording=0, lane=3, kind=COMM, name=1, start_ns=5, end_ns=30)
-    joined = replace(
-        other,
-        spans=replace(
-            other.spans,
-            **{
-                name: np.concatenate([getattr(other.spans, name), getattr(spans, name)])
-                for name in other.spans.__struct_fields__
-            },
-        ),
-    )
-    _, found = explained(rank_of(0, [CALL], []), joined)
+    _, found = explained(rank_of(0, [CALL], []), rank_of(1, [LATE], [], elsewhere=[(5, 30)]))
     assert found[0]["peer_comm"] == 20
 
 
@@ -259,25 +216,24 @@ def test_a_transfer_beyond_its_baseline_is_slow() -> None:
     assert found[0]["slow_transfer"] == 40
 
 
-def test_a_launch_after_the_data_were_ready_is_late() -> None:
-    compute = [(0, 20, "gemm")]
-    calls = [(50, 60, 48)]
-    _, found = explained(rank_of(0, calls, compute, has_device=True), rank_of(1, calls, compute, has_device=True))
-    assert found[0] == {"late_launch": 10}  # 28 late, of which the transfer's ten are exposed
+READY = (0, 20, "gemm")
 
 
-def test_compute_launched_with_a_call_is_not_what_it_waited_for() -> None:
-    compute = [(0, 20, "gemm"), (49, 50, "gemm")]  # the second is launched at 48, too
-    calls = [(50, 60, 48)]
-    _, found = explained(rank_of(0, calls, compute, has_device=True), rank_of(1, calls, compute, has_device=True))
-    assert found[0] == {"late_launch": 10}
-
-
-def test_time_behind_another_collective_is_queued() -> None:
-    compute = [(0, 20, "gemm")]
-    calls = [(35, 60, 10)]
-    _, found = explained(rank_of(0, calls, compute, has_device=True), rank_of(1, calls, compute, has_device=True))
-    assert found[0] == {"queued": 15, "unknown": 10}
+@pytest.mark.parametrize(
+    ("call", "computes", "causes"),
+    [
+        # 28 late, of which the transfer's ten are exposed.
+        pytest.param((50, 60, 48), [READY], {"late_launch": 10}, id="launched after the data were ready"),
+        # The second is launched at 48, too: it is not what the call waited for.
+        pytest.param((50, 60, 48), [READY, (49, 50, "gemm")], {"late_launch": 10}, id="launched with compute"),
+        pytest.param((35, 60, 10), [READY], {"queued": 15, "unknown": 10}, id="behind another collective"),
+    ],
+)
+def test_what_delayed_a_call_of_both_ranks(
+    call: tuple[int, int, int], computes: list[tuple[int, int, str]], causes: dict[str, int]
+) -> None:
+    _, found = explained(*(rank_of(rank, [call], computes, has_device=True) for rank in (0, 1)))
+    assert found[0] == causes
 
 
 @pytest.mark.parametrize(
