@@ -7,23 +7,12 @@ change at events, but what happens in each tick.
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
+from msgspec.structs import replace
 
-from overlapscope.timeline.columns import (
-    COMPUTE,
-    HOST,
-    Collectives,
-    Gradients,
-    Lanes,
-    Recordings,
-    Spans,
-    Steps,
-    Telemetry,
-    make,
-)
-from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.columns import HOST
 from overlapscope.timeline.run import Group, RankTimeline, Run
-from tests.support.builders import EPOCH_NS, timeline
+from tests.support.builders import EPOCH_NS
+from tests.support.rank_rows import Row, rank_timeline
 
 TICK_NS = 20_000
 STEPS = 6
@@ -54,6 +43,18 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     def cap_mb(self) -> float:
         """A cap that makes these buckets, where they are even."""
         return 4 * min(sum(self.elements[each] for each in bucket) for bucket in self.buckets) / 2**20
+
+
+MB = 2**18
+"""Elements of a MiB of float32."""
+IN_PAIRS = Made(
+    ready=(600, 800, 1000, 1200, 1400, 1600, 1800, 2000),
+    elements=(MB,) * 8,
+    buckets=((0, 1), (2, 3), (4, 5), (6, 7)),
+    ticks_per_mb=200,
+)
+"""Eight gradients of a MiB."""
+IN_ONE = replace(IN_PAIRS, buckets=(tuple(range(8)),), ticks_per_mb=120)
 
 
 class _Seen(msgspec.Struct):
@@ -119,84 +120,51 @@ def recorded(made: Made, *, shift_ns: Sequence[int] = (0, 0), thread_times: bool
 
 
 def _timeline(made: Made, rank: int, seen: _Seen, shift: int, *, thread_times: bool, drop: str) -> RankTimeline:
-    names = NameTable()
     period = (max(seen.end, 1) + 50) * TICK_NS
-    starts = [EPOCH_NS + shift + step * period for step in range(STEPS)]
-    begun = made.late[rank]
-    count, buckets = len(made.all_ready), len(made.buckets)
-
-    def times(ticks: Sequence[int]) -> list[int]:
-        return [start + tick * TICK_NS for start in starts for tick in ticks]
-
-    of_step = np.repeat(np.arange(STEPS), count)
     sizes = [sum(made.elements[each] for each in bucket) for bucket in made.buckets]
     readings = [*seen.computed[:: max(len(seen.computed) // 400, 1)], seen.computed[-1]]
-    cpu = [(time, (step * made.all_ready[-1] + work) * TICK_NS) for step in range(STEPS) for time, work in readings]
-    base = timeline()
-    return RankTimeline(
-        rank=rank,
+    names = ("spans", "collectives", "gradients", "telemetry", "steps")
+    tables: dict[str, list[Row]] = {name: [] for name in names}
+    for step in range(STEPS):
+
+        def at(tick: int, start: int = EPOCH_NS + shift + step * period) -> int:
+            return start + tick * TICK_NS
+
+        begun = {"step": step, "start_ns": at(made.late[rank])}
+        tables["steps"].append({**begun, "end_ns": at(seen.end)})
+        tables["spans"].append({**begun, "end_ns": at(seen.ready[-1]), "name": "backward", "lane": 0})
+        tables["collectives"] += [
+            {
+                "step": step, "seq": step * len(sizes) + bucket, "op": "all_reduce", "group": "0", "dtype": "float32",
+                "elements": size, "bytes": 4 * size, "group_size": len(made.late), "launch_ns": at(launched),
+                "start_ns": at(launched), "end_ns": at(done),
+            }
+            for bucket, (size, launched, done) in enumerate(zip(sizes, seen.launched, seen.done, strict=True))
+        ]  # fmt: skip
+        tables["gradients"] += [
+            {
+                "step": step, "order": order, "name": f"layer{order % len(made.ready)}.weight", "dtype": "float32",
+                "elements": made.elements[order % len(made.ready)], "ready_ns": at(tick),
+            }
+            for order, tick in enumerate(seen.ready)
+        ]  # fmt: skip
+        tables["telemetry"] += [
+            {
+                "step": step, "time_ns": at(tick), "name": "thread_cpu_ns",
+                "value": (step * made.all_ready[-1] + work) * TICK_NS,
+            }
+            for tick, work in readings if thread_times
+        ]  # fmt: skip
+    if drop:
+        tables[drop] = []
+    first = EPOCH_NS + shift
+    return rank_timeline(
+        rank,
         basis="events",
         has_device=False,
-        recordings=make(Recordings, 1, start_ns=starts[0] - 1000, end_ns=starts[-1] + period),
-        spans=make(
-            Spans,
-            STEPS,
-            recording=0,
-            lane=0,
-            kind=COMPUTE,
-            name=names.code("backward"),
-            step=np.arange(STEPS),
-            start_ns=times([begun]),
-            end_ns=times([seen.ready[-1]]),
-        ),
-        collectives=make(
-            Collectives,
-            0 if drop == "collectives" else STEPS * buckets,
-            recording=0,
-            step=[] if drop == "collectives" else np.repeat(np.arange(STEPS), buckets),
-            group=names.code("0"),
-            seq=[] if drop == "collectives" else np.arange(STEPS * buckets),
-            op=names.code("all_reduce"),
-            dtype=names.code("float32"),
-            elements=[] if drop == "collectives" else sizes * STEPS,
-            bytes=[] if drop == "collectives" else [4 * each for each in sizes] * STEPS,
-            group_size=len(made.late),
-            launch_ns=[] if drop == "collectives" else times(seen.launched),
-            start_ns=[] if drop == "collectives" else times(seen.launched),
-            end_ns=[] if drop == "collectives" else times(seen.done),
-        ),
-        steps=make(
-            Steps,
-            STEPS,
-            recording=0,
-            step=np.arange(STEPS),
-            start_ns=times([begun]),
-            end_ns=times([seen.end]),
-            cut=False,
-        ),
-        lanes=make(Lanes, 1, kind=HOST, label=names.code("training")),
-        annotations=base.annotations,
-        gradients=make(
-            Gradients,
-            0 if drop == "gradients" else STEPS * count,
-            step=[] if drop == "gradients" else of_step,
-            order=[] if drop == "gradients" else np.tile(np.arange(count), STEPS),
-            name=[]
-            if drop == "gradients"
-            else [names.code(f"layer{each}.weight") for each in range(len(made.ready))] * (STEPS * made.passes),
-            elements=[] if drop == "gradients" else list(made.elements) * (STEPS * made.passes),
-            dtype=names.code("float32"),
-            ready_ns=[] if drop == "gradients" else times(seen.ready),
-        ),
-        telemetry=make(
-            Telemetry,
-            len(cpu) if thread_times else 0,
-            time_ns=times([time for time, _ in readings]) if thread_times else [],
-            step=np.repeat(np.arange(STEPS), len(readings)) if thread_times else [],
-            name=names.code("thread_cpu_ns"),
-            value=[each for _, each in cpu] if thread_times else [],
-        ),
-        names=tuple(names.to_list()),
+        **tables,
+        recordings=[{"start_ns": first - 1000, "end_ns": first + STEPS * period}],
+        lanes=[{"kind": HOST, "label": "training"}],
         recorded={
             "ddp": {"bucket_cap_bytes": int(made.cap_mb * 2**20), "gradient_as_bucket_view": True},
             "settings": {"host": f"host{rank}"},

@@ -1,27 +1,17 @@
 """Recordings of jobs whose truth is known: programmes timed by longest paths, which knows no events and no rates."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.timeline.columns import (
-    COMM,
-    COMPUTE,
-    DEVICE,
-    NONE,
-    Collectives,
-    Lanes,
-    Recordings,
-    Spans,
-    Steps,
-    make,
-)
-from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.columns import COMM, COMPUTE, DEVICE, NONE
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from overlapscope.whatif.replay import Gap, Instruction, Launch, Wait, Work
-from tests.support.builders import EPOCH_NS, timeline
+from tests.support.builders import EPOCH_NS
+from tests.support.rank_rows import Row, rank_timeline
 
 UNIT_NS = 50_000
 STEPS = 4
@@ -118,97 +108,49 @@ def recorded(made: Made, *, shift_ns: Sequence[int] = (), on_host: bool = False)
 
 
 def _timeline(made: Made, times: _Times, rank: int, shift: int) -> RankTimeline:
-    names = NameTable()
     period = round(max(times.end.values()) * UNIT_NS) + 50 * UNIT_NS
-    starts = [EPOCH_NS + shift + step * period for step in range(STEPS)]
-    kind, begin, stop, launch, call = [], [], [], [], []
-    mine: list[int] = []
-    host, work = -10.0, iter(times.computed[rank])
-    for each in made.programmes[rank]:
-        host += 0.001
-        if isinstance(each, Work):
-            start, end = next(work)
-            row = (COMPUTE, start, end, min(host, start), NONE)
-        elif isinstance(each, Launch):
-            number = each.collective
-            row = (COMM, times.begun[rank, number], times.ended[number], min(host, times.launched[rank, number]),
-                   len(mine))  # fmt: skip
-            mine.append(number)
-        else:
-            continue
-        for column, value in zip((kind, begin, stop, launch, call), row, strict=True):
-            column.append(value)
-    count, many = len(kind), len(mine)
-    calls = [made.calls[each] for each in mine]
+    first = EPOCH_NS + shift
+    rows: dict[str, list[dict[str, Any]]] = {"spans": [], "collectives": [], "steps": []}
+    for at in range(STEPS):
+        start_ns = first + at * period
 
-    def ns(values: Sequence[float]) -> list[int]:
-        return [start + round(value * UNIT_NS) for start in starts for value in values]
+        def moments(start: float, end: float, launch: float = 0.0, start_ns: int = start_ns) -> Row:
+            units = {"start_ns": start, "end_ns": end, "launch_ns": launch}
+            return {name: start_ns + round(each * UNIT_NS) for name, each in units.items()}
 
-    def code(value: str | None) -> int:
-        return -1 if value is None else names.code(value)
-
-    def op_of(each: MadeCall) -> str:
-        return each.op if each.op != "message" else "send" if each.ranks[0] == rank else "recv"
-
-    of_step = np.repeat(np.arange(STEPS) * 2, many)
-    comm = [at for at, each in enumerate(kind) if each == COMM]
-    peers = [
-        (each.ranks[1] if each.ranks[0] == rank else each.ranks[0]) if each.op == "message" else NONE for each in calls
-    ]
-    return RankTimeline(
-        rank=rank,
-        basis="trace",
-        has_device=True,
-        recordings=make(Recordings, 1, start_ns=starts[0] - 20 * UNIT_NS, end_ns=starts[-1] + period),
-        spans=make(
-            Spans,
-            STEPS * count,
-            recording=0,
-            lane=[int(each == COMM) for each in kind] * STEPS,
-            kind=kind * STEPS,
-            name=names.code("kernel"),
-            start_ns=ns(begin),
-            end_ns=ns(stop),
-            launch_ns=ns(launch),
-            step=np.repeat(np.arange(STEPS) * 2, count),
-            collective=[
-                NONE if each == NONE else each + step * many for step in range(STEPS) for each in call
-            ],
-        ),
-        collectives=make(
-            Collectives,
-            STEPS * many,
-            recording=0,
-            step=of_step,
-            group=[code(each.group) for each in calls] * STEPS,
-            seq=[NONE if made.calls[each].op == "message" else each + step * len(made.calls)
-                 for step in range(STEPS) for each in mine],
-            op=[code(op_of(each)) for each in calls] * STEPS,
-            dtype=names.code("float32"),
-            elements=[each.bytes // 4 for each in calls] * STEPS,
-            bytes=[each.bytes for each in calls] * STEPS,
-            group_size=[len(each.ranks) for each in calls] * STEPS,
-            launch_ns=ns([launch[at] for at in comm]),
-            start_ns=ns([begin[at] for at in comm]),
-            end_ns=ns([stop[at] for at in comm]),
-            phase=[code(each.phase) for each in calls] * STEPS,
-            module=[code(each.module) for each in calls] * STEPS,
-            peer=peers * STEPS,
-        ),
-        steps=make(
-            Steps,
-            STEPS,
-            recording=0,
-            step=np.arange(STEPS) * 2,
-            start_ns=ns([-11.0]),
-            end_ns=ns([times.end[rank]]),
-            cut=False,
-        ),
-        lanes=make(Lanes, 2, kind=DEVICE, label=[names.code("stream 7"), names.code("stream 20")]),
-        annotations=timeline().annotations,
-        names=tuple(names.to_list()),
+        rows["steps"].append({**moments(-11.0, times.end[rank]), "step": 2 * at})
+        host, work = -10.0, iter(times.computed[rank])
+        for each in made.programmes[rank]:
+            host += 0.001
+            if isinstance(each, Work):
+                start, end = next(work)
+                span: Row = {**moments(start, end, min(host, start)), "lane": 0}
+            elif isinstance(each, Launch):
+                number = each.collective
+                begun, launched = times.begun[rank, number], times.launched[rank, number]
+                when = moments(begun, times.ended[number], min(host, launched))
+                span = {**when, "lane": 1, "kind": COMM, "collective": len(rows["collectives"])}
+                seq = number + at * len(made.calls)
+                rows["collectives"].append({**_call(made.calls[number], rank, seq), **when, "step": 2 * at})
+            else:
+                continue
+            rows["spans"].append({**span, "name": "kernel", "step": 2 * at})
+    return rank_timeline(
+        rank,
+        **rows,
+        recordings=[{"start_ns": first - 20 * UNIT_NS, "end_ns": first + STEPS * period}],
+        lanes=[{"kind": DEVICE, "label": "stream 7"}, {"kind": DEVICE, "label": "stream 20"}],
         recorded={"settings": {"host": f"host{rank}" if shift else "host"}},
-    )  # fmt: skip
+    )
+
+
+def _call(call: MadeCall, rank: int, seq: int) -> Row:
+    message = {"op": "send" if call.ranks[0] == rank else "recv", "peer": call.ranks[call.ranks[0] == rank]}
+    return {
+        "group": call.group, "dtype": "float32", "elements": call.bytes // 4, "bytes": call.bytes,
+        "group_size": len(call.ranks), "phase": call.phase, "module": call.module,
+        **(message if call.op == "message" else {"op": call.op, "seq": seq}),
+    }  # fmt: skip
 
 
 def _on_host(made: Made, times: _Times, seen: RankTimeline) -> RankTimeline:

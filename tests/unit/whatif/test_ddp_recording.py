@@ -22,29 +22,25 @@ from overlapscope.whatif.link_fit import fit_line, link_times, transfer_curve
 from overlapscope.whatif.recorded_steps import worker_starts
 from overlapscope.whatif.search import with_cap
 from tests.conftest import ROOT, shared_file
-from tests.support.ddp_cases import TICK_NS, Made, recorded, step_ns
+from tests.support.ddp_cases import IN_PAIRS, TICK_NS, recorded, step_ns
 
 TRACES = ROOT / "traces"
-MB = 2**18
-"""Elements of a MiB of float32."""
-READY = (600, 800, 1000, 1200, 1400, 1600, 1800, 2000)
-PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7))
-SIX = Made(ready=READY, elements=(MB,) * 8, buckets=PAIRS, ticks_per_mb=200)
+IRREGULAR = replace(IN_PAIRS, ready=(600, 700, 1000, 1050, 1400, 1500, 1890, 1900))
 
 
 @cache
 def six() -> Run:
-    return recorded(SIX)
+    return recorded(IN_PAIRS)
 
 
 @pytest.mark.parametrize("slowdown", [1.0, 1.3, 1.8])
 def test_a_made_workload_is_found_again_freed_of_interference(slowdown: float) -> None:
-    made = replace(SIX, slowdown=slowdown)
+    made = replace(IN_PAIRS, slowdown=slowdown)
     found = ddp_case_of_run(recorded(made))
     assert found.slowdown_fit.identified
     assert found.slowdown_fit.slowdown == pytest.approx(slowdown, rel=0.02)
     workload = found.build({**found._nominal(), "per_bucket_us": 0.0, "latency_us": 0.0})
-    assert workload.gradients.ready_ns == pytest.approx(np.array(READY) * TICK_NS, rel=0.02)
+    assert workload.gradients.ready_ns == pytest.approx(np.array(IN_PAIRS.ready) * TICK_NS, rel=0.02)
     assert workload.gradients.names == tuple(f"layer{each}.weight" for each in range(8))
     assert workload.gradients.sizes_bytes.tolist() == [2**20] * 8
     assert workload.optimizer_ns == pytest.approx(made.optimizer * TICK_NS, rel=0.1)
@@ -56,7 +52,7 @@ def test_a_made_workload_is_found_again_freed_of_interference(slowdown: float) -
 @pytest.mark.parametrize("slowdown", [1.0, 1.5])
 @pytest.mark.parametrize("ticks_per_mb", [60, 200, 500])
 def test_other_caps_are_predicted_as_a_simulation_of_its_own_has_them(slowdown: float, ticks_per_mb: float) -> None:
-    made = replace(SIX, slowdown=slowdown, ticks_per_mb=ticks_per_mb)
+    made = replace(IN_PAIRS, slowdown=slowdown, ticks_per_mb=ticks_per_mb)
     found = ddp_case_of_run(recorded(made))
     others = {1.0: [[each] for each in range(8)], 4.0: [(0, 1, 2, 3), (4, 5, 6, 7)], 100.0: [tuple(range(8))]}
     settings = [with_cap(found.baseline, cap) for cap in others]
@@ -71,7 +67,7 @@ def test_other_caps_are_predicted_as_a_simulation_of_its_own_has_them(slowdown: 
 
 
 def test_without_freeing_recorded_times_a_single_bucket_is_predicted_too_late() -> None:
-    made = replace(SIX, slowdown=1.8, ticks_per_mb=300)
+    made = replace(IN_PAIRS, slowdown=1.8, ticks_per_mb=300)
     found = ddp_case_of_run(recorded(made))
     truth = step_ns(replace(made, buckets=[tuple(range(8))]))
     stretched = replace(found, slowdown_fit=replace(found.slowdown_fit, slowdown=1.0))
@@ -82,18 +78,18 @@ def test_without_freeing_recorded_times_a_single_bucket_is_predicted_too_late() 
 
 
 def test_a_shifted_clock_changes_no_prediction() -> None:
-    told = [predict_ddp(ddp_case_of_run(recorded(SIX, shift_ns=(0, shift)))) for shift in (0, 7_000_000)]
+    told = [predict_ddp(ddp_case_of_run(recorded(IN_PAIRS, shift_ns=(0, shift)))) for shift in (0, 7_000_000)]
     assert told[0].scenarios == told[1].scenarios
 
 
 def test_a_late_rank_is_told_apart_from_the_work_of_all() -> None:
-    found = ddp_case_of_run(recorded(replace(SIX, late=(0, 900))))
+    found = ddp_case_of_run(recorded(replace(IN_PAIRS, late=(0, 900))))
     assert found.lateness_ns == pytest.approx((0.0, 900 * TICK_NS), rel=0.05)
-    assert found.workload().gradients.ready_ns[-1] == pytest.approx(READY[-1] * TICK_NS, rel=0.05)
+    assert found.workload().gradients.ready_ns[-1] == pytest.approx(IN_PAIRS.ready[-1] * TICK_NS, rel=0.05)
 
 
 def test_layers_of_one_shape_that_do_other_work_tell_nothing_but_what_the_scheduler_counts() -> None:
-    made = replace(SIX, ready=(600, 700, 1000, 1050, 1400, 1500, 1890, 1900), slowdown=1.2)
+    made = replace(IRREGULAR, slowdown=1.2)
     found = ddp_case_of_run(recorded(made)).slowdown_fit
     assert not found.identified
     assert found.low == pytest.approx(1.2, rel=0.02)
@@ -103,13 +99,13 @@ def test_layers_of_one_shape_that_do_other_work_tell_nothing_but_what_the_schedu
 
 
 def test_the_rank_that_slows_most_is_the_one_that_counts() -> None:
-    found = ddp_case_of_run(recorded(replace(SIX, slowdown=1.5)))
+    found = ddp_case_of_run(recorded(replace(IN_PAIRS, slowdown=1.5)))
     assert found.shares == pytest.approx((1.0, 1.0), abs=0.01)
 
 
 def test_passes_without_a_reduction_are_told_and_show_what_the_same_piece_takes_free() -> None:
     """Work that is no layer's shape is told all the same: every piece has run free of transfers before."""
-    made = replace(SIX, ready=(600, 700, 1000, 1050, 1400, 1500, 1890, 1900), passes=2, slowdown=1.6, ticks_per_mb=700)
+    made = replace(IRREGULAR, passes=2, slowdown=1.6, ticks_per_mb=700)
     found = ddp_case_of_run(recorded(made))
     assert (found.baseline.accumulation, found.baseline.no_sync) == (2, True)
     assert found.slowdown_fit.identified
@@ -120,8 +116,7 @@ def test_passes_without_a_reduction_are_told_and_show_what_the_same_piece_takes_
 
 
 def test_where_nothing_tells_how_compute_slows_a_prior_stands_and_is_said_to() -> None:
-    irregular = replace(SIX, ready=(600, 700, 1000, 1050, 1400, 1500, 1890, 1900))
-    told = predict_ddp(ddp_case_of_run(recorded(irregular, thread_times=False)), [1.0, 4.0], search=False)
+    told = predict_ddp(ddp_case_of_run(recorded(IRREGULAR, thread_times=False)), [1.0, 4.0], search=False)
     assert not told.interference.identified
     assert (told.interference.low, told.interference.high) == (1.0, 1.6)
     assert any("could not be measured; assumed 1.3x" in each for each in told.reasons)
@@ -139,7 +134,7 @@ def test_a_replay_that_misses_the_recorded_step_gives_no_advice() -> None:
 )
 def test_a_run_without_what_is_needed_says_what_and_how_to_record_it(drop: str, said: str) -> None:
     with pytest.raises(InputError, match=said) as error:
-        ddp_case_of_run(recorded(SIX, drop=drop))
+        ddp_case_of_run(recorded(IN_PAIRS, drop=drop))
     assert "overlapscope.profile" in str(error.value)
     assert "\n" not in str(error.value)
 

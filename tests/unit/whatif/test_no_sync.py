@@ -15,16 +15,9 @@ from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp_recording import ddp_case_of_run
 from tests.support import kineto_writer as kineto
-from tests.support.ddp_cases import STEPS, TICK_NS, Made, recorded, step_ns
+from tests.support.ddp_cases import IN_PAIRS, MB, STEPS, TICK_NS, recorded, step_ns
 from tests.support.kineto_writer import MS
 
-MB = 2**18
-MADE = Made(
-    ready=(600, 800, 1000, 1200, 1400, 1600, 1800, 2000),
-    elements=(MB,) * 8,
-    buckets=((0, 1), (2, 3), (4, 5), (6, 7)),
-    ticks_per_mb=200,
-)
 A, B = [64, 32], [64]
 
 
@@ -61,15 +54,15 @@ def averaging(timeline: RankTimeline, *, steps: Sequence[int]) -> RankTimeline:
 
 def test_steps_without_a_reduction_are_told_and_the_ones_that_reduce_are_replayed() -> None:
     reducing = [1, 3, 5]
-    run = changed(recorded(MADE), lambda each: replace(each, collectives=of_steps(each.collectives, reducing)))
+    run = changed(recorded(IN_PAIRS), lambda each: replace(each, collectives=of_steps(each.collectives, reducing)))
     found = ddp_case_of_run(run)
     assert found.recorded.steps == tuple(reducing)
     assert found.recorded.unsynced == 2
     assert found.recorded.left_out == 0
-    assert found.measured[0].step_ns == pytest.approx(step_ns(MADE), rel=0.01)
+    assert found.measured[0].step_ns == pytest.approx(step_ns(IN_PAIRS), rel=0.01)
     result = predict_ddp(found, [1.0], search=False)
     assert any("one recorded step in 2 reduces gradients" in each for each in result.reasons)
-    whole = predict_ddp(ddp_case_of_run(recorded(MADE)), [1.0], search=False)
+    whole = predict_ddp(ddp_case_of_run(recorded(IN_PAIRS)), [1.0], search=False)
     assert not any("reduces gradients" in each for each in whole.reasons)
     for one, other in zip(result.scenarios, whole.scenarios, strict=True):
         assert one.predicted_step_ns == pytest.approx(other.predicted_step_ns, rel=0.01)
@@ -79,7 +72,7 @@ def test_steps_without_a_reduction_are_told_and_the_ones_that_reduce_are_replaye
 def test_what_follows_the_optimizer_averages_parameters_and_is_no_bucket(steps: Sequence[int]) -> None:
     """Its size is that of all gradients: only when it is called tells it from a single bucket."""
     with pytest.raises(InputError, match="local SGD"):
-        ddp_case_of_run(changed(recorded(MADE), lambda each: averaging(each, steps=list(steps))))
+        ddp_case_of_run(changed(recorded(IN_PAIRS), lambda each: averaging(each, steps=list(steps))))
 
 
 def gradient_names(tmp_path: Path, shapes: Sequence[list[int]], forwards: int) -> list[str]:

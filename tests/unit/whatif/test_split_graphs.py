@@ -12,16 +12,8 @@ from overlapscope.timeline.operations import COMPILED
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp_recording import ddp_case_of_run
-from tests.support.ddp_cases import Made, recorded
+from tests.support.ddp_cases import IN_ONE, recorded
 from tests.support.kineto_writer import TORCH_2024, Event, write
-
-MB = 2**18
-MADE = Made(
-    ready=(600, 800, 1000, 1200, 1400, 1600, 1800, 2000),
-    elements=(MB,) * 8,
-    buckets=(tuple(range(8)),),
-    ticks_per_mb=120,
-)
 
 
 def compiled(*graphs: int, outer: bool = False) -> Run:
@@ -29,7 +21,7 @@ def compiled(*graphs: int, outer: bool = False) -> Run:
 
     With `outer` they all ran inside another region, which called no graph itself: DDP's own frame.
     """
-    run = recorded(MADE)
+    run = recorded(IN_ONE)
     ranks = {}
     for rank, each in run.ranks.items():
         names = NameTable(each.names)
@@ -60,7 +52,7 @@ def noted(run: Run, *, splits: bool) -> Run:
 
 @pytest.mark.parametrize(
     "run",
-    [compiled(4), compiled(1, 2), compiled(2, outer=True), noted(recorded(MADE), splits=True)],
+    [compiled(4), compiled(1, 2), compiled(2, outer=True), noted(recorded(IN_ONE), splits=True)],
     ids=["one", "of two", "inside DDP's", "noted"],
 )
 def test_a_region_of_several_graphs_leaves_caps_alone_and_says_why(run: Run) -> None:
@@ -78,9 +70,14 @@ def test_a_region_of_several_graphs_leaves_caps_alone_and_says_why(run: Run) -> 
 
 @pytest.mark.parametrize(
     "run",
-    [recorded(MADE), compiled(1), compiled(1, 1, 1), compiled(1, 1, outer=True), noted(recorded(MADE), splits=False)],
-    ids=["eager", "one graph", "graph breaks", "inside DDP's", "noted"],
-)  # fmt: skip
+    [
+        pytest.param(recorded(IN_ONE), id="eager"),
+        pytest.param(compiled(1), id="one graph"),
+        pytest.param(compiled(1, 1, 1), id="graph breaks"),
+        pytest.param(compiled(1, 1, outer=True), id="inside DDP's"),
+        pytest.param(noted(recorded(IN_ONE), splits=False), id="noted"),
+    ],
+)
 def test_whole_graphs_and_graph_breaks_are_replayed(run: Run) -> None:
     result = predict_ddp(ddp_case_of_run(run), [1.0, 4.0], search=False)
     assert result.verdict == "change"

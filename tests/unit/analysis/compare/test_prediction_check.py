@@ -29,16 +29,9 @@ from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.baselines import list_runs, save_baseline
 from overlapscope.whatif.measured_settings import observed_run
 from tests.conftest import ROOT
-from tests.support.ddp_cases import TICK_NS, Made, recorded, step_ns
+from tests.support.ddp_cases import IN_PAIRS, MB, TICK_NS, Made, recorded, step_ns
 
 TRACES = ROOT / "traces"
-MB = 2**18
-MADE = Made(
-    ready=(600, 800, 1000, 1200, 1400, 1600, 1800, 2000),
-    elements=(MB,) * 8,
-    buckets=((0, 1), (2, 3), (4, 5), (6, 7)),
-    ticks_per_mb=200,
-)
 
 
 def prediction(cap: float, low: int, high: int, made_at: str = "2026-01-01") -> Prediction:
@@ -117,9 +110,9 @@ def test_what_two_recordings_predicted_of_one_setting_stands_twice() -> None:
 
 
 def test_a_recording_tells_the_settings_and_the_step_it_was_made_with() -> None:
-    told = observed_run(recorded(MADE), "made")
+    told = observed_run(recorded(IN_PAIRS), "made")
     assert told.knobs == {"bucket_cap_mb": 2.0, "gradient_as_bucket_view": True}
-    assert told.step_ns == pytest.approx(step_ns(MADE), abs=2 * TICK_NS)
+    assert told.step_ns == pytest.approx(step_ns(IN_PAIRS), abs=2 * TICK_NS)
     assert (told.ranks, told.gradient_bytes) == (2, 8 * 2**20)
     with pytest.raises(InputError, match="empty: its settings are not known"):
         observed_run(Run(world_size=2, ranks={}), "empty")
@@ -129,7 +122,7 @@ def test_caps_that_make_the_same_buckets_are_one_setting_and_others_are_not() ->
     """torch's default is 25 MiB after a first bucket of 1: of gradients of 1 MiB it makes (1, 7), a cap of 25 (8);
     where the first gradient alone is of 30 MiB both make the same.
     """
-    eighths = replace(MADE, buckets=((0,), (1, 2, 3, 4, 5, 6, 7)))
+    eighths = replace(IN_PAIRS, buckets=((0,), (1, 2, 3, 4, 5, 6, 7)))
     told = observed_run(under_torchs_default(eighths), "new")
     assert told.knobs["bucket_cap_mb"] is None
     views = {"gradient_as_bucket_view": True}
