@@ -182,7 +182,7 @@ def fsdp(
 ) -> Made:
     """Return a step of FSDP2 on two ranks; rank 1 computes `slow` times as long; `many` modules share a gather.
 
-    With `at_once` whatever is launched is waited for there, as FSDP2 does over gloo unless told otherwise.
+    With `at_once` whatever is launched is waited for there, as FSDP2 does over gloo by default.
     """
     calls: list[MadeCall] = []
     units = [list(range(at, min(at + many, modules))) for at in range(0, modules, many)]

@@ -45,9 +45,9 @@ def faulty(seed: int, *, among_recorded: bool = True) -> Drawn:
             planted = plant(job, kind, share=share, culprit=culprit, seed=seed * ATTEMPTS + attempt)
         except ValueError:
             continue
-        told = tuple(rank for rank in planted.fault.culprits if rank in recorded)
-        if bool(told) == among_recorded:
-            return Drawn(job=replace(planted, recorded=recorded), share=share, recorded_culprits=told)
+        guilty = tuple(rank for rank in planted.fault.culprits if rank in recorded)
+        if bool(guilty) == among_recorded:
+            return Drawn(job=replace(planted, recorded=recorded), share=share, recorded_culprits=guilty)
     raise RuntimeError(f"no job can have {kind}")
 
 

@@ -40,10 +40,10 @@ def verdict_on(sort: str, seed: int) -> Verdict:
     """Draw a job of a sort, simulate and analyze it, and judge what is said of it."""
     drawn = healthy(seed) if sort == HEALTHY else faulty(seed, among_recorded=sort == FAULTY)
     analysis = analyze(run_of(simulate(drawn.job)))
-    told = judge(drawn, analysis) if sort == FAULTY else WRONG if accused(analysis) else RIGHT
+    verdict = judge(drawn, analysis) if sort == FAULTY else WRONG if accused(analysis) else RIGHT
     named = ", ".join(f"rank {each.rank}: {each.held_by}" for each in analysis.skew.stragglers[:3])
     everybody = sort == FAULTY and len(drawn.recorded_culprits) == len(drawn.job.ranks())
-    return Verdict(sort, seed, drawn.job.fault.kind, told, named, everybody)
+    return Verdict(sort, seed, drawn.job.fault.kind, verdict, named, everybody)
 
 
 def main() -> None:

@@ -103,10 +103,10 @@ def _builder(
     if kind in NOTED:
         every = int(rng.integers(1, 4))
         # That the collector ran is not always noted; that the allocator asked again is all that tells of it.
-        told = NOTED[kind] if noted or kind == "allocator" else ""
+        noted_as = NOTED[kind] if noted or kind == "allocator" else ""
         return lambda by: Fault(
             kind=kind, culprits=alone, stall_ns=by * step * every, stall_every=every, stall_at=at,
-            stall_noted=told,
+            stall_noted=noted_as,
         )  # fmt: skip
     if kind in ("slow_compute", "throttled"):
         return lambda by: Fault(

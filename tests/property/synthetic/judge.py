@@ -27,10 +27,10 @@ def judge(drawn: Drawn, analysis: Analysis) -> str:
         elif each.id.startswith("uneven_stages"):
             causes.add("more_work")
             innocents |= set(each.evidence["ranks"]) - set(fault.culprits)
-    told = causes - {"unknown"}
-    if innocents or told - _expected(drawn.job.fault, analysis):
+    named = causes - {"unknown"}
+    if innocents or named - _expected(drawn.job.fault, analysis):
         return WRONG
-    return RIGHT if told else ABSTAINED
+    return RIGHT if named else ABSTAINED
 
 
 def _expected(fault: Fault, analysis: Analysis) -> set[str]:
@@ -48,8 +48,8 @@ def accused(analysis: Analysis) -> bool:
 
 
 def _before_launch(analysis: Analysis) -> bool:
-    told = analysis.skew.stragglers[0].evidence if analysis.skew.stragglers else {}
-    return bool(told.get("before_first_launch_ns", 0) > MOST * told.get("idle_more_ns", 0))
+    evidence = analysis.skew.stragglers[0].evidence if analysis.skew.stragglers else {}
+    return bool(evidence.get("before_first_launch_ns", 0) > MOST * evidence.get("idle_more_ns", 0))
 
 
 def _of_host(evidence: Any, culprits: Sequence[int]) -> bool:

@@ -42,7 +42,7 @@ def write_kineto(simulated: Simulated, folder: Path, *, compress: bool = False) 
 
 
 def _document(job: Job, rank: int, groups: Mapping[str, NamedGroup], events: Iterator[str]) -> bytes:
-    told = {
+    info = {
         "backend": "nccl", "rank": rank, "world_size": job.layout.world, "pg_count": len(groups),
         "pg_config": [
             {"pg_name": each.name, "pg_desc": each.description, "backend_config": "cuda:nccl",
@@ -51,7 +51,7 @@ def _document(job: Job, rank: int, groups: Mapping[str, NamedGroup], events: Ite
         ],
         "nccl_version": "2.21.5",
     }  # fmt: skip
-    head = f'{{"schemaVersion":1,"distributedInfo":{json.dumps(told)},"displayTimeUnit":"ms",'
+    head = f'{{"schemaVersion":1,"distributedInfo":{json.dumps(info)},"displayTimeUnit":"ms",'
     listed = ",\n".join(events)
     return f'{head}"baseTimeNanoseconds":{EPOCH_NS},"traceEvents":[{listed}]}}'.encode()
 
@@ -77,9 +77,9 @@ def _events(job: Job, record: Record, joined: Joined, row: int, groups: Mapping[
     for begun, ended, launched, grid, kind, stream, thread, name, op, correlation, graph, call in zip(
         start, end, launch, blocks, *shared, strict=True
     ):
-        told = _told(job, joined.calls[call], row, groups) if kind == COMM else ""
+        args_text = _args_text(job, joined.calls[call], row, groups) if kind == COMM else ""
         if correlation != before:
-            yield from _launched(names[op], thread, launched, correlation, kind, told, graph=graph)
+            yield from _launched(names[op], thread, launched, correlation, kind, args_text, graph=graph)
             if kind == COMM:
                 library = LIBRARY.get(joined.calls[call].op, f"nccl:{joined.calls[call].op}")
                 yield _span(
@@ -91,13 +91,15 @@ def _events(job: Job, record: Record, joined: Joined, row: int, groups: Mapping[
         yield (
             f'{{"ph":"X","cat":"{category}","name":{names[name]},"pid":0,"tid":{stream},"ts":{_us(begun)},'
             f'"dur":{_us(ended - begun)},"args":{{"device":0,"stream":{stream},{shape}"correlation":{correlation}'
-            f"{told if job.collective_args else ''}}}}}"
+            f"{args_text if job.collective_args else ''}}}}}"
         )
 
 
-def _launched(op: str, thread: int, at: int, correlation: int, kind: int, told: str, *, graph: bool) -> Iterator[str]:
+def _launched(
+    op: str, thread: int, at: int, correlation: int, kind: int, written: str, *, graph: bool
+) -> Iterator[str]:
     api = "cudaGraphLaunch" if graph else "cudaLaunchKernel" if kind in (COMPUTE, COMM) else "cudaMemcpyAsync"
-    args = f',"args":{{{told[1:]}}}' if told else ""
+    args = f',"args":{{{written[1:]}}}' if written else ""
     yield (
         f'{{"ph":"X","cat":"cpu_op","name":{op},"pid":{PROCESS},"tid":{PROCESS + thread},"ts":{_us(at - BEFORE_NS)},'
         f'"dur":{_us(BEFORE_NS + CALL_NS + AFTER_NS)}{args}}}'
@@ -108,20 +110,20 @@ def _launched(op: str, thread: int, at: int, correlation: int, kind: int, told: 
     )
 
 
-def _told(job: Job, call: Call, row: int, groups: Mapping[str, NamedGroup]) -> str:
+def _args_text(job: Job, call: Call, row: int, groups: Mapping[str, NamedGroup]) -> str:
     """Return the arguments that torch 2.4 and later write of a call."""
     group, item = groups[call.dimension], ITEM[call.dtype]
-    told: dict[str, object] = {
+    args: dict[str, object] = {
         "Collective name": SPELLED[call.op], "dtype": call.dtype,
         "In msg nelems": int(call.sent[row]) // item, "Out msg nelems": int(call.got[row]) // item,
         "Group size": call.group_size, "Process Group Name": group.name,
         "Process Group Description": group.description, "Process Group Ranks": str(list(group.ranks)),
     }  # fmt: skip
     if job.numbered:
-        told["Seq"] = call.number
+        args["Seq"] = call.number
     if call.peer is not None:
-        told["Src Rank" if call.op == "recv" else "Dst Rank"] = int(call.peer[row])
-    return "," + json.dumps(told)[1:-1]
+        args["Src Rank" if call.op == "recv" else "Dst Rank"] = int(call.peer[row])
+    return "," + json.dumps(args)[1:-1]
 
 
 def _of(clock: Clock, begun: float, ended: float) -> tuple[int, int]:

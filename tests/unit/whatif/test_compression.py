@@ -126,10 +126,10 @@ def test_a_plan_shows_them_as_what_changes_numerics_with_wide_intervals(
     assert main([*arguments, "--json"]) == 0
     without = json.loads(capsys.readouterr().out)
     assert main([*arguments, "--json", "--compress", "powersgd:2,topk:0.01"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    plain, added = told["scenarios"][:-2], told["scenarios"][-2:]
+    answer = json.loads(capsys.readouterr().out)
+    plain, added = answer["scenarios"][:-2], answer["scenarios"][-2:]
     assert plain == without["scenarios"]
-    assert (told["verdict"], told["best"]) == (without["verdict"], without["best"])
+    assert (answer["verdict"], answer["best"]) == (without["verdict"], without["best"])
     assert [each["knobs"]["hook"] for each in added] == ["PowerSGD rank 2", "top-k 0.01"]
     widest = max(each["high_ns"] - each["low_ns"] for each in plain)
     for each in added:
@@ -139,7 +139,7 @@ def test_a_plan_shows_them_as_what_changes_numerics_with_wide_intervals(
         assert each["exposed_comm_ns"] < plain[0]["exposed_comm_ns"]
         assert each["memory_bytes"] >= plain[0]["memory_bytes"] + 4 * 124_000_000
         assert each["high_ns"] - each["low_ns"] > widest / 2
-    assert any("accuracy is not predicted" in each for each in told["reasons"])
+    assert any("accuracy is not predicted" in each for each in answer["reasons"])
     text = Path(EXAMPLE).read_text(encoding="utf-8").replace("memory_gbs", "# memory_gbs")
     (tmp_path / "w.toml").write_text(text, encoding="utf-8")
     assert main(["plan", str(tmp_path / "w.toml"), "--compress", "topk:0.1"]) == 2

@@ -78,11 +78,11 @@ def test_without_freeing_recorded_times_a_single_bucket_is_predicted_too_late() 
 
 
 def test_a_shifted_clock_changes_no_prediction() -> None:
-    told = [predict_ddp(ddp_case_of_run(recorded(IN_PAIRS, shift_ns=(0, shift)))) for shift in (0, 7_000_000)]
-    assert told[0].scenarios == told[1].scenarios
+    results = [predict_ddp(ddp_case_of_run(recorded(IN_PAIRS, shift_ns=(0, shift)))) for shift in (0, 7_000_000)]
+    assert results[0].scenarios == results[1].scenarios
 
 
-def test_a_late_rank_is_told_apart_from_the_work_of_all() -> None:
+def test_a_late_rank_is_kept_apart_from_the_work_of_all() -> None:
     found = ddp_case_of_run(recorded(replace(IN_PAIRS, late=(0, 900))))
     assert found.lateness_ns == pytest.approx((0.0, 900 * TICK_NS), rel=0.05)
     assert found.workload().gradients.ready_ns[-1] == pytest.approx(IN_PAIRS.ready[-1] * TICK_NS, rel=0.05)
@@ -103,30 +103,30 @@ def test_the_rank_that_slows_most_is_the_one_that_counts() -> None:
     assert found.shares == pytest.approx((1.0, 1.0), abs=0.01)
 
 
-def test_passes_without_a_reduction_are_told_and_show_what_the_same_piece_takes_free() -> None:
-    """Work that is no layer's shape is told all the same: every piece has run free of transfers before."""
+def test_passes_without_a_reduction_are_found_and_show_what_the_same_piece_takes_free() -> None:
+    """Work that is no layer's shape is freed of it all the same: every piece has run free of transfers before."""
     made = replace(IRREGULAR, passes=2, slowdown=1.6, ticks_per_mb=700)
     found = ddp_case_of_run(recorded(made))
     assert (found.baseline.accumulation, found.baseline.no_sync) == (2, True)
     assert found.slowdown_fit.identified
     assert found.slowdown_fit.slowdown == pytest.approx(1.6, rel=0.03)
     one = replace(found.baseline, accumulation=1, no_sync=False)
-    (told,) = predict_settings(found, [one])[1:]
-    assert told.predicted_step_ns == pytest.approx(step_ns(replace(made, passes=1)), rel=0.03)
+    (scenario,) = predict_settings(found, [one])[1:]
+    assert scenario.predicted_step_ns == pytest.approx(step_ns(replace(made, passes=1)), rel=0.03)
 
 
 def test_where_nothing_tells_how_compute_slows_a_prior_stands_and_is_said_to() -> None:
-    told = predict_ddp(ddp_case_of_run(recorded(IRREGULAR, thread_times=False)), [1.0, 4.0], search=False)
-    assert not told.interference.identified
-    assert (told.interference.low, told.interference.high) == (1.0, 1.6)
-    assert any("could not be measured; assumed 1.3x" in each for each in told.reasons)
+    result = predict_ddp(ddp_case_of_run(recorded(IRREGULAR, thread_times=False)), [1.0, 4.0], search=False)
+    assert not result.interference.identified
+    assert (result.interference.low, result.interference.high) == (1.0, 1.6)
+    assert any("could not be measured; assumed 1.3x" in each for each in result.reasons)
 
 
 def test_a_replay_that_misses_the_recorded_step_gives_no_advice() -> None:
     found = ddp_case_of_run(six())
     (measured,) = found.measured
-    told = predict_ddp(replace(found, measured=(replace(measured, step_ns=measured.step_ns * 1.05),)))
-    assert told.verdict == "insufficient_data"
+    result = predict_ddp(replace(found, measured=(replace(measured, step_ns=measured.step_ns * 1.05),)))
+    assert result.verdict == "insufficient_data"
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_one_real_recording_predicts_the_other() -> None:
     cases = {name: ddp_case_of_run(read_inputs([TRACES / name])) for name in caps}
     for name, other in (("baseline", "regressed"), ("regressed", "baseline")):
         truth = cases[other].measured[0].step_ns
-        (told,) = predict_settings(cases[name], [with_cap(cases[name].baseline, caps[other])])[1:]
-        assert told.predicted_step_ns == pytest.approx(truth, rel=0.1)
+        (scenario,) = predict_settings(cases[name], [with_cap(cases[name].baseline, caps[other])])[1:]
+        assert scenario.predicted_step_ns == pytest.approx(truth, rel=0.1)
 
 
 def test_two_calls_on_one_link_count_its_time_once() -> None:

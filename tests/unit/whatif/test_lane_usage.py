@@ -87,7 +87,7 @@ def test_a_curve_over_caps_is_what_each_cap_alone_gives(case: RecordedCase) -> N
     assert found.caps_mb[-1] not in found.flat_mb
 
 
-def test_code_of_a_cap_is_told_for_every_framework_and_the_rest_for_ddp(case: RecordedCase) -> None:
+def test_code_of_a_cap_is_written_for_every_framework_and_the_rest_for_ddp(case: RecordedCase) -> None:
     plain = setting_code(with_cap(replace(case.baseline, gradient_as_bucket_view=False), 5.0).knobs(), 4)
     assert plain["ddp"] == "DistributedDataParallel(model, bucket_cap_mb=5)"
     assert set(plain) == {"ddp", "fsdp2", "deepspeed", "megatron", "horovod"}

@@ -1,4 +1,4 @@
-"""Which gradients an all-reduce carried: told by DDP, proven by times and sizes, or not known."""
+"""Which gradients an all-reduce carried: named by DDP, proven by times and sizes, or not known."""
 
 from collections.abc import Sequence
 from itertools import pairwise

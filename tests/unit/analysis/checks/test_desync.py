@@ -61,7 +61,7 @@ def test_the_rank_that_did_not_enter_is_named(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_without_a_sign_that_it_hung_it_is_only_told(tmp_path: Path) -> None:
+def test_without_a_sign_that_it_hung_it_is_only_information(tmp_path: Path) -> None:
     calls = {0: [DONE, DONE, PENDING], 1: [DONE, DONE]}
     (finding,) = findings(tmp_path, calls, all_of(2))
     assert (finding.id, finding.severity) == ("desync:missing:0:3", "info")
@@ -77,7 +77,7 @@ def test_a_collective_pending_while_others_went_on_for_long_is_a_sign(tmp_path: 
     assert finding.evidence["stuck_because"] == "pending while other calls went on for 40 s"
 
 
-def test_the_line_of_the_users_code_is_told(tmp_path: Path) -> None:
+def test_the_line_of_the_users_code_is_in_the_title(tmp_path: Path) -> None:
     frames = [{"name": "all_reduce", "filename": "/x/torch/distributed/distributed_c10d.py", "line": 1},
               {"name": "step", "filename": "/home/me/train.py", "line": 12}]  # fmt: skip
     waits = Entry(state="scheduled", retired=True, frames=frames)
@@ -254,7 +254,7 @@ def test_whoever_skips_a_collective_is_named_and_nobody_else(tmp_path: Path, see
         (Entry(dtype="Half"), "all_reduce of 1024 float16"),
     ],
 )
-def test_who_called_what_is_told(tmp_path: Path, other: Entry, said: str) -> None:
+def test_who_called_what_is_in_the_title(tmp_path: Path, other: Entry, said: str) -> None:
     calls = {0: [DONE] * 4, 1: [DONE] * 4, 2: [DONE, DONE, other, DONE]}
     (finding,) = findings(tmp_path, calls, all_of(3))
     assert (finding.id, finding.severity) == ("desync:mismatch:0:3", "warning")
@@ -265,7 +265,7 @@ def test_who_called_what_is_told(tmp_path: Path, other: Entry, said: str) -> Non
     assert finding.evidence["called"]["2"] == said
 
 
-def test_after_one_skipped_call_the_first_difference_is_told_and_the_others_counted(tmp_path: Path) -> None:
+def test_after_one_skipped_call_the_first_difference_is_named_and_the_others_counted(tmp_path: Path) -> None:
     program = [Entry(sizes=[[size]]) for size in range(10, 20)]
     (finding,) = findings(tmp_path, {0: program, 1: program[:4] + program[5:] + program[:1]}, all_of(2))
     assert finding.id == "desync:mismatch:0:5"

@@ -1,4 +1,4 @@
-"""What a user is told to act on in an NCCL log: each finding where it belongs, and nowhere else."""
+"""Findings in an NCCL log that a user should act on: each where it belongs, and nowhere else."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def test_the_real_log_has_no_findings() -> None:
         (made(2, "AllReduce", 2, dtype=9), "all_reduce of 64 bfloat16 on rank 2"),
     ],
 )
-def test_calls_that_differ_between_ranks_are_told(odd: str, said: str, tmp_path: Path) -> None:
+def test_calls_that_differ_between_ranks_are_a_finding(odd: str, said: str, tmp_path: Path) -> None:
     lines = [*everyone(1), made(0, "AllReduce", 2), made(1, "AllReduce", 2), odd, *everyone(3)]
     found = findings(tmp_path, *job(*lines))
     assert set(found) == {"nccl_desync"}
@@ -73,7 +73,7 @@ def test_calls_that_differ_between_ranks_are_told(odd: str, said: str, tmp_path:
     assert found["nccl_desync"].severity == "warning"
 
 
-def test_the_first_difference_of_all_ranks_is_told(tmp_path: Path) -> None:
+def test_the_first_difference_of_all_ranks_is_named(tmp_path: Path) -> None:
     lines = [
         made(rank, "AllReduce", seq, count=64 + (rank == 1 and seq >= 5) + 2 * (rank == 2 and seq >= 3))
         for seq in range(8)
@@ -110,7 +110,7 @@ def test_sends_and_receives_may_differ(tmp_path: Path) -> None:
     assert findings(tmp_path, *job(*lines)) == {}
 
 
-def test_communicators_whose_logs_cannot_be_told_apart_are_not_compared(tmp_path: Path) -> None:
+def test_communicators_of_one_name_in_two_logs_are_not_compared(tmp_path: Path) -> None:
     old = VERSIONS[3]
     for name, host in (("a", "node-0"), ("b", "node-1")):
         process = Process(rank=0, host=host)
@@ -171,7 +171,7 @@ def net(sender: int, receiver: int, via: str) -> str:
     return f"Channel 00/0 : {sender}[{sender}] -> {receiver}[{receiver}] [send] via NET/{via}"
 
 
-def test_network_through_host_memory_is_told_for_cards_that_could_do_better(tmp_path: Path) -> None:
+def test_network_through_host_memory_is_a_finding_for_cards_that_could_do_better(tmp_path: Path) -> None:
     lines = job(before={0: [net(0, 1, "IB/0")], 1: [net(1, 2, "IB/1/GDRDMA")], 2: [net(2, 0, "IBext_v8/0/Shared")]})
     found = findings(tmp_path, *lines)
     assert set(found) == {"nccl_no_gpu_direct"}
@@ -184,7 +184,7 @@ def test_network_through_host_memory_is_told_for_cards_that_could_do_better(tmp_
     assert fabric["nccl_no_gpu_direct"].severity == "info"
 
 
-def test_devices_that_go_through_host_memory_are_told(tmp_path: Path) -> None:
+def test_devices_that_go_through_host_memory_are_a_finding(tmp_path: Path) -> None:
     shared = "Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct"
     found = findings(tmp_path, *job(before={0: [shared, shared.replace("00/0", "01/0")]}))
     assert (set(found), found["nccl_shared_memory"].severity) == ({"nccl_shared_memory"}, "warning")
@@ -193,7 +193,7 @@ def test_devices_that_go_through_host_memory_are_told(tmp_path: Path) -> None:
     assert findings(tmp_path, *alone)["nccl_shared_memory"].severity == "info"
 
 
-def test_sockets_beside_infiniband_are_told(tmp_path: Path) -> None:
+def test_sockets_beside_infiniband_are_a_finding(tmp_path: Path) -> None:
     chosen = {rank: ["Using network Socket"] for rank in range(3)}
     found = findings(tmp_path, *job(before={**chosen, 0: [IB, "Using network Socket"]}))
     assert set(found) == {"nccl_socket"}
@@ -202,7 +202,7 @@ def test_sockets_beside_infiniband_are_told(tmp_path: Path) -> None:
     assert findings(tmp_path, *job(before={0: [IB, "Using network IB"]})) == {}
 
 
-def test_mixed_versions_are_told(tmp_path: Path) -> None:
+def test_mixed_versions_are_a_finding(tmp_path: Path) -> None:
     versions = {rank: [f"NCCL version 2.2{rank // 2}.5+cuda12.4"] for rank in range(3)}
     found = findings(tmp_path, *job(before=versions))
     assert set(found) == {"nccl_mixed_versions"}

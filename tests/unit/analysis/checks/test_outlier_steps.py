@@ -82,10 +82,10 @@ def odd_by_hand(values: Sequence[int]) -> list[int]:
 
 @given(st.dictionaries(st.integers(0, 5), times, max_size=4))
 def test_each_rank_is_compared_with_its_own_steps(ranks: dict[int, list[int]]) -> None:
-    told = {rank: [(at, value, None) for at, value in enumerate(values)] for rank, values in ranks.items()}
+    rows = {rank: [(at, value, None) for at, value in enumerate(values)] for rank, values in ranks.items()}
     expected = {(rank, at) for rank, values in ranks.items() for at in odd_by_hand(values)}
     found = set()
-    for each in outlier_steps(told, dict.fromkeys(ranks, "trace")):
+    for each in outlier_steps(rows, dict.fromkeys(ranks, "trace")):
         evidence = each.evidence
         if "steps" in evidence:
             found |= {(one["rank"], one["step"]) for one in evidence["steps"]}
@@ -95,6 +95,6 @@ def test_each_rank_is_compared_with_its_own_steps(ranks: dict[int, list[int]]) -
 
 
 @pytest.mark.parametrize("basis", [{0: "trace", 1: "trace"}, {0: "trace", 1: "events"}])
-def test_what_several_ranks_rest_on_is_told(basis: dict[int, str]) -> None:
+def test_what_several_ranks_rest_on_is_named(basis: dict[int, str]) -> None:
     (found,) = outlier_steps({0: rank_with(1), 1: rank_with(1)}, basis)
     assert found.known_from == ", ".join(sorted(set(basis.values())))

@@ -125,7 +125,7 @@ def test_one_recorded_stage_is_enough():
     assert finding.evidence["stages_recorded"] == 1
 
 
-def test_nothing_is_said_where_stages_or_microbatches_cannot_be_told():
+def test_nothing_is_said_where_stages_or_microbatches_are_unknown():
     uneven = [5, 5, 9, 5]
     assert said(replace(pipeline(uneven, 8), groups=())) == []
     assert said(replace(pipeline(uneven, 8), groups=(Group(name="g", size=4),))) == []

@@ -1,4 +1,4 @@
-"""Slow links: told by connections' counters or by groups that are slower than their equals, and by nothing else."""
+"""Slow links: known from connections' counters or from groups slower than their equals, and from nothing else."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -68,7 +68,7 @@ def test_one_slow_connection_may_be_either_ends() -> None:
     assert (each.id, each.evidence["rank"]) == ("slow_link", None)
 
 
-def test_links_that_are_all_slow_are_told_by_what_their_interface_states() -> None:
+def test_links_that_are_all_slow_are_known_from_what_their_interface_states() -> None:
     (each,) = found(connected(dict.fromkeys(RING, 20.0), stated=1250))
     assert (each.id, each.evidence["rank"], each.evidence["fastest_bytes_s"]) == ("slow_link", None, 20 * MB)
     assert found(connected(dict.fromkeys(RING, 20.0))) == []  # nothing to compare with
@@ -193,7 +193,7 @@ def test_one_group_alone_has_nothing_to_compare_with() -> None:
     assert found(job(fault="host")) == []
 
 
-def test_a_link_that_becomes_slow_is_told_by_the_calls_before() -> None:
+def test_a_link_that_becomes_slow_is_known_from_the_calls_before() -> None:
     (each,) = found(pairs_job([(0, 1)], ranks=2, calls=20, since=12))
     assert (each.id, each.evidence["rank"], each.evidence["groups_as_usual"]) == ("slow_link", None, 0)
     assert each.evidence["groups"][0]["times_as_long"] > 2
@@ -221,8 +221,8 @@ def test_messages_that_take_longer_than_their_equals_between_other_ranks_are_on_
 
     together = match_and_align(run(slow=1))
     assert together.pairs.matched == 24
-    (told,) = compare_groups(run(slow=1), together.splits, together.pairs.pairs)
-    assert told.id == "slow_link"
-    assert [each["ranks"] for each in told.evidence["groups"]] == [[2, 3]]
-    assert told.evidence["groups"][0]["times_as_long"] == 4.0
+    (finding,) = compare_groups(run(slow=1), together.splits, together.pairs.pairs)
+    assert finding.id == "slow_link"
+    assert [each["ranks"] for each in finding.evidence["groups"]] == [[2, 3]]
+    assert finding.evidence["groups"][0]["times_as_long"] == 4.0
     assert compare_groups(run(slow=3), together.splits, match_and_align(run(slow=3)).pairs.pairs) == []

@@ -104,18 +104,18 @@ def test_figures_and_parts_are_those_of_every_single_nanosecond(base: list[Job],
     step = {part.name: part for part in comparison.attribution.step_time.parts}
     for name, figure in ((COMPUTE, "compute"), (EXPOSED, "exposed"), (COPY, "copy_only"), (IDLE, "idle")):
         sides = [side_of(side, figure) for side in cells]
-        told = (step[name].base_ns, step[name].candidate_ns) if name in step else (0, 0)
-        assert all(abs(a - b) < 1 for a, b in zip(told, sides, strict=True))
+        ours = (step[name].base_ns, step[name].candidate_ns) if name in step else (0, 0)
+        assert all(abs(a - b) < 1 for a, b in zip(ours, sides, strict=True))
     for row in comparison.collectives:
-        for side, told in zip(cells, (row.base, row.candidate), strict=True):
-            assert abs(told.exposed_ns - exposed_by(side, (row.op, row.bytes or 0))) <= 1
+        for side, row_side in zip(cells, (row.base, row.candidate), strict=True):
+            assert abs(row_side.exposed_ns - exposed_by(side, (row.op, row.bytes or 0))) <= 1
     for name, figure, worst in (
         ("step_time_ns", "window", True), ("compute_ns", "compute", False), ("idle_ns", "idle", False)
     ):  # fmt: skip
-        told = metric(comparison, name)
-        assert told.base.by_run == medians(cells[0], figure, worst=worst)
-        assert told.candidate.by_run == medians(cells[1], figure, worst=worst)
-        assert told.base.value == round(median(medians(cells[0], figure, worst=worst)))
+        found = metric(comparison, name)
+        assert found.base.by_run == medians(cells[0], figure, worst=worst)
+        assert found.candidate.by_run == medians(cells[1], figure, worst=worst)
+        assert found.base.value == round(median(medians(cells[0], figure, worst=worst)))
 
 
 def exposed_by(side: Sequence[dict[int, dict[int, Cell]]], kind: Kind) -> Fraction:
@@ -278,10 +278,10 @@ def test_a_rank_that_begins_to_hold_the_others_up_is_waiting_and_blame() -> None
 
 def test_several_runs_give_their_median_and_how_far_they_lie_apart() -> None:
     runs = [run_of(steady(lengths=[length] * 3)) for length in (90, 80, 99)]
-    told = metric(compared(runs, runs[0]), "step_time_ns")
-    assert (told.base.value, told.base.low, told.base.high, told.base.by_run) == (90, 80, 99, [90, 80, 99])
-    assert (told.base.steps, told.candidate.steps) == (9, 3)
-    assert (told.candidate.low, told.candidate.high) == (None, None)
+    found = metric(compared(runs, runs[0]), "step_time_ns")
+    assert (found.base.value, found.base.low, found.base.high, found.base.by_run) == (90, 80, 99, [90, 80, 99])
+    assert (found.base.steps, found.candidate.steps) == (9, 3)
+    assert (found.candidate.low, found.candidate.high) == (None, None)
 
 
 def test_no_communication_is_not_known_rather_than_none_exposed() -> None:
@@ -405,7 +405,7 @@ def test_groups_that_have_other_names_on_the_two_sides_are_still_the_same() -> N
     assert [(row.group, row.change) for row in comparison.collectives] == [(None, "same")]
 
 
-def test_other_software_is_told_and_does_not_make_it_another_job() -> None:
+def test_other_software_is_a_difference_and_does_not_make_it_another_job() -> None:
     old, new = steady(fingerprint={"torch_version": "2.12"}), steady(fingerprint={"torch_version": "2.13"})
     comparison = compared(run_of(old), run_of(new))
     assert comparison.same_job

@@ -20,13 +20,13 @@ from tests.unit.report.test_report import small
 BASE, CANDIDATE = str(ROOT / "traces" / "baseline"), str(ROOT / "traces" / "regressed")
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     assert main(["report", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_three_runs_are_a_history_with_the_figures_of_the_comparison(capsys: pytest.CaptureFixture[str]) -> None:
-    document = told(capsys, BASE, CANDIDATE, BASE)
+    document = answer(capsys, BASE, CANDIDATE, BASE)
     jsonschema.Draft202012Validator(schema("history")).validate(document)
     assert main(["compare", BASE, CANDIDATE, "--json"]) == 0
     compared = {each["name"]: each for each in json.loads(capsys.readouterr().out)["metrics"]}
@@ -40,14 +40,14 @@ def test_three_runs_are_a_history_with_the_figures_of_the_comparison(capsys: pyt
 
 
 def test_two_runs_are_a_history_only_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, BASE, CANDIDATE)["schema"] == "overlapscope.comparison/1"
-    assert told(capsys, BASE, CANDIDATE, "--history")["schema"] == "overlapscope.history/1"
+    assert answer(capsys, BASE, CANDIDATE)["schema"] == "overlapscope.comparison/1"
+    assert answer(capsys, BASE, CANDIDATE, "--history")["schema"] == "overlapscope.history/1"
 
 
 def test_a_folder_of_runs_is_a_history_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, source in (("b", CANDIDATE), ("a", BASE), ("c", BASE)):
         shutil.copytree(source, tmp_path / name)
-    document = told(capsys, str(tmp_path))
+    document = answer(capsys, str(tmp_path))
     assert [Path(each["name"]).name for each in document["runs"]] == ["a", "b", "c"]
 
 

@@ -110,10 +110,10 @@ def test_what_two_recordings_predicted_of_one_setting_stands_twice() -> None:
 
 
 def test_a_recording_tells_the_settings_and_the_step_it_was_made_with() -> None:
-    told = observed_run(recorded(IN_PAIRS), "made")
-    assert told.knobs == {"bucket_cap_mb": 2.0, "gradient_as_bucket_view": True}
-    assert told.step_ns == pytest.approx(step_ns(IN_PAIRS), abs=2 * TICK_NS)
-    assert (told.ranks, told.gradient_bytes) == (2, 8 * 2**20)
+    observed = observed_run(recorded(IN_PAIRS), "made")
+    assert observed.knobs == {"bucket_cap_mb": 2.0, "gradient_as_bucket_view": True}
+    assert observed.step_ns == pytest.approx(step_ns(IN_PAIRS), abs=2 * TICK_NS)
+    assert (observed.ranks, observed.gradient_bytes) == (2, 8 * 2**20)
     with pytest.raises(InputError, match="empty: its settings are not known"):
         observed_run(Run(world_size=2, ranks={}), "empty")
 
@@ -123,24 +123,24 @@ def test_caps_that_make_the_same_buckets_are_one_setting_and_others_are_not() ->
     where the first gradient alone is of 30 MiB both make the same.
     """
     eighths = replace(IN_PAIRS, buckets=((0,), (1, 2, 3, 4, 5, 6, 7)))
-    told = observed_run(under_torchs_default(eighths), "new")
-    assert told.knobs["bucket_cap_mb"] is None
+    observed = observed_run(under_torchs_default(eighths), "new")
+    assert observed.knobs["bucket_cap_mb"] is None
     views = {"gradient_as_bucket_view": True}
-    noted = [of_buckets(told, {"bucket_cap_mb": 25.0, **views})]
-    found, (why,) = outcomes(noted, [told])
+    noted = [of_buckets(observed, {"bucket_cap_mb": 25.0, **views})]
+    found, (why,) = outcomes(noted, [observed])
     assert not found
     assert "bucket_cap_mb=None, gradient_as_bucket_view=True (torch's default is 25 after a first bucket of 1)" in why
     for knobs in ({"bucket_cap_mb_list": [1.0, 25.0]}, {"bucket_cap_mb_list": [1.0, 1000.0]}, {"bucket_cap_mb": None}):
-        assert len(outcomes([of_buckets(told, {**knobs, **views})], [told])[0]) == 1, knobs
-        assert not outcomes([of_buckets(told, knobs)], [told])[0]  # no views
+        assert len(outcomes([of_buckets(observed, {**knobs, **views})], [observed])[0]) == 1, knobs
+        assert not outcomes([of_buckets(observed, knobs)], [observed])[0]  # no views
     large = Made(ready=(600, 1200), elements=(30 * MB, MB), buckets=((0,), (1,)), ticks_per_mb=20)
-    told = observed_run(under_torchs_default(large), "new")
+    observed = observed_run(under_torchs_default(large), "new")
     for cap in (25.0, 29.0, None):
-        assert len(outcomes([of_buckets(told, {"bucket_cap_mb": cap, **views})], [told])[0]) == 1
-    here = replace(of_buckets(told, {"bucket_cap_mb": 29.0, **views}), present={**told.knobs, **views})
-    assert outcomes([here], [told]) == ([], [])  # the recording itself tests no prediction made from it
+        assert len(outcomes([of_buckets(observed, {"bucket_cap_mb": cap, **views})], [observed])[0]) == 1
+    here = replace(of_buckets(observed, {"bucket_cap_mb": 29.0, **views}), present={**observed.knobs, **views})
+    assert outcomes([here], [observed]) == ([], [])  # the recording itself tests no prediction made from it
     for nothing in (31.0, 0.0, -1.0, float("nan"), float("inf"), "25", True, 10**18):
-        assert not outcomes([of_buckets(told, {"bucket_cap_mb": nothing, **views})], [told])[0], nothing
+        assert not outcomes([of_buckets(observed, {"bucket_cap_mb": nothing, **views})], [observed])[0], nothing
 
 
 def under_torchs_default(made: Made) -> Run:
@@ -179,16 +179,16 @@ def test_a_prediction_is_noted_beside_the_columns_and_the_later_run_is_held_agai
     assert main([*compare, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     jsonschema.Draft202012Validator(schema_of("comparison")).validate(document)
-    (told,) = document["predictions"]
+    (outcome,) = document["predictions"]
     measured = observed_ns(candidate)
-    assert told["measured_step_ns"] == measured
-    assert told["error"] == pytest.approx(four.step_ns / measured - 1)
-    assert told["inside"] is (four.low_ns <= measured <= four.high_ns)
+    assert outcome["measured_step_ns"] == measured
+    assert outcome["error"] == pytest.approx(four.step_ns / measured - 1)
+    assert outcome["inside"] is (four.low_ns <= measured <= four.high_ns)
     assert not read_noted([base]).outcomes
 
     gate = ["gate", str(base), str(candidate), "--json"]
     assert main(gate) == 0
-    assert json.loads(capsys.readouterr().out)["comparison"]["predictions"] == [told]
+    assert json.loads(capsys.readouterr().out)["comparison"]["predictions"] == [outcome]
 
     assert main([*compare, "--record"]) == 0
     assert "1 of 1 measured prediction inside the interval, mean error" in capsys.readouterr().out
@@ -310,9 +310,15 @@ def test_what_cannot_be_reckoned_with_is_answered_in_one_line(
 ) -> None:
     """The predictions are of the candidate's workload, so that every figure of them would be used."""
     base, candidate = runs / "regressed", runs / "baseline"
-    told = observed_run(read_inputs([candidate]), "run")
+    observed = observed_run(read_inputs([candidate]), "run")
     one = msgspec.to_builtins(prediction(4.0, 90, 110))
-    content = {**one, "ranks": told.ranks, "gradient_bytes": told.gradient_bytes, "knobs": told.knobs, field: "HERE"}
+    content = {
+        **one,
+        "ranks": observed.ranks,
+        "gradient_bytes": observed.gradient_bytes,
+        "knobs": observed.knobs,
+        field: "HERE",
+    }
     text = json.dumps({"schema": "overlapscope.predictions/1", "predictions": [content]})
     (base / NAME).write_text(text.replace('"HERE"', value), encoding="utf-8")
     assert main(["compare", str(base), str(candidate)]) == 3
@@ -322,9 +328,7 @@ def test_what_cannot_be_reckoned_with_is_answered_in_one_line(
     assert not said.out
 
 
-def test_a_candidate_whose_settings_are_not_told_is_still_compared(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_candidate_of_another_model_is_still_compared(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add_noted(runs / "regressed", [prediction(4.0, 90, 110)])
     assert main(["compare", str(runs / "regressed"), str(runs / "baseline"), "--json"]) == 0
     said = capsys.readouterr()

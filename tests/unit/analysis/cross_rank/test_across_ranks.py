@@ -1,4 +1,4 @@
-"""What several ranks tell together: matched calls, aligned clocks, waiting told from transferring, blame.
+"""What several ranks show together: matched calls, aligned clocks, wait time apart from transfer time, blame.
 
 The oracle is plain Python over the raw rows of the tables: calls by their place in the group, least duration, leads.
 """
@@ -21,6 +21,7 @@ from tests.conftest import ROOT, shared_file
 from tests.unit.analysis.cross_rank.test_matching import Call, job
 
 MS = 1_000_000
+TIMES = ("start_ns", "end_ns", "launch_ns", "time_ns", "ready_ns", "last_launch_ns", "lost_launch_ns")
 
 
 def moved(run: Run, rank: int, offset_ns: int, drift: float = 0.0) -> Run:
@@ -28,23 +29,16 @@ def moved(run: Run, rank: int, offset_ns: int, drift: float = 0.0) -> Run:
     timeline = run.ranks[rank]
     first = int(timeline.recordings.start_ns[0])
 
-    def told(times: Any) -> Any:
+    def shown(times: Any) -> Any:
         shifted = times + offset_ns + np.rint((times - first) * drift).astype(np.int64)
         return np.where(times == NONE, NONE, shifted)
 
-    def table(each: Any) -> Any:
-        names = [name for name in each.__struct_fields__ if name in ("start_ns", "end_ns", "launch_ns")]
-        return replace(each, **{name: told(getattr(each, name)) for name in names})
-
-    changed = replace(
-        timeline,
-        spans=table(timeline.spans),
-        collectives=table(timeline.collectives),
-        steps=table(timeline.steps),
-        recordings=table(timeline.recordings),
-        annotations=table(timeline.annotations),
-    )
-    return replace(run, ranks={**run.ranks, rank: changed})
+    tables = {}
+    for name in ("recordings", "spans", "collectives", "steps", "annotations", "gradients", "telemetry"):
+        table = getattr(timeline, name)
+        columns = {each: getattr(table, each) for each in table.__struct_fields__ if each in TIMES}
+        tables[name] = replace(table, **{each: shown(column) for each, column in columns.items()})
+    return replace(run, ranks={**run.ranks, rank: replace(timeline, **tables)})
 
 
 def by_hand(run: Run) -> dict[int, tuple[int, int, float]]:

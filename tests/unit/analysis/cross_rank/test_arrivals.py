@@ -57,7 +57,7 @@ def test_the_last_member_is_the_one_of_the_model_and_nobody_waits_longer_than_it
 
 
 def test_a_call_that_some_member_was_not_recorded_of_has_no_number_of_its_own() -> None:
-    """Who came last of those recorded is told all the same; the one that came last of all may be another."""
+    """The last of the recorded members is known all the same; the last of all may be another."""
     job = Job(layout=Layout(tp=2, dp=4), steps=3, recorded=(0, 1, 2, 3))
     run = run_of(simulate(job))
     found = arrivals(run, match_and_align(run))

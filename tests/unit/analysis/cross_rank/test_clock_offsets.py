@@ -42,15 +42,15 @@ def pairs_and_rows(steps: int = 12, late: dict[int, int] | None = None) -> Run:
     return job(calls, GROUPS)
 
 
-Told = Callable[[np.ndarray], np.ndarray]
+Shown = Callable[[np.ndarray], np.ndarray]
 
 
-def with_clock(run: Run, rank: int, told: Told) -> Run:
-    """Return the run with what a rank's clock shows as `told` makes it of nanoseconds since the job began."""
+def with_clock(run: Run, rank: int, shown: Shown) -> Run:
+    """Return the run with what a rank's clock shows as `shown` makes it of nanoseconds since the job began."""
     calls = run.ranks[rank].collectives
 
     def of(times: np.ndarray) -> np.ndarray:
-        return np.where(times == NONE, NONE, told(times - EPOCH_NS) + EPOCH_NS)
+        return np.where(times == NONE, NONE, shown(times - EPOCH_NS) + EPOCH_NS)
 
     changed = replace(calls, start_ns=of(calls.start_ns), end_ns=of(calls.end_ns))
     return replace(run, ranks={**run.ranks, rank: replace(run.ranks[rank], collectives=changed)})
@@ -67,7 +67,7 @@ def test_a_clock_that_runs_fast_is_that_rank_s_alone(rank):
     assert max(found.clocks.spread_ns(block).max() for block in found.matching.blocks) < 10 * US
 
 
-def jumping(*jumps: tuple[int, int]) -> Told:
+def jumping(*jumps: tuple[int, int]) -> Shown:
     """Return a clock that is set: at a time, by so much."""
     return lambda at: at + sum((at >= when).astype(np.int64) * by for when, by in jumps)
 
@@ -127,7 +127,7 @@ def test_a_group_that_fell_silent_before_a_clock_elsewhere_was_set_stays_as_it_i
     assert pair.calls == len(short)
 
 
-def test_of_two_clocks_it_cannot_be_told_which_was_set():
+def test_of_two_clocks_it_is_unknown_which_was_set():
     two = {
         rank: [Call(op="all_reduce", start=k * 10 * MS + 3 * rank * US * (k % 3), size=2, seq=k) for k in range(40)]
         for rank in (0, 1)
@@ -143,11 +143,11 @@ def test_what_wanders_drifts_or_scatters_is_no_clock_that_was_set():
     random = np.random.default_rng(5)
     scatter = random.standard_t(2, 200) * MS
     walk = np.cumsum(random.normal(size=200)) * MS
-    for told in (scatter, walk, np.where(random.random(200) < 0.1, 9 * MS, 0), np.arange(200) * 50 * US):
+    for late in (scatter, walk, np.where(random.random(200) < 0.1, 9 * MS, 0), np.arange(200) * 50 * US):
         calls = {
             rank: [
                 Call(
-                    op="all_reduce", start=k * 100 * MS, length=MS + int(told[k] * (rank == 1)) + 30 * MS, size=3, seq=k
+                    op="all_reduce", start=k * 100 * MS, length=MS + int(late[k] * (rank == 1)) + 30 * MS, size=3, seq=k
                 )
                 for k in range(200)
             ]
@@ -158,7 +158,7 @@ def test_what_wanders_drifts_or_scatters_is_no_clock_that_was_set():
         assert not any("clock of" in reason for reason in found.matching.reasons)
 
 
-def test_a_call_that_ends_before_its_last_member_came_is_told():
+def test_a_call_that_ends_before_its_last_member_came_is_a_reason():
     """Too few calls for a clock that was set to be seen."""
     run = with_clock(pairs_and_rows(steps=3), 3, jumping((15 * MS, 5 * MS)))
     (said,) = match_and_align(run).matching.reasons
@@ -178,5 +178,5 @@ def test_a_clock_that_was_set_in_a_real_recording_costs_no_more_than_a_rank_that
     assert found.matched == 84
     missing = match_and_align(replace(run, ranks={each: run.ranks[each] for each in run.ranks if each != rank}))
     for each in set(range(8)) - {rank}:
-        told = (before.waits[each].blame_ns, missing.waits[each].blame_ns)
-        assert 0.99 * min(told) - MS / 10 <= found.waits[each].blame_ns <= 1.01 * max(told) + MS / 10
+        blame = (before.waits[each].blame_ns, missing.waits[each].blame_ns)
+        assert 0.99 * min(blame) - MS / 10 <= found.waits[each].blame_ns <= 1.01 * max(blame) + MS / 10

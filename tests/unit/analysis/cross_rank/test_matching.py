@@ -258,8 +258,8 @@ def test_receives_that_end_before_their_sends_begin_are_other_messages():
 
 
 def test_a_trace_says_with_whom_and_what_came_back(tmp_path):
-    def events(name, number, **told):
-        args = {**kineto.collective_args(name, elements=1024, out_elements=2048, seq=number), **told}
+    def events(name, number, **more):
+        args = {**kineto.collective_args(name, elements=1024, out_elements=2048, seq=number), **more}
         at = number * 5 * MS
         return [
             kineto.record_param_comms(at, 30 * US, args=args),
@@ -348,7 +348,7 @@ def paired(run: Run) -> set[tuple[tuple[int, int], ...]]:
 
 
 def without(run: Run, rank: int, rows: set[int], *, numbered: bool = True) -> Run:
-    """Return the run with these calls of a rank lost, and all numbers, where told."""
+    """Return the run with these calls of a rank lost, and without numbers if not `numbered`."""
     ranks = {}
     for each, stored in run.ranks.items():
         timeline = stored.at_hand()

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.result import Analysis
-from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
 from tests.property.synthetic import Fault, Job, Layout, run_of, simulate
+from tests.unit.analysis.cross_rank.test_across_ranks import moved
 
 MS = 1_000_000
 JOB = Job(
@@ -56,22 +56,10 @@ def recorded(fault: Fault, without: tuple[str, ...]) -> Run:
     return replace(run, ranks=ranks)
 
 
-def told_later(run: Run, ahead_ns: dict[int, int]) -> Run:
-    """Return the run with the clock of each rank set otherwise."""
-    times = ("start_ns", "end_ns", "launch_ns", "time_ns", "last_launch_ns", "lost_launch_ns")
-
-    def moved(table: Any, by: int) -> Any:
-        columns = {name: getattr(table, name) for name in table.__struct_fields__ if name in times}
-        return replace(table, **{name: np.where(own == NONE, NONE, own + by) for name, own in columns.items()})
-
-    tables = ("recordings", "spans", "collectives", "steps", "annotations", "gradients", "telemetry")
-    return replace(
-        run,
-        ranks={
-            rank: replace(timeline, **{name: moved(getattr(timeline, name), ahead_ns[rank]) for name in tables})
-            for rank, timeline in run.ranks.items()
-        },
-    )
+def with_other_clocks(run: Run) -> Run:
+    for rank, ahead_ns in AHEAD_NS.items():
+        run = moved(run, rank, ahead_ns)
+    return run
 
 
 def verdicts(analysis: Analysis) -> dict[str, Any]:
@@ -98,7 +86,7 @@ def verdicts(analysis: Analysis) -> dict[str, Any]:
 )
 def test_another_clock_on_every_rank_changes_no_verdict(fault: str, ties: str, stragglers: set[int]) -> None:
     run = recorded(FAULTS[fault], TIED[ties])
-    other = told_later(run, AHEAD_NS)
+    other = with_other_clocks(run)
     before, after = analyze(run), analyze(other)
     assert verdicts(after) == verdicts(before)
     assert {each.rank for each in after.skew.stragglers} == stragglers
@@ -121,7 +109,7 @@ def test_another_clock_on_every_rank_changes_no_verdict(fault: str, ties: str, s
 )
 def test_offsets_show_how_clocks_differ_where_anything_ties_them(ties: str, sets: int) -> None:
     run = recorded(FAULTS["healthy"], TIED[ties])
-    was, now = match_and_align(run).clocks, match_and_align(told_later(run, AHEAD_NS)).clocks
+    was, now = match_and_align(run).clocks, match_and_align(with_other_clocks(run)).clocks
     assert now.tied == was.tied
     assert len(set(now.tied.values())) == sets
     for rank, first in now.tied.items():

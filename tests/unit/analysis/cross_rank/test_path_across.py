@@ -10,7 +10,7 @@ from overlapscope.analysis.point_to_point import match_pairs
 from overlapscope.analysis.steps import step_windows
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.property.synthetic import Job, Layout, plant, run_of, simulate
-from tests.unit.analysis.figures.test_critical_path import told
+from tests.unit.analysis.figures.test_critical_path import path_of
 from tests.unit.analysis.figures.test_exposed_causes import rank_of
 
 MS = 1_000_000
@@ -72,4 +72,4 @@ def test_a_rank_with_too_many_tokens_holds_the_path_of_its_experts() -> None:
 
 
 def shares(job: Job) -> CriticalPath:
-    return told(run_of(simulate(job)))
+    return path_of(run_of(simulate(job)))

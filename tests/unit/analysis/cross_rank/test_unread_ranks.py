@@ -1,4 +1,4 @@
-"""Ranks whose file is there but could not be read are told from ranks that nothing is there of."""
+"""Ranks whose file could not be read are counted apart from ranks without a file."""
 
 import json
 import shutil
@@ -34,16 +34,16 @@ def document(place: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
 
 
-def unread(told: dict[str, Any]) -> list[dict[str, Any]]:
-    return [each for each in told["findings"] if each["id"] == "unread_ranks"]
+def unread(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    return [each for each in answer["findings"] if each["id"] == "unread_ranks"]
 
 
-def test_a_file_that_could_not_be_read_is_told_from_one_that_is_not_there(
+def test_a_file_that_could_not_be_read_is_counted_apart_from_a_missing_one(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = document(job, capsys)
-    assert (told["run"]["missing_ranks"], told["run"]["unread_ranks"]) == ([2, 3], [2])
-    (finding,) = unread(told)
+    answer = document(job, capsys)
+    assert (answer["run"]["missing_ranks"], answer["run"]["unread_ranks"]) == ([2, 3], [2])
+    (finding,) = unread(answer)
     assert finding["severity"] == "warning"
     assert finding["evidence"] == {"ranks": [2], "files": [str(job / "rank2.json")]}
     assert f"{job / 'rank2.json'} (not a trace: it is empty); repair it" in finding["title"]
@@ -55,11 +55,11 @@ def test_a_run_directory_remembers_it(job: Path, tmp_path: Path, capsys: pytest.
     assert main(["ingest", str(job), "-o", str(tmp_path / "run")]) == 0
     assert "run: 2 ranks, 1 not recorded, 1 not readable, " in capsys.readouterr().out
     assert main(["ingest", str(job), "-o", str(tmp_path / "run"), "-f", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["missing_ranks"], told["unread_ranks"]) == ([2, 3], [2])
-    told = document(tmp_path / "run", capsys)
-    assert (told["run"]["missing_ranks"], told["run"]["unread_ranks"]) == ([2, 3], [2])
-    assert unread(told)
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["missing_ranks"], answer["unread_ranks"]) == ([2, 3], [2])
+    answer = document(tmp_path / "run", capsys)
+    assert (answer["run"]["missing_ranks"], answer["run"]["unread_ranks"]) == ([2, 3], [2])
+    assert unread(answer)
 
 
 def test_a_damaged_rank_of_a_run_directory_counts_as_not_readable(
@@ -67,9 +67,9 @@ def test_a_damaged_rank_of_a_run_directory_counts_as_not_readable(
 ) -> None:
     assert overlapscope.write_run(job, to=tmp_path / "run").unread_ranks == (2,)
     (tmp_path / "run" / "rank_00001" / "spans.parquet").write_bytes(b"damaged")
-    told = document(tmp_path / "run", capsys)
-    assert (told["run"]["missing_ranks"], told["run"]["unread_ranks"]) == ([1, 2, 3], [1, 2])
-    assert unread(told)[0]["title"].startswith("ranks 1, 2 are missing, whose files could not be read: ")
+    answer = document(tmp_path / "run", capsys)
+    assert (answer["run"]["missing_ranks"], answer["run"]["unread_ranks"]) == ([1, 2, 3], [1, 2])
+    assert unread(answer)[0]["title"].startswith("ranks 1, 2 are missing, whose files could not be read: ")
 
 
 def test_a_member_of_an_archive_that_cannot_be_read_counts_as_well(
@@ -83,16 +83,16 @@ def test_a_member_of_an_archive_that_cannot_be_read_counts_as_well(
     at = content.rindex(b"PK\x01\x02")
     content[at + 8] |= 1  # the second member is encrypted, as the directory tells
     path.write_bytes(content)
-    told = document(path, capsys)
-    assert (told["run"]["missing_ranks"], told["run"]["unread_ranks"]) == ([1, 2, 3], [1])
+    answer = document(path, capsys)
+    assert (answer["run"]["missing_ranks"], answer["run"]["unread_ranks"]) == ([1, 2, 3], [1])
 
 
 def test_a_rank_that_another_file_gives_is_not_missing(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (job / "again_rank2.json").write_bytes(trace(2))
     (job / "rank9.json").write_bytes(b"")  # no rank of this job
-    told = document(job, capsys)
-    assert (told["run"]["missing_ranks"], told["run"]["unread_ranks"]) == ([3], [])
-    assert unread(told) == []
+    answer = document(job, capsys)
+    assert (answer["run"]["missing_ranks"], answer["run"]["unread_ranks"]) == ([3], [])
+    assert unread(answer) == []
 
 
 def test_without_a_world_size_what_is_not_readable_is_known_all_the_same(
@@ -100,8 +100,8 @@ def test_without_a_world_size_what_is_not_readable_is_known_all_the_same(
 ) -> None:
     (tmp_path / "rank0.json").write_bytes(write(training()))
     (tmp_path / "rank1.json").write_bytes(b"")
-    told = document(tmp_path, capsys)
-    assert (told["run"]["missing_ranks"], told["run"]["unread_ranks"]) == ([], [1])
+    answer = document(tmp_path, capsys)
+    assert (answer["run"]["missing_ranks"], answer["run"]["unread_ranks"]) == ([], [1])
     assert main(["analyze", str(tmp_path)]) == 0
     assert "rank 0 (1 not readable)" in capsys.readouterr().out
 
@@ -123,5 +123,5 @@ def test_gate_tells_them_apart(job: Path, tmp_path: Path, capsys: pytest.Capture
         ((1, 2), (1, 2), "2 not readable"), ((), (5,), "1 not readable"),
     ],
 )  # fmt: skip
-def test_numbers_of_both_are_told(missing: tuple[int, ...], unread: tuple[int, ...], said: str) -> None:
+def test_numbers_of_both_are_in_the_text(missing: tuple[int, ...], unread: tuple[int, ...], said: str) -> None:
     assert missing_ranks_text(missing, unread) == said

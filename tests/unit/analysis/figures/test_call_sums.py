@@ -47,8 +47,8 @@ def call_by_call(run: Run, exposed: dict[int, np.ndarray[tuple[int], np.dtype[np
             key = (spelled[0] or "unknown", *spelled[1:], int(calls.group_size[row]), int(calls.bytes[row]))
             known = calls.start_ns[row] != NONE and calls.end_ns[row] != NONE
             duration = int(calls.end_ns[row] - calls.start_ns[row]) if known else NONE
-            told = int(transfers[rank].transfer_ns[row]), int(transfers[rank].call[row])
-            found[key].append((rank, duration, *told, int(exposed[rank][row])))
+            split_of = int(transfers[rank].transfer_ns[row]), int(transfers[rank].call[row])
+            found[key].append((rank, duration, *split_of, int(exposed[rank][row])))
     rows = []
     for key, each in found.items():
         durations = [duration for _, duration, _, _, _ in each if duration != NONE]

@@ -46,7 +46,7 @@ TOO_CLOSE_NS = LAUNCH_TAKES_AT_MOST_NS + BACK_TO_BACK_NS
 """What comes closer than this to having been the one that was waited for may be taken for it."""
 
 
-def told(run: Run) -> CriticalPath:
+def path_of(run: Run) -> CriticalPath:
     return analyze(run).critical_path
 
 
@@ -132,7 +132,7 @@ def call(ns: int, number: int, *, host: int = 10_000, waits: tuple[int, ...] = (
 def test_it_runs_through_the_rank_that_came_last() -> None:
     late = (kernel(5 * MS), call(1 * MS, 0, waits=(0,)), kernel(MS, waits=(1,)))
     early = (kernel(1 * MS), call(1 * MS, 0, waits=(0,)), kernel(2 * MS, waits=(1,)))
-    path = only(told(run_of(Job(ranks=(late, early), members={0: (0, 1)}, offsets=(0, 3 * MS)))))
+    path = only(path_of(run_of(Job(ranks=(late, early), members={0: (0, 1)}, offsets=(0, 3 * MS)))))
     assert path.rank == 1  # where the step ends
     assert path.parts == {"compute": 7 * MS, "transfer": MS}
     assert [(each.name, each.ns) for each in path.operations[:2]] == [(name(0, 0), 5 * MS), (name(1, 2), 2 * MS)]
@@ -145,14 +145,14 @@ def test_what_ends_with_the_step_ended_it_whatever_the_next_span_waited_for() ->
     timeline = rank_of(0, [(20_000, 100_000, 19_000)], computes, has_device=True)
     spans = replace(timeline.spans, step=np.array([0, 0, 1]))
     steps = make(Steps, 2, recording=0, step=[0, 1], start_ns=[0, 60_000], end_ns=[60_000, 120_000])
-    path = told(Run(world_size=1, ranks={0: replace(timeline, spans=spans, steps=steps)})).steps[0]
+    path = path_of(Run(world_size=1, ranks={0: replace(timeline, spans=spans, steps=steps)})).steps[0]
     assert (path.length_ns, path.parts["communication"]) == (100_000, 80_000)
 
 
 def test_a_rank_whose_host_is_late_has_its_host_on_the_path() -> None:
     late = (kernel(MS), call(MS, 0, host=9 * MS, waits=(0,)), kernel(MS, waits=(1,)))
     early = (kernel(MS), call(MS, 0, waits=(0,)), kernel(2 * MS, waits=(1,)))
-    path = only(told(run_of(Job(ranks=(late, early), members={0: (0, 1)}))))
+    path = only(path_of(run_of(Job(ranks=(late, early), members={0: (0, 1)}))))
     assert path.parts["host"] > 7.9 * MS
     assert path.parts["host_or_wait"] == pytest.approx(MS, abs=50_000)  # it may have waited for its first kernel
     assert path.ranks["0"] > 8 * MS
@@ -162,7 +162,7 @@ def test_a_rank_whose_host_is_late_has_its_host_on_the_path() -> None:
 
 def test_a_host_that_waited_for_a_copy_leads_back_to_the_device() -> None:
     program = (kernel(4 * MS), kernel(MS, lane=1, kind=COPY, waits=(0,)), kernel(3 * MS, host=50_000))
-    path = only(told(run_of(Job(ranks=(program,)))))
+    path = only(path_of(run_of(Job(ranks=(program,)))))
     assert (path.parts["compute"], path.parts["copy"]) == (7 * MS, MS)
     assert path.parts["host"] == 50_000
 
@@ -171,7 +171,7 @@ def test_a_host_that_waited_for_a_copy_leads_back_to_the_device() -> None:
 def test_a_host_that_went_on_as_its_device_ran_dry_had_waited_for_it(pause: int, waited: bool) -> None:
     """No synchronisation was recorded: standing still until just then shows it; a long pause after leaves it open."""
     until = 4 * MS + pause
-    path = only(told(run_of(Job(ranks=((kernel(4 * MS), kernel(3 * MS, host=until)),)))))
+    path = only(path_of(run_of(Job(ranks=((kernel(4 * MS), kernel(3 * MS, host=until)),)))))
     assert (path.parts["compute"] == 7 * MS) is waited
     assert (path.parts["host"] < MS) is waited
     assert ("host_or_wait" in path.parts) is not waited
@@ -180,7 +180,7 @@ def test_a_host_that_went_on_as_its_device_ran_dry_had_waited_for_it(pause: int,
 def test_within_one_rank_it_says_so() -> None:
     program = (kernel(MS), call(2 * MS, 0, waits=(0,)), kernel(MS, waits=(1,)))
     run = run_of(Job(ranks=(program, program), members={0: (0, 1)}))
-    found = told(replace(run, ranks={0: run.ranks[0]}))
+    found = path_of(replace(run, ranks={0: run.ranks[0]}))
     assert (found.scope, found.reason) == ("rank", None)
     assert only(found).parts == {"compute": 2 * MS, "communication": 2 * MS}
     assert "not recorded" in shown.critical_path_text(found)
@@ -191,7 +191,7 @@ def test_ranks_that_nothing_ties_together_have_none() -> None:
     run = run_of(Job(ranks=(program, program), members={0: (0, 1)}))
     other = run.ranks[1]
     unknown = tuple("mystery" if each == "all_reduce" else each for each in other.names)
-    found = told(replace(run, ranks={0: run.ranks[0], 1: replace(other, names=unknown)}))
+    found = path_of(replace(run, ranks={0: run.ranks[0], 1: replace(other, names=unknown)}))
     assert found.scope is None
     assert found.steps == []
     assert found.reason is not None
@@ -245,7 +245,7 @@ def test_eight_ranks_of_megatron_are_held_by_the_host_that_ends_last_and_never_w
 
 def test_another_clock_on_one_rank_changes_no_path() -> None:
     run = read_inputs([shared_file("kineto/megatron_tp8")])
-    before, after = only(told(run)), only(told(moved(run, 6, 200 * MS)))
+    before, after = only(path_of(run)), only(path_of(moved(run, 6, 200 * MS)))
     assert before.rank == after.rank
     for part, ns in before.parts.items():
         assert after.parts[part] == pytest.approx(ns, abs=MS)
@@ -283,7 +283,7 @@ def test_of_many_steps_some_of_every_length_are_followed() -> None:
     spans = timeline.spans
     number = np.arange(30)
     steps = make(Steps, 30, recording=0, step=number, start_ns=spans.launch_ns, end_ns=spans.launch_ns + 5_000)
-    found = told(replace(run, ranks={0: replace(timeline, steps=steps, spans=replace(spans, step=number))}))
+    found = path_of(replace(run, ranks={0: replace(timeline, steps=steps, spans=replace(spans, step=number))}))
     assert (len(found.steps), found.left_out) == (MOST_STEPS, 30 - MOST_STEPS)
     assert {path.length_ns // MS for path in found.steps} == set(range(1, 8))
 
@@ -300,7 +300,7 @@ def test_on_cpus_it_runs_through_the_call_that_came_last_and_what_its_thread_did
     late = rank_of(
         1, [(205 * MS, 305 * MS, 200 * MS)], [(0, 200 * MS, "host operations"), (310 * MS, 420 * MS, "host")]
     )
-    path = only(told(cpu_run(early, late)))
+    path = only(path_of(cpu_run(early, late)))
     assert path.parts == {"compute": 310 * MS, "transfer": 100 * MS, "launch": 5 * MS, "host": 5 * MS}
     assert path.ranks == {"1": 420 * MS}
 
@@ -308,13 +308,13 @@ def test_on_cpus_it_runs_through_the_call_that_came_last_and_what_its_thread_did
 def test_on_cpus_a_late_rank_leads_over_to_its_thread() -> None:
     early = rank_of(0, [(105 * MS, 305 * MS, 100 * MS)], [(0, 100 * MS, "host"), (310 * MS, 450 * MS, "host")])
     late = rank_of(1, [(205 * MS, 305 * MS, 200 * MS)], [(0, 200 * MS, "host"), (310 * MS, 420 * MS, "host")])
-    path = only(told(cpu_run(early, late)))
+    path = only(path_of(cpu_run(early, late)))
     assert path.ranks == {"0": 245 * MS, "1": 205 * MS}
 
 
 def test_communication_hidden_under_compute_is_not_on_the_path() -> None:
     busy = [(0, 500 * MS, "host")]
-    found = told(cpu_run(*(rank_of(rank, [(105 * MS, 305 * MS, 100 * MS)], busy) for rank in (0, 1))))
+    found = path_of(cpu_run(*(rank_of(rank, [(105 * MS, 305 * MS, 100 * MS)], busy) for rank in (0, 1))))
     assert only(found).parts == {"compute": 500 * MS}
 
 
@@ -347,7 +347,7 @@ SYNCS = (
 @pytest.mark.parametrize("name", SYNCS)
 def test_a_recorded_synchronisation_leads_back_to_the_device_whatever_the_host_does_after(name: str) -> None:
     run = run_of(Job(ranks=((kernel(4 * MS), kernel(3 * MS, host=6 * MS)),)))
-    path = only(told(synchronised(run, (name, 20_000, 4 * MS + 10_000))))
+    path = only(path_of(synchronised(run, (name, 20_000, 4 * MS + 10_000))))
     assert path.parts["compute"] == 7 * MS
     assert path.parts["host"] == pytest.approx(2 * MS, abs=50_000)
     assert "host_or_wait" not in path.parts
@@ -356,7 +356,7 @@ def test_a_recorded_synchronisation_leads_back_to_the_device_whatever_the_host_d
 @pytest.mark.parametrize("name", ["cudaEventQuery", "cudaStreamWaitEvent", "cudaMemcpyAsync", "ProfilerStep#4", "data"])
 def test_what_does_not_wait_for_the_device_tells_nothing(name: str) -> None:
     run = run_of(Job(ranks=((kernel(4 * MS), kernel(3 * MS, host=6 * MS)),)))
-    assert only(told(synchronised(run, (name, 20_000, 4 * MS + 10_000)))) == only(told(run))
+    assert only(path_of(synchronised(run, (name, 20_000, 4 * MS + 10_000)))) == only(path_of(run))
 
 
 def test_the_path_ends_at_a_rank_that_waited_for_its_device_of_which_no_span_was_recorded() -> None:
@@ -365,14 +365,14 @@ def test_the_path_ends_at_a_rank_that_waited_for_its_device_of_which_no_span_was
     run = run_of(Job(ranks=(late, early, early), members={0: (0, 1, 2)}))
     run = synchronised(run, ("cudaDeviceSynchronize", 20_000, 4 * MS))
     bare = replace(run.ranks[0], spans=take(run.ranks[0].spans, np.zeros(0, np.int64)))
-    path = only(told(replace(run, ranks={**run.ranks, 0: bare})))
+    path = only(path_of(replace(run, ranks={**run.ranks, 0: bare})))
     assert path.rank in (1, 2)
     assert path.parts == {"compute": MS, "idle": path.length_ns - MS}
 
 
 def test_where_synchronisation_is_recorded_what_is_not_did_not_wait() -> None:
     run = run_of(Job(ranks=((kernel(4 * MS), kernel(3 * MS, host=4 * MS + 30_000), kernel(MS, host=10_000)),)))
-    path = only(told(synchronised(run, ("cudaStreamSynchronize", 4 * MS + 100_000, 4 * MS + 102_000))))
+    path = only(path_of(synchronised(run, ("cudaStreamSynchronize", 4 * MS + 100_000, 4 * MS + 102_000))))
     assert path.parts["compute"] == 4 * MS
     assert path.parts["host"] > 4 * MS
     assert "host_or_wait" not in path.parts
@@ -381,7 +381,7 @@ def test_where_synchronisation_is_recorded_what_is_not_did_not_wait() -> None:
 def test_a_thread_that_waits_while_another_launches_holds_nobody_up() -> None:
     run = run_of(Job(ranks=((kernel(4 * MS), kernel(MS), kernel(3 * MS, host=9 * MS)),)))
     first = int(run.ranks[0].spans.launch_ns[1] - run.ranks[0].spans.launch_ns[0])
-    found = only(told(synchronised(run, ("cudaStreamSynchronize", first - 5_000, 5 * MS + 10_000))))
+    found = only(path_of(synchronised(run, ("cudaStreamSynchronize", first - 5_000, 5 * MS + 10_000))))
     assert found.parts["host"] > 8 * MS
     assert found.parts["compute"] == 3 * MS
 
@@ -389,7 +389,7 @@ def test_a_thread_that_waits_while_another_launches_holds_nobody_up() -> None:
 def test_a_rank_that_waits_for_its_device_and_then_loads_data_computed_most_of_the_time() -> None:
     job = SyntheticJob(layout=Layout(dp=4), steps=5)
     simulated = simulate(plant(job, "data_loading", share=0.15, culprit=3))
-    for path in told(synthetic_run(simulated)).steps[1:]:
+    for path in path_of(synthetic_run(simulated)).steps[1:]:
         assert path.parts["host"] == pytest.approx(0.15 * path.length_ns, rel=0.4)
         assert path.parts["compute"] + path.parts["transfer"] > 0.75 * path.length_ns
         assert path.ranks["3"] > 0.8 * path.length_ns
@@ -398,6 +398,6 @@ def test_a_rank_that_waits_for_its_device_and_then_loads_data_computed_most_of_t
 def test_a_call_that_returned_at_once_had_not_waited_for_what_ended_just_then() -> None:
     run = run_of(Job(ranks=((kernel(4 * MS), kernel(3 * MS, host=6 * MS)),)))
     end = int(run.ranks[0].spans.end_ns[0] - run.ranks[0].spans.launch_ns[0])
-    path = only(told(synchronised(run, ("cudaStreamSynchronize", end - 2_000, end + 1_000))))
+    path = only(path_of(synchronised(run, ("cudaStreamSynchronize", end - 2_000, end + 1_000))))
     assert path.parts["host"] > 5 * MS
     assert path.parts["compute"] == 3 * MS

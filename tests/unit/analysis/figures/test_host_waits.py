@@ -60,9 +60,9 @@ def test_real_traces_have_all_that_stand_in_their_files() -> None:
     for rank, timeline in run.ranks.items():
         with gzip.open(folder / f"megatron_kineto_{rank}.json.gz") as file:
             events = json.load(file)["traceEvents"]
-        told = [(each["name"], each["dur"] * 1000) for each in events if "ynchronize" in str(each.get("name"))]
-        assert sorted((name, length) for name, _, length in waits(timeline)) == sorted(told)
-        assert len(told) == 4
+        expected = [(each["name"], each["dur"] * 1000) for each in events if "ynchronize" in str(each.get("name"))]
+        assert sorted((name, length) for name, _, length in waits(timeline)) == sorted(expected)
+        assert len(expected) == 4
 
 
 def test_the_real_export_of_nsight_has_all_that_a_query_finds() -> None:
@@ -128,5 +128,5 @@ def test_rocprof_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("Optimizer.step#Adam.step", False),
     ],
 )
-def test_what_waits_is_told_by_its_name(name: str, waits_for: bool) -> None:
+def test_what_waits_is_known_by_its_name(name: str, waits_for: bool) -> None:
     assert (WAITS_FOR_DEVICE.fullmatch(name) is not None) is waits_for

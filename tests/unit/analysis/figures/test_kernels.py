@@ -46,7 +46,7 @@ def test_ranks_are_compared_kernel_by_kernel(tables: list[Table]) -> None:
         weights, ratios, known, larger = [], [], 0, 0
         for (name, grid), (count, total) in tables[rank].items():
             time = usual([each[name, grid][1] / each[name, grid][0] for each in tables if (name, grid) in each])
-            others = [told for each in tables if (told := by_name(each, name))]
+            others = [own_blocks for each in tables if (own_blocks := by_name(each, name))]
             speed, size = usual([each[0] for each in others]), usual([each[1] for each in others])
             larger += total if size is not None and grid > LARGER * size else 0
             if time is None and speed is not None and grid != NONE:

@@ -48,8 +48,8 @@ def test_each_nanosecond_is_in_one_state(
         else:
             names.append("idle" if r[cell] else "unrecorded")
     for row, (start, end) in enumerate(pairwise(at)):
-        told = names[start - FIRST_NS : end - FIRST_NS]
-        assert ours[row].tolist() == [told.count(state) for state in STATES]
+        states = names[start - FIRST_NS : end - FIRST_NS]
+        assert ours[row].tolist() == [states.count(state) for state in STATES]
 
 
 @given(intervals, intervals, intervals, instants, instants)
@@ -68,15 +68,15 @@ def test_the_states_are_the_parts_of_the_breakdown(
             ]
         )
     )
-    told = parts.breakdown(window)
+    whole = parts.breakdown(window)
     ours = Occupancy.of(parts, [window]).spent(np.array(window))[0]
     assert dict(zip(STATES, ours.tolist(), strict=True)) == {
         "unrecorded": 0,
-        "idle": told.idle_ns,
-        "compute": told.compute_only_ns,
-        "hidden": told.overlapped_ns,
-        "exposed": told.exposed_comm_ns,
-        "copy": told.copy_only_ns,
+        "idle": whole.idle_ns,
+        "compute": whole.compute_only_ns,
+        "hidden": whole.overlapped_ns,
+        "exposed": whole.exposed_comm_ns,
+        "copy": whole.copy_only_ns,
     }
 
 

@@ -178,16 +178,16 @@ def test_the_shape_of_groups_tells_only_where_one_reading_is_possible(tmp_path):
     path.write_bytes(kineto.write(events, metadata=kineto.distributed(0, 4)))
     ranks = overlapscope.load(path).run.ranks
 
-    def told(*groups, world=4):
+    def dimensions(*groups, world=4):
         timeline = with_dimensions(ranks, groups, world)[0]
         return [timeline.names[code] if code >= 0 else None for code in timeline.collectives.dimension.tolist()]
 
     rows, columns = Group(name="1", size=2, ranks=(0, 1)), Group(name="2", size=2, ranks=(0, 2))
-    assert told(rows, columns) == ["tensor", "data"]
-    assert told(rows, columns, world=8) == [None, None]
-    assert told(rows) == [None, None]
+    assert dimensions(rows, columns) == ["tensor", "data"]
+    assert dimensions(rows, columns, world=8) == [None, None]
+    assert dimensions(rows) == [None, None]
     # Neighbours that do not all-reduce in the forward pass may as well shard parameters.
-    assert told(Group(name="2", size=2, ranks=(0, 1)), Group(name="1", size=2, ranks=(0, 2))) == [None, None]
+    assert dimensions(Group(name="2", size=2, ranks=(0, 1)), Group(name="1", size=2, ranks=(0, 2))) == [None, None]
 
 
 def phases_by_hand(path: Path) -> dict[str, int]:
