@@ -9,26 +9,6 @@ from tests.support.long_results import keep
 
 HERE = Path(__file__).parent
 ROUNDS = 5
-PROPERTIES = (
-    "intervals",
-    "breakdown",
-    "steps",
-    "timestamps",
-    "innermost",
-    "fuzz",
-    "chunks",
-    "generated",
-    "compare",
-    "scaling",
-    "critical_path",
-    "buckets",
-    "curves",
-    "formulas",
-    "replay",
-    "ddp_step",
-    "search",
-    "disturbed",
-)
 PARTS = ("tests.integration.disturbed", "tests.property.synthetic.evaluate", "tests.support.whatif_measured")
 """Modules that run a part of their own and keep its section."""
 
@@ -57,11 +37,11 @@ def marked() -> int:
 
 def properties() -> int:
     """Run the property tests again and again with other seeds."""
-    files = [str(path) for name in PROPERTIES for path in sorted(HERE.glob(f"test_{name}*.py"))]
     results = []
     code = 0
     for seed in range(1, ROUNDS + 1):
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "2", f"--hypothesis-seed={seed}", *files]
+        chosen = ["-m", "hypothesis", f"--hypothesis-seed={seed}", str(HERE)]
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "2", *chosen]
         environment = {**os.environ, "HYPOTHESIS_PROFILE": "explore"}
         done = subprocess.run(command, cwd=HERE.parent, env=environment, capture_output=True, text=True, check=False)
         last = done.stdout.strip().splitlines()[-1]

@@ -7,22 +7,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
+from msgspec import structs
 
-from overlapscope.timeline.columns import (
-    COMPUTE,
-    NONE,
-    Annotations,
-    Collectives,
-    Columns,
-    Lanes,
-    Recordings,
-    Spans,
-    Steps,
-    column_kinds,
-    make,
-)
+from overlapscope.ingest.parsing.fact_tables import fact_table
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, HOST, NONE, UNCLASSIFIED, Columns, Spans, column_kinds
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline
+from tests.support.rank_rows import rank_timeline
 
 EPOCH_NS = 1_700_000_000_000_000_003
 """A moment of our days, odd, so that no double holds it."""
@@ -110,24 +101,17 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     truncated: bool = False
 
 
-def or_none(values: Iterable[int | None]) -> list[int]:
-    """Write None as the columns do."""
-    return [NONE if value is None else value for value in values]
+def _times(each: Span | Step | Recording) -> dict[str, Any]:
+    return {**structs.asdict(each), "start_ns": each.start, "end_ns": each.end}
+
+
+def _row(span: Span) -> dict[str, Any]:
+    return {**_times(span), "launch_ns": span.launch}
 
 
 def spans_table(spans: Sequence[Span]) -> Spans:
     """Return spans as columns."""
-    return make(
-        Spans,
-        len(spans),
-        recording=[span.recording for span in spans],
-        lane=[span.lane for span in spans],
-        kind=[span.kind for span in spans],
-        start_ns=[span.start for span in spans],
-        end_ns=[span.end for span in spans],
-        launch_ns=or_none(span.launch for span in spans),
-        step=or_none(span.step for span in spans),
-    )
+    return fact_table(Spans, list(map(_row, spans)), NameTable())
 
 
 def timeline(
@@ -138,31 +122,12 @@ def timeline(
     has_device: bool = True,
 ) -> RankTimeline:
     """Return the timeline of rank 0 without names, collectives or annotations."""
-    return RankTimeline(
-        rank=0,
-        basis="trace",
+    return rank_timeline(
+        work=list(map(_row, spans)),
+        steps=list(map(_times, steps)),
+        recordings=[{**_times(each), "lost_launch_ns": each.lost_launch} for each in recordings],
+        lanes=({},) * (max([span.lane for span in spans], default=0) + 1),
         has_device=has_device,
-        names=(),
-        recordings=make(
-            Recordings,
-            len(recordings),
-            start_ns=[each.start for each in recordings],
-            end_ns=[each.end for each in recordings],
-            lost_launch_ns=or_none(each.lost_launch for each in recordings),
-            truncated=[each.truncated for each in recordings],
-        ),
-        spans=spans_table(spans),
-        collectives=make(Collectives, 0),
-        steps=make(
-            Steps,
-            len(steps),
-            recording=[each.recording for each in steps],
-            step=[each.step for each in steps],
-            start_ns=[each.start for each in steps],
-            end_ns=[each.end for each in steps],
-        ),
-        lanes=make(Lanes, max([span.lane for span in spans], default=0) + 1),
-        annotations=make(Annotations, 0),
     )
 
 
@@ -173,68 +138,30 @@ def full_timeline(
 
     It lasts 1000 ns from `start_ns`; `tag` is in the names of its kernel and its lane, to tell it from others.
     """
-    names = NameTable()
-    code = names.code
-    names.code("never used")
-    recordings = make(
-        Recordings,
-        1,
-        source=code(source),
-        start_ns=start_ns,
-        end_ns=start_ns + 1000,
-        last_launch_ns=start_ns + 500,
-        truncated=True,
-    )
-    spans = make(
-        Spans,
-        4,
-        recording=0,
-        lane=[0, 1, 0, 1],
-        kind=[0, 1, 2, 1],
-        note=[2, 0, 0, 0],
-        name=[code(f"gemm{tag}"), code("ncclDevKernel_AllReduce"), -1, code("ncclDevKernel_AllReduce")],
-        host_op=[-1, code("nccl:all_reduce"), -1, -1],
-        start_ns=[start_ns + 10, start_ns + 20, start_ns + 30, start_ns + 400],
-        end_ns=[start_ns + 15, start_ns + 60, start_ns + 33, start_ns + 401],
-        launch_ns=[NONE, start_ns + 5, start_ns, NONE],
-        correlation=[0, NONE, 7, 2**40],
-        step=[0, 0, NONE, 1],
-        collective=[NONE, 1, NONE, 0],
-    )
-    collectives = make(
-        Collectives,
-        2,
-        recording=0,
-        step=[NONE, 0],
-        group=[code("default_pg"), -1],
-        seq=[NONE, 0],
-        op=code("all_reduce"),
-        dtype=[code("bfloat16"), -1],
-        bytes=[NONE, 2**41],
-        start_ns=[start_ns + 400, start_ns + 20],
-        end_ns=[start_ns + 401, start_ns + 60],
-        module=[-1, code(f"layers.7 größer{tag}")],
-    )
-    return RankTimeline(
-        rank=rank,
-        basis="trace",
-        has_device=True,
-        recordings=recordings,
-        spans=spans,
-        collectives=collectives,
-        steps=make(
-            Steps,
-            2,
-            recording=0,
-            step=[0, 1],
-            start_ns=[start_ns, start_ns + 300],
-            end_ns=[start_ns + 300, start_ns + 600],
-        ),
-        lanes=make(Lanes, 2, kind=[0, 1], process=code("0"), label=[code(f"stream 7{tag}"), -1]),
-        annotations=make(
-            Annotations, 1, recording=0, lane=1, name=code("ProfilerStep#0"), start_ns=start_ns, end_ns=start_ns + 300
-        ),
-        names=tuple(names.to_list()),
+
+    def times(start: int, end: int, launch: int | None = None) -> dict[str, Any]:
+        launch_ns = None if launch is None else start_ns + launch
+        return {"start_ns": start_ns + start, "end_ns": start_ns + end, "launch_ns": launch_ns}
+
+    nccl = {"name": "ncclDevKernel_AllReduce", "kind": COMM, "lane": 1}
+    op = {"op": "all_reduce"}
+    return rank_timeline(
+        rank,
+        names=["never used"],
+        recordings=[{**times(0, 1000), "source": source, "last_launch_ns": start_ns + 500, "truncated": True}],
+        spans=[
+            {**times(10, 15), "name": f"gemm{tag}", "lane": 0, "note": UNCLASSIFIED, "correlation": 0, "step": 0},
+            {**times(20, 60, 5), **nccl, "host_op": "nccl:all_reduce", "step": 0, "collective": 1},
+            {**times(30, 33, 0), "kind": COPY, "lane": 0, "correlation": 7},
+            {**times(400, 401), **nccl, "correlation": 2**40, "step": 1, "collective": 0},
+        ],
+        collectives=[
+            {**op, **times(400, 401), "group": "default_pg", "dtype": "bfloat16"},
+            {**op, **times(20, 60), "step": 0, "seq": 0, "bytes": 2**41, "module": f"layers.7 größer{tag}"},
+        ],
+        steps=[{**times(300 * step, 300 * (step + 1)), "step": step} for step in (0, 1)],
+        lanes=[{"process": "0", "label": f"stream 7{tag}"}, {"kind": HOST, "process": "0"}],
+        annotations=[{**times(0, 300), "lane": 1, "name": "ProfilerStep#0"}],
     )
 
 

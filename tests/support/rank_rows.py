@@ -27,14 +27,21 @@ TABLES: Mapping[str, type[Columns]] = {
 
 
 def rank_timeline(
-    rank: int = 0, *, calls: Sequence[Row] = (), work: Sequence[Row] = (), lanes: Sequence[Row] = ({},) * 3, **more: Any
+    rank: int = 0,
+    *,
+    calls: Sequence[Row] = (),
+    work: Sequence[Row] = (),
+    lanes: Sequence[Row] = ({},) * 3,
+    names: Sequence[str] = (),
+    **more: Any,
 ) -> RankTimeline:
     """Return a rank that made `calls`, a span of communication each, and did `work`, spans alone (compute on lane 0).
 
     A row of `calls` has columns of Collectives and of Spans; its lane is 1, its name its operation. `more` are rows of
-    other tables, and fields of the timeline. The recording lasts from the first span to the last.
+    other tables, and fields of the timeline; `names` come before those of the rows. The recording lasts from the first
+    span to the last.
     """
-    names = NameTable()
+    table_names = NameTable(names)
     own = [{"lane": 1, "kind": COMM, "name": each["op"], **each, "collective": at} for at, each in enumerate(calls)]
     spans = [*own, *({"lane": 0, **each} for each in work)]
     times = {
@@ -43,8 +50,8 @@ def rank_timeline(
     }
     rows = {"collectives": calls, "spans": spans, "recordings": [times], "lanes": lanes}
     tables = {
-        name: fact_table(table, [{"recording": 0, **row} for row in more.pop(name, rows.get(name, ()))], names)
+        name: fact_table(table, [{"recording": 0, **row} for row in more.pop(name, rows.get(name, ()))], table_names)
         for name, table in TABLES.items()
     }
     fields = {"basis": "trace", "has_device": True, **tables, **more}
-    return RankTimeline(rank=rank, names=tuple(names.to_list()), **fields)
+    return RankTimeline(rank=rank, names=tuple(table_names.to_list()), **fields)

@@ -4,9 +4,6 @@ It shares no code with the analysis, nor with any replay: it moves time forward 
 was given, a collective starts on each member when that one comes and ends when the last has come and the bytes are
 across), where the analysis looks back at what was recorded. What it knows and a recording does not is its `Truth`.
 
-    python -m tests.property.synthetic OUT --tp 2 --pp 2 --dp 4 --ranks 0-15 --fault slow_host --seed 1   # Kineto files
-    python -m tests.property.synthetic OUT --draw 17 --run    # a drawn job, as a run
-
     from tests.property.synthetic import Job, Layout, plant, run_of, simulate, write_kineto
     job = plant(Job(layout=Layout(tp=2, dp=4), seed=3), "slow_compute", share=0.2)
     simulated = simulate(job)

@@ -95,11 +95,9 @@ def _events(job: Job, record: Record, joined: Joined, row: int, groups: Mapping[
         )
 
 
-def _launched(
-    op: str, thread: int, at: int, correlation: int, kind: int, written: str, *, graph: bool
-) -> Iterator[str]:
+def _launched(op: str, thread: int, at: int, correlation: int, kind: int, text: str, *, graph: bool) -> Iterator[str]:
     api = "cudaGraphLaunch" if graph else "cudaLaunchKernel" if kind in (COMPUTE, COMM) else "cudaMemcpyAsync"
-    args = f',"args":{{{written[1:]}}}' if written else ""
+    args = f',"args":{{{text[1:]}}}' if text else ""
     yield (
         f'{{"ph":"X","cat":"cpu_op","name":{op},"pid":{PROCESS},"tid":{PROCESS + thread},"ts":{_us(at - BEFORE_NS)},'
         f'"dur":{_us(BEFORE_NS + CALL_NS + AFTER_NS)}{args}}}'

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from overlapscope.timeline.columns import NONE, Collectives, Gradients, make
-from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.columns import NONE, Gradients, make
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.timeline.store.load_save import load_run
 from overlapscope.whatif.recorded_buckets import recorded_bucket
 from tests.conftest import ROOT
-from tests.support.builders import Step, timeline
+from tests.support.rank_rows import Row, rank_timeline
 
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,31 +36,32 @@ def recorded(*passes: Pass, ddp: Any = None, more: Sequence[tuple[int, int]] = (
 
     `more` are further all-reduces of the step: (launch, elements).
     """
-    names = NameTable(["all_reduce", "0", "float32", *(f"module.p{at}" for at in range(20))])
-    ready: list[tuple[int, int, int]] = []
+    ready: list[Row] = []
     calls: list[tuple[int, int]] = list(more)
     for each in passes:
         times = [each.begin_ns + GAP_NS * (at + 1) for at in range(len(each.elements))]
-        ready += [(times[at], at, size) for at, size in enumerate(each.elements)]
+        ready += [
+            {"step": 7, "name": f"module.p{at}", "elements": size, "dtype": "float32", "ready_ns": times[at]}
+            for at, size in enumerate(each.elements)
+        ]
         launched = 0
         for bucket in each.buckets:
             launched = max(launched, *(times[at] for at in bucket)) + 5
             calls.append((launched, sum(each.elements[at] for at in bucket)))
-    calls.sort()
-    base = timeline(steps=[Step(step=7, start=0, end=9_000)], has_device=False)
-    return replace(
-        base,
-        names=tuple(names.to_list()),
+    return rank_timeline(
+        has_device=False,
         recorded={} if ddp is None else {"ddp": ddp},
-        gradients=make(
-            Gradients, len(ready), step=7, order=list(range(len(ready))), name=[3 + at for _, at, _ in ready],
-            elements=[size for _, _, size in ready], dtype=2, ready_ns=[when for when, _, _ in ready],
-        ),
-        collectives=make(
-            Collectives, len(calls), recording=0, step=7, group=1, op=0, dtype=2, elements=[size for _, size in calls],
-            bytes=[4 * size for _, size in calls], launch_ns=[when for when, _ in calls],
-            start_ns=[when + 1 for when, _ in calls], end_ns=[when + 50 for when, _ in calls],
-        ),
+        recordings=[{"start_ns": 0, "end_ns": 10_000}],
+        steps=[{"step": 7, "start_ns": 0, "end_ns": 9_000}],
+        gradients=[{**row, "order": at} for at, row in enumerate(ready)],
+        spans=(),
+        collectives=[
+            {
+                "step": 7, "group": "0", "op": "all_reduce", "dtype": "float32", "elements": size, "bytes": 4 * size,
+                "launch_ns": launch, "start_ns": launch + 1, "end_ns": launch + 50,
+            }
+            for launch, size in sorted(calls)
+        ],
     )  # fmt: skip
 
 

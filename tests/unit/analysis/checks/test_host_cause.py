@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.host_cause import LOADING
 from overlapscope.analysis.result import Straggler
+from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.timeline.columns import NONE, Annotations, Telemetry, concat, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
@@ -23,18 +24,11 @@ def with_readings(run: Run, of: Mapping[int, Sequence[Reading]], **recorded: Any
     """Return the run with readings of some ranks in place of theirs."""
     ranks = dict(run.ranks)
     for rank, readings in of.items():
-        names = NameTable(list(ranks[rank].names))
-        table = make(
-            Telemetry,
-            len(readings),
-            name=names.encode([each[0] for each in readings]),
-            time_ns=[each[1] for each in readings],
-            step=[each[2] for each in readings],
-            value=[each[3] for each in readings],
-        )
+        names = NameTable(ranks[rank].names)
+        rows = [dict(zip(("name", "time_ns", "step", "value"), each, strict=True)) for each in readings]
         ranks[rank] = replace(
             ranks[rank],
-            telemetry=table,
+            telemetry=fact_table(Telemetry, rows, names),
             names=tuple(names.to_list()),
             recorded={"settings": {"host": "node1"}, **recorded},
         )

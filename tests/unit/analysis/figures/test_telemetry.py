@@ -2,28 +2,21 @@
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.telemetry import Readings, readings, thinned
-from overlapscope.timeline.columns import NONE, Telemetry, make
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import RankTimeline, Run
-from tests.support.builders import EPOCH_NS, timeline
+from tests.support.builders import EPOCH_NS
+from tests.support.rank_rows import rank_timeline
 
 SECOND = 1_000_000_000
 
 
 def _with(rank: int, rows: list[tuple[int, str, float]]) -> RankTimeline:
-    bare = replace(timeline(), rank=rank)
-    names = [*bare.names, *dict.fromkeys(name for _, name, _ in rows)]
-    table = make(
-        Telemetry,
-        len(rows),
-        time_ns=[time for time, _, _ in rows],
-        name=[names.index(name) for _, name, _ in rows],
-        value=[value for _, _, value in rows],
+    return rank_timeline(
+        rank, telemetry=[{"time_ns": time, "name": name, "value": value} for time, name, value in rows]
     )
-    return replace(bare, names=tuple(names), telemetry=table)
 
 
 def _run(*timelines: RankTimeline) -> Run:
