@@ -1,6 +1,5 @@
 """A simulated job as the files that torch.profiler writes, one a recorded rank."""
 
-import gzip
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ BEFORE_NS, CALL_NS, AFTER_NS = 400, 600, 100
 """A launch takes `CALL_NS`; the operation around it begins and ends so much earlier and later."""
 
 
-def write_kineto(simulated: Simulated, folder: Path, *, compress: bool = False) -> list[Path]:
+def write_kineto(simulated: Simulated, folder: Path) -> list[Path]:
     """Write one file for each recorded rank into `folder`, which is made; give their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     groups = named_groups(simulated.job)
@@ -35,8 +34,8 @@ def write_kineto(simulated: Simulated, folder: Path, *, compress: bool = False) 
         for row, rank in enumerate(joined.ranks.tolist()):
             own = {each.dimension: each for each in groups if rank in each.ranks}
             text = _document(simulated.job, rank, own, _events(simulated.job, record, joined, row, own))
-            path = folder / f"rank{rank}.pt.trace.json{'.gz' if compress else ''}"
-            path.write_bytes(gzip.compress(text, 1, mtime=0) if compress else text)
+            path = folder / f"rank{rank}.pt.trace.json"
+            path.write_bytes(text)
             written.append(path)
     return written
 

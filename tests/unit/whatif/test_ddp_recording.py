@@ -234,37 +234,25 @@ def test_the_command_prints_the_published_json_and_writes_it(
     assert main(["whatif", str(tmp_path / "nothing")]) == 3
 
 
-@pytest.mark.parametrize("column", ["elements", "ready_ns", "order", "dtype", "name", "step"])
-@pytest.mark.parametrize("value", [NONE, 0, 2**62])
-def test_damaged_gradients_are_answered_or_refused(column: str, value: int) -> None:
-    run = six()
-    table = run.ranks[1].gradients
-    kind = getattr(table, column).dtype
-    wrong = np.full(len(table.step), value).astype(kind)
-    if column in ("dtype", "name"):
-        wrong = np.clip(wrong, -1, len(run.ranks[1].names) - 1)  # a reader gives no other codes
-    for rows in (slice(None), slice(5, 6)):
-        changed = getattr(table, column).copy()
-        changed[rows] = wrong[rows]
-        ranks = {**run.ranks, 1: replace(run.ranks[1], gradients=replace(table, **{column: changed}))}
-        with suppress(InputError):
-            assert ddp_case_of_run(replace(run, ranks=ranks)).workload().compute_ns > 0
-
-
 @pytest.mark.parametrize(
-    "column", ["elements", "bytes", "start_ns", "end_ns", "launch_ns", "dtype", "op", "seq", "step"]
+    ("rank", "name", "column"),
+    [
+        *((1, "gradients", each) for each in ("elements", "ready_ns", "order", "dtype", "name", "step")),
+        *((0, "collectives", each) for each in ("elements", "bytes", "start_ns", "end_ns", "launch_ns", "dtype", "op")),
+        *((0, "collectives", each) for each in ("seq", "step")),
+    ],
 )
 @pytest.mark.parametrize("value", [NONE, 0, 2**62])
-def test_damaged_calls_are_answered_or_refused(column: str, value: int) -> None:
+def test_damaged_tables_are_answered_or_refused(rank: int, name: str, column: str, value: int) -> None:
     run = six()
-    table = run.ranks[0].collectives
-    kind = getattr(table, column).dtype
-    wrong = np.full(len(table.step), value).astype(kind)
-    if column in ("dtype", "op"):
-        wrong = np.clip(wrong, -1, len(run.ranks[0].names) - 1)
+    timeline = run.ranks[rank]
+    table = getattr(timeline, name)
+    wrong = np.full(len(table.step), value).astype(getattr(table, column).dtype)
+    if column in ("dtype", "name", "op"):
+        wrong = np.clip(wrong, -1, len(timeline.names) - 1)  # a reader gives no other codes
     for rows in (slice(None), slice(5, 6)):
         changed = getattr(table, column).copy()
         changed[rows] = wrong[rows]
-        ranks = {**run.ranks, 0: replace(run.ranks[0], collectives=replace(table, **{column: changed}))}
+        damaged = replace(timeline, **{name: replace(table, **{column: changed})})
         with suppress(InputError):
-            assert ddp_case_of_run(replace(run, ranks=ranks)).workload().compute_ns > 0
+            assert ddp_case_of_run(replace(run, ranks={**run.ranks, rank: damaged})).workload().compute_ns > 0

@@ -171,9 +171,9 @@ def test_groups_of_one_name_and_other_members_are_not_compared(tmp_path: Path) -
 
 
 def test_batches_are_compared_call_by_call(tmp_path: Path) -> None:
-    def batch(*ops: str, state: str = "completed") -> list[Entry]:
+    def batch(*ops: str) -> list[Entry]:
         inner = [Entry(op=op, seq=2, state="scheduled", retired=False) for op in ops]
-        return [DONE, *inner, Entry(op="ALLGATHER_coalesced", seq=2, sizes=(), state=state)]
+        return [DONE, *inner, Entry(op="ALLGATHER_coalesced", seq=2, sizes=())]
 
     same = batch("_all_gather_base", "broadcast")
     assert findings(tmp_path, {0: same, 1: same}, all_of(2)) == []

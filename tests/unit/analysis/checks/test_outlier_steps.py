@@ -12,11 +12,9 @@ from overlapscope.analysis.outlier_steps import MAX_RANKS, MAX_STEPS, outlier_st
 MS = 1_000_000
 
 
-def rank_with(
-    step: int | None, *, steps: int = 8, usual_ms: int = 100, odd_ms: int = 300
-) -> list[tuple[int, int, int]]:
+def rank_with(step: int | None, *, steps: int = 8, odd_ms: int = 300) -> list[tuple[int, int, int]]:
     """Return (number, window, communication) of a rank's steps, one of which is long."""
-    return [(at, (odd_ms if at == step else usual_ms) * MS, 10 * MS) for at in range(steps)]
+    return [(at, (odd_ms if at == step else 100) * MS, 10 * MS) for at in range(steps)]
 
 
 def ids(ranks: dict[int, list[tuple[int, int, int]]]) -> list[str]:

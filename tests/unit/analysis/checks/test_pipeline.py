@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.pipeline import ideal_bubble_ns
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Recordings, Spans, Steps, make
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Group, Run
 from tests.support.builders import EPOCH_NS
-from tests.unit.analysis.cross_rank.test_matching import Call, job
+from tests.support.rank_rows import Row, rank_timeline
 
 MS = 1_000_000
 
@@ -47,48 +47,40 @@ def simulated(forward_ms: list[int], microbatches: int) -> list[list[tuple[str, 
     return out
 
 
-def pipeline(forward_ms: list[int], microbatches: int, *, name: str = "mesh_pp", steps: int = 3, **changes: Any) -> Run:
+STEPS = 3
+
+
+def pipeline(forward_ms: list[int], microbatches: int) -> Run:
     """Return the run of a job of so many stages, each step as long as the slowest rank's."""
     stages = len(forward_ms)
     plan = simulated(forward_ms, microbatches)
     length = max(own[-1][3] for own in plan) + MS
-    calls: dict[int, list[Call]] = {rank: [] for rank in range(stages)}
-    spans: dict[int, list[tuple[int, int, int, int]]] = {rank: [] for rank in range(stages)}
-    for step in range(steps):
-        for rank, own in enumerate(plan):
-            free = step * length
-            for work, _, start, end in own:
-                begun, ended = step * length + start, step * length + end
-                source, target = (rank - 1, rank + 1) if work == "F" else (rank + 1, rank - 1)
-                spans[rank].append((COMPUTE, begun, ended, NONE))
-                for op, peer, at, lasts in (("recv", source, free, begun - free), ("send", target, ended, 0)):
-                    if 0 <= peer < stages:
-                        spans[rank].append((COMM, at, at + lasts, len(calls[rank])))
-                        calls[rank].append(
-                            Call(op=op, peer=peer, start=at, length=lasts, step=step, dimension="pipeline", **changes)
-                        )
-                free = ended
-    run = job(calls, (Group(name="g", description=name, size=stages, ranks=tuple(range(stages))),))
     ranks = {}
-    for rank, timeline in run.ranks.items():
-        kind, start, end, row = (list(column) for column in zip(*spans[rank], strict=True))
-        begun = [EPOCH_NS + each for each in start]
-        ranks[rank] = replace(
-            timeline,
-            spans=make(
-                Spans, len(kind), recording=0, lane=[0 if each == COMPUTE else 1 for each in kind], kind=kind,
-                start_ns=begun, end_ns=[EPOCH_NS + each for each in end], collective=row,
-                launch_ns=begun, step=[min(each // length, steps - 1) for each in start],
-            ),
-            steps=make(
-                Steps, steps, recording=0, step=range(steps), start_ns=[EPOCH_NS + s * length for s in range(steps)],
-                end_ns=[EPOCH_NS + (s + 1) * length for s in range(steps)],
-            ),
-            recordings=make(
-                Recordings, 1, start_ns=EPOCH_NS - MS, end_ns=EPOCH_NS + (steps + 1) * length, lost_launch_ns=NONE
-            ),
-        )  # fmt: skip
-    return replace(run, ranks=ranks)
+    for rank, own in enumerate(plan):
+        calls: list[Row] = []
+        work: list[Row] = []
+        steps: list[Row] = []
+        for step in range(STEPS):
+            begin_ns = EPOCH_NS + step * length
+
+            def at(start: int, end: int, step: int = step, begin_ns: int = begin_ns) -> Row:
+                start_ns = begin_ns + start
+                return {"start_ns": start_ns, "end_ns": begin_ns + end, "launch_ns": start_ns, "step": step}
+
+            steps.append(at(0, length))
+            free = 0
+            for kind, _, start, end in own:
+                source, target = (rank - 1, rank + 1) if kind == "F" else (rank + 1, rank - 1)
+                work.append(at(start, end))
+                for op, peer, begun, ended in (("recv", source, free, start), ("send", target, end, end)):
+                    if 0 <= peer < stages:
+                        about = {"op": op, "peer": peer, "group": "g", "dimension": "pipeline", "bytes": 1000}
+                        calls.append({**about, **at(begun, ended)})
+                free = end
+        whole = {"start_ns": EPOCH_NS - MS, "end_ns": EPOCH_NS + (STEPS + 1) * length}
+        ranks[rank] = rank_timeline(rank, calls=calls, work=work, steps=steps, recordings=[whole])
+    group = Group(name="g", description="mesh_pp", size=stages, ranks=tuple(range(stages)))
+    return Run(world_size=stages, ranks=ranks, groups=(group,))
 
 
 def said(run: Run) -> list[Any]:

@@ -10,9 +10,11 @@ from msgspec.structs import replace
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.power import power_falls
-from overlapscope.timeline.columns import Telemetry, make, take
+from overlapscope.timeline.columns import concat, recode, take
+from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
-from tests.support.builders import EPOCH_NS, Step, timeline
+from tests.support.builders import EPOCH_NS
+from tests.support.rank_rows import rank_timeline
 
 SECOND_NS = 1_000_000_000
 SECONDS = 120
@@ -33,21 +35,19 @@ def rank(number: int, power: Power | None, *, every: float = 0.5, device: int = 
     noise = np.random.default_rng(number)
     at = late + np.arange(0, SECONDS, every) + noise.uniform(0, every / 4)
     watts = power(at) * noise.normal(1, 0.03, at.size) if power is not None else np.empty(0)
-    at = at[: watts.size]
-    steps = [
-        Step(step=n, start=EPOCH_NS + 10 * n * SECOND_NS, end=EPOCH_NS + (10 * n + 9) * SECOND_NS) for n in range(12)
-    ]
-    return replace(
-        timeline(steps=steps),
-        rank=number,
-        names=("gpu0.temperature_c", f"gpu{device}.power_w"),
-        telemetry=make(
-            Telemetry,
-            2 * at.size,
-            time_ns=np.repeat(EPOCH_NS + (at * SECOND_NS).astype(np.int64), 2),
-            name=np.tile(np.array([0, 1], np.int32), at.size),
-            value=np.stack([np.linspace(90, 10, at.size), watts], axis=1).ravel(),
-        ),
+    readings = enumerate(zip(at.tolist(), watts.tolist(), strict=False))
+    return rank_timeline(
+        number,
+        recordings=[{"start_ns": EPOCH_NS, "end_ns": EPOCH_NS + SECONDS * SECOND_NS}],
+        steps=[
+            {"step": n, "start_ns": EPOCH_NS + 10 * n * SECOND_NS, "end_ns": EPOCH_NS + (10 * n + 9) * SECOND_NS}
+            for n in range(12)
+        ],
+        telemetry=[
+            {"time_ns": EPOCH_NS + int(when * SECOND_NS), "name": name, "value": value}
+            for row, (when, drawn) in readings
+            for name, value in (("gpu0.temperature_c", 90 - row * 80 / at.size), (f"gpu{device}.power_w", drawn))
+        ],
     )
 
 
@@ -135,17 +135,8 @@ def test_rare_readings_make_longer_windows() -> None:
 def test_two_devices_of_one_rank_are_no_peers_of_each_other() -> None:
     one = rank(0, lower(50, 90))
     other = rank(0, steady(), device=1)
-    both = replace(
-        one,
-        names=(*one.names, "gpu1.power_w"),
-        telemetry=make(
-            Telemetry,
-            one.telemetry.name.size + other.telemetry.name.size,
-            time_ns=np.concatenate([one.telemetry.time_ns, other.telemetry.time_ns]),
-            name=np.concatenate([one.telemetry.name, np.where(other.telemetry.name == 1, 2, 0)]),
-            value=np.concatenate([one.telemetry.value, other.telemetry.value]),
-        ),
-    )
+    telemetry = concat([one.telemetry, recode(other.telemetry, other.names, names := NameTable(one.names))])
+    both = replace(one, names=tuple(names.to_list()), telemetry=telemetry)
     assert not power_falls({0: both, 1: rank(1, steady())})
     (found,) = power_falls({0: both, 1: rank(1, steady()), 2: rank(2, steady())})
     assert (found.evidence["device"], found.evidence["peers_up"]) == ("gpu0", 2)

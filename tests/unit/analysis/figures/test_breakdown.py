@@ -1,6 +1,7 @@
 """The partition of a window against a raster with one cell a nanosecond."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,11 +55,9 @@ def measured(of: dict[int, list[tuple[int, int]]], windows: list[tuple[int, int]
     }
 
 
-def fields_of(breakdown: Breakdown, names: dict[str, int | float | None]) -> dict[str, int | float | None]:
-    return {name: getattr(breakdown, name) for name in names}
-
-
-def assert_conserved(breakdown: Breakdown) -> None:
+def check(breakdown: Breakdown, expected: dict[str, int | float | None]) -> None:
+    """Compare every field, and with the law of conservation."""
+    assert {name: getattr(breakdown, name) for name in expected} == expected
     parts = ("overlapped_ns", "exposed_comm_ns", "compute_only_ns", "copy_only_ns", "idle_ns")
     values = [getattr(breakdown, part) for part in parts]
     assert min(values) >= 0
@@ -70,19 +69,13 @@ def assert_conserved(breakdown: Breakdown) -> None:
 @settings(max_examples=300)
 @given(kinds, windows)
 def test_every_field_of_a_window_is_what_the_raster_counts(of, window):
-    result = coverage(of).breakdown(window)
-    expected = measured(of, [window])
-    assert fields_of(result, expected) == expected
-    assert_conserved(result)
+    check(coverage(of).breakdown(window), measured(of, [window]))
 
 
 @settings(max_examples=300)
 @given(kinds, disjoint_windows)
 def test_several_windows_together_are_what_the_raster_counts_in_all_of_them(of, windows):
-    result = coverage(of).breakdown(*windows)
-    expected = measured(of, windows)
-    assert fields_of(result, expected) == expected
-    assert_conserved(result)
+    check(coverage(of).breakdown(*windows), measured(of, windows))
 
 
 @settings(max_examples=150)
@@ -112,35 +105,19 @@ def test_a_copy_hides_no_communication():
     assert (result.exposed_comm_ns, result.copy_ns, result.copy_only_ns) == (10, 10, 0)
 
 
-def test_without_communication_the_overlap_efficiency_is_unknown_and_not_zero():
-    result = coverage({COMM: [], COMPUTE: [(0, 10)], COPY: []}).breakdown((0, 10))
-    assert result.overlap_efficiency is None
-    assert result.exposed_fraction == 0
-    assert result.comm_comp_ratio == 0
-    assert result.overlap_potential == 0
-
-
-def test_without_computation_the_ratio_to_it_is_unknown():
-    result = coverage({COMM: [(0, 10)], COMPUTE: [], COPY: []}).breakdown((0, 10))
-    assert result.comm_comp_ratio is None
-    assert result.overlap_efficiency == 0
-    assert result.exposed_fraction == 1
-
-
-def test_a_window_of_copies_alone_has_no_ratio_but_the_exposed_fraction():
-    result = coverage({COMM: [], COMPUTE: [], COPY: [(0, 10)]}).breakdown((0, 10))
-    ratios = (result.overlap_efficiency, result.exposed_fraction, result.comm_comp_ratio, result.overlap_potential)
-    assert ratios == (None, 0, None, None)
-
-
-def test_an_empty_window_has_no_time_and_no_ratios():
-    result = coverage({COMM: [(0, 10)], COMPUTE: [(0, 10)], COPY: []}).breakdown((5, 5))
-    assert result.window_ns == result.comm_ns == result.compute_ns == result.idle_ns == 0
-    ratios = (result.overlap_efficiency, result.exposed_fraction, result.comm_comp_ratio, result.overlap_potential)
-    assert ratios == (None, None, None, None)
-
-
-def test_no_window_at_all_has_no_time():
-    result = coverage({COMM: [(0, 10)], COMPUTE: [], COPY: []}).breakdown()
-    assert result.window_ns == result.comm_ns == result.idle_ns == 0
-    assert result.exposed_fraction is None
+@pytest.mark.parametrize(
+    ("comm", "compute", "copy", "windows", "ratios"),
+    [
+        pytest.param([], [(0, 10)], [], [(0, 10)], (None, 0, 0, 0), id="no communication"),
+        pytest.param([(0, 10)], [], [], [(0, 10)], (0, 1, None, 0), id="no computation"),
+        pytest.param([], [], [(0, 10)], [(0, 10)], (None, 0, None, None), id="copies alone"),
+        pytest.param([(0, 10)], [(0, 10)], [], [(5, 5)], (None,) * 4, id="an empty window"),
+        pytest.param([(0, 10)], [], [], [], (None,) * 4, id="no window"),
+    ],
+)
+def test_a_ratio_to_nothing_is_unknown_and_not_zero(comm, compute, copy, windows, ratios):
+    result = coverage({COMM: comm, COMPUTE: compute, COPY: copy}).breakdown(*windows)
+    names = ("overlap_efficiency", "exposed_fraction", "comm_comp_ratio", "overlap_potential")
+    assert tuple(getattr(result, name) for name in names) == ratios
+    if not sum(end - start for start, end in windows):
+        assert result.window_ns == result.comm_ns == result.compute_ns == result.idle_ns == 0

@@ -18,9 +18,11 @@ from overlapscope.analysis.path_walk import PARTS, FollowedPath
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.span_dependencies import BACK_TO_BACK_NS, LAUNCH_TAKES_AT_MOST_NS
 from overlapscope.analysis.steps import step_windows
+from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import analysis as shown
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Annotations, Steps, make, take
+from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import ROOT, shared_file
 from tests.integration.dag_job import (
@@ -322,17 +324,13 @@ def synchronised(run: Run, *calls: tuple[str, int, int]) -> Run:
     """Return a run whose rank 0 has recorded calls of (name, start, end), in ns after its first launch."""
     timeline = run.ranks[0]
     first = int(timeline.spans.launch_ns.min())
-    names = [name for name, _, _ in calls]
-    noted = make(
-        Annotations,
-        len(calls),
-        recording=0,
-        lane=0,
-        name=[len(timeline.names) + at for at in range(len(calls))],
-        start_ns=[first + start for _, start, _ in calls],
-        end_ns=[first + end for _, _, end in calls],
-    )
-    return replace(run, ranks={**run.ranks, 0: replace(timeline, names=(*timeline.names, *names), annotations=noted)})
+    names = NameTable(timeline.names)
+    rows = [
+        {"recording": 0, "lane": 0, "name": name, "start_ns": first + start, "end_ns": first + end}
+        for name, start, end in calls
+    ]
+    noted = fact_table(Annotations, rows, names)
+    return replace(run, ranks={**run.ranks, 0: replace(timeline, names=tuple(names.to_list()), annotations=noted)})
 
 
 SYNCS = (
