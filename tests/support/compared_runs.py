@@ -15,6 +15,7 @@ STEP_NS = 100
 """From the start of one step to that of the next."""
 Kind = tuple[str, int]
 """Operation and bytes."""
+ALL_REDUCE: Kind = ("all_reduce", 1000)
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +41,23 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def window(self, step: int) -> tuple[int, int]:
         """Return the window of a step."""
         return step * STEP_NS, step * STEP_NS + self.lengths[step]
+
+
+def reducing(size: int, lengths: Sequence[int], compute: int, until: int, *, late: int = 0) -> Job:
+    """Return a job whose ranks compute from each step's begin, then all-reduce until all are done.
+
+    Rank 1 computes `late` longer, and waits for nobody.
+    """
+    ranks = {}
+    for number in range(size):
+        arrived = compute + (late if number == 1 else 0)
+        begins = [step * STEP_NS for step in range(len(lengths))]
+        ranks[number] = Rank(
+            computes=[(step, at, at + arrived, "gemm") for step, at in enumerate(begins)],
+            calls=[(step, at + arrived, at + until, ALL_REDUCE) for step, at in enumerate(begins)],
+            steps=len(lengths),
+        )
+    return Job(ranks=ranks, lengths=lengths, world_size=size)
 
 
 def run_of(job: Job, *, basis: str = "trace") -> Run:

@@ -118,36 +118,24 @@ def test_only_members_of_the_group_are_missed(tmp_path: Path) -> None:
 # --- nothing is wrong ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_finished_has_nothing(tmp_path: Path) -> None:
-    assert findings(tmp_path, {rank: [DONE] * 5 for rank in range(4)}, all_of(4)) == []
+KINDS = [Entry(op=op, seq=seq) for seq, op in enumerate(["broadcast", "all_reduce", "_all_gather_base"] * 4, 1)]
+SENDS = [Entry(op="send 0->1", is_p2p=True, p2p_seq=number) for number in range(1, 10)]
+RECEIVES = Entry(op="recv 1<-0", is_p2p=True, p2p_seq=3, state="scheduled")
 
 
-def test_calls_under_way_on_all_ranks_are_nothing(tmp_path: Path) -> None:
-    calls = {rank: [DONE] * 3 + [PENDING] * 2 for rank in range(4)}
-    assert findings(tmp_path, calls, all_of(4)) == []
-
-
-def test_a_dump_that_others_have_overtaken_is_older_and_nothing(tmp_path: Path) -> None:
-    calls = {0: [DONE] * 5 + [PENDING], 1: [DONE] * 5 + [PENDING], 2: [DONE] * 3}
-    assert findings(tmp_path, calls, all_of(3)) == []
-
-
-def test_a_buffer_that_holds_fewer_calls_is_nothing(tmp_path: Path) -> None:
-    """A rank with more groups has overwritten more of each."""
-    kinds = [Entry(op=op, seq=seq) for seq, op in enumerate(["broadcast", "all_reduce", "_all_gather_base"] * 4, 1)]
-    calls = {0: kinds, 1: kinds[7:], 2: kinds[11:]}
-    assert findings(tmp_path, calls, all_of(3), first={1: 20, 2: 30}) == []
-
-
-def test_sends_that_differ_in_number_are_nothing(tmp_path: Path) -> None:
-    def sends(count: int) -> list[Entry]:
-        return [Entry(op="send 0->1", is_p2p=True, p2p_seq=number) for number in range(1, count + 1)]
-
-    calls = {
-        0: [DONE, *sends(9)],
-        1: [DONE, *sends(2), Entry(op="recv 1<-0", is_p2p=True, p2p_seq=3, state="scheduled")],
-    }
-    assert findings(tmp_path, calls, all_of(2)) == []
+@pytest.mark.parametrize(
+    ("calls", "first"),
+    [
+        pytest.param([[DONE] * 5] * 4, {}, id="all finished"),
+        pytest.param([[DONE] * 3 + [PENDING] * 2] * 4, {}, id="calls are under way on all ranks"),
+        pytest.param([[DONE] * 5 + [PENDING]] * 2 + [[DONE] * 3], {}, id="an older dump"),
+        # A rank with more groups has overwritten more of each.
+        pytest.param([KINDS, KINDS[7:], KINDS[11:]], {1: 20, 2: 30}, id="a buffer that holds fewer calls"),
+        pytest.param([[DONE, *SENDS], [DONE, *SENDS[:2], RECEIVES]], {}, id="sends that differ in number"),
+    ],
+)
+def test_what_is_no_finding(calls: list[list[Entry]], first: dict[int, int], tmp_path: Path) -> None:
+    assert findings(tmp_path, dict(enumerate(calls)), all_of(len(calls)), first=first) == []
 
 
 def test_groups_without_known_members_are_not_compared(tmp_path: Path) -> None:

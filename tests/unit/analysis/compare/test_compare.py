@@ -23,7 +23,19 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import compare as compare_text
 from overlapscope.timeline.run import Run
 from tests.conftest import ROOT, shared_file
-from tests.support.compared_runs import STEP_NS, Cell, Job, Kind, Rank, compared_cells, complete, jobs, mean, run_of
+from tests.support.compared_runs import (
+    ALL_REDUCE,
+    Cell,
+    Job,
+    Kind,
+    Rank,
+    compared_cells,
+    complete,
+    jobs,
+    mean,
+    reducing,
+    run_of,
+)
 
 REAL = (
     "kineto/megatron_tp8", "kineto/sampled_pair", "kineto/a100_ddp_rank0of2_collective_args.json.gz",
@@ -246,23 +258,15 @@ def test_without_steps_on_a_side_recordings_are_compared(real: dict[str, Measure
 
 # --- constructed differences -----------------------------------------------------------------------------------------
 
-AR: Kind = ("all_reduce", 1000)
-
 
 def steady(*, steps: int = 3, ranks: int = 2, late: int = 0, **changes: Any) -> Job:
     """Ranks that compute 40 ns and all-reduce to 70; rank 1 comes `late`, and waits for nobody."""
+    return replace(reducing(ranks, [90] * steps, 40, 70, late=late), **changes)
 
-    def each(number: int) -> Rank:
-        begin = [step * STEP_NS for step in range(steps)]
-        arrived = 40 + (late if number == 1 else 0)
-        return Rank(
-            computes=[(s, at, at + arrived, "gemm") for s, at in enumerate(begin)],
-            calls=[(s, at + arrived, at + 70, AR) for s, at in enumerate(begin)],
-            steps=steps,
-        )
 
-    job = Job(ranks={number: each(number) for number in range(ranks)}, lengths=[90] * steps, world_size=ranks)
-    return replace(job, **changes)
+def changed(job: Job, **changes: Any) -> Job:
+    """Return the job with other things done by every rank."""
+    return replace(job, ranks={number: replace(rank, **changes) for number, rank in job.ranks.items()})
 
 
 def test_a_rank_that_begins_to_hold_the_others_up_is_waiting_and_blame() -> None:
@@ -285,9 +289,7 @@ def test_several_runs_give_their_median_and_how_far_they_lie_apart() -> None:
 
 
 def test_no_communication_is_not_known_rather_than_none_exposed() -> None:
-    silent = steady()
-    silent = replace(silent, ranks={n: replace(rank, calls=()) for n, rank in silent.ranks.items()})
-    comparison = compared(run_of(steady()), run_of(silent))
+    comparison = compared(run_of(steady()), run_of(changed(steady(), calls=())))
     for name in ("exposed_comm_ns", "overlapped_ns", "overlap_efficiency", "exposed_fraction", "blame_ns"):
         assert metric(comparison, name).candidate.value is None
         assert metric(comparison, name).difference is None
@@ -300,7 +302,7 @@ def test_no_communication_is_not_known_rather_than_none_exposed() -> None:
 
 def test_only_ranks_recorded_on_both_sides_are_compared() -> None:
     three = steady(ranks=3)
-    slow = Rank(computes=[(0, 0, 40, "gemm")], calls=[(0, 40, 89, AR)], steps=3)
+    slow = Rank(computes=[(0, 0, 40, "gemm")], calls=[(0, 40, 89, ALL_REDUCE)], steps=3)
     three = replace(three, ranks={**three.ranks, 2: slow})
     two = replace(three, ranks={n: three.ranks[n] for n in (0, 1)})
     comparison = compared(run_of(three), run_of(two))
@@ -321,8 +323,8 @@ def test_a_run_without_times_leaves_nothing_to_compare() -> None:
 
 
 def test_a_run_whose_steps_are_all_cut_is_left_out_and_named() -> None:
-    cut = replace(steady(), ranks={n: replace(r, cut=frozenset(range(3))) for n, r in steady().ranks.items()})
-    comparison = compared([run_of(steady()), run_of(cut)], run_of(steady()))
+    cut = run_of(changed(steady(), cut=frozenset(range(3))))
+    comparison = compared([run_of(steady()), cut], run_of(steady()))
     assert comparison.window == "step"
     assert "run_left_out:base" in ids(comparison)
     assert metric(comparison, "step_time_ns").base.by_run == [90, None]
@@ -330,12 +332,8 @@ def test_a_run_whose_steps_are_all_cut_is_left_out_and_named() -> None:
 
 
 def test_where_one_side_knows_no_copies_they_count_with_idle_time_on_both() -> None:
-    copying = steady()
-    copying = replace(
-        copying, ranks={n: replace(r, copies=[(0, 75, 80, "aten::copy_")]) for n, r in copying.ranks.items()}
-    )
-    silent = replace(copying, ranks={n: replace(r, copies=()) for n, r in copying.ranks.items()})
-    comparison = compared(run_of(copying), run_of(silent, basis="events"))
+    copying = changed(steady(), copies=[(0, 75, 80, "aten::copy_")])
+    comparison = compared(run_of(copying), run_of(steady(), basis="events"))
     assert comparison.attribution
     names = {part.name: part.difference_ns for part in comparison.attribution.step_time.parts}
     assert names[IDLE_OR_COPIES] == 0
@@ -346,9 +344,7 @@ def test_where_one_side_knows_no_copies_they_count_with_idle_time_on_both() -> N
 
 def test_values_read_back_by_the_host_are_a_finding_and_other_copies_are_none() -> None:
     def with_copies(op: str) -> Run:
-        job = steady()
-        return run_of(replace(job, ranks={n: replace(r, copies=[(s, s * 100 + 75, s * 100 + 80, op) for s in range(3)])
-                                          for n, r in job.ranks.items()}))  # fmt: skip
+        return run_of(changed(steady(), copies=[(s, s * 100 + 75, s * 100 + 80, op) for s in range(3)]))
 
     comparison = compared(run_of(steady()), with_copies("aten::item"))
     assert "synchronisation" in ids(comparison)
@@ -361,10 +357,8 @@ def test_values_read_back_by_the_host_are_a_finding_and_other_copies_are_none() 
 
 
 def test_kernels_that_grew_and_shrank_come_by_time_a_step() -> None:
-    other = steady()
-    swapped = [(s, s * 100, s * 100 + 30, "relu") for s in range(3)]
-    other = replace(other, ranks={n: replace(r, computes=swapped) for n, r in other.ranks.items()})
-    kernels = compared(run_of(steady()), run_of(other)).kernels
+    other = run_of(changed(steady(), computes=[(s, s * 100, s * 100 + 30, "relu") for s in range(3)]))
+    kernels = compared(run_of(steady()), other).kernels
     assert kernels
     assert [(each.name, each.difference_ns) for each in kernels.grown] == [("relu", 30)]
     assert [(each.name, each.difference_ns) for each in kernels.shrunk] == [("gemm", -40)]
@@ -391,9 +385,8 @@ def test_what_became_of_a_collective(before: Any, after: Any, change: str) -> No
 def test_calls_whose_size_is_never_the_same_are_one_kind() -> None:
     def uneven(first: int) -> Run:
         steps = MANY_SIZES + 2
-        job = steady(steps=steps, lengths=[90] * steps)
         calls = [(s, s * 100 + 40, s * 100 + 70, ("all_to_all", first + s)) for s in range(steps)]
-        return run_of(replace(job, ranks={n: replace(r, calls=calls) for n, r in job.ranks.items()}))
+        return run_of(changed(steady(steps=steps), calls=calls))
 
     comparison = compared(uneven(1000), uneven(5000))
     assert [(row.op, row.bytes, row.change) for row in comparison.collectives] == [("all_to_all", None, "same")]
@@ -418,10 +411,7 @@ def test_other_software_is_a_difference_and_does_not_make_it_another_job() -> No
 def test_hostile_names_stay_on_one_line_and_short() -> None:
     evil = "x\n::error::evil\r" + "y" * 500
     job = steady(fingerprint={"torch_version": evil, "device": evil}, group=evil)
-    kind = (evil, 7)
-    job = replace(
-        job, ranks={n: replace(r, calls=[(s, a, b, kind) for s, a, b, _ in r.calls]) for n, r in job.ranks.items()}
-    )
+    job = changed(job, calls=[(s, s * 100 + 40, s * 100 + 70, (evil, 7)) for s in range(3)])
     text = compare_text.render(compared(run_of(steady()), run_of(job)), all_rows=True)
     assert "evil" in text
     assert not re.search(r"^::", text, re.MULTILINE)

@@ -18,23 +18,13 @@ from overlapscope.errors import InputError, UsageError
 from overlapscope.report.formats.json import schema
 from overlapscope.report.sheet import scaling as scaling_text
 from tests.conftest import ROOT
-from tests.support.compared_runs import Job, Rank, cell, jobs, mean, run_of
+from tests.support.compared_runs import Job, cell, jobs, mean, reducing, run_of
 from tests.unit.cli.test_cli import failed
 
 
 def job_of(size: int, lengths: list[int], compute: int, comm: int) -> Job:
     """A job whose ranks compute, then communicate, then stand still until their step ends."""
-    ranks = {}
-    for number in range(size):
-        starts = [step * 100 for step in range(len(lengths))]
-        ranks[number] = Rank(
-            computes=[(at, begin, begin + compute, "gemm") for at, begin in enumerate(starts)],
-            calls=[
-                (at, begin + compute, begin + compute + comm, ("all_reduce", 1000)) for at, begin in enumerate(starts)
-            ],
-            steps=len(lengths),
-        )
-    return Job(ranks=ranks, lengths=lengths, world_size=size)
+    return reducing(size, lengths, compute, compute + comm)
 
 
 def measured(job: Job, name: str = "run") -> MeasuredRun:
@@ -116,33 +106,36 @@ def test_runs_of_one_size_or_of_none_are_refused() -> None:
         scaling([one, replace(one, world_size=None)])
 
 
-def test_the_command_tells_it_as_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = ROOT / "traces" / "baseline"
-    larger = tmp_path / "larger"
-    shutil.copytree(ROOT / "traces" / "regressed", larger)
-    facts = json.loads((larger / "run.json").read_text(encoding="utf-8"))
-    facts["world_size"] = 4
-    (larger / "run.json").write_text(json.dumps(facts), encoding="utf-8")
-    assert main(["compare", "--scale", str(base), str(larger), "--json"]) == 0
+BASE = ROOT / "traces" / "baseline"
+
+
+@pytest.fixture
+def larger(tmp_path: Path) -> Path:
+    """The other recording, as one of four ranks."""
+    shutil.copytree(ROOT / "traces" / "regressed", tmp_path / "larger")
+    file = tmp_path / "larger" / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), "world_size": 4}), encoding="utf-8")
+    return file.parent
+
+
+def test_the_command_tells_it_as_text_and_json(larger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--scale", str(BASE), str(larger), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     jsonschema.Draft202012Validator(schema("scaling")).validate(document)
     assert [each["world_size"] for each in document["points"]] == [2, 4]
-    assert main(["compare", "--scale", str(base), str(larger)]) == 0
+    assert main(["compare", "--scale", str(BASE), str(larger)]) == 0
     shown = capsys.readouterr().out
     assert "weak scaling efficiency from 2 to 4 ranks" in shown.splitlines()[0]
     assert "2 of 4 ranks are missing" in shown
-    assert "two or more world sizes" in failed(capsys, 2, "compare", "--scale", base, base)
-    assert "add --scale" in failed(capsys, 2, "compare", base, base, base)
+    assert "two or more world sizes" in failed(capsys, 2, "compare", "--scale", BASE, BASE)
+    assert "add --scale" in failed(capsys, 2, "compare", BASE, BASE, BASE)
 
 
 def test_report_tells_it_in_every_format_from_runs_and_from_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    larger: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base, larger, saved = ROOT / "traces" / "baseline", tmp_path / "larger", tmp_path / "scaling.json"
-    shutil.copytree(ROOT / "traces" / "regressed", larger)
-    facts = json.loads((larger / "run.json").read_text(encoding="utf-8"))
-    (larger / "run.json").write_text(json.dumps({**facts, "world_size": 4}), encoding="utf-8")
-    runs = ["--scale", "--scaling", "strong", str(base), str(larger)]
+    saved = larger.parent / "scaling.json"
+    runs = ["--scale", "--scaling", "strong", str(BASE), str(larger)]
     assert main(["report", *runs, "--json", "-o", str(saved)]) == 0
     for name, words in (
         ("html", "strong scaling efficiency from 2 to 4 ranks"), ("md", "loss at 4 ranks, ms a step"),
@@ -154,8 +147,8 @@ def test_report_tells_it_in_every_format_from_runs_and_from_json(
         assert words in from_runs
         assert main(["report", str(saved), "--format", name]) == 0
         assert capsys.readouterr().out == from_runs
-    assert "two or more world sizes" in failed(capsys, 2, "report", "--scale", base, base)
-    assert "use one" in failed(capsys, 2, "report", "--scale", "--history", base, larger)
+    assert "two or more world sizes" in failed(capsys, 2, "report", "--scale", BASE, BASE)
+    assert "use one" in failed(capsys, 2, "report", "--scale", "--history", BASE, larger)
 
 
 def test_a_step_that_is_longer_names_its_largest_loss() -> None:
