@@ -74,10 +74,7 @@ def _blocked(timeline: RankTimeline) -> dict[tuple[_CallKind, _CallKind], int]:
     kinds, at = np.unique(keys, axis=0, return_inverse=True)
     totals = np.zeros(len(kinds), np.int64)
     np.add.at(totals, at.ravel(), waited[chosen])
-
-    def name(code: int) -> str | None:
-        return timeline.names[code] if code >= 0 else None
-
+    name = timeline.name
     return {
         ((name(a) or "unknown", name(b)), (name(c) or "unknown", name(d))): total
         for (a, b, c, d), total in zip(kinds.tolist(), totals.tolist(), strict=True)

@@ -75,15 +75,11 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
 
 def call_kinds(timeline: RankTimeline) -> tuple[tuple[CallKind, ...], Ints]:
     """Return the kinds of call of a rank, and the number of the kind of each of its calls."""
-    calls, names = timeline.collectives, timeline.names
+    calls, name = timeline.collectives, timeline.name
     names_and_sizes = (calls.op, calls.group, calls.group_size, calls.dtype, calls.bytes)
     columns = [column.astype(np.int64) for column in (*names_and_sizes, calls.dimension, calls.phase, calls.module)]
     kind_of, first = factorize_rows(columns)
     keys = zip(*(column[first].tolist() for column in columns), strict=True)
-
-    def name(code: int) -> str | None:
-        return names[code] if code >= 0 else None
-
     kinds = tuple(
         CallKind(
             op=name(op) or "unknown",

@@ -129,4 +129,4 @@ def _symmetric_by_group(timeline: RankTimeline) -> Iterable[tuple[str | None, Co
     groups, rows = calls.group[rows], rows.astype(np.int32)
     _, first = factorize_rows([groups])
     for code in groups[first].tolist():  # not by code: a run directory has other codes, and clocks depend on the order
-        yield (timeline.names[code] if code >= 0 else None), rows[groups == code]
+        yield timeline.name(code), rows[groups == code]

@@ -82,6 +82,10 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
         """The number of spans."""
         return size(self.spans)
 
+    def name(self, code: int) -> str | None:
+        """Return the name that a code of its tables stands for; None where it is missing."""
+        return self.names[code] if code >= 0 else None
+
     def at_hand(self) -> "RankTimeline":
         """Return the timeline with all its tables in memory."""
         return self

@@ -159,8 +159,8 @@ def ddp_case_of_run(run: Run, cross_rank: CrossRank | None = None) -> RecordedCa
         waiting = _waiting_message(cross_rank)
         raise InputError(f"{waiting}{error}") from None
     device = any(each.has_device for each in run.ranks.values())
-    transfers = {rank: _own_clock(run, rank, seen.transfers(at), cross_rank) for at, rank in enumerate(seen.ranks)}
-    computing = {rank: _computing(run, rank, seen, at) for at, rank in enumerate(seen.ranks)}
+    transfers = {rank: _own_clock(rank, seen.transfers(at), cross_rank) for at, rank in enumerate(seen.ranks)}
+    computing = {rank: _computing(run, rank, seen) for rank in seen.ranks}
     steps = {rank: _windows(run, rank, seen) for rank in seen.ranks}
     slowdown_fit, shares = estimate_slowdown(seen, run.ranks, transfers, computing, steps)
     moved = link_times(
@@ -205,7 +205,7 @@ def _moving(seen: Recorded, rank: int, step: int) -> Floats:
     return np.stack((covered.starts, covered.ends), axis=1).astype(np.float64)
 
 
-def _own_clock(run: Run, rank: int, shared: Intervals, cross_rank: CrossRank) -> Intervals:
+def _own_clock(rank: int, shared: Intervals, cross_rank: CrossRank) -> Intervals:
     """Convert intervals from the shared clock to a rank's own; clock drift is far below the precision needed here."""
     if not shared.starts.size:
         return EMPTY
@@ -220,7 +220,7 @@ def _windows(run: Run, rank: int, seen: Recorded) -> Ints:
     return np.stack((table.start_ns[rows], table.end_ns[rows]), axis=1)
 
 
-def _computing(run: Run, rank: int, seen: Recorded, at: int) -> Intervals:
+def _computing(run: Run, rank: int, seen: Recorded) -> Intervals:
     """Return when a rank computed, until its last gradient was ready."""
     timeline = run.ranks[rank]
     spans = timeline.spans

@@ -98,12 +98,8 @@ def described(run: Run, calls: StepCalls) -> list[Call]:
     for members, (rank, row), begun, done in zip(
         calls.members, calls.first, calls.begun_ns.tolist(), calls.done_ns.tolist(), strict=True
     ):
-        table, names = run.ranks[rank].collectives, run.ranks[rank].names
-
-        def named(code: int, names: Sequence[str] = names) -> str | None:
-            return names[code] if code >= 0 else None
-
-        op = names[int(table.op[row])]
+        table, named = run.ranks[rank].collectives, run.ranks[rank].name
+        op = run.ranks[rank].names[int(table.op[row])]
         group = named(int(table.group[row])) or ""
         where = f"{group} {members[0]}" if len(members) > 1 else f"{group} {rank}"
         if op in P2P:

@@ -86,15 +86,11 @@ def parallelism_of(run: Run) -> Parallelism:
 
 def _kinds(timeline: RankTimeline) -> set[Parallelism]:
     calls, names = timeline.collectives, timeline.names
-
-    def named(code: int) -> str | None:
-        return names[code] if code >= 0 else None
-
     rows = np.flatnonzero((calls.step != NONE) & (calls.op >= 0))
     columns = np.stack([calls.op[rows], calls.dimension[rows], calls.phase[rows], calls.module[rows] >= 0])
     found: set[Parallelism] = set()
     for op, dimension, phase, in_module in np.unique(columns, axis=1).T.tolist():
-        what, where = names[op], named(dimension)
+        what, where = names[op], timeline.name(dimension)
         if what in POINT_TO_POINT:
             found.add("pipeline")
         elif where == TENSOR:
@@ -102,7 +98,7 @@ def _kinds(timeline: RankTimeline) -> set[Parallelism]:
         elif what in ("all_gather", "reduce_scatter"):
             found.add("fsdp" if in_module or where is not None else "tensor")
         elif what == "all_reduce":
-            found.add("tensor" if named(phase) == FORWARD and where is None else "ddp")
+            found.add("tensor" if timeline.name(phase) == FORWARD and where is None else "ddp")
     # FSDP gathers the parameters of the root module, which belong to no submodule, without a name.
     return found - {"tensor"} if "fsdp" in found and not _splits_layers(timeline) else found
 
