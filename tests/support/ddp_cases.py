@@ -67,7 +67,7 @@ class _Seen(msgspec.Struct):
 
 
 def simulate(made: Made) -> list[_Seen]:
-    """Run one step tick by tick; give what each rank saw."""
+    """Run one step tick by tick, and return what each rank saw."""
     ranks = len(made.late)
     seen = [_Seen([], [], [], [(0, 0.0)]) for _ in range(ranks)]
     work, rested = [0.0] * ranks, [0] * ranks

@@ -15,7 +15,7 @@ from tests.support.long_results import keep
 
 
 def main() -> int:
-    """Record, predict, measure and keep; give the exit code."""
+    """Record, predict, measure and keep; return the exit code."""
     with tempfile.TemporaryDirectory() as made:
         try:
             with network(WORLD_SIZE) as links:

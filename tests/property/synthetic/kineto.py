@@ -23,7 +23,7 @@ BEFORE_NS, CALL_NS, AFTER_NS = 400, 600, 100
 
 
 def write_kineto(simulated: Simulated, folder: Path) -> list[Path]:
-    """Write one file for each recorded rank into `folder`, which is made; give their paths."""
+    """Write one file for each recorded rank into `folder`, which is made; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     groups = named_groups(simulated.job)
     written = []

@@ -65,7 +65,7 @@ class Stage:
         return groups[(groups[:, 0] >= self.ranks[0]) & (groups[:, 0] <= self.ranks[-1])] - self.ranks[0]
 
     def run(self) -> bool:
-        """Go on until another stage must come first, or to the end; say whether anything moved."""
+        """Go on until another stage must come first, or to the end; return whether anything moved."""
         moved = False
         while not self.finished:
             if self._at == len(self._instructions) and not self._next_step():
@@ -196,7 +196,7 @@ class Stage:
     # --- what goes between devices -----------------------------------------------------------------------------------
 
     def _arrive(self, each: Collective | Exchange, lane: str, *, ready: bool) -> tuple[Reals, Reals]:
-        """Launch a call; give when, and when each rank comes to it."""
+        """Launch a call; return when, and when each rank comes to it."""
         launch = self._launch(1)[:, 0]
         come = np.maximum(launch + self.job.latency_ns, self.busy[lane])
         return launch, np.maximum(come, self.busy["compute"]) if ready else come

@@ -5,8 +5,9 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import advise
 from overlapscope.analysis.analyze import analyze
+from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.timeline.columns import Annotations, make
+from overlapscope.timeline.columns import Annotations
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import COMPILED
 from overlapscope.timeline.run import Run
@@ -24,20 +25,21 @@ def compiled(*graphs: int, outer: bool = False) -> Run:
     run = recorded(IN_ONE)
     ranks = {}
     for rank, each in run.ranks.items():
-        names = NameTable(each.names)
-        rows: list[tuple[int, int, int]] = []
+        marks: list[tuple[str, int, int]] = []
         for at, count in enumerate(graphs):
             begin = 1000 * (1 + 100 * at)
-            rows.append((names.code(f"Torch-Compiled Region: {at + 1}/0"), begin, begin + 90_000))
+            marks.append((f"Torch-Compiled Region: {at + 1}/0", begin, begin + 90_000))
             inside = (begin + 1000 * (1 + graph) for graph in range(count))
-            rows += [(names.code("CompiledFunction"), start, start + 900) for start in inside]
+            marks += [("CompiledFunction", start, start + 900) for start in inside]
         if outer:
-            rows.append((names.code("Torch-Compiled Region: 0/0"), 500, 100_000 * (1 + len(graphs))))
+            marks.append(("Torch-Compiled Region: 0/0", 500, 100_000 * (1 + len(graphs))))
         rows = [
-            (code, start + begin, start + end) for start in each.steps.start_ns.tolist() for code, begin, end in rows
+            {"recording": 0, "lane": 0, "name": name, "start_ns": start + begin, "end_ns": start + end}
+            for start in each.steps.start_ns.tolist()
+            for name, begin, end in marks
         ]
-        code, start, end = (list(column) for column in zip(*rows, strict=True))
-        notes = make(Annotations, len(rows), recording=0, lane=0, name=code, start_ns=start, end_ns=end)
+        names = NameTable(each.names)
+        notes = fact_table(Annotations, rows, names)
         ranks[rank] = replace(each, annotations=notes, names=tuple(names.to_list()))
     return replace(run, ranks=ranks)
 
@@ -85,13 +87,8 @@ def test_whole_graphs_and_graph_breaks_are_replayed(run: Run) -> None:
 
 
 def test_a_trace_keeps_the_marks_of_compiled_graphs_and_no_other_operation(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    names = [
-        "Torch-Compiled Region: 0/0",
-        "CompiledFunction",
-        "autograd::engine::evaluate_function: CompiledFunctionBackward",
-        "CompiledFunctionBackward",
-        "aten::mm",
-    ]
+    names = ["Torch-Compiled Region: 0/0", "CompiledFunction", "CompiledFunctionBackward", "aten::mm"]
+    names.append("autograd::engine::evaluate_function: CompiledFunctionBackward")
     events = [
         Event(sort="cpu_op", name=each, start_ns=1_000_000 * at, duration_ns=500_000)
         for at, each in enumerate(names, 1)

@@ -88,14 +88,8 @@ def test_of_calls_under_way_together_a_lead_counts_once() -> None:
 def test_members_last_met_at_the_latest_end_of_the_calls_before_in_whatever_order_these_end() -> None:
     # The first call lasts until 50, the second, begun after it, until 20. Rank 1 comes to the third at 60: ten
     # milliseconds after they met, though rank 0 had come at 25.
-    calls = {
-        rank: (
-            Met(start=0, end=50),
-            Met(start=1, end=20, volume=512),
-            Met(start=came, end=65, volume=256),
-        )
-        for rank, came in ((0, 25), (1, 60))
-    }
+    both = (Met(start=0, end=50), Met(start=1, end=20, volume=512))
+    calls = {rank: (*both, Met(start=came, end=65, volume=256)) for rank, came in ((0, 25), (1, 60))}
     assert leads_of(calls) == {1: [10]}
 
 
@@ -171,14 +165,8 @@ def test_beside_a_slow_link_nobody_is_accused_of_what_is_not_understood() -> Non
         rank: [Met(start=100 * k + (50 if rank == 2 else 40), end=100 * k + 55) for k in steps] for rank in range(RANKS)
     }
     computes = {rank: [(100.0 * k, 100.0 * k + (44 if rank == 2 else 40)) for k in steps] for rank in range(RANKS)}
-    run = job(
-        calls,
-        EVERYBODY,
-        lasts=2000,
-        step=100,
-        computes=computes,
-        lone={2: [(100 * k + 44, 100 * k + 47) for k in steps]},
-    )
+    lone = {2: [(100 * k + 44, 100 * k + 47) for k in steps]}
+    run = job(calls, EVERYBODY, lasts=2000, step=100, computes=computes, lone=lone)
     assert [each[:2] for each in named(run)] == [(2, "unknown")]
     sockets = [
         {"local": f"10.0.0.1:{port}", "peer": f"10.0.0.2:{port}", "sent_bytes": 100 * MS, "received_bytes": 0,

@@ -17,7 +17,7 @@ EXPERTS = Group(name="g", description="EXPERT_MODEL_PARALLEL_GROUP", size=RANKS,
 def layers(
     share: list[int], *, calls: int = 8, dimension: str | None = "expert", received: bool = True, **by_time: Any
 ) -> Run:
-    """Give a job whose ranks get `share` times 1,000 bytes; a byte computes for 1 us, unless `delay` says how long."""
+    """Return a job whose ranks get `share` times 1,000 bytes; a byte computes for 1 us, or as `delay` says."""
     delay = by_time.get("delay", [1000 * each for each in share])
     own: dict[int, list[Call]] = {}
     for rank in range(RANKS):

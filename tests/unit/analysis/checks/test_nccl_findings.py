@@ -88,25 +88,13 @@ def test_calls_of_one_number_are_compared_in_their_order(tmp_path: Path) -> None
     """Before 2.24 the calls of a group share their number."""
     group = [made(rank, "AllReduce", 1, count=count) for rank in range(3) for count in (10, 20, 30)]
     assert findings(tmp_path, *job(*group)) == {}
-    swapped = [
-        made(0, "AllReduce", 1, count=10),
-        made(0, "AllReduce", 1, count=20),
-        made(1, "AllReduce", 1, count=20),
-        made(1, "AllReduce", 1, count=10),
-        made(2, "AllReduce", 1, count=10),
-        made(2, "AllReduce", 1, count=20),
-    ]
+    counts = {0: (10, 20), 1: (20, 10), 2: (10, 20)}
+    swapped = [made(rank, "AllReduce", 1, count=count) for rank, own in counts.items() for count in own]
     assert findings(tmp_path, *job(*swapped))["nccl_desync"].evidence["differing_calls"] == 2
 
 
 def test_sends_and_receives_may_differ(tmp_path: Path) -> None:
-    lines = [
-        made(0, "Send", 1),
-        made(1, "Recv", 1),
-        made(0, "AllReduce", 2),
-        made(1, "AllReduce", 3),
-        made(2, "AllReduce", 1),
-    ]
+    lines = [made(0, "Send", 1), made(1, "Recv", 1), *(made(at, "AllReduce", seq) for at, seq in enumerate((2, 3, 1)))]
     assert findings(tmp_path, *job(*lines)) == {}
 
 

@@ -25,7 +25,7 @@ def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> list
 
 
 def simulated(forward_ms: list[int], microbatches: int) -> list[list[tuple[str, int, int, int]]]:
-    """Give (work, microbatch, start, end) of each stage; a backward takes twice its forward, messages take no time."""
+    """Return (work, microbatch, start, end) of each stage; backwards take twice their forward, messages no time."""
     stages = len(forward_ms)
     done: dict[tuple[str, int, int], int] = {}
     orders = [one_forward_one_backward(stage, stages, microbatches) for stage in range(stages)]

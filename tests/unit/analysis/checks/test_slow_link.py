@@ -144,7 +144,7 @@ def test_damaged_counters_tell_nothing(sockets: Any) -> None:
 def pairs_job(
     slow: Sequence[tuple[int, int]], *, times: float = 4.0, ranks: int = 4, calls: int = 12, since: int = 0
 ) -> Run:
-    """Give a job in which every pair of ranks reduces the same, one pair after the other; the slow ones take longer."""
+    """Return a job in which all pairs of ranks reduce the same, one after the other; the slow ones take longer."""
     rng = np.random.default_rng(1)
     pairs = [(a, b) for a in range(ranks) for b in range(a + 1, ranks)]
     made: dict[int, list[tuple[int, int, int, int]]] = {rank: [] for rank in range(ranks)}

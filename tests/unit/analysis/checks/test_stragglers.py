@@ -17,7 +17,7 @@ CULPRIT = 2
 
 
 def job(seed: int = 0, *, fault: str | None = None) -> Run:
-    """Give a job whose ranks compute ten kernels a step and then meet in an all-reduce; the fault is the culprit's."""
+    """Return a job whose ranks compute ten kernels a step, then meet in an all-reduce; the fault is the culprit's."""
     rng = np.random.default_rng(seed)
     compute = [[sorted_kernels(rng, rank, fault) for rank in range(RANKS)] for _ in range(STEPS)]
     ranks: dict[int, list[tuple[int, int, int, int]]] = {rank: [] for rank in range(RANKS)}
