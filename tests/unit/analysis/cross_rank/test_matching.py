@@ -119,8 +119,8 @@ def test_a_rank_is_in_several_groups_at_once():
     assert {(block.group, block.ranks) for block in found.matching.blocks} == set((rows | columns).items())
 
 
-def regular(group: str = "g", *, count: int = 5, **more: Any) -> list[Call]:
-    return [Call(op="all_reduce", group=group, start=k * 10 * MS, size=2, **more) for k in range(count)]
+def regular(group: str = "g", *, count: int = 5) -> list[Call]:
+    return [Call(op="all_reduce", group=group, start=k * 10 * MS, size=2) for k in range(count)]
 
 
 def test_calls_of_groups_recorded_on_one_rank_are_counted_and_one_reason_stands_for_all():
