@@ -125,30 +125,19 @@ def binomial(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stag
     return (Stage(level=level, steps=steps, bytes=steps * size_bytes),)
 
 
-def hierarchical(op: str, ranks: tuple[int, int], size_bytes: float) -> Stages:
-    """Return the stages of rings inside nodes and rings between them; `ranks` is (ranks of a node, nodes).
+def hierarchical(ranks: tuple[int, int], size_bytes: float) -> Stages:
+    """Return the stages of an all-reduce by rings inside nodes and rings between them.
 
+    `ranks` is (ranks of a node, nodes). Cho et al., BlueConnect, MLSys 2019. Each rank of a node communicates with the
+    same rank of the other nodes, so the data between nodes are split over the ranks of a node (and its network cards).
     A two-dimensional torus is the same, with the ranks of its two dimensions (Mikami et al., arXiv 1811.05233, 2018).
-    Cho et al., BlueConnect, MLSys 2019. Each rank of a node communicates with the same rank of the other nodes, so the
-    data between nodes are split over the ranks of a node (and its network cards). All-to-all first collects inside a
-    node the data for one rank of each other node, then sends them at once (PXN, NCCL 2.12).
     """
     local, nodes = ranks
-    part = size_bytes / local
-    if op == "all_reduce":
-        return (
-            *ring("reduce_scatter", local, size_bytes, INTRA),
-            *ring("all_reduce", nodes, part, INTER),
-            *ring("all_gather", local, size_bytes, INTRA),
-        )
-    if op == "reduce_scatter":
-        return (*ring(op, local, size_bytes, INTRA), *ring(op, nodes, part, INTER))
-    if op == "all_gather":
-        return (*ring(op, nodes, part, INTER), *ring(op, local, size_bytes, INTRA))
-    if op == "all_to_all":
-        return (*ring(op, local, size_bytes, INTRA), *ring(op, nodes, size_bytes, INTER))
-    _known(op, "broadcast")
-    return (*ring(op, nodes, size_bytes, INTER), *ring(op, local, size_bytes, INTRA))
+    return (
+        *ring("reduce_scatter", local, size_bytes, INTRA),
+        *ring("all_reduce", nodes, size_bytes / local, INTER),
+        *ring("all_gather", local, size_bytes, INTRA),
+    )
 
 
 def in_network(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:

@@ -224,7 +224,7 @@ def _formula_ns(given: CollectiveTimes, ranks: int, size_bytes: float) -> float:
     }
     name, local = given.algorithm or "", given.ranks_per_node or 1
     if name in ("torus", "hierarchical"):
-        return time_ns(hierarchical("all_reduce", (local, ranks // local), size_bytes), links)
+        return time_ns(hierarchical((local, ranks // local), size_bytes), links)
     return time_ns(ALGORITHMS[name]("all_reduce", ranks, size_bytes, INTRA), links)
 
 

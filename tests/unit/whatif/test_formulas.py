@@ -295,33 +295,12 @@ def test_torus_and_two_levels(local: int, nodes: int) -> None:
     run(INTER, reduce_between)
     run(INTRA, lambda each, node: around_a_node(each, node, 0))
     everywhere(machine, pieces, n)
-    stages = hierarchical("all_reduce", (local, nodes), n)
+    stages = hierarchical((local, nodes), n)
     for level in (INTRA, INTER):
         those = [each for each in stages if each.level == level]
         steps, count = taken[level]
         assert sum(each.steps for each in those) == steps
         assert sum(each.bytes for each in those) == pytest.approx(count)
-
-
-@given(local=st.integers(2, 5), nodes=st.integers(2, 5))
-def test_all_to_all_of_two_levels_sends_each_node_its_blocks_at_once(local: int, nodes: int) -> None:
-    n = local * nodes
-    blocks = [(a, b) for a in range(n) for b in range(n)]
-    where = {block: block[0] for block in blocks}
-    sent: Counter[tuple[str, int]] = Counter()
-    for block in blocks:  # first to the neighbour that has the receiver's place in the node
-        mine = block[0] // local * local + block[1] % local
-        if where[block] != mine:
-            sent[INTRA, where[block]] += 1
-            where[block] = mine
-    for block in blocks:
-        if where[block] != block[1]:
-            assert where[block] % local == block[1] % local
-            sent[INTER, where[block]] += 1
-    inside, between = hierarchical("all_to_all", (local, nodes), n)
-    assert inside.bytes == pytest.approx(max(count for (level, _), count in sent.items() if level == INTRA))
-    assert between.bytes == pytest.approx(max(count for (level, _), count in sent.items() if level == INTER))
-    assert (inside.steps, between.steps) == (local - 1, nodes - 1)
 
 
 @given(n=RANKS)
@@ -343,7 +322,7 @@ def test_the_price_of_the_ring_is_the_textbooks(n: int, size: float, gbs: float,
 def test_the_price_of_two_levels_is_the_sum_of_both() -> None:
     links = {INTRA: LinkCost(latency_ns=0, gbs=200), INTER: LinkCost(latency_ns=0, gbs=10)}
     inside, between = 2 * 7 / 8 * 8e6 / 200, 2 * 3 / 4 * 1e6 / 10
-    assert time_ns(hierarchical("all_reduce", (8, 4), 8e6), links) == pytest.approx(inside + between)
+    assert time_ns(hierarchical((8, 4), 8e6), links) == pytest.approx(inside + between)
 
 
 def test_adding_up_costs_what_it_is_said_to() -> None:
