@@ -222,18 +222,13 @@ def _empty(table: Any) -> Any:
 
 def take(table: T, rows: npt.NDArray[Any]) -> T:
     """Return the rows chosen by an index or a boolean mask, in that order."""
-    return _plain(table)(**{name: getattr(table, name)[rows] for name in column_kinds(table)})
+    return type(table)(**{name: getattr(table, name)[rows] for name in column_kinds(table)})
 
 
 def concat(tables: Sequence[T]) -> T:
     """Concatenate one or more tables of one type that share their name codes."""
     names = column_kinds(tables[0])
-    return _plain(tables[0])(**{name: np.concatenate([getattr(t, name) for t in tables]) for name in names})
-
-
-def _plain(table: T) -> type[T]:
-    """Return the plain class of a table; the class of packed calls is derived from it."""
-    return next(each for each in type(table).__mro__ if Columns in each.__bases__)
+    return type(tables[0])(**{name: np.concatenate([getattr(t, name) for t in tables]) for name in names})
 
 
 def or_missing(value: int | None) -> int:

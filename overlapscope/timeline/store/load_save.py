@@ -20,15 +20,7 @@ from overlapscope.timeline.facts import Facts, Links, join_facts
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import MAX_RANKS, Group, RankTimeline, Run, Source
 from overlapscope.timeline.store.fact_files import FACTS, load_facts, missing_facts, save_facts, table_rows
-from overlapscope.timeline.store.lazy_rank import (
-    EMPTY,
-    UNREADABLE,
-    TableCache,
-    first_line,
-    open_rank,
-    read_rank,
-    release_arrow_memory,
-)
+from overlapscope.timeline.store.lazy_rank import EMPTY, UNREADABLE, TableCache, first_line, open_rank, read_rank
 from overlapscope.timeline.store.manifest import (
     SCHEMA,
     Manifest,
@@ -119,7 +111,6 @@ def load_run(path: Path) -> Run:
         ranks[entry.rank] = opened
         if not manifest.sources:
             sources.append(_source_of(entry, folder))
-    release_arrow_memory()
     world_size, groups, odd = _sound(manifest, path, max(ranks, default=-1))
     sources += [Source(path=str(path / MANIFEST), format="overlapscope", warnings=(each,)) for each in odd]
     facts, unread = load_facts(path / FACTS)

@@ -19,10 +19,7 @@ def read_ahead(ranks: Mapping[int, RankTimeline]) -> Iterator[tuple[int, RankTim
     if len(ranks) < 2 or all(type(each) is RankTimeline for each in ranks.values()):
         yield from ((rank, each.at_hand()) for rank, each in ranks.items())
     else:
-        from overlapscope.timeline.store.lazy_rank import release_arrow_memory  # noqa: PLC0415 - it reads ahead itself
-
         yield from zip(ranks, in_threads(lambda each: each.at_hand(), ranks.values(), ahead=1), strict=True)
-        release_arrow_memory()
 
 
 def in_threads(work: Callable[[A], B], items: Iterable[A], *, ahead: int | None = None) -> Iterator[B]:
