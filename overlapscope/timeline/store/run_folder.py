@@ -12,13 +12,13 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from overlapscope.errors import InputError, UsageError
-from overlapscope.files.atomic import flush_folder, flush_tree, umask
+from overlapscope.files.atomic import flush_path, flush_tree, umask
 from overlapscope.files.temporary_folder import (
     hold_folder,
     list_temporary_folders,
@@ -61,23 +61,21 @@ def write_then_replace(path: Path, *, durable: bool = True) -> Iterator[Path]:
         move_into_place(temporary, path, durable=durable)
 
 
-def move_into_place(
-    temporary: Path, path: Path, *, durable: bool = True, on_disk: Container[int] = frozenset()
-) -> None:
+def move_into_place(temporary: Path, path: Path, *, durable: bool = True) -> None:
     """Rename a folder of the same file system to `path`, replacing what is there. Raises OSError.
 
     If `durable`, one of the two is complete after a power cut: the new folder's files are flushed to disk before it is
-    renamed (those with inode numbers `on_disk` are already), and its name before the older one is removed.
+    renamed, and its name before the older one is removed.
     """
     os.chmod(temporary, 0o777 & ~umask())
     if durable:
-        flush_tree(temporary, on_disk)
+        flush_tree(temporary)
     if path.exists():
         _exchange(temporary, path, durable=durable)
     else:
         os.replace(temporary, path)
         if durable:
-            flush_folder(path.parent)
+            flush_path(path.parent)
 
 
 def _exchange(temporary: Path, path: Path, *, durable: bool) -> None:
@@ -89,7 +87,7 @@ def _exchange(temporary: Path, path: Path, *, durable: bool) -> None:
         os.replace(path, aside / path.name)
         os.replace(temporary, path)
         if durable:
-            flush_folder(path.parent)
+            flush_path(path.parent)
         shutil.rmtree(aside, ignore_errors=True)
         undo.pop_all()
 
