@@ -33,7 +33,7 @@ from overlapscope.timeline.run import Run, Source
 from overlapscope.timeline.store.load_save import save_run, write_job
 from overlapscope.timeline.store.manifest import read_manifest
 from overlapscope.timeline.store.run_directory import is_run_directory
-from overlapscope.timeline.store.run_folder import already_exists, is_taken, move_into_place
+from overlapscope.timeline.store.run_folder import move_into_place, require_replaceable
 from overlapscope.version import __version__
 
 
@@ -109,11 +109,7 @@ def require_output_free(out: Path, *, force: bool) -> None:
         raise UsageError(
             f"{display_path(out)}: a run is written to a disk of this machine; name a path, and copy it then"
         )
-    taken = is_taken(out)
-    if taken and not force:
-        raise already_exists(out)
-    if taken and not is_run_directory(out):
-        raise UsageError(f"{display_path(out)} exists and is no run directory: it is not replaced")
+    require_replaceable(out, force=force)
 
 
 def refuse_lossy_overwrite(out: Path, lost: Sequence[Source]) -> None:

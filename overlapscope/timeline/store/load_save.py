@@ -34,7 +34,7 @@ from overlapscope.timeline.store.manifest import (
 from overlapscope.timeline.store.rank_files import check_against_entry, write_rank
 from overlapscope.timeline.store.read_ahead import available_cores, in_threads
 from overlapscope.timeline.store.run_directory import MANIFEST
-from overlapscope.timeline.store.run_folder import already_exists, explain_interrupted, is_taken, replace_run
+from overlapscope.timeline.store.run_folder import explain_interrupted, replace_run
 
 AT_ONCE_BYTES: Final = 256 << 20
 """Most bytes for the tables of ranks that are read at the same time, however many cores there are."""
@@ -48,9 +48,7 @@ def save_run(run: Run, path: Path, *, version: str, force: bool = False) -> None
     Raises UsageError when it exists, or when `force` would replace a folder that is no run; InputError when it
     cannot be written.
     """
-    if is_taken(path) and not force:
-        raise already_exists(path)
-    with replace_run(path) as temporary:
+    with replace_run(path, force=force) as temporary:
         fill_run(run, temporary, version=version)
 
 

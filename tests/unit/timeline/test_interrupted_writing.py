@@ -372,7 +372,7 @@ def test_a_disk_that_fails_is_an_error_and_one_that_cannot_flush_is_none(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(flushed.os, "fsync", refuse)
-    with pytest.raises(InputError, match=words) if words else nullcontext(), replace_run(run) as place:
+    with pytest.raises(InputError, match=words) if words else nullcontext(), replace_run(run, force=True) as place:
         (place / "run.json").write_text("new")
     assert files_in(run) == (before if words else {"run.json": b"new"})
     assert [each.name for each in tmp_path.iterdir()] == ["run"]
