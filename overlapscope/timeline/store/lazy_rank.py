@@ -18,37 +18,12 @@ from msgspec.structs import replace
 
 from overlapscope.errors import InputError
 from overlapscope.files.safe_open import FileState, file_state, read_regular
-from overlapscope.timeline.columns import (
-    Annotations,
-    Codes,
-    Collectives,
-    Columns,
-    Gradients,
-    Lanes,
-    Recordings,
-    Spans,
-    Steps,
-    T,
-    Telemetry,
-    column_kinds,
-    make,
-    size,
-)
+from overlapscope.timeline.columns import Codes, Columns, T, column_kinds, make, size
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.run import RankTimeline
+from overlapscope.timeline.run import TABLES, RankTimeline
 from overlapscope.timeline.store.arrow_tables import from_arrow, open_parquet
 from overlapscope.timeline.store.validity import check_possible
 
-TABLES: Final[dict[str, type[Columns]]] = {
-    "recordings": Recordings,
-    "spans": Spans,
-    "collectives": Collectives,
-    "steps": Steps,
-    "lanes": Lanes,
-    "annotations": Annotations,
-    "gradients": Gradients,
-    "telemetry": Telemetry,
-}
 EMPTY: Final[Mapping[str, Any]] = {name: make(kind, 0) for name, kind in TABLES.items()}
 LARGE_TABLES: Final = ("spans", "annotations")
 """Tables that are dropped from memory."""

@@ -95,27 +95,25 @@ def load_run(path: Path) -> Run:
     told = find_ranks(path, manifest)
     for folder, rank, why in told.unread:
         problems.append(f"{folder.name} left out: {why}")
-        left_out = Source(path=str(folder), format="overlapscope", warnings=(problems[-1],), unread_ranks=(rank,))
-        sources.append(left_out)
+        sources.append(_warning(folder, problems[-1], rank))
     entries = told.entries
     opening = in_threads(partial(_opened, path, kept), entries, ahead=_at_once(entries))
     for entry, opened in zip(entries, opening, strict=True):
         folder = path / Path(entry.folder).name
         if isinstance(opened, str):
             problems.append(opened)
-            left_out = Source(path=str(folder), format="overlapscope", warnings=(opened,), unread_ranks=(entry.rank,))
-            sources.append(left_out)
+            sources.append(_warning(folder, opened, entry.rank))
             continue
         ranks[entry.rank] = opened
         if not manifest.sources:
             sources.append(_source_of(entry, folder))
     world_size, groups, odd = _sound(manifest, path, max(ranks, default=-1))
-    sources += [Source(path=str(path / MANIFEST), format="overlapscope", warnings=(each,)) for each in odd]
+    sources += [_warning(path / MANIFEST, each) for each in odd]
     facts, unread = load_facts(path / FACTS)
     if not unread:
         unread = missing_facts(facts, manifest.facts or {})
-    sources += [Source(path=str(path / FACTS), format="overlapscope", warnings=(each,)) for each in unread]
-    sources += [Source(path=str(path), format="overlapscope", warnings=(each,)) for each in explain_interrupted(path)]
+    sources += [_warning(path / FACTS, each) for each in unread]
+    sources += [_warning(path, each) for each in explain_interrupted(path)]
     if size(facts.links) == 0:
         facts = join_facts([facts, recorded_links(ranks.values())])
     if not ranks and not facts:
@@ -128,6 +126,11 @@ def load_run(path: Path) -> Run:
         fingerprint=manifest.fingerprint,
         facts=facts,
     )
+
+
+def _warning(path: Path, text: str, *unread_ranks: int) -> Source:
+    """Return a source that states what is wrong with a part of the run."""
+    return Source(path=str(path), format="overlapscope", warnings=(text,), unread_ranks=unread_ranks)
 
 
 def _sound(manifest: Manifest, path: Path, last: int) -> tuple[int | None, tuple[Group, ...], list[str]]:

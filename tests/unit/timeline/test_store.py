@@ -13,8 +13,7 @@ import pytest
 
 from overlapscope.errors import InputError, NewerSchemaError, UsageError
 from overlapscope.timeline.columns import NONE, column_kinds, make, size
-from overlapscope.timeline.run import Group, RankTimeline, Run, Source, join_recordings
-from overlapscope.timeline.store.lazy_rank import TABLES
+from overlapscope.timeline.run import TABLES, Group, RankTimeline, Run, Source, join_recordings
 from overlapscope.timeline.store.load_save import load_run, save_run
 from overlapscope.timeline.store.manifest import read_manifest
 from overlapscope.timeline.store.run_directory import MANIFEST, RANK_ENTRY, is_run_directory
