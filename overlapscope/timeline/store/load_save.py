@@ -92,11 +92,11 @@ def load_run(path: Path) -> Run:
     sources = list(manifest.sources)
     problems = []
     kept = TableCache()
-    told = find_ranks(path, manifest)
-    for folder, rank, why in told.unread:
+    found = find_ranks(path, manifest)
+    for folder, rank, why in found.unread:
         problems.append(f"{folder.name} left out: {why}")
         sources.append(_warning(folder, problems[-1], rank))
-    entries = told.entries
+    entries = found.entries
     opening = in_threads(partial(_opened, path, kept), entries, ahead=_at_once(entries))
     for entry, opened in zip(entries, opening, strict=True):
         folder = path / Path(entry.folder).name

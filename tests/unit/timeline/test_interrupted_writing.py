@@ -33,7 +33,7 @@ WEEK_S = 7 * 24 * 3600
 
 @contextmanager
 def paused(code: str) -> Iterator["subprocess.Popen[str]"]:
-    """Another process that runs so far as to call `pause()`, and goes on when it is told to."""
+    """Another process that runs so far as to call `pause()`, and goes on when it gets a line."""
     start = "import sys\ndef pause(*_):\n    print('paused', flush=True)\n    sys.stdin.readline()\n"
     process = subprocess.Popen(
         [sys.executable, "-c", start + code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -48,6 +48,15 @@ def paused(code: str) -> Iterator["subprocess.Popen[str]"]:
         process.wait()
         process.stdin.close()
         process.stdout.close()
+
+
+def go_on(process: "subprocess.Popen[str]") -> str:
+    """Let a paused process go on, and return the next line that it prints."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return process.stdout.readline()
 
 
 def older_run(run: Path) -> Path:
@@ -95,7 +104,7 @@ def test_a_run_that_is_replaced_by_a_killed_process_is_the_old_or_the_new_one(st
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
 
 
-def test_who_looks_for_a_run_that_was_put_aside_is_told_where_it_is(
+def test_the_place_of_a_run_that_was_put_aside_is_named_where_it_is_missed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = older_run(tmp_path / "my run")
@@ -113,10 +122,10 @@ def test_who_looks_for_a_run_that_was_put_aside_is_told_where_it_is(
 def test_a_run_that_was_put_aside_is_not_passed_over_among_others(tmp_path: Path) -> None:
     killed(REPLACING.format(steps=1, run=str(older_run(tmp_path / "one"))))
     write_run(job(tmp_path / "job"), tmp_path / "two", workers=1)
-    told, left_out = list[str](), list[str]()
-    runs = list(read_runs(tmp_path, note=told.append, left_out=left_out))
+    notes, left_out = list[str](), list[str]()
+    runs = list(read_runs(tmp_path, note=notes.append, left_out=left_out))
     assert [path.name for path, _ in runs] == ["two"]
-    assert any(each.startswith(f"{tmp_path / 'one'}: replacing what stood there was interrupted") for each in told)
+    assert any(each.startswith(f"{tmp_path / 'one'}: replacing what stood there was interrupted") for each in notes)
     assert len(left_out) == 1
 
 
@@ -185,11 +194,7 @@ def test_a_lock_that_was_removed_locks_nobody_out_of_nothing(tmp_path: Path) -> 
     with paused(WAITING_AT_THE_LOCK.format(out=str(out))) as second:
         first.__exit__(None, None, None)
         with work_dir(out) as third:
-            assert second.stdin is not None
-            assert second.stdout is not None
-            second.stdin.write("\n")
-            second.stdin.flush()
-            assert "another process is writing this run" in second.stdout.readline()
+            assert "another process is writing this run" in go_on(second)
             assert (third / READ).is_dir()
     assert list(tmp_path.iterdir()) == []
 
@@ -200,11 +205,7 @@ def test_a_lock_that_was_removed_is_taken_anew(tmp_path: Path) -> None:
     first.__enter__()
     with paused(WAITING_AT_THE_LOCK.format(out=str(out))) as second:
         first.__exit__(None, None, None)
-        assert second.stdin is not None
-        assert second.stdout is not None
-        second.stdin.write("\n")
-        second.stdin.flush()
-        assert second.stdout.readline() == "prepares\n"
+        assert go_on(second) == "prepares\n"
         with pytest.raises(UsageError, match="another process is writing this run"), work_dir(out):
             pass
 

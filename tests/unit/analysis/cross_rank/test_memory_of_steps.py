@@ -59,7 +59,7 @@ def held_of(place: Path) -> tuple[int, int]:
 def test_spans_are_not_held_once_a_rank_is_summarized(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held_of(places[0])  # what is made once in a process is no run's
+    held_of(places[1])  # what is made once in a process is no run's
     monkeypatch.setattr(stored, "KEPT_TABLES", 0)
     a_span = {}
     for kept_rows in (0, 1 << 40):
