@@ -16,9 +16,8 @@ from overlapscope.analysis.result import Analysis
 from overlapscope.ingest.options import ReadOptions, check_paths
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.facts import FACT_TABLES
-from overlapscope.timeline.run import Run, Source
+from overlapscope.timeline.run import TABLES, Run, Source
 from overlapscope.timeline.store.arrow_tables import to_arrow
-from overlapscope.timeline.store.lazy_rank import TABLES
 from overlapscope.timeline.store.load_save import save_run
 from overlapscope.version import __version__
 

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from overlapscope.analysis.by_rank import LazyByRank
 from overlapscope.analysis.call_index import CallIndex
 from overlapscope.analysis.clock_offsets import Clocks, clock_offsets, join_by_uneven
 from overlapscope.analysis.clock_steps import remove_clock_steps
@@ -17,7 +16,6 @@ from overlapscope.analysis.matching import drop_disagreeing, match
 from overlapscope.analysis.point_to_point import PairMatching, match_pairs
 from overlapscope.analysis.unmatched_ranks import explain_unmatched
 from overlapscope.analysis.wait_transfer import RankWait, Split, early_end_reasons, split_waits, waits_by_rank
-from overlapscope.files.spill import SpillStore
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
 
@@ -50,10 +48,10 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
         """Number of matched collectives, each counted once."""
         return sum(block.calls for block in (*self.matching.blocks, *self.matching.uneven))
 
-    def transfers(self, run: Run) -> Mapping[int, Transfers]:
-        """Return the transfers of each rank's collectives; they are computed when a rank is accessed."""
+    def transfers(self, run: Run) -> dict[int, Transfers]:
+        """Return the transfers of each rank's collectives."""
         index = CallIndex.of(run, self.splits)
-        return LazyByRank(run.ranks, lambda rank: _transfers(index, rank))
+        return {rank: _transfers(index, rank) for rank in run.ranks}
 
 
 def _transfers(index: CallIndex, rank: int) -> Transfers:
@@ -94,7 +92,7 @@ def match_and_align(run: Run) -> CrossRank:
         clocks = clock_offsets(checked.blocks, hosts)
     steady = remove_clock_steps(checked, clocks, hosts)
     if steady is not checked:
-        checked = steady.put_aside(SpillStore())
+        checked = steady
         clocks = clock_offsets(checked.blocks, hosts)
     splits = tuple(split_waits(checked.blocks, clocks))
     known = join_by_uneven(clocks, checked.uneven, hosts)

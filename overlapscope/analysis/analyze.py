@@ -7,7 +7,6 @@ import msgspec
 
 from overlapscope.analysis.across_ranks import CrossRank, Transfers, match_and_align
 from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.by_rank import LazyByRank
 from overlapscope.analysis.collectives import collective_rows
 from overlapscope.analysis.critical_path import critical_path
 from overlapscope.analysis.desync import desync
@@ -40,7 +39,6 @@ from overlapscope.analysis.source_tables import rows_of_sources
 from overlapscope.analysis.stragglers import beside_slow_links, stragglers
 from overlapscope.analysis.timer_findings import timer_findings
 from overlapscope.analysis.topology_findings import topology_findings
-from overlapscope.files.spill import SpillStore
 from overlapscope.timeline.columns import FUSED, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run, Source
@@ -107,13 +105,13 @@ def _each_rank(
 ) -> tuple[list[RankInfo], Mapping[int, Ints]]:
     """Return each rank's figures, and the exposed time of each of its collectives."""
     coverage = {rank: own.coverage for rank, own in alone.items()}
-    parts = LazyByRank(run.ranks, lambda rank: alone[rank].parts.value())
+    parts = {rank: own.parts for rank, own in alone.items()}
     ranks: list[RankInfo] = []
-    aside, exposed = SpillStore(), {}
+    exposed: dict[int, Ints] = {}
     for rank, causes in each_causes(run, cross_rank, coverage, parts, transfers):
         ranks.append(_rank_info(rank, run.ranks[rank].basis, alone[rank], causes))
-        exposed[rank] = aside.put(causes.exposed_ns)
-    return ranks, LazyByRank(run.ranks, lambda rank: exposed[rank].values())
+        exposed[rank] = causes.exposed_ns
+    return ranks, exposed
 
 
 def _run_info(run: Run) -> RunInfo:

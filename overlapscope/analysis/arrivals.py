@@ -4,13 +4,12 @@ A member waits until the last one has arrived. This is certain even where the re
 wait and transfer: sends with their receives, uneven exchanges, groups with members that were not recorded.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
 
 from overlapscope.analysis.across_ranks import CrossRank
-from overlapscope.analysis.by_rank import LazyByRank
 from overlapscope.analysis.call_index import CallIndex
 from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.point_to_point import MessagePairs
@@ -29,8 +28,8 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the call, the same on all its members; NONE where some member was not recorded."""
 
 
-def arrivals(run: Run, cross_rank: CrossRank) -> Mapping[int, Arrivals]:
-    """Return the arrivals of each rank's collectives; they are computed when a rank is accessed.
+def arrivals(run: Run, cross_rank: CrossRank) -> dict[int, Arrivals]:
+    """Return the arrivals of each rank's collectives.
 
     Even calls end together, so their shortest duration gives the arrival of the last member without any clock. For the
     other calls it is taken from the aligned clocks, less their residual.
@@ -44,7 +43,7 @@ def arrivals(run: Run, cross_rank: CrossRank) -> Mapping[int, Arrivals]:
         by_clock = _ByClocks(latest=came.max(axis=0), last=np.array(ranks)[came.argmax(axis=0)], number=number)
         for rank, own in zip(ranks, rows, strict=True):
             by_clocks.setdefault(rank, []).append((by_clock, own))
-    return LazyByRank(run.ranks, lambda rank: _of_rank(run, index, clocks, rank, by_clocks.get(rank, ())))
+    return {rank: _of_rank(run, index, clocks, rank, by_clocks.get(rank, ())) for rank in run.ranks}
 
 
 class _ByClocks(msgspec.Struct, frozen=True, kw_only=True):

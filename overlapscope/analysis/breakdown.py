@@ -3,16 +3,14 @@
 The parts add up to the window exactly. A window takes O(log n) once the intervals are summed.
 """
 
-from typing import Annotated, Final, Self
+from typing import Annotated, Self
 
 import msgspec
 from msgspec import Meta
 
 from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.files.spill import SpillStore
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Spans
 from overlapscope.timeline.intervals import BusyTime, Intervals, WindowSets, union
-from overlapscope.timeline.store.packed import PackedIntervals
 
 
 class Breakdown(msgspec.Struct, kw_only=True, frozen=True):
@@ -55,10 +53,6 @@ class Coverage:
         self.comm, self.compute, self.copy = comm, compute, copy
         self._sums: tuple[BusyTime, ...] = ()
 
-    def put_aside(self, aside: SpillStore) -> "Coverage":
-        """Return the same coverage, packed and written to `aside`; intervals are unpacked at each access."""
-        return _PutCoverage(self, aside)
-
     @classmethod
     def of(cls, spans: Spans) -> Self:
         """Build from a rank's spans."""
@@ -84,25 +78,6 @@ class Coverage:
         both = union(self.comm, self.compute)
         kinds = (self.comm, self.compute, self.copy, both, union(both, self.copy))
         return tuple(BusyTime(each) for each in kinds)
-
-
-class _PutCoverage(Coverage):
-    """A coverage whose intervals are unpacked at each access."""
-
-    __slots__ = ("_packed",)
-
-    def __init__(self, plain: Coverage, aside: SpillStore) -> None:
-        self._packed = {kind: PackedIntervals.of(getattr(plain, kind)).put_aside(aside) for kind in _KINDS}
-        self._sums = ()
-
-    def __getattr__(self, name: str) -> Intervals:
-        """Unpack the intervals of one kind."""
-        if name not in _KINDS:
-            raise AttributeError(name)
-        return self._packed[name].intervals()
-
-
-_KINDS: Final = ("comm", "compute", "copy")
 
 
 def _of_sums(window: int, comm: int, compute: int, copy: int, both: int, everything: int) -> Breakdown:

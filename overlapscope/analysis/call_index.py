@@ -9,10 +9,8 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.by_rank import LazyByRank
 from overlapscope.analysis.matched_calls import positions_by_ranks
 from overlapscope.analysis.wait_transfer import Split
-from overlapscope.files.spill import SpillStore
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, size
 from overlapscope.timeline.run import Run
 
@@ -40,13 +38,11 @@ class CallIndex(msgspec.Struct, frozen=True, kw_only=True):
             rows = np.concatenate([splits[at].block.rows for at in places], axis=1)
             for rank, own in zip(ranks, rows, strict=True):
                 call[rank][own] = number
-        aside = SpillStore()
-        put = {rank: aside.put(call.pop(rank)) for rank in list(call)}
         counts = [each.block.calls for each in splits]
         baseline = [NONE if each.baseline_ns is None else round(each.baseline_ns) for each in splits]
         none = [np.zeros(0, np.int64)]
         return cls(
-            call=LazyByRank(run.ranks, lambda rank: put[rank].values()),
+            call=call,
             transfer_ns=np.concatenate([each.transfer_ns for each in splits] or none),
             baseline_ns=np.repeat(np.array(baseline, np.int64), counts),
             last=np.concatenate([np.array(each.block.ranks)[each.last] for each in splits] or none).astype(np.int32),

@@ -244,7 +244,7 @@ def join_by_uneven(clocks: Clocks, uneven: Sequence[MatchedCalls], hosts: Mappin
     if not loose:
         return clocks
     begin = clocks.reference_ns
-    aligned = [block.with_values(end_ns=begin + np.rint(clocks.ends(block)).astype(np.int64)) for block in loose]
+    aligned = [replace(block, end_ns=begin + np.rint(clocks.ends(block)).astype(np.int64)) for block in loose]
     ranks = sorted({*clocks.tied, *(rank for block in loose for rank in block.ranks)})
     of_set = {rank: str(clocks.tied.get(rank, rank)) for rank in ranks}
     between = clock_offsets(aligned, of_set)

@@ -195,7 +195,8 @@ def _within(block: MatchedCalls, clocks: Clocks, begin: float, end: float) -> It
 
 
 def _part(block: MatchedCalls, places: Ints, columns: Flags) -> MatchedCalls:
-    return block.with_values(
+    return replace(
+        block,
         ranks=tuple(block.ranks[place] for place in places),
         rows=block.rows[places][:, columns],
         start_ns=block.start_ns[places][:, columns],

@@ -18,7 +18,6 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import bus_factor
 from overlapscope.timeline.rows import factorize_rows
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.timeline.store.packed import PackedColumn
 
 NAMES: Final = ("op", "group", "dtype", "dimension", "phase", "module", "algorithm", "protocol")
 NUMBERS: Final = ("group_size", "bytes")
@@ -144,8 +143,8 @@ class CallSums(msgspec.Struct):
     kinds: dict[tuple[int, ...], int] = {}
     """Number of each kind by its key (names as codes)."""
     sums: dict[str, Ints] = msgspec.field(default_factory=lambda: {name: np.zeros(0, np.int64) for name in SUMS})
-    durations: list[tuple[PackedColumn, PackedColumn]] = []
-    """Kind and duration of each rank's calls, packed."""
+    durations: list[tuple[Ints, Ints]] = []
+    """Kind and duration of each rank's calls."""
     kind_of_call: Ints = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
     """Kind of each matched call by its number; -1 for a number not seen yet ..."""
     transfer_ns: Ints = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
@@ -169,15 +168,14 @@ class CallSums(msgspec.Struct):
         self.sums["total_ns"] += self._summed(of_timed, duration)
         self.sums["split"] += self._summed(of_split)
         self.sums["waited_ns"] += self._summed(of_split, duration[split] - transfer[split])
-        self.durations.append((PackedColumn.of(of_timed, NONE), PackedColumn.of(duration, NONE)))
+        self.durations.append((of_timed, duration))
         self._note_calls(transfers.call[rows[timed[split]]], of_split, transfer[split])
 
     def found(self) -> Iterator[KindSums]:
         """Yield every kind, in the order of the first calls."""
         some = self.sums["timed"] != self.sums["split"]
         parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-        for packed in self.durations:
-            kind, duration = (each.values() for each in packed)
+        for kind, duration in self.durations:
             parts.append((kind[some[kind]], duration[some[kind]]))
         durations = _by_kind(parts, len(self.kinds))
         known = np.flatnonzero(self.kind_of_call >= 0)

@@ -1,16 +1,12 @@
 """Result types of matching: blocks of calls, each the same call on all ranks that made it, kind by kind."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
+import numpy.typing as npt
 
-from overlapscope.files.spill import SpilledArray, SpillStore, make_without_fields
 from overlapscope.timeline.columns import Ints
-
-_ARRAYS: Final = ("rows", "start_ns", "end_ns")
 
 
 class MatchedCalls(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,11 +17,11 @@ class MatchedCalls(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str | None
     bytes: int | None
     ranks: tuple[int, ...]
-    rows: Ints
+    rows: npt.NDArray[np.int64]
     """Row of each call in the rank's `Collectives`."""
-    start_ns: Ints
+    start_ns: npt.NDArray[np.int64]
     """On the rank's own clock, as `end_ns`."""
-    end_ns: Ints
+    end_ns: npt.NDArray[np.int64]
     by_order: bool
     """Whether calls were paired by their order within their kind, since there are no sequence numbers."""
     whole: bool
@@ -37,58 +33,7 @@ class MatchedCalls(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def calls(self) -> int:
         """Number of calls."""
-        return int(self.shape[1])
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Number of ranks and of calls."""
-        return self.rows.shape
-
-    def rows_of(self, place: int) -> Ints:
-        """Return the rows of the calls of one rank, by its position in `ranks`."""
-        found: Ints = self.rows[place]
-        return found
-
-    def put_aside(self, aside: SpillStore) -> "MatchedCalls":
-        """Return the same calls with their arrays written to `aside`; each is read at every access."""
-        return _PutMatched.of(self, aside)
-
-    def with_values(self, **changed: Any) -> "MatchedCalls":
-        """Return a copy with changed values and its arrays in memory."""
-        kept = {name: getattr(self, name) for name in self.__struct_fields__ if name not in changed}
-        return MatchedCalls(**kept, **changed)
-
-
-class _PutMatched(MatchedCalls, frozen=True, kw_only=True, dict=True):
-    """Matched calls whose arrays are on disk."""
-
-    __repr__ = object.__repr__  # shows no array
-
-    @classmethod
-    def of(cls, plain: MatchedCalls, aside: SpillStore) -> "_PutMatched":
-        """Write the arrays to `aside`."""
-        values = {name: getattr(plain, name) for name in plain.__struct_fields__ if name not in _ARRAYS}
-        found = make_without_fields(cls, _ARRAYS, **values)
-        vars(found)["_put"] = {name: aside.put(getattr(plain, name)) for name in _ARRAYS}
-        return found
-
-    def __getattr__(self, name: str) -> Any:
-        """Read an array."""
-        if name not in _ARRAYS:
-            raise AttributeError(name)
-        put: Mapping[str, SpilledArray] = self._put
-        return put[name].values()
-
-    def rows_of(self, place: int) -> Ints:
-        """Read only the rows of one rank."""
-        put: Mapping[str, SpilledArray] = self._put
-        return put["rows"].row(place)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Number of ranks and of calls, without reading the arrays."""
-        put: Mapping[str, SpilledArray] = self._put
-        return put["rows"].shape
+        return int(self.rows.shape[1])
 
 
 class Matching(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,14 +44,6 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
     """Matched calls of uneven all-to-all, whose transfer time is not known."""
     unmatched: int = 0
     reasons: tuple[str, ...] = ()
-
-    def put_aside(self, aside: SpillStore) -> "Matching":
-        """Return the same calls with their arrays on disk; blocks that are there already are kept."""
-        blocks, uneven = (
-            tuple(each if isinstance(each, _PutMatched) else each.put_aside(aside) for each in kind)
-            for kind in (self.blocks, self.uneven)
-        )
-        return replace(self, blocks=blocks, uneven=uneven)
 
 
 def positions_by_ranks(blocks: Sequence[MatchedCalls]) -> dict[tuple[int, ...], list[int]]:
@@ -125,6 +62,6 @@ def join_columns(tables: Sequence[Ints]) -> Ints:
     return tables[0] if len(tables) == 1 else np.concatenate(tables, axis=1)
 
 
-def block_bounds(blocks: Sequence[MatchedCalls]) -> Ints:
+def block_bounds(blocks: Sequence[MatchedCalls]) -> npt.NDArray[np.int64]:
     """Return the first column of each block in their concatenation, and the end of the last one."""
     return np.concatenate([[0], np.cumsum([block.calls for block in blocks])])

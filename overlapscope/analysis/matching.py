@@ -15,7 +15,6 @@ from overlapscope.analysis.group_calls import named, spelled_size
 from overlapscope.analysis.match_group import match_group
 from overlapscope.analysis.matched_calls import MatchedCalls, Matching
 from overlapscope.display import list_some
-from overlapscope.files.spill import SpilledArray, SpillStore
 from overlapscope.timeline.columns import NONE, Codes, Collectives, Ints, size
 from overlapscope.timeline.rows import factorize_rows, sort_order
 from overlapscope.timeline.run import RankTimeline, Run
@@ -41,20 +40,18 @@ def match(run: Run) -> Matching:
     reasons: list[str] = []
     unmatched = 0
     members = _members(run)
-    calls: dict[tuple[str | None, tuple[int, ...] | None], dict[int, SpilledArray]] = defaultdict(dict)
-    aside, compare_groups = SpillStore(), SpillStore()
+    calls: dict[tuple[str | None, tuple[int, ...] | None], dict[int, Codes]] = defaultdict(dict)
     for rank, timeline in run.ranks.items():
         for group, rows in _symmetric_by_group(timeline):
-            calls[group, members(rank, group, timeline.collectives, rows)][rank] = compare_groups.put(rows)
+            calls[group, members(rank, group, timeline.collectives, rows)][rank] = rows
     lone: dict[str | None, int] = {}
     for (group, ranks), rows_of in calls.items():
         if not [rank for rank in (ranks or rows_of) if rank in run.ranks][1:]:
             rank = next(iter(rows_of))
             lone[group] = rank
-            unmatched += rows_of[rank].values().size
+            unmatched += rows_of[rank].size
             continue
-        found = match_group(run, group, ranks, {rank: rows.values() for rank, rows in rows_of.items()})
-        found = found.put_aside(aside)
+        found = match_group(run, group, ranks, rows_of)
         blocks += found.blocks
         uneven += found.uneven
         unmatched += found.unmatched

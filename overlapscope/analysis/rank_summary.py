@@ -12,7 +12,6 @@ from overlapscope.analysis.kernels import KernelTotals, sum_kernels
 from overlapscope.analysis.pipeline import PipelineStage, groups_by_rank, own_stages
 from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows
 from overlapscope.analysis.straggler_cause import before_first_launch
-from overlapscope.files.spill import SpilledStruct, SpillStore
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
 from overlapscope.timeline.intervals import Intervals, WindowSets
 from overlapscope.timeline.rows import sum_by
@@ -32,7 +31,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     figures: list[Breakdown]
     """Breakdown of the whole recording, then of each step, without causes."""
     coverage: Coverage
-    parts: SpilledStruct[OwnParts]
+    parts: OwnParts
     kernels: KernelTotals
     noted: Mapping[int, Sequence[tuple[str, int, int]]]
     """For each of the notes `LISTED`: (name, count, total nanoseconds) of its spans."""
@@ -52,12 +51,11 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
 def summarize_ranks(run: Run) -> dict[int, RankSummary]:
     """Summarize every rank, one after the other; only the spans of one rank are in memory at a time."""
     groups = groups_by_rank(run.groups)
-    aside = SpillStore()
-    return {rank: summarize_rank(timeline, groups.get(rank, ()), aside) for rank, timeline in read_ahead(run.ranks)}
+    return {rank: summarize_rank(timeline, groups.get(rank, ())) for rank, timeline in read_ahead(run.ranks)}
 
 
-def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], aside: SpillStore) -> RankSummary:
-    """Summarize one rank; `groups` are its groups with other members. Large results are written to `aside`."""
+def summarize_rank(timeline: RankTimeline, groups: Sequence[Group]) -> RankSummary:
+    """Summarize one rank; `groups` are its groups with other members."""
     spans = timeline.spans
     windows, whole, covered = step_windows(timeline), whole_windows(timeline), Coverage.of(spans)
     linkage = (size(spans), int((spans.launch_ns == NONE).sum())) if timeline.has_device else None
@@ -65,8 +63,8 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], aside: Spill
         windows=windows,
         whole=whole,
         figures=_figures(covered, _sets(whole, windows)),
-        coverage=covered.put_aside(aside),
-        parts=aside.put_fields(own_parts(timeline)),
+        coverage=covered,
+        parts=own_parts(timeline),
         kernels=sum_kernels(timeline),
         noted={note: _noted(timeline, note) for note in LISTED},
         linkage=linkage,

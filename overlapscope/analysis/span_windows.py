@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.host_waits import WaitNames
-from overlapscope.files.spill import SpilledStruct, SpillStore
 from overlapscope.timeline.columns import NONE, Flags, Ints, Spans, size, take
 from overlapscope.timeline.run import RankTimeline
 
@@ -45,8 +44,7 @@ class SpanWindows:
         """Prepare for windows [begin, end); `windows(rank)` returns them on that rank's clock."""
         self._ranks, self._windows = ranks, windows
         self._whole: dict[int, SpanWindow] = {}
-        self._cuts: dict[int, dict[Window, SpilledStruct[SpanWindow]]] = {}
-        self._aside = SpillStore()
+        self._cuts: dict[int, dict[Window, SpanWindow]] = {}
 
     def of(self, rank: int, window: Window) -> SpanWindow:
         """Return at least the spans that a rank ran or launched in one of its windows."""
@@ -58,8 +56,8 @@ class SpanWindows:
             if timeline is self._ranks[rank]:  # in memory as it is
                 self._whole[rank] = whole
                 return whole
-            self._cuts[rank] = {each: self._aside.put_fields(_cut(whole, each)) for each in self._windows(rank)}
-        return self._cuts[rank][window].value()
+            self._cuts[rank] = {each: _cut(whole, each) for each in self._windows(rank)}
+        return self._cuts[rank][window]
 
 
 def in_window(spans: Spans, window: Window) -> Flags:

@@ -183,7 +183,7 @@ class _Filling:
             if rank in split.block.ranks:
                 row = split.block.ranks.index(rank)
                 late = split.last == row
-                columns = at[split.block.rows_of(row)[late]]
+                columns = at[split.block.rows[row, late]]
                 np.add.at(blame, columns[columns >= 0], split.lead_ns[late][columns >= 0])
         return np.rint(blame).astype(np.int64)
 

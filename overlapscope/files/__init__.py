@@ -1,1 +1,1 @@
-"""Files on disk: atomic writes, safe opening, spilling arrays, temporary folders. Knows nothing about timelines."""
+"""Files on disk: atomic writes, safe opening, temporary folders. Knows nothing about timelines."""

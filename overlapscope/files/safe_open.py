@@ -6,8 +6,9 @@ can put a link there under any name: a link, or another user's file, is neither 
 
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,17 +18,11 @@ FileState = tuple[int, int, int, int]
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file, or the target of a link, for reading. Raises OSError, also for anything but a file."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with ExitStack() as failing:
-        failing.callback(os.close, handle)
-        _must_be_plain(path, os.fstat(handle))
-        file = os.fdopen(handle, "rb")
-        failing.pop_all()
-    return file
+    return _open_checked(os.open(path, os.O_RDONLY | os.O_NONBLOCK), partial(_must_be_plain, path))
 
 
 def read_regular(path: Path) -> bytes:
-    """Return the content of a regular file. Raises OSError as `opened_plain` does."""
+    """Return the content of a regular file. Raises OSError as `open_regular` does."""
     with open_regular(path) as file:
         return file.read()
 
@@ -54,12 +49,17 @@ def open_own_file(file: str | Path, within: int | None = None) -> BinaryIO:
     Raises OSError for a link, or for anything but a regular file of this user.
     """
     handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=within)
-    with ExitStack() as failing:
-        failing.callback(os.close, handle)
-        _must_be_own(os.fstat(handle), stat.S_IFREG)
-        opened = os.fdopen(handle, "rb")
-        failing.pop_all()
-    return opened
+    return _open_checked(handle, partial(_must_be_own, kind=stat.S_IFREG))
+
+
+def _open_checked(handle: int, check: Callable[[os.stat_result], None]) -> BinaryIO:
+    """Return the file of a handle whose state passes `check`; else the handle is closed."""
+    try:
+        check(os.fstat(handle))
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
 
 
 def _must_be_own(state: os.stat_result, kind: int) -> None:

@@ -5,10 +5,9 @@ may be renamed.
 """
 
 import fcntl
+import glob
 import os
-import re
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,6 +19,8 @@ READER_PREFIX: Final = "overlapscope-read-"
 """Prefix of temporary folders that are needed while files are read."""
 UNLOCKED_SECONDS: Final = 24 * 3600.0
 """On a file system without folder locks (NFS), a folder that was not changed for so long is abandoned."""
+RANDOM: Final = "?" * 8
+"""Pattern of the part of a temporary folder's name that `tempfile` chooses."""
 _TRIES: Final = 100
 
 
@@ -45,24 +46,10 @@ def remove_abandoned_reader_folders() -> None:
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove the folders with this prefix that no living process has locked."""
-    for folder in list_temporary_folders(parent, prefix):
+    """Remove this user's folders with this prefix that no living process has locked."""
+    for folder in parent.glob(glob.escape(prefix) + RANDOM):
         with suppress(OSError), hold_folder(folder):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def list_temporary_folders(parent: Path, prefix: str) -> list[Path]:
-    """Return this user's folders with this prefix, named as `locked_folder` names them, locked or not."""
-    named = re.compile(re.escape(prefix) + "[a-z0-9_]{8}")
-    try:
-        with os.scandir(parent) as inside:
-            return sorted(
-                Path(each.path)
-                for each in inside
-                if named.fullmatch(each.name) and _is_own(each.stat(follow_symlinks=False))
-            )
-    except OSError:
-        return []  # a folder that cannot be listed cannot be cleaned up
 
 
 @contextmanager
@@ -71,7 +58,7 @@ def hold_folder(folder: Path, unlocked_seconds: float = UNLOCKED_SECONDS) -> Ite
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         there = os.fstat(handle)
-        if not _is_own(there):
+        if there.st_uid != os.geteuid():
             raise BlockingIOError(f"{folder}: belongs to another user")
         if not try_lock(handle) and time.time() - there.st_mtime < unlocked_seconds:
             raise BlockingIOError(f"{folder}: may be in use")
@@ -115,7 +102,3 @@ def make_locked_folder(parent: Path, prefix: str) -> tuple[Path, int]:
                     return folder, handle
             os.close(handle)
     raise OSError(f"{parent}: each new temporary folder there is removed at once by something else")
-
-
-def _is_own(state: os.stat_result) -> bool:
-    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from overlapscope.display import display_path, url_of
 from overlapscope.errors import InputError, NewerSchemaError, UsageError
-from overlapscope.files.atomic import BackgroundFlush
 from overlapscope.ingest.inputs import Unpacked, unpacked
 from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.parallel.dask import read_by_executor
@@ -31,12 +30,10 @@ from overlapscope.ingest.progress import NoProgress, ProgressWatcher
 from overlapscope.ingest.read_run import joined, require_files, stored_run
 from overlapscope.ingest.write_run_tables import Joining, join_all, write_ranks
 from overlapscope.timeline.run import Run, Source
-from overlapscope.timeline.store.lazy_rank import TABLES
 from overlapscope.timeline.store.load_save import save_run, write_job
 from overlapscope.timeline.store.manifest import read_manifest
-from overlapscope.timeline.store.rank_files import table_file
 from overlapscope.timeline.store.run_directory import is_run_directory
-from overlapscope.timeline.store.run_folder import already_exists, is_taken, move_into_place
+from overlapscope.timeline.store.run_folder import move_into_place, require_replaceable
 from overlapscope.version import __version__
 
 
@@ -81,7 +78,6 @@ def write_run(
     with (
         work_dir(out) as work,
         unpacked(list(paths), options.max_bytes, within=work) as found,
-        BackgroundFlush() as flushing,
     ):
         require_output_free(out, force=force)  # another process may have written it meanwhile
         found = _without(found, out)  # noqa: PLW2901 - the same inputs
@@ -93,7 +89,7 @@ def write_run(
         tasks = spool_tasks(found, options, work / READ)
         resumed = remove_damaged(tasks)
         parts: list[Part] = []
-        read = _read(tasks, workers, executor, watch or NoProgress(), parts, flushing, started)
+        read = _read(tasks, workers, executor, watch or NoProgress(), parts, started)
         result = gathered(tasks, read)
         refuse_lossy_overwrite(out, result.lost)
         run = joined(result, found, options)
@@ -103,7 +99,7 @@ def write_run(
         if joinings:
             _join(joinings, processes_for(workers, [task.path for task in tasks]), executor)
         write_job(run, entries, prepared, version=__version__)
-        move_into_place(prepared, out, on_disk=flushing.done())
+        move_into_place(prepared, out)
         return _written(out, run, sum(entry.spans for entry in entries), resumed)
 
 
@@ -113,11 +109,7 @@ def require_output_free(out: Path, *, force: bool) -> None:
         raise UsageError(
             f"{display_path(out)}: a run is written to a disk of this machine; name a path, and copy it then"
         )
-    taken = is_taken(out)
-    if taken and not force:
-        raise already_exists(out)
-    if taken and not is_run_directory(out):
-        raise UsageError(f"{display_path(out)} exists and is no run directory: it is not replaced")
+    require_replaceable(out, force=force)
 
 
 def refuse_lossy_overwrite(out: Path, lost: Sequence[Source]) -> None:
@@ -157,13 +149,12 @@ def _read(
     executor: Executor | None,
     watch: ProgressWatcher,
     parts: list[Part],
-    flushing: BackgroundFlush,
     started: WorkerPool | None,
 ) -> list[Read]:
     """Have what was not read before read; return all readings without their large tables, which are put in `parts`."""
     todo = [number for number, task in enumerate(tasks) if not is_spooled(task)]
     watch.begin(len(tasks), len(tasks) - len(todo))
-    read = {number: _outline(tasks[number], parts, flushing) for number in sorted({*range(len(tasks))} - {*todo})}
+    read = {number: _outline(tasks[number], parts) for number in sorted({*range(len(tasks))} - {*todo})}
     paths = [tasks[number].path for number in todo]
     if executor is not None:
         outcomes = read_by_executor(tasks, todo, executor)
@@ -174,13 +165,12 @@ def _read(
     with closing(outcomes):  # an interruption ends the workers
         for number, outcome in outcomes:
             watch.done(tasks[number].named)
-            read[number] = outcome if outcome.refused else _outline(tasks[number], parts, flushing)
+            read[number] = outcome if outcome.refused else _outline(tasks[number], parts)
     return [read[number] for number in range(len(tasks))]
 
 
-def _outline(task: Task, parts: list[Part], flushing: BackgroundFlush) -> Read:
-    """Return what a file gave, adding its parts; their tables are brought to disk meanwhile. Raises InputError."""
-    begin = len(parts)
+def _outline(task: Task, parts: list[Part]) -> Read:
+    """Return what a file gave, adding its parts. Raises InputError."""
     try:
         folders, idle_patterns = spooled(task)
         readings = tuple(load_outline(folder, parts) for folder in folders)
@@ -189,8 +179,6 @@ def _outline(task: Task, parts: list[Part], flushing: BackgroundFlush) -> Read:
         raise InputError(
             f"{display_path(task.folder)}: damaged ({why}); delete {display_path(task.folder.parent)}"
         ) from error
-    for part in parts[begin:]:  # most tables stay the files that they are
-        flushing.begin(table_file(part.folder, name) for name in TABLES)
     return Read(readings=readings, idle_patterns=idle_patterns)
 
 

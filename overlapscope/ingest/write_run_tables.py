@@ -5,14 +5,12 @@ import shutil
 from collections.abc import Sequence
 from concurrent.futures import Executor, wait
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.parallel.spool_format import LARGE, SMALL, Part, calls_digest, load_part
-from overlapscope.timeline.columns import Columns, Spans, concat, make, recode, shift, size
+from overlapscope.timeline.columns import Columns, Spans, concat, make, move_rows, recode, size
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.store.manifest import RankEntry, rank_folder
@@ -154,16 +152,6 @@ def join_tables(joining: Joining) -> None:
     tables: list[Columns] = [make(kind, 0)]
     for place in joining.places:
         part = load_part(place.folder)
-        tables.append(_moved(recode(part.table(joining.table), part.names, known), place))
+        table = recode(part.table(joining.table), part.names, known)
+        tables.append(move_rows(table, recording=place.recording, lane=place.lane, call=place.call))
     write_table(concat(tables), tuple(names), joining.rank, joining.target)
-
-
-def _moved(table: Any, place: Place) -> Columns:
-    changed: dict[str, Any] = {}
-    for column, by in (("recording", place.recording), ("lane", place.lane)):
-        if hasattr(table, column):
-            changed[column] = getattr(table, column) + by
-    if hasattr(table, "collective"):
-        changed["collective"] = shift(table.collective, place.call)
-    moved: Columns = replace(table, **changed)
-    return moved

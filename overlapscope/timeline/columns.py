@@ -178,6 +178,12 @@ def column_kinds(table: type[Columns] | Columns) -> Mapping[str, str]:
     return _kinds(key)
 
 
+def table_fields(struct: type[msgspec.Struct]) -> dict[str, type[Columns]]:
+    """Return the fields of a struct that are tables, with their classes."""
+    found = {each.name: each.type for each in fields(struct)}
+    return {name: kind for name, kind in found.items() if isinstance(kind, type) and issubclass(kind, Columns)}
+
+
 @cache
 def _kinds(table: Any) -> dict[str, str]:
     return {each.name: _KIND_OF_TYPE.get(each.type, "enum") for each in fields(table)}
@@ -222,18 +228,13 @@ def _empty(table: Any) -> Any:
 
 def take(table: T, rows: npt.NDArray[Any]) -> T:
     """Return the rows chosen by an index or a boolean mask, in that order."""
-    return _plain(table)(**{name: getattr(table, name)[rows] for name in column_kinds(table)})
+    return type(table)(**{name: getattr(table, name)[rows] for name in column_kinds(table)})
 
 
 def concat(tables: Sequence[T]) -> T:
     """Concatenate one or more tables of one type that share their name codes."""
     names = column_kinds(tables[0])
-    return _plain(tables[0])(**{name: np.concatenate([getattr(t, name) for t in tables]) for name in names})
-
-
-def _plain(table: T) -> type[T]:
-    """Return the plain class of a table; the class of packed calls is derived from it."""
-    return next(each for each in type(table).__mro__ if Columns in each.__bases__)
+    return type(tables[0])(**{name: np.concatenate([getattr(t, name) for t in tables]) for name in names})
 
 
 def or_missing(value: int | None) -> int:
@@ -257,6 +258,13 @@ def integers(values: Sequence[int | None]) -> Ints:
 def shift(column: Ints, offset: int) -> Ints:
     """Add `offset` to a column of row numbers or of times, leaving missing values missing."""
     return np.where(column == NONE, NONE, column + offset)
+
+
+def move_rows(table: T, *, recording: int, lane: int, call: int) -> T:
+    """Return the table shifted by so many rows in each of the tables that its rows refer to."""
+    rows = {"recording": recording, "lane": lane, "collective": call}
+    moved = {name: shift(getattr(table, name), by) for name, by in rows.items() if name in column_kinds(table)}
+    return replace(table, **moved)
 
 
 def recode(table: T, old: Sequence[str], names: NameTable) -> T:

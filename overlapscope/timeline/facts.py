@@ -4,14 +4,26 @@ These are tables like those of a timeline, but of the whole job: a column `rank`
 into the facts' own `names`; a missing integer is `NONE`, a missing name -1, a missing float NaN.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.timeline.columns import NONE, Codes, Columns, Floats, Ints, Small, concat, make, recode, size
+from overlapscope.timeline.columns import (
+    NONE,
+    Codes,
+    Columns,
+    Floats,
+    Ints,
+    Small,
+    concat,
+    make,
+    recode,
+    size,
+    table_fields,
+)
 from overlapscope.timeline.names import NameTable
 
 UNSTATED, NO, YES = range(3)
@@ -184,19 +196,6 @@ class Figures(Columns, frozen=True, kw_only=True):
     value: Floats
 
 
-FACT_TABLES: Final[Mapping[str, type[Columns]]] = {
-    "members": Members,
-    "connections": Connections,
-    "paths": Paths,
-    "cost_models": CostModels,
-    "links": Links,
-    "measurements": Measurements,
-    "messages": Messages,
-    "progress": Progress,
-    "figures": Figures,
-}
-
-
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """All fact tables of a job; empty where no source states anything."""
 
@@ -217,6 +216,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     def name(self, code: int) -> str | None:
         """Return the name of a code; None for a missing one."""
         return self.names[code] if code >= 0 else None
+
+
+FACT_TABLES: Final = table_fields(Facts)
 
 
 def with_rank(facts: Facts, rank: int) -> Facts:

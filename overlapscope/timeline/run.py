@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -12,6 +12,7 @@ from overlapscope.timeline.columns import (
     Annotations,
     Codes,
     Collectives,
+    Columns,
     Gradients,
     Lanes,
     Recordings,
@@ -20,9 +21,10 @@ from overlapscope.timeline.columns import (
     Telemetry,
     concat,
     make,
+    move_rows,
     recode,
-    shift,
     size,
+    table_fields,
 )
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.names import NameTable
@@ -95,6 +97,10 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, names=names, collectives=replace(self.collectives, dimension=dimension))
 
 
+TABLES: Final = table_fields(RankTimeline)
+"""The tables of a rank."""
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """All ranks of one job, and what is known about the job itself."""
 
@@ -140,48 +146,17 @@ def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
                 "leave one of them out; if they are different jobs, analyze them separately"
             )
     names = NameTable()
-    joined: list[RankTimeline] = []
-    window = lane = call = 0
+    joined: dict[str, list[Columns]] = {name: [] for name in TABLES}
     for part in ordered:
-        joined.append(_behind(part, names, window, lane, call))
-        window += size(joined[-1].recordings)
-        lane += size(joined[-1].lanes)
-        call += size(joined[-1].collectives)
+        window, lane, call = (sum(map(size, joined[name])) for name in ("recordings", "lanes", "collectives"))
+        for name, tables in joined.items():
+            table = recode(getattr(part, name), part.names, names)
+            tables.append(move_rows(table, recording=window, lane=lane, call=call))
     return replace(
         ordered[0],
         has_device=any(part.has_device for part in ordered),
         names=tuple(names.to_list()),
-        recordings=concat([part.recordings for part in joined]),
-        spans=concat([part.spans for part in joined]),
-        collectives=concat([part.collectives for part in joined]),
-        steps=concat([part.steps for part in joined]),
-        lanes=concat([part.lanes for part in joined]),
-        annotations=concat([part.annotations for part in joined]),
-        gradients=concat([part.gradients for part in joined]),
-        telemetry=concat([part.telemetry for part in joined]),
-    )
-
-
-def _behind(part: RankTimeline, names: NameTable, window: int, lane: int, call: int) -> RankTimeline:
-    """Return a part with codes of `names`, and row numbers shifted by the rows of the parts before it."""
-    recordings, lanes = recode(part.recordings, part.names, names), recode(part.lanes, part.names, names)
-    spans, calls = recode(part.spans, part.names, names), recode(part.collectives, part.names, names)
-    notes = recode(part.annotations, part.names, names)
-    return replace(
-        part,
-        recordings=recordings,
-        lanes=lanes,
-        spans=replace(
-            spans,
-            recording=spans.recording + window,
-            lane=spans.lane + lane,
-            collective=shift(spans.collective, call),
-        ),
-        collectives=replace(calls, recording=calls.recording + window),
-        steps=replace(part.steps, recording=part.steps.recording + window),
-        annotations=replace(notes, recording=notes.recording + window, lane=notes.lane + lane),
-        gradients=recode(part.gradients, part.names, names),
-        telemetry=recode(part.telemetry, part.names, names),
+        **{name: concat(tables) for name, tables in joined.items()},
     )
 
 

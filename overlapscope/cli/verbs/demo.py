@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if is_taken(args.output) and not args.force:
         raise UsageError(f"{args.output} exists already; choose another folder with -o, or replace it with -f")
     print("training a small model on 2 processes over gloo ...", file=sys.stderr)
-    with replace_run(args.output) as place:
+    with replace_run(args.output, force=args.force) as place:
         train_and_record(place)
     recorded = load_run(args.output)
     analysis = analyze_with_advice(recorded)

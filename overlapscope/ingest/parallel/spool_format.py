@@ -1,6 +1,6 @@
 """What one file gave, as a folder of columns: whoever reads the file writes it, whoever joins the files reads it.
 
-    FOLDER/reading.json       what the file told of itself and of the job, and each timeline's names
+    FOLDER/reading.json       what the file states of itself and of the job, and each timeline's names
     FOLDER/0/spans.parquet    one folder a timeline, one file a table, as in a run directory
     FOLDER/0/small            the columns of its small tables once more, as they are in memory: read ten times as fast
     FOLDER/facts/...
@@ -34,10 +34,9 @@ from overlapscope.timeline.columns import (
 )
 from overlapscope.timeline.dimensions import fill_group_columns
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Source
+from overlapscope.timeline.run import TABLES, UNKNOWN_RANK, Group, RankTimeline, Source
 from overlapscope.timeline.store.arrow_tables import from_arrow, read_parquet
 from overlapscope.timeline.store.fact_files import FACTS, load_facts, save_facts
-from overlapscope.timeline.store.lazy_rank import TABLES
 from overlapscope.timeline.store.rank_files import table_file, write_table
 
 LARGE: Final[dict[str, type[Columns]]] = {
@@ -155,12 +154,12 @@ def load_outline(folder: Path, parts: list[Part]) -> Reading:
     """
     summary = _summary(folder)
     timelines = []
-    for part, told in _parts(folder, summary):
+    for part, stated in _parts(folder, summary):
         tables: Any = _load_small(part) | {name: make(kind, 0) for name, kind in LARGE.items()}
         if part.rows.keys() & LARGE.keys():
             tables["spans"] = make(Spans, 1, recording=0, lane=0, collective=0, correlation=len(parts))
         parts.append(part)
-        timelines.append(_timeline(told, part.names, tables))
+        timelines.append(_timeline(stated, part.names, tables))
     return _reading(folder, summary, timelines)
 
 
@@ -169,19 +168,19 @@ def _summary(folder: Path) -> _Summary:
 
 
 def _parts(folder: Path, summary: _Summary) -> Iterator[tuple[Part, _Timeline]]:
-    for number, told in enumerate(summary.timelines):
+    for number, stated in enumerate(summary.timelines):
         # Ranks have most names in common: each is kept once.
-        names = tuple(map(sys.intern, told.names))
-        yield replace(_part(folder / str(number), told), names=names), told
+        names = tuple(map(sys.intern, stated.names))
+        yield replace(_part(folder / str(number), stated), names=names), stated
 
 
-def _part(folder: Path, told: _Timeline) -> Part:
+def _part(folder: Path, stated: _Timeline) -> Part:
     return Part(
         folder=folder,
-        names=tuple(told.names),
-        rows=told.rows,
-        written_rank=told.written_rank,
-        calls=told.calls,
+        names=tuple(stated.names),
+        rows=stated.rows,
+        written_rank=stated.written_rank,
+        calls=stated.calls,
     )
 
 
@@ -210,13 +209,13 @@ def _table(folder: Path, name: str, kind: type[Columns], rows: dict[str, int], n
     return from_arrow(read_parquet(table_file(folder, name)), kind, names) if name in rows else make(kind, 0)
 
 
-def _timeline(told: _Timeline, names: Sequence[str], tables: Any) -> RankTimeline:
+def _timeline(stated: _Timeline, names: Sequence[str], tables: Any) -> RankTimeline:
     return RankTimeline(
-        rank=told.rank,
-        basis=told.basis,
-        has_device=told.has_device,
+        rank=stated.rank,
+        basis=stated.basis,
+        has_device=stated.has_device,
         names=tuple(names),
-        recorded=told.recorded,
+        recorded=stated.recorded,
         **tables,
     )
 

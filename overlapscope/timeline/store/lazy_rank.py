@@ -18,59 +18,21 @@ from msgspec.structs import replace
 
 from overlapscope.errors import InputError
 from overlapscope.files.safe_open import FileState, file_state, read_regular
-from overlapscope.files.spill import SpillStore, make_without_fields
-from overlapscope.timeline.columns import (
-    Annotations,
-    Codes,
-    Collectives,
-    Columns,
-    Gradients,
-    Lanes,
-    Recordings,
-    Spans,
-    Steps,
-    T,
-    Telemetry,
-    column_kinds,
-    make,
-    size,
-)
+from overlapscope.timeline.columns import Codes, Columns, T, column_kinds, make, size
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.run import RankTimeline
+from overlapscope.timeline.run import TABLES, RankTimeline
 from overlapscope.timeline.store.arrow_tables import from_arrow, open_parquet
-from overlapscope.timeline.store.packed import PackedCollectives, PackedColumn, PackedTable
 from overlapscope.timeline.store.validity import check_possible
 
-TABLES: Final[dict[str, type[Columns]]] = {
-    "recordings": Recordings,
-    "spans": Spans,
-    "collectives": Collectives,
-    "steps": Steps,
-    "lanes": Lanes,
-    "annotations": Annotations,
-    "gradients": Gradients,
-    "telemetry": Telemetry,
-}
 EMPTY: Final[Mapping[str, Any]] = {name: make(kind, 0) for name, kind in TABLES.items()}
 LARGE_TABLES: Final = ("spans", "annotations")
 """Tables that are dropped from memory."""
-KEPT_ROWS: Final = 2_000_000
-"""Rows of these that stay in memory, packed: of a few ranks, or all of a small run ..."""
+KEPT_ROWS: Final = 1_000_000
+"""Rows of these that stay in memory: of a few ranks, or all of a small run ..."""
 KEPT_TABLES: Final = 4
-"""... and tables that stay unpacked, however large: a user looking at one or two ranks needs theirs repeatedly."""
-RELEASE_ROWS: Final = 100_000
-"""Arrow keeps the memory of dropped tables; it is released after so many rows have been read. Releasing it after each
-small table would take as long as reading it."""
+"""... and tables that stay, however large: a user looking at one or two ranks needs theirs repeatedly."""
 UNREADABLE: Final = (OSError, pa.ArrowException, LookupError, ValueError)
 """What reading a damaged table raises."""
-
-
-class UnloadedTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A table that was dropped from memory."""
-
-    rows: int
-    state: FileState
-    """State of its file when the run was opened."""
 
 
 class StoredRank(RankTimeline, frozen=True, kw_only=True, dict=True):
@@ -81,157 +43,123 @@ class StoredRank(RankTimeline, frozen=True, kw_only=True, dict=True):
 
     __repr__ = object.__repr__  # shows no table
 
-    def __copy__(self) -> RankTimeline:
-        return self.at_hand()
-
     def __reduce__(self) -> Any:
         """Return how to copy it, in memory or to another process."""
         return replace, (self.at_hand(),)
 
     @classmethod
-    def of(
-        cls,
-        timeline: RankTimeline,
-        folder: Path,
-        kept: "TableCache",
-        large: Mapping[str, "UnloadedTable"],
-        **changed: Any,
-    ) -> "StoredRank":
-        """Return the timeline with changed values and without its large tables, which are read from `folder`."""
-        values = {
-            name: getattr(timeline, name) for name in timeline.__struct_fields__ if name not in LARGE_TABLES
-        } | changed
-        if not isinstance(values["collectives"], PackedCollectives):
-            values["collectives"] = PackedCollectives.of(PackedTable.of(timeline.collectives).put_aside(kept.aside))
-        found = make_without_fields(cls, LARGE_TABLES, **values)
-        vars(found).update(_rank_path=folder, _kept=kept, _large=large)
+    def of(cls, timeline: RankTimeline, unloaded: "UnloadedTables", **changed: Any) -> "StoredRank":
+        """Return the timeline with changed values and with `unloaded` in place of its large tables."""
+        values: dict[str, Any] = dict.fromkeys(LARGE_TABLES)
+        values |= {name: getattr(timeline, name) for name in timeline.__struct_fields__ if name not in LARGE_TABLES}
+        found = cls(**values | changed)
+        for name in LARGE_TABLES:
+            getattr(cls, name).__delete__(found)  # unset, so that `__getattr__` is called
+        vars(found)["_unloaded"] = unloaded
         return found
 
     def __getattr__(self, name: str) -> Any:
         """Return a large table."""
         if name not in LARGE_TABLES:
             raise AttributeError(name)
-        return self._kept.table(self._rank_path, name, self.names, self._large[name])
+        return self._unloaded.table(name, self.names)
 
     def with_dimension(self, names: tuple[str, ...], dimension: Codes) -> "StoredRank":
         """Return the rank with the dimensions of its calls, its large tables where they are."""
-        calls: PackedCollectives = self.collectives  # type: ignore[assignment]  # as `of` makes them
-        packed = calls.packed.with_column("dimension", PackedColumn.of(dimension, -1).put_aside(self._kept.aside))
-        changed = {"names": names, "collectives": PackedCollectives.of(packed)}
-        return StoredRank.of(self, self._rank_path, self._kept, self._large, **changed)
+        calls = replace(self.collectives, dimension=dimension)
+        return StoredRank.of(self, self._unloaded, names=names, collectives=calls)
 
     @property
     def num_spans(self) -> int:
         """The number of spans, without reading them."""
-        large: Mapping[str, UnloadedTable] = self._large
-        return large["spans"].rows
+        rows: int = self._unloaded.spans
+        return rows
 
     def at_hand(self) -> RankTimeline:
         """Return a plain timeline with all tables in memory; not cached, because callers go through many ranks."""
         values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in LARGE_TABLES}
         for name in LARGE_TABLES:
-            values[name] = self._kept.table(self._rank_path, name, self.names, self._large[name], remember=False)
-        values["collectives"] = self.collectives.packed.table(Collectives)  # type: ignore[attr-defined]
+            values[name] = self._unloaded.table(name, self.names, keep=False)
         return RankTimeline(**values)
+
+    __copy__ = at_hand
 
 
 class TableCache:
-    """A cache of the large tables that were used last, of all ranks of a run."""
+    """The large tables that were used last, of all ranks of a run, by their files."""
 
     def __init__(self, rows: int = KEPT_ROWS) -> None:
-        self._most = self._room = rows
-        self._packed: OrderedDict[tuple[Path, str], PackedTable] = OrderedDict()
-        self._plain: OrderedDict[tuple[Path, str], Columns] = OrderedDict()
-        self._read = 0
+        self._room = rows
+        self._tables: OrderedDict[Path, Columns] = OrderedDict()
         self._lock = Lock()
-        self.aside = SpillStore()
-        """Store of the packed tables of calls, which are never dropped."""
 
-    def table(
-        self, folder: Path, name: str, names: tuple[str, ...], stored: UnloadedTable, *, remember: bool = True
-    ) -> Columns:
-        """Return a table of the rank in `folder`, whose names are `names`.
+    def get(self, file: Path) -> Columns | None:
+        """Return a table if it is kept."""
+        with self._lock:
+            if file in self._tables:
+                self._tables.move_to_end(file)
+            return self._tables.get(file)
+
+    def keep(self, file: Path, table: Columns) -> None:
+        """Keep a table, in place of the least recently used ones."""
+        with self._lock:
+            if file not in self._tables:
+                self._tables[file] = table
+                self._room -= size(table)
+            while self._room < 0 and len(self._tables) > KEPT_TABLES:
+                _, dropped = self._tables.popitem(last=False)
+                self._room += size(dropped)
+
+    def has_room(self, table: Columns) -> bool:
+        """Return whether a table can be kept without dropping others."""
+        return size(table) <= self._room or len(self._tables) < KEPT_TABLES
+
+
+class UnloadedTables(msgspec.Struct, frozen=True, kw_only=True):
+    """The large tables of a rank, in its folder."""
+
+    folder: Path
+    states: Mapping[str, FileState]
+    """State of each table's file when the run was opened."""
+    spans: int
+    """Number of spans."""
+    cache: TableCache
+
+    def table(self, name: str, names: tuple[str, ...], *, keep: bool = True) -> Columns:
+        """Return a table of the rank, whose names are `names`.
 
         Raises InputError if it cannot be read, or has changed since the run was opened.
         """
-        place = folder, name
-        with self._lock:
-            plain, packed = self._plain.get(place), self._packed.get(place)
-            for each in (self._plain, self._packed):
-                if place in each:
-                    each.move_to_end(place)
-        if plain is not None:
-            return plain
-        if packed is None:
-            self.note_read(stored.rows)
-            found = _read_again(folder, name, names, stored)
-        else:
-            found = packed.table(TABLES[name])
-        if remember:
-            if packed is None:
-                self._pack(place, found)
-            with self._lock:
-                self._plain[place] = found
-                if len(self._plain) > KEPT_TABLES:
-                    self._plain.popitem(last=False)
+        file = self.folder / f"{name}.parquet"
+        found = self.cache.get(file)
+        if found is None:
+            found = self._read(file, name, names)
+            if keep:
+                self.cache.keep(file, found)
         return found
 
-    def note_read(self, rows: int) -> None:
-        """Count rows that were read, and release Arrow's memory after RELEASE_ROWS of them."""
-        with self._lock:
-            self._read += rows
-            many = self._read >= RELEASE_ROWS
-            self._read *= not many
-        if many:
-            release_arrow_memory()
-
-    def offer(self, folder: Path, name: str, table: Columns) -> None:
-        """Keep a table if there is room for it."""
-        if size(table) <= self._room:
-            self._pack((folder, name), table)
-        elif not self._packed and len(self._plain) < KEPT_TABLES:
-            self._plain[folder, name] = table
-
-    def _pack(self, place: tuple[Path, str], table: Columns) -> None:
-        """Cache a table unless it is larger than the cache, in place of the least recently used ones."""
-        if size(table) > self._most:
-            return
-        packed = PackedTable.of(table)
-        with self._lock:
-            if place in self._packed:
-                return
-            self._packed[place] = packed
-            self._room -= size(table)
-            while self._room < 0:
-                _, gone = self._packed.popitem(last=False)
-                self._room += gone.rows
+    def _read(self, file: Path, name: str, names: tuple[str, ...]) -> Columns:
+        try:
+            found = read_table(self.folder, name, TABLES[name], NameTable(names))
+            same = file_state(file.stat()) == self.states[name]  # checked last: the file may be replaced at any time
+        except UNREADABLE as error:
+            raise InputError(f"{file}: cannot be read any more: {first_line(error)}") from error
+        if not same:
+            raise InputError(f"{file}: was changed since the run was opened; open it again")
+        return found
 
 
-def _read_again(folder: Path, name: str, names: tuple[str, ...], stored: UnloadedTable) -> Columns:
-    try:
-        found = read_table(folder, name, TABLES[name], NameTable(names))
-        same = _state(folder, name) == stored.state  # checked last: the file may be replaced at any time
-    except UNREADABLE as error:
-        raise InputError(f"{folder / name}.parquet: cannot be read any more: {first_line(error)}") from error
-    if not same:
-        raise InputError(f"{folder / name}.parquet: was changed since the run was opened; open it again")
-    return found
-
-
-def open_rank(bare: RankTimeline, folder: Path, kept: TableCache) -> StoredRank:
-    """Read and check a rank like `read_rank`, and drop its large tables except those that `kept` has room for."""
-    states = {name: _state(folder, name) for name in LARGE_TABLES}
+def open_rank(bare: RankTimeline, folder: Path, cache: TableCache) -> StoredRank:
+    """Read and check a rank like `read_rank`, and drop its large tables except those that `cache` has room for."""
+    files = {name: folder / f"{name}.parquet" for name in LARGE_TABLES}
+    states = {name: file_state(file.stat()) for name, file in files.items()}
     timeline = read_rank(bare, folder)
-    for name in LARGE_TABLES:
-        kept.offer(folder, name, getattr(timeline, name))
-    large = {name: UnloadedTable(rows=size(getattr(timeline, name)), state=states[name]) for name in LARGE_TABLES}
-    kept.note_read(large["spans"].rows)
-    return StoredRank.of(timeline, folder, kept, large)
-
-
-def release_arrow_memory() -> None:
-    """Return the memory of dropped tables, which Arrow keeps, to the system."""
-    pa.default_memory_pool().release_unused()
+    for name, file in files.items():
+        table = getattr(timeline, name)
+        if cache.has_room(table):
+            cache.keep(file, table)
+    spans = size(timeline.spans)
+    return StoredRank.of(timeline, UnloadedTables(folder=folder, states=states, spans=spans, cache=cache))
 
 
 def read_rank(bare: RankTimeline, folder: Path) -> RankTimeline:
@@ -274,10 +202,6 @@ def check_rank(file: pq.ParquetFile, rank: int) -> None:
 
 def _is_rank(chunk: Any) -> bool:
     return bool(chunk.path_in_schema == "rank")
-
-
-def _state(folder: Path, name: str) -> FileState:
-    return file_state((folder / f"{name}.parquet").stat())
 
 
 def first_line(error: Exception) -> str:

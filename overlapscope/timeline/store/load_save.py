@@ -20,15 +20,7 @@ from overlapscope.timeline.facts import Facts, Links, join_facts
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import MAX_RANKS, Group, RankTimeline, Run, Source
 from overlapscope.timeline.store.fact_files import FACTS, load_facts, missing_facts, save_facts, table_rows
-from overlapscope.timeline.store.lazy_rank import (
-    EMPTY,
-    UNREADABLE,
-    TableCache,
-    first_line,
-    open_rank,
-    read_rank,
-    release_arrow_memory,
-)
+from overlapscope.timeline.store.lazy_rank import EMPTY, UNREADABLE, TableCache, first_line, open_rank, read_rank
 from overlapscope.timeline.store.manifest import (
     SCHEMA,
     Manifest,
@@ -42,7 +34,7 @@ from overlapscope.timeline.store.manifest import (
 from overlapscope.timeline.store.rank_files import check_against_entry, write_rank
 from overlapscope.timeline.store.read_ahead import available_cores, in_threads
 from overlapscope.timeline.store.run_directory import MANIFEST
-from overlapscope.timeline.store.run_folder import already_exists, explain_interrupted, is_taken, replace_run
+from overlapscope.timeline.store.run_folder import explain_interrupted, replace_run
 
 AT_ONCE_BYTES: Final = 256 << 20
 """Most bytes for the tables of ranks that are read at the same time, however many cores there are."""
@@ -56,9 +48,7 @@ def save_run(run: Run, path: Path, *, version: str, force: bool = False) -> None
     Raises UsageError when it exists, or when `force` would replace a folder that is no run; InputError when it
     cannot be written.
     """
-    if is_taken(path) and not force:
-        raise already_exists(path)
-    with replace_run(path) as temporary:
+    with replace_run(path, force=force) as temporary:
         fill_run(run, temporary, version=version)
 
 
@@ -102,31 +92,28 @@ def load_run(path: Path) -> Run:
     sources = list(manifest.sources)
     problems = []
     kept = TableCache()
-    told = find_ranks(path, manifest)
-    for folder, rank, why in told.unread:
+    found = find_ranks(path, manifest)
+    for folder, rank, why in found.unread:
         problems.append(f"{folder.name} left out: {why}")
-        left_out = Source(path=str(folder), format="overlapscope", warnings=(problems[-1],), unread_ranks=(rank,))
-        sources.append(left_out)
-    entries = told.entries
+        sources.append(_warning(folder, problems[-1], rank))
+    entries = found.entries
     opening = in_threads(partial(_opened, path, kept), entries, ahead=_at_once(entries))
     for entry, opened in zip(entries, opening, strict=True):
         folder = path / Path(entry.folder).name
         if isinstance(opened, str):
             problems.append(opened)
-            left_out = Source(path=str(folder), format="overlapscope", warnings=(opened,), unread_ranks=(entry.rank,))
-            sources.append(left_out)
+            sources.append(_warning(folder, opened, entry.rank))
             continue
         ranks[entry.rank] = opened
         if not manifest.sources:
             sources.append(_source_of(entry, folder))
-    release_arrow_memory()
     world_size, groups, odd = _sound(manifest, path, max(ranks, default=-1))
-    sources += [Source(path=str(path / MANIFEST), format="overlapscope", warnings=(each,)) for each in odd]
+    sources += [_warning(path / MANIFEST, each) for each in odd]
     facts, unread = load_facts(path / FACTS)
     if not unread:
         unread = missing_facts(facts, manifest.facts or {})
-    sources += [Source(path=str(path / FACTS), format="overlapscope", warnings=(each,)) for each in unread]
-    sources += [Source(path=str(path), format="overlapscope", warnings=(each,)) for each in explain_interrupted(path)]
+    sources += [_warning(path / FACTS, each) for each in unread]
+    sources += [_warning(path, each) for each in explain_interrupted(path)]
     if size(facts.links) == 0:
         facts = join_facts([facts, recorded_links(ranks.values())])
     if not ranks and not facts:
@@ -139,6 +126,11 @@ def load_run(path: Path) -> Run:
         fingerprint=manifest.fingerprint,
         facts=facts,
     )
+
+
+def _warning(path: Path, text: str, *unread_ranks: int) -> Source:
+    """Return a source that states what is wrong with a part of the run."""
+    return Source(path=str(path), format="overlapscope", warnings=(text,), unread_ranks=unread_ranks)
 
 
 def _sound(manifest: Manifest, path: Path, last: int) -> tuple[int | None, tuple[Group, ...], list[str]]:

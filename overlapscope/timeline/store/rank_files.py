@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 
 from overlapscope.timeline.columns import Columns, make, or_none, size
-from overlapscope.timeline.run import RankTimeline
+from overlapscope.timeline.run import TABLES, RankTimeline
 from overlapscope.timeline.store.arrow_tables import parquet_bytes, to_arrow, write_parquet
-from overlapscope.timeline.store.lazy_rank import TABLES
 from overlapscope.timeline.store.manifest import RankEntry, rank_folder
 from overlapscope.timeline.store.run_directory import RANK_ENTRY
 

@@ -16,13 +16,10 @@ B = TypeVar("B")
 
 def read_ahead(ranks: Mapping[int, RankTimeline]) -> Iterator[tuple[int, RankTimeline]]:
     """Yield each rank as `at_hand` does. Raises InputError where a rank's tables cannot be read any more."""
-    if len(ranks) < 2 or all(type(each) is RankTimeline for each in ranks.values()):
+    if all(type(each) is RankTimeline for each in ranks.values()):
         yield from ((rank, each.at_hand()) for rank, each in ranks.items())
     else:
-        from overlapscope.timeline.store.lazy_rank import release_arrow_memory  # noqa: PLC0415 - it reads ahead itself
-
         yield from zip(ranks, in_threads(lambda each: each.at_hand(), ranks.values(), ahead=1), strict=True)
-        release_arrow_memory()
 
 
 def in_threads(work: Callable[[A], B], items: Iterable[A], *, ahead: int | None = None) -> Iterator[B]:

@@ -8,20 +8,21 @@ it is.
     .RUN.overlapscope-old-XXXXXXXX/RUN    being replaced
 """
 
+import glob
 import os
-import re
 import shlex
 import shutil
-from collections.abc import Container, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from overlapscope.display import display_path
 from overlapscope.errors import InputError, UsageError
-from overlapscope.files.atomic import flush_folder, flush_tree, umask
+from overlapscope.files.atomic import flush_path, flush_tree, umask
 from overlapscope.files.temporary_folder import (
+    RANDOM,
     hold_folder,
-    list_temporary_folders,
     locked_folder,
     make_locked_folder,
     remove_abandoned,
@@ -30,17 +31,15 @@ from overlapscope.timeline.store.run_directory import is_run_directory
 
 REPLACING_SECONDS: Final = 60.0
 """Longer than any process needs for the two steps."""
-_ASIDE: Final = re.compile(r"\.(.+)\.overlapscope-old-[a-z0-9_]{8}", re.DOTALL)
 
 
 @contextmanager
-def replace_run(path: Path) -> Iterator[Path]:
-    """Yield a new folder that becomes the run directory `path` when the block succeeds, in place of an older run.
+def replace_run(path: Path, *, force: bool) -> Iterator[Path]:
+    """Yield a new folder that becomes the run directory `path` when the block succeeds.
 
-    Raises UsageError when something that is no run stands there, InputError when it cannot be written.
+    Raises UsageError as `require_replaceable` does, InputError when it cannot be written.
     """
-    if is_taken(path) and not is_run_directory(path):
-        raise UsageError(f"{path} exists and is no run directory: it is not replaced")
+    require_replaceable(path, force=force)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with write_then_replace(path) as temporary:
@@ -61,50 +60,51 @@ def write_then_replace(path: Path, *, durable: bool = True) -> Iterator[Path]:
         move_into_place(temporary, path, durable=durable)
 
 
-def move_into_place(
-    temporary: Path, path: Path, *, durable: bool = True, on_disk: Container[int] = frozenset()
-) -> None:
+def move_into_place(temporary: Path, path: Path, *, durable: bool = True) -> None:
     """Rename a folder of the same file system to `path`, replacing what is there. Raises OSError.
 
     If `durable`, one of the two is complete after a power cut: the new folder's files are flushed to disk before it is
-    renamed (those with inode numbers `on_disk` are already), and its name before the older one is removed.
+    renamed, and its name before the older one is removed.
     """
     os.chmod(temporary, 0o777 & ~umask())
     if durable:
-        flush_tree(temporary, on_disk)
+        flush_tree(temporary)
     if path.exists():
         _exchange(temporary, path, durable=durable)
     else:
         os.replace(temporary, path)
         if durable:
-            flush_folder(path.parent)
+            flush_path(path.parent)
 
 
 def _exchange(temporary: Path, path: Path, *, durable: bool) -> None:
     # Aside first: at no moment is the place taken by half a run.
     aside, handle = make_locked_folder(path.parent, _prefix(path, "old"))
-    with ExitStack() as held, ExitStack() as undo:
-        held.callback(os.close, handle)
-        undo.callback(_take_back, aside, path)
+    try:
         os.replace(path, aside / path.name)
         os.replace(temporary, path)
         if durable:
-            flush_folder(path.parent)
+            flush_path(path.parent)
         shutil.rmtree(aside, ignore_errors=True)
-        undo.pop_all()
+    except BaseException:
+        with suppress(OSError):
+            if not path.exists():
+                os.replace(aside / path.name, path)
+            aside.rmdir()  # not with a run in it
+        raise
+    finally:
+        os.close(handle)
 
 
-def _take_back(aside: Path, path: Path) -> None:
-    with suppress(OSError):
-        if not path.exists():
-            os.replace(aside / path.name, path)
-        aside.rmdir()  # not with a run in it
-
-
-def already_exists(path: Path) -> UsageError:
-    """Return the error for an output path that exists."""
-    said = f"{path} exists already; choose another place, or replace it with"
-    return UsageError(f"{said} force=True", in_shell=f"{said} -f")
+def require_replaceable(path: Path, *, force: bool) -> None:
+    """Raise UsageError where something stands that is not replaced: anything without `force`, no run with it."""
+    if not is_taken(path):
+        return
+    if not force:
+        exists = f"{path} exists already; choose another place, or replace it with"
+        raise UsageError(f"{exists} force=True", in_shell=f"{exists} -f")
+    if not is_run_directory(path):
+        raise UsageError(f"{display_path(path)} exists and is no run directory: it is not replaced")
 
 
 def is_taken(path: Path) -> bool:
@@ -115,18 +115,18 @@ def is_taken(path: Path) -> bool:
 
 def _put_in_order(path: Path) -> None:
     """Put back what a killed process had put aside to replace it; where the place is taken, that is removed."""
-    for aside in _asides(path):
-        with suppress(OSError), hold_folder(aside, REPLACING_SECONDS):
+    for run in _put_aside(path):
+        with suppress(OSError), hold_folder(run.parent, REPLACING_SECONDS):
             if not path.exists():
-                os.replace(aside / path.name, path)
+                os.replace(run, path)
     if path.exists():
         remove_abandoned(path.parent, _prefix(path, "old"))
 
 
 def explain_missing(path: Path) -> str:
     """Return why a path does not exist, and where its run is if replacing it was interrupted."""
-    for aside in _asides(path):
-        return f"no such file or folder; {_put_back(aside / path.name, path)}"
+    for run in _put_aside(path):
+        return f"no such file or folder; {_put_back(run, path)}"
     if path.is_symlink():
         return f"is a link to {os.readlink(path)}, which is not there"
     return "no such file or folder"
@@ -134,12 +134,8 @@ def explain_missing(path: Path) -> str:
 
 def explain_interrupted(folder: Path) -> list[str]:
     """Return a message for each run in a folder whose replacement was interrupted: where it is."""
-    try:
-        named = [_ASIDE.fullmatch(each) for each in sorted(os.listdir(folder))]
-    except OSError:
-        return []
-    found = {folder / each[1]: folder / each[0] / each[1] for each in named if each is not None}
-    return [f"{path}: {_put_back(run, path)}" for path, run in found.items() if run.exists() and not path.exists()]
+    found = {folder / run.name: run for run in sorted(folder.glob(f".*.overlapscope-old-{RANDOM}/*"))}
+    return [f"{path}: {_put_back(run, path)}" for path, run in found.items() if not path.exists()]
 
 
 def _put_back(run: Path, path: Path) -> str:
@@ -147,9 +143,11 @@ def _put_back(run: Path, path: Path) -> str:
     return f"replacing what stood there was interrupted, and this puts it back: {back}"
 
 
-def _asides(path: Path) -> list[Path]:
-    found = list_temporary_folders(path.parent, _prefix(path, "old")) if path.name else []
-    return [each for each in found if (each / path.name).exists()]
+def _put_aside(path: Path) -> list[Path]:
+    """Return where runs are that were put aside to replace `path`."""
+    if not path.name:
+        return []
+    return sorted(path.parent.glob(f"{glob.escape(_prefix(path, 'old'))}{RANDOM}/{glob.escape(path.name)}"))
 
 
 def _prefix(path: Path, what: str) -> str:

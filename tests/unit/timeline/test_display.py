@@ -1,4 +1,4 @@
-"""Sizes are told in the unit in which they are neither 0 nor long."""
+"""Sizes are shown in the unit in which they are neither 0 nor long."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
         (-(24 << 20), "-24 MiB"),
     ],
 )  # fmt: skip
-def test_sizes_are_told_in_the_unit_that_fits(size_bytes: int, said: str) -> None:
+def test_sizes_are_shown_in_the_unit_that_fits(size_bytes: int, said: str) -> None:
     assert size_text(size_bytes) == said
 
 

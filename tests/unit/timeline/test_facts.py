@@ -1,4 +1,4 @@
-"""What sources tell besides times: joined, stored, listed for people and programs, alone or beside timelines."""
+"""What sources state besides times: joined, stored, listed for people and programs, alone or beside timelines."""
 
 import json
 import math
@@ -69,12 +69,6 @@ def shown(table: Columns, names: tuple[str, ...]) -> dict[str, list[object]]:
     }
 
 
-def test_every_table_of_the_facts_is_stored_joined_and_told() -> None:
-    assert set(Facts.__struct_fields__) - {"names"} == set(FACT_TABLES)
-    for name, kind in FACT_TABLES.items():
-        assert type(getattr(Facts(), name)) is kind
-
-
 @settings(max_examples=40)
 @given(st.lists(facts(), max_size=3))
 def test_joined_facts_say_what_their_parts_say_behind_each_other(parts: list[Facts]) -> None:
@@ -89,12 +83,12 @@ def test_joined_facts_say_what_their_parts_say_behind_each_other(parts: list[Fac
 
 
 @given(facts())
-def test_told_rows_are_those_of_the_tables(told_facts: Facts) -> None:
-    tables = rows_of_sources(told_facts, limit=2)
-    assert set(tables) == {name for name in FACT_TABLES if size(getattr(told_facts, name))}
+def test_listed_rows_are_those_of_the_tables(drawn: Facts) -> None:
+    tables = rows_of_sources(drawn, limit=2)
+    assert set(tables) == {name for name in FACT_TABLES if size(getattr(drawn, name))}
     for name, table in tables.items():
         kinds = column_kinds(FACT_TABLES[name])
-        columns = shown(getattr(told_facts, name), told_facts.names)
+        columns = shown(getattr(drawn, name), drawn.names)
         rows = [
             {
                 column: enum_values(FACT_TABLES[name], column)[value] if kinds[column] == "enum" else value
@@ -140,21 +134,19 @@ def test_a_cell_is_one_short_line_whatever_a_log_holds() -> None:
 
 @settings(max_examples=25)
 @given(facts())
-def test_facts_survive_a_run_directory_without_any_rank(
-    tmp_path_factory: pytest.TempPathFactory, told_facts: Facts
-) -> None:
+def test_facts_survive_a_run_directory_without_any_rank(tmp_path_factory: pytest.TempPathFactory, drawn: Facts) -> None:
     path = tmp_path_factory.mktemp("run") / "run"
     groups = (Group(name="0", size=2, ranks=(0, 1)),)
-    save_run(Run(world_size=2, ranks={}, groups=groups, facts=told_facts), path, version="0")
-    if not told_facts:
+    save_run(Run(world_size=2, ranks={}, groups=groups, facts=drawn), path, version="0")
+    if not drawn:
         with pytest.raises(InputError, match="the run is empty"):
             load_run(path)
         return
     loaded = load_run(path)
     assert (loaded.ranks, loaded.world_size, loaded.groups) == ({}, 2, groups)
     for name in FACT_TABLES:
-        before, after = getattr(told_facts, name), getattr(loaded.facts, name)
-        assert shown(after, loaded.facts.names) == shown(before, told_facts.names)
+        before, after = getattr(drawn, name), getattr(loaded.facts, name)
+        assert shown(after, loaded.facts.names) == shown(before, drawn.names)
 
 
 def links_and_messages() -> Facts:
@@ -263,7 +255,7 @@ def test_facts_alone_are_shown_in_text_and_json(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.usefixtures("made_up_reader")
-def test_facts_alone_become_a_run_that_tells_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_facts_alone_become_a_run_with_the_same_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inputs, run = files(tmp_path, FACTS), str(tmp_path / "run")
     assert main(["ingest", *inputs, "-o", run]) == 0
     assert capsys.readouterr().out.startswith(f"{run}: 0 ranks, 0 spans")
@@ -327,7 +319,7 @@ def test_tables_of_the_job_are_frames_too(tmp_path: Path) -> None:
             loaded.table(name, rank)
 
 
-def test_a_member_of_a_communicator_may_be_told_of_in_part() -> None:
+def test_a_member_of_a_communicator_may_be_known_in_part() -> None:
     rows = rows_of_sources(Facts(names=("0x5d",), members=make(Members, 1, communicator=0, rank=3)))["members"].rows
     assert {name: value for name, value in rows[0].items() if value is not None} == {"communicator": "0x5d", "rank": 3}
 

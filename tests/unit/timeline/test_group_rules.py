@@ -45,7 +45,7 @@ def test_where_most_groups_are_slow_the_others_are_rather_quick() -> None:
 
 
 def numbered(ranks: int, *, size: int, apart_ms: int = 4, world_size: int | None = None) -> CrossRank:
-    """Return what is told of numbered calls of one group name, those of every second pair of ranks later."""
+    """Return the matching of numbered calls of one group name, those of every second pair of ranks later."""
     calls = {
         rank: [
             test_matching.Call(op="all_reduce", start=(10 * k + rank // 2 * apart_ms) * MS, size=size, seq=k)

@@ -33,7 +33,7 @@ WEEK_S = 7 * 24 * 3600
 
 @contextmanager
 def paused(code: str) -> Iterator["subprocess.Popen[str]"]:
-    """Another process that runs so far as to call `pause()`, and goes on when it is told to."""
+    """Another process that runs so far as to call `pause()`, and goes on when it gets a line."""
     start = "import sys\ndef pause(*_):\n    print('paused', flush=True)\n    sys.stdin.readline()\n"
     process = subprocess.Popen(
         [sys.executable, "-c", start + code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -48,6 +48,15 @@ def paused(code: str) -> Iterator["subprocess.Popen[str]"]:
         process.wait()
         process.stdin.close()
         process.stdout.close()
+
+
+def go_on(process: "subprocess.Popen[str]") -> str:
+    """Let a paused process go on, and return the next line that it prints."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return process.stdout.readline()
 
 
 def older_run(run: Path) -> Path:
@@ -95,7 +104,7 @@ def test_a_run_that_is_replaced_by_a_killed_process_is_the_old_or_the_new_one(st
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
 
 
-def test_who_looks_for_a_run_that_was_put_aside_is_told_where_it_is(
+def test_the_place_of_a_run_that_was_put_aside_is_named_where_it_is_missed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = older_run(tmp_path / "my run")
@@ -113,10 +122,10 @@ def test_who_looks_for_a_run_that_was_put_aside_is_told_where_it_is(
 def test_a_run_that_was_put_aside_is_not_passed_over_among_others(tmp_path: Path) -> None:
     killed(REPLACING.format(steps=1, run=str(older_run(tmp_path / "one"))))
     write_run(job(tmp_path / "job"), tmp_path / "two", workers=1)
-    told, left_out = list[str](), list[str]()
-    runs = list(read_runs(tmp_path, note=told.append, left_out=left_out))
+    notes, left_out = list[str](), list[str]()
+    runs = list(read_runs(tmp_path, note=notes.append, left_out=left_out))
     assert [path.name for path, _ in runs] == ["two"]
-    assert any(each.startswith(f"{tmp_path / 'one'}: replacing what stood there was interrupted") for each in told)
+    assert any(each.startswith(f"{tmp_path / 'one'}: replacing what stood there was interrupted") for each in notes)
     assert len(left_out) == 1
 
 
@@ -185,11 +194,7 @@ def test_a_lock_that_was_removed_locks_nobody_out_of_nothing(tmp_path: Path) -> 
     with paused(WAITING_AT_THE_LOCK.format(out=str(out))) as second:
         first.__exit__(None, None, None)
         with work_dir(out) as third:
-            assert second.stdin is not None
-            assert second.stdout is not None
-            second.stdin.write("\n")
-            second.stdin.flush()
-            assert "another process is writing this run" in second.stdout.readline()
+            assert "another process is writing this run" in go_on(second)
             assert (third / READ).is_dir()
     assert list(tmp_path.iterdir()) == []
 
@@ -200,11 +205,7 @@ def test_a_lock_that_was_removed_is_taken_anew(tmp_path: Path) -> None:
     first.__enter__()
     with paused(WAITING_AT_THE_LOCK.format(out=str(out))) as second:
         first.__exit__(None, None, None)
-        assert second.stdin is not None
-        assert second.stdout is not None
-        second.stdin.write("\n")
-        second.stdin.flush()
-        assert second.stdout.readline() == "prepares\n"
+        assert go_on(second) == "prepares\n"
         with pytest.raises(UsageError, match="another process is writing this run"), work_dir(out):
             pass
 
@@ -326,36 +327,18 @@ def flushes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return seen
 
 
-@pytest.fixture
-def flushed_inodes(flushes: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The number of each flush among all that was done, and the inode that was put on disk."""
-    seen: list[tuple[int, int]] = []
-    noted = flushed.os.fsync
-
-    def fsync(handle: int) -> None:
-        noted(handle)
-        seen.append((len(flushes), os.fstat(handle).st_ino))
-
-    monkeypatch.setattr(flushed.os, "fsync", fsync)
-    return seen
-
-
 def test_a_run_is_on_disk_before_it_has_its_name_and_its_name_before_the_older_one_goes(
-    tmp_path: Path, flushes: list[tuple[str, str]], flushed_inodes: list[tuple[int, int]]
+    tmp_path: Path, flushes: list[tuple[str, str]]
 ) -> None:
     out = tmp_path / "run"
     (tmp_path / "rank0.json").write_bytes(trace(0))
     for force in (False, True):
         flushes.clear()
-        flushed_inodes.clear()
         write_run([tmp_path / "rank0.json"], out, workers=1, force=force)
         named = flushes.index(("rename", str(out)))
-        before = sorted(inode for at, inode in flushed_inodes if at <= named)
-        # Each file once, most of them while others are read and under other names; each folder.
-        assert before == sorted(each.stat().st_ino for each in [out, *out.rglob("*")])
+        before = [path for what, path in flushes[:named] if what == "flush"]
         prepared = str(tmp_path / ".run.ingest" / "run")
-        folders = {prepared + str(each).removeprefix(str(out)) for each in [out, *out.rglob("*")] if each.is_dir()}
-        assert folders <= {path for what, path in flushes[:named] if what == "flush"}
+        assert sorted(before) == sorted(prepared + str(each).removeprefix(str(out)) for each in [out, *out.rglob("*")])
         behind = flushes[named + 1 :]
         assert behind[0] == ("flush", str(tmp_path))
         removed = [path for what, path in behind if what == "remove"]
@@ -390,20 +373,20 @@ def test_a_disk_that_fails_is_an_error_and_one_that_cannot_flush_is_none(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(flushed.os, "fsync", refuse)
-    with pytest.raises(InputError, match=words) if words else nullcontext(), replace_run(run) as place:
+    with pytest.raises(InputError, match=words) if words else nullcontext(), replace_run(run, force=True) as place:
         (place / "run.json").write_text("new")
     assert files_in(run) == (before if words else {"run.json": b"new"})
     assert [each.name for each in tmp_path.iterdir()] == ["run"]
 
 
-def test_what_cannot_be_put_on_disk_ahead_is_an_error_and_leaves_no_run(
+def test_what_cannot_be_put_on_disk_is_an_error_and_leaves_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rank0.json").write_bytes(trace(0))
     failed = []
 
     def fsync(handle: int) -> None:
-        if "/read/" in os.readlink(f"/proc/self/fd/{handle}"):
+        if "/.run.ingest/run/" in os.readlink(f"/proc/self/fd/{handle}"):
             failed.append(handle)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 

@@ -52,21 +52,6 @@ def test_a_union_covers_what_any_interval_of_any_part_covers(parts):
     assert pairs_of(result) == blocks(raster(pair for part in parts for pair in part))
 
 
-@settings(max_examples=100)
-@given(intervals, st.randoms(use_true_random=False))
-def test_the_order_of_the_intervals_changes_no_union(pairs, random):
-    shuffled = list(pairs)
-    random.shuffle(shuffled)
-    assert pairs_of(of(shuffled)) == pairs_of(of(pairs))
-
-
-@settings(max_examples=100)
-@given(intervals)
-def test_a_union_of_a_union_is_itself(pairs):
-    once = of(pairs)
-    assert pairs_of(union(once, once)) == pairs_of(once)
-
-
 def test_touching_intervals_become_one():
     assert pairs_of(of([(5, 7), (1, 5), (9, 12)])) == [(1, 7), (9, 12)]
 

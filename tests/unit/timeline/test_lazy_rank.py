@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from contextlib import suppress
 from copy import copy, deepcopy
 from pathlib import Path
 from threading import Event, get_ident
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.errors import InputError
-from overlapscope.timeline.columns import NONE, Steps, size
+from overlapscope.timeline.columns import NONE, Steps, make, size
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.store import lazy_rank as stored
@@ -66,25 +67,34 @@ def test_the_analysis_is_the_same_whether_tables_are_kept_or_read_again(
     assert in_memory == kept
 
 
-def test_no_more_rows_stay_in_memory_than_were_allowed(place: Path) -> None:
-    run = load_run(place)
-    many = max(each.num_spans for each in run.ranks.values())
-    kept = TableCache(rows=2 * many)
-    for rank, timeline in run.ranks.items():
-        kept.table(place / f"rank_{rank:05d}", "spans", timeline.names, timeline._large["spans"])  # type: ignore[attr-defined]
-        assert sum(each.rows for each in kept._packed.values()) <= 2 * many
-    assert len(kept._plain) == stored.KEPT_TABLES < len(run.ranks)
+def test_no_more_rows_stay_in_memory_than_were_allowed() -> None:
+    cache = TableCache(rows=25)
+    tables = [make(Steps, 10, step=number) for number in range(8)]
+    files = [Path(f"{number}.parquet") for number in range(8)]
+    for file, table in zip(files[:6], tables, strict=False):
+        cache.keep(file, table)
+    assert cache.get(files[2]) is tables[2]  # of so many tables each stays, however large
+    cache.keep(files[6], tables[6])
+    assert [cache.get(file) for file in files[2:]] == [tables[2], None, tables[4], tables[5], tables[6], None]
+    wide = TableCache(rows=65)
+    for file, table in zip(files, tables, strict=True):
+        wide.keep(file, table)
+    assert [wide.get(file) is not None for file in files] == [False, False] + [True] * 6
 
 
-def test_a_table_that_no_room_would_do_for_pushes_out_no_other(place: Path) -> None:
-    run = load_run(place)
-    small, large = (run.ranks[0]._large[name] for name in ("annotations", "spans"))  # type: ignore[attr-defined]
-    assert small.rows < large.rows
-    kept, folder, names = TableCache(rows=large.rows - 1), place / "rank_00000", run.ranks[0].names
-    kept.table(folder, "annotations", names, small)
-    assert size(kept.table(folder, "spans", names, large)) == large.rows
-    assert kept._packed.keys() == {(folder, "annotations")}
-    assert kept._plain.keys() == {(folder, "annotations"), (folder, "spans")}
+def test_opening_a_run_keeps_what_there_is_room_for(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [each.num_spans + size(each.annotations) for each in load_run(place).ranks.values()]
+    for allowed, kept in ((sum(rows), len(rows)), (sum(rows[:5]), 5), (0, stored.KEPT_TABLES // 2)):
+        monkeypatch.setattr(stored.TableCache.__init__, "__defaults__", (allowed,))
+        monkeypatch.setattr("overlapscope.timeline.store.load_save.available_cores", lambda: 1)
+        run = load_run(place)
+        for table in place.rglob("spans.parquet"):
+            table.touch()  # what is read again is refused
+        found = []
+        for timeline in run.ranks.values():
+            with suppress(InputError):
+                found.append(timeline.at_hand())
+        assert len(found) == kept
 
 
 @pytest.mark.usefixtures("keeping_little")
