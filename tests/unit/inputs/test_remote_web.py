@@ -52,7 +52,7 @@ class Server(http.server.BaseHTTPRequestHandler):
         self.go(content=True)
 
     def go(self, *, content: bool) -> None:
-        path = self.path.partition("?")[0]
+        path, _, query = self.path.partition("?")
         if path in MOVED:
             self.send_response(302)
             self.answer(b"", content, Location=MOVED[path])
@@ -65,19 +65,13 @@ class Server(http.server.BaseHTTPRequestHandler):
         elif path == "/no_head.json" and not content:
             self.send_response(405)
             self.answer(b"", content)
-        elif path == "/endless.json":
+        elif path in ("/endless.json", "/endless_page"):
             self.send_response(200)
+            self.send_header("Content-Type", "text/html" if path == "/endless_page" else "text/plain")
             self.end_headers()
             self.close_connection = True
             while content and not self.ended.is_set():
-                self.wfile.write(bytes(1 << 16))
-        elif path == "/endless_page":
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.close_connection = True
-            while content and not self.ended.is_set():
-                self.wfile.write(b"<a href='x'>" * 100)
+                self.wfile.write(b"<a href='x'>" * 5_000)
         elif path in ("/drip.json", "/stuck.json"):
             self.send_response(200)
             self.send_header("Content-Length", "100000")
@@ -98,17 +92,10 @@ class Server(http.server.BaseHTTPRequestHandler):
             self.send_response(301)
             self.answer(b"", content, Location="/job/")
         elif path == "/job/":
-            links = [
-                "../",
-                "/",
-                "?C=N",
-                "rank0.json",
-                "/job/deep/",
-                "http://elsewhere.invalid/x.json",
-                "//[",
-                ".hidden",
-            ]
-            self.page(links, content)
+            elsewhere = ["../", "/", "?C=N", "http://elsewhere.invalid/x.json", "//[", ".hidden"]
+            self.page([*elsewhere, "rank0.json", "/job/deep/", *("rank7.json" for _ in [0] if query)], content)
+        elif path == "/job/chosen.html":
+            self.page(["rank3.json", "chosen.html#top"], content)
         elif path == "/job/deep/":
             self.page(["rank1.json", "#top", "rank1.json#part", "notes.md", "../deep/", "down/../rank2.json"], content)
         elif path == "/mixed":
@@ -117,6 +104,8 @@ class Server(http.server.BaseHTTPRequestHandler):
             self.page([f"{number}/" for number in range(10)], content)
         elif path == "/page":
             self.page(["../", "/other"], content)
+        elif path == "/damaged":
+            self.page(['rank0.json"><![<A HREF="rank1.json'], content)
         elif path.endswith("notes.md"):
             self.send_response(200)
             self.answer(b"# Notes\n" * 100, content)
@@ -210,7 +199,6 @@ def test_what_a_server_refuses_is_said(web: str, path: str, words: str) -> None:
         ("silent.json", "no answer within"),
         ("stuck.json", "no answer within"),
         ("drip.json", "sends less than 16 KiB a second"),
-        ("endless_page", "no answer within"),
     ],
 )
 def test_a_server_that_does_not_come_to_an_end_is_given_up(
@@ -224,6 +212,11 @@ def test_a_server_that_does_not_come_to_an_end_is_given_up(
 def test_a_file_without_end_is_read_up_to_what_may_be_copied(web: str) -> None:
     with pytest.raises(InputError, match="holds more than 8 MiB"):
         read_inputs([Path(f"{web}/endless.json")], ReadOptions(max_bytes=8 << 20))
+
+
+def test_a_page_without_end_is_read_up_to_a_limit(web: str) -> None:
+    with pytest.raises(InputError, match="endless_page: is a page of more than 8 MiB; name a file"):
+        discover([Path(f"{web}/endless_page")])
 
 
 def test_a_certificate_that_nobody_vouches_for_is_said(tmp_path: Path, served: Quiet) -> None:
@@ -253,6 +246,18 @@ def test_a_folder_of_a_server_is_read_by_the_links_on_its_pages(web: str) -> Non
         ]
         assert [each.name for each in found.passed_over] == ["notes.md"]
     assert list(read_inputs([Path(f"{web}/job")]).ranks) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("named", "names"),
+    [
+        ("job/chosen.html", ["rank3.json"]),
+        ("job/?all=1", ["rank0.json", "rank1.json", "rank2.json", "rank7.json"]),
+        ("damaged", ["rank0.json"]),
+    ],
+)
+def test_the_page_that_is_named_is_the_one_whose_links_count(web: str, named: str, names: list[str]) -> None:
+    assert sorted(each.name for each in discover([Path(f"{web}/{named}")]).files) == names
 
 
 def test_links_that_are_no_files_are_left_out_and_names_are_as_people_wrote_them(web: str) -> None:
