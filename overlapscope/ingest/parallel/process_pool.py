@@ -78,7 +78,7 @@ class WorkerPool(ProcessPoolExecutor):
             remove_abandoned_reader_folders()  # of those that were ended in the middle of a task
 
     def cause_of_death(self) -> str:
-        """Say how a worker ended that was to go on; of a pool that is shut down."""
+        """Return how a worker ended that was to go on. Only for a pool that is shut down."""
         codes = [code for worker in self._workers if (code := worker.exitcode)]
         # When one has died, the others are terminated.
         code = next((code for code in codes if code != -signal.SIGTERM), -signal.SIGTERM)

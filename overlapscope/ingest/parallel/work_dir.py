@@ -47,7 +47,7 @@ def work_dir(out: Path) -> Iterator[Path]:
             _remove_unfinished(work)
             _remove_abandoned(out.parent)
             yield work
-        except BaseException:
+        except BaseException:  # an interruption above all, which must not leave what nobody goes on with; raised again
             _remove_unfinished(work)
             if not any((work / READ).iterdir()):
                 _remove(work)

@@ -5,8 +5,9 @@ import signal
 import subprocess
 import sys
 import time
-from multiprocessing import get_context
+from multiprocessing import get_context, util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,16 +37,23 @@ def test_nothing_of_the_folder_that_a_command_is_called_in_is_run(tmp_path: Path
     assert "is exposed communication" in done.stdout
 
 
-@pytest.fixture
-def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise BlockingIOError("no more processes")
+def start_at_most(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    left, start = [count], util.spawnv_passfds  # type: ignore[attr-defined]  # not in the stubs
 
-    monkeypatch.setattr("multiprocessing.util.spawnv_passfds", refuse)
+    def refuse(path: bytes, args: list[Any], handles: list[int]) -> Any:
+        left[0] -= "--multiprocessing-fork" in args
+        if left[0] < 0:
+            raise BlockingIOError("no more processes")
+        return start(path, args, handles)
+
+    monkeypatch.setattr(util, "spawnv_passfds", refuse)
 
 
-@pytest.mark.usefixtures("no_process")
-def test_where_the_system_starts_no_process_the_work_is_done_here(tmp_path: Path) -> None:
+@pytest.mark.parametrize("started", [0, 1])
+def test_where_the_system_starts_too_few_processes_the_work_is_done_by_those_there_are(
+    started: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_at_most(started, monkeypatch)
     (tmp_path / "job").mkdir()
     for rank in range(3):
         (tmp_path / "job" / f"rank{rank}.json").write_bytes(write(training(steps=2), metadata=distributed(rank, 3)))
@@ -128,8 +136,8 @@ def test_workers_that_were_started_ahead_are_taken(tmp_path: Path) -> None:
         assert none is None
 
 
-@pytest.mark.usefixtures("no_process")
-def test_where_none_can_be_started_ahead_there_is_none() -> None:
+def test_where_none_can_be_started_ahead_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    start_at_most(0, monkeypatch)
     with started_ahead(2, "overlapscope") as pool:
         assert pool is None
 
