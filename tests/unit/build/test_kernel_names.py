@@ -231,7 +231,7 @@ def test_case_and_underscores_around_an_operation_do_not_matter(spelling, op):
         ("FSDP::all_gather (layers.7)", False, False),
     ],
 )
-def test_host_ranges_are_told_apart(name, speaks, surrounds):
+def test_host_ranges_of_collectives_are_known_by_name(name, speaks, surrounds):
     assert may_describe_collective(name) == speaks
     assert surrounds_collective(name) == surrounds
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -130,17 +131,29 @@ def test_code_in_an_archive_is_told_by_the_archive(tmp_path: Path) -> None:
     assert all(one != other for one, other in zip(first.split()[1:], told().split()[1:], strict=True))
 
 
-@pytest.mark.parametrize("damage", ["emptied", "cut", "nulls", "gone", "marker"])
-def test_what_a_power_cut_damaged_is_read_again(inputs: list[Path], tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    ["emptied", "cut", "nulls", "gone", "marker", "no marker", "a folder", "a pipe", "a link", "a file"],
+)
+def test_what_was_damaged_since_is_read_again(inputs: list[Path], tmp_path: Path, damage: str) -> None:
+    """As by a power cut, or by hand."""
     (whole,) = (tmp_path / ".apart.ingest" / "read").glob("[0-9a-f]*")
-    table = whole / "0" / "0" / "spans.parquet"
+    table, marker = whole / "0" / "0" / "spans.parquet", whole / "file.json"
     content = table.read_bytes()
-    if damage == "gone":
-        table.unlink()
-    elif damage == "marker":
-        (whole / "file.json").write_bytes(b"")
-    else:
-        half = len(content) // 2
+    half = len(content) // 2
+    if damage in ("emptied", "cut", "nulls"):
         left = {"emptied": b"", "cut": content[:half], "nulls": content[:half].ljust(len(content), b"\0")}
         table.write_bytes(left[damage])
+    elif damage == "gone":
+        table.unlink()
+    elif damage == "marker":
+        marker.write_bytes(b"")
+    elif damage == "a file":
+        shutil.rmtree(whole)
+        whole.write_text("")
+    else:
+        marker.unlink()
+        instead = {"a folder": marker.mkdir, "a pipe": partial(os.mkfifo, marker)}
+        instead |= {"a link": partial(marker.symlink_to, "nowhere"), "no marker": lambda: None}
+        instead[damage]()
     assert assert_as_if_read_at_once(inputs, tmp_path, workers=1).resumed_files == 0
