@@ -14,12 +14,10 @@ from overlapscope.ingest.build.kernel_names import (
     surrounds_collective,
 )
 from overlapscope.ingest.build.profiler_names import BETWEEN_DEVICES, LAUNCHES_KERNEL, SYNCHRONISATION
-from overlapscope.ingest.build.trace_columns import KERNEL, MEMCPY, Ranges, TraceColumns
+from overlapscope.ingest.build.trace_columns import KERNEL, MEMCPY, Mask, TraceColumns, matching
 from overlapscope.ingest.build.user_marks import launched_inside
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, NONE, PLAIN, UNCLASSIFIED, Ints, Small
 from overlapscope.timeline.rows import unique
-
-Mask = npt.NDArray[np.bool_]
 
 
 class DeviceSpans(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,19 +51,16 @@ def link_and_classify(columns: TraceColumns, classifier: Classifier) -> DeviceSp
     its launch; its name.
     """
     names = columns.names.to_list()
-    waits = np.array([SYNCHRONISATION.match(name) is not None for name in names], np.bool_)
+    waits = matching(SYNCHRONISATION, names)
     row = np.flatnonzero(~waits[columns.device_name]) if waits.any() else np.arange(columns.device_name.size)
     launch, ambiguous = _launches(columns, columns.device_correlation[row])
     linked = launch != NOWHERE
     # The appended last element is the value for NOWHERE (-1).
     launch_ns = np.append(columns.launch_start_ns, NONE)[launch]
     launch_lane = np.append(columns.launch_lane, NONE)[launch]
-    host_row = np.full(row.size, NOWHERE, np.int64)
-    host = columns.host
-    host_row[linked] = innermost_range(host.lane, host.start_ns, host.end_ns, launch_lane[linked], launch_ns[linked])
+    host_row = innermost_range(columns.host, launch_lane, launch_ns)
     device_note = _device_notes(columns, names, row, ~linked)
-    marked = np.zeros(row.size, np.bool_)
-    marked[linked] = launched_inside(columns, launch_lane[linked], launch_ns[linked])
+    marked = launched_inside(columns, launch_lane, launch_ns)
     kind, note, marked = _kinds(columns, names, classifier, row, host_row, device_note, marked)
     last, lost = _launch_bounds(columns, names, launch[linked])
     return DeviceSpans(
@@ -112,16 +107,14 @@ def _process_codes(lanes: list[tuple[str, str]]) -> list[int]:
 
 def _device_notes(columns: TraceColumns, names: list[str], row: Ints, wanted: Mask) -> Ints:
     """Return the library range on the same stream around each span in the mask `wanted`; NOWHERE for others."""
-    notes: Ranges = columns.device_notes
+    notes = columns.device_notes
     found = np.full(row.size, NOWHERE, np.int64)
     if notes.name.size == 0 or not wanted.any():
         return found
-    is_library = np.array([LIBRARY_RANGE.match(name) is not None for name in names], np.bool_)[notes.name]
+    is_library = matching(LIBRARY_RANGE, names)[notes.name]
     at = row[wanted]
     # Projected ranges are padded by 1 to 2 ns, so the span's own start lies inside.
-    found[wanted] = innermost_range(
-        notes.lane, notes.start_ns, notes.end_ns, columns.device_lane[at], columns.device_start_ns[at], is_library
-    )
+    found[wanted] = innermost_range(notes, columns.device_lane[at], columns.device_start_ns[at], is_library)
     inside = found != NOWHERE
     inside[inside] = notes.end_ns[found[inside]] >= columns.device_end_ns[row[inside]]
     return np.where(inside, found, NOWHERE)

@@ -11,21 +11,19 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from overlapscope.ingest.build.kernel_names import Classifier
 from overlapscope.ingest.build.launch_links import link_and_classify
 from overlapscope.ingest.build.nccl_api_ranges import NcclPayload, api_calls
 from overlapscope.ingest.build.timeline import BuiltTimeline, device_timeline
-from overlapscope.ingest.build.trace_columns import KERNEL, Ranges, TraceColumns
+from overlapscope.ingest.build.trace_columns import KERNEL, Mask, Ranges, TraceColumns
 from overlapscope.ingest.build.user_marks import step_ranges
 from overlapscope.timeline.columns import NONE, UNCLASSIFIED, Ints, Steps, make
 from overlapscope.timeline.names import Codes, NameTable
 from overlapscope.timeline.run import Group
 
 MAX_SHOWN = 16
-Mask = npt.NDArray[np.bool_]
 NO_RANK = -1
 
 
@@ -248,9 +246,7 @@ def distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints, Ints]:
     return firsts[pairs // seconds.size], seconds[pairs % seconds.size], np.searchsorted(pairs, packed)
 
 
-def rank_units(
-    process: Ints, device: Ints, is_kernel: npt.NDArray[np.bool_], duration_ns: Ints
-) -> tuple[list[RankUnit], Ints]:
+def rank_units(process: Ints, device: Ints, is_kernel: Mask, duration_ns: Ints) -> tuple[list[RankUnit], Ints]:
     """Return the ranks, sorted by device and then process, and for each device event the index of its rank or NO_RANK.
 
     If no kernel was recorded, every process on every device is a rank.

@@ -3,12 +3,14 @@
 They grow piece by piece while a trace is read and are joined at the end.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
 from overlapscope.ingest.build.collective_args import CollectiveArgs
@@ -17,6 +19,7 @@ from overlapscope.timeline.names import Codes, NameTable
 
 KERNEL, MEMCPY, MEMSET = range(3)
 """Kinds of device events."""
+Mask = npt.NDArray[np.bool_]
 T = TypeVar("T")
 
 
@@ -28,6 +31,11 @@ class Ranges(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: Ints
     end_ns: Ints
     is_annotation: Any
+
+
+def matching(pattern: re.Pattern[str], names: Sequence[str]) -> Mask:
+    """Return a mask of the names whose beginning matches; indexed by a column of codes, a mask of its rows."""
+    return np.array([pattern.match(name) is not None for name in names], np.bool_)
 
 
 _COLUMNS: Final = Ranges.__struct_fields__

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
 from overlapscope.ingest.build.kernel_names import RECORD_PARAM_COMMS
 from overlapscope.ingest.build.profiler_names import COMM_MARK, STEP_MARK
-from overlapscope.ingest.build.trace_columns import Ranges, TraceColumns
+from overlapscope.ingest.build.trace_columns import Mask, Ranges, TraceColumns, matching
 from overlapscope.timeline.columns import COMM, NONE, Ints, Spans, Steps, concat, make, size
 from overlapscope.timeline.names import NameTable
 
@@ -54,20 +54,15 @@ _OPERATION: Final = re.compile(rf"(?:[a-z_][a-z0-9_]*::|nccl[A-Z]|{RECORD_PARAM_
 """Operations of torch and calls of NCCL; `FSDP::pre_forward` and the like are annotations."""
 
 
-def comm_marks(columns: TraceColumns) -> npt.NDArray[np.bool_]:
+def comm_marks(columns: TraceColumns) -> Mask:
     """Return a mask of the host ranges that are communication marks."""
-    named = np.array([COMM_MARK.match(name) is not None for name in columns.names.to_list()], np.bool_)
+    named = matching(COMM_MARK, columns.names.to_list())
     return np.asarray(named[columns.host.name] & columns.host.is_annotation, np.bool_)
 
 
-def launched_inside(columns: TraceColumns, launch_lane: Ints, launch_ns: Ints) -> npt.NDArray[np.bool_]:
+def launched_inside(columns: TraceColumns, launch_lane: Ints, launch_ns: Ints) -> Mask:
     """Return a mask of the launches (lane and time) inside a communication mark on their own thread."""
-    chosen = comm_marks(columns)
-    if not chosen.any():
-        return np.zeros(launch_ns.size, np.bool_)
-    host = columns.host
-    around = innermost_range(host.lane, host.start_ns, host.end_ns, launch_lane, launch_ns, chosen)
-    return np.asarray(around != NOWHERE, np.bool_)
+    return np.asarray(innermost_range(columns.host, launch_lane, launch_ns, comm_marks(columns)) != NOWHERE, np.bool_)
 
 
 def add_comm_marks(spans: Spans, columns: TraceColumns, steps: Steps, base_ns: int) -> Spans:
@@ -233,6 +228,6 @@ class RangeNames:
             self._operations.add(code)
         return code
 
-    def annotations(self, codes: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    def annotations(self, codes: npt.NDArray[np.int32]) -> Mask:
         """Return a mask of the codes that name annotations."""
         return ~np.isin(codes, list(self._operations))

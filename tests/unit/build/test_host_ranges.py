@@ -5,13 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
+from overlapscope.timeline.columns import NONE, Annotations, make
 
 Range = tuple[int, int, int]
 
 
-def table(ranges: list[Range]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    columns = np.array(ranges, np.int64).reshape(-1, 3)
-    return columns[:, 0], columns[:, 1], columns[:, 2]
+def table(ranges: list[Range]) -> Annotations:
+    lane, start_ns, end_ns = np.array(ranges, np.int64).reshape(-1, 3).T
+    return make(Annotations, len(ranges), lane=lane, start_ns=start_ns, end_ns=end_ns)
 
 
 def searched(ranges: list[Range], lane: int, moment: int, chosen: list[bool] | None = None) -> Range | None:
@@ -27,7 +28,7 @@ def searched(ranges: list[Range], lane: int, moment: int, chosen: list[bool] | N
 def assert_found(ranges: list[Range], asked: list[tuple[int, int]], chosen: list[bool] | None = None) -> None:
     lanes, moments = np.array(asked, np.int64).reshape(-1, 2).T
     mask = None if chosen is None else np.array(chosen, np.bool_)
-    rows = innermost_range(*table(ranges), lanes, moments, mask)
+    rows = innermost_range(table(ranges), lanes, moments, mask)
     assert rows.shape == (len(asked),)
     for row, (lane, moment) in zip(rows.tolist(), asked, strict=True):
         expected = searched(ranges, lane, moment, chosen)
@@ -87,3 +88,4 @@ def test_times_of_our_days_differ_to_the_nanosecond():
     base = 1_700_000_000_000_000_001
     ranges = [(0, base, base + 100), (0, base + 2, base + 3)]
     assert_found(ranges, [(0, base - 1), (0, base + 1), (0, base + 2), (0, base + 3), (0, base + 99), (0, base + 100)])
+    assert_found(ranges, [(0, NONE), (NONE, base), (NONE, NONE)])
