@@ -5,7 +5,6 @@ touches a device on which another process does more (a context on GPU 0 is a com
 that work counts with the process's own device. A process that runs no kernel is not a rank.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -161,7 +160,6 @@ def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[Tr
     device_lane = _lanes(lanes, work.device[rows], work.stream[rows], recording.stream_word)
     launch_lane = _threads(lanes, recording, launches.process[calls], launches.thread[calls])
     host_lane = _threads(lanes, recording, ranges.process[host], ranges.thread[host])
-    nothing = np.empty(0, np.int64)
     columns = TraceColumns(
         lanes=list(lanes),
         names=recording.names,
@@ -172,7 +170,6 @@ def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[Tr
         device_end_ns=work.end_ns[rows],
         device_correlation=work.correlation[rows],
         device_blocks=np.full(rows.size, NONE, np.int64),
-        device_collectives={},
         launch_lane=launch_lane,
         launch_name=launches.name[calls],
         launch_start_ns=launches.start_ns[calls],
@@ -185,18 +182,7 @@ def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[Tr
             end_ns=ranges.end_ns[host],
             is_annotation=ranges.is_annotation[host],
         ),
-        host_args={},
-        device_notes=Ranges(
-            lane=nothing,
-            name=np.empty(0, np.int32),
-            start_ns=nothing,
-            end_ns=nothing,
-            is_annotation=np.empty(0, np.bool_),
-        ),
         events=rows.size + calls.size + host.size,
-        repaired=0,
-        dropped=0,
-        unknown=Counter(),
     )
     return columns, work.opaque[rows], host
 

@@ -134,16 +134,12 @@ def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) 
         raise _unusable_rank(min(unused, default=""), given, files)
     with_timelines = [path for path, reading in readings if reading.timelines]
     timed = sum(any(each.basis != "log" for each in reading.timelines) for _, reading in readings)
-    readings = [
-        (path, _numbered(path, reading, given.get(path.name, given.get("")), alone=timed == 1))
-        if reading.ranks_assumed
-        else (path, reading)
-        for path, reading in readings
-    ]
-    ranked = [
-        (path, _ranked(path, reading, given.get(path.name, given.get("")), alone=len(with_timelines) == 1))
-        for path, reading in readings
-    ]
+    ranked = []
+    for path, reading in readings:
+        rank, ranks = given.get(path.name, given.get("")), reading
+        if reading.ranks_assumed:
+            ranks = _numbered(path, reading, rank, alone=timed == 1)
+        ranked.append((path, _ranked(path, ranks, rank, alone=len(with_timelines) == 1)))
     known = [timeline.rank for _, reading in ranked for timeline in reading.timelines]
     if known and all(rank == UNKNOWN_RANK for rank in known):
         for path, reading in readings:

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import current_process, parent_process
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -127,11 +127,6 @@ def can_start() -> bool:
 def describe_failure(error: BaseException) -> str:
     """Return in one line what a task raised."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
-def is_broken(error: BaseException | None) -> bool:
-    """Return whether a task failed because a worker died, its own or another one."""
-    return isinstance(error, BrokenExecutor)
 
 
 def _prepare_worker() -> None:

@@ -3,7 +3,7 @@
 import tempfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import BrokenExecutor, Future
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from overlapscope.ingest.parallel.process_pool import (
     WorkerPool,
     can_start,
     describe_failure,
-    is_broken,
 )
 from overlapscope.ingest.parallel.task import Read, Task, read_task, report_for
 from overlapscope.ingest.parallel.worker_count import bytes_in
@@ -178,7 +177,7 @@ class _Workers:
                 yield from self._read_here(read_here)
                 while self._begun:
                     number, future = self._next_finished()
-                    if is_broken(future.exception()):
+                    if isinstance(future.exception(), BrokenExecutor):  # a worker died, its own or another one
                         died.append(number)
                     else:
                         yield number, result_of(future)
@@ -205,7 +204,9 @@ class _Workers:
         return True
 
     def _finish(self, pool: WorkerPool, number: int, future: Future[Read]) -> None:
-        if not is_broken(future.exception()):  # else the pool may hold the lock that `submit` waits for
+        if not isinstance(
+            future.exception(), BrokenExecutor
+        ):  # else the pool may hold the lock that `submit` waits for
             self._submit_next(pool)
         self._finished.put((number, future))
 
