@@ -197,17 +197,15 @@ def _operation(
     op = canonical_operation(args.collective_name)
     if op is not None and op != "coalesced":
         return op
-    spelled = []
-    if around["library"] != NOWHERE:
-        spelled.append((LIBRARY_RANGE, names[int(columns.host.name[around["library"]])]))
-    if device_note != NOWHERE:
-        spelled.append((LIBRARY_RANGE, names[int(columns.device_notes.name[device_note])]))
-    if around["call"] != NOWHERE:
-        spelled.append((C10D_CALL, names[int(columns.host.name[around["call"]])]))
-    if around["symmetric"] != NOWHERE:
-        spelled.append((SYMMETRIC_MEMORY, names[int(columns.host.name[around["symmetric"]])]))
-    for pattern, name in spelled:
-        found = pattern.match(name)
+    host, notes = columns.host.name, columns.device_notes.name
+    spelled = (
+        (LIBRARY_RANGE, host, around["library"]),
+        (LIBRARY_RANGE, notes, device_note),
+        (C10D_CALL, host, around["call"]),
+        (SYMMETRIC_MEMORY, host, around["symmetric"]),
+    )
+    for pattern, column, row in spelled:
+        found = pattern.match(names[int(column[row])]) if row != NOWHERE else None
         better = canonical_operation(found["op"]) if found else None
         if better is not None and better != "coalesced":
             return better

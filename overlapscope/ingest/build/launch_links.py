@@ -1,8 +1,10 @@
 """Turn device events into spans: link each to its launch and host operation, and classify communication and compute."""
 
+import re
+from typing import Final
+
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
 from overlapscope.ingest.build.kernel_names import (
@@ -18,6 +20,9 @@ from overlapscope.ingest.build.trace_columns import KERNEL, MEMCPY, Mask, TraceC
 from overlapscope.ingest.build.user_marks import launched_inside
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, NONE, PLAIN, UNCLASSIFIED, Ints, Small
 from overlapscope.timeline.rows import unique
+
+_TORCH_OP: Final = re.compile(r"(?:aten|autograd)::")
+"""Operations of torch itself: what they launch computes."""
 
 
 class DeviceSpans(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,17 +97,13 @@ def _launches(columns: TraceColumns, correlation: Ints) -> tuple[Ints, int]:
     at = np.minimum(np.searchsorted(keys, correlation), keys.size - 1)
     hit = (keys[at] == correlation) & (correlation != NONE)
     launch = np.where(hit, order[at], NOWHERE)
-    process = np.array(_process_codes(columns.lanes), np.int64)[columns.launch_lane[order]]
+    _, of_lane = np.unique([process for process, _ in columns.lanes], return_inverse=True)
+    process = of_lane[columns.launch_lane[order]]
     if unique(process).size == 1:
         return launch, 0
     clash = keys[1:][(keys[1:] == keys[:-1]) & (process[1:] != process[:-1])]
     doubtful = hit & np.isin(correlation, clash)
     return np.where(doubtful, NOWHERE, launch), int(doubtful.sum())
-
-
-def _process_codes(lanes: list[tuple[str, str]]) -> list[int]:
-    codes: dict[str, int] = {}
-    return [codes.setdefault(process, len(codes)) for process, _ in lanes]
 
 
 def _device_notes(columns: TraceColumns, names: list[str], row: Ints, wanted: Mask) -> Ints:
@@ -159,15 +160,10 @@ def _kinds(
     kind = np.where(comm, COMM, np.where(is_kernel | (own & (role == COMPUTES)), COMPUTE, COPY)).astype(np.int8)
     note = np.where(fused & ~own, FUSED, PLAIN).astype(np.int8)
     lane = columns.device_lane[row]
-    unknown = (kind == COMPUTE) & (note == PLAIN) & (role != COMPUTES) & ~_runs_framework_op(names, host_name)
+    by_torch = np.append(matching(_TORCH_OP, names), False)[host_name]
+    unknown = (kind == COMPUTE) & (note == PLAIN) & (role != COMPUTES) & ~by_torch
     note[unknown & ~_on_compute_lanes(columns, row, lane, kind, unknown)] = UNCLASSIFIED
     return kind, note, marked & comm & ~(own | evident | by_name)
-
-
-def _runs_framework_op(names: list[str], host_name: npt.NDArray[np.int32]) -> Mask:
-    """Return a mask of the spans launched by an operation of torch itself, which computes."""
-    own = np.array([name.startswith(("aten::", "autograd::")) for name in names] + [False], np.bool_)
-    return np.asarray(own[host_name], np.bool_)
 
 
 def _on_compute_lanes(columns: TraceColumns, row: Ints, lane: Ints, kind: Small, unknown: Mask) -> Mask:

@@ -36,6 +36,7 @@ from overlapscope.ingest.build.profiler_names import COMM_MARK, STEP_MARK
 from overlapscope.ingest.build.trace_columns import Mask, Ranges, TraceColumns, matching
 from overlapscope.timeline.columns import COMM, NONE, Ints, Spans, Steps, concat, make, size
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.rows import unique
 
 _MARK: Final = re.compile(
     r"(?P<family>(?:.{0,200}[^a-z])?(?:train|training|global|profiler)?(?:step|iteration|iter|batch)s?)"
@@ -97,12 +98,10 @@ def host_steps(host: Ranges, names: list[str], base_ns: int = 0) -> tuple[Steps,
     `base_ns` is added to all times. The second value is the number of marks that repeat the number of an earlier step
     which had ended.
     """
-    matches = {code: found for code, name in enumerate(names) if (found := STEP_MARK.match(name))}
-    rows = np.flatnonzero(np.isin(host.name, list(matches)))
-    marks = {matches[int(host.name[row])]["by"] for row in rows.tolist()}
-    by = "overlapscope.step" if "overlapscope.step" in marks else "ProfilerStep"
-    rows = rows[[matches[int(host.name[row])]["by"] == by for row in rows.tolist()]] if rows.size else rows
-    number = np.array([int(matches[int(host.name[row])]["number"]) for row in rows.tolist()], np.int64)
+    marks = {code: found for code in unique(host.name).tolist() if (found := STEP_MARK.match(names[code]))}
+    ours = [code for code, found in marks.items() if found["by"] == "overlapscope.step"]
+    rows = np.flatnonzero(np.isin(host.name, ours or list(marks)))
+    number = np.array([int(marks[code]["number"]) for code in host.name[rows].tolist()], np.int64)
     order = np.lexsort((number, host.start_ns[rows]))
     rows, number = rows[order], number[order]
     # The same step marked on two threads is one step.

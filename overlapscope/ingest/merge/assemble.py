@@ -226,19 +226,15 @@ def _rename_groups(reading: Reading, shared: set[str]) -> Reading:
         if group.name in shared and group.ranks is not None
     }
     groups = tuple(replace(group, name=new.get(group.name, group.name)) for group in reading.groups)
-    timelines = tuple(_with_names(each, new) for each in reading.timelines)
-    return replace(reading, groups=groups, timelines=timelines, facts=_with_group_names(reading.facts, new))
-
-
-def _with_group_names(facts: Facts, new: Mapping[str, str]) -> Facts:
+    timelines = []
+    for timeline in reading.timelines:
+        names, codes = _recoded(timeline.names, new)
+        calls = replace(timeline.collectives, group=codes[timeline.collectives.group])
+        timelines.append(replace(timeline, names=names, collectives=calls))
+    facts = reading.facts
     names, codes = _recoded(facts.names, new)
-    return replace(facts, names=names, progress=replace(facts.progress, group=codes[facts.progress.group]))
-
-
-def _with_names(timeline: RankTimeline, new: Mapping[str, str]) -> RankTimeline:
-    names, codes = _recoded(timeline.names, new)
-    calls = replace(timeline.collectives, group=codes[timeline.collectives.group])
-    return replace(timeline, names=names, collectives=calls)
+    facts = replace(facts, names=names, progress=replace(facts.progress, group=codes[facts.progress.group]))
+    return replace(reading, groups=groups, timelines=tuple(timelines), facts=facts)
 
 
 def _recoded(names: Sequence[str], new: Mapping[str, str]) -> tuple[tuple[str, ...], Codes]:

@@ -204,9 +204,8 @@ class _Workers:
         return True
 
     def _finish(self, pool: WorkerPool, number: int, future: Future[Read]) -> None:
-        if not isinstance(
-            future.exception(), BrokenExecutor
-        ):  # else the pool may hold the lock that `submit` waits for
+        # A broken pool may hold the lock that `submit` waits for.
+        if not isinstance(future.exception(), BrokenExecutor):
             self._submit_next(pool)
         self._finished.put((number, future))
 
