@@ -8,7 +8,6 @@ import re
 import stat
 import subprocess
 import tarfile
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from overlapscope.ingest.parsing import gzip_stream
 from tests.conftest import shared_file
 from tests.support.kineto_writer import distributed, training, write, write_job
 
+pytestmark = pytest.mark.usefixtures("temporary_folder")
 Packer = Callable[[Path, dict[str, bytes]], Path]
 
 
@@ -54,21 +54,6 @@ def zipped(path: Path, members: dict[str, bytes]) -> Path:
 
 
 PACKERS = {"tar.gz": tarred, "tar": plain, "zip": zipped}
-
-
-@pytest.fixture(autouse=True)
-def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for temporary files that must be empty after each test."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left_behind(temporary_folder: Path) -> object:
-    yield
-    assert list(temporary_folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", PACKERS)

@@ -4,7 +4,6 @@ import http.server
 import re
 import ssl
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -21,6 +20,7 @@ from tests.support.kineto_writer import distributed, training, write
 from tests.unit.parallel.test_write_run import Interrupting
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+pytestmark = pytest.mark.usefixtures("temporary_folder")
 
 TRACES: Final = [write(training(), metadata=distributed(rank, 4)) for rank in range(4)]
 LARGE: Final = TRACES[0] + b" " * (3 * remote.BLOCK_BYTES)
@@ -153,14 +153,6 @@ def web(served: Quiet) -> str:
     return f"http://127.0.0.1:{served.server_address[1]}"
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    yield
-    assert list((tmp_path / "temporary").iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("path", "rank"),
     [
@@ -188,7 +180,7 @@ def test_what_a_server_gives_is_read(web: str, path: str, rank: int) -> None:
         ("page", "web page without links to files below it"),
     ],
 )
-def test_what_a_server_refuses_is_said(web: str, path: str, words: str) -> None:
+def test_what_a_server_refuses_is_reported(web: str, path: str, words: str) -> None:
     with pytest.raises(InputError, match=re.escape(words)):
         read_inputs([Path(f"{web}/{path}")])
 
@@ -219,7 +211,7 @@ def test_a_page_without_end_is_read_up_to_a_limit(web: str) -> None:
         discover([Path(f"{web}/endless_page")])
 
 
-def test_a_certificate_that_nobody_vouches_for_is_said(tmp_path: Path, served: Quiet) -> None:
+def test_a_certificate_that_nobody_vouches_for_is_reported(tmp_path: Path, served: Quiet) -> None:
     made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
     made += ["-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1"]
     try:
@@ -272,7 +264,7 @@ def test_folders_without_end_are_not_searched_for_ever(web: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "resumed"), [("large.json", 1), ("rank0.json", 0)])
-def test_a_file_is_gone_on_with_where_the_server_tells_its_version(
+def test_a_file_is_gone_on_with_where_the_server_states_its_version(
     web: str, tmp_path: Path, name: str, resumed: int
 ) -> None:
     inputs = [Path(f"{web}/{name}"), Path(f"{web}/rank2.json")]
