@@ -54,8 +54,8 @@ def job_of_two(folder: Path, *descriptions: str) -> Path:
     """A rank a file, each of which describes the one group as it likes."""
     folder.mkdir()
     for rank, description in enumerate(descriptions):
-        told = json.dumps(distributed(rank)).replace("default_pg", description)
-        (folder / f"rank{rank}.json").write_bytes(write(training(), metadata=json.loads(told)))
+        metadata = json.dumps(distributed(rank)).replace("default_pg", description)
+        (folder / f"rank{rank}.json").write_bytes(write(training(), metadata=json.loads(metadata)))
     return folder
 
 
@@ -129,7 +129,7 @@ def test_what_a_process_holds_goes_with_it_when_work_is_given_up(
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_what_an_interruption_keeps_is_told_where_there_is_any(
+def test_what_an_interruption_keeps_is_shown_where_there_is_any(
     kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -225,7 +225,7 @@ def test_a_run_of_a_newer_version_may_hold_what_was_lost_and_one_that_cannot_be_
 @pytest.mark.parametrize(
     "full", [(spool, "save_reading"), (write_run_tables, "take_over"), (write_run_tables, "write_entry")]
 )
-def test_a_full_disk_is_told_with_what_to_do_and_costs_neither_the_older_run_nor_what_was_read(
+def test_a_full_disk_is_reported_with_what_to_do_and_costs_neither_the_older_run_nor_what_was_read(
     full: tuple[object, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder,), out = job(tmp_path / "job"), tmp_path / "apart"
@@ -244,9 +244,9 @@ def test_a_full_disk_is_told_with_what_to_do_and_costs_neither_the_older_run_nor
     with monkeypatch.context() as patch:
         patch.setattr(*full, save)
         assert main(words) == 3
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert "No space left on device" in said
-    assert "make room" in said
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "No space left on device" in message
+    assert "make room" in message
     assert files_in(out) == before
     assert main(words) == 0
     assert "read before the interruption" in capsys.readouterr().out

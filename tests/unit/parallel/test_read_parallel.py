@@ -20,7 +20,7 @@ from tests.unit.parallel.test_write_run import files_of
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """Two ranks, one whose file alone tells its rank, one damaged, and a log."""
+    """Two ranks, one whose file name alone states its rank, one damaged, and a log."""
     folder = write_job(tmp_path / "job", 2)
     (folder / "rank_2.json.gz").write_bytes(gzip.compress(write(training(), TORCH_2022)))
     (folder / "rank3.json").write_bytes(write(training(), metadata=distributed(3))[:40])

@@ -95,7 +95,7 @@ def test_a_run_may_be_called_what_is_no_text(
 
 
 def job(folder: Path) -> list[Path]:
-    """Two ranks, the first recorded twice; one that only its file's name tells; a damaged file; one in an archive."""
+    """Two ranks, the first recorded twice; one that only its file's name states; a damaged file; one in an archive."""
     folder.mkdir()
     (folder / "rank0.json").write_bytes(trace(0))
     (folder / "rank0_later.json.gz").write_bytes(gzip.compress(trace(0, windows_later=2)))
@@ -389,7 +389,7 @@ def test_an_executor_that_breaks_down_is_no_reason_to_begin_anew(tmp_path: Path)
     assert assert_as_if_read_at_once(inputs, tmp_path, workers=1).resumed_files == 1
 
 
-def test_workers_that_write_to_another_disk_are_told_apart(tmp_path: Path) -> None:
+def test_workers_that_write_to_another_disk_are_noticed(tmp_path: Path) -> None:
     class Elsewhere(_Breaking):
         def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
             future: Future[Any] = Future()
