@@ -26,20 +26,13 @@ from overlapscope.ingest.formats.kineto import event_file as kineto_file
 from overlapscope.ingest.formats.kineto.event_file import EventFile, read_events
 from overlapscope.ingest.inputs import Inputs, Unpacked
 from overlapscope.ingest.options import ReadOptions
-from overlapscope.ingest.parallel import process_pool, read_parallel
+from overlapscope.ingest.parallel import read_parallel
 from overlapscope.ingest.parallel.task import task_of
-from overlapscope.ingest.parallel.worker_count import (
-    MOST_SHARES,
-    shares_among,
-    start_ahead,
-)
 from overlapscope.ingest.parsing import gzip_stream as bytestream
 from overlapscope.ingest.parsing.event_chunks import EventChunks
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Sharing
 from overlapscope.ingest.write_run import write_run
-from overlapscope.timeline.store.load_save import save_run
-from overlapscope.version import __version__
 from tests.conftest import ROOT
 from tests.support.kineto_writer import (
     ABSOLUTE_FLOATS,
@@ -320,70 +313,6 @@ def test_where_no_thread_can_be_started_the_file_is_read_here(
     monkeypatch.undo()
     assert left[0] < 0
     assert files_of(shared, tmp_path / "shared") == alone
-
-
-@pytest.mark.parametrize(
-    ("cores", "asked", "sizes", "shares"),
-    [
-        (64, None, [5 << 30] * 8, [8] * 8),
-        (16, None, [5 << 30] * 8, [2] * 8),
-        (8, None, [5 << 30] * 8, [1] * 8),
-        (64, None, [5 << 30, 1 << 20], [8, 1]),
-        (64, 6, [5 << 30, 5 << 30, 5 << 30], [2, 2, 2]),
-        (64, 2, [5 << 30], [2]),
-        (64, None, [100 << 30], [MOST_SHARES]),
-        (64, None, [2], [1]),
-        (64, 3, [2], [3]),
-        (64, 1, [100 << 30], [1]),
-        (64, 1, [5 << 30, 5 << 30], [1, 1]),
-        (64, None, [], []),
-    ],
-)
-def test_cores_beyond_one_a_file_help_with_the_large_ones(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    cores: int,
-    asked: int | None,
-    sizes: list[int],
-    shares: list[int],
-) -> None:
-    monkeypatch.setattr("overlapscope.ingest.parallel.worker_count._usable_cores", lambda: cores)
-    files = [tmp_path / f"{number}.json" for number in range(len(sizes))]
-    for path, size in zip(files, sizes, strict=True):
-        with open(path, "wb") as file:
-            file.truncate(size)
-    assert shares_among(asked, files) == shares
-    assert shares_among(None, [tmp_path / "elsewhere"] * 3) == [1, 1, 1]
-
-
-def test_workers_start_ahead_only_where_they_have_something_to_read(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("overlapscope.ingest.parallel.worker_count._usable_cores", lambda: 4)
-    run = tmp_path / "run"
-    save_run(read_inputs([job]), run, version=__version__)
-    with open(run / "ranks.bin", "wb") as file:
-        file.truncate(100 << 30)
-    many = tmp_path / "many"
-    many.mkdir()
-    for number in range(3):
-        with open(many / f"rank{number}.json", "wb") as file:
-            file.truncate(1 << 30)
-    inputs = ([job], [run], [many / "rank0.json"], [many], [tmp_path / "absent.json"], [])
-    started: list[tuple[int, str]] = []
-    monkeypatch.setattr(process_pool, "started_ahead", lambda count, module: started.append((count, module)))
-    for paths in inputs:
-        start_ahead(None, paths)
-        start_ahead(1, paths)
-    assert started == [
-        (3, "overlapscope.ingest.formats.kineto.event_file"),
-        (2, "overlapscope.ingest.parallel.read_parallel"),
-    ]
-    started.clear()
-    for paths in inputs:
-        start_ahead(None, paths, to_disk=True)
-        start_ahead(1, paths, to_disk=True)
-    assert started == [(3, "overlapscope.ingest.parallel.spool")]
 
 
 @pytest.mark.usefixtures("small_pieces")
