@@ -119,16 +119,10 @@ def _large_tables(timeline: RankTimeline, parts: Sequence[Part], folder: Path) -
 
 def places_of(spans: Spans, parts: Sequence[Part]) -> list[Place]:
     """Return the places that the rows in an outline's spans stand for."""
-    rows = zip(
-        spans.correlation.tolist(),
-        spans.recording.tolist(),
-        spans.lane.tolist(),
-        spans.collective.tolist(),
-        strict=True,
-    )
+    columns = (spans.correlation, spans.recording, spans.lane, spans.collective)
     return [
         Place(folder=parts[part].folder, recording=recording, lane=lane, call=call)
-        for part, recording, lane, call in rows
+        for part, recording, lane, call in zip(*(each.tolist() for each in columns), strict=True)
     ]
 
 
@@ -159,10 +153,8 @@ def join_tables(joining: Joining) -> None:
 
 
 def _moved(table: Any, place: Place) -> Columns:
-    changed: dict[str, Any] = {}
-    for column, by in (("recording", place.recording), ("lane", place.lane)):
-        if hasattr(table, column):
-            changed[column] = getattr(table, column) + by
+    by = {"recording": place.recording, "lane": place.lane}
+    changed: dict[str, Any] = {name: getattr(table, name) + more for name, more in by.items() if hasattr(table, name)}
     if hasattr(table, "collective"):
         changed["collective"] = shift(table.collective, place.call)
     moved: Columns = replace(table, **changed)
