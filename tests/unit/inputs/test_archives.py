@@ -99,28 +99,18 @@ def test_a_folder_of_the_profiler_keeps_its_neighbours(tmp_path: Path) -> None:
     assert {len(each.warnings) for each in run.sources} == {0}
 
 
-ESCAPES = [
-    "../evil.json",
-    "/evil.json",
-    "a/../../evil.json",
-    "a/..",
-    "C:evil.json",
-    "a\\..\\evil.json",
-    "x" * 300 + ".json",
-]
+ESCAPES = ["../evil.json", "/evil.json", "a/../../evil.json", "a/..", "C:evil.json", "a\\..\\evil.json"]
 
 
 @pytest.mark.parametrize("kind", PACKERS)
-@pytest.mark.parametrize("name", ESCAPES)
+@pytest.mark.parametrize("name", [*ESCAPES, "x" * 300 + ".json"])
 def test_no_member_leads_out(kind: str, name: str, tmp_path: Path) -> None:
     archive = PACKERS[kind](tmp_path / f"t.{kind}", {name: trace(1), "rank0.json": trace(0)})
-    before = sorted(tmp_path.rglob("*"))
+    before = sorted(tmp_path.glob("*"))
     with unpacked([archive]) as found:
         inside = [path for folder in found.folders for path in folder.parent.parent.rglob("*") if path.is_file()]
         assert [path.name for path in inside] == ["rank0.json"]
-        assert sorted(path for path in tmp_path.rglob("*") if "temporary" not in path.parts) == [
-            path for path in before if "temporary" not in path.parts
-        ]
+        assert sorted(tmp_path.glob("*")) == before
     run = overlapscope.load(archive)
     assert run.ranks == [0]
     assert any("left out" in w or "not read whole" in w for source in run.sources for w in source.warnings)

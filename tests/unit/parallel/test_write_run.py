@@ -11,8 +11,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from overlapscope.timeline.store.load_save import save_run
 from overlapscope.version import __version__
 from tests.conftest import shared_file
 from tests.support.kineto_writer import TORCH_2022, distributed, training, write
-from tests.support.reading_processes import workers_die_over
+from tests.support.reading_processes import Here, dead, workers_die_over
 
 
 def trace(rank: int, *, windows_later: int = 0, steps: int = 2) -> bytes:
@@ -366,20 +365,15 @@ def test_a_file_whose_reader_is_killed_again_costs_itself_by_name(
     assert "fewer --workers" in lost.warnings[0]
 
 
-class _Breaking(Executor):
+class _Breaking(Here):
     """Gives up after one task, as the standard pool does when a process dies."""
 
     def __init__(self) -> None:
         self._left = 1
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        if self._left:
-            self._left -= 1
-            future.set_result(function(*args, **kwargs))
-        else:
-            future.set_exception(BrokenProcessPool("a process died"))
-        return future
+        self._left -= 1
+        return super().submit(function, *args, **kwargs) if self._left == 0 else dead()
 
 
 def test_an_executor_that_breaks_down_is_no_reason_to_begin_anew(tmp_path: Path) -> None:
@@ -390,10 +384,9 @@ def test_an_executor_that_breaks_down_is_no_reason_to_begin_anew(tmp_path: Path)
 
 
 def test_workers_that_write_to_another_disk_are_noticed(tmp_path: Path) -> None:
-    class Elsewhere(_Breaking):
+    class Elsewhere(Here):
         def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            future: Future[Any] = Future()
-            future.set_result(function(*args, **kwargs))
+            future = super().submit(function, *args, **kwargs)
             shutil.rmtree(args[0].folder, ignore_errors=True)
             return future
 
