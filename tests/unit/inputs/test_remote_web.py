@@ -33,6 +33,17 @@ MOVED: Final = {
     "/to_ftp": "ftp://127.0.0.1/x",
     "/circle": "/circle_back",
     "/circle_back": "/circle",
+    "/job": "/job/",
+}
+JOB: Final = ["../", "/", "?C=N", "http://elsewhere.invalid/x.json", "//[", ".hidden", "rank0.json", "/job/deep/"]
+PAGES: Final = {
+    "/job/": JOB,
+    "/job/?all=1": [*JOB, "rank7.json"],
+    "/job/chosen.html": ["rank3.json", "chosen.html#top"],
+    "/job/deep/": ["rank1.json", "#top", "rank1.json#part", "notes.md", "../deep/", "down/../rank2.json"],
+    "/mixed": ["mailto:me@host", "javascript:void(0)", "this&amp;rank2.json", "my%20rank3.json"],
+    "/page": ["../", "/other"],
+    "/damaged": ['rank0.json"><![<A HREF="rank1.json'],
 }
 
 
@@ -52,19 +63,22 @@ class Server(http.server.BaseHTTPRequestHandler):
         self.go(content=True)
 
     def go(self, *, content: bool) -> None:
-        path, _, query = self.path.partition("?")
+        path = self.path.partition("?")[0]
         if path in MOVED:
-            self.send_response(302)
-            self.answer(b"", content, Location=MOVED[path])
+            self.answer(b"", content, 302, Location=MOVED[path])
+        elif self.path in PAGES:
+            self.page(PAGES[self.path], content)
+        elif path.startswith("/without_end"):
+            self.page([f"{number}/" for number in range(10)], content)
         elif path.startswith("/status/"):
-            self.send_response(int(path.removeprefix("/status/")))
-            self.answer(b"", content)
+            self.answer(b"", content, int(path.removeprefix("/status/")))
         elif path == "/large.json":
-            self.send_response(200)
             self.answer(LARGE, content, ETag="one")
         elif path == "/no_head.json" and not content:
-            self.send_response(405)
-            self.answer(b"", content)
+            self.answer(b"", content, 405)
+        elif path == "/cut.json":
+            self.answer(TRACES[0], content, **{"Content-Length": str(len(TRACES[0]) + 1)})
+            self.close_connection = True
         elif path in ("/endless.json", "/endless_page"):
             self.send_response(200)
             self.send_header("Content-Type", "text/html" if path == "/endless_page" else "text/plain")
@@ -73,55 +87,26 @@ class Server(http.server.BaseHTTPRequestHandler):
             while content and not self.ended.is_set():
                 self.wfile.write(b"<a href='x'>" * 5_000)
         elif path in ("/drip.json", "/stuck.json"):
-            self.send_response(200)
-            self.send_header("Content-Length", "100000")
-            self.end_headers()
+            self.answer(b"", content, **{"Content-Length": "100000"})
             while content and not self.ended.wait(0.05):
                 self.wfile.write(b" " if path == "/drip.json" else b"")
-            self.close_connection = True
-        elif path == "/cut.json":
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(TRACES[0]) + 1))
-            self.end_headers()
-            self.wfile.write(TRACES[0] if content else b"")
             self.close_connection = True
         elif path == "/silent.json":
             self.ended.wait()
             self.close_connection = True
-        elif path == "/job":
-            self.send_response(301)
-            self.answer(b"", content, Location="/job/")
-        elif path == "/job/":
-            elsewhere = ["../", "/", "?C=N", "http://elsewhere.invalid/x.json", "//[", ".hidden"]
-            self.page([*elsewhere, "rank0.json", "/job/deep/", *("rank7.json" for _ in [0] if query)], content)
-        elif path == "/job/chosen.html":
-            self.page(["rank3.json", "chosen.html#top"], content)
-        elif path == "/job/deep/":
-            self.page(["rank1.json", "#top", "rank1.json#part", "notes.md", "../deep/", "down/../rank2.json"], content)
-        elif path == "/mixed":
-            self.page(["mailto:me@host", "javascript:void(0)", "this&amp;rank2.json", "my%20rank3.json"], content)
-        elif path.startswith("/without_end"):
-            self.page([f"{number}/" for number in range(10)], content)
-        elif path == "/page":
-            self.page(["../", "/other"], content)
-        elif path == "/damaged":
-            self.page(['rank0.json"><![<A HREF="rank1.json'], content)
         elif path.endswith("notes.md"):
-            self.send_response(200)
             self.answer(b"# Notes\n" * 100, content)
         elif (found := re.search(r"rank(\d)\.json$", path)) or path == "/no_head.json":
-            self.send_response(200)
             self.answer(TRACES[int(found[1]) if found else 3], content)
         else:
-            self.send_response(404)
-            self.answer(b"", content)
+            self.answer(b"", content, 404)
 
     def page(self, links: list[str], content: bool) -> None:
-        self.send_response(200)
         page = "<!DOCTYPE html><body>" + "".join(f'<A HREF="{each}">x</A>' for each in links)
         self.answer(page.encode(), content, **{"Content-Type": "text/html; charset=utf-8"})
 
-    def answer(self, body: bytes, content: bool, **headers: str) -> None:
+    def answer(self, body: bytes, content: bool, status: int = 200, **headers: str) -> None:
+        self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
