@@ -44,7 +44,7 @@ intervals = st.lists(st.tuples(moments, moments), max_size=12)
 
 
 def raster(pairs: Iterable[tuple[int, int]]) -> Mask:
-    """Tell for each nanosecond whether any interval covers it."""
+    """Return for each nanosecond whether any interval covers it."""
     cells = np.zeros(CELLS, np.bool_)
     for start, end in pairs:
         for moment in range(start, end):

@@ -46,7 +46,7 @@ def job(
     clock: Mapping[int, float] | None = None,
     hosts: Mapping[int, str] | None = None,
 ) -> Run:
-    """Give a run of `lasts` ms in steps of `step`; `lone` are communication spans of no call, `clock` what is ahead."""
+    """Return a run of `lasts` ms in steps of `step`; `lone` are communication spans of no call, `clock` is ahead."""
     ranks = {}
     for rank, own in calls.items():
         ahead = EPOCH_NS + round((clock or {}).get(rank, 0.0) * MS)

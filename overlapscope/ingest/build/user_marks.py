@@ -104,21 +104,19 @@ def host_steps(host: Ranges, names: list[str], base_ns: int = 0) -> tuple[Steps,
     number = np.array([int(marks[code]["number"]) for code in host.name[rows].tolist()], np.int64)
     order = np.lexsort((number, host.start_ns[rows]))
     rows, number = rows[order], number[order]
+    start_ns, end_ns = host.start_ns[rows], host.end_ns[rows]
     # The same step marked on two threads is one step.
-    first = np.unique(number, return_index=True)[1]
+    _, first, of_number = np.unique(number, return_index=True, return_inverse=True)
+    first_mark = first[of_number]
+    repeated = int(((start_ns >= end_ns[first_mark]) & (first_mark != np.arange(number.size))).sum())
     keep = np.sort(first)
-    ended = {int(number[at]): int(host.end_ns[rows[at]]) for at in keep.tolist()}
-    repeated = sum(
-        int(host.start_ns[rows[at]]) >= ended[int(number[at])]
-        for at in np.delete(np.arange(number.size), keep).tolist()
-    )
     steps = make(
         Steps,
         keep.size,
         recording=0,
         step=number[keep],
-        start_ns=host.start_ns[rows[keep]] + base_ns,
-        end_ns=host.end_ns[rows[keep]] + base_ns,
+        start_ns=start_ns[keep] + base_ns,
+        end_ns=end_ns[keep] + base_ns,
     )
     return steps, repeated
 

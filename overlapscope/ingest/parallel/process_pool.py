@@ -120,7 +120,7 @@ def started_ahead(count: int, module: str) -> Iterator[WorkerPool | None]:
 
 
 def can_start() -> bool:
-    """Whether this process may start workers: a frozen program is no Python, and a daemon may have no children."""
+    """Return whether this process may start workers: a frozen program is no Python, a daemon may have no children."""
     return bool(sys.executable) and not getattr(sys, "frozen", False) and not current_process().daemon
 
 
