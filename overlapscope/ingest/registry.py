@@ -305,37 +305,31 @@ def _partial_readers(head: Head) -> list[Reader]:
 def _recognising_later_text(head: Head, candidates: Sequence[Reader]) -> list[Reader]:
     """Return those of the readers that recognise a later part of a text; none where the file is not text."""
     found: list[Reader] = []
-    if not candidates or len(head.content) < HEAD_BYTES or not is_text(head.content):
-        return found
-    try:
-        for part in _text_parts(head.path):
-            later = Head(path=head.path, content=part)
-            found += [reader for reader in candidates if reader not in found and reader.recognises(later)]
+    with suppress(InputError):  # reading the file will report what is wrong
+        for part in _text_parts(head) if candidates else ():
+            found += [reader for reader in candidates if reader not in found and reader.recognises(part)]
             if len(found) == len(candidates):
                 break
-    except InputError:
-        pass  # reading the file will report what is wrong
     return found
 
 
 def _text_matches(head: Head, matches: Callable[[Head], bool]) -> bool:
     """Return whether `matches` accepts the beginning or a later part of a text; False where the file is not text."""
-    if not is_text(head.content):
-        return False
     if len(head.content) < HEAD_BYTES:
-        return matches(head)
-    try:
-        return any(matches(Head(path=head.path, content=part)) for part in _text_parts(head.path))
-    except InputError:
-        return False  # reading the file will report what is wrong
+        return is_text(head.content) and matches(head)
+    with suppress(InputError):  # reading the file will report what is wrong
+        return any(map(matches, _text_parts(head)))
+    return False
 
 
-def _text_parts(path: Path) -> Iterator[bytes]:
-    """Yield the first MAX_SEARCHED_BYTES of a text in parts that overlap."""
+def _text_parts(head: Head) -> Iterator[Head]:
+    """Yield the first MAX_SEARCHED_BYTES of a long text in parts that overlap; nothing of a file that is not text."""
+    if len(head.content) < HEAD_BYTES or not is_text(head.content):
+        return
     size = 0
     before = b""
-    for block in ByteStream(path).blocks():
-        yield before + block
+    for block in ByteStream(head.path).blocks():
+        yield Head(path=head.path, content=before + block)
         size += len(block)
         if size >= MAX_SEARCHED_BYTES:
             return

@@ -117,16 +117,10 @@ def _large_tables(timeline: RankTimeline, parts: Sequence[Part], folder: Path) -
 
 def places_of(spans: Spans, parts: Sequence[Part]) -> list[Place]:
     """Return the places that the rows in an outline's spans stand for."""
-    rows = zip(
-        spans.correlation.tolist(),
-        spans.recording.tolist(),
-        spans.lane.tolist(),
-        spans.collective.tolist(),
-        strict=True,
-    )
+    columns = (spans.correlation, spans.recording, spans.lane, spans.collective)
     return [
         Place(folder=parts[part].folder, recording=recording, lane=lane, call=call)
-        for part, recording, lane, call in rows
+        for part, recording, lane, call in zip(*(each.tolist() for each in columns), strict=True)
     ]
 
 

@@ -42,8 +42,6 @@ def _calls_several(timeline: RankTimeline, seen: Recorded) -> bool:
         return False
     step = np.searchsorted(timeline.steps.start_ns, notes.start_ns[graphs], side="right") - 1
     graphs = graphs[(step >= 0) & np.isin(timeline.steps.step[step], seen.steps)]
-    around = innermost_range(
-        notes.lane, notes.start_ns, notes.end_ns, notes.lane[graphs], notes.start_ns[graphs], regions
-    )
+    around = innermost_range(notes, notes.lane[graphs], notes.start_ns[graphs], regions)
     called = np.unique(around[around != NOWHERE], return_counts=True)[1]
     return int((called > 1).sum()) > len(seen.steps) / 2

@@ -7,6 +7,7 @@ a dialect. Dialects of whole microseconds take only times that are multiples of 
 import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -267,6 +268,14 @@ def training(steps: int = 2, *, first: int = 3) -> list[Event]:
         ]
     events.append(mark("Record Window End", steps * 10 * MS + 200 * US))
     return events
+
+
+def write_job(folder: Path, ranks: int, *, steps: int = 2) -> Path:
+    """Write the traces of a job's ranks, `rank0.json` and so on, into a folder, which is made where it is missing."""
+    folder.mkdir(exist_ok=True)
+    for rank in range(ranks):
+        (folder / f"rank{rank}.json").write_bytes(write(training(steps), metadata=distributed(rank, ranks)))
+    return folder
 
 
 TRAINING_STEP_NS = {

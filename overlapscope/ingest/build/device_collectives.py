@@ -28,7 +28,7 @@ from overlapscope.ingest.build.kernel_names import (
     canonical_operation,
 )
 from overlapscope.ingest.build.launch_links import DeviceSpans
-from overlapscope.ingest.build.trace_columns import ApiCall, TraceColumns
+from overlapscope.ingest.build.trace_columns import ApiCall, TraceColumns, matching
 from overlapscope.timeline.columns import COMM, NONE, Collectives, Ints, make
 from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, full_elements, volume_bytes
 from overlapscope.timeline.run import Group
@@ -89,8 +89,9 @@ def assemble(
     """
     comm = np.flatnonzero((spans.kind == COMM) & ~spans.marked)
     names = columns.names.to_list()
+    at = (spans.launch_lane[comm], spans.launch_ns[comm])
     ranges = {
-        kind: _around(columns, spans, comm, [pattern.match(name) is not None for name in names]).tolist()
+        kind: innermost_range(columns.host, *at, matching(pattern, names)[columns.host.name]).tolist()
         for kind, pattern in _RANGES.items()
     }
     call_of_span = np.full(spans.row.size, NONE, np.int64)
@@ -120,22 +121,6 @@ def _launch_lanes(spans: DeviceSpans, comm: Ints, call: Ints, launch_ns: Ints) -
     first = (spans.launch_ns[comm] != NONE) & (spans.launch_ns[comm] == launch_ns[call])
     lane[call[first]] = spans.launch_lane[comm][first]
     return lane
-
-
-def _around(columns: TraceColumns, spans: DeviceSpans, comm: Ints, chosen: list[bool]) -> Ints:
-    """Return the innermost range of one kind around the launch of each communication span."""
-    host = columns.host
-    found = np.full(comm.size, NOWHERE, np.int64)
-    linked = spans.launch_ns[comm] != NONE
-    found[linked] = innermost_range(
-        host.lane,
-        host.start_ns,
-        host.end_ns,
-        spans.launch_lane[comm][linked],
-        spans.launch_ns[comm][linked],
-        np.array(chosen, np.bool_)[host.name],
-    )
-    return found
 
 
 def _describe(
@@ -212,17 +197,15 @@ def _operation(
     op = canonical_operation(args.collective_name)
     if op is not None and op != "coalesced":
         return op
-    spelled = []
-    if around["library"] != NOWHERE:
-        spelled.append((LIBRARY_RANGE, names[int(columns.host.name[around["library"]])]))
-    if device_note != NOWHERE:
-        spelled.append((LIBRARY_RANGE, names[int(columns.device_notes.name[device_note])]))
-    if around["call"] != NOWHERE:
-        spelled.append((C10D_CALL, names[int(columns.host.name[around["call"]])]))
-    if around["symmetric"] != NOWHERE:
-        spelled.append((SYMMETRIC_MEMORY, names[int(columns.host.name[around["symmetric"]])]))
-    for pattern, name in spelled:
-        found = pattern.match(name)
+    host, notes = columns.host.name, columns.device_notes.name
+    spelled = (
+        (LIBRARY_RANGE, host, around["library"]),
+        (LIBRARY_RANGE, notes, device_note),
+        (C10D_CALL, host, around["call"]),
+        (SYMMETRIC_MEMORY, host, around["symmetric"]),
+    )
+    for pattern, column, row in spelled:
+        found = pattern.match(names[int(column[row])]) if row != NOWHERE else None
         better = canonical_operation(found["op"]) if found else None
         if better is not None and better != "coalesced":
             return better
@@ -249,13 +232,9 @@ def _table(
         start_ns=start,
         end_ns=end,
         launch_ns=np.where(launch == np.iinfo(np.int64).max, NONE, launch),
-        **{key: _ints(rows, key) for key in _NUMBERS},
+        **{key: np.array([NONE if row[key] is None else row[key] for row in rows], np.int64) for key in _NUMBERS},
         **{key: _names(columns, rows, key) for key in ("op", "group", "dtype")},
     )
-
-
-def _ints(rows: list[dict[str, int | str | None]], key: str) -> Ints:
-    return np.array([NONE if row[key] is None else row[key] for row in rows], np.int64)
 
 
 def _names(columns: TraceColumns, rows: list[dict[str, int | str | None]], key: str) -> list[int]:

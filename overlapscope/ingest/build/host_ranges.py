@@ -9,10 +9,9 @@ from typing import Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from overlapscope.ingest.build.trace_columns import Ranges
-from overlapscope.timeline.columns import NONE, Codes, Ints
+from overlapscope.ingest.build.trace_columns import Mask, Ranges, matching
+from overlapscope.timeline.columns import NONE, Annotations, Codes, Ints
 from overlapscope.timeline.dimensions import BACKWARD, DATA, FORWARD, OPTIMIZER
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.rows import unique
@@ -40,17 +39,15 @@ _MODULE: Final = re.compile(r"^FSDP::\w+ (?:\((?P<of>[^()]+)\)|for (?P<next>.+))
 _ACCUMULATES: Final = re.compile(r"^autograd::engine::evaluate_function: (?:torch::autograd::)?AccumulateGrad\b")
 """Hooks on a gradient run here: DDP's, FSDP's and similar ones."""
 _SUMS: Final = ("all_reduce", "reduce_scatter")
-Mask = npt.NDArray[np.bool_]
 
 
-def innermost_range(
-    lanes: Ints, starts: Ints, ends: Ints, at_lanes: Ints, at: Ints, chosen: npt.NDArray[np.bool_] | None = None
-) -> Ints:
+def innermost_range(ranges: Ranges | Annotations, at_lanes: Ints, at: Ints, chosen: Mask | None = None) -> Ints:
     """Return, for each moment `at` on lane `at_lanes`, the row of the innermost range [start, end) around it.
 
     Innermost is the range that started last; of those that started together, the shortest. Ranges need not be
-    properly nested. The mask `chosen` limits the ranges. NOWHERE where there is none. All arrays are int64.
+    properly nested. The mask `chosen` limits the ranges. NOWHERE where there is none, or the moment or lane is NONE.
     """
+    lanes, starts, ends = ranges.lane, ranges.start_ns, ranges.end_ns
     found = np.full(at.size, NOWHERE, np.int64)
     rows = np.arange(starts.size) if chosen is None else np.flatnonzero(chosen)
     if rows.size == 0 or at.size == 0:
@@ -136,18 +133,14 @@ def launch_context(host: Ranges, names: NameTable, ops: Codes, lane: Ints, at_ns
     Names that it uses are added to `names`.
     """
     spelled = names.to_list()
-    known = (lane != NONE) & (at_ns != NONE)
 
     def around(pattern: re.Pattern[str]) -> Ints:
-        found = np.full(lane.size, NOWHERE, np.int64)
-        chosen = _named(pattern, spelled)[host.name]
-        found[known] = innermost_range(host.lane, host.start_ns, host.end_ns, lane[known], at_ns[known], chosen)
-        return found
+        return innermost_range(host, lane, at_ns, matching(pattern, spelled)[host.name])
 
     forward, backward, optimizer = (around(pattern) for pattern in _PHASES.values())
     begun = np.append(host.start_ns, NONE)
     in_backward = (backward != NOWHERE) & (begun[backward] >= begun[optimizer])
-    in_backward |= known & (optimizer == NOWHERE) & np.isin(lane, _autograd_lanes(host, spelled))
+    in_backward |= (at_ns != NONE) & (optimizer == NOWHERE) & np.isin(lane, _autograd_lanes(host, spelled))
     in_optimizer = ~in_backward & (optimizer != NOWHERE) & (begun[optimizer] >= begun[forward])
     in_forward = ~in_backward & ~in_optimizer & (forward != NOWHERE)
     phase = np.full(lane.size, -1, np.int32)
@@ -166,16 +159,12 @@ def launch_context(host: Ranges, names: NameTable, ops: Codes, lane: Ints, at_ns
     )
 
 
-def _named(pattern: re.Pattern[str], spelled: list[str]) -> Mask:
-    return np.array([pattern.match(name) is not None for name in spelled], np.bool_)
-
-
 def _autograd_lanes(host: Ranges, spelled: list[str]) -> Ints:
     """Return the threads that run nothing but the backward pass: autograd's own, one a device."""
-    backward = unique(host.lane[_named(_AUTOGRAD, spelled)[host.name]])
-    others = _named(_PHASES[FORWARD], spelled) | _named(_PHASES[OPTIMIZER], spelled)
-    steps = np.array([name.startswith(("ProfilerStep#", "overlapscope.step#")) for name in spelled], np.bool_)
-    return backward[~np.isin(backward, host.lane[(others | steps)[host.name]])]
+    backward = unique(host.lane[matching(_AUTOGRAD, spelled)[host.name]])
+    others = matching(_PHASES[FORWARD], spelled) | matching(_PHASES[OPTIMIZER], spelled)
+    others |= np.array([name.startswith(("ProfilerStep#", "overlapscope.step#")) for name in spelled], np.bool_)
+    return backward[~np.isin(backward, host.lane[others[host.name]])]
 
 
 def _modules(host: Ranges, names: NameTable, spelled: list[str], rows: Ints) -> Codes:

@@ -1,8 +1,10 @@
 """Turn device events into spans: link each to its launch and host operation, and classify communication and compute."""
 
+import re
+from typing import Final
+
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
 from overlapscope.ingest.build.kernel_names import (
@@ -14,12 +16,13 @@ from overlapscope.ingest.build.kernel_names import (
     surrounds_collective,
 )
 from overlapscope.ingest.build.profiler_names import BETWEEN_DEVICES, LAUNCHES_KERNEL, SYNCHRONISATION
-from overlapscope.ingest.build.trace_columns import KERNEL, MEMCPY, Ranges, TraceColumns
+from overlapscope.ingest.build.trace_columns import KERNEL, MEMCPY, Mask, TraceColumns, matching
 from overlapscope.ingest.build.user_marks import launched_inside
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, NONE, PLAIN, UNCLASSIFIED, Ints, Small
 from overlapscope.timeline.rows import unique
 
-Mask = npt.NDArray[np.bool_]
+_TORCH_OP: Final = re.compile(r"(?:aten|autograd)::")
+"""Operations of torch itself: what they launch computes."""
 
 
 class DeviceSpans(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,19 +56,16 @@ def link_and_classify(columns: TraceColumns, classifier: Classifier) -> DeviceSp
     its launch; its name.
     """
     names = columns.names.to_list()
-    waits = np.array([SYNCHRONISATION.match(name) is not None for name in names], np.bool_)
+    waits = matching(SYNCHRONISATION, names)
     row = np.flatnonzero(~waits[columns.device_name]) if waits.any() else np.arange(columns.device_name.size)
     launch, ambiguous = _launches(columns, columns.device_correlation[row])
     linked = launch != NOWHERE
     # The appended last element is the value for NOWHERE (-1).
     launch_ns = np.append(columns.launch_start_ns, NONE)[launch]
     launch_lane = np.append(columns.launch_lane, NONE)[launch]
-    host_row = np.full(row.size, NOWHERE, np.int64)
-    host = columns.host
-    host_row[linked] = innermost_range(host.lane, host.start_ns, host.end_ns, launch_lane[linked], launch_ns[linked])
+    host_row = innermost_range(columns.host, launch_lane, launch_ns)
     device_note = _device_notes(columns, names, row, ~linked)
-    marked = np.zeros(row.size, np.bool_)
-    marked[linked] = launched_inside(columns, launch_lane[linked], launch_ns[linked])
+    marked = launched_inside(columns, launch_lane, launch_ns)
     kind, note, marked = _kinds(columns, names, classifier, row, host_row, device_note, marked)
     last, lost = _launch_bounds(columns, names, launch[linked])
     return DeviceSpans(
@@ -97,7 +97,8 @@ def _launches(columns: TraceColumns, correlation: Ints) -> tuple[Ints, int]:
     at = np.minimum(np.searchsorted(keys, correlation), keys.size - 1)
     hit = (keys[at] == correlation) & (correlation != NONE)
     launch = np.where(hit, order[at], NOWHERE)
-    process = np.array(_process_codes(columns.lanes), np.int64)[columns.launch_lane[order]]
+    _, of_lane = np.unique([process for process, _ in columns.lanes], return_inverse=True)
+    process = of_lane[columns.launch_lane[order]]
     if unique(process).size == 1:
         return launch, 0
     clash = keys[1:][(keys[1:] == keys[:-1]) & (process[1:] != process[:-1])]
@@ -105,23 +106,16 @@ def _launches(columns: TraceColumns, correlation: Ints) -> tuple[Ints, int]:
     return np.where(doubtful, NOWHERE, launch), int(doubtful.sum())
 
 
-def _process_codes(lanes: list[tuple[str, str]]) -> list[int]:
-    codes: dict[str, int] = {}
-    return [codes.setdefault(process, len(codes)) for process, _ in lanes]
-
-
 def _device_notes(columns: TraceColumns, names: list[str], row: Ints, wanted: Mask) -> Ints:
     """Return the library range on the same stream around each span in the mask `wanted`; NOWHERE for others."""
-    notes: Ranges = columns.device_notes
+    notes = columns.device_notes
     found = np.full(row.size, NOWHERE, np.int64)
     if notes.name.size == 0 or not wanted.any():
         return found
-    is_library = np.array([LIBRARY_RANGE.match(name) is not None for name in names], np.bool_)[notes.name]
+    is_library = matching(LIBRARY_RANGE, names)[notes.name]
     at = row[wanted]
     # Projected ranges are padded by 1 to 2 ns, so the span's own start lies inside.
-    found[wanted] = innermost_range(
-        notes.lane, notes.start_ns, notes.end_ns, columns.device_lane[at], columns.device_start_ns[at], is_library
-    )
+    found[wanted] = innermost_range(notes, columns.device_lane[at], columns.device_start_ns[at], is_library)
     inside = found != NOWHERE
     inside[inside] = notes.end_ns[found[inside]] >= columns.device_end_ns[row[inside]]
     return np.where(inside, found, NOWHERE)
@@ -166,15 +160,10 @@ def _kinds(
     kind = np.where(comm, COMM, np.where(is_kernel | (own & (role == COMPUTES)), COMPUTE, COPY)).astype(np.int8)
     note = np.where(fused & ~own, FUSED, PLAIN).astype(np.int8)
     lane = columns.device_lane[row]
-    unknown = (kind == COMPUTE) & (note == PLAIN) & (role != COMPUTES) & ~_runs_framework_op(names, host_name)
+    by_torch = np.append(matching(_TORCH_OP, names), False)[host_name]
+    unknown = (kind == COMPUTE) & (note == PLAIN) & (role != COMPUTES) & ~by_torch
     note[unknown & ~_on_compute_lanes(columns, row, lane, kind, unknown)] = UNCLASSIFIED
     return kind, note, marked & comm & ~(own | evident | by_name)
-
-
-def _runs_framework_op(names: list[str], host_name: npt.NDArray[np.int32]) -> Mask:
-    """Return a mask of the spans launched by an operation of torch itself, which computes."""
-    own = np.array([name.startswith(("aten::", "autograd::")) for name in names] + [False], np.bool_)
-    return np.asarray(own[host_name], np.bool_)
 
 
 def _on_compute_lanes(columns: TraceColumns, row: Ints, lane: Ints, kind: Small, unknown: Mask) -> Mask:

@@ -5,27 +5,24 @@ touches a device on which another process does more (a context on GPU 0 is a com
 that work counts with the process's own device. A process that runs no kernel is not a rank.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from overlapscope.ingest.build.kernel_names import Classifier
 from overlapscope.ingest.build.launch_links import link_and_classify
 from overlapscope.ingest.build.nccl_api_ranges import NcclPayload, api_calls
 from overlapscope.ingest.build.timeline import BuiltTimeline, device_timeline
-from overlapscope.ingest.build.trace_columns import KERNEL, Ranges, TraceColumns
+from overlapscope.ingest.build.trace_columns import KERNEL, Mask, Ranges, TraceColumns
 from overlapscope.ingest.build.user_marks import step_ranges
 from overlapscope.timeline.columns import NONE, UNCLASSIFIED, Ints, Steps, make
 from overlapscope.timeline.names import Codes, NameTable
 from overlapscope.timeline.run import Group
 
 MAX_SHOWN = 16
-Mask = npt.NDArray[np.bool_]
 NO_RANK = -1
 
 
@@ -163,7 +160,6 @@ def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[Tr
     device_lane = _lanes(lanes, work.device[rows], work.stream[rows], recording.stream_word)
     launch_lane = _threads(lanes, recording, launches.process[calls], launches.thread[calls])
     host_lane = _threads(lanes, recording, ranges.process[host], ranges.thread[host])
-    nothing = np.empty(0, np.int64)
     columns = TraceColumns(
         lanes=list(lanes),
         names=recording.names,
@@ -174,7 +170,6 @@ def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[Tr
         device_end_ns=work.end_ns[rows],
         device_correlation=work.correlation[rows],
         device_blocks=np.full(rows.size, NONE, np.int64),
-        device_collectives={},
         launch_lane=launch_lane,
         launch_name=launches.name[calls],
         launch_start_ns=launches.start_ns[calls],
@@ -187,18 +182,7 @@ def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[Tr
             end_ns=ranges.end_ns[host],
             is_annotation=ranges.is_annotation[host],
         ),
-        host_args={},
-        device_notes=Ranges(
-            lane=nothing,
-            name=np.empty(0, np.int32),
-            start_ns=nothing,
-            end_ns=nothing,
-            is_annotation=np.empty(0, np.bool_),
-        ),
         events=rows.size + calls.size + host.size,
-        repaired=0,
-        dropped=0,
-        unknown=Counter(),
     )
     return columns, work.opaque[rows], host
 
@@ -248,9 +232,7 @@ def distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints, Ints]:
     return firsts[pairs // seconds.size], seconds[pairs % seconds.size], np.searchsorted(pairs, packed)
 
 
-def rank_units(
-    process: Ints, device: Ints, is_kernel: npt.NDArray[np.bool_], duration_ns: Ints
-) -> tuple[list[RankUnit], Ints]:
+def rank_units(process: Ints, device: Ints, is_kernel: Mask, duration_ns: Ints) -> tuple[list[RankUnit], Ints]:
     """Return the ranks, sorted by device and then process, and for each device event the index of its rank or NO_RANK.
 
     If no kernel was recorded, every process on every device is a rank.

@@ -8,7 +8,7 @@ from overlapscope.ingest.build.device_collectives import GroupBook, assemble
 from overlapscope.ingest.build.host_ranges import NOWHERE
 from overlapscope.ingest.build.kernel_names import Classifier
 from overlapscope.ingest.build.launch_links import DeviceSpans
-from overlapscope.ingest.build.trace_columns import TraceColumns
+from overlapscope.ingest.build.trace_columns import TraceColumns, matching
 from overlapscope.ingest.build.user_marks import add_comm_marks, step_at
 from overlapscope.timeline.columns import (
     DEVICE,
@@ -163,13 +163,8 @@ def _annotations(columns: TraceColumns, base_ns: int) -> Annotations:
 
 def _marked(columns: TraceColumns) -> Ints:
     """Return the rows of annotations, and of the operations with which torch.compile marks its graphs."""
-    compiled = np.array([COMPILED.match(name) is not None for name in columns.names.to_list()], np.bool_)
-    host = columns.host
-    return (
-        np.flatnonzero(host.is_annotation | compiled[host.name])
-        if compiled.any()
-        else np.flatnonzero(host.is_annotation)
-    )
+    compiled = matching(COMPILED, columns.names.to_list())
+    return np.flatnonzero(columns.host.is_annotation | compiled[columns.host.name])
 
 
 def _host_waits(columns: TraceColumns) -> Ints:

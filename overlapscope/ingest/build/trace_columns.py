@@ -3,12 +3,14 @@
 They grow piece by piece while a trace is read and are joined at the end.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
 from overlapscope.ingest.build.collective_args import CollectiveArgs
@@ -17,6 +19,7 @@ from overlapscope.timeline.names import Codes, NameTable
 
 KERNEL, MEMCPY, MEMSET = range(3)
 """Kinds of device events."""
+Mask = npt.NDArray[np.bool_]
 T = TypeVar("T")
 
 
@@ -28,6 +31,17 @@ class Ranges(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: Ints
     end_ns: Ints
     is_annotation: Any
+
+
+_EMPTY: Final = np.empty(0, np.int64)
+NO_RANGES: Final = Ranges(
+    lane=_EMPTY, name=_EMPTY.astype(np.int32), start_ns=_EMPTY, end_ns=_EMPTY, is_annotation=_EMPTY.astype(np.bool_)
+)
+
+
+def matching(pattern: re.Pattern[str], names: Sequence[str]) -> Mask:
+    """Return a mask of the names whose beginning matches; indexed by a column of codes, a mask of its rows."""
+    return np.array([pattern.match(name) is not None for name in names], np.bool_)
 
 
 _COLUMNS: Final = Ranges.__struct_fields__
@@ -57,7 +71,7 @@ class TraceColumns(msgspec.Struct, frozen=True, kw_only=True):
     device_correlation: Ints
     device_blocks: Ints
     """Number of thread blocks of each kernel's grid; NONE if not recorded."""
-    device_collectives: Mapping[int, CollectiveArgs]
+    device_collectives: Mapping[int, CollectiveArgs] = {}
     """Collective arguments by row of the device columns, where present."""
     launch_lane: Ints
     launch_name: Codes
@@ -65,18 +79,18 @@ class TraceColumns(msgspec.Struct, frozen=True, kw_only=True):
     launch_end_ns: Ints
     launch_correlation: Ints
     host: Ranges
-    host_args: Mapping[int, CollectiveArgs]
+    host_args: Mapping[int, CollectiveArgs] = {}
     """Arguments of host ranges whose name refers to communication, by row."""
     api_calls: Mapping[int, ApiCall] = {}
     """Collectives described by the communication library's own host ranges, by row."""
-    device_notes: Ranges
+    device_notes: Ranges = NO_RANGES
     """Host annotations that the profiler projected onto the device."""
     window_times: tuple[int, ...] = ()
     """Times at which the profiler was on: none, or two or more."""
     events: int
-    repaired: int
-    dropped: int
-    unknown: Counter[str]
+    repaired: int = 0
+    dropped: int = 0
+    unknown: Counter[str] = msgspec.field(default_factory=Counter)
     """Timed events of categories that are not read."""
 
     @property
@@ -113,9 +127,7 @@ def concatenate_columns(parts: Sequence[TraceColumns]) -> TraceColumns:
         host_args=_by_row([(each.host_args, each.host.name.size) for each in moved]),
         api_calls=_by_row([(each.api_calls, each.host.name.size) for each in moved]),
         window_times=tuple(time for each in moved for time in each.window_times),
-        events=sum(each.events for each in moved),
-        repaired=sum(each.repaired for each in moved),
-        dropped=sum(each.dropped for each in moved),
+        **{name: sum(getattr(each, name) for each in moved) for name in ("events", "repaired", "dropped")},
         unknown=sum((each.unknown for each in moved), Counter()),
         **arrays,
         **ranges,

@@ -33,9 +33,10 @@ import numpy.typing as npt
 from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
 from overlapscope.ingest.build.kernel_names import RECORD_PARAM_COMMS
 from overlapscope.ingest.build.profiler_names import COMM_MARK, STEP_MARK
-from overlapscope.ingest.build.trace_columns import Ranges, TraceColumns
+from overlapscope.ingest.build.trace_columns import Mask, Ranges, TraceColumns, matching
 from overlapscope.timeline.columns import COMM, NONE, Ints, Spans, Steps, concat, make, size
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.rows import unique
 
 _MARK: Final = re.compile(
     r"(?P<family>(?:.{0,200}[^a-z])?(?:train|training|global|profiler)?(?:step|iteration|iter|batch)s?)"
@@ -54,20 +55,15 @@ _OPERATION: Final = re.compile(rf"(?:[a-z_][a-z0-9_]*::|nccl[A-Z]|{RECORD_PARAM_
 """Operations of torch and calls of NCCL; `FSDP::pre_forward` and the like are annotations."""
 
 
-def comm_marks(columns: TraceColumns) -> npt.NDArray[np.bool_]:
+def comm_marks(columns: TraceColumns) -> Mask:
     """Return a mask of the host ranges that are communication marks."""
-    named = np.array([COMM_MARK.match(name) is not None for name in columns.names.to_list()], np.bool_)
+    named = matching(COMM_MARK, columns.names.to_list())
     return np.asarray(named[columns.host.name] & columns.host.is_annotation, np.bool_)
 
 
-def launched_inside(columns: TraceColumns, launch_lane: Ints, launch_ns: Ints) -> npt.NDArray[np.bool_]:
+def launched_inside(columns: TraceColumns, launch_lane: Ints, launch_ns: Ints) -> Mask:
     """Return a mask of the launches (lane and time) inside a communication mark on their own thread."""
-    chosen = comm_marks(columns)
-    if not chosen.any():
-        return np.zeros(launch_ns.size, np.bool_)
-    host = columns.host
-    around = innermost_range(host.lane, host.start_ns, host.end_ns, launch_lane, launch_ns, chosen)
-    return np.asarray(around != NOWHERE, np.bool_)
+    return np.asarray(innermost_range(columns.host, launch_lane, launch_ns, comm_marks(columns)) != NOWHERE, np.bool_)
 
 
 def add_comm_marks(spans: Spans, columns: TraceColumns, steps: Steps, base_ns: int) -> Spans:
@@ -102,29 +98,25 @@ def host_steps(host: Ranges, names: list[str], base_ns: int = 0) -> tuple[Steps,
     `base_ns` is added to all times. The second value is the number of marks that repeat the number of an earlier step
     which had ended.
     """
-    matches = {code: found for code, name in enumerate(names) if (found := STEP_MARK.match(name))}
-    rows = np.flatnonzero(np.isin(host.name, list(matches)))
-    marks = {matches[int(host.name[row])]["by"] for row in rows.tolist()}
-    by = "overlapscope.step" if "overlapscope.step" in marks else "ProfilerStep"
-    rows = rows[[matches[int(host.name[row])]["by"] == by for row in rows.tolist()]] if rows.size else rows
-    number = np.array([int(matches[int(host.name[row])]["number"]) for row in rows.tolist()], np.int64)
+    marks = {code: found for code in unique(host.name).tolist() if (found := STEP_MARK.match(names[code]))}
+    ours = [code for code, found in marks.items() if found["by"] == "overlapscope.step"]
+    rows = np.flatnonzero(np.isin(host.name, ours or list(marks)))
+    number = np.array([int(marks[code]["number"]) for code in host.name[rows].tolist()], np.int64)
     order = np.lexsort((number, host.start_ns[rows]))
     rows, number = rows[order], number[order]
+    start_ns, end_ns = host.start_ns[rows], host.end_ns[rows]
     # The same step marked on two threads is one step.
-    first = np.unique(number, return_index=True)[1]
+    _, first, of_number = np.unique(number, return_index=True, return_inverse=True)
+    first_mark = first[of_number]
+    repeated = int(((start_ns >= end_ns[first_mark]) & (first_mark != np.arange(number.size))).sum())
     keep = np.sort(first)
-    ended = {int(number[at]): int(host.end_ns[rows[at]]) for at in keep.tolist()}
-    repeated = sum(
-        int(host.start_ns[rows[at]]) >= ended[int(number[at])]
-        for at in np.delete(np.arange(number.size), keep).tolist()
-    )
     steps = make(
         Steps,
         keep.size,
         recording=0,
         step=number[keep],
-        start_ns=host.start_ns[rows[keep]] + base_ns,
-        end_ns=host.end_ns[rows[keep]] + base_ns,
+        start_ns=start_ns[keep] + base_ns,
+        end_ns=end_ns[keep] + base_ns,
     )
     return steps, repeated
 
@@ -233,6 +225,6 @@ class RangeNames:
             self._operations.add(code)
         return code
 
-    def annotations(self, codes: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    def annotations(self, codes: npt.NDArray[np.int32]) -> Mask:
         """Return a mask of the codes that name annotations."""
         return ~np.isin(codes, list(self._operations))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from html import unescape
+from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
@@ -36,11 +36,10 @@ SLOWEST_BYTES: Final = 16 << 10
 BLOCK_BYTES: Final = 2 << 20
 MAX_FILES: Final = 100_000
 MAX_WEB_FOLDERS: Final = 1_000
+MAX_PAGE_BYTES: Final = 8 << 20
 MAX_NAME_BYTES: Final = 200
 _WEB: Final = ("http://", "https://")
 _AT_ONCE: Final = 16
-_NOT_BELOW: Final = re.compile(r"[a-z]+:|[^#]*\?", re.IGNORECASE)
-"""Links of a page that do not lead to a file below it: `mailto:`, or the same page sorted differently."""
 _VERSIONS: Final = (
     "etag", "ETag", "Content-MD5", "Digest", "md5Hash", "generation", "Last-Modified", "LastModified", "last_modified",
     "mtime", "updated", "created", "ino",
@@ -87,8 +86,8 @@ def list_url(path: Path, url: str) -> tuple[dict[Path, Version], list[Path]]:
     if url.startswith(_WEB):
         if info.get("mimetype") != "text/html" or _first_bytes(url, files, root, 512).lstrip()[:1] != b"<":
             return {path: _version(info)}, []
-        root = _folder_of_page(str(info.get("url", url)))
-        below = {name: {} for name in _files_on_pages(url, files, root)}
+        page, root = root, _folder_of_page(str(info.get("url", url)))
+        below = {name: {} for name in _files_on_pages(url, files, page, root)}
     elif info.get("type") == "directory":
         below = _answer(url, lambda: files.find(root, detail=True))
     else:
@@ -175,29 +174,22 @@ def _web_heads(files: Any, names: list[str]) -> Iterator[tuple[Mapping[str, Any]
 
 
 def _folder_of_page(url: str) -> str:
-    """Return the URL of the folder that a page lists: its own, or that of an index file."""
+    """Return the URL of the folder that a page lists: its own, or that of a page `*.html` in the folder."""
     plain = urlsplit(url)._replace(query="", fragment="").geturl()
-    return plain.rpartition("/")[0] + "/" if plain.endswith((".html", ".htm")) else plain
+    return (plain.rpartition("/")[0] if plain.endswith((".html", ".htm")) else plain.rstrip("/")) + "/"
 
 
-def _files_on_pages(url: str, files: Any, root: str) -> list[str]:
-    """Return the files below `root` linked from its page and from the pages of its subfolders.
+def _files_on_pages(url: str, files: Any, page: str, root: str) -> list[str]:
+    """Return the files below the folder `root` to which the `page` at a URL links, or the page of a subfolder.
 
     No other link is followed. Raises InputError if there is no file, or too many files or folders.
     """
     folders, found = [root], dict[str, None]()
     for folder in folders:  # grows during the loop
-        here = folder.rstrip("/") + "/"
-        for name in _answer(url, partial(_links, files, folder)):
-            if _NOT_BELOW.match(name.removeprefix(here)):
-                continue
-            try:
-                link = urljoin(here, urlsplit(unescape(name)).path)
-            except ValueError:  # such as an address in brackets that is none
-                continue
-            if link.startswith(here) and not link.endswith("/"):
+        for link in _links(_page(url, files, page if folder == root else folder), folder):
+            if link.startswith(folder) and not link.endswith("/"):
                 found[link] = None
-            elif link.startswith(here) and link not in (here, *folders):
+            elif link.startswith(folder) and link not in folders:
                 folders.append(link)
         if len(folders) > MAX_WEB_FOLDERS or len(found) > MAX_FILES:
             raise InputError(f"{hide_secrets(url)}: more than {MAX_WEB_FOLDERS} folders or {MAX_FILES} files; name one")
@@ -206,13 +198,39 @@ def _files_on_pages(url: str, files: Any, root: str) -> list[str]:
     return list(found)
 
 
-def _links(files: Any, folder: str) -> list[str]:
-    """Return the links of a folder's page. Raises OSError, also where one of them is no URL at all."""
-    try:
-        found: list[str] = files.ls(folder, detail=False)
-    except ValueError as error:
-        raise OSError(f"its page holds a link that is no URL ({error})") from error
-    return found
+def _page(url: str, files: Any, name: str) -> bytes:
+    """Return a page whole. Raises InputError.
+
+    fsspec's `ls` is not used: it reads a page of any size, and loses all links of a page where one is no URL.
+    """
+    content = _first_bytes(url, files, name, MAX_PAGE_BYTES + 1)
+    if len(content) > MAX_PAGE_BYTES:
+        raise InputError(
+            f"{hide_secrets(url)}: is a page of more than {MAX_PAGE_BYTES >> 20} MiB; name a file, or a folder in it"
+        )
+    return content
+
+
+class _LinkParser(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "a":
+            self.links += [value for name, value in attrs if name == "href" and value]
+
+
+def _links(page: bytes, base: str) -> Iterator[str]:
+    """Yield the links of a page without their fragments, and none with a query: the same page sorted differently."""
+    parser = _LinkParser()
+    with suppress(AssertionError):  # raised for a damaged `<![`: the links before it count
+        parser.feed(page.decode("utf-8", "replace"))
+    for each in parser.links:
+        with suppress(ValueError):  # such as an address in brackets that is none
+            link = urlsplit(urljoin(base, each))
+            if not link.query:
+                yield link._replace(fragment="").geturl()
 
 
 def _open_storage(url: str, seconds: float | None) -> tuple[Any, str]:
@@ -275,7 +293,8 @@ def _answer(url: str, ask: Callable[[], T], seconds: float | None = None) -> T:
     def run() -> None:
         try:
             answer.set_result(ask())
-        except Exception as error:  # noqa: BLE001 - foreign code, in a thread: it is raised where the answer is awaited
+        # Each file system raises exceptions of its own package; one left in this thread would pass for no answer.
+        except Exception as error:  # noqa: BLE001 - raised again below, as an InputError
             answer.set_exception(error)
 
     Thread(target=run, daemon=True).start()  # not an executor's thread: the process would wait for it at its end

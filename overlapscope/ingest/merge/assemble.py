@@ -134,16 +134,12 @@ def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) 
         raise _unusable_rank(min(unused, default=""), given, files)
     with_timelines = [path for path, reading in readings if reading.timelines]
     timed = sum(any(each.basis != "log" for each in reading.timelines) for _, reading in readings)
-    readings = [
-        (path, _numbered(path, reading, given.get(path.name, given.get("")), alone=timed == 1))
-        if reading.ranks_assumed
-        else (path, reading)
-        for path, reading in readings
-    ]
-    ranked = [
-        (path, _ranked(path, reading, given.get(path.name, given.get("")), alone=len(with_timelines) == 1))
-        for path, reading in readings
-    ]
+    ranked = []
+    for path, reading in readings:
+        rank, ranks = given.get(path.name, given.get("")), reading
+        if reading.ranks_assumed:
+            ranks = _numbered(path, reading, rank, alone=timed == 1)
+        ranked.append((path, _ranked(path, ranks, rank, alone=len(with_timelines) == 1)))
     known = [timeline.rank for _, reading in ranked for timeline in reading.timelines]
     if known and all(rank == UNKNOWN_RANK for rank in known):
         for path, reading in readings:
@@ -230,19 +226,15 @@ def _rename_groups(reading: Reading, shared: set[str]) -> Reading:
         if group.name in shared and group.ranks is not None
     }
     groups = tuple(replace(group, name=new.get(group.name, group.name)) for group in reading.groups)
-    timelines = tuple(_with_names(each, new) for each in reading.timelines)
-    return replace(reading, groups=groups, timelines=timelines, facts=_with_group_names(reading.facts, new))
-
-
-def _with_group_names(facts: Facts, new: Mapping[str, str]) -> Facts:
+    timelines = []
+    for timeline in reading.timelines:
+        names, codes = _recoded(timeline.names, new)
+        calls = replace(timeline.collectives, group=codes[timeline.collectives.group])
+        timelines.append(replace(timeline, names=names, collectives=calls))
+    facts = reading.facts
     names, codes = _recoded(facts.names, new)
-    return replace(facts, names=names, progress=replace(facts.progress, group=codes[facts.progress.group]))
-
-
-def _with_names(timeline: RankTimeline, new: Mapping[str, str]) -> RankTimeline:
-    names, codes = _recoded(timeline.names, new)
-    calls = replace(timeline.collectives, group=codes[timeline.collectives.group])
-    return replace(timeline, names=names, collectives=calls)
+    facts = replace(facts, names=names, progress=replace(facts.progress, group=codes[facts.progress.group]))
+    return replace(reading, groups=groups, timelines=tuple(timelines), facts=facts)
 
 
 def _recoded(names: Sequence[str], new: Mapping[str, str]) -> tuple[tuple[str, ...], Codes]:

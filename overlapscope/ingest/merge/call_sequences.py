@@ -6,6 +6,7 @@ broadcasts.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -97,18 +98,18 @@ def locate(timeline: RankTimeline, rows: Ints, log: RankTimeline, log_rows: Ints
     short, single = calls_of(timeline, rows, names), calls_of(log, log_rows, names)
     for long in _groupings(single, log.collectives.seq[log_rows], members, names):
         pattern, text = tokens(short, long, names)
+        found = partial(Located, short=short, long=long, names=names)
         if (pattern != WILD).mean() < MIN_KNOWN_OPS:
-            reason = "most of its calls do not state their operation: record with torch 2.4 or later"
-            return Located(short=short, long=long, names=names, reason=reason)
+            return found(reason="most of its calls do not state their operation: record with torch 2.4 or later")
         places = find_run(pattern, text)
         if len(places) > 1:
             reason = (
                 f"its {short.size} calls fit the log at several places, because steps repeat; record the "
                 "job's start too, or a step that is unlike the others"
             )
-            return Located(short=short, long=long, names=names, places=places, reason=reason)
+            return found(places=places, reason=reason)
         if places:
-            return Located(short=short, long=long, names=names, places=places)
+            return found(places=places)
     reason = (
         f"its {short.size} calls are not a contiguous part of the log's {single.size} calls: are both of one run, and "
         "is the log complete (NCCL_DEBUG_SUBSYS with COLL from the start)?"

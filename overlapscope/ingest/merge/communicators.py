@@ -123,13 +123,9 @@ def _with_calls(known: Membership, timeline: RankTimeline, rows: Ints) -> Member
     return Membership(name=known.name, ranks=known.ranks | {timeline.rank}, size=size)
 
 
-def _all(timeline: RankTimeline) -> Flags:
-    return np.ones(timeline.collectives.group.size, np.bool_)
-
-
 def _by_group(timeline: RankTimeline) -> dict[str | None, Ints]:
     """Return the rows of each group's calls, in order."""
-    rows = rows_in_call_order(timeline, _all(timeline))
+    rows = rows_in_call_order(timeline, np.ones(timeline.collectives.group.size, np.bool_))
     codes = timeline.collectives.group[rows]
     order = np.argsort(codes, kind="stable")
     codes, starts = np.unique(codes[order], return_index=True)
@@ -259,7 +255,10 @@ def _by_calls(
 
     Return the groups that are left, each with the communicators that fit.
     """
-    left = {name: {each for each, places in found.items() if _any_place(places)} for name, found in waiting.items()}
+    left = {
+        name: {each for each, places in found.items() if any(place.places for place in places.values())}
+        for name, found in waiting.items()
+    }
     while True:
         single = {name: next(iter(fits)) for name, fits in left.items() if len(fits) == 1}
         sure = {name: each for name, each in single.items() if list(single.values()).count(each) == 1}
@@ -270,10 +269,6 @@ def _by_calls(
             _match_group(name, [communicator], waiting[name][communicator], matched)
             for fits in left.values():
                 fits.discard(communicator)
-
-
-def _any_place(places: Mapping[int, Located]) -> bool:
-    return any(each.places for each in places.values())
 
 
 def _match_group(name: str, own: Iterable[str], places: Mapping[int, Located], matched: MatchedCommunicators) -> None:

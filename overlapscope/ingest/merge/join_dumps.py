@@ -55,9 +55,7 @@ def _group_is(dump: RankTimeline, name: str | None) -> Flags:
 def _by_number(
     timed: RankTimeline, mine: Ints, dump: RankTimeline, its: Ints
 ) -> tuple[RankTimeline, list[tuple[str, str]]]:
-    my_keys, its_keys = _numbers(timed, mine), _numbers(dump, its)
-    my_first, its_first = _once(my_keys), _once(its_keys)
-    _, a, b = np.intersect1d(my_keys[my_first], its_keys[its_first], assume_unique=True, return_indices=True)
+    a, b = _same_key(_numbers(timed, mine), _numbers(dump, its))
     if not a.size:
         seqs = (timed.collectives.seq[mine], dump.collectives.seq[its])
         spans = [f"{each[each != NONE].min()} to {each.max()}" for each in seqs]
@@ -68,7 +66,7 @@ def _by_number(
                 "raise TORCH_FR_BUFFER_SIZE to keep more",
             )
         ]
-    mine, its = mine[my_first][a], its[its_first][b]
+    mine, its = mine[a], its[b]
     names = NameTable()
     short, long = calls_of(timed, mine, names), calls_of(dump, its, names)
     every = np.arange(mine.size)
@@ -97,11 +95,16 @@ def _numbers(timeline: RankTimeline, rows: Ints) -> Ints:
     return np.where(seq == NONE, NONE, 2 * seq + np.isin(timeline.collectives.op[rows], sent))
 
 
-def _once(keys: Ints) -> Ints:
-    """Return the positions of keys that occur once: the calls of a coalesced group share a number."""
-    _, first, counts = np.unique(keys, return_index=True, return_counts=True)
-    once: Ints = first[(counts == 1) & (keys[first] != NONE)]
-    return once
+def _same_key(ours: Ints, theirs: Ints) -> tuple[Ints, Ints]:
+    """Return the positions of the keys that occur once on each side: the calls of a coalesced group share a number."""
+
+    def once(keys: Ints) -> Ints:
+        _, first, counts = np.unique(keys, return_index=True, return_counts=True)
+        return np.asarray(first[(counts == 1) & (keys[first] != NONE)])
+
+    first, second = once(ours), once(theirs)
+    _, a, b = np.intersect1d(ours[first], theirs[second], assume_unique=True, return_indices=True)
+    return first[a], second[b]
 
 
 def _by_order(
@@ -123,7 +126,7 @@ def join_execution_trace(timed: RankTimeline, log: RankTimeline) -> RankTimeline
     Raises InputError when both sides know a value and disagree: then the two are not of one recording, and equal ids
     do not mean equal calls.
     """
-    row, source = _joined(timed.collectives.record_function_id, log.collectives.record_function_id)
+    row, source = _same_key(timed.collectives.record_function_id, log.collectives.record_function_id)
     if row.size == 0:
         return timed
     names = NameTable(timed.names)
@@ -154,16 +157,3 @@ def _may_be_one(a: str, b: str) -> bool:
     """Return whether two names may be of one group: the group's ranks, where known, may be appended."""
     same = a.partition(" [")[0] == b.partition(" [")[0]
     return same and not (a.endswith("]") and b.endswith("]"))
-
-
-def _joined(ours: Ints, theirs: Ints) -> tuple[Ints, Ints]:
-    """Return the rows of both sides that have the same id, which occurs once on each side."""
-    ids, counts = np.unique(ours[ours != NONE], return_counts=True)
-    other, other_counts = np.unique(theirs[theirs != NONE], return_counts=True)
-    shared = np.intersect1d(ids[counts == 1], other[other_counts == 1])
-    return _rows(ours, shared), _rows(theirs, shared)
-
-
-def _rows(column: Ints, wanted: Ints) -> Ints:
-    order = np.argsort(column, kind="stable")
-    return order[np.searchsorted(column[order], wanted)]

@@ -125,14 +125,18 @@ def keep_one_run(readings: Sequence[tuple[Path, Reading]]) -> list[tuple[Path, R
         path, reading = readings[at]
         here, there = conflict.here, conflict.there
         text = (
-            f"left out: rank {conflict.rank} is process {here[1]} on {here[0]}, but process {there[1]} on "
+            f"rank {conflict.rank} is process {here[1]} on {here[0]}, but process {there[1]} on "
             f"{there[0]} in {display_path(readings[conflict.other][0])}: "
             "are these logs of two runs, or of a job that was "
             "restarted? Name those of one"
         )
-        source = replace(reading.source, ranks=(), warnings=(*reading.source.warnings, text))
-        result[at] = (path, Reading(source=source))
+        result[at] = (path, _left_out(reading, text))
     return result
+
+
+def _left_out(reading: Reading, why: str) -> Reading:
+    source = reading.source
+    return Reading(source=replace(source, ranks=(), warnings=(*source.warnings, f"left out: {why}")))
 
 
 def keep_matching_size(readings: Sequence[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
@@ -143,18 +147,15 @@ def keep_matching_size(readings: Sequence[tuple[Path, Reading]]) -> list[tuple[P
     timed = (each for _, each in readings if any(timeline.basis != "log" for timeline in each.timelines))
     sizes = {reading.world_size for reading in timed} - {None}
     job = sizes.pop() if len(sizes) == 1 else None
-    result = []
-    for path, reading in readings:
+    result = list(readings)
+    for at, (path, reading) in enumerate(readings):
         own = reading.world_size
         if job is not None and own not in (None, job) and reading.source.format == _LIBRARY_LOG:
             text = (
-                f"left out: its largest communicator has {own} ranks, and the job that was recorded {job}: which of "
+                f"its largest communicator has {own} ranks, and the job that was recorded {job}: which of "
                 "the job's ranks its processes are is not known"
             )
-            source = replace(reading.source, ranks=(), warnings=(*reading.source.warnings, text))
-            result.append((path, Reading(source=source)))
-        else:
-            result.append((path, reading))
+            result[at] = (path, _left_out(reading, text))
     return result
 
 

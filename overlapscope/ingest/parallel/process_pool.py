@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import current_process, parent_process
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -78,7 +78,7 @@ class WorkerPool(ProcessPoolExecutor):
             remove_abandoned_reader_folders()  # of those that were ended in the middle of a task
 
     def cause_of_death(self) -> str:
-        """Say how a worker ended that was to go on; of a pool that is shut down."""
+        """Return how a worker ended that was to go on. Only for a pool that is shut down."""
         codes = [code for worker in self._workers if (code := worker.exitcode)]
         # When one has died, the others are terminated.
         code = next((code for code in codes if code != -signal.SIGTERM), -signal.SIGTERM)
@@ -120,18 +120,13 @@ def started_ahead(count: int, module: str) -> Iterator[WorkerPool | None]:
 
 
 def can_start() -> bool:
-    """Whether this process may start workers: a frozen program is no Python, and a daemon may have no children."""
+    """Return whether this process may start workers: a frozen program is no Python, a daemon may have no children."""
     return bool(sys.executable) and not getattr(sys, "frozen", False) and not current_process().daemon
 
 
 def describe_failure(error: BaseException) -> str:
     """Return in one line what a task raised."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
-def is_broken(error: BaseException | None) -> bool:
-    """Return whether a task failed because a worker died, its own or another one."""
-    return isinstance(error, BrokenExecutor)
 
 
 def _prepare_worker() -> None:

@@ -3,7 +3,7 @@
 import tempfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import BrokenExecutor, Future
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from overlapscope.ingest.parallel.process_pool import (
     WorkerPool,
     can_start,
     describe_failure,
-    is_broken,
 )
 from overlapscope.ingest.parallel.task import Read, Task, read_task, report_for
 from overlapscope.ingest.parallel.worker_count import bytes_in
@@ -173,32 +172,40 @@ class _Workers:
                     pool = held.enter_context(started or WorkerPool(count if read_here is None else count - 1))
                     started = None
                     for _ in range(min(pool.count, len(self._waiting))):
-                        self._submit_next(pool)
+                        if not self._submit_next(pool):
+                            break
                 yield from self._read_here(read_here)
                 while self._begun:
                     number, future = self._next_finished()
-                    if is_broken(future.exception()):
+                    if isinstance(future.exception(), BrokenExecutor):  # a worker died, its own or another one
                         died.append(number)
                     else:
                         yield number, result_of(future)
             yield from ((number, pool.cause_of_death()) for number in died)
 
-    def _submit_next(self, pool: WorkerPool) -> None:
-        """Submit one task more: never more than there are workers, so that those that are begun are being done."""
+    def _submit_next(self, pool: WorkerPool) -> bool:
+        """Submit one task more: never more than there are workers, so that those that are begun are being done.
+
+        Return whether one was submitted. Where no further process can be started, `submit` fails after it has queued
+        the task, which a running worker may then read as well as whoever gets it now. That costs time alone: both
+        find the same, and what they write takes its place whole.
+        """
         try:
             number = self._waiting.popleft()
         except IndexError:
-            return
+            return False
         try:
             future = pool.submit(_spool_in_worker, self._tasks[number], number, self._counters)
         except CANNOT_START:
             self._waiting.appendleft(number)
-            return
+            return False
         self._begun.add(number)
         future.add_done_callback(partial(self._finish, pool, number))
+        return True
 
     def _finish(self, pool: WorkerPool, number: int, future: Future[Read]) -> None:
-        if not is_broken(future.exception()):  # else the pool may hold the lock that `submit` waits for
+        # A broken pool may hold the lock that `submit` waits for.
+        if not isinstance(future.exception(), BrokenExecutor):
             self._submit_next(pool)
         self._finished.put((number, future))
 

@@ -47,7 +47,7 @@ def work_dir(out: Path) -> Iterator[Path]:
             _remove_unfinished(work)
             _remove_abandoned(out.parent)
             yield work
-        except BaseException:
+        except BaseException:  # an interruption above all, which must not leave what nobody goes on with; raised again
             _remove_unfinished(work)
             if not any((work / READ).iterdir()):
                 _remove(work)
@@ -69,8 +69,10 @@ def _lock(work: Path, out: Path) -> int:
         with suppress(FileNotFoundError):
             _require_own(work)
             handle = _open_lock(work, os.O_CREAT)
-            if _is_free(handle) and is_same_file(work / _LOCK, handle):
-                return handle
+            with suppress(BlockingIOError):
+                try_lock(handle)  # where there are no locks, nobody else can be seen either
+                if is_same_file(work / _LOCK, handle):
+                    return handle
             os.close(handle)
     raise UsageError(f"{display_path(out)}: another process is writing this run; wait for it, or end it")
 
@@ -91,15 +93,6 @@ def _open_lock(work: Path, how: int = 0) -> int:
         if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
             raise InputError(f"{display_path(work / _LOCK)}: cannot be written: it is no file; remove it") from error
         raise
-
-
-def _is_free(handle: int) -> bool:
-    """Lock a file; where there are no locks, nobody else can be seen either."""
-    try:
-        try_lock(handle)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _remove_unfinished(work: Path) -> None:

@@ -60,25 +60,19 @@ def start_ahead(
 
     That saves a tenth of reading a large file. Names and sizes tell how many, and may be wrong.
     """
-    count, module = _workers_to_disk(asked, paths) if to_disk else _workers_beside(asked, paths)
+    files = list(islice(_each_file(paths), LOOKED_AT))
+    if to_disk:
+        count, module = processes_for(asked, files), "overlapscope.ingest.parallel.spool"
+        count = count if count > 1 else 0
+    elif len(files) == 1:
+        count, module = shares_for(asked, files[0]) - 1 if ".json" in files[0].suffixes else 0, PART_READER
+    else:
+        count, module = processes_for(asked, files) - 1, FILE_READER
     if not count:
         return nullcontext()
     from overlapscope.ingest.parallel.process_pool import started_ahead  # noqa: PLC0415 - most inputs need none
 
     return started_ahead(count, module)
-
-
-def _workers_to_disk(asked: int | None, paths: Sequence[Path]) -> tuple[int, str]:
-    count = processes_for(asked, list(islice(_each_file(paths), LOOKED_AT)))
-    return count if count > 1 else 0, "overlapscope.ingest.parallel.spool"
-
-
-def _workers_beside(asked: int | None, paths: Sequence[Path]) -> tuple[int, str]:
-    files = list(islice(_each_file(paths), LOOKED_AT))
-    if len(files) == 1:
-        others = shares_for(asked, files[0]) - 1 if ".json" in files[0].suffixes else 0
-        return others, PART_READER
-    return processes_for(asked, files) - 1, FILE_READER
 
 
 def _each_file(paths: Sequence[Path]) -> Iterator[Path]:

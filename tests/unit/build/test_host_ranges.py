@@ -5,13 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
+from overlapscope.timeline.columns import NONE, Annotations, make
 
 Range = tuple[int, int, int]
 
 
-def table(ranges: list[Range]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    columns = np.array(ranges, np.int64).reshape(-1, 3)
-    return columns[:, 0], columns[:, 1], columns[:, 2]
+def table(ranges: list[Range]) -> Annotations:
+    lane, start_ns, end_ns = np.array(ranges, np.int64).reshape(-1, 3).T
+    return make(Annotations, len(ranges), lane=lane, start_ns=start_ns, end_ns=end_ns)
 
 
 def searched(ranges: list[Range], lane: int, moment: int, chosen: list[bool] | None = None) -> Range | None:
@@ -27,7 +28,7 @@ def searched(ranges: list[Range], lane: int, moment: int, chosen: list[bool] | N
 def assert_found(ranges: list[Range], asked: list[tuple[int, int]], chosen: list[bool] | None = None) -> None:
     lanes, moments = np.array(asked, np.int64).reshape(-1, 2).T
     mask = None if chosen is None else np.array(chosen, np.bool_)
-    rows = innermost_range(*table(ranges), lanes, moments, mask)
+    rows = innermost_range(table(ranges), lanes, moments, mask)
     assert rows.shape == (len(asked),)
     for row, (lane, moment) in zip(rows.tolist(), asked, strict=True):
         expected = searched(ranges, lane, moment, chosen)
@@ -83,30 +84,8 @@ def test_long_lists_of_nested_and_crossing_ranges_agree_with_a_full_search(seed,
     assert_found(ranges, asked)
 
 
-def test_a_range_holds_its_start_and_not_its_end():
-    assert_found([(0, 5, 9)], [(0, 4), (0, 5), (0, 8), (0, 9)])
-
-
-def test_of_ranges_that_start_together_the_shortest_is_innermost():
-    rows = innermost_range(*table([(0, 5, 9), (0, 5, 20), (0, 5, 7)]), np.zeros(3, np.int64), np.array([6, 8, 15]))
-    assert rows.tolist() == [2, 0, 1]
-
-
-def test_another_lane_holds_nothing():
-    rows = innermost_range(*table([(3, 0, 100)]), np.array([2, 3, 4]), np.array([50, 50, 50]))
-    assert rows.tolist() == [NOWHERE, 0, NOWHERE]
-
-
-def test_without_ranges_nothing_is_found():
-    assert innermost_range(*table([]), np.array([0]), np.array([1])).tolist() == [NOWHERE]
-
-
-def test_without_chosen_ranges_nothing_is_found():
-    found = innermost_range(*table([(0, 0, 9)]), np.array([0]), np.array([1]), np.array([False]))
-    assert found.tolist() == [NOWHERE]
-
-
-def test_times_of_our_days_are_told_apart_to_the_nanosecond():
+def test_times_of_our_days_differ_to_the_nanosecond():
     base = 1_700_000_000_000_000_001
     ranges = [(0, base, base + 100), (0, base + 2, base + 3)]
     assert_found(ranges, [(0, base - 1), (0, base + 1), (0, base + 2), (0, base + 3), (0, base + 99), (0, base + 100)])
+    assert_found(ranges, [(0, NONE), (NONE, base), (NONE, NONE)])

@@ -53,7 +53,7 @@ def test_groups_are_matched_in_the_order_of_their_first_call() -> None:
     ]  # fmt: skip
 
 
-def test_reasons_of_sends_are_told_in_the_order_of_their_first_call() -> None:
+def test_reasons_of_sends_stand_in_the_order_of_their_first_call() -> None:
     first, then = match_pairs(of_two_groups("send"), Clocks()).reasons
     assert "late in it" in first
     assert "early in the alphabet" in then

@@ -1,6 +1,7 @@
 """Step windows: by hand, against docs/definitions.md in plain Python, and once through a trace file."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,208 +22,71 @@ LAUNCHED_BY_BOTH = (
 )
 
 
-def windows_of(steps: list[StepWindow]) -> dict[int, tuple[int, int] | None]:
-    return {each.step: each.window for each in steps}
+def windows_of(**made: Any) -> dict[int, tuple[int, int] | None]:
+    """Return the windows of two steps that differ as stated from those at the top, by number."""
+    found = step_windows(timeline(**{"spans": LAUNCHED_BY_BOTH, "steps": TWO_STEPS, **made}))
+    return {each.step: each.window for each in found}
 
 
-def complete_of(steps: list[StepWindow]) -> dict[int, bool]:
-    return {each.step: each.complete for each in steps}
+@pytest.mark.parametrize(
+    ("made", "windows"),
+    [
+        pytest.param({}, {1: (150, 260), 2: (260, 360)}, id="from the first compute span to that of the next step"),
+        pytest.param(
+            {"spans": [replace(span, step=3 if span.step == 2 else span.step) for span in LAUNCHED_BY_BOTH]}
+            | {"steps": (TWO_STEPS[0], replace(TWO_STEPS[1], step=3))},
+            {1: (150, 230), 3: (260, 360)},
+            id="before a gap a step ends with its last span",
+        ),
+        pytest.param(
+            {"spans": [span for span in LAUNCHED_BY_BOTH if not (span.step == 2 and span.kind == COMPUTE)]},
+            {1: (150, 230), 2: None},
+            id="a step without compute has no window and ends no other",
+        ),
+        pytest.param(
+            {
+                "spans": [Span(start=100 * n, end=100 * n + 90, step=n, launch=10 * n + 1) for n in range(1, 5)],
+                "steps": [Step(step=n, start=10 * n, end=10 * n + 10) for n in range(1, 5)],
+            },
+            {1: (100, 200), 2: (200, 300), 3: (300, 400), 4: (400, 490)},
+            id="device work may lag the host by more than a step",
+        ),
+        pytest.param({"has_device": False}, {1: (100, 200), 2: (200, 300)}, id="without device spans the annotation"),
+    ],
+)
+def test_a_step_has_the_window_of_its_definition(made, windows):
+    assert windows_of(**made) == windows
 
 
-def test_a_step_runs_from_its_first_compute_span_to_that_of_the_next():
-    found = step_windows(timeline(spans=LAUNCHED_BY_BOTH, steps=TWO_STEPS))
-    assert windows_of(found) == {1: (150, 260), 2: (260, 360)}
-    assert complete_of(found) == {1: True, 2: True}
-
-
-def test_communication_copies_and_other_lanes_open_no_step():
-    early = (
-        Span(start=110, end=120, step=1, kind=COMM),
-        Span(start=112, end=118, step=1, kind=COPY),
-        Span(start=105, end=125, step=1, kind=COMPUTE, lane=2),
+@pytest.mark.parametrize(("has_device", "windows"), [(True, [(50, 60), (550, 575)]), (False, [(40, 70), (540, 570)])])
+def test_equal_step_numbers_in_two_recordings_keep_apart(has_device, windows):
+    made = timeline(
+        spans=(Span(start=50, end=60, step=7), Span(start=550, end=575, step=7, recording=1)),
+        steps=(Step(step=7, start=40, end=70), Step(step=7, start=540, end=570, recording=1)),
+        recordings=(Recording(start=0, end=100), Recording(start=500, end=600)),
+        has_device=has_device,
     )
-    found = step_windows(timeline(spans=early + LAUNCHED_BY_BOTH, steps=TWO_STEPS))
-    assert windows_of(found)[1] == (150, 260)
-
-
-def test_the_main_lane_is_the_one_with_the_most_compute_time_not_the_most_spans():
-    many_short = tuple(Span(start=at, end=at + 1, step=1, lane=2) for at in range(100, 140, 4))
-    found = step_windows(timeline(spans=many_short + LAUNCHED_BY_BOTH, steps=TWO_STEPS))
-    assert windows_of(found)[1] == (150, 260)
-
-
-def test_communication_time_makes_no_lane_the_main_lane():
-    long_comm = (Span(start=0, end=5000, step=1, kind=COMM, lane=3), Span(start=120, end=121, step=1, lane=3))
-    found = step_windows(timeline(spans=long_comm + LAUNCHED_BY_BOTH, steps=TWO_STEPS))
-    assert windows_of(found)[1] == (150, 260)
-
-
-def test_before_a_gap_in_the_numbers_a_step_ends_with_its_last_launched_span():
-    later = [replace(span, step=3) if span.step == 2 else span for span in LAUNCHED_BY_BOTH]
-    found = step_windows(timeline(spans=later, steps=(TWO_STEPS[0], replace(TWO_STEPS[1], step=3))))
-    assert windows_of(found) == {1: (150, 230), 3: (260, 360)}
-
-
-def test_a_step_number_that_falls_back_is_no_next_step():
-    later = [replace(span, step=0) if span.step == 2 else span for span in LAUNCHED_BY_BOTH]
-    found = step_windows(timeline(spans=later, steps=(TWO_STEPS[0], replace(TWO_STEPS[1], step=0))))
-    assert windows_of(found) == {1: (150, 230), 0: (260, 360)}
-
-
-def test_a_next_step_in_another_recording_window_ends_nothing():
-    found = step_windows(
-        timeline(
-            spans=[replace(span, recording=span.step - 1) for span in LAUNCHED_BY_BOTH],
-            steps=[replace(step, recording=step.step - 1) for step in TWO_STEPS],
-            recordings=(Recording(start=0, end=240), Recording(start=245, end=400)),
-        )
-    )
-    assert found == [
-        StepWindow(step=1, recording=0, window=(150, 230), complete=True),
-        # Its annotation began before the second recording did.
-        StepWindow(step=2, recording=1, window=(260, 360), complete=False),
+    assert step_windows(made) == [
+        StepWindow(step=7, recording=at, window=window, complete=True) for at, window in enumerate(windows)
     ]
-
-
-def test_equal_step_numbers_in_two_recording_windows_keep_apart():
-    found = step_windows(
-        timeline(
-            spans=(Span(start=50, end=60, step=7), Span(start=550, end=575, step=7, recording=1)),
-            steps=(Step(step=7, start=40, end=70), Step(step=7, start=540, end=570, recording=1)),
-            recordings=(Recording(start=0, end=100), Recording(start=500, end=600)),
-        )
-    )
-    assert [(each.recording, each.window, each.complete) for each in found] == [
-        (0, (50, 60), True),
-        (1, (550, 575), True),
-    ]
-
-
-def test_each_recording_window_has_its_own_main_lane():
-    found = step_windows(
-        timeline(
-            spans=(
-                Span(start=10, end=15, step=1, lane=0),
-                Span(start=20, end=90, step=1, lane=1),
-                Span(start=510, end=590, step=2, lane=0, recording=1),
-            ),
-            steps=(Step(step=1, start=0, end=95), Step(step=2, start=500, end=595, recording=1)),
-            recordings=(Recording(start=0, end=100), Recording(start=500, end=600)),
-        )
-    )
-    assert windows_of(found) == {1: (20, 90), 2: (510, 590)}
-
-
-def test_a_step_without_compute_has_no_window_and_the_one_before_ends_with_its_last_span():
-    spans = [span for span in LAUNCHED_BY_BOTH if not (span.step == 2 and span.kind == COMPUTE)]
-    found = step_windows(timeline(spans=spans, steps=TWO_STEPS))
-    assert windows_of(found) == {1: (150, 230), 2: None}
-    assert complete_of(found) == {1: True, 2: True}
-
-
-def test_a_step_that_launched_nothing_has_no_window():
-    assert windows_of(step_windows(timeline(spans=(), steps=TWO_STEPS))) == {1: None, 2: None}
-
-
-def test_device_work_may_lag_the_host_by_more_than_a_step():
-    steps = tuple(Step(step=number, start=10 * number, end=10 * number + 10) for number in range(1, 5))
-    spans = [
-        Span(start=100 * number, end=100 * number + 90, step=number, launch=10 * number + 1) for number in range(1, 5)
-    ]
-    found = step_windows(timeline(spans=spans, steps=steps, recordings=[Recording(start=0, end=1000)]))
-    assert windows_of(found) == {1: (100, 200), 2: (200, 300), 3: (300, 400), 4: (400, 490)}
-
-
-def test_spans_outside_all_steps_open_and_close_none():
-    outside = (Span(start=90, end=99), Span(start=400, end=450))
-    found = step_windows(timeline(spans=outside + LAUNCHED_BY_BOTH, steps=TWO_STEPS))
-    assert windows_of(found) == {1: (150, 260), 2: (260, 360)}
 
 
 @pytest.mark.parametrize(
     ("recording", "complete"),
     [
-        (Recording(start=100, end=360), {1: True, 2: True}),
-        (Recording(start=101, end=360), {1: False, 2: True}),
-        (Recording(start=0, end=359), {1: True, 2: False}),
-        (Recording(start=0, end=229), {1: False, 2: False}),
-        (Recording(start=0, end=400, lost_launch=299), {1: True, 2: False}),
-        (Recording(start=0, end=400, lost_launch=150), {1: False, 2: False}),
-        (Recording(start=0, end=400, lost_launch=300), {1: True, 2: True}),
-        (Recording(start=0, end=400, truncated=True), {1: False, 2: False}),
-    ],
-    ids=[
-        "a recording just long enough holds both",
-        "begun a nanosecond after the first annotation",
-        "ended a nanosecond before the last span",
-        "ended before the last span of the first step",
-        "a launch of the second step lost its span",
-        "a launch of the first step lost its span",
-        "a launch after both steps lost its span",
-        "the file ends in mid-recording",
+        pytest.param({"start": 100, "end": 360}, [True, True], id="just long enough"),
+        pytest.param({"start": 101}, [False, True], id="begun a nanosecond after the first annotation"),
+        pytest.param({"end": 359}, [True, False], id="ended a nanosecond before the last span"),
+        pytest.param({"lost_launch": 299}, [True, False], id="a launch of the second step lost its span"),
+        pytest.param({"lost_launch": 300}, [True, True], id="a launch after both steps lost its span"),
+        pytest.param({"truncated": True}, [False, False], id="the file ends in mid-recording"),
     ],
 )
 def test_a_step_is_complete_when_the_recording_holds_all_that_it_launched(recording, complete):
-    found = step_windows(timeline(spans=LAUNCHED_BY_BOTH, steps=TWO_STEPS, recordings=[recording]))
-    assert complete_of(found) == complete
-
-
-def test_without_device_spans_the_annotation_is_the_window():
-    found = step_windows(timeline(spans=LAUNCHED_BY_BOTH, steps=TWO_STEPS, has_device=False))
-    assert windows_of(found) == {1: (100, 200), 2: (200, 300)}
-    assert complete_of(found) == {1: True, 2: True}
-
-
-def test_without_device_spans_a_step_needs_no_span():
-    assert windows_of(step_windows(timeline(spans=(), steps=TWO_STEPS, has_device=False))) == {
-        1: (100, 200),
-        2: (200, 300),
-    }
-
-
-@pytest.mark.parametrize(
-    ("recording", "complete"),
-    [
-        (Recording(start=101, end=400), {1: False, 2: True}),
-        (Recording(start=0, end=299), {1: True, 2: False}),
-        (Recording(start=0, end=359), {1: True, 2: False}),
-        (Recording(start=0, end=400, truncated=True), {1: False, 2: False}),
-    ],
-    ids=["begun too late", "ended before the annotation", "ended before the last span", "cut file"],
-)
-def test_a_step_without_device_spans_is_complete_when_the_recording_holds_it(recording, complete):
-    found = step_windows(timeline(spans=LAUNCHED_BY_BOTH, steps=TWO_STEPS, has_device=False, recordings=[recording]))
-    assert complete_of(found) == complete
-
-
-def test_without_device_spans_a_later_recordings_spans_do_not_cut_an_equal_step_short():
-    found = step_windows(
-        timeline(
-            spans=(Span(start=50, end=60, step=7), Span(start=550, end=575, step=7, recording=1)),
-            steps=(Step(step=7, start=40, end=70), Step(step=7, start=540, end=570, recording=1)),
-            recordings=(Recording(start=0, end=100), Recording(start=500, end=600)),
-            has_device=False,
-        )
-    )
-    assert [(each.window, each.complete) for each in found] == [((40, 70), True), ((540, 570), True)]
-
-
-def test_a_whole_window_runs_from_the_first_start_to_the_last_end_of_a_recording():
-    assert whole_windows(timeline(spans=LAUNCHED_BY_BOTH)) == [(150, 360)]
-
-
-def test_the_whole_window_of_an_early_long_span_reaches_to_its_end():
-    assert whole_windows(timeline(spans=(Span(start=5, end=90, kind=COPY), Span(start=20, end=30)))) == [(5, 90)]
-
-
-def test_each_recording_has_its_whole_window_and_an_empty_one_has_none():
-    found = whole_windows(
-        timeline(
-            spans=(Span(start=10, end=20), Span(start=510, end=530, recording=2)),
-            recordings=(Recording(start=0, end=100), Recording(start=200, end=300), Recording(start=500, end=600)),
-        )
-    )
-    assert found == [(10, 20), (510, 530)]
+    recordings = [Recording(**{"start": 0, "end": 400, **recording})]
+    for has_device in (True, False):
+        made = timeline(spans=LAUNCHED_BY_BOTH, steps=TWO_STEPS, has_device=has_device, recordings=recordings)
+        assert [each.complete for each in step_windows(made)] == complete
 
 
 def test_a_launch_from_another_thread_counts_by_its_time(tmp_path):
@@ -243,13 +107,13 @@ def test_a_launch_from_another_thread_counts_by_its_time(tmp_path):
     path = tmp_path / "rank0.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
     found = step_windows(read_inputs([path]).ranks[0])
-    assert windows_of(found) == {3: (150_500, 170_000), 4: (170_000, 200_000)}
+    assert [(each.step, each.window) for each in found] == [(3, (150_500, 170_000)), (4, (170_000, 200_000))]
 
 
 # --- against the definition, in plain Python ------------------------------------------------------------------------
 
 
-def defined(spans: list[Span], steps: list[Step], recordings: list[Recording]) -> list[StepWindow]:
+def defined(spans: list[Span], steps: list[Step], recordings: list[Recording], *, has_device: bool) -> list[StepWindow]:
     """Return the windows of docs/definitions.md, one sentence after the other."""
     found = []
     for place, recording in enumerate(recordings):
@@ -275,6 +139,8 @@ def defined(spans: list[Span], steps: list[Step], recordings: list[Recording]) -
                 is_next = following is not None and following.step == step.step + 1
                 end = begin(following) if is_next else None
                 window = (start, last if end is None else end)
+            if not has_device:
+                window, last = (step.start, step.end), max(step.end, last or step.end)
             cut = recording.truncated or recording.start > step.start or (last is not None and last > recording.end)
             lost = recording.lost_launch is not None and recording.lost_launch < step.end
             found.append(StepWindow(step=step.step, recording=place, window=window, complete=not cut and not lost))
@@ -324,10 +190,11 @@ def rank_recordings(draw):
 
 
 @settings(max_examples=400)
-@given(rank_recordings())
-def test_step_windows_are_the_defined_ones(drawn):
+@given(rank_recordings(), st.booleans())
+def test_step_windows_are_the_defined_ones(drawn, has_device):
     spans, steps, recordings = drawn
-    assert step_windows(timeline(spans=spans, steps=steps, recordings=recordings)) == defined(spans, steps, recordings)
+    made = timeline(spans=spans, steps=steps, recordings=recordings, has_device=has_device)
+    assert step_windows(made) == defined(spans, steps, recordings, has_device=has_device)
 
 
 @settings(max_examples=150)

@@ -20,15 +20,9 @@ from overlapscope.ingest.inputs import discover
 from overlapscope.ingest.parsing import json_repair as repair
 from overlapscope.ingest.reader import HEAD_BYTES, Head
 from overlapscope.ingest.registry import all_readers
-from tests.support.kineto_writer import distributed, training, write
+from tests.support.kineto_writer import training, write, write_job
 
 BLANKS = 200_000
-
-
-def trace_file(path: Path) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(write(training(2), metadata=distributed(0)))
-    return path
 
 
 def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path) -> None:
@@ -46,12 +40,12 @@ def test_links_in_a_circle_come_to_an_end(tmp_path: Path) -> None:
         (tmp_path / here).mkdir()
         for name in ("x", "y"):
             (tmp_path / here / name).symlink_to(f"../{there}")
-    trace_file(tmp_path / "a" / "rank0.json")
+    write_job(tmp_path / "a", 1)
     assert discover([tmp_path]).files == (tmp_path / "a" / "rank0.json",)
 
 
 def test_a_link_to_what_the_folder_holds_is_no_second_recording(tmp_path: Path) -> None:
-    trace_file(tmp_path / "run7" / "rank0.json")
+    write_job(tmp_path / "run7", 1)
     (tmp_path / "latest").symlink_to("run7")
     (tmp_path / "newest.json").symlink_to("run7/rank0.json")
     assert discover([tmp_path]).files == (tmp_path / "run7" / "rank0.json",)
@@ -59,8 +53,8 @@ def test_a_link_to_what_the_folder_holds_is_no_second_recording(tmp_path: Path) 
 
 
 def test_links_to_what_lies_elsewhere_are_followed(tmp_path: Path) -> None:
-    trace_file(tmp_path / "store" / "rank0.json")
-    trace_file(tmp_path / "other" / "rank1.json")
+    write_job(tmp_path / "store", 1)
+    write_job(tmp_path / "other", 2)
     job = tmp_path / "job"
     job.mkdir()
     (job / "day").symlink_to("../store")
@@ -76,7 +70,7 @@ def test_a_name_with_a_line_break_stays_on_its_line(tmp_path: Path, capsys: pyte
     assert "a\\x0ab.json: no rank stands" in line
 
 
-def test_names_that_are_no_text_are_told_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_that_are_no_text_are_shown_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Linux lets a name hold any bytes; JSON holds text."""
     whole = write(training(2))
     contents = {

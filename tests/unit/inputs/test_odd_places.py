@@ -11,32 +11,29 @@ from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest import read_run as reading
 from overlapscope.ingest.inputs import discover
-from tests.support.kineto_writer import distributed, training, write
-
-
-def trace(rank: int) -> bytes:
-    return write(training(), metadata=distributed(rank, 3))
+from tests.support.kineto_writer import distributed, training, write, write_job
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "rank0.json").write_bytes(trace(0))
-    return tmp_path / "job"
+    folder = write_job(tmp_path / "job", 3)
+    for rank in (1, 2):
+        (folder / f"rank{rank}.json").unlink()
+    return folder
 
 
 def warnings_of(place: Path) -> list[tuple[str, tuple[str, ...]]]:
     return [(source.path, source.warnings) for source in overlapscope.load(place).sources if source.warnings]
 
 
-def test_a_link_to_nothing_is_told_and_its_rank_is_not_readable(job: Path) -> None:
+def test_a_link_to_nothing_is_reported_and_its_rank_is_not_readable(job: Path) -> None:
     (job / "rank1.json").symlink_to("/nowhere/rank1.json")
     (job / "rank2.json").symlink_to("rank2.json")
     assert warnings_of(job) == [(str(job / f"rank{rank}.json"), ("is a link to a missing file",)) for rank in (1, 2)]
     assert overlapscope.load(job).run.unread_ranks == (1, 2)
 
 
-def test_a_folder_of_such_links_alone_says_so(tmp_path: Path) -> None:
+def test_a_folder_of_such_links_alone_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rank1.json").symlink_to("/nowhere/rank1.json")
     with pytest.raises(InputError, match=r"the folder holds no file; .*rank1\.json is a link to a missing file"):
         overlapscope.load(tmp_path)
@@ -86,7 +83,7 @@ def test_a_folder_that_cannot_be_listed_costs_itself(job: Path, monkeypatch: pyt
 
 
 def test_a_file_that_goes_before_it_is_read_costs_itself(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (job / "rank1.json").write_bytes(trace(1))
+    (job / "rank1.json").write_bytes(write(training(), metadata=distributed(1, 3)))
     read = reading.read_task
 
     def gone_before(*args: object) -> object:
@@ -102,12 +99,12 @@ def test_a_pipe_among_traces_is_left_alone(job: Path) -> None:
     assert overlapscope.load(job).ranks == [0]
 
 
-def test_standard_input_is_said_not_to_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_standard_input_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "-"]) == 3
     assert "-: standard input cannot be read" in capsys.readouterr().err
 
 
-def test_a_rank_beyond_the_world_that_is_named_is_told(tmp_path: Path) -> None:
+def test_a_rank_beyond_the_world_that_is_named_is_reported(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_bytes(write(training(), metadata=distributed(7, 2)))
     run = overlapscope.load(tmp_path / "trace.json")
     assert (run.ranks, run.world_size) == ([7], 8)

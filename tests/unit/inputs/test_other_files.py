@@ -14,7 +14,7 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import HEAD_BYTES
 from overlapscope.ingest.registry import MAX_SEARCHED_BYTES
 from overlapscope.report.text.analysis import render
-from tests.support.kineto_writer import distributed, training, write
+from tests.support.kineto_writer import distributed, training, write, write_job
 
 PROSE = "".join(f"Line {number} of a report says what was tried, and on which machine.\n" for number in range(40))
 PROGRAM = "# all_reduce_perf\n"
@@ -37,10 +37,7 @@ OTHERS = {
 
 
 def folder_with_a_trace(tmp_path: Path) -> Path:
-    folder = tmp_path / "job"
-    folder.mkdir()
-    (folder / "trace.json").write_bytes(write(training(), metadata=distributed(0)))
-    return folder
+    return write_job(tmp_path / "job", 1)
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -50,7 +47,7 @@ def test_a_file_of_another_kind_beside_a_trace_is_passed_over_by_name(name: str,
     (folder / name).write_text(OTHERS[name], encoding="utf-8")
     together = analyze(read_inputs([folder]))
     assert (together.ranks, together.told) == (alone.ranks, alone.told)
-    assert [source.path for source in together.sources] == [str(folder / "trace.json")]
+    assert [source.path for source in together.sources] == [str(folder / "rank0.json")]
     assert together.sources[0].warnings == [
         *alone.sources[0].warnings,
         f"files passed over that look like no trace and no known log: 1 ({name})",
@@ -72,11 +69,11 @@ def test_a_named_file_of_another_kind_is_refused_in_one_line(
     path = tmp_path / name
     path.write_text(OTHERS[name], encoding="utf-8")
     assert main(["analyze", str(path)]) == 3
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
     is_json = OTHERS[name][0] in "{[" and name != "train.log"
     expected = ("torch profiler trace", "not a trace") if is_json else ("holds nothing that can be read",)
-    assert any(each in said.err for each in expected)
+    assert any(each in printed.err for each in expected)
 
 
 @pytest.mark.parametrize("cut", [1, 5, 14, 40, 200])
@@ -134,7 +131,7 @@ def test_a_table_whose_comment_signs_were_lost_is_read(tmp_path: Path) -> None:
     assert [each["busbw_gbs"] for each in table_rows(analyze(read_inputs([report])), "measurements")] == [48.0, 50.33]
 
 
-def test_a_test_that_failed_before_its_first_result_is_told_as_such(tmp_path: Path) -> None:
+def test_a_test_that_failed_before_its_first_result_is_refused_as_such(tmp_path: Path) -> None:
     failed = tmp_path / "failed.log"
     failed.write_text(
         HEADER + "     2097152         32768     float    none      -1 node0: Test failure common.cu:389\n"
@@ -197,9 +194,7 @@ def test_calls_that_nothing_shows_run_are_a_warning(tmp_path: Path) -> None:
 
 
 def test_ranks_alike_are_not_called_worst_and_least(tmp_path: Path) -> None:
-    for rank in (0, 1):
-        (tmp_path / f"{rank}.json").write_bytes(write(training(), metadata=distributed(rank)))
-    shown = render(analyze(read_inputs([tmp_path])))
+    shown = render(analyze(read_inputs([write_job(tmp_path, 2)])))
     assert "the same on every rank" in shown
     assert "most exposed" not in shown
 

@@ -5,11 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.support.kineto_writer import TORCH_2022, distributed, training, write
 from tests.unit.parallel.test_write_run import Interrupting, files_in
 
+pytestmark = pytest.mark.usefixtures("temporary_folder")
 FILES = {
     "rank0.json": write(training(), metadata=distributed(0)),
     "rank1.json.gz": write(training(), metadata=distributed(1), compress=True),
@@ -47,14 +47,6 @@ def storage() -> Iterator[Any]:
     files.rm("/job", recursive=True)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    yield
-    assert list((tmp_path / "temporary").iterdir()) == []
-
-
 def local(tmp_path: Path) -> Path:
     for name, content in FILES.items():
         place = tmp_path / "job" / name
@@ -63,7 +55,7 @@ def local(tmp_path: Path) -> Path:
     return tmp_path / "job"
 
 
-def said(run: Run, place: str) -> list[tuple[str, Any]]:
+def sources_of(run: Run, place: str) -> list[tuple[str, Any]]:
     return [(source.path.removeprefix(place), replace(source, path="")) for source in run.sources]
 
 
@@ -84,7 +76,7 @@ def test_a_folder_behind_a_url_is_read_like_one_here(storage: Any, tmp_path: Pat
     here = read_inputs([local(tmp_path)])
     there = read_inputs([Path("memory://job")])
     assert list(there.ranks) == [0, 1, 2]
-    assert said(there, "memory://job") == said(here, str(tmp_path / "job"))
+    assert sources_of(there, "memory://job") == sources_of(here, str(tmp_path / "job"))
     assert [each.size for each in there.groups] == [each.size for each in here.groups]
 
 
@@ -156,16 +148,6 @@ def test_a_wrong_url_ends_in_3_with_one_line(url: str, words: str, capsys: pytes
     assert printed.count("\n") == 1
 
 
-def test_a_storage_that_never_answers_is_given_up(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    never = threading.Event()
-    with monkeypatch.context() as patch:
-        patch.setattr(remote, "WAIT_SECONDS", 0.05)
-        patch.setattr(type(storage), "info", lambda *_, **__: never.wait())
-        with pytest.raises(InputError, match="memory://job: no answer within"):
-            read_inputs([Path("memory://job")])
-        never.set()
-
-
 def test_a_storage_that_breaks_off_costs_the_file(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = type(storage).open
 
@@ -201,7 +183,7 @@ SIGNED = "rank7.json?X-Amz-Credential=KEYID%2F2026&X-Amz-Date=20261122&X-Amz-Sig
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "shown"),
     [
         ("https://me:HUSH@host:81/x.json", "https://***@host:81/x.json"),
         ("https://HUSH@host/x@y.json", "https://***@host/x@y.json"),
@@ -212,9 +194,9 @@ SIGNED = "rank7.json?X-Amz-Credential=KEYID%2F2026&X-Amz-Date=20261122&X-Amz-Sig
         ("s3://bucket/key:a@b.json", "s3://bucket/key:a@b.json"),
     ],
 )
-def test_what_opens_a_url_is_not_shown(url: str, said: str) -> None:
-    assert display_path(Path(url)) == hide_secrets(url) == said
-    assert hide_secrets(f"404, url={url!r}, and (https://me:HUSH@h/)") == f"404, url={said!r}, and (https://***@h/)"
+def test_what_opens_a_url_is_not_shown(url: str, shown: str) -> None:
+    assert display_path(Path(url)) == hide_secrets(url) == shown
+    assert hide_secrets(f"404, url={url!r}, and (https://me:HUSH@h/)") == f"404, url={shown!r}, and (https://***@h/)"
     assert display_path(Path("folder/me:you@there?sig=1")) == "folder/me:you@there?sig=1"  # of this machine
 
 
@@ -239,17 +221,6 @@ def test_a_signed_url_is_read_and_its_signature_is_kept_nowhere(
     assert "HUSH" not in capsys.readouterr().err
 
 
-def test_what_a_storage_says_is_repeated_without_secrets(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError("403, message='Forbidden', url='https://me:HUSH@host/x.json?sig=HUSH'")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(storage), "info", refuse)
-        with pytest.raises(InputError, match=r"url='https://\*\*\*@host/x\.json\?sig=\*\*\*'") as raised:
-            read_inputs([Path("memory://job")])
-    assert "HUSH" not in str(raised.value)
-
-
 def test_signed_otherwise_a_file_is_another_one_to_go_on_with(storage: Any, tmp_path: Path) -> None:
     for rank in (0, 1):
         storage.pipe_file(f"/job/trace.json?token={rank}", write(training(), metadata=distributed(rank)))
@@ -258,7 +229,7 @@ def test_signed_otherwise_a_file_is_another_one_to_go_on_with(storage: Any, tmp_
 
 
 @pytest.mark.parametrize("header", ["ETag", "Content-MD5", "Digest", "Last-Modified"])
-def test_what_web_servers_tell_of_a_file_tells_when_it_changed(
+def test_the_headers_of_web_servers_show_when_a_file_changed(
     header: str, storage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions = []
@@ -271,41 +242,39 @@ def test_what_web_servers_tell_of_a_file_tells_when_it_changed(
     assert versions[0] != versions[1]
 
 
-def test_the_copy_of_a_killed_command_is_removed_by_the_next_one(tmp_path: Path) -> None:
-    pytest.importorskip("fsspec", reason="fsspec is not installed")
+@contextmanager
+def waiting_command(tmp_path: Path, copies: Path) -> Iterator[subprocess.Popen[str]]:
+    """A command that copies an input which does not end."""
     os.mkfifo(tmp_path / "waiting.json")
     command = [sys.executable, "-m", "overlapscope.cli.main", "analyze", f"file://{tmp_path}/waiting.json"]
-    process = subprocess.Popen(command, env={**os.environ, "TMPDIR": tempfile.gettempdir()})
-    copies = Path(tempfile.gettempdir())
-    while not list(copies.glob("*/*/waiting.json")):
-        assert process.poll() is None
-        time.sleep(0.001)
-    left = list(copies.iterdir())
-    with pytest.raises(InputError):
-        read_inputs([Path(f"file://{tmp_path}/nothing.json")])
-    read_inputs([Path(f"file://{local(tmp_path)}")])
-    assert list(copies.iterdir()) == left  # it is in use
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    read_inputs([Path(f"file://{local(tmp_path)}")])
-    assert list(copies.iterdir()) == []
+    variables = {**os.environ, "TMPDIR": str(copies)}
+    with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True, encoding="utf-8") as process:
+        while not list(copies.glob("*/*/waiting.json")):
+            assert process.poll() is None
+            time.sleep(0.001)
+        yield process
 
 
-def test_a_command_that_is_asked_to_end_tidies_up_and_says_so(tmp_path: Path) -> None:
+def test_the_copy_of_a_killed_command_is_removed_by_the_next_one(tmp_path: Path, temporary_folder: Path) -> None:
     pytest.importorskip("fsspec", reason="fsspec is not installed")
-    os.mkfifo(tmp_path / "waiting.json")
-    copies = Path(tempfile.gettempdir())
-    command = [sys.executable, "-m", "overlapscope.cli.main", "analyze", f"file://{tmp_path}/waiting.json"]
-    process = subprocess.Popen(
-        command, env={**os.environ, "TMPDIR": str(copies)}, stderr=subprocess.PIPE, text=True, encoding="utf-8"
-    )
-    while not list(copies.glob("*/*/waiting.json")):
-        assert process.poll() is None
-        time.sleep(0.001)
-    process.terminate()
-    _, said = process.communicate()
-    assert (process.returncode, said) == (128 + signal.SIGTERM, "overlapscope analyze: ended by SIGTERM\n")
-    assert list(copies.iterdir()) == []
+    with waiting_command(tmp_path, temporary_folder) as process:
+        left = list(temporary_folder.iterdir())
+        with pytest.raises(InputError):
+            read_inputs([Path(f"file://{tmp_path}/nothing.json")])
+        read_inputs([Path(f"file://{local(tmp_path)}")])
+        assert list(temporary_folder.iterdir()) == left  # it is in use
+        process.kill()
+    read_inputs([Path(f"file://{local(tmp_path)}")])
+    assert list(temporary_folder.iterdir()) == []
+
+
+def test_a_command_that_is_asked_to_end_tidies_up_and_says_so(tmp_path: Path, temporary_folder: Path) -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    with waiting_command(tmp_path, temporary_folder) as process:
+        process.terminate()
+        _, printed = process.communicate()
+    assert (process.returncode, printed) == (128 + signal.SIGTERM, "overlapscope analyze: ended by SIGTERM\n")
+    assert list(temporary_folder.iterdir()) == []
 
 
 def test_a_storage_without_versions_is_read_again(
@@ -320,28 +289,3 @@ def test_a_storage_without_versions_is_read_again(
     with pytest.raises(KeyboardInterrupt):
         write_run(inputs, tmp_path / "run", workers=1, watch=Interrupting(1))
     assert write_run(inputs, tmp_path / "run", workers=1).resumed_files == 0
-
-
-def test_a_storage_that_gives_next_to_nothing_is_given_up(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Dripping:
-        def read(self, _: int) -> bytes:
-            time.sleep(0.01)
-            return b" "
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(remote, "WAIT_SECONDS", 0.2)
-    monkeypatch.setattr(type(storage), "open", lambda *_, **__: Dripping())
-    with pytest.raises(InputError, match="sends less than 16 KiB a second"):
-        read_inputs([Path("memory://job/rank0.json")])
-
-
-def test_what_the_web_calls_not_found_is_called_what_it_is(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise FileNotFoundError("https://host/x") from ValueError("certificate verify failed, sig=1&url=https://a:b@c/")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(storage), "info", refuse)
-        with pytest.raises(InputError, match=r"ValueError: certificate verify failed, .*https://\*\*\*@c/"):
-            read_inputs([Path("memory://job/rank0.json")])

@@ -23,7 +23,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("s3://bucket/job", "s3:// needs s3fs: pip install s3fs"),
         ("gs://bucket/job", "gs:// needs gcsfs: pip install gcsfs"),
@@ -34,10 +34,10 @@ def caused(error: Exception, cause: Exception) -> Exception:
     ],
 )
 def test_what_is_not_installed_is_named_with_how_to_install_it(
-    url: str, said: str, monkeypatch: pytest.MonkeyPatch
+    url: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "find_spec", lambda _: None)
-    assert explain(LIBRARY, url) == said
+    assert explain(LIBRARY, url) == message
 
 
 def test_what_is_installed_and_does_not_load_says_so_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,12 +52,12 @@ def test_the_command_names_the_package_that_is_missing(scheme: str, capsys: pyte
     if find_spec(package) is not None:
         pytest.skip(f"{package} is installed")
     assert main(["analyze", f"{scheme}://bucket/job"]) == 3
-    said = f"cannot be read: {scheme}:// needs {package}: pip install {package}"
-    assert capsys.readouterr().err == f"overlapscope analyze: {scheme}://bucket/job: {said}\n"
+    message = f"cannot be read: {scheme}:// needs {package}: pip install {package}"
+    assert capsys.readouterr().err == f"overlapscope analyze: {scheme}://bucket/job: {message}\n"
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (ConnectionRefusedError(111, "Connection refused"), "host:81 refuses the connection: is the server running"),
         (caused(OSError("no"), ConnectionRefusedError(111, "x")), "host:81 refuses the connection"),
@@ -69,10 +69,14 @@ def test_the_command_names_the_package_that_is_missing(scheme: str, capsys: pyte
         (FileNotFoundError("x"), "no such file or folder"),
         (ValueError(), "ValueError"),
         (ValueError("https://me:HUSH@host/?sig=HUSH is bad"), "https://***@host/?sig=*** is bad"),
+        (
+            caused(FileNotFoundError("u"), ValueError("not verified: https://a:b@c/")),
+            "ValueError: not verified: https://***@c/",
+        ),
     ],
 )
-def test_an_answer_is_told_as_what_it_means(error: Exception, said: str) -> None:
-    assert explain(error, "http://me:HUSH@host:81/job").startswith(said)
+def test_an_error_is_shown_as_what_it_means(error: Exception, message: str) -> None:
+    assert explain(error, "http://me:HUSH@host:81/job").startswith(message)
 
 
 def test_a_failure_that_is_its_own_cause_comes_to_an_end() -> None:

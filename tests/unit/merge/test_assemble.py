@@ -88,7 +88,7 @@ def test_a_log_whose_rank_is_in_its_name_is_joined_to_that_rank() -> None:
     assert [call.algorithm for call in calls_in(run.ranks[0])] == ["RING"] * 4
 
 
-def test_a_log_that_does_not_say_its_rank_is_left_out_until_told() -> None:
+def test_a_log_that_does_not_say_its_rank_is_left_out_until_it_is_given() -> None:
     files = (
         reading("rank0.json", trace(CALLS, rank=0), groups=(WORLD,)),
         nccl(replace(log(lines()), rank=UNKNOWN_RANK), path="nccl.log"),

@@ -121,7 +121,7 @@ def test_a_size_that_few_calls_tell_must_not_contradict_the_log() -> None:
     )
 
 
-def test_the_traces_own_values_stay_and_the_difference_is_told() -> None:
+def test_the_traces_own_values_stay_and_the_difference_is_reported() -> None:
     part = [replace(call, algorithm="NVLS") for call in step(1)]
     result = merged(trace(part), log(logged([*INIT, *step(1)])))
     assert {call.algorithm for call in calls_in(result.ranks[0])} == {"NVLS"}
@@ -224,7 +224,7 @@ TWIN = Group(name="7", description="data parallel", size=4, ranks=(0, 1, 2, 3))
 TWINS = {f"c{MAIN}": (0, 1, 2, 3), f"c{OTHER}": (0, 1, 2, 3)}
 
 
-def test_two_communicators_of_the_same_ranks_are_told_apart_by_their_calls() -> None:
+def test_two_communicators_of_the_same_ranks_differ_by_their_calls() -> None:
     on_other = [Call("reduce_scatter", 5000 + at, group="7") for at in range(4)]
     mixed = [call for pair in zip(step(1), on_other, strict=True) for call in pair]
     lines = [chosen(call, at, OTHER if call.group == "7" else MAIN) for at, call in enumerate([*INIT, *mixed])]
@@ -267,7 +267,7 @@ def test_a_group_of_which_only_the_size_or_the_name_is_known_is_found_by_its_cal
     assert [group.name for group in result.groups] == ["0", OTHER]
 
 
-def test_a_log_of_one_rank_alone_tells_enough_of_a_communicator() -> None:
+def test_a_log_of_one_rank_alone_knows_enough_of_a_communicator() -> None:
     facts = members_facts({MAIN: (0, 1, 2, 3)}, only=[0])
     result = merge_sources({0: [trace(step(1)), log(logged([*INIT, *step(1)]))]}, (WORLD,), facts)
     assert [call.seq for call in calls_in(result.ranks[0])] == [3, 4, 5, 6]
@@ -305,13 +305,13 @@ def test_a_group_without_a_communicator_in_the_log_is_named() -> None:
     assert notes_text(result).startswith("rank 0, group 'tp': no communicator of the log fits its ranks")
 
 
-def test_communicators_that_a_log_without_calls_tells_of_are_named_after_their_groups() -> None:
+def test_communicators_that_a_log_without_calls_lists_are_named_after_their_groups() -> None:
     result = merged(trace(step(1)), log([]))
     assert result.groups == (WORLD,)
     assert {result.facts.name(code) for code in result.facts.members.group.tolist()} == {"0"}
 
 
-def test_a_communicator_that_only_calls_tell_of_is_named_too() -> None:
+def test_a_communicator_that_only_calls_name_is_named_too() -> None:
     result = merge_sources({0: [trace(step(1)), log(logged(step(1), size=4))]}, (WORLD,), Facts())
     table, facts = result.facts.members, result.facts
     assert [(facts.name(int(table.communicator[0])), facts.name(int(table.group[0])))] == [(MAIN, "0")]
@@ -359,7 +359,7 @@ def test_calls_of_a_known_size_without_a_group_are_not_looked_for_on_other_sizes
     assert [call.algorithm for call in calls_in(result.ranks[0])] == ["TREE", "RING", "RING", "TREE"]
 
 
-def test_one_reason_of_many_ranks_is_told_once() -> None:
+def test_one_reason_of_many_ranks_is_reported_once() -> None:
     ranks = range(4)
     parts = [trace([Call("all_reduce", 123)], rank=rank) for rank in ranks]
     result = merged(*parts, *(log(logged(step(1)), rank=rank) for rank in ranks))
@@ -465,7 +465,7 @@ def test_a_log_within_another_adds_nothing() -> None:
     assert calls_in(merged(log(run[3:7]), log(run)).ranks[0]) == of_group(run)
 
 
-def test_logs_whose_order_nothing_tells_cost_the_shorter_with_a_note() -> None:
+def test_logs_of_unknown_order_cost_the_shorter_with_a_note() -> None:
     first = [replace(call, seq=None) for call in logged(step(1))]
     second = [replace(call, seq=None) for call in logged([*INIT, *step(2)])]
     result = merged(log(first, source="a.log"), log(second, source="b.log"))

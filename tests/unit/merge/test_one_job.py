@@ -35,10 +35,10 @@ def doubts(*readings: tuple[Path, Reading]) -> list[str]:
 
 
 def test_a_group_of_which_a_member_says_otherwise_is_asked_about():
-    (said,) = doubts(reading(2, {"8": (2, 3)}), reading(3, {"8": (1, 3, 5, 7)}))
-    assert "group 8 is of ranks 2, 3 in " in said
-    assert "of ranks 1, 3, 5, 7 in " in said
-    assert "rank 3 is in both" in said
+    (doubt,) = doubts(reading(2, {"8": (2, 3)}), reading(3, {"8": (1, 3, 5, 7)}))
+    assert "group 8 is of ranks 2, 3 in " in doubt
+    assert "of ranks 1, 3, 5, 7 in " in doubt
+    assert "rank 3 is in both" in doubt
 
 
 def test_groups_of_one_name_beside_each_other_are_of_one_job():
@@ -47,9 +47,9 @@ def test_groups_of_one_name_beside_each_other_are_of_one_job():
 
 
 def test_recordings_of_one_rank_days_apart_are_asked_about():
-    (said,) = doubts(reading(0, {}), reading(0, {}, EPOCH_NS + 3 * DAY), reading(1, {}))
-    assert "rank 0 was recorded in " in said
-    assert " 3.0 days later: are they of one job?" in said
+    (doubt,) = doubts(reading(0, {}), reading(0, {}, EPOCH_NS + 3 * DAY), reading(1, {}))
+    assert "rank 0 was recorded in " in doubt
+    assert " 3.0 days later: are they of one job?" in doubt
     assert not doubts(reading(0, {}), reading(0, {}, EPOCH_NS + DAY // 24), reading(1, {}, EPOCH_NS + 9 * DAY))
 
 

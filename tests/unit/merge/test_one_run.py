@@ -101,9 +101,9 @@ def test_logs_of_one_run_are_put_together_as_before(tmp_path: Path) -> None:
 def test_the_warning_names_both_processes_and_the_other_file(tmp_path: Path) -> None:
     logs(tmp_path, "0xaaa1", 4000, 5, ranks=1)
     logs(tmp_path, "0xbbb1", 5000, 9, ranks=1)
-    (said,) = [text for source in read_inputs([tmp_path]).sources for text in source.warnings]
-    assert "rank 0 is process 4000 on node-0, but process 5000 on node-0 in " in said
-    assert "nccl.node-0.5000.log: are these logs of two runs" in said
+    (warning,) = [text for source in read_inputs([tmp_path]).sources for text in source.warnings]
+    assert "rank 0 is process 4000 on node-0, but process 5000 on node-0 in " in warning
+    assert "nccl.node-0.5000.log: are these logs of two runs" in warning
 
 
 def test_a_log_whose_largest_communicator_is_a_part_of_the_traced_job_is_left_out(tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_a_log_whose_largest_communicator_is_a_part_of_the_traced_job_is_left_ou
     run = assemble([(Path("trace.json"), traced), *logged], {})
     assert calls_of(run) == {0: 1}
     assert run.world_size == 4
-    said = [text for each in run.sources[1:] for text in each.warnings]
-    assert len(said) == 2
-    assert "its largest communicator has 2 ranks, and the job that was recorded 4" in said[0]
+    warnings = [text for each in run.sources[1:] for text in each.warnings]
+    assert len(warnings) == 2
+    assert "its largest communicator has 2 ranks, and the job that was recorded 4" in warnings[0]
     of_two = replace(traced, world_size=2)
     assert set(assemble([(Path("trace.json"), of_two), *logged], {}).ranks) == {0, 1}
 

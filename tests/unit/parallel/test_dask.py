@@ -17,7 +17,7 @@ from overlapscope.ingest.parallel import dask as scheduler
 from overlapscope.ingest.parallel.dask import dask_executor
 from overlapscope.ingest.progress import NoProgress
 from overlapscope.ingest.write_run import write_run
-from tests.support.kineto_writer import distributed, training, write
+from tests.support.kineto_writer import write_job
 from tests.unit.parallel.test_write_run import assert_as_if_read_at_once, files_in
 
 RANKS = 8
@@ -40,10 +40,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    folder = tmp_path / "job"
-    folder.mkdir()
-    for rank in range(RANKS):
-        (folder / f"rank{rank}.json").write_bytes(write(training(5), metadata=distributed(rank, RANKS)))
+    folder = write_job(tmp_path / "job", RANKS, steps=5)
     (folder / "rank8.json").write_bytes(b'{"schemaVersion": 1, "traceEvents": [{"ph": "X"}]}')
     return folder
 

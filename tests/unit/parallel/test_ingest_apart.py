@@ -21,16 +21,17 @@ from overlapscope.ingest import write_run_tables
 from overlapscope.ingest.parallel import spool, task
 from overlapscope.ingest.parallel.process_pool import WorkerPool
 from overlapscope.ingest.parallel.work_dir import work_dir_of
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.write_run import write_run
 from tests.support.kineto_writer import distributed, training, write
 from tests.support.reading_processes import Here
 from tests.unit.parallel.test_write_run import (
     assert_as_if_read_at_once,
     files_in,
+    files_of,
     job,
     trace,
     workers,
-    written_at_once,
 )
 
 
@@ -53,8 +54,8 @@ def job_of_two(folder: Path, *descriptions: str) -> Path:
     """A rank a file, each of which describes the one group as it likes."""
     folder.mkdir()
     for rank, description in enumerate(descriptions):
-        told = json.dumps(distributed(rank)).replace("default_pg", description)
-        (folder / f"rank{rank}.json").write_bytes(write(training(), metadata=json.loads(told)))
+        metadata = json.dumps(distributed(rank)).replace("default_pg", description)
+        (folder / f"rank{rank}.json").write_bytes(write(training(), metadata=json.loads(metadata)))
     return folder
 
 
@@ -99,7 +100,7 @@ def test_the_largest_files_are_begun_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [[], ["--workers", "1"], ["--workers", "3"]], ids=" ".join)
 def test_the_command_writes_the_same_run_however_many_processes_it_starts(more: list[str], tmp_path: Path) -> None:
     inputs = job(tmp_path / "job")
-    wanted = files_in(written_at_once(inputs, tmp_path / "at once"))
+    wanted = files_of(read_inputs(inputs), tmp_path / "at once")
     assert main(["ingest", *map(str, inputs), "-o", str(tmp_path / "apart"), *more]) == 0
     assert files_in(tmp_path / "apart") == wanted
     assert not workers()
@@ -128,7 +129,7 @@ def test_what_a_process_holds_goes_with_it_when_work_is_given_up(
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_what_an_interruption_keeps_is_told_where_there_is_any(
+def test_what_an_interruption_keeps_is_shown_where_there_is_any(
     kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -158,9 +159,16 @@ class _Losing(Here):
         return future
 
 
-def test_an_older_run_is_not_replaced_by_one_that_lost_what_it_has(tmp_path: Path) -> None:
+@pytest.fixture
+def older(tmp_path: Path) -> tuple[list[Path], Path]:
+    """Inputs, and the run that was written of them."""
     inputs, out = job(tmp_path / "job"), tmp_path / "apart"
-    write_run(inputs, out, workers=1)
+    assert write_run(inputs, out, workers=1).ranks == (0, 1, 2)
+    return inputs, out
+
+
+def test_an_older_run_is_not_replaced_by_one_that_lost_what_it_has(older: tuple[list[Path], Path]) -> None:
+    inputs, out = older
     before = files_in(out)
     with pytest.raises(InputError, match=r"left as it was.*rank1\.json: .*SIGKILL.*1 more.*goes on") as raised:
         write_run(inputs, out, executor=_Losing("rank1.json", "rank_2.json"), force=True)
@@ -179,66 +187,45 @@ def test_an_older_run_is_replaced_by_one_that_lost_no_more(tmp_path: Path) -> No
         write_run(inputs, out, executor=_Losing("rank_2.json", "rank0.json"), force=True)
 
 
-def test_an_older_run_is_replaced_where_a_file_is_damaged_now(tmp_path: Path) -> None:
-    inputs, out = job(tmp_path / "job"), tmp_path / "apart"
-    assert write_run(inputs, out, workers=1).ranks == (0, 1, 2)
-    (tmp_path / "job" / "rank_2.json").write_bytes(b"{")
+def test_an_older_run_is_replaced_where_a_file_is_damaged_now(older: tuple[list[Path], Path]) -> None:
+    inputs, out = older
+    (inputs[0] / "rank_2.json").write_bytes(b"{")
     assert write_run(inputs, out, workers=1, force=True).ranks == (0, 1)
 
 
+@pytest.mark.parametrize(("short", "named_at"), [((task, "read_file"), 0), ((spool, "save_reading"), 1)])
 def test_a_file_that_memory_was_short_for_is_lost_and_not_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short: tuple[object, str], named_at: int, older: tuple[list[Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inputs, out = job(tmp_path / "job"), tmp_path / "apart"
-    write_run(inputs, out, workers=1)
-    read_file = task.read_file
+    inputs, out = older
+    works = getattr(*short)
 
-    def short(path: Path, *given: Any) -> Any:
-        if path.name == "rank_2.json":
+    def run_short(*given: Any) -> Any:
+        if given[named_at].name == "rank_2.json":
             raise MemoryError
-        return read_file(path, *given)
+        return works(*given)
 
-    monkeypatch.setattr(task, "read_file", short)
-    with pytest.raises(InputError, match=r"left as it was.*rank_2\.json: not enough memory"):
-        write_run(inputs, out, workers=1, force=True)
-
-
-def test_a_file_whose_columns_memory_was_short_for_is_lost_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs, out = job(tmp_path / "job"), tmp_path / "apart"
-    write_run(inputs, out, workers=1)
-    save_reading = spool.save_reading
-
-    def short(reading: Any, path: Path, folder: Path) -> None:
-        if path.name == "rank_2.json":
-            raise MemoryError
-        save_reading(reading, path, folder)
-
-    monkeypatch.setattr(spool, "save_reading", short)
+    monkeypatch.setattr(*short, run_short)
     with pytest.raises(InputError, match=r"left as it was.*rank_2\.json: not enough memory"):
         write_run(inputs, out, executor=Here(), force=True)
 
 
-def test_a_run_of_a_newer_version_may_hold_what_was_lost(tmp_path: Path) -> None:
-    inputs, out = job(tmp_path / "job"), tmp_path / "apart"
-    write_run(inputs, out, workers=1)
-    (out / "run.json").write_bytes(
-        (out / "run.json").read_bytes().replace(b"overlapscope.run/1", b"overlapscope.run/9")
-    )
+def test_a_run_of_a_newer_version_may_hold_what_was_lost_and_one_that_cannot_be_read_does_not(
+    older: tuple[list[Path], Path],
+) -> None:
+    inputs, out = older
+    manifest = out / "run.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"overlapscope.run/1", b"overlapscope.run/9"))
     with pytest.raises(InputError, match="left as it was"):
         write_run(inputs, out, executor=_Losing("rank_2.json"), force=True)
-
-
-def test_an_older_run_that_cannot_be_read_is_replaced(tmp_path: Path) -> None:
-    inputs, out = job(tmp_path / "job"), tmp_path / "apart"
-    write_run(inputs, out, workers=1)
-    (out / "run.json").write_bytes(b"{")
+    manifest.write_bytes(b"{")
     assert write_run(inputs, out, executor=_Losing("rank_2.json"), force=True).ranks == (0, 1)
 
 
 @pytest.mark.parametrize(
     "full", [(spool, "save_reading"), (write_run_tables, "take_over"), (write_run_tables, "write_entry")]
 )
-def test_a_full_disk_is_told_with_what_to_do_and_costs_neither_the_older_run_nor_what_was_read(
+def test_a_full_disk_is_reported_with_what_to_do_and_costs_neither_the_older_run_nor_what_was_read(
     full: tuple[object, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder,), out = job(tmp_path / "job"), tmp_path / "apart"
@@ -257,9 +244,9 @@ def test_a_full_disk_is_told_with_what_to_do_and_costs_neither_the_older_run_nor
     with monkeypatch.context() as patch:
         patch.setattr(*full, save)
         assert main(words) == 3
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert "No space left on device" in said
-    assert "make room" in said
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "No space left on device" in message
+    assert "make room" in message
     assert files_in(out) == before
     assert main(words) == 0
     assert "read before the interruption" in capsys.readouterr().out

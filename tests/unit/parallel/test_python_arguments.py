@@ -17,7 +17,7 @@ TRACES = [next((RUN / f"rank_0000{rank}").glob("*.json.gz")) for rank in (0, 1)]
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ([], r"load\(\): a list is no path; give what it holds: load\(\*paths\)"),
         (TRACES, r"load\(\): a list is no path"),
@@ -27,8 +27,8 @@ TRACES = [next((RUN / f"rank_0000{rank}").glob("*.json.gz")) for rank in (0, 1)]
         ("", r"load\(\): a path is empty"),
     ],
 )
-def test_what_is_no_path_is_said_to_be_none(given: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_is_no_path_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         overlapscope.load(given)
 
 

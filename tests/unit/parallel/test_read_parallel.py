@@ -13,27 +13,18 @@ from overlapscope.ingest import column_handoff
 from overlapscope.ingest.parallel import read_parallel
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.run import Run
-from overlapscope.timeline.store.load_save import save_run
-from overlapscope.version import __version__
-from tests.support.kineto_writer import TORCH_2022, distributed, training, write
+from tests.support.kineto_writer import TORCH_2022, distributed, training, write, write_job
 from tests.support.reading_processes import Dying, PoolHere, workers_die_over
+from tests.unit.parallel.test_write_run import files_of
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """Two ranks, one whose file alone tells its rank, one damaged, and a log."""
-    folder = tmp_path / "job"
-    folder.mkdir()
-    for rank in range(2):
-        (folder / f"rank{rank}.json").write_bytes(write(training(steps=2, first=3), metadata=distributed(rank)))
+    """Two ranks, one whose file name alone states its rank, one damaged, and a log."""
+    folder = write_job(tmp_path / "job", 2)
     (folder / "rank_2.json.gz").write_bytes(gzip.compress(write(training(), TORCH_2022)))
     (folder / "rank3.json").write_bytes(write(training(), metadata=distributed(3))[:40])
     return folder
-
-
-def files_of(run: Run, place: Path) -> dict[str, bytes]:
-    save_run(run, place, version=__version__)
-    return {str(file.relative_to(place)): file.read_bytes() for file in sorted(place.rglob("*")) if file.is_file()}
 
 
 @pytest.fixture

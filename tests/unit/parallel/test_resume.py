@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -63,26 +64,28 @@ def test_a_worker_with_other_code_reads_nothing(
     assert assert_as_if_read_at_once(inputs, tmp_path, workers=1).resumed_files == 1
 
 
-def test_code_is_told_by_its_text(tmp_path: Path) -> None:
+def output_of(code: str, place: Path, path: Path) -> str:
+    """Return what Python code prints that runs in a folder and imports from `path`."""
+    variables = {**os.environ, "PYTHONPATH": str(path)}
+    return subprocess.check_output([sys.executable, "-c", code], cwd=place, env=variables, text=True)
+
+
+def test_code_is_known_by_its_text(tmp_path: Path) -> None:
     """The same wherever it lies; another one as soon as one letter of one file is."""
-
-    def told(root: Path) -> str:
-        command = (
-            "from overlapscope.files.source_digest import source_digest;"
-            "print(source_digest('overlapscope.ingest', 'overlapscope.timeline'))"
-        )
-        here = {**os.environ, "PYTHONPATH": str(root)}
-        done = subprocess.run([sys.executable, "-c", command], cwd=root, env=here, check=True, stdout=subprocess.PIPE)
-        return done.stdout.decode()
-
+    code = (
+        "from overlapscope.files.source_digest import source_digest;"
+        "print(source_digest('overlapscope.ingest', 'overlapscope.timeline'))"
+    )
     here = Path(overlapscope.__file__).parents[1]
     shutil.copytree(here / "overlapscope", tmp_path / "overlapscope", ignore=shutil.ignore_patterns("__pycache__"))
-    assert told(tmp_path) == told(here)
+    before = output_of(code, tmp_path, tmp_path)
+    assert before == output_of(code, here, here)
     for changed in ("ingest/build/comm_names.toml", "timeline/columns.py"):
-        before = told(tmp_path)
         with open(tmp_path / "overlapscope" / changed, "a", encoding="utf-8") as file:
             file.write("#\n")
-        assert told(tmp_path) != before
+        after = output_of(code, tmp_path, tmp_path)
+        assert after != before
+        before = after
 
 
 def test_code_that_is_no_files_is_never_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,50 +100,49 @@ def test_code_that_is_no_files_is_never_the_same(monkeypatch: pytest.MonkeyPatch
     source_digest.cache_clear()
 
 
-def test_code_in_an_archive_is_told_by_the_archive(tmp_path: Path) -> None:
+def test_code_in_an_archive_is_known_by_the_archive(tmp_path: Path) -> None:
     """So that other processes of the same program are of the same code."""
     archive = tmp_path / "program.zip"
-    command = (
-        "from overlapscope.files import source_digest as told;"
-        "print(told.__file__, told.source_digest('overlapscope.ingest'), told.module_digest('overlapscope.version'))"
+    code = (
+        "from overlapscope.files import source_digest as code;"
+        "print(code.__file__, code.source_digest('overlapscope.ingest'), code.module_digest('overlapscope.version'))"
     )
-
-    def told() -> str:
-        here = {**os.environ, "PYTHONPATH": str(archive)}
-        done = subprocess.run(
-            [sys.executable, "-c", command], cwd=tmp_path, env=here, check=True, stdout=subprocess.PIPE
-        )
-        return done.stdout.decode()
-
     packages = Path(overlapscope.__file__).parent
     with ZipFile(archive, "w") as file:
-        for module in [
-            "__init__.py",
-            "errors.py",
-            "version.py",
-            *(f"{each}/__init__.py" for each in ("files", "ingest")),
-        ]:
-            file.write(packages / module, f"overlapscope/{module}")
-        file.write(packages / "files" / "source_digest.py", "overlapscope/files/source_digest.py")
-    first = told()
+        for name in ("__init__", "errors", "version", "files/__init__", "ingest/__init__", "files/source_digest"):
+            file.write(packages / f"{name}.py", f"overlapscope/{name}.py")
+    first = output_of(code, tmp_path, archive)
     assert first.startswith(str(archive))
-    assert told() == first
+    assert output_of(code, tmp_path, archive) == first
     with ZipFile(archive, "a") as file:
         file.writestr("overlapscope/ingest/more.py", "")
-    assert all(one != other for one, other in zip(first.split()[1:], told().split()[1:], strict=True))
+    after = output_of(code, tmp_path, archive)
+    assert all(one != other for one, other in zip(first.split()[1:], after.split()[1:], strict=True))
 
 
-@pytest.mark.parametrize("damage", ["emptied", "cut", "nulls", "gone", "marker"])
-def test_what_a_power_cut_damaged_is_read_again(inputs: list[Path], tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    ["emptied", "cut", "nulls", "gone", "marker", "no marker", "a folder", "a pipe", "a link", "a file"],
+)
+def test_what_was_damaged_since_is_read_again(inputs: list[Path], tmp_path: Path, damage: str) -> None:
+    """As by a power cut, or by hand."""
     (whole,) = (tmp_path / ".apart.ingest" / "read").glob("[0-9a-f]*")
-    table = whole / "0" / "0" / "spans.parquet"
+    table, marker = whole / "0" / "0" / "spans.parquet", whole / "file.json"
     content = table.read_bytes()
-    if damage == "gone":
-        table.unlink()
-    elif damage == "marker":
-        (whole / "file.json").write_bytes(b"")
-    else:
-        half = len(content) // 2
+    half = len(content) // 2
+    if damage in ("emptied", "cut", "nulls"):
         left = {"emptied": b"", "cut": content[:half], "nulls": content[:half].ljust(len(content), b"\0")}
         table.write_bytes(left[damage])
+    elif damage == "gone":
+        table.unlink()
+    elif damage == "marker":
+        marker.write_bytes(b"")
+    elif damage == "a file":
+        shutil.rmtree(whole)
+        whole.write_text("")
+    else:
+        marker.unlink()
+        instead = {"a folder": marker.mkdir, "a pipe": partial(os.mkfifo, marker)}
+        instead |= {"a link": partial(marker.symlink_to, "nowhere"), "no marker": lambda: None}
+        instead[damage]()
     assert assert_as_if_read_at_once(inputs, tmp_path, workers=1).resumed_files == 0

@@ -26,26 +26,26 @@ from overlapscope.ingest.formats.kineto import event_file as kineto_file
 from overlapscope.ingest.formats.kineto.event_file import EventFile, read_events
 from overlapscope.ingest.inputs import Inputs, Unpacked
 from overlapscope.ingest.options import ReadOptions
-from overlapscope.ingest.parallel import process_pool, read_parallel
+from overlapscope.ingest.parallel import read_parallel
 from overlapscope.ingest.parallel.task import task_of
-from overlapscope.ingest.parallel.worker_count import (
-    MOST_SHARES,
-    shares_among,
-    shares_for,
-    start_ahead,
-)
 from overlapscope.ingest.parsing import gzip_stream as bytestream
 from overlapscope.ingest.parsing.event_chunks import EventChunks
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Sharing
 from overlapscope.ingest.write_run import write_run
-from overlapscope.timeline.run import Run
-from overlapscope.timeline.store.load_save import save_run
-from overlapscope.version import __version__
 from tests.conftest import ROOT
-from tests.support.kineto_writer import ABSOLUTE_FLOATS, TORCH_1_8, TORCH_2022, TORCH_2024, distributed, training, write
+from tests.support.kineto_writer import (
+    ABSOLUTE_FLOATS,
+    TORCH_1_8,
+    TORCH_2022,
+    TORCH_2024,
+    distributed,
+    training,
+    write,
+    write_job,
+)
 from tests.support.reading_processes import Here, PoolHere, dead
-from tests.unit.parallel.test_write_run import wait_for_end
+from tests.unit.parallel.test_write_run import files_in, files_of, wait_for_end
 
 CONTENTS = [
     write(training(steps=5), metadata=distributed(0)),
@@ -68,7 +68,6 @@ class _Counting(Here):
         return future
 
 
-@contextmanager
 def in_small_pieces() -> Iterator[None]:
     """Have pieces and blocks of some hundred bytes: small traces have many."""
     with pytest.MonkeyPatch.context() as patch:
@@ -77,19 +76,16 @@ def in_small_pieces() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def small_pieces() -> Iterator[None]:
-    with in_small_pieces():
-        yield
+small_pieces = pytest.fixture(in_small_pieces)
 
 
-def told(
+def contents(
     path: Path,
     shares: int = 1,
     executor: Here | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Any:
-    """Return all that reading a file tells, names and lanes in words."""
+    """Return all that reading a file gives, names and lanes in words."""
     sharing = Sharing(executor=executor or _Counting(), shares=shares, folder=path.parent) if shares > 1 else None
     try:
         file = read_events(path, ReadContext(sharing=sharing, progress=progress))
@@ -128,7 +124,7 @@ def test_shares_give_what_one_process_finds(tmp_path: Path, content: bytes, comp
     path = tmp_path / "trace.json"
     path.write_bytes(gzip.compress(content) if compressed else content)
     executor = _Counting()
-    assert told(path, shares, executor) == told(path)
+    assert contents(path, shares, executor) == contents(path)
     assert executor.given == [True] * (shares - 1)
 
 
@@ -154,8 +150,8 @@ def test_damage_anywhere_is_read_as_one_process_reads_it(
     whole = gzip.compress(bytes(content)) if compressed else bytes(content)
     path = tmp_path_factory.mktemp("damaged") / "trace.json"
     path.write_bytes(whole[: int(cut * len(whole))])
-    with in_small_pieces():
-        assert told(path, shares) == told(path)
+    with contextmanager(in_small_pieces)():
+        assert contents(path, shares) == contents(path)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -166,22 +162,9 @@ def test_a_share_that_is_damaged_is_not_taken(tmp_path: Path) -> None:
     path.write_bytes(content)
     executor = _Counting()
     read: list[int] = []
-    assert told(path, 2, executor, read.append) == told(path)
+    assert contents(path, 2, executor, read.append) == contents(path)
     assert executor.given == [False]
     assert sum(read) == len(content)
-
-
-def test_parts_of_columns_are_numbered_anew(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    path.write_bytes(CONTENTS[0])
-    columns = read_events(path, ReadContext()).columns
-    twice = spelled(concatenate_columns([columns, columns]))
-    once = spelled(columns)
-    assert twice["host.name"] == once["host.name"] * 2
-    assert twice["names"] == once["names"]
-    rows, calls = len(once["host.name"]), columns.host_args
-    assert twice["host_args"] == calls | {row + rows: each for row, each in calls.items()}
-    assert twice["events"] == 2 * once["events"]
 
 
 @pytest.fixture
@@ -191,22 +174,26 @@ def job(tmp_path: Path) -> Path:
     return path
 
 
-def files_of(run: Run, place: Path) -> dict[str, bytes]:
-    save_run(run, place, version=__version__)
-    return files_in(place)
-
-
-def files_in(place: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(place)): file.read_bytes() for file in sorted(place.rglob("*")) if file.is_file()}
-
-
-def test_real_processes_give_the_same_run(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def alone(job: Path, tmp_path: Path) -> dict[str, bytes]:
+    """The files of the run that one process reads."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kineto_file, "_read_in_shares", lambda *_: pytest.fail("one process reads alone"))
-        alone = files_of(read_inputs([job]), tmp_path / "alone")
-    merged: list[int] = []
+        return files_of(read_inputs([job]), tmp_path / "alone")
+
+
+@pytest.fixture
+def merged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note of how many shares files were put together."""
+    counts: list[int] = []
     plain = concatenate_columns
-    monkeypatch.setattr(kineto_file, "concatenate_columns", lambda parts: merged.append(len(parts)) or plain(parts))
+    monkeypatch.setattr(kineto_file, "concatenate_columns", lambda parts: counts.append(len(parts)) or plain(parts))
+    return counts
+
+
+def test_real_processes_give_the_same_run(
+    job: Path, tmp_path: Path, alone: dict[str, bytes], merged: list[int]
+) -> None:
     progress: list[int] = []
     shared = read_inputs([job], workers=3, progress=lambda _, done: progress.append(done))
     assert merged == [3]
@@ -216,12 +203,8 @@ def test_real_processes_give_the_same_run(job: Path, tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("shares", [1, 2, 3])
 def test_who_reads_a_file_to_disk_may_read_it_in_shares(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: int
+    job: Path, tmp_path: Path, alone: dict[str, bytes], merged: list[int], shares: int
 ) -> None:
-    alone = files_of(read_inputs([job]), tmp_path / "alone")
-    merged: list[int] = []
-    plain = concatenate_columns
-    monkeypatch.setattr(kineto_file, "concatenate_columns", lambda parts: merged.append(len(parts)) or plain(parts))
     write_run([job], tmp_path / "written", workers=shares)
     assert merged == [shares] * (shares > 1)
     assert files_in(tmp_path / "written") == alone
@@ -233,10 +216,7 @@ def test_processes_that_read_several_files_have_others_help_them(
 ) -> None:
     """They are real ones: each notes whose child it is."""
     monkeypatch.setattr("overlapscope.ingest.parallel.worker_count.bytes_in", lambda _: 100 << 20)
-    folder = tmp_path / "job"
-    folder.mkdir()
-    for rank in range(2):
-        (folder / f"rank{rank}.json").write_bytes(write(training(steps=300), metadata=distributed(rank)))
+    folder = write_job(tmp_path / "job", 2, steps=300)
     alone = files_of(read_inputs([folder]), tmp_path / "alone")
     noted = tmp_path / "noted"
     noted.mkdir()
@@ -274,37 +254,52 @@ def test_an_interruption_ends_those_that_help_and_leaves_nothing_of_theirs(tmp_p
     places = {name: tmp_path / name for name in ("job", "noted", "temporary", "site")}
     for place in places.values():
         place.mkdir()
-    for rank in range(2):
-        (places["job"] / f"rank{rank}.json").write_bytes(write(training(steps=3), metadata=distributed(rank)))
+    write_job(places["job"], 2, steps=3)
     (places["site"] / "sitecustomize.py").write_text(HELPERS_WAIT)
     path = os.pathsep.join([str(places["site"]), str(ROOT)])
-    told = {"PYTHONPATH": path, "NOTED": str(places["noted"]), "TMPDIR": str(places["temporary"])}
+    variables = {"PYTHONPATH": path, "NOTED": str(places["noted"]), "TMPDIR": str(places["temporary"])}
     words = [sys.executable, "-m", "overlapscope", "ingest", "--workers", "4", str(places["job"]), "-o", "run"]
-    command = subprocess.Popen(words, env=os.environ | told, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    command = subprocess.Popen(words, env=os.environ | variables, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     while len(helpers := os.listdir(places["noted"])) < 2 and command.poll() is None:
         time.sleep(0.01)
     assert os.listdir(places["temporary"]) != []
     command.send_signal(signal.SIGTERM)
-    _, said = command.communicate()
-    assert command.returncode == 143, said
+    _, printed = command.communicate()
+    assert command.returncode == 143, printed
     for each in helpers:
         wait_for_end(int(each))
     assert os.listdir(places["temporary"]) == []
 
 
-def test_without_its_processes_the_file_is_read_here(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def run_short(*_: object) -> None:
+    raise MemoryError
+
+
+def run_full(*_: object) -> None:
+    raise OSError("full")
+
+
+@pytest.mark.parametrize(
+    ("broken", "instead"),
+    [
+        ((PoolHere, "submit"), lambda *_, **__: dead()),
+        ((kineto_file, "_read_in_shares"), run_short),
+        ((kineto_file, "save"), run_full),
+    ],
+    ids=["its processes died", "memory is short for shares", "nothing can be written"],
+)
+def test_a_file_that_cannot_be_read_in_shares_is_read_by_one(
+    broken: tuple[object, str], instead: Any, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = files_of(read_inputs([job]), tmp_path / "alone")
-    monkeypatch.setattr(PoolHere, "submit", lambda *_, **__: dead())
+    monkeypatch.setattr(*broken, instead)
     monkeypatch.setattr(read_parallel, "WorkerPool", PoolHere)
-    assert files_of(read_inputs([job], workers=2), tmp_path / "died") == alone
+    assert files_of(read_inputs([job], workers=2), tmp_path / "shared") == alone
 
 
 def test_where_no_thread_can_be_started_the_file_is_read_here(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Path, tmp_path: Path, alone: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = files_of(read_inputs([job]), tmp_path / "alone")
     start, left = threading.Thread.start, [1]
 
     def started(thread: threading.Thread) -> None:
@@ -320,102 +315,9 @@ def test_where_no_thread_can_be_started_the_file_is_read_here(
     assert files_of(shared, tmp_path / "shared") == alone
 
 
-def test_a_file_that_memory_is_short_for_in_shares_is_read_by_one(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def short(*_: object) -> None:
-        raise MemoryError
-
-    alone = files_of(read_inputs([job]), tmp_path / "alone")
-    monkeypatch.setattr(kineto_file, "_read_in_shares", short)
-    assert files_of(read_inputs([job], workers=2), tmp_path / "short") == alone
-
-
-def test_where_nothing_can_be_written_the_file_is_read_here(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = files_of(read_inputs([job]), tmp_path / "alone")
-    full = tmp_path / "full"
-    monkeypatch.setattr(kineto_file, "save", lambda *_: (_ for _ in ()).throw(OSError("full")))
-    monkeypatch.setattr(read_parallel, "WorkerPool", PoolHere)
-    assert files_of(read_inputs([job], workers=2), full) == alone
-
-
-def test_one_file_has_as_many_shares_as_are_worth_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlapscope.ingest.parallel.worker_count._usable_cores", lambda: 64)
-    small, large = tmp_path / "small.json", tmp_path / "large.json"
-    small.write_bytes(b"{}")
-    with open(large, "wb") as file:
-        file.truncate(100 << 30)
-    assert shares_for(None, small) == 1
-    assert shares_for(None, large) == MOST_SHARES
-    assert shares_for(3, small) == 3
-    assert shares_for(1, large) == 1
-
-
-@pytest.mark.parametrize(
-    ("cores", "asked", "sizes", "shares"),
-    [
-        (64, None, [5 << 30] * 8, [8] * 8),
-        (16, None, [5 << 30] * 8, [2] * 8),
-        (8, None, [5 << 30] * 8, [1] * 8),
-        (64, None, [5 << 30, 1 << 20], [8, 1]),
-        (64, 6, [5 << 30, 5 << 30, 5 << 30], [2, 2, 2]),
-        (64, 2, [5 << 30], [2]),
-        (64, 1, [5 << 30, 5 << 30], [1, 1]),
-        (64, None, [], []),
-    ],
-)
-def test_cores_beyond_one_a_file_help_with_the_large_ones(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    cores: int,
-    asked: int | None,
-    sizes: list[int],
-    shares: list[int],
-) -> None:
-    monkeypatch.setattr("overlapscope.ingest.parallel.worker_count._usable_cores", lambda: cores)
-    files = [tmp_path / f"{number}.json" for number in range(len(sizes))]
-    for path, size in zip(files, sizes, strict=True):
-        with open(path, "wb") as file:
-            file.truncate(size)
-    assert shares_among(asked, files) == shares
-    assert shares_among(None, [tmp_path / "elsewhere"] * 3) == [1, 1, 1]
-
-
-def test_workers_start_ahead_only_where_they_have_something_to_read(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("overlapscope.ingest.parallel.worker_count._usable_cores", lambda: 4)
-    run = tmp_path / "run"
-    save_run(read_inputs([job]), run, version=__version__)
-    with open(run / "ranks.bin", "wb") as file:
-        file.truncate(100 << 30)
-    many = tmp_path / "many"
-    many.mkdir()
-    for number in range(3):
-        with open(many / f"rank{number}.json", "wb") as file:
-            file.truncate(1 << 30)
-    inputs = ([job], [run], [many / "rank0.json"], [many], [tmp_path / "absent.json"], [])
-    started: list[tuple[int, str]] = []
-    monkeypatch.setattr(process_pool, "started_ahead", lambda count, module: started.append((count, module)))
-    for paths in inputs:
-        start_ahead(None, paths)
-        start_ahead(1, paths)
-    assert started == [
-        (3, "overlapscope.ingest.formats.kineto.event_file"),
-        (2, "overlapscope.ingest.parallel.read_parallel"),
-    ]
-    started.clear()
-    for paths in inputs:
-        start_ahead(None, paths, to_disk=True)
-        start_ahead(1, paths, to_disk=True)
-    assert started == [(3, "overlapscope.ingest.parallel.spool")]
-
-
-def test_shares_that_do_not_meet_are_not_put_together(tmp_path: Path, small_pieces: None) -> None:
+@pytest.mark.usefixtures("small_pieces")
+def test_shares_that_do_not_meet_are_not_put_together(tmp_path: Path) -> None:
     """As when the file was replaced between the readings of two processes."""
-    del small_pieces
     path, other = tmp_path / "trace.json", tmp_path / "other.json"
     path.write_bytes(CONTENTS[0])
     other.write_bytes(write(training(steps=6, first=90), metadata=distributed(0)))
@@ -425,13 +327,13 @@ def test_shares_that_do_not_meet_are_not_put_together(tmp_path: Path, small_piec
             return super().submit(function, other, *args[1:], **kwargs)
 
     executor = Other()
-    assert told(path, 2, executor) == told(path)
+    assert contents(path, 2, executor) == contents(path)
     assert executor.given == [True]
 
 
-def test_shares_of_two_files_are_not_put_together_however_alike(tmp_path: Path, small_pieces: None) -> None:
+@pytest.mark.usefixtures("small_pieces")
+def test_shares_of_two_files_are_not_put_together_however_alike(tmp_path: Path) -> None:
     """As when a trace is replaced, between the readings of two processes, by one whose events are as long."""
-    del small_pieces
     path, other = tmp_path / "trace.json", tmp_path / "other.json"
     path.write_bytes(CONTENTS[0])
     other.write_bytes(CONTENTS[0].replace(b"ncclDevKernel", b"ncclDevBrunel"))
@@ -444,9 +346,9 @@ def test_shares_of_two_files_are_not_put_together_however_alike(tmp_path: Path, 
             return given
 
     executor = Replacing()
-    shared = told(path, 2, executor)
+    shared = contents(path, 2, executor)
     assert executor.given == [True]
-    assert shared == told(path)
+    assert shared == contents(path)
 
 
 def test_what_is_handed_over_goes_with_the_file_and_does_not_gather_up_to_the_end(

@@ -9,11 +9,9 @@ import signal
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +27,12 @@ from overlapscope.ingest.parallel.process_pool import WorkerPool, can_start
 from overlapscope.ingest.progress import NoProgress
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.write_run import Written, write_run
+from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.load_save import save_run
 from overlapscope.version import __version__
 from tests.conftest import shared_file
 from tests.support.kineto_writer import TORCH_2022, distributed, training, write
-from tests.support.reading_processes import workers_die_over
+from tests.support.reading_processes import Here, dead, workers_die_over
 
 
 def trace(rank: int, *, windows_later: int = 0, steps: int = 2) -> bytes:
@@ -58,15 +57,16 @@ def files_in(run: Path) -> dict[str, bytes]:
     return {str(file.relative_to(run)): file.read_bytes() for file in sorted(run.rglob("*")) if file.is_file()}
 
 
-def written_at_once(inputs: list[Path], out: Path, options: ReadOptions | None = None) -> Path:
-    save_run(read_inputs(inputs, options), out, version=__version__)
-    return out
+def files_of(run: Run, place: Path) -> dict[str, bytes]:
+    """Return the files of the directory that a run is saved to."""
+    save_run(run, place, version=__version__)
+    return files_in(place)
 
 
 def assert_as_if_read_at_once(inputs: list[Path], tmp_path: Path, **how: Any) -> Written:
     """Every file of both run directories is the same, byte for byte."""
     options = how.pop("options", None)
-    wanted = files_in(written_at_once(inputs, tmp_path / "at once", options))
+    wanted = files_of(read_inputs(inputs, options), tmp_path / "at once")
     written = write_run(inputs, tmp_path / "apart", options, **how)
     found = files_in(tmp_path / "apart")
     assert found.keys() == wanted.keys()
@@ -90,11 +90,11 @@ def test_a_run_may_be_called_what_is_no_text(
     assert main(["ingest", *map(str, inputs), "-o", str(place / "run"), *more]) == 0
     assert "run \ufffd/run" in capsys.readouterr().out
     assert (place / "run" / "facts" / "links.parquet").exists()
-    assert files_in(place / "run") == files_in(written_at_once([place / "run"], place / "again"))
+    assert files_in(place / "run") == files_of(read_inputs([place / "run"]), place / "again")
 
 
 def job(folder: Path) -> list[Path]:
-    """Two ranks, the first recorded twice; one that only its file's name tells; a damaged file; one in an archive."""
+    """Two ranks, the first recorded twice; one that only its file's name states; a damaged file; one in an archive."""
     folder.mkdir()
     (folder / "rank0.json").write_bytes(trace(0))
     (folder / "rank0_later.json.gz").write_bytes(gzip.compress(trace(0, windows_later=2)))
@@ -196,30 +196,6 @@ def interrupted(tmp_path: Path) -> list[Path]:
 
 def test_an_interrupted_ingest_goes_on_where_it_stopped(interrupted: list[Path], tmp_path: Path) -> None:
     assert assert_as_if_read_at_once(interrupted, tmp_path, workers=1).resumed_files == 2
-
-
-def test_a_file_that_changed_since_the_interruption_is_read_again(interrupted: list[Path], tmp_path: Path) -> None:
-    changed = interrupted[0] / "rank0_later.json.gz"  # the largest, so the first
-    changed.write_bytes(gzip.compress(trace(0, windows_later=2, steps=3)))
-    assert assert_as_if_read_at_once(interrupted, tmp_path, workers=1).resumed_files == 1
-
-
-@pytest.mark.parametrize("left", ["nothing", "a folder", "a pipe", "a link", "a file for the folder"])
-def test_what_does_not_say_any_more_what_it_is_of_is_read_again(
-    left: str, interrupted: list[Path], tmp_path: Path
-) -> None:
-    told = sorted((tmp_path / ".apart.ingest" / "read").glob("*/file.json"))[0]
-    told.unlink()
-    if left == "a folder":
-        told.mkdir()
-    elif left == "a pipe":
-        os.mkfifo(told)
-    elif left == "a link":
-        told.symlink_to("nowhere")
-    elif left == "a file for the folder":
-        shutil.rmtree(told.parent)
-        told.parent.write_text("")
-    assert assert_as_if_read_at_once(interrupted, tmp_path, workers=1).resumed_files == 1
 
 
 def test_other_options_than_before_the_interruption_read_all_again(interrupted: list[Path], tmp_path: Path) -> None:
@@ -332,7 +308,7 @@ def test_a_killed_command_leaves_no_run_and_goes_on_the_next_time(tmp_path: Path
     assert not (tmp_path / "apart").exists()
     done = subprocess.run([*command, "--workers", "1"], check=True, capture_output=True, text=True)
     assert "read before the interruption" in done.stdout
-    wanted = files_in(written_at_once([folder], tmp_path / "at once"))
+    wanted = files_of(read_inputs([folder]), tmp_path / "at once")
     assert files_in(tmp_path / "apart") == wanted
 
 
@@ -368,50 +344,12 @@ def _state(process: Path) -> str:
     return (process / "stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
 
 
-class _Killing(NoProgress):
-    """Makes a file a pipe, at which its reader waits, and kills who does; then it is a file again."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self.killed = 0
-        self._thread = threading.Thread(target=self._kill)
-
-    def begin(self, files: int, done: int) -> None:
-        self._file.rename(self._file.parent / ".aside")
-        os.mkfifo(self._file)
-        self._thread.start()
-
-    def _kill(self) -> None:
-        waited_at = self._opened_by_a_reader()
-        reader = self._reader()  # no other one: it might be given the file again before it is killed
-        (self._file.parent / ".aside").replace(self._file)
-        os.kill(reader, signal.SIGKILL)
-        wait_for_end(reader)
-        self.killed += 1
-        os.close(waited_at)
-
-    def _reader(self) -> int:
-        while True:
-            for child in workers():
-                for each in Path(f"/proc/{child}/fd").iterdir():
-                    with contextlib.suppress(FileNotFoundError):
-                        if os.readlink(each) == str(self._file):
-                            return child
-            time.sleep(0.001)
-
-    def _opened_by_a_reader(self) -> int:
-        while True:
-            try:
-                return os.open(self._file, os.O_WRONLY | os.O_NONBLOCK)
-            except OSError:
-                time.sleep(0.001)
-
-
-def test_a_killed_process_costs_nothing_when_its_file_can_be_read_alone(tmp_path: Path) -> None:
-    inputs = job(tmp_path / "job")
-    killing = _Killing(tmp_path / "job" / "rank1.json")
-    written = assert_as_if_read_at_once(inputs, tmp_path, workers=2, watch=killing)
-    assert killing.killed == 1
+def test_a_killed_process_costs_nothing_when_its_file_can_be_read_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = workers_die_over("rank1.json", tmp_path / "site", monkeypatch, times=1)
+    written = assert_as_if_read_at_once(job(tmp_path / "job"), tmp_path, workers=2)
+    assert len(list(noted.iterdir())) == 1
     assert written.ranks == (0, 1, 2)
 
 
@@ -427,20 +365,15 @@ def test_a_file_whose_reader_is_killed_again_costs_itself_by_name(
     assert "fewer --workers" in lost.warnings[0]
 
 
-class _Breaking(Executor):
+class _Breaking(Here):
     """Gives up after one task, as the standard pool does when a process dies."""
 
     def __init__(self) -> None:
         self._left = 1
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        if self._left:
-            self._left -= 1
-            future.set_result(function(*args, **kwargs))
-        else:
-            future.set_exception(BrokenProcessPool("a process died"))
-        return future
+        self._left -= 1
+        return super().submit(function, *args, **kwargs) if self._left == 0 else dead()
 
 
 def test_an_executor_that_breaks_down_is_no_reason_to_begin_anew(tmp_path: Path) -> None:
@@ -450,11 +383,10 @@ def test_an_executor_that_breaks_down_is_no_reason_to_begin_anew(tmp_path: Path)
     assert assert_as_if_read_at_once(inputs, tmp_path, workers=1).resumed_files == 1
 
 
-def test_workers_that_write_to_another_disk_are_told_apart(tmp_path: Path) -> None:
-    class Elsewhere(_Breaking):
+def test_workers_that_write_to_another_disk_are_noticed(tmp_path: Path) -> None:
+    class Elsewhere(Here):
         def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            future: Future[Any] = Future()
-            future.set_result(function(*args, **kwargs))
+            future = super().submit(function, *args, **kwargs)
             shutil.rmtree(args[0].folder, ignore_errors=True)
             return future
 

@@ -152,9 +152,7 @@ def _launched(columns: AscendColumns, host: Ranges, row: Ints) -> tuple[Ints, In
     """Return when each device event was launched, when its operation was called, and the operation's name."""
     launch_ns, _ = arrow_starts(columns.launches, columns.ranges, row)
     called_ns, called_lane = arrow_starts(columns.operations, columns.ranges, row)
-    host_row = np.full(row.size, NOWHERE, np.int64)
-    called = called_ns != NONE
-    host_row[called] = innermost_range(host.lane, host.start_ns, host.end_ns, called_lane[called], called_ns[called])
+    host_row = innermost_range(host, called_lane, called_ns)
     host_op = np.where(host_row == NOWHERE, -1, np.append(host.name, -1)[host_row])
     return np.where(launch_ns == NONE, called_ns, launch_ns), called_ns, host_op
 
