@@ -5,6 +5,8 @@ import gzip
 import json
 import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -277,6 +279,50 @@ def test_a_cut_trace_keeps_every_whole_node(tmp_path: Path, keep: float) -> None
     assert reading.source.truncated
     assert reading.source.events == len(whole)
     assert any("ends in the middle" in warning for warning in reading.source.warnings)
+
+
+# --- many nodes -----------------------------------------------------------------------------------------------------
+
+MANY = {
+    "operations": (new_node(14, "aten::mm", rf_id=46), 0),
+    "collectives": (comms(6, 21, "allreduce", elements=(4096, 4096)), 2),
+}
+
+
+@pytest.mark.parametrize(("node", "decodings"), MANY.values(), ids=MANY.keys())
+def test_no_node_is_decoded_twice_and_only_collectives_are_decoded_whole(
+    node: dict[str, Any], decodings: int, tmp_path: Path
+) -> None:
+    """Beside the one decoding of the file: a collective's attributes and inputs, and nothing of other nodes."""
+    path = placed(tmp_path, trace([node] * 1000))
+    called: Counter[str] = Counter()
+    sys.setprofile(lambda _frame, event, function: called.update([function.__name__] if event == "c_call" else ()))
+    try:
+        reading = execution_trace.READER.read(path, ReadContext())
+    finally:
+        sys.setprofile(None)
+    assert reading.source.events == 1000
+    assert decodings * 1000 < called["decode"] < decodings * 1000 + 10
+
+
+def seconds_to_read(path: Path, content: bytes) -> float:
+    """Return the shortest of three readings, in time of this process alone."""
+    path.write_bytes(content)
+    taken = []
+    for _ in range(3):
+        begun = time.process_time()
+        execution_trace.READER.read(path, ReadContext())
+        taken.append(time.process_time() - begun)
+    return min(taken)
+
+
+@pytest.mark.parametrize("tail", [b"]}", b',{"id'], ids=["whole", "cut"])
+def test_the_time_to_read_grows_as_the_number_of_nodes_does(tail: bytes, tmp_path: Path) -> None:
+    begin, node = b'{"schema": "1.1.1", "nodes": [', b'{"name": "record_param_comms"}'
+    few, many = (
+        seconds_to_read(tmp_path / "et.json", begin + b",".join([node] * count) + tail) for count in (25_000, 100_000)
+    )
+    assert many < 10 * few, "four times as many nodes take four times as long; in quadratic time, sixteen times"
 
 
 # --- joining --------------------------------------------------------------------------------------------------------

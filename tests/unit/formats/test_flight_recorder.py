@@ -20,6 +20,7 @@ from overlapscope.ingest.formats import flight_recorder, kineto
 from overlapscope.ingest.formats.flight_recorder import FORMAT
 from overlapscope.ingest.formats.flight_recorder.reader import read_flight_recorder
 from overlapscope.ingest.options import ReadOptions
+from overlapscope.ingest.read_file import read_file
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.ingest.registry import find_reader, read_head
@@ -74,11 +75,13 @@ def progress_of(reading: Reading) -> list[dict[str, Any]]:
 
 def test_pickle_and_json_of_one_recording_give_the_same(tmp_path: Path) -> None:
     content = dump(CALLS, groups={**PAIR, "1": ("", [1, 0])})
-    readings = [
-        read(write_pickle(tmp_path / "a_rank_1", content)),
-        read(write_pickle(tmp_path / "b_rank_1", content, protocol=4)),
-        read(write_json(tmp_path / "c_rank_1.json", content)),
+    paths = [
+        write_pickle(tmp_path / "a_rank_1", content),
+        write_pickle(tmp_path / "b_rank_1", content, protocol=4),
+        write_json(tmp_path / "c_rank_1.json", content),
     ]
+    readings = [reading for path in paths for reading in read_file(path, ReadContext())]
+    assert [reading.source.format for reading in readings] == ["flight_recorder"] * 3
     for other in readings[1:]:
         assert calls_of(other) == calls_of(readings[0])
         assert other.groups == readings[0].groups

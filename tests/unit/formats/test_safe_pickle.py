@@ -191,11 +191,33 @@ def test_a_cycle_is_refused(protocol: int) -> None:
             decoded(pickle.dumps(value, protocol=protocol))
 
 
-def test_deep_nesting_is_refused() -> None:
-    with pytest.raises(InputError, match="nests containers more than 64 deep"):
-        decoded(b"\x80\x02N" + b"\x85" * 100_000 + b".")
-    with pytest.raises(InputError, match="nests containers more than 64 deep"):
-        decoded(b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".")
+def shared(levels: int) -> bytes:
+    """Return a list of lists, of which each holds the one before through the memo, the innermost first."""
+    outer = (
+        b"]r" + struct.pack("<I", level) + b"j" + struct.pack("<I", level - 1) + b"a" for level in range(1, levels)
+    )
+    return b"\x80\x02(]r\0\0\0\0" + b"".join(outer) + b"t."
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02N" + b"\x85" * 100_000 + b".",
+        b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
+        shared(64),
+        shared(100_000),
+    ],
+    ids=["tuples", "lists", "shared by one too many", "shared, the innermost first"],
+)
+def test_deep_nesting_is_refused(content: bytes) -> None:
+    with pytest.raises(InputError, match=r"nests containers more than 64 deep$"):
+        decoded(content)
+
+
+def test_what_nests_as_deep_as_allowed_is_read() -> None:
+    value = decoded(shared(63))
+    assert repr(value) == repr(pickle.loads(shared(63)))
+    assert decoded(b"\x80\x02N" + b"\x85" * 64 + b".") is not None
 
 
 def test_a_value_that_doubles_at_each_level_is_refused_in_no_time() -> None:
