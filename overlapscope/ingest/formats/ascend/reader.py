@@ -7,6 +7,7 @@ again. The vendor's own `Overlap Analysis` rows are not work and are not used.
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -18,9 +19,15 @@ from overlapscope.ingest.build.profiler_names import OLD_ANNOTATION
 from overlapscope.ingest.build.trace_columns import Ranges
 from overlapscope.ingest.build.user_marks import host_steps, repeated_step_warnings, step_at
 from overlapscope.ingest.formats.ascend.device import collectives, device_tasks, is_row, on_plane
-from overlapscope.ingest.formats.ascend.events import AscendCollector, AscendColumns, arrow_starts, launch_bounds
+from overlapscope.ingest.formats.ascend.events import (
+    AscendCollector,
+    AscendColumns,
+    AscendEvent,
+    arrow_starts,
+    launch_bounds,
+)
 from overlapscope.ingest.formats.ascend.folder import DEVICE_OUTPUT, rank_of
-from overlapscope.ingest.parsing.event_chunks import EventChunks
+from overlapscope.ingest.parsing.event_array import EventArray
 from overlapscope.ingest.parsing.gzip_stream import ByteStream
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.columns import (
@@ -53,16 +60,13 @@ def read_ascend(path: Path, context: ReadContext) -> Reading:
     Raises InputError when it cannot be read, has no device work, or has the work of several devices.
     """
     stream = ByteStream(path, context.max_bytes, context.progress)
-    chunks = EventChunks(stream.blocks(), display_path(path))
+    array = EventArray(stream, msgspec.json.Decoder(list[AscendEvent]))
     collector = AscendCollector()
-    for piece in chunks.pieces(collector.take):
-        collector.take_broken(piece)
-    closed = collector.add_last(chunks.tail)
+    array.read(collector.add)
     columns = collector.columns()
-    timeline, unlinked, notes = _timeline(
-        columns, context.classifier, display_path(path), not closed or stream.truncated
-    )
-    if not closed and not stream.truncated:
+    truncated = stream.truncated or not array.closed
+    timeline, unlinked, notes = _timeline(columns, context.classifier, display_path(path), truncated)
+    if not array.closed and not stream.truncated:
         notes.insert(0, "the file ends in the middle of the events; read up to the last complete one")
     rank = rank_of(path)
     return Reading(
@@ -71,10 +75,10 @@ def read_ascend(path: Path, context: ReadContext) -> Reading:
         fingerprint={"device": "Ascend NPU", **({"backend": "hccl"} if timeline.collectives.op.size else {})},
         source=Source(
             path=display_path(path),
-            events=columns.events,
-            repaired=columns.repaired,
-            dropped=columns.dropped,
-            truncated=not closed or stream.truncated,
+            events=array.events,
+            repaired=array.repaired,
+            dropped=array.dropped + columns.dropped,
+            truncated=truncated,
             unlinked=unlinked,
             warnings=(*stream.warnings, *notes),
         ),
