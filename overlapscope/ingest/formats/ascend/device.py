@@ -50,23 +50,11 @@ _UNNAMED: Final = re.compile(
 )
 _COLLECTIVE_KERNEL: Final = re.compile(r"(?:aicpu|aiv)_?kernel$", re.IGNORECASE)
 DTYPES: Final = {
-    "FP64": "float64",
-    "FP32": "float32",
-    "FP16": "float16",
-    "BFP16": "bfloat16",
-    "BF16": "bfloat16",
-    "INT64": "int64",
-    "INT32": "int32",
-    "INT16": "int16",
-    "INT8": "int8",
-    "UINT64": "uint64",
-    "UINT32": "uint32",
-    "UINT16": "uint16",
-    "UINT8": "uint8",
-    "FP8E4M3": "float8_e4m3fn",
-    "FP8E5M2": "float8_e5m2",
-    "FP8E8M0": "float8_e8m0fnu",
-}
+    "FP64": "float64", "FP32": "float32", "FP16": "float16", "BFP16": "bfloat16", "BF16": "bfloat16",
+    "INT64": "int64", "INT32": "int32", "INT16": "int16", "INT8": "int8", "UINT64": "uint64",
+    "UINT32": "uint32", "UINT16": "uint16", "UINT8": "uint8", "FP8E4M3": "float8_e4m3fn",
+    "FP8E5M2": "float8_e5m2", "FP8E8M0": "float8_e8m0fnu",
+}  # fmt: skip
 _ROW: Final = re.compile(r"^(?:hcom_|hccl_?)?(?P<op>[A-Za-z]+?)_*(?:__?(?P<group>\d+)_\d+(?:_\d+)?(?:@.*)?)?$", re.I)
 _THREAD: Final = re.compile(r"^(?:Group\s*+(?P<group>.*?))?Communication(?:\s++Aicpu)?\s*+$")
 _PLANE: Final = re.compile(r"^Plane\s*\d+$")

@@ -86,11 +86,11 @@ class _EventCollector:
 
     def _take_event(self, event: _Event) -> None:
         phase = event.ph
-        if phase == "i":
-            self._take_mark(event)
-            return
         if phase == "M":
             self._take_name(event)
+            return
+        if phase == "i" and event.name == "CYCLE_START":
+            self.tensors.readiness.cycle_start()
             return
         if phase not in ("B", "E", "X"):
             self.dropped += not phase
@@ -108,12 +108,6 @@ class _EventCollector:
                 self.long_ticks += 1
                 self.longest_us = max(self.longest_us, _microseconds(event.dur) or 0)
             self.tensors.ready(pid, int(event.name), at_us)
-        else:
-            self.foreign += 1
-
-    def _take_mark(self, event: _Event) -> None:
-        if event.name == "CYCLE_START":
-            self.tensors.readiness.cycle_start()
         else:
             self.foreign += 1
 

@@ -23,24 +23,12 @@ from overlapscope.timeline.run import MAX_RANKS
 MAX_DURATION_NS: Final = 3600 * 10**9
 """Two readings of the device's clock farther apart than this do not belong together."""
 DTYPES: Final = {
-    "ncclInt8": "int8",
-    "ncclChar": "int8",
-    "ncclUint8": "uint8",
-    "ncclInt32": "int32",
-    "ncclInt": "int32",
-    "ncclUint32": "uint32",
-    "ncclInt64": "int64",
-    "ncclUint64": "uint64",
-    "ncclFloat16": "float16",
-    "ncclHalf": "float16",
-    "ncclFloat32": "float32",
-    "ncclFloat": "float32",
-    "ncclFloat64": "float64",
-    "ncclDouble": "float64",
-    "ncclBfloat16": "bfloat16",
-    "ncclFloat8e4m3": "float8_e4m3fn",
+    "ncclInt8": "int8", "ncclChar": "int8", "ncclUint8": "uint8", "ncclInt32": "int32", "ncclInt": "int32",
+    "ncclUint32": "uint32", "ncclInt64": "int64", "ncclUint64": "uint64", "ncclFloat16": "float16",
+    "ncclHalf": "float16", "ncclFloat32": "float32", "ncclFloat": "float32", "ncclFloat64": "float64",
+    "ncclDouble": "float64", "ncclBfloat16": "bfloat16", "ncclFloat8e4m3": "float8_e4m3fn",
     "ncclFloat8e5m2": "float8_e5m2",
-}
+}  # fmt: skip
 
 
 class TracedCalls(msgspec.Struct):
