@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
@@ -23,6 +23,7 @@ from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, UNCLASSIFIED, size
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
 from tests.conftest import shared_file
+from tests.support.hostile import overwritten, reading_or_refusal
 from tests.support.nsight_writer import EPOCH_NS, MARK, START_END, Call, Copy, Export, Kernel, Range, payload
 from tests.support.oracle import Pieces, both, merged, split, total
 
@@ -766,31 +767,18 @@ def test_pages_that_lead_to_the_same_rows_again_and_again_are_refused(tmp_path: 
         read(path)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    places=st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 255)), min_size=1, max_size=30),
-    cut=st.none() | st.integers(0, 2**20),
-)
-def test_any_damage_ends_in_a_result_or_a_located_error(
-    tmp_path: Path, places: list[tuple[int, int]], cut: int | None
-) -> None:
-    whole = tmp_path / "whole.sqlite"
-    if not whole.exists():
-        Export(**SMALL, schemas=SCHEMAS, environment={"RANK": "0"}).write(whole)
-    path = tmp_path / "x.sqlite"
-    data = bytearray(whole.read_bytes())
-    for at, value in places:
-        data[at % len(data)] = value
-    path.write_bytes(bytes(data[: cut % len(data)] if cut is not None else data))
-    find_reader(read_head(path))
-    said, timelines = f"{path}: ", ()
-    try:
-        timelines = read(path).timelines
-    except InputError as error:
-        said = str(error)
-    assert said.startswith(f"{path}: ")
-    assert "\n" not in said
-    assert all((timeline.spans.end_ns >= timeline.spans.start_ns).all() for timeline in timelines)
+@pytest.fixture(scope="module")
+def small_export(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("whole") / "x.sqlite"
+    return Export(**SMALL, schemas=SCHEMAS, environment={"RANK": "0"}).write(path).read_bytes()
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_any_damage_ends_in_a_result_or_a_located_error(small_export: bytes, data: st.DataObject) -> None:
+    reading = reading_or_refusal(nsight.READER, data.draw(overwritten(small_export)), "x.sqlite")
+    for each in reading.timelines if reading else ():
+        assert (each.spans.end_ns >= each.spans.start_ns).all()
 
 
 def test_reading_streams_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

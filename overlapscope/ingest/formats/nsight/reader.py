@@ -135,7 +135,7 @@ def _counted(tables: NsightTables, left_out: int) -> list[str]:
         (tables.unended, "NVTX ranges that never end left out"),
         (
             tables.graphs,
-            "CUDA graphs were recorded as a whole: what computes and what communicates in them is unknown;  record "
+            "CUDA graphs were recorded as a whole: what computes and what communicates in them is unknown; record "
             "with --cuda-graph-trace=node",
         ),
         (tables.unread_payloads, "NCCL payloads are of an unknown layout: their sizes are not read"),
