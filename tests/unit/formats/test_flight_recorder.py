@@ -5,6 +5,7 @@ import json
 import math
 import pickle
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,7 +24,7 @@ from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import NONE, column_kinds, enum_values, size
 from overlapscope.timeline.operations import ITEM_BYTES
-from overlapscope.timeline.run import UNKNOWN_RANK
+from overlapscope.timeline.run import UNKNOWN_RANK, Group
 from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.conftest import ROOT, shared_file
 from tests.support.builders import spelled
@@ -63,9 +64,17 @@ def calls_of(reading: Reading) -> dict[str, list[Any]]:
     return table
 
 
-def progress_of(reading: Reading) -> list[dict[str, Any]]:
-    table = spelled(reading.facts.progress, reading.facts.names)
+def rows_of(reading: Reading, name: str) -> list[dict[str, Any]]:
+    table = spelled(getattr(reading.facts, name), reading.facts.names)
     return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+
+
+def progress_of(reading: Reading) -> list[dict[str, Any]]:
+    return rows_of(reading, "progress")
+
+
+def messages_of(reading: Reading) -> list[str]:
+    return [row["text"] for row in rows_of(reading, "messages")]
 
 
 # --- both forms ------------------------------------------------------------------------------------------------------
@@ -80,14 +89,13 @@ def test_pickle_and_json_of_one_recording_give_the_same(tmp_path: Path) -> None:
     ]
     readings = [reading for path in paths for reading in read_file(path, ReadContext())]
     assert [reading.source.format for reading in readings] == ["flight_recorder"] * 3
-    for other in readings[1:]:
-        assert calls_of(other) == calls_of(readings[0])
-        assert other.groups == readings[0].groups
-        assert other.world_size == readings[0].world_size == 2
-        assert other.fingerprint == readings[0].fingerprint == {"backend": "nccl", "nccl_version": "2.21.5"}
-        assert [{**row, "source": ""} for row in progress_of(other)] == [
-            {**row, "source": ""} for row in progress_of(readings[0])
-        ]
+    for reading in readings:
+        assert calls_of(reading) == calls_of(readings[0])
+        assert reading.groups == readings[0].groups
+        assert reading.world_size == 2
+        assert reading.fingerprint == {"backend": "nccl", "nccl_version": "2.21.5"}
+    progress = [[{**row, "source": ""} for row in progress_of(reading)] for reading in readings]
+    assert progress[0] == progress[1] == progress[2]
 
 
 def test_calls_are_in_the_houses_words(tmp_path: Path) -> None:
@@ -121,16 +129,14 @@ def test_a_time_of_0_is_a_missing_time(tmp_path: Path) -> None:
     assert calls_of(read(write_json(tmp_path / "rank0.json", content)))["launch_ns"] == [None, BEGUN_NS + 1_000_000]
 
 
-def test_a_gzipped_dump_is_read_as_a_plain_one(tmp_path: Path) -> None:
-    content = dump(CALLS, groups=PAIR)
-    for name, text in (
-        ("p_rank_0.gz", pickle.dumps(content, 2)),
-        ("j_rank_0.json.gz", json.dumps(as_json(content)).encode()),
-    ):
-        (tmp_path / name).write_bytes(gzip.compress(text))
-        head = read_head(tmp_path / name)
-        assert find_reader(head) is flight_recorder.READER
-        assert calls_of(read(tmp_path / name))["seq"] == [1, 2, 3, 4]
+@pytest.mark.parametrize(
+    "form", [lambda content: pickle.dumps(content, 2), lambda content: json.dumps(as_json(content)).encode()]
+)
+def test_a_gzipped_dump_is_read_as_a_plain_one(form: Callable[[Any], bytes], tmp_path: Path) -> None:
+    path = tmp_path / "dump_rank_0.gz"
+    path.write_bytes(gzip.compress(form(dump(CALLS, groups=PAIR))))
+    assert find_reader(read_head(path)) is flight_recorder.READER
+    assert calls_of(read(path))["seq"] == [1, 2, 3, 4]
 
 
 def test_a_pickle_that_calls_is_refused_with_file_and_byte(tmp_path: Path) -> None:
@@ -218,12 +224,10 @@ def test_gloos_nameless_group_is_believed_only_where_one_can_be_meant(tmp_path: 
     one = dump([Entry()], groups={"0": ("default_pg", None)}, backend="gloo")
     one["pg_config"] = {"": {"name": "", "desc": "", "ranks": "[0, 1, 2]"}}
     reading = read_dump(tmp_path, one)
-    assert [(group.name, group.description, group.ranks) for group in reading.groups] == [
-        ("0", "default_pg", (0, 1, 2))
-    ]
+    assert reading.groups == (Group(name="0", description="default_pg", size=3, ranks=(0, 1, 2)),)
     assert reading.world_size == 3
-    two = dump([Entry(), Entry(group="1")], groups={"0": ("default_pg", None), "1": ("pair", None)}, backend="gloo")
-    two["pg_config"] = one["pg_config"]
+    groups = {"0": ("default_pg", None), "1": ("pair", None)}
+    two = dump([Entry(), Entry(group="1")], groups=groups, backend="gloo") | {"pg_config": one["pg_config"]}
     reading = read_dump(tmp_path, two)
     assert {group.name: group.ranks for group in reading.groups} == {"0": None, "1": None}
     assert reading.world_size is None
@@ -269,10 +273,7 @@ def test_the_rank_that_the_user_gives_is_that_of_the_facts_too(tmp_path: Path) -
 
 
 def test_ranks_without_a_trace_join_the_run_by_their_dump(tmp_path: Path) -> None:
-    trace = next(iter(sorted((ROOT / "traces" / "baseline").rglob("rank_0*/*.json.gz"))), None)
-    trace = trace or next(
-        path for path in sorted((ROOT / "traces" / "baseline").rglob("*")) if path.name.endswith(".gz")
-    )
+    trace = min((ROOT / "traces" / "baseline").rglob("*.gz"))
     dumped = write_pickle(tmp_path / "fr_rank_7", dump(CALLS, groups={"0": ("default_pg", range(8))}))
     run = read_inputs([trace, dumped])
     assert 7 in run.ranks
@@ -372,10 +373,8 @@ def test_a_call_that_was_given_up_without_completing_timed_out(tmp_path: Path) -
     row = progress_of(reading)[0]
     assert (row["pending"], row["stuck_at"], row["timeout_ns"]) == (2, 2, 600 * SECOND_NS)
     assert (row["completed"], row["called_at"]) == (None, "/home/me/train.py:120 (step)")
-    messages = spelled(reading.facts.messages, reading.facts.names)
-    assert messages["text"] == [
-        "all_reduce #2 of group '0' timed out after 600 s, called at /home/me/train.py:120 (step)"
-    ]
+    text = "all_reduce #2 of group '0' timed out after 600 s, called at /home/me/train.py:120 (step)"
+    assert messages_of(reading) == [text]
 
 
 def test_the_calls_of_a_batch_are_not_pending_for_ever(tmp_path: Path) -> None:
@@ -398,9 +397,7 @@ def test_a_group_that_was_never_used_stands_at_0_if_no_call_was_overwritten(tmp_
     assert [(row["group"], row["enqueued"]) for row in rows] == [("0", 1), ("5", 0)]
     reading = read_dump(tmp_path, dump([Entry(seq=51)], groups=groups, first_record=50))
     assert [(row["group"], row["enqueued"]) for row in progress_of(reading)] == [("0", 51)]
-    assert (
-        "the 50 calls before these were overwritten" in spelled(reading.facts.messages, reading.facts.names)["text"][0]
-    )
+    assert "the 50 calls before these were overwritten" in messages_of(reading)[0]
 
 
 def test_a_status_without_calls_is_of_the_only_group_or_of_none(tmp_path: Path) -> None:
@@ -414,9 +411,9 @@ def test_a_status_without_calls_is_of_the_only_group_or_of_none(tmp_path: Path) 
 def test_durations_become_figures_not_as_times(tmp_path: Path) -> None:
     took = [3.5, 1.25, 2.0, math.nan, -1.0]
     reading = read_dump(tmp_path, dump([Entry(duration_ms=each) for each in took], groups=PAIR))
-    figures = spelled(reading.facts.figures, reading.facts.names)
-    assert set(figures["subject"]) == {"all_reduce 4096 B float32, group 0"}
-    assert dict(zip(figures["name"], figures["value"], strict=True)) == {
+    figures = rows_of(reading, "figures")
+    assert {row["subject"] for row in figures} == {"all_reduce 4096 B float32, group 0"}
+    assert {row["name"]: row["value"] for row in figures} == {
         "call_ms_min": min(took[:3]), "call_ms_median": median(took[:3]), "calls_count": 3.0,
     }  # fmt: skip
     assert calls_of(reading)["end_ns"] == [None] * 5
@@ -479,14 +476,16 @@ def test_forks_name_their_own_library(tmp_path: Path) -> None:
 
 
 def test_dumps_are_recognised_by_their_content(tmp_path: Path) -> None:
-    forms = {
-        "pickle": write_pickle(tmp_path / "a", dump(CALLS, groups=PAIR)),
-        "json": write_json(tmp_path / "b", dump(CALLS, groups=PAIR)),
-        "old": write_pickle(tmp_path / "c", old_dump(CALLS, ranks={0: [0, 1]})),
-        "empty": write_json(tmp_path / "d", dump([], groups=PAIR, status={"0": (1, 1, 1)})),
-    }
-    (tmp_path / "e").write_text(json.dumps(as_json(dump(CALLS, groups=PAIR)), indent=4), encoding="utf-8")
-    for path in [*forms.values(), tmp_path / "e"]:
+    content = dump(CALLS, groups=PAIR)
+    indented = tmp_path / "e"
+    indented.write_text(json.dumps(as_json(content), indent=4), encoding="utf-8")
+    for path in (
+        write_pickle(tmp_path / "a", content),
+        write_json(tmp_path / "b", content),
+        write_pickle(tmp_path / "c", old_dump(CALLS, ranks={0: [0, 1]})),
+        write_json(tmp_path / "d", dump([], groups=PAIR, status={"0": (1, 1, 1)})),
+        indented,
+    ):
         assert find_reader(read_head(path)) is flight_recorder.READER, path
 
 
@@ -545,7 +544,7 @@ def test_the_recorded_dumps_of_gloo_are_counted_as_by_hand(rank: int) -> None:
     assert calls["launch_ns"] == [each["time_created_ns"] for each in raw["entries"]]
     assert reading.timelines[0].rank == rank
     assert reading.world_size == 2
-    assert [(group.name, group.description, group.ranks) for group in reading.groups] == [("0", "default_pg", (0, 1))]
+    assert reading.groups == (Group(name="0", description="default_pg", size=2, ranks=(0, 1)),)
     row = progress_of(reading)[0]
     assert (row["enqueued"], row["started"], row["completed"]) == (22, None, 22 - rank)
 
