@@ -69,6 +69,11 @@ class Writer:
             self.event(tensor, "E", over)
         self.event(tensor, "E", end, args=args)
 
+    def reduce(self, tensor: str, start: int, ready: int, end: int) -> None:
+        """One negotiation and a transfer behind it, without a pause."""
+        self.negotiate(tensor, start, ready)
+        self.operate(tensor, ready, [("NCCL_ALLREDUCE", ready, end)], end)
+
     def text(self, *, closed: bool | None = None) -> bytes:
         if closed if closed is not None else self.modern:
             return ("[\n" + ",".join(self.events) + "]").encode()
@@ -224,8 +229,7 @@ def test_a_file_never_closed_gives_the_same_figures_as_a_closed_one(seed: int, t
 
 def test_a_file_cut_in_an_event_tells_what_precedes_it(tmp_path: Path) -> None:
     writer = Writer()
-    writer.negotiate("a", 0, 10)
-    writer.operate("a", 10, [("NCCL_ALLREDUCE", 10, 30)], 30)
+    writer.reduce("a", 0, 10, 30)
     writer.negotiate("b", 40, 50)
     text = writer.text()
     analysis = analyzed(text[: text.rindex(b'"ts": 50')], tmp_path)
@@ -237,8 +241,7 @@ def test_a_file_cut_in_an_event_tells_what_precedes_it(tmp_path: Path) -> None:
 
 def test_a_name_with_quotes_is_mended(tmp_path: Path) -> None:
     writer = Writer(modern=False)
-    writer.negotiate('model"x"/grad', 0, 10)
-    writer.operate('model"x"/grad', 10, [("NCCL_ALLREDUCE", 12, 30)], 40)
+    writer.reduce('model"x"/grad', 0, 12, 30)
     analysis = analyzed(writer.text(), tmp_path)
     assert figures(analysis)['model"x"/grad', "transfer_us"] == 18
     assert analysis.sources[0].repaired == 1
@@ -248,10 +251,9 @@ def test_a_timeline_larger_than_a_piece_is_read_whole(tmp_path: Path) -> None:
     """Later versions write all events on one line; 30,000 operations take several pieces."""
     writer = Writer()
     for call in range(30_000):
-        writer.negotiate(f"t{call % 7}", 100 * call, 100 * call + 40)
-        writer.operate(
-            f"t{call % 7}", 100 * call + 41, [("NCCL_ALLREDUCE", 100 * call + 42, 100 * call + 90)], 100 * call + 95
-        )
+        at, tensor = 100 * call, f"t{call % 7}"
+        writer.negotiate(tensor, at, at + 40)
+        writer.operate(tensor, at + 41, [("NCCL_ALLREDUCE", at + 42, at + 90)], at + 95)
     text = writer.text()
     assert len(text) > 5 * MIB
     assert len(max(text.split(b"\n"), key=len)) > 4 * MIB
@@ -408,8 +410,7 @@ def test_operations_that_end_before_they_begin_are_counted_and_left_out(tmp_path
     writer = Writer()
     writer.negotiate("t", 100, 50)
     writer.operate("t", 60, [("NCCL_ALLREDUCE", 90, 70)], 95)
-    writer.negotiate("u", 0, 10)
-    writer.operate("u", 10, [("NCCL_ALLREDUCE", 10, 20)], 20)
+    writer.reduce("u", 0, 10, 20)
     analysis = analyzed(writer.text(), tmp_path)
     by_name = figures(analysis)
     assert by_name["all tensors", "total_us"] == 20
@@ -434,8 +435,7 @@ def test_a_timeline_that_begins_inside_an_operation_counts_from_the_next_one_on(
     writer.event("t", "B", 0, "NCCL_ALLREDUCE")
     writer.event("t", "E", 20)
     writer.event("t", "E", 25, args=shape(8))
-    writer.negotiate("t", 100, 110)
-    writer.operate("t", 110, [("NCCL_ALLREDUCE", 110, 130)], 130)
+    writer.reduce("t", 100, 110, 130)
     analysis = analyzed(writer.text(), tmp_path)
     assert figures(analysis)["t", "transfer_us"] == 20
     assert "1 ends without a beginning" in analysis.sources[0].warnings
