@@ -77,26 +77,21 @@ odd_values = st.recursive(
 """Any JSON: other types, impossible numbers, and texts that mean something somewhere."""
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, each in inner for place in _places(each, (*path, key)))]
-
-
 @st.composite
 def odd_documents(draw: st.DrawFn, document: Any) -> Any:
-    """A copy of a document in which a few values, anywhere, are replaced or left out."""
+    """A copy of a document in which a few values, at any depth, are replaced or left out."""
     changed = copy.deepcopy(document)
     for _ in range(draw(st.integers(1, 5))):
-        places = _places(changed)[1:]
-        if places:
-            *way, last = draw(st.sampled_from(places))
-            holder = changed
-            for key in way:
-                holder = holder[key]
-            if isinstance(holder, dict) and draw(st.integers(0, 3)) == 0:
-                del holder[last]
-            else:
-                holder[last] = draw(odd_values)
+        inner = changed
+        while isinstance(inner, (dict, list)) and inner:
+            holder, key = inner, draw(st.sampled_from([*inner] if isinstance(inner, dict) else range(len(inner))))
+            inner = holder[key]
+            if draw(st.integers(0, 3)) == 0:
+                break
+        if draw(st.integers(0, 3)) == 0:
+            del holder[key]
+        else:
+            holder[key] = draw(odd_values)
     return changed
 
 

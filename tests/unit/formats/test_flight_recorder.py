@@ -575,9 +575,9 @@ def check_any(content: bytes, name: str) -> None:
         assert len({len(getattr(table, name)) for name in column_kinds(table)}) == 1
     assert (timeline.collectives.start_ns == NONE).all()
     assert timeline.rank in (UNKNOWN_RANK, 0)
-    run = run_or_refusal(content, name)
-    assert run is not None
-    analyze(run)
+    run = run_or_refusal(content, name)  # None where too little is left to recognise a dump
+    if run is not None:
+        analyze(run)
 
 
 @settings(max_examples=150)
