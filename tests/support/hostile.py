@@ -2,6 +2,7 @@
 that can be read."""
 
 import copy
+import json
 import re
 import tempfile
 from pathlib import Path
@@ -82,6 +83,8 @@ def odd_documents(draw: st.DrawFn, document: Any) -> Any:
     """A copy of a document in which a few values, at any depth, are replaced or left out."""
     changed = copy.deepcopy(document)
     for _ in range(draw(st.integers(1, 5))):
+        if not changed:
+            break
         inner = changed
         while isinstance(inner, (dict, list)) and inner:
             holder, key = inner, draw(st.sampled_from([*inner] if isinstance(inner, dict) else range(len(inner))))
@@ -93,6 +96,14 @@ def odd_documents(draw: st.DrawFn, document: Any) -> Any:
         else:
             holder[key] = draw(odd_values)
     return changed
+
+
+def spoiled(content: bytes) -> st.SearchStrategy[bytes]:
+    """The text, or the values of a file that is JSON, with damage."""
+    if content[:1] not in (b"[", b"{"):
+        return mutations(content)
+    documents = odd_documents(json.loads(content)).map(lambda document: json.dumps(document).encode())
+    return mutations(content) | documents
 
 
 def read_or_refuse(reader: Reader, path: Path) -> Reading | None:

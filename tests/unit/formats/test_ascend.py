@@ -27,7 +27,7 @@ from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, UNCLASSIFIED
 from tests.conftest import shared_file
 from tests.support.builders import spelled
-from tests.support.hostile import mutations, reading_or_refusal
+from tests.support.hostile import reading_or_refusal, spoiled
 
 SAMPLE = "ascend/msinsight_text_level0"
 OUTPUT = SAMPLE + "/rank{}_ascend_pt/ASCEND_PROFILER_OUTPUT"
@@ -610,7 +610,7 @@ FILES = {
 @given(data=st.data())
 @pytest.mark.parametrize(("reader", "text"), FILES.values(), ids=FILES)
 def test_damage_ends_in_a_reading_or_an_input_error(reader: Reader, text: str, data: st.DataObject) -> None:
-    reading = reading_or_refusal(reader, data.draw(mutations(text.encode())))
+    reading = reading_or_refusal(reader, data.draw(spoiled(text.encode())))
     if reading is not None:
         assert all((each.spans.end_ns >= each.spans.start_ns).all() for each in reading.timelines)
         assert np.isfinite(reading.facts.figures.value).all()

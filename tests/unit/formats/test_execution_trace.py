@@ -27,7 +27,7 @@ from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import RankTimeline
 from tests.conftest import shared_file
 from tests.support.builders import spelled
-from tests.support.hostile import mutations, reading_or_refusal
+from tests.support.hostile import reading_or_refusal, spoiled
 from tests.support.kineto_writer import (
     BACKWARD,
     MS,
@@ -404,7 +404,7 @@ OLD = old_node(4, "record_param_comms", rf_id=1, inputs=[[tensor(3)], 5, 9, 1, "
 @given(data=st.data())
 @pytest.mark.parametrize("content", [trace(NEW), trace([OLD])], ids=["new", "old"])
 def test_damage_ends_in_a_reading_or_an_input_error(content: bytes, data: st.DataObject) -> None:
-    reading = reading_or_refusal(execution_trace.READER, data.draw(mutations(content)))
+    reading = reading_or_refusal(execution_trace.READER, data.draw(spoiled(content)))
     if reading is not None:
         calls = reading.timelines[0].collectives
         for column in ("elements", "bytes", "group_size", "seq", "record_function_id"):

@@ -23,7 +23,7 @@ from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import UNKNOWN_RANK
 from tests.conftest import shared_file
 from tests.support.builders import spelled
-from tests.support.hostile import mutations, reading_or_refusal
+from tests.support.hostile import mutations, odd_documents, reading_or_refusal
 
 
 def read_text(tmp_path: Path, text: str) -> Reading:
@@ -340,18 +340,27 @@ def test_objects_are_found_however_they_are_laid_out(
 
 
 FILES = (
-    "\n".join(map(json.dumps, [record(), record(coll="AllGather"), record(source="collective_cpu")])),
-    json.dumps(record(), indent=1),
-    f"{json.dumps(LIFECYCLE)}\n"
-    '{"recordType": "event", "type": "ncclProfileColl", "commId": 7, "rank": 0, "eventAddr": "0xc", '
-    '"details": {"func": "Reduce"}}',
+    [record(), record(coll="AllGather"), record(source="collective_cpu")],
+    [LIFECYCLE, {"recordType": "event", "type": "ncclProfileColl", "commId": 7, "rank": 0, "eventAddr": "0xc",
+                 "details": {"func": "Reduce"}}],
+)  # fmt: skip
+
+
+def as_lines(records: list[dict[str, Any]]) -> bytes:
+    return "\n".join(map(json.dumps, records)).encode()
+
+
+spoiled_files = st.one_of(
+    *(odd_documents(records).map(as_lines) for records in FILES),
+    *(mutations(as_lines(records)) for records in FILES),
+    mutations(json.dumps(record(), indent=1).encode()),
 )
 
 
-@settings(max_examples=200)
-@given(data=st.data(), text=st.sampled_from(FILES))
-def test_spoiled_dumps_give_a_result_or_one_error(data: st.DataObject, text: str) -> None:
-    reading = reading_or_refusal(READER, data.draw(mutations(text.encode())))
+@settings(max_examples=300)
+@given(content=spoiled_files)
+def test_spoiled_dumps_give_a_result_or_one_error(content: bytes) -> None:
+    reading = reading_or_refusal(READER, content)
     if reading is None:
         return
     for timeline in reading.timelines:
