@@ -456,6 +456,12 @@ def test_a_trace_without_device_work_is_refused(tmp_path: Path) -> None:
         read_trace(tmp_path, operation("aten::mm", 0, 10))
 
 
+def test_timed_events_of_unknown_processes_are_reported(tmp_path: Path) -> None:
+    name = {"ph": "M", "name": "process_name", "pid": 7, "tid": 0, "args": {"name": "Memory"}}
+    reading = read_trace(tmp_path, task("Add", 0, 9), name, task("x", 0, 5) | {"pid": 7})
+    assert reading.source.warnings == ("timed events of processes that are not read: Memory (1)",)
+
+
 def test_a_cut_file_keeps_every_whole_event(tmp_path: Path) -> None:
     events = [*names(), *(task(f"Add{number}", number * 100, number * 100 + 50) for number in range(20))]
     text = json.dumps(events)

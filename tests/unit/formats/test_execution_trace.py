@@ -215,6 +215,11 @@ def test_gloo_is_read_from_the_operations_that_enter_it(tmp_path: Path) -> None:
     ]
 
 
+def test_a_list_of_groups_that_is_no_json_costs_only_itself(tmp_path: Path) -> None:
+    cut = new_node(4, "## process_group:init ##", rf_id=1, values=["[{"], types=["String"])
+    assert read(placed(tmp_path, trace([cut, *NEW]))).groups == read(placed(tmp_path, trace(NEW))).groups
+
+
 @pytest.mark.parametrize("keep", [0.4, 0.7, 0.95])
 def test_a_cut_trace_keeps_every_whole_node(tmp_path: Path, keep: float) -> None:
     text = json.dumps({"schema": "1.1.1-chakra.0.0.4", "pid": 5, "nodes": NEW}, indent=1).encode()

@@ -441,6 +441,14 @@ def test_a_timeline_that_begins_inside_an_operation_counts_from_the_next_one_on(
     assert "1 ends without a beginning" in analysis.sources[0].warnings
 
 
+@pytest.mark.parametrize("args", ['"dtype": 5, "shape": "[8]"', shape(8, "odd"), '"dtype": "float32", "shape": "8"'])
+def test_an_output_of_unknown_type_or_shape_has_no_size(args: str, tmp_path: Path) -> None:
+    writer = Writer()
+    writer.negotiate("t", 0, 10)
+    writer.operate("t", 10, [("NCCL_ALLREDUCE", 10, 30)], 30, args)
+    assert ("t", "output_bytes") not in figures(analyzed(writer.text(), tmp_path))
+
+
 def test_it_shows_no_overlap_and_no_rank(tmp_path: Path) -> None:
     analysis = analyzed(random_timeline(1, modern=True).text(), tmp_path)
     assert analysis.ranks == []
