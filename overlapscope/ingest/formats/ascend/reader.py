@@ -204,10 +204,14 @@ def _collective_rows(columns: AscendColumns, names: list[str], process: list[str
     return rows[np.lexsort((ranges.end_ns[rows], ranges.start_ns[rows]))]
 
 
+def _is_known(process: str) -> bool:
+    return process.startswith(HARDWARE) or process in COLLECTIVES or process in NO_WORK_PROCESSES
+
+
 def _host(columns: AscendColumns, names: list[str], process: list[str]) -> Ranges:
     """Return the framework's own ranges: all events with a category that are not in a device process."""
     ranges = columns.ranges
-    device = [each.startswith(HARDWARE) or each in COLLECTIVES or each in NO_WORK_PROCESSES for each in process]
+    device = [_is_known(each) for each in process]
     queue = np.array([each in ("enqueue", "dequeue") for each in names] + [False], np.bool_)
     rows = np.flatnonzero((columns.category >= 0) & ~queue[columns.category] & ~_on(ranges, device))
     marks = np.array([OLD_ANNOTATION.match(each) is not None for each in names] + [False], np.bool_)
@@ -236,9 +240,7 @@ def _lanes(columns: AscendColumns, process: list[str], device_lanes: Ints) -> La
 
 def _unread(columns: AscendColumns, process: list[str]) -> list[str]:
     """Return a warning about timed events of unknown processes."""
-    known = [
-        each.startswith(HARDWARE) or each in COLLECTIVES or each in NO_WORK_PROCESSES or not each for each in process
-    ]
+    known = [_is_known(each) or not each for each in process]
     rows = np.flatnonzero((columns.category < 0) & ~_on(columns.ranges, known))
     lanes, counts = np.unique(columns.ranges.lane[rows], return_counts=True)
     listed: dict[str, int] = {}

@@ -192,7 +192,7 @@ class _RecordingColumns(msgspec.Struct):
             text = process.messages.get(mark.correlation_id.internal)
             if text is not None and mark.end_timestamp > mark.start_timestamp:
                 found.append((mark, text))
-        name = _codes(range_names.code(text) for _, text in found)
+        name = np.fromiter((range_names.code(text) for _, text in found), np.int32)
         self._add(
             "ranges",
             process=np.full(len(found), number, np.int64),
@@ -253,7 +253,3 @@ def _operation(process: ProcessRecords, call: ApiCallRecord) -> str:
 
 def _ints(values: Iterable[int]) -> Ints:
     return np.fromiter(values, np.int64)
-
-
-def _codes(values: Iterable[int]) -> npt.NDArray[np.int32]:
-    return np.fromiter(values, np.int32)
