@@ -3,7 +3,7 @@
 import gzip
 import json
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def figures(analysis: Analysis) -> dict[tuple[Any, ...], float]:
     }
 
 
-def counted(events: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+def counted(events: list[dict[str, Any]]) -> dict[str, Counter[str]]:
     """Sum up whole operations by tensor, from the pairs of events alone."""
     names = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and "name" in e.get("args", {})}
     pairs: dict[int, list[tuple[int, str, int, int]]] = defaultdict(list)
@@ -111,9 +111,8 @@ def counted(events: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
             begun = opened[event["pid"]].pop()
             depth = len(opened[event["pid"]])
             pairs[event["pid"]].append((depth, begun["name"], begun["ts"], event["ts"]))
-    sums: dict[str, dict[str, int]] = {}
+    sums: dict[str, Counter[str]] = defaultdict(Counter)
     for pid, found in pairs.items():
-        total = dict.fromkeys((*PARTS, "total", "calls"), 0)
         outer = sorted((start, name, end) for depth, name, start, end in found if depth == 0)
         for (start, name, middle), (begin, operation, end) in zip(outer[::2], outer[1::2], strict=True):
             assert name == f"NEGOTIATE_{operation}"
@@ -126,11 +125,7 @@ def counted(events: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
                 "other": sum(d for n, d in inside if n not in (*WAITS, *COPIES, *MOVES)),
             }
             split["unaccounted"] = end - start - sum(split.values())
-            for key, value in split.items():
-                total[key] += value
-            total["total"] += end - start
-            total["calls"] += 1
-        sums[names[pid]] = total
+            sums[names[pid]].update(split | {"total": end - start, "calls": 1})
     return sums
 
 
@@ -164,10 +159,9 @@ def test_every_sum_and_share_is_that_of_the_events(seed: int, modern: bool, tmp_
     writer = random_timeline(seed, modern=modern)
     expected = counted([json.loads(event) for event in writer.events])
     by_name = figures(analyzed(writer.text(), tmp_path))
-    whole: dict[str, int] = defaultdict(int)
+    whole: Counter[str] = Counter()
     for tensor, sums in expected.items():
-        for key, value in sums.items():
-            whole[key] += value
+        whole.update(sums)
         assert by_name[tensor, "calls"] == sums["calls"]
         for part in PARTS:
             assert by_name[tensor, f"{part}_us"] == sums[part]

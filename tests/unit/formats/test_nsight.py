@@ -82,31 +82,36 @@ def ops_of(timeline: RankTimeline) -> list[str]:
 # --- the real sample ------------------------------------------------------------------------------------------------
 
 
-def sample_pieces(where: str, table: str = "KERNEL") -> Pieces:
-    """Return the [start, end) of device rows, by a query of its own."""
-    join = "JOIN StringIds s ON s.id = k.demangledName" if table == "KERNEL" else ""
+Sample = tuple[Reading, Analysis]
+
+
+def query(sql: str) -> list[tuple[int, ...]]:
+    """Return rows of the sample, by a query of its own."""
     with sqlite3.connect(f"file:{shared_file(SAMPLE)}?mode=ro&immutable=1", uri=True) as db:
-        rows = db.execute(f'SELECT k.start, k."end" FROM CUPTI_ACTIVITY_KIND_{table} k {join} WHERE {where}').fetchall()
+        rows = db.execute(sql).fetchall()
     db.close()
+    return rows
+
+
+def sample_pieces(where: str, table: str = "KERNEL") -> Pieces:
+    """Return the [start, end) of device rows."""
+    join = "JOIN StringIds s ON s.id = k.demangledName" if table == "KERNEL" else ""
+    rows = query(f'SELECT k.start, k."end" FROM CUPTI_ACTIVITY_KIND_{table} k {join} WHERE {where}')
     return [(start, end) for start, end in rows]
 
 
 @pytest.fixture(scope="module")
-def sample() -> tuple[Reading, Analysis]:
+def sample() -> Sample:
     path = shared_file(SAMPLE)
     return read(path), analyze(read_inputs([path]))
 
 
-def test_the_real_export_has_every_kernel_and_the_launches_that_a_join_in_sql_finds(
-    sample: tuple[Reading, Analysis],
-) -> None:
+def test_the_real_export_has_every_kernel_and_the_launches_that_a_join_in_sql_finds(sample: Sample) -> None:
     reading, _ = sample
-    with sqlite3.connect(f"file:{shared_file(SAMPLE)}?mode=ro&immutable=1", uri=True) as db:
-        joined = db.execute(
-            "SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN CUPTI_ACTIVITY_KIND_RUNTIME r "
-            "ON r.correlationId = k.correlationId AND (r.globalTid & ~16777215) = k.globalPid"
-        ).fetchone()[0]
-    db.close()
+    ((joined,),) = query(
+        "SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN CUPTI_ACTIVITY_KIND_RUNTIME r "
+        "ON r.correlationId = k.correlationId AND (r.globalTid & ~16777215) = k.globalPid"
+    )
     kernels = linked = 0
     for timeline in reading.timelines:
         is_kernel = np.array([not name.startswith("Mem") for name in names_of(timeline)])
@@ -116,7 +121,7 @@ def test_the_real_export_has_every_kernel_and_the_launches_that_a_join_in_sql_fi
 
 
 @pytest.mark.parametrize("device", [0, 1])
-def test_the_real_exports_figures_equal_unions_of_its_rows(sample: tuple[Reading, Analysis], device: int) -> None:
+def test_the_real_exports_figures_equal_unions_of_its_rows(sample: Sample, device: int) -> None:
     _, analysis = sample
     nccl = "s.value LIKE 'ncclDevKernel%'"
     comm = sample_pieces(f"k.deviceId = {device} AND {nccl}")
@@ -133,9 +138,7 @@ def test_the_real_exports_figures_equal_unions_of_its_rows(sample: tuple[Reading
     assert both(merged(comm), merged(compute)) == []
 
 
-def test_the_real_exports_ranks_are_its_two_processes_and_the_assumption_is_reported(
-    sample: tuple[Reading, Analysis],
-) -> None:
+def test_the_real_exports_ranks_are_its_two_processes_and_the_assumption_is_reported(sample: Sample) -> None:
     reading, analysis = sample
     assert [timeline.rank for timeline in reading.timelines] == [0, 1]
     assert analysis.run.world_size == 2
@@ -148,9 +151,7 @@ def test_the_real_exports_ranks_are_its_two_processes_and_the_assumption_is_repo
     ] == [{"stream 7"}, {"stream 15"}]
 
 
-def test_the_real_exports_collectives_are_named_by_the_range_around_their_launch(
-    sample: tuple[Reading, Analysis],
-) -> None:
+def test_the_real_exports_collectives_are_named_by_the_range_around_their_launch(sample: Sample) -> None:
     for timeline in sample[0].timelines:
         ops = ops_of(timeline)
         assert ops.count("all_to_all") == 32
@@ -158,9 +159,7 @@ def test_the_real_exports_collectives_are_named_by_the_range_around_their_launch
         assert ops.count("send_recv") == 1 == int((timeline.collectives.launch_ns == NONE).sum())
 
 
-def test_the_real_exports_times_are_since_the_epoch_and_torchs_suffixes_are_cut(
-    sample: tuple[Reading, Analysis],
-) -> None:
+def test_the_real_exports_times_are_since_the_epoch_and_torchs_suffixes_are_cut(sample: Sample) -> None:
     for timeline in sample[0].timelines:
         assert int(timeline.spans.start_ns.min()) > EPOCH_NS + 60_000_000_000
         assert not any("op_id" in name for name in timeline.names)
