@@ -222,8 +222,3 @@ def test_of_a_dozen_drawn_jobs_the_culprit_and_the_cause_are_found_and_nobody_el
         assert not accused(analysis)
     else:
         assert judge(drawn, analysis) == RIGHT
-
-
-def test_the_kept_jobs_are_of_the_types_that_faults_have() -> None:
-    for drawn in load():
-        assert isinstance(drawn.job.fault.stall_noted, str)

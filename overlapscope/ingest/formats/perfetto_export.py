@@ -14,14 +14,11 @@ from overlapscope.ingest.reader import Head, ReadContext, Reader, Reading
 
 SCHEMA: Final = "overlapscope.perfetto/1"
 """Schema name in the first lines of every export."""
-FORMAT: Final = "perfetto export"
-_MARK: Final = rb'"schema"\s*:\s*"overlapscope\.perfetto/'
-_WITHIN: Final = 1024
 
 
 def recognises(head: Head) -> bool:
     """Return whether the file states the schema of our export."""
-    return re.search(_MARK, head.content[:_WITHIN]) is not None
+    return re.search(rb'"schema"\s*:\s*"overlapscope\.perfetto/', head.content[:1024]) is not None
 
 
 def read(path: Path, context: ReadContext) -> Reading:
@@ -33,4 +30,4 @@ def read(path: Path, context: ReadContext) -> Reading:
     )
 
 
-READER = Reader(format=FORMAT, recognises=recognises, read=read)
+READER = Reader(format="perfetto export", recognises=recognises, read=read)

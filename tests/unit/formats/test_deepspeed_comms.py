@@ -18,7 +18,7 @@ from overlapscope.analysis.result import Analysis
 from overlapscope.errors import OverlapScopeError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.registry import find_reader, read_head
-from tests.property.test_fuzz import mutations
+from tests.support.hostile import mutations
 
 LOGGED_AS = {
     "all_reduce": "all_reduce",

@@ -3,8 +3,7 @@
 import gzip
 import json
 import random
-import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.result import Analysis
-from overlapscope.errors import InputError, OverlapScopeError
+from overlapscope.errors import InputError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.registry import find_reader, read_head
 from tests.conftest import shared_file
-from tests.property.test_fuzz import mutations
+from tests.support.hostile import mutations, odd_documents, run_or_refusal
 
 WAITS = ("WAIT_FOR_DATA", "WAIT_FOR_OTHER_TENSOR_DATA", "QUEUE")
 COPIES = ("INIT_FUSION_BUFFER", "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER")
@@ -70,6 +69,11 @@ class Writer:
             self.event(tensor, "E", over)
         self.event(tensor, "E", end, args=args)
 
+    def reduce(self, tensor: str, start: int, ready: int, end: int) -> None:
+        """One negotiation and a transfer behind it, without a pause."""
+        self.negotiate(tensor, start, ready)
+        self.operate(tensor, ready, [("NCCL_ALLREDUCE", ready, end)], end)
+
     def text(self, *, closed: bool | None = None) -> bytes:
         if closed if closed is not None else self.modern:
             return ("[\n" + ",".join(self.events) + "]").encode()
@@ -95,7 +99,7 @@ def figures(analysis: Analysis) -> dict[tuple[Any, ...], float]:
     }
 
 
-def counted(events: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+def counted(events: list[dict[str, Any]]) -> dict[str, Counter[str]]:
     """Sum up whole operations by tensor, from the pairs of events alone."""
     names = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and "name" in e.get("args", {})}
     pairs: dict[int, list[tuple[int, str, int, int]]] = defaultdict(list)
@@ -107,9 +111,8 @@ def counted(events: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
             begun = opened[event["pid"]].pop()
             depth = len(opened[event["pid"]])
             pairs[event["pid"]].append((depth, begun["name"], begun["ts"], event["ts"]))
-    sums: dict[str, dict[str, int]] = {}
+    sums: dict[str, Counter[str]] = defaultdict(Counter)
     for pid, found in pairs.items():
-        total = dict.fromkeys((*PARTS, "total", "calls"), 0)
         outer = sorted((start, name, end) for depth, name, start, end in found if depth == 0)
         for (start, name, middle), (begin, operation, end) in zip(outer[::2], outer[1::2], strict=True):
             assert name == f"NEGOTIATE_{operation}"
@@ -122,11 +125,7 @@ def counted(events: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
                 "other": sum(d for n, d in inside if n not in (*WAITS, *COPIES, *MOVES)),
             }
             split["unaccounted"] = end - start - sum(split.values())
-            for key, value in split.items():
-                total[key] += value
-            total["total"] += end - start
-            total["calls"] += 1
-        sums[names[pid]] = total
+            sums[names[pid]].update(split | {"total": end - start, "calls": 1})
     return sums
 
 
@@ -159,20 +158,19 @@ def random_timeline(seed: int, *, modern: bool) -> Writer:
 def test_every_sum_and_share_is_that_of_the_events(seed: int, modern: bool, tmp_path: Path) -> None:
     writer = random_timeline(seed, modern=modern)
     expected = counted([json.loads(event) for event in writer.events])
-    read_figures = figures(analyzed(writer.text(), tmp_path))
-    whole: dict[str, int] = defaultdict(int)
+    by_name = figures(analyzed(writer.text(), tmp_path))
+    whole: Counter[str] = Counter()
     for tensor, sums in expected.items():
-        for key, value in sums.items():
-            whole[key] += value
-        assert read_figures[tensor, "calls"] == sums["calls"]
+        whole.update(sums)
+        assert by_name[tensor, "calls"] == sums["calls"]
         for part in PARTS:
-            assert read_figures[tensor, f"{part}_us"] == sums[part]
+            assert by_name[tensor, f"{part}_us"] == sums[part]
             if sums["total"]:
-                assert read_figures[tensor, f"{part}_share"] == sums[part] / sums["total"]
-    assert read_figures["all tensors", "total_us"] == whole["total"]
-    assert sum(read_figures["all tensors", f"{part}_us"] for part in PARTS) == whole["total"]
+                assert by_name[tensor, f"{part}_share"] == sums[part] / sums["total"]
+    assert by_name["all tensors", "total_us"] == whole["total"]
+    assert sum(by_name["all tensors", f"{part}_us"] for part in PARTS) == whole["total"]
     for part in PARTS:
-        assert read_figures["all tensors", f"{part}_share"] == whole[part] / whole["total"]
+        assert by_name["all tensors", f"{part}_share"] == whole[part] / whole["total"]
 
 
 def test_the_real_sample_has_two_whole_negotiations_and_no_share() -> None:
@@ -183,11 +181,11 @@ def test_the_real_sample_has_two_whole_negotiations_and_no_share() -> None:
     names = {e["pid"]: e["args"]["name"] for e in events if e.get("name") == "process_name"}
     expected = {names[pid]: ended[pid] - begun[pid] for pid in ended}
     analysis = analyze(read_inputs([path]))
-    read_figures = figures(analysis)
-    alone = {key[0]: value for key, value in read_figures.items() if key[1] == "negotiation_alone_us"}
+    by_name = figures(analysis)
+    alone = {key[0]: value for key, value in by_name.items() if key[1] == "negotiation_alone_us"}
     assert alone == {**expected, "all tensors": sum(expected.values())}
     assert sum(expected.values()) == 681_806
-    assert not [key for key in read_figures if str(key[1]).endswith("_share")]
+    assert not [key for key in by_name if str(key[1]).endswith("_share")]
     source = analysis.sources[0]
     assert (source.format, source.events, source.dropped, source.truncated) == ("horovod", len(events), 0, False)
     ticks_outside = sum(e["ph"] == "X" and e["pid"] not in begun for e in events)  # one inside is written belatedly
@@ -225,8 +223,7 @@ def test_a_file_never_closed_gives_the_same_figures_as_a_closed_one(seed: int, t
 
 def test_a_file_cut_in_an_event_tells_what_precedes_it(tmp_path: Path) -> None:
     writer = Writer()
-    writer.negotiate("a", 0, 10)
-    writer.operate("a", 10, [("NCCL_ALLREDUCE", 10, 30)], 30)
+    writer.reduce("a", 0, 10, 30)
     writer.negotiate("b", 40, 50)
     text = writer.text()
     analysis = analyzed(text[: text.rindex(b'"ts": 50')], tmp_path)
@@ -238,8 +235,7 @@ def test_a_file_cut_in_an_event_tells_what_precedes_it(tmp_path: Path) -> None:
 
 def test_a_name_with_quotes_is_mended(tmp_path: Path) -> None:
     writer = Writer(modern=False)
-    writer.negotiate('model"x"/grad', 0, 10)
-    writer.operate('model"x"/grad', 10, [("NCCL_ALLREDUCE", 12, 30)], 40)
+    writer.reduce('model"x"/grad', 0, 12, 30)
     analysis = analyzed(writer.text(), tmp_path)
     assert figures(analysis)['model"x"/grad', "transfer_us"] == 18
     assert analysis.sources[0].repaired == 1
@@ -249,10 +245,9 @@ def test_a_timeline_larger_than_a_piece_is_read_whole(tmp_path: Path) -> None:
     """Later versions write all events on one line; 30,000 operations take several pieces."""
     writer = Writer()
     for call in range(30_000):
-        writer.negotiate(f"t{call % 7}", 100 * call, 100 * call + 40)
-        writer.operate(
-            f"t{call % 7}", 100 * call + 41, [("NCCL_ALLREDUCE", 100 * call + 42, 100 * call + 90)], 100 * call + 95
-        )
+        at, tensor = 100 * call, f"t{call % 7}"
+        writer.negotiate(tensor, at, at + 40)
+        writer.operate(tensor, at + 41, [("NCCL_ALLREDUCE", at + 42, at + 90)], at + 95)
     text = writer.text()
     assert len(text) > 5 * MIB
     assert len(max(text.split(b"\n"), key=len)) > 4 * MIB
@@ -272,10 +267,10 @@ def test_the_rank_that_comes_alone_in_a_later_cycle_is_last(tmp_path: Path) -> N
         writer.negotiate("t", at, at + 40_010, {**ready, late: at + 40_000})
         writer.operate("t", at + 41_000, [("NCCL_ALLREDUCE", at + 41_000, at + 42_000)], at + 42_000)
     analysis = analyzed(writer.text(), tmp_path)
-    read_figures = figures(analysis)
-    assert read_figures["negotiations", "with_all_ticks"] == 30
-    assert (read_figures["negotiations", "times_last", 2], read_figures["negotiations", "times_last", 1]) == (20, 10)
-    assert read_figures["negotiations", "lead_us", 2] == 20 * (40_000 - 3)
+    by_name = figures(analysis)
+    assert by_name["negotiations", "with_all_ticks"] == 30
+    assert (by_name["negotiations", "times_last", 2], by_name["negotiations", "times_last", 1]) == (20, 10)
+    assert by_name["negotiations", "lead_us", 2] == 20 * (40_000 - 3)
     found = [each for each in analysis.findings if each.id.startswith("horovod_negotiation")]
     assert len(found) == 1
     assert found[0].evidence["rank"] == 2
@@ -296,9 +291,9 @@ def test_the_order_of_ticks_within_a_cycle_blames_nobody(tmp_path: Path) -> None
         for tensor in tensors:
             writer.event(tensor, "E", at + 3_000)
             writer.operate(tensor, at + 3_100, [("NCCL_ALLREDUCE", at + 3_100, at + 3_200)], at + 3_300)
-    read_figures = figures(analyzed(writer.text(), tmp_path))
-    assert read_figures["negotiations", "with_all_ticks"] == 20 * 50
-    assert not [key for key in read_figures if key[1] == "times_last"]
+    by_name = figures(analyzed(writer.text(), tmp_path))
+    assert by_name["negotiations", "with_all_ticks"] == 20 * 50
+    assert not [key for key in by_name if key[1] == "times_last"]
 
 
 def test_negotiations_that_lost_ticks_are_not_judged(tmp_path: Path) -> None:
@@ -307,9 +302,9 @@ def test_negotiations_that_lost_ticks_are_not_judged(tmp_path: Path) -> None:
     writer.operate("t", 50_000, [], 50_001)
     writer.negotiate("t", 100_000, 150_000, {0: 100_001, 2: 140_000})
     writer.operate("t", 150_000, [], 150_001)
-    read_figures = figures(analyzed(writer.text(), tmp_path))
-    assert read_figures["negotiations", "with_all_ticks"] == 1
-    assert read_figures["negotiations", "times_last", 2] == 1
+    by_name = figures(analyzed(writer.text(), tmp_path))
+    assert by_name["negotiations", "with_all_ticks"] == 1
+    assert by_name["negotiations", "times_last", 2] == 1
 
 
 def slow_negotiation(scale: int) -> Writer:
@@ -359,14 +354,14 @@ def test_tensors_that_move_together_are_one_transfer(tmp_path: Path) -> None:
         at = 100_000 * call
         batch(writer, [f"a{n}" for n in range(40)], at, copy=100, transfer=5_000, elements=1 << 20)
         batch(writer, ["lone"], at + 50_000, copy=0, transfer=900, elements=16)
-    read_figures = figures(analyzed(writer.text(), tmp_path))
-    assert read_figures["transfers", "transfers"] == 8
-    assert read_figures["transfers", "of_one_tensor"] == 4
-    assert read_figures["transfers", "tensors_mean"] == 41 * 4 / 8
-    assert read_figures["transfers", "duration_us"] == 4 * (5_000 + 2 * 39) + 4 * 900
+    by_name = figures(analyzed(writer.text(), tmp_path))
+    assert by_name["transfers", "transfers"] == 8
+    assert by_name["transfers", "of_one_tensor"] == 4
+    assert by_name["transfers", "tensors_mean"] == 41 * 4 / 8
+    assert by_name["transfers", "duration_us"] == 4 * (5_000 + 2 * 39) + 4 * 900
     # The first time a tensor is seen its size is not known yet.
-    assert (read_figures["transfers", "of_known_size"], read_figures["transfers", "below_1_mib"]) == (6, 3)
-    assert read_figures["a3", "output_bytes"] == 4 * MIB
+    assert (by_name["transfers", "of_known_size"], by_name["transfers", "below_1_mib"]) == (6, 3)
+    assert by_name["a3", "output_bytes"] == 4 * MIB
 
 
 def test_tensors_whose_transfers_end_apart_are_no_batch(tmp_path: Path) -> None:
@@ -379,10 +374,10 @@ def test_tensors_whose_transfers_end_apart_are_no_batch(tmp_path: Path) -> None:
     for tensor, end in (("a", 1000), ("b", 9000)):
         writer.event(tensor, "E", end)
         writer.event(tensor, "E", end + 1)
-    read_figures = figures(analyzed(writer.text(), tmp_path))
-    assert read_figures["transfers", "unclear"] == 1
-    assert ("transfers", "transfers") not in read_figures
-    assert (read_figures["a", "transfer_us"], read_figures["b", "transfer_us"]) == (970, 8970)
+    by_name = figures(analyzed(writer.text(), tmp_path))
+    assert by_name["transfers", "unclear"] == 1
+    assert ("transfers", "transfers") not in by_name
+    assert (by_name["a", "transfer_us"], by_name["b", "transfer_us"]) == (970, 8970)
 
 
 def test_copies_that_take_longer_than_the_transfer_are_a_finding(tmp_path: Path) -> None:
@@ -409,12 +404,11 @@ def test_operations_that_end_before_they_begin_are_counted_and_left_out(tmp_path
     writer = Writer()
     writer.negotiate("t", 100, 50)
     writer.operate("t", 60, [("NCCL_ALLREDUCE", 90, 70)], 95)
-    writer.negotiate("u", 0, 10)
-    writer.operate("u", 10, [("NCCL_ALLREDUCE", 10, 20)], 20)
+    writer.reduce("u", 0, 10, 20)
     analysis = analyzed(writer.text(), tmp_path)
-    read_figures = figures(analysis)
-    assert read_figures["all tensors", "total_us"] == 20
-    assert ("t", "calls") not in read_figures
+    by_name = figures(analysis)
+    assert by_name["all tensors", "total_us"] == 20
+    assert ("t", "calls") not in by_name
     assert any(each.startswith("2 operations or negotiations whose times") for each in analysis.sources[0].warnings)
 
 
@@ -426,8 +420,8 @@ def test_an_end_that_is_lost_costs_its_operation_alone(tmp_path: Path) -> None:
     writer.event("t", "E", 30, args=shape(8))  # the end of the activity is missing
     writer.negotiate("t", 100, 110)
     writer.operate("t", 120, [("NCCL_ALLREDUCE", 121, 140)], 150)
-    read_figures = figures(analyzed(writer.text(), tmp_path))
-    assert (read_figures["t", "calls"], read_figures["t", "transfer_us"], read_figures["t", "total_us"]) == (1, 19, 50)
+    by_name = figures(analyzed(writer.text(), tmp_path))
+    assert (by_name["t", "calls"], by_name["t", "transfer_us"], by_name["t", "total_us"]) == (1, 19, 50)
 
 
 def test_a_timeline_that_begins_inside_an_operation_counts_from_the_next_one_on(tmp_path: Path) -> None:
@@ -435,11 +429,18 @@ def test_a_timeline_that_begins_inside_an_operation_counts_from_the_next_one_on(
     writer.event("t", "B", 0, "NCCL_ALLREDUCE")
     writer.event("t", "E", 20)
     writer.event("t", "E", 25, args=shape(8))
-    writer.negotiate("t", 100, 110)
-    writer.operate("t", 110, [("NCCL_ALLREDUCE", 110, 130)], 130)
+    writer.reduce("t", 100, 110, 130)
     analysis = analyzed(writer.text(), tmp_path)
     assert figures(analysis)["t", "transfer_us"] == 20
     assert "1 ends without a beginning" in analysis.sources[0].warnings
+
+
+@pytest.mark.parametrize("args", ['"dtype": 5, "shape": "[8]"', shape(8, "odd"), '"dtype": "float32", "shape": "8"'])
+def test_an_output_of_unknown_type_or_shape_has_no_size(args: str, tmp_path: Path) -> None:
+    writer = Writer()
+    writer.negotiate("t", 0, 10)
+    writer.operate("t", 10, [("NCCL_ALLREDUCE", 10, 30)], 30, args)
+    assert ("t", "output_bytes") not in figures(analyzed(writer.text(), tmp_path))
 
 
 def test_it_shows_no_overlap_and_no_rank(tmp_path: Path) -> None:
@@ -482,22 +483,17 @@ def test_only_horovods_own_files_are_claimed(content: bytes, known_as: str, tmp_
     assert reader.format == known_as
 
 
-def read(content: bytes) -> None:
-    """Read a file of this content: figures that add up, or a refusal that names the file."""
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
-        path = Path(folder) / "timeline.json"
-        path.write_bytes(content)
-        try:
-            analysis = analyze(read_inputs([path]))
-        except OverlapScopeError as error:
-            assert str(path) in str(error)  # noqa: PT017 - the refusal must name the file
-            return
-    read_figures = figures(analysis)
-    for subject, name in {key[:2] for key in read_figures}:
+def check_sums(content: bytes) -> None:
+    """Figures of a file of this content add up, or it is refused."""
+    run = run_or_refusal(content)
+    if run is None:
+        return
+    by_name = figures(analyze(run))
+    for subject, name in {key[:2] for key in by_name}:
         if name == "total_us":
-            parts = [read_figures[subject, f"{part}_us"] for part in PARTS]
+            parts = [by_name[subject, f"{part}_us"] for part in PARTS]
             assert min(parts) >= 0
-            assert sum(parts) == read_figures[subject, name]
+            assert sum(parts) == by_name[subject, name]
 
 
 @settings(max_examples=200)
@@ -505,17 +501,11 @@ def read(content: bytes) -> None:
 def test_any_change_of_the_text_gives_figures_that_add_up_or_a_refusal(
     data: st.DataObject, seed: int, modern: bool
 ) -> None:
-    read(data.draw(mutations(random_timeline(seed, modern=modern).text())))
-
-
-ANY = st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=5), st.just([]))
+    check_sums(data.draw(mutations(random_timeline(seed, modern=modern).text())))
 
 
 @settings(max_examples=200)
 @given(data=st.data(), seed=st.integers(0, 5))
 def test_any_value_in_any_place_gives_figures_that_add_up_or_a_refusal(data: st.DataObject, seed: int) -> None:
     events = [json.loads(event) for event in random_timeline(seed, modern=True).events]
-    for _ in range(data.draw(st.integers(1, 5))):
-        event = data.draw(st.sampled_from(events))
-        event[data.draw(st.sampled_from(sorted(event)))] = data.draw(ANY)
-    read(json.dumps(events).encode())
+    check_sums(json.dumps(data.draw(odd_documents(events))).encode())

@@ -18,7 +18,7 @@ from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import HEAD_BYTES
 from overlapscope.ingest.registry import MAX_SEARCHED_BYTES, find_reader, read_head
-from tests.property.test_fuzz import mutations
+from tests.support.hostile import mutations
 
 Times = dict[str, list[float]]
 """Milliseconds of each rank, by timer; 0 where a rank has no such timer."""

@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.errors import InputError
@@ -23,6 +20,7 @@ from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import COMM, COPY, NONE, size
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
 from tests.conftest import shared_file
+from tests.support.hostile import mutations, odd_documents, reading_or_refusal
 from tests.support.oracle import split
 
 SAMPLE = "rocprof/tracelens_rocprofv3_908_results.json.gz"
@@ -41,12 +39,8 @@ GEMM, COLLECTIVE = 1, 2
 
 
 def timed(start: int, end: int, correlation: int, thread: int = 77) -> dict[str, Any]:
-    return {
-        "start_timestamp": BOOT_NS + start,
-        "end_timestamp": BOOT_NS + end,
-        "thread_id": thread,
-        "correlation_id": {"internal": correlation, "external": 0},
-    }
+    times = {"start_timestamp": BOOT_NS + start, "end_timestamp": BOOT_NS + end}
+    return {**times, "thread_id": thread, "correlation_id": {"internal": correlation, "external": 0}}
 
 
 def kernel(start: int, end: int, name: int = GEMM, *, correlation: int = 0, agent: int = GPU0, stream: int = 1) -> Any:
@@ -73,7 +67,7 @@ def process(
     pid: int = 77,
 ) -> dict[str, Any]:
     """Return one process; markers are (text, start, end)."""
-    said = [call(2, 1, start, end, 9000 + at) for at, (_, start, end) in enumerate(markers)]
+    calls = [call(2, 1, start, end, 9000 + at) for at, (_, start, end) in enumerate(markers)]
     return {
         "metadata": {"pid": pid, "init_time": BOOT_NS},
         "agents": [
@@ -87,13 +81,10 @@ def process(
         },
         "kernel_symbols": [{"kernel_id": at, "formatted_kernel_name": name} for at, name in enumerate(NAMES)],
         "buffer_records": {
-            "kernel_dispatch": list(kernels),
-            "memory_copy": list(copies),
-            "hip_api": list(hip),
-            "rccl_api": list(rccl),
-            "marker_api": said,
+            "kernel_dispatch": list(kernels), "memory_copy": list(copies),
+            "hip_api": list(hip), "rccl_api": list(rccl), "marker_api": calls,
         },
-    }
+    }  # fmt: skip
 
 
 def write(path: Path, *processes: Any) -> Path:
@@ -108,6 +99,11 @@ def read(path: Path) -> Reading:
 def one(path: Path) -> RankTimeline:
     (timeline,) = read(path).timelines
     return timeline
+
+
+def timeline_of(tmp_path: Path, *args: Any, **records: Any) -> RankTimeline:
+    """Return the one timeline of one process with these records."""
+    return one(write(tmp_path / "x.json", process(*args, **records)))
 
 
 def names_of(timeline: RankTimeline) -> list[str]:
@@ -150,24 +146,16 @@ def test_the_real_file_gives_every_dispatch_and_the_unions_of_its_rows() -> None
 
 
 def test_launches_copies_and_graphs_are_linked_by_the_internal_correlation(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "x.json",
-        process(
-            [kernel(100, 200, correlation=5), kernel(210, 220, COLLECTIVE, correlation=7, stream=3)],
-            copies=[moved(300, 310, CPU, GPU0, correlation=6)],
-            hip=[call(1, 0, 10, 12, 5), call(1, 1, 20, 22, 6), call(1, 2, 30, 32, 7), call(1, 0, 90, 92, 8)],
-        ),
+    timeline = timeline_of(
+        tmp_path,
+        [kernel(100, 200, correlation=5), kernel(210, 220, COLLECTIVE, correlation=7, stream=3)],
+        copies=[moved(300, 310, CPU, GPU0, correlation=6)],
+        hip=[call(1, 0, 10, 12, 5), call(1, 1, 20, 22, 6), call(1, 2, 30, 32, 7), call(1, 0, 90, 92, 8)],
     )
-    timeline = one(path)
     assert launches_of(timeline) == {NAMES[GEMM]: 10, "Memcpy HtoD": 20, NAMES[COLLECTIVE]: 30}
     assert int(timeline.recordings.lost_launch_ns[0]) == BOOT_NS + 90
     assert int(timeline.spans.start_ns.min()) == BOOT_NS + 100
-    assert {timeline.names[code] for code in timeline.lanes.label.tolist()} == {
-        "stream 1",
-        "stream 2",
-        "stream 3",
-        "77",
-    }
+    assert {timeline.names[code] for code in timeline.lanes.label} == {"stream 1", "stream 2", "stream 3", "77"}
 
 
 @pytest.mark.parametrize(
@@ -175,8 +163,7 @@ def test_launches_copies_and_graphs_are_linked_by_the_internal_correlation(tmp_p
     [(CPU, GPU0, "Memcpy HtoD"), (GPU0, CPU, "Memcpy DtoH"), (GPU0, GPU0, "Memcpy DtoD"), (GPU1, GPU0, "Memcpy PtoP")],
 )
 def test_copies_say_between_what(tmp_path: Path, source: int, target: int, name: str) -> None:
-    path = write(tmp_path / "x.json", process([kernel(1, 2)], copies=[moved(5, 9, source, target)]))
-    timeline = one(path)
+    timeline = timeline_of(tmp_path, [kernel(1, 2)], copies=[moved(5, 9, source, target)])
     assert names_of(timeline) == [NAMES[GEMM], name]
     assert timeline.spans.kind[1] == COPY
 
@@ -203,11 +190,8 @@ def test_one_device_alone_leaves_its_rank_to_the_files_name(tmp_path: Path) -> N
 
 def test_markers_are_annotations_and_mark_steps(tmp_path: Path) -> None:
     markers = [("step 3", 0, 50), ("forward", 5, 20), ("step 4", 60, 90), ("a mark", 70, 70)]
-    path = write(
-        tmp_path / "x.json",
-        process([kernel(100, 200, correlation=5)], hip=[call(1, 0, 65, 66, 5)], markers=markers),
-    )
-    timeline = one(path)
+    work = [kernel(100, 200, correlation=5)]
+    timeline = timeline_of(tmp_path, work, hip=[call(1, 0, 65, 66, 5)], markers=markers)
     assert timeline.steps.step.tolist() == [3, 4]
     assert timeline.spans.step.tolist() == [4]
     assert {timeline.names[code] for code in timeline.annotations.name.tolist()} == {"step 3", "step 4", "forward"}
@@ -226,8 +210,7 @@ def test_markers_are_annotations_and_mark_steps(tmp_path: Path) -> None:
 def test_calls_of_rccl_name_what_the_generic_kernel_does(tmp_path: Path, calls: list[str], op: str) -> None:
     spread = [call(3, RCCL.index(name), 10 * at, 10 * at + 8, 100 + at) for at, name in enumerate(calls, 1)]
     launch = call(1, 0, 10 * len(calls) + 2, 10 * len(calls) + 4, 5)
-    path = write(tmp_path / "x.json", process([kernel(100, 200, COLLECTIVE, correlation=5)], hip=[launch], rccl=spread))
-    timeline = one(path)
+    timeline = timeline_of(tmp_path, [kernel(100, 200, COLLECTIVE, correlation=5)], hip=[launch], rccl=spread)
     assert [timeline.names[code] for code in timeline.collectives.op.tolist()] == [op]
 
 
@@ -237,8 +220,8 @@ def test_queues_stand_for_streams_that_are_not_recorded(tmp_path: Path) -> None:
     old = copy.deepcopy(kernels)
     for each in old:
         del each["stream_id"]
-    for at, rows in enumerate((kernels, old)):
-        timeline = one(write(tmp_path / f"{at}.json", process(rows)))
+    for rows in (kernels, old):
+        timeline = timeline_of(tmp_path, rows)
         assert sorted(timeline.spans.lane.tolist()) == [0, 1]
         assert {timeline.names[code] for code in timeline.lanes.label.tolist()} == {"queue 9", "queue 10"}
 
@@ -323,60 +306,16 @@ BASE = process(
 )
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the path of every value inside."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *[deep for key, each in inside for deep in places(each, (*path, key))]]
+@settings(max_examples=200)
+@given(document=odd_documents(BASE))
+def test_any_odd_value_ends_in_a_result_or_a_located_error(document: Any) -> None:
+    reading = reading_or_refusal(rocprof.READER, json.dumps({"rocprofiler-sdk-tool": [document]}).encode())
+    for each in reading.timelines if reading else ():
+        assert (each.spans.end_ns >= each.spans.start_ns).all()
 
 
-odd_values = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=3),
-    st.just([]), st.just({}), st.just([[]]), st.just({"handle": -1}),
-)  # fmt: skip
-
-
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(changes=st.lists(st.tuples(st.integers(0, 10**6), odd_values), min_size=1, max_size=6))
-def test_any_odd_value_ends_in_a_result_or_a_located_error(tmp_path: Path, changes: list[tuple[int, Any]]) -> None:
-    value = {"rocprofiler-sdk-tool": [copy.deepcopy(BASE)]}
-    for number, new in changes:
-        every = places(value)[3:]
-        if not every:
-            break
-        *way, last = every[number % len(every)]
-        holder: Any = value
-        for key in way:
-            holder = holder[key]
-        holder[last] = new
-    path = tmp_path / "x.json"
-    path.write_text(json.dumps(value))
-    said, timelines = f"{path}: ", ()
-    try:
-        timelines = read(path).timelines
-    except InputError as error:
-        said = str(error)
-    assert said.startswith(f"{path}: ")
-    assert "\n" not in said
-    assert all((each.spans.end_ns >= each.spans.start_ns).all() for each in timelines)
-
-
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    spots=st.lists(st.tuples(st.integers(0, 10**5), st.integers(0, 255)), max_size=8),
-    cut=st.none() | st.integers(0, 10**5),
-)
-def test_any_damaged_byte_ends_in_a_result_or_a_located_error(
-    tmp_path: Path, spots: list[tuple[int, int]], cut: int | None
-) -> None:
-    data = bytearray(msgspec.json.encode({"rocprofiler-sdk-tool": [BASE]}))
-    for at, value in spots:
-        data[at % len(data)] = value
-    path = tmp_path / "x.json"
-    path.write_bytes(bytes(data[: cut % len(data)] if cut is not None else data))
-    find_reader(read_head(path))
-    said = f"{path}: "
-    try:
-        assert np.all([size(each.spans) > 0 for each in read(path).timelines])
-    except InputError as error:
-        said = str(error)
-    assert said.startswith(f"{path}: ")
+@settings(max_examples=100)
+@given(content=mutations(json.dumps({"rocprofiler-sdk-tool": [BASE]}).encode()))
+def test_any_damaged_byte_ends_in_a_result_or_a_located_error(content: bytes) -> None:
+    reading = reading_or_refusal(rocprof.READER, content)
+    assert reading is None or all(size(each.spans) > 0 for each in reading.timelines)

@@ -92,16 +92,19 @@ def is_info(head: Head) -> bool:
 INFO = Reader(
     format="ascend_info", recognises=is_info, read=lazy_read("overlapscope.ingest.formats.ascend.side_files:read_info")
 )
-_KERNEL_TITLES: Final = {"Name", "Accelerator Core", "Start Time(us)", "Duration(us)"}
+
+
+def _has_titles(head: Head, *titles: str) -> bool:
+    """Return whether the first line is a plain list of column titles, these among them."""
+    first = head.content.split(b"\n", 1)[0]
+    if b"\x00" in first or len(first) > 4096:
+        return False
+    return {each.strip().strip('"') for each in first.decode("utf-8-sig", "replace").split(",")} >= set(titles)
 
 
 def is_kernel_table(head: Head) -> bool:
     """Return whether the column titles are those of `kernel_details.csv`."""
-    if b"Accelerator Core" not in head.content:
-        return False
-    from overlapscope.ingest.formats.ascend.side_files import header_of  # noqa: PLC0415 - loaded for what may be such a table
-
-    return set(header_of(head.text)) >= _KERNEL_TITLES
+    return _has_titles(head, "Name", "Accelerator Core", "Start Time(us)", "Duration(us)")
 
 
 KERNELS = Reader(
@@ -109,16 +112,11 @@ KERNELS = Reader(
     recognises=is_kernel_table,
     read=lazy_read("overlapscope.ingest.formats.ascend.side_files:read_kernels"),
 )
-_STEP_TITLES: Final = {"Step", "Computing", "Communication(Not Overlapped)", "Overlapped"}
 
 
 def is_step_table(head: Head) -> bool:
     """Return whether the column titles are those of `step_trace_time.csv`."""
-    if b"Communication(Not Overlapped)" not in head.content:
-        return False
-    from overlapscope.ingest.formats.ascend.side_files import header_of  # noqa: PLC0415 - loaded for what may be such a table
-
-    return set(header_of(head.text)) >= _STEP_TITLES
+    return _has_titles(head, "Step", "Computing", "Communication(Not Overlapped)", "Overlapped")
 
 
 STEP_TIMES = Reader(

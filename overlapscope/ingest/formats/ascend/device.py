@@ -48,25 +48,15 @@ _COMPILED: Final = tuple((sort, re.compile(pattern, re.IGNORECASE)) for sort, pa
 _UNNAMED: Final = re.compile(
     r"^(?:KERNEL_\w+|FFTS_PLUS|AI_?CORE|AI_?CPU|AI_?VECTOR_CORE|AIV|AIC|MIX_AI[CV]|AIV_SQE)$", re.IGNORECASE
 )
+"""A task with the name of its type: its operator is unknown."""
 _COLLECTIVE_KERNEL: Final = re.compile(r"(?:aicpu|aiv)_?kernel$", re.IGNORECASE)
+"""The device's part of a collective (`allreduceAicpuKernel`, `...AivKernel`)."""
 DTYPES: Final = {
-    "FP64": "float64",
-    "FP32": "float32",
-    "FP16": "float16",
-    "BFP16": "bfloat16",
-    "BF16": "bfloat16",
-    "INT64": "int64",
-    "INT32": "int32",
-    "INT16": "int16",
-    "INT8": "int8",
-    "UINT64": "uint64",
-    "UINT32": "uint32",
-    "UINT16": "uint16",
-    "UINT8": "uint8",
-    "FP8E4M3": "float8_e4m3fn",
-    "FP8E5M2": "float8_e5m2",
-    "FP8E8M0": "float8_e8m0fnu",
-}
+    "FP64": "float64", "FP32": "float32", "FP16": "float16", "BFP16": "bfloat16", "BF16": "bfloat16",
+    "INT64": "int64", "INT32": "int32", "INT16": "int16", "INT8": "int8", "UINT64": "uint64",
+    "UINT32": "uint32", "UINT16": "uint16", "UINT8": "uint8", "FP8E4M3": "float8_e4m3fn",
+    "FP8E5M2": "float8_e5m2", "FP8E8M0": "float8_e8m0fnu",
+}  # fmt: skip
 _ROW: Final = re.compile(r"^(?:hcom_|hccl_?)?(?P<op>[A-Za-z]+?)_*(?:__?(?P<group>\d+)_\d+(?:_\d+)?(?:@.*)?)?$", re.I)
 _THREAD: Final = re.compile(r"^(?:Group\s*+(?P<group>.*?))?Communication(?:\s++Aicpu)?\s*+$")
 _PLANE: Final = re.compile(r"^Plane\s*\d+$")
@@ -85,16 +75,6 @@ def sort_of(task_type: str) -> int:
     return next((sort for sort, pattern in _COMPILED if pattern.search(task_type)), UNKNOWN)
 
 
-def is_unnamed(name: str) -> bool:
-    """Return whether a task carries the name of its type, which means that its operator is unknown."""
-    return _UNNAMED.match(name) is not None
-
-
-def is_collective_kernel(name: str) -> bool:
-    """Return whether a kernel is the device's part of a collective (`allreduceAicpuKernel`, `...AivKernel`)."""
-    return _COLLECTIVE_KERNEL.search(name) is not None
-
-
 def device_tasks(
     columns: AscendColumns, names: list[str], classifier: Classifier, there: Ints, rows: Ints
 ) -> tuple[Ints, Small, Small]:
@@ -110,8 +90,9 @@ def device_tasks(
     placed = {code: classifier.place(names[code]) for code in used}
     role = _by_code([placed[code][0].role if code in used else UNPLACED for code in range(len(names))], name)
     own = _marked([code in used and placed[code][1] for code in range(len(names))], name)
-    unnamed = _marked([is_unnamed(each) for each in names], name) & (sort == COMPUTES)
-    talks = (role == COMMUNICATES) | _marked([is_collective_kernel(each) for each in names], name) | (sort == SERVES)
+    unnamed = _marked([_UNNAMED.match(each) is not None for each in names], name) & (sort == COMPUTES)
+    collective = _marked([_COLLECTIVE_KERNEL.search(each) is not None for each in names], name)
+    talks = (role == COMMUNICATES) | collective | (sort == SERVES)
     during = _overlaps_any(ranges.start_ns[there], ranges.end_ns[there], ranges.start_ns[rows], ranges.end_ns[rows])
     connected = np.isin(columns.connection[there], _known(columns.connection[rows]))
     inside = during & ~own & (talks | unnamed | ((sort == COPIES) & connected))

@@ -15,8 +15,7 @@ import numpy as np
 from overlapscope.ingest.build.collective_args import parse_count
 from overlapscope.ingest.build.host_ranges import NOWHERE
 from overlapscope.ingest.build.trace_columns import ColumnBuilder, Ranges
-from overlapscope.ingest.parsing.json_repair import RepairedEvents, repair_events
-from overlapscope.ingest.parsing.json_values import DECODE_ERRORS, decode_args, is_utf8
+from overlapscope.ingest.parsing.json_values import decode_args
 from overlapscope.ingest.parsing.timestamps import text_to_ns
 from overlapscope.timeline.columns import NONE, Ints, integers
 from overlapscope.timeline.names import Codes, NameTable
@@ -27,7 +26,9 @@ LAUNCH_FLOW, OPERATION_FLOW = "HostToDevice", "torch_to_npu"
 """Flows to a device task: from the call that enqueued it, and from the framework's operation."""
 
 
-class _Event(msgspec.Struct, gc=False):
+class AscendEvent(msgspec.Struct, gc=False):
+    """One event; numbers and arguments stay undecoded until they are used."""
+
     ph: Any = ""
     cat: Any = None
     name: Any = None
@@ -39,7 +40,6 @@ class _Event(msgspec.Struct, gc=False):
     args: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-_events = msgspec.json.Decoder(list[_Event])
 _NO_ARGS = msgspec.Raw(b"{}")
 
 
@@ -87,13 +87,12 @@ class AscendColumns(msgspec.Struct, frozen=True, kw_only=True):
     elements: Ints
     launches: Flows
     operations: Flows
-    events: int
-    repaired: int
     dropped: int
+    """Events whose times are not numbers."""
 
 
 class AscendCollector:
-    """Collects events from pieces of text and returns them as columns."""
+    """Collects events and returns them as columns."""
 
     def __init__(self) -> None:
         self._names = NameTable()
@@ -104,36 +103,10 @@ class AscendCollector:
         self._flows: dict[str, dict[str, list[tuple[str, int, int]]]] = {
             kind: {"s": [], "f": []} for kind in (LAUNCH_FLOW, OPERATION_FLOW)
         }
-        self.events = self.repaired = self.dropped = 0
+        self._dropped = 0
 
-    def take(self, array: bytes) -> bool:
-        """Decode and add an array of whole events; return False, and add nothing, when it does not decode."""
-        events = _decoded(array)
-        if events is not None:
-            self._add(events)
-        return events is not None
-
-    def take_broken(self, piece: bytes) -> None:
-        """Add the events of one piece that can be repaired."""
-        self._add_mended(repair_events(piece, last=False))
-
-    def add_last(self, text: bytes) -> bool:
-        """Decode the end of the file; return whether its array was closed."""
-        events = _decoded(b"[" + text)
-        if events is not None:
-            self._add(events)
-            return True
-        mended = repair_events(text, last=True)
-        self._add_mended(mended)
-        return mended.closed
-
-    def _add_mended(self, mended: RepairedEvents) -> None:
-        self.repaired += mended.repaired
-        self.dropped += mended.dropped
-        self._add(_events.decode(b"[" + mended.events + b"]"))
-
-    def _add(self, events: list[_Event]) -> None:
-        self.events += len(events)
+    def add(self, events: list[AscendEvent]) -> None:
+        """Add the events of one piece."""
         timed = []
         flows = []
         for event in events:
@@ -147,7 +120,7 @@ class AscendCollector:
         self._add_timed(timed)
         self._add_flows(flows)
 
-    def _add_name(self, event: _Event) -> None:
+    def _add_name(self, event: AscendEvent) -> None:
         if event.name not in ("process_name", "thread_name"):
             return
         name = decode_args([event.args], _Named)[0].name
@@ -159,12 +132,12 @@ class AscendCollector:
         else:
             self._threads[process, thread] = name.strip()
 
-    def _add_timed(self, events: list[_Event]) -> None:
+    def _add_timed(self, events: list[AscendEvent]) -> None:
         start, good = text_to_ns([_token(event.ts) for event in events])
         duration, measured = text_to_ns([_token(event.dur) for event in events])
         good &= measured
         if not good.all():
-            self.dropped += int((~good).sum())
+            self._dropped += int((~good).sum())
             events = [events[row] for row in np.flatnonzero(good).tolist()]
             start, duration = start[good], duration[good]
         if not events:
@@ -184,8 +157,8 @@ class AscendCollector:
             elements=_counts([each.elements for each in args]),
         )
 
-    def _add_flows(self, events: list[_Event]) -> None:
-        chosen: dict[str, list[_Event]] = {LAUNCH_FLOW: [], OPERATION_FLOW: []}
+    def _add_flows(self, events: list[AscendEvent]) -> None:
+        chosen: dict[str, list[AscendEvent]] = {LAUNCH_FLOW: [], OPERATION_FLOW: []}
         for event in events:
             if event.cat == LAUNCH_FLOW:
                 chosen[LAUNCH_FLOW].append(event)
@@ -193,12 +166,12 @@ class AscendCollector:
                 chosen[OPERATION_FLOW].append(event)
         for kind, some in chosen.items():
             times, good = text_to_ns([_token(event.ts) for event in some])
-            self.dropped += int((~good).sum())
+            self._dropped += int((~good).sum())
             for event, time, known in zip(some, times.tolist(), good.tolist(), strict=True):
                 if known:
                     self._flows[kind][event.ph].append((str(event.id), self._lane(event), time))
 
-    def _lane(self, event: _Event) -> int:
+    def _lane(self, event: AscendEvent) -> int:
         return self._lanes.setdefault((str(event.pid), str(event.tid)), len(self._lanes))
 
     def _codes(self, values: list[Any]) -> Codes:
@@ -218,30 +191,16 @@ class AscendCollector:
                 end_ns=table.joined("end"),
                 is_annotation=np.empty(0, np.bool_),
             ),
-            category=table.joined("category", np.int32),
-            task_type=table.joined("task_type", np.int32),
             connection=table.joined("connection"),
-            data_type=table.joined("data_type", np.int32),
-            algorithm=table.joined("algorithm", np.int32),
             elements=table.joined("elements"),
+            **{name: table.joined(name, np.int32) for name in ("category", "task_type", "data_type", "algorithm")},
             launches=joined(self._flows[LAUNCH_FLOW]),
             operations=joined(self._flows[OPERATION_FLOW]),
             lanes=list(self._lanes),
             processes=self._processes,
             threads=self._threads,
-            events=self.events,
-            repaired=self.repaired,
-            dropped=self.dropped,
+            dropped=self._dropped,
         )
-
-
-def _decoded(array: bytes) -> list[_Event] | None:
-    if not is_utf8(array):
-        return None
-    try:
-        return _events.decode(array)
-    except DECODE_ERRORS:
-        return None
 
 
 def _token(raw: msgspec.Raw) -> str:

@@ -52,10 +52,7 @@ def _noted_rank(folder: Path) -> int | None:
         found = [entry for entry in folder.iterdir() if _INFO.match(entry.name)]
     except OSError:
         return None
-    if len(found) != 1:
-        return None
-    rank = noted_rank(found[0])
-    return rank if rank is not None and rank <= MAX_RANKS else None
+    return noted_rank(found[0]) if len(found) == 1 else None
 
 
 def noted_rank(path: Path) -> int | None:

@@ -7,6 +7,7 @@ again. The vendor's own `Overlap Analysis` rows are not work and are not used.
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -18,9 +19,15 @@ from overlapscope.ingest.build.profiler_names import OLD_ANNOTATION
 from overlapscope.ingest.build.trace_columns import Ranges
 from overlapscope.ingest.build.user_marks import host_steps, repeated_step_warnings, step_at
 from overlapscope.ingest.formats.ascend.device import collectives, device_tasks, is_row, on_plane
-from overlapscope.ingest.formats.ascend.events import AscendCollector, AscendColumns, arrow_starts, launch_bounds
+from overlapscope.ingest.formats.ascend.events import (
+    AscendCollector,
+    AscendColumns,
+    AscendEvent,
+    arrow_starts,
+    launch_bounds,
+)
 from overlapscope.ingest.formats.ascend.folder import DEVICE_OUTPUT, rank_of
-from overlapscope.ingest.parsing.event_chunks import EventChunks
+from overlapscope.ingest.parsing.event_array import EventArray
 from overlapscope.ingest.parsing.gzip_stream import ByteStream
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.columns import (
@@ -53,16 +60,13 @@ def read_ascend(path: Path, context: ReadContext) -> Reading:
     Raises InputError when it cannot be read, has no device work, or has the work of several devices.
     """
     stream = ByteStream(path, context.max_bytes, context.progress)
-    chunks = EventChunks(stream.blocks(), display_path(path))
+    array = EventArray(stream, msgspec.json.Decoder(list[AscendEvent]))
     collector = AscendCollector()
-    for piece in chunks.pieces(collector.take):
-        collector.take_broken(piece)
-    closed = collector.add_last(chunks.tail)
+    array.read(collector.add)
     columns = collector.columns()
-    timeline, unlinked, notes = _timeline(
-        columns, context.classifier, display_path(path), not closed or stream.truncated
-    )
-    if not closed and not stream.truncated:
+    truncated = stream.truncated or not array.closed
+    timeline, unlinked, notes = _timeline(columns, context.classifier, display_path(path), truncated)
+    if not array.closed and not stream.truncated:
         notes.insert(0, "the file ends in the middle of the events; read up to the last complete one")
     rank = rank_of(path)
     return Reading(
@@ -71,10 +75,10 @@ def read_ascend(path: Path, context: ReadContext) -> Reading:
         fingerprint={"device": "Ascend NPU", **({"backend": "hccl"} if timeline.collectives.op.size else {})},
         source=Source(
             path=display_path(path),
-            events=columns.events,
-            repaired=columns.repaired,
-            dropped=columns.dropped,
-            truncated=not closed or stream.truncated,
+            events=array.events,
+            repaired=array.repaired,
+            dropped=array.dropped + columns.dropped,
+            truncated=truncated,
             unlinked=unlinked,
             warnings=(*stream.warnings, *notes),
         ),
@@ -198,10 +202,14 @@ def _collective_rows(columns: AscendColumns, names: list[str], process: list[str
     return rows[np.lexsort((ranges.end_ns[rows], ranges.start_ns[rows]))]
 
 
+def _is_known(process: str) -> bool:
+    return process.startswith(HARDWARE) or process in COLLECTIVES or process in NO_WORK_PROCESSES
+
+
 def _host(columns: AscendColumns, names: list[str], process: list[str]) -> Ranges:
     """Return the framework's own ranges: all events with a category that are not in a device process."""
     ranges = columns.ranges
-    device = [each.startswith(HARDWARE) or each in COLLECTIVES or each in NO_WORK_PROCESSES for each in process]
+    device = [_is_known(each) for each in process]
     queue = np.array([each in ("enqueue", "dequeue") for each in names] + [False], np.bool_)
     rows = np.flatnonzero((columns.category >= 0) & ~queue[columns.category] & ~_on(ranges, device))
     marks = np.array([OLD_ANNOTATION.match(each) is not None for each in names] + [False], np.bool_)
@@ -230,9 +238,7 @@ def _lanes(columns: AscendColumns, process: list[str], device_lanes: Ints) -> La
 
 def _unread(columns: AscendColumns, process: list[str]) -> list[str]:
     """Return a warning about timed events of unknown processes."""
-    known = [
-        each.startswith(HARDWARE) or each in COLLECTIVES or each in NO_WORK_PROCESSES or not each for each in process
-    ]
+    known = [_is_known(each) or not each for each in process]
     rows = np.flatnonzero((columns.category < 0) & ~_on(columns.ranges, known))
     lanes, counts = np.unique(columns.ranges.lane[rows], return_counts=True)
     listed: dict[str, int] = {}

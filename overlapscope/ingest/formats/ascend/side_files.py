@@ -76,7 +76,13 @@ FIGURES: Final = {
     "Communication(Not Overlapped and Exclude Receive)": "communication_not_overlapped_nor_receiving_us",
     "Preparing": "preparing_us",
 }
+_KERNEL_COLUMNS = ("Name", "Accelerator Core", "Start Time(us)", "Duration(us)")
 _COLLECTIVE_CORES = frozenset({"HCCL", "COMMUNICATION"})
+
+
+def _source(path: Path, rank: int, stream: ByteStream, *, events: int, dropped: int = 0) -> Source:
+    ranks = () if rank == UNKNOWN_RANK else (rank,)
+    return Source(path=display_path(path), ranks=ranks, events=events, dropped=dropped, warnings=tuple(stream.warnings))
 
 
 def read_info(path: Path, context: ReadContext) -> Reading:
@@ -91,12 +97,7 @@ def read_info(path: Path, context: ReadContext) -> Reading:
         world_size=world_size if world_size and world_size <= MAX_RANKS else None,
         groups=_groups(fields.get("parallel_group_info")),
         fingerprint={key: fields[key] for key in _VERSIONS if isinstance(fields.get(key), str)},
-        source=Source(
-            path=display_path(path),
-            ranks=() if rank == UNKNOWN_RANK else (rank,),
-            events=1,
-            warnings=tuple(stream.warnings),
-        ),
+        source=_source(path, rank, stream, events=1),
     )
 
 
@@ -134,13 +135,7 @@ def read_communication(path: Path, context: ReadContext) -> Reading:
         raise InputError(f"{display_path(path)}: holds no operation with figures")
     return Reading(
         facts=figures.facts(display_name(path)),
-        source=Source(
-            path=display_path(path),
-            ranks=() if figures.rank == UNKNOWN_RANK else (figures.rank,),
-            events=operations,
-            dropped=unusable,
-            warnings=tuple(stream.warnings),
-        ),
+        source=_source(path, figures.rank, stream, events=operations, dropped=unusable),
     )
 
 
@@ -202,13 +197,9 @@ def read_step_times(path: Path, context: ReadContext) -> Reading:
         raise InputError(f"{display_path(path)}: holds no step with figures")
     return Reading(
         facts=figures.facts(display_name(path)),
-        source=Source(
-            path=display_path(path),
-            ranks=() if figures.rank == UNKNOWN_RANK else (figures.rank,),
-            events=len(usable),
-            dropped=usable.count(False),
+        source=replace(
+            _source(path, figures.rank, stream, events=len(usable), dropped=usable.count(False)),
             truncated=stream.truncated,
-            warnings=tuple(stream.warnings),
         ),
     )
 
@@ -216,36 +207,28 @@ def read_step_times(path: Path, context: ReadContext) -> Reading:
 def read_kernels(path: Path, context: ReadContext) -> Reading:
     """Read `kernel_details.csv`. Raises InputError when it holds no timed kernel."""
     stream = ByteStream(path, context.max_bytes, context.progress)
-    names: list[str] = []
-    cores: list[str] = []
-    starts: list[str] = []
-    durations: list[str] = []
+    columns: dict[str, list[str]] = {title: [] for title in _KERNEL_COLUMNS}
     for row in rows_of(stream, path):
-        names.append(row.get("Name", ""))
-        cores.append(row.get("Accelerator Core", "").upper())
-        starts.append(row.get("Start Time(us)", ""))
-        durations.append(row.get("Duration(us)", ""))
+        for title, cells in columns.items():
+            cells.append(row.get(title, ""))
+    names, cores, starts, durations = columns.values()
     start, timed = text_to_ns(starts)
     duration, measured = text_to_ns(durations)
     good = timed & measured & (duration >= 0)
     if not good.any():
         raise InputError(f"{display_path(path)}: holds no kernel with a time")
     rows = np.flatnonzero(good)
-    talks = np.array([cores[row] in _COLLECTIVE_CORES for row in rows.tolist()], np.bool_)
+    talks = np.array([cores[row].upper() in _COLLECTIVE_CORES for row in rows.tolist()], np.bool_)
     rank = rank_of(path)
     timeline = _timeline([names[row] for row in rows.tolist()], talks, start[rows], duration[rows], display_path(path))
     return Reading(
         stands_in=True,
         timelines=(replace(timeline, rank=rank),),
         fingerprint={"device": "Ascend NPU"},
-        source=Source(
-            path=display_path(path),
-            ranks=() if rank == UNKNOWN_RANK else (rank,),
-            events=len(names),
-            dropped=int((~good).sum()),
+        source=replace(
+            _source(path, rank, stream, events=len(names), dropped=int((~good).sum())),
             truncated=stream.truncated,
             unlinked=rows.size,
-            warnings=tuple(stream.warnings),
         ),
     )
 
@@ -291,12 +274,6 @@ def _timeline(spelled: list[str], talks: Flags, start: Ints, duration: Ints, pat
         annotations=make(Annotations, 0),
         names=tuple(names.to_list()),
     )
-
-
-def header_of(text: str) -> list[str]:
-    """Return the column titles of a table's first line; empty where it is not a plain list of titles."""
-    first = text.split("\n", 1)[0].rstrip("\r")
-    return [] if "\x00" in first or len(first) > 4096 else [each.strip().strip('"') for each in first.split(",")]
 
 
 def rows_of(stream: ByteStream, path: Path) -> Iterator[dict[str, str]]:

@@ -5,7 +5,6 @@ from typing import Final
 
 from overlapscope.ingest.reader import Head, Reader, lazy_read
 
-FORMAT: Final = "execution_trace"
 _SCHEMA: Final = rb'"schema"\s*:\s*"[^"]{1,80}"'
 NODES: Final = rb'"nodes"\s*:\s*\['
 """Beginning of the list of nodes."""
@@ -20,7 +19,7 @@ def recognises(head: Head) -> bool:
 
 
 READER = Reader(
-    format=FORMAT,
+    format="execution_trace",
     recognises=recognises,
     read=lazy_read("overlapscope.ingest.formats.execution_trace.reader:read_execution_trace"),
 )

@@ -7,7 +7,6 @@ id.
 
 import re
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -30,7 +29,7 @@ from overlapscope.ingest.parsing.event_chunks import scan
 from overlapscope.ingest.parsing.gzip_stream import ByteStream
 from overlapscope.ingest.parsing.json_values import DECODE_ERRORS, MAX_BYTES, is_utf8
 from overlapscope.ingest.reader import ReadContext, Reading
-from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Group, Source
+from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Source
 
 
 class _Trace(msgspec.Struct):
@@ -97,12 +96,8 @@ def _calls(relevant: list[Node], book: GroupBook) -> tuple[list[LoggedCall], set
             calls.append(found[0])
             if found[1] is not None:
                 noted.append((found[0].group, found[1]))
-    everybody = {group.name for group in book.groups() if _is_everybody(group)}
+    everybody = {group.name for group in book.groups() if group.description == DEFAULT_GROUP}
     return calls, {rank for group, rank in noted if group in everybody}
-
-
-def _is_everybody(group: Group) -> bool:
-    return group.description == DEFAULT_GROUP
 
 
 def _order(node: Node) -> int:
@@ -137,9 +132,7 @@ def _decoded(content: bytes, path: str) -> _Nodes:
 
 
 def _one(text: bytes) -> Node | None:
-    decoded: Any = None
     try:
-        decoded = _node.decode(text.decode("utf-8", "replace"))
+        return _node.decode(text.decode("utf-8", "replace"))
     except DECODE_ERRORS:
         return None
-    return decoded if isinstance(decoded, Node) else None

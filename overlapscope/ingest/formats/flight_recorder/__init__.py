@@ -5,7 +5,6 @@ from typing import Final
 
 from overlapscope.ingest.reader import Head, Reader, lazy_read
 
-FORMAT: Final = "flight_recorder"
 PICKLE: Final = b"\x80"
 """First byte of a pickle; other dumps are JSON."""
 _TELLING: Final = (
@@ -33,7 +32,7 @@ def recognises(head: Head) -> bool:
 
 
 READER = Reader(
-    format=FORMAT,
+    format="flight_recorder",
     recognises=recognises,
     read=lazy_read("overlapscope.ingest.formats.flight_recorder.reader:read_flight_recorder"),
 )

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from overlapscope.ingest.build.collective_args import MAX_GROUP_SIZE, parse_count, parse_ranks
 from overlapscope.ingest.formats.flight_recorder.entries import RecordedCall, described, text
@@ -44,15 +45,13 @@ def read_groups(config: Any, calls: Sequence[RecordedCall]) -> tuple[Group, ...]
         if known is None:
             configured[call.group] = Group(name=call.group, description=call.description)
         elif known.description is None and call.description is not None:
-            configured[call.group] = Group(
-                name=known.name, description=call.description, size=known.size, ranks=known.ranks
-            )
+            configured[call.group] = replace(known, description=call.description)
     if nameless is not None and not configured:
         return (nameless,)
     if nameless is not None and len(configured) == 1 and len({call.pg_id for call in calls}) == 1:
         (only,) = configured.values()
         if only.ranks is None:
-            return (Group(name=only.name, description=only.description, size=nameless.size, ranks=nameless.ranks),)
+            return (replace(nameless, name=only.name, description=only.description),)
     return tuple(configured.values())
 
 

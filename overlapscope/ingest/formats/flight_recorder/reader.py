@@ -6,11 +6,11 @@ work and are not used as such.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from overlapscope.display import display_path
 from overlapscope.errors import InputError
@@ -19,15 +19,11 @@ from overlapscope.ingest.formats.flight_recorder import PICKLE
 from overlapscope.ingest.formats.flight_recorder.entries import NS_PER_MS, RecordedCall, called_at, read_entries, text
 from overlapscope.ingest.formats.flight_recorder.groups import GroupPosition, group_positions, read_groups, world_size
 from overlapscope.ingest.formats.flight_recorder.safe_pickle import decode_plain
+from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.parsing.gzip_stream import ByteStream
 from overlapscope.ingest.parsing.json_values import decode_json
 from overlapscope.ingest.reader import ReadContext, Reading
-from overlapscope.timeline.columns import (
-    NONE,
-    Collectives,
-    make,
-    or_missing,
-)
+from overlapscope.timeline.columns import NONE, Collectives, Columns, make, or_missing
 from overlapscope.timeline.facts import INFO, TIMEOUT, Facts, Figures, Messages, Progress
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import POINT_TO_POINT
@@ -38,6 +34,7 @@ MAX_BYTES: Final = 256 << 20
 MAX_TIMEOUTS: Final = 100
 """Further calls that timed out are counted, not listed."""
 NEWEST_MAJOR: Final = 2
+T = TypeVar("T", bound=Columns)
 _RANK_NUMBER: Final = re.compile(r"rank[-_.=]?\d", re.IGNORECASE)
 _RANK_AT_END: Final = re.compile(r"(?<!\d)(\d{1,7})(?:\.(?:json|pkl|pickle|bin))?(?:\.gz)?$")
 
@@ -185,84 +182,54 @@ def _facts(
     rank: int,
     calls: Sequence[RecordedCall],
     groups: Sequence[Group],
-    rows: Sequence[GroupPosition],
+    positions: Sequence[GroupPosition],
     records: Sequence[int | None],
 ) -> Facts:
     names = NameTable()
-    place = names.code(display_path(path))
-    who = NONE if rank == UNKNOWN_RANK else rank
+    common = {"source": display_path(path), "rank": None if rank == UNKNOWN_RANK else rank}
     sizes = {group.name: group.size for group in groups}
-    progress = _progress(rows, place, who, sizes, names)
-    said = _messages(calls, records)
-    timed = _durations(calls, sizes)
+
+    def table(kind: type[T], rows: Iterable[Mapping[str, Any]]) -> T:
+        return fact_table(kind, [{**common, **row} for row in rows], names)
+
     return Facts(
-        progress=progress,
-        messages=make(
-            Messages,
-            len(said),
-            source=place,
-            rank=who,
-            kind=[kind for kind, _ in said],
-            text=names.codes([t for _, t in said]),
-        ),
-        figures=make(
-            Figures,
-            len(timed),
-            source=place,
-            rank=who,
-            subject=names.codes([subject for subject, _, _ in timed]),
-            name=names.codes([name for _, name, _ in timed]),
-            value=[value for _, _, value in timed],
-        ),
+        progress=table(Progress, (_progress(each, sizes) for each in positions)),
+        messages=table(Messages, _messages(calls, records)),
+        figures=table(Figures, _durations(calls, sizes)),
         names=tuple(names.to_list()),
     )
 
 
-def _progress(
-    rows: Sequence[GroupPosition], place: int, who: int, sizes: Mapping[str, int | None], names: NameTable
-) -> Progress:
-    """Return the progress in each group, and the collective that is pending in it."""
-    pending = [row.pending for row in rows]
-    called = [called_at(call.frames) if call is not None else None for call in pending]
-    return make(
-        Progress,
-        len(rows),
-        source=place,
-        rank=who,
-        group=names.codes([row.group for row in rows]),
-        backend=names.codes([row.backend for row in rows]),
-        enqueued=[or_missing(row.enqueued) for row in rows],
-        started=[or_missing(row.started) for row in rows],
-        completed=[or_missing(row.completed) for row in rows],
-        pending=[or_missing(call.seq) if call else NONE for call in pending],
-        op=names.codes([call.op if call else None for call in pending]),
-        elements=[or_missing(call.elements(sizes.get(call.group))) if call else NONE for call in pending],
-        called_at=names.codes(called),
-        stuck_at=[or_missing(call.seq) if call and call.timed_out else NONE for call in pending],
-        timeout_ns=[or_missing(call.timeout_ns) if call and call.timed_out else NONE for call in pending],
-    )
+def _progress(position: GroupPosition, sizes: Mapping[str, int | None]) -> dict[str, Any]:
+    """Return the progress in one group, and the collective that is pending in it."""
+    known = {name: getattr(position, name) for name in ("group", "backend", "enqueued", "started", "completed")}
+    call = position.pending
+    if call is None:
+        return known
+    elements = call.elements(sizes.get(call.group))
+    known |= {"pending": call.seq, "op": call.op, "elements": elements, "called_at": called_at(call.frames)}
+    return known | ({"stuck_at": call.seq, "timeout_ns": call.timeout_ns} if call.timed_out else {})
 
 
-def _messages(calls: Sequence[RecordedCall], records: Sequence[int | None]) -> list[tuple[int, str]]:
+def _messages(calls: Sequence[RecordedCall], records: Sequence[int | None]) -> list[dict[str, Any]]:
     """Return messages about calls that timed out, and about entries that the recorder had overwritten."""
-    said = []
+    texts = []
     late = [call for call in calls if call.timed_out]
     for call in late[:MAX_TIMEOUTS]:
         limit = f" after {call.timeout_ns / NS_PER_MS / 1000:g} s" if call.timeout_ns else ""
         place = called_at(call.frames)
         where = "" if place is None else f", called at {place}"
         number = "" if call.seq is None else f" #{call.seq}"
-        said.append((TIMEOUT, f"{call.op}{number} of group {call.group!r} timed out{limit}{where}"))
+        texts.append((TIMEOUT, f"{call.op}{number} of group {call.group!r} timed out{limit}{where}"))
     if len(late) > MAX_TIMEOUTS:
-        said.append((TIMEOUT, f"{len(late) - MAX_TIMEOUTS} more calls timed out"))
-    first = records[0] if records else None
-    if first:
-        said.append((INFO, f"the {first} calls before these were overwritten (TORCH_FR_BUFFER_SIZE)"))
-    return said
+        texts.append((TIMEOUT, f"{len(late) - MAX_TIMEOUTS} more calls timed out"))
+    if records and records[0]:
+        texts.append((INFO, f"the {records[0]} calls before these were overwritten (TORCH_FR_BUFFER_SIZE)"))
+    return [{"kind": kind, "text": text} for kind, text in texts]
 
 
-def _durations(calls: Sequence[RecordedCall], sizes: Mapping[str, int | None]) -> list[tuple[str, str, float]]:
-    """Return a summary of the durations that TORCH_NCCL_ENABLE_TIMING measured.
+def _durations(calls: Sequence[RecordedCall], sizes: Mapping[str, int | None]) -> Iterator[dict[str, Any]]:
+    """Yield a summary of the durations that TORCH_NCCL_ENABLE_TIMING measured.
 
     They are times between events around a call, including the wait for other ranks. They have no start time, so overlap
     cannot be computed from them; the shortest of a kind is an upper bound of its transfer time.
@@ -273,10 +240,6 @@ def _durations(calls: Sequence[RecordedCall], sizes: Mapping[str, int | None]) -
             size = call.bytes(sizes.get(call.group))
             shape = "" if size is None else f" {size} B {call.dtype}"
             kinds.setdefault(f"{call.op}{shape}, group {call.group}", []).append(call.duration_ms)
-    return [
-        (subject, name, value)
-        for subject, values in sorted(kinds.items())
-        for name, value in (
-            ("call_ms_min", min(values)), ("call_ms_median", float(median(values))), ("calls_count", float(len(values)))
-        )
-    ]  # fmt: skip
+    for subject, values in sorted(kinds.items()):
+        summary = {"call_ms_min": min(values), "call_ms_median": median(values), "calls_count": len(values)}
+        yield from ({"subject": subject, "name": name, "value": value} for name, value in summary.items())

@@ -37,7 +37,7 @@ def decode_plain(content: bytes, name: str) -> tuple[Any, int]:
         value = machine.load()
         if machine.stack or machine.metastack:
             raise EOFError
-        _visits([value], {}, MAX_DEPTH + 1)
+        _walk([value], {}, MAX_DEPTH + 1)
     except _NotDataError as error:
         raise InputError(f"{name}: byte {max(file.tell() - 1, 0)}: the pickle {error}") from None
     except _DAMAGE as error:
@@ -101,18 +101,25 @@ class _Unpickler(pickle._Unpickler):
     )
 
 
-def _visits(value: Any, known: dict[int, int | None], depth: int) -> int:
-    """Return how many values a walk through a container visits. Raises _NotDataError for cycles and past the limits."""
-    if depth == 0:
-        raise _NotDataError(f"nests containers more than {MAX_DEPTH} deep")
-    if id(value) not in known:
+def _walk(value: Any, known: dict[int, tuple[int, int] | None], depth: int) -> tuple[int, int]:
+    """Return how many values a walk through a container visits, and how many containers deep it is.
+
+    Raises _NotDataError for cycles and past the limits. A shared value is walked once, but counted wherever it is used:
+    `depth` is how deep it may be there.
+    """
+    if depth and id(value) not in known:
         known[id(value)] = None
         inner = value.values() if isinstance(value, dict) else value
-        containers = [each for each in inner if isinstance(each, (list, tuple, dict))]
-        known[id(value)] = len(value) + sum(_visits(each, known, depth - 1) for each in containers)
-    visits = known[id(value)]
-    if visits is None:
+        walks = [_walk(each, known, depth - 1) for each in inner if isinstance(each, (list, tuple, dict))]
+        known[id(value)] = (
+            len(value) + sum(visits for visits, _ in walks),
+            1 + max((deep for _, deep in walks), default=0),
+        )
+    found = known.get(id(value), (0, depth + 1))
+    if found is None:
         raise _NotDataError("holds a value inside itself, as a cycle does")
-    if visits > MAX_VISITS:
+    if found[0] > MAX_VISITS:
         raise _NotDataError("repeats values too often")
-    return visits
+    if found[1] > depth:
+        raise _NotDataError(f"nests containers more than {MAX_DEPTH} deep")
+    return found

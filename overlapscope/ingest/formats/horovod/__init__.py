@@ -5,7 +5,6 @@ from typing import Final
 
 from overlapscope.ingest.reader import Head, Reader, lazy_read
 
-FORMAT: Final = "horovod"
 _OPERATIONS: Final = rb"(?:ALLREDUCE|ALLGATHER|BROADCAST|ALLTOALL|ADASUM|REDUCESCATTER|JOIN|BARRIER)"
 _MARKS: Final = (
     rb'"name"\s*:\s*"NEGOTIATE_' + _OPERATIONS + rb'"',
@@ -21,5 +20,5 @@ def recognises(head: Head) -> bool:
 
 
 READER = Reader(
-    format=FORMAT, recognises=recognises, read=lazy_read("overlapscope.ingest.formats.horovod.reader:read_horovod")
+    format="horovod", recognises=recognises, read=lazy_read("overlapscope.ingest.formats.horovod.reader:read_horovod")
 )

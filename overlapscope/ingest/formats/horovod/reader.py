@@ -16,10 +16,9 @@ import msgspec
 from overlapscope.display import display_path
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats.horovod.tensors import PARTS, Tensor, Tensors
-from overlapscope.ingest.parsing.event_chunks import EventChunks
+from overlapscope.ingest.parsing.event_array import EventArray
 from overlapscope.ingest.parsing.fact_tables import FigureRows
 from overlapscope.ingest.parsing.gzip_stream import ByteStream
-from overlapscope.ingest.parsing.json_repair import repair_events
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import MAX_RANKS, Source
@@ -38,8 +37,6 @@ class _Event(msgspec.Struct, gc=False):
     args: Any = None
 
 
-_events = msgspec.json.Decoder(list[_Event])
-_BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 ALL_TENSORS = "all tensors"
 NEGOTIATIONS = "negotiations"
 TRANSFERS = "transfers"
@@ -51,26 +48,24 @@ def read_horovod(path: Path, context: ReadContext) -> Reading:
     Raises InputError when it cannot be read, or holds no event of a tensor.
     """
     stream = ByteStream(path, context.max_bytes, context.progress)
-    chunks = EventChunks(stream.blocks(), display_path(path))
+    array = EventArray(stream, msgspec.json.Decoder(list[_Event]))
     events = _EventCollector()
-    for piece in chunks.pieces(events.take):
-        events.take_broken(piece)
-    closed, cut = events.take_last(chunks.tail)
+    array.read(events.add)
     events.tensors.finish()
     if not events.tensors.tensors:
         raise InputError(f"{display_path(path)}: holds no tensor; was the timeline on while the job trained?")
     warnings = [*stream.warnings, *_warnings(events)]
-    if not closed and not cut and not stream.truncated:
+    if not array.closed and not array.cut and not stream.truncated:
         warnings.append("the list of events is not closed: written by Horovod before 0.20.1, or the job crashed")
     facts, notes = horovod_figures(events.tensors, events.names, display_path(path))
     return Reading(
         facts=facts,
         source=Source(
             path=display_path(path),
-            events=events.events,
-            repaired=events.repaired,
-            dropped=events.dropped,
-            truncated=stream.truncated or cut,
+            events=array.events,
+            repaired=array.repaired,
+            dropped=array.dropped + events.dropped,
+            truncated=stream.truncated or array.cut,
             warnings=(*warnings, *notes),
         ),
     )
@@ -82,49 +77,20 @@ class _EventCollector:
     def __init__(self) -> None:
         self.tensors = Tensors()
         self.names: dict[int, str] = {}
-        self.events = self.repaired = self.dropped = 0
-        self.long_ticks = self.longest_us = self.foreign = 0
+        self.dropped = self.long_ticks = self.longest_us = self.foreign = 0
 
-    def take(self, array: bytes) -> bool:
-        """Decode and add an array of whole events; return False, and add nothing, when it does not decode."""
-        try:
-            array.decode()
-            events = _events.decode(array)
-        except _BROKEN:
-            return False
+    def add(self, events: list[_Event]) -> None:
+        """Add the events of one piece."""
         for event in events:
             self._take_event(event)
-        return True
-
-    def take_broken(self, piece: bytes) -> None:
-        """Add the events of a piece that can be repaired."""
-        self._mend(piece, last=False)
-
-    def take_last(self, text: bytes) -> tuple[bool, bool]:
-        """Decode the end of the file; return whether the array was closed, and whether an event was cut."""
-        text = text.rstrip(b" \t\r\n\x00")
-        if text.endswith(b"]") and self.take(b"[" + text):
-            return True, False
-        dropped = self.dropped
-        closed = self._mend(text, last=True)
-        return closed, not closed and self.dropped > dropped
-
-    def _mend(self, text: bytes, *, last: bool) -> bool:
-        mended = repair_events(text, last=last)
-        self.repaired += mended.repaired
-        self.dropped += mended.dropped
-        for event in _events.decode(b"[" + mended.events + b"]"):
-            self._take_event(event)
-        return mended.closed
 
     def _take_event(self, event: _Event) -> None:
-        self.events += 1
         phase = event.ph
-        if phase == "i":
-            self._take_mark(event)
-            return
         if phase == "M":
             self._take_name(event)
+            return
+        if phase == "i" and event.name == "CYCLE_START":
+            self.tensors.readiness.cycle_start()
             return
         if phase not in ("B", "E", "X"):
             self.dropped += not phase
@@ -142,12 +108,6 @@ class _EventCollector:
                 self.long_ticks += 1
                 self.longest_us = max(self.longest_us, _microseconds(event.dur) or 0)
             self.tensors.ready(pid, int(event.name), at_us)
-        else:
-            self.foreign += 1
-
-    def _take_mark(self, event: _Event) -> None:
-        if event.name == "CYCLE_START":
-            self.tensors.readiness.cycle_start()
         else:
             self.foreign += 1
 

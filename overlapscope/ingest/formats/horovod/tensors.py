@@ -210,8 +210,9 @@ class Readiness(msgspec.Struct):
         """Return (rank, times it was last, its total lead in us) for negotiations with all ticks, the most frequent
         first.
         """
-        of_all = [(rank, times) for (count, rank), times in self._late.items() if count == len(self.ranks)]
-        return [(rank, times, self._late_us[len(self.ranks), rank]) for rank, times in sorted(of_all, key=_most)]
+        ranks = len(self.ranks)
+        most = sorted((-times, rank) for (count, rank), times in self._late.items() if count == ranks)
+        return [(rank, -times, self._late_us[ranks, rank]) for times, rank in most]
 
 
 class Tensors(msgspec.Struct):
@@ -360,7 +361,3 @@ def _output_bytes(dtype: object, shape: object, operation: str) -> int | None:
     for size in re.findall("[0-9]+", shape):
         elements *= int(size)
     return volume_bytes(elements, dtype)
-
-
-def _most(row: tuple[int, int]) -> tuple[int, int]:
-    return -row[1], row[0]

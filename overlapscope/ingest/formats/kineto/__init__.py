@@ -8,7 +8,6 @@ import msgspec
 from overlapscope.ingest.parsing.json_values import DECODE_ERRORS
 from overlapscope.ingest.reader import HEAD_BYTES, Head, Reader, lazy_read
 
-FORMAT: Final = "kineto"
 _KEYS: Final = (
     rb'"(?:traceEvents|ph|schemaVersion|deviceProperties|distributedInfo|displayTimeUnit|baseTimeNanoseconds|traceName'
     rb'|stackFrames|systemTraceEvents)"\s*:'
@@ -41,5 +40,5 @@ def _begins_whole(text: bytes) -> bool:
 
 
 READER = Reader(
-    format=FORMAT, recognises=recognises, read=lazy_read("overlapscope.ingest.formats.kineto.reader:read_kineto")
+    format="kineto", recognises=recognises, read=lazy_read("overlapscope.ingest.formats.kineto.reader:read_kineto")
 )

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from overlapscope.ingest.build.collective_args import (
@@ -22,7 +21,7 @@ from overlapscope.ingest.build.host_ranges import launch_context
 from overlapscope.ingest.build.kernel_names import C10D_CALL, ENTERS_COLLECTIVE, HOST_COLLECTIVE, canonical_operation
 from overlapscope.ingest.build.trace_columns import TraceColumns
 from overlapscope.ingest.build.user_marks import comm_marks
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, Small, make, or_missing
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, Spans, make, or_missing
 from overlapscope.timeline.intervals import difference, union
 from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, full_elements, volume_bytes
 from overlapscope.timeline.run import Group
@@ -37,21 +36,8 @@ COMPUTATION = "host operations"
 """Name of the compute spans: each is a union of host operations, which have no common name."""
 
 
-class CpuSpans(msgspec.Struct, frozen=True, kw_only=True):
-    """Spans of a CPU run as columns, in the trace's own time base, and its collectives."""
-
-    lane: Ints
-    kind: Small
-    name: Ints
-    start_ns: Ints
-    end_ns: Ints
-    launch_ns: Ints
-    collective: Ints
-    collectives: Collectives
-
-
-def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Group]) -> CpuSpans:
-    """Return the spans of a CPU run.
+def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Group]) -> tuple[Spans, Collectives]:
+    """Return the spans of a CPU run and its collectives, in the trace's own time base and without steps.
 
     `gloo:*` ranges are communication. On every thread without such ranges, computation is the union of its operations
     minus its `c10d::*` and `_c10d_functional::*` operations (enqueueing, waiting) and minus the ranges of our own
@@ -87,16 +73,19 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
     call_of = _match(columns, names, comm, entered)
     collectives = _collectives(columns, names, comm, call_of, world_size, groups)
     total = comm.size + compute_start.size
-    return CpuSpans(
+    spans = make(
+        Spans,
+        total,
+        recording=0,
         lane=np.concatenate([host.lane[comm], none, *lanes]),
-        kind=np.concatenate([np.full(comm.size, COMM), np.full(compute_start.size, COMPUTE)]).astype(np.int8),
+        kind=np.concatenate([np.full(comm.size, COMM), np.full(compute_start.size, COMPUTE)]),
         name=np.concatenate([host.name[comm], np.full(compute_start.size, columns.names.code(COMPUTATION))]),
         start_ns=np.concatenate([host.start_ns[comm], compute_start]),
         end_ns=np.concatenate([host.end_ns[comm], none, *ends]),
         launch_ns=np.concatenate([collectives.launch_ns, np.full(compute_start.size, NONE)]),
         collective=np.where(np.arange(total) < comm.size, np.arange(total), NONE),
-        collectives=collectives,
     )
+    return spans, collectives
 
 
 def _match(columns: TraceColumns, names: list[str], comm: Ints, entered: Ints) -> list[int | None]:
@@ -155,12 +144,7 @@ def _collectives(
         phase=context.phase,
         module=context.module,
         dimension=context.dimension,
-        executed_op=[each.executed for each in values],
-        dtype=[each.dtype for each in values],
-        elements=[each.elements for each in values],
-        bytes=[each.bytes for each in values],
-        received_bytes=[each.received_bytes for each in values],
-        peer=[each.peer for each in values],
+        **{name: [getattr(each, name) for each in values] for name in _CollectiveValues._fields if name != "op"},
         launch_ns=launch,
         start_ns=columns.host.start_ns[comm],
         end_ns=columns.host.end_ns[comm],
@@ -172,7 +156,7 @@ class _CollectiveValues(NamedTuple):
     """Column values of one collective."""
 
     op: int
-    executed: int
+    executed_op: int
     dtype: int
     elements: int
     bytes: int
@@ -198,7 +182,7 @@ def _collective_values(
     dtype = None if op in OPS_WITHOUT_VOLUME else input_dtype(args)
     return _CollectiveValues(
         op=code(op),
-        executed=code(ran),
+        executed_op=code(ran),
         dtype=code(dtype) if dtype else -1,
         elements=or_missing(count),
         bytes=or_missing(volume_bytes(count, dtype)),

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import astuple
 
 from overlapscope.ingest.build.collective_args import parse_count, parse_ranks
 from overlapscope.timeline.run import MAX_RANKS, Group
@@ -41,7 +42,7 @@ def read_metadata(head: bytes, tail: bytes, *, is_array: bool) -> TraceMetadata:
     front = _decode(head + b"]}", "before", warnings)
     rest = tail.lstrip(b" \t\r\n,")
     back = _decode(b"{" + rest, "after", warnings) if rest.strip(b" \t\r\n}") else _Fields()
-    merged = _Fields(*(b if b is not None else a for a, b in zip(_values(front), _values(back), strict=True)))
+    merged = _Fields(*(b if b is not None else a for a, b in zip(astuple(front), astuple(back), strict=True)))
     info = merged.distributed if isinstance(merged.distributed, dict) else {}
     groups = _groups(info.get("pg_config"))
     rank, world_size = parse_count(info.get("rank")), parse_count(info.get("world_size"))
@@ -61,10 +62,6 @@ def read_metadata(head: bytes, tail: bytes, *, is_array: bool) -> TraceMetadata:
         fingerprint=_fingerprint(merged, info),
         warnings=tuple(warnings),
     )
-
-
-def _values(fields: _Fields) -> tuple[Any, ...]:
-    return msgspec.structs.astuple(fields)
 
 
 def _decode(text: bytes, where: str, warnings: list[str]) -> _Fields:

@@ -25,7 +25,7 @@ from overlapscope.ingest.formats.kineto.events import without_impossible
 from overlapscope.ingest.formats.kineto.gradients import with_ready_gradients
 from overlapscope.ingest.formats.kineto.metadata import TraceMetadata, read_metadata
 from overlapscope.ingest.reader import ReadContext, Reading
-from overlapscope.timeline.columns import NONE, Spans, make, shift
+from overlapscope.timeline.columns import NONE, shift
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
 
 
@@ -108,29 +108,17 @@ def _cpu_timeline(
 ) -> BuiltTimeline:
     del classifier  # host ranges are classified by their names alone
     base = metadata.base_ns
-    found = cpu_spans(columns, metadata.world_size, metadata.groups)
-    steps, repeated = host_steps(columns.host, columns.names.to_list(), base)
-    launch_ns = shift(found.launch_ns, base)
-    begun_ns = np.where(launch_ns == NONE, found.start_ns + base, launch_ns)
-    spans = make(
-        Spans,
-        found.lane.size,
-        recording=0,
-        lane=found.lane,
-        kind=found.kind,
-        name=found.name,
-        start_ns=found.start_ns + base,
-        end_ns=found.end_ns + base,
-        launch_ns=launch_ns,
-        step=step_at(steps, begun_ns),
-        collective=found.collective,
-    )
+    spans, collectives = cpu_spans(columns, metadata.world_size, metadata.groups)
     if spans.start_ns.size == 0:
         raise InputError(f"{path}: holds neither device work nor host operations")
+    steps, repeated = host_steps(columns.host, columns.names.to_list(), base)
+    start_ns, launch_ns = spans.start_ns + base, shift(spans.launch_ns, base)
+    step = step_at(steps, np.where(launch_ns == NONE, start_ns, launch_ns))
+    spans = replace(spans, start_ns=start_ns, end_ns=spans.end_ns + base, launch_ns=launch_ns, step=step)
     timeline = trace_timeline(
         columns,
         spans,
-        assign_steps(found.collectives, steps, base),
+        assign_steps(collectives, steps, base),
         steps,
         base_ns=base,
         source=path,
@@ -139,7 +127,7 @@ def _cpu_timeline(
     )
     notes = tuple(repeated_step_warnings(repeated))
     names = columns.names.to_list()
-    if not found.collectives.op.size and any(C10D_CALL.match(names[code]) for code in set(columns.host.name.tolist())):
+    if not collectives.op.size and any(C10D_CALL.match(names[code]) for code in set(columns.host.name.tolist())):
         notes += (
             "collectives were called, but no span shows when they ran: communication is missing from all figures",
         )

@@ -9,32 +9,16 @@ import numpy as np
 
 from overlapscope.ingest.build.call_timeline import timeline_from_calls
 from overlapscope.ingest.parsing.fact_tables import fact_table
-from overlapscope.timeline.columns import (
-    NONE,
-    Collectives,
-    Ints,
-    make,
-    recode,
-    take,
-)
+from overlapscope.timeline.columns import NONE, Collectives, Ints, make, recode, take
 from overlapscope.timeline.facts import Facts, Measurements, Members
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.operations import MAX_COUNT, bus_factor, full_elements
+from overlapscope.timeline.operations import MAX_COUNT, bus_factor, full_elements, possible_count
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Group, RankTimeline
 
 _WHOLE: Final = (
-    "comm",
-    "member",
-    "seq",
-    "op",
-    "dtype",
-    "elements",
-    "bytes",
-    "algorithm",
-    "protocol",
-    "channels",
-    "launch_ns",
-)
+    "comm", "member", "seq", "op", "dtype", "elements", "bytes", "algorithm", "protocol", "channels", "launch_ns",
+)  # fmt: skip
+_SHARED: Final = frozenset({"all_gather", "reduce_scatter", "gather", "scatter", "all_to_all"})
 _REAL: Final = ("time_ns", "algbw_gbs", "busbw_gbs")
 
 
@@ -80,10 +64,6 @@ class CallRows(msgspec.Struct):
             self.columns[name].append(float("nan") if value is None else value)
         return len(self) - 1
 
-    def set_time(self, row: int, time_ns: int) -> None:
-        """Set the duration of a call on the device, in ns."""
-        self.columns["time_ns"][row] = float(time_ns)
-
     def world_ranks(self) -> tuple[Ints, str | None]:
         """Return each call's rank in the world (int64), and the communicator that was taken for the world.
 
@@ -128,8 +108,7 @@ class CallRows(msgspec.Struct):
             recording=0,
             group=column["comm"],
             group_size=self._sizes(),
-            **{name: column[name] for name in ("seq", "op", "dtype", "elements", "bytes", "algorithm", "protocol")},
-            **{name: column[name] for name in ("channels", "launch_ns")},
+            **{name: column[name] for name in _WHOLE if name not in ("comm", "member")},
         )
 
     def _sizes(self) -> Ints:
@@ -153,14 +132,9 @@ class CallRows(msgspec.Struct):
             timed.size,
             source=names.code(source),
             rank=ranks[timed],
-            op=taken["op"],
-            dtype=taken["dtype"],
-            bytes=taken["bytes"],
-            ranks=self._sizes()[timed],
-            algorithm=taken["algorithm"],
-            protocol=taken["protocol"],
             communicator=taken["comm"],
-            seq=taken["seq"],
+            ranks=self._sizes()[timed],
+            **{name: taken[name] for name in ("seq", "op", "dtype", "bytes", "algorithm", "protocol")},
             **{name: np.frombuffer(self.columns[name], np.float64)[timed] for name in _REAL},
         )
         members = [
@@ -189,16 +163,9 @@ def called_elements(op: str, count: int | None, ranks: int | None) -> int | None
     `count` is one rank's share in all-gather, reduce-scatter, gather, scatter and all-to-all, otherwise the whole
     buffer (nccl.h).
     """
-    if op == "all_to_all":
-        return count * ranks if count is not None and ranks else None
-    return full_elements(op, count, count, ranks) if op not in _SHARED else _shares(count, ranks)
-
-
-_SHARED: Final = frozenset({"all_gather", "reduce_scatter", "gather", "scatter"})
-
-
-def _shares(count: int | None, ranks: int | None) -> int | None:
-    return count * ranks if count is not None and ranks and count * ranks < MAX_COUNT else None
+    if op in _SHARED:
+        return possible_count(count * ranks) if count is not None and ranks else None
+    return full_elements(op, count, count, ranks)
 
 
 def bandwidths(op: str | None, size_bytes: int | None, time_ns: float | None, ranks: int | None) -> Mapping[str, float]:

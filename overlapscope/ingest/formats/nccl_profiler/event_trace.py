@@ -23,31 +23,19 @@ from overlapscope.timeline.run import MAX_RANKS
 MAX_DURATION_NS: Final = 3600 * 10**9
 """Two readings of the device's clock farther apart than this do not belong together."""
 DTYPES: Final = {
-    "ncclInt8": "int8",
-    "ncclChar": "int8",
-    "ncclUint8": "uint8",
-    "ncclInt32": "int32",
-    "ncclInt": "int32",
-    "ncclUint32": "uint32",
-    "ncclInt64": "int64",
-    "ncclUint64": "uint64",
-    "ncclFloat16": "float16",
-    "ncclHalf": "float16",
-    "ncclFloat32": "float32",
-    "ncclFloat": "float32",
-    "ncclFloat64": "float64",
-    "ncclDouble": "float64",
-    "ncclBfloat16": "bfloat16",
-    "ncclFloat8e4m3": "float8_e4m3fn",
+    "ncclInt8": "int8", "ncclChar": "int8", "ncclUint8": "uint8", "ncclInt32": "int32", "ncclInt": "int32",
+    "ncclUint32": "uint32", "ncclInt64": "int64", "ncclUint64": "uint64", "ncclFloat16": "float16",
+    "ncclHalf": "float16", "ncclFloat32": "float32", "ncclFloat": "float32", "ncclFloat64": "float64",
+    "ncclDouble": "float64", "ncclBfloat16": "bfloat16", "ncclFloat8e4m3": "float8_e4m3fn",
     "ncclFloat8e5m2": "float8_e5m2",
-}
+}  # fmt: skip
 
 
 class TracedCalls(msgspec.Struct):
     """Calls of the event lines, and counts of the lines."""
 
     calls: CallRows = msgspec.field(default_factory=CallRows)
-    events: int = 0
+    records: int = 0
     unusable: int = 0
     _clocks: dict[int, tuple[int, int]] = {}
 
@@ -63,11 +51,11 @@ class TracedCalls(msgspec.Struct):
         for row, (first, last) in self._clocks.items():
             if last - first > MAX_DURATION_NS:
                 continue
-            self.calls.set_time(row, last - first)
             op, size, comm = (self.calls.columns[name][row] for name in ("op", "bytes", "comm"))
             names = self.calls.names.to_list()
             ranks = self.calls.communicators[names[comm]].size
-            for name, value in bandwidths(names[op], size if size > 0 else None, last - first, ranks).items():
+            measured = bandwidths(names[op], size if size > 0 else None, last - first, ranks)
+            for name, value in {"time_ns": last - first, **measured}.items():
                 self.calls.columns[name][row] = value
         return self
 
@@ -99,7 +87,7 @@ def read_event_lines(objects: Iterable[Mapping[str, Any]]) -> TracedCalls:
     rows: dict[object, int] = {}
     stopped: dict[object, object] = {}
     for event in objects:
-        found.events += 1
+        found.records += 1
         details, kind, address = event.get("details"), event.get("type"), event.get("eventAddr")
         details = details if isinstance(details, dict) else {}
         comm, member = _hash(event.get("commId")), rank_number(event.get("rank"))

@@ -41,36 +41,27 @@ def read_nccl_profiler(path: Path, context: ReadContext) -> Reading:
     format_ = format_of(first[:HEAD_BYTES])
     stream = ByteStream(path, context.max_bytes, context.progress)
     objects = JsonObjects(stream)
-    if format_ == INSPECTOR:
-        inspected = read_inspector(objects)
-        calls, records, unusable, warnings = (
-            inspected.calls,
-            inspected.records,
-            inspected.unusable,
-            inspected.warnings(),
-        )
-    else:
-        traced = read_event_lines(objects)
-        calls, records, unusable, warnings = traced.calls, traced.events, traced.unusable, traced.warnings()
+    found = read_inspector(objects) if format_ == INSPECTOR else read_event_lines(objects)
+    calls, warnings = found.calls, found.warnings()
     if not len(calls):
         raise InputError(
-            f"{display_path(path)}: holds no collective ({records} records); does its event mask include collectives?"
+            f"{display_path(path)}: holds no collective ({found.records} records); "
+            "does its event mask include collectives?"
         )
     ranks, world = calls.world_ranks()
     if world is not None and len(calls.communicators) > 1:
         warnings.append(f"ranks are those in the largest communicator, {world}")
-    timelines = calls.timelines(display_path(path))
     return Reading(
         source=Source(
             path=display_path(path),
             format=format_ or EVENT_LINES,
             ranks=tuple(sorted(set(ranks[ranks >= 0].tolist()))),
-            events=records,
-            dropped=objects.dropped + unusable,
+            events=found.records,
+            dropped=objects.dropped + found.unusable,
             truncated=stream.truncated or objects.truncated,
             warnings=(*stream.warnings, *warnings),
         ),
-        timelines=timelines,
+        timelines=calls.timelines(display_path(path)),
         world_size=calls.communicators[world].size if world else None,
         groups=calls.groups(),
         facts=calls.facts(display_path(path)),
@@ -164,11 +155,8 @@ def _add(
     timed = _is_device(source) and bool(time_us)
     if timed and size and time_us and algbw and abs(size / time_us / 1000 - algbw) > TOLERANCE * algbw:
         found.contradicted += 1
-    start_us = (
-        call.get("event_trace_ts", {}).get(f"{kind}_start_ts") if isinstance(call.get("event_trace_ts"), dict) else None
-    )
-    launch_us = whole_number(start_us)
-    trace = call.get("event_trace_sn")
+    times, trace = call.get("event_trace_ts"), call.get("event_trace_sn")
+    launch_us = whole_number(times.get(f"{kind}_start_ts")) if isinstance(times, dict) else None
     kernels = trace.get("kernel_events") if isinstance(trace, dict) else None
     found.calls.add(
         comm,

@@ -7,7 +7,6 @@ from typing import Final
 from overlapscope.errors import InputError
 from overlapscope.ingest.reader import SQLITE_MAGIC, Head, Reader, lazy_read
 
-FORMAT: Final = "nsight"
 REPORT_MAGIC: Final = b"NVIDIA Tegra Profiler Report "
 """First bytes of .nsys-rep and .qdrep files."""
 _ITS_TABLES: Final = re.compile(
@@ -19,9 +18,7 @@ def recognises(head: Head) -> bool:
     """Return whether the file is an Nsight Systems report or its SQLite export; other SQLite files are not."""
     if head.content.startswith(REPORT_MAGIC):
         return True
-    if not head.content.startswith(SQLITE_MAGIC):
-        return False
-    return _is_export(head)
+    return head.content.startswith(SQLITE_MAGIC) and _is_export(head)
 
 
 def _is_export(head: Head) -> bool:
@@ -43,5 +40,5 @@ def _is_export(head: Head) -> bool:
 
 
 READER = Reader(
-    format=FORMAT, recognises=recognises, read=lazy_read("overlapscope.ingest.formats.nsight.reader:read_nsight")
+    format="nsight", recognises=recognises, read=lazy_read("overlapscope.ingest.formats.nsight.reader:read_nsight")
 )

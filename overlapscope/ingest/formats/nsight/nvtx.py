@@ -19,8 +19,9 @@ from overlapscope.ingest.build.multi_rank import DeviceRecording, HostRanges
 from overlapscope.ingest.build.nccl_api_ranges import NcclPayload
 from overlapscope.ingest.build.user_marks import RangeNames
 from overlapscope.ingest.formats.nsight.strings import StringTable, is_sound, process_of, thread_of
+from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.parsing.sqlite import SqliteFile, as_text
-from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, integers, make
+from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, integers
 from overlapscope.timeline.facts import Facts, Members
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import possible_count
@@ -158,28 +159,16 @@ class NsightRanges(msgspec.Struct):
 
 def member_facts(recording: DeviceRecording) -> Facts:
     """Return each member once, in the order of joining; their ranks in the world are not recorded."""
-    names = NameTable()
-    found: dict[tuple[str, int], tuple[int, ...]] = {}
+    found: dict[tuple[str, int], dict[str, Any]] = {}
     order = sorted(recording.payloads.items(), key=lambda each: int(recording.ranges.start_ns[each[0]]))
     for row, payload in order:
         if payload.group is not None and payload.members is not None and payload.member is not None:
             key = int(recording.ranges.process[row])
-            process = recording.process_ids.get(key, key)
-            device = NONE if payload.device is None else payload.device
-            entry = (names.code(payload.group), payload.member, payload.members, process, device)
-            found.setdefault((payload.group, payload.member), entry)
-    if not found:
-        return Facts()
-    communicator, member, members, process_id, device_id = zip(*found.values(), strict=True)
-    table = make(
-        Members,
-        len(found),
-        communicator=communicator,
-        member=member,
-        members=members,
-        process=process_id,
-        device=device_id,
-    )
+            entry = {"communicator": payload.group, "member": payload.member, "members": payload.members}
+            here = {"process": recording.process_ids.get(key, key), "device": payload.device}
+            found.setdefault((payload.group, payload.member), {**entry, **here})
+    names = NameTable()
+    table = fact_table(Members, list(found.values()), names)
     return Facts(names=tuple(names.to_list()), members=table)
 
 

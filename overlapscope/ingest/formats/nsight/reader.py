@@ -38,17 +38,13 @@ KNOWN: Final = frozenset(name for pair in _VARIABLES for name in pair if name)
 _OPTION: Final = re.compile(r"--?(?P<name>nnodes|node[-_]rank|nproc[-_]per[-_]node)(?:=(?P<value>.*))?")
 
 
-def _begins(path: Path, magic: bytes) -> bool:
-    with open(path, "rb") as file:
-        return file.read(len(magic)) == magic
-
-
 def read_nsight(path: Path, context: ReadContext) -> Reading:
     """Read one export. Raises InputError when it is a report that was not exported, or holds no device work."""
     name = display_path(path)
     try:
         _require_export(path, context.max_bytes)
-        behind = _has_log_ahead(path)
+        log_ahead = path.with_name(path.name + "-wal")
+        behind = log_ahead.is_file() and log_ahead.stat().st_size > 0
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror or error}") from error
     with SqliteFile(path, context.progress) as file:
@@ -56,7 +52,7 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
         recording = tables.read()
         info = _info(file)
         damage = tuple(file.damage)
-        views = _not_tables(file)
+        views = f"; {KERNELS} is no ordinary table" if KERNELS in file.others else ""
     if recording.work.start_ns.size == 0:
         why = f" ({damage[0]})" if damage else views or "; record with --trace=cuda,nvtx"
         raise InputError(f"{name}: holds no device work{why}")
@@ -94,22 +90,19 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
 def _require_export(path: Path, max_bytes: int) -> None:
     """Raise InputError when the file must be exported or decompressed first, or is too large."""
     name = display_path(path)
-    if _begins(path, REPORT_MAGIC):
+    with open(path, "rb") as file:
+        begin = file.read(len(REPORT_MAGIC))
+    if begin == REPORT_MAGIC:
         raise InputError(
             f"{name}: is an Nsight Systems report; export it with "
             f"`nsys export --type sqlite -o {display_name(path.with_suffix('.sqlite'))} {display_name(path)}`"
         )
-    if _begins(path, GZIP_MAGIC):
+    if begin.startswith(GZIP_MAGIC):
         raise InputError(
             f"{name}: is a compressed SQLite export; decompress it first with `gunzip {display_name(path)}`"
         )
     if path.stat().st_size > max_bytes:
         raise InputError(f"{name}: holds more than {size_text(max_bytes)}; raise --max-gib to read it")
-
-
-def _has_log_ahead(path: Path) -> bool:
-    ahead_log = path.with_name(path.name + "-wal")
-    return ahead_log.is_file() and ahead_log.stat().st_size > 0
 
 
 class RankHint(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,27 +128,19 @@ def _rank_notes(built: list[BuiltRank], hint: RankHint) -> list[str]:
 
 
 def _counted(tables: NsightTables, left_out: int) -> list[str]:
-    notes = []
-    if tables.dropped:
-        notes.append(f"{tables.dropped} rows without valid times left out")
-    if tables.repaired:
-        notes.append(f"{tables.repaired} device events end before they begin; their duration is taken as 0")
-    if left_out:
-        notes.append(f"{left_out} copies of processes that run no kernel left out")
-    if tables.unended:
-        notes.append(f"{tables.unended} NVTX ranges that never end left out")
-    if tables.graphs:
-        notes.append(
-            f"{tables.graphs} CUDA graphs were recorded as a whole: what computes and what communicates in them is "
-            "unknown;  record with --cuda-graph-trace=node"
-        )
-    if tables.unread_payloads:
-        notes.append(f"{tables.unread_payloads} NCCL payloads are of an unknown layout: their sizes are not read")
-    return notes
-
-
-def _not_tables(file: SqliteFile) -> str:
-    return f"; {KERNELS} is no ordinary table" if KERNELS in file.others else ""
+    counted = (
+        (tables.dropped, "rows without valid times left out"),
+        (tables.repaired, "device events end before they begin; their duration is taken as 0"),
+        (left_out, "copies of processes that run no kernel left out"),
+        (tables.unended, "NVTX ranges that never end left out"),
+        (
+            tables.graphs,
+            "CUDA graphs were recorded as a whole: what computes and what communicates in them is unknown; record "
+            "with --cuda-graph-trace=node",
+        ),
+        (tables.unread_payloads, "NCCL payloads are of an unknown layout: their sizes are not read"),
+    )
+    return [f"{count} {what}" for count, what in counted if count]
 
 
 def _info(file: SqliteFile) -> Mapping[str, list[str]]:

@@ -5,7 +5,6 @@ from typing import Final
 
 from overlapscope.ingest.reader import Head, Reader, lazy_read
 
-FORMAT: Final = "rocprofv3"
 _BEGINS: Final = rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*[\[{]'
 
 
@@ -15,5 +14,5 @@ def recognises(head: Head) -> bool:
 
 
 READER = Reader(
-    format=FORMAT, recognises=recognises, read=lazy_read("overlapscope.ingest.formats.rocprof.reader:read_rocprof")
+    format="rocprofv3", recognises=recognises, read=lazy_read("overlapscope.ingest.formats.rocprof.reader:read_rocprof")
 )

@@ -61,13 +61,12 @@ def read_rocprof(path: Path, context: ReadContext) -> Reading:
         raise InputError(f"{display_path(path)}: holds no device work; record with --kernel-trace --memory-copy-trace")
     recording = rows.recording()
     built, left_out = rank_timelines(recording, context.classifier, source=display_path(path), truncated=False)
-    warnings = [*stream.warnings]
-    if rows.dropped:
-        warnings.append(f"{rows.dropped} records that do not decode left out")
-    if rows.repaired:
-        warnings.append(f"{rows.repaired} device events end before they begin; their duration is taken as 0")
-    if left_out:
-        warnings.append(f"{left_out} copies of processes that run no kernel left out")
+    counted = (
+        (rows.dropped, "records that do not decode left out"),
+        (rows.repaired, "device events end before they begin; their duration is taken as 0"),
+        (left_out, "copies of processes that run no kernel left out"),
+    )
+    warnings = [*stream.warnings, *(f"{count} {what}" for count, what in counted if count)]
     if len(built) > 1:
         warnings.append(device_order_note(built))
     warnings += list(dict.fromkeys(note for each in built for note in each.built.notes))
@@ -193,7 +192,7 @@ class _RecordingColumns(msgspec.Struct):
             text = process.messages.get(mark.correlation_id.internal)
             if text is not None and mark.end_timestamp > mark.start_timestamp:
                 found.append((mark, text))
-        name = _codes(range_names.code(text) for _, text in found)
+        name = np.fromiter((range_names.code(text) for _, text in found), np.int32)
         self._add(
             "ranges",
             process=np.full(len(found), number, np.int64),
@@ -254,7 +253,3 @@ def _operation(process: ProcessRecords, call: ApiCallRecord) -> str:
 
 def _ints(values: Iterable[int]) -> Ints:
     return np.fromiter(values, np.int64)
-
-
-def _codes(values: Iterable[int]) -> npt.NDArray[np.int32]:
-    return np.fromiter(values, np.int32)

@@ -40,38 +40,33 @@ class DispatchInfo(msgspec.Struct, gc=False):
     queue_id: Handle = msgspec.field(default_factory=Handle)
 
 
-class KernelRecord(msgspec.Struct, gc=False):
+class _Record(msgspec.Struct, gc=False, kw_only=True):
+    start_timestamp: Time
+    end_timestamp: Time
+    thread_id: Number = NONE
+    correlation_id: Correlation = msgspec.field(default_factory=Correlation)
+
+
+class KernelRecord(_Record, gc=False, kw_only=True):
     """Execution of a kernel."""
 
-    start_timestamp: Time
-    end_timestamp: Time
     dispatch_info: DispatchInfo
-    thread_id: Number = NONE
-    correlation_id: Correlation = msgspec.field(default_factory=Correlation)
     stream_id: Handle = msgspec.field(default_factory=Handle)
 
 
-class CopyRecord(msgspec.Struct, gc=False):
+class CopyRecord(_Record, gc=False, kw_only=True):
     """A memory copy between agents."""
 
-    start_timestamp: Time
-    end_timestamp: Time
     src_agent_id: Handle
     dst_agent_id: Handle
-    thread_id: Number = NONE
-    correlation_id: Correlation = msgspec.field(default_factory=Correlation)
     stream_id: Handle = msgspec.field(default_factory=Handle)
 
 
-class ApiCallRecord(msgspec.Struct, gc=False):
+class ApiCallRecord(_Record, gc=False, kw_only=True):
     """A call of an API, or a marker."""
 
-    start_timestamp: Time
-    end_timestamp: Time
     kind: Number
     operation: Number
-    thread_id: Number = NONE
-    correlation_id: Correlation = msgspec.field(default_factory=Correlation)
 
 
 class Agent(msgspec.Struct, gc=False):
