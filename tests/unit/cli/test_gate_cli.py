@@ -46,7 +46,7 @@ def test_the_regressed_sample_is_caught_and_its_collective_and_cause_named(capsy
     assert main(["gate", BASE, CANDIDATE]) == 1
     shown = capsys.readouterr().out
     assert shown.startswith("REGRESSED: ")
-    assert re.search(r"by collective +all_reduce 18.02 MiB float32 group 0", shown)
+    assert re.search(r"by collective +all_reduce 18.02 MiB float32 backward group 0", shown)
     assert re.search(r"by cause +later compute of the step depends on it", shown)
     assert "not calibrated" in shown
     assert len(shown.splitlines()) <= 40
