@@ -96,7 +96,7 @@ def batches(scope: Session, ends: Callable[[], bool]) -> Callable[[], AbstractCo
         steps.begin()
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # also KeyboardInterrupt: whatever ends the batch, its step is not whole
             steps.end(error)
             raise
         if ends():

@@ -306,12 +306,12 @@ def test_a_trace_that_cannot_be_read_does_not_stop_torchtitan(tmp_path: Path) ->
     broken = tmp_path / "rank0_trace.json.gz"
     broken.write_bytes(b"no trace")
     with pytest.warns(UserWarning, match="training goes on"):
-        torchtitan.say(str(broken))
+        torchtitan.print_exposed(str(broken))
 
 
 def test_other_ranks_of_torchtitan_do_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchtitan, "rank_and_world", lambda: (1, 2))
-    torchtitan.say(str(tmp_path / "not there.json"))
+    torchtitan.print_exposed(str(tmp_path / "not there.json"))
 
 
 def test_torchtitans_train_step_is_a_step_of_our_own_recording(tmp_path: Path) -> None:
