@@ -147,8 +147,8 @@ def cell(folder: Path, shape: str, rate: float, rounds: int, links: Network | No
     said = (
         f"{name}: recorded {base_ms:.1f} ms (unrecorded {unrecorded_ms:.1f} ms), replayed with "
         f"{(verdict.baseline.replay_error or 0):+.1%}, slowdown {case.slowdown_fit.slowdown:.2f} ({how}); "
-        f"{verdict.verdict} {verdict.best.knobs}, {word:.1%} above the best measured cap; measured again {again} times, "
-        f"others had at most {foreign:.0%} of the cores"
+        f"{verdict.verdict} {verdict.best.knobs}, {word:.1%} above the best measured cap; "
+        f"measured again {again} times, others had at most {foreign:.0%} of the cores"
     )
     return Cell(rows=found, regret=word, said=said)
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
+from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
 from overlapscope.analysis.host_cause import LOADING
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.intervals import difference, intersection, length, union
@@ -78,7 +78,7 @@ def _gaps(timeline: RankTimeline, given: RuleInput, windows: Windows) -> tuple[f
     ns of the calls that wait for the device, by name.
     """
     notes, names, cover = timeline.annotations, timeline.names, given.coverage[timeline.rank]
-    inside = union((np.array([w[0] for w in windows]), np.array([w[1] for w in windows])))
+    inside = time_of(windows)
     idle = difference(inside, union(cover.comm, cover.compute, cover.copy))
     loads = rows_named(notes.name, names, LOADING.fullmatch)
     loading = union((notes.start_ns[loads], notes.end_ns[loads]))

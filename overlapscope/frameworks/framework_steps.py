@@ -36,12 +36,8 @@ class HostedSteps:
         """End the step that is open, as not whole where an exception ended it."""
         self._spoiled = False
         step, self._step = self._step, None
-        if step is None:
-            return
-        if error is None:
-            step.__exit__(None, None, None)
-        else:
-            step.__exit__(type(error), error, error.__traceback__)
+        if step is not None:
+            _leave(step, error)
 
     def spoil(self) -> None:
         """End the step that is open as not whole, and begin none before its own end would have come."""
@@ -74,10 +70,12 @@ class HostedProfile:
             return
         # A step that is open now never came to its end.
         steps.end(error or _Spoiled())
-        if error is None:
-            scope.__exit__(None, None, None)
-        else:
-            scope.__exit__(type(error), error, error.__traceback__)
+        _leave(scope, error)
+
+
+def _leave(block: AbstractContextManager[Any], error: BaseException | None) -> None:
+    """Leave a block that was entered before, by an exception if there is one."""
+    block.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
 
 
 class _Spoiled(Exception):  # noqa: N818 - no error: it never leaves this file

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import overlapscope
+from overlapscope.analysis.breakdown import mean
 from overlapscope.capture.host.environment import rank_and_world
 from overlapscope.capture.lifecycle.guard import Guard
 from overlapscope.frameworks.framework_steps import imported
 from overlapscope.report.formatting import ms, percent
-from overlapscope.report.text.analysis import mean
 
 
 def trace_post_processor() -> Any:

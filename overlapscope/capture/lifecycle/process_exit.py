@@ -37,8 +37,6 @@ class Termination:
         self._stuck_writer = StuckProcessWriter(guard, self._write_while_stuck)
         self._handlers: tuple[Any, Any] | None = None
         self._stuck = False
-        self.came = False
-        """Whether the signal has arrived."""
 
     def open(self) -> None:
         """Install the handler; do nothing on a thread other than the main one, where Python does not allow it."""
@@ -50,7 +48,6 @@ class Termination:
             # Restore first: a second signal must find the handler that was there without us.
             signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
             self._stuck_writer.cancel()
-            self.came = True
             self._guard.failures.append("the process was terminated")
             self._write()
             if callable(previous):
@@ -75,7 +72,7 @@ class Termination:
                 signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
 
     def forked(self) -> None:
-        """Restore the handler in a forked child."""
+        """Restore the handler in a forked child, and close the pipe, which would wake the parent's thread."""
         self._stuck = False
         self.close()
 
@@ -117,10 +114,6 @@ class StuckProcessWriter:
             if found not in (-1, ours):  # something else, such as asyncio, has taken it over
                 signal.set_wakeup_fd(found)
             self._shut()
-
-    def forked(self) -> None:
-        """Close the pipe in a forked child: the child's signals must not wake the parent's thread, which reads it."""
-        self.close()
 
     def _shut(self) -> None:
         for end in (self._wake, self._read):

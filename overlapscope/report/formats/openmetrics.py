@@ -20,11 +20,6 @@ from overlapscope.report.sheet.document import Document, comparison_of
 from overlapscope.report.text.compare import METRIC_LABELS
 
 PREFIX: Final = "overlapscope_"
-_FIELDS: Final = {
-    "step_time_ns": "step_ns", "ideal_step_time_ns": "ideal_ns", "scaling_efficiency_ratio": "efficiency",
-    "speedup_ratio": "speedup",
-}  # fmt: skip
-"""The field of a scaling study's point that each metric is read from."""
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -90,13 +85,13 @@ def _of_history(history: History) -> Iterator[_Family]:
 
 def _of_scaling(found: Scaling) -> Iterator[_Family]:
     sizes = [((("world_size", str(size)),), each) for size, each in {e.world_size: e for e in found.points}.items()]
-    for name, words in (
-        ("step_time_ns", "step time: mean over ranks, complete steps and runs"),
-        ("ideal_step_time_ns", "step time if nothing were lost compared with the smallest world size"),
-        ("scaling_efficiency_ratio", "ideal step time / step time"),
-        ("speedup_ratio", "throughput / throughput of the smallest world size"),
+    for name, field, words in (
+        ("step_time_ns", "step_ns", "step time: mean over ranks, complete steps and runs"),
+        ("ideal_step_time_ns", "ideal_ns", "step time if nothing were lost compared with the smallest world size"),
+        ("scaling_efficiency_ratio", "efficiency", "ideal step time / step time"),
+        ("speedup_ratio", "speedup", "throughput / throughput of the smallest world size"),
     ):
-        samples: list[tuple[Labels, str]] = [(at, _value(getattr(each, _FIELDS[name]), name)) for at, each in sizes]
+        samples: list[tuple[Labels, str]] = [(at, _value(getattr(each, field), name)) for at, each in sizes]
         yield _family(name, words, samples)
     lost: dict[Labels, str] = {
         (*at, ("part", part.name), ("exposed", "yes" if part.exposed else "no")): _value(part.loss_ns, "_ns")
