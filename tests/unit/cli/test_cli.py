@@ -6,7 +6,6 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +71,6 @@ def command(*arguments: str | Path, **environment: str) -> "subprocess.Completed
     )
 
 
-def check_fields(given: dict[str, Any], documented: Sequence[str]) -> None:
-    missing = set(documented) - set(given)
-    assert not missing
-
-
 BREAKDOWN = (
     *TRAINING_STEP_NS, "overlap_efficiency", "exposed_fraction", "comm_comp_ratio", "overlap_potential",
     "hidden_transfer_ns", "hidden_wait_ns", "comm_overhead_ns", "interference_ns", "causes",
@@ -109,31 +103,9 @@ DOCUMENTED = {
 }  # fmt: skip
 
 
-def test_the_json_holds_every_documented_field(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (trace.parent / "cut.json").write_bytes(write(training(3), metadata=distributed(1))[:-2500])
-    document = analyzed(capsys, trace.parent)
-    assert document["schema"] == "overlapscope.analysis/1"
-    check_fields(document, DOCUMENTED["Analysis"])
-    check_fields(document["run"], DOCUMENTED["RunInfo"])
-    check_fields(document["skew"], DOCUMENTED["Skew"])
-    assert len(document["ranks"]) == 2
-    for rank in document["ranks"]:
-        check_fields(rank, DOCUMENTED["RankInfo"])
-        check_fields(rank["whole"], BREAKDOWN)
-        assert rank["steps"]
-        for step in rank["steps"]:
-            check_fields(step, DOCUMENTED["StepBreakdown"])
-    for key, kind in (("sources", "SourceInfo"), ("collectives", "CollectiveRow"), ("findings", "Finding")):
-        assert document[key]
-        for each in document[key]:
-            check_fields(each, DOCUMENTED[kind])
-    for key in ("unclassified", "fused"):
-        check_fields(document[key], DOCUMENTED["Listed"])
-
-
 @pytest.mark.parametrize("kind", DOCUMENTED)
 def test_the_published_schema_holds_every_documented_field(kind: str) -> None:
-    check_fields(schema_of("analysis")["$defs"][kind]["properties"], DOCUMENTED[kind])
+    assert set(DOCUMENTED[kind]) <= set(schema_of("analysis")["$defs"][kind]["properties"])
 
 
 def test_the_json_is_valid_under_its_published_schema(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,9 +253,9 @@ def test_ingest_keeps_every_figure(trace: Path, tmp_path: Path, capsys: pytest.C
     direct = analyzed(capsys, trace)
     run = tmp_path / "run"
     assert main(["ingest", str(trace), "-o", str(run), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["schema"] == "overlapscope.ingest/1"
-    assert (told["ranks"], told["missing_ranks"]) == ([0], [1])
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["schema"] == "overlapscope.ingest/1"
+    assert (summary["ranks"], summary["missing_ranks"]) == ([0], [1])
     assert analyzed(capsys, run) == direct
     assert main(["ingest", str(trace), "-o", str(run)]) == 2
     assert main(["ingest", str(trace), "-o", str(run), "-f"]) == 0
@@ -357,8 +329,8 @@ def test_several_traces_without_ranks_are_refused_until_told(folder: Path, capsy
     first, second = rankless(folder, "a.json"), rankless(folder, "b.json")
     assert "--rank a.json=0" in failed(capsys, 3, "analyze", folder)
     assert "--rank" in failed(capsys, 2, "analyze", folder, "--rank", "0")
-    told = analyzed(capsys, first, second, "--rank", "a.json=1", "--rank", "b.json=0")
-    assert [source["ranks"] for source in told["sources"]] == [[1], [0]]
+    document = analyzed(capsys, first, second, "--rank", "a.json=1", "--rank", "b.json=0")
+    assert [source["ranks"] for source in document["sources"]] == [[1], [0]]
 
 
 def test_a_trace_without_a_rank_among_others_is_left_out_with_a_warning(

@@ -1,4 +1,4 @@
-"""`overlapscope gate`: an exit code each, policies and floors in files, the JSON under its schema, the text."""
+"""`overlapscope gate`: an exit code each, policies and floors in files, the text."""
 
 import json
 import re
@@ -59,15 +59,8 @@ def test_the_baseline_against_itself_is_unchanged(capsys: pytest.CaptureFixture[
     assert {each["verdict"] for each in document["metrics"] if each["gates"]} == {"unchanged"}
 
 
-def test_the_published_schemas_are_the_codes_own_and_the_json_is_valid_under_them(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    published = json.loads((ROOT / "docs" / "overlapscope.gate-1.schema.json").read_text(encoding="utf-8"))
-    assert published == schema_of("gate")
-    jsonschema.Draft202012Validator(published).validate(gated(capsys, 1, BASE, CANDIDATE))
-    floor = json.loads((ROOT / "docs" / "overlapscope.floor-1.schema.json").read_text(encoding="utf-8"))
-    assert floor == schema_of("floor")
-    jsonschema.Draft202012Validator(floor).validate(calibrated(tmp_path, capsys))
+def test_a_floor_is_valid_under_its_schema(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    jsonschema.Draft202012Validator(schema_of("floor")).validate(calibrated(tmp_path, capsys))
 
 
 def calibrated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
@@ -224,6 +217,6 @@ def test_a_run_that_cannot_be_read_is_named_in_the_result(tmp_path: Path, capsys
         shutil.copytree(ROOT / "traces" / "baseline", tmp_path / "runs" / str(number))
     (tmp_path / "runs" / "1" / "run.json").write_text('{"schema', encoding="utf-8")
     assert main(["gate", BASE, str(tmp_path / "runs")]) == 0
-    told = capsys.readouterr()
-    assert "! candidate: 1 of 3 runs could not be read: " in told.out
-    assert "left out: " in told.err
+    shown = capsys.readouterr()
+    assert "! candidate: 1 of 3 runs could not be read: " in shown.out
+    assert "left out: " in shown.err
