@@ -161,29 +161,23 @@ def _write(session: Session, timeline: RankTimeline) -> None:
 
 
 def _summarise(session: Session, timeline: RankTimeline | None) -> CaptureSummary:
-    figures: dict[str, float | None] = dict.fromkeys(("step_ns", "exposed_ns", "hidden_ns", "idle_ns"))
-    count = 0
     recorded = session.recorded()
+    steps = []
     if timeline is not None:
         run = Run(world_size=session.world_size, ranks={session.rank: timeline})
         steps = [step for step in analyze(run).ranks[0].steps if step.complete and step.window_ns]
-        count = len(steps)
-        if steps:
-            means = mean(steps)
-            figures = {
-                "step_ns": means.window_ns,
-                "exposed_ns": means.exposed_comm_ns,
-                "hidden_ns": means.overlapped_ns,
-                "idle_ns": means.idle_ns,
-            }
+    means = mean(steps)
     cost = recorded["overhead"] or {}
     return CaptureSummary(
         rank=session.rank,
         host=socket.gethostname(),
-        steps=count,
+        steps=len(steps),
+        step_ns=means.window_ns,
+        exposed_ns=means.exposed_comm_ns,
+        hidden_ns=means.overlapped_ns,
+        idle_ns=means.idle_ns,
         overhead_ns=cost.get("median_ns"),
         overhead_low_ns=cost.get("low_ns"),
         overhead_high_ns=cost.get("high_ns"),
         failures=recorded["failures"],
-        **figures,
     )

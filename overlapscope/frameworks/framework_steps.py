@@ -14,9 +14,9 @@ from overlapscope.errors import UsageError
 
 
 class HostedSteps:
-    """One step at a time on a profile that is open."""
+    """One step at a time on a profile that is open; without a profile nothing happens."""
 
-    def __init__(self, scope: Session) -> None:
+    def __init__(self, scope: Session | None) -> None:
         self._scope = scope
         self._step: AbstractContextManager[None] | None = None
         self._spoiled = False
@@ -28,7 +28,7 @@ class HostedSteps:
 
     def begin(self) -> None:
         """Begin a step, unless one is open or the rest of a spoiled one runs."""
-        if self._step is None and not self._spoiled:
+        if self._scope is not None and self._step is None and not self._spoiled:
             self._step = self._scope.step()
             self._step.__enter__()
 
@@ -52,8 +52,8 @@ class HostedProfile:
     def __init__(self, path: str | PathLike[str], options: Mapping[str, Any]) -> None:
         self._path, self._options = path, dict(options)
         self._scope: Session | None = None
-        self.steps: HostedSteps | None = None
-        """Steps of the open profile; None while there is none."""
+        self.steps = HostedSteps(None)
+        """Steps of the open profile."""
 
     def open(self, model: Any) -> None:
         """Begin a recording of the model's training; one that is still open is closed first."""
@@ -65,8 +65,8 @@ class HostedProfile:
     def close(self, error: BaseException | None = None) -> None:
         """Write the run; does nothing where none is open."""
         scope, steps = self._scope, self.steps
-        self._scope = self.steps = None
-        if scope is None or steps is None:
+        self._scope, self.steps = None, HostedSteps(None)
+        if scope is None:
             return
         # A step that is open now never came to its end.
         steps.end(error or _Spoiled())

@@ -56,16 +56,12 @@ COLUMNS: Final = (
 """The columns in their order. To add a column, add an entry here; nothing else changes."""
 
 
-class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one rank by name, in nanoseconds or as ratios; None where a figure was not recorded."""
+def rank_figures(info: RankInfo) -> dict[str, float | None]:
+    """Return the figures of a rank by name: medians over its complete steps, else those of its whole recording.
 
-    rank: int
-    values: dict[str, float | None]
-
-
-def rank_figures(info: RankInfo) -> RankFigures:
-    """Return the figures of a rank: medians over its complete steps, else those of its whole recording."""
-    return RankFigures(rank=info.rank, values={name: _median(info, attrgetter(name)) for name in (*TIMES, *RATIOS)})
+    They are in nanoseconds or ratios; None where a figure was not recorded.
+    """
+    return {name: _median(info, attrgetter(name)) for name in (*TIMES, *RATIOS)}
 
 
 def complete_steps(info: RankInfo) -> list[StepBreakdown]:

@@ -57,9 +57,10 @@ def step_of(scope: object):
 def train(scope: object, model: nn.Module, batches: Iterable[torch.Tensor], called: Any = None) -> None:
     """Take a step of SGD on each batch; `called` is the compiled model, where there is one."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    called = model if called is None else called
     for each in batches:
         with step_of(scope):
-            (called or model)(each).square().mean().backward()
+            called(each).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
 

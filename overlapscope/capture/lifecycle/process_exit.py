@@ -20,6 +20,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from overlapscope.capture.lifecycle.guard import Guard
@@ -140,7 +141,7 @@ class GroupDestructionHook:
 
     def __init__(self, leave: Callable[[], None]) -> None:
         self._leave = leave
-        self._undo: Callable[[], None] | None = None
+        self._undo = ExitStack()
 
     def open(self) -> None:
         """Patch the function in both modules that export it."""
@@ -163,13 +164,11 @@ class GroupDestructionHook:
 
         for place in places:
             place.destroy_process_group = destroy_process_group
-        self._undo = undo
+        self._undo.callback(undo)
 
     def close(self) -> None:
         """Remove the patch."""
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+        self._undo.close()
 
 
 def stop_in_forked_children(of: Any) -> Callable[[], None]:

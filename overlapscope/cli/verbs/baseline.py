@@ -72,9 +72,9 @@ def _save(args: argparse.Namespace) -> int:
         raise InputError(f"{args.runs}: contains no times of any rank, so there is nothing to compare with later")
     save_baseline(found, place, version=__version__, force=args.force)
     _keep_predictions(kept, place)
-    if args.json:
-        return _print_json(args.folder, [each for each in baselines(args.folder) if each.name == args.name])
     saved = next(each for each in baselines(args.folder) if each.name == args.name)
+    if args.json:
+        return _print_json(args.folder, [saved])
     print(printable(f"{place}: {_words(saved)}"))
     print(f"next: overlapscope gate {shlex.quote(str(place))} CAND")
     return 0

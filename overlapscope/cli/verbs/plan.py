@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     compressions = parse_compressions(args.compress) if args.compress else []
     document = _document(args.workload)
     tables = [(channels, str(path), _table(path)) for channels, path in by_channels]
-    made = plan(document, _tables(document, args.workload.parent), tables)
+    file = document.collectives.file
+    made = plan(document, None if file is None else _table(args.workload.parent / file), tables)
     found = predict_ddp(made, caps, search=not args.no_search, compressions=compressions)
     found = with_requested(found, made, asked, optimizer=document.optimizer.name)
     emit(json.render(found) if args.json else whatif_text.render(found), args)
@@ -77,10 +78,6 @@ def _document(path: Path) -> "WorkloadDocument":
         raise UsageError(f"{path}: not TOML: {error}") from error
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
-
-
-def _tables(document: "WorkloadDocument", folder: Path) -> "Facts | None":
-    return None if document.collectives.file is None else _table(folder / document.collectives.file)
 
 
 def _table(path: Path) -> "Facts":

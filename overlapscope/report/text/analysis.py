@@ -9,7 +9,7 @@ from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.critical_path import CriticalPath
 from overlapscope.analysis.exposed import PLACES, UNKNOWN, ExposedBy
 from overlapscope.analysis.result import Analysis, RankInfo, StepBreakdown
-from overlapscope.report.formatting import NOT_APPLICABLE, aligned, count, ms, one_row, percent, size
+from overlapscope.report.formatting import aligned, bandwidth, count, ms, one_row, percent, size
 from overlapscope.report.rank_columns import COLUMNS
 from overlapscope.report.text import advice as advice_text
 from overlapscope.report.text import cross_rank
@@ -181,7 +181,6 @@ def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
     placed = any(place(row) for row in rows[:limit])
     cells = []
     for row in rows[:limit]:
-        at_least = ">= " if row.estimate == "upper_bound" else ""
         cells.append(
             [
                 row.op,
@@ -191,7 +190,7 @@ def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
                 place(row),
                 str(row.count),
                 ms(row.transfer_ns_median),
-                NOT_APPLICABLE if row.busbw_gbs is None else f"{at_least}{row.busbw_gbs:.3g}",
+                bandwidth(row.busbw_gbs, row.estimate),
             ]
         )
     more = f"\n{len(rows) - limit} more kinds of collective: --all" if len(rows) > limit else ""

@@ -11,9 +11,9 @@ from overlapscope.analysis.kernel_changes import KernelChange
 from overlapscope.analysis.metrics import Estimate, Metric
 from overlapscope.analysis.wording import rank_list, short
 from overlapscope.report.formatting import (
-    NOT_APPLICABLE,
     aligned,
     amount,
+    bandwidth,
     change,
     count,
     ms,
@@ -224,15 +224,8 @@ def _bandwidths(rows: Sequence[CollectiveChange]) -> str:
     cells = []
     for row in measured:
         sides = (row.base, row.candidate)
-        speeds = [
-            NOT_APPLICABLE
-            if s.busbw_gbs is None
-            else f"{'>= ' if s.estimate == 'upper_bound' else ''}{s.busbw_gbs:.3g}"
-            for s in sides
-        ]
-        cells.append(
-            [collective_words(row), *(ms(s.transfer_ns) for s in sides), *speeds, signed_percent(row.busbw_relative)]
-        )
+        times, speeds = [ms(s.transfer_ns) for s in sides], [bandwidth(s.busbw_gbs, s.estimate) for s in sides]
+        cells.append([collective_words(row), *times, *speeds, signed_percent(row.busbw_relative)])
     head = ["collective", "base ms", "candidate ms", "base GB/s", "candidate GB/s", "%"]
     return "\n".join(aligned([head, *cells]))
 
