@@ -135,8 +135,8 @@ def test_a_graph_capture_survives_and_steps_that_replay_it_are_marked_unobserved
     whole = {step.step for step in complete(run, 0)}
     assert {1, 2} <= whole
     assert not whole & {5, 6, 7, 8}
-    told = run.table("telemetry", 0)
-    assert told[told.name == "graph_replays"].step.tolist() == [5, 6, 7, 8]
+    telemetry = run.table("telemetry", 0)
+    assert telemetry[telemetry.name == "graph_replays"].step.tolist() == [5, 6, 7, 8]
 
 
 def test_nsight_systems_sees_our_ranges(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_step_that_computes_for_long_is_left_alone() -> None:
     assert answer.best.knobs == {}
 
 
-def test_parameters_that_stay_gathered_are_not_told_to() -> None:
+def test_parameters_that_stay_gathered_are_not_advised_to() -> None:
     answer = answered(fsdp(reshard=False), 2.0)
     assert not any("reshard_after_forward" in each.knobs for each in answer.scenarios)
     assert any("stay gathered" in each for each in answer.reasons)
@@ -154,15 +154,15 @@ def test_what_a_late_rank_costs_is_what_the_job_takes_without_it(slow: float) ->
     run = recorded(fsdp(slow=slow))
     row = scenario(answered(fsdp(slow=slow)), straggler_removed=1)
     assert row.predicted_step_ns == pytest.approx(step_ns(fsdp()), rel=0.01)
-    told = scenario(predict_graph_run(run, match_and_align(run)), straggler_removed=1)
-    assert told.low_ns <= step_ns(fsdp()) <= told.high_ns
-    assert told.gain_low <= told.gain <= told.gain_high
+    row = scenario(predict_graph_run(run, match_and_align(run)), straggler_removed=1)
+    assert row.low_ns <= step_ns(fsdp()) <= row.high_ns
+    assert row.gain_low <= row.gain <= row.gain_high
 
 
 def test_a_shifted_clock_changes_no_prediction() -> None:
     made = fsdp(slow=1.2)
-    told = [recorded(made, shift_ns=(0, shift)) for shift in (0, 7_000_000)]
-    first, second = (predict_recording(run, [], ReplayOptions(), search=False) for run in told)
+    runs = [recorded(made, shift_ns=(0, shift)) for shift in (0, 7_000_000)]
+    first, second = (predict_recording(run, [], ReplayOptions(), search=False) for run in runs)
     for one, other in zip(first.scenarios, second.scenarios, strict=True):
         assert one.predicted_step_ns == pytest.approx(other.predicted_step_ns, rel=1e-3)
 
@@ -265,9 +265,12 @@ def test_what_is_the_hosts_of_a_transfer_over_sockets_does_not_go_with_its_link(
         replace(each, value=0.2, low=0.0, high=0.3) if each.name == "host_share" else each for each in case.assumptions
     )
     run = recorded(fsdp(at_once=True), on_host=True)
-    plain, told = (predict_graph_case(each, run, asked) for each in (case, replace(case, assumptions=shared)))
+    plain, with_share = (predict_graph_case(each, run, asked) for each in (case, replace(case, assumptions=shared)))
     for speed, less in ((0.5, 0.2 * 270), (2.0, -0.2 * 270 / 2)):
-        moved = scenario(plain, link_speed=speed).predicted_step_ns - scenario(told, link_speed=speed).predicted_step_ns
+        moved = (
+            scenario(plain, link_speed=speed).predicted_step_ns
+            - scenario(with_share, link_speed=speed).predicted_step_ns
+        )
         assert moved == pytest.approx(less * UNIT_NS, rel=0.02)
     names = {each.name for each in graph_case(run, match_and_align(run)).assumptions}
     on_device = recorded(fsdp())
@@ -322,10 +325,10 @@ def test_other_kinds_are_met_and_predicted_over_other_links(made: Made, kind: st
 
 def test_formulas_of_other_algorithms_are_trials_that_no_setting_brings_about() -> None:
     case = case_of(tensor())
-    told = predict_graph_case(case, recorded(tensor()), ReplayOptions(algorithms=("double_binary_tree",)))
-    row = scenario(told, algorithm="double_binary_tree")
+    answer = predict_graph_case(case, recorded(tensor()), ReplayOptions(algorithms=("double_binary_tree",)))
+    row = scenario(answer, algorithm="double_binary_tree")
     # A ring of two sends the size in each of its halves, half of it each; both trees send all of it up and down.
-    assert row.predicted_step_ns > told.scenarios[0].predicted_step_ns
+    assert row.predicted_step_ns > answer.scenarios[0].predicted_step_ns
     assert row.hypothetical
 
 
@@ -359,10 +362,10 @@ def test_any_recorded_step_is_met_and_keeps_within_its_bounds(made: Made) -> Non
     graphs = recorded_graphs(run, match_and_align(run)).graphs
     for each in graphs[:1]:
         assert replayed_ns(each) == pytest.approx(step_ns(made), rel=0.01)
-        told = bounds_of(each)
+        bounds = bounds_of(each)
         for speed in (0.5, 2.0, 8.0):
-            assert told.no_comm_ns <= replayed_ns(each, speed) + 1
-        assert replayed_ns(each) <= told.no_overlap_ns + UNIT_NS
+            assert bounds.no_comm_ns <= replayed_ns(each, speed) + 1
+        assert replayed_ns(each) <= bounds.no_overlap_ns + UNIT_NS
         # What was never seen to be waited for may be needed earlier than it was, which shows over slower links only.
         truth = step_ns(faster(made, 2.0))
         assert replayed_ns(each, 2.0) >= truth * 0.97

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,12 @@ def test_every_page_opens_without_an_error_and_asks_nobody_else(root: Path, addr
         seen.page.goto(address + path)
         arrived(seen)
         assert "cannot be" not in text(seen), path
-        assert seen.page.locator("h1").count() == 1
+        levels = seen.page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map((each) => +each.tagName[1])")
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(after - before <= 1 for before, after in pairwise(levels)), path
+        tables = seen.page.locator(".chart + details table").count()
+        assert tables >= seen.page.locator(".chart").count(), f"{path} has a chart that is no table"
         assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
     assert seen.wrong == []
 

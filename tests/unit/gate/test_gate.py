@@ -28,14 +28,14 @@ def verdict(gate: Gate, name: str = "step_time_ns") -> MetricVerdict:
 
 
 def test_few_runs_regress_past_the_minimum_and_the_floor_only() -> None:
-    told = {}
+    verdicts = {}
     for step_ms in (100.0, 102.0, 104.5, 112.0):
         each = verdict(judge([run(100)], [run(step_ms)], Policy()))
-        told[step_ms] = each.verdict, each.reason
+        verdicts[step_ms] = each.verdict, each.reason
         assert each.test == "bootstrap"
         assert each.minimum == 3 * MS
         assert each.floor == pytest.approx(1.95996 * 2 * MS * 2**0.5, rel=1e-3)  # 97.5 % of 2 % of 100 ms, two runs
-    assert told == {
+    assert verdicts == {
         100.0: ("unchanged", "within_minimum"),
         102.0: ("unchanged", "within_minimum"),
         104.5: ("inconclusive", "within_noise"),

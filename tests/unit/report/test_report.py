@@ -385,6 +385,7 @@ def test_hostile_names_are_inert_in_markdown(evil: str) -> None:
         page = RENDERERS["md"](document)
         assert tells(page, evil)
         assert_quiet(page)
+        assert len(re.findall(r"^### ", page, re.MULTILINE)) == 1
         bare = page.replace(markdown.APART, "")
         assert not re.search(r"<|`|\]|!\[|~|@|https?:|www\.", bare)
         # Every row of a table has the cells of its head: none was split.
@@ -400,7 +401,8 @@ def test_hostile_names_are_inert_in_junit_and_openmetrics(evil: str) -> None:
         text = junit.render(document)
         assert tells(text, evil) or not isinstance(document, Gate)
         assert_quiet(text)
-        check_junit(text)
+        tags = {each.tag for each in check_junit(text).iter()}
+        assert tags <= {"testsuites", "testsuite", "testcase", "failure", "error", "skipped", "system-out"}
         exposition = openmetrics.render(document)
         assert_quiet(exposition)
         check_openmetrics(exposition)
