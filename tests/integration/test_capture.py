@@ -153,7 +153,7 @@ def test_fsdp2_gathers_and_scatters_are_recorded(mode: str, tmp_path: Path) -> N
         assert {"0", "2"} <= set(calls.module.dropna())
 
 
-def test_plain_collectives_of_two_groups_are_told_apart(tmp_path: Path) -> None:
+def test_plain_collectives_of_two_groups_are_kept_apart(tmp_path: Path) -> None:
     passed(train("plain", tmp_path))
     run = overlapscope.load(tmp_path / "run")
     calls = run.table("collectives", 0)

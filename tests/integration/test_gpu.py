@@ -114,7 +114,7 @@ def test_nvml_tells_real_values_of_this_device() -> None:
         assert 0 < values["temperature_c"] < 150
 
 
-def test_links_are_told_or_nothing_but_never_raise() -> None:
+def test_links_are_reported_or_nothing_but_never_raise() -> None:
     from overlapscope.capture.host import environment as known
     from overlapscope.capture.host.device_links import of_device
     from overlapscope.capture.host.doctor import device_links

@@ -302,7 +302,7 @@ def test_the_trace_itself_tells_the_rank_before_its_name_does(folder: Path, caps
         assert analyzed(capsys, path)["run"]["ranks"] == [1]
 
 
-def test_the_traces_own_rank_comes_before_the_users_who_is_told_so(
+def test_the_traces_own_rank_comes_before_the_users_with_a_warning(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = analyzed(capsys, trace)["run"]["ranks"]
@@ -326,7 +326,7 @@ def test_one_trace_without_a_rank_is_rank_0_with_a_warning(folder: Path, capsys:
     assert any("rank 0" in warning for warning in document["sources"][0]["warnings"])
 
 
-def test_several_traces_without_ranks_are_refused_until_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_traces_without_ranks_are_refused_until_given(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = rankless(folder, "a.json"), rankless(folder, "b.json")
     assert "--rank a.json=0" in failed(capsys, 3, "analyze", folder)
     assert "--rank" in failed(capsys, 2, "analyze", folder, "--rank", "0")

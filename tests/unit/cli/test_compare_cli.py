@@ -6,8 +6,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
+import overlapscope
 from overlapscope.cli.main import main
 from tests.conftest import ROOT
 from tests.support.kineto_writer import (
@@ -53,6 +55,14 @@ def test_the_readme_shows_what_the_command_prints(
     printed = capsys.readouterr().out
     assert printed.startswith(shown[1])
     assert printed.endswith("next: overlapscope compare traces/baseline traces/regressed --all\n")
+
+
+@pytest.mark.parametrize("run", [BASE, CANDIDATE])
+def test_a_sample_run_has_the_collectives_that_reading_its_traces_gives(run: str) -> None:
+    """Otherwise it was recorded before something was read, and is compared as another kind of run."""
+    kept, anew = overlapscope.load(run), overlapscope.load(*sorted(Path(run).rglob("*.json.gz")))
+    for rank in (0, 1):
+        pd.testing.assert_frame_equal(kept.table("collectives", rank), anew.table("collectives", rank))
 
 
 def test_a_trace_and_a_folder_of_traces_are_one_run_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,7 +169,7 @@ def test_same_input_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed[0] == printed[1]
 
 
-def test_github_is_told_in_at_most_five_annotations(
+def test_github_gets_at_most_five_annotations(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
