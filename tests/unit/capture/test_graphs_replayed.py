@@ -132,15 +132,10 @@ def test_what_fsdp_would_gain_is_recommended_in_its_own_calls() -> None:
     assert all("MixedPrecisionPolicy(reduce_dtype=" in each.apply["fsdp2"] for each in trials)
 
 
-def test_no_call_of_fsdp_is_recommended_where_nothing_gains_or_nothing_is_sharded() -> None:
-    assert fsdp_advice(answered(fsdp(forward=400.0, backward=800.0, gather=2.0, scatter=2.0), 2.0)) == []
-    assert fsdp_advice(answered(tensor(), 2.0)) == []
-
-
-def test_a_step_that_computes_for_long_is_left_alone() -> None:
+def test_nothing_is_recommended_for_a_step_that_computes_for_long_or_is_not_sharded() -> None:
     answer = answered(fsdp(forward=400.0, backward=800.0, gather=2.0, scatter=2.0), 2.0)
-    assert answer.verdict == "no_change"
-    assert answer.best.knobs == {}
+    assert (answer.verdict, answer.best.knobs) == ("no_change", {})
+    assert fsdp_advice(answer) == fsdp_advice(answered(tensor(), 2.0)) == []
 
 
 def test_parameters_that_stay_gathered_are_not_advised_to() -> None:
