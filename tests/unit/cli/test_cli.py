@@ -15,6 +15,7 @@ import pytest
 from overlapscope.cli.main import VERBS, main
 from overlapscope.report.formats.json import schema as schema_of
 from tests.conftest import ROOT
+from tests.support.commands import failed, stdout_of
 from tests.support.kineto_writer import (
     COMM_STREAM,
     GEMM,
@@ -51,16 +52,6 @@ def analyzed(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict
     shown = capsys.readouterr()
     document: dict[str, Any] = json.loads(shown.out)
     return document
-
-
-def failed(capsys: pytest.CaptureFixture[str], code: int, *arguments: str | Path) -> str:
-    """The one line on stderr with which a command ends in `code`."""
-    assert main([*map(str, arguments)]) == code
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert len(shown.err.splitlines()) == 1
-    assert shown.err.startswith(f"overlapscope {arguments[0]}: ")
-    return shown.err
 
 
 def command(*arguments: str | Path, **environment: str) -> "subprocess.CompletedProcess[bytes]":
@@ -233,8 +224,7 @@ def test_output_never_replaces_a_file_without_force(
 def test_output_goes_to_the_file_alone(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     direct = analyzed(capsys, trace)
     there = tmp_path / "analysis.json"
-    assert main(["analyze", str(trace), "--json", "-o", str(there)]) == 0
-    assert capsys.readouterr().out == ""
+    assert stdout_of(capsys, "analyze", trace, "--json", "-o", there) == ""
     assert json.loads(there.read_text()) == direct
     there.write_text("old")
     assert main(["analyze", str(trace), "--json", "-o", str(there), "-f"]) == 0
@@ -253,8 +243,7 @@ def test_force_does_not_replace_a_folder_that_is_no_run(trace: Path, capsys: pyt
 def test_ingest_keeps_every_figure(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     direct = analyzed(capsys, trace)
     run = tmp_path / "run"
-    assert main(["ingest", str(trace), "-o", str(run), "--json"]) == 0
-    summary = json.loads(capsys.readouterr().out)
+    summary = json.loads(stdout_of(capsys, "ingest", trace, "-o", run, "--json"))
     assert summary["schema"] == "overlapscope.ingest/1"
     assert (summary["ranks"], summary["missing_ranks"]) == ([0], [1])
     assert analyzed(capsys, run) == direct
@@ -517,10 +506,8 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
 
 
 def test_doctor_answers_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor"]) == 0
-    assert capsys.readouterr().out
-    assert main(["doctor", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    assert stdout_of(capsys, "doctor")
+    report = json.loads(stdout_of(capsys, "doctor", "--json"))
     assert report["schema"] == "overlapscope.doctor/1"
     assert all({"name", "available", "detail"} <= set(check) for check in report["checks"])
 
@@ -530,8 +517,7 @@ def test_steps_are_marked_when_they_are_not_wholly_recorded(folder: Path, capsys
     path.write_bytes(write(training(3), metadata=distributed(0))[: -40 * 10])
     steps = analyzed(capsys, path)["ranks"][0]["steps"]
     assert not any(step["complete"] for step in steps)
-    assert main(["analyze", str(path)]) == 0
-    assert "recorded in part" in capsys.readouterr().out
+    assert "recorded in part" in stdout_of(capsys, "analyze", path)
     assert steps[0]["window_ns"] == 10 * MS
     assert steps[0]["copy_ns"] == 600 * US
 

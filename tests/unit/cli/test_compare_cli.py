@@ -12,6 +12,7 @@ import pytest
 import overlapscope
 from overlapscope.cli.main import main
 from tests.conftest import ROOT
+from tests.support.commands import failed, stdout_of
 from tests.support.kineto_writer import (
     COMM_STREAM,
     GEMM,
@@ -23,14 +24,12 @@ from tests.support.kineto_writer import (
     training,
     write,
 )
-from tests.unit.cli.test_cli import failed
 
 BASE, CANDIDATE = str(ROOT / "traces" / "baseline"), str(ROOT / "traces" / "regressed")
 
 
 def compared(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
-    assert main(["compare", *map(str, arguments), "--json"]) == 0
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    document: dict[str, Any] = json.loads(stdout_of(capsys, "compare", *map(str, arguments), "--json"))
     return document
 
 
@@ -51,8 +50,7 @@ def test_the_readme_shows_what_the_command_prints(
     shown = re.search(r"```text\n(base .*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert shown
     monkeypatch.chdir(ROOT)
-    assert main(["compare", "traces/baseline", "traces/regressed"]) == 0
-    printed = capsys.readouterr().out
+    printed = stdout_of(capsys, "compare", "traces/baseline", "traces/regressed")
     assert printed.startswith(shown[1])
     assert printed.endswith("next: overlapscope compare traces/baseline traces/regressed --all\n")
 
@@ -134,8 +132,8 @@ def test_a_job_of_another_size_is_compared_and_called_so(tmp_path: Path, capsys:
     other = tmp_path / "other"
     other.mkdir()
     (other / "rank0.json").write_bytes(write(training(3), metadata=distributed(0, 4)))
-    assert main(["compare", str(traces(tmp_path / "base", ranks=1)), str(other)]) == 0
-    assert "! not the same job: world_size 2 became 4" in capsys.readouterr().out
+    shown = stdout_of(capsys, "compare", traces(tmp_path / "base", ranks=1), other)
+    assert "! not the same job: world_size 2 became 4" in shown
 
 
 def test_hostile_names_reach_terminal_and_file_without_control_characters(

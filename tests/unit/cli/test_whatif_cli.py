@@ -10,7 +10,7 @@ import pytest
 from overlapscope.cli.main import main
 from overlapscope.report.formats.json import schema as schema_of
 from tests.conftest import ROOT, shared_file
-from tests.unit.cli.test_cli import failed
+from tests.support.commands import failed, stdout_of
 
 EXAMPLE = ROOT / "examples" / "gpt2_8gpu.toml"
 DOCUMENTED = {
@@ -38,8 +38,7 @@ step_ms = 97.0
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    assert main(["plan", *map(str, arguments), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+    return json.loads(stdout_of(capsys, "plan", *map(str, arguments), "--json"))  # type: ignore[no-any-return]
 
 
 def test_the_json_is_valid_under_its_published_schema_and_holds_what_is_documented(
@@ -122,8 +121,7 @@ def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_options_of_another_kind_of_recording_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     refusal = failed(capsys, 2, "whatif", ROOT / "traces/regressed", "--link-speed", "4")
     assert "--link-speed cannot be used with a recording of kind ddp" in refusal
-    assert main(["whatif", str(ROOT / "traces/regressed"), "--list", "--json"]) == 0
-    listing = json.loads(capsys.readouterr().out)
+    listing = json.loads(stdout_of(capsys, "whatif", ROOT / "traces/regressed", "--list", "--json"))
     assert listing["kind"] == "ddp"
     assert "bucket_cap_mb" in listing["knobs"]
 
@@ -142,8 +140,7 @@ def test_what_is_listed_can_be_asked_and_what_is_not_is_refused_for_the_reason_t
     of_one_rank = next((ROOT / "traces/baseline/rank_00000").glob("*.json.gz"))
     place = {"rank 0 of 2": of_one_rank, DEVICES: None}.get(recording, ROOT / recording)
     given = str(place or shared_file(f"kineto/{DEVICES}"))
-    assert main(["whatif", given, "--list", "--json"]) == 0
-    listing = json.loads(capsys.readouterr().out)
+    listing = json.loads(stdout_of(capsys, "whatif", given, "--list", "--json"))
     refused = {name: why for name, why in listing["refused"].items() if name.startswith("--")}
     assert {*listing["options"], *refused} == ASKED.keys()
     assert refused.keys() & {"--link-speed", "--bucket-cap-mb"}
@@ -159,8 +156,7 @@ def test_a_recording_of_which_nothing_can_be_replayed_lists_nothing_and_says_why
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = str(shared_file("kineto/a100_rank3of8_six_steps.json.gz"))
-    assert main(["whatif", given, "--list"]) == 0
-    listed = capsys.readouterr().out
+    listed = stdout_of(capsys, "whatif", given, "--list")
     assert main(["whatif", given]) == 3
     assert "Nothing can be replayed: " in listed
     assert listed.split("Nothing can be replayed: ")[1].strip() in capsys.readouterr().err
