@@ -89,8 +89,8 @@ def browsing(playwright: Any) -> Iterator[Any]:
 
 def memory_mib(process: int) -> float:
     """Return the memory that a process has for itself alone."""
-    told = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
-    return int(re.search(r"RssAnon:\s+(\d+) kB", told)[1]) / 1024  # type: ignore[index]
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) / 1024  # type: ignore[index]
 
 
 def first_paint(context: Any, address: str) -> tuple[Any, float]:

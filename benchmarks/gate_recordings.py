@@ -137,9 +137,9 @@ def report(folder: Path) -> None:
             for each in gates[0]
             if each.gates
         }
-        told = ", ".join(f"{name} {ns / 1e6:.1f} ms" for name, ns in floors.items())
+        shown = ", ".join(f"{name} {ns / 1e6:.1f} ms" for name, ns in floors.items())
         word = "calibrated" if calibrated else "not calibrated"
-        print(f"{word}: floors {told}; unchanged code fails in {sum(map(fails, gates))} of {TRIALS}", flush=True)
+        print(f"{word}: floors {shown}; unchanged code fails in {sum(map(fails, gates))} of {TRIALS}", flush=True)
     caught = {}
     for loss in losses:
         lossy = [run for run, own in runs if own == loss]

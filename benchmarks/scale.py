@@ -68,13 +68,13 @@ def _made(form: str, place: Path, ranks: int, steps: int = STEPS) -> None:
 
 
 def check(analysis: dict[str, Any], ranks: int, steps: int) -> str:
-    """Say what of the planted truths was found; ends the measurement where one was not."""
+    """Return how exactly the planted truths were found; end the measurement where one was not."""
     skew = analysis["skew"]
     named = [(each["rank"], each["held_by"]) for each in skew["stragglers"]]
     if named != [(CULPRIT, HELD_BY)]:
         sys.exit(f"{ranks} ranks: {CULPRIT} was planted ({HELD_BY}), found was {named}")
-    told = np.array([skew["clock_offset_ns"][str(rank)] for rank in range(ranks)]) - offsets_ns(ranks, steps)
-    off = float(np.abs(told - np.median(told)).max())
+    errors = np.array([skew["clock_offset_ns"][str(rank)] for rank in range(ranks)]) - offsets_ns(ranks, steps)
+    off = float(np.abs(errors - np.median(errors)).max())
     if off > OFFSETS_WITHIN_NS:
         sys.exit(f"{ranks} ranks: a clock's offset is wrong by {off:.0f} ns")
     if skew["unmatched"]:
@@ -153,7 +153,7 @@ def _ingested(files: Sequence[Path], workers: int, out: Path) -> float:
 
 
 def of_ingest(folder: Path) -> list[str]:
-    """Say what reading many files side by side reaches of one file's rate on each core.
+    """Return what reading many files side by side reaches of one file's rate on each core.
 
     One file's rate is that of one more file among some that one process reads: a command's start is not in it.
     """

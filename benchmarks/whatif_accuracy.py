@@ -78,7 +78,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def variants(shape: str, rate: float, base: Settings) -> list[tuple[str, dict[str, Any], Settings]]:
-    """Return each setting that is predicted: its name, what the job is told, what the replay is."""
+    """Return each setting that is predicted: its name, the job's entry, the replay's settings."""
     recorded, *others = CAPS[shape]
     plain = {"shape": shape, "rate_mbit": rate, "steps": STEPS}
 
@@ -100,22 +100,22 @@ def without_interference(case: RecordedCase) -> RecordedCase:
     """Return the case as if nothing slowed anything: what most simulators assume."""
     none = Fit(slowdown=1.0, low=1.0, high=1.0, identified=True, reason="")
     kept = tuple(each for each in case.assumptions if each.name not in ("transfer_beside_compute", "comm_share"))
-    return replace(case, told=none, assumptions=kept)
+    return replace(case, slowdown_fit=none, assumptions=kept)
 
 
 def cell(folder: Path, shape: str, rate: float, rounds: int, links: Network | None) -> Cell:
     """Record, predict and measure one shape at one link rate; give what the answer said."""
     name = f"{shape}-{rate:g}"
     plain_entry = {"shape": shape, "rate_mbit": rate, "steps": STEPS, "settings": {"bucket_cap_mb": CAPS[shape][0]}}
-    told_apart = [*(entry for _, entry, _ in variants(shape, rate, Settings())), plain_entry]
+    all_entries = [*(entry for _, entry, _ in variants(shape, rate, Settings())), plain_entry]
     records = [{**plain_entry, "steps": RECORDED_STEPS, "record": f"{name}-{turn}"} for turn in range(rounds)]
-    order = [at for turn in range(rounds) for at in _shuffled(f"{name} {turn}", len(told_apart), turn)]
-    entries = [records[at.turn] if at.place is None else told_apart[at.place] for at in order]
+    order = [at for turn in range(rounds) for at in _shuffled(f"{name} {turn}", len(all_entries), turn)]
+    entries = [records[at.turn] if at.place is None else all_entries[at.place] for at in order]
     if not _measured(folder, shape, rate):
         assert links is not None
-        told = run_job("benchmarks.whatif_training", folder / name, entries, links)
-        (folder / name / "done").write_text(json.dumps(told), encoding="utf-8")
-    told = json.loads((folder / name / "done").read_text(encoding="utf-8"))
+        ranks = run_job("benchmarks.whatif_training", folder / name, entries, links)
+        (folder / name / "done").write_text(json.dumps(ranks), encoding="utf-8")
+    ranks = json.loads((folder / name / "done").read_text(encoding="utf-8"))
     cases = [ddp_case_of_run(read_inputs([folder / name / "runs" / each["record"]])) for each in records]
     case = sorted(cases, key=lambda each: each.measured[0].step_ns)[(len(cases) - 1) // 2]
     settings = [each for _, _, each in variants(shape, rate, case.baseline)]
@@ -124,7 +124,7 @@ def cell(folder: Path, shape: str, rate: float, rounds: int, links: Network | No
     base_ms = case.measured[0].step_ns / 1e6
     found = []
     for at, (label, _, setting) in enumerate(variants(shape, rate, case.baseline)):
-        steps = _steps_ms(told, order, at)
+        steps = _steps_ms(ranks, order, at)
         predicted = rows[_key(setting.knobs())]
         found.append(
             Row(
@@ -134,21 +134,21 @@ def cell(folder: Path, shape: str, rate: float, rounds: int, links: Network | No
                 ignoring_ms=plain[_key(setting.knobs())].predicted_step_ns / 1e6, recommendable=label.startswith("cap"),
             )
         )  # fmt: skip
-    foreign = max(each["foreign"] for rank in told for each in rank)
-    again = sum(each["attempts"] - 1 for each in told[0])
+    foreign = max(each["foreign"] for rank in ranks for each in rank)
+    again = sum(each["attempts"] - 1 for each in ranks[0])
     verdict = predict_ddp(case, [float(cap) for cap in CAPS[shape]], search=False)
-    unrecorded_ms = median(_steps_ms(told, order, len(told_apart) - 1))
+    unrecorded_ms = median(_steps_ms(ranks, order, len(all_entries) - 1))
     caps = {
         float(CAPS[shape][0]): unrecorded_ms,
         **{float(row.setting[4:]): row.measured_ms for row in found if row.recommendable},
     }
     word = caps[float(verdict.best.knobs["bucket_cap_mb"])] / min(caps.values()) - 1
-    how = "told" if case.told.identified else "a prior"
+    how = "measured" if case.slowdown_fit.identified else "assumed"
     said = (
         f"{name}: recorded {base_ms:.1f} ms (unrecorded {unrecorded_ms:.1f} ms), replayed with "
-        f"{(verdict.baseline.replay_error or 0):+.1%}, slowdown {case.told.slowdown:.2f} ({how}); {verdict.verdict} "
-        f"{verdict.best.knobs}, {word:.1%} above the best measured cap; measured again {again} times, others had "
-        f"at most {foreign:.0%} of the cores"
+        f"{(verdict.baseline.replay_error or 0):+.1%}, slowdown {case.slowdown_fit.slowdown:.2f} ({how}); "
+        f"{verdict.verdict} {verdict.best.knobs}, {word:.1%} above the best measured cap; "
+        f"measured again {again} times, others had at most {foreign:.0%} of the cores"
     )
     return Cell(rows=found, regret=word, said=said)
 
@@ -165,10 +165,10 @@ def _shuffled(seed: str, entries: int, turn: int) -> list[_Turn]:
     return [_Turn(turn=turn, place=each) for each in random.Random(seed).sample(places, len(places))]
 
 
-def _steps_ms(told: Sequence[Sequence[dict[str, Any]]], order: Sequence[_Turn], place: int) -> list[float]:
+def _steps_ms(ranks: Sequence[Sequence[dict[str, Any]]], order: Sequence[_Turn], place: int) -> list[float]:
     """Return the step of a timed entry in each of its turns: of each its middle one, mean over ranks."""
     rows = [row for row, each in enumerate(order) if each.place == place]
-    return [mean(median(rank[row]["seconds"]) for rank in told) * 1e3 for row in rows]
+    return [mean(median(rank[row]["seconds"]) for rank in ranks) * 1e3 for row in rows]
 
 
 def _measured(folder: Path, shape: str, rate: float) -> bool:

@@ -35,7 +35,7 @@ VARIANTS: tuple[tuple[str, dict[str, Any], float, dict[str, Any]], ...] = (
     ("half the link", {}, 0.5, {"link_speed": 0.5}),
     ("twice the link", {}, 2.0, {"link_speed": 2.0}),
 )
-"""Name, what the job is told, share of the link's rate, the knobs of the prediction."""
+"""Name, what the job's entry, share of the link's rate, the knobs of the prediction."""
 
 
 def order_of(rounds: int) -> list[int]:
@@ -44,9 +44,9 @@ def order_of(rounds: int) -> list[int]:
     return [each for _ in range(rounds) for each in shuffled.sample(range(-1, len(VARIANTS)), len(VARIANTS) + 1)]
 
 
-def table(folder: Path, told: list[list[dict[str, Any]]], named: str) -> str:
+def table(folder: Path, ranks: list[list[dict[str, Any]]], named: str) -> str:
     """Return predictions beside what was measured."""
-    order = order_of(len(told[0]) // (len(VARIANTS) + 1))
+    order = order_of(len(ranks[0]) // (len(VARIANTS) + 1))
     runs = [read_inputs([each]) for each in sorted((folder / "runs").iterdir())]
     answers = [predict_graph_run(run, match_and_align(run), ReplayOptions(link_speeds=(0.5, 2.0))) for run in runs]
     answers.sort(key=lambda each: each.baseline.measured_step_ns or 0)
@@ -62,7 +62,7 @@ def table(folder: Path, told: list[list[dict[str, Any]]], named: str) -> str:
     ]
     errors, plain, inside, widths, all_inside = [], [], [], [], []
     for at, (name, _, _, knobs) in enumerate(VARIANTS):
-        turns = [[rank[row] for rank in told] for row, place in enumerate(order) if place == at]
+        turns = [[rank[row] for rank in ranks] for row, place in enumerate(order) if place == at]
         quiet = [each for each in turns if each[0]["foreign"] <= FOREIGN] or turns
         measured = median(mean(median(rank["seconds"]) for rank in each) for each in quiet) * 1e3
         rows = [next((row for row in each.scenarios if row.knobs == knobs), None) for each in answers]
@@ -80,7 +80,7 @@ def table(folder: Path, told: list[list[dict[str, Any]]], named: str) -> str:
             f"| {name} | {measured:.1f} | {predicted:.1f} | {low:.1f} .. {high:.1f} | "
             f"{predicted / measured - 1:+.1%} | {base / measured - 1:+.1%} |"
         )
-    foreign = max(each["foreign"] for each in told[0])
+    foreign = max(each["foreign"] for each in ranks[0])
     if errors:
         lines += [
             "",
@@ -112,9 +112,9 @@ def main() -> int:
                 record = {"steps": STEPS} if place >= 0 else {"steps": RECORDED_STEPS, "record": f"recorded-{turn}"}
                 entries.append({**entry, **record})
             with network(WORLD_SIZE) as links:
-                told = run_job("benchmarks.whatif_fsdp_training", folder, entries, links)
-        told = [json.loads((folder / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in range(WORLD_SIZE)]
-        sys.stdout.write(table(folder, told, f"{options.shape} at {options.rate_mbit:g} Mbit/s"))
+                ranks = run_job("benchmarks.whatif_fsdp_training", folder, entries, links)
+        ranks = [json.loads((folder / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in range(WORLD_SIZE)]
+        sys.stdout.write(table(folder, ranks, f"{options.shape} at {options.rate_mbit:g} Mbit/s"))
     return 0
 
 

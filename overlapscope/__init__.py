@@ -123,11 +123,13 @@ def profile(
     Raises UsageError for a misuse. Nothing else of ours is raised into the training loop: a failure is a warning, and
     the run is marked as incomplete.
     """
-    from overlapscope.profiling import profile as make  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
+    from pathlib import Path  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
 
-    return make(
-        path,
-        model=model,
+    from overlapscope.capture.session import Session  # noqa: PLC0415
+    from overlapscope.capture.settings import Settings  # noqa: PLC0415
+    from overlapscope.profiling import finish  # noqa: PLC0415
+
+    settings = Settings(
         mode=mode,
         warmup=warmup,
         steps=steps,
@@ -135,3 +137,4 @@ def profile(
         measure_overhead=measure_overhead,
         wait_seconds=wait_seconds,
     )
+    return Session(Path(path), model, settings, finish)

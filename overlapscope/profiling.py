@@ -3,23 +3,20 @@
 import shlex
 import socket
 import sys
-from os import PathLike
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.breakdown import mean
 from overlapscope.analysis.result import LateRankWait, late_rank_wait
 from overlapscope.capture.host import environment
 from overlapscope.capture.lifecycle import exchange
 from overlapscope.capture.session import Session
-from overlapscope.capture.settings import Settings
 from overlapscope.capture.timeline import telemetry_of
 from overlapscope.ingest.formats.kineto.reader import read_kineto
 from overlapscope.ingest.reader import ReadContext
-from overlapscope.report.text.analysis import mean
 from overlapscope.report.text.summary import CaptureSummary, render
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run, join_recordings
@@ -30,29 +27,6 @@ from overlapscope.version import __version__
 
 MAX_SUMMARY_SPANS = 1_000_000
 """Most spans of all ranks for which the summary analyzes all ranks together: about one second."""
-
-
-def profile(
-    path: str | PathLike[str],
-    *,
-    model: Any,
-    mode: Literal["trace", "events"],
-    warmup: int,
-    steps: int,
-    repeat: int | None,
-    measure_overhead: bool,
-    wait_seconds: float,
-) -> Session:
-    """Do the work of `overlapscope.profile`."""
-    settings = Settings(
-        mode=mode,
-        warmup=warmup,
-        steps=steps,
-        repeat=repeat,
-        measure_overhead=measure_overhead,
-        wait_seconds=wait_seconds,
-    )
-    return Session(Path(path), model, settings, finish)
 
 
 def finish(session: Session) -> None:
@@ -187,29 +161,23 @@ def _write(session: Session, timeline: RankTimeline) -> None:
 
 
 def _summarise(session: Session, timeline: RankTimeline | None) -> CaptureSummary:
-    figures: dict[str, float | None] = dict.fromkeys(("step_ns", "exposed_ns", "hidden_ns", "idle_ns"))
-    count = 0
     recorded = session.recorded()
+    steps = []
     if timeline is not None:
         run = Run(world_size=session.world_size, ranks={session.rank: timeline})
         steps = [step for step in analyze(run).ranks[0].steps if step.complete and step.window_ns]
-        count = len(steps)
-        if steps:
-            means = mean(steps)
-            figures = {
-                "step_ns": means.window_ns,
-                "exposed_ns": means.exposed_comm_ns,
-                "hidden_ns": means.overlapped_ns,
-                "idle_ns": means.idle_ns,
-            }
+    means = mean(steps)
     cost = recorded["overhead"] or {}
     return CaptureSummary(
         rank=session.rank,
         host=socket.gethostname(),
-        steps=count,
+        steps=len(steps),
+        step_ns=means.window_ns,
+        exposed_ns=means.exposed_comm_ns,
+        hidden_ns=means.overlapped_ns,
+        idle_ns=means.idle_ns,
         overhead_ns=cost.get("median_ns"),
         overhead_low_ns=cost.get("low_ns"),
         overhead_high_ns=cost.get("high_ns"),
         failures=recorded["failures"],
-        **figures,
     )

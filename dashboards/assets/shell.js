@@ -32,6 +32,23 @@
   });
   dark.addEventListener("change", label);
 
+  // A page that is laid out anew has new elements: the successor of the one that had the keyboard focus gets it.
+  let focused = null;
+  document.addEventListener("focusin", (event) => {
+    const owner = event.target.closest("#main [id]");
+    focused = owner && { element: event.target, owner: owner.id, role: event.target.getAttribute("role") };
+  });
+  document.addEventListener("focusout", (event) => {
+    const left = event.target;
+    setTimeout(() => { if (left.isConnected && focused && focused.element === left) focused = null; });
+  });
+  new MutationObserver(() => {
+    if (!focused || focused.element.isConnected || document.activeElement !== document.body) return;
+    const owner = document.getElementById(focused.owner);
+    const next = owner && (focused.role ? owner.querySelector(`[role=${focused.role}]`) : owner);
+    if (next) next.focus({ preventScroll: true });
+  }).observe(document, { childList: true, subtree: true });
+
   // Plotly takes long to start: start it while Dash waits for the page, and make Dash use this copy.
   function bring() {
     const address = document.getElementById("plotly").href;

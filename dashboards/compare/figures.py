@@ -17,8 +17,8 @@ from overlapscope.report.model import Chart, Series
 from overlapscope.report.sheet.gate import metric_words
 from overlapscope.report.text.compare import (
     METRIC_LABELS,
-    collective_words,
     difference_words,
+    part_names,
     relative_words,
     value_words,
 )
@@ -69,11 +69,10 @@ def waterfalls(comparison: Comparison) -> tuple[Waterfall, ...]:
         return ()
     what = "step time" if comparison.window == "step" else "length of the recording"
     of_collectives = found.exposed_by_collective
-    rows = comparison.collectives
-    calls = [each.name if each.collective is None else collective_words(rows[each.collective])
-             for each in of_collectives.parts]  # fmt: skip
-    causes = [cause_label(each.name) for each in found.exposed_by_cause.parts]
-    parts, kinds = [each.name for each in found.step_time.parts], {**STATE_CLASSES, EXPOSED: "exposed"}
+    calls, causes, parts = (
+        part_names(each, comparison.collectives) for each in (of_collectives, found.exposed_by_cause, found.step_time)
+    )
+    kinds = {**STATE_CLASSES, EXPOSED: "exposed"}
     cause_kinds = [_kind_of_cause(each.name) for each in found.exposed_by_cause.parts]
     return (
         _waterfall(f"Difference in {what}", found.step_time, parts, [kinds.get(each, "unknown") for each in parts]),

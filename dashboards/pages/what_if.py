@@ -301,7 +301,7 @@ def _rests_on(case: RecordedCase) -> Component:
         )
         for each in case.assumptions
     ]
-    slowdown = case.told
+    slowdown = case.slowdown_fit
     how = "measured" if slowdown.identified else "assumed"
     rows.insert(0, ("slowdown of overlapped compute, times", f"{slowdown.slowdown:.3g}",
                     f"{slowdown.low:.3g} to {slowdown.high:.3g}",

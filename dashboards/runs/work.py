@@ -77,7 +77,7 @@ class BackgroundWork(Generic[T]):
     def _make(self, job: _Job[T], make: Callable[[], T]) -> None:
         try:
             job.future.set_result(make())
-        except BaseException as error:  # noqa: BLE001 - any error is raised where the result is fetched
+        except Exception as error:  # noqa: BLE001 - any error is raised where the result is fetched
             job.future.set_exception(error)
         with self._free:
             self._free.notify_all()

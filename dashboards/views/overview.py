@@ -7,13 +7,13 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.analysis.breakdown import Breakdown, mean
 from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_ANOTHER_RANK
 from overlapscope.analysis.exposed import PLACES, UNKNOWN
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.report.formatting import count, ms, percent
-from overlapscope.report.text.analysis import mean, sentence, windows
+from overlapscope.report.text.analysis import sentence, windows
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope_dashboards.parts.bars import BarRow, Segment
 

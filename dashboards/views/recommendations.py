@@ -5,10 +5,11 @@ from typing import Any, Final
 
 import msgspec
 
+from overlapscope.analysis.breakdown import mean
 from overlapscope.analysis.prediction_check import Outcome, words
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.report.formatting import count, ms, percent, signed_percent
-from overlapscope.report.text.analysis import mean, windows
+from overlapscope.report.text.analysis import windows
 from overlapscope.report.text.cross_rank import evidence_text, straggler_sentences
 from overlapscope.report.verdicts import ADVICE, CONFIDENCE
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
+from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import COMM, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, intersection, length, union
@@ -60,7 +60,7 @@ def _copies(timeline: RankTimeline, windows: Windows) -> dict[str, int]:
     ranges = rows_named(notes.name, names, FSDP.fullmatch)
     if not (by_fsdp.any() or by_ddp.any() or ranges.any()):
         return {}
-    inside = union((np.array([w[0] for w in windows]), np.array([w[1] for w in windows])))
+    inside = time_of(windows)
     rest = spans.kind != COMM
     if timeline.has_device:
         copying = union((notes.start_ns[ranges], notes.end_ns[ranges]))

@@ -83,11 +83,13 @@ def _tail(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Tail |
         own = np.flatnonzero(table.step == step)
         own = own[np.argsort(table.order[own], kind="stable")]
         row = _last_bucket(calls.elements[rows], table.elements[own])
-        if row is None or not _inside(int(calls.start_ns[rows[row]]), windows):
+        if row is None:
             continue
         at = int(rows[row])
-        last, bucket = int(own[-1]), int(calls.elements[at])
         start, end = int(calls.start_ns[at]), int(calls.end_ns[at])
+        if not any(begin <= start < until for begin, until in windows):
+            continue
+        last, bucket = int(own[-1]), int(calls.elements[at])
         if transfer[at] != NONE:
             start = max(start, end - int(transfer[at]))
         exposed.append(end - start - int(compute.within(np.array([start]), np.array([end]))[0]))
@@ -115,7 +117,3 @@ def _last_bucket(sent: Ints, gradients: Ints) -> int | None:
     sums = np.cumsum(gradients[::-1])
     matching = np.flatnonzero(sums[np.minimum(np.searchsorted(sums, sent), sums.size - 1)] == sent)
     return int(matching[-1]) if matching.size else None
-
-
-def _inside(moment: int, windows: Windows) -> bool:
-    return any(start <= moment < end for start, end in windows)

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.advice.nccl_settings import Library, channels_of, fewer_channels
-from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
+from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE
 from overlapscope.timeline.intervals import Intervals, intersection, length, union
@@ -83,5 +83,5 @@ def _cost(computing: Intervals, moving: Intervals, windows: Windows, found: Slow
     if found.mean <= 1:
         return None
     beside = intersection(computing, moving)
-    inside = union((np.array([w[0] for w in windows]), np.array([w[1] for w in windows])))
+    inside = time_of(windows)
     return length(intersection(beside, inside)) / len(windows) * (1 - 1 / found.mean)

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
+from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
 from overlapscope.analysis.host_cause import LOADING
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.intervals import difference, intersection, length, union
@@ -38,13 +38,13 @@ def late_launches(given: RuleInput) -> Recommendation | None:
     loading = fmean([each[0] for each in seen] or [0])
     calls = max((each[1] for each in seen), key=lambda each: sum(ns for _, ns in each.values()), default={})
     parts = [f"collectives launched late cost {ms(late)}"] if given.is_worth(late) else []
-    parts += [f"the device is idle for {ms(gaps)}"] if gaps else []
+    parts += [f"the GPU waits {ms(gaps)} for kernel launches"] if gaps else []
     loads = bool(gaps) and loading >= LOADS * (given.figures.idle_ns or 0)
     during_loading = f", {ms(loading)} of it while a batch is fetched" if loads else ""
     return recommended(
         given,
         id="late_launches",
-        title=f"Launch-bound: {' and '.join(parts)} of a {ms(given.step_ns)} {given.per}{during_loading}",
+        title=f"Launch-bound: in a {ms(given.step_ns)} {given.per} {' and '.join(parts)}{during_loading}",
         at_most_ns=late + gaps,
         apply=_loading() if loads else _launching([name for name, each in calls.items() if given.is_worth(each[1])]),
         evidence={
@@ -78,7 +78,7 @@ def _gaps(timeline: RankTimeline, given: RuleInput, windows: Windows) -> tuple[f
     ns of the calls that wait for the device, by name.
     """
     notes, names, cover = timeline.annotations, timeline.names, given.coverage[timeline.rank]
-    inside = union((np.array([w[0] for w in windows]), np.array([w[1] for w in windows])))
+    inside = time_of(windows)
     idle = difference(inside, union(cover.comm, cover.compute, cover.copy))
     loads = rows_named(notes.name, names, LOADING.fullmatch)
     loading = union((notes.start_ns[loads], notes.end_ns[loads]))

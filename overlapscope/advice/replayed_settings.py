@@ -185,7 +185,7 @@ def fsdp_advice(result: WhatIf) -> list[Recommendation]:
     """Return recommendations for a recording of FSDP2; empty for others, or where no setting is recommended."""
     if result.kind != "fsdp" or result.verdict != "change":
         return []
-    best = next(each for each in result.scenarios if each.knobs == result.best.knobs)
+    best = _row(result.scenarios, result.best.knobs)
     title = f"Set {', '.join(f'{name}={value}' for name, value in best.knobs.items())}"
     found = [scenario_recommendation(result, best, "fsdp_gathers", title, "change", apply=_apply(best.knobs),
                          memory_bytes=best.memory_bytes)]  # fmt: skip

@@ -1,16 +1,16 @@
 """The input of the rules: a run, its analysis, and the mean of its steps."""
 
 from collections.abc import Iterator, Mapping
-from statistics import fmean
 from typing import Any, Final, Literal, Self
 
 import msgspec
+import numpy as np
 
 from overlapscope.analysis.across_ranks import CrossRank, Transfers
-from overlapscope.analysis.breakdown import Breakdown, Coverage
-from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.breakdown import Breakdown, Coverage, mean
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import Analysis, Recommendation
+from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.run import RankTimeline, Run
 
 WORTH: Final = 0.02
@@ -36,7 +36,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
     windows: Mapping[int, Windows]
     """By rank, (start, end) of each step in ns on its own clock."""
     figures: Breakdown
-    """The mean breakdown; only times and causes."""
+    """The mean breakdown."""
 
     @classmethod
     def of(
@@ -54,7 +54,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
             coverage={rank: own.coverage for rank, own in alone.items()},
             per="step" if chosen else "recording",
             windows={rank: each for rank, each in windows.items() if each},
-            figures=_mean(figures),
+            figures=mean(figures),
         )
 
     @property
@@ -136,11 +136,6 @@ def _windows(own: RankSummary, *, of_steps: bool) -> Windows:
     return tuple(own.whole)
 
 
-def _mean(chosen: list[Breakdown]) -> Breakdown:
-    if not chosen:
-        return Breakdown()
-    names = [name for name in Breakdown.__struct_fields__ if name.endswith("_ns")]
-    known = {name: [value for each in chosen if (value := getattr(each, name)) is not None] for name in names}
-    means = {name: round(fmean(values)) for name, values in known.items() if len(values) == len(chosen)}
-    sums = {cause: sum(each.causes.get(cause, 0) for each in chosen) for cause in CAUSES}
-    return Breakdown(**means, causes={cause: round(sums[cause] / len(chosen)) for cause in sums if sums[cause]})
+def time_of(windows: Windows) -> Intervals:
+    """Return the time in any of the windows."""
+    return union((np.array([start for start, _ in windows]), np.array([end for _, end in windows])))

@@ -25,6 +25,11 @@ SHORT_NS: Final = 30_000
 (`src/graph/tuning.cc`)."""
 FEWEST_CALLS: Final = 8
 """Least calls a step. A choice: fusing fewer is not worth the work."""
+TORCH_NAMES: Final = {
+    "all_gather": "all_gather_into_tensor",
+    "reduce_scatter": "reduce_scatter_tensor",
+    "all_to_all": "all_to_all_single",
+}
 
 
 def small_collectives(given: RuleInput) -> Recommendation | None:
@@ -137,7 +142,7 @@ def _unmatched(rows: Sequence[CollectiveRow]) -> bool:
 def _apply(ops: Sequence[str]) -> dict[str, str]:
     found = {
         "torch": "with torch.distributed._coalescing_manager(group):  # one launch for all of them\n"
-        f"    for tensor in tensors:\n        torch.distributed.{_torch_name(ops[0])}(..., group=group)"
+        f"    for tensor in tensors:\n        torch.distributed.{TORCH_NAMES.get(ops[0], ops[0])}(..., group=group)"
     }
     if "all_reduce" in ops:
         found |= {
@@ -150,11 +155,3 @@ def _apply(ops: Sequence[str]) -> dict[str, str]:
             "deepspeed": '{"zero_optimization": {"allgather_bucket_size": 5e8, "reduce_bucket_size": 5e8}}',
         }
     return found
-
-
-def _torch_name(op: str) -> str:
-    return {
-        "all_gather": "all_gather_into_tensor",
-        "reduce_scatter": "reduce_scatter_tensor",
-        "all_to_all": "all_to_all_single",
-    }.get(op, op)

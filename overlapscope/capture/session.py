@@ -154,7 +154,7 @@ class Session:
         try:
             with self.steps.mark():
                 yield
-        except BaseException:
+        except BaseException:  # also KeyboardInterrupt: whatever ends the step early, it is not whole
             self.steps.cut()
             raise
         finally:

@@ -3,15 +3,17 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from overlapscope.cli.output import escaped, message_for_stderr, one_line, printable
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
+    from overlapscope.analysis.result import SourceInfo
     from overlapscope.ingest.options import ReadOptions
+    from overlapscope.timeline.run import Source
 
 MAX_WORKERS = 1024
 
@@ -99,24 +101,18 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--force", action="store_true", help="let -o replace an existing file")
 
 
-class WithWarnings(Protocol):
-    """A source and the warnings from reading it."""
-
-    @property
-    def path(self) -> str:
-        """The file."""
-
-    @property
-    def warnings(self) -> "Sequence[str]":
-        """One text per warning."""
+def note(verb: str, words: str, args: argparse.Namespace | None = None, kind: str = "warning") -> None:
+    """Print one line on stderr; without names if `args` contain `--redact`."""
+    text = message_for_stderr(" ".join(words.split()), args)
+    print(one_line(f"overlapscope {verb}: {kind}: {text}"), file=sys.stderr)
 
 
-def warn(verb: str, sources: "Iterable[WithWarnings]", args: argparse.Namespace | None = None) -> None:
+def warn(verb: str, sources: "Iterable[Source | SourceInfo]", args: argparse.Namespace | None = None) -> None:
     """Print the warnings of each source on stderr."""
     sys.stderr.write(warnings_of(verb, sources, args))
 
 
-def warnings_of(verb: str, sources: "Iterable[WithWarnings]", args: argparse.Namespace | None = None) -> str:
+def warnings_of(verb: str, sources: "Iterable[Source | SourceInfo]", args: argparse.Namespace | None = None) -> str:
     """Return the warnings of each source, one line each; without names if `args` contain `--redact`."""
     lines = []
     for source in sources:

@@ -1,13 +1,12 @@
 """Read the sides of a comparison, or runs of several world sizes, and test stored predictions meanwhile."""
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlapscope.cli.arguments import read_options, warn
-from overlapscope.cli.output import message_for_stderr, one_line
+from overlapscope.cli.arguments import note, read_options, warn
 from overlapscope.cli.progress import Progress
 from overlapscope.errors import InputError
 
@@ -45,13 +44,10 @@ def read_replicates(
     from overlapscope.analysis.measured_run import measure_run  # noqa: PLC0415 - keeps --help light
     from overlapscope.ingest.run_folder import read_side  # noqa: PLC0415
 
-    def note(words: str) -> None:
-        text = message_for_stderr(" ".join(words.split()), args)
-        print(one_line(f"overlapscope {verb}: warning: {text}"), file=sys.stderr)
-
     found = []
+    noted = partial(note, verb, args=args)
     with Progress("reading") as progress:
-        for name, loaded in read_side(path, read_options(args), progress=progress, note=note, left_out=left_out):
+        for name, loaded in read_side(path, read_options(args), progress=progress, note=noted, left_out=left_out):
             warn(verb, loaded.sources, args)
             found.append(measure_run(loaded, name))
             if look is not None:
@@ -85,8 +81,7 @@ class PredictionTester:
             found, without = [], [str(error)]
         self.outcomes += found
         for words in without:
-            text = message_for_stderr(" ".join(words.split()), self._args)
-            print(one_line(f"overlapscope {self._verb}: predictions: {text}"), file=sys.stderr)
+            note(self._verb, words, self._args, kind="predictions")
 
 
 def add_scale(parser: argparse.ArgumentParser) -> None:

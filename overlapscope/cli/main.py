@@ -84,7 +84,8 @@ def _ending(error: BaseException, args: argparse.Namespace) -> tuple[str, int] |
     code = 3
     match error:
         case OverlapScopeError():
-            message, code = _one_line(message_for_stderr(error.in_shell, args, error.redacted)), error.exit_code
+            message, code = message_for_stderr(error.in_shell, args, error.redacted), error.exit_code
+            message = one_line(" ".join(message.split()))
         case Terminated():
             message, code = "ended by SIGTERM", TERMINATED
         case KeyboardInterrupt():
@@ -125,10 +126,6 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         sub.formatter_class = argparse.RawDescriptionHelpFormatter
         module.add_arguments(sub)
     return parser
-
-
-def _one_line(message: str) -> str:
-    return one_line(" ".join(message.split()))
 
 
 class Terminated(KeyboardInterrupt):

@@ -1,7 +1,7 @@
 """Options of `whatif` and `plan` for settings that are replayed only when the user asks for them."""
 
 import argparse
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from overlapscope.whatif.requested import RequestedSettings
 
 MAX_NUMBERS = 20
+MAX_CAPS = 1000
 MAX_CHANNELS = 64
 """NCCL's maximum (32 before 2.25)."""
 
@@ -26,6 +27,14 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="send first what the next forward needs first, and wait for all of it",
     )
+
+
+def parse_caps(text: str | None) -> list[float]:
+    """Return the caps of `--bucket-cap-mb`, none without it. Raises UsageError for an impossible cap."""
+    caps = _numbers("--bucket-cap-mb", text, "1,10,25", MAX_CAPS)
+    if not all(0 < each < 1e9 for each in caps):
+        raise UsageError(f"--bucket-cap-mb {text}: a cap must be more than 0")
+    return caps
 
 
 def requested_of(args: argparse.Namespace) -> "RequestedSettings":
@@ -64,15 +73,15 @@ def requested_channels(text: str | None) -> list[int]:
     return [int(each) for each in found]
 
 
-def _numbers(option: str, text: str | None, example: str) -> list[float]:
+def _numbers(option: str, text: str | None, example: str, most: int = MAX_NUMBERS) -> list[float]:
     if text is None:
         return []
     try:
         found = [float(each) for each in text.split(",")]
-    except ValueError as error:
-        raise UsageError(f"{option} {text}: give numbers with commas between them, e.g. {example}") from error
+    except ValueError:
+        found = [nan]
     if not all(map(isfinite, found)):
         raise UsageError(f"{option} {text}: give numbers with commas between them, e.g. {example}")
-    if len(found) > MAX_NUMBERS:
-        raise UsageError(f"{option}: at most {MAX_NUMBERS} at once")
+    if len(found) > most:
+        raise UsageError(f"{option}: at most {most} at once")
     return found

@@ -14,9 +14,9 @@ from overlapscope.errors import UsageError
 
 
 class HostedSteps:
-    """One step at a time on a profile that is open."""
+    """One step at a time on a profile that is open; without a profile nothing happens."""
 
-    def __init__(self, scope: Session) -> None:
+    def __init__(self, scope: Session | None) -> None:
         self._scope = scope
         self._step: AbstractContextManager[None] | None = None
         self._spoiled = False
@@ -28,7 +28,7 @@ class HostedSteps:
 
     def begin(self) -> None:
         """Begin a step, unless one is open or the rest of a spoiled one runs."""
-        if self._step is None and not self._spoiled:
+        if self._scope is not None and self._step is None and not self._spoiled:
             self._step = self._scope.step()
             self._step.__enter__()
 
@@ -36,12 +36,8 @@ class HostedSteps:
         """End the step that is open, as not whole where an exception ended it."""
         self._spoiled = False
         step, self._step = self._step, None
-        if step is None:
-            return
-        if error is None:
-            step.__exit__(None, None, None)
-        else:
-            step.__exit__(type(error), error, error.__traceback__)
+        if step is not None:
+            _leave(step, error)
 
     def spoil(self) -> None:
         """End the step that is open as not whole, and begin none before its own end would have come."""
@@ -56,8 +52,8 @@ class HostedProfile:
     def __init__(self, path: str | PathLike[str], options: Mapping[str, Any]) -> None:
         self._path, self._options = path, dict(options)
         self._scope: Session | None = None
-        self.steps: HostedSteps | None = None
-        """Steps of the open profile; None while there is none."""
+        self.steps = HostedSteps(None)
+        """Steps of the open profile."""
 
     def open(self, model: Any) -> None:
         """Begin a recording of the model's training; one that is still open is closed first."""
@@ -69,15 +65,17 @@ class HostedProfile:
     def close(self, error: BaseException | None = None) -> None:
         """Write the run; does nothing where none is open."""
         scope, steps = self._scope, self.steps
-        self._scope = self.steps = None
-        if scope is None or steps is None:
+        self._scope, self.steps = None, HostedSteps(None)
+        if scope is None:
             return
         # A step that is open now never came to its end.
         steps.end(error or _Spoiled())
-        if error is None:
-            scope.__exit__(None, None, None)
-        else:
-            scope.__exit__(type(error), error, error.__traceback__)
+        _leave(scope, error)
+
+
+def _leave(block: AbstractContextManager[Any], error: BaseException | None) -> None:
+    """Leave a block that was entered before, by an exception if there is one."""
+    block.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
 
 
 class _Spoiled(Exception):  # noqa: N818 - no error: it never leaves this file
@@ -96,7 +94,7 @@ def batches(scope: Session, ends: Callable[[], bool]) -> Callable[[], AbstractCo
         steps.begin()
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # also KeyboardInterrupt: whatever ends the batch, its step is not whole
             steps.end(error)
             raise
         if ends():

@@ -48,30 +48,27 @@ class _Hooks:
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *_: Any) -> None:
         """Begin a step with its first batch."""
         del pl_module, batch, batch_idx
-        steps = self._profile.steps
-        if steps is not None and not steps.open:
+        if not self._profile.steps.open:
             self._before = trainer.global_step
-            steps.begin()
+            self._profile.steps.begin()
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
         """End the step with the batch in which the optimizer stepped."""
         del pl_module, outputs, batch, batch_idx
-        if self._profile.steps is not None and trainer.global_step != self._before:
+        if trainer.global_step != self._before:
             self._profile.steps.end()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Leave out a step that validation interrupts between its batches."""
         del trainer, pl_module
-        if self._profile.steps is not None:
-            self._profile.steps.spoil()
+        self._profile.steps.spoil()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Leave out a step whose last batches the epoch does not have."""
         del trainer, pl_module
-        if self._profile.steps is not None:
-            self._profile.steps.spoil()
+        self._profile.steps.spoil()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the run."""

@@ -1,10 +1,10 @@
-"""torchtitan: the word on each trace that its own profiler writes, and steps for a recording of ours.
+"""torchtitan: a line on each trace that its own profiler writes, and steps for a recording of ours.
 
     config.profiler.trace_post_processor = overlapscope.frameworks.torchtitan.trace_post_processor()
 
-After each export rank 0 reads its own trace and says what of the step is exposed communication; reading takes rank 0
-as long as `overlapscope analyze` does, in a pause that the export has made already. For a recording of ours there is
-no adapter: `trainer.train_step = scope(trainer.train_step)`, which holds the batches of its gradient accumulation.
+After each export rank 0 reads its own trace and prints how much of the step is exposed communication. Reading takes as
+long as `overlapscope analyze` does, in a pause that the export has made already. For a recording of ours there is no
+adapter: `trainer.train_step = scope(trainer.train_step)`, which holds the batches of its gradient accumulation.
 """
 
 import shlex
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import overlapscope
+from overlapscope.analysis.breakdown import mean
 from overlapscope.capture.host.environment import rank_and_world
 from overlapscope.capture.lifecycle.guard import Guard
 from overlapscope.frameworks.framework_steps import imported
 from overlapscope.report.formatting import ms, percent
-from overlapscope.report.text.analysis import mean
 
 
 def trace_post_processor() -> Any:
@@ -26,16 +26,16 @@ def trace_post_processor() -> Any:
     Raises UsageError when torchtitan is not installed, or is older than this hook.
     """
     (function,) = imported(["torchtitan.config.function"], "torchtitan (with profiler.trace_post_processor)")
-    return function.Function.Config(fn=say)
+    return function.Function.Config(fn=print_exposed)
 
 
-def say(trace_path: str) -> None:
-    """Say on rank 0 what the trace tells of this rank; what fails is a warning."""
+def print_exposed(trace_path: str) -> None:
+    """Print the exposed communication of rank 0's trace on rank 0; a failure is a warning."""
     if rank_and_world()[0] == 0:
-        Guard()("reading the trace", _say, Path(trace_path))
+        Guard()("reading the trace", _print_exposed, Path(trace_path))
 
 
-def _say(path: Path) -> None:
+def _print_exposed(path: Path) -> None:
     (rank,) = overlapscope.load(path, ranks={path.name: 0}).analysis().ranks
     whole = [step for step in rank.steps if step.complete and step.window_ns]
     figures = mean(whole) if whole else rank.whole
@@ -43,6 +43,6 @@ def _say(path: Path) -> None:
     sys.stdout.write(
         f"overlapscope: {path.parent.name}, rank 0: {ms(figures.exposed_comm_ns)} ms of a {ms(figures.window_ns)} ms "
         f"{what} is exposed communication ({percent(figures.exposed_fraction)}), {ms(figures.overlapped_ns)} ms more "
-        f"is hidden; all ranks: overlapscope analyze {shlex.quote(str(path.parent))}\n"
+        f"is overlapped; all ranks: overlapscope analyze {shlex.quote(str(path.parent))}\n"
     )
     sys.stdout.flush()

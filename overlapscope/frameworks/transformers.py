@@ -35,17 +35,14 @@ class _Hooks:
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin a step with its first batch; one that never ended was not whole."""
         del args, state, control
-        steps = self._profile.steps
-        if steps is not None:
-            steps.spoil()
-            steps.end()
-            steps.begin()
+        self._profile.steps.spoil()
+        self._profile.steps.end()
+        self._profile.steps.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """End the step, before logging, evaluating and saving."""
         del args, state, control
-        if self._profile.steps is not None:
-            self._profile.steps.end()
+        self._profile.steps.end()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write the run."""

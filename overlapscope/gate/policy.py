@@ -1,7 +1,7 @@
 """The policy of the gate: metrics, minimum differences, budgets, and which runs are comparable."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 
@@ -21,18 +21,6 @@ def _budgets(key: str, value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping):
         raise UsageError(f"{key} must be a table of limits by metric")
     return {known_metric(name): _number(f"{key}.{name}", limit) for name, limit in value.items()}
-
-
-def _failures(key: str, value: Any) -> tuple[str, ...]:
-    return tuple(known_failure(each) for each in _words(key, value))
-
-
-def _keys(key: str, value: Any) -> tuple[str, ...]:
-    return tuple(known_key(each) for each in _words(key, value))
-
-
-def _metrics(key: str, value: Any) -> tuple[str, ...]:
-    return tuple(known_metric(each) for each in _words(key, value))
 
 
 def _number(key: str, value: Any) -> float:
@@ -60,15 +48,15 @@ def _whole(key: str, value: Any) -> int:
     return value
 
 
-_READERS: Final = {
-    "metrics": _metrics,
+_READERS: Final[Mapping[str, Callable[[str, Any], object]]] = {
+    "metrics": lambda key, value: tuple(map(known_metric, _words(key, value))),
     "min_relative": _number,
     "min_absolute_ns": _whole,
     "min_absolute_ratio": _number,
     "alpha": _share,
     "budgets": _budgets,
-    "allow_mismatch": _keys,
-    "fail_on": _failures,
+    "allow_mismatch": lambda key, value: tuple(map(known_key, _words(key, value))),
+    "fail_on": lambda key, value: tuple(map(known_failure, _words(key, value))),
     "floor": _text,
     "seed": _whole,
 }

@@ -32,6 +32,11 @@ def size(size_bytes: int | None) -> str:
     return "?" if size_bytes is None else size_text(size_bytes)
 
 
+def bandwidth(gbs: float | None, estimate: str | None) -> str:
+    """Return a bandwidth in GB/s as text; n/a for None, with `>=` where its transfer time is an upper bound."""
+    return NOT_APPLICABLE if gbs is None else f"{'>= ' if estimate == 'upper_bound' else ''}{gbs:.3g}"
+
+
 def signed_size(size_bytes: float) -> str:
     """Return a difference of two sizes as text with its sign."""
     return f"{'+' if size_bytes > 0 else ''}{size_text(size_bytes)}"

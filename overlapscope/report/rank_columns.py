@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.result import RankInfo
+from overlapscope.analysis.result import RankInfo, StepBreakdown
 from overlapscope.report.formatting import ms, percent
 
 TIMES: Final = (
@@ -56,26 +56,23 @@ COLUMNS: Final = (
 """The columns in their order. To add a column, add an entry here; nothing else changes."""
 
 
-class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one rank by name, in nanoseconds or as ratios; None where a figure was not recorded."""
+def rank_figures(info: RankInfo) -> dict[str, float | None]:
+    """Return the figures of a rank by name: medians over its complete steps, else those of its whole recording.
 
-    rank: int
-    values: dict[str, float | None]
-
-
-def rank_figures(info: RankInfo) -> RankFigures:
-    """Return the figures of a rank: medians over its complete steps, else those of its whole recording."""
-    return RankFigures(rank=info.rank, values={name: _median(info, attrgetter(name)) for name in (*TIMES, *RATIOS)})
+    They are in nanoseconds or ratios; None where a figure was not recorded.
+    """
+    return {name: _median(info, attrgetter(name)) for name in (*TIMES, *RATIOS)}
 
 
-def complete_steps(info: RankInfo) -> list[Breakdown]:
+def complete_steps(info: RankInfo) -> list[StepBreakdown]:
     """Return the steps of a rank that were recorded from begin to end."""
     return [each for each in info.steps if each.complete and each.window_ns is not None]
 
 
 def _median(info: RankInfo, value: Value) -> float | None:
     """Return the median over complete steps, else the value of the whole recording; times are whole nanoseconds."""
-    known = [figure for each in complete_steps(info) or [info.whole] if (figure := value(each)) is not None]
+    windows: list[Breakdown] = [*complete_steps(info)] or [info.whole]
+    known = [figure for each in windows if (figure := value(each)) is not None]
     if not known:
         return None
     middle = median(known)

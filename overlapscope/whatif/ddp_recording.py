@@ -57,11 +57,6 @@ class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Why no other buckets can be replayed; empty where they can."""
 
     @property
-    def told(self) -> Fit:
-        """The old name of `slowdown_fit`, for readers outside this package; delete it with the last of them."""
-        return self.slowdown_fit
-
-    @property
     def lateness_ns(self) -> tuple[float, ...]:
         """How much later than the first rank each rank has its last gradient."""
         return self._late(self._free(self._nominal()))

@@ -153,7 +153,7 @@ def test_fsdp2_gathers_and_scatters_are_recorded(mode: str, tmp_path: Path) -> N
         assert {"0", "2"} <= set(calls.module.dropna())
 
 
-def test_plain_collectives_of_two_groups_are_told_apart(tmp_path: Path) -> None:
+def test_plain_collectives_of_two_groups_are_kept_apart(tmp_path: Path) -> None:
     passed(train("plain", tmp_path))
     run = overlapscope.load(tmp_path / "run")
     calls = run.table("collectives", 0)
@@ -226,8 +226,8 @@ def test_termination_writes_the_run_and_ends_the_process_all_the_same(mode: str,
 
 @pytest.mark.parametrize("mode", ["events", "trace"])
 def test_a_job_that_handles_termination_itself_goes_on_to_its_own_end(mode: str, tmp_path: Path) -> None:
-    trained = passed(train("told_to_end", tmp_path, world=1, mode=mode))
-    assert trained.results == [{"told": [15], "after": 3}]
+    trained = passed(train("handles_its_end", tmp_path, world=1, mode=mode))
+    assert trained.results == [{"signals": [15], "after": 3}]
     assert "Traceback" not in trained.output[0]
     assert len(overlapscope.load(tmp_path / "run").table("steps", 0)) >= 2
 

@@ -119,7 +119,7 @@ def test_tensor_parallel_layers_show_their_all_reduces(mode: str, tmp_path: Path
         assert all(step.exposed_comm_ns for step in run.analysis().ranks[rank].steps if step.complete)
 
 
-def test_collectives_of_two_groups_at_once_are_told_apart_and_right(tmp_path: Path) -> None:
+def test_collectives_of_two_groups_at_once_are_kept_apart_and_right(tmp_path: Path) -> None:
     result = train("crossing", tmp_path).results[0]
     assert result
     right = [[2.0 * number + 1] * 2 for number in range(6)]

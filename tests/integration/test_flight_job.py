@@ -86,8 +86,8 @@ def test_the_calls_are_those_that_were_made(recorded: Any) -> None:
         seqs = [seq for seq, group in zip(calls["seq"], calls["group"], strict=True) if group == "0"]
         assert seqs == list(range(1, 11))
     progress = spelled(run.facts.progress, run.facts.names)
-    told = {(group, done) for group, done in zip(progress["group"], progress["completed"], strict=True)}
-    assert told == {("0", 10), ("1", 3)}
+    completed = {(group, done) for group, done in zip(progress["group"], progress["completed"], strict=True)}
+    assert completed == {("0", 10), ("1", 3)}
 
 
 def test_what_pickle_itself_loads_is_what_was_decoded(recorded: Any) -> None:
@@ -99,7 +99,7 @@ def test_what_pickle_itself_loads_is_what_was_decoded(recorded: Any) -> None:
 def test_the_rank_that_does_not_enter_the_last_collective_is_named(recorded: Any) -> None:
     folder = recorded("missing")
     raw = [json.loads((folder / f"fr_{rank}.json").read_text(encoding="utf-8")) for rank in range(WORLD)]
-    made = [sum(each["process_group"][0] == "0" for each in told["entries"]) for told in raw]
+    made = [sum(each["process_group"][0] == "0" for each in dump["entries"]) for dump in raw]
     assert made == [11, 11, 10]
     for form, called in (("", "tests/integration/flight_job.py"), (".json", None)):
         (finding,) = analyze(read(folder, form)).findings

@@ -153,11 +153,14 @@ def test_lightnings_callback_travels_to_spawned_processes(tmp_path: Path, monkey
 # --- Hugging Face
 
 
-@pytest.mark.parametrize("mode", ["events", "trace"])
-def test_the_trainers_steps_hold_their_accumulated_batches_and_its_buckets_are_found(
-    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def trainer_package(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts.install(monkeypatch, "transformers", TrainerCallback=hosts.TrainerCallback)
+
+
+@pytest.mark.usefixtures("trainer_package")
+@pytest.mark.parametrize("mode", ["events", "trace"])
+def test_the_trainers_steps_hold_their_accumulated_batches_and_its_buckets_are_found(mode: str, tmp_path: Path) -> None:
     model = layers()
     trainer = hosts.Trainer(model, ddp(model), BATCHES, gradient_accumulation_steps=2)
     options = {**OPTIONS, "mode": mode, "steps": 3, "warmup": int(mode == "trace")}
@@ -174,10 +177,8 @@ def test_the_trainers_steps_hold_their_accumulated_batches_and_its_buckets_are_f
     assert run.run.ranks[0].recorded["ddp"]["bucket_bytes"]
 
 
-def test_batches_that_the_trainer_leaves_without_a_step_do_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hosts.install(monkeypatch, "transformers", TrainerCallback=hosts.TrainerCallback)
+@pytest.mark.usefixtures("trainer_package")
+def test_batches_that_the_trainer_leaves_without_a_step_do_not_count(tmp_path: Path) -> None:
     model = layers()
     trainer = hosts.Trainer(model, model, BATCHES[:5], gradient_accumulation_steps=2, epochs=2, partial_steps=False)
     trainer.add_callback(transformers.callback(tmp_path / "run", **OPTIONS))
@@ -186,8 +187,8 @@ def test_batches_that_the_trainer_leaves_without_a_step_do_not_count(
     assert len(whole(tmp_path / "run")) == 4
 
 
-def test_a_second_training_is_a_recording_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts.install(monkeypatch, "transformers", TrainerCallback=hosts.TrainerCallback)
+@pytest.mark.usefixtures("trainer_package")
+def test_a_second_training_is_a_recording_of_its_own(tmp_path: Path) -> None:
     model = layers()
     trainer = hosts.Trainer(model, model, BATCHES)
     trainer.add_callback(transformers.callback(tmp_path / "run", **OPTIONS))
@@ -306,12 +307,12 @@ def test_a_trace_that_cannot_be_read_does_not_stop_torchtitan(tmp_path: Path) ->
     broken = tmp_path / "rank0_trace.json.gz"
     broken.write_bytes(b"no trace")
     with pytest.warns(UserWarning, match="training goes on"):
-        torchtitan.say(str(broken))
+        torchtitan.print_exposed(str(broken))
 
 
 def test_other_ranks_of_torchtitan_do_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchtitan, "rank_and_world", lambda: (1, 2))
-    torchtitan.say(str(tmp_path / "not there.json"))
+    torchtitan.print_exposed(str(tmp_path / "not there.json"))
 
 
 def test_torchtitans_train_step_is_a_step_of_our_own_recording(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,34 @@ def step_of(scope: object):
     return scope.step() if scope is not None else nullcontext()
 
 
+def train(scope: object, model: nn.Module, batches: Iterable[torch.Tensor], called: Any = None) -> None:
+    """Take a step of SGD on each batch; `called` is the compiled model, where there is one."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    called = model if called is None else called
+    for each in batches:
+        with step_of(scope):
+            called(each).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def sharded(**options: object) -> nn.Module:
+    """Return two layers under FSDP2, sharded each on its own."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = mlp(layers=2)
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, **options)
+    fully_shard(model, **options)
+    return model
+
+
+def bucket_bytes(model: nn.parallel.DistributedDataParallel) -> list[int]:
+    reported = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    return [int(part) for part in reported.split(",") if part.strip()]
+
+
 def ddp(*, accumulates: bool = True, mode: str = MODE, **options: object) -> dict[str, object]:
     """DDP with several buckets and accumulation over two batches."""
     model = nn.parallel.DistributedDataParallel(mlp(), bucket_cap_mb=0.03, **options)
@@ -66,8 +95,7 @@ def ddp(*, accumulates: bool = True, mode: str = MODE, **options: object) -> dic
                 model(batch(2 * number + 1)).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-    said = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
-    return {"digest": digest(model), "bucket_bytes": [int(part) for part in said.split(",") if part.strip()]}
+    return {"digest": digest(model), "bucket_bytes": bucket_bytes(model)}
 
 
 def bits() -> dict[str, object]:
@@ -103,23 +131,12 @@ def ddp_hook() -> dict[str, object]:
 
 
 def fsdp() -> dict[str, object]:
-    """FSDP2 over gloo, two layers sharded each on its own."""
+    """FSDP2 over gloo."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
-    model = mlp(layers=2)
-    mesh = init_device_mesh("cpu", (WORLD,))
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = sharded(mesh=init_device_mesh("cpu", (WORLD,)))
     with profiled(model, measure_overhead=False) as scope:
-        for number in range(5):
-            with step_of(scope):
-                model(batch(number)).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
+        train(scope, model, map(batch, range(5)))
     return {}
 
 
@@ -215,10 +232,10 @@ def terminated() -> dict[str, object]:
     return {}
 
 
-def told_to_end() -> dict[str, object]:
+def handles_its_end() -> dict[str, object]:
     """SIGTERM where the job handles it itself: it goes on for two steps, then ends in its own way."""
-    told = []
-    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    signals = []
+    signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
     model = mlp()
     after = 0
     with profiled(model, warmup=1, measure_overhead=True) as scope:
@@ -227,10 +244,10 @@ def told_to_end() -> dict[str, object]:
                 model(batch(number)).mean().backward()
                 if number == 5:
                     os.kill(os.getpid(), signal.SIGTERM)
-            after += bool(told)
+            after += bool(signals)
             if after == 3:
                 break
-    return {"told": told, "after": after}
+    return {"signals": signals, "after": after}
 
 
 def hanging() -> dict[str, object]:

@@ -13,7 +13,22 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 
 import overlapscope
-from tests.integration.training import MODE, RANK, RUN, WORLD, batch, ddp, digest, main, mlp, profiled, step_of
+from tests.integration.training import (
+    MODE,
+    RANK,
+    RUN,
+    WORLD,
+    batch,
+    bucket_bytes,
+    ddp,
+    digest,
+    main,
+    mlp,
+    profiled,
+    sharded,
+    step_of,
+    train,
+)  # fmt: skip
 
 MODES = ("without", "events", "trace")
 """One job trains without us and in both modes: starting processes costs more than training here."""
@@ -23,24 +38,14 @@ def data_parallel(model: nn.Module | None = None, **options: object) -> nn.paral
     return nn.parallel.DistributedDataParallel(model or mlp(), bucket_cap_mb=0.03, **options)
 
 
-def buckets(model: nn.parallel.DistributedDataParallel) -> list[int]:
-    said = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
-    return [int(part) for part in said.split(",") if part.strip()]
-
-
 def compiled(backend: str, mode: str) -> dict[str, object]:
     torch._dynamo.reset()
     width = 300  # three buckets of 1 MiB: the compiler wants none smaller than the first
     model = nn.parallel.DistributedDataParallel(mlp(width), bucket_cap_mb=1)
     called = torch.compile(model, backend=backend)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with profiled(model, mode, measure_overhead=False, steps=3) as scope:
-        for number in range(6):
-            with step_of(scope):
-                called(batch(number, width)).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-    return {"digest": digest(model), "bucket_bytes": buckets(model)}
+        train(scope, model, (batch(number, width) for number in range(6)), called)
+    return {"digest": digest(model), "bucket_bytes": bucket_bytes(model)}
 
 
 def compiled_eager() -> dict[str, object]:
@@ -55,13 +60,8 @@ def compiled_inductor() -> dict[str, object]:
 def joined(mode: str) -> dict[str, object]:
     """Uneven inputs: this rank has two batches more than the one before it."""
     model = data_parallel()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with profiled(model, mode, measure_overhead=False, steps=3) as scope, Join([model]):
-        for number in range(6 + 2 * RANK):
-            with step_of(scope):
-                model(batch(number)).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
+        train(scope, model, map(batch, range(6 + 2 * RANK)))
     return {"digest": digest(model)}
 
 
@@ -95,24 +95,12 @@ def fsdp_mixed() -> dict[str, object]:
 def fsdp_of(mode: str) -> None:
     """FSDP2 that gathers bfloat16 and reduces float32."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    model = mlp(layers=2)
-    options = {
-        "mesh": init_device_mesh("cpu", (WORLD,), mesh_dim_names=("dp_shard",)),
-        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
-    }
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, **options)
-    fully_shard(model, **options)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = sharded(mesh=init_device_mesh("cpu", (WORLD,), mesh_dim_names=("dp_shard",)), mp_policy=policy)
     with profiled(model, mode, measure_overhead=False, steps=3) as scope:
-        for number in range(6):
-            with step_of(scope):
-                model(batch(number)).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
+        train(scope, model, map(batch, range(6)))
 
 
 def static_graph() -> dict[str, object]:
@@ -130,7 +118,7 @@ def decorated_ddp() -> dict[str, object]:
 
     for number in range(6):
         one_step(number)
-    return {"bucket_bytes": buckets(model)}
+    return {"bucket_bytes": bucket_bytes(model)}
 
 
 def crossing() -> dict[str, object]:

@@ -14,6 +14,17 @@ QUIET = (
 )  # fmt: skip
 
 
+def watched(page: Any, address: str) -> list[str]:
+    """Return a list that fills with what a page at `address` should not do: foreign requests, errors, dialogs."""
+    seen: list[str] = []
+    own = (f"{address}/", "data:", "blob:")
+    page.on("request", lambda each: each.url.startswith(own) or seen.append(each.url))
+    page.on("console", lambda each: each.type in ("error", "warning") and seen.append(each.text))
+    page.on("pageerror", lambda each: seen.append(str(each)))
+    page.on("dialog", lambda each: (seen.append(f"dialog {each.message}"), each.dismiss()))
+    return seen
+
+
 @contextmanager
 def opened_browser() -> Iterator[Any]:
     """Yield the browser, or skip the test and say what is missing."""

@@ -1,5 +1,6 @@
 """Folders of runs for tests of the dashboard."""
 
+import base64
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from queue import Queue
 from threading import Thread
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from overlapscope_dashboards.runs.site import Site
@@ -42,6 +44,12 @@ def words(component: object) -> str:
     if isinstance(component, (list, tuple)):
         return " ".join(filter(None, map(words, component)))
     return words(getattr(component, "children", None) or "")
+
+
+def figure_numbers(column: dict[str, str]) -> Any:
+    """Return the numbers of a column of a figure, which Plotly packs as base64."""
+    values = np.frombuffer(base64.b64decode(column["bdata"]), {"u1": "<u1", "f8": "<f8"}[column["dtype"]])
+    return values.reshape([int(each) for each in column["shape"].split(",")]) if "shape" in column else values
 
 
 def served(roots: Sequence[Path], *, host: str = "127.0.0.1", **options: Any) -> str:

@@ -8,6 +8,7 @@ collective and a callback at its end, together about 0.1 ms on the host.
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Final
 
 from overlapscope.capture.hooks.dispatch_hook import DISPATCH_HOOK, Operation
@@ -36,7 +37,7 @@ class CollectiveWatch:
         self._clock, self._guard, self._current, self._ranges = clock, guard, current, ranges
         self._times = times
         self._threads = threading.local()
-        self._undo: list[Callable[[], None]] = []
+        self._undo = ExitStack()
         self._pending_works: dict[int, tuple[Any, list[CollectiveCall]]] = {}
         """By `id()` of a Work (kept alive so that the id stays unique): its calls, which end when its wait ends."""
         self._outputs: dict[int, int] = {}
@@ -61,9 +62,7 @@ class CollectiveWatch:
     def close(self) -> None:
         """Remove the hooks; collectives then run as without them."""
         self.step_begins()
-        for undo in self._undo:
-            undo()
-        self._undo.clear()
+        self._undo.close()
         DISPATCH_HOOK.close()
 
     def step_begins(self) -> None:
@@ -239,7 +238,7 @@ class CollectiveWatch:
     def _patch(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         original = getattr(owner, name)
         setattr(owner, name, around(original))
-        self._undo.append(lambda: setattr(owner, name, original))
+        self._undo.callback(setattr, owner, name, original)
 
     def _patch_ranges(self, record_function: Any) -> None:
         """Track the FSDP profiler range that each thread is in: it names the module of a gather or a scatter."""

@@ -11,6 +11,7 @@ examines every frame unless `leave_untraced` excludes it.
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -27,7 +28,7 @@ class GraphWatch:
 
     def __init__(self, current: Callable[[], StepRecord | None]) -> None:
         self._current = current
-        self._undo: Callable[[], None] | None = None
+        self._undo = ExitStack()
 
     def open(self) -> None:
         """Patch `torch.cuda.CUDAGraph.replay`, which torch and its compiler call to replay a graph."""
@@ -44,13 +45,11 @@ class GraphWatch:
             return original(*args, **kwargs)
 
         graph.replay = replay
-        self._undo = lambda: setattr(graph, "replay", original)
+        self._undo.callback(setattr, graph, "replay", original)
 
     def close(self) -> None:
         """Remove the patch."""
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+        self._undo.close()
 
 
 def leave_untraced() -> None:

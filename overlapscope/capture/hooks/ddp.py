@@ -6,6 +6,7 @@ names while the model inside it runs: `DDPWrapperFinder` asks then.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from overlapscope.capture.host.thread_times import ThreadTimes
@@ -20,7 +21,7 @@ class GradientWatch:
 
     def __init__(self, current: Callable[[], StepRecord | None], model: Any, times: ThreadTimes | None = None) -> None:
         self._current, self._model, self._times = current, model, times
-        self._undo: list[Callable[[], None]] = []
+        self._undo = ExitStack()
         self.parameters: list[tuple[str, int, str]] = []
         """(name, elements, dtype) of the model's parameters."""
 
@@ -29,13 +30,11 @@ class GradientWatch:
         for at, (name, parameter) in enumerate(self._model.named_parameters() if self._model is not None else ()):
             self.parameters.append((name, parameter.numel(), str(parameter.dtype).removeprefix("torch.")))
             if parameter.requires_grad:
-                self._undo.append(parameter.register_post_accumulate_grad_hook(self._noting(at)).remove)
+                self._undo.callback(parameter.register_post_accumulate_grad_hook(self._noting(at)).remove)
 
     def close(self) -> None:
         """Remove the hooks."""
-        for undo in self._undo:
-            undo()
-        self._undo.clear()
+        self._undo.close()
 
     def _noting(self, parameter: int) -> Callable[[Any], None]:
         current, times = self._current, self._times

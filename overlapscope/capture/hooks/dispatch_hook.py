@@ -103,9 +103,10 @@ class DispatchHook:
         functional = torch.library.Library("_c10d_functional", "IMPL")
         self._libraries.append(functional)
         wait = torch.ops._c10d_functional.wait_tensor.default
-        functional.impl("wait_tensor", self._wait_kernel(wait, below), KEY, with_keyset=True)
+        functional.impl("wait_tensor", self._kernel(None, wait, below), KEY, with_keyset=True)
 
-    def _kernel(self, operation: Operation, overload: Any, below: Any) -> Callable[..., Any]:
+    def _kernel(self, operation: Operation | None, overload: Any, below: Any) -> Callable[..., Any]:
+        """Return the kernel of an operation; without one, that of the wait of functional collectives."""
         # Redispatch: calling the operation again would match the schema anew (0.1 ms) and start at the first key.
         redispatch, callers, inside = overload.redispatch, self._callers, self._inside
 
@@ -114,27 +115,12 @@ class DispatchHook:
             callers.add(thread)
             inside.add(thread)
             try:
-                see = self._see
-                if see is None:
+                see, see_wait = self._see, self._see_wait
+                if see is None or see_wait is None:
                     return redispatch(keys & below, *args)
+                if operation is None:
+                    return see_wait(redispatch, keys & below, *args)
                 return see(operation, redispatch, keys & below, args)
-            finally:
-                inside.discard(thread)
-
-        return passing
-
-    def _wait_kernel(self, overload: Any, below: Any) -> Callable[..., Any]:
-        redispatch, callers, inside = overload.redispatch, self._callers, self._inside
-
-        def passing(keys: Any, tensor: Any) -> Any:
-            thread = threading.get_ident()
-            callers.add(thread)
-            inside.add(thread)
-            try:
-                see = self._see_wait
-                if see is None:
-                    return redispatch(keys & below, tensor)
-                return see(redispatch, keys & below, tensor)
             finally:
                 inside.discard(thread)
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from overlapscope.capture.hooks.nvtx import NvtxRanges
@@ -30,7 +31,7 @@ class PhaseWatch:
     ) -> None:
         self._clock, self._guard, self._current, self._model = clock, guard, current, model
         self._ranges, self._times = ranges, times
-        self._undo: list[Callable[[], None]] = []
+        self._undo = ExitStack()
         self._called = False
         """Whether the model was called in this step."""
         self._since: tuple[Any, int] | None = None
@@ -56,10 +57,9 @@ class PhaseWatch:
                 self._end("optimizer")
 
         if self._model is not None:
-            self._undo.append(self._model.register_forward_pre_hook(called).remove)
-        before = optimizer.register_optimizer_step_pre_hook(steps)
-        after = optimizer.register_optimizer_step_post_hook(stepped)
-        self._undo += [before.remove, after.remove]
+            self._undo.callback(self._model.register_forward_pre_hook(called).remove)
+        self._undo.callback(optimizer.register_optimizer_step_pre_hook(steps).remove)
+        self._undo.callback(optimizer.register_optimizer_step_post_hook(stepped).remove)
         original = torch.autograd.backward
 
         def backward(*args: Any, **kwargs: Any) -> Any:
@@ -76,13 +76,11 @@ class PhaseWatch:
                 self._guard("noting a phase", self._note_since)
 
         torch.autograd.backward = backward
-        self._undo.append(lambda: setattr(torch.autograd, "backward", original))
+        self._undo.callback(setattr, torch.autograd, "backward", original)
 
     def close(self) -> None:
         """Remove all hooks."""
-        for undo in self._undo:
-            undo()
-        self._undo.clear()
+        self._undo.close()
 
     def step_begins(self) -> None:
         """Start a step; without a model, forward starts with it."""

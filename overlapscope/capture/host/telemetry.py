@@ -76,16 +76,13 @@ class Sampler:
                 self.unsupported.append(str(error))
 
     def _device_fields(self, device: int) -> Iterator[Callable[[], Iterator[tuple[str, float]]]]:
-        import pynvml  # noqa: PLC0415 - only where a device is sampled
+        import pynvml as nvml  # noqa: PLC0415 - only where a device is sampled
 
         try:
-            pynvml.nvmlInit()
-            handle = (
-                pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
-                if self._uuid is not None
-                else pynvml.nvmlDeviceGetHandleByIndex(device)
-            )
-        except pynvml.NVMLError as error:
+            nvml.nvmlInit()
+            uuid = self._uuid
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid) if uuid else nvml.nvmlDeviceGetHandleByIndex(device)
+        except nvml.NVMLError as error:
             self.unsupported.append(f"NVML: {error}")
             return
 
@@ -93,7 +90,7 @@ class Sampler:
             def sample() -> Iterator[tuple[str, float]]:
                 try:
                     values = read()
-                except pynvml.NVMLError as error:
+                except nvml.NVMLError as error:
                     raise OSError(f"{', '.join(names)}: {error}") from error
                 values = values if isinstance(values, tuple) else (values,)
                 for name, value in zip(names, values, strict=True):
@@ -101,7 +98,6 @@ class Sampler:
 
             return sample
 
-        nvml = pynvml
         yield field(
             ("utilization_percent", "memory_utilization_percent"),
             lambda: _rates(nvml.nvmlDeviceGetUtilizationRates(handle)),

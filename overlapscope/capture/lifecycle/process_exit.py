@@ -20,6 +20,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from overlapscope.capture.lifecycle.guard import Guard
@@ -37,8 +38,6 @@ class Termination:
         self._stuck_writer = StuckProcessWriter(guard, self._write_while_stuck)
         self._handlers: tuple[Any, Any] | None = None
         self._stuck = False
-        self.came = False
-        """Whether the signal has arrived."""
 
     def open(self) -> None:
         """Install the handler; do nothing on a thread other than the main one, where Python does not allow it."""
@@ -50,7 +49,6 @@ class Termination:
             # Restore first: a second signal must find the handler that was there without us.
             signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
             self._stuck_writer.cancel()
-            self.came = True
             self._guard.failures.append("the process was terminated")
             self._write()
             if callable(previous):
@@ -75,7 +73,7 @@ class Termination:
                 signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
 
     def forked(self) -> None:
-        """Restore the handler in a forked child."""
+        """Restore the handler in a forked child, and close the pipe, which would wake the parent's thread."""
         self._stuck = False
         self.close()
 
@@ -118,10 +116,6 @@ class StuckProcessWriter:
                 signal.set_wakeup_fd(found)
             self._shut()
 
-    def forked(self) -> None:
-        """Close the pipe in a forked child: the child's signals must not wake the parent's thread, which reads it."""
-        self.close()
-
     def _shut(self) -> None:
         for end in (self._wake, self._read):
             os.close(end)
@@ -147,7 +141,7 @@ class GroupDestructionHook:
 
     def __init__(self, leave: Callable[[], None]) -> None:
         self._leave = leave
-        self._undo: Callable[[], None] | None = None
+        self._undo = ExitStack()
 
     def open(self) -> None:
         """Patch the function in both modules that export it."""
@@ -170,13 +164,11 @@ class GroupDestructionHook:
 
         for place in places:
             place.destroy_process_group = destroy_process_group
-        self._undo = undo
+        self._undo.callback(undo)
 
     def close(self) -> None:
         """Remove the patch."""
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+        self._undo.close()
 
 
 def stop_in_forked_children(of: Any) -> Callable[[], None]:

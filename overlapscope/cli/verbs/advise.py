@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_inputs, add_output, emit, warn
 from overlapscope.cli.output import one_line
-from overlapscope.cli.verbs.plan import parse_caps
+from overlapscope.cli.scenario_options import parse_caps
 from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:

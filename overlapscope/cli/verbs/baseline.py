@@ -13,12 +13,12 @@ examples:
 import argparse
 import json
 import shlex
-import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlapscope.cli.arguments import add_reading, given_path, read_options, warn
-from overlapscope.cli.output import one_line, printable
+from overlapscope.cli.arguments import add_reading, given_path, note, read_options, warn
+from overlapscope.cli.output import printable
 from overlapscope.cli.progress import Progress
 from overlapscope.errors import InputError, UsageError
 
@@ -61,13 +61,10 @@ def _save(args: argparse.Namespace) -> int:
     if place.exists() and not args.force:  # before anything is read
         raise UsageError(f"{place} exists already; choose another name, or replace it with -f")
 
-    def add_noted(words: str) -> None:
-        print(one_line(f"overlapscope baseline: warning: {' '.join(words.split())}"), file=sys.stderr)
-
     found = []
     kept: list[Noted] = []
     with Progress("reading") as progress:
-        for path, loaded in read_runs(args.runs, read_options(args), progress=progress, note=add_noted):
+        for path, loaded in read_runs(args.runs, read_options(args), progress=progress, note=partial(note, "baseline")):
             warn("baseline", loaded.sources)
             found.append(loaded)
             kept.append(read_noted([path]))  # before anything is written
@@ -75,9 +72,9 @@ def _save(args: argparse.Namespace) -> int:
         raise InputError(f"{args.runs}: contains no times of any rank, so there is nothing to compare with later")
     save_baseline(found, place, version=__version__, force=args.force)
     _keep_predictions(kept, place)
-    if args.json:
-        return _print_json(args.folder, [each for each in baselines(args.folder) if each.name == args.name])
     saved = next(each for each in baselines(args.folder) if each.name == args.name)
+    if args.json:
+        return _print_json(args.folder, [saved])
     print(printable(f"{place}: {_words(saved)}"))
     print(f"next: overlapscope gate {shlex.quote(str(place))} CAND")
     return 0

@@ -13,7 +13,7 @@ import argparse
 import shlex
 
 from overlapscope.cli.arguments import add_output, add_reading, emit, given_path
-from overlapscope.cli.inputs import add_scale, read_both_sides, read_scaling
+from overlapscope.cli.inputs import PredictionTester, add_scale, read_both_sides, read_scaling
 from overlapscope.display import display_path
 from overlapscope.errors import UsageError
 
@@ -43,7 +43,6 @@ def run(args: argparse.Namespace) -> int:
     import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.analysis.compare import compare  # noqa: PLC0415
-    from overlapscope.cli.inputs import PredictionTester  # noqa: PLC0415
     from overlapscope.cli.prediction_file import add_noted, require_run_directory  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import compare as compare_text  # noqa: PLC0415

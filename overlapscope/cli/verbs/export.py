@@ -10,15 +10,11 @@ import gzip
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_inputs, given_path, warn
 from overlapscope.display import list_some
 from overlapscope.errors import InputError, UsageError
 from overlapscope.files.atomic import atomic_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 COMPRESSION = 6
 
@@ -46,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
     import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.cli.read_run import read_run  # noqa: PLC0415
-    from overlapscope.errors import InputError  # noqa: PLC0415
     from overlapscope.report.formatting import count, size  # noqa: PLC0415
     from overlapscope.report.perfetto.export import ExportSelection, PerfettoTrace  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
@@ -96,7 +91,7 @@ def numbers(option: str, value: str | None) -> list[range] | None:
     return found
 
 
-def chosen(option: str, ranges: "list[range] | None", known: "Iterable[int]") -> frozenset[int] | None:
+def chosen(option: str, ranges: list[range] | None, known: Iterable[int]) -> frozenset[int] | None:
     """Return the known numbers within `ranges`. Raises UsageError for a range that contains none of them."""
     if ranges is None:
         return None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from overlapscope.cli.arguments import add_output, add_reading, emit, given_path
-from overlapscope.cli.inputs import read_both_sides, read_replicates
+from overlapscope.cli.inputs import PredictionTester, read_both_sides, read_replicates
 from overlapscope.cli.policy_file import read_floor, read_policy
 from overlapscope.display import display_path
 from overlapscope.errors import UsageError
@@ -82,8 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _judge(args: argparse.Namespace) -> int:
-    from overlapscope.cli.inputs import PredictionTester  # noqa: PLC0415
-    from overlapscope.gate.verdict import judge  # noqa: PLC0415
+    from overlapscope.gate.verdict import judge  # noqa: PLC0415 - keeps --help light
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.sheet import gate_text  # noqa: PLC0415
 
@@ -92,8 +91,7 @@ def _judge(args: argparse.Namespace) -> int:
     tested = PredictionTester("gate", [args.base], args)
     (base, candidate), left_out = read_both_sides("gate", (args.base, args.candidate), args, tested.look)
     gate = judge(base, candidate, policy, floor, left_out)
-    comparison = replace(gate.comparison, predictions=tested.outcomes)
-    gate = replace(gate, comparison=comparison)
+    gate = replace(gate, comparison=replace(gate.comparison, predictions=tested.outcomes))
     if args.redact:
         from overlapscope.report.redact import redacted  # noqa: PLC0415
 

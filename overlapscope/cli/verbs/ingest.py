@@ -21,7 +21,6 @@ from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:
     from overlapscope.ingest.parallel.process_pool import WorkerPool
-    from overlapscope.ingest.write_run import Written
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +81,17 @@ def _run(args: argparse.Namespace, started: "WorkerPool | None") -> int:
         os.stat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(args.output) for name in names
     )
     if args.json:
-        result = _document(display_path(args.output), written, stored)
+        result = {
+            "schema": "overlapscope.ingest/1",
+            "run": display_path(args.output),
+            "ranks": written.ranks,
+            "missing_ranks": written.missing_ranks,
+            "unread_ranks": written.unread_ranks,
+            "spans": written.spans,
+            "bytes": stored,
+            "resumed_files": written.resumed_files,
+            "sources": written.sources,
+        }
         print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
         return 0
     missing = "".join(f", {each}" for each in [missing_ranks_text(written.missing_ranks, written.unread_ranks)] if each)
@@ -93,17 +102,3 @@ def _run(args: argparse.Namespace, started: "WorkerPool | None") -> int:
     )
     print(f"next: overlapscope analyze {shlex.quote(str(args.output))}")
     return 0
-
-
-def _document(run: str, written: "Written", stored_bytes: int) -> dict[str, object]:
-    return {
-        "schema": "overlapscope.ingest/1",
-        "run": run,
-        "ranks": written.ranks,
-        "missing_ranks": written.missing_ranks,
-        "unread_ranks": written.unread_ranks,
-        "spans": written.spans,
-        "bytes": stored_bytes,
-        "resumed_files": written.resumed_files,
-        "sources": written.sources,
-    }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from overlapscope.cli.arguments import add_output, emit
-from overlapscope.cli.scenario_options import add_scenario_options, channel_tables, requested_of
+from overlapscope.cli.scenario_options import add_scenario_options, channel_tables, parse_caps, requested_of
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from overlapscope.whatif.workload_file import WorkloadDocument
 
 MAX_BYTES = 16 << 20
-MAX_CAPS = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,26 +53,12 @@ def run(args: argparse.Namespace) -> int:
     compressions = parse_compressions(args.compress) if args.compress else []
     document = _document(args.workload)
     tables = [(channels, str(path), _table(path)) for channels, path in by_channels]
-    made = plan(document, _tables(document, args.workload.parent), tables)
+    file = document.collectives.file
+    made = plan(document, None if file is None else _table(args.workload.parent / file), tables)
     found = predict_ddp(made, caps, search=not args.no_search, compressions=compressions)
     found = with_requested(found, made, asked, optimizer=document.optimizer.name)
     emit(json.render(found) if args.json else whatif_text.render(found), args)
     return 0
-
-
-def parse_caps(text: str | None) -> list[float]:
-    """Return the caps that an argument lists, none without it. Raises UsageError for an impossible cap."""
-    if text is None:
-        return []
-    try:
-        caps = [float(each) for each in text.split(",")]
-    except ValueError as error:
-        raise UsageError(f"--bucket-cap-mb {text}: give numbers with commas between them, e.g. 1,10,25") from error
-    if not all(0 < each < 1e9 for each in caps):
-        raise UsageError(f"--bucket-cap-mb {text}: a cap must be more than 0")
-    if len(caps) > MAX_CAPS:
-        raise UsageError(f"--bucket-cap-mb: at most {MAX_CAPS} caps at once")
-    return caps
 
 
 def _document(path: Path) -> "WorkloadDocument":
@@ -93,10 +78,6 @@ def _document(path: Path) -> "WorkloadDocument":
         raise UsageError(f"{path}: not TOML: {error}") from error
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
-
-
-def _tables(document: "WorkloadDocument", folder: Path) -> "Facts | None":
-    return None if document.collectives.file is None else _table(folder / document.collectives.file)
 
 
 def _table(path: Path) -> "Facts":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_output, add_reading, emit, given_path, warn
-from overlapscope.cli.inputs import add_scale, read_both_sides, read_replicates, read_scaling
+from overlapscope.cli.inputs import PredictionTester, add_scale, read_both_sides, read_replicates, read_scaling
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ def _document(args: argparse.Namespace) -> "Document":
     from overlapscope.analysis.compare import compare  # noqa: PLC0415
     from overlapscope.analysis.history import history  # noqa: PLC0415
     from overlapscope.analysis.prediction_check import add_outcomes  # noqa: PLC0415
-    from overlapscope.cli.inputs import PredictionTester  # noqa: PLC0415
     from overlapscope.cli.read_run import read_run  # noqa: PLC0415
     from overlapscope.ingest.run_folder import find_runs  # noqa: PLC0415
 

@@ -11,8 +11,8 @@ import argparse
 from typing import TYPE_CHECKING, Final
 
 from overlapscope.cli.arguments import add_inputs, add_output, emit, warn
-from overlapscope.cli.scenario_options import add_scenario_options, requested_channels, requested_of
-from overlapscope.cli.verbs.plan import parse_caps
+from overlapscope.cli.scenario_options import add_scenario_options, parse_caps, requested_channels, requested_of
+from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from overlapscope.timeline.run import Run
@@ -42,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
 
     from overlapscope.advice.nccl_trials import channel_trials  # noqa: PLC0415
     from overlapscope.cli.read_run import read_run  # noqa: PLC0415
-    from overlapscope.errors import InputError  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import whatif as whatif_text  # noqa: PLC0415
     from overlapscope.whatif.predict import predict_recording  # noqa: PLC0415
@@ -67,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _fitting(run: "Run", args: argparse.Namespace) -> None:
     """Raise UsageError for options that cannot be used with this kind of recording."""
-    from overlapscope.errors import UsageError  # noqa: PLC0415
     from overlapscope.whatif.parallelism import parallelism_of, unsupported_options  # noqa: PLC0415
 
     kind = parallelism_of(run)
@@ -92,7 +90,6 @@ def _listed(run: "Run", *, as_json: bool) -> str:
 
 
 def _wanted(args: argparse.Namespace) -> "ReplayOptions":
-    from overlapscope.errors import UsageError  # noqa: PLC0415
     from overlapscope.whatif.formulas import ALGORITHMS  # noqa: PLC0415
     from overlapscope.whatif.graph_predict import ReplayOptions  # noqa: PLC0415
 

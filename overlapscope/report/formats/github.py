@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.formatting import inert
-from overlapscope.report.sheet.gate import budget_words, grown_causes, grown_collectives, headline, metric_words
+from overlapscope.report.sheet.gate import budget_words, grown, headline, metric_words
 
 MAX_ANNOTATIONS: Final = 5
 TITLE: Final = "OverlapScope"
@@ -19,9 +19,9 @@ def annotations(gate: Gate) -> list[str]:
     if gate.verdict == "regressed":
         errors = [metric_words(each) for each in gate.metrics if each.gates and each.verdict == "regressed"]
         errors += [budget_words(each) for each in gate.budgets if each.kept is False]
-        grown = [*grown_collectives(gate.comparison)[:1], *grown_causes(gate.comparison)[:1]]
-        if grown and errors:
-            errors[0] = f"{errors[0]}\nlargest growth: {'; '.join(each.name for each in grown)}"
+        most = [*grown(gate.comparison, "exposed_by_collective")[:1], *grown(gate.comparison, "exposed_by_cause")[:1]]
+        if most and errors:
+            errors[0] = f"{errors[0]}\nlargest growth: {'; '.join(each.name for each in most)}"
     return [_command("error", each) for each in (errors or [headline(gate)])[:MAX_ANNOTATIONS]]
 
 

@@ -20,11 +20,6 @@ from overlapscope.report.sheet.document import Document, comparison_of
 from overlapscope.report.text.compare import METRIC_LABELS
 
 PREFIX: Final = "overlapscope_"
-_FIELDS: Final = {
-    "step_time_ns": "step_ns", "ideal_step_time_ns": "ideal_ns", "scaling_efficiency_ratio": "efficiency",
-    "speedup_ratio": "speedup",
-}  # fmt: skip
-"""The field of a scaling study's point that each metric is read from."""
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -65,16 +60,11 @@ def _families(document: Document) -> Iterator[_Family]:
 
 
 def _of_analysis(analysis: Analysis) -> Iterator[_Family]:
-    ranks = [rank_figures(info) for info in analysis.ranks]
+    ranks = {info.rank: rank_figures(info) for info in analysis.ranks}
     for name in (*TIMES, *RATIOS):
-        samples: list[tuple[Labels, str]] = [
-            ((("rank", str(each.rank)),), _value(value, name))
-            for each in ranks
-            if (value := each.values[name]) is not None
-        ]
-        yield _family(
-            name, f"{METRIC_LABELS.get(name, 'length')}: median over complete steps, else the whole recording", samples
-        )
+        words = f"{METRIC_LABELS.get(name, 'length')}: median over complete steps, else the whole recording"
+        known = ((rank, value) for rank, figures in ranks.items() if (value := figures[name]) is not None)
+        yield _family(name, words, [((("rank", str(rank)),), _value(value, name)) for rank, value in known])
 
 
 def _of_history(history: History) -> Iterator[_Family]:
@@ -90,14 +80,13 @@ def _of_history(history: History) -> Iterator[_Family]:
 
 def _of_scaling(found: Scaling) -> Iterator[_Family]:
     sizes = [((("world_size", str(size)),), each) for size, each in {e.world_size: e for e in found.points}.items()]
-    for name, words in (
-        ("step_time_ns", "step time: mean over ranks, complete steps and runs"),
-        ("ideal_step_time_ns", "step time if nothing were lost compared with the smallest world size"),
-        ("scaling_efficiency_ratio", "ideal step time / step time"),
-        ("speedup_ratio", "throughput / throughput of the smallest world size"),
+    for name, field, words in (
+        ("step_time_ns", "step_ns", "step time: mean over ranks, complete steps and runs"),
+        ("ideal_step_time_ns", "ideal_ns", "step time if nothing were lost compared with the smallest world size"),
+        ("scaling_efficiency_ratio", "efficiency", "ideal step time / step time"),
+        ("speedup_ratio", "speedup", "throughput / throughput of the smallest world size"),
     ):
-        samples: list[tuple[Labels, str]] = [(at, _value(getattr(each, _FIELDS[name]), name)) for at, each in sizes]
-        yield _family(name, words, samples)
+        yield _family(name, words, [(at, _value(getattr(each, field), name)) for at, each in sizes])
     lost: dict[Labels, str] = {
         (*at, ("part", part.name), ("exposed", "yes" if part.exposed else "no")): _value(part.loss_ns, "_ns")
         for at, each in sizes
@@ -111,12 +100,9 @@ def _of_comparison(comparison: Comparison) -> Iterator[_Family]:
     for definition in METRICS:
         metric = found.get(definition.name)
         sides = (("base", metric.base.value), ("candidate", metric.candidate.value)) if metric else ()
-        samples: list[tuple[Labels, str]] = [
-            ((("side", side),), _value(value, definition.name)) for side, value in sides if value is not None
-        ]
-        yield _family(
-            definition.name, f"{METRIC_LABELS[definition.name]}: median of runs of medians over steps", samples
-        )
+        words = f"{METRIC_LABELS[definition.name]}: median of runs of medians over steps"
+        known = ((side, value) for side, value in sides if value is not None)
+        yield _family(definition.name, words, [((("side", s),), _value(v, definition.name)) for s, v in known])
     parts = comparison.attribution.exposed_by_cause.parts if comparison.attribution else []
     yield _family("exposed_by_cause_ns", "exposed communication by cause: mean over ranks and steps", _causes(parts))
 

@@ -1,18 +1,18 @@
 """Convert any document to a sheet; the sheets of an analysis and of a comparison are built here."""
 
 from overlapscope.analysis.collectives import CollectiveRow
-from overlapscope.analysis.compare import ComparedRun, Comparison
+from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.findings import titles
 from overlapscope.analysis.history import History
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.scaling import Scaling
 from overlapscope.analysis.wording import short
 from overlapscope.gate.verdict import Gate
-from overlapscope.report.formatting import NOT_APPLICABLE, amount, change, count, ms, percent, signed_percent, size
+from overlapscope.report.formatting import NOT_APPLICABLE, count, ms, percent, size
 from overlapscope.report.model import Sheet, Table
 from overlapscope.report.rank_columns import COLUMNS, complete_steps
 from overlapscope.report.sheet.document import Document
-from overlapscope.report.sheet.gate import grown_table, label, sheet_of_gate
+from overlapscope.report.sheet.gate import grown_table, sheet_of_gate
 from overlapscope.report.sheet.history import sheet_of_history
 from overlapscope.report.sheet.scaling import sheet_of_scaling
 from overlapscope.report.sheet.waiting import cross_rank_sentences, straggler_table, wait_table
@@ -37,12 +37,10 @@ def sheet_of(document: Document) -> Sheet:
 
 
 def _of_comparison(comparison: Comparison) -> Sheet:
-    rows = [
-        (label(each.name), amount(each.base.value, each.unit), amount(each.candidate.value, each.unit),
-         change(each.difference, each.unit), signed_percent(each.relative) if each.unit == "ns" else "")
-        for each in sorted(comparison.metrics, key=lambda each: _position(each.name))[: compare_text.SHORT]
-    ]  # fmt: skip
-    sides = ((side, [short(run.name) for run in runs]) for side, runs in _sides(comparison))
+    by_name = {each.name: each for each in comparison.metrics}
+    known = [by_name[name] for name in compare_text.METRIC_LABELS if name in by_name]
+    both = ("base", comparison.base), ("candidate", comparison.candidate)
+    sides = ((side, [short(run.name) for run in runs]) for side, runs in both)
     title = ", ".join(f"{side} {names[0] if len(names) == 1 else count(len(names), 'run')}" for side, names in sides)
     head = (f"ms a {comparison.window or 'step'}", "base", "candidate", "difference", "%")
     warnings, notes = titles(comparison.findings)
@@ -50,22 +48,13 @@ def _of_comparison(comparison: Comparison) -> Sheet:
         title=f"Compared: {title}",
         lead=tuple(compare_text.sentence(comparison).splitlines()),
         tables=(
-            Table(head=head, rows=tuple(rows)),
+            Table(head=head, rows=tuple(map(compare_text.metric_cells, known[: compare_text.SHORT]))),
             grown_table(comparison),
             *predictions_text.tables(comparison.predictions),
         ),
         warnings=tuple(warnings[:MAX_FINDINGS]),
         notes=tuple(notes[:MAX_FINDINGS]),
     )
-
-
-def _sides(comparison: Comparison) -> tuple[tuple[str, list[ComparedRun]], ...]:
-    return ("base", comparison.base), ("candidate", comparison.candidate)
-
-
-def _position(name: str) -> int:
-    order = list(compare_text.METRIC_LABELS)
-    return order.index(name) if name in order else len(order)
 
 
 def _of_analysis(analysis: Analysis) -> Sheet:

@@ -2,27 +2,28 @@
 
 from collections.abc import Iterator, Sequence
 from statistics import fmean
-
-from msgspec.structs import replace
+from typing import Literal
 
 from overlapscope.analysis.attribution import Attribution
-from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.cause_table import CAUSES, cause_label
+from overlapscope.analysis.breakdown import Breakdown, mean
+from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.collective_changes import CollectiveChange
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.history import History
-from overlapscope.analysis.result import Analysis, RankInfo
+from overlapscope.analysis.result import Analysis, RankInfo, StepBreakdown
 from overlapscope.analysis.scaling import Scaling
 from overlapscope.analysis.wording import short
 from overlapscope.report.formatting import ms, size
 from overlapscope.report.model import Chart, Series
+from overlapscope.report.rank_columns import complete_steps
 from overlapscope.report.sheet.analysis import call_name
 from overlapscope.report.sheet.document import Document, comparison_of
 from overlapscope.report.sheet.history import charts_of_history
 from overlapscope.report.sheet.scaling import charts_of_scaling
 from overlapscope.report.sheet.waiting import wait_charts
-from overlapscope.report.text.analysis import mean, windows
-from overlapscope.report.text.compare import METRIC_LABELS, collective_words
+from overlapscope.report.text.analysis import windows
+from overlapscope.report.text.compare import METRIC_LABELS, part_names
 
 MAX_ROWS = 64
 """At most this many ranks are drawn as bars."""
@@ -107,11 +108,10 @@ def _parts(title: str, axis: str, rows: Sequence[tuple[str, float]]) -> Chart:
 
 def _steps(ranks: Sequence[RankInfo]) -> Iterator[Chart]:
     """Yield the chart over steps: step time of the slowest rank, and exposed time as the mean over ranks."""
-    found: dict[int, list[Breakdown]] = {}
+    found: dict[int, list[StepBreakdown]] = {}
     for info in ranks:
-        for each in info.steps:
-            if each.complete and each.window_ns is not None:
-                found.setdefault(each.step, []).append(each)
+        for each in complete_steps(info):
+            found.setdefault(each.step, []).append(each)
     if len(found) < 2:
         return
     stride = -(-len(found) // MAX_POINTS)
@@ -137,41 +137,39 @@ def _of_comparison(comparison: Comparison) -> Iterator[Chart]:
     by_name = {each.name: each for each in comparison.metrics}
     chosen = [by_name[name] for name in METRIC_LABELS if name in by_name and by_name[name].unit == "ns"]
     known = [each for each in chosen if each.base.value or each.candidate.value]
-    sides = [tuple(None if s.value is None else s.value / 1e6 for s in side) for side in (
-        [each.base for each in known], [each.candidate for each in known],
-    )]  # fmt: skip
-    yield _base_and_candidate(
-        "Figures of a step, side by side", f"ms a {comparison.window or 'step'}",
-        [METRIC_LABELS[each.name] for each in known], sides[0], sides[1],
-    )  # fmt: skip
+    base, candidate = (
+        [None if side.value is None else side.value / 1e6 for side in sides]
+        for sides in ([each.base for each in known], [each.candidate for each in known])
+    )
+    names = [METRIC_LABELS[each.name] for each in known]
+    axis = f"ms a {comparison.window or 'step'}"
+    yield _base_and_candidate("Figures of a step, side by side", axis, names, base, candidate)
     found = comparison.attribution
     if found is None:
         return
     rows = comparison.collectives
-    yield _shares("What the step consists of", found.step_time, [part.name for part in found.step_time.parts])
-    causes = found.exposed_by_cause
-    yield _cause_chart("Why communication is exposed", causes, [cause_label(part.name) for part in causes.parts])
-    names = [
-        part.name if part.collective is None else collective_words(rows[part.collective])
-        for part in found.exposed_by_collective.parts
-    ]
-    yield _cause_chart("Exposed time by collective", found.exposed_by_collective, names)
+    yield _shares("What the step consists of", found.step_time, rows, "how much")
+    yield _shares("Why communication is exposed", found.exposed_by_cause, rows, "why")
+    yield _shares("Exposed time by collective", found.exposed_by_collective, rows, "why")
 
 
-def _shares(title: str, whole: Attribution, names: Sequence[str]) -> Chart:
-    parts = list(zip(names, whole.parts, strict=True))[:MAX_PARTS]
-    base, candidate = ([getattr(part, side) / 1e6 for _, part in parts] for side in ("base_ns", "candidate_ns"))
-    return _base_and_candidate(
-        title, "ms a step, mean over ranks", [short(name) for name, _ in parts], tuple(base), tuple(candidate)
+def _shares(
+    title: str, whole: Attribution, rows: Sequence[CollectiveChange], section: Literal["how much", "why"]
+) -> Chart:
+    names = [short(each) for each in part_names(whole, rows)[:MAX_PARTS]]
+    base, candidate = (
+        [getattr(p, side) / 1e6 for p in whole.parts[:MAX_PARTS]] for side in ("base_ns", "candidate_ns")
     )
-
-
-def _cause_chart(title: str, whole: Attribution, names: Sequence[str]) -> Chart:
-    return replace(_shares(title, whole, names), section="why")
+    return _base_and_candidate(title, "ms a step, mean over ranks", names, base, candidate, section)
 
 
 def _base_and_candidate(
-    title: str, axis: str, names: Sequence[str], base: Sequence[float | None], candidate: Sequence[float | None]
+    title: str,
+    axis: str,
+    names: Sequence[str],
+    base: Sequence[float | None],
+    candidate: Sequence[float | None],
+    section: Literal["how much", "why"] = "how much",
 ) -> Chart:
     changes = [
         (name, after - before)
@@ -181,6 +179,6 @@ def _base_and_candidate(
     most = max(changes, key=lambda each: abs(each[1]), default=None)
     return Chart(
         title=title, words=f"Largest change: {most[0]}, {most[1]:+,.3f} ms." if most else "", kind="grouped",
-        axis=axis, categories=tuple(names),
+        axis=axis, categories=tuple(names), section=section,
         series=(Series(name="base", values=tuple(base)), Series(name="candidate", values=tuple(candidate))),
     )  # fmt: skip

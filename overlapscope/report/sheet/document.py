@@ -1,7 +1,7 @@
 """The documents that reports are made of, and the decoding and checking of their saved JSON."""
 
 import re
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
@@ -23,13 +23,6 @@ _HEAD: Final = re.compile(
 )
 _ALWAYS: Final = ("comm_ns", "compute_ns", "overlapped_ns", "exposed_comm_ns", "compute_only_ns", "idle_ns")
 """Figures that every window has; memcpy time is unknown where only events were recorded."""
-_TYPES: Final[dict[bytes, type[Document]]] = {
-    b"analysis": Analysis,
-    b"comparison": Comparison,
-    b"gate": Gate,
-    b"history": History,
-    b"scaling": Scaling,
-}
 DOCUMENTS: Final[dict[str, type[msgspec.Struct]]] = {
     "analysis": Analysis,
     "comparison": Comparison,
@@ -58,7 +51,7 @@ def decoded(content: bytes) -> Document:
     if int(head[2]) > 1:
         raise NewerSchemaError("was written by a newer OverlapScope; update this one to read it")
     try:
-        document: Document = msgspec.json.decode(content, type=_TYPES[head[1]])
+        document = cast("Document", msgspec.json.decode(content, type=DOCUMENTS[head[1].decode()]))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InputError(f"is damaged, or was edited: {error}") from error
     _check(document)

@@ -1,10 +1,11 @@
 """The sheet of a gate result: the verdict, then each metric, then what grew, then the conditions of the verdict."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal
 
-from overlapscope.analysis.attribution import EXPOSED, Attribution
-from overlapscope.analysis.cause_table import cause_label
+from msgspec.structs import replace
+
+from overlapscope.analysis.attribution import EXPOSED, Attribution, Part
 from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.findings import Finding, titles
 from overlapscope.analysis.wording import first_and_count, short
@@ -23,7 +24,7 @@ from overlapscope.report.formatting import (
     with_unit,
 )
 from overlapscope.report.model import Sheet, Table
-from overlapscope.report.text.compare import METRIC_LABELS, collective_words
+from overlapscope.report.text.compare import METRIC_LABELS, part_names
 from overlapscope.report.verdicts import GATE
 
 MAX_INFORMING = 4
@@ -206,63 +207,30 @@ def _notes(gate: Gate) -> list[str]:
     return found[:MAX_NOTES] + ([f"{count(more, 'more finding')}: overlapscope compare"] if more > 0 else [])
 
 
-class Grown(NamedTuple):
-    """A part of the step that grew, as means over ranks and steps."""
-
-    name: str
-    base_ns: int
-    candidate_ns: int
-    difference_ns: int
-
-
-def grown_collectives(comparison: Comparison) -> list[Grown]:
-    """Return the kinds of collective whose exposed time grew most."""
+def grown(
+    comparison: Comparison, within: Literal["step_time", "exposed_by_collective", "exposed_by_cause"]
+) -> list[Part]:
+    """Return the parts of a total that grew most, with names as people read them."""
     if comparison.attribution is None:
         return []
-    rows = comparison.collectives
-    shares = comparison.attribution.exposed_by_collective
-    return _grown(
-        shares, [p.name if p.collective is None else collective_words(rows[p.collective]) for p in shares.parts]
-    )
-
-
-def grown_causes(comparison: Comparison) -> list[Grown]:
-    """Return the causes of exposed time that grew most."""
-    if comparison.attribution is None:
-        return []
-    shares = comparison.attribution.exposed_by_cause
-    return _grown(shares, [cause_label(part.name) for part in shares.parts])
-
-
-def grown_activities(comparison: Comparison) -> list[Grown]:
-    """Return the activities of a step that grew most: compute, exposed communication, memcpy, idle."""
-    if comparison.attribution is None:
-        return []
-    shares = comparison.attribution.step_time
-    return _grown(shares, [part.name for part in shares.parts])
+    whole: Attribution = getattr(comparison.attribution, within)
+    names = part_names(whole, comparison.collectives)
+    parts = [replace(part, name=name) for name, part in zip(names, whole.parts, strict=True) if part.difference_ns > 0]
+    most = max((each.difference_ns for each in parts), default=0)
+    return [each for each in parts if each.difference_ns >= LEAST_SHARE * most][:MAX_GROWN]
 
 
 def grown_table(comparison: Comparison) -> Table:
     """Return what grew as a table: activities, and collectives and causes unless exposed time did not grow."""
-    activities = grown_activities(comparison)
+    activities = grown(comparison, "step_time")
     rows = [("step", *_cells(each)) for each in activities]
     if any(each.name == EXPOSED for each in activities) or not activities:
-        rows += [("by collective", *_cells(each)) for each in grown_collectives(comparison)]
-        rows += [("by cause", *_cells(each)) for each in grown_causes(comparison)]
+        rows += [("by collective", *_cells(each)) for each in grown(comparison, "exposed_by_collective")]
+        rows += [("by cause", *_cells(each)) for each in grown(comparison, "exposed_by_cause")]
     note = "Means over ranks and steps; the parts that grew most."
     head = ("what grew, ms", "", "base", "candidate", "difference")
     return Table(head=head, rows=tuple(rows), left=2, note=note)
 
 
-def _grown(whole: Attribution, names: list[str]) -> list[Grown]:
-    parts = [
-        Grown(name, part.base_ns, part.candidate_ns, part.difference_ns)
-        for name, part in zip(names, whole.parts, strict=True)
-        if part.difference_ns > 0
-    ]
-    most = max((each.difference_ns for each in parts), default=0)
-    return [each for each in parts if each.difference_ns >= LEAST_SHARE * most][:MAX_GROWN]
-
-
-def _cells(each: Grown) -> tuple[str, ...]:
+def _cells(each: Part) -> tuple[str, ...]:
     return each.name, ms(each.base_ns), ms(each.candidate_ns), signed_ms(each.difference_ns)

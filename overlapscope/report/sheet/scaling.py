@@ -1,10 +1,10 @@
 """The sheet, the charts and the text of a scaling study: efficiency first, then the losses, the largest first."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from overlapscope.analysis.cause_table import cause_label
-from overlapscope.analysis.scaling import ScalePoint, Scaling
+from overlapscope.analysis.scaling import ScalePart, ScalePoint, Scaling
 from overlapscope.analysis.wording import first_and_count, short
 from overlapscope.report.formatting import ms, percent, signed_ms
 from overlapscope.report.model import Chart, Series, Sheet, Table, render_text
@@ -20,13 +20,13 @@ UNITS: Final = {"weak": "rank steps/s", "strong": "steps/s"}
 def sheet_of_scaling(found: Scaling) -> Sheet:
     """Return the sheet of a scaling study."""
     first, last = found.points[0], found.points[-1]
-    most = next((part for part in last.parts if part.loss_ns > 0), None)
+    most = _largest(last.parts)
     lead = [
         f"{last.speedup:.2f} times the throughput of {first.world_size} ranks; a step takes {ms(last.step_ns)} ms "
         f"instead of {ms(last.ideal_ns)} ms."
     ]
     if most is not None:
-        lead.append(f"Largest loss: {_name(most.name, exposed=most.exposed)}, {signed_ms(most.loss_ns)} ms a step.")
+        lead.append(f"Largest loss: {_name(most)}, {signed_ms(most.loss_ns)} ms a step.")
     rows = tuple(
         (str(each.world_size), ms(each.step_ns), ms(each.ideal_ns), f"{each.throughput:,.4g}", f"{each.speedup:.2f}",
          percent(each.efficiency), first_and_count([short(name) for name in each.runs], 2, ", "))
@@ -60,15 +60,14 @@ def charts_of_scaling(found: Scaling) -> Iterator[Chart]:
         ),
     )
     for point in points[1:][-MAX_CHARTS:]:
-        parts = [each for each in point.parts if abs(each.share) >= LEAST_SHARE][:MAX_PARTS]
-        most = next((each for each in parts if each.loss_ns > 0), None)
-        words = f"Largest loss: {_name(most.name, exposed=most.exposed)}, {signed_ms(most.loss_ns)} ms." if most else ""
+        parts = _shown(point)
+        most = _largest(parts)
         yield Chart(
             title=f"Losses at {point.world_size} ranks",
-            words=words,
+            words=f"Largest loss: {_name(most)}, {signed_ms(most.loss_ns)} ms." if most else "",
             kind="grouped",
             axis="ms a step, mean over ranks",
-            categories=tuple(_name(each.name, exposed=each.exposed) for each in parts),
+            categories=tuple(map(_name, parts)),
             series=(
                 Series(name="measured", values=tuple(each.here_ns / 1e6 for each in parts)),
                 Series(name="ideal", values=tuple(each.ideal_ns / 1e6 for each in parts)),
@@ -86,25 +85,27 @@ def _losses(found: Scaling) -> Iterator[Table]:
 
 
 def _rows(point: ScalePoint) -> Iterator[tuple[str, ...]]:
-    shown = [part for part in point.parts if abs(part.share) >= LEAST_SHARE][:MAX_PARTS]
+    shown = _shown(point)
     for part in shown:
-        name = _name(part.name, exposed=part.exposed)
-        yield name, ms(part.ideal_ns), ms(part.here_ns), signed_ms(part.loss_ns), percent(part.share)
+        yield _name(part), ms(part.ideal_ns), ms(part.here_ns), signed_ms(part.loss_ns), percent(part.share)
     rest = [part for part in point.parts if part not in shown]
     if rest:
         sums = [sum(getattr(part, name) for part in rest) for name in ("ideal_ns", "here_ns", "loss_ns")]
         yield "other", ms(sums[0]), ms(sums[1]), signed_ms(sums[2]), percent(sums[2] / point.step_ns)
-    yield (
-        "total",
-        ms(point.ideal_ns),
-        ms(point.step_ns),
-        signed_ms(point.loss_ns),
-        percent(point.loss_ns / point.step_ns),
-    )
+    share = percent(point.loss_ns / point.step_ns)
+    yield "total", ms(point.ideal_ns), ms(point.step_ns), signed_ms(point.loss_ns), share
 
 
-def _name(name: str, *, exposed: bool) -> str:
-    return f"exposed, {cause_label(name)}" if exposed else name
+def _shown(point: ScalePoint) -> list[ScalePart]:
+    return [part for part in point.parts if abs(part.share) >= LEAST_SHARE][:MAX_PARTS]
+
+
+def _largest(parts: Sequence[ScalePart]) -> ScalePart | None:
+    return next((part for part in parts if part.loss_ns > 0), None)
+
+
+def _name(part: ScalePart) -> str:
+    return f"exposed, {cause_label(part.name)}" if part.exposed else part.name
 
 
 def render(found: Scaling) -> str:

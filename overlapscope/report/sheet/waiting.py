@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from overlapscope.analysis.result import Analysis, Skew
-from overlapscope.report.formatting import count, ms, percent
+from overlapscope.report.formatting import count, ms
 from overlapscope.report.model import Chart, Series, Table
-from overlapscope.report.text.cross_rank import evidence_text, matched_text, straggler_sentences
+from overlapscope.report.text.cross_rank import WAIT_HEAD, evidence_text, matched_text, straggler_sentences, wait_rows
 
 MAX_RANKS: Final = 64
 MAX_STRAGGLERS: Final = 8
@@ -43,18 +43,13 @@ def straggler_table(analysis: Analysis) -> Table:
 
 def wait_table(analysis: Analysis) -> Table:
     """Return the wait time of each rank, the rank with the most blame first."""
-    ranked = sorted(analysis.skew.ranks, key=lambda each: (-each.blame_ns, each.rank))
-    rows = [
-        (f"rank {each.rank}", ms(each.wait_ns), percent(each.wait_fraction), ms(each.blame_ns), str(each.times_last))
-        for each in ranked[:MAX_RANKS]
-    ]
+    rows = wait_rows(analysis.skew)
     note = "Whole recording."
-    if any(each.blame_estimate == "upper_bound" for each in ranked):
+    if any(each.blame_estimate == "upper_bound" for each in analysis.skew.ranks):
         note += " Some group members were not recorded: a rank may have delayed others less, and waited longer."
-    if len(ranked) > MAX_RANKS:
-        note += f" {count(len(ranked) - MAX_RANKS, 'more rank')} with less blame: overlapscope analyze --all"
-    head = ("wait time, whole recording", "waited ms", "of collective time", "delayed others ms", "late arrivals")
-    return Table(head=head, rows=tuple(rows), note=note)
+    if len(rows) > MAX_RANKS:
+        note += f" {count(len(rows) - MAX_RANKS, 'more rank')} with less blame: overlapscope analyze --all"
+    return Table(head=WAIT_HEAD, rows=tuple(rows[:MAX_RANKS]), note=note)
 
 
 def wait_charts(analysis: Analysis) -> Iterator[Chart]:

@@ -1,16 +1,15 @@
 """Render an analysis as text: exposed milliseconds first, then causes, ranks, collectives and findings, then advice."""
 
 from collections.abc import Sequence
-from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
-from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.analysis.breakdown import Breakdown, mean
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.critical_path import CriticalPath
 from overlapscope.analysis.exposed import PLACES, UNKNOWN, ExposedBy
 from overlapscope.analysis.result import Analysis, RankInfo, StepBreakdown
-from overlapscope.report.formatting import NOT_APPLICABLE, aligned, count, ms, one_row, percent, size
+from overlapscope.report.formatting import aligned, bandwidth, count, ms, one_row, percent, size
 from overlapscope.report.rank_columns import COLUMNS
 from overlapscope.report.text import advice as advice_text
 from overlapscope.report.text import cross_rank
@@ -113,22 +112,6 @@ def sentence(analysis: Analysis) -> str:
     return sentence
 
 
-def mean(chosen: Sequence[Breakdown]) -> Breakdown:
-    """Return the mean of several windows; parts add up as those of one window, ratios are those of the means."""
-    names = [name for name in Breakdown.__struct_fields__ if name.endswith("_ns")]
-    means: dict[str, Any] = {}
-    for name in names:
-        values = [getattr(each, name) for each in chosen]
-        known = [value for value in values if value is not None]
-        means[name] = round(fmean(known)) if known and len(known) == len(values) else None
-    comm, window = means["comm_ns"], means["window_ns"]
-    return Breakdown(
-        **means,
-        exposed_fraction=means["exposed_comm_ns"] / window if window else None,
-        overlap_efficiency=means["overlapped_ns"] / comm if comm else None,
-    )
-
-
 def _cells(label: str, figures: Breakdown) -> list[str]:
     return [label, *(each.cell(figures) for each in COLUMNS)]
 
@@ -172,7 +155,7 @@ def _mean_row(rank: RankInfo) -> list[str]:
     steps = steps or [step for step in rank.steps if step.window_ns is not None]
     mark = "" if all(step.complete for step in steps) else "*"
     label = f"rank {rank.rank} mean of {count(len(steps), 'step')}{mark}"
-    return _cells(label, mean(steps) if steps else Breakdown())
+    return _cells(label, mean(steps))
 
 
 def _causes(analysis: Analysis) -> str:
@@ -198,7 +181,6 @@ def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
     placed = any(place(row) for row in rows[:limit])
     cells = []
     for row in rows[:limit]:
-        at_least = ">= " if row.estimate == "upper_bound" else ""
         cells.append(
             [
                 row.op,
@@ -208,7 +190,7 @@ def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
                 place(row),
                 str(row.count),
                 ms(row.transfer_ns_median),
-                NOT_APPLICABLE if row.busbw_gbs is None else f"{at_least}{row.busbw_gbs:.3g}",
+                bandwidth(row.busbw_gbs, row.estimate),
             ]
         )
     more = f"\n{len(rows) - limit} more kinds of collective: --all" if len(rows) > limit else ""

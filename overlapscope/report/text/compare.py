@@ -11,12 +11,13 @@ from overlapscope.analysis.kernel_changes import KernelChange
 from overlapscope.analysis.metrics import Estimate, Metric
 from overlapscope.analysis.wording import rank_list, short
 from overlapscope.report.formatting import (
-    NOT_APPLICABLE,
     aligned,
+    amount,
+    bandwidth,
+    change,
     count,
     ms,
     one_row,
-    percent,
     signed_ms,
     signed_percent,
     size,
@@ -116,16 +117,7 @@ def _metrics(comparison: Comparison, *, all_rows: bool) -> str:
     by_name = {each.name: each for each in comparison.metrics}
     chosen = [by_name[name] for name in (list(METRIC_LABELS) if all_rows else list(METRIC_LABELS)[:SHORT])]
     known = [each for each in chosen if all_rows or each.base.value or each.candidate.value]
-    rows = [
-        [
-            METRIC_LABELS[each.name],
-            value_words(each, each.base),
-            value_words(each, each.candidate),
-            difference_words(each),
-            relative_words(each),
-        ]
-        for each in known
-    ]
+    rows = [metric_cells(each) for each in known]
     several = len(comparison.base) > 1 or len(comparison.candidate) > 1
     note = f"Medians over {'runs of medians over ' if several else ''}steps; means over ranks."
     head = [f"ms a {comparison.window or 'step'}", "base", "candidate", "difference", "%"]
@@ -146,20 +138,24 @@ def _spreads(chosen: Sequence[Metric]) -> list[str]:
     return lines
 
 
+def metric_cells(metric: Metric) -> tuple[str, ...]:
+    """Return the label of a metric, its value on both sides, and its absolute and relative difference."""
+    values = value_words(metric, metric.base), value_words(metric, metric.candidate)
+    return METRIC_LABELS[metric.name], *values, difference_words(metric), relative_words(metric)
+
+
 def value_words(metric: Metric, side: Estimate) -> str:
     """Return the value of a metric on one side, in milliseconds or as a share."""
-    if metric.name == "comm_comp_ratio":
-        return NOT_APPLICABLE if side.value is None else f"{side.value:.3f}"
-    return ms(side.value) if metric.unit == "ns" else percent(side.value)
+    if metric.name == "comm_comp_ratio" and side.value is not None:
+        return f"{side.value:.3f}"
+    return amount(side.value, metric.unit)
 
 
 def difference_words(metric: Metric) -> str:
     """Return the difference of a metric with its sign: milliseconds, or percentage points."""
-    if metric.difference is None:
-        return NOT_APPLICABLE
-    if metric.unit == "ns":
-        return signed_ms(metric.difference)
-    return f"{metric.difference:+.3f}" if metric.name == "comm_comp_ratio" else f"{metric.difference * 100:+.1f} points"
+    if metric.name == "comm_comp_ratio" and metric.difference is not None:
+        return f"{metric.difference:+.3f}"
+    return change(metric.difference, metric.unit)
 
 
 def relative_words(metric: Metric) -> str:
@@ -172,27 +168,16 @@ def _attributions(comparison: Comparison, *, all_rows: bool) -> str:
     found = comparison.attribution
     if found is None:
         return ""
-    collectives = comparison.collectives
-    whole = "step time" if comparison.window == "step" else "length of the recording"
-    tables = [
-        _parts(
-            "exposed, by collective",
-            found.exposed_by_collective,
-            [
-                part.name if part.collective is None else collective_words(collectives[part.collective])
-                for part in found.exposed_by_collective.parts
-            ],
-            all_rows=all_rows,
-        ),
-        _parts(
-            "exposed, by cause",
-            found.exposed_by_cause,
-            [cause_label(part.name) for part in found.exposed_by_cause.parts],
-            all_rows=all_rows,
-        ),
-        _parts(whole, found.step_time, [part.name for part in found.step_time.parts], all_rows=all_rows),
+    wholes = {
+        "exposed, by collective": found.exposed_by_collective,
+        "exposed, by cause": found.exposed_by_cause,
+        "step time" if comparison.window == "step" else "length of the recording": found.step_time,
+    }
+    shown = [
+        _parts(title, whole, part_names(whole, comparison.collectives), all_rows=all_rows)
+        for title, whole in wholes.items()
+        if whole.parts
     ]
-    shown = [table for table in tables if table]
     if not shown:
         return ""
     rows = [row for table in shown for row in (*table, ["", "", "", ""])][:-1]
@@ -203,8 +188,6 @@ def _attributions(comparison: Comparison, *, all_rows: bool) -> str:
 
 def _parts(title: str, whole: Attribution, names: Sequence[str], *, all_rows: bool) -> list[list[str]]:
     """Return the total and its parts, the largest differences first; parts left out are summed in one row."""
-    if not whole.parts:
-        return []
     limit = len(whole.parts) if all_rows or len(whole.parts) <= MAX_PARTS + 1 else MAX_PARTS
     shown, rest = whole.parts[:limit], whole.parts[limit:]
     cells = [(name, p.base_ns, p.candidate_ns, p.difference_ns) for name, p in zip(names, shown, strict=False)]
@@ -213,6 +196,14 @@ def _parts(title: str, whole: Attribution, names: Sequence[str], *, all_rows: bo
         cells.append((f"{len(rest)} more: --all", *sums))
     rows = [[f"  {name}", ms(base), ms(candidate), signed_ms(change)] for name, base, candidate, change in cells]
     return [[title, ms(whole.base_ns), ms(whole.candidate_ns), signed_ms(whole.difference_ns)], *rows]
+
+
+def part_names(whole: Attribution, rows: Sequence[CollectiveChange]) -> list[str]:
+    """Return the name of each part as people read it; `rows` are the collectives of the comparison."""
+    return [
+        cause_label(each.name) if each.collective is None else collective_words(rows[each.collective])
+        for each in whole.parts
+    ]
 
 
 def collective_words(row: CollectiveChange) -> str:
@@ -233,15 +224,8 @@ def _bandwidths(rows: Sequence[CollectiveChange]) -> str:
     cells = []
     for row in measured:
         sides = (row.base, row.candidate)
-        speeds = [
-            NOT_APPLICABLE
-            if s.busbw_gbs is None
-            else f"{'>= ' if s.estimate == 'upper_bound' else ''}{s.busbw_gbs:.3g}"
-            for s in sides
-        ]
-        cells.append(
-            [collective_words(row), *(ms(s.transfer_ns) for s in sides), *speeds, signed_percent(row.busbw_relative)]
-        )
+        times, speeds = [ms(s.transfer_ns) for s in sides], [bandwidth(s.busbw_gbs, s.estimate) for s in sides]
+        cells.append([collective_words(row), *times, *speeds, signed_percent(row.busbw_relative)])
     head = ["collective", "base ms", "candidate ms", "base GB/s", "candidate GB/s", "%"]
     return "\n".join(aligned([head, *cells]))
 

@@ -12,6 +12,9 @@ MAX_REASONS: Final = 3
 LONGEST_REASON: Final = 200
 CLOCK_SHOWS_NS: Final = 1_000_000
 """A clock offset above this gets a line: the logs of such ranks cannot be compared by their times."""
+WAIT_HEAD: Final = (
+    "wait time, whole recording", "waited ms", "of collective time", "delayed others ms", "late arrivals",
+)  # fmt: skip
 INDIRECT: Final = 1.05
 """A straggler's blame is split into direct and indirect delay where it exceeds that of the table by this factor."""
 WORDS: Final[Mapping[str, str]] = {
@@ -86,17 +89,20 @@ def _table(analysis: Analysis, *, all_rows: bool) -> list[str]:
     skew = analysis.skew
     if not skew.ranks:
         return []
-    ranked = sorted(skew.ranks, key=lambda each: (-each.blame_ns, each.rank))
-    shown = ranked if all_rows else ranked[:MAX_ROWS]
-    head = ["wait time, whole recording", "waited ms", "of collective time", "delayed others ms", "late arrivals"]
-    cells = [
-        [f"rank {each.rank}", ms(each.wait_ns), percent(each.wait_fraction), ms(each.blame_ns), str(each.times_last)]
-        for each in shown
-    ]
-    rows = [*aligned([head, *cells])]
-    if len(shown) < len(ranked):
-        rows.append(f"{len(ranked) - len(shown)} more ranks that delayed others less: --all")
+    cells = wait_rows(skew)
+    shown = cells if all_rows else cells[:MAX_ROWS]
+    rows = [*aligned([WAIT_HEAD, *shown])]
+    if len(shown) < len(cells):
+        rows.append(f"{len(cells) - len(shown)} more ranks that delayed others less: --all")
     return rows
+
+
+def wait_rows(skew: Skew) -> list[tuple[str, ...]]:
+    """Return a row of cells for each rank, the one with the most blame first; their columns are `WAIT_HEAD`."""
+    return [
+        (f"rank {each.rank}", ms(each.wait_ns), percent(each.wait_fraction), ms(each.blame_ns), str(each.times_last))
+        for each in sorted(skew.ranks, key=lambda each: (-each.blame_ns, each.rank))
+    ]
 
 
 def _stragglers(analysis: Analysis, *, all_rows: bool) -> list[str]:

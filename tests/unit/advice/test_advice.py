@@ -24,6 +24,7 @@ from overlapscope.whatif.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp_recording import ddp_case_of_run
 from overlapscope.whatif.result import Best, WhatIf
 from tests.conftest import ROOT, shared_file
+from tests.support.commands import stdout_of
 from tests.support.ddp_cases import Made, recorded
 
 MB = 2**18
@@ -241,8 +242,7 @@ def test_every_rule_has_a_page_that_says_what_how_and_what_next() -> None:
 
 @pytest.mark.parametrize("name", ["baseline", "regressed"])
 def test_the_command_prints_how_to_apply_and_verify(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["advise", str(ROOT / "traces" / name)]) == 0
-    said = capsys.readouterr().out
+    said = stdout_of(capsys, "advise", ROOT / "traces" / name)
     assert ("Set bucket_cap_mb=" in said) == (name == "regressed")
     assert "verify:" in said
 

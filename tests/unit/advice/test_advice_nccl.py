@@ -146,7 +146,7 @@ def test_libraries_without_a_setting_get_the_older_one() -> None:
     assert rccl["nccl_variables"].startswith("NCCL_MAX_NCHANNELS=8 ")
 
 
-def test_one_operation_is_told_from_others_only_since_2_24() -> None:
+def test_one_operation_is_selected_only_since_2_24() -> None:
     before = without_algorithm(Library(version=(2, 21, 5)), "all_reduce", "RING", 16)
     assert before["nccl_variables"].startswith("NCCL_ALGO=^ring ")
     assert "allreduce:^nvlstree" in without_algorithm(NEW, "all_reduce", "NVLS_TREE", 16)["nccl_variables"]

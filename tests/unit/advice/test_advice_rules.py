@@ -41,7 +41,7 @@ WORK = Kernel(start=0, end=STEP - 10)
 # --- late launches --------------------------------------------------------------------------------------------------
 
 
-def test_a_collective_that_the_host_enqueues_late_is_told_with_its_exposed_time() -> None:
+def test_a_collective_that_the_host_enqueues_late_is_reported_with_its_exposed_time() -> None:
     """Data is ready at 700, the call is launched at 760 and runs exposed from 761 to 821: 60 us of it are late."""
     rest = Kernel(start=825, end=990, launch=762)
     late = fired(always(Kernel(start=0, end=700), Sent(start=761, end=821, launch=760), rest))["late_launches"]
@@ -51,7 +51,7 @@ def test_a_collective_that_the_host_enqueues_late_is_told_with_its_exposed_time(
     assert "late_launches" not in early
 
 
-def test_gaps_that_the_host_leaves_are_told_and_calls_that_wait_are_named() -> None:
+def test_gaps_that_the_host_leaves_are_reported_and_calls_that_wait_are_named() -> None:
     waits = Range(name="cudaStreamSynchronize", start=410, end=690)
     run = always(
         Kernel(start=0, end=400), Kernel(start=700, end=990, launch=699), Sent(start=100, end=300, launch=5), waits
@@ -126,7 +126,7 @@ def many(number: int, *, size_bytes: int, op: str = "all_gather", covered: bool 
     return always(work, *small, large, *([] if covered else [Kernel(start=981, end=990, launch=3)]))
 
 
-def test_many_calls_that_take_their_latency_are_told_with_what_of_them_is_exposed() -> None:
+def test_many_calls_that_take_their_latency_are_reported_with_what_of_them_is_exposed() -> None:
     small = fired(many(20, size_bytes=200_000))["small_collectives"]
     assert small.evidence["calls"] == 20
     assert small.evidence["exposed_ns"] == 400 * US
@@ -204,7 +204,7 @@ def queue(behind: Sent) -> Run:
     return always(Kernel(start=0, end=200, launch=0), before, behind, Kernel(start=700, end=990, launch=110))
 
 
-def test_a_call_behind_another_operation_on_its_lane_is_told() -> None:
+def test_a_call_behind_another_operation_on_its_lane_is_reported() -> None:
     busy = fired(queue(Sent(start=600, end=690, launch=105, op="all_gather")))["busy_lane"]
     assert busy.gain_high_ns == 90 * US
     assert busy.evidence["pairs"][0]["before"] == ["reduce_scatter", "g"]
@@ -261,7 +261,7 @@ def test_kernels_that_a_transfer_slows_give_a_trial_of_fewer_channels() -> None:
 # --- copies ---------------------------------------------------------------------------------------------------------
 
 
-def test_copies_that_only_serve_communication_are_told_by_framework() -> None:
+def test_copies_that_only_serve_communication_are_reported_by_framework() -> None:
     out = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
     body = [Kernel(start=0, end=600), Sent(start=100, end=500)]
     of_ddp = fired(always(*body, Kernel(start=600, end=640, host_op=out), Kernel(start=640, end=990)))
@@ -288,7 +288,7 @@ def connected(*items: Item, environment: dict[str, str] | None, **more: object) 
     return found.apply["environment"] if found else None
 
 
-def test_one_connection_under_fsdp_is_told_only_where_it_was_recorded() -> None:
+def test_one_connection_under_fsdp_is_reported_only_where_it_was_recorded() -> None:
     gather = Sent(start=100, end=200, op="all_gather")
     assert (connected(gather, FSDP, environment={NAME: "1"}) or "").startswith(f"unset {NAME}")
     assert connected(gather, FSDP, environment={NAME: "8"}) is None

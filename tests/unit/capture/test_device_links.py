@@ -198,12 +198,12 @@ def test_recorded_links_of_all_ranks_are_one_table_of_the_run(tmp_path: Path) ->
     odd: list[Any] = [3, {"a": 1}, {"a": "GPU2", "b": "GPU0", "kind": 7, "lanes": True}]
     ranks = [rank(0, "one", [there]), rank(1, "one", [there, back]), rank(2, "two", odd), rank(3, "three", ["?"])]
     save_run(Run(world_size=4, ranks={each.rank: each for each in ranks}), tmp_path / "run", version="0")
-    told = overlapscope.load(tmp_path / "run").analysis().told["links"].rows
-    assert [(row["host"], row["a"], row["b"], row["kind"], row["lanes"]) for row in told] == [
+    table = overlapscope.load(tmp_path / "run").analysis().told["links"].rows
+    assert [(row["host"], row["a"], row["b"], row["kind"], row["lanes"]) for row in table] == [
         ("one", "GPU0", "GPU1", "NVLink", 18),
         ("one", "GPU1", "GPU0", None, None),
         ("two", "GPU2", "GPU0", None, None),
     ]
-    # Written anew, the table stands beside the ranks and is not told twice.
+    # Written anew, the table stands beside the ranks and does not stand there twice.
     save_run(load_run(tmp_path / "run"), tmp_path / "again", version="0")
-    assert overlapscope.load(tmp_path / "again").analysis().told["links"].rows == told
+    assert overlapscope.load(tmp_path / "again").analysis().told["links"].rows == table

@@ -121,11 +121,7 @@ def test_calls_of_a_group_of_calls_end_when_the_group_was_waited_for(
         dist.all_reduce(torch.ones(4), async_op=True)
         group._end_coalescing(torch.device("cpu")).wait()
 
-    with overlapscope.profile(tmp_path / "run", mode="events", warmup=0, measure_overhead=False) as scope:
-        for _ in range(2):
-            with scope.step():
-                batch()
-    record = scope.steps.records[-1]
+    record = recorded(tmp_path / "run", batch)
     assert calls(record) == [("all_reduce", 8), ("all_reduce", 4)]
     assert {call.done for call in record.calls} == {record.waits[-1].end}
 

@@ -31,7 +31,7 @@ def wait_until_acknowledged(sender: socket.socket) -> None:
         time.sleep(0.01)
 
 
-def test_a_connection_is_told_of_by_what_it_carried_meanwhile() -> None:
+def test_a_connection_is_reported_with_what_it_carried_meanwhile() -> None:
     here, there = connection()
     read = threading.Thread(target=lambda: [None for _ in iter(lambda: there.recv(1 << 20), b"")])
     with here, there:
@@ -54,7 +54,7 @@ def test_a_connection_is_told_of_by_what_it_carried_meanwhile() -> None:
     assert (mine["received_bytes"], theirs["sent_bytes"], mine["interface_bytes_s"]) == (0, 0, None)
 
 
-def test_connections_that_carried_little_are_not_told_of_and_live_on() -> None:
+def test_connections_that_carried_little_are_not_reported_and_live_on() -> None:
     here, there = connection()
     with here, there:
         watch = SocketWatch()

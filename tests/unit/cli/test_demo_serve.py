@@ -72,8 +72,8 @@ def asked(port: int, method: str, path: str, body: Any = None) -> Any:
 
 def page(port: int, path: str) -> str:
     """Return a page as the browser gets it, asking again while it is being made."""
-    told = json.loads(asked(port, "GET", "/_dash-dependencies"))
-    spec = next(each for each in told if "main.children" in each["output"])
+    specs = json.loads(asked(port, "GET", "/_dash-dependencies"))
+    spec = next(each for each in specs if "main.children" in each["output"])
     inputs = [{**each, "value": path if each["property"] == "pathname" else None} for each in spec["inputs"]]
     names = [each.rpartition(".") for each in spec["output"].strip(".").split("...")]
     outputs = [{"id": name, "property": what} for name, _, what in names]

@@ -11,8 +11,9 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.conftest import ROOT
+from tests.unit.cli.test_light_start import loaded_by
 
-HEAVY = ("torch", "numpy", "pandas", "pyarrow", "msgspec", "dash", "plotly")
+HEAVY = {"torch", "numpy", "pandas", "pyarrow", "msgspec", "dash", "plotly"}
 TRAINING = """
 import os
 import time
@@ -142,15 +143,7 @@ def test_a_misuse_fails_with_what_to_do(tmp_path: Path) -> None:
 
 
 def test_the_plugin_costs_next_to_nothing_until_it_is_used() -> None:
-    code = f"import sys, overlapscope.pytest_plugin; print(sorted(set(sys.modules) & {set(HEAVY)!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.stdout.strip() == "[]"
+    assert not loaded_by("import overlapscope.pytest_plugin") & HEAVY
 
 
 def test_the_entry_point_is_the_plugin() -> None:

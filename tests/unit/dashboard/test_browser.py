@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from overlapscope_dashboards.pages import pages
 from overlapscope_dashboards.runs.site import Site, run_address
 from tests.conftest import ROOT
 from tests.support.axe import axe_script
+from tests.support.browser import watched
 from tests.support.dashboard_runs import copy_run, folder_of_runs, hostile_traces, ids, served
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("dashboard-browser")]
@@ -20,22 +22,13 @@ PATIENCE_MS = 60_000
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
-    """An open page, and the errors it caused."""
+    """An open page, and what it did wrong."""
 
     page: Any
-    elsewhere: list[str] = []
-    errors: list[str] = []
-
-    def is_quiet(self) -> bool:
-        return not self.elsewhere and not self.errors
+    wrong: list[str]
 
 
 Visitor = Callable[..., Visit]
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folder_of_runs(tmp_path_factory.mktemp("served"))
 
 
 @pytest.fixture(scope="module")
@@ -57,24 +50,17 @@ def visit(browser: Any, usual: Any) -> Iterator[Visitor]:
 
     def open_page(url: str, **settings: Any) -> Visit:
         context = browser.new_context(**settings) if settings else usual
-        seen = Visit(page=context.new_page())
-        opened.append(context if settings else seen.page)
+        page = context.new_page()
+        opened.append(context if settings else page)
         own = url.split("/runs/", maxsplit=1)[0].split("?", maxsplit=1)[0].rstrip("/")
-        seen.page.on("request", lambda r: _foreign(r.url, own) and seen.elsewhere.append(r.url))
-        seen.page.on("console", lambda m: m.type in ("error", "warning") and seen.errors.append(m.text))
-        seen.page.on("pageerror", lambda e: seen.errors.append(str(e)))
-        seen.page.on("dialog", lambda d: (seen.errors.append(f"dialog {d.message}"), d.dismiss()))
-        seen.page.goto(url)
+        seen = Visit(page=page, wrong=watched(page, own))
+        page.goto(url)
         arrived(seen)
         return seen
 
     yield open_page
     for each in opened:
         each.close()
-
-
-def _foreign(url: str, own: str) -> bool:
-    return not url.startswith((f"{own}/", "data:", "blob:"))
 
 
 SHOWN, SHOWN_HEIGHT, MAX_SHOWN_BYTES = ROOT / "docs" / "dashboard.png", 760, 150_000
@@ -107,9 +93,14 @@ def test_every_page_opens_without_an_error_and_asks_nobody_else(root: Path, addr
         seen.page.goto(address + path)
         arrived(seen)
         assert "cannot be" not in text(seen), path
-        assert seen.page.locator("h1").count() == 1
+        levels = seen.page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map((each) => +each.tagName[1])")
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(after - before <= 1 for before, after in pairwise(levels)), path
+        charts = seen.page.locator(".chart:not(.tl-chart)").count()
+        assert seen.page.locator(".chart + details table").count() >= charts, path
         assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
-    assert seen.is_quiet(), seen
+    assert seen.wrong == []
 
 
 def test_from_the_runs_to_a_comparison_and_back_by_links_alone(address: str, visit: Visitor) -> None:
@@ -127,7 +118,7 @@ def test_from_the_runs_to_a_comparison_and_back_by_links_alone(address: str, vis
     seen.page.get_by_role("link", name="baseline", exact=True).click()
     seen.page.wait_for_selector("text=Time per step", timeout=PATIENCE_MS)
     assert seen.page.title() == "Overview · baseline · OverlapScope"
-    assert seen.is_quiet(), seen
+    assert seen.wrong == []
 
 
 def test_an_unknown_address_and_a_run_that_broke_say_so_while_others_open(tmp_path: Path, visit: Visitor) -> None:
@@ -154,7 +145,7 @@ def test_a_run_that_grows_is_read_again_by_itself(
     assert "124.226 ms" in text(seen)  # rank 0 alone
     shutil.copytree(whole / "rank_00001", run / "rank_00001")
     seen.page.wait_for_selector("text=12 steps of 2 ranks", timeout=PATIENCE_MS)
-    assert seen.is_quiet(), seen
+    assert seen.wrong == []
 
 
 def paper(seen: Visit) -> int:
@@ -191,7 +182,7 @@ def test_names_in_traces_stay_text(tmp_path: Path, visit: Visitor) -> None:
         for at in range(seen.page.locator("summary").count()):
             seen.page.locator("summary").nth(at).click()
         assert seen.page.locator("img[src=x]").count() == 0
-    assert seen.is_quiet(), seen
+    assert seen.wrong == []
 
 
 def test_the_keyboard_goes_through_a_page_in_the_order_that_it_is_read(

@@ -17,16 +17,6 @@ from overlapscope_dashboards.views import collectives as view
 from tests.support.dashboard_runs import folder_of_runs, ids, words
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return Site([folder_of_runs(tmp_path_factory.mktemp("collectives") / "runs")])
-
-
-@pytest.fixture(scope="module")
-def analysis(site: Site) -> Analysis:
-    return site.run(ids(site)["baseline"]).analysis
-
-
 def test_the_page_tells_transfer_from_waiting(site: Site) -> None:
     said = words(router.show(site, run_address(ids(site)["baseline"], "collectives"), {}).content)
     assert "8.194 of 38.495 ms in matched collectives is wait time (21.3 %)" in said

@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 
 from overlapscope.analysis.compare import compare
@@ -16,11 +15,6 @@ from overlapscope_dashboards.runs.site import Site, parse_query
 from overlapscope_dashboards.server import router
 from tests.support.compared_runs import Job, jobs, run_of
 from tests.support.dashboard_runs import copy_run, folder_of_runs, ids, words
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return Site([folder_of_runs(tmp_path_factory.mktemp("runs"))])
 
 
 def shown(site: Site, base: str, candidate: str) -> router.RenderedPage:

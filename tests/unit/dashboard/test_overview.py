@@ -1,7 +1,5 @@
 """The overview of many ranks and steps: few cells, and the maximum stays visible."""
 
-from pathlib import Path
-
 import msgspec
 import numpy as np
 import pytest
@@ -14,15 +12,8 @@ from overlapscope.report.model import Chart, Series
 from overlapscope.timeline.columns import NONE
 from overlapscope_dashboards.pages import overview as page
 from overlapscope_dashboards.parts.charts import MAX_ROWS, chart_table
-from overlapscope_dashboards.runs.site import Site
 from overlapscope_dashboards.views import overview as view
-from tests.support.dashboard_runs import folder_of_runs, ids, words
-
-
-@pytest.fixture(scope="module")
-def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
-    site = Site([folder_of_runs(Path(tmp_path_factory.mktemp("overview")))])
-    return site.run(ids(site)["baseline"]).analysis
+from tests.support.dashboard_runs import words
 
 
 def grid_of(values: list[list[int]]) -> view.RankStepGrid:

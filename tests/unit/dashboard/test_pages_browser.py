@@ -1,23 +1,18 @@
 """Collectives, Ranks, What-if and Recommendations in a browser."""
 
-from itertools import pairwise
-from threading import Thread
 from typing import Any
 
 import msgspec
 import pytest
-from waitress.server import create_server
 
 from overlapscope_dashboards.runs.site import Site, run_address
 from overlapscope_dashboards.server import app
-from overlapscope_dashboards.server.app import create_app
-from tests.support.dashboard_runs import folder_of_runs, ids
+from tests.support.browser import watched
+from tests.support.dashboard_runs import ids, served
+from tests.unit.dashboard.test_browser import STANDS
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("dashboard-pages")]
 PATIENCE_MS = 30_000
-STANDS = """() => document.querySelector("main[aria-busy=false] h1")
-  && !document.body.innerText.includes("appears when it is ready")
-  && [...document.querySelectorAll(".chart")].every((each) => each.querySelector(".main-svg"))"""
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +21,7 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
     page: Any
     address: str
     ids: dict[str, str]
-    wrong: list[str] = []
+    wrong: list[str]
 
     def go(self, run: str, page: str, query: dict[str, str] | None = None) -> None:
         self.page.goto(self.address + run_address(self.ids[run], page, query))
@@ -40,30 +35,11 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @pytest.fixture(scope="module")
-def visit(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Visit:
-    root = folder_of_runs(tmp_path_factory.mktemp("pages"))
-    server = create_server(create_app([root]).server, host="127.0.0.1", port=0, threads=4)
-    Thread(target=server.run, daemon=True).start()
+def visit(browser: Any, site: Site) -> Visit:
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.set_default_timeout(PATIENCE_MS)
-    seen = Visit(page=page, address=f"http://127.0.0.1:{server.effective_port}", ids=ids(Site([root])))
-    page.on("request", lambda r: r.url.startswith((seen.address, "data:", "blob:")) or seen.wrong.append(r.url))
-    page.on("console", lambda m: m.type in ("error", "warning") and seen.wrong.append(m.text))
-    page.on("pageerror", lambda e: seen.wrong.append(str(e)))
-    return seen
-
-
-@pytest.mark.parametrize("name", ["collectives", "ranks", "what-if", "recommendations"])
-def test_a_page_opens_without_errors_and_asks_nobody_else(visit: Visit, name: str) -> None:
-    visit.go("regressed", name)
-    levels = visit.page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map((each) => +each.tagName[1])")
-    assert levels[0] == 1
-    assert all(after - before <= 1 for before, after in pairwise(levels))
-    charts = visit.page.locator(".chart").count()
-    assert visit.page.locator(".chart + details table").count() >= charts
-    wide = visit.page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
-    assert wide
-    assert visit.wrong == []
+    address = served(site.roots).rstrip("/")
+    return Visit(page=page, address=address, ids=ids(site), wrong=watched(page, address))
 
 
 def test_a_choice_changes_the_address_and_the_figures_and_can_be_reloaded(visit: Visit) -> None:

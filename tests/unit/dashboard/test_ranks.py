@@ -10,20 +10,11 @@ from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.result import Analysis, SkewRank, Straggler
 from overlapscope.analysis.telemetry import MEASURES, readings
 from overlapscope.timeline.columns import Steps, make
+from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import Site, run_address
 from overlapscope_dashboards.server import router
 from overlapscope_dashboards.views import ranks as view
-from tests.support.dashboard_runs import folder_of_runs, ids, words
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return Site([folder_of_runs(tmp_path_factory.mktemp("ranks") / "runs")])
-
-
-@pytest.fixture(scope="module")
-def analysis(site: Site) -> Analysis:
-    return site.run(ids(site)["baseline"]).analysis
+from tests.support.dashboard_runs import ids, words
 
 
 def _page(site: Site, **query: str) -> Any:
@@ -106,8 +97,7 @@ def test_ranks_are_chosen_by_address_else_by_what_they_did(analysis: Analysis) -
     assert len(view.chosen(",".join(map(str, range(40))), result)[0]) == view.MAX_CHOSEN
 
 
-def test_readings_stand_on_the_time_of_the_steps(site: Site) -> None:
-    opened = site.run(ids(site)["baseline"])
+def test_readings_stand_on_the_time_of_the_steps(opened: OpenRun) -> None:
     run, clocks = opened.run, opened.cross_rank.clocks
     found = readings(run, clocks, [0, 1])
     axis = view.axis(run, clocks, [0, 1], found)
@@ -125,8 +115,7 @@ def test_readings_stand_on_the_time_of_the_steps(site: Site) -> None:
     assert [row[-1] for row in view.reading_rows(found)] == ["6", "6", "5", "5"]
 
 
-def test_without_steps_time_begins_with_the_first_reading(site: Site) -> None:
-    opened = site.run(ids(site)["baseline"])
+def test_without_steps_time_begins_with_the_first_reading(opened: OpenRun) -> None:
     clocks = opened.cross_rank.clocks
     bare = {
         rank: replace(each.at_hand(), steps=make(Steps, 0, recording=[], step=[], start_ns=[], end_ns=[]))
@@ -144,8 +133,7 @@ def test_without_steps_time_begins_with_the_first_reading(site: Site) -> None:
     assert max(seconds) <= longest / 1e9 + 0.1
 
 
-def test_of_many_steps_few_are_shaded_and_unconnected_clocks_are_reported(site: Site) -> None:
-    opened = site.run(ids(site)["baseline"])
+def test_of_many_steps_few_are_shaded_and_unconnected_clocks_are_reported(opened: OpenRun) -> None:
     many = np.arange(1_000)
     steps = make(Steps, 1_000, recording=0, step=many, start_ns=many * 1_000, end_ns=many * 1_000 + 900)
     run = replace(

@@ -9,12 +9,6 @@ import pytest
 
 from overlapscope_dashboards.server import security
 from overlapscope_dashboards.server.app import create_app
-from tests.support.dashboard_runs import folder_of_runs
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folder_of_runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")

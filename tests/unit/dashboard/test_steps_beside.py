@@ -1,6 +1,5 @@
 """The same step of two runs: pairing of collectives, the figure, and messages where there is no such step."""
 
-import base64
 import re
 from collections import Counter
 from pathlib import Path
@@ -27,7 +26,7 @@ from overlapscope_dashboards.timeline.side_by_side import (
 )
 from overlapscope_dashboards.timeline.source import source_of
 from overlapscope_dashboards.views.paired_calls import CallPairing, StepCall, pair_calls
-from tests.support.dashboard_runs import folder_of_runs, hostile_traces, ids, words
+from tests.support.dashboard_runs import figure_numbers, hostile_traces, ids, words
 
 EVIL = '<img src=x onerror="alert(1)">'
 
@@ -146,11 +145,6 @@ def test_what_is_typed_becomes_the_address_and_what_is_shown_does_not() -> None:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return Site([folder_of_runs(tmp_path_factory.mktemp("runs"))])
-
-
-@pytest.fixture(scope="module")
 def pair(site: Site) -> tuple[OpenRun, OpenRun]:
     known = ids(site)
     return site.run(known["baseline"]), site.run(known["regressed"])
@@ -183,10 +177,6 @@ def test_states_of_a_step_are_those_of_the_analysis(pair: tuple[OpenRun, OpenRun
         assert sum(each.exposed_ns or 0 for each in side.calls) == result.exposed_comm_ns
 
 
-def numbers(result: dict[str, str]) -> Any:
-    return np.frombuffer(base64.b64decode(result["bdata"]), {"u1": "<u1", "f8": "<f8"}[result["dtype"]])
-
-
 def test_every_span_in_view_is_drawn_once_in_its_run_from_where_its_step_began(pair: tuple[OpenRun, OpenRun]) -> None:
     ours, theirs = sides(pair, 5, 0)
     figure = draw_side_by_side(ours, theirs, []).figure
@@ -199,7 +189,7 @@ def test_every_span_in_view_is_drawn_once_in_its_run_from_where_its_step_began(p
             for trace in figure["data"]
             if trace.get("customdata") and trace["width"] != 0.5
             for (key, _), start, length, row in zip(
-                trace["customdata"], *(numbers(trace[name]) for name in ("base", "x", "y")), strict=True
+                trace["customdata"], *(figure_numbers(trace[name]) for name in ("base", "x", "y")), strict=True
             )
             if (row > border) == (side is theirs)
         }

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,41 @@ def entries(run: Path) -> list[RankEntry]:
 
 def shown(run: Path) -> dict[int, list[int]]:
     return {rank: at.tolist() for rank, (at, _) in load_states(run, entries(run), "one").states.items()}
+
+
+def sums(run: Path) -> list[Any]:
+    coarse = load_states(run, entries(run), "one").coarse
+    return [] if coarse is None else coarse.spent.tolist()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda kept: (kept / "told.json").write_text("{"),
+        lambda kept: (kept / "told.json").write_text((kept / "told.json").read_text().replace('"one"', '"two"')),
+        lambda kept: (kept / "at.npy").write_bytes(b"\x93NUMPY"),
+        lambda kept: np.save(kept / "state.npy", np.full(np.load(kept / "state.npy").size, 77, np.uint8)),
+        lambda kept: np.save(kept / "at.npy", np.load(kept / "at.npy")[:-1]),
+        lambda kept: np.save(kept / "at.npy", np.array([{"a": 1}], object)),
+        lambda kept: np.save(kept / "cells.npy", np.load(kept / "cells.npy")[1:]),
+        lambda kept: (kept / "state.npy").unlink(),
+        lambda kept: (kept / "cells.npy").unlink(),
+    ],
+)
+def test_what_was_kept_of_other_files_or_is_damaged_is_made_anew(run: Path, damage: Callable[[Path], object]) -> None:
+    good = shown(run), sums(run)
+    assert good[1]
+    damage(run / FOLDER)
+    assert (shown(run), sums(run)) == good
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_run_that_cannot_be_written_to_is_shown_too(run: Path) -> None:
+    good = shown(run)
+    shutil.rmtree(run / FOLDER)
+    run.chmod(0o500)
+    assert shown(run) == good
+    run.chmod(0o700)
 
 
 def test_a_run_whose_name_is_not_utf_8_is_read_and_kept(run: Path) -> None:

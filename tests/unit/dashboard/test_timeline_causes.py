@@ -15,12 +15,11 @@ from overlapscope_dashboards.timeline.lane_rows import lower_rows
 from overlapscope_dashboards.timeline.query import parse_timeline_query
 from overlapscope_dashboards.timeline.source import TimelineSource
 from overlapscope_dashboards.timeline.window import edges
-from tests.support.dashboard_runs import folder_of_runs, ids
+from tests.support.dashboard_runs import ids
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> TimelineSource:
-    site = Site([folder_of_runs(tmp_path_factory.mktemp("runs"))])
+def source(site: Site) -> TimelineSource:
     return TimelineSource(site.run(ids(site)["regressed"]))
 
 

@@ -8,22 +8,9 @@ from msgspec.structs import replace
 
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE
 from overlapscope_dashboards.runs.open_run import OpenRun
-from overlapscope_dashboards.runs.site import Site
 from overlapscope_dashboards.timeline import view
 from overlapscope_dashboards.timeline.query import parse_timeline_query
 from overlapscope_dashboards.timeline.source import TimelineSource
-from tests.support.dashboard_runs import folder_of_runs, ids
-
-
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
-    site = Site([folder_of_runs(tmp_path_factory.mktemp("runs"))])
-    return site.run(ids(site)["baseline"])
-
-
-@pytest.fixture(scope="module")
-def source(opened: OpenRun) -> TimelineSource:
-    return TimelineSource(opened)
 
 
 def pointed_at(source: TimelineSource, rank: int, row: int) -> view.PointerDetails:

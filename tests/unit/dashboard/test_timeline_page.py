@@ -1,11 +1,8 @@
 """The timeline of whole runs: figures and text agree with the analysis; then in a real browser."""
 
-import base64
 import gzip
 import json
-import os
 import re
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,28 +26,17 @@ from overlapscope_dashboards.server.app import create_app
 from overlapscope_dashboards.server.serve import perfetto_app
 from overlapscope_dashboards.timeline import source as source_module
 from overlapscope_dashboards.timeline import view
-from overlapscope_dashboards.timeline.cache import FOLDER, load_states
 from overlapscope_dashboards.timeline.figure import DrawnTimeline, draw
 from overlapscope_dashboards.timeline.heat_map import map_rows
 from overlapscope_dashboards.timeline.labels import times_in_window
 from overlapscope_dashboards.timeline.query import TimelineQuery, parse_timeline_query
 from overlapscope_dashboards.timeline.source import TimelineSource, source_of
 from overlapscope_dashboards.timeline.window import TimeWindow
+from tests.support.browser import watched
 from tests.support.builders import full_timeline
-from tests.support.dashboard_runs import copy_run, folder_of_runs, ids
+from tests.support.dashboard_runs import copy_run, figure_numbers, folder_of_runs, ids
 
 EVIL = '<img src=x onerror="alert(1)">&lt;b&gt;<a href="javascript:alert(1)">'
-
-
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
-    site = Site([folder_of_runs(tmp_path_factory.mktemp("runs"))])
-    return site.run(ids(site)["baseline"])
-
-
-@pytest.fixture(scope="module")
-def source(opened: OpenRun) -> TimelineSource:
-    return TimelineSource(opened)
 
 
 def whole(source: TimelineSource, **query: object) -> TimelineQuery:
@@ -59,11 +45,6 @@ def whole(source: TimelineSource, **query: object) -> TimelineQuery:
 
 def figures(drawn: DrawnTimeline, kind: str) -> list[dict[str, Any]]:
     return [trace for trace in drawn.figure["data"] if trace["type"] == kind]
-
-
-def numbers(result: dict[str, str]) -> Any:
-    values = np.frombuffer(base64.b64decode(result["bdata"]), {"u1": "<u1", "f8": "<f8"}[result["dtype"]])
-    return values.reshape([int(each) for each in result["shape"].split(",")]) if "shape" in result else values
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -100,10 +81,10 @@ def test_exposed_pieces_and_causes_drawn_add_up_to_the_exposed_time(source: Time
         spent[STATES.index("exposed")] for spent in times_in_window(source, source.whole, source.ranks).values()
     )
     why = [trace for trace in figures(drawn, "bar") if trace["width"] == 0.5]
-    assert all("why exposed" in rows[place] for trace in why for place in numbers(trace["y"]).tolist())
-    assert sum(numbers(trace["x"]).sum() for trace in why) == pytest.approx(exposed_ns / 1e6, abs=1e-3)
+    assert all("why exposed" in rows[place] for trace in why for place in figure_numbers(trace["y"]).tolist())
+    assert sum(figure_numbers(trace["x"]).sum() for trace in why) == pytest.approx(exposed_ns / 1e6, abs=1e-3)
     pieces = next(trace for trace in figures(drawn, "bar") if trace["name"] == "exposed")
-    assert numbers(pieces["x"]).sum() >= exposed_ns / 1e6 - 1e-3
+    assert figure_numbers(pieces["x"]).sum() >= exposed_ns / 1e6 - 1e-3
 
 
 def test_every_span_in_view_is_drawn_once_where_it_ran(source: TimelineSource, opened: OpenRun) -> None:
@@ -114,7 +95,7 @@ def test_every_span_in_view_is_drawn_once_where_it_ran(source: TimelineSource, o
         for trace in figures(drawn, "bar")
         if trace.get("customdata") and trace["width"] != 0.5
         for (key, _), start, length in zip(
-            trace["customdata"], numbers(trace["base"]), numbers(trace["x"]), strict=True
+            trace["customdata"], figure_numbers(trace["base"]), figure_numbers(trace["x"]), strict=True
         )
     }
     expected = {}
@@ -250,6 +231,20 @@ def test_an_answer_holds_the_view_and_its_cells_and_says_what_is_not_there(
 # --- a large run ------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TimelineSource:
+    """The timeline of a run that counts as large, before its analysis."""
+    monkeypatch.setattr(source_module, "LARGE", 1)
+    site = Site([copy_run(tmp_path / "run")])
+    return TimelineSource(site.run(site.find_runs().runs[0].id))
+
+
+def analyze(own: TimelineSource) -> None:
+    own.start_analysis()
+    assert own._thread is not None
+    own._thread.join(60)
+
+
 def test_a_large_run_shows_the_same_before_it_is_read_and_from_what_was_kept(
     source: TimelineSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,9 +257,7 @@ def test_a_large_run_shows_the_same_before_it_is_read_and_from_what_was_kept(
     assert first.clocks is None
     assert "run" not in site.run(place)._results
     assert not first.is_working
-    first.start_analysis()
-    assert first._thread is not None
-    first._thread.join(60)
+    analyze(first)
     second = TimelineSource(Site([tmp_path / "run"]).run(place))  # as another process would
     for each in (first, second):
         assert each.clocks is not None
@@ -277,13 +270,8 @@ def test_a_large_run_shows_the_same_before_it_is_read_and_from_what_was_kept(
     assert Site([tmp_path / "run"]).run(place).revision == before  # the cache is not part of the run
 
 
-def test_a_map_of_cells_and_one_of_states_are_the_times_of_each_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy_run(tmp_path / "run")
-    monkeypatch.setattr(source_module, "LARGE", 1)
-    site = Site([tmp_path / "run"])
-    own = TimelineSource(site.run(site.find_runs().runs[0].id))
+def test_a_map_of_cells_and_one_of_states_are_the_times_of_each_rank(large: TimelineSource) -> None:
+    own = large
     length = own.whole.length_ns
     drawn_from_cells = []
     for first, last in (
@@ -306,102 +294,40 @@ def test_a_map_of_cells_and_one_of_states_are_the_times_of_each_rank(
 
 
 def test_a_fault_in_the_background_is_said_and_ends_the_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    large: TimelineSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise ValueError("no")
 
-    copy_run(tmp_path / "run")
-    monkeypatch.setattr(source_module, "LARGE", 1)
     monkeypatch.setattr(source_module, "causes_of", fail)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    site = Site([tmp_path / "run"])
-    own = TimelineSource(site.run(site.find_runs().runs[0].id))
-    own.start_analysis()
-    assert own._thread is not None
-    own._thread.join(60)
-    assert not own.is_working
-    shown = view.show(own, whole(own), 1_000)
+    analyze(large)
+    assert not large.is_working
+    shown = view.show(large, whole(large), 1_000)
     assert "causes and matched calls are not available: an internal error" in shown.note
     assert not shown.coming
 
 
 def test_what_became_known_while_a_view_was_drawn_is_still_to_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    large: TimelineSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy_run(tmp_path / "run")
-    monkeypatch.setattr(source_module, "LARGE", 1)
-    site = Site([tmp_path / "run"])
-    own = TimelineSource(site.run(site.find_runs().runs[0].id))
     plain = view.times_in_window
 
     def known(*given: Any) -> Any:
-        own.start_analysis()
-        assert own._thread is not None
-        own._thread.join(60)
+        analyze(large)
         return plain(*given)
 
     monkeypatch.setattr(view, "times_in_window", known)
-    assert view.show(own, whole(own), 1_000).coming
-    assert not view.show(own, whole(own), 1_000).coming
+    assert view.show(large, whole(large), 1_000).coming
+    assert not view.show(large, whole(large), 1_000).coming
 
 
-def test_a_reader_has_states_and_their_begin_of_the_same_clocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy_run(tmp_path / "run")
-    monkeypatch.setattr(source_module, "LARGE", 1)
-    site = Site([tmp_path / "run"])
-    own = TimelineSource(site.run(site.find_runs().runs[0].id))
-    before = own.snapshot
+def test_a_reader_has_states_and_their_begin_of_the_same_clocks(large: TimelineSource) -> None:
+    before = large.snapshot
     result = (before.clocks, before.origin_ns, [each.at_ns.tolist() for each in before.occupancy])
-    own.start_analysis()
-    assert own._thread is not None
-    own._thread.join(60)
-    assert own.snapshot is not before
+    analyze(large)
+    assert large.snapshot is not before
     assert (before.clocks, before.origin_ns, [each.at_ns.tolist() for each in before.occupancy]) == result
-
-
-def test_what_was_kept_of_other_files_or_is_damaged_is_made_anew(tmp_path: Path) -> None:
-    run = copy_run(tmp_path / "run")
-    opened = Site([run]).run(Site([run]).find_runs().runs[0].id)
-    entries = opened.entries
-    good = load_states(run, entries, "one")
-    kept = run / FOLDER
-
-    def same() -> None:
-        result = load_states(run, entries, "one")
-        assert result.coarse is not None
-        assert good.coarse is not None
-        assert result.coarse.spent.tolist() == good.coarse.spent.tolist()
-        assert [(rank, at.tolist()) for rank, (at, _) in result.states.items()] == [
-            (rank, at.tolist()) for rank, (at, _) in good.states.items()
-        ]
-
-    for damage in (
-        lambda: (kept / "told.json").write_text("{"),
-        lambda: (kept / "told.json").write_text((kept / "told.json").read_text().replace('"one"', '"two"')),
-        lambda: (kept / "at.npy").write_bytes(b"\x93NUMPY"),
-        lambda: np.save(kept / "state.npy", np.full(np.load(kept / "state.npy").size, 77, np.uint8)),
-        lambda: np.save(kept / "at.npy", np.load(kept / "at.npy")[:-1]),
-        lambda: np.save(kept / "at.npy", np.array([{"a": 1}], object)),
-        lambda: np.save(kept / "cells.npy", np.load(kept / "cells.npy")[1:]),
-        (kept / "state.npy").unlink,
-        (kept / "cells.npy").unlink,
-    ):
-        damage()
-        same()
-    elsewhere = tmp_path / "elsewhere"
-    shutil.move(kept, elsewhere)
-    kept.symlink_to(elsewhere)
-    (elsewhere / "told.json").write_text("{")
-    same()
-    assert (elsewhere / "told.json").read_text() == "{"  # nothing is written through a link
-    kept.unlink()
-    if os.geteuid() != 0:
-        run.chmod(0o500)
-        same()
-        run.chmod(0o700)
 
 
 # --- a window for Perfetto --------------------------------------------------------------------------------------------
@@ -460,14 +386,7 @@ WAIT_MS = 90_000
 def new_page(browser: Any, address: str) -> tuple[Any, list[str]]:
     page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
     page.set_default_timeout(WAIT_MS)
-    seen: list[str] = []
-    page.on(
-        "request", lambda each: seen.append(each.url) if not each.url.startswith((address, "data:", "blob:")) else None
-    )
-    page.on("console", lambda each: seen.append(each.text) if each.type in ("error", "warning") else None)
-    page.on("pageerror", lambda each: seen.append(str(each)))
-    page.on("dialog", lambda each: (seen.append(each.message), each.dismiss()))
-    return page, seen
+    return page, watched(page, address)
 
 
 def query(page: Any) -> dict[str, list[str]]:
@@ -597,40 +516,37 @@ addEventListener("message", (event) => {
 </script>"""
 
 
-@pytest.mark.browser
-def test_a_window_is_handed_over_to_perfetto_on_its_own_port(browser: Any, tmp_path: Path) -> None:
-    place = folder_of_runs(tmp_path / "runs")
+@pytest.fixture
+def beside_perfetto(browser: Any, site: Site, tmp_path: Path) -> Iterator[tuple[Any, list[str]]]:
+    """Yield a timeline served beside a stand-in for the Perfetto UI, and what it does wrong."""
     (tmp_path / "ui").mkdir()
     (tmp_path / "ui" / "index.html").write_text(STAND_IN)
     perfetto, beside = start(perfetto_app(tmp_path / "ui"))
-    address, server = start(create_app([place], perfetto_url=f"{perfetto}/").server)
+    address, server = start(create_app(site.roots, perfetto_url=f"{perfetto}/").server)
     page, seen = new_page(browser, address)
-    page.goto(address + run_address(ids(Site([place]))["baseline"], "timeline", {"t0": 0, "t1": 50_000_000}))
+    page.goto(address + run_address(ids(site)["baseline"], "timeline", {"t0": 0, "t1": 50_000_000}))
     drawn(page)
-    button = page.get_by_role("button", name="Open in Perfetto")
-    button.wait_for()
-    with page.expect_popup() as popup:
-        button.click()
-    popup.value.wait_for_function("() => document.title.startsWith('got ')", timeout=WAIT_MS)
-    assert int(popup.value.title().split()[1]) > 1_000
-    assert seen == []
+    page.get_by_role("button", name="Open in Perfetto").wait_for()
+    yield page, seen
     server.close()
     beside.close()
 
 
 @pytest.mark.browser
-def test_a_hand_over_to_perfetto_that_fails_says_why(browser: Any, tmp_path: Path) -> None:
-    place = folder_of_runs(tmp_path / "runs")
-    (tmp_path / "ui").mkdir()
-    (tmp_path / "ui" / "index.html").write_text(STAND_IN)
-    perfetto, beside = start(perfetto_app(tmp_path / "ui"))
-    address, server = start(create_app([place], perfetto_url=f"{perfetto}/").server)
-    page, _ = new_page(browser, address)
-    page.goto(address + run_address(ids(Site([place]))["baseline"], "timeline"))
-    drawn(page)
+def test_a_window_is_handed_over_to_perfetto_on_its_own_port(beside_perfetto: tuple[Any, list[str]]) -> None:
+    page, seen = beside_perfetto
+    with page.expect_popup() as popup:
+        page.get_by_role("button", name="Open in Perfetto").click()
+    popup.value.wait_for_function("() => document.title.startsWith('got ')", timeout=WAIT_MS)
+    assert int(popup.value.title().split()[1]) > 1_000
+    assert seen == []
+
+
+@pytest.mark.browser
+def test_a_hand_over_to_perfetto_that_fails_says_why(beside_perfetto: tuple[Any, list[str]]) -> None:
+    page, _ = beside_perfetto
     said = "words => document.getElementById('timeline-said').textContent.includes(words)"
     button = page.get_by_role("button", name="Open in Perfetto")
-    button.wait_for()
     busy = {"status": 503, "body": "Other windows are being written; try again.\n"}
     page.route("**/window.json.gz*", lambda route: route.fulfill(**busy))
     button.click()
@@ -642,5 +558,3 @@ def test_a_hand_over_to_perfetto_that_fails_says_why(browser: Any, tmp_path: Pat
     page.evaluate("window.open = () => null")
     button.click()
     page.wait_for_function(said, arg="allow pop-ups for this page")
-    server.close()
-    beside.close()

@@ -17,12 +17,7 @@ from overlapscope_dashboards.runs.site import Site, parse_query, run_address
 from overlapscope_dashboards.server import router
 from overlapscope_dashboards.views import recommendations as advice_view
 from overlapscope_dashboards.views import what_if as view
-from tests.support.dashboard_runs import copy_run, folder_of_runs, ids, words
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return Site([folder_of_runs(tmp_path_factory.mktemp("what_if") / "runs")])
+from tests.support.dashboard_runs import copy_run, ids, words
 
 
 @pytest.fixture(scope="module")

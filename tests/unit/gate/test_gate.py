@@ -28,14 +28,14 @@ def verdict(gate: Gate, name: str = "step_time_ns") -> MetricVerdict:
 
 
 def test_few_runs_regress_past_the_minimum_and_the_floor_only() -> None:
-    told = {}
+    verdicts = {}
     for step_ms in (100.0, 102.0, 104.5, 112.0):
         each = verdict(judge([run(100)], [run(step_ms)], Policy()))
-        told[step_ms] = each.verdict, each.reason
+        verdicts[step_ms] = each.verdict, each.reason
         assert each.test == "bootstrap"
         assert each.minimum == 3 * MS
         assert each.floor == pytest.approx(1.95996 * 2 * MS * 2**0.5, rel=1e-3)  # 97.5 % of 2 % of 100 ms, two runs
-    assert told == {
+    assert verdicts == {
         100.0: ("unchanged", "within_minimum"),
         102.0: ("unchanged", "within_minimum"),
         104.5: ("inconclusive", "within_noise"),
@@ -154,7 +154,7 @@ def test_ranks_without_any_in_common_are_not_comparable() -> None:
     assert gate.exit_code == 3
 
 
-def test_what_only_one_side_knows_of_the_job_is_told() -> None:
+def test_what_only_one_side_knows_of_the_job_is_reported() -> None:
     unknown = run_of_steps({"window_ns": [100.0] * 5, "exposed_comm_ns": [5.0] * 5}, identity={"dtype": "bfloat16"})
     assert judge([run(100)], [unknown], Policy()).unknown_keys == ["world_size", "device", "parameters", "parallelism"]
 
@@ -196,7 +196,7 @@ def test_runs_that_differ_more_than_the_default_raise_the_floor_themselves() -> 
     assert verdict(judge(*calm, Policy())).floor == pytest.approx(1.95996 * 2 * MS * 0.6698 * 2**0.5, rel=1e-3)
 
 
-def test_a_floor_of_another_job_is_told() -> None:
+def test_a_floor_of_another_job_is_reported() -> None:
     floor = calibrate([run(100, device="other") for _ in range(LEAST_RUNS)])
     assert judge([run(100)], [run(100)], Policy(), floor).floor_differs == ["device"]
 
@@ -224,7 +224,7 @@ def test_a_floor_of_other_metrics_calibrates_nothing() -> None:
     assert (verdict(gate).calibrated, verdict(gate, "exposed_comm_ns").calibrated) == (True, False)
 
 
-def test_without_step_times_no_default_noise_is_known_and_nothing_is_told() -> None:
+def test_without_step_times_no_default_noise_is_known_and_nothing_is_decided() -> None:
     sides = [[run_of_steps({"exposed_comm_ns": [of_ms] * 8})] for of_ms in (10.0, 90.0)]
     each = verdict(judge(*sides, Policy()), "exposed_comm_ns")
     assert (each.verdict, each.reason, each.floor) == ("inconclusive", "within_noise", None)
@@ -263,7 +263,7 @@ def test_where_every_difference_counts_one_nanosecond_does_and_none_does_not() -
     assert verdict(judge(base, base, every)).reason == "within_minimum"
 
 
-def test_a_probability_of_exactly_alpha_is_told_and_so_many_runs_are_not_too_few() -> None:
+def test_a_probability_of_exactly_alpha_decides_and_so_many_runs_are_not_too_few() -> None:
     exactly = Policy(metrics=("step_time_ns",), alpha=1 / 70)
     base, faster = [[run(middle + at / 10) for at in range(4)] for middle in (100, 90)]
     each = verdict(judge(base, faster, exactly))

@@ -42,13 +42,13 @@ def share_regressed(seed: int, runs: int, *, longer_ms: float | None = 0.0, cali
     for _ in range(TRIALS):
         floor = calibrate(noisy_runs(generator, CALIBRATION_RUNS)) if calibrated else None
         base = noisy_runs(generator, runs)
-        loss = 2 * told_ms(base, floor, runs) if longer_ms is None else longer_ms
+        loss = 2 * floor_ms(base, floor, runs) if longer_ms is None else longer_ms
         verdicts = judged(base, noisy_runs(generator, runs, longer_ms=loss), floor)
         failed += any(each.verdict == "regressed" for each in verdicts)
     return failed / TRIALS
 
 
-def told_ms(base: list[MeasuredRun], floor: NoiseFloor | None, runs: int) -> float:
+def floor_ms(base: list[MeasuredRun], floor: NoiseFloor | None, runs: int) -> float:
     tables = [run.steps for run in base]
     by_name = {each.name: each for each in metrics(tables, tables, of_steps=True)}
     known = noise_of(by_name["step_time_ns"], by_name, floor)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 import overlapscope
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.compare import compare
+from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.measured_run import MeasuredRun, measure_run
 from overlapscope.analysis.result import Analysis
 from overlapscope.report.text import analysis as text
@@ -22,6 +23,10 @@ from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.conftest import shared_file
 from tests.unit.analysis.checks.test_stragglers import CULPRIT, MS, RANKS, STEPS, job
+
+
+def changed_stragglers(base: MeasuredRun, *candidates: MeasuredRun) -> list[Finding]:
+    return [each for each in compare([base], candidates).findings if each.id.startswith("straggler_")]
 
 
 def shown_lines(analysis: Analysis) -> list[str]:
@@ -123,19 +128,17 @@ def test_grids_of_no_blocks_tell_nothing_and_break_nothing() -> None:
     ]
 
 
-def test_peers_without_kernels_leave_no_figure_that_is_none(recwarn: pytest.WarningsRecorder) -> None:
+@pytest.mark.parametrize("kernels", ["none", "of no time"])
+def test_kernels_that_are_missing_or_take_no_time_are_not_divided_by(
+    kernels: str, recwarn: pytest.WarningsRecorder
+) -> None:
     run = job(fault="more_work")
-    for rank in set(range(RANKS)) - {CULPRIT}:
-        run = with_spans(run, rank, keep=lambda kind: kind != COMPUTE)
-    for each in analyze(run).skew.stragglers:
-        json.dumps(each.evidence, allow_nan=False)
-    assert not recwarn.list
-
-
-def test_kernels_of_no_time_do_not_divide_by_it(recwarn: pytest.WarningsRecorder) -> None:
-    run = job(fault="more_work")
-    spans = run.ranks[3].spans
-    run = with_spans(run, 3, end_ns=np.where(spans.kind == COMPUTE, spans.start_ns, spans.end_ns))
+    if kernels == "none":
+        for rank in set(range(RANKS)) - {CULPRIT}:
+            run = with_spans(run, rank, keep=lambda kind: kind != COMPUTE)
+    else:
+        spans = run.ranks[3].spans
+        run = with_spans(run, 3, end_ns=np.where(spans.kind == COMPUTE, spans.start_ns, spans.end_ns))
     for each in analyze(run).skew.stragglers:
         json.dumps(each.evidence, allow_nan=False)
     assert not recwarn.list
@@ -160,24 +163,19 @@ def measured(fault: str | None, seed: int = 0) -> MeasuredRun:
 
 
 def test_a_comparison_names_a_rank_that_becomes_a_straggler() -> None:
-    comparison = compare([measured(None)], [measured("slower_compute")])
-    (found,) = [each for each in comparison.findings if each.id.startswith("straggler_")]
+    sound, slow = measured(None), measured("slower_compute")
+    (found,) = changed_stragglers(sound, slow)
     assert (found.id, found.severity) == (f"straggler_appeared:rank{CULPRIT}", "warning")
     assert "its kernels took longer than its peers'" in found.title
-    assert found.title in compare_text.render(comparison)
-    (gone,) = [
-        each
-        for each in compare([measured("slower_compute")], [measured(None)]).findings
-        if each.id.startswith("straggler_")
-    ]
+    assert found.title in compare_text.render(compare([sound], [slow]))
+    (gone,) = changed_stragglers(slow, sound)
     assert (gone.id, gone.severity) == (f"straggler_vanished:rank{CULPRIT}", "info")
 
 
 def test_the_same_straggler_on_both_sides_and_one_of_few_runs_is_no_news() -> None:
     slow = measured("slower_compute")
-    assert not [each for each in compare([slow], [slow]).findings if each.id.startswith("straggler_")]
-    some = compare([measured(None)], [slow, measured(None, 1), measured(None, 2)])
-    assert not [each for each in some.findings if each.id.startswith("straggler_")]
+    assert not changed_stragglers(slow, slow)
+    assert not changed_stragglers(measured(None), slow, measured(None, 1), measured(None, 2))
 
 
 def test_steps_that_only_ranks_without_a_counterpart_have_are_not_compared() -> None:

@@ -24,6 +24,7 @@ from overlapscope.timeline.run import Run
 from tests.conftest import ROOT, shared_file
 from tests.integration.dag_job import Job, Kernel, run_of
 from tests.support.builders import full_timeline
+from tests.support.commands import stdout_of
 from tests.support.kineto_writer import MS, distributed, training, write
 from tests.unit.analysis.cross_rank.test_across_ranks import moved
 
@@ -271,12 +272,10 @@ def test_a_path_that_begins_on_a_rank_left_out_has_no_negative_times() -> None:
 
 def test_the_command_writes_once_and_says_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain, packed = tmp_path / "a.json", tmp_path / "a.json.gz"
-    assert main(["export", str(BASELINE), "-o", str(plain)]) == 0
-    printed = capsys.readouterr().out
+    printed = stdout_of(capsys, "export", BASELINE, "-o", plain)
     assert "2 ranks" in printed
     assert "ui.perfetto.dev" in printed
-    assert main(["export", str(BASELINE), "--format", "perfetto", "-o", str(packed), "--json"]) == 0
-    summary = json.loads(capsys.readouterr().out)
+    summary = json.loads(stdout_of(capsys, "export", BASELINE, "--format", "perfetto", "-o", packed, "--json"))
     assert (summary["schema"], summary["ranks"], summary["bytes"]) == (
         "overlapscope.export/1",
         [0, 1],
@@ -345,6 +344,5 @@ def test_an_export_is_not_taken_for_a_recording(name: str, tmp_path: Path, capsy
     assert "was written by `overlapscope export`" in capsys.readouterr().err
     (tmp_path / "rank0.json").write_bytes(write(training(), metadata=distributed(0)))
     capsys.readouterr()
-    assert main(["analyze", str(tmp_path), "--json"]) == 0
-    analysis = json.loads(capsys.readouterr().out)
+    analysis = json.loads(stdout_of(capsys, "analyze", tmp_path, "--json"))
     assert analysis["run"]["ranks"] == [0]

@@ -1,10 +1,7 @@
 """Every format, judged by somebody else's reader: a schema validator, the reference parser, our published schemas."""
 
 import json
-import re
 from collections.abc import Callable
-from html import unescape
-from xml.etree import ElementTree
 
 import jsonschema
 import pytest
@@ -12,26 +9,16 @@ import pytest
 from overlapscope.analysis.compare import compare
 from overlapscope.analysis.history import history
 from overlapscope.analysis.scaling import scaling
-from overlapscope.cli.output import escaped, printable
-from overlapscope.gate.policy import Policy
-from overlapscope.gate.verdict import Gate, judge
+from overlapscope.gate.verdict import Gate
 from overlapscope.report.formats import json as as_json
 from overlapscope.report.formats import junit, openmetrics
-from overlapscope.report.formats.github import annotations
-from overlapscope.report.sheet import gate_text
 from overlapscope.report.sheet import scaling as scaling_text
-from overlapscope.report.sheet.document import Document
 from overlapscope.report.text import analysis as text
 from overlapscope.report.text import compare as compare_text
 from tests.conftest import ROOT
 from tests.unit.analysis.compare.test_scaling import job_of, measured
-from tests.unit.report.test_html import check_whole
 from tests.unit.report.test_report import (
     EVIL,
-    RENDERERS,
-    assert_quiet,
-    check_junit,
-    check_openmetrics,
     documents,
     hostile,
     small,
@@ -93,60 +80,3 @@ def test_the_reference_parser_reads_openmetrics_to_the_same_figures() -> None:
         assert len({str(sample) for sample in exposed.samples}) == len(exposed.samples), kind
     for document in hostile("]]>&amp;\"'}} 1\n# EOF\n").values():
         list(parser(openmetrics.render(document)))
-
-
-def _quiet_markdown(page: str) -> None:
-    assert not re.search(r"<(?!!-- -->)", page)
-    plain = unescape(page)
-    assert len(re.findall(r"^### ", page, re.MULTILINE)) == 1
-    assert plain
-
-
-def _quiet_json(content: str) -> None:
-    assert_quiet(escaped(content))
-    json.loads(escaped(content))
-
-
-def _quiet_junit(content: str) -> None:
-    check_junit(content)
-    names = {each.tag for each in ElementTree.fromstring(content).iter()}
-    assert names <= {"testsuites", "testsuite", "testcase", "failure", "error", "skipped", "system-out"}
-
-
-def _quiet_text(content: str) -> None:
-    assert_quiet(printable(content))
-
-
-FORMATS: dict[str, tuple[Callable[[Document], str], Callable[[str], object]]] = {
-    "html": (RENDERERS["html"], check_whole),
-    "md": (RENDERERS["md"], _quiet_markdown),
-    "junit": (RENDERERS["junit"], _quiet_junit),
-    "openmetrics": (RENDERERS["openmetrics"], check_openmetrics),
-    "json": (as_json.render, _quiet_json),
-    "annotations": (lambda each: "\n".join(annotations(each)) if isinstance(each, Gate) else "", str),
-    "gate text": (lambda each: gate_text.render(each) if isinstance(each, Gate) else "", _quiet_text),
-}
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("evil", EVIL)
-def test_a_hostile_name_is_inert_in_every_format(evil: str, name: str) -> None:
-    """Markup, control characters, commands of CI services and cells of tables: as text and nothing else."""
-    render, check = FORMATS[name]
-    for document in hostile(evil).values():
-        shown = render(document)
-        check(shown)
-        if name in ("html", "md", "junit", "openmetrics"):
-            assert_quiet(shown)
-        if name == "annotations":
-            assert all(line.startswith("::error title=OverlapScope::") for line in shown.splitlines())
-
-
-def test_the_same_verdict_stands_in_every_format() -> None:
-    gate = judge(small("a", 40), small("b", 90), Policy(min_relative=0.0, min_absolute_ns=1))
-    assert gate.exit_code in (0, 1)
-    word = {"passed": "PASSED", "regressed": "REGRESSED", "inconclusive": "INCONCLUSIVE"}[gate.verdict]
-    for name in ("html", "md"):
-        assert word in unescape(RENDERERS[name](gate))
-    assert json.loads(as_json.render(gate))["verdict"] == gate.verdict
-    assert f"overlapscope_gate_exit_code {gate.exit_code}" in openmetrics.render(gate)

@@ -16,7 +16,6 @@ import pytest
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
-from overlapscope.cli.main import main
 from overlapscope.cli.output import printable
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats import html
@@ -308,13 +307,6 @@ def test_hostile_names_are_only_text(evil: str) -> None:
         assert printable(text) == text
         acting = [value for _, own in seen.elements for name, value in own.items() if name not in TOLD]
         assert not any("alert" in str(value) for value in acting)
-
-
-def test_the_command_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    target = tmp_path / "report.html"
-    assert main(["report", "traces/baseline", "--format", "html", "-o", str(target)]) == 0
-    assert target.read_text(encoding="utf-8") == (ROOT / "tests" / "golden" / "run.html").read_text(encoding="utf-8")
 
 
 def test_the_script_shows_tips_points_out_series_and_sorts() -> None:

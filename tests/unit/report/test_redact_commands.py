@@ -15,6 +15,7 @@ from overlapscope.cli.main import main
 from overlapscope.cli.output import MESSAGE_LEFT_OUT, message_for_stderr
 from overlapscope.cli.prediction_file import add_noted
 from tests.conftest import ROOT
+from tests.support.commands import stdout_of
 from tests.unit.analysis.compare.test_prediction_check import prediction
 
 TOKEN = re.compile(r"(?i)zqv|acme")
@@ -107,5 +108,5 @@ def test_no_word_of_a_message_passes(words: str) -> None:
 
 def test_without_it_the_next_command_can_be_typed(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     base, candidate = runs
-    assert main(["gate", str(base), str(candidate)]) == 1
-    assert f"next: overlapscope compare '{base}' '{candidate}' --all" in capsys.readouterr().out
+    shown = stdout_of(capsys, "gate", base, candidate, code=1)
+    assert f"next: overlapscope compare '{base}' '{candidate}' --all" in shown

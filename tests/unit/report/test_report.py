@@ -41,8 +41,8 @@ from overlapscope.report.verdicts import ADVICE, CONFIDENCE, GATE, TONES, tone_o
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.result import WhatIf
 from tests.conftest import ROOT
+from tests.support.commands import failed, stdout_of
 from tests.support.compared_runs import STEP_NS, Job, Rank, run_of
-from tests.unit.cli.test_cli import failed
 
 RENDERERS: dict[str, Callable[[Document], str]] = {
     "html": html.render,
@@ -146,16 +146,14 @@ def test_saved_json_gives_the_same_report(tmp_path: Path, capsys: pytest.Capture
         saved = tmp_path / f"{kind}.json"
         saved.write_text(as_json.render(document), encoding="utf-8")
         for name, render in RENDERERS.items():
-            assert main(["report", str(saved), "--format", name]) == 0
-            assert capsys.readouterr().out == printable(render(document))
-        assert main(["report", str(saved), "--json"]) == 0
-        assert json.loads(capsys.readouterr().out) == json.loads(as_json.render(document))
+            assert stdout_of(capsys, "report", saved, "--format", name) == printable(render(document))
+        assert json.loads(stdout_of(capsys, "report", saved, "--json")) == json.loads(as_json.render(document))
 
 
 @pytest.mark.usefixtures("at_root")
 def test_a_run_and_two_runs_are_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["report", "traces/baseline"]) == 0
-    assert capsys.readouterr().out == (ROOT / "tests" / "golden" / "run.md").read_text(encoding="utf-8")
+    kept = (ROOT / "tests" / "golden" / "run.md").read_text(encoding="utf-8")
+    assert stdout_of(capsys, "report", "traces/baseline") == kept
     target = tmp_path / "out.xml"
     assert main(["report", "traces/baseline", "traces/regressed", "--format", "junit", "-o", str(target)]) == 0
     assert target.read_text(encoding="utf-8") == (ROOT / "tests/golden/comparison.xml").read_text(encoding="utf-8")
@@ -385,6 +383,7 @@ def test_hostile_names_are_inert_in_markdown(evil: str) -> None:
         page = RENDERERS["md"](document)
         assert tells(page, evil)
         assert_quiet(page)
+        assert len(re.findall(r"^### ", page, re.MULTILINE)) == 1
         bare = page.replace(markdown.APART, "")
         assert not re.search(r"<|`|\]|!\[|~|@|https?:|www\.", bare)
         # Every row of a table has the cells of its head: none was split.
@@ -400,7 +399,8 @@ def test_hostile_names_are_inert_in_junit_and_openmetrics(evil: str) -> None:
         text = junit.render(document)
         assert tells(text, evil) or not isinstance(document, Gate)
         assert_quiet(text)
-        check_junit(text)
+        tags = {each.tag for each in check_junit(text).iter()}
+        assert tags <= {"testsuites", "testsuite", "testcase", "failure", "error", "skipped", "system-out"}
         exposition = openmetrics.render(document)
         assert_quiet(exposition)
         check_openmetrics(exposition)

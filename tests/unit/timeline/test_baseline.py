@@ -9,7 +9,7 @@ import pytest
 
 from overlapscope.cli.main import main
 from tests.conftest import ROOT, shared_file
-from tests.unit.cli.test_cli import failed
+from tests.support.commands import failed
 
 BASE, CANDIDATE = str(ROOT / "traces" / "baseline"), str(ROOT / "traces" / "regressed")
 

@@ -30,6 +30,7 @@ from overlapscope.whatif.recorded_graph import recorded_graphs
 from overlapscope.whatif.replay import Instruction, Launch, Wait, Work, replay
 from overlapscope.whatif.result import Scenario, WhatIf
 from tests.conftest import shared_file
+from tests.support.commands import stdout_of
 from tests.support.graph_cases import UNIT_NS, Made, MadeCall, faster, fsdp, recorded, step_ns
 
 QUIET = Fit(slowdown=1.0, low=1.0, high=1.0, identified=True, reason="")
@@ -444,12 +445,10 @@ def test_the_command_answers_a_real_recording_of_fsdp(tmp_path: Path, capsys: py
     by_knobs = {json.dumps(each["knobs"]): each["predicted_step_ns"] for each in document["scenarios"]}
     assert bounds["no_comm_ns"] <= by_knobs['{"reshard_after_forward": false}'] <= bounds["no_overlap_ns"] * 1.01
     assert by_knobs['{"link_speed": 2.0}'] < by_knobs["{}"] < by_knobs['{"link_speed": 0.5}']
-    assert main(["whatif", folder]) == 0
-    said = capsys.readouterr().out
+    said = stdout_of(capsys, "whatif", folder)
     assert "reshard_after_forward=False" in said
     assert re.search(r"reshard_after_forward=False .*[+]\d[\d.]* [KM]iB", said)
-    assert main(["whatif", folder, "--list"]) == 0
-    assert "kind of this recording: fsdp" in capsys.readouterr().out
+    assert "kind of this recording: fsdp" in stdout_of(capsys, "whatif", folder, "--list")
     assert main(["whatif", folder, "--link-speed", "fast"]) == 2
     assert main(["whatif", folder, "--algorithm", "magic"]) == 2
 

@@ -18,8 +18,8 @@ from overlapscope.errors import InputError, UsageError
 from overlapscope.report.formats.json import schema
 from overlapscope.report.sheet import scaling as scaling_text
 from tests.conftest import ROOT
+from tests.support.commands import failed
 from tests.support.compared_runs import Job, cell, jobs, mean, reducing, run_of
-from tests.unit.cli.test_cli import failed
 
 
 def job_of(size: int, lengths: list[int], compute: int, comm: int) -> Job:
