@@ -204,10 +204,8 @@ def test_a_pointer_that_is_used_again_is_another_communicator(tmp_path: Path) ->
         *alone,
         by(PAIR[0], "AllReduce", 0, 8, nranks=1),
     )
-    assert [(each["group"], each["group_size"], each["elements"]) for each in calls(reading)] == [
-        (COMM.id, 2, 7),
-        ("0xfeed", 1, 8),
-    ]
+    found = [(each["group"], each["group_size"], each["elements"]) for each in calls(reading)]
+    assert found == [(COMM.id, 2, 7), ("0xfeed", 1, 8)]
 
 
 def test_calls_of_communicators_that_no_line_introduced_are_kept(tmp_path: Path) -> None:
@@ -320,11 +318,8 @@ def test_a_split_is_named_by_its_parent_number_and_color(tmp_path: Path) -> None
     for version in ("2.24", "2.29"):
         lines = [*pair(), *(split(rank, 1 - rank, number, 7, version) for number in (1, 2) for rank in (1, 0))]
         reading = read(tmp_path, *lines)
-        assert [group.name for group in reading.groups] == [
-            COMM.id,
-            f"{COMM.id} split 1 color 7 (2 ranks)",
-            f"{COMM.id} split 2 color 7 (2 ranks)",
-        ]
+        names = [f"{COMM.id} split {number} color 7 (2 ranks)" for number in (1, 2)]
+        assert [group.name for group in reading.groups] == [COMM.id, *names]
         assert [group.ranks for group in reading.groups] == [(0, 1), (1, 0), (1, 0)]
 
 
@@ -375,67 +370,58 @@ def chosen(reading: Reading, rank: int = 0) -> list[tuple[Any, ...]]:
     return [(each["algorithm"], each["protocol"], each["channels"]) for each in calls(reading, rank)]
 
 
-def test_a_choice_belongs_to_the_call_before_it_of_the_same_size(tmp_path: Path) -> None:
-    reading = after_pair(
-        tmp_path,
-        by_zero("AllReduce", 1, 256),
-        choice("AllReduce", 1024, algorithm="TREE", protocol="LL", high=3),
-        by_zero("AllReduce", 2, 1 << 20),
-        choice("AllReduce", 4 << 20, algorithm="NVLS", protocol="SIMPLE", high=15),
-        by_zero("AllGather", 3, 256),
-        choice("AllGather", 1024, algorithm="PAT"),
-        by_zero("AllGather", 4, 256),
-        choice("AllGather", 2048, algorithm="RING"),
-        by_zero("AllReduce", 5, 300),
-    )
-    named = [("TREE", "LL", 4), ("NVLS", "SIMPLE", 16), ("PAT", "SIMPLE", 24), ("RING", "SIMPLE", 24)]
-    assert chosen(reading) == [*named, (None, None, None)]
+NOBODYS = (None, None, None)
 
 
-def test_choices_of_a_group_of_calls_follow_all_of_them(tmp_path: Path) -> None:
-    reading = after_pair(
-        tmp_path,
-        by_zero("AllReduce", 1, 256),
-        by_zero("AllReduce", 1, 1024),
-        by_zero("ReduceScatter", 1, 256),
-        choice("ReduceScatter", 1024, algorithm="RING", high=7),
-        choice("AllReduce", 4096, algorithm="NVLS", high=3),
-        choice("AllReduce", 1024, algorithm="TREE", protocol="LL", high=0),
-    )
-    assert chosen(reading) == [("TREE", "LL", 1), ("NVLS", "SIMPLE", 4), ("RING", "SIMPLE", 8)]
-
-
-def test_calls_of_one_size_get_what_their_choices_agree_on(tmp_path: Path) -> None:
-    reading = after_pair(
-        tmp_path,
-        by_zero("AllReduce", 1, 256),
-        by_zero("AllReduce", 1, 256),
-        choice("AllReduce", 1024, low=0, high=3),
-        choice("AllReduce", 1024, low=4, high=5),
-    )
-    assert chosen(reading) == [("RING", "SIMPLE", None)] * 2
-
-
-def test_a_choice_without_its_call_is_nobodys(tmp_path: Path) -> None:
-    reading = after_pair(
-        tmp_path,
-        by_zero("AllReduce", 1, 256),
-        choice("AllReduce", 999),
-        choice("AllGather", 1024),
-        by_zero("Send", 2, 256),
-        choice("Send", 1024),
-        by_zero("AllReduce", 3, 0),
-        choice("AllReduce", 0),
-    )
-    assert chosen(reading) == [(None, None, None)] * 3
-
-
-def test_of_several_calls_the_last_has_the_choice(tmp_path: Path) -> None:
-    """The first took another way, which writes no such line."""
-    reading = after_pair(
-        tmp_path, by_zero("AllReduce", 1, 256), by_zero("AllReduce", 2, 256), choice("AllReduce", 1024)
-    )
-    assert chosen(reading) == [(None, None, None), ("RING", "SIMPLE", 24)]
+@pytest.mark.parametrize(
+    ("bodies", "expected"),
+    [
+        pytest.param(
+            [
+                by_zero("AllReduce", 1, 256), choice("AllReduce", 1024, algorithm="TREE", protocol="LL", high=3),
+                by_zero("AllReduce", 2, 1 << 20), choice("AllReduce", 4 << 20, algorithm="NVLS", high=15),
+                by_zero("AllGather", 3, 256), choice("AllGather", 1024, algorithm="PAT"),
+                by_zero("AllGather", 4, 256), choice("AllGather", 2048, algorithm="RING"),
+                by_zero("AllReduce", 5, 300),
+            ],
+            [("TREE", "LL", 4), ("NVLS", "SIMPLE", 16), ("PAT", "SIMPLE", 24), ("RING", "SIMPLE", 24), NOBODYS],
+            id="to the call before it of the same size",
+        ),
+        pytest.param(
+            [
+                by_zero("AllReduce", 1, 256), by_zero("AllReduce", 1, 1024), by_zero("ReduceScatter", 1, 256),
+                choice("ReduceScatter", 1024, algorithm="RING", high=7),
+                choice("AllReduce", 4096, algorithm="NVLS", high=3),
+                choice("AllReduce", 1024, algorithm="TREE", protocol="LL", high=0),
+            ],
+            [("TREE", "LL", 1), ("NVLS", "SIMPLE", 4), ("RING", "SIMPLE", 8)],
+            id="to a call of the group before it",
+        ),
+        pytest.param(
+            [
+                by_zero("AllReduce", 1, 256), by_zero("AllReduce", 1, 256),
+                choice("AllReduce", 1024, low=0, high=3), choice("AllReduce", 1024, low=4, high=5),
+            ],
+            [("RING", "SIMPLE", None)] * 2,
+            id="to all calls of one size, as far as they agree",
+        ),
+        pytest.param(
+            [
+                by_zero("AllReduce", 1, 256), choice("AllReduce", 999), choice("AllGather", 1024),
+                by_zero("Send", 2, 256), choice("Send", 1024), by_zero("AllReduce", 3, 0), choice("AllReduce", 0),
+            ],
+            [NOBODYS] * 3,
+            id="to none without its call",
+        ),
+        pytest.param(
+            [by_zero("AllReduce", 1, 256), by_zero("AllReduce", 2, 256), choice("AllReduce", 1024)],
+            [NOBODYS, ("RING", "SIMPLE", 24)],
+            id="to the last: the first took another way, which writes no such line",
+        ),
+    ],
+)  # fmt: skip
+def test_a_choice_belongs(bodies: list[str], expected: list[Any], tmp_path: Path) -> None:
+    assert chosen(after_pair(tmp_path, *bodies)) == expected
 
 
 def test_a_choice_that_fits_calls_of_two_communicators_is_nobodys(tmp_path: Path) -> None:
@@ -516,8 +502,8 @@ def by_pairs(events: list[dict[str, Any]], choices: TuningChoices) -> list[Any]:
             for lines, made in kinds.values():
                 if lines and made:
                     left -= set(lines)
-                    said = [choices.all[events[row]["choice"]] for row in lines]
-                    parts = [{getattr(one, name) for one in said} for name in ("algorithm", "protocol", "channels")]
+                    answers = [choices.all[events[row]["choice"]] for row in lines]
+                    parts = [{getattr(one, name) for one in answers} for name in ("algorithm", "protocol", "channels")]
                     agreed = tuple(
                         part.pop() if len(part) == 1 else missing
                         for part, missing in zip(parts, (None, None, -1), strict=True)
