@@ -159,6 +159,12 @@ def test_rows_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     assert "rows that cannot be used were left out: lines 3, 4, 5, 6, 7" in reading.source.warnings
 
 
+def test_sizes_of_buckets_that_are_no_numbers_cost_their_row(tmp_path: Path) -> None:
+    reading = read_text(tmp_path, "bucket_cap_mb,sizes_bytes\n25,205;big\n10,5;6\n")
+    assert reading.source.dropped == 1
+    assert figures(reading) == {("bucket_cap_mb=10", "bucket0_bytes"): 5, ("bucket_cap_mb=10", "bucket1_bytes"): 6}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -684,6 +684,12 @@ def test_settings_become_the_fingerprint_and_nothing_else_does(tmp_path: Path) -
     assert read(tmp_path, *pair(), *lines).fingerprint == {"NCCL_BUFFSIZE": "mixed"}
 
 
+def test_a_version_behind_a_prefix_is_that_of_its_process(tmp_path: Path) -> None:
+    reading = after_pair(tmp_path, "NCCL version 2.24.3+cuda12.6")
+    assert [each["library"] for each in rows(reading, "members")] == ["NCCL 2.24.3+cuda12.6", None]
+    assert reading.fingerprint == {"nccl_version": "2.24.3"}
+
+
 def test_time_of_initialisation_and_nodes(tmp_path: Path) -> None:
     lines = initialised(NEW, PAIR[0], 0, 2, COMM)
     lines.insert(1, PAIR[0].line(f"comm {COMM.pointer(0)} rank 0 nRanks 2 nNodes 5 localRanks 1 localRank 0 MNNVL 0"))

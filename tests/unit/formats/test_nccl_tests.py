@@ -254,6 +254,22 @@ def test_an_algbw_that_is_not_size_over_time_is_reported(tmp_path: Path) -> None
     assert [each for each in reading.source.warnings if "algbw is not size / time in 1" in each]
 
 
+@pytest.mark.parametrize(("algbw", "busbw"), [("0.00", "0.00"), ("20.00", "45.00")])
+def test_a_quotient_that_is_no_all_reduce_s_tells_no_ranks(algbw: str, busbw: str) -> None:
+    tokens = row("all_reduce", 8, SIZES[-1]).split()
+    found, _ = collected(
+        HEADER + " ".join([*tokens[:6], algbw, busbw, "0", *tokens[9:10], algbw, busbw, "0"]), "all_reduce"
+    )
+    assert found.ranks is None
+
+
+def test_a_file_without_a_row_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    path.write_text(HEADER)
+    with pytest.raises(InputError, match=r"holds no row of a bandwidth table; did the test end before its first"):
+        READER.read(path, ReadContext())
+
+
 # --- layouts --------------------------------------------------------------------------------------------------------
 
 
