@@ -13,7 +13,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.formats import watchdog
 from overlapscope.ingest.formats.watchdog import FORMAT
 from overlapscope.ingest.formats.watchdog.lines import watchdog_lines
-from overlapscope.ingest.formats.watchdog.reader import read_watchdog, watchdog_facts
+from overlapscope.ingest.formats.watchdog.reader import Watchdog, read_watchdog
 from overlapscope.ingest.read_file import read_file
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext
@@ -59,8 +59,11 @@ def notified(rank: int, enqueued: int, completed: int) -> str:
     )
 
 
-def facts_of(*text: str) -> Facts:
-    return watchdog_facts(enumerate((line.encode() for line in text), 1), "job.log")
+def facts_of(*text: str | bytes) -> Facts:
+    watchdog = Watchdog()
+    for number, line in enumerate(text, 1):
+        watchdog.take(number, line if isinstance(line, bytes) else line.encode())
+    return watchdog.facts("job.log")
 
 
 def progress_of(facts: Facts) -> list[dict[str, Any]]:
@@ -357,7 +360,7 @@ def test_any_line_gives_facts(parts: list[str], changes: list[tuple[int, int]]) 
     for place, value in changes:
         if line:
             line[place % len(line)] = value
-    facts = watchdog_facts([(1, bytes(line))], "x")
+    facts = facts_of(bytes(line))
     for number in (*facts.progress.rank.tolist(), *facts.messages.rank.tolist()):
         assert number == NONE or 0 <= number <= 1 << 20
 
@@ -373,4 +376,4 @@ def test_any_log_is_read_or_refused(tmp_path: Path, content: list[str]) -> None:
 
 def test_a_long_hostile_line_takes_no_time() -> None:
     for part in (*HOSTILE, "ProcessGroupNCCL.cpp:", "[E ProcessGroupNCCL.cpp:1] [Rank 0] "):
-        watchdog_facts([(1, ("ProcessGroup" + part * 40_000).encode())], "x")
+        facts_of("ProcessGroup" + part * 40_000)
