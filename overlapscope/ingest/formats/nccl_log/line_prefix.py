@@ -10,7 +10,6 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import MAX_RANKS
 
 INFO: Final = b" NCCL INFO "
@@ -38,10 +37,6 @@ _TIME: Final = re.compile(
     rb"([0-9]{4}-[0-9]{2}-[0-9]{2})[T ]([0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]{1,9})?"
     rb" ?(Z|[+-][0-9]{2}:?[0-9]{2})?(?![0-9])"
 )
-
-
-_OWN_TIME: Final = re.compile(rb"\[[^\[\]]{19,29}\] ?$")
-"""NCCL's own time stands in brackets directly before the host."""
 
 
 class Writer(msgspec.Struct, frozen=True):
@@ -80,24 +75,18 @@ def rank_of_wrapper(line: bytes) -> int | None:
     return None
 
 
-def time_of(text: bytes) -> int:
-    """Return the last time in the text in ns, or NONE; a time without a zone is read as UTC."""
+def time_of(text: bytes) -> int | None:
+    """Return the last time in the text in ns, or None; a time without a zone is read as UTC."""
     found = list(_TIME.finditer(text[-_WINDOW:]))
     if not found:
-        return NONE
+        return None
     date, time, part, zone = (each.decode("ascii") if each else "" for each in found[-1].groups())
     try:
         moment = datetime.fromisoformat(f"{date}T{time}{zone or '+00:00'}")
     except ValueError:
-        return NONE
+        return None
     whole = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return (whole.days * 86_400 + whole.seconds) * 1_000_000_000 + int(part[1:].ljust(9, "0") if part else 0)
-
-
-def own_time(text: bytes) -> int:
-    """Return the time that NCCL itself wrote at the end of the text before a writer, as `time_of` does; or NONE."""
-    found = _OWN_TIME.search(text)
-    return time_of(found[0]) if found else NONE
 
 
 def is_nccl_line(line: bytes) -> bool:

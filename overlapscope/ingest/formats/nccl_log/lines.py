@@ -6,17 +6,19 @@ it is dropped.
 """
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from overlapscope.ingest.formats.nccl_log import init_lines
+from overlapscope.ingest.formats.nccl_log import init_lines as nccl_graph
+from overlapscope.ingest.formats.nccl_log import init_lines as nccl_init
 from overlapscope.ingest.formats.nccl_log.call_table import CallTable
 from overlapscope.ingest.formats.nccl_log.calls import CALL, tail_of
 from overlapscope.ingest.formats.nccl_log.communicators import LoggedCommunicators, LoggedProcess, LoggedThread
 from overlapscope.ingest.formats.nccl_log.init_lines import ConnectionTable
 from overlapscope.ingest.formats.nccl_log.line_prefix import INFO, LOUD, Writer, rank_of_wrapper, time_of, writer_at_end
-from overlapscope.ingest.formats.nccl_log.tuning import OPERATIONS, cost_line
+from overlapscope.ingest.formats.nccl_log.tuning import OPERATIONS, cost_line, operation
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.facts import INFO as INFORMATION
 from overlapscope.timeline.facts import TIMEOUT, WARNING
@@ -33,7 +35,20 @@ _CARDS: Final = re.compile(rb"NET/(IB|Socket) : Using (\[.{1,4000})")
 _CARD: Final = re.compile(rb"\[([0-9]{1,4})\]([A-Za-z0-9_.-]{1,64}):")
 _TIMED_OUT: Final = re.compile(rb"tim(?:ed|e)[ -]?out", re.I)
 _REMARKS: Final = frozenset((b"Using", b"NET/IB", b"NET/Socket", b"NCCL", b"RCCL"))
-_COLORS: Final = re.compile(rb"\x1b(?:\[[0-9;?]*[A-Za-z])?")
+_ONCE: Final = (
+    b"NET/IB : Using",
+    b"NET/Socket : Using",
+    b"NCCL",
+    b"RCCL",
+    b"Using",
+    b"Init",
+    b"comm ",
+    b"ncclComm",
+    b"[",
+    b" ",
+)
+_ONCE_WITHIN: Final = (b"opCount ", b" Bytes -> ", b"|", b" coll channels, ")
+"""Beginnings or contents of lines whose position among the others matters."""
 _ANY_PREFIX: Final = re.compile(rb"\[-?[0-9]{1,5}\]$")
 _WHOLE_NUMBER: Final = re.compile(rb"-?[0-9]+\.")
 
@@ -54,6 +69,8 @@ class LineReader(msgspec.Struct, kw_only=True):
 
     log: LoggedCommunicators
     call_table: CallTable
+    before_change: Callable[[], None]
+    """Called before a line changes the meaning of a pointer."""
     connections: ConnectionTable = msgspec.field(default_factory=ConnectionTable)
     settings: dict[str, str] = {}
     versions: dict[int | None, str] = {}
@@ -64,24 +81,34 @@ class LineReader(msgspec.Struct, kw_only=True):
     """Number of lines with a prefix that were read."""
     repaired: int = 0
     dropped: int = 0
+    _repeats: dict[bytes, bool] = {}
     _threads: dict[bytes, tuple[LoggedThread, int]] = {}
     _listed: set[tuple[str, str]] = set()
 
-    def take(self, text: bytes, number: int) -> None:
-        """Read line `number` (from 1) of the log, which is not a whole call."""
-        if b"\x1b" in text:
-            text = _COLORS.sub(b"", text)
-            if self.call_table.take(text, number):
-                return
+    def repeats(self, text: bytes) -> bool:
+        """Return whether a repetition of this line adds nothing until a communicator begins or ends."""
+        known = self._repeats.get(text)
+        if known is None:
+            if len(self._repeats) >= _REMEMBERED:
+                self._repeats.clear()
+            _, mark, body = text.partition(INFO)
+            plain = bool(mark) and INFO not in body and not LOUD.search(body)
+            once = body.startswith(_ONCE) or body.rstrip().endswith(nccl_init.STATES)
+            known = plain and not once and not any(mark in body for mark in _ONCE_WITHIN)
+            self._repeats[text] = known
+        return known
+
+    def take(self, text: bytes, number: int, times: int = 1) -> None:
+        """Read line number `number` (from 1) of the log, which occurs `times` times."""
         place = text.find(INFO)
         if place < 0:
             self._without_mark(text, number)
         elif text.find(INFO, place + 1) >= 0 or LOUD.search(text):
             self._interleaved(text, number)
         elif (thread := self._thread(text, place)) is not None:
-            self._read(thread, text[place + len(INFO) :].rstrip(), number)
+            self._read(thread, text[place + len(INFO) :].rstrip(), number, times)
         elif _ANY_PREFIX.search(text[:place]):
-            self.dropped += 1
+            self.dropped += times
 
     def _without_mark(self, text: bytes, number: int) -> None:
         loud = LOUD.search(text)
@@ -116,32 +143,32 @@ class LineReader(msgspec.Struct, kw_only=True):
         thread.device = known[1]
         return thread
 
-    def _read(self, thread: LoggedThread, body: bytes, number: int) -> None:
+    def _read(self, thread: LoggedThread, body: bytes, number: int, times: int = 1) -> None:
         """Read the text of a line; a text with a known beginning that cannot be parsed is counted as damaged."""
-        if self._understood(thread, body, number):
-            self.read += 1
-        else:
-            self.dropped += 1
+        self.read += times
+        if not self._understood(thread, body, number):
+            self.read -= times
+            self.dropped += times
 
     def _understood(self, thread: LoggedThread, body: bytes, number: int) -> bool:  # noqa: PLR0911 - one by form
         word = body[: body.find(b" ")]
         if word in (b"Channel", b"Ring"):
             if b" via " in body:
-                return init_lines.connection_line(self.connections, thread, body)
-            return (init_lines.ring_line if word == b"Channel" else init_lines.neighbours_line)(thread, body)
+                return nccl_graph.connection_line(self.connections, thread, body)
+            return (nccl_graph.ring_line if word == b"Channel" else nccl_graph.neighbours_line)(thread, body)
         if word == b"Trees":
-            return init_lines.trees_line(thread, body)
-        if body.endswith(init_lines.STATES) and b"comm 0x" in body:
-            self.call_table.forget()
-            if body.endswith(init_lines.ABORTED):
+            return nccl_graph.trees_line(thread, body)
+        if body.endswith(nccl_init.STATES) and b"comm 0x" in body:
+            self.before_change()
+            if body.endswith(nccl_init.ABORTED):
                 self._message(thread, INFORMATION, body, number, NONE)
-            return init_lines.state_line(self.log, thread, body)
+            return nccl_init.state_line(self.log, thread, body)
         if word[-1:] == b":" or word[:1].isdigit() or word.lower().decode("latin-1") in OPERATIONS:
             return self._counted(thread, body, number)
         if word == b"comm":
-            return b" nNodes " not in body or init_lines.size_line(thread, body)
+            return b" nNodes " not in body or nccl_init.size_line(thread, body)
         if word == b"Init":
-            return not body.startswith(b"Init timings") or init_lines.timings_line(thread, body)
+            return not body.startswith(b"Init timings") or nccl_init.timings_line(thread, body)
         if word in (b"", b"Latency/AlgBw"):
             return cost_line(thread, body) or True
         if word in _REMARKS or word[:5] in (b"NCCL_", b"RCCL_"):
@@ -150,10 +177,12 @@ class LineReader(msgspec.Struct, kw_only=True):
 
     def _counted(self, thread: LoggedThread, body: bytes, number: int) -> bool:
         """Read a line that begins with an operation or a number."""
-        if b"opCount" in body or b" Bytes -> " in body:
-            return False  # the call table reads whole ones
+        if b"opCount" in body:
+            return self._call(thread, body, number)
+        if b" Bytes -> " in body:
+            return False  # a complete one would have been read with its block
         if b" coll channels, " in body:
-            return init_lines.channels_line(thread, body)
+            return nccl_init.channels_line(thread, body)
         return b"|" not in body or cost_line(thread, body) or True
 
     def _remark(self, thread: LoggedThread, body: bytes, number: int) -> None:
@@ -177,6 +206,18 @@ class LineReader(msgspec.Struct, kw_only=True):
         elif found := _VERSION.match(body):
             thread.process.library = _library(found)
 
+    def _call(self, thread: LoggedThread, body: bytes, number: int) -> bool:
+        found = CALL.fullmatch(body)
+        tail = tail_of(found["tail"]) if found else None
+        if found is None or tail is None:
+            return False
+        process = thread.process
+        writer = Writer(process.host, process.number, 0, thread.device)
+        op = operation(found["op"].decode("ascii"))
+        self.call_table.add_call(number, writer, op, tail, int(found["seq"], 16), int(found["count"]))
+        self.read -= 1  # the call table counts calls
+        return True
+
     def _warning(self, text: bytes, loud: re.Match[bytes], number: int) -> None:
         place = loud.start()
         thread = self._thread(text, place)
@@ -186,8 +227,9 @@ class LineReader(msgspec.Struct, kw_only=True):
         self.warnings += 1
         body = text[loud.end() :]
         if self.warnings <= MAX_MESSAGES:
+            time_ns = time_of(text[:place])
             kind = TIMEOUT if _TIMED_OUT.search(body) else WARNING
-            self._message(thread, kind, body, number, time_of(text[:place]))
+            self._message(thread, kind, body, number, NONE if time_ns is None else time_ns)
 
     def _message(self, thread: LoggedThread, kind: int, body: bytes, number: int, time_ns: int) -> None:
         text = body.decode("utf-8", "replace").strip()[:MAX_TEXT]
@@ -218,9 +260,7 @@ class LineReader(msgspec.Struct, kw_only=True):
             self.dropped += 1
             return
         self.repaired += 1
-        prefix = f"{owner.host}:{owner.process}:{owner.thread} [{owner.device}]".encode("ascii")
-        if not self.call_table.take(prefix + INFO + body, number):
-            self._read(self.log.thread(owner), body, number)
+        self._read(self.log.thread(owner), body, number)
 
     def _known_at_end(self, writer: Writer) -> Writer | None:
         """Return the writer without the text that another line put before its host, where the process is known."""
@@ -234,8 +274,8 @@ class LineReader(msgspec.Struct, kw_only=True):
         known = [writer for writer in writers if writer is not None]
         if len({(writer.host, writer.process) for writer in known}) == 1 and len(known) == len(writers):
             return known[-1]
-        found = CALL.fullmatch(INFO + body)
-        tail = tail_of(found[4]) if found else None
+        found = CALL.fullmatch(body)
+        tail = tail_of(found["tail"]) if found else None
         if tail is not None:
             processes = [self.log.processes.get((writer.host, writer.process)) for writer in known]
             fitting = [

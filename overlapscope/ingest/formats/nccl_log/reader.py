@@ -1,7 +1,7 @@
 """Read an NCCL or RCCL log (`NCCL_DEBUG=INFO`): which ranks communicated, over which links, and every call in order.
 
-Calls and tuning choices are read by `call_table`, all other lines by `lines`. A log has no times of device work; its
-timelines have calls in order and no spans.
+Calls and tuning choices are read a block at a time (`scan`, `call_table`), all other lines one by one (`lines`). A log
+has no times of device work; its timelines have calls in order and no spans.
 """
 
 import re
@@ -26,23 +26,24 @@ from overlapscope.ingest.formats.nccl_log.communicators import (
     name_communicators,
 )
 from overlapscope.ingest.formats.nccl_log.lines import MAX_MESSAGES, LineReader
+from overlapscope.ingest.formats.nccl_log.scan import Block, scan
 from overlapscope.ingest.formats.nccl_log.tables import none_if_missing
 from overlapscope.ingest.formats.nccl_log.tuning import share_choices
-from overlapscope.ingest.parsing.gzip_stream import ByteStream, iter_lines
+from overlapscope.ingest.parsing.gzip_stream import ByteStream
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.columns import (
     DTYPES,
     MISSING,
     NONE,
+    Codes,
     Collectives,
+    Ints,
     column_kinds,
 )
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline, Source
 
-SETTLED_LINES: Final = 1 << 16
-"""Number of lines after which calls are moved to their ranks' columns."""
 _PLAIN_VERSION: Final = re.compile(r"\d+\.\d+(?:\.\d+)?")
 
 
@@ -50,11 +51,8 @@ def read_nccl_log(path: Path, context: ReadContext) -> Reading:
     """Read one log, written by one process or by several. Raises InputError when it has no line of NCCL."""
     stream = ByteStream(path, context.max_bytes, context.progress)
     log = _Log()
-    for number, line in enumerate(iter_lines(stream), 1):
-        if not log.call_table.take(line, number) and (b"CCL " in line or b"opCount " in line):
-            log.lines.take(line, number)
-        if number % SETTLED_LINES == 0:
-            log.call_table.settle()
+    for block in scan(stream):
+        log.take(block)
     log.call_table.settle(final=True)
     if not log.lines.read and not log.call_table.calls:
         raise InputError(f"{display_path(path)}: holds no line of NCCL or RCCL; was it written with NCCL_DEBUG=INFO?")
@@ -67,7 +65,53 @@ class _Log:
     def __init__(self) -> None:
         self.known = LoggedCommunicators()
         self.call_table = CallTable(self.known)
-        self.lines = LineReader(log=self.known, call_table=self.call_table)
+        self.lines = LineReader(log=self.known, call_table=self.call_table, before_change=self._before_change)
+        self._block: Block | None = None
+        self._base = 1
+        self._line = 0
+        self._added = 0
+
+    def take(self, block: Block) -> None:
+        """Read one block."""
+        self._block, self._added = block, 0
+        for line in self.call_table.add_choices(block, self._base).tolist():
+            self._take_line(line)
+        codes, lines = block.texts.codes, block.others
+        repeats = np.array([self.lines.repeats(text) for text in block.texts.distinct], np.bool_)
+        first = 0
+        for single in [*np.flatnonzero(~repeats[codes]).tolist(), codes.size]:
+            self._take_repeated(lines[first:single], codes[first:single])
+            if single < codes.size:
+                self._line = int(lines[single])
+                self._take_line(self._line)
+            first = single + 1
+        self._line = block.ends.size
+        self._add_calls()
+        self.call_table.settle()
+        self._base += block.ends.size
+
+    def _take_repeated(self, lines: Ints, codes: Codes) -> None:
+        """Read lines whose meaning does not depend on how often they occur."""
+        if codes.size:
+            _, first, times = np.unique(codes, return_index=True, return_counts=True)
+            for line, number in sorted(zip(lines[first].tolist(), times.tolist(), strict=True)):
+                self._take_line(line, number)
+
+    def _before_change(self) -> None:
+        """Add the calls before the current line while their pointers still have their meaning."""
+        self._add_calls()
+        self.call_table.forget()
+
+    def _add_calls(self) -> None:
+        assert self._block is not None
+        odd = self.call_table.add_calls(self._block, self._base, self._added, self._line)
+        self._added = self._line
+        for line in odd.tolist():
+            self._take_line(line)
+
+    def _take_line(self, line: int, times: int = 1) -> None:
+        assert self._block is not None
+        self.lines.take(self._block.line(line), self._base + line, times)
 
     def reading(self, source: str, stream: ByteStream) -> Reading:
         """Return the result of all blocks."""

@@ -29,6 +29,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.ingest.formats.nccl_log.communicators import NO_NUMBER, LoggedThread
+from overlapscope.ingest.formats.nccl_log.line_prefix import Writer, writer_at_end
 from overlapscope.timeline.columns import Codes, Flags, Ints
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline
@@ -36,16 +37,12 @@ from overlapscope.timeline.run import RankTimeline
 ALGORITHMS: Final = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 PROTOCOLS: Final = ("LL", "LL128", "SIMPLE")
 _TOGETHER: Final = 4
-CHOICE: Final = re.compile(
-    rb" NCCL INFO (?:([A-Za-z][A-Za-z0-9]{0,40})(?: \[[A-Za-z ]{1,30}\])?: )?([0-9]{1,18})"
-    rb"( Bytes -> (?:Algo \w{1,30} proto \w{1,30}(?= time )|.*))(?: time -?[0-9.]{1,40})?\s*"
-)
-"""A whole TUNING line behind its writer: operation, bytes, and the tail, which `choice_of` parses, without a time."""
+_HEAD: Final = re.compile(rb" NCCL INFO (?:([A-Za-z][A-Za-z0-9]{0,40})(?: \[[A-Za-z ]{1,30}\])?: )?$")
 _NAMED: Final = re.compile(
     rb" Bytes -> Algo ([A-Z][A-Za-z0-9_]{1,30}) proto ([A-Z][A-Za-z0-9_]{1,30})"
     rb" channel\{Lo\.\.Hi\}=\{([0-9]{1,5})\.\.([0-9]{1,5})\}(?: comm 0x[0-9a-f]{1,16})?\s*"
 )
-_NUMBERED: Final = re.compile(rb" Bytes -> Algo (\w{1,30}) proto (\w{1,30})\s*")
+_NUMBERED: Final = re.compile(rb" Bytes -> Algo (\w{1,30}) proto (\w{1,30})(?: time -?[0-9.]{1,40})?\s*")
 _SYMMETRIC: Final = re.compile(
     rb" Bytes -> Kernel (\S{1,100}) nchannels ([0-9]{1,5}) nthreads [0-9]{1,7}"
     rb"(?: nWorks [0-9]{1,7})?(?: cgaClusterSize [0-9]{1,7})?\s*"
@@ -84,6 +81,22 @@ class TuningChoice(msgspec.Struct, frozen=True):
     channels: int
     whole: bool
     """Whether the line counts the whole buffer."""
+
+
+class TuningHead(msgspec.Struct, frozen=True):
+    """Parsed text before the bytes of a choice."""
+
+    writer: Writer
+    op: str | None
+
+
+def head_of(text: bytes) -> TuningHead | None:
+    """Parse the piece before the bytes; None where it is anything else."""
+    found = _HEAD.search(text) if text.count(b" NCCL ") == 1 else None
+    writer = writer_at_end(text[: found.start()]) if found else None
+    if found is None or writer is None:
+        return None
+    return TuningHead(writer, operation(found[1].decode("ascii")) if found[1] else None)
 
 
 def choice_of(text: bytes) -> TuningChoice | None:
