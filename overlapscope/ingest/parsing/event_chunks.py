@@ -243,8 +243,6 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True):
     """Start and end of each whole object."""
     end: int | None
     """Place of the bracket that closes the array; None if it is not in the text."""
-    open_at: int | None
-    """Start of an element that the text does not close."""
 
 
 def scan(text: bytes) -> Scan:
@@ -275,5 +273,5 @@ def scan(text: bytes) -> Scan:
             last = last_event(text) if last is None else last
             if not closes_array(text, at, last):
                 continue
-            return Scan(objects=objects, end=at, open_at=None)
-    return Scan(objects=objects, end=None, open_at=start if depth else None)
+            return Scan(objects=objects, end=at)
+    return Scan(objects=objects, end=None)

@@ -80,7 +80,18 @@ def after_pair(tmp_path: Path, *bodies: str, version: Version = NEW) -> Reading:
 
 
 def by_zero(op: str, seq: int, count: int, **more: Any) -> str:
+    """Return the text of a call of rank 0 of the pair."""
     return call(op, seq, count, **{"comm": COMM.pointer(0), "nranks": 2, **more})
+
+
+def by(process: Process, op: str, seq: int, count: int, **more: Any) -> str:
+    """Return the line of a call of a process of the pair."""
+    return process.line(by_zero(op, seq, count, **{"comm": COMM.pointer(process.rank), **more}))
+
+
+def numbered(digit: int, **more: Any) -> Communicator:
+    """Return a communicator whose address names it and its member."""
+    return Communicator(pointers={n: f"0x{digit}{n}" for n in range(4)}, **{"id": f"0x{digit}", **more})
 
 
 # --- versions -------------------------------------------------------------------------------------------------------
@@ -92,8 +103,7 @@ def test_a_job_of_every_version_tells_its_members_paths_and_calls(version: Versi
     for seq in (9, 10, 11):
         for process in PAIR:
             end = version.call_end.format(task=0, rank=process.rank)
-            body = call("ReduceScatter", seq, 1 << 20, comm=COMM.pointer(process.rank), nranks=2, dtype=9, end=end)
-            lines.append(process.line(body))
+            lines.append(by(process, "ReduceScatter", seq, 1 << 20, dtype=9, end=end))
         if version.choice:
             moved = (1 << 20) * 2 * (2 if version.whole else 1)
             lines.append(PAIR[0].line(version.choice.format(op="ReduceScatter", bytes=moved)))
@@ -101,10 +111,8 @@ def test_a_job_of_every_version_tells_its_members_paths_and_calls(version: Versi
     assert (reading.source.dropped, reading.source.repaired, reading.source.warnings) == (0, 0, ())
     assert (reading.world_size, reading.source.ranks) == (2, (0, 1))
     members = rows(reading, "members")
-    assert [(each["member"], each["members"], each["rank"], each["device"]) for each in members] == [
-        (0, 2, 0, 0),
-        (1, 2, 1, 1),
-    ]
+    shown = [(each["member"], each["members"], each["rank"], each["device"]) for each in members]
+    assert shown == [(0, 2, 0, 0), (1, 2, 1, 1)]
     name = COMM.id if "{id}" in version.state else "2 ranks"
     assert {each["communicator"] for each in members} == {name}
     assert reading.groups[0].ranks == (0, 1)
@@ -126,12 +134,8 @@ def test_a_job_of_every_version_tells_its_members_paths_and_calls(version: Versi
         made = calls(reading, rank)
         assert [each["seq"] for each in made] == [9, 10, 11]
         for each in made:
-            assert (each["op"], each["dtype"], each["group"], each["group_size"]) == (
-                "reduce_scatter",
-                "bfloat16",
-                name,
-                2,
-            )
+            assert (each["op"], each["dtype"]) == ("reduce_scatter", "bfloat16")
+            assert (each["group"], each["group_size"]) == (name, 2)
             assert (each["elements"], each["bytes"]) == (2 << 20, 4 << 20)
             assert (each["start_ns"], each["end_ns"], each["launch_ns"]) == (None, None, None)
             chosen = ("RING", "SIMPLE") if version.choice else (None, None)
@@ -141,63 +145,29 @@ def test_a_job_of_every_version_tells_its_members_paths_and_calls(version: Versi
 
 
 @pytest.mark.parametrize(
-    ("op", "count", "elements"),
+    ("op", "known", "elements"),
     [
-        ("AllReduce", 10, 10),
-        ("AllGather", 10, 20),
-        ("ReduceScatter", 10, 20),
-        ("Broadcast", 10, 10),
-        ("Reduce", 10, 10),
-        ("Send", 10, 10),
-        ("Recv", 10, 10),
-        ("AlltoAll", 10, 20),
-        ("AllToAllPivot", 10, 20),
-        ("Gather", 10, 20),
-        ("Scatter", 10, 20),
-        ("AllToAllv", 10, None),
-        ("PutSignal", 10, 10),
+        ("AllReduce", "all_reduce", 10), ("AllGather", "all_gather", 20), ("ReduceScatter", "reduce_scatter", 20),
+        ("Broadcast", "broadcast", 10), ("Reduce", "reduce", 10), ("Send", "send", 10), ("Recv", "recv", 10),
+        ("AlltoAll", "all_to_all", 20), ("AllToAllPivot", "all_to_all", 20), ("Gather", "gather", 20),
+        ("Scatter", "scatter", 20), ("AllToAllv", "all_to_allv", None), ("PutSignal", "put_signal", 10),
     ],
-)
+)  # fmt: skip
 def test_volume_counts_what_all_ranks_gather_and_reduce(
-    op: str, count: int, elements: int | None, tmp_path: Path
+    op: str, known: str, elements: int | None, tmp_path: Path
 ) -> None:
-    (made,) = calls(after_pair(tmp_path, by_zero(op, 0, count, dtype=8)))
-    assert made["elements"] == elements
+    (made,) = calls(after_pair(tmp_path, by_zero(op, 0, 10, dtype=8)))
+    assert (made["op"], made["elements"]) == (known, elements)
     assert made["bytes"] == (None if elements is None else 8 * elements)
-    known = {
-        "AllReduce": "all_reduce",
-        "AllToAllPivot": "all_to_all",
-        "AlltoAll": "all_to_all",
-        "PutSignal": "put_signal",
-    }
-    assert made["op"] == known.get(op, made["op"])
 
 
-@pytest.mark.parametrize(
-    ("code", "dtype"),
-    [
-        *list(
-            enumerate(
-                [
-                    "int8",
-                    "uint8",
-                    "int32",
-                    "uint32",
-                    "int64",
-                    "uint64",
-                    "float16",
-                    "float32",
-                    "float64",
-                    "bfloat16",
-                    "float8_e4m3fn",
-                    "float8_e5m2",
-                ]
-            )
-        ),
-        (12, None),
-        (255, None),
-    ],
-)
+TYPES = [
+    "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "float8_e4m3fn",
+    "float8_e5m2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "dtype"), [*enumerate(TYPES), (12, None), (255, None)])
 def test_types_are_spelled_as_torch_spells_them(code: int, dtype: str | None, tmp_path: Path) -> None:
     (made,) = calls(after_pair(tmp_path, by_zero("AllReduce", 0, 3, dtype=code)))
     assert made["dtype"] == dtype
@@ -229,25 +199,19 @@ def test_a_pointer_that_is_used_again_is_another_communicator(tmp_path: Path) ->
     reading = read(
         tmp_path,
         *pair(),
-        PAIR[0].line(by_zero("AllReduce", 5, 7)),
+        by(PAIR[0], "AllReduce", 5, 7),
         PAIR[0].line(gone),
         *alone,
-        PAIR[0].line(by_zero("AllReduce", 0, 8, nranks=1)),
+        by(PAIR[0], "AllReduce", 0, 8, nranks=1),
     )
-    assert [(each["group"], each["group_size"], each["elements"]) for each in calls(reading)] == [
-        (COMM.id, 2, 7),
-        ("0xfeed", 1, 8),
-    ]
+    found = [(each["group"], each["group_size"], each["elements"]) for each in calls(reading)]
+    assert found == [(COMM.id, 2, 7), ("0xfeed", 1, 8)]
 
 
 def test_calls_of_communicators_that_no_line_introduced_are_kept(tmp_path: Path) -> None:
     """A log of the subsystem COLL alone."""
-    lines = [
-        PAIR[0].line(call("AllReduce", 1, 4, comm="0xaaa", nranks=8)),
-        PAIR[0].line(call("AllReduce", 1, 4, comm="0xbbb", nranks=2)),
-        PAIR[0].line(call("AllReduce", 2, 4, comm="0xccc", nranks=8)),
-    ]
-    reading = read(tmp_path, *lines)
+    addresses = (("0xaaa", 8), ("0xbbb", 2), ("0xccc", 8))
+    reading = read(tmp_path, *(by(PAIR[0], "AllReduce", 1, 4, comm=comm, nranks=size) for comm, size in addresses))
     (timeline,) = reading.timelines
     assert timeline.rank == UNKNOWN_RANK
     groups = spelled(timeline.collectives, timeline.names)["group"]
@@ -274,63 +238,44 @@ def test_rccl_of_rocm_7_has_a_pointer_more_in_every_call(bias: str, tmp_path: Pa
 
 
 def test_rccl_tells_the_rank_in_the_communicator_with_every_call(tmp_path: Path) -> None:
-    lines = [
-        process.line(
-            call(
-                "AllReduce",
-                1,
-                4,
-                comm=f"0xaa{process.rank}",
-                nranks=2,
-                end=f" task {process.rank} globalrank {process.rank}",
-            )
-        )
-        for process in PAIR
-    ]
-    reading = read(tmp_path, *lines)
+    ends = (f" task {rank} globalrank {rank}" for rank in range(2))
+    reading = read(tmp_path, *(by(one, "AllReduce", 1, 4, end=end) for one, end in zip(PAIR, ends, strict=True)))
     assert (reading.world_size, [timeline.rank for timeline in reading.timelines]) == (2, [0, 1])
 
 
-def four(comms: list[tuple[Communicator, list[int]]], version: Version = NEW) -> list[str]:
+FOUR = [Process(rank=rank, host=f"node-{rank // 2}", device=rank % 2) for rank in range(4)]
+
+
+def four(*comms: tuple[Communicator, list[int]], version: Version = NEW) -> list[str]:
     """Initialise communicators of four processes one after the other."""
-    processes = [Process(rank=rank, host=f"node-{rank // 2}", device=rank % 2) for rank in range(4)]
     return [
         line
         for comm, ranks in comms
         for member, rank in enumerate(ranks)
-        for line in initialised(version, processes[rank], member, len(ranks), comm)
+        for line in initialised(version, FOUR[rank], member, len(ranks), comm)
     ]
 
 
 def test_the_world_is_the_largest_communicator_of_all_processes(tmp_path: Path) -> None:
     """Even where the members of smaller ones are numbered otherwise."""
-    comms = [
-        (Communicator(id="0x1", pointers={n: f"0x1{n}" for n in range(4)}), [3, 1]),
-        (Communicator(id="0x2", pointers={n: f"0x2{n}" for n in range(4)}), [0, 1, 2, 3]),
-        (Communicator(id="0x3", pointers={n: f"0x3{n}" for n in range(4)}), [2, 0]),
-    ]
-    reading = read(tmp_path, *four(comms))
+    lines = four((numbered(1), [3, 1]), (numbered(2), [0, 1, 2, 3]), (numbered(3), [2, 0]))
+    reading = read(tmp_path, *lines)
     assert reading.world_size == 4
     assert {group.name: group.ranks for group in reading.groups} == {"0x1": (3, 1), "0x2": (0, 1, 2, 3), "0x3": (2, 0)}
-    assert {(each["host"], each["rank"]) for each in rows(reading, "members")} == {
-        ("node-0", 0),
-        ("node-0", 1),
-        ("node-1", 2),
-        ("node-1", 3),
-    }
+    hosts = {(each["host"], each["rank"]) for each in rows(reading, "members")}
+    assert hosts == {("node-0", 0), ("node-0", 1), ("node-1", 2), ("node-1", 3)}
     assert {each["communicator"]: each["nodes"] for each in rows(reading, "members")} == {"0x1": 2, "0x2": 2, "0x3": 2}
 
 
 def test_without_a_communicator_of_all_processes_ranks_are_unknown(tmp_path: Path) -> None:
-    comms = [(Communicator(id="0x1"), [0, 1]), (Communicator(id="0x2"), [2, 3])]
-    lines = four(comms)
-    reading = read(tmp_path, *lines, Process(rank=0, host="node-0").line(by_zero("AllReduce", 0, 4)))
+    lines = four((Communicator(id="0x1"), [0, 1]), (Communicator(id="0x2"), [2, 3]))
+    reading = read(tmp_path, *lines, by(FOUR[0], "AllReduce", 0, 4))
     assert reading.world_size is None
     assert [timeline.rank for timeline in reading.timelines] == [UNKNOWN_RANK]
     assert all(group.ranks is None for group in reading.groups)
     assert {each["rank"] for each in rows(reading, "members")} == {None}
-    (said,) = reading.source.warnings
-    assert "the ranks of its processes cannot be determined: no communicator contains them all" in said
+    (warning,) = reading.source.warnings
+    assert "the ranks of its processes cannot be determined: no communicator contains them all" in warning
 
 
 def test_a_communicator_of_a_part_is_not_the_world_where_calls_tell_of_a_larger_one(tmp_path: Path) -> None:
@@ -342,8 +287,8 @@ def test_a_communicator_of_a_part_is_not_the_world_where_calls_tell_of_a_larger_
 
 
 def test_labels_of_a_launcher_tell_ranks_that_no_communicator_tells(tmp_path: Path) -> None:
-    comms = [(Communicator(id="0x1"), [0, 1]), (Communicator(id="0x2"), [2, 3])]
-    lines = ["[1," + line.split(":")[1][-1] + "]<stdout>:" + line for line in four(comms)]
+    plain = four((Communicator(id="0x1"), [0, 1]), (Communicator(id="0x2"), [2, 3]))
+    lines = ["[1," + line.split(":")[1][-1] + "]<stdout>:" + line for line in plain]
     reading = read(tmp_path, *lines)
     assert {group.name: group.ranks for group in reading.groups} == {"0x1": (0, 1), "0x2": (2, 3)}
     local = [line.replace("[1,2]", "[1,0]").replace("[1,3]", "[1,1]") for line in lines]
@@ -351,18 +296,10 @@ def test_labels_of_a_launcher_tell_ranks_that_no_communicator_tells(tmp_path: Pa
 
 
 def test_communicators_without_an_id_are_distinguished_by_order_where_that_is_consistent(tmp_path: Path) -> None:
-    comms = [
-        (Communicator(pointers={n: f"0x1{n}" for n in range(4)}), [0, 1, 2, 3]),
-        (Communicator(pointers={n: f"0x2{n}" for n in range(4)}), [0, 1, 2, 3]),
-    ]
-    reading = read(tmp_path, *four(comms, OLD))
+    comms = [(numbered(1), [0, 1, 2, 3]), (numbered(2), [0, 1, 2, 3])]
+    reading = read(tmp_path, *four(*comms, version=OLD))
     assert sorted(group.name for group in reading.groups) == ["4 ranks", "4 ranks #2"]
-    ambiguous = [
-        *comms,
-        (Communicator(pointers={0: "0x31", 1: "0x32"}), [0, 1]),
-        (Communicator(pointers={0: "0x41", 1: "0x42"}), [2, 3]),
-    ]
-    reading = read(tmp_path, *four(ambiguous, OLD))
+    reading = read(tmp_path, *four(*comms, (numbered(3), [0, 1]), (numbered(4), [2, 3]), version=OLD))
     small = [group for group in reading.groups if group.size == 2]
     assert len(small) == 4
     assert all(group.ranks is None for group in small)
@@ -381,19 +318,14 @@ def test_a_split_is_named_by_its_parent_number_and_color(tmp_path: Path) -> None
     for version in ("2.24", "2.29"):
         lines = [*pair(), *(split(rank, 1 - rank, number, 7, version) for number in (1, 2) for rank in (1, 0))]
         reading = read(tmp_path, *lines)
-        assert [group.name for group in reading.groups] == [
-            COMM.id,
-            f"{COMM.id} split 1 color 7 (2 ranks)",
-            f"{COMM.id} split 2 color 7 (2 ranks)",
-        ]
+        names = [f"{COMM.id} split {number} color 7 (2 ranks)" for number in (1, 2)]
+        assert [group.name for group in reading.groups] == [COMM.id, *names]
         assert [group.ranks for group in reading.groups] == [(0, 1), (1, 0), (1, 0)]
 
 
 def test_splits_of_one_parent_that_share_their_id_are_not_mixed(tmp_path: Path) -> None:
     """Until 2.22 the id of a split is made of its parent and color alone."""
-    world = Communicator(id="0x2", pointers={n: f"0x2{n}" for n in range(4)})
-    lines = four([(world, [0, 1, 2, 3])])
-    processes = [Process(rank=rank, host=f"node-{rank // 2}", device=rank % 2) for rank in range(4)]
+    lines = four((numbered(2), [0, 1, 2, 3]))
     for number, members in enumerate(
         ([(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)], [(0, 0, 0), (2, 1, 0), (1, 0, 1), (3, 1, 1)])
     ):
@@ -403,7 +335,7 @@ def test_splits_of_one_parent_that_share_their_id_are_not_mixed(tmp_path: Path) 
                 "nvmlDev 0 busId 101c0 "
                 f"parent 0x2{rank} color {color} key {rank} commId 0xc0{color} - Init COMPLETE"
             )
-            lines.append(processes[rank].line(text))
+            lines.append(FOUR[rank].line(text))
     reading = read(tmp_path, *lines)
     claimed: dict[tuple[str, int], set[tuple[str, int]]] = defaultdict(set)
     for each in rows(reading, "members"):
@@ -416,10 +348,8 @@ def test_splits_of_one_parent_that_share_their_id_are_not_mixed(tmp_path: Path) 
 def test_files_of_single_processes_join(tmp_path: Path) -> None:
     for process in PAIR:
         lines = initialised(NEW, process, process.rank, 2, COMM)
-        lines += [
-            process.line(call("AllReduce", seq, 64, comm=COMM.pointer(process.rank), nranks=2)) for seq in range(3)
-        ]
-        read(tmp_path, *lines, name=f"nccl.{process.rank}.log")
+        made = (by(process, "AllReduce", seq, 64) for seq in range(3))
+        read(tmp_path, *lines, *made, name=f"nccl.{process.rank}.log")
     run = read_inputs([tmp_path])
     assert (run.world_size, sorted(run.ranks)) == (2, [0, 1])
     assert [(group.name, group.ranks) for group in run.groups] == [(COMM.id, (0, 1))]
@@ -429,9 +359,7 @@ def test_files_of_single_processes_join(tmp_path: Path) -> None:
 
 def test_one_process_may_drive_several_devices(tmp_path: Path) -> None:
     both = [Process(rank=device, pid=77, device=device, tid=100 + device) for device in range(2)]
-    lines = pair(processes=both)
-    lines += [both[device].line(call("AllReduce", 0, 64, comm=COMM.pointer(device), nranks=2)) for device in (1, 0, 0)]
-    reading = read(tmp_path, *lines)
+    reading = read(tmp_path, *pair(processes=both), *(by(both[device], "AllReduce", 0, 64) for device in (1, 0, 0)))
     assert {timeline.rank: size(timeline.collectives) for timeline in reading.timelines} == {0: 2, 1: 1}
 
 
@@ -442,78 +370,64 @@ def chosen(reading: Reading, rank: int = 0) -> list[tuple[Any, ...]]:
     return [(each["algorithm"], each["protocol"], each["channels"]) for each in calls(reading, rank)]
 
 
-def test_a_choice_belongs_to_the_call_before_it_of_the_same_size(tmp_path: Path) -> None:
-    reading = after_pair(
-        tmp_path,
-        by_zero("AllReduce", 1, 256),
-        choice("AllReduce", 1024, algorithm="TREE", protocol="LL", high=3),
-        by_zero("AllReduce", 2, 1 << 20),
-        choice("AllReduce", 4 << 20, algorithm="NVLS", protocol="SIMPLE", high=15),
-        by_zero("AllGather", 3, 256),
-        choice("AllGather", 1024, algorithm="PAT"),
-        by_zero("AllGather", 4, 256),
-        choice("AllGather", 2048, algorithm="RING"),
-        by_zero("AllReduce", 5, 300),
-    )
-    assert chosen(reading) == [
-        ("TREE", "LL", 4),
-        ("NVLS", "SIMPLE", 16),
-        ("PAT", "SIMPLE", 24),
-        ("RING", "SIMPLE", 24),
-        (None, None, None),
-    ]
+NOBODYS = (None, None, None)
 
 
-def test_choices_of_a_group_of_calls_follow_all_of_them(tmp_path: Path) -> None:
-    reading = after_pair(
-        tmp_path,
-        by_zero("AllReduce", 1, 256),
-        by_zero("AllReduce", 1, 1024),
-        by_zero("ReduceScatter", 1, 256),
-        choice("ReduceScatter", 1024, algorithm="RING", high=7),
-        choice("AllReduce", 4096, algorithm="NVLS", high=3),
-        choice("AllReduce", 1024, algorithm="TREE", protocol="LL", high=0),
-    )
-    assert chosen(reading) == [("TREE", "LL", 1), ("NVLS", "SIMPLE", 4), ("RING", "SIMPLE", 8)]
-
-
-def test_calls_of_one_size_get_what_their_choices_agree_on(tmp_path: Path) -> None:
-    reading = after_pair(
-        tmp_path,
-        by_zero("AllReduce", 1, 256),
-        by_zero("AllReduce", 1, 256),
-        choice("AllReduce", 1024, low=0, high=3),
-        choice("AllReduce", 1024, low=4, high=5),
-    )
-    assert chosen(reading) == [("RING", "SIMPLE", None)] * 2
-
-
-def test_a_choice_without_its_call_is_nobodys(tmp_path: Path) -> None:
-    reading = after_pair(
-        tmp_path,
-        by_zero("AllReduce", 1, 256),
-        choice("AllReduce", 999),
-        choice("AllGather", 1024),
-        by_zero("Send", 2, 256),
-        choice("Send", 1024),
-        by_zero("AllReduce", 3, 0),
-        choice("AllReduce", 0),
-    )
-    assert chosen(reading) == [(None, None, None)] * 3
-
-
-def test_of_several_calls_the_last_has_the_choice(tmp_path: Path) -> None:
-    """The first took another way, which writes no such line."""
-    reading = after_pair(
-        tmp_path, by_zero("AllReduce", 1, 256), by_zero("AllReduce", 2, 256), choice("AllReduce", 1024)
-    )
-    assert chosen(reading) == [(None, None, None), ("RING", "SIMPLE", 24)]
+@pytest.mark.parametrize(
+    ("bodies", "expected"),
+    [
+        pytest.param(
+            [
+                by_zero("AllReduce", 1, 256), choice("AllReduce", 1024, algorithm="TREE", protocol="LL", high=3),
+                by_zero("AllReduce", 2, 1 << 20), choice("AllReduce", 4 << 20, algorithm="NVLS", high=15),
+                by_zero("AllGather", 3, 256), choice("AllGather", 1024, algorithm="PAT"),
+                by_zero("AllGather", 4, 256), choice("AllGather", 2048, algorithm="RING"),
+                by_zero("AllReduce", 5, 300),
+            ],
+            [("TREE", "LL", 4), ("NVLS", "SIMPLE", 16), ("PAT", "SIMPLE", 24), ("RING", "SIMPLE", 24), NOBODYS],
+            id="to the call before it of the same size",
+        ),
+        pytest.param(
+            [
+                by_zero("AllReduce", 1, 256), by_zero("AllReduce", 1, 1024), by_zero("ReduceScatter", 1, 256),
+                choice("ReduceScatter", 1024, algorithm="RING", high=7),
+                choice("AllReduce", 4096, algorithm="NVLS", high=3),
+                choice("AllReduce", 1024, algorithm="TREE", protocol="LL", high=0),
+            ],
+            [("TREE", "LL", 1), ("NVLS", "SIMPLE", 4), ("RING", "SIMPLE", 8)],
+            id="to a call of the group before it",
+        ),
+        pytest.param(
+            [
+                by_zero("AllReduce", 1, 256), by_zero("AllReduce", 1, 256),
+                choice("AllReduce", 1024, low=0, high=3), choice("AllReduce", 1024, low=4, high=5),
+            ],
+            [("RING", "SIMPLE", None)] * 2,
+            id="to all calls of one size, as far as they agree",
+        ),
+        pytest.param(
+            [
+                by_zero("AllReduce", 1, 256), choice("AllReduce", 999), choice("AllGather", 1024),
+                by_zero("Send", 2, 256), choice("Send", 1024), by_zero("AllReduce", 3, 0), choice("AllReduce", 0),
+            ],
+            [NOBODYS] * 3,
+            id="to none without its call",
+        ),
+        pytest.param(
+            [by_zero("AllReduce", 1, 256), by_zero("AllReduce", 2, 256), choice("AllReduce", 1024)],
+            [NOBODYS, ("RING", "SIMPLE", 24)],
+            id="to the last: the first took another way, which writes no such line",
+        ),
+    ],
+)  # fmt: skip
+def test_a_choice_belongs(bodies: list[str], expected: list[Any], tmp_path: Path) -> None:
+    assert chosen(after_pair(tmp_path, *bodies)) == expected
 
 
 def test_a_choice_that_fits_calls_of_two_communicators_is_nobodys(tmp_path: Path) -> None:
     other = Communicator(id="0xfeed", pointers={0: "0x77", 1: "0x88"})
     lines = [*pair(), *pair(comm=other)]
-    lines += [PAIR[0].line(by_zero("AllReduce", 1, 256)), PAIR[0].line(by_zero("AllReduce", 1, 256, comm="0x77"))]
+    lines += [by(PAIR[0], "AllReduce", 1, 256), by(PAIR[0], "AllReduce", 1, 256, comm="0x77")]
     assert chosen(read(tmp_path, *lines, PAIR[0].line(choice("AllReduce", 1024)))) == [(None, None, None)] * 2
     both = [PAIR[0].line(choice("AllReduce", 1024))] * 2
     assert chosen(read(tmp_path, *lines, *both)) == [("RING", "SIMPLE", 24)] * 2
@@ -528,11 +442,8 @@ def test_only_member_zero_writes_choices(tmp_path: Path) -> None:
         *initialised(NEW, both[1], 0, 2, swapped),
         *initialised(NEW, both[0], 1, 2, swapped),
     ]
-    lines += [
-        both[0].line(by_zero("AllReduce", 1, 256)),
-        both[0].line(by_zero("AllReduce", 1, 256, comm="0x88")),
-        both[0].line(choice("AllReduce", 1024)),
-    ]
+    lines += [by(both[0], "AllReduce", 1, 256, comm=comm) for comm in (COMM.pointer(0), "0x88")]
+    lines.append(both[0].line(choice("AllReduce", 1024)))
     assert chosen(read(tmp_path, *lines)) == [("RING", "SIMPLE", 24), (None, None, None)]
 
 
@@ -565,12 +476,8 @@ def test_symmetric_kernels_and_copy_engines_are_choices_too(tmp_path: Path) -> N
         by_zero("AllGather", 4, 512),
         "AllGather [Hierarchical CE]: 2048 Bytes -> RMA proxy + CE",
     )
-    assert chosen(reading) == [
-        ("AllReduce_AGxLL_R", None, 2),
-        ("AllReduce_RSxLD_AGxST", None, 8),
-        ("COPY_ENGINE", None, None),
-        ("COPY_ENGINE", None, None),
-    ]
+    engines = [("COPY_ENGINE", None, None)] * 2
+    assert chosen(reading) == [("AllReduce_AGxLL_R", None, 2), ("AllReduce_RSxLD_AGxST", None, 8), *engines]
     assert reading.source.dropped == 0
 
 
@@ -595,8 +502,8 @@ def by_pairs(events: list[dict[str, Any]], choices: TuningChoices) -> list[Any]:
             for lines, made in kinds.values():
                 if lines and made:
                     left -= set(lines)
-                    said = [choices.all[events[row]["choice"]] for row in lines]
-                    parts = [{getattr(one, name) for one in said} for name in ("algorithm", "protocol", "channels")]
+                    answers = [choices.all[events[row]["choice"]] for row in lines]
+                    parts = [{getattr(one, name) for one in answers} for name in ("algorithm", "protocol", "channels")]
                     agreed = tuple(
                         part.pop() if len(part) == 1 else missing
                         for part, missing in zip(parts, (None, None, -1), strict=True)
@@ -614,60 +521,40 @@ def test_choices_are_matched_as_one_by_one(data: st.DataObject) -> None:
     choices = TuningChoices()
     whole = data.draw(st.booleans())
     codes = [
-        choices.code(TuningChoice(*said, whole))
-        for said in (("RING", "LL", 4), ("TREE", "LL", 4), ("RING", "SIMPLE", 8), ("RING", "LL", 2))
+        choices.code(TuningChoice(*answer, whole))
+        for answer in (("RING", "LL", 4), ("TREE", "LL", 4), ("RING", "SIMPLE", 8), ("RING", "LL", 2))
     ]
-    small = st.integers(0, 1)
-    call_ = st.fixed_dictionaries(
-        {
-            "call": st.just(True),
-            "communicator": small,
-            "op": small,
-            "part": st.sampled_from([4, 8, 12]),
-            "times": st.sampled_from([1, 2]),
-        }
-    )
-    told_ = st.fixed_dictionaries(
-        {
-            "call": st.just(False),
-            "op": st.integers(-1 if whole else 0, 1),
-            "part": st.sampled_from([4, 8, 12, 16]),
-            "choice": st.sampled_from(codes),
-        }
-    )
+    small, parts = st.integers(0, 1), st.sampled_from([4, 8, 12])
+    made = st.builds(
+        lambda communicator, op, part, times: {
+            "call": True, "communicator": communicator, "op": op, "part": part, "whole": part * times, "choice": -1,
+        },
+        small, small, parts, st.integers(1, 2),
+    )  # fmt: skip
+    logged = st.builds(
+        lambda op, part, code: {
+            "call": False, "communicator": -1, "op": op, "part": part, "whole": part, "choice": code,
+        },
+        st.integers(-1 if whole else 0, 1), parts | st.just(16), st.sampled_from(codes),
+    )  # fmt: skip
     events = [
-        {
-            "process": process,
-            "communicator": -1,
-            "choice": -1,
-            "batch": row,
-            **each,
-            "whole": each["part"] * each.get("times", 1),
-        }
+        {"process": process, "batch": row, **each}
         for process in range(data.draw(st.integers(1, 3)))
-        for row, each in enumerate(data.draw(st.lists(st.one_of(call_, told_), min_size=1, max_size=10)))
+        for row, each in enumerate(data.draw(st.lists(made | logged, min_size=1, max_size=10)))
     ]
-    columns = {
-        name: np.array([each[name] for each in events], np.int32)
-        for name in ("process", "communicator", "op", "batch", "choice")
-    }
-    sizes = {name: np.array([each[name] for each in events], np.int64) for name in ("whole", "part")}
-    logged = match(
-        CallsAndChoices(call=np.array([each["call"] for each in events]), **columns, **sizes), choices
-    ).tolist()
-    given_ = [None if code < 0 else choices.all[code] for code in logged]
-    assert [each and (each.algorithm, each.protocol, each.channels) for each in given_] == by_pairs(events, choices)
+    kinds = {"call": np.bool_, "whole": np.int64, "part": np.int64}
+    columns = {name: np.array([each[name] for each in events], kinds.get(name, np.int32)) for name in events[0]}
+    answers = [None if code < 0 else choices.all[code] for code in match(CallsAndChoices(**columns), choices).tolist()]
+    assert [each and (each.algorithm, each.protocol, each.channels) for each in answers] == by_pairs(events, choices)
 
 
 def test_a_choice_holds_for_all_members_of_the_log(tmp_path: Path) -> None:
     lines = pair()
     for seq, count in ((1, 256), (2, 512), (3, 256)):
-        lines += [
-            process.line(call("AllReduce", seq, count, comm=COMM.pointer(process.rank), nranks=2)) for process in PAIR
-        ]
+        lines += [by(process, "AllReduce", seq, count) for process in PAIR]
         if seq != 2:
             lines.append(PAIR[0].line(choice("AllReduce", 1024, high=seq)))
-    lines.append(PAIR[1].line(call("AllReduce", 4, 999, comm=COMM.pointer(1), nranks=2)))
+    lines.append(by(PAIR[1], "AllReduce", 4, 999))
     reading = read(tmp_path, *lines)
     assert chosen(reading, 0) == [("RING", "SIMPLE", 2), (None, None, None), ("RING", "SIMPLE", 4)]
     assert chosen(reading, 1) == [*chosen(reading, 0), (None, None, None)]
@@ -677,38 +564,26 @@ def test_a_choice_holds_for_all_members_of_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "ends", "transport", "card", "direct", "side"),
     [
-        ("Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM/read", (1, 0, 1, "P2P/CUMEM/read", None, "untold", "both")),
-        (
-            "Channel 01 : 0[1000] -> 1[a01d0] via direct shared memory",
-            (1, 0, 1, "direct shared memory", None, "untold", "both"),
-        ),
-        ("Channel 01/1 : 0[0] -> 1[1] via SHM/direct/direct", (1, 0, 1, "SHM/direct/direct", None, "untold", "both")),
-        (
-            "Channel 01/0 : 0[0] -> 1[1] via P2P/indirect/0[1000]",
-            (1, 0, 1, "P2P/indirect/0[1000]", None, "untold", "both"),
-        ),
-        ("Ring 01 : 0 -> 1 [send] via NET/Socket/0", (1, 0, 1, "NET/Socket", "eth0", "no", "sending")),
-        (
-            "Channel 01/0 : 1[1] -> 0[0] [receive] via NET/IB/1/GDRDMA",
-            (1, 1, 0, "NET/IB", "mlx5_1", "yes", "receiving"),
-        ),
-        (
-            "Channel 01/0 : 0[0] -> 1[1] [send] via NET/IB/0(1)/GDRDMA(PCI)/Shared",
-            (1, 0, 1, "NET/IB", "mlx5_0", "yes", "sending"),
-        ),
-        (
-            "Channel 01/0 : 0[0] -> 1[1] [send] via NET/AWS Libfabric/3/Shared",
-            (1, 0, 1, "NET/AWS Libfabric", "3", "no", "sending"),
-        ),
-        (
-            "Channel 01 : 0[1c000] -> 1[1d000] via P2P/IPC comm 0x7f00 nRanks 02",
-            (1, 0, 1, "P2P/IPC", None, "untold", "both"),
-        ),
+        ("Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM/read", (0, 1), "P2P/CUMEM/read", None, "untold", "both"),
+        ("Channel 01 : 0[1000] -> 1[a01d0] via direct shared memory", (0, 1), "direct shared memory", None, "untold",
+         "both"),
+        ("Channel 01/1 : 0[0] -> 1[1] via SHM/direct/direct", (0, 1), "SHM/direct/direct", None, "untold", "both"),
+        ("Channel 01/0 : 0[0] -> 1[1] via P2P/indirect/0[10]", (0, 1), "P2P/indirect/0[10]", None, "untold", "both"),
+        ("Ring 01 : 0 -> 1 [send] via NET/Socket/0", (0, 1), "NET/Socket", "eth0", "no", "sending"),
+        ("Channel 01/0 : 1[1] -> 0[0] [receive] via NET/IB/1/GDRDMA", (1, 0), "NET/IB", "mlx5_1", "yes", "receiving"),
+        ("Channel 01/0 : 0[0] -> 1[1] [send] via NET/IB/0(1)/GDRDMA(PCI)/Shared", (0, 1), "NET/IB", "mlx5_0", "yes",
+         "sending"),
+        ("Channel 01/0 : 0[0] -> 1[1] [send] via NET/AWS Libfabric/3/Shared", (0, 1), "NET/AWS Libfabric", "3", "no",
+         "sending"),
+        ("Channel 01 : 0[1c000] -> 1[1d000] via P2P/IPC comm 0x7f00 nRanks 02", (0, 1), "P2P/IPC", None, "untold",
+         "both"),
     ],
-)
-def test_connections_of_every_transport(text: str, expected: tuple[Any, ...], tmp_path: Path) -> None:
+)  # fmt: skip
+def test_connections_of_every_transport(
+    text: str, ends: tuple[int, int], transport: str, card: str | None, direct: str, side: str, tmp_path: Path
+) -> None:
     lines = [
         PAIR[0].line("NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>"),
         PAIR[0].line("NET/Socket : Using [0]eth0:10.0.0.1<0>"),
@@ -717,21 +592,16 @@ def test_connections_of_every_transport(text: str, expected: tuple[Any, ...], tm
     begin, *rest = initialised(NEW, PAIR[0], 0, 2, COMM)
     reading = read(tmp_path, *lines, begin, PAIR[0].line(text), *[each for each in rest if " via " not in each])
     (found,) = rows(reading, "connections")
-    assert (*tuple(found.values())[1:4], found["transport"], found["nic"]) == (*expected[:4][:3], *expected[3:5])
-    assert (found["communicator"], ANSWERS[found["gpu_direct"]], ("both", "sending", "receiving")[found["side"]]) == (
-        COMM.id,
-        *expected[5:],
-    )
+    assert (found["communicator"], found["channel"], found["sender"], found["receiver"]) == (COMM.id, 1, *ends)
+    assert (found["transport"], found["nic"], ANSWERS[found["gpu_direct"]]) == (transport, card, direct)
+    assert ("both", "sending", "receiving")[found["side"]] == side
     assert rows(reading, "members")[0]["network"] == "IB"
 
 
 def test_connections_made_later_belong_to_the_communicator_they_fit(tmp_path: Path) -> None:
-    world = Communicator(id="0x2", pointers={n: f"0x2{n}" for n in range(4)})
-    small = Communicator(id="0x3", pointers={n: f"0x3{n}" for n in range(2)})
-    process = Process(rank=1, host="node-0", device=1)
-    lines = [*four([(world, [0, 1, 2, 3]), (small, [1, 3])])]
-    lines.append(process.line("Channel 00/1 : 1[1] -> 3[1] [send] via NET/IB/0"))
-    lines.append(process.line("Channel 05/1 : 0[1] -> 1[1] [send] via NET/IB/0"))
+    lines = four((numbered(2), [0, 1, 2, 3]), (numbered(3), [1, 3]))
+    lines.append(FOUR[1].line("Channel 00/1 : 1[1] -> 3[1] [send] via NET/IB/0"))
+    lines.append(FOUR[1].line("Channel 05/1 : 0[1] -> 1[1] [send] via NET/IB/0"))
     reading = read(tmp_path, *lines)
     late = {
         (each["channel"], each["sender"], each["receiver"]): each["communicator"]
@@ -739,9 +609,8 @@ def test_connections_made_later_belong_to_the_communicator_they_fit(tmp_path: Pa
         if each["transport"] == "NET/IB"
     }
     assert late == {(0, 1, 3): "0x2", (5, 0, 1): "0x3"}
-    ambiguous = [*lines, Process(rank=0, host="node-0").line("Channel 06/1 : 0[0] -> 1[1] via SHM/direct/direct")]
-    twice = [*ambiguous, *four([(Communicator(id="0x4", pointers={n: f"0x4{n}" for n in range(4)}), [0, 1, 2, 3])])]
-    reading = read(tmp_path, *twice)
+    lines.append(FOUR[0].line("Channel 06/1 : 0[0] -> 1[1] via SHM/direct/direct"))
+    reading = read(tmp_path, *lines, *four((numbered(4), [0, 1, 2, 3])))
     (odd,) = [each for each in rows(reading, "connections") if each["transport"].startswith("SHM")]
     assert odd["communicator"] is None
     assert any("do not state their communicator" in each for each in reading.source.warnings)
@@ -809,14 +678,16 @@ def test_settings_become_the_fingerprint_and_nothing_else_does(tmp_path: Path) -
         "AWS_SECRET set by environment to hush",
         "OFI_NCCL_GDR_FLUSH_DISABLE set by environment to 1",
     )
-    assert reading.fingerprint == {
-        "NCCL_IB_DISABLE": "1",
-        "NCCL_SOCKET_IFNAME": "eth0.100",
-        "RCCL_MSCCL_ENABLE": "0",
-        "NCCL_ALGO": "Tree",
-    }
+    kept = {"NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "eth0.100", "RCCL_MSCCL_ENABLE": "0", "NCCL_ALGO": "Tree"}
+    assert reading.fingerprint == kept
     lines = [process.line(f"NCCL_BUFFSIZE set by environment to {process.rank}.") for process in PAIR]
     assert read(tmp_path, *pair(), *lines).fingerprint == {"NCCL_BUFFSIZE": "mixed"}
+
+
+def test_a_version_behind_a_prefix_is_that_of_its_process(tmp_path: Path) -> None:
+    reading = after_pair(tmp_path, "NCCL version 2.24.3+cuda12.6")
+    assert [each["library"] for each in rows(reading, "members")] == ["NCCL 2.24.3+cuda12.6", None]
+    assert reading.fingerprint == {"nccl_version": "2.24.3"}
 
 
 def test_time_of_initialisation_and_nodes(tmp_path: Path) -> None:
@@ -838,17 +709,11 @@ def test_time_of_initialisation_and_nodes(tmp_path: Path) -> None:
 
 
 def test_warnings_keep_their_place_rank_and_time(tmp_path: Path) -> None:
-    lines = pair()
-    warned = [
-        PAIR[1].warn("Call to connect failed : Connection refused"),
-        PAIR[1].warn("Timeout waiting for peer", stamp="[2026-04-28 14:14:42] ", function="ncclIbTest"),
-    ]
-    reading = read(tmp_path, *lines, *warned)
-    logged = rows(reading, "messages")
-    assert [(each["kind"], each["text"], each["rank"], each["host"]) for each in logged] == [
-        (1, "Call to connect failed : Connection refused", 1, "node-0.cluster.local"),
-        (2, "Timeout waiting for peer", 1, "node-0.cluster.local"),
-    ]
+    refused, timeout = "Call to connect failed : Connection refused", "Timeout waiting for peer"
+    late = PAIR[1].warn(timeout, stamp="[2026-04-28 14:14:42] ", function="ncclIbTest")
+    logged = rows(read(tmp_path, *pair(), PAIR[1].warn(refused), late), "messages")
+    assert [(each["kind"], each["text"]) for each in logged] == [(1, refused), (2, timeout)]
+    assert {(each["rank"], each["host"]) for each in logged} == {(1, "node-0.cluster.local")}
     text = (tmp_path / "nccl.log").read_text().split("\n")
     assert all("NCCL WARN" in text[each["line"] - 1] for each in logged)
     assert [each["time_ns"] for each in logged] == [None, 1_777_385_682 * 10**9]
@@ -866,7 +731,7 @@ def test_notices_and_errors_of_newer_versions_are_messages_like_warnings(level: 
 
 def test_times_of_the_library_are_launches_and_times_of_collectors_are_not(tmp_path: Path) -> None:
     own = [Process(rank=0, stamp=stamp) for stamp in ("[2026-04-28 14:14:42] ", "[2026-04-28 14:14:43.123456] ", "")]
-    lines = [*pair(), *(process.line(by_zero("AllReduce", seq, 4)) for seq, process in enumerate(own))]
+    lines = [*pair(), *(by(process, "AllReduce", seq, 4) for seq, process in enumerate(own))]
     reading = read(tmp_path, *lines)
     second = 1_777_385_682 * 10**9
     launches = [each["launch_ns"] for each in calls(reading)]
@@ -875,7 +740,7 @@ def test_times_of_the_library_are_launches_and_times_of_collectors_are_not(tmp_p
     assert launches[2] is None
     assert any("read as UTC" in each for each in reading.source.warnings)
     collected = "2026-04-28T14:14:42.123456789Z stdout F "
-    reading = read(tmp_path, *(collected + line for line in [*pair(), PAIR[0].line(by_zero("AllReduce", 0, 4))]))
+    reading = read(tmp_path, *(collected + line for line in [*pair(), by(PAIR[0], "AllReduce", 0, 4)]))
     assert [each["launch_ns"] for each in calls(reading)] == [None]
     assert [each["launch_ns"] for each in calls(after_pair(tmp_path, by_zero("AllReduce", 0, 4)))] == [None]
 
@@ -909,33 +774,18 @@ def test_times_are_decoded_as_the_calendar_has_them(moment: datetime, digits: in
 @pytest.mark.parametrize(
     "wrapper",
     [
-        "[1,{rank}]<stdout>:",
-        "[1,{rank}]<stderr>:",
-        "[{rank}]<stdout>:",
-        "[{rank}] ",
-        "{rank}: ",
-        "  {rank}: ",
-        "[rank{rank}]:",
-        "[rank{rank}] ",
-        "[node-7:{rank}]: ",
-        "(RayTrainWorker pid=615, ip=10.72.7.6) ",
-        "(A pid=1) (B pid=615) ",
-        "[default0]:",
-        "2026-04-28T14:14:42.123456789Z stdout F ",
-        "2026-04-28T14:14:42.123456789Z ",
-        "\x1b[36m(Worker pid=3)\x1b[0m ",
-        "\x1b[31m",
-        "45%|####      | 9/20 [00:01<00:02]\r",
+        "[1,{rank}]<stdout>:", "[1,{rank}]<stderr>:", "[{rank}]<stdout>:", "[{rank}] ", "{rank}: ", "  {rank}: ",
+        "[rank{rank}]:", "[rank{rank}] ", "[node-7:{rank}]: ", "(RayTrainWorker pid=615, ip=10.72.7.6) ",
+        "(A pid=1) (B pid=615) ", "[default0]:", "2026-04-28T14:14:42.123456789Z stdout F ",
+        "2026-04-28T14:14:42.123456789Z ", "\x1b[36m(Worker pid=3)\x1b[0m ", "\x1b[31m",
+        "\x1b[36m[rank{rank}]\x1b[0m ", "45%|####      | 9/20 [00:01<00:02]\r",
         "2026-04-28T14:14:42Z stdout F [1,{rank}]<stdout>:",
     ],
-)
+)  # fmt: skip
 def test_what_launchers_and_collectors_put_before_lines_changes_nothing(wrapper: str, tmp_path: Path) -> None:
     plain = pair()
     for seq in range(40):
-        plain += [
-            process.line(call("AllReduce", seq, 10 + seq, comm=COMM.pointer(process.rank), nranks=2))
-            for process in PAIR
-        ]
+        plain += [by(process, "AllReduce", seq, 10 + seq) for process in PAIR]
         plain.append(PAIR[0].line(choice("AllReduce", 40 + 4 * seq)))
     wrapped = [wrapper.format(rank=0 if ":4000:" in line else 1) + line for line in plain]
     expected = read(tmp_path, *plain)
@@ -957,7 +807,7 @@ def assert_same(one: Reading, other: Reading) -> None:
 
 
 def test_torn_lines_are_counted_and_never_rows(tmp_path: Path) -> None:
-    whole = PAIR[0].line(by_zero("AllReduce", 7, 64))
+    whole = by(PAIR[0], "AllReduce", 7, 64)
     body = whole.index("AllReduce")
     ends = whole.index(" stream ")
     for cut in range(body + len("AllReduce: opCount "), len(whole) - 7):
@@ -970,8 +820,7 @@ def test_torn_lines_are_counted_and_never_rows(tmp_path: Path) -> None:
 
 
 def test_a_line_that_was_cut_into_another_costs_only_itself(tmp_path: Path) -> None:
-    mine = PAIR[0].line(by_zero("AllReduce", 7, 64))
-    theirs = PAIR[1].line(call("AllReduce", 8, 65, comm=COMM.pointer(1), nranks=2))
+    mine, theirs = by(PAIR[0], "AllReduce", 7, 64), by(PAIR[1], "AllReduce", 8, 65)
     for cut in range(mine.index("AllReduce: ") + 12, len(mine) - 1):
         reading = read(tmp_path, *pair(), mine[:cut] + theirs, mine[cut:])
         assert [each["seq"] for each in calls(reading, 1)] == [8], mine[:cut]
@@ -999,8 +848,7 @@ def test_of_two_prefixes_the_text_decides(tmp_path: Path) -> None:
 
 
 def test_lines_of_others_are_passed_over_quietly(tmp_path: Path) -> None:
-    lines = pair()
-    lines += [PAIR[0].line(by_zero("AllReduce", 1, 64))]
+    lines = [*pair(), by(PAIR[0], "AllReduce", 1, 64)]
     others = [
         "# nThread 1 nGpus 1 minBytes 8",
         "  8  2  float  sum  179.1  0.00",
@@ -1035,38 +883,15 @@ def plainly(text: str) -> Counter[tuple[Any, ...]]:
     for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r\n", "\n").split("\n"):
         matched = form.fullmatch(line)
         if matched and line.count("NCCL INFO") == line.rpartition("NCCL INFO")[2].count("opCount") == 1:
-            found[
-                matched[1],
-                int(matched[2]),
-                matched[3].lower(),
-                int(matched[4], 16),
-                int(matched[5]),
-                int(matched[6]),
-                int(matched[10]),
-            ] += 1
+            host, process, op, seq, count, dtype, _, _, _, nranks, _ = matched.groups()
+            found[host, int(process), op.lower(), int(seq, 16), int(count), int(dtype), int(nranks)] += 1
     return found
 
 
-PIECES = st.sampled_from(
-    [
-        "\n",
-        "\r\n",
-        " ",
-        "\r",
-        "[1,0]<stdout>:",
-        "\x1b[31m",
-        "\x1b[0m",
-        "loss 0.1",
-        "NCCL",
-        "BCB",
-        "opCount ",
-        "Bytes -> ",
-        "0: ",
-        "2026-04-28T14:14:42Z stdout F ",
-        "[2026-04-28 14:14:42] ",
-        "\x00",
-    ]
-)
+PIECES = st.sampled_from([
+    "\n", "\r\n", " ", "\r", "[1,0]<stdout>:", "\x1b[31m", "\x1b[0m", "loss 0.1", "NCCL", "BCB", "opCount ",
+    "Bytes -> ", "0: ", "2026-04-28T14:14:42Z stdout F ", "[2026-04-28 14:14:42] ", "\x00",
+])  # fmt: skip
 
 
 @st.composite
@@ -1077,21 +902,15 @@ def logs(draw: st.DrawFn) -> str:
         kind = draw(st.integers(0, 9))
         process = Process(rank=seed.randrange(3), host=seed.choice(["a", "node-1.x", "b_c"]), device=seed.randrange(2))
         if kind < 7:
-            ops = ["AllReduce", "AllGather", "Send", "Broadcast"]
-            end = seed.choice(["", "", " task 3 globalrank 1"])
-            body = call(
-                seed.choice(ops),
-                seed.randrange(1 << seed.randrange(1, 50)),
-                seed.randrange(1 << seed.randrange(1, 55)),
-                comm=f"0x{seed.randrange(1, 4):x}",
-                nranks=4,
-                dtype=seed.randrange(13),
-                end=end,
+            op, end = (
+                seed.choice(["AllReduce", "AllGather", "Send", "Broadcast"]),
+                seed.choice(["", " task 3 globalrank 1"]),
             )
-            body = body.replace(
-                "(nil)", seed.choice(["(nil)", "0x7f5b6dec9900", "0x1", "0xffffffffffffffff", "0x12345678"])
-            )
-            parts.append(process.line(body))
+            seq, count = (seed.randrange(1 << seed.randrange(1, bits)) for bits in (50, 55))
+            comm, dtype = f"0x{seed.randrange(1, 4):x}", seed.randrange(13)
+            pointer = seed.choice(["(nil)", "0x7f5b6dec9900", "0x1", "0xffffffffffffffff", "0x12345678"])
+            body = call(op, seq, count, comm=comm, nranks=4, dtype=dtype, end=end)
+            parts.append(process.line(body.replace("(nil)", pointer)))
         elif kind == 7:
             parts.append(process.line(choice("AllReduce", seed.randrange(10**9))))
         else:
@@ -1193,7 +1012,7 @@ SAMPLE = "\n".join(
         *(PAIR[0].line(line) for line in NEW_COSTS.split("\n")),
         PAIR[0].line("NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>"),
         PAIR[0].line("NCCL_IB_DISABLE set by environment to 1."),
-        PAIR[0].line(by_zero("AllReduce", 1, 256)),
+        by(PAIR[0], "AllReduce", 1, 256),
         PAIR[0].line(choice("AllReduce", 1024)),
         PAIR[1].warn("Timeout", stamp="[2026-04-28 14:14:42] "),
         Process(rank=0, stamp="[2026-04-28 14:14:42] ").line(by_zero("AllGather", 2, 256)),
@@ -1202,42 +1021,16 @@ SAMPLE = "\n".join(
     ]
 ).encode()
 TOKENS = [
-    b"\n",
-    b"\r",
-    b"\x00",
-    b"\xff",
-    b"0x",
-    b"9" * 25,
-    b"-1",
-    b"ffffffffffffffffffff",
-    b" NCCL INFO ",
-    b"opCount ",
-    b"Bytes ->",
-    b"[",
-    b"|",
-    b"/",
-    b"->",
-    b" via ",
-    b" - Init COMPLETE",
-    b"comm 0x0 rank 5 nranks 2 cudaDev 9999999999",
-    b"\x1b[",
-    b"2026-99-99 99:99:99",
-    b"[9999-12-31 23:59:60] ",
-    b"Trees [",
-    b"Channel 99999/9 : ",
-    b"nranks=0]",
+    b"", b"\n", b"\r", b"\x00", b"\xff", b"0x", b"9" * 25, b"-1", b"ffffffffffffffffffff", b" NCCL INFO ", b"opCount ",
+    b"Bytes ->", b"[", b"|", b"/", b"->", b" via ", b" - Init COMPLETE", b"comm 0x0 rank 5 nranks 2 cudaDev 9999999999",
+    b"\x1b[", b"2026-99-99 99:99:99", b"[9999-12-31 23:59:60] ", b"Trees [", b"Channel 99999/9 : ", b"nranks=0]",
     b"\x1f\x8b\x08",
-]
+]  # fmt: skip
+CHANGES = st.tuples(st.integers(0, len(SAMPLE)), st.integers(0, 40), st.sampled_from(TOKENS))
 
 
 @settings(max_examples=300)
-@given(
-    st.lists(
-        st.tuples(st.integers(0, len(SAMPLE)), st.integers(0, 40), st.sampled_from([b"", *TOKENS])),
-        min_size=1,
-        max_size=8,
-    )
-)
+@given(st.lists(CHANGES, min_size=1, max_size=8))
 def test_a_mutated_log_gives_a_reading_or_an_error(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int, bytes]]
 ) -> None:
@@ -1249,11 +1042,11 @@ def test_a_mutated_log_gives_a_reading_or_an_error(
     try:
         reading = READER.read(path, ReadContext())
     except OverlapScopeError as error:
-        said = str(error)
+        message = str(error)
         reading = None
     if reading is None:
-        assert said.startswith(f"{path}: ")
-        assert "\n" not in said
+        assert message.startswith(f"{path}: ")
+        assert "\n" not in message
         return
     for timeline in reading.timelines:
         table = timeline.collectives
@@ -1275,14 +1068,14 @@ def test_more_than_the_allowed_bytes_are_refused(tmp_path: Path) -> None:
 def test_a_log_that_is_cut_before_initialisation_ended_says_what_it_lacks(version: Version, tmp_path: Path) -> None:
     whole = pair(version)
     cut = [line for line in whole if "Init COMPLETE" not in line]
-    (said,) = read(tmp_path, *cut).source.warnings
-    assert said.startswith("2 initialisations of a communicator without its end")
+    (warning,) = read(tmp_path, *cut).source.warnings
+    assert warning.startswith("2 initialisations of a communicator without its end")
     assert not any("without its end" in each for each in read(tmp_path, *whole).source.warnings)
 
 
 def test_one_endless_line_takes_no_endless_memory(tmp_path: Path) -> None:
     path = tmp_path / "nccl.log"
-    path.write_bytes(SAMPLE + b"A" * (12 << 20) + b"\n" + PAIR[0].line(by_zero("AllReduce", 3, 9)).encode() + b"\n")
+    path.write_bytes(SAMPLE + b"A" * (12 << 20) + b"\n" + by(PAIR[0], "AllReduce", 3, 9).encode() + b"\n")
     assert 3 in [each["seq"] for each in calls(READER.read(path, ReadContext()))]
 
 

@@ -3,6 +3,7 @@
 import math
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from overlapscope.analysis.analyze import analyze
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats.nccl_tests import READER
-from overlapscope.ingest.formats.nccl_tests.table import BandwidthLines
+from overlapscope.ingest.formats.nccl_tests.table import BandwidthLines, BandwidthTable
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.ingest.reference_bandwidth import reference_bandwidths
@@ -22,6 +23,7 @@ from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import size as rows_in
 from overlapscope.whatif.curves import table_curve
 from tests.conftest import shared_file
+from tests.support import hostile
 from tests.support.bandwidth_writer import (
     HEADER,
     PROGRAMS,
@@ -33,18 +35,23 @@ from tests.support.bandwidth_writer import (
     table,
     time_text,
 )
-from tests.support.hostile import read_or_refuse
+from tests.support.hostile import edited, read_or_refuse, recognises
 
 SIZES = tuple(
     Measured(share=1 << k, out_us=20 + (1 << k) / 37e3, in_us=19.5 + (1 << k) / 36.5e3) for k in range(10, 25, 2)
 )
 
 
-def read_text(tmp_path: Path, text: str, name: str = "out.txt") -> Reading:
-    path = tmp_path / name
-    path.write_text(text)
-    assert find_reader(read_head(path)) is READER
-    return READER.read(path, ReadContext())
+read_text = partial(hostile.read_text, READER)
+
+
+def collected(text: str, file_name: str = "") -> tuple[BandwidthTable, BandwidthLines]:
+    """Return the only table of a text, and the collector that found it."""
+    collector = BandwidthLines(file_name=file_name)
+    for line in text.splitlines():
+        collector.take(line)
+    (found,) = collector.finish()
+    return found, collector
 
 
 def measured(reading: Reading) -> list[dict[str, Any]]:
@@ -109,10 +116,7 @@ def test_real_tables_are_read_to_the_last_digit(name: str, ranks: int, lines: in
 def test_the_table_within_a_real_nccl_log_is_read_by_the_line_parser() -> None:
     path = shared_file("nccl_log/aws_efa_eks_nccl2.9.9_p4d_16ranks_mpirun.log")
     assert not READER.recognises(read_head(path))
-    collector = BandwidthLines(file_name="all_reduce.log")
-    for line in path.read_text().splitlines():
-        collector.take(line)
-    (found,) = collector.finish()
+    found, collector = collected(path.read_text(), "all_reduce.log")
     assert (found.op, found.ranks, collector.warnings) == ("all_reduce", 16, [])
     assert len(found.rows) == 30
     assert collector.broken == 0
@@ -139,21 +143,13 @@ times = st.floats(3.0, 3e6)
 shapes = st.lists(st.tuples(st.integers(0, 24), times, times), min_size=1, max_size=8)
 
 
-@given(
-    op=st.sampled_from(sorted(PROGRAMS)),
-    ranks=st.integers(2, 600),
-    shape=shapes,
-    check=st.booleans(),
-)
+@given(op=st.sampled_from(sorted(PROGRAMS)), ranks=st.integers(2, 600), shape=shapes, check=st.booleans())
 def test_figures_never_contradict_the_program_that_printed_them(
     op: str, ranks: int, shape: list[tuple[int, float, float]], check: bool
 ) -> None:
     rows = [Measured(share=1 << power, out_us=out, in_us=within) for power, out, within in shape]
     for file_name in ("out.txt", f"{PROGRAMS[op]}.log"):
-        collector = BandwidthLines(file_name=file_name)
-        for line in table(op, ranks, rows, check=check).splitlines():
-            collector.take(line)
-        (found,) = collector.finish()
+        found, collector = collected(table(op, ranks, rows, check=check), file_name)
         assert len(found.rows) == len(rows)
         assert found.op == (None if file_name == "out.txt" else op)
         assert found.ranks in (None, ranks)
@@ -163,10 +159,7 @@ def test_figures_never_contradict_the_program_that_printed_them(
 @pytest.mark.parametrize("ranks", [2, 3, 8, 16, 64])
 @pytest.mark.parametrize("op", sorted(PROGRAMS))
 def test_ranks_are_known_from_shares_and_from_the_busbw_of_an_all_reduce(op: str, ranks: int) -> None:
-    collector = BandwidthLines(file_name=op)
-    for line in table(op, ranks, SIZES).splitlines():
-        collector.take(line)
-    (found,) = collector.finish()
+    found, _ = collected(table(op, ranks, SIZES), op)
     assert (found.op, found.ranks) == (op, ranks if op in (*SHARED, "all_reduce") else None)
 
 
@@ -189,12 +182,11 @@ def test_the_file_s_name_tells_the_operation_that_the_text_does_not(name: str, o
 
 
 def test_a_table_of_an_unknown_operation_is_refused_where_one_is_needed(tmp_path: Path) -> None:
+    reading = read_text(tmp_path, setup() + table("all_reduce", 8, SIZES))
     path = tmp_path / "out.txt"
-    path.write_text(setup() + table("all_reduce", 8, SIZES))
-    with pytest.raises(InputError, match=r"name the file after it, such as all_reduce\.txt"):
-        reference_bandwidths(str(path))
-    with pytest.raises(InputError, match=r"name the file after it, such as all_reduce\.txt"):
-        table_curve(READER.read(path, ReadContext()).facts, "out.txt", 8)
+    for asked in (lambda: reference_bandwidths(str(path)), lambda: table_curve(reading.facts, "out.txt", 8)):
+        with pytest.raises(InputError, match=r"name the file after it, such as all_reduce\.txt"):
+            asked()
     assert rows_in(reference_bandwidths(str(path.rename(tmp_path / "all_reduce.txt"))).measurements)
 
 
@@ -250,9 +242,8 @@ def test_a_busbw_that_does_not_follow_from_algbw_is_reported(tmp_path: Path) -> 
     broken[7] = "1.00"
     text = "all_reduce_perf\n" + setup() + devices(8) + table("all_reduce", 8, SIZES) + " ".join(broken) + "\n"
     reading = read_text(tmp_path, text)
-    assert [
-        each for each in reading.source.warnings if "busbw contradicts all_reduce on 8 ranks" in each and "1 of" in each
-    ]
+    (warning,) = (each for each in reading.source.warnings if "busbw contradicts all_reduce on 8 ranks" in each)
+    assert "1 of" in warning
     assert {each["op"] for each in measured(reading)} == {"all_reduce"}
 
 
@@ -261,6 +252,22 @@ def test_an_algbw_that_is_not_size_over_time_is_reported(tmp_path: Path) -> None
     broken[5] = "10.00"
     reading = read_text(tmp_path, table("all_reduce", 8, SIZES) + " ".join(broken) + "\n")
     assert [each for each in reading.source.warnings if "algbw is not size / time in 1" in each]
+
+
+@pytest.mark.parametrize(("algbw", "busbw"), [("0.00", "0.00"), ("20.00", "45.00")])
+def test_a_quotient_that_is_no_all_reduce_s_tells_no_ranks(algbw: str, busbw: str) -> None:
+    tokens = row("all_reduce", 8, SIZES[-1]).split()
+    found, _ = collected(
+        HEADER + " ".join([*tokens[:6], algbw, busbw, "0", *tokens[9:10], algbw, busbw, "0"]), "all_reduce"
+    )
+    assert found.ranks is None
+
+
+def test_a_file_without_a_row_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    path.write_text(HEADER)
+    with pytest.raises(InputError, match=r"holds no row of a bandwidth table; did the test end before its first"):
+        READER.read(path, ReadContext())
 
 
 # --- layouts --------------------------------------------------------------------------------------------------------
@@ -384,52 +391,29 @@ def test_lines_that_the_library_s_log_tore_apart_are_put_together() -> None:
     ],
 )
 def test_other_texts_are_left_to_other_readers(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.write_text(text)
-    assert not READER.recognises(read_head(path))
+    assert not recognises(READER, tmp_path, text)
 
 
 def test_a_readme_that_shows_a_table_among_its_prose_is_left_alone(tmp_path: Path) -> None:
     prose = "\n".join(f"Sentence number {number} tells how the cluster is set up." for number in range(60))
-    path = tmp_path / "README.md"
-    path.write_text(prose + "\n```\n" + table("all_reduce", 8, SIZES) + "```\n" + prose)
-    assert not READER.recognises(read_head(path))
+    assert not recognises(READER, tmp_path, prose + "\n```\n" + table("all_reduce", 8, SIZES) + "```\n" + prose)
 
 
 def test_a_log_of_the_library_is_left_to_its_reader(tmp_path: Path) -> None:
-    path = tmp_path / "log"
     log = "node-0:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n"
-    path.write_text(log * 30 + table("all_reduce", 8, SIZES))
-    assert not READER.recognises(read_head(path))
-    path.write_text(log * 3 + table("all_reduce", 8, SIZES))
-    assert READER.recognises(read_head(path))
+    for lines, known in ((30, False), (3, True)):
+        assert recognises(READER, tmp_path, log * lines + table("all_reduce", 8, SIZES)) is known
 
 
 # --- hostile input --------------------------------------------------------------------------------------------------
 
-ALPHABET = '0123456789.eE+-# \t\n"{}[],:NaA/<>xX'
+TEXTS = (
+    setup() + devices(4) + table("all_reduce", 4, SIZES[:3]),
+    table("all_to_all", 3, SIZES[:3], check=False),
+)
 
 
-@st.composite
-def spoiled(draw: st.DrawFn) -> bytes:
-    base = draw(st.sampled_from([
-        setup() + devices(4) + table("all_reduce", 4, SIZES[:3]),
-        table("all_to_all", 3, SIZES[:3], check=False),
-    ]))  # fmt: skip
-    text = list(base)
-    for _ in range(draw(st.integers(0, 12))):
-        at = draw(st.integers(0, len(text)))
-        cut = draw(st.integers(0, 40))
-        new = draw(
-            st.one_of(
-                st.text(ALPHABET, max_size=12), st.sampled_from(["9" * 400, "-1", "1e999", "null", "true", "[" * 300])
-            )
-        )
-        text[at : at + cut] = list(new)
-    return "".join(text).encode() + draw(st.binary(max_size=4))
-
-
-@given(content=spoiled())
+@given(content=edited(TEXTS, ["9" * 400, "-1", "1e999", "null", "true", "[" * 300]))
 def test_spoiled_files_give_a_result_or_one_error(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "f"
     path.write_bytes(content)

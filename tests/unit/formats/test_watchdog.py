@@ -13,7 +13,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.formats import watchdog
 from overlapscope.ingest.formats.watchdog import FORMAT
 from overlapscope.ingest.formats.watchdog.lines import watchdog_lines
-from overlapscope.ingest.formats.watchdog.reader import read_watchdog, watchdog_facts
+from overlapscope.ingest.formats.watchdog.reader import Watchdog, read_watchdog
 from overlapscope.ingest.read_file import read_file
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext
@@ -22,20 +22,18 @@ from overlapscope.timeline.columns import NONE, enum_values, size
 from overlapscope.timeline.facts import Facts, Messages
 from tests.conftest import ROOT
 from tests.support.builders import spelled
+from tests.support.hostile import read_or_refuse, recognises
 
 HEAD = "[rank{rank}]:[E1206 18:44:12.715298746 ProcessGroupNCCL.cpp:607]"
 NO_RANK = "[E ProcessGroupNCCL.cpp:737]"
 DEFAULT_GROUP = "PG ID 0 PG GUID 0(default_pg)"
 
 
+SIZES = "NumelIn=64, NumelOut=64, "
+
+
 def caught(
-    seq: int,
-    op: str = "ALLREDUCE",
-    *,
-    rank: int = 0,
-    member: int | None = None,
-    sizes: str = "NumelIn=64, NumelOut=64, ",
-    head: str = HEAD,
+    seq: int, op: str = "ALLREDUCE", *, rank: int = 0, member: int | None = None, sizes: str = SIZES, head: str = HEAD
 ) -> str:
     return (
         f"{head.format(rank=rank)} [Rank {rank if member is None else member}] Watchdog caught collective operation "
@@ -61,13 +59,20 @@ def notified(rank: int, enqueued: int, completed: int) -> str:
     )
 
 
-def facts_of(*text: str) -> Facts:
-    return watchdog_facts(enumerate((line.encode() for line in text), 1), "job.log")
+def facts_of(*text: str | bytes) -> Facts:
+    watchdog = Watchdog()
+    for number, line in enumerate(text, 1):
+        watchdog.take(number, line if isinstance(line, bytes) else line.encode())
+    return watchdog.facts("job.log")
 
 
 def progress_of(facts: Facts) -> list[dict[str, Any]]:
     table = spelled(facts.progress, facts.names)
     return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+
+
+def kinds(facts: Facts) -> list[str]:
+    return [enum_values(Messages, "kind")[code] for code in facts.messages.kind]
 
 
 def findings_of(tmp_path: Path, *text: str) -> list[Finding]:
@@ -85,7 +90,7 @@ FAILURE = " failure detected by watchdog at work sequence id: 5 PG status: last 
 
 
 @pytest.mark.parametrize(
-    ("stamp", "who", "said", "group", "numbers"),
+    ("stamp", "who", "message", "group", "numbers"),
     [
         ("E ProcessGroupNCCL.cpp:1537", "PG 0 Rank 3", f"Timeout at NCCL work: 5, {OLD} 4.", "0", (8, None, 4)),
         ("E ProcessGroupNCCL.cpp:1537", "PG 2 Rank 1", f"Timeout at NCCL work: 5, {OLD} 4.", "PG 2", (8, None, 4)),
@@ -106,9 +111,9 @@ FAILURE = " failure detected by watchdog at work sequence id: 5 PG status: last 
     ],
 )  # fmt: skip
 def test_the_state_of_a_group_is_read_in_every_shape(
-    stamp: str, who: str, said: str, group: str, numbers: tuple[int | None, ...]
+    stamp: str, who: str, message: str, group: str, numbers: tuple[int | None, ...]
 ) -> None:
-    (row,) = progress_of(facts_of("Epoch 1", f"[rank3]:[{stamp}] [{who}] {said}"))
+    (row,) = progress_of(facts_of("Epoch 1", f"[rank3]:[{stamp}] [{who}] {message}"))
     assert (row["rank"], row["group"], row["pending"]) == (3, group, 5)
     assert (row["enqueued"], row["started"], row["completed"]) == numbers
     assert row["backend"] == ("xccl" if "XCCL" in stamp else "nccl")
@@ -132,19 +137,17 @@ def test_a_timeout_is_found_anywhere_in_a_line(line: str) -> None:
     (row,) = progress_of(facts)
     assert (row["rank"], row["stuck_at"], row["op"], row["elements"]) == (3, 5, "all_reduce", 64)
     assert row["timeout_ns"] == 600_000_000_000
-    messages = spelled(facts.messages, facts.names)
-    assert messages["line"] == [2]
-    assert [enum_values(Messages, "kind")[code] for code in facts.messages.kind] == ["timeout"]
-    assert messages["text"][0].startswith("[Rank 3] Watchdog caught collective operation timeout")
+    assert (facts.messages.line.tolist(), kinds(facts)) == ([2], ["timeout"])
+    assert spelled(facts.messages, facts.names)["text"][0].startswith(
+        "[Rank 3] Watchdog caught collective operation timeout"
+    )
 
 
 def test_messages_of_several_ranks_on_one_line_are_apart() -> None:
     """As a launcher writes them that loses line ends."""
-    row_0, row_1 = progress_of(
-        facts_of(" ".join((caught(5), failed(0, 5, 6, 4), caught(9, rank=1), failed(1, 9, 9, 8))))
-    )
-    assert (row_0["rank"], row_0["stuck_at"], row_0["enqueued"]) == (0, 5, 6)
-    assert (row_1["rank"], row_1["stuck_at"], row_1["enqueued"]) == (1, 9, 9)
+    line = " ".join((caught(5), failed(0, 5, 6, 4), caught(9, rank=1), failed(1, 9, 9, 8)))
+    found = [(row["rank"], row["stuck_at"], row["enqueued"]) for row in progress_of(facts_of(line))]
+    assert found == [(0, 5, 6), (1, 9, 9)]
 
 
 def test_the_time_of_a_line_is_left_missing() -> None:
@@ -153,9 +156,8 @@ def test_the_time_of_a_line_is_left_missing() -> None:
 
 
 def test_the_collective_is_joined_to_its_group_by_rank_and_number() -> None:
-    (row,) = progress_of(
-        facts_of(caught(7, "_REDUCE_SCATTER_BASE", sizes="NumelIn=80, NumelOut=10, "), failed(0, 7, 9, 6))
-    )
+    call = caught(7, "_REDUCE_SCATTER_BASE", sizes="NumelIn=80, NumelOut=10, ")
+    (row,) = progress_of(facts_of(call, failed(0, 7, 9, 6)))
     assert (row["group"], row["op"], row["elements"], row["stuck_at"]) == ("0", "reduce_scatter", 80, 7)
     (row,) = progress_of(facts_of(caught(7), caught(7, "BROADCAST"), failed(0, 7, 9, 6)))
     assert (row["group"], row["op"], row["stuck_at"]) == ("0", None, 7)
@@ -169,14 +171,9 @@ def test_the_rank_before_a_timeout_is_that_of_the_process_not_of_the_group() -> 
 
 def test_what_is_repeated_when_the_process_dies_is_not_counted_again() -> None:
     line = caught(5)
-    repeated = (
-        "[rank0]:[E ProcessGroupNCCL.cpp:1414] [PG 0 Rank 0] Process group watchdog thread terminated with exception: "
-        + line.partition("] ")[2]
-    )
-    what = (
-        "  what():  [PG 3 Rank 5] Process group watchdog thread terminated with exception: " + line.partition("] ")[2]
-    )
-    facts = facts_of(line, line, repeated, what)
+    end = "Process group watchdog thread terminated with exception: " + line.partition("] ")[2]
+    repeated = f"[rank0]:[E ProcessGroupNCCL.cpp:1414] [PG 0 Rank 0] {end}"
+    facts = facts_of(line, line, repeated, f"  what():  [PG 3 Rank 5] {end}")
     assert [row["rank"] for row in progress_of(facts)] == [0]
     assert size(facts.messages) == 1
 
@@ -195,7 +192,7 @@ def test_a_watchdog_that_stands_still_is_reported() -> None:
         "after dumping debug info. workMetaList_.size()=1",
     )
     facts = facts_of(*lines)
-    assert [enum_values(Messages, "kind")[code] for code in facts.messages.kind] == ["warning", "warning"]
+    assert kinds(facts) == ["warning", "warning"]
     assert facts.messages.rank.tolist() == [2, 3]
     assert size(facts.progress) == 0
 
@@ -227,8 +224,7 @@ def test_a_log_is_recognised_by_its_beginning_or_its_end(tmp_path: Path) -> None
     ],
 )
 def test_other_files_are_left_to_others(tmp_path: Path, text: str) -> None:
-    (tmp_path / "x").write_text(text, encoding="utf-8")
-    assert not watchdog.READER.recognises(read_head(tmp_path / "x"))
+    assert not recognises(watchdog.READER, tmp_path, text)
 
 
 def test_a_log_of_several_formats_gives_what_each_reader_finds(tmp_path: Path) -> None:
@@ -269,10 +265,8 @@ def test_ranks_that_timed_out_at_different_numbers_are_found(tmp_path: Path) -> 
 
 def test_before_groups_were_named_the_same_is_reported_with_a_doubt(tmp_path: Path) -> None:
     head = "[E ProcessGroupNCCL.cpp:458]"
-    text = [caught(seq, rank=0, head=head, sizes="") for seq in (96120, 96117, 96125)] + [
-        caught(64088, rank=7, head=head)
-    ]
-    (finding,) = findings_of(tmp_path, *text)
+    text = [caught(seq, rank=0, head=head, sizes="") for seq in (96120, 96117, 96125)]
+    (finding,) = findings_of(tmp_path, *text, caught(64088, rank=7, head=head))
     assert (finding.id, finding.severity) == ("desync:apart:?", "info")
     assert finding.evidence["waiting_in"] == {"0": 96117, "7": 64088}
     assert "if they are of one group" in finding.title
@@ -282,9 +276,8 @@ def test_the_rank_that_was_notified_of_the_timeout_and_had_not_come_so_far_is_na
     text = [caught(11, rank=0), failed(0, 11, 13, 10), caught(11, rank=1), failed(1, 11, 13, 10), notified(2, 10, 10)]
     (finding,) = findings_of(tmp_path, *text)
     assert (finding.id, finding.severity) == ("desync:missing:0:11", "warning")
-    assert finding.title.startswith(
-        "rank 2 had not enqueued all_reduce #11 of group '0' (all ranks), in which ranks 0, 1"
-    )
+    expected = "rank 2 had not enqueued all_reduce #11 of group '0' (all ranks), in which ranks 0, 1"
+    assert finding.title.startswith(expected)
     assert finding.evidence["stuck_because"] == "timed out after 600 s"
 
 
@@ -341,8 +334,7 @@ def test_what_a_line_ends_in_may_be_half_of_it(ending: str) -> None:
 
 def test_groups_whose_members_are_unknown_are_not_compared(tmp_path: Path) -> None:
     """Two tensor-parallel groups may hang for reasons of their own."""
-    groups = ("PG ID 2 PG GUID 5(tp)", "PG 3")
-    for group in groups:
+    for group in ("PG ID 2 PG GUID 5(tp)", "PG 3"):
         text = [caught(9, rank=0), failed(0, 9, 9, 8, group), caught(7, rank=1), failed(1, 7, 7, 6, group)]
         assert findings_of(tmp_path, *text) == []
 
@@ -354,14 +346,8 @@ def test_ranks_that_stand_apart_without_waiting_are_no_finding(tmp_path: Path) -
 
 # --- anything at all -------------------------------------------------------------------------------------------------
 
-SAMPLES = [
-    caught(5),
-    failed(0, 5, 6, 4),
-    notified(1, 4, 4),
-    caught(2**70, rank=9_999_999),
-    "[rank0]:[E",
-    "[PG ID 0 PG GUID 0(",
-]
+HOSTILE = ["[rank0]:[E", "[PG ID 0 PG GUID 0("]
+SAMPLES = [caught(5), failed(0, 5, 6, 4), notified(1, 4, 4), caught(2**70, rank=9_999_999), *HOSTILE]
 
 
 @settings(max_examples=300)
@@ -374,7 +360,7 @@ def test_any_line_gives_facts(parts: list[str], changes: list[tuple[int, int]]) 
     for place, value in changes:
         if line:
             line[place % len(line)] = value
-    facts = watchdog_facts([(1, bytes(line))], "x")
+    facts = facts_of(bytes(line))
     for number in (*facts.progress.rank.tolist(), *facts.messages.rank.tolist()):
         assert number == NONE or 0 <= number <= 1 << 20
 
@@ -384,14 +370,10 @@ def test_any_line_gives_facts(parts: list[str], changes: list[tuple[int, int]]) 
 def test_any_log_is_read_or_refused(tmp_path: Path, content: list[str]) -> None:
     path = tmp_path / "job.log"
     path.write_bytes("\n".join(content).encode("utf-8", "surrogatepass"))
-    try:
-        events, said = read_watchdog(path, ReadContext()).source.events, str(path)
-    except InputError as error:
-        events, said = 1, str(error)
-    assert events > 0
-    assert said.startswith(str(path))
+    reading = read_or_refuse(watchdog.READER, path)
+    assert reading is None or reading.source.events > 0
 
 
 def test_a_long_hostile_line_takes_no_time() -> None:
-    for part in ("[rank0]:[E", "[PG ID 0 PG GUID 0(", "ProcessGroupNCCL.cpp:", "[E ProcessGroupNCCL.cpp:1] [Rank 0] "):
-        watchdog_facts([(1, ("ProcessGroup" + part * 40_000).encode())], "x")
+    for part in (*HOSTILE, "ProcessGroupNCCL.cpp:", "[E ProcessGroupNCCL.cpp:1] [Rank 0] "):
+        facts_of("ProcessGroup" + part * 40_000)

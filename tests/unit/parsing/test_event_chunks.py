@@ -59,10 +59,12 @@ def collected(content: bytes, piece_bytes: int, block_bytes: int = 61) -> tuple[
     names = np.array([*columns.names.to_list(), ""], object)
     lanes = columns.lanes
 
+    def rows(lane: Any, *columns: Any) -> list[tuple[Any, ...]]:
+        return list(zip([lanes[each] for each in lane.tolist()], *(each.tolist() for each in columns), strict=True))
+
     def ranges(each: Any) -> list[tuple[Any, ...]]:
-        flags = each.is_annotation.tolist() if each.is_annotation.size else [None] * each.name.size
-        where = [lanes[lane] for lane in each.lane.tolist()]
-        return list(zip(where, names[each.name], each.start_ns.tolist(), each.end_ns.tolist(), flags, strict=True))
+        flags = each.is_annotation if each.is_annotation.size else np.full(each.name.size, None)
+        return rows(each.lane, names[each.name], each.start_ns, each.end_ns, flags)
 
     kept = {
         "events": columns.events,
@@ -71,31 +73,18 @@ def collected(content: bytes, piece_bytes: int, block_bytes: int = 61) -> tuple[
         "closed": closed,
         "unknown": dict(columns.unknown),
         "window": columns.window,
-        "device": list(
-            zip(
-                [lanes[lane] for lane in columns.device_lane.tolist()],
-                columns.device_sort.tolist(),
-                names[columns.device_name],
-                columns.device_start_ns.tolist(),
-                columns.device_end_ns.tolist(),
-                columns.device_correlation.tolist(),
-                strict=True,
-            )
+        "device": rows(
+            columns.device_lane, columns.device_sort, names[columns.device_name], columns.device_start_ns,
+            columns.device_end_ns, columns.device_correlation,
         ),
         "device_collectives": columns.device_collectives,
-        "launches": list(
-            zip(
-                [lanes[lane] for lane in columns.launch_lane.tolist()],
-                names[columns.launch_name],
-                columns.launch_start_ns.tolist(),
-                columns.launch_correlation.tolist(),
-                strict=True,
-            )
+        "launches": rows(
+            columns.launch_lane, names[columns.launch_name], columns.launch_start_ns, columns.launch_correlation
         ),
         "host": ranges(columns.host),
         "host_args": columns.host_args,
         "notes": ranges(columns.device_notes),
-    }
+    }  # fmt: skip
     return kept, read_metadata(chunks.head, tail, is_array=chunks.is_array), pieces
 
 
@@ -124,15 +113,8 @@ def test_pieces_of_any_size_give_the_same_events(
     dialect: Dialect, array: bool, indent: bool, ph_first: bool, metadata_after: bool
 ) -> None:
     events = training(4)
-    content = write(
-        events,
-        dialect,
-        metadata=distributed(1),
-        metadata_after=metadata_after,
-        array=array,
-        indent=indent,
-        ph_first=ph_first,
-    )
+    form = {"metadata_after": metadata_after, "array": array, "indent": indent, "ph_first": ph_first}
+    content = write(events, dialect, metadata=distributed(1), **form)
     check_pieces(content, len(events), (64, 300, 1024, 4096))
     assert collected(content, 64)[2] > len(events) // 3
 

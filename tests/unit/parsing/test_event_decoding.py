@@ -50,14 +50,14 @@ def event(phase: object, at: int) -> dict[str, Any]:
     return {"ph": phase, "cat": "cpu_op", "name": f"n{at}", "pid": 1, "tid": "2", "ts": at, "dur": 3, "args": {"a": at}}
 
 
-def told_apart(found: Decoded) -> tuple[list[Any], list[Any]]:
+def by_phase(found: Decoded) -> tuple[list[Any], list[Any]]:
     """Return the events with a duration, and those without one, by the code of their category."""
     instants = [each for each in found.events if each.cat is INSTANT]
     return [each for each in found.events if each.cat not in (INSTANT, UNUSED)], instants
 
 
 @given(st.lists(st.sampled_from(PHASES) | st.sampled_from(["?", "", None, 5, ["X"], "Xi"])), st.randoms())
-def test_events_are_told_by_their_phase_wherever_it_stands(phases: list[object], order: Any) -> None:
+def test_events_are_recognised_by_their_phase_wherever_it_stands(phases: list[object], order: Any) -> None:
     events = [event(phase, at) for at, phase in enumerate(phases)]
     for each in events:
         items = list(each.items())
@@ -68,10 +68,10 @@ def test_events_are_told_by_their_phase_wherever_it_stands(phases: list[object],
     found = decoded(text)
     assert found is not None
     assert found.num_events == len(events)
-    for chosen, phase in zip(told_apart(found), ("X", "i"), strict=True):
+    for chosen, phase in zip(by_phase(found), ("X", "i"), strict=True):
         of_phase = [each for each in events if each["ph"] == phase]
         assert [(each.name, each.ts) for each in chosen] == [(each["name"], each["ts"]) for each in of_phase]
-    for each in told_apart(found)[0]:
+    for each in by_phase(found)[0]:
         assert (each.cat, each.pid, each.tid, each.dur) == ("cpu_op", 1, "2", 3)
         assert msgspec.json.decode(each.args) == {"a": each.ts}
 
@@ -82,7 +82,7 @@ def test_values_of_any_type_are_kept_as_they_are(number: bytes, phase: bytes) ->
     text = b'[{"ph":%b,"ts":%b,"name":%b},{"ph":"X","ts":1}]' % (phase, number, number)
     quick, slow = decoded(text), decoded_any(text)
     assert quick is not None
-    for one, other in zip(told_apart(quick), told_apart(slow), strict=True):
+    for one, other in zip(by_phase(quick), by_phase(slow), strict=True):
         assert [(each.name, each.ts) for each in one] == [(each.name, each.ts) for each in other]
 
 

@@ -47,7 +47,6 @@ class MatrixLines(msgspec.Struct):
     """Collects the lines of a text in order; afterwards `links` holds the links of its matrices."""
 
     links: list[dict[str, Any]] = []
-    matrices: int = 0
     broken: int = 0
     """Rows that do not fit their header."""
     rows: int = 0
@@ -93,7 +92,6 @@ class MatrixLines(msgspec.Struct):
 
     def _begin(self, header: list[str]) -> None:
         self._devices, self._rows_left, self._counted = header, len(header), False
-        self.matrices += 1
 
     def _take_row(self, tokens: list[str]) -> bool:
         if not self._devices or tokens[0] not in self._devices or not self._rows_left:

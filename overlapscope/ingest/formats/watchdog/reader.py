@@ -4,7 +4,7 @@ The lines of a whole log become two tables: how far each rank had come in each g
 no usable times (they lack a year), so it gives no timeline.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -206,14 +206,6 @@ class Watchdog(msgspec.Struct):
             line=[number for number, _ in kept],
         )
         return Facts(names=tuple(names.to_list()), progress=progress, messages=messages)
-
-
-def watchdog_facts(numbered: Iterable[tuple[int, bytes]], source: str) -> Facts:
-    """Return the facts of the watchdog lines among the numbered lines of the file `source`."""
-    watchdog = Watchdog()
-    for number, line in numbered:
-        watchdog.take(number, line)
-    return watchdog.facts(source)
 
 
 def _last(choose: Callable[[int, int], int], before: int | None, now: int | None) -> int | None:
