@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from overlapscope_dashboards.runs.site import Site
 from overlapscope_dashboards.server.serve import Served, serve
 from tests.conftest import ROOT
-from tests.support.kineto_writer import NCCL_KERNEL, Event, distributed, training, write
+from tests.support.writers.kineto import NCCL_KERNEL, Event, distributed, training, write
 
 SAMPLES = ROOT / "traces"
 

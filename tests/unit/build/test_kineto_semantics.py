@@ -11,7 +11,7 @@ import pytest
 import overlapscope
 from overlapscope.errors import InputError
 from overlapscope.loaded_run import LoadedRun
-from tests.support.kineto_writer import (
+from tests.support.writers.kineto import (
     ABSOLUTE_FLOATS,
     BACKWARD,
     COMM_STREAM,

@@ -8,7 +8,7 @@ import pytest
 
 import overlapscope
 from overlapscope.loaded_run import LoadedRun
-from tests.support.kineto_writer import (
+from tests.support.writers.kineto import (
     BACKWARD,
     DIALECTS,
     GEMM,

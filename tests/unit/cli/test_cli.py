@@ -16,7 +16,7 @@ from overlapscope.cli.main import VERBS, main
 from overlapscope.report.formats.json import schema as schema_of
 from tests.conftest import ROOT
 from tests.support.commands import failed, stdout_of
-from tests.support.kineto_writer import (
+from tests.support.writers.kineto import (
     COMM_STREAM,
     GEMM,
     MS,

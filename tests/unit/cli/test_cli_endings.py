@@ -9,7 +9,7 @@ import pytest
 
 from overlapscope.cli.main import main
 from tests.conftest import ROOT
-from tests.support.kineto_writer import training, write
+from tests.support.writers.kineto import training, write
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import overlapscope
 from overlapscope.cli.main import main
 from tests.conftest import ROOT
 from tests.support.commands import failed, stdout_of
-from tests.support.kineto_writer import (
+from tests.support.writers.kineto import (
     COMM_STREAM,
     GEMM,
     MS,

@@ -10,7 +10,7 @@ from pkgutil import iter_modules
 import pytest
 
 from overlapscope.ingest import formats
-from tests.support.kineto_writer import distributed, training, write
+from tests.support.writers.kineto import distributed, training, write
 
 FORMATS = {each.name for each in iter_modules(formats.__path__)}
 OF_OTHER_INPUTS = (

@@ -28,7 +28,7 @@ from overlapscope.timeline.run import RankTimeline
 from tests.conftest import shared_file
 from tests.support.builders import spelled
 from tests.support.hostile import reading_or_refusal, spoiled
-from tests.support.kineto_writer import (
+from tests.support.writers.kineto import (
     BACKWARD,
     MS,
     NCCL_KERNEL,
@@ -39,7 +39,7 @@ from tests.support.kineto_writer import (
     launch,
     record_param_comms,
 )
-from tests.support.kineto_writer import write as write_kineto
+from tests.support.writers.kineto import write as write_kineto
 
 COLUMNS = ("op", "group", "group_size", "seq", "dtype", "elements", "bytes", "record_function_id")
 GROUPS = [

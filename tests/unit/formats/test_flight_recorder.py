@@ -27,7 +27,8 @@ from overlapscope.timeline.run import UNKNOWN_RANK, Group
 from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.conftest import ROOT, shared_file
 from tests.support.builders import spelled
-from tests.support.flight_writer import (
+from tests.support.hostile import mutations, odd_documents, reading_or_refusal, run_or_refusal
+from tests.support.writers.flight_recorder import (
     BEGUN_NS,
     SECOND_NS,
     Entry,
@@ -37,7 +38,6 @@ from tests.support.flight_writer import (
     write_json,
     write_pickle,
 )
-from tests.support.hostile import mutations, odd_documents, reading_or_refusal, run_or_refusal
 
 PAIR = {"0": ("default_pg", [0, 1])}
 CALLS = [

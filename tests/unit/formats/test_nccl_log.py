@@ -32,7 +32,7 @@ from overlapscope.timeline.facts import ANSWERS
 from overlapscope.timeline.run import UNKNOWN_RANK
 from tests.conftest import shared_file
 from tests.support.builders import spelled
-from tests.support.nccl_writer import VERSIONS, Communicator, Process, Version, call, choice, initialised
+from tests.support.writers.nccl_log import VERSIONS, Communicator, Process, Version, call, choice, initialised
 
 OLD, NEW = VERSIONS[3], VERSIONS[7]
 """2.14 writes no id of a communicator; 2.24 writes it, and choices by name."""

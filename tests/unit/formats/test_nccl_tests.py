@@ -24,7 +24,8 @@ from overlapscope.timeline.columns import size as rows_in
 from overlapscope.whatif.curves import table_curve
 from tests.conftest import shared_file
 from tests.support import hostile
-from tests.support.bandwidth_writer import (
+from tests.support.hostile import edited, read_or_refuse, recognises
+from tests.support.writers.bandwidth import (
     HEADER,
     PROGRAMS,
     SHARED,
@@ -35,7 +36,6 @@ from tests.support.bandwidth_writer import (
     table,
     time_text,
 )
-from tests.support.hostile import edited, read_or_refuse, recognises
 
 SIZES = tuple(
     Measured(share=1 << k, out_us=20 + (1 << k) / 37e3, in_us=19.5 + (1 << k) / 36.5e3) for k in range(10, 25, 2)

@@ -25,8 +25,8 @@ from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
 from tests.conftest import shared_file
 from tests.support.builders import spelled
 from tests.support.hostile import overwritten, reading_or_refusal
-from tests.support.nsight_writer import EPOCH_NS, MARK, START_END, Call, Copy, Export, Kernel, Range, payload
 from tests.support.oracle import Pieces, both, merged, split, total
+from tests.support.writers.nsight import EPOCH_NS, MARK, START_END, Call, Copy, Export, Kernel, Range, payload
 
 SAMPLE = "nsys/nsysai_mfu_2gpu_before.sqlite"
 LAUNCH = "cudaLaunchKernel_v7000"

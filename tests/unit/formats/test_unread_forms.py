@@ -16,7 +16,7 @@ from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest.read_run import read_inputs
 from tests.conftest import shared_file
-from tests.support.nccl_writer import VERSIONS, Communicator, Process, initialised
+from tests.support.writers.nccl_log import VERSIONS, Communicator, Process, initialised
 
 LOG = "\n".join(initialised(VERSIONS[7], Process(rank=0), 0, 1, Communicator())) + "\n"
 CONTAINER = "".join(

@@ -23,7 +23,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.inputs import archives, unpacked
 from overlapscope.ingest.parsing import gzip_stream
 from tests.conftest import shared_file
-from tests.support.kineto_writer import distributed, training, write, write_job
+from tests.support.writers.kineto import distributed, training, write, write_job
 
 pytestmark = pytest.mark.usefixtures("temporary_folder")
 Packer = Callable[[Path, dict[str, bytes]], Path]

@@ -20,7 +20,7 @@ from overlapscope.ingest.inputs import discover
 from overlapscope.ingest.parsing import json_repair as repair
 from overlapscope.ingest.reader import HEAD_BYTES, Head
 from overlapscope.ingest.registry import all_readers
-from tests.support.kineto_writer import training, write, write_job
+from tests.support.writers.kineto import training, write, write_job
 
 BLANKS = 200_000
 

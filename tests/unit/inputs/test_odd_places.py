@@ -11,7 +11,7 @@ from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest import read_run as reading
 from overlapscope.ingest.inputs import discover
-from tests.support.kineto_writer import distributed, training, write, write_job
+from tests.support.writers.kineto import distributed, training, write, write_job
 
 
 @pytest.fixture

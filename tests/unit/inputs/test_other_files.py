@@ -14,7 +14,7 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import HEAD_BYTES
 from overlapscope.ingest.registry import MAX_SEARCHED_BYTES
 from overlapscope.report.text.analysis import render
-from tests.support.kineto_writer import distributed, training, write, write_job
+from tests.support.writers.kineto import distributed, training, write, write_job
 
 PROSE = "".join(f"Line {number} of a report says what was tried, and on which machine.\n" for number in range(40))
 PROGRAM = "# all_reduce_perf\n"

@@ -24,7 +24,7 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.load_save import load_run, save_run
-from tests.support.kineto_writer import TORCH_2022, distributed, training, write
+from tests.support.writers.kineto import TORCH_2022, distributed, training, write
 from tests.unit.parallel.test_write_run import Interrupting, files_in
 
 pytestmark = pytest.mark.usefixtures("temporary_folder")

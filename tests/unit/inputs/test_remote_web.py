@@ -16,7 +16,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.inputs import discover, remote
 from overlapscope.ingest.read_run import ReadOptions, read_inputs
 from overlapscope.ingest.write_run import write_run
-from tests.support.kineto_writer import distributed, training, write
+from tests.support.writers.kineto import distributed, training, write
 from tests.unit.parallel.test_write_run import Interrupting
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")

@@ -12,7 +12,7 @@ from overlapscope.timeline.run import Group, Run, Source
 from tests.support.builders import EPOCH_NS
 from tests.support.call_logs import Call as Logged
 from tests.support.call_logs import trace
-from tests.support.kineto_writer import MS
+from tests.support.writers.kineto import MS
 from tests.unit.analysis.cross_rank.test_across_ranks import moved
 from tests.unit.analysis.cross_rank.test_matching import Call, job
 

@@ -14,7 +14,7 @@ from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.run import Run, Source
 from tests.support.call_logs import Call, trace
-from tests.support.nccl_writer import VERSIONS, Communicator, Process, Version, call, initialised
+from tests.support.writers.nccl_log import VERSIONS, Communicator, Process, Version, call, initialised
 
 OLD, NEW = VERSIONS[3], VERSIONS[7]
 """2.14 writes no id of a communicator."""

@@ -17,7 +17,7 @@ from overlapscope.ingest.parallel import dask as scheduler
 from overlapscope.ingest.parallel.dask import dask_executor
 from overlapscope.ingest.progress import NoProgress
 from overlapscope.ingest.write_run import write_run
-from tests.support.kineto_writer import write_job
+from tests.support.writers.kineto import write_job
 from tests.unit.parallel.test_write_run import assert_as_if_read_at_once, files_in
 
 RANKS = 8

@@ -23,8 +23,8 @@ from overlapscope.ingest.parallel.process_pool import WorkerPool
 from overlapscope.ingest.parallel.work_dir import work_dir_of
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.write_run import write_run
-from tests.support.kineto_writer import distributed, training, write
 from tests.support.reading_processes import Here
+from tests.support.writers.kineto import distributed, training, write
 from tests.unit.parallel.test_write_run import (
     assert_as_if_read_at_once,
     files_in,

@@ -19,7 +19,7 @@ from overlapscope.ingest.parallel.spool import spool_tasks
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.write_run import write_run
 from tests.conftest import ROOT
-from tests.support.kineto_writer import write_job
+from tests.support.writers.kineto import write_job
 from tests.unit.parallel.test_write_run import wait_for_end, workers
 
 

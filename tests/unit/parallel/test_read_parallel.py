@@ -13,8 +13,8 @@ from overlapscope.ingest import column_handoff
 from overlapscope.ingest.parallel import read_parallel
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.run import Run
-from tests.support.kineto_writer import TORCH_2022, distributed, training, write, write_job
 from tests.support.reading_processes import Dying, PoolHere, workers_die_over
+from tests.support.writers.kineto import TORCH_2022, distributed, training, write, write_job
 from tests.unit.parallel.test_write_run import files_of
 
 

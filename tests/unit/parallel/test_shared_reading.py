@@ -34,7 +34,8 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Sharing
 from overlapscope.ingest.write_run import write_run
 from tests.conftest import ROOT
-from tests.support.kineto_writer import (
+from tests.support.reading_processes import Here, PoolHere, dead
+from tests.support.writers.kineto import (
     ABSOLUTE_FLOATS,
     TORCH_1_8,
     TORCH_2022,
@@ -44,7 +45,6 @@ from tests.support.kineto_writer import (
     write,
     write_job,
 )
-from tests.support.reading_processes import Here, PoolHere, dead
 from tests.unit.parallel.test_write_run import files_in, files_of, wait_for_end
 
 CONTENTS = [

@@ -31,8 +31,8 @@ from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.load_save import save_run
 from overlapscope.version import __version__
 from tests.conftest import shared_file
-from tests.support.kineto_writer import TORCH_2022, distributed, training, write
 from tests.support.reading_processes import Here, dead, workers_die_over
+from tests.support.writers.kineto import TORCH_2022, distributed, training, write
 
 
 def trace(rank: int, *, windows_later: int = 0, steps: int = 2) -> bytes:

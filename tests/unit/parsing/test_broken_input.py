@@ -18,7 +18,7 @@ import pytest
 import overlapscope
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
-from tests.support.kineto_writer import (
+from tests.support.writers.kineto import (
     BACKWARD,
     GEMM,
     MS,

@@ -25,7 +25,7 @@ from tests.conftest import ROOT, shared_file
 from tests.integration.dag_job import Job, Kernel, run_of
 from tests.support.builders import full_timeline
 from tests.support.commands import stdout_of
-from tests.support.kineto_writer import MS, distributed, training, write
+from tests.support.writers.kineto import MS, distributed, training, write
 from tests.unit.analysis.cross_rank.test_across_ranks import moved
 
 BASELINE = ROOT / "traces" / "baseline"

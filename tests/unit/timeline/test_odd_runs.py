@@ -18,7 +18,7 @@ from overlapscope.errors import InputError
 from overlapscope.loaded_run import LoadedRun
 from overlapscope.timeline.columns import make
 from overlapscope.timeline.facts import Facts, Links
-from tests.support.kineto_writer import distributed, training, write
+from tests.support.writers.kineto import distributed, training, write
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from overlapscope.whatif.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp_recording import ddp_case_of_run
 from tests.support import kineto_writer as kineto
 from tests.support.ddp_cases import IN_PAIRS, MB, STEPS, TICK_NS, recorded, step_ns
-from tests.support.kineto_writer import MS
+from tests.support.writers.kineto import MS
 
 A, B = [64, 32], [64]
 

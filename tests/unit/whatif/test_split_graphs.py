@@ -14,7 +14,7 @@ from overlapscope.timeline.run import Run
 from overlapscope.whatif.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp_recording import ddp_case_of_run
 from tests.support.ddp_cases import IN_ONE, recorded
-from tests.support.kineto_writer import TORCH_2024, Event, write
+from tests.support.writers.kineto import TORCH_2024, Event, write
 
 
 def compiled(*graphs: int, outer: bool = False) -> Run:

@@ -8,7 +8,7 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.findings import Finding
 from overlapscope.ingest.read_run import read_inputs
 from tests.conftest import shared_file
-from tests.support.nccl_writer import VERSIONS, Communicator, Process, call, choice, initialised
+from tests.support.writers.nccl_log import VERSIONS, Communicator, Process, call, choice, initialised
 
 NEW = VERSIONS[7]
 COMM = Communicator()

@@ -16,7 +16,7 @@ from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Group, Run
 from tests.conftest import shared_file
 from tests.support.builders import EPOCH_NS
-from tests.support.kineto_writer import MS, US
+from tests.support.writers.kineto import MS, US
 from tests.unit.analysis.cross_rank.test_matching import Call, job
 
 SETS = {"p0": (0, 1), "p1": (2, 3), "p2": (4, 5), "p3": (6, 7), "r0": (0, 2, 4, 6), "r1": (1, 3, 5, 7)}

@@ -22,8 +22,8 @@ from overlapscope.timeline.run import Group, Run
 from tests.conftest import ROOT, shared_file
 from tests.support import kineto_writer as kineto
 from tests.support.builders import EPOCH_NS
-from tests.support.kineto_writer import MS, US
 from tests.support.rank_rows import rank_timeline
+from tests.support.writers.kineto import MS, US
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import pytest
 import overlapscope
 from overlapscope.cli.main import main
 from overlapscope.report.text.cross_rank import missing_ranks_text
-from tests.support.kineto_writer import distributed, training, write
+from tests.support.writers.kineto import distributed, training, write
 
 
 def trace(rank: int, world_size: int = 4) -> bytes:

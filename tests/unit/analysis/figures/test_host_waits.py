@@ -12,7 +12,7 @@ from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.conftest import shared_file
 from tests.support import kineto_writer, nsight_writer
-from tests.support.kineto_writer import BACKWARD, MAIN, MS, US
+from tests.support.writers.kineto import BACKWARD, MAIN, MS, US
 from tests.unit.formats import test_rocprof
 from tests.unit.formats.test_nsight import SAMPLE
 

@@ -16,7 +16,7 @@ from overlapscope.timeline.run import Group
 from tests.conftest import shared_file
 from tests.support import kineto_writer as kineto
 from tests.support import oracle
-from tests.support.kineto_writer import BACKWARD, MAIN, MS, US
+from tests.support.writers.kineto import BACKWARD, MAIN, MS, US
 
 
 @pytest.mark.parametrize(
