@@ -14,8 +14,8 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp_recording import ddp_case_of_run
-from tests.support import kineto_writer as kineto
 from tests.support.ddp_cases import IN_PAIRS, MB, STEPS, TICK_NS, recorded, step_ns
+from tests.support.writers import kineto
 from tests.support.writers.kineto import MS
 
 A, B = [64, 32], [64]

@@ -20,9 +20,9 @@ from overlapscope.loaded_run import LoadedRun
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Group, Run
 from tests.conftest import ROOT, shared_file
-from tests.support import kineto_writer as kineto
 from tests.support.builders import EPOCH_NS
 from tests.support.rank_rows import rank_timeline
+from tests.support.writers import kineto
 from tests.support.writers.kineto import MS, US
 
 

@@ -11,7 +11,7 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.conftest import shared_file
-from tests.support import kineto_writer, nsight_writer
+from tests.support.writers import kineto, nsight
 from tests.support.writers.kineto import BACKWARD, MAIN, MS, US
 from tests.unit.formats import test_rocprof
 from tests.unit.formats.test_nsight import SAMPLE
@@ -34,14 +34,12 @@ def only(run: Run) -> RankTimeline:
 
 def test_kineto_has_them_on_threads_that_launch(tmp_path: Path) -> None:
     calls = [
-        kineto_writer.launch(2 * MS, 91, name="cudaStreamSynchronize", duration_ns=3 * MS),
-        kineto_writer.launch(6 * MS, 92, name="hipDeviceSynchronize", duration_ns=7 * US, thread=BACKWARD),
-        kineto_writer.launch(3 * MS, 93, name="cudaEventSynchronize", duration_ns=9 * MS, thread=WATCHDOG),
-        kineto_writer.launch(4 * MS, 94, name="cudaEventQuery", duration_ns=9 * US),
+        kineto.launch(2 * MS, 91, name="cudaStreamSynchronize", duration_ns=3 * MS),
+        kineto.launch(6 * MS, 92, name="hipDeviceSynchronize", duration_ns=7 * US, thread=BACKWARD),
+        kineto.launch(3 * MS, 93, name="cudaEventSynchronize", duration_ns=9 * MS, thread=WATCHDOG),
+        kineto.launch(4 * MS, 94, name="cudaEventQuery", duration_ns=9 * US),
     ]
-    (tmp_path / "x.json").write_bytes(
-        kineto_writer.write([*kineto_writer.training(), *calls], metadata=kineto_writer.distributed(0))
-    )
+    (tmp_path / "x.json").write_bytes(kineto.write([*kineto.training(), *calls], metadata=kineto.distributed(0)))
     timeline = only(read_inputs([tmp_path]))
     found = waits(timeline)
     assert [(name, length) for name, _, length in found] == [
@@ -79,16 +77,16 @@ def test_the_real_export_of_nsight_has_all_that_a_query_finds() -> None:
 
 
 def test_nsight_has_them(tmp_path: Path) -> None:
-    export = nsight_writer.Export(
-        kernels=[nsight_writer.Kernel(name="gemm", start=100, end=900, correlation=1)],
+    export = nsight.Export(
+        kernels=[nsight.Kernel(name="gemm", start=100, end=900, correlation=1)],
         calls=[
-            nsight_writer.Call(name="cudaLaunchKernel_v7000", start=10, end=20, correlation=1),
-            nsight_writer.Call(name="cudaDeviceSynchronize_v3020", start=30, end=950, correlation=2),
-            nsight_writer.Call(name="cudaEventQuery_v3020", start=960, end=970, correlation=3),
+            nsight.Call(name="cudaLaunchKernel_v7000", start=10, end=20, correlation=1),
+            nsight.Call(name="cudaDeviceSynchronize_v3020", start=30, end=950, correlation=2),
+            nsight.Call(name="cudaEventQuery_v3020", start=960, end=970, correlation=3),
         ],
     )
     timeline = only(read_inputs([export.write(tmp_path / "x.sqlite")]))
-    epoch = nsight_writer.EPOCH_NS
+    epoch = nsight.EPOCH_NS
     assert waits(timeline) == [("cudaDeviceSynchronize_v3020", epoch + 30, 920)]
 
 

@@ -14,8 +14,8 @@ from overlapscope.report.text.analysis import exposed_by_text
 from overlapscope.timeline.dimensions import dimension_of, with_dimensions
 from overlapscope.timeline.run import Group
 from tests.conftest import shared_file
-from tests.support import kineto_writer as kineto
 from tests.support import oracle
+from tests.support.writers import kineto
 from tests.support.writers.kineto import BACKWARD, MAIN, MS, US
 
 
