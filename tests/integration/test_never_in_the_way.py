@@ -6,6 +6,7 @@ import os
 import signal
 import textwrap
 import time
+import warnings
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -117,11 +118,13 @@ def test_a_loop_that_asyncio_listens_for_keeps_its_signals(tmp_path: Path) -> No
     asyncio.run(job())
 
 
-@pytest.mark.filterwarnings("error")
 def test_a_warning_turned_into_an_error_stops_no_recording(tmp_path: Path) -> None:
-    for _ in range(2):
-        with profiled(tmp_path / "run") as scope, scope.step():
-            pass
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with profiled(tmp_path / "run") as scope, scope.step():
+                pass
+    assert ["will be replaced" in str(each.message) for each in shown] == [True]
     assert scope.guard.failures == []
     assert overlapscope.load(tmp_path / "run").ranks == [0]
 
