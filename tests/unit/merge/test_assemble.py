@@ -3,14 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.merge.assemble import assemble
 from overlapscope.ingest.reader import Reading
-from overlapscope.report.text import analysis as text
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run
 from tests.support.call_logs import Call, calls_in, communicator_groups, log, members_facts, reading, trace
@@ -63,10 +60,6 @@ def test_ranks_with_a_log_alone_join_the_traced_ones() -> None:
     assert [rank.whole.window_ns is None for rank in analysis.ranks] == [False, True]
     rows = {(row.op, row.bytes): (row.count, row.algorithm) for row in analysis.collectives}
     assert rows["all_reduce", 4000] == (1, "RING")  # a call that both members made counts once
-    shown = text.render(analysis)
-    assert "2 ranks of 2" in shown
-    assert "rank 0 whole" in shown
-    assert "rank 1 whole" not in shown
 
 
 def test_what_could_not_be_merged_is_a_warning_of_the_first_source() -> None:
@@ -101,18 +94,6 @@ def test_a_log_that_does_not_say_its_rank_is_left_out_until_it_is_given() -> Non
     assert {call.algorithm for call in calls_in(run.ranks[0])} == {"RING"}
 
 
-def test_facts_of_a_file_without_timelines_stand_beside_ranks() -> None:
-    run = run_of(reading("topology.xml", facts=members_facts({MAIN: (0, 1)})), reading("t.json", trace(CALLS)))
-    assert sorted(run.ranks) == [0]
-    assert size(run.facts.members) == 2
-
-
-def test_files_without_any_rank_make_a_run_of_facts() -> None:
-    run = run_of(reading("topology.xml", facts=members_facts({MAIN: (0, 1)})))
-    assert (dict(run.ranks), run.world_size, run.missing_ranks) == ({}, None, ())
-    assert analyze(run).told["members"].rows[1]["rank"] == 1
-
-
 def test_subgroups_of_one_name_and_different_ranks_are_merged_apart() -> None:
     """torch names the groups of a mesh alike on ranks of different groups."""
     groups = [Group(name="1", size=2, ranks=ranks) for ranks in ((0, 1), (2, 3))]
@@ -129,15 +110,6 @@ def test_subgroups_of_one_name_and_different_ranks_are_merged_apart() -> None:
     assert {call.algorithm for call in calls_in(run.ranks[0])} == {"RING"}
     assert {call.algorithm for call in calls_in(run.ranks[2])} == {"TREE"}
     assert warnings(run) == []
-
-
-def test_ranks_given_for_no_input_and_files_without_ranks_are_still_refused() -> None:
-    with pytest.raises(UsageError, match=r"ranks=\{'other.json': 3\}: no input has that name") as raised:
-        run_of(reading("t.json", trace(CALLS)), **{"other.json": 3})
-    assert raised.value.in_shell == "--rank other.json=3: no input has that name"
-    unknown = [reading(name, replace(trace(CALLS), rank=UNKNOWN_RANK)) for name in ("a.json", "b.json")]
-    with pytest.raises(InputError, match="none of the 2 traces says which rank it is"):
-        run_of(*unknown)
 
 
 def test_sources_of_different_worlds_are_doubted() -> None:

@@ -21,7 +21,7 @@ from overlapscope.ingest.reader import ReadContext, Reader, Reading
 from overlapscope.report.formats.json import schema as schema_of
 from overlapscope.report.text.source_tables import MAX_ROWS, source_table_text
 from overlapscope.timeline.columns import NONE, Columns, column_kinds, enum_values, make, size
-from overlapscope.timeline.facts import FACT_TABLES, YES, Facts, Links, Members, Messages, join_facts
+from overlapscope.timeline.facts import FACT_TABLES, Facts, Links, Messages, join_facts
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run, Source
 from overlapscope.timeline.store.load_save import load_run, save_run
@@ -317,16 +317,6 @@ def test_tables_of_the_job_are_frames_too(tmp_path: Path) -> None:
     for name, rank in (("links", 1), ("collectives", None), ("names", None), ("nothing", None)):
         with pytest.raises(KeyError, match="there is no table"):
             loaded.table(name, rank)
-
-
-def test_a_member_of_a_communicator_may_be_known_in_part() -> None:
-    rows = rows_of_sources(Facts(names=("0x5d",), members=make(Members, 1, communicator=0, rank=3)))["members"].rows
-    assert {name: value for name, value in rows[0].items() if value is not None} == {"communicator": "0x5d", "rank": 3}
-
-
-def test_answers_are_spelled_out() -> None:
-    connections = make(FACT_TABLES["connections"], 1, gpu_direct=np.array([YES]))
-    assert rows_of_sources(Facts(connections=connections))["connections"].rows[0]["gpu_direct"] == "yes"
 
 
 def test_long_names_keep_their_ends_by_which_tensors_differ() -> None:

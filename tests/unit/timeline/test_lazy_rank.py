@@ -142,23 +142,6 @@ def test_a_run_read_piece_by_piece_is_saved_over_itself_whole(place: Path, job: 
         assert spelled(again.ranks[rank].spans, again.ranks[rank].names) == spelled(timeline.spans, timeline.names)
 
 
-def test_the_older_run_comes_back_when_the_newer_cannot_take_its_place(
-    place: Path, job: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    move = os.replace
-
-    def once_refused(source: Path, target: Path) -> None:
-        if target == place and not source.name == "run":
-            raise OSError("no room")
-        move(source, target)
-
-    monkeypatch.setattr(os, "replace", once_refused)
-    with pytest.raises(InputError, match="cannot be written"):
-        save_run(job, place, version="2", force=True)
-    assert load_run(place).ranks.keys() == job.ranks.keys()
-    assert [each.name for each in place.parent.iterdir()] == ["run"]
-
-
 @pytest.mark.usefixtures("keeping_little")
 def test_spans_that_are_gone_are_an_error_that_names_them(place: Path) -> None:
     run = load_run(place)
