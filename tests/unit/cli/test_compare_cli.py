@@ -147,14 +147,16 @@ def test_hostile_names_reach_terminal_and_file_without_control_characters(
         kernel(evil, 0, MS),
         kernel(GEMM, 5 * MS, 2 * MS),
         kernel("ncclDevKernel_" + evil, 0, 4 * MS, stream=COMM_STREAM, args=collective_args(group=evil)),
+        kernel(evil, 3 * MS, 2 * MS, stream=31, sort=evil),
     ]
     path = tmp_path / "worker.json"
     path.write_bytes(write(events, metadata=metadata))
-    assert main(["compare", str(traces(tmp_path / "base", ranks=1)), str(path), "--all"]) == 0
-    shown = capsys.readouterr()
+    words = ["compare", str(traces(tmp_path / "base", ranks=1)), str(path), "--all"]
     target = tmp_path / "out.txt"
-    assert main(["compare", str(tmp_path / "base"), str(path), "--all", "-o", str(target)]) == 0
-    for text in (shown.out, target.read_text(encoding="utf-8")):
+    texts = [stdout_of(capsys, *words), stdout_of(capsys, "analyze", path, "--all")]
+    assert main([*words, "-o", str(target)]) == 0
+    texts.append(target.read_text(encoding="utf-8"))
+    for text in texts:
         assert "evil" in text
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", text)
         assert not re.search(r"^\s*::", text, re.MULTILINE)

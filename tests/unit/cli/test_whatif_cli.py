@@ -13,14 +13,6 @@ from tests.conftest import ROOT, shared_file
 from tests.support.commands import failed, stdout_of
 
 EXAMPLE = ROOT / "examples" / "gpt2_8gpu.toml"
-DOCUMENTED = {
-    "WhatIf": ("schema", "baseline", "scenarios", "bounds", "verdict", "best", "flat_region", "reasons"),
-    "Baseline": ("knobs", "measured_step_ns", "replayed_step_ns", "replay_error"),
-    "Scenario": (
-        "knobs", "predicted_step_ns", "low_ns", "high_ns", "gain", "exposed_comm_ns", "memory_bytes",
-    ),
-    "Bounds": ("no_comm_ns", "perfect_overlap_ns", "no_overlap_ns"),
-}  # fmt: skip
 SMALL = """
 world_size = 2
 [compute]
@@ -41,17 +33,12 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str,
     return json.loads(stdout_of(capsys, "plan", *map(str, arguments), "--json"))  # type: ignore[no-any-return]
 
 
-def test_the_json_is_valid_under_its_published_schema_and_holds_what_is_documented(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_json_is_valid_under_its_published_schema(capsys: pytest.CaptureFixture[str]) -> None:
     schema = schema_of("whatif")
     jsonschema.Draft202012Validator.check_schema(schema)
-    for kind, fields in DOCUMENTED.items():
-        assert set(fields) <= schema["$defs"][kind]["properties"].keys()
     document = planned(capsys, EXAMPLE, "--bucket-cap-mb", "10,100")
     jsonschema.Draft202012Validator(schema).validate(document)
     assert document["schema"] == "overlapscope.whatif/1"
-    assert set(DOCUMENTED["WhatIf"]) <= document.keys()
     assert document["baseline"]["measured_step_ns"] == 153_070_000
     caps = [each["knobs"].get("bucket_cap_mb") for each in document["scenarios"]]
     assert caps[:2] == [100.0, 10.0]

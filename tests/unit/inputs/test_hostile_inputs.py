@@ -95,6 +95,7 @@ def test_names_that_are_no_text_are_shown_all_the_same(tmp_path: Path, capsys: p
     assert "Traceback" not in shown.err
     assert main(["analyze", str(tmp_path), "--json"]) == 0
     json.loads(capsys.readouterr().out)
+    assert main(["analyze", str(tmp_path)]) == 0
 
 
 def test_a_message_is_cut_where_a_value_in_it_has_no_end() -> None:
