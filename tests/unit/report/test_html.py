@@ -19,10 +19,11 @@ from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.cli.output import printable
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats import html
+from overlapscope.report.formats import json as as_json
 from overlapscope.report.formats.svg import svg, ticks
 from overlapscope.report.model import Chart, Series
 from overlapscope.report.sheet.charts import PARTS, charts_of
-from overlapscope.report.sheet.document import Document
+from overlapscope.report.sheet.document import Document, decoded
 from tests.conftest import ROOT
 from tests.unit.report.test_report import EVIL, documents, hostile, tells
 
@@ -160,8 +161,6 @@ def test_a_straggler_is_named_with_what_held_it_and_its_evidence(pages: dict[str
     }  # fmt: skip
     raw["skew"]["stragglers"] = [{"rank": 1, "held_by": "host", "blame_ns": 26_000_000, "evidence": evidence}]
     raw["skew"]["residual_ns"] = None
-    from overlapscope.report.sheet.document import decoded  # noqa: PLC0415
-
     found = decoded(json.dumps(raw).encode())
     text = html.render(found)
     check_whole(text)
@@ -205,8 +204,6 @@ def test_the_charts_hold_the_figures_of_the_run(pages: dict[str, tuple[Document,
 
 
 def _json_of(document: Document) -> Any:
-    from overlapscope.report.formats import json as as_json  # noqa: PLC0415
-
     return json.loads(as_json.render(document))
 
 
@@ -272,8 +269,6 @@ def test_long_runs_and_many_ranks_stay_bounded(pages: dict[str, tuple[Document, 
     step = next(each for each in first["steps"] if each["complete"])
     first["steps"] = [{**step, "step": at} for at in range(20_000)]
     raw["ranks"] = [first, *({**raw["ranks"][1], "rank": at} for at in range(1, 1024))]
-    from overlapscope.report.sheet.document import decoded  # noqa: PLC0415
-
     large = decoded(json.dumps(raw).encode())
     text = html.render(large)
     assert len(text.encode()) < 1_500_000

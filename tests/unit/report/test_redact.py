@@ -22,11 +22,6 @@ from tests.conftest import ROOT, shared_file
 from tests.unit.report.test_report import EVIL, RENDERERS, documents, hostile, tells
 
 
-@pytest.fixture
-def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-
-
 def all_formats(document: Document) -> dict[str, str]:
     return {"json": as_json.render(document), **{name: render(document) for name, render in RENDERERS.items()}}
 

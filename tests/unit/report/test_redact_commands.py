@@ -1,7 +1,6 @@
 """`gate --redact` and `report --redact` as commands: no byte that they print or write tells where the runs are."""
 
 import argparse
-import json
 import re
 import shutil
 from pathlib import Path
@@ -17,6 +16,7 @@ from overlapscope.cli.prediction_file import add_noted
 from tests.conftest import ROOT
 from tests.support.commands import stdout_of
 from tests.unit.analysis.compare.test_prediction_check import prediction
+from tests.unit.cli.test_gate_cli import other_world
 
 TOKEN = re.compile(r"(?i)zqv|acme")
 
@@ -60,20 +60,11 @@ def test_the_verdict_and_what_is_said_beside_it(
     for name, extra in (("gate.txt", []), ("gate.json", ["--json"])):
         assert output_of(capsys, 1, "gate", base, candidate, "--redact", "-o", name, *extra)[0] == ""
         assert not TOKEN.search((tmp_path / name).read_text(encoding="utf-8"))
-    out, _ = output_of(capsys, 3, "gate", base, differing(base), "--redact")
+    out, _ = output_of(capsys, 3, "gate", base, other_world(base.parent), "--redact")
     assert out.endswith("next: overlapscope compare BASE CAND\n")
 
 
-def differing(base: Path) -> Path:
-    other = base.parent / "other"
-    shutil.copytree(base, other)
-    facts = json.loads((other / "run.json").read_text(encoding="utf-8"))
-    facts["fingerprint"]["device"] = "imagined"
-    (other / "run.json").write_text(json.dumps(facts), encoding="utf-8")
-    return other
-
-
-@pytest.mark.parametrize("style", ["md", "json", "html", "openmetrics"])
+@pytest.mark.parametrize("style", ["md", "json", "html", "junit", "openmetrics"])
 def test_reports_and_what_is_said_beside_them(
     style: str, runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
