@@ -109,7 +109,7 @@ def test_the_command_writes_the_same_run_however_many_processes_it_starts(more: 
 def hold_a_folder(noted: Path) -> None:
     with locked_folder(Path(tempfile.gettempdir()), READER_PREFIX):
         noted.touch()
-        time.sleep(600)
+        time.sleep(75)
 
 
 def test_what_a_process_holds_goes_with_it_when_work_is_given_up(
@@ -124,8 +124,11 @@ def test_what_a_process_holds_goes_with_it_when_work_is_given_up(
         while not (tmp_path / "noted").exists() and not future.done():
             time.sleep(0.01)
         assert len(list(place.iterdir())) == 1
+        begun = time.monotonic()
         raise KeyboardInterrupt
+    assert time.monotonic() - begun < 60
     assert list(place.iterdir()) == []
+    assert not workers()
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -17,13 +17,11 @@ from typing import Any
 
 import pytest
 
-import overlapscope
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest import write_run as module
 from overlapscope.ingest import write_run_tables
 from overlapscope.ingest.options import ReadOptions
-from overlapscope.ingest.parallel.process_pool import WorkerPool, can_start
+from overlapscope.ingest.parallel.process_pool import can_start
 from overlapscope.ingest.progress import NoProgress
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.write_run import Written, write_run
@@ -164,14 +162,6 @@ def test_any_executor_will_do(tmp_path: Path) -> None:
         assert executor.submit(int, "7").result() == 7  # it is left open
 
 
-def test_the_python_face_writes_a_run(tmp_path: Path) -> None:
-    job(tmp_path / "job")
-    overlapscope.write_run(tmp_path / "job", to=tmp_path / "run", workers=1)
-    assert overlapscope.load(tmp_path / "run").ranks == [0, 1, 2]
-    with pytest.raises(UsageError, match="exists already"):
-        overlapscope.write_run(tmp_path / "job", to=tmp_path / "run")
-
-
 class Interrupting(NoProgress):
     """Presses Ctrl-C when so many files are done."""
 
@@ -203,31 +193,6 @@ def test_other_options_than_before_the_interruption_read_all_again(interrupted: 
     assert assert_as_if_read_at_once(interrupted, tmp_path, workers=1, options=options).resumed_files == 0
 
 
-def test_an_interruption_while_ranks_are_written_loses_nothing_that_was_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs = job(tmp_path / "job")
-
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "move_into_place", stop)
-        with pytest.raises(KeyboardInterrupt):
-            write_run(inputs, tmp_path / "apart", workers=1)
-    assert not (tmp_path / "apart").exists()
-    assert assert_as_if_read_at_once(inputs, tmp_path, workers=1).resumed_files == 5  # all but the damaged one
-
-
-def test_an_older_run_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
-    inputs = job(tmp_path / "job")
-    write_run(inputs[:1], tmp_path / "apart", workers=1)
-    before = files_in(tmp_path / "apart")
-    with pytest.raises(KeyboardInterrupt):
-        write_run(inputs, tmp_path / "apart", workers=1, force=True, watch=Interrupting(1))
-    assert files_in(tmp_path / "apart") == before
-
-
 def test_what_gives_nothing_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "rank0.json").write_bytes(b'{"traceEvents": []}')
     with pytest.raises(InputError):
@@ -246,17 +211,6 @@ def test_a_run_among_its_own_traces_is_written_again_and_not_read(tmp_path: Path
     assert files_in(folder / "run") == first
     with pytest.raises(UsageError, match=r"a run directory stands alone"):
         write_run([folder], tmp_path / "other")
-
-
-def test_two_ingests_of_one_run_do_not_meet(tmp_path: Path) -> None:
-    inputs = job(tmp_path / "job")
-
-    class Again(NoProgress):
-        def begin(self, files: int, done: int) -> None:
-            with pytest.raises(UsageError, match="another process is writing this run"):
-                write_run(inputs, tmp_path / "apart", workers=1)
-
-    assert_as_if_read_at_once(inputs, tmp_path, workers=1, watch=Again())
 
 
 def test_what_others_put_where_a_run_is_prepared_is_not_gone_on_with(
@@ -411,15 +365,3 @@ def test_progress_counts_files_and_bytes_on_a_terminal(
 def test_a_program_that_is_no_python_starts_none(name: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, name, value, raising=False)
     assert not can_start()
-
-
-def test_an_interrupted_wait_ends_the_processes_at_once() -> None:
-    begun = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), WorkerPool(2) as processes:  # noqa: PT012 - the block is what is interrupted
-        for _ in range(4):
-            processes.submit(time.sleep, 100)
-        while len(workers()) < 2:
-            time.sleep(0.001)
-        raise KeyboardInterrupt
-    assert time.monotonic() - begun < 60
-    assert not workers()
