@@ -14,7 +14,7 @@ from overlapscope_dashboards.runs.site import Site, run_address
 from tests.conftest import ROOT
 from tests.support.axe import axe_script
 from tests.support.browser import watched
-from tests.support.dashboard_runs import copy_run, folder_of_runs, hostile_traces, ids, served
+from tests.support.dashboard_runs import copy_run, hostile_traces, ids, served
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("dashboard-browser")]
 EVIL = "<img src=x onerror=alert(1)>"
@@ -119,18 +119,6 @@ def test_from_the_runs_to_a_comparison_and_back_by_links_alone(address: str, vis
     seen.page.wait_for_selector("text=Time per step", timeout=PATIENCE_MS)
     assert seen.page.title() == "Overview · baseline · OverlapScope"
     assert seen.wrong == []
-
-
-def test_an_unknown_address_and_a_run_that_broke_say_so_while_others_open(tmp_path: Path, visit: Visitor) -> None:
-    folder = folder_of_runs(tmp_path / "runs")
-    (folder / "regressed" / "run.json").write_text("{", encoding="utf-8")
-    known, own = ids(Site([folder])), served([folder]).rstrip("/")
-    seen = visit(own + run_address(known["regressed"]))
-    assert "run.json: damaged" in text(seen)
-    seen.page.goto(f"{own}/runs/0123456789ab")
-    seen.page.wait_for_selector("text=There is no such run here")
-    seen.page.get_by_role("link", name="baseline").click()
-    seen.page.wait_for_selector("text=Time per step", timeout=PATIENCE_MS)
 
 
 def test_a_run_that_grows_is_read_again_by_itself(

@@ -231,14 +231,6 @@ def test_many_runs_are_listed_up_to_a_limit(tmp_path: Path) -> None:
     assert len(found.notes) == 1
 
 
-def test_what_changed_is_seen_by_size_and_by_time(tmp_path: Path) -> None:
-    (place,) = find_runs([copy_run(tmp_path / "run")]).runs
-    first = run_revision(place)
-    assert run_revision(place) == first
-    os.utime(place.inputs[0] / "run.json", (2e9, 2e9))
-    assert run_revision(place)[0] != first[0]
-
-
 def test_a_query_keeps_the_first_value_and_a_bounded_length() -> None:
     assert parse_query("?a=1&b=x%20y&a=2") == {"a": "1", "b": "x y"}
     assert parse_query(None) == {}

@@ -137,8 +137,10 @@ def test_a_fault_shows_no_traceback(client: Any) -> None:
 
 
 def test_an_unknown_address_is_404_to_a_program_too(client: Any) -> None:
-    assert client.get("/nowhere").status_code == 404
-    assert client.get("/runs/0123456789ab").status_code == 404
+    for path in ("/nowhere", "/runs/0123456789ab"):
+        answer = client.get(path)
+        assert answer.status_code == 404
+        assert b"<title>OverlapScope</title>" in answer.data, "the page that says what exists"
 
 
 def test_a_large_body_is_refused(client: Any) -> None:

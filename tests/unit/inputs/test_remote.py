@@ -275,17 +275,3 @@ def test_a_command_that_is_asked_to_end_tidies_up_and_says_so(tmp_path: Path, te
         _, printed = process.communicate()
     assert (process.returncode, printed) == (128 + signal.SIGTERM, "overlapscope analyze: ended by SIGTERM\n")
     assert list(temporary_folder.iterdir()) == []
-
-
-def test_a_storage_without_versions_is_read_again(
-    storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = type(storage).info
-    bare = {"name", "size", "type"}
-    monkeypatch.setattr(
-        type(storage), "info", lambda *args, **how: {k: v for k, v in original(*args, **how).items() if k in bare}
-    )
-    inputs = [Path("memory://job/rank0.json"), Path("memory://job/rank1.json.gz")]
-    with pytest.raises(KeyboardInterrupt):
-        write_run(inputs, tmp_path / "run", workers=1, watch=Interrupting(1))
-    assert write_run(inputs, tmp_path / "run", workers=1).resumed_files == 0
