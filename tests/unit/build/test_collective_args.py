@@ -172,20 +172,6 @@ def written(text: object, *, start=None, stride=None, size=None, name=None) -> C
     return CollectiveArgs(group_ranks=text, rank_start=start, rank_stride=stride, group_size=size, group_name=name)
 
 
-def test_the_cut_forms_are_those_of_the_profiler():
-    assert cut_old(list(range(64))).endswith("28, 29, ...]")
-    assert cut_new(list(range(64))).endswith("27, 28, ..., 63]")
-
-
-@cuts
-@settings(max_examples=100)
-@given(regular)
-def test_a_cut_list_is_rebuilt_from_start_stride_and_size(cut, group):
-    start, stride, size = group
-    ranks = list(range(start, start + stride * size, stride))
-    assert group_ranks(written(cut(ranks), start=start, stride=stride, size=size), {}) == tuple(ranks)
-
-
 @cuts
 @settings(max_examples=150)
 @given(

@@ -174,11 +174,6 @@ def test_types_are_spelled_as_torch_spells_them(code: int, dtype: str | None, tm
     assert (made["bytes"] is None) == (dtype is None)
 
 
-def test_the_count_of_operations_is_hexadecimal(tmp_path: Path) -> None:
-    made = calls(after_pair(tmp_path, by_zero("AllReduce", 0x10, 1), by_zero("AllReduce", 0xDEADBEEF12, 1)))
-    assert [each["seq"] for each in made] == [16, 0xDEADBEEF12]
-
-
 def test_counts_that_no_memory_holds_are_missing(tmp_path: Path) -> None:
     huge = [by_zero("AllReduce", 0, 10**18 - 1), by_zero("AllReduce", 1, 10**18), by_zero("AllReduce", 2, 10**30)]
     reading = after_pair(tmp_path, *huge, by_zero("AllGather", 3, 10**18 - 1, dtype=8))

@@ -541,20 +541,6 @@ def test_a_kernel_before_time_began_is_left_out_with_a_warning(ts: str, sound: D
     check_figures(document, sound)
 
 
-@pytest.mark.parametrize("value", ["null", "[]", "[[1]]", "{}", "5", '"x"', "1e400", "9" * 40, "true"])
-@pytest.mark.parametrize("key", ["ts", "dur", "pid", "tid", "cat", "name", "ph", "args"])
-def test_a_trace_of_one_odd_event_is_read_or_refused(
-    key: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = placed(tmp_path, assemble([victim(**{key: value})], metadata=METADATA))
-    try:
-        overlapscope.load(path)
-    except InputError:
-        refused(path, capsys)
-    else:
-        check_sane(read(path, capsys))
-
-
 @pytest.mark.parametrize("value", ["null", "[]", "[7]", "[[7]]", '{"a": 7}', "1.5", "true", '"7"', "9" * 40])
 @pytest.mark.parametrize("key", ["pid", "tid", "cat", "name"])
 def test_an_odd_field_leaves_the_other_events_alone(key: str, value: str, sound: Document, analyzed: Analyze) -> None:

@@ -58,14 +58,6 @@ def test_steps_worked_out_by_hand() -> None:
     assert step_ms(slowed, 1) == pytest.approx(30 + 2 * each / 3 + each + 2)
 
 
-def test_a_bucket_waits_for_those_before_it() -> None:
-    late_first = workload([40, 40], [25, 25], lateness_ns=())
-    order = [each.parameters for each in buckets_of(late_first, Settings(ddp=DdpSettings(bucket_cap_mb=1)))]
-    assert order == [(0,), (1,)]
-    unused = DdpSettings(bucket_cap_mb=1, find_unused_parameters=True)
-    assert [each.parameters for each in buckets_of(late_first, Settings(ddp=unused))] == [(0,), (1,)]
-
-
 def test_the_order_of_registration_counts_only_without_rebuilding() -> None:
     work = workload([40, 40, 40], [15, 20, 30])
     mixed = Workload(**{  # type: ignore[arg-type]

@@ -38,37 +38,6 @@ def test_compute_slows_beside_a_collective() -> None:
     assert (done.step_ns, done.exposed_comm_ns[0]) == pytest.approx((100, 25))
 
 
-def test_a_collective_slows_beside_compute() -> None:
-    # 50 ns of compute move 25 ns of the transfer; 15 more alone.
-    done = replay(one_rank([Launch(0), Work(50), Wait(0)], 40, comm=2))
-    assert done.step_ns == pytest.approx(65)
-    assert done.transferring_ns == [pytest.approx((0, 65))]
-
-
-def test_a_gap_of_the_host_is_not_compute() -> None:
-    done = replay(one_rank([Launch(0), Gap(50), Wait(0)], 40, compute=3, comm=2))
-    assert (done.step_ns, done.exposed_comm_ns[0]) == (50, 40)
-
-
-def test_a_stream_runs_in_order_and_its_width_lets_several_share_the_link() -> None:
-    programme: list[Instruction] = [Launch(0), Launch(1), Wait(1), Wait(0)]
-    assert replay(one_rank(programme, 30, 10)).transferring_ns == [(0, 30), (30, 40)]
-    # Together each has half of the link: the short one ends after 20, the long one has then 20 left alone.
-    assert replay(one_rank(programme, 30, 10, width=2)).transferring_ns == [
-        pytest.approx((0, 40)),
-        pytest.approx((0, 20)),
-    ]
-
-
-def test_other_links_are_not_shared() -> None:
-    transfers = [
-        Transfer(ranks=(0,), alone_ns=30, stream="a", link="nic"),
-        Transfer(ranks=(0,), alone_ns=30, stream="b", link="nvlink"),
-    ]
-    programme: list[Instruction] = [Launch(0), Launch(1), Wait(0), Wait(1)]
-    assert replay(Job(programmes={0: programme}, transfers=transfers)).step_ns == 30
-
-
 def test_all_wait_for_the_late_rank() -> None:
     body: list[Instruction] = [Work(10), Launch(0), Wait(0), Work(5)]
     job = Job(programmes={0: body, 1: [Gap(7), *body]}, transfers=[Transfer(ranks=(0, 1), alone_ns=20)])

@@ -40,7 +40,6 @@ from tests.integration.dag_job import (
 from tests.property.synthetic import Job as SyntheticJob
 from tests.property.synthetic import Layout, plant, simulate
 from tests.property.synthetic import run_of as synthetic_run
-from tests.unit.analysis.cross_rank.test_across_ranks import moved
 from tests.unit.analysis.figures.test_exposed_causes import rank_of
 
 MS = 1_000_000
@@ -243,16 +242,6 @@ def test_eight_ranks_of_megatron_are_held_by_the_host_that_ends_last_and_never_w
     assert path.parts["host"] > 0.95 * path.length_ns
     assert "host_or_wait" not in path.parts
     assert path.ranks == {"0": path.length_ns}
-
-
-def test_another_clock_on_one_rank_changes_no_path() -> None:
-    run = read_inputs([shared_file("kineto/megatron_tp8")])
-    before, after = only(path_of(run)), only(path_of(moved(run, 6, 200 * MS)))
-    assert before.rank == after.rank
-    for part, ns in before.parts.items():
-        assert after.parts[part] == pytest.approx(ns, abs=MS)
-    for rank, ns in before.ranks.items():
-        assert after.ranks[rank] == pytest.approx(ns, abs=MS)
 
 
 def test_segments_follow_each_other_and_go_where_something_ran() -> None:

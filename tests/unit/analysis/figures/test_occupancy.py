@@ -15,7 +15,6 @@ from tests.support.builders import (
     FIRST_NS,
     Pairs,
     Span,
-    columns_of_pairs,
     instants,
     intervals,
     raster,
@@ -52,34 +51,6 @@ def test_each_nanosecond_is_in_one_state(
         assert ours[row].tolist() == [states.count(state) for state in STATES]
 
 
-@given(intervals, intervals, intervals, instants, instants)
-def test_the_states_are_the_parts_of_the_breakdown(
-    comm: Pairs, compute: Pairs, copy: Pairs, start: int, end: int
-) -> None:
-    first, last = sorted((start, end))
-    window = (first + EPOCH_NS, last + EPOCH_NS)
-    parts = Coverage.of(
-        spans_table(
-            [
-                Span(start=a + EPOCH_NS, end=b + EPOCH_NS, kind=kind)
-                for kind, pairs in ((COMM, comm), (COMPUTE, compute), (COPY, copy))
-                for a, b in pairs
-                if b > a
-            ]
-        )
-    )
-    whole = parts.breakdown(window)
-    ours = Occupancy.of(parts, [window]).spent(np.array(window))[0]
-    assert dict(zip(STATES, ours.tolist(), strict=True)) == {
-        "unrecorded": 0,
-        "idle": whole.idle_ns,
-        "compute": whole.compute_only_ns,
-        "hidden": whole.overlapped_ns,
-        "exposed": whole.exposed_comm_ns,
-        "copy": whole.copy_only_ns,
-    }
-
-
 @given(st.lists(st.tuples(intervals, intervals, intervals, intervals), max_size=4), instants, instants)
 def test_ranks_together_spend_what_each_spends(
     ranks: list[tuple[Pairs, Pairs, Pairs, Pairs]], one: int, other: int
@@ -89,9 +60,3 @@ def test_ranks_together_spend_what_each_spends(
     single = [each.spent(np.array([start, end]))[0].tolist() for each in built]
     expected = [sum(own[state] for own in single) for state in range(len(STATES))]
     assert spent_together(built, start, end).tolist() == expected
-
-
-def test_nothing_recorded_is_unrecorded_throughout() -> None:
-    empty = columns_of_pairs([])
-    nothing = Occupancy(empty[0], np.empty(0, np.uint8))
-    assert nothing.spent(np.array([EPOCH_NS, EPOCH_NS + 5]))[0].tolist() == [5, 0, 0, 0, 0, 0]
