@@ -77,7 +77,7 @@ class BackgroundWork(Generic[T]):
     def _make(self, job: _Job[T], make: Callable[[], T]) -> None:
         try:
             job.future.set_result(make())
-        except Exception as error:  # noqa: BLE001 - any error is raised where the result is fetched
+        except BaseException as error:  # noqa: BLE001 - any end is raised where the result is fetched, which waits for it
             job.future.set_exception(error)
         with self._free:
             self._free.notify_all()

@@ -38,7 +38,7 @@ def late_launches(given: RuleInput) -> Recommendation | None:
     loading = fmean([each[0] for each in seen] or [0])
     calls = max((each[1] for each in seen), key=lambda each: sum(ns for _, ns in each.values()), default={})
     parts = [f"collectives launched late cost {ms(late)}"] if given.is_worth(late) else []
-    parts += [f"the GPU waits {ms(gaps)} for kernel launches"] if gaps else []
+    parts += [f"the device waits {ms(gaps)} for launches"] if gaps else []
     loads = bool(gaps) and loading >= LOADS * (given.figures.idle_ns or 0)
     during_loading = f", {ms(loading)} of it while a batch is fetched" if loads else ""
     return recommended(

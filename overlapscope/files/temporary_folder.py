@@ -19,7 +19,7 @@ READER_PREFIX: Final = "overlapscope-read-"
 """Prefix of temporary folders that are needed while files are read."""
 UNLOCKED_SECONDS: Final = 24 * 3600.0
 """On a file system without folder locks (NFS), a folder that was not changed for so long is abandoned."""
-RANDOM: Final = "?" * 8
+RANDOM: Final = "[a-z0-9_]" * 8
 """Pattern of the part of a temporary folder's name that `tempfile` chooses."""
 _TRIES: Final = 100
 
@@ -58,13 +58,18 @@ def hold_folder(folder: Path, unlocked_seconds: float = UNLOCKED_SECONDS) -> Ite
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         there = os.fstat(handle)
-        if there.st_uid != os.geteuid():
+        if not is_own(there):
             raise BlockingIOError(f"{folder}: belongs to another user")
         if not try_lock(handle) and time.time() - there.st_mtime < unlocked_seconds:
             raise BlockingIOError(f"{folder}: may be in use")
         yield
     finally:
         os.close(handle)
+
+
+def is_own(there: os.stat_result) -> bool:
+    """Return whether a file or folder belongs to the user of this process."""
+    return there.st_uid == os.geteuid()
 
 
 def try_lock(handle: int) -> bool:

@@ -13,7 +13,12 @@ from overlapscope.ingest.inputs import Unpacked, unpacked
 from overlapscope.ingest.merge.assemble import assemble
 from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.parallel.task import Gathered, Read, Task, gathered, read_task, refused, report_for, task_of
-from overlapscope.ingest.parallel.worker_count import processes_for, shares_among
+from overlapscope.ingest.parallel.worker_count import (
+    BYTES_WORTH_A_PROCESS,
+    BYTES_WORTH_STARTING_AHEAD,
+    processes_for,
+    shares_among,
+)
 from overlapscope.timeline.run import Run
 
 if TYPE_CHECKING:
@@ -82,7 +87,8 @@ def _read(
 ) -> list[Read]:
     """Read the files, where it is worth it by other processes besides this one."""
     paths = [task.path for task in tasks]
-    count, shares = processes_for(workers, paths), shares_among(workers, paths)
+    worth = BYTES_WORTH_STARTING_AHEAD if started else BYTES_WORTH_A_PROCESS
+    count, shares = processes_for(workers, paths, worth), shares_among(workers, paths, worth)
     if count == 1 and max(shares) == 1:
         return [read_task(task, report_for(progress, task)) for task in tasks]
     from overlapscope.ingest.parallel.read_parallel import read_into_memory  # noqa: PLC0415 - few inputs need it

@@ -97,7 +97,8 @@ def _launches(columns: TraceColumns, correlation: Ints) -> tuple[Ints, int]:
     at = np.minimum(np.searchsorted(keys, correlation), keys.size - 1)
     hit = (keys[at] == correlation) & (correlation != NONE)
     launch = np.where(hit, order[at], NOWHERE)
-    _, of_lane = np.unique([process for process, _ in columns.lanes], return_inverse=True)
+    codes: dict[str, int] = {}  # numpy would give each name the room of the longest
+    of_lane = np.array([codes.setdefault(process, len(codes)) for process, _ in columns.lanes], np.int64)
     process = of_lane[columns.launch_lane[order]]
     if unique(process).size == 1:
         return launch, 0

@@ -191,8 +191,9 @@ def _files_on_pages(url: str, files: Any, page: str, root: str) -> list[str]:
                 found[link] = None
             elif link.startswith(folder) and link not in folders:
                 folders.append(link)
-        if len(folders) > MAX_WEB_FOLDERS or len(found) > MAX_FILES:
-            raise InputError(f"{hide_secrets(url)}: more than {MAX_WEB_FOLDERS} folders or {MAX_FILES} files; name one")
+            if len(folders) > MAX_WEB_FOLDERS or len(found) > MAX_FILES:
+                most = f"more than {MAX_WEB_FOLDERS} folders or {MAX_FILES} files"
+                raise InputError(f"{hide_secrets(url)}: {most}; name one")
     if not found:
         raise InputError(f"{hide_secrets(url)}: is a web page without links to files below it: is it a log-in page?")
     return list(found)
@@ -206,7 +207,7 @@ def _page(url: str, files: Any, name: str) -> bytes:
     content = _first_bytes(url, files, name, MAX_PAGE_BYTES + 1)
     if len(content) > MAX_PAGE_BYTES:
         raise InputError(
-            f"{hide_secrets(url)}: is a page of more than {MAX_PAGE_BYTES >> 20} MiB; name a file, or a folder in it"
+            f"{hide_secrets(name)}: is a page of more than {MAX_PAGE_BYTES >> 20} MiB; name a file, or a folder in it"
         )
     return content
 
@@ -224,8 +225,7 @@ class _LinkParser(HTMLParser):
 def _links(page: bytes, base: str) -> Iterator[str]:
     """Yield the links of a page without their fragments, and none with a query: the same page sorted differently."""
     parser = _LinkParser()
-    with suppress(AssertionError):  # raised for a damaged `<![`: the links before it count
-        parser.feed(page.decode("utf-8", "replace"))
+    parser.feed(page.decode("utf-8", "replace").replace("<![", "<!"))  # a section; a damaged one ends the parser
     for each in parser.links:
         with suppress(ValueError):  # such as an address in brackets that is none
             link = urlsplit(urljoin(base, each))

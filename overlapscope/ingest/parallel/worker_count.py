@@ -20,6 +20,8 @@ FILE_READER: Final = "overlapscope.ingest.parallel.read_parallel"
 """What a worker imports that reads whole files."""
 BYTES_WORTH_A_PROCESS: Final = 64 << 20
 """Of traces: fewer are read sooner than another process has started."""
+BYTES_WORTH_STARTING_AHEAD: Final = 24 << 20
+"""A process that starts while this one still loads its modules is worth it sooner."""
 MOST_SHARES: Final = 8
 """Each goes through the whole file for its part of it: with more, the file would be read hardly sooner."""
 USUAL_RATIO: Final = 12
@@ -65,9 +67,10 @@ def start_ahead(
         count, module = processes_for(asked, files), "overlapscope.ingest.parallel.spool"
         count = count if count > 1 else 0
     elif len(files) == 1:
-        count, module = shares_for(asked, files[0]) - 1 if ".json" in files[0].suffixes else 0, PART_READER
+        shares = shares_for(asked, files[0], BYTES_WORTH_STARTING_AHEAD) if ".json" in files[0].suffixes else 1
+        count, module = shares - 1, PART_READER
     else:
-        count, module = processes_for(asked, files) - 1, FILE_READER
+        count, module = processes_for(asked, files, BYTES_WORTH_STARTING_AHEAD) - 1, FILE_READER
     if not count:
         return nullcontext()
     from overlapscope.ingest.parallel.process_pool import started_ahead  # noqa: PLC0415 - most inputs need none

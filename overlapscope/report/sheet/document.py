@@ -83,7 +83,8 @@ def _check(document: Document) -> None:
     comparison = document.comparison if isinstance(document, Gate) else document
     if not {*GATING} <= {each.name for each in comparison.metrics}:
         raise InputError("is damaged, or was edited: it lacks a metric that every comparison has")
-    parts = comparison.attribution.exposed_by_collective.parts if comparison.attribution else []
-    named = [part.collective for part in parts if part.collective is not None]
+    found = comparison.attribution
+    attributions = [found.step_time, found.exposed_by_collective, found.exposed_by_cause] if found else []
+    named = [part.collective for each in attributions for part in each.parts if part.collective is not None]
     if not all(0 <= at < len(comparison.collectives) for at in named):
         raise InputError("is damaged, or was edited: a part names a collective that is not there")

@@ -23,12 +23,14 @@ from overlapscope.files.atomic import flush_path, flush_tree, umask
 from overlapscope.files.temporary_folder import (
     RANDOM,
     hold_folder,
+    is_own,
     locked_folder,
     make_locked_folder,
     remove_abandoned,
 )
 from overlapscope.timeline.store.run_directory import is_run_directory
 
+_OLD: Final = ".overlapscope-old-"
 REPLACING_SECONDS: Final = 60.0
 """Longer than any process needs for the two steps."""
 
@@ -134,7 +136,12 @@ def explain_missing(path: Path) -> str:
 
 def explain_interrupted(folder: Path) -> list[str]:
     """Return a message for each run in a folder whose replacement was interrupted: where it is."""
-    found = {folder / run.name: run for run in sorted(folder.glob(f".*.overlapscope-old-{RANDOM}/*"))}
+    found: dict[Path, Path] = {}
+    with suppress(OSError):
+        for aside in sorted(folder.glob(f".*{_OLD}{RANDOM}")):
+            name = aside.name[1:].rpartition(_OLD)[0]
+            for run in _put_aside(folder / name):
+                found[run.parent.parent / name] = run
     return [f"{path}: {_put_back(run, path)}" for path, run in found.items() if not path.exists()]
 
 
@@ -145,9 +152,15 @@ def _put_back(run: Path, path: Path) -> str:
 
 def _put_aside(path: Path) -> list[Path]:
     """Return where runs are that were put aside to replace `path`."""
+    found: list[Path] = []
     if not path.name:
-        return []
-    return sorted(path.parent.glob(f"{glob.escape(_prefix(path, 'old'))}{RANDOM}/{glob.escape(path.name)}"))
+        return found
+    with suppress(OSError):
+        for aside in sorted(path.parent.glob(glob.escape(_prefix(path, "old")) + RANDOM)):
+            with suppress(OSError):  # another process removes it
+                if is_own(aside.lstat()) and (aside / path.name).exists():
+                    found.append(aside / path.name)
+    return found
 
 
 def _prefix(path: Path, what: str) -> str:

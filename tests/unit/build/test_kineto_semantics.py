@@ -1,5 +1,6 @@
 """What the events of a Kineto trace mean: launches, evidence of communication, kinds, sizes, CPU runs, dialects."""
 
+import tracemalloc
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -548,3 +549,15 @@ def test_a_device_run_without_its_device_events_does_not_pass_for_a_cpu_run(back
         path.write_bytes(kept + b'{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 6, "dur": 1}]}')
     with pytest.raises(overlapscope.InputError, match="used a device, but no device work"):
         overlapscope.load(path)
+
+
+def test_a_process_with_a_long_name_costs_its_own_length_alone(tmp_path: Path) -> None:
+    calls = [launch(at * US, 9_000 + at, thread=5_000 + at) for at in range(400)]
+    head, pid, tail = write([*training(), *calls]).rpartition(b'"pid":4711')
+    assert pid
+    (tmp_path / "rank0.json").write_bytes(head + b'"pid":"%s"' % (b"x" * 200_000) + tail)
+    tracemalloc.start()
+    overlapscope.load(tmp_path / "rank0.json")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100 << 20

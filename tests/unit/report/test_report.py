@@ -205,9 +205,12 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from places(each)
 
 
-def test_a_part_that_names_no_collective_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("parts", ["exposed_by_collective", "exposed_by_cause", "step_time"])
+def test_a_part_that_names_no_collective_is_refused(
+    parts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     document = json.loads(as_json.render(judge(small("a", 40), small("b", 60), Policy())))
-    for part in document["comparison"]["attribution"]["exposed_by_collective"]["parts"]:
+    for part in document["comparison"]["attribution"][parts]["parts"]:
         part["collective"] = -99
     (tmp_path / "saved.json").write_text(json.dumps(document), encoding="utf-8")
     assert "not there" in failed(capsys, 3, "report", tmp_path / "saved.json")

@@ -24,7 +24,7 @@ from overlapscope.ingest.parallel.work_dir import READ, work_dir
 from overlapscope.ingest.run_folder import read_runs
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.store.load_save import load_run
-from overlapscope.timeline.store.run_folder import is_taken, replace_run, write_then_replace
+from overlapscope.timeline.store.run_folder import explain_interrupted, is_taken, replace_run, write_then_replace
 from overlapscope_dashboards.runs.catalog import find_runs
 from tests.unit.parallel.test_write_run import files_in, job, trace
 
@@ -127,6 +127,32 @@ def test_a_run_that_was_put_aside_is_not_passed_over_among_others(tmp_path: Path
     assert [path.name for path, _ in runs] == ["two"]
     assert any(each.startswith(f"{tmp_path / 'one'}: replacing what stood there was interrupted") for each in notes)
     assert len(left_out) == 1
+
+
+def test_only_ones_own_runs_are_said_to_be_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".one.overlapscope-old-abcdefgh" / "one").mkdir(parents=True)
+    (tmp_path / ".two.overlapscope-old-abcdefgh" / "another").mkdir(parents=True)
+    (tmp_path / ".three.overlapscope-old-Results1" / "three").mkdir(parents=True)
+    (said,) = explain_interrupted(tmp_path)
+    assert said.startswith(f"{tmp_path / 'one'}: ")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert explain_interrupted(tmp_path) == []
+
+
+def test_a_folder_that_vanishes_while_it_is_looked_at_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aside = tmp_path / ".one.overlapscope-old-abcdefgh"
+    (aside / "one").mkdir(parents=True)
+    sound = Path.lstat
+
+    def vanishing(path: Path) -> os.stat_result:
+        if path == aside and path.exists():
+            shutil.rmtree(aside)
+        return sound(path)
+
+    monkeypatch.setattr(Path, "lstat", vanishing)
+    assert explain_interrupted(tmp_path) == []
 
 
 def test_a_rank_that_was_put_aside_is_said_to_be(tmp_path: Path) -> None:
