@@ -7,7 +7,7 @@ WORKERS ?= 2
 PYTHON313 ?= $(or $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python)),python3.13)
 READY313 := $(if $(shell $(PYTHON313) --version 2>/dev/null),.venv313/.ready)
 
-.PHONY: demo test tests environments lint bench test-long mutants test-py313 check-wheel schema clean
+.PHONY: demo test tests environments lint bench test-long mutants test-py313 check-wheel release schema clean
 
 demo: $(READY)
 	$(BIN)/overlapscope demo -f
@@ -26,6 +26,9 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tests/check_house.py
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml examples/ci/github*.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-actions action.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.gitlab-ci examples/ci/gitlab.yml
 
 # Ratios, measured in one run and interleaved; writes benchmarks/RESULTS.md.
 bench: $(READY)
@@ -43,6 +46,10 @@ mutants: $(VENV)/.mutants
 # A wheel, installed in an empty environment without torch, analyzes a trace.
 check-wheel: $(READY)
 	$(BIN)/python tests/check_wheel.py
+
+# What is uploaded, in dist/: built, checked, installed on every Python there is, README's commands run from there.
+release: $(VENV)/.release
+	$(BIN)/python tests/check_release.py
 
 # On Python 3.13 without torch, where there is such a Python: what tells Pythons apart, which is files, processes, text and
 # the command line. Figures come from numpy and are the same; what looks for faults of ours runs once, in `make test`.
@@ -91,8 +98,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[torch,dev]'
 	@touch $(READY)
 
-$(VENV)/.mutants: $(READY)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutants]'
+$(VENV)/.mutants $(VENV)/.release: $(VENV)/.%: $(READY)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[$*]'
 	@touch $@
 
 # After the other environment, never beside it: both build in this tree.
