@@ -27,6 +27,7 @@ from typing import BinaryIO
 import msgspec
 
 from tests.conftest import ROOT
+from tests.support.old_torch import rest_before_groups_are_destroyed
 
 PRELOADED = (
     "torch",
@@ -143,6 +144,7 @@ def hatch() -> None:
     """Import what takes long, and stay without threads: a fork takes none along."""
     for name in PRELOADED:
         import_module(name)
+    rest_before_groups_are_destroyed()
     threads = [path.read_text(encoding="utf-8").strip() for path in Path("/proc/self/task").glob("*/comm")]
     assert len([name for name in threads if name != OF_ALLOCATOR]) == 1, threads
     gc.collect()
