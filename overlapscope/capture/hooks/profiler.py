@@ -94,9 +94,9 @@ class TraceRecorder:
 def plan(warmup: int, steps: int, repeat: int | None) -> Callable[[int], Any]:
     """Return what the profiler does in each step, counted from 0: one ProfilerAction a step.
 
-    The first `warmup` steps pass, the profiler warming up in the last of them; `steps` steps are recorded. With `repeat`
-    that begins again every `repeat` steps, with a step of warming up each time. `torch.profiler.schedule` says the same,
-    but in torch 2.4 it has no `skip_first_wait`, and the first recording comes a whole interval too late.
+    The first `warmup` steps pass, the profiler warming up in the last of them; `steps` steps are recorded. With
+    `repeat` that begins again every `repeat` steps, with a step of warming up each time. `torch.profiler.schedule` says
+    the same, but in torch 2.4 it has no `skip_first_wait`, and the first recording comes a whole interval too late.
     """
     from torch.profiler import ProfilerAction  # noqa: PLC0415 - capture is the one room that uses torch
 

@@ -26,7 +26,7 @@ def _plain(content: Any) -> Any:
     Pythons differ in how they indent docstrings, versions of msgspec in the order of alternatives.
     """
     if isinstance(content, dict):
-        plain = {
+        plain: dict[str, Any] = {
             key: " ".join(value.split()) if key == "description" and isinstance(value, str) else _plain(value)
             for key, value in content.items()
         }
