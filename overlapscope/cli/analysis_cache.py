@@ -62,6 +62,12 @@ def load_analysis(run: Path) -> StoredAnalysis | None:
         return None
 
 
+def load_document(run: Path) -> bytes | None:
+    """Return the JSON of the stored analysis of a run; None as for `load_analysis`."""
+    found = load_analysis(run)
+    return found.document.encode() if found is not None else None
+
+
 def store_analysis(run: Path, analysis: StoredAnalysis, state: bytes) -> None:
     """Store a run's analysis; `state` is what `state_of` returned before the run was read."""
     temporary = run / f"{CACHE_NAME}.{os.urandom(SUFFIX_LENGTH // 2).hex()}"

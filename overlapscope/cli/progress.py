@@ -66,3 +66,30 @@ class Progress:
         if self._on_terminal and self._last:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
+
+
+class RunProgress:
+    """Shows how many runs are done; silent where stderr is not a terminal."""
+
+    def __init__(self, verb: str) -> None:
+        self._verb = verb
+        self._on_terminal = sys.stderr.isatty()
+        self._last = 0.0
+
+    def __call__(self, done: int, runs: int, name: str) -> None:
+        """Show that `done` of the runs are done, the last one being `name`."""
+        now = time.monotonic()
+        if self._on_terminal and now - self._last >= EVERY_SECONDS:
+            self._last = now
+            sys.stderr.write(f"\r\x1b[K{self._verb}: {done} of {runs} runs, {display_name(Path(name))}")
+            sys.stderr.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._last:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

@@ -6,6 +6,7 @@ from typing import Final, cast
 import msgspec
 
 from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.fleet import Fleet
 from overlapscope.analysis.history import History
 from overlapscope.analysis.metrics import METRICS
 from overlapscope.analysis.result import Analysis
@@ -30,6 +31,7 @@ DOCUMENTS: Final[dict[str, type[msgspec.Struct]]] = {
     "gate": Gate,
     "history": History,
     "scaling": Scaling,
+    "fleet": Fleet,
     "floor": NoiseFloor,
 }
 """The type of each JSON document by the name in its `schema`: `overlapscope.NAME/1`."""

@@ -1,0 +1,226 @@
+"""Fleets: probabilities against brute force, who is named and who is not, the trend of a job, the order of runs."""
+
+from collections.abc import Sequence
+from itertools import combinations, permutations, product
+from math import factorial, prod
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from overlapscope.analysis import fleet as its
+from overlapscope.analysis.fleet import FleetRun, FleetStraggler, fleet, job_trends, straggling_hosts
+
+DAY_NS = 86_400 * 10**9
+
+
+def run(
+    name: str = "run",
+    *,
+    job: str = "job",
+    hosts: str = "",
+    accused: str = "",
+    rank_of: dict[str, int] | None = None,
+    exposed: int | None = None,
+    step: int | None = None,
+    hours: float | None = None,
+    began: int | None = None,
+    ranks_each: int = 1,
+) -> FleetRun:
+    """Return a run on hosts a, b, ... (one letter each), of which some are accused."""
+    placed = {host: [at * ranks_each + each for each in range(ranks_each)] for at, host in enumerate(hosts)}
+    for host, rank in (rank_of or {}).items():
+        placed[host] = [rank]
+    return FleetRun(
+        name=name, job=job, started_ns=None if began is None else began * DAY_NS, world_size=len(hosts) * ranks_each,
+        ranks=len(hosts) * ranks_each, steps=8, step_ns=step, exposed_ns=exposed, exposed_fraction=None,
+        exposed_gpu_hours_a_day=hours, hosts=placed,
+        stragglers=[FleetStraggler(rank=placed[host][0], host=host, held_by="host", step_ns=10) for host in accused],
+    )  # fmt: skip
+
+
+@given(st.lists(st.floats(0, 1), max_size=8), st.integers(0, 9))
+def test_the_tail_is_that_of_all_outcomes_counted(chances: list[float], at_least: int) -> None:
+    counted = sum(
+        prod(chance if happens else 1 - chance for chance, happens in zip(chances, outcome, strict=True))
+        for outcome in product((False, True), repeat=len(chances))
+        if sum(outcome) >= at_least
+    )
+    assert its.tail(chances, at_least) == pytest.approx(counted, abs=1e-12)
+
+
+def drawn_one_after_the_other(ranks: Sequence[int], accused: int, host: int) -> float:
+    """Return the probability that a host is among the first drawn, each draw with probabilities by ranks."""
+    found = 0.0
+    for order in permutations(range(len(ranks)), accused):
+        if host in order:
+            chance, left = 1.0, sum(ranks)
+            for each in order:
+                chance *= ranks[each] / left
+                left -= ranks[each]
+            found += chance
+    return found
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(1, 4))
+def test_the_chance_of_a_host_is_never_too_low_and_exact_for_equal_hosts(ranks: list[int], accused: int) -> None:
+    accused = min(accused, len(ranks) - 1)
+    chances = its.accusation_chances({str(at): each for at, each in enumerate(ranks)}, accused)
+    for at in range(len(ranks)):
+        true = drawn_one_after_the_other(ranks, accused, at)
+        assert chances[str(at)] >= true - 1e-12
+        if len(set(ranks)) == 1:
+            assert chances[str(at)] == pytest.approx(true)
+
+
+def test_the_probability_of_a_host_is_that_of_all_ways_to_accuse_as_many_hosts_of_each_run() -> None:
+    runs = [
+        run("r1", hosts="abc", accused="a"),
+        run("r2", hosts="abcd", accused="ab"),
+        run("r3", hosts="bd", accused="b"),
+        run("r4", hosts="acd", accused="a"),
+        run("r5", hosts="ab", accused="ab"),  # all of them: says nothing
+        run("r6", hosts="ab"),
+    ]
+    telling = runs[:4]
+    ways = [list(combinations(each.hosts, len(its.accused_hosts(each)))) for each in telling]
+    everything = list(product(*ways))
+    as_often = sum(sum("a" in chosen for chosen in way) >= 3 for way in everything)
+    seen = [its.accusation_chances(dict.fromkeys(each.hosts, 1), len(its.accused_hosts(each)))["a"]
+            for each in telling if "a" in each.hosts]  # fmt: skip
+    assert its.tail(seen, 3) == pytest.approx(as_often / len(everything))
+    found = straggling_hosts(runs)
+    assert (found.known_runs, found.telling_runs, found.tested) == (6, 4, 4)
+
+
+@given(st.lists(st.integers(0, 20), min_size=5, max_size=6))
+def test_the_probability_of_a_trend_is_that_of_all_orders(values: list[int]) -> None:
+    def rising(order: Sequence[int]) -> int:
+        return sum(a < b for a, b in combinations(order, 2))
+
+    found = its.trend(values)
+    assert found is not None
+    most = max(rising(values), rising(values[::-1]))
+    by_order = sum(rising(order) >= most for order in permutations(range(len(values)))) / factorial(len(values))
+    assert found.p == pytest.approx(min(1.0, 2 * by_order))
+    slopes = sorted((b - a) / (j - i) for (i, a), (j, b) in combinations(enumerate(values), 2))
+    middle = len(slopes) // 2
+    assert found.run_ns == pytest.approx(
+        slopes[middle] if len(slopes) % 2 else sum(slopes[middle - 1 : middle + 1]) / 2
+    )
+
+
+@given(st.dictionaries(st.integers(), st.floats(0, 1), max_size=6))
+def test_corrected_probabilities_are_those_of_holm(chances: dict[int, float]) -> None:
+    order = sorted(chances.values())
+    for key, corrected in its.holm(chances).items():
+        below = [min(1.0, (len(order) - at) * p) for at, p in enumerate(order) if p <= chances[key]]
+        first = [min(1.0, (len(order) - at) * p) for at, p in enumerate(order) if p < chances[key]]
+        assert max(first, default=0.0) <= corrected <= max(below)
+        assert corrected >= chances[key]
+
+
+def test_the_chance_of_the_same_ranks_is_that_of_all_ways_to_choose_the_accusing_runs() -> None:
+    holders = "aabbbc"
+    accusing = (0, 1, 4)
+    runs = [run(f"r{at}", hosts=f"{host}x", accused=host if at in accusing else "") for at, host in enumerate(holders)]
+    ways = list(combinations(range(len(holders)), len(accusing)))
+    as_often = sum(sum(holders[at] == "a" for at in way) >= 2 for way in ways)
+    assert its.same_ranks_chance("a", runs) == pytest.approx(as_often / len(ways))
+
+
+def test_beginning_lately_is_judged_by_all_orders() -> None:
+    ways = list(combinations(range(7), 3))
+    assert its.began_lately(7, 4, 3) == pytest.approx(sum(min(way) >= 3 for way in ways) / len(ways))
+
+
+def fleet_of(accused: Sequence[str], hosts: Sequence[str]) -> list[FleetRun]:
+    return [run(f"r{at:02d}", hosts=there, accused=late, began=at)
+            for at, (there, late) in enumerate(zip(hosts, accused, strict=True))]  # fmt: skip
+
+
+HOSTS = ("abcd", "bdef", "acef", "abef", "bcde", "adef", "abce", "bcdf", "acdf", "abde", "abcf", "bcef")
+
+
+def test_a_host_that_is_accused_wherever_it_runs_is_named_and_nobody_else() -> None:
+    late = ["a" if "a" in hosts else "" for hosts in HOSTS]
+    found = fleet(fleet_of(late, HOSTS)).hosts.straggling
+    assert [each.host for each in found] == ["a"]
+    assert found[0].p == pytest.approx(0.25**8)
+    assert (found[0].accused, found[0].runs) == (8, 8)
+    assert found[0].expected == pytest.approx(2)
+    assert (found[0].step_ns, found[0].held_by) == (10, {"host": 8})
+    assert found[0].new is False
+
+
+def test_hosts_that_are_accused_in_turn_are_not_named() -> None:
+    late = [hosts[at % 4] for at, hosts in enumerate(HOSTS)]
+    assert fleet(fleet_of(late, HOSTS)).hosts.straggling == []
+
+
+def test_a_host_that_begins_to_straggle_is_new_and_without_times_that_is_not_known() -> None:
+    hosts = HOSTS * 2
+    late = ["a" if "a" in there and at >= 12 else "" for at, there in enumerate(hosts)]
+    runs = fleet_of(late, hosts)
+    found = straggling_hosts(runs).straggling[0]
+    assert (found.new, found.since_ns) == (True, 12 * DAY_NS)
+    assert found.accusing[0] == "r12"
+    without = straggling_hosts([replace(each, started_ns=None) for each in runs]).straggling[0]
+    assert (without.new, without.since_ns) == (None, None)
+
+
+def test_a_rank_that_is_always_on_one_host_may_be_late_for_its_role() -> None:
+    stuck = [run(f"r{at}", hosts="abcd", accused="a", began=at) for at in range(8)]
+    found = straggling_hosts(stuck).straggling[0]
+    assert (found.host, found.ranks, found.ranks_p, found.apart_from_ranks) == ("a", [0], 1.0, False)
+    moved = [run(f"m{at}", hosts="bacd", began=at) for at in range(8, 14)]
+    assert straggling_hosts([*stuck, *moved]).straggling[0].apart_from_ranks
+
+
+def test_runs_without_two_known_hosts_say_nothing_of_hosts() -> None:
+    found = straggling_hosts([run(f"r{at}", hosts="a", accused="a") for at in range(20)])
+    assert (found.known_runs, found.tested, found.straggling) == (0, 0, [])
+
+
+def test_the_worst_run_is_first_by_gpu_hours_then_by_exposed_time() -> None:
+    runs = [run("cpu", exposed=9), run("small", hours=1.0, exposed=50), run("none"), run("large", hours=7.0, exposed=1),
+            run("cpu, worse", exposed=20)]  # fmt: skip
+    assert [each.name for each in fleet(runs).runs] == ["large", "small", "cpu, worse", "cpu", "none"]
+
+
+def test_a_job_that_grows_is_named_and_comes_first() -> None:
+    grows = [run(f"a-{at}", job="a", began=at, exposed=100 + 10 * at, step=1000) for at in range(8)]
+    steady = [run(f"b-{at}", job="b", began=at, exposed=100 + 7 * at % 5, step=1000 - at) for at in range(8)]
+    found = job_trends([*steady, *reversed(grows)])
+    assert [each.job for each in found] == ["a", "b"]
+    grown, kept = found[0].exposed, found[1].exposed
+    assert grown is not None
+    assert kept is not None
+    assert (grown.verdict, grown.first_ns, grown.last_ns, grown.run_ns) == ("growing", 100, 170, 10)
+    assert kept.verdict == "none"
+    assert found[1].step is not None
+    assert found[1].step.verdict == "falling"
+
+
+def test_world_sizes_are_series_of_their_own_and_few_runs_have_no_trend() -> None:
+    runs = [replace(run(f"a-{at}", job="a", began=at, exposed=at), world_size=at // 4) for at in range(8)]
+    assert [(each.world_size, len(each.runs), each.exposed) for each in job_trends(runs)] == [
+        (0, 4, None),
+        (1, 4, None),
+    ]
+
+
+def test_without_times_runs_are_in_the_order_of_the_numbers_in_their_names() -> None:
+    runs = [run(name) for name in ("run-10", "run-9", "run-9b")]
+    ordered, by = its.in_order(runs)
+    assert ([each.name for each in ordered], by) == (["run-9", "run-9b", "run-10"], "name")
+
+
+@pytest.mark.parametrize("number", [2, 5, 40, its.MAX_TREND_RUNS])
+def test_probabilities_of_orders_stay_probabilities(number: int) -> None:
+    most = number * (number - 1) // 2
+    assert its.pairs_tail(number, 0) == pytest.approx(1)
+    assert its.pairs_tail(number, most) >= 0
+    assert its.pairs_tail(number, most // 2) > 0.45
