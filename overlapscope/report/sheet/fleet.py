@@ -137,7 +137,7 @@ def notes(found: Fleet) -> list[str]:
     if hosts.known_runs:
         lines.append(
             f"hosts: {hosts.tested} compared, in {count(hosts.telling_runs, 'run')} with stragglers on some of several "
-            f"hosts; a host of equal ones is reported with a probability of at most {percent(HOST_CHANCE)}"
+            f"hosts; were all equal, any would be reported with a probability of at most {percent(HOST_CHANCE)}"
         )
     if without:
         lines.append(f"hosts: n/a in {count(without, 'run')}: fewer than two known hosts")

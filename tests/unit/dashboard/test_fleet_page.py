@@ -7,6 +7,7 @@ import pytest
 from overlapscope.analysis.fleet import fleet
 from overlapscope.fleet.find import runs_below
 from overlapscope.fleet.read import read_fleet
+from overlapscope_dashboards.compare.fleet import layout
 from overlapscope_dashboards.runs.site import Site
 from overlapscope_dashboards.server import listing, router
 from overlapscope_dashboards.views.fleet import MAX_DRAWN, charts, view
@@ -75,7 +76,9 @@ def test_growing_jobs_are_drawn_first() -> None:
         for job in ("steady", "grows", *(f"job{each}" for each in range(MAX_DRAWN)))
         for at in range(8 if job == "grows" else 9)
     ]
-    drawn = charts(fleet(runs))
+    found = fleet(runs)
+    assert str(layout(found, {}, "runs")).count("Graph(") == MAX_DRAWN
+    drawn = charts(found)
     assert len(drawn) == MAX_DRAWN
     assert drawn[0].title.startswith("grows")
     assert drawn[0].series[0].values == tuple((10 + at) / 1e6 for at in range(8))
