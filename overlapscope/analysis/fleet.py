@@ -267,9 +267,8 @@ def holm(chances: Mapping[T, float]) -> dict[T, float]:
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """A host in one run."""
+    """A host in one run that says something about hosts."""
 
-    run: FleetRun
     chance: float
     accused: bool
 
@@ -285,7 +284,7 @@ def straggling_hosts(runs: Sequence[FleetRun]) -> Hosts:
             continue
         telling += 1
         for host, chance in accusation_chances({h: len(r) for h, r in run.hosts.items()}, len(accused)).items():
-            seen[host].append(_Seen(run, chance, host in accused))
+            seen[host].append(_Seen(chance, host in accused))
     chances = {host: tail([each.chance for each in theirs], sum(each.accused for each in theirs))
                for host, theirs in seen.items()}  # fmt: skip
     corrected = holm(chances)

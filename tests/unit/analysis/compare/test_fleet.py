@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import combinations, permutations, product
 from math import factorial, prod
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -127,8 +128,9 @@ def test_the_chance_of_the_same_ranks_is_that_of_all_ways_to_choose_the_accusing
     accusing = (0, 1, 4)
     runs = [run(f"r{at}", hosts=f"{host}x", accused=host if at in accusing else "") for at, host in enumerate(holders)]
     ways = list(combinations(range(len(holders)), len(accusing)))
-    as_often = sum(sum(holders[at] == "a" for at in way) >= 2 for way in ways)
-    assert its.same_ranks_chance("a", runs) == pytest.approx(as_often / len(ways))
+    for host, accused in (("a", 2), ("b", 1)):
+        as_often = sum(sum(holders[at] == host for at in way) >= accused for way in ways)
+        assert its.same_ranks_chance(host, runs) == pytest.approx(as_often / len(ways))
 
 
 def test_beginning_lately_is_judged_by_all_orders() -> None:
@@ -152,12 +154,35 @@ def test_a_host_that_is_accused_wherever_it_runs_is_named_and_nobody_else() -> N
     assert (found[0].accused, found[0].runs) == (8, 8)
     assert found[0].expected == pytest.approx(2)
     assert (found[0].step_ns, found[0].held_by) == (10, {"host": 8})
-    assert found[0].new is False
+    assert found[0].p_corrected == pytest.approx(6 * found[0].p)
+    assert (found[0].new, found[0].since_ns) == (False, None)
+    without = straggling_hosts([replace(each, started_ns=None) for each in fleet_of(late, HOSTS)])
+    assert without.straggling[0].new is None
 
 
 def test_hosts_that_are_accused_in_turn_are_not_named() -> None:
     late = [hosts[at % 4] for at, hosts in enumerate(HOSTS)]
     assert fleet(fleet_of(late, HOSTS)).hosts.straggling == []
+
+
+def allotted(seed: int, bad: str = "") -> list[FleetRun]:
+    """Return 30 runs on hosts drawn at random, half of them with a straggler; the bad host mostly is one."""
+    rng = np.random.default_rng([seed, 400])
+    runs = []
+    for at in range(30):
+        hosts = "".join(rng.choice(list("abcdefghijklmnopqrst"), rng.choice((4, 8)), replace=False))
+        own = str(rng.choice(list(hosts))) if rng.random() < 0.5 else ""
+        late = bad if bad in hosts and rng.random() < 0.8 else own
+        runs.append(run(f"r{at:02d}", hosts=hosts, accused=late, began=at))
+    return runs
+
+
+def test_of_many_healthy_fleets_few_have_a_host_named_and_a_bad_host_is_named_in_most() -> None:
+    healthy = [straggling_hosts(allotted(seed)).straggling for seed in range(200)]
+    assert sum(map(bool, healthy)) <= 0.05 * len(healthy)
+    planted = [[each.host for each in straggling_hosts(allotted(seed, "c")).straggling] for seed in range(100)]
+    assert sum("c" in named for named in planted) >= 75
+    assert sum(bool(set(named) - {"c"}) for named in planted) <= 5
 
 
 def test_a_host_that_begins_to_straggle_is_new_and_without_times_that_is_not_known() -> None:
@@ -210,6 +235,27 @@ def test_world_sizes_are_series_of_their_own_and_few_runs_have_no_trend() -> Non
         (0, 4, None),
         (1, 4, None),
     ]
+
+
+def test_jobs_are_by_name_then_world_size_and_two_runs_are_a_series() -> None:
+    alone = run("z-0", job="z")
+    sizes = [
+        replace(run(f"{job}-{at}-{size}", job=job), world_size=size) for size in (8, 4) for job in "ba" for at in (0, 1)
+    ]
+    found = fleet([alone, *sizes], ["why"])
+    assert [(each.job, each.world_size) for each in found.jobs] == [("a", 4), ("a", 8), ("b", 4), ("b", 8)]
+    assert [each.ordered_by for each in found.jobs] == ["name"] * 4
+    assert found.left_out == ["why"]
+
+
+def test_runs_are_in_the_order_of_time_whatever_their_names() -> None:
+    ordered, by = its.in_order([run("a", began=3), run("b", began=1), run("c", began=2)])
+    assert ([each.name for each in ordered], by) == (["b", "c", "a"], "time")
+
+
+def test_gpu_hours_are_the_share_of_a_day_of_all_gpus() -> None:
+    assert its.gpu_hours_a_day(0.25, 8) == 48
+    assert its.gpu_hours_a_day(None, 8) is None
 
 
 def test_without_times_runs_are_in_the_order_of_the_numbers_in_their_names() -> None:
