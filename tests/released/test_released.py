@@ -12,7 +12,7 @@ from overlapscope.cli.main import main
 from overlapscope_dashboards.runs.site import Site
 from tests.conftest import ROOT
 from tests.released.write import COMMANDS
-from tests.same_figures import differences
+from tests.support.documents import differences
 
 HERE = Path(__file__).parent
 VERSIONS = sorted(each.name for each in HERE.iterdir() if each.name[0].isdigit())
