@@ -32,6 +32,7 @@ MAX_TREND_RUNS: Final = 500
 """A trend is over this many of a job's last runs."""
 HOURS_A_DAY: Final = 24
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Chance = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Reals = npt.NDArray[np.float64]
 T = TypeVar("T", bound=Hashable)
 
@@ -81,7 +82,7 @@ class Trend(msgspec.Struct, kw_only=True, frozen=True):
     last_ns: int
     run_ns: float
     """Growth from one run to the next: the median slope of all pairs of runs (Theil and Sen)."""
-    p: float
+    p: Chance
     """Probability of an order this steady in either direction, if the order of the runs did not matter."""
     verdict: Literal["growing", "falling", "none"]
     """By p, corrected for the number of trends in the fleet."""
@@ -110,11 +111,11 @@ class StragglingHost(msgspec.Struct, kw_only=True, frozen=True):
     """Of these, runs in which one of its ranks is a straggler."""
     expected: float
     """Runs that would accuse it, were it equal to the other hosts of its runs."""
-    p: float
+    p: Chance
     """Probability of at least `accused` runs, were it equal to the others."""
-    p_corrected: float
+    p_corrected: Chance
     """p, corrected for the number of hosts (Holm)."""
-    ranks_p: float
+    ranks_p: Chance
     """The same probability if only ranks mattered: each run compared with those of its job in which another host had
     the same ranks. 1 where no other host had them."""
     apart_from_ranks: bool
@@ -137,7 +138,7 @@ class StragglingHost(msgspec.Struct, kw_only=True, frozen=True):
 class Hosts(msgspec.Struct, kw_only=True, frozen=True):
     """The straggling hosts, and how much could be judged."""
 
-    chance: float = HOST_CHANCE
+    chance: Chance = HOST_CHANCE
     """Probability that any host of equal ones is reported, at most."""
     known_runs: Count
     """Runs with two or more known hosts."""
@@ -237,6 +238,9 @@ def _tails(number: int) -> Reals:
         # A new last value rises over 0 to place - 1 of the earlier ones, each as likely.
         padded = np.concatenate([np.cumsum(chances), np.full(place - 1, chances.sum())])
         chances = (padded - np.concatenate([np.zeros(place), padded[:-place]])) / place
+        # As many rise as fall: small ones at the upper end would be differences of large ones.
+        half = chances.size // 2
+        chances[chances.size - half :] = chances[:half][::-1]
     return np.cumsum(chances[::-1])[::-1]
 
 
@@ -283,7 +287,9 @@ def straggling_hosts(runs: Sequence[FleetRun]) -> Hosts:
         if not 0 < len(accused) < len(run.hosts):
             continue
         telling += 1
-        for host, chance in accusation_chances({h: len(r) for h, r in run.hosts.items()}, len(accused)).items():
+        late = {each.rank for each in run.stragglers if each.host in accused}
+        sizes = {host: len(ranks) for host, ranks in run.hosts.items()}
+        for host, chance in accusation_chances(sizes, len(accused), len(late)).items():
             seen[host].append(_Seen(chance, host in accused))
     chances = {host: tail([each.chance for each in theirs], sum(each.accused for each in theirs))
                for host, theirs in seen.items()}  # fmt: skip
@@ -303,25 +309,45 @@ def accused_hosts(run: FleetRun) -> set[str]:
     return {each.host for each in run.stragglers if each.host is not None} & run.hosts.keys()
 
 
-def accusation_chances(ranks: Mapping[str, int], accused: int) -> dict[str, float]:
+def accusation_chances(ranks: Mapping[str, int], accused: int, stragglers: int) -> dict[str, float]:
     """Return for each host of a run the probability that it is among the `accused` ones, were all ranks equal.
 
-    Hosts are taken as drawn one after the other, each time with probabilities by their ranks. Where hosts have equally
-    many, that is accused / hosts. Else it is a bound that is never too low: at each draw, the ones drawn before are
-    taken to be those with the most ranks.
+    `stragglers` is the number of its straggling ranks. Where hosts have equally many ranks, the probability is
+    accused / hosts, however many ranks of a host straggle together. Else it is a bound: the highest of that, and of
+    what any number of ranks from `accused` to `stragglers`, drawn at random, would accuse if they are on `accused`
+    hosts. More drawn ones make large hosts likelier, and ranks that straggle together count as one.
     """
-    largest = sorted(ranks.values(), reverse=True)
-    of_size: dict[int, float] = {}
-    for number in set(largest):
-        others = largest.copy()
-        others.remove(number)
-        left = sum(largest)
-        spared = 1.0
-        for drawn in range(accused):
-            spared *= 1 - number / left
-            left -= others[drawn]
-        of_size[number] = 1 - spared
+    sizes = tuple(sorted(ranks.values()))
+    least = accused / len(ranks)
+    if sizes[0] == sizes[-1]:
+        return dict.fromkeys(ranks, least)
+    of_size = {each: max(least, *drawn_chances(sizes, each, accused, stragglers)) for each in set(sizes)}
     return {host: of_size[number] for host, number in ranks.items()}
+
+
+@lru_cache(maxsize=4096)
+def drawn_chances(sizes: tuple[int, ...], own: int, accused: int, stragglers: int) -> list[float]:
+    """Return the probability that a host with `own` ranks has one of the drawn, given that `accused` hosts have.
+
+    One for each number of drawn ranks from `accused` to `stragglers`, all ways to draw being equally likely. `sizes`
+    are the ranks of all hosts of the run, in order.
+    """
+    others = list(sizes)
+    others.remove(own)
+    # ways[hosts, drawn]: ways to draw so many ranks from so many of the other hosts; Python's integers, exact.
+    ways = np.zeros((accused + 1, stragglers + 1), object)
+    ways[0, 0] = 1
+    for number in others:
+        before = ways.copy()
+        for drawn in range(1, min(number, stragglers) + 1):
+            ways[1:, drawn:] += comb(number, drawn) * before[:-1, : stragglers + 1 - drawn]
+    found = []
+    for total in range(accused, stragglers + 1):
+        most = min(own, total)
+        with_own = sum(comb(own, drawn) * int(ways[accused - 1, total - drawn]) for drawn in range(1, most + 1))
+        every = with_own + int(ways[accused, total])
+        found.append(with_own / every if every else 1.0)
+    return found
 
 
 def tail(chances: Sequence[float], at_least: int) -> float:

@@ -137,7 +137,8 @@ def notes(found: Fleet) -> list[str]:
     if hosts.known_runs:
         lines.append(
             f"hosts: {hosts.tested} compared, in {count(hosts.telling_runs, 'run')} with stragglers on some of several "
-            f"hosts; were all equal, any would be reported with a probability of at most {percent(HOST_CHANCE)}"
+            f"hosts; were all ranks as likely to straggle, any host would be reported with a probability of at most "
+            f"{percent(HOST_CHANCE)}"
         )
     if without:
         lines.append(f"hosts: n/a in {count(without, 'run')}: fewer than two known hosts")
