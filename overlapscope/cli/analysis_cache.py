@@ -58,7 +58,7 @@ def load_analysis(run: Path) -> StoredAnalysis | None:
             table=parts[table_begin:table_end].decode(),
             document=parts[table_end:].decode(),
         )
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -71,7 +71,7 @@ def load_document(run: Path) -> bytes | None:
 def store_analysis(run: Path, analysis: StoredAnalysis, state: bytes) -> None:
     """Store a run's analysis; `state` is what `state_of` returned before the run was read."""
     temporary = run / f"{CACHE_NAME}.{os.urandom(SUFFIX_LENGTH // 2).hex()}"
-    with suppress(OSError):
+    with suppress(OSError, RecursionError):
         if state != _state(run):
             return  # changed meanwhile
         warnings, table, document = (part.encode() for part in analysis)
@@ -101,7 +101,7 @@ def state_of(run: Path) -> bytes | None:
     """Return the state of a run's files and of our code, which changes when one of them does; None if not readable."""
     try:
         return _state(run)
-    except OSError:
+    except (OSError, RecursionError):
         return None
 
 

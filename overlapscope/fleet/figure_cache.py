@@ -60,7 +60,7 @@ def run_state(run: Path) -> str | None:
     """
     try:
         parts = sorted(f"{name}\0{file_state(state)}\0" for name, state in _files(run, ""))
-    except OSError:
+    except (OSError, RecursionError):
         return None
     content = "".join(parts).encode(errors="surrogateescape")
     return hashlib.blake2b(content, digest_size=16).hexdigest()

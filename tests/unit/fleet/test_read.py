@@ -1,5 +1,6 @@
 """Figures are those of `compare` and `analyze`; a broken run costs itself; what is known is not read again."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ from overlapscope.analysis.compare import common_steps
 from overlapscope.analysis.fleet import FleetRun
 from overlapscope.analysis.measured_run import measure_run
 from overlapscope.analysis.metrics import metrics
+from overlapscope.cli.analysis_cache import checksum_line, load_document, state_of
 from overlapscope.fleet import read
-from overlapscope.fleet.figure_cache import CACHE_NAME
+from overlapscope.fleet.figure_cache import CACHE_NAME, run_state
 from overlapscope.fleet.find import runs_below
 from overlapscope.fleet.measure import measure, measure_analyzed, ranks_of_hosts
 from overlapscope.fleet.read import read_fleet
@@ -157,3 +159,24 @@ def test_a_stored_analysis_is_used_in_place_of_the_tables(folder: Path, tmp_path
     found = read_fleet(tmp_path, runs_below(tmp_path), stored=lambda _: document)
     expected = measure(late(5), "other", "other")
     assert found.runs[0] == replace(expected, started_ns=found.runs[0].started_ns)
+
+
+def test_a_run_with_folders_too_deep_to_list_has_no_state(tmp_path: Path) -> None:
+    deep, top = 1_500, os.getcwd()
+    try:
+        os.chdir(tmp_path)
+        for _ in range(deep):
+            os.mkdir("d")
+            os.chdir("d")
+        os.chdir(tmp_path)
+        assert run_state(tmp_path) is None
+        assert state_of(tmp_path) is None
+        (tmp_path / ".analysis.json").write_bytes(checksum_line(b"0 0 0\n") + b"0 0 0\n")
+        assert load_document(tmp_path) is None
+    finally:
+        for _ in range(deep):
+            os.chdir("d")
+        for _ in range(deep):
+            os.chdir("..")
+            os.rmdir("d")
+        os.chdir(top)
