@@ -1,14 +1,14 @@
 """All runs of the served folder, compared with each other; measured again only where files changed."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 
 from overlapscope.analysis.fleet import Fleet, fleet
 from overlapscope.display import display_path
 from overlapscope.errors import InputError
-from overlapscope.fleet.find import RunPlace, job_name
+from overlapscope.fleet.find import RunPlace, job_name, unique_names
 from overlapscope.fleet.read import read_fleet
 from overlapscope.timeline.store.run_directory import is_run_directory
 from overlapscope_dashboards.runs.catalog import RunLocation, run_revision, without_root
@@ -32,6 +32,7 @@ class ServedFleet:
         """
         revisions: dict[RunLocation, str] = {}
         refused = []
+        names = dict(zip((each.id for each in found), unique_names([each.name for each in found]), strict=True))
         for each in found:
             if len(each.inputs) == 1 and is_run_directory(each.inputs[0]):
                 try:
@@ -42,11 +43,13 @@ class ServedFleet:
         revision = hashlib.blake2b(state.encode()).hexdigest()[:16]
         with self._lock:
             if self._kept is None or self._kept[0] != revision:
-                self._kept = revision, self._compare(list(revisions), refused)
+                self._kept = revision, self._compare(list(revisions), names, refused)
             return self._kept[1], revision
 
-    def _compare(self, places: Sequence[RunLocation], refused: Sequence[str]) -> Fleet:
-        measured = read_fleet(self._root, [_place(each) for each in places], progress=self._note, keep=False)
+    def _compare(self, places: Sequence[RunLocation], names: Mapping[str, str], refused: Sequence[str]) -> Fleet:
+        measured = read_fleet(
+            self._root, [_place(each, names[each.id]) for each in places], progress=self._note, keep=False
+        )
         reasons = measured.left_out
         for each in places:
             reasons = [without_root(reason, each) for reason in reasons]
@@ -56,8 +59,8 @@ class ServedFleet:
         self.doing = f"{done} of {runs} runs read; the last one is {name}."
 
 
-def _place(location: RunLocation) -> RunPlace:
+def _place(location: RunLocation, name: str) -> RunPlace:
     path = location.inputs[0]
     root = location.root.absolute()
     parts = path.relative_to(root).parts if path != root else (path.name,)
-    return RunPlace(path=path, name=location.name, job=job_name(parts, display_path(Path(root.name))))
+    return RunPlace(path=path, name=name, job=job_name(parts, display_path(Path(root.name))))

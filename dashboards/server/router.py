@@ -7,6 +7,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.fleet.find import unique_names
 from overlapscope.report.sheet.fleet import title as fleet_title
 from overlapscope_dashboards.compare import fleet as fleet_page
 from overlapscope_dashboards.compare import page as comparison
@@ -119,7 +120,7 @@ def _compare(site: Site, query: Mapping[str, str]) -> RenderedPage:
 def _fleet(site: Site) -> RenderedPage:
     places = site.find_runs().runs
     found, revision = site.fleet.compare(places)
-    ids = {each.name: each.id for each in places}
+    ids = {name: each.id for name, each in zip(unique_names([each.name for each in places]), places, strict=True)}
     return RenderedPage(
         title="Fleet",
         content=_headed("Fleet", fleet_page.layout(found, ids, site.quoted_root), over=fleet_title(found)),

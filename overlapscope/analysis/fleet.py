@@ -8,7 +8,7 @@ nobody or everybody, say nothing about hosts and are left out.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import comb
 from statistics import fmean
@@ -161,16 +161,31 @@ class Fleet(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schem
     hosts: Hosts
     left_out: list[str]
     """Why runs could not be read, one sentence each."""
+    copies: list[str] = msgspec.field(default_factory=list)
+    """Names of runs that are copies of others: hosts and trends count a run once."""
 
 
 def fleet(runs: Sequence[FleetRun], left_out: Sequence[str] = ()) -> Fleet:
     """Compare the runs of a fleet."""
+    once = without_copies(runs)
+    kept = {each.name for each in once}
     return Fleet(
         runs=sorted(runs, key=_worst_first),
         jobs=job_trends(runs),
-        hosts=straggling_hosts(runs),
+        hosts=straggling_hosts(once),
         left_out=list(left_out),
+        copies=[each.name for each in runs if each.name not in kept],
     )
+
+
+def without_copies(runs: Iterable[FleetRun]) -> list[FleetRun]:
+    """Return the runs without those that began in the same nanosecond as an earlier one, with the same figures."""
+    found: dict[Hashable, FleetRun] = {}
+    for run in runs:
+        hosts = tuple((host, *ranks) for host, ranks in run.hosts.items())
+        same = (run.started_ns, run.world_size, hosts, run.step_ns, run.exposed_ns)
+        found.setdefault(run.name if run.started_ns is None else same, run)
+    return list(found.values())
 
 
 def _worst_first(run: FleetRun) -> tuple[float, float, str]:
@@ -183,7 +198,8 @@ def job_trends(runs: Sequence[FleetRun]) -> list[JobTrend]:
     for run in runs:
         series[run.job, run.world_size].append(run)
     found = []
-    for (job, world_size), theirs in series.items():
+    for (job, world_size), every in series.items():
+        theirs = without_copies(every)
         if len(theirs) < 2:
             continue
         ordered, by = in_order(theirs)

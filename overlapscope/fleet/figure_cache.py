@@ -37,7 +37,7 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_figures(folder: Path) -> dict[str, Kept]:
-    """Return the stored figures by the name of the run; nothing where there are none of this code."""
+    """Return the stored figures by the key of the run; nothing where there are none of this code."""
     try:
         with open_own_file(folder / CACHE_NAME) as file:
             content = msgspec.json.decode(file.read(), type=_Content)
@@ -51,6 +51,12 @@ def store_figures(folder: Path, runs: Mapping[str, Kept]) -> None:
     content = _Content(code=source_digest(*CODE), runs=dict(runs))
     with suppress(OSError), atomic_file(folder / CACHE_NAME, durable=False) as file:
         file.write(msgspec.json.encode(content))
+
+
+def run_key(run: Path, folder: Path) -> str:
+    """Return the key of a run's figures: its path below the folder, different for different bytes."""
+    below = os.fsencode(os.path.relpath(run, folder))
+    return below.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
 
 
 def run_state(run: Path) -> str | None:

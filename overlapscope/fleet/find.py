@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +26,7 @@ class RunPlace(msgspec.Struct, frozen=True, kw_only=True):
 
     path: Path
     name: str
-    """Its path below the folder, as shown."""
+    """Its path below the folder, as shown; no two places have the same."""
     job: str
 
 
@@ -39,13 +39,30 @@ def runs_below(folder: Path) -> list[RunPlace]:
         raise InputError(f"{display_path(folder)}: is no folder; name a folder with run directories below it")
     if is_run_directory(folder):
         raise InputError(f"{display_path(folder)}: is a run itself; name a folder with run directories below it")
-    found = [place_of(path, folder) for path in _search(folder, 1)]
-    if not found:
+    places = [place_of(path, folder) for path in sorted(_search(folder, 1))]
+    if not places:
         raise InputError(
             f"{display_path(folder)}: no run directory lies below it; `overlapscope ingest TRACES -o RUN` makes one of "
             "traces"
         )
+    names = unique_names([each.name for each in places])
+    found = [msgspec.structs.replace(each, name=name) for each, name in zip(places, names, strict=True)]
     return sorted(found, key=lambda each: each.name)
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Return names with a number behind those that came before: paths of different bytes may look the same."""
+    given = set(names)
+    taken: set[str] = set()
+    found = []
+    for name in names:
+        own, number = name, 1
+        while own in taken or (number > 1 and own in given):
+            number += 1
+            own = f"{name} ({number})"
+        taken.add(own)
+        found.append(own)
+    return found
 
 
 def place_of(path: Path, folder: Path) -> RunPlace:

@@ -1,9 +1,10 @@
 """Measure the runs of a fleet, several at a time; a run that cannot be read costs only itself."""
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
@@ -12,12 +13,14 @@ import msgspec
 
 from overlapscope.analysis.fleet import FleetRun
 from overlapscope.analysis.result import Analysis
+from overlapscope.display import display_path
 from overlapscope.errors import OverlapScopeError
-from overlapscope.fleet.figure_cache import Kept, load_figures, run_state, store_figures
+from overlapscope.fleet.figure_cache import Kept, load_figures, run_key, run_state, store_figures
 from overlapscope.fleet.find import RunPlace
 from overlapscope.fleet.measure import measure, measure_analyzed
 from overlapscope.ingest.parallel.process_pool import CANNOT_START, WorkerPool, can_start
 from overlapscope.ingest.parallel.worker_count import usable_cores
+from overlapscope.ingest.read_file import NO_MEMORY
 from overlapscope.timeline.store.load_save import load_run
 
 MAX_WORKERS: Final = 16
@@ -59,24 +62,29 @@ def read_fleet(
     """
     began = time.monotonic()
     known = load_figures(folder)
-    states = {place.name: run_state(place.path) for place in places}
-    found = {name: known[name] for name, state in states.items()
-             if name in known and known[name].state == state}  # fmt: skip
-    due = [place for place in places if place.name not in found]
+    keys = {place.path: run_key(place.path, folder) for place in places}
+    states = {keys[place.path]: run_state(place.path) for place in places}
+    found = {key: known[key] for key, state in states.items() if key in known and known[key].state == state}
+    due = [place for place in places if keys[place.path] not in found]
     problems: dict[str, str] = {}
     for done, (place, result) in enumerate(_measure_all(due, workers, stored), len(found) + 1):
+        key = keys[place.path]
         if isinstance(result, str):
-            problems[place.name] = result
+            problems[key] = result
         else:
-            found[place.name] = Kept(state=states[place.name] or "", run=result)
+            found[key] = Kept(state=states[key] or "", run=result)
         if progress is not None:
             progress(done, len(places), place.name)
-    storable = {name: kept for name, kept in found.items() if kept.state and kept.state == states[name]}
+    storable = {key: kept for key, kept in found.items() if kept.state and kept.state == states[key]}
     if keep and due and (known or time.monotonic() - began > KEPT_FROM_SECONDS):
         store_figures(folder, storable)
     return Measured(
-        runs=[msgspec.structs.replace(found[each.name].run, job=each.job) for each in places if each.name in found],
-        left_out=[problems[each.name] for each in places if each.name in problems],
+        runs=[
+            msgspec.structs.replace(found[key].run, name=each.name, job=each.job)
+            for each in places
+            if (key := keys[each.path]) in found
+        ],
+        left_out=[problems[key] for each in places if (key := keys[each.path]) in problems],
         read=len(due),
     )
 
@@ -91,6 +99,8 @@ def measure_place(place: RunPlace, stored: StoredAnalysis | None = None) -> Flee
         return measure(run, place.name, place.job)
     except OverlapScopeError as error:
         return " ".join(str(error).split())
+    except MemoryError:
+        return f"{display_path(place.path)}: {NO_MEMORY}"
 
 
 def _measure_all(
@@ -109,15 +119,39 @@ def _measure_all(
 def _by_workers(
     waiting: deque[RunPlace], count: int, stored: StoredAnalysis | None
 ) -> Iterator[tuple[RunPlace, FleetRun | str]]:
-    """Yield what came of each run, and leave in `waiting` what is not done when a worker dies or none can start."""
-    begun: dict[Future[FleetRun | str], RunPlace] = {}
-    with suppress(*CANNOT_START), ExitStack() as held:
-        held.callback(lambda: waiting.extendleft(begun.values()))
-        pool = held.enter_context(WorkerPool(count))
-        while waiting or begun:
-            while waiting and len(begun) < AHEAD * count:
-                begun[pool.submit(measure_place, waiting[0], stored)] = waiting[0]
-                waiting.popleft()
-            for future in wait(begun, return_when=FIRST_COMPLETED).done:
-                result = future.result()
-                yield begun.pop(future), result
+    """Yield what came of each run, and leave in `waiting` what is not done when no worker can start.
+
+    When a worker dies, the runs that were begun are read again, each by a process that reads nothing else.
+    """
+    while waiting:
+        begun: dict[Future[FleetRun | str], RunPlace] = {}
+        try:
+            with WorkerPool(count) as pool:
+                while waiting or begun:
+                    while waiting and len(begun) < AHEAD * count:
+                        begun[pool.submit(measure_place, waiting[0], stored)] = waiting[0]
+                        waiting.popleft()
+                    for future in wait(begun, return_when=FIRST_COMPLETED).done:
+                        result = future.result()
+                        yield begun.pop(future), result
+        except BrokenExecutor:
+            if not begun:
+                return
+        except CANNOT_START:
+            waiting.extendleft(begun.values())
+            return
+        for place in begun.values():
+            yield place, _measure_alone(place, stored)
+
+
+def _measure_alone(place: RunPlace, stored: StoredAnalysis | None) -> FleetRun | str:
+    """Return what comes of a run in a process of its own, or how that one died; here, where none can start."""
+    with ExitStack() as held:
+        try:
+            pool = held.enter_context(WorkerPool(1))
+            pool.submit(os.getpid).result()
+        except CANNOT_START:
+            return measure_place(place, stored)
+        with suppress(BrokenExecutor):
+            return pool.submit(measure_place, place, stored).result()
+    return f"{display_path(place.path)}: {pool.cause_of_death()}"

@@ -134,6 +134,9 @@ def notes(found: Fleet) -> list[str]:
     hosts = found.hosts
     without = len(found.runs) - hosts.known_runs
     lines = []
+    if found.copies:
+        named = first_and_count([short(name) for name in found.copies], MAX_LISTED, ", ")
+        lines.append(f"copies of other runs, which hosts and trends count once: {named}")
     if hosts.known_runs:
         lines.append(
             f"hosts: {hosts.tested} compared, in {count(hosts.telling_runs, 'run')} with stragglers on some of several "

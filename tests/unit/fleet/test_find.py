@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from overlapscope.errors import InputError
-from overlapscope.fleet.find import job_name, runs_below
+from overlapscope.fleet.find import job_name, runs_below, unique_names
 
 
 def empty_run(place: Path) -> None:
@@ -50,3 +50,7 @@ def test_a_folder_without_runs_a_run_and_nothing_are_refused(tmp_path: Path) -> 
     for place, why in (("run", "is a run itself"), ("empty", "no run directory"), ("missing", "is no folder")):
         with pytest.raises(InputError, match=why):
             runs_below(tmp_path / place)
+
+
+def test_names_that_are_shown_alike_are_numbered() -> None:
+    assert unique_names(["a", "b", "a", "a (2)", "a"]) == ["a", "b", "a (3)", "a (2)", "a (4)"]

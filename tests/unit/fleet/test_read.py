@@ -1,6 +1,7 @@
 """Figures are those of `compare` and `analyze`; a broken run costs itself; what is known is not read again."""
 
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from overlapscope.fleet import read
 from overlapscope.fleet.figure_cache import CACHE_NAME, run_state
 from overlapscope.fleet.find import runs_below
 from overlapscope.fleet.measure import measure, measure_analyzed, ranks_of_hosts
-from overlapscope.fleet.read import read_fleet
+from overlapscope.fleet.read import StoredAnalysis, read_fleet
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats import json
 from overlapscope.timeline.columns import make
@@ -180,3 +181,44 @@ def test_a_run_with_folders_too_deep_to_list_has_no_state(tmp_path: Path) -> Non
             os.chdir("..")
             os.rmdir("d")
         os.chdir(top)
+
+
+def dying(run: Path) -> bytes | None:
+    if run.name == "job-04":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return None
+
+
+def without_memory(run: Path) -> bytes | None:
+    if run.name == "job-04":
+        raise MemoryError
+    return None
+
+
+@pytest.mark.parametrize(("stored", "why"), [(dying, "SIGKILL"), (without_memory, "memory")])
+def test_a_run_whose_reader_dies_or_lacks_memory_costs_itself(folder: Path, stored: StoredAnalysis, why: str) -> None:
+    (folder / CACHE_NAME).unlink(missing_ok=True)
+    places = runs_below(folder)
+    found = read_fleet(folder, places, workers=2, keep=False, stored=stored)
+    assert names(found.runs) == [each.name for each in places if each.path.name != "job-04"]
+    assert len(found.left_out) == 1
+    assert found.left_out[0].startswith(f"{folder / 'job-04'}: ")
+    assert why in found.left_out[0]
+
+
+def test_runs_whose_names_look_the_same_keep_their_own_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "KEPT_FROM_SECONDS", 0.0)
+    paths = [tmp_path / os.fsdecode(name) for name in (b"x\xfe-1", b"x\xff-1", b"x\\xff-1")]
+    try:
+        for seed, path in enumerate(paths):
+            save_run(late(seed), path, version="test")
+    except OSError:
+        pytest.skip("this file system has no such names")
+    first = read_fleet(tmp_path, runs_below(tmp_path))
+    again = read_fleet(tmp_path, runs_below(tmp_path))
+    assert (first.read, again.read) == (3, 0)
+    assert again.runs == first.runs
+    assert len(set(names(first.runs))) == 3
+    assert sorted(each.step_ns or 0 for each in first.runs) == sorted(
+        measure(late(seed), "", "").step_ns or 0 for seed in range(3)
+    )

@@ -302,3 +302,17 @@ def test_small_probabilities_of_orders_are_exact(number: int) -> None:
     found = its.trend(range(number))
     assert found is not None
     assert 0 < found.p < 0.05
+
+
+def test_copies_of_a_run_count_once_for_hosts_and_trends() -> None:
+    runs = [run(f"r{at}", hosts="abcd", accused="a", began=at, exposed=at, step=100) for at in range(3)]
+    saved = [replace(each, name=f"saved/{each.name}-{at}", job=f"job{at}") for each in runs for at in range(3)]
+    beside = [replace(each, name=f"{each.name} again") for each in runs]
+    found = fleet([*runs, *saved, *beside])
+    assert len(found.runs) == 15
+    assert found.copies == [each.name for each in (*saved, *beside)]
+    assert found.hosts == fleet(runs).hosts
+    assert found.hosts.telling_runs == 3
+    assert found.jobs[0] == fleet(runs).jobs[0]
+    unknown = [replace(each, started_ns=None) for each in (*runs, *beside)]
+    assert fleet(unknown).copies == []
