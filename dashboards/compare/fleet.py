@@ -18,6 +18,8 @@ ADDRESS = "/fleet"
 def layout(found: Fleet, ids: Mapping[str, str], folder: str) -> list[Component]:
     """Return the page; `ids` maps the names of runs to their ids, `folder` is the served folder as typed."""
     if not found.runs:
+        if not found.left_out:
+            return [html.Section(empty("This page needs one folder with run directories below it."), className="card")]
         return [
             html.Section(empty("No run in this folder can be read.", notes(sheet.warnings(found))), className="card")
         ]

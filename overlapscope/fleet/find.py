@@ -15,8 +15,13 @@ from overlapscope.timeline.store.run_directory import is_run_directory
 MAX_DEPTH: Final = 6
 """Levels of folders below the given one that are searched."""
 _WORD: Final = r"(?:runs?|jobs?|attempt|try|build|night|seed)"
-_NUMBER: Final = re.compile(rf"[-_.,@+ ]+(?:{_WORD}[-_.]?)?[0-9][-_.:+0-9TZ]*$", re.IGNORECASE)
-"""A number, a date or a time at the end of a name, behind a separator; with a word that only announces a number."""
+_NUMBER: Final = re.compile(
+    rf"(?:(?<![0-9])\.|(?<![0-9]e)[-+]|[_,@ ])[-_.,@+ ]*(?:{_WORD}[-_.]?)?[0-9][-_.:+0-9TZ]*$", re.IGNORECASE
+)
+"""A number, a date or a time at the end of a name, behind a separator; with a word that only announces a number.
+
+The points of `0.1` and `v1.2` and the sign of `1e-4` are no separators: runs of a sweep are not one job.
+"""
 _ONLY_NUMBER: Final = re.compile(rf"{_WORD}?[-_.]?(?:[0-9][-_.:+0-9TZ]*)?", re.IGNORECASE)
 """A name that is only such a word, only a number, or both."""
 

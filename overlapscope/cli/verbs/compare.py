@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.fleet:
         return _fleet(args)
+    if args.workers:
+        raise UsageError("--workers is for --fleet; `overlapscope ingest` has it for reading traces")
     if args.scale and args.record:
         raise UsageError("--record compares CAND with predictions in BASE; it cannot be used with --scale")
     if args.scale:

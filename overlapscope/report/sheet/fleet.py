@@ -29,7 +29,7 @@ RUN_NOTE: Final = (
     "Worst first: exposed GPU-hours of a day of each run; runs without GPUs by exposed ms a step. Medians over steps."
 )
 JOB_NOTE: Final = "Median growth from one run to the next; p: an order this steady by chance."
-HOST_HEAD: Final = ("host", "began", "held by", "ranks", "ms a step", "runs accusing", "of", "expected", "p")
+HOST_HEAD: Final = ("host", "began", "cause", "ranks", "ms a step", "runs as straggler", "of", "expected", "p")
 JOB_HEAD: Final = (
     "job",
     "trend of exposed",
@@ -80,11 +80,16 @@ def lead(found: Fleet) -> list[str]:
     worst = found.runs[0]
     sentences = []
     if worst.exposed_fraction is not None:
-        of_step = f"{ms(worst.exposed_ns)} ms of a step of {ms(worst.step_ns)} ms" if worst.step_ns else "of its time"
-        share = f"({percent(worst.exposed_fraction)})"
+        share = percent(worst.exposed_fraction)
+        exposed = (
+            f"{ms(worst.exposed_ns)} ms of a step of {ms(worst.step_ns)} ms is exposed communication; of the time of all "
+            f"its steps and ranks it is {share}"
+            if worst.step_ns
+            else f"{share} of its time is exposed communication"
+        )
         hours = worst.exposed_gpu_hours_a_day
         cost = "" if hours is None else f": {hours:,.1f} GPU-hours a day"
-        sentences.append(f"The worst run is {short(worst.name)}: {of_step} {share} is exposed communication{cost}.")
+        sentences.append(f"The worst run is {short(worst.name)}: {exposed}{cost}.")
     hosts = [short(each.host) for each in found.hosts.straggling]
     if len(hosts) == 1:
         sentences.append(f"Host {hosts[0]} straggles beyond chance.")
@@ -146,7 +151,7 @@ def notes(found: Fleet) -> list[str]:
     if without:
         lines.append(f"hosts: n/a in {count(without, 'run')}: fewer than two known hosts")
     if not any(job.exposed or job.step for job in found.jobs):
-        lines.append(f"trends: n/a, no job has {MIN_TREND_RUNS} runs at one world size")
+        lines.append(f"trends: n/a, no job has {MIN_TREND_RUNS} runs with known figures at one world size")
     if any(job.ordered_by == "name" for job in found.jobs):
         lines.append("trends: runs whose clock does not say when they began are in the order of their names")
     return lines

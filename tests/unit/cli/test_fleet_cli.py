@@ -65,7 +65,7 @@ def test_runs_without_known_hosts_are_compared_and_say_so(tmp_path: Path, capsys
     assert main(["compare", "--fleet", str(tmp_path), "--all"]) == 0
     told = capsys.readouterr().out
     assert "hosts: n/a in 1 run: fewer than two known hosts" in told
-    assert "trends: n/a" in told
+    assert "trends: n/a, no job has 5 runs with known figures at one world size" in told
     assert not (tmp_path / ".fleet.json").exists()
 
 
@@ -76,6 +76,7 @@ def test_runs_without_known_hosts_are_compared_and_say_so(tmp_path: Path, capsys
         (["--fleet", "--record", "x"], 2, "cannot be used together"),
         (["--fleet", "x", "y"], 2, "one folder"),
         (["--fleet", "--comm", "x", "y"], 2, "how to read traces"),
+        (["x", "y", "--workers", "2"], 2, "--workers is for --fleet"),
         (["--fleet", "missing"], 3, "is no folder"),
     ],
 )
@@ -84,6 +85,18 @@ def test_what_makes_no_fleet_is_refused(
 ) -> None:
     assert main(["compare", *arguments]) == code
     assert why in capsys.readouterr().err
+
+
+def test_a_saved_fleet_is_no_input_of_a_report_and_is_refused_by_name(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "fleet.json"
+    assert main(["compare", "--fleet", str(folder), "--json", "-o", str(saved)]) == 0
+    capsys.readouterr()
+    assert main(["report", str(saved)]) == 3
+    refused = capsys.readouterr().err
+    assert refused.count("\n") == 1
+    assert "is overlapscope.fleet/1, of which no report is made" in refused
 
 
 def test_a_folder_of_broken_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

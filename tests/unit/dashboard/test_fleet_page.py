@@ -25,7 +25,8 @@ def test_the_page_shows_what_compare_fleet_prints(folder: Path) -> None:
     page = router.show(site, "/fleet", {})
     said = words(page.content)
     assert (page.status, page.title) == (200, "Fleet")
-    assert "The worst run is regressed: 28.093 ms of a step of 140.332 ms (20.7 %) is exposed communication." in said
+    assert "The worst run is regressed: 28.093 ms of a step of 140.332 ms is exposed communication" in said
+    assert "; of the time of all its steps and ranks it is 20.7 %." in said
     measured = read_fleet(folder, runs_below(folder), keep=False)
     for _, cells in view(fleet(measured.runs)).runs:
         assert " ".join(filter(None, cells)) in " ".join(said.split())
@@ -61,7 +62,16 @@ def test_the_list_of_runs_leads_to_the_fleet(folder: Path) -> None:
 
 
 def test_a_folder_without_readable_runs_has_a_page(tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{", encoding="utf-8")
     assert "No run in this folder can be read." in words(router.show(Site([tmp_path]), "/fleet", {}).content)
+
+
+def test_without_one_folder_of_runs_the_page_says_what_it_needs(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for roots in ([tmp_path / "empty"], [folder / "baseline", folder / "regressed"]):
+        said = words(router.show(Site(roots), "/fleet", {}).content)
+        assert "This page needs one folder with run directories below it." in said
 
 
 def test_straggling_hosts_are_sentences_and_rows() -> None:

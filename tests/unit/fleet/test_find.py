@@ -29,6 +29,13 @@ def empty_run(place: Path) -> None:
         ("llama/run-12", "llama"),
         ("run12", "nightly"),
         ("20260901", "nightly"),
+        ("llama_lr0.1", "llama_lr0.1"),
+        ("llama_lr0.1-run3", "llama_lr0.1"),
+        ("exp-1e-4", "exp-1e-4"),
+        ("exp_lr1E+4_20260901.2", "exp_lr1E+4"),
+        ("v1.2", "v1.2"),
+        ("v1.2-17", "v1.2"),
+        ("llama-2026.09.01", "llama"),
         ("moe/run_3/20260901_120000", "moe"),
     ],
 )
