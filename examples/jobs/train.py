@@ -41,6 +41,8 @@ def train_in_group(run: str) -> None:
 def keep(run: str, place: str) -> None:
     """Copy a run directory to a folder or a URL; the other nodes need none of it, as rank 0 has the columns of all."""
     system, path = fsspec.core.url_to_fs(place)
+    if system.exists(path):
+        raise SystemExit(f"{place} holds a run already: set KEEP to another place, and copy {run} there")
     system.put(f"{run}/", f"{path.rstrip('/')}/", recursive=True)
 
 

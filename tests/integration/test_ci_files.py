@@ -172,6 +172,14 @@ def test_the_action_refuses_inputs_that_mean_nothing(tmp_path: Path, given: dict
     assert "::error title=OverlapScope::input '" in printed
 
 
+def test_what_an_earlier_step_left_is_not_published_again(tmp_path: Path) -> None:
+    assert act(tmp_path, base=BASE, candidate=CANDIDATE)[0] == 1
+    for each in ("output", "summary"):
+        (tmp_path / each).unlink()
+    code, outputs, summary, _ = act(tmp_path, base=BASE, candidate=str(tmp_path / "none"))
+    assert (code, outputs, summary) == (3, {"exit-code": "3"}, "")
+
+
 def test_a_name_that_looks_like_an_option_is_a_name(tmp_path: Path) -> None:
     code, _, _, printed = act(tmp_path, base="--help", candidate=BASE)
     assert code == 3
