@@ -7,7 +7,12 @@ WORKERS ?= 2
 PYTHON313 ?= $(or $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python)),python3.13)
 READY313 := $(if $(shell $(PYTHON313) --version 2>/dev/null),.venv313/.ready)
 
-.PHONY: demo test tests environments lint bench test-long mutants test-py313 check-wheel schema clean
+# Where pip also looks for torch, for one without CUDA; empty for PyPI alone.
+TORCH_INDEX ?=
+comma := ,
+
+.PHONY: demo test tests environments lint bench test-long mutants test-versions test-pinned test-torch test-lowest \
+  test-newest-python test-py313 check-wheel release schema clean
 
 demo: $(READY)
 	$(BIN)/overlapscope demo -f
@@ -26,6 +31,9 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tests/check_house.py
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml examples/ci/github*.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-actions action.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.gitlab-ci examples/ci/gitlab.yml
 
 # Ratios, measured in one run and interleaved; writes benchmarks/RESULTS.md.
 bench: $(READY)
@@ -40,9 +48,31 @@ test-long: $(READY)
 mutants: $(VENV)/.mutants
 	nice $(BIN)/python -m tests.run_mutants $(CHUNK)
 
+# The tests that record, with the oldest torch that is promised and the newest there is; all tests with the lowest of all
+# dependencies, and with those of constraints.txt; all without torch on the newest Python (PYTHON313=...). What ran is
+# kept in overlapscope/version_runs.json and shown in docs/versions.md.
+test-versions: test-lowest test-pinned test-torch test-newest-python
+
+test-pinned: $(READY)
+	$(BIN)/python -m tests.run_versions run pinned -n $(WORKERS)
+
+test-torch: .venv-torch-oldest/.ready .venv-torch-newest/.ready
+	.venv-torch-oldest/bin/python -m tests.run_versions run torch-oldest -n $(WORKERS)
+	.venv-torch-newest/bin/python -m tests.run_versions run torch-newest -n $(WORKERS)
+
+test-lowest: .venv-lowest/.ready
+	.venv-lowest/bin/python -m tests.run_versions run lowest -n $(WORKERS)
+
+test-newest-python: .venv-python-newest/.ready
+	.venv-python-newest/bin/python -m tests.run_versions run python-newest -n $(WORKERS)
+
 # A wheel, installed in an empty environment without torch, analyzes a trace.
 check-wheel: $(READY)
 	$(BIN)/python tests/check_wheel.py
+
+# What is uploaded, in dist/: built, checked, installed on every Python there is, README's commands run from there.
+release: $(VENV)/.release
+	$(BIN)/python tests/check_release.py
 
 # On Python 3.13 without torch, where there is such a Python: what tells Pythons apart, which is files, processes, text and
 # the command line. Figures come from numpy and are the same; what looks for faults of ours runs once, in `make test`.
@@ -81,7 +111,7 @@ test-py313: $(READY313)
 
 # The published JSON Schemas, from the code.
 schema: $(READY)
-	for name in analysis comparison whatif gate history scaling floor; do \
+	for name in analysis comparison whatif gate history scaling fleet floor; do \
 	  $(BIN)/python -m overlapscope.report.formats.json $$name > docs/overlapscope.$$name-1.schema.json; \
 	done
 
@@ -91,8 +121,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[torch,dev]'
 	@touch $(READY)
 
-$(VENV)/.mutants: $(READY)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutants]'
+$(VENV)/.mutants $(VENV)/.release: $(VENV)/.%: $(READY)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[$*]'
 	@touch $@
 
 # After the other environment, never beside it: both build in this tree.
@@ -101,7 +131,16 @@ $(VENV)/.mutants: $(READY)
 	.venv313/bin/python -m pip install -q -c constraints.txt -e . pytest pytest-xdist hypothesis jsonschema
 	@touch $@
 
+# The same holds for these, of which pyproject.toml alone says the versions.
+.venv-torch-oldest/.ready .venv-torch-newest/.ready .venv-lowest/.ready .venv-python-newest/.ready: .venv-%/.ready: \
+  pyproject.toml | $(READY)
+	test -x .venv-$*/bin/python || $(if $(filter python-%,$*),$(PYTHON313),$(PYTHON)) -m venv .venv-$*
+	$(PYTHON) -m tests.run_versions constraints $* > .venv-$*/constraints.txt
+	.venv-$*/bin/python -m pip install -q -U $(addprefix --extra-index-url ,$(TORCH_INDEX)) -c .venv-$*/constraints.txt \
+	  -e '.[$(if $(filter torch-% lowest,$*),torch$(comma))cluster,remote,dev]' setuptools
+	@touch $@
+
 environments: $(READY) $(READY313)
 
 clean:
-	rm -rf $(VENV) .venv313 build dist *.egg-info overlapscope-demo benchmarks/.cache
+	rm -rf $(VENV) .venv313 .venv-torch-* .venv-lowest .venv-python-newest build dist *.egg-info overlapscope-demo benchmarks/.cache

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support.browser import opened_browser
+from tests.support.old_torch import rest_before_groups_are_destroyed
 
 ROOT = Path(__file__).parent.parent
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True, max_examples=25)
@@ -42,6 +44,12 @@ def browser() -> Iterator[Any]:
     """Open the machine's Chromium for the tests of a file."""
     with opened_browser() as opened:
         yield opened
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Keep older versions of torch from hanging the tests that need it."""
+    if item.get_closest_marker("torch") and find_spec("torch"):
+        rest_before_groups_are_destroyed()
 
 
 def shared_file(relative: str) -> Path:

@@ -9,7 +9,12 @@ from tests.support.long_results import keep
 
 HERE = Path(__file__).parent
 ROUNDS = 5
-PARTS = ("tests.integration.disturbed", "tests.property.synthetic.evaluate", "tests.support.whatif_measured")
+PARTS = (
+    "tests.integration.disturbed",
+    "tests.property.synthetic.evaluate",
+    "tests.property.synthetic.fleets",
+    "tests.support.whatif_measured",
+)
 """Modules that run a part of their own and keep its section."""
 
 

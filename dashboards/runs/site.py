@@ -1,12 +1,15 @@
 """What a dashboard serves: the runs below its roots, the open ones, and the addresses of their pages."""
 
+import shlex
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
+from overlapscope.display import display_path
 from overlapscope.ingest.options import ReadOptions
 from overlapscope_dashboards.runs.catalog import CatalogEntry, RunLocation, RunLocations, find_runs, list_newest_first
+from overlapscope_dashboards.runs.fleet import ServedFleet
 from overlapscope_dashboards.runs.open_run import OpenRun, OpenRuns
 from overlapscope_dashboards.runs.work import BackgroundWork
 
@@ -34,7 +37,13 @@ class Site:
         self.perfetto_url = perfetto_url
         """The address of a Perfetto UI on this machine, or None."""
         self.open_runs = OpenRuns(options)
+        self.fleet = ServedFleet(self.roots[0])
         self._callbacks = BackgroundWork[Any]()
+
+    @property
+    def quoted_root(self) -> str:
+        """The served folder as typed, quoted for a command line."""
+        return shlex.quote(display_path(self.roots[0]))
 
     def find_runs(self) -> RunLocations:
         """Return the runs that exist now."""

@@ -8,6 +8,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from overlapscope.report.formatting import count
+from overlapscope_dashboards.compare import fleet
 from overlapscope_dashboards.compare.page import compare_address
 from overlapscope_dashboards.parts import card, empty, next_command, notes, table
 from overlapscope_dashboards.runs.catalog import CatalogEntry
@@ -25,7 +26,14 @@ def layout(found: Sequence[CatalogEntry], remarks: Sequence[str], base: str | No
     head = ("run", "state", "recorded with", "ranks", "steps", "changed, UTC", "compare")
     listed = table(head, rows, caption="Runs, newest first", left=3, hide_caption=True)
     words = f"Pick the run to compare with {picked.location.name}." if picked else ""
-    return [card(count(len(found), "run"), [listed, *([notes(remarks)] if remarks else [])], words=words)]
+    together = [html.P(dcc.Link("All of them together: worst first, trends, straggling hosts", href=fleet.ADDRESS))]
+    return [
+        card(
+            count(len(found), "run"),
+            [*(together if len(found) > 1 else []), listed, *([notes(remarks)] if remarks else [])],
+            words=words,
+        )
+    ]
 
 
 def revision(found: Sequence[CatalogEntry]) -> str:

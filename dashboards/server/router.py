@@ -7,6 +7,9 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.fleet.find import unique_names
+from overlapscope.report.sheet.fleet import title as fleet_title
+from overlapscope_dashboards.compare import fleet as fleet_page
 from overlapscope_dashboards.compare import page as comparison
 from overlapscope_dashboards.pages import pages
 from overlapscope_dashboards.parts import empty
@@ -44,8 +47,8 @@ def show(site: Site, path: str, query: Mapping[str, str]) -> RenderedPage:
     try:
         if not parts:
             return _runs(site, query.get("base"))
-        if parts == ["compare"]:
-            return _compare(site, query)
+        if parts in (["compare"], ["fleet"]):
+            return _compare(site, query) if parts == ["compare"] else _fleet(site)
         if parts[0] == "runs" and 2 <= len(parts) <= 3:
             return _page(site, parts[1], parts[2] if len(parts) == 3 else DEFAULT_PAGE, query)
         return _unknown(NotFound("There is no such page.", [("All runs", "/")]))
@@ -59,6 +62,8 @@ def busy(site: Site, path: str) -> RenderedPage:
     """Return a placeholder that shows the progress of the page being computed."""
     parts = path_parts(path)
     title, words, nav = "Runs", "Looking for runs.", list[Component]()
+    if parts == ["fleet"]:
+        title, words = "Fleet", site.fleet.doing
     try:
         if len(parts) >= 2:
             name = parts[2] if len(parts) == 3 else DEFAULT_PAGE
@@ -76,7 +81,7 @@ def exists(site: Site, path: str) -> bool:
     """Return whether an address leads anywhere, without opening a run."""
     parts = path_parts(path)
     if parts[:1] != ["runs"]:
-        return parts in ([], ["compare"])
+        return parts in ([], ["compare"], ["fleet"])
     known = len(parts) == 2 or (len(parts) == 3 and parts[2] in pages())
     return known and any(each.id == parts[1] for each in site.find_runs().runs)
 
@@ -109,6 +114,19 @@ def _compare(site: Site, query: Mapping[str, str]) -> RenderedPage:
         nav=[],
         revision=f"{base.revision} {candidate.revision}",
         growing=growing,
+    )
+
+
+def _fleet(site: Site) -> RenderedPage:
+    places = site.find_runs().runs
+    found, revision = site.fleet.compare(places)
+    ids = {name: each.id for name, each in zip(unique_names([each.name for each in places]), places, strict=True)}
+    return RenderedPage(
+        title="Fleet",
+        content=_headed("Fleet", fleet_page.layout(found, ids, site.quoted_root), over=fleet_title(found)),
+        nav=[],
+        revision=revision,
+        growing=bool(found.left_out),
     )
 
 

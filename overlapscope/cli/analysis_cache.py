@@ -58,14 +58,20 @@ def load_analysis(run: Path) -> StoredAnalysis | None:
             table=parts[table_begin:table_end].decode(),
             document=parts[table_end:].decode(),
         )
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
+
+
+def load_document(run: Path) -> bytes | None:
+    """Return the JSON of the stored analysis of a run; None as for `load_analysis`."""
+    found = load_analysis(run)
+    return found.document.encode() if found is not None else None
 
 
 def store_analysis(run: Path, analysis: StoredAnalysis, state: bytes) -> None:
     """Store a run's analysis; `state` is what `state_of` returned before the run was read."""
     temporary = run / f"{CACHE_NAME}.{os.urandom(SUFFIX_LENGTH // 2).hex()}"
-    with suppress(OSError):
+    with suppress(OSError, RecursionError):
         if state != _state(run):
             return  # changed meanwhile
         warnings, table, document = (part.encode() for part in analysis)
@@ -95,7 +101,7 @@ def state_of(run: Path) -> bytes | None:
     """Return the state of a run's files and of our code, which changes when one of them does; None if not readable."""
     try:
         return _state(run)
-    except OSError:
+    except (OSError, RecursionError):
         return None
 
 

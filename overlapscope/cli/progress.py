@@ -7,6 +7,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
+from overlapscope.cli.output import one_line
 from overlapscope.display import display_name, size_text
 
 EVERY_SECONDS = 0.1
@@ -54,7 +55,7 @@ class Progress:
             total = sum(self._bytes.values())
             speed = size_text(total / max(now - self._began, EVERY_SECONDS))
             text = f"{self._done} of {self._files} files, {size_text(total)}, {speed}/s, {display_name(path)}"
-        sys.stderr.write(f"\r\x1b[K{self._verb}: {text}")
+        sys.stderr.write(f"\r\x1b[K{self._verb}: {one_line(text)}")
         sys.stderr.flush()
 
     def __enter__(self) -> Self:
@@ -64,5 +65,33 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._on_terminal and self._last:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+class RunProgress:
+    """Shows how many runs are done; silent where stderr is not a terminal."""
+
+    def __init__(self, verb: str) -> None:
+        self._verb = verb
+        self._on_terminal = sys.stderr.isatty()
+        self._last = 0.0
+
+    def __call__(self, done: int, runs: int, name: str) -> None:
+        """Show that `done` of the runs are done, the last one being `name`."""
+        now = time.monotonic()
+        if self._on_terminal and now - self._last >= EVERY_SECONDS:
+            self._last = now
+            text = one_line(f"{done} of {runs} runs, {display_name(Path(name))}")
+            sys.stderr.write(f"\r\x1b[K{self._verb}: {text}")
+            sys.stderr.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._last:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

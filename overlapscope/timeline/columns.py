@@ -191,7 +191,13 @@ def _kinds(table: Any) -> dict[str, str]:
 
 def enum_values(table: type[Columns], column: str) -> tuple[str, ...]:
     """Return the spelled values of an enum column, in the order of its codes."""
-    return next(tuple(get_args(each.type)[1]) for each in fields(table) if each.name == column)
+    key: Any = table
+    return _enums(key)[column]
+
+
+@cache
+def _enums(table: Any) -> dict[str, tuple[str, ...]]:
+    return {each.name: tuple(get_args(each.type)[1]) for each in fields(table) if each.type not in _KIND_OF_TYPE}
 
 
 def size(table: Columns) -> int:

@@ -77,7 +77,8 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
     gradients: Gradients = msgspec.field(default_factory=lambda: make(Gradients, 0))
     telemetry: Telemetry = msgspec.field(default_factory=lambda: make(Telemetry, 0))
     recorded: Mapping[str, Any] = {}
-    """How our own capture recorded it, and its readings of the machine; empty for other sources. Plain JSON values."""
+    """How our own capture recorded it, and its readings of the machine; of other sources at most `host`, the name of
+    the machine. Plain JSON values."""
 
     @property
     def num_spans(self) -> int:

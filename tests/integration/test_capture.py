@@ -16,6 +16,7 @@ import pytest
 import overlapscope
 from overlapscope.cli.main import main
 from tests.support.fork_server import start
+from tests.support.old_torch import needs_fsdp2_without_cuda
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
@@ -143,6 +144,7 @@ def test_the_users_own_communication_hook_keeps_working(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])
 def test_fsdp2_gathers_and_scatters_are_recorded(mode: str, tmp_path: Path) -> None:
+    needs_fsdp2_without_cuda()
     passed(train("fsdp", tmp_path, mode=mode))
     run = overlapscope.load(tmp_path / "run")
     calls = run.table("collectives", 0)

@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed: nothing can be reco
 
 from tests.integration.test_capture import Trained, passed
 from tests.integration.test_capture import train as train_in
+from tests.support.old_torch import needs_fsdp2_without_cuda
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
 
@@ -74,6 +75,7 @@ def test_autocast_changes_no_bit_and_ddp_still_reduces_float32(tmp_path: Path) -
 
 
 def test_fsdp2_of_mixed_precision_gathers_one_type_and_reduces_the_other(tmp_path: Path) -> None:
+    needs_fsdp2_without_cuda()
     train("fsdp_mixed", tmp_path)
     layer = 64 * 64 + 64
     for mode, run in runs(tmp_path).items():

@@ -181,6 +181,7 @@ def test_what_is_kept_is_bounded_by_what_is_noted(tmp_path: Path, monkeypatch: p
     assert len(overlapscope.load(tmp_path / "run").table("steps", 0)) == 5
 
 
+@pytest.mark.filterwarnings("ignore:.*cpu.amp.autocast:FutureWarning")  # torch 2.4's own checkpoint
 def test_a_checkpoint_that_runs_backward_inside_backward_is_one_backward(tmp_path: Path) -> None:
     from torch.utils.checkpoint import checkpoint
 

@@ -1,7 +1,6 @@
 """`trace` mode: run torch.profiler on a short schedule and keep its traces."""
 
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -51,20 +50,9 @@ class TraceRecorder:
         activities = [profiler.ProfilerActivity.CPU]
         if self._on_device:
             activities.append(profiler.ProfilerActivity.CUDA)
-        warmup, steps, repeat = self._schedule.warmup, self._schedule.steps, self._schedule.repeat
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns about a schedule without warm-up, which the user asked for
-            plan = profiler.schedule(
-                skip_first=max(warmup - 1, 0),
-                wait=0 if repeat is None else repeat - steps - 1,
-                warmup=min(warmup, 1) if repeat is None else 1,
-                active=steps,
-                repeat=1 if repeat is None else 0,
-                skip_first_wait=1,
-            )
         self._profiler = profiler.profile(
             activities=activities,
-            schedule=plan,
+            schedule=plan(self._schedule.warmup, self._schedule.steps, self._schedule.repeat),
             on_trace_ready=self._save,
             record_shapes=True,
             experimental_config=_with_wait_events(profiler),
@@ -101,6 +89,30 @@ class TraceRecorder:
             self._profiler.stop()
         elif self.recording:
             self._guard.note("the profiler runs in a thread that is stuck: the unfinished recording is lost")
+
+
+def plan(warmup: int, steps: int, repeat: int | None) -> Callable[[int], Any]:
+    """Return what the profiler does in each step, counted from 0: one ProfilerAction a step.
+
+    The first `warmup` steps pass, the profiler warming up in the last of them; `steps` steps are recorded. With
+    `repeat` that begins again every `repeat` steps, with a step of warming up each time. `torch.profiler.schedule` says
+    the same, but in torch 2.4 it has no `skip_first_wait`, and the first recording comes a whole interval too late.
+    """
+    from torch.profiler import ProfilerAction  # noqa: PLC0415 - capture is the one room that uses torch
+
+    before = min(warmup, 1) if repeat is None else 1
+
+    def action(step: int) -> Any:
+        at = step - max(warmup - 1, 0)
+        if repeat is not None and at >= 0:
+            at %= repeat
+        if not 0 <= at < before + steps:
+            return ProfilerAction.NONE
+        if at < before:
+            return ProfilerAction.WARMUP
+        return ProfilerAction.RECORD_AND_SAVE if at == before + steps - 1 else ProfilerAction.RECORD
+
+    return action
 
 
 def _with_wait_events(profiler: Any) -> Any:

@@ -7,15 +7,18 @@ examples:
   overlapscope compare runs/baseline/ runs/candidate/ --json -o comparison.json
   overlapscope compare runs/baseline runs/candidate --record
   overlapscope compare --scale runs/8 runs/16 runs/32
+  overlapscope compare --fleet runs/
 """
 
 import argparse
 import shlex
+import sys
 
-from overlapscope.cli.arguments import add_output, add_reading, emit, given_path
+from overlapscope.cli.arguments import add_output, add_reading, add_workers, emit, given_path
 from overlapscope.cli.inputs import PredictionTester, add_scale, read_both_sides, read_scaling
+from overlapscope.cli.output import one_line
 from overlapscope.display import display_path
-from overlapscope.errors import UsageError
+from overlapscope.errors import InputError, UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="store in BASE how CAND compares with the predictions that `advise --record` stored there",
     )
+    parser.add_argument(
+        "--fleet", action="store_true",
+        help="compare all runs below one folder: worst first, the trend of each job, hosts that straggle beyond chance",
+    )  # fmt: skip
     add_reading(parser)
+    add_workers(parser)
     add_output(parser)
     parser.add_argument("--all", action="store_true", help="show every metric, collective, kernel and finding")
 
@@ -47,6 +55,10 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import compare as compare_text  # noqa: PLC0415
 
+    if args.fleet:
+        return _fleet(args)
+    if args.workers:
+        raise UsageError("--workers is for --fleet; `overlapscope ingest` has it for reading traces")
     if args.scale and args.record:
         raise UsageError("--record compares CAND with predictions in BASE; it cannot be used with --scale")
     if args.scale:
@@ -76,4 +88,31 @@ def _scale(args: argparse.Namespace) -> int:
 
     found = read_scaling("compare", args)
     emit(json.render(found) if args.json else scaling_text.render(found), args)
+    return 0
+
+
+def _fleet(args: argparse.Namespace) -> int:
+    from overlapscope.analysis.fleet import fleet  # noqa: PLC0415
+    from overlapscope.cli.analysis_cache import load_document  # noqa: PLC0415
+    from overlapscope.cli.progress import RunProgress  # noqa: PLC0415
+    from overlapscope.fleet.find import runs_below  # noqa: PLC0415
+    from overlapscope.fleet.read import read_fleet  # noqa: PLC0415
+    from overlapscope.report.formats import json  # noqa: PLC0415
+    from overlapscope.report.sheet import fleet as fleet_text  # noqa: PLC0415
+
+    if args.scale or args.record:
+        raise UsageError(f"--fleet and {'--scale' if args.scale else '--record'} cannot be used together")
+    if args.rank or args.comm or args.compute:
+        raise UsageError("--rank, --comm and --compute say how to read traces; --fleet compares run directories")
+    if len(args.inputs) != 1:
+        raise UsageError("--fleet needs one folder with run directories below it")
+    folder = args.inputs[0]
+    with RunProgress("reading") as progress:
+        measured = read_fleet(folder, runs_below(folder), workers=args.workers, progress=progress, stored=load_document)
+    for reason in measured.left_out:
+        print(one_line(f"overlapscope compare: warning: left out: {reason}"), file=sys.stderr)
+    if not measured.runs:
+        raise InputError(f"{display_path(folder)}: none of its {len(measured.left_out)} runs can be read")
+    found = fleet(measured.runs, measured.left_out)
+    emit(json.render(found) if args.json else fleet_text.render(found, all_rows=args.all), args)
     return 0

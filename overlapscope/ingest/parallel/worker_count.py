@@ -89,7 +89,7 @@ def _each_file(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _worth(asked: int | None, files: Sequence[Path], worth: int) -> int:
-    return asked or max(1, min(_usable_cores(), 1 + sum(map(bytes_in, files)) // worth))
+    return asked or max(1, min(usable_cores(), 1 + sum(map(bytes_in, files)) // worth))
 
 
 def bytes_in(path: Path) -> int:
@@ -100,7 +100,7 @@ def bytes_in(path: Path) -> int:
         return BYTES_WORTH_A_PROCESS  # it lies elsewhere
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
     """Return the number of cores, at least 1."""
     bound = available_cores()
     granted = [_granted(_GROUPS / each) for each in _own_groups()]

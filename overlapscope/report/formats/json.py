@@ -21,12 +21,18 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def _plain(content: Any) -> Any:
-    """Return the schema with descriptions on one line, as Pythons differ in how they indent docstrings."""
+    """Return the schema with descriptions on one line and null as the last of alternatives.
+
+    Pythons differ in how they indent docstrings, versions of msgspec in the order of alternatives.
+    """
     if isinstance(content, dict):
-        return {
+        plain: dict[str, Any] = {
             key: " ".join(value.split()) if key == "description" and isinstance(value, str) else _plain(value)
             for key, value in content.items()
         }
+        if isinstance(plain.get("anyOf"), list):
+            plain["anyOf"].sort(key=lambda each: each.get("type") == "null")
+        return plain
     return [_plain(each) for each in content] if isinstance(content, list) else content
 
 

@@ -6,6 +6,7 @@ from typing import Final, cast
 import msgspec
 
 from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.fleet import Fleet
 from overlapscope.analysis.history import History
 from overlapscope.analysis.metrics import METRICS
 from overlapscope.analysis.result import Analysis
@@ -18,9 +19,8 @@ from overlapscope.whatif.result import WhatIf
 
 Document = Analysis | Comparison | Gate | History | Scaling
 HEAD_BYTES: Final = 200
-_HEAD: Final = re.compile(
-    rb'\s*\{\s*"schema"\s*:\s*"overlapscope\.(analysis|comparison|gate|history|scaling)/(\d{1,9})"'
-)
+REPORTABLE: Final = ("analysis", "comparison", "gate", "history", "scaling")
+"""Names of the documents that reports are made of."""
 _ALWAYS: Final = ("comm_ns", "compute_ns", "overlapped_ns", "exposed_comm_ns", "compute_only_ns", "idle_ns")
 """Figures that every window has; memcpy time is unknown where only events were recorded."""
 DOCUMENTS: Final[dict[str, type[msgspec.Struct]]] = {
@@ -30,28 +30,35 @@ DOCUMENTS: Final[dict[str, type[msgspec.Struct]]] = {
     "gate": Gate,
     "history": History,
     "scaling": Scaling,
+    "fleet": Fleet,
     "floor": NoiseFloor,
 }
 """The type of each JSON document by the name in its `schema`: `overlapscope.NAME/1`."""
+_HEAD: Final = re.compile(rf'\s*\{{\s*"schema"\s*:\s*"overlapscope\.({"|".join(DOCUMENTS)})/(\d{{1,9}})"'.encode())
 
 
 def is_document(head: bytes) -> bool:
-    """Return whether a file that begins with these bytes is a saved `Document`."""
+    """Return whether a file that begins with these bytes is one of DOCUMENTS, saved."""
     return _HEAD.match(head) is not None
 
 
 def decoded(content: bytes) -> Document:
     """Return the document of a saved file.
 
-    Raises InputError where the content does not match its schema, NewerSchemaError where a newer version wrote it.
+    Raises InputError where no report is made of it, or the content does not match its schema, NewerSchemaError where a newer version wrote it.
     """
     head = _HEAD.match(content)
     if head is None:
         raise InputError("is not JSON written by analyze, compare, gate or report")
+    name = head[1].decode()
+    if name not in REPORTABLE:
+        raise InputError(
+            f"is overlapscope.{name}/{int(head[2])}, of which no report is made; name JSON written by analyze, compare, gate or report"
+        )
     if int(head[2]) > 1:
         raise NewerSchemaError("was written by a newer OverlapScope; update this one to read it")
     try:
-        document = cast("Document", msgspec.json.decode(content, type=DOCUMENTS[head[1].decode()]))
+        document = cast("Document", msgspec.json.decode(content, type=DOCUMENTS[name]))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InputError(f"is damaged, or was edited: {error}") from error
     _check(document)

@@ -10,6 +10,7 @@ from overlapscope.errors import InputError, NewerSchemaError
 from overlapscope.files.safe_open import read_regular
 from overlapscope.timeline.run import MAX_RANKS, Group, Source
 from overlapscope.timeline.store.run_directory import MANIFEST, RANK_ENTRY, is_run_directory
+from overlapscope.version import __version__
 
 SCHEMA: Final = "overlapscope.run/1"
 _FAMILY, _, _NUMBER = SCHEMA.rpartition("/")
@@ -53,6 +54,10 @@ class _Schema(msgspec.Struct, rename={"schema_": "schema"}):
     schema_: str = ""
 
 
+class _Version(msgspec.Struct):
+    version: str = ""
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the content of `run.json`."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
@@ -81,13 +86,24 @@ def read_manifest(path: Path) -> Manifest:
             family, _, number = schema.rpartition("/")
             if family == _FAMILY and number.isdecimal() and int(number[:9]) > int(_NUMBER):
                 newer = f"written by a newer OverlapScope ({schema[:_MOST_SHOWN]})"
-                raise NewerSchemaError(f"{path}: {newer}; this one reads {SCHEMA}")
+                raise NewerSchemaError(f"{path}: {newer}; this one, {__version__}, reads {SCHEMA}{_install(content)}")
             raise InputError(f"{path / MANIFEST}: not a run of OverlapScope (its schema is {schema[:_MOST_SHOWN]!r})")
         return _possible(msgspec.json.decode(content, type=Manifest), path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
     except _DAMAGED as error:
         raise _damaged(path, str(error)) from error
+
+
+def _install(content: bytes) -> str:
+    """Return how to install the version that wrote a `run.json`, where it says which."""
+    try:
+        version = msgspec.json.decode(content, type=_Version).version
+    except _DAMAGED:
+        return ""
+    if re.fullmatch(r"\d{1,5}(\.\d{1,5}){1,3}", version) is None:
+        return ""
+    return f". To read it: pip install 'overlapscope>={version}'"
 
 
 def _damaged(path: Path, why: str) -> InputError:

@@ -27,7 +27,7 @@ from tests.conftest import ROOT
 
 EXAMPLE = str(ROOT / "examples" / "gpt2_8gpu.toml")
 TORCH_HOOK = """
-import json, time, torch
+import json, os, time, torch
 torch.set_num_threads(1)
 from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hook
@@ -53,7 +53,8 @@ for at, each in enumerate(model.parameters()):
 for _ in range(4):
     sent.clear(); ready.clear()
     ddp(torch.randn(2, 3, 8, 8)).square().sum().backward()
-print(json.dumps({"shapes": shapes, "ready": ready, "sent": sent}))
+print(json.dumps({"shapes": shapes, "ready": ready, "sent": sent}), flush=True)
+os._exit(0)  # torch aborts where a thread of gloo frees a tensor while the interpreter ends
 """
 
 

@@ -31,6 +31,7 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int | None = None
     groups: tuple[Group, ...] = ()
     fingerprint: Mapping[str, str | int | None] = {}
+    host: str | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -60,6 +61,7 @@ def read_metadata(head: bytes, tail: bytes, *, is_array: bool) -> TraceMetadata:
         world_size=world_size,
         groups=groups,
         fingerprint=_fingerprint(merged, info),
+        host=merged.host if isinstance(merged.host, str) else None,
         warnings=tuple(warnings),
     )
 

@@ -57,8 +57,10 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
     build = _device_timeline if columns.device_name.size else _cpu_timeline
     built = build(columns, metadata, context.classifier, display_path(path), truncated)
     rank = UNKNOWN_RANK if metadata.rank is None else metadata.rank
+    timeline = with_ready_gradients(built.timeline, columns, metadata.base_ns)
+    recorded = {} if metadata.host is None else {"host": metadata.host}
     return Reading(
-        timelines=(replace(with_ready_gradients(built.timeline, columns, metadata.base_ns), rank=rank),),
+        timelines=(replace(timeline, rank=rank, recorded=recorded),),
         world_size=metadata.world_size,
         groups=built.groups,
         fingerprint=dict(metadata.fingerprint),

@@ -27,6 +27,7 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats.json import schema as schema_of
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.baselines import list_runs, save_baseline
+from overlapscope.version import __version__
 from overlapscope.whatif.measured_settings import observed_run
 from tests.conftest import ROOT
 from tests.support.ddp_cases import IN_PAIRS, MB, TICK_NS, Made, recorded, step_ns
@@ -170,7 +171,7 @@ def test_a_prediction_is_noted_beside_the_columns_and_the_later_run_is_held_agai
     kept = msgspec.json.decode(after.pop(NAME), type=Noted)
     assert after == before
     four = next(each for each in kept.predictions if each.knobs.get("bucket_cap_mb") == 4.0)
-    assert (four.made_at, four.version, four.verdict) == ("2026-01-31", "0.1.0", "change")
+    assert (four.made_at, four.version, four.verdict) == ("2026-01-31", __version__, "change")
     assert four.present["bucket_cap_mb"] == 1000.0
     assert four.low_ns < four.step_ns < four.high_ns
     assert not any("link_speed" in each.knobs or "late_ranks" in each.knobs for each in kept.predictions)
