@@ -45,7 +45,8 @@ def is_document(head: bytes) -> bool:
 def decoded(content: bytes) -> Document:
     """Return the document of a saved file.
 
-    Raises InputError where no report is made of it, or the content does not match its schema, NewerSchemaError where a newer version wrote it.
+    Raises InputError where no report is made of it, or the content does not match its schema; NewerSchemaError where a
+    newer version wrote it.
     """
     head = _HEAD.match(content)
     if head is None:
@@ -53,7 +54,8 @@ def decoded(content: bytes) -> Document:
     name = head[1].decode()
     if name not in REPORTABLE:
         raise InputError(
-            f"is overlapscope.{name}/{int(head[2])}, of which no report is made; name JSON written by analyze, compare, gate or report"
+            f"is overlapscope.{name}/{int(head[2])}, of which no report is made; "
+            "name JSON written by analyze, compare, gate or report"
         )
     if int(head[2]) > 1:
         raise NewerSchemaError("was written by a newer OverlapScope; update this one to read it")

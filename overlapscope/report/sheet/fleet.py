@@ -82,8 +82,8 @@ def lead(found: Fleet) -> list[str]:
     if worst.exposed_fraction is not None:
         share = percent(worst.exposed_fraction)
         exposed = (
-            f"{ms(worst.exposed_ns)} ms of a step of {ms(worst.step_ns)} ms is exposed communication; of the time of all "
-            f"its steps and ranks it is {share}"
+            f"{ms(worst.exposed_ns)} ms of a step of {ms(worst.step_ns)} ms is exposed communication; of the time of "
+            f"all its steps and ranks it is {share}"
             if worst.step_ns
             else f"{share} of its time is exposed communication"
         )
