@@ -31,6 +31,12 @@ LANE_KINDS: Final = ("device", "host")
 UNKNOWN, SCHEDULED, STARTED, COMPLETED = range(4)
 CALL_STATES: Final = ("unknown", "scheduled", "started", "completed")
 
+OPERATION, ANNOTATION, RUNTIME, PYTHON, OVERHEAD = range(5)
+HOST_SPAN_KINDS: Final = ("operation", "annotation", "runtime", "python", "overhead")
+
+STREAM_WAIT_EVENT, EVENT_SYNC, STREAM_SYNC, CONTEXT_SYNC = range(4)
+SYNC_KINDS: Final = ("stream_wait_event", "event", "stream", "context")
+
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]
 Small = npt.NDArray[np.int8]
@@ -134,6 +140,8 @@ class Recordings(Columns, frozen=True, kw_only=True):
     """Earliest kernel launch after that whose device span is missing (the recording's end is cut); else NONE."""
     truncated: Flags
     """True if the file ends in the middle of the recording."""
+    host_events: Flags
+    """True if the source records what its host threads did; if not, empty `HostSpans` and `Syncs` say nothing."""
 
 
 class Annotations(Columns, frozen=True, kw_only=True):
@@ -142,6 +150,40 @@ class Annotations(Columns, frozen=True, kw_only=True):
     recording: Ints
     lane: Ints
     name: Codes
+    start_ns: Ints
+    end_ns: Ints
+
+
+class HostSpans(Columns, frozen=True, kw_only=True):
+    """What ran on the host threads, sorted by (lane, start, longest first): a span comes before those nested in it."""
+
+    recording: Ints
+    lane: Ints
+    """Row in `Lanes`: a thread of one process."""
+    kind: Annotated[Small, HOST_SPAN_KINDS]
+    """`runtime`: a call of the runtime's or the driver's interface (CUDA, HIP, CANN) that launches, copies, waits or
+    allocates, as its name says; `python`: a function of the interpreter; `overhead`: work of the profiler itself."""
+    name: Codes
+    start_ns: Ints
+    end_ns: Ints
+    correlation: Ints
+    """That of the device spans which a runtime call enqueued; NONE if it states none."""
+
+
+class Syncs(Columns, frozen=True, kw_only=True):
+    """Recorded synchronisations of streams and the host, sorted by start within each recording window."""
+
+    recording: Ints
+    kind: Annotated[Small, SYNC_KINDS]
+    """`stream_wait_event`: a stream waits for an event; the others: the host waits for an event, a stream, or all."""
+    correlation: Ints
+    """That of the runtime call that waits."""
+    lane: Ints
+    """Row in `Lanes` of the stream that waits; NONE if the host waits."""
+    awaited_lane: Ints
+    """Row in `Lanes` of the stream whose work is awaited; NONE for all streams, or if it is unknown."""
+    awaited_correlation: Ints
+    """That of the call that recorded the awaited event; NONE if there is none, or it is unknown."""
     start_ns: Ints
     end_ns: Ints
 
@@ -268,7 +310,7 @@ def shift(column: Ints, offset: int) -> Ints:
 
 def move_rows(table: T, *, recording: int, lane: int, call: int) -> T:
     """Return the table shifted by so many rows in each of the tables that its rows refer to."""
-    rows = {"recording": recording, "lane": lane, "collective": call}
+    rows = {"recording": recording, "lane": lane, "awaited_lane": lane, "collective": call}
     moved = {name: shift(getattr(table, name), by) for name, by in rows.items() if name in column_kinds(table)}
     return replace(table, **moved)
 

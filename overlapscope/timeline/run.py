@@ -14,10 +14,12 @@ from overlapscope.timeline.columns import (
     Collectives,
     Columns,
     Gradients,
+    HostSpans,
     Lanes,
     Recordings,
     Spans,
     Steps,
+    Syncs,
     Telemetry,
     concat,
     make,
@@ -76,6 +78,8 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
     annotations: Annotations
     gradients: Gradients = msgspec.field(default_factory=lambda: make(Gradients, 0))
     telemetry: Telemetry = msgspec.field(default_factory=lambda: make(Telemetry, 0))
+    host: HostSpans = msgspec.field(default_factory=lambda: make(HostSpans, 0))
+    syncs: Syncs = msgspec.field(default_factory=lambda: make(Syncs, 0))
     recorded: Mapping[str, Any] = {}
     """How our own capture recorded it, and its readings of the machine; of other sources at most `host`, the name of
     the machine. Plain JSON values."""
@@ -88,6 +92,11 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
     def name(self, code: int) -> str | None:
         """Return the name that a code of its tables stands for; None where it is missing."""
         return self.names[code] if code >= 0 else None
+
+    @property
+    def has_host_events(self) -> bool:
+        """Return whether every recording window records what its host threads did."""
+        return bool(self.recordings.host_events.all())
 
     def at_hand(self) -> "RankTimeline":
         """Return the timeline with all its tables in memory."""

@@ -14,7 +14,7 @@ from overlapscope.timeline.columns import DTYPES, MISSING, NONE, Columns, T, col
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.rows import unique
 
-LATER_COLUMNS: Final = frozenset({"cut", "state", "record_function_id", "peer", "received_bytes", "blocks"})
+LATER_COLUMNS: Final = frozenset({"cut", "state", "record_function_id", "peer", "received_bytes", "blocks", "host_events"})
 """Columns that runs of earlier versions do not have."""
 _MOST_SHOWN: Final = 40
 """Characters of an odd word that are shown."""
