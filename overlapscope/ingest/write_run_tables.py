@@ -47,8 +47,9 @@ def write_ranks(run: Run, parts: Sequence[Part], folder: Path) -> tuple[list[Ran
     for rank, timeline in sorted(run.ranks.items()):
         place = folder / rank_folder(rank)
         place.mkdir()
-        spans = sum(parts[part].rows.get("spans", 0) for part in timeline.spans.correlation.tolist())
-        entries.append(write_entry(timeline, place, spans=spans))
+        own = [parts[part].rows for part in timeline.spans.correlation.tolist()]
+        spans, host_spans = (sum(rows.get(table, 0) for rows in own) for table in ("spans", "host"))
+        entries.append(write_entry(timeline, place, spans=spans, host_spans=host_spans))
         _small_tables(timeline, parts, place)
         joinings += _large_tables(timeline, parts, place)
     return entries, joinings

@@ -10,7 +10,22 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from overlapscope.ingest.parsing.fact_tables import fact_table
-from overlapscope.timeline.columns import COMM, COMPUTE, COPY, HOST, NONE, UNCLASSIFIED, Columns, Spans, column_kinds
+from overlapscope.timeline.columns import (
+    ANNOTATION,
+    COMM,
+    COMPUTE,
+    COPY,
+    EVENT_SYNC,
+    HOST,
+    NONE,
+    OPERATION,
+    RUNTIME,
+    STREAM_WAIT_EVENT,
+    UNCLASSIFIED,
+    Columns,
+    Spans,
+    column_kinds,
+)
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline
 from tests.support.rank_rows import rank_timeline
@@ -148,7 +163,15 @@ def full_timeline(
     return rank_timeline(
         rank,
         names=["never used"],
-        recordings=[{**times(0, 1000), "source": source, "last_launch_ns": start_ns + 500, "truncated": True}],
+        recordings=[
+            {
+                **times(0, 1000),
+                "source": source,
+                "last_launch_ns": start_ns + 500,
+                "truncated": True,
+                "host_events": True,
+            }
+        ],
         spans=[
             {**times(10, 15), "name": f"gemm{tag}", "lane": 0, "note": UNCLASSIFIED, "correlation": 0, "step": 0},
             {**times(20, 60, 5), **nccl, "host_op": "nccl:all_reduce", "step": 0, "collective": 1},
@@ -162,6 +185,16 @@ def full_timeline(
         steps=[{**times(300 * step, 300 * (step + 1)), "step": step} for step in (0, 1)],
         lanes=[{"process": "0", "label": f"stream 7{tag}"}, {"kind": HOST, "process": "0"}],
         annotations=[{**times(0, 300), "lane": 1, "name": "ProfilerStep#0"}],
+        host=[
+            {**times(0, 300), "lane": 1, "name": "ProfilerStep#0", "kind": ANNOTATION},
+            {**times(0, 9), "lane": 1, "name": f"aten::mm größer{tag}", "kind": OPERATION},
+            {**times(5, 6), "lane": 1, "name": "cudaLaunchKernel", "kind": RUNTIME, "correlation": 2**40},
+            {**times(7, 9), "lane": 1, "kind": RUNTIME},
+        ],
+        syncs=[
+            {**times(7, 9), "kind": EVENT_SYNC, "correlation": 8},
+            {**times(30, 31), "kind": STREAM_WAIT_EVENT, "lane": 0, "awaited_lane": 0, "awaited_correlation": 2**40},
+        ],
     )
 
 

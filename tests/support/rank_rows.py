@@ -10,10 +10,12 @@ from overlapscope.timeline.columns import (
     Collectives,
     Columns,
     Gradients,
+    HostSpans,
     Lanes,
     Recordings,
     Spans,
     Steps,
+    Syncs,
     Telemetry,
 )
 from overlapscope.timeline.names import NameTable
@@ -22,7 +24,8 @@ from overlapscope.timeline.run import RankTimeline
 Row = Mapping[str, Any]
 TABLES: Mapping[str, type[Columns]] = {
     "collectives": Collectives, "spans": Spans, "recordings": Recordings, "steps": Steps, "lanes": Lanes,
-    "annotations": Annotations, "gradients": Gradients, "telemetry": Telemetry,
+    "annotations": Annotations, "gradients": Gradients, "telemetry": Telemetry, "host": HostSpans,
+    "syncs": Syncs,
 }  # fmt: skip
 
 

@@ -26,7 +26,9 @@ from overlapscope.timeline.columns import (
     Annotations,
     Columns,
     Gradients,
+    HostSpans,
     Spans,
+    Syncs,
     Telemetry,
     column_kinds,
     make,
@@ -44,6 +46,8 @@ LARGE: Final[dict[str, type[Columns]]] = {
     "annotations": Annotations,
     "gradients": Gradients,
     "telemetry": Telemetry,
+    "host": HostSpans,
+    "syncs": Syncs,
 }
 """Tables that no decision on joining files needs."""
 SMALL: Final = {name: kind for name, kind in TABLES.items() if name not in LARGE}

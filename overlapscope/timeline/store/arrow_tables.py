@@ -14,7 +14,9 @@ from overlapscope.timeline.columns import DTYPES, MISSING, NONE, Columns, T, col
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.rows import unique
 
-LATER_COLUMNS: Final = frozenset({"cut", "state", "record_function_id", "peer", "received_bytes", "blocks", "host_events"})
+LATER_COLUMNS: Final = frozenset(
+    {"cut", "state", "record_function_id", "peer", "received_bytes", "blocks", "host_events"}
+)
 """Columns that runs of earlier versions do not have."""
 _MOST_SHOWN: Final = 40
 """Characters of an odd word that are shown."""
@@ -143,6 +145,16 @@ def from_arrow(table: pa.Table, kind: type[T], names: NameTable) -> T:
         else:
             columns[column] = _values(array, np.dtype(DTYPES[stored]), MISSING[stored])
     return kind(**columns)
+
+
+def words_of(column: pa.ChunkedArray) -> list[str]:
+    """Return the distinct words of a column of names. Raises ValueError for another form."""
+    _must_be_text(column.type, "name")
+    words: dict[str, None] = {}
+    for chunk in column.chunks:
+        coded = chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
+        words |= dict.fromkeys(coded.dictionary.to_pylist())
+    return list(words)
 
 
 def _must_be_text(stored: pa.DataType, column: str) -> None:

@@ -1,7 +1,10 @@
 """Ranks of a run directory: small tables stay in memory, spans and annotations are read again when they are needed.
 
-Every table of a rank is read once when the run is opened; a damaged one means that this rank is left out. The large
-tables are then dropped from memory, except those that were used last.
+Every table of a rank but its host spans is read once when the run is opened; a damaged one means that this rank is
+left out. The large tables are then dropped from memory, except those that were used last.
+
+Host spans are often the largest table, and few questions need them: of these, only the names are read at first, and
+the rest when a column is accessed.
 """
 
 from collections import OrderedDict
@@ -12,21 +15,24 @@ from threading import Lock
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
 from overlapscope.errors import InputError
-from overlapscope.files.safe_open import FileState, file_state, read_regular
-from overlapscope.timeline.columns import Codes, Columns, T, column_kinds, make, size
+from overlapscope.files.safe_open import FileState, file_state, open_regular, read_regular
+from overlapscope.timeline.columns import Codes, Columns, HostSpans, Recordings, T, column_kinds, make, size
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import TABLES, RankTimeline
-from overlapscope.timeline.store.arrow_tables import from_arrow, open_parquet
-from overlapscope.timeline.store.validity import check_possible
+from overlapscope.timeline.store.arrow_tables import from_arrow, open_parquet, words_of
+from overlapscope.timeline.store.validity import check_host_spans, check_possible
 
 EMPTY: Final[Mapping[str, Any]] = {name: make(kind, 0) for name, kind in TABLES.items()}
 LARGE_TABLES: Final = ("spans", "annotations")
 """Tables that are dropped from memory."""
+HOST_TABLES: Final = ("host", "syncs")
+"""Tables that runs of the first schema do not have."""
 KEPT_ROWS: Final = 1_000_000
 """Rows of these that stay in memory: of a few ranks, or all of a small run ..."""
 KEPT_TABLES: Final = 4
@@ -38,7 +44,8 @@ UNREADABLE: Final = (OSError, pa.ArrowException, LookupError, ValueError)
 class StoredRank(RankTimeline, frozen=True, kw_only=True, dict=True):
     """A rank whose large tables are read when they are accessed, which raises InputError if that fails.
 
-    A copy is a plain timeline with all its tables; to change values, start from `at_hand()`.
+    A copy is a plain timeline with all its tables; to change values, start from `at_hand()`. Its host spans, and those
+    of its copies, are `StoredHostSpans`.
     """
 
     __repr__ = object.__repr__  # shows no table
@@ -76,7 +83,10 @@ class StoredRank(RankTimeline, frozen=True, kw_only=True, dict=True):
         return rows
 
     def at_hand(self) -> RankTimeline:
-        """Return a plain timeline with all tables in memory; not cached, because callers go through many ranks."""
+        """Return a plain timeline with all tables but its host spans in memory.
+
+        Not cached, because callers go through many ranks.
+        """
         values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in LARGE_TABLES}
         for name in LARGE_TABLES:
             values[name] = self._unloaded.table(name, self.names, keep=False)
@@ -149,28 +159,148 @@ class UnloadedTables(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def open_rank(bare: RankTimeline, folder: Path, cache: TableCache) -> StoredRank:
+class StoredHostSpans(HostSpans, frozen=True, kw_only=True, dict=True):
+    """Host spans that are read when a column is accessed, which raises InputError if that fails."""
+
+    __repr__ = object.__repr__  # shows no table
+
+    @classmethod
+    def of(cls, unloaded: "UnloadedHostSpans") -> "StoredHostSpans":
+        """Return the table in place of which `unloaded` is read."""
+        columns: dict[str, Any] = dict.fromkeys(column_kinds(HostSpans))
+        found = cls(**columns)
+        for name in columns:
+            getattr(cls, name).__delete__(found)  # unset, so that `__getattr__` is called
+        vars(found)["_unloaded"] = unloaded
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a column."""
+        if name not in column_kinds(HostSpans):
+            raise AttributeError(name)
+        return getattr(self.at_hand(), name)
+
+    def __reduce__(self) -> Any:
+        """Return how to copy it, in memory or to another process: as a plain table."""
+        return self.at_hand().__reduce__()
+
+    def at_hand(self) -> HostSpans:
+        """Return the table in memory."""
+        unloaded: UnloadedHostSpans = self._unloaded
+        return unloaded.table()
+
+
+class UnloadedHostSpans(msgspec.Struct, frozen=True, kw_only=True):
+    """The host spans of a rank, in its folder."""
+
+    file: Path
+    state: FileState
+    """State of the file when the run was opened."""
+    names: tuple[str, ...]
+    """The rank's names."""
+    windows: int
+    lanes: int
+    """Numbers of recording windows and lanes of the rank."""
+    cache: TableCache
+
+    def table(self) -> HostSpans:
+        """Return the table. Raises InputError if it cannot be read, or has changed since the run was opened."""
+        found: Any = self.cache.get(self.file)
+        if found is None:
+            found = self._read()
+            self.cache.keep(self.file, found)
+        table: HostSpans = found
+        return table
+
+    def _read(self) -> HostSpans:
+        try:
+            found = read_table(self.file.parent, "host", HostSpans, NameTable(self.names))
+            check_host_spans(found, windows=self.windows, lanes=self.lanes)
+            same = file_state(self.file.stat()) == self.state  # checked last: the file may be replaced at any time
+        except UNREADABLE as error:
+            without = "move it away to read this rank without host events"
+            raise InputError(f"{self.file}: cannot be read: {first_line(error)}; {without}") from error
+        if not same:
+            raise InputError(f"{self.file}: was changed since the run was opened; open it again")
+        return found
+
+
+class OpenedRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank as it was opened, and what of it could not be."""
+
+    timeline: RankTimeline
+    lost: str | None = None
+    """Why its host events are left out, if they are."""
+
+
+def open_rank(bare: RankTimeline, folder: Path, cache: TableCache, host_spans: int | None) -> OpenedRank:
     """Read and check a rank like `read_rank`, and drop its large tables except those that `cache` has room for."""
     files = {name: folder / f"{name}.parquet" for name in LARGE_TABLES}
     states = {name: file_state(file.stat()) for name, file in files.items()}
-    timeline = read_rank(bare, folder)
+    opened = read_rank(bare, folder, cache, host_spans)
+    timeline = opened.timeline
     for name, file in files.items():
         table = getattr(timeline, name)
         if cache.has_room(table):
             cache.keep(file, table)
     spans = size(timeline.spans)
-    return StoredRank.of(timeline, UnloadedTables(folder=folder, states=states, spans=spans, cache=cache))
+    unloaded = UnloadedTables(folder=folder, states=states, spans=spans, cache=cache)
+    return replace(opened, timeline=StoredRank.of(timeline, unloaded))
 
 
-def read_rank(bare: RankTimeline, folder: Path) -> RankTimeline:
-    """Return the timeline with all tables of `folder`, checked. Raises one of `UNREADABLE` where it is damaged."""
+def read_rank(bare: RankTimeline, folder: Path, cache: TableCache, host_spans: int | None) -> OpenedRank:
+    """Read all tables of `folder`, checked, except the host spans, which are left for later.
+
+    `host_spans` is how many there are; None for a run of the first schema. Raises one of `UNREADABLE` where a table is
+    damaged; damaged host events mean that only these are left out.
+    """
     names = NameTable()
-    tables: Mapping[str, Any] = {
-        name: read_table(folder, name, kind, names, bare.rank) for name, kind in TABLES.items()
+    tables: dict[str, Any] = {
+        name: read_table(folder, name, kind, names, bare.rank)
+        for name, kind in TABLES.items()
+        if name not in HOST_TABLES
     }
+    lost = state = None
+    if host_spans is not None:
+        try:
+            tables["syncs"] = read_table(folder, "syncs", TABLES["syncs"], names, bare.rank)
+            state = _host_names(folder / "host.parquet", bare.rank, host_spans, names)
+        except UNREADABLE as error:
+            lost = f"its host events left out: {first_line(error)}"
+            tables.pop("syncs", None)
+            tables["recordings"] = _without_host_events(tables["recordings"])
     found = replace(bare, **tables)
     check_possible(found)
-    return replace(found, names=tuple(map(intern, names.to_list())))  # most ranks have the same ones
+    found = replace(found, names=tuple(map(intern, names.to_list())))  # most ranks have the same ones
+    if state is None or not host_spans:
+        return OpenedRank(timeline=found, lost=lost)
+    unloaded = UnloadedHostSpans(
+        file=folder / "host.parquet",
+        state=state,
+        names=found.names,
+        windows=size(found.recordings),
+        lanes=size(found.lanes),
+        cache=cache,
+    )
+    return OpenedRank(timeline=replace(found, host=StoredHostSpans.of(unloaded)))
+
+
+def _host_names(path: Path, rank: int, rows: int, names: NameTable) -> FileState:
+    """Add the names of host spans, of which there should be `rows`, to `names`; return the file's state."""
+    try:
+        with open_regular(path) as opened:
+            file = open_parquet(opened)
+            check_rank(file, rank)
+            if file.metadata.num_rows != rows:
+                raise ValueError(f"has {file.metadata.num_rows} rows, the rank's entry states {rows}")
+            names.encode(words_of(file.read(columns=["name"], use_threads=False).column("name")))
+        return file_state(path.stat())
+    except UNREADABLE as error:
+        raise ValueError(f"{path.name}: {first_line(error)}") from error
+
+
+def _without_host_events(recordings: Recordings) -> Recordings:
+    return replace(recordings, host_events=np.zeros(size(recordings), np.bool_))
 
 
 def read_table(folder: Path, name: str, kind: type[T], names: NameTable, rank: int | None = None) -> T:

@@ -20,7 +20,15 @@ from overlapscope.timeline.facts import Facts, Links, join_facts
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import MAX_RANKS, Group, RankTimeline, Run, Source
 from overlapscope.timeline.store.fact_files import FACTS, load_facts, missing_facts, save_facts, table_rows
-from overlapscope.timeline.store.lazy_rank import EMPTY, UNREADABLE, TableCache, first_line, open_rank, read_rank
+from overlapscope.timeline.store.lazy_rank import (
+    EMPTY,
+    UNREADABLE,
+    OpenedRank,
+    TableCache,
+    first_line,
+    open_rank,
+    read_rank,
+)
 from overlapscope.timeline.store.manifest import (
     SCHEMA,
     Manifest,
@@ -104,7 +112,9 @@ def load_run(path: Path) -> Run:
             problems.append(opened)
             sources.append(_warning(folder, opened, entry.rank))
             continue
-        ranks[entry.rank] = opened
+        ranks[entry.rank] = opened.timeline
+        if opened.lost is not None:
+            sources.append(_warning(folder, f"rank {entry.rank}: {opened.lost}"))
         if not manifest.sources:
             sources.append(_source_of(entry, folder))
     world_size, groups, odd = _sound(manifest, path, max(ranks, default=-1))
@@ -160,14 +170,14 @@ def _at_once(entries: Sequence[RankEntry]) -> int:
     return max(1, min(available_cores(), AT_ONCE_BYTES // max(1, most * SPAN_BYTES)))
 
 
-def _opened(path: Path, kept: TableCache, entry: RankEntry) -> RankTimeline | str:
+def _opened(path: Path, kept: TableCache, entry: RankEntry) -> OpenedRank | str:
     """Return a rank, or why it is left out."""
     try:
-        timeline = open_rank(_without_tables(entry), _rank_path(path, entry), kept)
-        check_against_entry(entry, timeline)
+        opened = open_rank(_without_tables(entry), _rank_path(path, entry), kept, entry.host_spans)
+        check_against_entry(entry, opened.timeline)
     except UNREADABLE as error:
         return f"rank {entry.rank} left out: its tables cannot be read ({first_line(error)})"
-    return timeline
+    return opened
 
 
 def load_rank(path: Path, entry: RankEntry) -> RankTimeline:
@@ -176,7 +186,7 @@ def load_rank(path: Path, entry: RankEntry) -> RankTimeline:
     Dimensions are known only where the names of groups state them.
     """
     try:
-        timeline = read_rank(_without_tables(entry), _rank_path(path, entry))
+        timeline = read_rank(_without_tables(entry), _rank_path(path, entry), TableCache(), entry.host_spans).timeline
         check_against_entry(entry, timeline)
     except UNREADABLE as error:
         raise InputError(f"{path}: rank {entry.rank} cannot be read: {first_line(error)}") from error

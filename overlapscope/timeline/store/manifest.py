@@ -12,7 +12,8 @@ from overlapscope.timeline.run import MAX_RANKS, Group, Source
 from overlapscope.timeline.store.run_directory import MANIFEST, RANK_ENTRY, is_run_directory
 from overlapscope.version import __version__
 
-SCHEMA: Final = "overlapscope.run/1"
+SCHEMA: Final = "overlapscope.run/2"
+"""What is written; those with a lower number, of earlier versions, are read as well."""
 _FAMILY, _, _NUMBER = SCHEMA.rpartition("/")
 _MOST_SHOWN: Final = 60
 """Characters of a schema's name that are shown."""
@@ -32,6 +33,8 @@ class RankEntry(msgspec.Struct, kw_only=True):
     steps: list[int]
     start_ns: int | None
     end_ns: int | None
+    host_spans: int | None = None
+    """Rows of `HostSpans`; None in runs of the first schema, whose ranks have no such table."""
     recorded: dict[str, Any] = {}
 
 
@@ -82,8 +85,9 @@ def read_manifest(path: Path) -> Manifest:
     try:
         content = (path / MANIFEST).read_bytes()
         schema = msgspec.json.decode(content, type=_Schema).schema_
-        if schema != SCHEMA:
-            family, _, number = schema.rpartition("/")
+        family, _, number = schema.rpartition("/")
+        known = number.isdecimal() and 0 < int(number[:9]) <= int(_NUMBER)
+        if family != _FAMILY or not known:
             if family == _FAMILY and number.isdecimal() and int(number[:9]) > int(_NUMBER):
                 newer = f"written by a newer OverlapScope ({schema[:_MOST_SHOWN]})"
                 raise NewerSchemaError(f"{path}: {newer}; this one, {__version__}, reads {SCHEMA}{_install(content)}")

@@ -17,7 +17,7 @@ def write_rank(timeline: RankTimeline, folder: Path) -> RankEntry:
     """Write a rank into an empty folder, and return its entry. Raises OSError."""
     for name in TABLES:
         write_table(getattr(timeline, name), timeline.names, timeline.rank, table_file(folder, name))
-    return write_entry(timeline, folder, spans=size(timeline.spans))
+    return write_entry(timeline, folder, spans=size(timeline.spans), host_spans=size(timeline.host))
 
 
 def table_file(folder: Path, table: str) -> Path:
@@ -40,15 +40,15 @@ def _empty(kind: type[Columns]) -> bytes:
     return parquet_bytes(to_arrow(make(kind, 0), (), 0))
 
 
-def write_entry(timeline: RankTimeline, folder: Path, *, spans: int) -> RankEntry:
-    """Write `rank.json` of a rank with `spans` spans, and return its entry."""
-    entry = entry_of(timeline, spans=spans)
+def write_entry(timeline: RankTimeline, folder: Path, *, spans: int, host_spans: int) -> RankEntry:
+    """Write `rank.json` of a rank with that many rows in `Spans` and `HostSpans`, and return its entry."""
+    entry = entry_of(timeline, spans=spans, host_spans=host_spans)
     (folder / RANK_ENTRY).write_bytes(msgspec.json.encode(entry))
     return entry
 
 
-def entry_of(timeline: RankTimeline, *, spans: int) -> RankEntry:
-    """Return the entry of a rank with `spans` spans."""
+def entry_of(timeline: RankTimeline, *, spans: int, host_spans: int | None) -> RankEntry:
+    """Return the entry of a rank with that many rows in `Spans` and `HostSpans`."""
     basis: Any = timeline.basis
     return RankEntry(
         rank=timeline.rank,
@@ -60,13 +60,14 @@ def entry_of(timeline: RankTimeline, *, spans: int) -> RankEntry:
         steps=timeline.steps.step.tolist(),
         start_ns=or_none(int(timeline.recordings.start_ns[0])),
         end_ns=or_none(int(timeline.recordings.end_ns[-1])),
+        host_spans=host_spans,
         recorded=dict(timeline.recorded),
     )
 
 
 def check_against_entry(entry: RankEntry, timeline: RankTimeline) -> None:
     """Raise ValueError if a rank's tables, each complete in itself, do not match its entry."""
-    found = entry_of(timeline, spans=timeline.num_spans)
+    found = entry_of(timeline, spans=timeline.num_spans, host_spans=entry.host_spans)
     for name in ("spans", "collectives", "steps", "start_ns", "end_ns"):
         stated, actual = getattr(entry, name), getattr(found, name)
         if stated != actual:
