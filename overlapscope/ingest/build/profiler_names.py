@@ -4,11 +4,12 @@ import re
 from typing import Final
 
 from overlapscope.ingest.build.trace_columns import KERNEL, MEMCPY, MEMSET
+from overlapscope.timeline.columns import ANNOTATION, OPERATION
 
-DEVICE, LAUNCH, HOST, DEVICE_NOTE, WINDOW = range(5)
+NUM_SORTS: Final = 7
+DEVICE, LAUNCH, HOST, DEVICE_NOTE, WINDOW, COST, SYNC = range(NUM_SORTS)
 """Kinds of events: device work, an API call that enqueues it, a host range, a range projected on the device, the
-profiler's own range."""
-OPERATION, ANNOTATION = range(2)
+profiler's own range, the profiler's own work on a thread, a synchronisation."""
 
 EVENT_SORTS: Final = {
     "kernel": (DEVICE, KERNEL),
@@ -30,15 +31,15 @@ EVENT_SORTS: Final = {
     "user_annotation": (HOST, ANNOTATION),
     "gpu_user_annotation": (DEVICE_NOTE, 0),
     "Trace": (WINDOW, 0),
+    "overhead": (COST, 0),
+    "cuda_sync": (SYNC, 0),
 }
 """Category to (sort, detail), for complete events (phase X)."""
 STACK_CATEGORY: Final = "python_function"
 MODULE_CALL: Final = "nn.Module: "
 """Host stacks hold a range for each call of a module: only these ranges of a stack are read, as annotations."""
-UNREAD_CATEGORIES: Final = frozenset(
-    {STACK_CATEGORY, "overhead", "cuda_sync", "cuda_event", "xpu_sync", "cpu_instant_event"}
-)
-"""Known categories without information on device work: host stacks, the profiler's own cost, synchronisation."""
+UNREAD_CATEGORIES: Final = frozenset({STACK_CATEGORY, "cuda_event", "xpu_sync", "cpu_instant_event"})
+"""Known categories without information that is used: host stacks, recorded events, synchronisation of other devices."""
 
 SYNCHRONISATION: Final = re.compile(r"^(?:Stream|Event|Context|Device)\s*(?:Wait|Sync)", re.IGNORECASE)
 """Synchronisation records that some writers file under kernels although nothing computes there."""

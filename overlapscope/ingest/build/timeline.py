@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from overlapscope.ingest.build.device_collectives import GroupBook, assemble
 from overlapscope.ingest.build.host_ranges import NOWHERE
+from overlapscope.ingest.build.host_spans import host_spans, host_syncs
 from overlapscope.ingest.build.kernel_names import Classifier
 from overlapscope.ingest.build.launch_links import DeviceSpans
 from overlapscope.ingest.build.trace_columns import TraceColumns, matching
@@ -23,6 +24,7 @@ from overlapscope.timeline.columns import (
     Steps,
     make,
     shift,
+    size,
 )
 from overlapscope.timeline.operations import COMPILED, WAITS_FOR_DEVICE
 from overlapscope.timeline.rows import unique
@@ -107,9 +109,11 @@ def trace_timeline(
 ) -> RankTimeline:
     """Return the timeline of spans, collectives and steps, whose times are final.
 
-    Lanes, annotations and the recording window come from the trace's columns, to whose times `base_ns` is added.
+    Lanes, annotations, host events and the recording window come from the trace's columns, to whose times `base_ns` is
+    added.
     """
     spans = add_comm_marks(spans, columns, steps, base_ns)
+    host = host_spans(columns, base_ns)
     window = columns.window or _seen(columns)
     last, lost = shift(np.array([last_launch_ns, lost_launch_ns], np.int64), base_ns).tolist()
     return RankTimeline(
@@ -125,12 +129,15 @@ def trace_timeline(
             last_launch_ns=last,
             lost_launch_ns=lost,
             truncated=truncated,
+            host_events=size(host) > 0,
         ),
         spans=spans,
         collectives=collectives,
         steps=steps,
         lanes=_lanes(columns),
         annotations=_annotations(columns, base_ns),
+        host=host,
+        syncs=host_syncs(columns, base_ns),
         names=tuple(columns.names.to_list()),
     )
 
@@ -138,7 +145,8 @@ def trace_timeline(
 def _lanes(columns: TraceColumns) -> Lanes:
     process, label = zip(*columns.lanes, strict=True)
     is_device = np.zeros(len(columns.lanes), np.bool_)
-    is_device[columns.device_lane] = True
+    for used in (columns.device_lane, columns.syncs.lane, columns.syncs.awaited_lane):
+        is_device[used[used != NONE]] = True
     return make(
         Lanes,
         len(columns.lanes),

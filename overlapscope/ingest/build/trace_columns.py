@@ -14,7 +14,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from overlapscope.ingest.build.collective_args import CollectiveArgs
-from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.columns import NONE, HostSpans, Ints, Syncs, concat, make
 from overlapscope.timeline.names import Codes, NameTable
 
 KERNEL, MEMCPY, MEMSET = range(3)
@@ -85,6 +85,9 @@ class TraceColumns(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives described by the communication library's own host ranges, by row."""
     device_notes: Ranges = NO_RANGES
     """Host annotations that the profiler projected onto the device."""
+    host_rest: HostSpans = make(HostSpans, 0)
+    """Host spans that neither launch work nor are work of the job: the profiler's, or of the operating system."""
+    syncs: Syncs = make(Syncs, 0)
     window_times: tuple[int, ...] = ()
     """Times at which the profiler was on: none, or two or more."""
     events: int
@@ -126,6 +129,8 @@ def concatenate_columns(parts: Sequence[TraceColumns]) -> TraceColumns:
         device_collectives=_by_row([(each.device_collectives, each.device_name.size) for each in moved]),
         host_args=_by_row([(each.host_args, each.host.name.size) for each in moved]),
         api_calls=_by_row([(each.api_calls, each.host.name.size) for each in moved]),
+        host_rest=concat([each.host_rest for each in moved]),
+        syncs=concat([each.syncs for each in moved]),
         window_times=tuple(time for each in moved for time in each.window_times),
         **{name: sum(getattr(each, name) for each in moved) for name in ("events", "repaired", "dropped")},
         unknown=sum((each.unknown for each in moved), Counter()),
@@ -138,6 +143,8 @@ def _renumbered(part: TraceColumns, names: NameTable, lanes: dict[tuple[str, str
     """Return a part with codes of the common tables of names and lanes, to which its own are added."""
     name = np.array([names.code(each) for each in part.names.to_list()], np.int32)
     lane = np.array([lanes.setdefault(each, len(lanes)) for each in part.lanes], np.int64)
+    no_lane = np.append(lane, NONE)
+    syncs = part.syncs
     ranges: dict[str, Any] = {
         table: replace(old, lane=lane[old.lane], name=name[old.name])
         for table, old in (("host", part.host), ("device_notes", part.device_notes))
@@ -148,6 +155,12 @@ def _renumbered(part: TraceColumns, names: NameTable, lanes: dict[tuple[str, str
         launch_name=name[part.launch_name],
         device_lane=lane[part.device_lane],
         launch_lane=lane[part.launch_lane],
+        host_rest=replace(part.host_rest, lane=lane[part.host_rest.lane], name=name[part.host_rest.name]),
+        syncs=replace(
+            syncs,
+            lane=no_lane[np.where(syncs.lane == NONE, -1, syncs.lane)],
+            awaited_lane=no_lane[np.where(syncs.awaited_lane == NONE, -1, syncs.awaited_lane)],
+        ),
         **ranges,
     )
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.ingest.build.profiler_names import EVENT_SORTS, HOST, MODULE_CALL, STACK_CATEGORY
+from overlapscope.ingest.build.profiler_names import EVENT_SORTS, HOST, MODULE_CALL, NUM_SORTS, STACK_CATEGORY
 from overlapscope.ingest.parsing.json_values import DECODE_ERRORS, is_utf8
 from overlapscope.ingest.parsing.timestamps import text_to_ns
 from overlapscope.timeline.columns import Ints
@@ -124,7 +124,7 @@ class ExactTimes:
         return start, duration, start_good & duration_good
 
     def _sorted(self) -> list[list[_ExactEvent | _AnyExactEvent]]:
-        events: list[list[_ExactEvent | _AnyExactEvent]] = [[], [], [], [], []]
+        events: list[list[_ExactEvent | _AnyExactEvent]] = [[] for _ in range(NUM_SORTS)]
         for event in self._complete():
             if not isinstance(event.cat, str):
                 continue

@@ -10,14 +10,16 @@ from msgspec.structs import replace
 
 from overlapscope.ingest.build.collective_args import CollectiveArgs
 from overlapscope.ingest.build.profiler_names import (
-    ANNOTATION,
+    COST,
     DEVICE,
     EVENT_SORTS,
     HOST,
     LAUNCH,
     MODULE_CALL,
+    NUM_SORTS,
     OLD_ANNOTATION,
     STACK_CATEGORY,
+    SYNC,
     UNREAD_CATEGORIES,
     WINDOW,
     WINDOW_MARKS,
@@ -36,7 +38,21 @@ from overlapscope.ingest.formats.kineto.decoding import (
 )
 from overlapscope.ingest.parsing.json_values import DECODE_ERRORS, correlation_ids, decode_args, grid_blocks
 from overlapscope.ingest.parsing.timestamps import NeedsText, microseconds_to_ns, text_to_ns
-from overlapscope.timeline.columns import Flags, Ints, Small
+from overlapscope.timeline.columns import (
+    ANNOTATION,
+    CONTEXT_SYNC,
+    EVENT_SYNC,
+    NONE,
+    OVERHEAD,
+    STREAM_SYNC,
+    STREAM_WAIT_EVENT,
+    Flags,
+    HostSpans,
+    Ints,
+    Small,
+    Syncs,
+    make,
+)
 from overlapscope.timeline.names import Codes, NameTable
 
 if TYPE_CHECKING:
@@ -50,6 +66,15 @@ _DETAIL: Final = {
 }
 
 
+_SYNC_KINDS: Final = {
+    "Stream Wait Event": STREAM_WAIT_EVENT,
+    "Event Sync": EVENT_SYNC,
+    "Stream Sync": STREAM_SYNC,
+    "Context Sync": CONTEXT_SYNC,
+}
+"""Kineto's names (libkineto/src/CuptiCbidRegistry, syncTypeString); it has no other with a known meaning."""
+
+
 class _Linked(msgspec.Struct, gc=False):
     correlation: Any = None
 
@@ -58,6 +83,15 @@ class _DeviceArgs(msgspec.Struct, gc=False):
     correlation: Any = None
     grid: Any = None
     collective_name: Any = msgspec.field(default=None, name="Collective name")
+
+
+class _SyncArgs(msgspec.Struct, gc=False):
+    kind: Any = msgspec.field(default=None, name="cuda_sync_kind")
+    device: Any = None
+    stream: Any = None
+    correlation: Any = None
+    awaited_stream: Any = msgspec.field(default=None, name="wait_on_stream")
+    awaited_correlation: Any = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
 
 
 class EventCollector:
@@ -72,10 +106,10 @@ class EventCollector:
         self._names = NameTable()
         self._lanes: dict[tuple[Any, Any], int] = {}
         self._lane_codes: dict[tuple[str, str], int] = {}
-        self._tables = {sort: ColumnBuilder() for sort in range(5)}
+        self._tables = {sort: ColumnBuilder() for sort in range(NUM_SORTS)}
         self._device_collectives: dict[int, CollectiveArgs] = {}
         self._host_args: dict[int, CollectiveArgs] = {}
-        self._rows = [0] * 5
+        self._rows = [0] * NUM_SORTS
         self._marks: list[int] = []
         self._unknown: Counter[str] = Counter()
         self.events = self.repaired = self.dropped = 0
@@ -114,7 +148,7 @@ class EventCollector:
 
     def _add(self, array: bytes, found: Decoded) -> None:
         self.events += found.num_events
-        buckets: tuple[list[CompleteEvent], ...] = ([], [], [], [], [])
+        buckets: tuple[list[CompleteEvent], ...] = tuple([] for _ in range(NUM_SORTS))
         unused: deque[Any] = deque(maxlen=0)
         takers: dict[object, Callable[[Any], None]] = {INSTANT: self._add_mark, UNUSED: unused.append}
         takers |= {category: buckets[sort].append for category, (sort, _) in EVENT_SORTS.items()}
@@ -157,10 +191,12 @@ class EventCollector:
                 start, duration = start[good], duration[good]
         if not events:
             return
+        self._tables[sort].add(start=start, end=start + np.maximum(duration, 0))
+        if sort == SYNC:
+            self._add_syncs(events)
+            return
         names = self._names.encode([event.name for event in events])
-        self._tables[sort].add(
-            lane=self._encode_lanes(events), name=names, start=start, end=start + np.maximum(duration, 0)
-        )
+        self._tables[sort].add(lane=self._encode_lanes(events), name=names)
         first = self._rows[sort]
         self._rows[sort] += len(events)
         if sort == DEVICE:
@@ -194,6 +230,37 @@ class EventCollector:
         if chosen:
             args = decode_args([events[row].args for row in chosen], CollectiveArgs)
             self._host_args.update(zip((first + row for row in chosen), args, strict=True))
+
+    def _add_syncs(self, events: list[CompleteEvent]) -> None:
+        args = decode_args([event.args for event in events], _SyncArgs)
+        device = [event.pid if each.device is None else each.device for event, each in zip(events, args, strict=True)]
+        kind = np.array([_SYNC_KINDS.get(str(each.kind), NONE) for each in args], np.int64)
+        stream = self._streams(device, [each.stream for each in args])
+        awaited = self._streams(device, [each.awaited_stream for each in args])
+        by_host = kind != STREAM_WAIT_EVENT
+        if (kind == NONE).any():
+            self._unknown["cuda_sync"] += int((kind == NONE).sum())
+        self._tables[SYNC].add(
+            kind=kind,
+            lane=np.where(by_host, NONE, stream),
+            awaited_lane=np.where(kind == STREAM_SYNC, stream, np.where(kind == CONTEXT_SYNC, NONE, awaited)),
+            correlation=correlation_ids([each.correlation for each in args]),
+            awaited_correlation=_positive(correlation_ids([each.awaited_correlation for each in args])),
+        )
+
+    def _streams(self, devices: Sequence[Any], streams: Sequence[Any]) -> Ints:
+        """Return the lanes of streams; NONE for what is no stream, as -1."""
+        lanes = self._lane_codes
+        pairs = zip(devices, streams, strict=True)
+        return np.array(
+            [
+                lanes.setdefault((_spelled(device), _spelled(stream)), len(lanes))
+                if isinstance(stream, int) and 0 <= stream < _NO_STREAM
+                else NONE
+                for device, stream in pairs
+            ],
+            np.int64,
+        )
 
     def _encode_lanes(self, events: list[CompleteEvent]) -> Ints:
         lanes = self._lanes
@@ -235,6 +302,8 @@ class EventCollector:
             host=self._ranges(HOST),
             host_args=self._host_args,
             device_notes=self._ranges(NOTE),
+            host_rest=self._host_rest(),
+            syncs=self._syncs(),
             window_times=self._window_times(),
             events=self.events,
             repaired=self.repaired,
@@ -252,10 +321,41 @@ class EventCollector:
             is_annotation=table.joined("is_annotation", np.bool_),
         )
 
+    def _host_rest(self) -> HostSpans:
+        cost = self._ranges(COST)
+        return make(
+            HostSpans,
+            cost.lane.size,
+            recording=0,
+            lane=cost.lane,
+            kind=OVERHEAD,
+            name=cost.name,
+            start_ns=cost.start_ns,
+            end_ns=cost.end_ns,
+        )
+
+    def _syncs(self) -> Syncs:
+        table = self._tables[SYNC]
+        kind, start, end = table.joined("kind"), table.joined("start"), table.joined("end")
+        known = kind != NONE
+        columns = {name: table.joined(name)[known] for name in _SYNC_COLUMNS}
+        return make(
+            Syncs, int(known.sum()), recording=0, kind=kind[known], start_ns=start[known], end_ns=end[known], **columns
+        )
+
     def _window_times(self) -> tuple[int, ...]:
         """Return the times that bound the profiler's recording: its own range, and its marks at both ends."""
         ranges = self._ranges(WINDOW)
         return (*ranges.start_ns.tolist(), *ranges.end_ns.tolist(), *self._marks)
+
+
+_SYNC_COLUMNS: Final = ("lane", "awaited_lane", "correlation", "awaited_correlation")
+_NO_STREAM: Final = (1 << 32) - 1
+"""CUPTI_SYNCHRONIZATION_INVALID_VALUE."""
+
+
+def _positive(numbers: Ints) -> Ints:
+    return np.where(numbers < 0, NONE, numbers)
 
 
 def _spelled(number: object) -> str:
