@@ -31,8 +31,8 @@ LANE_KINDS: Final = ("device", "host")
 UNKNOWN, SCHEDULED, STARTED, COMPLETED = range(4)
 CALL_STATES: Final = ("unknown", "scheduled", "started", "completed")
 
-OPERATION, ANNOTATION, RUNTIME, PYTHON, OVERHEAD = range(5)
-HOST_SPAN_KINDS: Final = ("operation", "annotation", "runtime", "python", "overhead")
+OPERATION, ANNOTATION, RUNTIME, PYTHON, OVERHEAD, SYSTEM = range(6)
+HOST_SPAN_KINDS: Final = ("operation", "annotation", "runtime", "python", "overhead", "system")
 
 STREAM_WAIT_EVENT, EVENT_SYNC, STREAM_SYNC, CONTEXT_SYNC = range(4)
 SYNC_KINDS: Final = ("stream_wait_event", "event", "stream", "context")
@@ -162,7 +162,8 @@ class HostSpans(Columns, frozen=True, kw_only=True):
     """Row in `Lanes`: a thread of one process."""
     kind: Annotated[Small, HOST_SPAN_KINDS]
     """`runtime`: a call of the runtime's or the driver's interface (CUDA, HIP, CANN) that launches, copies, waits or
-    allocates, as its name says; `python`: a function of the interpreter; `overhead`: work of the profiler itself."""
+    allocates, as its name says; `python`: a function of the interpreter; `overhead`: work of the profiler itself;
+    `system`: a call of the operating system."""
     name: Codes
     start_ns: Ints
     end_ns: Ints

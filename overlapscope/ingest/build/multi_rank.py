@@ -6,7 +6,7 @@ that work counts with the process's own device. A process that runs no kernel is
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -18,12 +18,13 @@ from overlapscope.ingest.build.nccl_api_ranges import NcclPayload, api_calls
 from overlapscope.ingest.build.timeline import BuiltTimeline, device_timeline
 from overlapscope.ingest.build.trace_columns import KERNEL, Mask, Ranges, TraceColumns
 from overlapscope.ingest.build.user_marks import step_ranges
-from overlapscope.timeline.columns import NONE, UNCLASSIFIED, Ints, Steps, make
+from overlapscope.timeline.columns import NONE, UNCLASSIFIED, HostSpans, Ints, Small, Steps, Syncs, make
 from overlapscope.timeline.names import Codes, NameTable
 from overlapscope.timeline.run import Group
 
 MAX_SHOWN = 16
 NO_RANK = -1
+_NOTHING: Final = np.empty(0, np.int64)
 
 
 class DeviceWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +45,7 @@ class DeviceWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Launches(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls that enqueued device work, or waited for it."""
+    """Calls of the runtime's and the driver's interface."""
 
     process: Ints
     thread: Ints
@@ -65,6 +66,33 @@ class HostRanges(msgspec.Struct, frozen=True, kw_only=True):
     is_annotation: Mask
 
 
+class HostCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """What host threads did besides: calls of the operating system, and the profiler's own work."""
+
+    process: Ints = _NOTHING
+    thread: Ints = _NOTHING
+    kind: Small = _NOTHING.astype(np.int8)
+    """SYSTEM or OVERHEAD."""
+    name: Codes = _NOTHING.astype(np.int32)
+    start_ns: Ints = _NOTHING
+    end_ns: Ints = _NOTHING
+
+
+class SyncRecords(msgspec.Struct, frozen=True, kw_only=True):
+    """Recorded synchronisations; NONE for what is missing or does not apply."""
+
+    process: Ints = _NOTHING
+    device: Ints = _NOTHING
+    stream: Ints = _NOTHING
+    """Stream that waits."""
+    awaited_stream: Ints = _NOTHING
+    kind: Small = _NOTHING.astype(np.int8)
+    correlation: Ints = _NOTHING
+    awaited_correlation: Ints = _NOTHING
+    start_ns: Ints = _NOTHING
+    end_ns: Ints = _NOTHING
+
+
 class DeviceRecording(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of one recording."""
 
@@ -72,6 +100,8 @@ class DeviceRecording(msgspec.Struct, frozen=True, kw_only=True):
     work: DeviceWork
     launches: Launches
     ranges: HostRanges
+    calls: HostCalls = HostCalls()
+    syncs: SyncRecords = SyncRecords()
     payloads: Mapping[int, NcclPayload]
     """By row of the ranges."""
     process_ids: Mapping[int, int]
@@ -111,7 +141,8 @@ def rank_timelines(
     groups = tuple(Group(name=name, size=members) for name, members in sorted(sizes.items()))
     built = []
     for at, unit in enumerate(units):
-        columns, opaque, host = _columns(recording, unit, np.flatnonzero(place == at))
+        alone = sum(each.process == unit.process for each in units) == 1
+        columns, opaque, host = _columns(recording, unit, np.flatnonzero(place == at), alone=alone)
         names = columns.names.to_list()
         payloads = {new: recording.payloads[old] for new, old in enumerate(host.tolist()) if old in recording.payloads}
         ranges = columns.host
@@ -150,8 +181,11 @@ def _process_id(recording: DeviceRecording, key: int) -> int:
     return recording.process_ids.get(key, key)
 
 
-def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[TraceColumns, Mask, Ints]:
-    """Return one rank's columns, a mask of its opaque device events, and the rows of its host ranges."""
+def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints, *, alone: bool) -> tuple[TraceColumns, Mask, Ints]:
+    """Return one rank's columns, a mask of its opaque device events, and the rows of its host ranges.
+
+    `alone`: its process is no other rank.
+    """
     work, launches, ranges = recording.work, recording.launches, recording.ranges
     anyone = unit.process == NONE
     calls = _launches(recording, unit, rows)
@@ -160,6 +194,8 @@ def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[Tr
     device_lane = _lanes(lanes, work.device[rows], work.stream[rows], recording.stream_word)
     launch_lane = _threads(lanes, recording, launches.process[calls], launches.thread[calls])
     host_lane = _threads(lanes, recording, ranges.process[host], ranges.thread[host])
+    host_rest = _host_rest(recording, unit, lanes)
+    syncs = _syncs(recording, unit, lanes, alone=alone)
     columns = TraceColumns(
         lanes=list(lanes),
         names=recording.names,
@@ -182,9 +218,56 @@ def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[Tr
             end_ns=ranges.end_ns[host],
             is_annotation=ranges.is_annotation[host],
         ),
+        host_rest=host_rest,
+        syncs=syncs,
         events=rows.size + calls.size + host.size,
     )
     return columns, work.opaque[rows], host
+
+
+def _host_rest(recording: DeviceRecording, unit: RankUnit, lanes: dict[tuple[str, str], int]) -> HostSpans:
+    calls = recording.calls
+    own = np.flatnonzero((calls.process == unit.process) | (unit.process == NONE))
+    return make(
+        HostSpans,
+        own.size,
+        recording=0,
+        lane=_threads(lanes, recording, calls.process[own], calls.thread[own]),
+        kind=calls.kind[own],
+        name=calls.name[own],
+        start_ns=calls.start_ns[own],
+        end_ns=calls.end_ns[own],
+    )
+
+
+def _syncs(recording: DeviceRecording, unit: RankUnit, lanes: dict[tuple[str, str], int], *, alone: bool) -> Syncs:
+    """Return the synchronisations of one rank: all of its process, or those on its device where others share it.
+
+    Nsight writes device 0 for those of processes on other devices.
+    """
+    syncs = recording.syncs
+    here = (syncs.device == unit.device) | (syncs.device == NONE) | alone
+    own = np.flatnonzero(here & ((syncs.process == unit.process) | (unit.process == NONE)))
+
+    def lane_of(stream: Ints) -> Ints:
+        known = stream != NONE
+        lane = np.full(stream.size, NONE, np.int64)
+        device = np.full(int(known.sum()), unit.device, np.int64)
+        lane[known] = _lanes(lanes, device, stream[known], recording.stream_word)
+        return lane
+
+    return make(
+        Syncs,
+        own.size,
+        recording=0,
+        kind=syncs.kind[own],
+        correlation=syncs.correlation[own],
+        lane=lane_of(syncs.stream[own]),
+        awaited_lane=lane_of(syncs.awaited_stream[own]),
+        awaited_correlation=syncs.awaited_correlation[own],
+        start_ns=syncs.start_ns[own],
+        end_ns=syncs.end_ns[own],
+    )
 
 
 def _launches(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> Ints:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from overlapscope.display import display_path
 from overlapscope.errors import InputError
 from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
+from overlapscope.ingest.build.host_spans import in_order
 from overlapscope.ingest.build.kernel_names import Classifier
 from overlapscope.ingest.build.profiler_names import OLD_ANNOTATION
 from overlapscope.ingest.build.trace_columns import Ranges
@@ -31,26 +32,35 @@ from overlapscope.ingest.parsing.event_array import EventArray
 from overlapscope.ingest.parsing.gzip_stream import ByteStream
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.columns import (
+    ANNOTATION,
     COMM,
     DEVICE,
     HOST,
     NONE,
+    OPERATION,
     PLAIN,
+    PYTHON,
+    RUNTIME,
     Annotations,
     Codes,
     Flags,
+    HostSpans,
     Ints,
     Lanes,
     Recordings,
     Spans,
     make,
+    size,
 )
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline, Source
 
 HARDWARE = "Ascend Hardware"
 COLLECTIVES = frozenset({"HCCL", "Communication"})
 """Names of the process of the collectives, in older and newer versions of msprof."""
-NO_WORK_PROCESSES = frozenset({"Overlap Analysis", "CANN", "Python GC", "MSTX", "MsTx"})
+CANN, PYTHON_GC = "CANN", "Python GC"
+_QUEUE = ("enqueue", "dequeue")
+"""Categories of the tasks that one thread of the framework hands to another, which calls CANN."""
+NO_WORK_PROCESSES = frozenset({"Overlap Analysis", CANN, PYTHON_GC, "MSTX", "MsTx"})
 """Their timed events are host calls, marks, and the vendor's own sums."""
 
 
@@ -102,6 +112,7 @@ def _timeline(
     steps, repeated = host_steps(host, names)
     row = np.concatenate([rows, tasks])
     launch_ns, called_ns, host_op = _launched(columns, host, row)
+    host_spans, correlation = _host_spans(columns, host, process, row)
     # The operation belongs to the step in which it was called, even where a queue enqueued its work later.
     step = step_at(steps, np.where(called_ns != NONE, called_ns, launch_ns))
     calls, notes = collectives(columns, rows, launch_ns[: rows.size], step[: rows.size])
@@ -117,6 +128,7 @@ def _timeline(
         start_ns=ranges.start_ns[row],
         end_ns=ranges.end_ns[row],
         launch_ns=launch_ns,
+        correlation=correlation,
         step=step,
         collective=np.where(np.arange(row.size) < rows.size, np.arange(row.size), NONE),
     )
@@ -126,12 +138,15 @@ def _timeline(
         rank=UNKNOWN_RANK,
         basis="trace",
         has_device=True,
-        recordings=_recording(columns, spans, host, path, truncated),
+        recordings=replace(
+            _recording(columns, spans, host, path, truncated), host_events=np.array([size(host_spans) > 0])
+        ),
         spans=spans,
         collectives=calls,
         steps=steps,
         lanes=_lanes(columns, process, ranges.lane[row]),
         annotations=_annotations(host),
+        host=host_spans,
         names=tuple(columns.names.to_list()),
     )
     if not rows.size and any(on_plane(columns.threads.get(lane, "")) for lane in columns.lanes):
@@ -159,6 +174,49 @@ def _launched(columns: AscendColumns, host: Ranges, row: Ints) -> tuple[Ints, In
     host_row = innermost_range(host, called_lane, called_ns)
     host_op = np.where(host_row == NOWHERE, -1, np.append(host.name, -1)[host_row])
     return np.where(launch_ns == NONE, called_ns, launch_ns), called_ns, host_op
+
+
+def _host_spans(columns: AscendColumns, host: Ranges, process: list[str], row: Ints) -> tuple[HostSpans, Ints]:
+    """Return the host spans, and the correlation of each device event `row`.
+
+    Runtime calls are those of CANN, and the tasks that the framework hands to the thread that calls it. Both are
+    numbered here: what links a task to its call in the file is an arrow that begins inside the call. CANN's events
+    name the threads of the framework's process under a process of their own; a thread is one lane.
+    """
+    ranges = columns.ranges
+    framework = {thread: lane for lane, (_, thread) in enumerate(columns.lanes) if not _is_known(process[lane])}
+    one = np.array([*(framework.get(thread, lane) for lane, (_, thread) in enumerate(columns.lanes)), NONE], np.int64)
+    queue = [code for code, name in enumerate(columns.names.to_list()) if name in _QUEUE]
+    calls = np.flatnonzero(_on(ranges, [each == CANN for each in process]) | np.isin(columns.category, queue))
+    pauses = np.flatnonzero(_on(ranges, [each == PYTHON_GC for each in process]))
+    kinds = ((calls, RUNTIME), (pauses, PYTHON))
+    called = Ranges(
+        lane=one[ranges.lane[calls]],
+        name=ranges.name[calls],
+        start_ns=ranges.start_ns[calls],
+        end_ns=ranges.end_ns[calls],
+        is_annotation=np.zeros(calls.size, np.bool_),
+    )
+    launch_ns, launch_lane = arrow_starts(columns.launches, ranges, row)
+    launched = np.where(launch_lane == NONE, NONE, one[np.where(launch_lane == NONE, -1, launch_lane)])
+    by = innermost_range(called, launched, launch_ns)
+    rows = np.concatenate([calls, pauses])
+    spans = make(
+        HostSpans,
+        host.name.size + rows.size,
+        recording=0,
+        lane=np.concatenate([one[host.lane], one[ranges.lane[rows]]]),
+        kind=np.concatenate(
+            [np.where(host.is_annotation, ANNOTATION, OPERATION), *(np.full(each.size, kind) for each, kind in kinds)]
+        ),
+        name=np.concatenate([host.name, ranges.name[rows]]),
+        start_ns=np.concatenate([host.start_ns, ranges.start_ns[rows]]),
+        end_ns=np.concatenate([host.end_ns, ranges.end_ns[rows]]),
+        correlation=np.concatenate(
+            [np.full(host.name.size, NONE), np.arange(1, calls.size + 1), np.full(pauses.size, NONE)]
+        ),
+    )
+    return in_order(spans), np.where(by == NOWHERE, NONE, by + 1)
 
 
 def _recording(columns: AscendColumns, spans: Spans, host: Ranges, path: str, truncated: bool) -> Recordings:
@@ -210,7 +268,7 @@ def _host(columns: AscendColumns, names: list[str], process: list[str]) -> Range
     """Return the framework's own ranges: all events with a category that are not in a device process."""
     ranges = columns.ranges
     device = [_is_known(each) for each in process]
-    queue = np.array([each in ("enqueue", "dequeue") for each in names] + [False], np.bool_)
+    queue = np.array([each in _QUEUE for each in names] + [False], np.bool_)
     rows = np.flatnonzero((columns.category >= 0) & ~queue[columns.category] & ~_on(ranges, device))
     marks = np.array([OLD_ANNOTATION.match(each) is not None for each in names] + [False], np.bool_)
     operations = columns.names.encode(["cpu_op"])[0]

@@ -2,27 +2,45 @@
 missing values.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from overlapscope.ingest.build.multi_rank import DeviceRecording, DeviceWork, Launches
-from overlapscope.ingest.build.profiler_names import LAUNCHES_KERNEL
+from overlapscope.ingest.build.multi_rank import DeviceRecording, DeviceWork, HostCalls, Launches, SyncRecords
 from overlapscope.ingest.build.trace_columns import KERNEL, MEMCPY, MEMSET
 from overlapscope.ingest.formats.nsight.nvtx import NsightRanges
 from overlapscope.ingest.formats.nsight.strings import StringTable, is_sound, process_ids, process_of, thread_of
 from overlapscope.ingest.parsing.sqlite import SqliteFile
-from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, integers
+from overlapscope.timeline.columns import (
+    CONTEXT_SYNC,
+    EVENT_SYNC,
+    NONE,
+    OVERHEAD,
+    RUNTIME,
+    STREAM_SYNC,
+    STREAM_WAIT_EVENT,
+    SYSTEM,
+    Codes,
+    Ints,
+    integers,
+)
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 
 KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
 SETS: Final = "CUPTI_ACTIVITY_KIND_MEMSET"
 GRAPHS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 CALLS: Final = ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER")
+SYNCS: Final = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+EVENTS: Final = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
+_OTHER_CALLS: Final = {"OSRT_API": SYSTEM, "CUPTI_ACTIVITY_KIND_OVERHEAD": OVERHEAD}
+_SYNC_KINDS: Final = {1: EVENT_SYNC, 2: STREAM_WAIT_EVENT, 3: STREAM_SYNC, 4: CONTEXT_SYNC}
+"""CUpti_ActivitySynchronizationType."""
+_NO_STREAM: Final = (1 << 32) - 1
+"""CUPTI_SYNCHRONIZATION_INVALID_VALUE."""
+_SYNC: Final = ("start", "end", "globalPid", "deviceId", "streamId", "correlationId", "syncType", "eventSyncId")
 _PLACE: Final = ("start", "end", "globalPid", "deviceId", "streamId", "correlationId")
 _CALL: Final = ("start", "end", "globalTid", "correlationId", "nameId")
 _KERNEL_NAMES: Final = ("demangledName", "shortName", "mangledName")
@@ -51,7 +69,9 @@ class NsightTables(msgspec.Struct):
     def read(self) -> DeviceRecording:
         """Return all used tables of the export. Times are as stored."""
         work = self._device_work()
-        launches = self._launches(work)
+        launches = self._launches()
+        calls = self._host_calls()
+        syncs = self._syncs()
         reader = NsightRanges(file=self.file, names=self.names)
         ranges = reader.read()
         self.events += reader.events
@@ -62,8 +82,10 @@ class NsightTables(msgspec.Struct):
             work=work,
             launches=launches,
             ranges=ranges,
+            calls=calls,
+            syncs=syncs,
             payloads=reader.payloads,
-            process_ids=process_ids(work.process, launches.process, ranges.process),
+            process_ids=process_ids(work.process, launches.process, ranges.process, calls.process),
         )
 
     def _device_work(self) -> DeviceWork:
@@ -95,39 +117,81 @@ class NsightTables(msgspec.Struct):
             opaque=work["opaque"].astype(np.bool_),
         )
 
-    def _launches(self, work: DeviceWork) -> Launches:
-        """Return calls that enqueued recorded work or waited for it, and launches whose kernel was not recorded."""
-        launching: set[int] = set()
-
-        def code(text: str) -> int:
-            number = self.names.code(text)
-            if LAUNCHES_KERNEL.search(text) or WAITS_FOR_DEVICE.fullmatch(text):
-                launching.add(number)
-            return number
-
-        strings = StringTable(file=self.file, code=code)
-        known = np.unique(work.correlation)
-        nothing = np.empty(0, np.int64)
-        parts = [(nothing, nothing, nothing.astype(np.int32), nothing, nothing)]
-        for table in CALLS:
-            for columns in self._columns(table, _CALL):
-                correlation = _linking(columns["correlationId"])
-                name = strings.codes(columns["nameId"])
-                good = is_sound(columns["start"])
-                self.dropped += int((~good).sum())
-                keep = good & (_among(correlation, known) | np.isin(name, list(launching)))
-                start, end = columns["start"][keep], columns["end"][keep]
-                end = np.where(is_sound(end), np.maximum(start, end), start)
-                parts.append((start, columns["globalTid"][keep], name[keep], correlation[keep], end))
-        start, thread, name, correlation, end = (np.concatenate(column) for column in zip(*parts, strict=True))
+    def _launches(self) -> Launches:
+        """Return the calls of the runtime's and the driver's interface."""
+        start, end, thread, name, correlation, _ = self._calls(dict.fromkeys(CALLS, RUNTIME), "unnamed call")
         return Launches(
             process=process_of(thread),
             thread=thread_of(thread),
-            name=self._named(name, "unnamed call"),
+            name=name,
             start_ns=start,
             end_ns=end,
             correlation=correlation,
         )
+
+    def _host_calls(self) -> HostCalls:
+        """Return the calls of the operating system and the profiler's own work."""
+        start, end, thread, name, _, kind = self._calls(_OTHER_CALLS, "profiler overhead")
+        return HostCalls(
+            process=process_of(thread),
+            thread=thread_of(thread),
+            kind=kind.astype(np.int8),
+            name=name,
+            start_ns=start,
+            end_ns=end,
+        )
+
+    def _calls(self, tables: Mapping[str, int], otherwise: str) -> tuple[Ints, Ints, Ints, Codes, Ints, Ints]:
+        """Return start, end, thread, name, correlation and kind of the rows of tables with valid times."""
+        strings = StringTable(file=self.file, code=self.names.code)
+        nothing = np.empty(0, np.int64)
+        parts = [(nothing, nothing, nothing, nothing.astype(np.int32), nothing, nothing)]
+        for table, kind in tables.items():
+            for columns in self._columns(table, _CALL):
+                good = is_sound(columns["start"])
+                self.dropped += int((~good).sum())
+                start, end, thread, correlation, name = (columns[each][good] for each in _CALL)
+                end = np.where(is_sound(end), np.maximum(start, end), start)
+                codes = self._named(strings.codes(name), otherwise)
+                parts.append((start, end, thread, codes, _linking(correlation), np.full(start.size, kind, np.int64)))
+        start, end, thread, codes, correlation, kinds = (np.concatenate(each) for each in zip(*parts, strict=True))
+        return start, end, thread, codes, correlation, kinds
+
+    def _syncs(self) -> SyncRecords:
+        """Return the synchronisations, with the records of the events that they wait for where these were recorded."""
+        parts: dict[str, list[Ints]] = {name: [np.empty(0, np.int64)] for name in _SYNC}
+        for columns in self._columns(SYNCS, _SYNC):
+            good = (
+                is_sound(columns["start"]) & is_sound(columns["end"]) & np.isin(columns["syncType"], list(_SYNC_KINDS))
+            )
+            for name, values in columns.items():
+                parts[name].append(values[good])
+        table = {name: np.concatenate(values) for name, values in parts.items()}
+        kind = np.array([_SYNC_KINDS[each] for each in table["syncType"].tolist()], np.int8)
+        stream = np.where((table["streamId"] < 0) | (table["streamId"] >= _NO_STREAM), NONE, table["streamId"])
+        event_stream, event_correlation = self._awaited(table["globalPid"], table["eventSyncId"])
+        by_stream, of_stream = kind == STREAM_WAIT_EVENT, kind == STREAM_SYNC
+        return SyncRecords(
+            process=table["globalPid"],
+            device=table["deviceId"],
+            stream=np.where(by_stream, stream, NONE),
+            awaited_stream=np.where(of_stream, stream, event_stream),
+            kind=kind,
+            correlation=_linking(table["correlationId"]),
+            awaited_correlation=event_correlation,
+            start_ns=table["start"],
+            end_ns=np.maximum(table["start"], table["end"]),
+        )
+
+    def _awaited(self, process: Ints, sync_id: Ints) -> tuple[Ints, Ints]:
+        """Return stream and correlation of the record of each awaited event; NONE where it is not recorded."""
+        records: dict[tuple[int, int], tuple[int, int]] = {}
+        for columns in self._columns(EVENTS, ("globalPid", "eventSyncId", "streamId", "correlationId")):
+            rows = zip(*(each.tolist() for each in columns.values()), strict=True)
+            records |= {(pid, event): (stream, correlation) for pid, event, stream, correlation in rows if event > 0}
+        keys = zip(process.tolist(), sync_id.tolist(), strict=True)
+        found = np.array([records.get(key, (NONE, NONE)) for key in keys], np.int64).reshape(-1, 2)
+        return found[:, 0], _linking(found[:, 1])
 
     def _columns(self, table: str, wanted: tuple[str, ...]) -> Iterator[dict[str, Ints]]:
         """Yield chunks of int64 columns; NONE for a missing value and for a column that the table does not have."""
@@ -172,11 +236,3 @@ class NsightTables(msgspec.Struct):
 def _linking(correlation: Ints) -> Ints:
     """Return correlations with NONE instead of 0, which means no correlation."""
     return np.where(correlation == 0, NONE, correlation)
-
-
-def _among(values: Ints, known: Ints) -> Flags:
-    """Return whether each value is present (not NONE) and among the sorted `known` values."""
-    if known.size == 0:
-        return np.zeros(values.size, np.bool_)
-    at = np.minimum(np.searchsorted(known, values), known.size - 1)
-    return np.asarray((known[at] == values) & (values != NONE), np.bool_)

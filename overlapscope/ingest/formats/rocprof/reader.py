@@ -21,7 +21,6 @@ from overlapscope.ingest.build.multi_rank import (
     device_order_note,
     rank_timelines,
 )
-from overlapscope.ingest.build.profiler_names import LAUNCHES_KERNEL
 from overlapscope.ingest.build.trace_columns import KERNEL, MEMCPY
 from overlapscope.ingest.build.user_marks import RangeNames
 from overlapscope.ingest.formats.rocprof.records import (
@@ -37,7 +36,6 @@ from overlapscope.ingest.parsing.json_values import json_text
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
 
 _GPU: Final = 2
@@ -106,13 +104,13 @@ class _RecordingColumns(msgspec.Struct):
         pid = process.metadata.get("pid")
         if isinstance(pid, int) and not isinstance(pid, bool) and 0 <= pid < MAX_TIME_NS:
             self.process_ids[number] = pid
-        correlations = self._add_work(number, process)
-        self._add_calls(number, process, correlations)
+        self._add_work(number, process)
+        self._add_calls(number, process)
         self._add_ranges(number, process)
         self.dropped += process.dropped
 
-    def _add_work(self, number: int, process: ProcessRecords) -> Ints:
-        """Add kernels and memory copies; return their correlations, sorted."""
+    def _add_work(self, number: int, process: ProcessRecords) -> None:
+        """Add kernels and memory copies."""
         gpus = {agent.id.handle: agent for agent in process.agents if agent.type == _GPU}
         index = _device_numbers(gpus)
         dispatches = process.records(KernelRecord, "kernel_dispatch", "kernel_dispatches")
@@ -156,29 +154,19 @@ class _RecordingColumns(msgspec.Struct):
             correlation=np.where(correlation == 0, NONE, correlation),
         )
         self.products |= {gpus[handle].product_name or gpus[handle].name for handle in set(on) & gpus.keys()} - {""}
-        return np.unique(correlation)
 
-    def _add_calls(self, number: int, process: ProcessRecords, correlations: Ints) -> None:
-        """Add calls that enqueued recorded work or waited for it, and launches whose kernel was not recorded."""
+    def _add_calls(self, number: int, process: ProcessRecords) -> None:
+        """Add the calls of HIP and of HSA."""
         calls = [*process.records(ApiCallRecord, "hip_api"), *process.records(ApiCallRecord, "hsa_api")]
         self.events += len(calls)
-        enqueued = set(correlations.tolist()) - {0, NONE}
-        named = [(call, _operation(process, call)) for call in calls]
-        chosen = [
-            (call, name)
-            for call, name in named
-            if call.correlation_id.internal in enqueued
-            or LAUNCHES_KERNEL.search(name)
-            or WAITS_FOR_DEVICE.fullmatch(name)
-        ]
         self._add(
             "calls",
-            process=np.full(len(chosen), number, np.int64),
-            thread=_ints(call.thread_id for call, _ in chosen),
-            name=self.names.encode([name for _, name in chosen]),
-            start_ns=_ints(call.start_timestamp for call, _ in chosen),
-            end_ns=_ints(max(call.start_timestamp, call.end_timestamp) for call, _ in chosen),
-            correlation=_ints(call.correlation_id.internal or NONE for call, _ in chosen),
+            process=np.full(len(calls), number, np.int64),
+            thread=_ints(call.thread_id for call in calls),
+            name=self.names.encode([_operation(process, call) for call in calls]),
+            start_ns=_ints(call.start_timestamp for call in calls),
+            end_ns=_ints(max(call.start_timestamp, call.end_timestamp) for call in calls),
+            correlation=_ints(call.correlation_id.internal or NONE for call in calls),
         )
 
     def _add_ranges(self, number: int, process: ProcessRecords) -> None:
