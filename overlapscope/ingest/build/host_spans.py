@@ -14,9 +14,11 @@ from overlapscope.timeline.columns import (
     OPERATION,
     PYTHON,
     RUNTIME,
+    Codes,
     HostSpans,
+    Ints,
+    Small,
     Syncs,
-    make,
     size,
     take,
 )
@@ -30,28 +32,46 @@ _QUERY: Final = re.compile(r"(?:cuda|hip|cu)(?:Event|Stream)Query")
 def host_spans(columns: TraceColumns, base_ns: int) -> HostSpans:
     """Return all host ranges and runtime calls, `base_ns` added to their times."""
     host, rest = columns.host, columns.host_rest
-    module = matching(_PYTHON, columns.names.to_list())[host.name]
-    kind = np.where(module, PYTHON, np.where(host.is_annotation, ANNOTATION, OPERATION)).astype(np.int8)
+    kind = np.where(host.is_annotation, np.int8(ANNOTATION), np.int8(OPERATION))
+    kind[matching(_PYTHON, columns.names.to_list())[host.name]] = PYTHON
     calls = columns.launch_name.size
-    unlinked = np.full(host.name.size, NONE, np.int64)
     return in_order(
-        make(
-            HostSpans,
-            host.name.size + calls + size(rest),
-            recording=0,
-            lane=np.concatenate([host.lane, columns.launch_lane, rest.lane]),
-            kind=np.concatenate([kind, np.full(calls, RUNTIME, np.int8), rest.kind]),
-            name=np.concatenate([host.name, columns.launch_name, rest.name]),
-            start_ns=np.concatenate([host.start_ns, columns.launch_start_ns, rest.start_ns]) + base_ns,
-            end_ns=np.concatenate([host.end_ns, columns.launch_end_ns, rest.end_ns]) + base_ns,
-            correlation=np.concatenate([unlinked, columns.launch_correlation, rest.correlation]),
-        )
+        lane=np.concatenate([host.lane, columns.launch_lane, rest.lane]),
+        kind=np.concatenate([kind, np.full(calls, RUNTIME, np.int8), rest.kind]),
+        name=np.concatenate([host.name, columns.launch_name, rest.name]),
+        start_ns=np.concatenate([host.start_ns, columns.launch_start_ns, rest.start_ns]) + base_ns,
+        end_ns=np.concatenate([host.end_ns, columns.launch_end_ns, rest.end_ns]) + base_ns,
+        correlation=np.concatenate(
+            [np.full(host.name.size, NONE, np.int64), columns.launch_correlation, rest.correlation]
+        ),
     )
 
 
-def in_order(host: HostSpans) -> HostSpans:
-    """Return the spans of one recording window in the order of `HostSpans`."""
-    return take(host, sort_order(host.lane, host.start_ns, -host.end_ns))
+def in_order(*, lane: Ints, kind: Small, name: Codes, start_ns: Ints, end_ns: Ints, correlation: Ints) -> HostSpans:
+    """Return the host spans of one recording window, sorted as `HostSpans` states."""
+    order = _nested(lane, start_ns, end_ns)
+    return HostSpans(
+        recording=np.zeros(order.size, np.int64),
+        lane=lane[order],
+        kind=kind[order],
+        name=name[order],
+        start_ns=start_ns[order],
+        end_ns=end_ns[order],
+        correlation=correlation[order],
+    )
+
+
+def _nested(lane: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
+    """Return the order by (lane, start, longest first); of the equal ones, their own."""
+    order = sort_order(lane, start_ns)  # nearly the order of the file; ends are not
+    tied = np.zeros(order.size, np.bool_)
+    same = (np.diff(lane[order]) == 0) & (np.diff(start_ns[order]) == 0)
+    tied[1:] |= same
+    tied[:-1] |= same
+    rows = order[tied]
+    if rows.size:
+        order[tied] = rows[sort_order(lane[rows], start_ns[rows], -end_ns[rows])]
+    return order
 
 
 def host_syncs(columns: TraceColumns, base_ns: int) -> Syncs:

@@ -189,7 +189,6 @@ def _host_spans(columns: AscendColumns, host: Ranges, process: list[str], row: I
     queue = [code for code, name in enumerate(columns.names.to_list()) if name in _QUEUE]
     calls = np.flatnonzero(_on(ranges, [each == CANN for each in process]) | np.isin(columns.category, queue))
     pauses = np.flatnonzero(_on(ranges, [each == PYTHON_GC for each in process]))
-    kinds = ((calls, RUNTIME), (pauses, PYTHON))
     called = Ranges(
         lane=one[ranges.lane[calls]],
         name=ranges.name[calls],
@@ -201,13 +200,14 @@ def _host_spans(columns: AscendColumns, host: Ranges, process: list[str], row: I
     launched = np.where(launch_lane == NONE, NONE, one[np.where(launch_lane == NONE, -1, launch_lane)])
     by = innermost_range(called, launched, launch_ns)
     rows = np.concatenate([calls, pauses])
-    spans = make(
-        HostSpans,
-        host.name.size + rows.size,
-        recording=0,
+    spans = in_order(
         lane=np.concatenate([one[host.lane], one[ranges.lane[rows]]]),
         kind=np.concatenate(
-            [np.where(host.is_annotation, ANNOTATION, OPERATION), *(np.full(each.size, kind) for each, kind in kinds)]
+            [
+                np.where(host.is_annotation, np.int8(ANNOTATION), np.int8(OPERATION)),
+                np.full(calls.size, RUNTIME, np.int8),
+                np.full(pauses.size, PYTHON, np.int8),
+            ]
         ),
         name=np.concatenate([host.name, ranges.name[rows]]),
         start_ns=np.concatenate([host.start_ns, ranges.start_ns[rows]]),
@@ -216,7 +216,7 @@ def _host_spans(columns: AscendColumns, host: Ranges, process: list[str], row: I
             [np.full(host.name.size, NONE), np.arange(1, calls.size + 1), np.full(pauses.size, NONE)]
         ),
     )
-    return in_order(spans), np.where(by == NOWHERE, NONE, by + 1)
+    return spans, np.where(by == NOWHERE, NONE, by + 1)
 
 
 def _recording(columns: AscendColumns, spans: Spans, host: Ranges, path: str, truncated: bool) -> Recordings:
