@@ -198,6 +198,15 @@ def collective_args(
     }
 
 
+def sync(kind: str, start_ns: int, duration_ns: int, correlation: int, stream: int, **awaited: int) -> Event:
+    """Return a synchronisation as Kineto writes it (CuptiActivity.cpp), on a track of its own since 2026."""
+    args = {"cuda_sync_kind": kind, **awaited, "stream": stream, "correlation": correlation, "device": 0, "context": 1}
+    return Event(
+        sort="cuda_sync", name=kind, start_ns=start_ns, duration_ns=duration_ns, process=0, thread=f"sync {stream}",
+        args=args,
+    )  # fmt: skip
+
+
 def mark(name: str, at_ns: int) -> Event:
     """Return one of the profiler's instants, `Iteration Start: PyTorch Profiler` or `Record Window End`."""
     return Event(sort=None, name=name, start_ns=at_ns, process="Traces", thread="Trace PyTorch Profiler", phase="i")

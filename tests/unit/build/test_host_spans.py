@@ -34,6 +34,7 @@ from tests.support.writers.kineto import (
     event_texts,
     launch,
     op,
+    sync,
     training,
     write,
 )
@@ -217,15 +218,6 @@ def test_damaged_host_events_cost_only_themselves(tmp_path: Path) -> None:
 
 
 # --- synchronisations -------------------------------------------------------------------------------------------------
-
-
-def sync(kind: str, start_ns: int, duration_ns: int, correlation: int, stream: int, **awaited: int) -> Event:
-    """A synchronisation as Kineto writes it (CuptiActivity.cpp); on a track of its own since 2026."""
-    args = {"cuda_sync_kind": kind, **awaited, "stream": stream, "correlation": correlation, "device": 0, "context": 1}
-    return Event(
-        sort="cuda_sync", name=kind, start_ns=start_ns, duration_ns=duration_ns, process=0, thread=f"sync {stream}",
-        args=args,
-    )  # fmt: skip
 
 
 def recorded_event(stream: int, correlation: int) -> dict[str, int]:

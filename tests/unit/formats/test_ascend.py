@@ -22,9 +22,10 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.formats import ascend
 from overlapscope.ingest.formats.ascend.device import operation_of
 from overlapscope.ingest.parsing.fact_tables import FigureRows
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Reader, Reading
 from overlapscope.ingest.registry import find_reader, read_head
-from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, UNCLASSIFIED
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, NONE, RUNTIME, UNCLASSIFIED
 from tests.conftest import shared_file
 from tests.support.builders import spelled
 from tests.support.hostile import reading_or_refusal, spoiled
@@ -620,3 +621,64 @@ def test_damage_ends_in_a_reading_or_an_input_error(reader: Reader, text: str, d
     if reading is not None:
         assert all((each.spans.end_ns >= each.spans.start_ns).all() for each in reading.timelines)
         assert np.isfinite(reading.facts.figures.value).all()
+
+
+# --- host events ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_host_spans_of_the_real_folder_are_its_operations_and_the_tasks_of_its_queue(rank: int) -> None:
+    folder = shared_file(f"ascend/msinsight_text_level0/rank{rank}_ascend_pt")
+    with gzip.open(folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json.gz") as file:
+        events = json.load(file, parse_float=Decimal)
+    queue = ("enqueue", "dequeue")
+    wanted: dict[tuple[int, str], list[int]] = {}
+    for event in events:
+        if event["ph"] == "X" and event.get("cat") in ("cpu_op", *queue):
+            entry = wanted.setdefault((int(event["cat"] in queue), event["name"]), [0, 0])
+            entry[0] += 1
+            entry[1] += round(Decimal(event["dur"]) * 1000)
+    (timeline,) = read_inputs([folder]).ranks.values()
+    host = timeline.host
+    found: dict[tuple[int, str], list[int]] = {}
+    for code, kind, duration in zip(
+        host.name.tolist(), host.kind.tolist(), (host.end_ns - host.start_ns).tolist(), strict=True
+    ):
+        entry = found.setdefault((int(kind == RUNTIME), timeline.name(code) or ""), [0, 0])
+        entry[0] += 1
+        entry[1] += duration
+    assert found == wanted
+    # Each task's arrow begins inside a task of the queue, on its thread.
+    calls = {
+        number: (start, end)
+        for number, start, end in zip(
+            host.correlation.tolist(), host.start_ns.tolist(), host.end_ns.tolist(), strict=True
+        )
+    }
+    spans = timeline.spans
+    assert (spans.correlation != NONE).all()
+    for number, launched in zip(spans.correlation.tolist(), spans.launch_ns.tolist(), strict=True):
+        start, end = calls[number]
+        assert start <= launched < end
+
+
+def test_a_call_of_cann_is_on_the_frameworks_thread_and_owns_the_tasks_it_launched(tmp_path: Path) -> None:
+    call = {"name": "Node@launch", "pid": CANN, "tid": HOST, "ts": stamp(1000), "dur": 1.0, "ph": "X"}
+    timeline = read_trace(
+        tmp_path,
+        operation("aten::mm", 900, 2500),
+        call,
+        {**call, "name": "AscendCL@other", "ts": stamp(5000)},
+        *arrow("HostToDevice", "1", (CANN, HOST, 1200), (HARDWARE, 2, 3000)),
+        task("MatMul", 3000, 4000),
+        task("Add", 6000, 7000),
+    ).timelines[0]
+    host = timeline.host
+    assert len(set(host.lane.tolist())) == 1
+    assert timeline.name(int(timeline.lanes.process[host.lane[0]])) == "Python"
+    named = dict(zip(map(timeline.name, host.name.tolist()), host.correlation.tolist(), strict=True))
+    owned = dict(
+        zip(map(timeline.name, timeline.spans.name.tolist()), timeline.spans.correlation.tolist(), strict=True)
+    )
+    assert owned == {"MatMul": named["Node@launch"], "Add": NONE}
+    assert named["aten::mm"] == NONE != named["AscendCL@other"]

@@ -20,13 +20,36 @@ from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.ingest.registry import find_reader, read_head
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, UNCLASSIFIED, size
+from overlapscope.timeline.columns import (
+    COMM,
+    COMPUTE,
+    EVENT_SYNC,
+    NONE,
+    OVERHEAD,
+    RUNTIME,
+    STREAM_SYNC,
+    STREAM_WAIT_EVENT,
+    SYSTEM,
+    UNCLASSIFIED,
+    size,
+)
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
 from tests.conftest import shared_file
 from tests.support.builders import spelled
 from tests.support.hostile import overwritten, reading_or_refusal
 from tests.support.oracle import Pieces, both, merged, split, total
-from tests.support.writers.nsight import EPOCH_NS, MARK, START_END, Call, Copy, Export, Kernel, Range, payload
+from tests.support.writers.nsight import (
+    EPOCH_NS,
+    MARK,
+    START_END,
+    Call,
+    Copy,
+    Export,
+    Kernel,
+    Range,
+    global_pid,
+    payload,
+)
 
 SAMPLE = "nsys/nsysai_mfu_2gpu_before.sqlite"
 LAUNCH = "cudaLaunchKernel_v7000"
@@ -150,6 +173,55 @@ def test_the_real_exports_ranks_are_its_two_processes_and_the_assumption_is_repo
         ["stream 7"],
         ["stream 15"],
     ]
+
+
+def test_the_real_exports_runtime_calls_and_ranges_are_all_host_spans(sample: Sample) -> None:
+    wanted = {
+        (name, thread & 0xFFFFFF): (count, duration)
+        for name, thread, count, duration in query(
+            'SELECT s.value, r.globalTid, count(*), sum(r."end" - r.start) FROM CUPTI_ACTIVITY_KIND_RUNTIME r '
+            "JOIN StringIds s ON s.id = r.nameId GROUP BY 1, 2"
+        )
+    }
+    found: dict[tuple[Any, int], tuple[int, int]] = {}
+    for timeline in sample[0].timelines:
+        host = timeline.host
+        calls = np.flatnonzero(host.kind == RUNTIME)
+        for row in calls.tolist():
+            key = (
+                timeline.name(int(host.name[row])),
+                int(timeline.name(int(timeline.lanes.label[host.lane[row]])) or 0),
+            )
+            count, duration = found.get(key, (0, 0))
+            found[key] = (count + 1, duration + int(host.end_ns[row] - host.start_ns[row]))
+        assert timeline.has_host_events
+    assert found == wanted
+    ((ranges,),) = query('SELECT count(*) FROM NVTX_EVENTS WHERE "end" IS NOT NULL AND eventType IN (59, 60)')
+    others = [int((each.host.kind != RUNTIME).sum()) for each in sample[0].timelines]
+    assert sum(others) == ranges
+
+
+def test_the_real_exports_synchronisations_are_those_that_wait(sample: Sample) -> None:
+    """CUPTI files cudaEventQuery under them; the device of its rows is 0 for both processes."""
+    wanted = query(
+        'SELECT y.syncType, y.globalPid >> 24 & 16777215, count(*), sum(y."end" - y.start) '
+        "FROM CUPTI_ACTIVITY_KIND_SYNCHRONIZATION y JOIN CUPTI_ACTIVITY_KIND_RUNTIME r ON r.correlationId = "
+        "y.correlationId AND (r.globalTid & ~16777215) = y.globalPid JOIN StringIds s ON s.id = r.nameId "
+        "WHERE s.value NOT LIKE '%Query%' GROUP BY 1, 2 ORDER BY 2, 1"
+    )
+    kinds = {2: STREAM_WAIT_EVENT, 3: STREAM_SYNC}
+    found = []
+    for timeline, process in zip(sample[0].timelines, (144, 145), strict=True):
+        syncs = timeline.syncs
+        for number, kind in kinds.items():
+            own = syncs.kind == kind
+            found.append((number, process, int(own.sum()), int((syncs.end_ns - syncs.start_ns)[own].sum())))
+        assert size(syncs) == sum(count for _, pid, count, _ in wanted if pid == process)
+        assert np.isin(syncs.correlation, timeline.host.correlation).all()
+        waits = syncs.awaited_lane[syncs.kind == STREAM_SYNC]
+        assert set(waits.tolist()) <= set(timeline.spans.lane.tolist())
+        assert (syncs.awaited_correlation == NONE).all(), "the export has no records of events"
+    assert found == wanted
 
 
 def test_the_real_exports_collectives_are_named_by_the_range_around_their_launch(sample: Sample) -> None:
@@ -741,3 +813,71 @@ def test_progress_is_reported(tmp_path: Path) -> None:
     seen: list[int] = []
     nsight.READER.read(path, ReadContext(progress=seen.append))
     assert 0 < sum(seen) <= path.stat().st_size
+
+
+# --- host events ----------------------------------------------------------------------------------------------------
+
+
+def with_more(path: Path, *statements: str) -> Path:
+    calls = "(start INTEGER, end INTEGER, globalTid INTEGER, nameId INTEGER"
+    return edit(
+        path,
+        f"CREATE TABLE OSRT_API {calls}, returnValue INTEGER);"
+        f"CREATE TABLE CUPTI_ACTIVITY_KIND_OVERHEAD {calls}, correlationId INTEGER, overheadType INTEGER);"
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION (start INTEGER, end INTEGER, deviceId INTEGER, "
+        "streamId INTEGER, correlationId INTEGER, globalPid INTEGER, syncType INTEGER, eventSyncId INTEGER);"
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_CUDA_EVENT (deviceId INTEGER, streamId INTEGER, correlationId INTEGER, "
+        "globalPid INTEGER, eventSyncId INTEGER);"
+        "INSERT INTO StringIds VALUES (1, 'pthread_cond_wait');" + ";".join(statements),
+    )
+
+
+def test_calls_of_the_system_and_the_profilers_own_work_are_host_spans(tmp_path: Path) -> None:
+    pid = global_pid(100)
+    path = with_more(
+        export(tmp_path, kernels=[Kernel(name=GEMM, start=10, end=20, correlation=5)], calls=[launch(2, 5)]),
+        f"INSERT INTO OSRT_API VALUES (3, 9, {pid | 100}, 1, 0), (4, 8, {pid | 7}, 1, 0)",
+        f"INSERT INTO OSRT_API VALUES (1, 2, {global_pid(101) | 100}, 1, 0)",
+        f"INSERT INTO CUPTI_ACTIVITY_KIND_OVERHEAD VALUES (5, 6, {pid | 100}, NULL, 0, 1)",
+    )
+    timeline = only(path)
+    host = timeline.host
+    threads = [timeline.name(code) for code in timeline.lanes.label[host.lane].tolist()]
+    rows = zip(host.kind.tolist(), threads, [timeline.name(code) for code in host.name.tolist()], strict=True)
+    assert sorted(rows) == [
+        (RUNTIME, "100", LAUNCH),
+        (OVERHEAD, "100", "profiler overhead"),
+        (SYSTEM, "100", "pthread_cond_wait"),
+        (SYSTEM, "7", "pthread_cond_wait"),
+    ]
+
+
+def test_an_awaited_event_names_its_stream_and_the_call_that_recorded_it(tmp_path: Path) -> None:
+    pid, table = global_pid(100), "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+    path = with_more(
+        export(tmp_path, kernels=[Kernel(name=GEMM, start=10, end=20, correlation=5)], calls=[launch(2, 5)]),
+        f"INSERT INTO CUPTI_ACTIVITY_KIND_CUDA_EVENT VALUES (0, 7, 41, {pid}, 900), (0, 8, 42, {pid + 1}, 901)",
+        f"INSERT INTO {table} VALUES (30, 31, 0, 9, 50, {pid}, 2, 900), (32, 33, 0, 4294967295, 51, {pid}, 1, 900)",
+        f"INSERT INTO {table} VALUES (34, 35, 0, 9, 52, {pid}, 2, 901), (36, 37, 0, 9, 53, {pid}, 0, 900)",
+        f"INSERT INTO {table} VALUES (38, NULL, 0, 9, 54, {pid}, 3, 0), ('x', 1, 0, 9, 54, {pid}, 3, 0)",
+    )
+    timeline = only(path)
+    assert read(path).source.dropped == 2
+    syncs, lanes = timeline.syncs, timeline.lanes
+
+    def stream(lane: int) -> str | None:
+        return None if lane == NONE else timeline.name(int(lanes.label[lane]))
+
+    found = zip(
+        syncs.kind.tolist(),
+        syncs.correlation.tolist(),
+        map(stream, syncs.lane.tolist()),
+        map(stream, syncs.awaited_lane.tolist()),
+        syncs.awaited_correlation.tolist(),
+        strict=True,
+    )
+    assert list(found) == [
+        (STREAM_WAIT_EVENT, 50, "stream 9", "stream 7", 41),
+        (EVENT_SYNC, 51, None, "stream 7", 41),
+        (STREAM_WAIT_EVENT, 52, "stream 9", None, NONE),
+    ]

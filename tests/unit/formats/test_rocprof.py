@@ -17,7 +17,7 @@ from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.ingest.registry import find_reader, read_head
-from overlapscope.timeline.columns import COMM, COPY, NONE, size
+from overlapscope.timeline.columns import COMM, COPY, NONE, RUNTIME, size
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
 from tests.conftest import shared_file
 from tests.support.hostile import mutations, odd_documents, reading_or_refusal
@@ -212,6 +212,24 @@ def test_calls_of_rccl_name_what_the_generic_kernel_does(tmp_path: Path, calls: 
     launch = call(1, 0, 10 * len(calls) + 2, 10 * len(calls) + 4, 5)
     timeline = timeline_of(tmp_path, [kernel(100, 200, COLLECTIVE, correlation=5)], hip=[launch], rccl=spread)
     assert [timeline.names[code] for code in timeline.collectives.op.tolist()] == [op]
+
+
+def test_calls_of_hip_and_hsa_are_host_spans_whatever_they_enqueue(tmp_path: Path) -> None:
+    given = process([kernel(100, 200, correlation=5)], hip=[call(1, 0, 10, 12, 5), call(1, 1, 20, 29, 6, thread=78)])
+    given["buffer_records"]["hsa_api"] = [call(4, 0, 21, 28, 7, thread=78)]
+    timeline = one(write(tmp_path / "x.json", given))
+    host = timeline.host
+    threads = [timeline.name(code) for code in timeline.lanes.label[host.lane].tolist()]
+    found = zip(threads, map(timeline.name, host.name.tolist()), (host.end_ns - host.start_ns).tolist(),
+                host.correlation.tolist(), strict=True)  # fmt: skip
+    assert set(host.kind.tolist()) == {RUNTIME}
+    assert sorted(found) == [
+        ("77", "hipLaunchKernel", 2, 5),
+        ("78", "hipMemcpyAsync", 9, 6),
+        ("78", "hsa_amd_memory_async_copy_on_engine", 7, 7),
+    ]
+    assert timeline.has_host_events
+    assert not timeline_of(tmp_path, [kernel(1, 2)]).has_host_events
 
 
 def test_queues_stand_for_streams_that_are_not_recorded(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from overlapscope.ingest.parsing.event_chunks import EventChunks
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Sharing
 from overlapscope.ingest.write_run import write_run
+from overlapscope.timeline.columns import NONE, Columns
 from tests.conftest import ROOT
 from tests.support.reading_processes import Here, PoolHere, dead
 from tests.support.writers.kineto import (
@@ -40,12 +41,27 @@ from tests.support.writers.kineto import (
     TORCH_1_8,
     TORCH_2022,
     TORCH_2024,
+    US,
+    Event,
     distributed,
+    op,
+    sync,
     training,
     write,
     write_job,
 )
 from tests.unit.parallel.test_write_run import files_in, files_of, wait_for_end
+
+
+def host_only(at: int) -> list[Event]:
+    """Return events that are no work: the profiler's own, and synchronisations of streams."""
+    awaited = {"wait_on_stream": 7, "wait_on_cuda_event_record_corr_id": at, "wait_on_cuda_event_id": 5}
+    return [
+        op("Activity Buffer Request", at * US, 5 * US, sort="overhead"),
+        sync("Stream Wait Event", at * US, 1 * US, 70 + at, 20 + at, **awaited),
+        sync("Context Sync", at * US, 1 * US, 90 + at, -1),
+    ]
+
 
 CONTENTS = [
     write(training(steps=5), metadata=distributed(0)),
@@ -53,6 +69,7 @@ CONTENTS = [
     write(training(steps=3), TORCH_1_8),
     write(training(steps=3), ABSOLUTE_FLOATS, indent=True),
     write(training(steps=3), TORCH_2024, array=True),
+    write([*training(steps=3), *(each for at in range(9) for each in host_only(at))], metadata=distributed(0)),
 ]
 
 
@@ -98,17 +115,17 @@ def contents(
 
 def spelled(columns: TraceColumns) -> dict[str, Any]:
     names = np.array(columns.names.to_list(), object)
-    lanes = np.array([f"{process}/{thread}" for process, thread in columns.lanes], object)
+    lanes = np.array([*(f"{process}/{thread}" for process, thread in columns.lanes), "none"], object)
     found: dict[str, Any] = {}
 
     def add(prefix: str, table: Any) -> None:
         for name in table.__struct_fields__:
             value = getattr(table, name)
-            if isinstance(value, Ranges):
+            if isinstance(value, Ranges | Columns):
                 add(f"{name}.", value)
             elif isinstance(value, np.ndarray):
                 words = names if name.endswith("name") else lanes if name.endswith("lane") else None
-                found[prefix + name] = (value if words is None else words[value]).tolist()
+                found[prefix + name] = (value if words is None else words[np.where(value == NONE, -1, value)]).tolist()
             elif name not in ("names", "lanes"):
                 found[prefix + name] = value
 

@@ -161,9 +161,9 @@ class NsightTables(msgspec.Struct):
         """Return the synchronisations, with the records of the events that they wait for where these were recorded."""
         parts: dict[str, list[Ints]] = {name: [np.empty(0, np.int64)] for name in _SYNC}
         for columns in self._columns(SYNCS, _SYNC):
-            good = (
-                is_sound(columns["start"]) & is_sound(columns["end"]) & np.isin(columns["syncType"], list(_SYNC_KINDS))
-            )
+            timed = is_sound(columns["start"]) & is_sound(columns["end"])
+            self.dropped += int((~timed).sum())
+            good = timed & np.isin(columns["syncType"], list(_SYNC_KINDS))
             for name, values in columns.items():
                 parts[name].append(values[good])
         table = {name: np.concatenate(values) for name, values in parts.items()}
