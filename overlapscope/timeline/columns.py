@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, TypeVar, get_args
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import fields, replace
+from msgspec.structs import fields
 
 from overlapscope.timeline.names import NameTable
 
@@ -277,13 +277,21 @@ def _empty(table: Any) -> Any:
 
 def take(table: T, rows: npt.NDArray[Any]) -> T:
     """Return the rows chosen by an index or a boolean mask, in that order."""
-    return type(table)(**{name: getattr(table, name)[rows] for name in column_kinds(table)})
+    return _with_columns(table, {name: getattr(table, name)[rows] for name in column_kinds(table)})
 
 
 def concat(tables: Sequence[T]) -> T:
     """Concatenate one or more tables of one type that share their name codes."""
     names = column_kinds(tables[0])
-    return type(tables[0])(**{name: np.concatenate([getattr(t, name) for t in tables]) for name in names})
+    return _with_columns(tables[0], {name: np.concatenate([getattr(t, name) for t in tables]) for name in names})
+
+
+def _with_columns(table: T, changed: Mapping[str, Any]) -> T:
+    """Return a plain table with changed columns; the given one may read its columns when they are accessed."""
+    kind = next(each for each in type(table).__mro__ if each.__base__ is Columns)
+    columns: dict[str, Any] = {name: changed.get(name) for name in column_kinds(table)}
+    plain: T = kind(**{name: getattr(table, name) if column is None else column for name, column in columns.items()})
+    return plain
 
 
 def or_missing(value: int | None) -> int:
@@ -313,11 +321,11 @@ def move_rows(table: T, *, recording: int, lane: int, call: int) -> T:
     """Return the table shifted by so many rows in each of the tables that its rows refer to."""
     rows = {"recording": recording, "lane": lane, "awaited_lane": lane, "collective": call}
     moved = {name: shift(getattr(table, name), by) for name, by in rows.items() if name in column_kinds(table)}
-    return replace(table, **moved)
+    return _with_columns(table, moved)
 
 
 def recode(table: T, old: Sequence[str], names: NameTable) -> T:
     """Translate the table's name codes from the list `old` to the table `names`."""
     codes = np.append(names.encode(old), np.int32(-1))  # index -1 is the last: missing stays missing
     changed = {name: codes[getattr(table, name)] for name, kind in column_kinds(table).items() if kind == "name"}
-    return replace(table, **changed)
+    return _with_columns(table, changed)

@@ -3,11 +3,12 @@
 import re
 from typing import Final
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.ingest.build.profiler_names import MODULE_CALL
-from overlapscope.ingest.build.trace_columns import TraceColumns, matching
+from overlapscope.ingest.build.trace_columns import Mask, Ranges, TraceColumns, matching
 from overlapscope.timeline.columns import (
     ANNOTATION,
     NONE,
@@ -29,21 +30,56 @@ _QUERY: Final = re.compile(r"(?:cuda|hip|cu)(?:Event|Stream)Query")
 """CUPTI files these under synchronisations, but they return at once."""
 
 
-def host_spans(columns: TraceColumns, base_ns: int) -> HostSpans:
-    """Return all host ranges and runtime calls, `base_ns` added to their times."""
-    host, rest = columns.host, columns.host_rest
-    kind = np.where(host.is_annotation, np.int8(ANNOTATION), np.int8(OPERATION))
-    kind[matching(_PYTHON, columns.names.to_list())[host.name]] = PYTHON
-    calls = columns.launch_name.size
-    return in_order(
-        lane=np.concatenate([host.lane, columns.launch_lane, rest.lane]),
-        kind=np.concatenate([kind, np.full(calls, RUNTIME, np.int8), rest.kind]),
-        name=np.concatenate([host.name, columns.launch_name, rest.name]),
-        start_ns=np.concatenate([host.start_ns, columns.launch_start_ns, rest.start_ns]) + base_ns,
-        end_ns=np.concatenate([host.end_ns, columns.launch_end_ns, rest.end_ns]) + base_ns,
-        correlation=np.concatenate(
-            [np.full(host.name.size, NONE, np.int64), columns.launch_correlation, rest.correlation]
-        ),
+class HostParts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the host spans of a trace are made of, as its columns hold it."""
+
+    host: Ranges
+    is_module: Mask
+    """Whether each of these ranges is the call of a module."""
+    call_lane: Ints
+    call_name: Codes
+    call_start_ns: Ints
+    call_end_ns: Ints
+    call_correlation: Ints
+    rest: HostSpans
+    base_ns: int
+    """Added to all times."""
+
+    @property
+    def num_spans(self) -> int:
+        """The number of host spans."""
+        return self.host.name.size + self.call_name.size + size(self.rest)
+
+    def spans(self) -> HostSpans:
+        """Return the host spans."""
+        host, rest = self.host, self.rest
+        kind = np.where(host.is_annotation, np.int8(ANNOTATION), np.int8(OPERATION))
+        kind[self.is_module] = PYTHON
+        calls = self.call_name.size
+        return in_order(
+            lane=np.concatenate([host.lane, self.call_lane, rest.lane]),
+            kind=np.concatenate([kind, np.full(calls, RUNTIME, np.int8), rest.kind]),
+            name=np.concatenate([host.name, self.call_name, rest.name]),
+            start_ns=np.concatenate([host.start_ns, self.call_start_ns, rest.start_ns]) + self.base_ns,
+            end_ns=np.concatenate([host.end_ns, self.call_end_ns, rest.end_ns]) + self.base_ns,
+            correlation=np.concatenate(
+                [np.full(host.name.size, NONE, np.int64), self.call_correlation, rest.correlation]
+            ),
+        )
+
+
+def host_parts(columns: TraceColumns, base_ns: int) -> HostParts:
+    """Return what the host spans are made of: all host ranges and runtime calls."""
+    return HostParts(
+        host=columns.host,
+        is_module=matching(_PYTHON, columns.names.to_list())[columns.host.name],
+        call_lane=columns.launch_lane,
+        call_name=columns.launch_name,
+        call_start_ns=columns.launch_start_ns,
+        call_end_ns=columns.launch_end_ns,
+        call_correlation=columns.launch_correlation,
+        rest=columns.host_rest,
+        base_ns=base_ns,
     )
 
 

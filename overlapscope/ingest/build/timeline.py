@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from overlapscope.ingest.build.device_collectives import GroupBook, assemble
 from overlapscope.ingest.build.host_ranges import NOWHERE
-from overlapscope.ingest.build.host_spans import host_spans, host_syncs
+from overlapscope.ingest.build.host_spans import host_parts, host_syncs
 from overlapscope.ingest.build.kernel_names import Classifier
 from overlapscope.ingest.build.launch_links import DeviceSpans
 from overlapscope.ingest.build.trace_columns import TraceColumns, matching
@@ -24,8 +24,8 @@ from overlapscope.timeline.columns import (
     Steps,
     make,
     shift,
-    size,
 )
+from overlapscope.timeline.lazy_host_spans import LazyHostSpans, MadeOnce
 from overlapscope.timeline.operations import COMPILED, WAITS_FOR_DEVICE
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline
@@ -113,7 +113,7 @@ def trace_timeline(
     added.
     """
     spans = add_comm_marks(spans, columns, steps, base_ns)
-    host = host_spans(columns, base_ns)
+    host = host_parts(columns, base_ns)
     window = columns.window or _seen(columns)
     last, lost = shift(np.array([last_launch_ns, lost_launch_ns], np.int64), base_ns).tolist()
     return RankTimeline(
@@ -129,14 +129,14 @@ def trace_timeline(
             last_launch_ns=last,
             lost_launch_ns=lost,
             truncated=truncated,
-            host_events=size(host) > 0,
+            host_events=host.num_spans > 0,
         ),
         spans=spans,
         collectives=collectives,
         steps=steps,
         lanes=_lanes(columns),
         annotations=_annotations(columns, base_ns),
-        host=host,
+        host=LazyHostSpans.of(MadeOnce(host.spans)),
         syncs=host_syncs(columns, base_ns),
         names=tuple(columns.names.to_list()),
     )

@@ -87,8 +87,8 @@ def read_parquet(path: Path) -> pa.Table:
 
 
 def _dictionary(codes: Any, names: tuple[str, ...]) -> Any:
-    """Return a dictionary column that contains only the names in use."""
-    used = unique(codes[codes >= 0])
+    """Return a dictionary column that contains only the names in use, sorted: whatever their codes, files are alike."""
+    used = np.array(sorted(unique(codes[codes >= 0]).tolist(), key=names.__getitem__), np.int32)
     place = np.zeros(len(names) + 1, np.int32)
     place[used] = np.arange(used.size, dtype=np.int32)
     words = _words([names[code] for code in used.tolist()])

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from overlapscope.errors import InputError
 from overlapscope.files.safe_open import FileState, file_state, open_regular, read_regular
 from overlapscope.timeline.columns import Codes, Columns, HostSpans, Recordings, T, column_kinds, make, size
+from overlapscope.timeline.lazy_host_spans import LazyHostSpans, MadeOnce
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import TABLES, RankTimeline
 from overlapscope.timeline.store.arrow_tables import from_arrow, open_parquet, words_of
@@ -45,7 +46,7 @@ class StoredRank(RankTimeline, frozen=True, kw_only=True, dict=True):
     """A rank whose large tables are read when they are accessed, which raises InputError if that fails.
 
     A copy is a plain timeline with all its tables; to change values, start from `at_hand()`. Its host spans, and those
-    of its copies, are `StoredHostSpans`.
+    of its copies, are `LazyHostSpans`.
     """
 
     __repr__ = object.__repr__  # shows no table
@@ -159,37 +160,6 @@ class UnloadedTables(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-class StoredHostSpans(HostSpans, frozen=True, kw_only=True, dict=True):
-    """Host spans that are read when a column is accessed, which raises InputError if that fails."""
-
-    __repr__ = object.__repr__  # shows no table
-
-    @classmethod
-    def of(cls, unloaded: "UnloadedHostSpans") -> "StoredHostSpans":
-        """Return the table in place of which `unloaded` is read."""
-        columns: dict[str, Any] = dict.fromkeys(column_kinds(HostSpans))
-        found = cls(**columns)
-        for name in columns:
-            getattr(cls, name).__delete__(found)  # unset, so that `__getattr__` is called
-        vars(found)["_unloaded"] = unloaded
-        return found
-
-    def __getattr__(self, name: str) -> Any:
-        """Return a column."""
-        if name not in column_kinds(HostSpans):
-            raise AttributeError(name)
-        return getattr(self.at_hand(), name)
-
-    def __reduce__(self) -> Any:
-        """Return how to copy it, in memory or to another process: as a plain table."""
-        return self.at_hand().__reduce__()
-
-    def at_hand(self) -> HostSpans:
-        """Return the table in memory."""
-        unloaded: UnloadedHostSpans = self._unloaded
-        return unloaded.table()
-
-
 class UnloadedHostSpans(msgspec.Struct, frozen=True, kw_only=True):
     """The host spans of a rank, in its folder."""
 
@@ -203,7 +173,11 @@ class UnloadedHostSpans(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of recording windows and lanes of the rank."""
     cache: TableCache
 
-    def table(self) -> HostSpans:
+    def __reduce__(self) -> Any:
+        """Return how to copy it, in memory or to another process, where the file may not be: as the table."""
+        return MadeOnce, (self(),)
+
+    def __call__(self) -> HostSpans:
         """Return the table. Raises InputError if it cannot be read, or has changed since the run was opened."""
         found: Any = self.cache.get(self.file)
         if found is None:
@@ -282,7 +256,7 @@ def read_rank(bare: RankTimeline, folder: Path, cache: TableCache, host_spans: i
         lanes=size(found.lanes),
         cache=cache,
     )
-    return OpenedRank(timeline=replace(found, host=StoredHostSpans.of(unloaded)))
+    return OpenedRank(timeline=replace(found, host=LazyHostSpans.of(unloaded)))
 
 
 def _host_names(path: Path, rank: int, rows: int, names: NameTable) -> FileState:
