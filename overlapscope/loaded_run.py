@@ -71,9 +71,9 @@ class LoadedRun:
     def table(self, name: str, rank: int | None = None) -> pd.DataFrame:
         """Return one table of a rank, or, without `rank`, one table of the job.
 
-        Tables of a rank: recordings, spans, collectives, steps, lanes, annotations, gradients, telemetry. Tables of the
-        job: those of `overlapscope.timeline.facts` (members, links, measurements, ...). Raises KeyError for any other
-        name.
+        Tables of a rank: recordings, spans, collectives, steps, lanes, annotations, gradients, telemetry, host (spans
+        of host threads), syncs. Tables of the job: those of `overlapscope.timeline.facts` (members, links,
+        measurements, ...). Raises KeyError for any other name, InputError if host spans cannot be read any more.
         """
         if rank is None:
             facts = self.run.facts

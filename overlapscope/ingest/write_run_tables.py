@@ -14,7 +14,7 @@ from overlapscope.timeline.columns import Columns, Spans, concat, make, move_row
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.store.manifest import RankEntry, rank_folder
-from overlapscope.timeline.store.rank_files import table_file, write_entry, write_table
+from overlapscope.timeline.store.rank_files import RowCounts, table_file, write_entry, write_table
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,8 +48,8 @@ def write_ranks(run: Run, parts: Sequence[Part], folder: Path) -> tuple[list[Ran
         place = folder / rank_folder(rank)
         place.mkdir()
         own = [parts[part].rows for part in timeline.spans.correlation.tolist()]
-        spans, host_spans = (sum(rows.get(table, 0) for rows in own) for table in ("spans", "host"))
-        entries.append(write_entry(timeline, place, spans=spans, host_spans=host_spans))
+        spans, host, syncs = (sum(rows.get(table, 0) for rows in own) for table in ("spans", "host", "syncs"))
+        entries.append(write_entry(timeline, place, RowCounts(spans=spans, host_spans=host, syncs=syncs)))
         _small_tables(timeline, parts, place)
         joinings += _large_tables(timeline, parts, place)
     return entries, joinings

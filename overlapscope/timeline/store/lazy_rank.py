@@ -22,11 +22,12 @@ from msgspec.structs import replace
 
 from overlapscope.errors import InputError
 from overlapscope.files.safe_open import FileState, file_state, open_regular, read_regular
-from overlapscope.timeline.columns import Codes, Columns, HostSpans, Recordings, T, column_kinds, make, size
+from overlapscope.timeline.columns import Codes, Columns, HostSpans, Recordings, Syncs, T, column_kinds, make, size
 from overlapscope.timeline.lazy_host_spans import LazyHostSpans, MadeOnce
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import TABLES, RankTimeline
 from overlapscope.timeline.store.arrow_tables import from_arrow, open_parquet, words_of
+from overlapscope.timeline.store.manifest import RankEntry
 from overlapscope.timeline.store.validity import check_host_spans, check_possible
 
 EMPTY: Final[Mapping[str, Any]] = {name: make(kind, 0) for name, kind in TABLES.items()}
@@ -207,11 +208,11 @@ class OpenedRank(msgspec.Struct, frozen=True, kw_only=True):
     """Why its host events are left out, if they are."""
 
 
-def open_rank(bare: RankTimeline, folder: Path, cache: TableCache, host_spans: int | None) -> OpenedRank:
+def open_rank(bare: RankTimeline, folder: Path, cache: TableCache, entry: RankEntry) -> OpenedRank:
     """Read and check a rank like `read_rank`, and drop its large tables except those that `cache` has room for."""
     files = {name: folder / f"{name}.parquet" for name in LARGE_TABLES}
     states = {name: file_state(file.stat()) for name, file in files.items()}
-    opened = read_rank(bare, folder, cache, host_spans)
+    opened = read_rank(bare, folder, cache, entry)
     timeline = opened.timeline
     for name, file in files.items():
         table = getattr(timeline, name)
@@ -222,11 +223,11 @@ def open_rank(bare: RankTimeline, folder: Path, cache: TableCache, host_spans: i
     return replace(opened, timeline=StoredRank.of(timeline, unloaded))
 
 
-def read_rank(bare: RankTimeline, folder: Path, cache: TableCache, host_spans: int | None) -> OpenedRank:
+def read_rank(bare: RankTimeline, folder: Path, cache: TableCache, entry: RankEntry) -> OpenedRank:
     """Read all tables of `folder`, checked, except the host spans, which are left for later.
 
-    `host_spans` is how many there are; None for a run of the first schema. Raises one of `UNREADABLE` where a table is
-    damaged; damaged host events mean that only these are left out.
+    `entry` states how many there are. Raises one of `UNREADABLE` where a table is damaged; where host events are, only
+    these are left out.
     """
     names = NameTable()
     tables: dict[str, Any] = {
@@ -235,18 +236,20 @@ def read_rank(bare: RankTimeline, folder: Path, cache: TableCache, host_spans: i
         if name not in HOST_TABLES
     }
     lost = state = None
-    if host_spans is not None:
-        try:
-            tables["syncs"] = read_table(folder, "syncs", TABLES["syncs"], names, bare.rank)
-            state = _host_names(folder / "host.parquet", bare.rank, host_spans, names)
-        except UNREADABLE as error:
-            lost = f"its host events left out: {first_line(error)}"
-            tables.pop("syncs", None)
-            tables["recordings"] = _without_host_events(tables["recordings"])
+    try:
+        if entry.syncs:
+            tables["syncs"] = read_table(folder, "syncs", Syncs, names, bare.rank)
+            _check_rows(size(tables["syncs"]), entry.syncs, "syncs.parquet")
+        if entry.host_spans:
+            state = _host_names(folder / "host.parquet", bare.rank, entry.host_spans, names)
+    except UNREADABLE as error:
+        lost = f"its host events left out: {first_line(error)}"
+        tables.pop("syncs", None)
+        tables["recordings"] = _without_host_events(tables["recordings"])
     found = replace(bare, **tables)
     check_possible(found)
     found = replace(found, names=tuple(map(intern, names.to_list())))  # most ranks have the same ones
-    if state is None or not host_spans:
+    if state is None:
         return OpenedRank(timeline=found, lost=lost)
     unloaded = UnloadedHostSpans(
         file=folder / "host.parquet",
@@ -265,12 +268,16 @@ def _host_names(path: Path, rank: int, rows: int, names: NameTable) -> FileState
         with open_regular(path) as opened:
             file = open_parquet(opened)
             check_rank(file, rank)
-            if file.metadata.num_rows != rows:
-                raise ValueError(f"has {file.metadata.num_rows} rows, the rank's entry states {rows}")
+            _check_rows(file.metadata.num_rows, rows, "the table")
             names.encode(words_of(file.read(columns=["name"], use_threads=False).column("name")))
         return file_state(path.stat())
     except UNREADABLE as error:
         raise ValueError(f"{path.name}: {first_line(error)}") from error
+
+
+def _check_rows(found: int, stated: int, what: str) -> None:
+    if found != stated:
+        raise ValueError(f"{what} has {found} rows, the rank's entry states {stated}")
 
 
 def _without_host_events(recordings: Recordings) -> Recordings:

@@ -173,7 +173,7 @@ def _at_once(entries: Sequence[RankEntry]) -> int:
 def _opened(path: Path, kept: TableCache, entry: RankEntry) -> OpenedRank | str:
     """Return a rank, or why it is left out."""
     try:
-        opened = open_rank(_without_tables(entry), _rank_path(path, entry), kept, entry.host_spans)
+        opened = open_rank(_without_tables(entry), _rank_path(path, entry), kept, entry)
         check_against_entry(entry, opened.timeline)
     except UNREADABLE as error:
         return f"rank {entry.rank} left out: its tables cannot be read ({first_line(error)})"
@@ -186,7 +186,7 @@ def load_rank(path: Path, entry: RankEntry) -> RankTimeline:
     Dimensions are known only where the names of groups state them.
     """
     try:
-        timeline = read_rank(_without_tables(entry), _rank_path(path, entry), TableCache(), entry.host_spans).timeline
+        timeline = read_rank(_without_tables(entry), _rank_path(path, entry), TableCache(), entry).timeline
         check_against_entry(entry, timeline)
     except UNREADABLE as error:
         raise InputError(f"{path}: rank {entry.rank} cannot be read: {first_line(error)}") from error

@@ -34,7 +34,9 @@ class RankEntry(msgspec.Struct, kw_only=True):
     start_ns: int | None
     end_ns: int | None
     host_spans: int | None = None
-    """Rows of `HostSpans`; None in runs of the first schema, whose ranks have no such table."""
+    """Rows of `HostSpans`; None in runs of the first schema, whose ranks have no such table, nor `Syncs`."""
+    syncs: int | None = None
+    """Rows of `Syncs`."""
     recorded: dict[str, Any] = {}
 
 

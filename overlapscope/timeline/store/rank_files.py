@@ -17,7 +17,8 @@ def write_rank(timeline: RankTimeline, folder: Path) -> RankEntry:
     """Write a rank into an empty folder, and return its entry. Raises OSError."""
     for name in TABLES:
         write_table(getattr(timeline, name), timeline.names, timeline.rank, table_file(folder, name))
-    return write_entry(timeline, folder, spans=size(timeline.spans), host_spans=size(timeline.host))
+    rows = RowCounts(spans=size(timeline.spans), host_spans=size(timeline.host), syncs=size(timeline.syncs))
+    return write_entry(timeline, folder, rows)
 
 
 def table_file(folder: Path, table: str) -> Path:
@@ -40,34 +41,44 @@ def _empty(kind: type[Columns]) -> bytes:
     return parquet_bytes(to_arrow(make(kind, 0), (), 0))
 
 
-def write_entry(timeline: RankTimeline, folder: Path, *, spans: int, host_spans: int) -> RankEntry:
-    """Write `rank.json` of a rank with that many rows in `Spans` and `HostSpans`, and return its entry."""
-    entry = entry_of(timeline, spans=spans, host_spans=host_spans)
+class RowCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of rows of a rank's tables that may not be in memory; None where an earlier version stated none."""
+
+    spans: int
+    host_spans: int | None
+    syncs: int | None
+
+
+def write_entry(timeline: RankTimeline, folder: Path, rows: RowCounts) -> RankEntry:
+    """Write `rank.json` of a rank whose tables have that many rows, and return its entry."""
+    entry = entry_of(timeline, rows)
     (folder / RANK_ENTRY).write_bytes(msgspec.json.encode(entry))
     return entry
 
 
-def entry_of(timeline: RankTimeline, *, spans: int, host_spans: int | None) -> RankEntry:
-    """Return the entry of a rank with that many rows in `Spans` and `HostSpans`."""
+def entry_of(timeline: RankTimeline, rows: RowCounts) -> RankEntry:
+    """Return the entry of a rank whose tables have that many rows."""
     basis: Any = timeline.basis
     return RankEntry(
         rank=timeline.rank,
         folder=rank_folder(timeline.rank),
         basis=basis,
         has_device=timeline.has_device,
-        spans=spans,
+        spans=rows.spans,
         collectives=size(timeline.collectives),
         steps=timeline.steps.step.tolist(),
         start_ns=or_none(int(timeline.recordings.start_ns[0])),
         end_ns=or_none(int(timeline.recordings.end_ns[-1])),
-        host_spans=host_spans,
+        host_spans=rows.host_spans,
+        syncs=rows.syncs,
         recorded=dict(timeline.recorded),
     )
 
 
 def check_against_entry(entry: RankEntry, timeline: RankTimeline) -> None:
     """Raise ValueError if a rank's tables, each complete in itself, do not match its entry."""
-    found = entry_of(timeline, spans=timeline.num_spans, host_spans=entry.host_spans)
+    rows = RowCounts(spans=timeline.num_spans, host_spans=entry.host_spans, syncs=entry.syncs)
+    found = entry_of(timeline, rows)
     for name in ("spans", "collectives", "steps", "start_ns", "end_ns"):
         stated, actual = getattr(entry, name), getattr(found, name)
         if stated != actual:

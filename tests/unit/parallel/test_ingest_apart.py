@@ -23,6 +23,7 @@ from overlapscope.ingest.parallel.process_pool import WorkerPool
 from overlapscope.ingest.parallel.work_dir import work_dir_of
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.write_run import write_run
+from overlapscope.timeline.store.manifest import SCHEMA
 from tests.support.reading_processes import Here
 from tests.support.writers.kineto import distributed, training, write
 from tests.unit.parallel.test_write_run import (
@@ -218,7 +219,7 @@ def test_a_run_of_a_newer_version_may_hold_what_was_lost_and_one_that_cannot_be_
 ) -> None:
     inputs, out = older
     manifest = out / "run.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b"overlapscope.run/1", b"overlapscope.run/9"))
+    manifest.write_bytes(manifest.read_bytes().replace(SCHEMA.encode(), b"overlapscope.run/9"))
     with pytest.raises(InputError, match="left as it was"):
         write_run(inputs, out, executor=_Losing("rank_2.json"), force=True)
     manifest.write_bytes(b"{")

@@ -143,11 +143,11 @@ def as_schema_1(place: Path) -> None:
     manifest = json.loads((place / "run.json").read_text())
     manifest["schema"] = "overlapscope.run/1"
     for entry in manifest["ranks"]:
-        del entry["host_spans"]
+        del entry["host_spans"], entry["syncs"]
     (place / "run.json").write_text(json.dumps(manifest))
     for folder in place.glob("rank_*"):
         entry = json.loads((folder / "rank.json").read_text())
-        del entry["host_spans"]
+        del entry["host_spans"], entry["syncs"]
         (folder / "rank.json").write_text(json.dumps(entry))
         for name in ("host", "syncs"):
             (folder / f"{name}.parquet").unlink()
@@ -215,8 +215,9 @@ def test_damaged_host_spans_are_left_out_alone_and_it_is_said(place: Path, how: 
     assert "rank 0: its host events left out: host.parquet: " in said
 
 
-def test_damaged_synchronisations_are_left_out_with_the_host_spans(place: Path) -> None:
-    table(place, name="syncs").write_bytes(b"no parquet")
+@pytest.mark.parametrize("how", ["gone", "cut", "of another rank", "fewer rows"])
+def test_damaged_synchronisations_are_left_out_with_the_host_spans(place: Path, how: str) -> None:
+    damaged(table(place, name="syncs"), how)
     run = load_run(place)
     assert not run.ranks[0].has_host_events
     assert run.ranks[1].has_host_events
