@@ -13,6 +13,7 @@ from overlapscope.analysis.exposed import PLACES, UNKNOWN
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.report.formatting import count, ms, percent
+from overlapscope.report.text import throughput
 from overlapscope.report.text.analysis import sentence, windows
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope_dashboards.parts.bars import BarRow, Segment
@@ -76,10 +77,10 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def lead(analysis: Analysis) -> tuple[str, ...]:
-    """Return the first sentences: how much is exposed, then how much of it is wait time, and for which rank."""
+    """Return the first sentences: how much is exposed, how much of it is wait time and for which rank; throughput."""
     lines = [line for line in sentence(analysis).splitlines() if line]
     waits = waiting(analysis)
-    return (*lines[:1], *([waits] if waits else []), *lines[1:])
+    return (*lines[:1], *([waits] if waits else []), *lines[1:], *throughput.lines(analysis.throughput))
 
 
 def waiting(analysis: Analysis) -> str:

@@ -8,6 +8,7 @@ import msgspec
 from overlapscope.analysis.across_ranks import CrossRank, Transfers, match_and_align
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.collectives import collective_rows
+from overlapscope.analysis.cost.throughput import throughput
 from overlapscope.analysis.critical_path import critical_path
 from overlapscope.analysis.desync import desync
 from overlapscope.analysis.expert_imbalance import expert_imbalance
@@ -97,6 +98,7 @@ def analyze(
         recommendations=[],
         told=rows_of_sources(run.facts),
         critical_path=critical_path(run, windows, cross_rank),
+        throughput=throughput(run, alone),
     )
 
 

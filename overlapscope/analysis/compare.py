@@ -1,6 +1,7 @@
 """Compare two sides, each one run or several runs of the same code (`overlapscope.comparison/1`)."""
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Literal
 
 import msgspec
@@ -61,6 +62,17 @@ class Attributions(msgspec.Struct, kw_only=True, frozen=True):
     exposed_by_collective: Attribution
 
 
+class RateChange(msgspec.Struct, kw_only=True, frozen=True):
+    """A rate on both sides: medians over the runs that know it."""
+
+    base: float
+    candidate: float
+    difference: float
+    """Candidate less base."""
+    relative: float | None
+    """difference / base; null where the base is 0."""
+
+
 class Comparison(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):
     """The content of `overlapscope.comparison/1`. Differences are candidate less base; missing is null."""
 
@@ -76,6 +88,8 @@ class Comparison(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "
     """Whether world size and device are the same, where they are known."""
     differences: list[Difference]
     metrics: list[Metric]
+    tokens_per_s: RateChange | None = None
+    """Null unless both sides know it. It is over each run's own complete steps, and of its whole job."""
     attribution: Attributions | None
     """Null without times on a side."""
     collectives: list[CollectiveChange]
@@ -144,11 +158,23 @@ def compare(
         same_job=not any(each.sort == "job" for each in differ),
         differences=differ,
         metrics=metrics(*tables, of_steps=window == "step"),
+        tokens_per_s=_tokens_per_s(base, candidate),
         attribution=attribution,
         collectives=collectives,
         families=families,
         kernels=kernels,
         findings=findings,
+    )
+
+
+def _tokens_per_s(*sides: Sequence[MeasuredRun]) -> RateChange | None:
+    known = [[run.tokens_per_s for run in side if run.tokens_per_s is not None] for side in sides]
+    if not all(known):
+        return None
+    base, candidate = map(median, known)
+    difference = candidate - base
+    return RateChange(
+        base=base, candidate=candidate, difference=difference, relative=difference / base if base else None
     )
 
 

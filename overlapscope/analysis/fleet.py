@@ -30,7 +30,6 @@ MIN_TREND_RUNS: Final = 5
 """With fewer runs no order of them is unlikely enough."""
 MAX_TREND_RUNS: Final = 500
 """A trend is over this many of a job's last runs."""
-HOURS_A_DAY: Final = 24
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Chance = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Reals = npt.NDArray[np.float64]
@@ -70,6 +69,10 @@ class FleetRun(msgspec.Struct, kw_only=True, frozen=True):
     """Exposed communication over time, sums over ranks and complete steps (else over whole recordings)."""
     exposed_gpu_hours_a_day: float | None
     """exposed_fraction x ranks of the job x 24: the GPU-hours that a day of this run exposes. Null for CPU runs."""
+    idle_gpu_hours_a_day: float | None = None
+    """The same of idle time."""
+    tokens_per_s: float | None = None
+    """Of the whole job; null where no tokens are known."""
     hosts: dict[str, list[int]]
     """Recorded ranks of each known host."""
     stragglers: list[FleetStraggler]
@@ -441,8 +444,3 @@ def _hypergeometric(number: int, marked: int, drawn: int) -> Reals:
     """Return the probabilities of 0 to `drawn` marked ones among so many drawn of a number."""
     ways = [comb(marked, hit) * comb(number - marked, drawn - hit) for hit in range(drawn + 1)]
     return np.array([each / comb(number, drawn) for each in ways])
-
-
-def gpu_hours_a_day(fraction: float | None, ranks: int) -> float | None:
-    """Return the GPU-hours of a day that a share of the time of so many GPUs is."""
-    return None if fraction is None else fraction * ranks * HOURS_A_DAY

@@ -33,6 +33,8 @@ class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
     kernels: Mapping[int, KernelSums]
     collectives: Sequence[CollectiveRow]
     stragglers: Sequence[Straggler] = ()
+    tokens_per_s: float | None = None
+    """Of the whole job, over its own complete steps."""
     damaged: Sequence[Finding] = ()
     """Findings about damaged files of the run."""
 
@@ -61,5 +63,6 @@ def measure_run(run: Run, name: str = "run") -> MeasuredRun:
         kernels={info.rank: kernel_sums(run.ranks[info.rank], windows[info.rank]) for info in timed},
         collectives=analysis.collectives,
         stragglers=analysis.skew.stragglers,
+        tokens_per_s=tokens.per_second if analysis.throughput and (tokens := analysis.throughput.tokens) else None,
         damaged=[each for each in analysis.findings if each.id.startswith("damaged_source:")],
     )

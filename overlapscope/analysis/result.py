@@ -8,6 +8,7 @@ import msgspec
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.collectives import CollectiveRow
+from overlapscope.analysis.cost.throughput import Throughput
 from overlapscope.analysis.critical_path import CriticalPath
 from overlapscope.analysis.exposed import ExposedBy
 from overlapscope.analysis.findings import Finding, Listed
@@ -140,6 +141,8 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     told: dict[str, Told] = {}
     """What the sources report besides times: communicators, links, measurements, their own figures."""
     critical_path: CriticalPath = CriticalPath()
+    throughput: Throughput | None = None
+    """Null in documents of versions that did not compute it."""
     """The chain of dependencies that decided how long each step took."""
 
 

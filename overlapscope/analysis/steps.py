@@ -3,8 +3,9 @@
 Device work lags behind the host, sometimes by more than a step: a window cut at host times would mix steps.
 """
 
-from collections.abc import Iterator
-from typing import Final
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ from overlapscope.timeline.columns import COMPUTE, NONE, Ints, Recordings, size
 from overlapscope.timeline.rows import largest_by, smallest_by, sum_by
 from overlapscope.timeline.run import RankTimeline
 
+T = TypeVar("T")
 NEVER: Final = int(np.iinfo(np.int64).max)
 
 
@@ -44,6 +46,23 @@ def whole_windows(timeline: RankTimeline) -> list[tuple[int, int]]:
         if chosen.any():
             windows.append((int(spans.start_ns[chosen].min()), int(spans.end_ns[chosen].max())))
     return windows
+
+
+def complete_steps(steps: Mapping[int, Sequence[tuple[int, bool, T]]]) -> list[dict[int, T]]:
+    """Return what belongs to each step that the most ranks recorded completely, by rank; `steps` holds, by rank and in
+    order of time, the number of each step, whether it is complete, and what belongs to it.
+
+    Several recordings of a rank may use the same step numbers: their first ones belong together, then the second ones.
+    """
+    columns: dict[tuple[int, int], dict[int, T]] = defaultdict(dict)
+    for rank, theirs in steps.items():
+        seen: Counter[int] = Counter()
+        for number, complete, its in theirs:
+            if complete:
+                columns[number, seen[number]][rank] = its
+                seen[number] += 1
+    most = max(map(len, columns.values()), default=0)
+    return [columns[key] for key in sorted(columns) if len(columns[key]) == most]
 
 
 def _host_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWindow]:

@@ -138,8 +138,14 @@ class Session:
     # -- steps -----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """Record the block as one training step; record nothing once the profile was closed early."""
+    def step(
+        self, *, tokens: float | None = None, samples: float | None = None, flops: float | None = None
+    ) -> Iterator[None]:
+        """Record the block as one training step; record nothing once the profile was closed early.
+
+        `tokens`, `samples` and `flops` (model FLOPs) are what this rank processes in the step: they are summed over
+        ranks. A value that is no finite number of 0 or more is a warning, and not recorded.
+        """
         if self._state == "closed" and not self._left:
             yield  # SIGTERM, or the end of the process groups, closed the profile; the job continues to its own end
             return
@@ -151,6 +157,9 @@ class Session:
             )
         self._in_step = True
         begun = self.guard("beginning a step", self._step_begins)
+        for name, amount in (("tokens", tokens), ("samples", samples), ("flops", flops)):
+            if amount is not None:
+                self.guard(f"recording {name} of a step", self.steps.note_amount, name, amount)
         try:
             with self.steps.mark():
                 yield

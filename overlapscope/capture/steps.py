@@ -1,10 +1,12 @@
 """The steps of a recording: which are recorded, which are left uncaptured, and how long each took."""
 
+import math
 import random
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from numbers import Real
 from typing import Any
 
 from overlapscope.capture.hooks.hook_set import HookSet
@@ -65,6 +67,18 @@ class Steps:
     def mark(self) -> AbstractContextManager[Any]:
         """Return a context manager that marks the step in a trace."""
         return self._hooks.mark(f"{STEP_MARK}#{self.count}")
+
+    def note_amount(self, name: str, amount: object) -> None:
+        """Record how much of `name` this rank processes in the current step, if the step is recorded.
+
+        Raises ValueError for anything but a finite number of 0 or more; a tensor is not read: that would wait for its
+        device.
+        """
+        if not isinstance(amount, Real) or isinstance(amount, bool) or not 0 <= float(amount) < math.inf:
+            raise ValueError(f"{name}=... needs a finite number of 0 or more, not this {type(amount).__name__}")
+        record = self._hooks.record
+        if record is not None:
+            record.readings.append((name, record.begin_ns, float(amount)))
 
     def cut(self) -> None:
         """Mark the current step as incomplete."""

@@ -1,21 +1,25 @@
 """Command-line arguments that several verbs share, and the output that they control."""
 
 import argparse
+import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from overlapscope.analysis.cost.peak_flops import DTYPES
 from overlapscope.cli.output import escaped, message_for_stderr, one_line, printable
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from overlapscope.analysis.result import SourceInfo
+    from overlapscope.analysis.result import Analysis, SourceInfo
     from overlapscope.ingest.options import ReadOptions
     from overlapscope.timeline.run import Source
 
 MAX_WORKERS = 1024
+STATED: Final = ("tokens_per_step", "flops_per_step", "peak_tflops", "dtype", "price_per_gpu_hour")
+"""Arguments of `add_stated`: the fields of `Stated` of `analysis.cost`."""
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
@@ -78,6 +82,52 @@ def _workers(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= MAX_WORKERS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes from 1 to {MAX_WORKERS}")
     return int(text)
+
+
+def add_stated(parser: argparse.ArgumentParser) -> None:
+    """Add what the user states about a run: what a step processes, the peak of a device, the price of its time."""
+    group = parser.add_argument_group("throughput and cost", "used where the run itself does not know them")
+    for field, option, metavar, words in (
+        ("tokens_per_step", "--tokens-per-step", "N", "tokens that the whole job processes in a step"),
+        ("flops_per_step", "--flops-per-step", "N", "model FLOPs of a step of the whole job, forward and backward"),
+        ("peak_tflops", "--peak-tflops", "X", "peak of one device in TFLOP/s, for MFU"),
+        (
+            "price_per_gpu_hour",
+            "--price",
+            "PER_GPU_HOUR",
+            "what one GPU costs an hour: what is lost is also shown as money a day",
+        ),
+    ):
+        group.add_argument(option, type=_amount, metavar=metavar, dest=field, help=words)
+    group.add_argument(
+        "--dtype", choices=DTYPES, help="data type of the matrix products: MFU then uses the device's published peak"
+    )
+
+
+def _amount(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def with_stated(verb: str, analysis: "Analysis", args: argparse.Namespace) -> "Analysis":
+    """Return the analysis with what the arguments of `add_stated` say; print on stderr which of them is not used."""
+    given = {name: value for name in STATED if (value := getattr(args, name)) is not None}
+    if not given or analysis.throughput is None:
+        return analysis
+    import msgspec  # noqa: PLC0415 - keeps --help light
+
+    from overlapscope.analysis.cost import throughput  # noqa: PLC0415
+
+    found = analysis.throughput
+    for name, known in (("tokens_per_step", found.tokens), ("flops_per_step", found.flops_per_device)):
+        if name in given and known is not None:
+            note(verb, f"--{name.replace('_', '-')} is not used: the run knows it ({known.known_from})", args)
+    return msgspec.structs.replace(analysis, throughput=throughput.with_stated(found, throughput.Stated(**given)))
 
 
 def read_options(args: argparse.Namespace) -> "ReadOptions":

@@ -1,17 +1,19 @@
 """Measure one run for a fleet: steps, exposed communication, stragglers, and the host of each rank."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Final
 
 from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.fleet import FleetRun, FleetStraggler, gpu_hours_a_day
+from overlapscope.analysis.cost.throughput import Throughput, throughput
+from overlapscope.analysis.fleet import FleetRun, FleetStraggler
 from overlapscope.analysis.kernels import compared
 from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.analysis.result import Analysis, Straggler
 from overlapscope.analysis.slow_link import slow_links
+from overlapscope.analysis.steps import complete_steps
 from overlapscope.analysis.stragglers import beside_slow_links, stragglers
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
@@ -38,17 +40,18 @@ def measure(run: Run, name: str, job: str) -> FleetRun:
     )  # fmt: skip
     held = beside_slow_links(held, slow_links(run, cross_rank.splits, cross_rank.pairs.pairs))
     steps = {
-        rank: [(at.step, at.complete, figures) for at, figures in zip(own.windows, own.figures[1:], strict=True)]
+        rank: [(at.step, at.complete, its) for at, its in zip(own.windows, own.figures[1:], strict=True)]
         for rank, own in alone.items()
     }
-    return figures_of(run, name, job, wholes, steps, held)
+    return figures_of(run, name, job, wholes, steps, held, throughput(run, alone))
 
 
 def measure_analyzed(run: Run, name: str, job: str, analysis: Analysis) -> FleetRun:
     """Return the same as `measure` from the run's stored analysis; the tables of `run` are not read."""
+    assert analysis.throughput is not None  # stored by this version
     wholes = {each.rank: each.whole for each in analysis.ranks}
     steps = {each.rank: [(at.step, at.complete, at) for at in each.steps] for each in analysis.ranks}
-    return figures_of(run, name, job, wholes, steps, analysis.skew.stragglers)
+    return figures_of(run, name, job, wholes, steps, analysis.skew.stragglers, analysis.throughput)
 
 
 def figures_of(
@@ -58,17 +61,17 @@ def figures_of(
     wholes: Mapping[int, Breakdown],
     steps: StepFigures,
     held: Sequence[Straggler],
+    rates: Throughput,
 ) -> FleetRun:
     """Return the figures of a run from the breakdowns of its ranks (whole recordings, steps) and its stragglers."""
     wholes = {rank: whole for rank, whole in wholes.items() if whole.window_ns}
-    columns = complete_steps({rank: steps[rank] for rank in wholes})
-    parts = [each for column in columns for each in column] or list(wholes.values())
-    communicates = any(each.comm_ns for each in parts)
-    fraction = _ratio(parts) if communicates else None
+    timed = {rank: [(number, complete and its.window_ns is not None, its) for number, complete, its in steps[rank]]
+             for rank in wholes}  # fmt: skip
+    columns = [list(each.values()) for each in complete_steps(timed)]
+    communicates = any(each.comm_ns for column in columns for each in column)
     by_host = ranks_of_hosts(run)
     hosts = {rank: host for host, ranks in by_host.items() for rank in ranks}
     recorded = max((len(each) for each in steps.values()), default=0)
-    on_device = any(each.has_device for each in run.ranks.values())
     return FleetRun(
         name=name,
         job=job,
@@ -80,8 +83,10 @@ def figures_of(
         exposed_ns=_middle(fmean(each.exposed_comm_ns or 0 for each in column) for column in columns)
         if communicates
         else None,
-        exposed_fraction=fraction,
-        exposed_gpu_hours_a_day=gpu_hours_a_day(fraction, run.world_size or len(run.ranks)) if on_device else None,
+        exposed_fraction=rates.exposed_fraction,
+        exposed_gpu_hours_a_day=rates.exposed_gpu_hours_a_day,
+        idle_gpu_hours_a_day=rates.idle_gpu_hours_a_day,
+        tokens_per_s=rates.tokens.per_second if rates.tokens else None,
         hosts=by_host,
         stragglers=[
             FleetStraggler(
@@ -91,22 +96,6 @@ def figures_of(
             for each in held
         ],
     )  # fmt: skip
-
-
-def complete_steps(steps: StepFigures) -> list[list[Breakdown]]:
-    """Return the breakdowns of each step that the most ranks recorded completely, one for each of them.
-
-    Several recordings of a rank may use the same step numbers: their first ones belong together, then the second ones.
-    """
-    columns: dict[tuple[int, int], list[Breakdown]] = defaultdict(list)
-    for theirs in steps.values():
-        seen: Counter[int] = Counter()
-        for number, complete, figures in theirs:
-            if complete and figures.window_ns is not None:
-                columns[number, seen[number]].append(figures)
-                seen[number] += 1
-    most = max(map(len, columns.values()), default=0)
-    return [columns[key] for key in sorted(columns) if len(columns[key]) == most]
 
 
 def ranks_of_hosts(run: Run) -> dict[str, list[int]]:
@@ -134,11 +123,6 @@ def ranks_of_hosts(run: Run) -> dict[str, list[int]]:
 def _started_ns(run: Run) -> int | None:
     starts = [int(each.recordings.start_ns.min()) for each in run.ranks.values() if each.recordings.start_ns.size]
     return min(starts) if starts and min(starts) >= EARLIEST_NS else None
-
-
-def _ratio(parts: Sequence[Breakdown]) -> float | None:
-    whole = sum(each.window_ns or 0 for each in parts)
-    return sum(each.exposed_comm_ns or 0 for each in parts) / whole if whole else None
 
 
 def _middle(values: Iterable[float]) -> int | None:

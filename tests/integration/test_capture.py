@@ -135,6 +135,46 @@ def test_events_mode_has_phases_collectives_and_a_breakdown_that_adds_up(recorde
             assert step.compute_ns
 
 
+@pytest.mark.parametrize("mode", ["events", "trace"])
+def test_tokens_a_second_and_goodput_agree_with_the_jobs_own_timers(mode: str, tmp_path: Path) -> None:
+    """Each step took at most the time from before to after its block, and at least the time inside it."""
+    trained = passed(train("amounts", tmp_path, mode=mode))
+    analysis = overlapscope.load(tmp_path / "run").analysis()
+    steps = {each.step for each in analysis.ranks[0].steps if each.complete}
+    assert len(steps) >= 3
+    assert steps == set(range(min(steps), max(steps) + 1))
+    timed = [[each for each in (result or {})["timed"] if each[0] in steps] for result in trained.results]
+    tokens = sum(each[1] for rank in timed for each in rank)
+    most, least = (
+        [sum(each[end] - each[begin] for each in rank) / 1e9 for rank in timed] for begin, end in ((2, 5), (3, 4))
+    )
+    its = analysis.throughput
+    assert its is not None
+    assert its.tokens is not None
+    assert its.samples is not None
+    assert its.flops_per_device is not None
+    assert its.tokens.per_step == tokens / len(steps)
+    assert 0.999 * tokens / max(most) <= (its.tokens.per_second or 0) <= 1.001 * tokens / max(least)
+    assert its.samples.per_step == 32
+    assert its.flops_per_device.per_step == 2.5e9
+    longest, shortest = (sum(rank[-1][end] - rank[0][begin] for rank in timed) / 1e9 for begin, end in ((2, 5), (3, 4)))
+    assert 0.999 * sum(least) / longest <= (its.goodput or 0) <= 1.001 * sum(most) / shortest
+    assert its.exposed_gpu_hours_a_day is None
+
+
+@pytest.mark.parametrize("mode", ["events", "trace"])
+def test_amounts_that_are_none_are_warnings_and_never_reach_training(mode: str, tmp_path: Path) -> None:
+    trained = passed(train("bad_amounts", tmp_path, world=1, mode=mode))
+    assert trained.results[0]
+    failures = [each for each in trained.results[0]["failures"] if "tokens" in each]
+    assert {each.rpartition("this ")[2] for each in failures} >= {"int", "float", "str", "bool", "Tensor", "list"}
+    its = overlapscope.load(tmp_path / "run").analysis().throughput
+    assert its is not None
+    assert its.tokens is None
+    assert its.samples is not None
+    assert its.samples.per_step == 4
+
+
 def test_the_users_own_communication_hook_keeps_working(tmp_path: Path) -> None:
     trained = passed(train("ddp_hook", tmp_path))
     without = passed(train("ddp_hook", tmp_path, mode="without"))

@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import distributed as dist
 from torch import nn
@@ -297,6 +298,35 @@ def hidden() -> dict[str, object]:
                 works.pop().wait()
                 stood_ns[-1] += time.monotonic_ns() - begin
     return {"stood_ns": stood_ns}
+
+
+def amounts() -> dict[str, object]:
+    """Steps that say what they process, unequally on each rank, beside the job's own timers outside and inside them."""
+    model = nn.parallel.DistributedDataParallel(mlp())
+    timed = []
+    with profiled(model, measure_overhead=False) as scope:
+        for number in range(7):
+            tokens, times = 1000 * (RANK + 1) + number, [time.monotonic_ns()]
+            with scope.step(tokens=tokens, samples=np.int64(16), flops=2.5e9):
+                times.append(time.monotonic_ns())
+                model(batch(number)).square().mean().backward()
+                time.sleep(0.04)
+                times.append(time.monotonic_ns())
+            timed.append((number, tokens, *times, time.monotonic_ns()))
+            time.sleep(0.02)
+    return {"timed": timed}
+
+
+def bad_amounts() -> dict[str, object]:
+    """Amounts that are none; warnings are errors in the job."""
+    warnings.simplefilter("error")
+    model = mlp()
+    bad = [-1, float("nan"), float("inf"), "many", True, torch.tensor(5.0), 10**400, [1]]
+    with profiled(model, warmup=0, measure_overhead=False, steps=len(bad)) as scope:
+        for each in bad:
+            with scope.step(tokens=each, samples=4):
+                model(batch(0)).square().mean().backward()
+    return {"failures": scope.recorded()["failures"]}
 
 
 def store_timeout() -> dict[str, object]:

@@ -8,6 +8,7 @@ examples:
   overlapscope analyze runs/baseline
   overlapscope analyze traces/ --bandwidth all_reduce_perf.log
   overlapscope analyze traces/ --comm 'my_allreduce_.*'
+  overlapscope analyze runs/job --tokens-per-step 4194304 --flops-per-step 2.1e17 --dtype bf16 --price 2.50
 """
 
 import argparse
@@ -15,7 +16,16 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from overlapscope.cli.arguments import add_inputs, add_output, add_workers, emit, warnings_of
+from overlapscope.cli.arguments import (
+    STATED,
+    add_inputs,
+    add_output,
+    add_stated,
+    add_workers,
+    emit,
+    warnings_of,
+    with_stated,
+)
 from overlapscope.display import display_path
 
 if TYPE_CHECKING:
@@ -28,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_inputs(parser)
     add_output(parser)
     add_workers(parser)
+    add_stated(parser)
     parser.add_argument(
         "--bandwidth",
         metavar="FILE|PRESET",
@@ -41,12 +52,13 @@ def run(args: argparse.Namespace) -> int:
     """Analyze the inputs, or use the stored analysis; print the table or the JSON."""
     from overlapscope.cli.analysis_cache import load_analysis  # noqa: PLC0415 - keeps --help light
 
+    stated = any(getattr(args, name) is not None for name in STATED)
     plain = len(args.inputs) == 1 and not (args.bandwidth or args.rank or args.comm or args.compute)
     result = load_analysis(args.inputs[0]) if plain else None
     if result is None:
-        result = _analyze(args, may_store=plain)
-    elif args.all and not args.json:
-        result = result._replace(table=_with_all_rows(result.document, args))
+        result = _analyze(args, may_store=plain and not stated)
+    elif stated or (args.all and not args.json):
+        result = _shown_again(result, args)
     sys.stderr.write(result.warnings)
     emit(result.document if args.json else result.table, args)
     return 0
@@ -66,6 +78,7 @@ def _analyze(args: argparse.Namespace, *, may_store: bool) -> "StoredAnalysis":
     from overlapscope.report.formats import json  # noqa: PLC0415
 
     analysis = analyze_with_advice(loaded, reference_bandwidths(args.bandwidth) if args.bandwidth else None)
+    analysis = with_stated("analyze", analysis, args)
     stores = state is not None and sum(each.num_spans for each in loaded.ranks.values()) >= MIN_SPANS
     del loaded  # free its memory for the output
     found = StoredAnalysis(
@@ -78,12 +91,18 @@ def _analyze(args: argparse.Namespace, *, may_store: bool) -> "StoredAnalysis":
     return found
 
 
-def _with_all_rows(document: str, args: argparse.Namespace) -> str:
+def _shown_again(stored: "StoredAnalysis", args: argparse.Namespace) -> "StoredAnalysis":
+    """Return the stored analysis with what the arguments state, and as many rows as they ask for."""
     import msgspec  # noqa: PLC0415
 
     from overlapscope.analysis.result import Analysis  # noqa: PLC0415
+    from overlapscope.report.formats import json  # noqa: PLC0415
 
-    return _table(msgspec.json.decode(document, type=Analysis), args, all_rows=True)
+    analysis = with_stated("analyze", msgspec.json.decode(stored.document, type=Analysis), args)
+    return stored._replace(
+        table="" if args.json else _table(analysis, args, all_rows=args.all),
+        document=json.render(analysis) if args.json else "",
+    )
 
 
 def _table(analysis: "Analysis", args: argparse.Namespace, *, all_rows: bool = False) -> str:

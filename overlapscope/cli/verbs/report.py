@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlapscope.cli.arguments import add_output, add_reading, emit, given_path, warn
+from overlapscope.cli.arguments import STATED, add_output, add_reading, add_stated, emit, given_path, warn, with_stated
 from overlapscope.cli.inputs import PredictionTester, add_scale, read_both_sides, read_replicates, read_scaling
 from overlapscope.errors import InputError, UsageError
 
@@ -39,18 +39,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="replace names of files, hosts, groups, modules and kernels, and omit sentences; no figure changes",
     )
     add_reading(parser)
+    add_stated(parser)
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure the runs or load the saved document, and write the report."""
-    from overlapscope.report.formats import html, json, junit, markdown, openmetrics  # noqa: PLC0415 - keeps --help light
+    from overlapscope.analysis.result import Analysis  # noqa: PLC0415 - keeps --help light
+    from overlapscope.report.formats import html, json, junit, markdown, openmetrics  # noqa: PLC0415
     from overlapscope.report.redact import redacted  # noqa: PLC0415
     from overlapscope.report.sheet.analysis import sheet_of  # noqa: PLC0415
 
     if args.json and args.format not in ("md", "json"):
         raise UsageError(f"--json and --format {args.format} contradict each other; use one")
     document = _document(args)
+    if isinstance(document, Analysis):
+        document = with_stated("report", document, args)
+    elif any(getattr(args, name) is not None for name in STATED):
+        raise UsageError("--tokens-per-step, --flops-per-step, --peak-tflops, --dtype and --price are for one run")
     if args.redact:
         document = redacted(document)
     if args.json or args.format == "json":

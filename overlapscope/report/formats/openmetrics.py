@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from overlapscope.analysis.attribution import Part
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.cost.throughput import Throughput
 from overlapscope.analysis.history import History
 from overlapscope.analysis.metrics import METRICS
 from overlapscope.analysis.result import Analysis
@@ -66,6 +67,25 @@ def _of_analysis(analysis: Analysis) -> Iterator[_Family]:
         known = ((rank, value) for rank, figures in ranks.items() if (value := figures[name]) is not None)
         yield _family(name, words, [((("rank", str(rank)),), _value(value, name)) for rank, value in known])
 
+    if analysis.throughput is not None:
+        yield from _of_throughput(analysis.throughput)
+
+
+def _of_throughput(found: Throughput) -> Iterator[_Family]:
+    tokens, samples, flops = (
+        None if each is None else each.per_second for each in (found.tokens, found.samples, found.flops_per_device)
+    )
+    for name, unit, words, value in (
+        ("tokens_per_second", "", "tokens of the job a second of its complete steps", tokens),
+        ("samples_per_second", "", "samples of the job a second of its complete steps", samples),
+        ("flops_per_second", "", "model FLOPs of a device a second of the complete steps", flops),
+        ("mfu_ratio", "ratio", "model FLOPs a second of a device / its peak", found.mfu),
+        ("goodput_ratio", "ratio", "share of the recorded wall time in complete steps", found.goodput),
+        ("exposed_gpu_hours_a_day", "", "GPU-hours a day of exposed communication", found.exposed_gpu_hours_a_day),
+        ("idle_gpu_hours_a_day", "", "GPU-hours a day of idle devices", found.idle_gpu_hours_a_day),
+    ):
+        yield _Family(f"{PREFIX}{name}", unit, words, [] if value is None else [((), repr(float(value)))])
+
 
 def _of_history(history: History) -> Iterator[_Family]:
     """Yield the metrics of all runs; a label numbers the runs, as two runs may have the same name."""
@@ -103,6 +123,10 @@ def _of_comparison(comparison: Comparison) -> Iterator[_Family]:
         words = f"{METRIC_LABELS[definition.name]}: median of runs of medians over steps"
         known = ((side, value) for side, value in sides if value is not None)
         yield _family(definition.name, words, [((("side", s),), _value(v, definition.name)) for s, v in known])
+    rates = comparison.tokens_per_s
+    tokens = (("base", rates.base), ("candidate", rates.candidate)) if rates else ()
+    words = "tokens of the job a second of its complete steps: median of runs"
+    yield _Family(f"{PREFIX}tokens_per_second", "", words, [((("side", side),), repr(each)) for side, each in tokens])
     parts = comparison.attribution.exposed_by_cause.parts if comparison.attribution else []
     yield _family("exposed_by_cause_ns", "exposed communication by cause: mean over ranks and steps", _causes(parts))
 

@@ -19,6 +19,7 @@ from overlapscope.report.sheet.waiting import cross_rank_sentences, straggler_ta
 from overlapscope.report.text import analysis as text
 from overlapscope.report.text import compare as compare_text
 from overlapscope.report.text import predictions as predictions_text
+from overlapscope.report.text import throughput as throughput_text
 
 MAX_RANKS = 64
 MAX_COLLECTIVES = 12
@@ -39,6 +40,7 @@ def sheet_of(document: Document) -> Sheet:
 def _of_comparison(comparison: Comparison) -> Sheet:
     by_name = {each.name: each for each in comparison.metrics}
     known = [by_name[name] for name in compare_text.METRIC_LABELS if name in by_name]
+    rates = compare_text.rate_rows(comparison)
     both = ("base", comparison.base), ("candidate", comparison.candidate)
     sides = ((side, [short(run.name) for run in runs]) for side, runs in both)
     title = ", ".join(f"{side} {names[0] if len(names) == 1 else count(len(names), 'run')}" for side, names in sides)
@@ -48,7 +50,7 @@ def _of_comparison(comparison: Comparison) -> Sheet:
         title=f"Compared: {title}",
         lead=tuple(compare_text.sentence(comparison).splitlines()),
         tables=(
-            Table(head=head, rows=tuple(map(compare_text.metric_cells, known[: compare_text.SHORT]))),
+            Table(head=head, rows=(*map(compare_text.metric_cells, known[: compare_text.SHORT]), *rates)),
             grown_table(comparison),
             *predictions_text.tables(comparison.predictions),
         ),
@@ -61,7 +63,10 @@ def _of_analysis(analysis: Analysis) -> Sheet:
     warnings, notes = titles(analysis.findings)
     return Sheet(
         title=text.headline(analysis),
-        lead=tuple(line for line in text.sentence(analysis).splitlines() if line),
+        lead=(
+            *(line for line in text.sentence(analysis).splitlines() if line),
+            *throughput_text.lines(analysis.throughput),
+        ),
         why=cross_rank_sentences(analysis),
         why_table=straggler_table(analysis),
         tables=(_rank_table(analysis), wait_table(analysis), _collective_table(analysis)),

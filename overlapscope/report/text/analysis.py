@@ -1,6 +1,7 @@
 """Render an analysis as text: exposed milliseconds first, then causes, ranks, collectives and findings, then advice."""
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import Final
 
 from overlapscope.analysis.breakdown import Breakdown, mean
@@ -13,11 +14,14 @@ from overlapscope.report.formatting import aligned, bandwidth, count, ms, one_ro
 from overlapscope.report.rank_columns import COLUMNS
 from overlapscope.report.text import advice as advice_text
 from overlapscope.report.text import cross_rank
+from overlapscope.report.text import throughput as throughput_text
 from overlapscope.report.text.cross_rank import missing_ranks_text
 from overlapscope.report.text.source_tables import source_table_text
 from overlapscope.report.verdicts import SEVERITY_MARKS
 
 MAX_RANKS = 24
+MAX_WIDTH: Final = 120
+"""Characters of a line of sentences."""
 MAX_STEPS = 30
 MAX_COLLECTIVES = 8
 MAX_FINDINGS = 6
@@ -46,7 +50,9 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
 
     `all_rows` lists every rank and step; otherwise long lists are cut and a line states how much is missing.
     """
-    parts = [headline(analysis), sentence(analysis), _table(analysis, all_rows=all_rows)]
+    rates = "\n".join(fill(line, MAX_WIDTH) for line in throughput_text.lines(analysis.throughput))
+    parts = [headline(analysis), sentence(analysis), rates]
+    parts.append(_table(analysis, all_rows=all_rows))
     parts.append(_causes(analysis))
     parts.append(exposed_by_text(analysis.exposed_by))
     parts.append(cross_rank.lines(analysis, all_rows=all_rows))

@@ -117,7 +117,7 @@ def _metrics(comparison: Comparison, *, all_rows: bool) -> str:
     by_name = {each.name: each for each in comparison.metrics}
     chosen = [by_name[name] for name in (list(METRIC_LABELS) if all_rows else list(METRIC_LABELS)[:SHORT])]
     known = [each for each in chosen if all_rows or each.base.value or each.candidate.value]
-    rows = [metric_cells(each) for each in known]
+    rows = [*map(metric_cells, known), *rate_rows(comparison)]
     several = len(comparison.base) > 1 or len(comparison.candidate) > 1
     note = f"Medians over {'runs of medians over ' if several else ''}steps; means over ranks."
     head = [f"ms a {comparison.window or 'step'}", "base", "candidate", "difference", "%"]
@@ -142,6 +142,15 @@ def metric_cells(metric: Metric) -> tuple[str, ...]:
     """Return the label of a metric, its value on both sides, and its absolute and relative difference."""
     values = value_words(metric, metric.base), value_words(metric, metric.candidate)
     return METRIC_LABELS[metric.name], *values, difference_words(metric), relative_words(metric)
+
+
+def rate_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return the row of tokens/s, where both sides know it, in the cells of `metric_cells`."""
+    found = comparison.tokens_per_s
+    if found is None:
+        return []
+    values = (f"{found.base:,.1f}", f"{found.candidate:,.1f}", f"{found.difference:+,.1f}")
+    return [("tokens/s", *values, signed_percent(found.relative))]
 
 
 def value_words(metric: Metric, side: Estimate) -> str:

@@ -7,6 +7,7 @@ from dash._utils import to_json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlapscope.analysis.cost.throughput import Stated, with_stated
 from overlapscope.analysis.result import Analysis
 from overlapscope.report.model import Chart, Series
 from overlapscope.timeline.columns import NONE
@@ -21,6 +22,15 @@ def grid_of(values: list[list[int]]) -> view.RankStepGrid:
     cells = np.array(values, np.int64).reshape(len(values), len(values[0]))
     ranks, steps = (tuple(range(first, first + size)) for first, size in zip((10, 100), cells.shape, strict=True))
     return view.RankStepGrid(ranks=ranks, steps=steps, exposed_ns=cells)
+
+
+def test_the_lead_ends_with_throughput_where_it_is_known(analysis: Analysis) -> None:
+    assert not any("tokens/s" in line for line in view.lead(analysis))
+    assert analysis.throughput is not None
+    known = with_stated(analysis.throughput, Stated(tokens_per_step=1000))
+    lines = view.lead(msgspec.structs.replace(analysis, throughput=known))
+    assert [line.partition(":")[2] for line in lines if "tokens/s" in line] == [" 1,000 a step (as stated)."]
+    assert view.lead(msgspec.structs.replace(analysis, throughput=None)) == view.lead(analysis)
 
 
 def test_few_ranks_and_steps_have_a_cell_each(analysis: Analysis) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cost.throughput import Stated, with_stated
 from overlapscope.analysis.result import Analysis
 from overlapscope.errors import InputError
 from overlapscope.ingest.read_run import read_inputs
@@ -57,6 +58,10 @@ NOISE = (
 )
 
 
+SUMMARIES = ("median_share_of_iteration", "samples_per_step", "tokens_per_step", "tflop_per_gpu")
+"""Figures of a whole log."""
+
+
 def random_times(seed: int, ranks: int = 4) -> Times:
     random_ = random.Random(seed)
     return {name: [round(random_.uniform(0.5, 400), 2) for _ in range(ranks)] for name in TIMERS}
@@ -96,7 +101,7 @@ def test_every_timer_is_read_with_its_iteration(option: str, style: str, tmp_pat
         text += iteration(step, 812.5 + step, style=style) + NOISE + block(times, option, style=style) + NOISE
         expected += [(step, "iteration", "elapsed_ms", None, 812.5 + step), *expected_rows(step, times, option)]
     analysis = analyzed(text, tmp_path)
-    assert [row for row in rows(analysis) if row[2] != "median_share_of_iteration"] == expected
+    assert [row for row in rows(analysis) if row[2] not in SUMMARIES] == expected
     source = analysis.sources[0]
     assert (source.format, source.dropped, source.warnings) == ("megatron_timers", 0, [])
 
@@ -172,8 +177,46 @@ def test_the_line_of_argonnes_megatron_deepspeed_gives_the_iteration(tmp_path: P
         )
         expected += [(step, "iteration", "elapsed_ms", None, 1000.5 * step), *expected_rows(step, times, "minmax")]
     analysis = analyzed(text, tmp_path)
-    assert [row for row in rows(analysis) if row[2] != "median_share_of_iteration"] == expected
+    assert [row for row in rows(analysis) if row[2] not in SUMMARIES] == expected
     assert analysis.sources[0].dropped == 0
+
+
+def consumed(step: int, samples: int, elapsed_ms: float, more: str = "") -> str:
+    return (
+        f" iteration {step:8d}/{1000:8d} | consumed samples: {samples:12d} |{more} elapsed time per iteration (ms): "
+        f"{elapsed_ms:.1f} | throughput per GPU (TFLOP/s/GPU): 400.0 | learning rate: 4.6E-05 | lm loss: 5.54E+00 |\n"
+    )
+
+
+def test_what_an_iteration_processes_is_what_is_consumed_from_line_to_line(tmp_path: Path) -> None:
+    """By hand: 640 samples and 655,360 tokens in 10 iterations; without the first line 400 TFLOP/s for 2 s."""
+    text = "".join(
+        consumed(step, 64 * step, 9000.0 if step == 10 else 2000.0, f" consumed tokens: {65536 * step:12d} |")
+        for step in (10, 20, 30)
+    )
+    analysis = analyzed(text, tmp_path)
+    assert [row[1:] for row in rows(analysis) if row[0] is None] == [
+        ("iteration", "samples_per_step", None, 64.0),
+        ("iteration", "tokens_per_step", None, 65536.0),
+        ("iteration", "tflop_per_gpu", None, 800.0),
+    ]
+    its = analysis.throughput
+    assert its is not None
+    assert its.tokens is not None
+    assert its.flops_per_device is not None
+    assert (its.time_from, its.steps, its.time_ns) == ("log", 2, 4_000_000_000)
+    assert (its.tokens.known_from, its.tokens.per_second) == ("log", 32768.0)
+    assert its.flops_per_device.per_second == 4e14
+    assert with_stated(its, Stated(peak_tflops=800)).mfu == 0.5
+
+
+def test_batches_that_grow_and_a_single_line_leave_it_unknown(tmp_path: Path) -> None:
+    growing = "".join(consumed(step, samples, 2000.0) for step, samples in ((1, 8), (2, 16), (3, 32)))
+    for text in (growing, consumed(1, 8, 2000.0)):
+        analysis = analyzed(text, tmp_path, f"{len(text)}.log")
+        assert not [row for row in rows(analysis) if row[0] is None]
+        assert analysis.throughput is not None
+        assert (analysis.throughput.samples, analysis.throughput.flops_per_device) == (None, None)
 
 
 def test_lines_of_other_ranks_inside_a_block_cost_nothing_and_many_end_it(tmp_path: Path) -> None:

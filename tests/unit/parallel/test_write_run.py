@@ -358,7 +358,7 @@ def test_progress_counts_files_and_bytes_on_a_terminal(
     shown = capsys.readouterr().err
     assert "0 of 6 files" in shown
     assert "5 of 6 files" in shown
-    assert re.search(r"5 of 6 files, [1-9][0-9.]* KiB, [1-9][0-9.]* [KM]iB/s, ", shown)
+    assert re.search(r"5 of 6 files, [1-9][0-9.,]* KiB, [1-9][0-9.,]* [KM]iB/s, ", shown)
 
 
 @pytest.mark.parametrize(("name", "value"), [("frozen", True), ("executable", "")])

@@ -86,7 +86,7 @@ def test_a_name_is_left_in_no_format_wherever_it_stood(evil: str) -> None:
     word = max(set(re.findall(r"[a-z]+", evil)) - OF_FORMATS, key=len)
     for document in hostile(evil).values():
         for name, text in all_formats(redacted(document)).items():
-            assert word not in text, name
+            assert word not in text.replace("samples", ""), name  # a field of ours, which holds "amp"
 
 
 def test_the_same_name_is_the_same_placeholder_everywhere() -> None:

@@ -12,6 +12,11 @@ one for each rank. Before September 2022 one line is printed, by the last rank: 
 with the time, since 2026 the heading comes from a logger. Argonne's Megatron-DeepSpeed spells the iteration's line
 `iteration=       1/  635782 | ... | elapsed_time_per_iteration_ms=29570.0 | ...`. Times are means over the logging
 interval.
+
+What an iteration processes is the growth of `consumed samples:` and `consumed tokens:` (Megatron-DeepSpeed) from line
+to line, stated where it is the same throughout. `throughput per GPU (TFLOP/s/GPU):` (`--log-throughput`) counts model
+FLOPs: `num_floating_point_operations` of megatron/training/training.py, without recomputed activations. Other forks
+print figures that include those, under other names; they are not read.
 """
 
 import math
@@ -31,6 +36,8 @@ _ITERATION: Final = re.compile(r"\biteration(?: +|= *)([0-9]{1,15})/ *[0-9]{1,15
 _ELAPSED: Final = re.compile(
     rf"\belapsed(?: time per iteration \((ms|s)\): *|_time_per_iteration_(ms|s)=)({_NUMBER})(?![0-9.])"
 )
+_CONSUMED: Final = re.compile(r"\bconsumed[ _](samples|tokens)(?:: *|=) *([0-9]{1,18}) *\|")
+_TFLOPS: Final = re.compile(r"\bthroughput per GPU \(TFLOP/s/GPU\): *([0-9]{1,9}(?:\.[0-9]{1,9})?) *\|")
 _HEADING: Final = re.compile(r"(\(min, max\) |max )?times? across ranks \(ms\): *$")
 _TIMER: Final = re.compile(rf"\s*(\S(?:[^:()]{{0,200}}[^\s.])?) \.*: *(?:\(({_NUMBER}), ({_NUMBER})\)|({_NUMBER}))\s*$")
 _RANKS_TIMER: Final = re.compile(r"\s*(\S[^:]{0,200}):\s*$")
@@ -66,6 +73,10 @@ class TimerLines:
         self._timer = ""
         self._slowest_ms = math.nan
         self._shares: dict[str, array[float]] = {}
+        self._consumed: dict[str, int] = {}
+        """What all iterations to the last one processed."""
+        self._per_step: dict[str, set[float]] = {"samples": set(), "tokens": set()}
+        self._tflop = array("d")
 
     def wants(self, line: bytes) -> bool:
         """Return whether the line may be of a timer."""
@@ -99,6 +110,11 @@ class TimerLines:
         self._end_block()
         for timer, shares in self._shares.items():
             self._rows.add(timer, "median_share_of_iteration", median(shares))
+        for name, each in self._per_step.items():
+            if len(each) == 1:
+                self._rows.add(ITERATION, f"{name}_per_step", *each)
+        if self._tflop and len(self._per_step["samples"]) < 2:
+            self._rows.add(ITERATION, "tflop_per_gpu", median(self._tflop))
         warnings = [f"{self._rows.left_out} further timer figures were left out"] if self._rows.left_out else []
         return FoundLines(
             facts=self._rows.facts(source), lines=self._lines, dropped=self._dropped, warnings=tuple(warnings)
@@ -114,6 +130,14 @@ class TimerLines:
         step, elapsed_ms = int(iteration[1]), float(elapsed[3]) * (1000 if "s" in elapsed.group(1, 2) else 1)
         # The first iteration includes the warm-up, and newer versions divide its timers by the whole logging interval.
         goes_on = self._step != NONE and step > self._step
+        consumed = {found[1]: int(found[2]) for found in reversed(list(_CONSUMED.finditer(line)))}
+        if goes_on:
+            for name in consumed.keys() & self._consumed.keys():
+                if len(self._per_step[name]) < 2:
+                    self._per_step[name].add((consumed[name] - self._consumed[name]) / (step - self._step))
+            if tflops := _TFLOPS.search(line):
+                self._tflop.append(float(tflops[1]) * elapsed_ms / 1000)
+        self._consumed = consumed
         self._step, self._elapsed_ms = step, elapsed_ms if goes_on else None
         self._rows.add(ITERATION, "elapsed_ms", elapsed_ms, step=step)
 

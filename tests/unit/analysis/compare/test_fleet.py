@@ -275,11 +275,6 @@ def test_runs_are_in_the_order_of_time_whatever_their_names() -> None:
     assert ([each.name for each in ordered], by) == (["b", "c", "a"], "time")
 
 
-def test_gpu_hours_are_the_share_of_a_day_of_all_gpus() -> None:
-    assert its.gpu_hours_a_day(0.25, 8) == 48
-    assert its.gpu_hours_a_day(None, 8) is None
-
-
 def test_without_times_runs_are_in_the_order_of_the_numbers_in_their_names() -> None:
     runs = [run(name) for name in ("run-10", "run-9", "run-9b")]
     ordered, by = its.in_order(runs)

@@ -1,0 +1,1 @@
+"""What a run processes and what its losses cost."""

@@ -1,0 +1,347 @@
+"""Compute what a run processes and what its losses cost: tokens/s, MFU, goodput, GPU-hours a day.
+
+All definitions are in docs/definitions.md. Amounts (tokens, samples, model FLOPs) are never guessed: they are recorded
+by `scope.step`, stated by a training log, or passed as options, in this order.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.analysis.cost.peak_flops import published_peak_tflops
+from overlapscope.analysis.rank_summary import RankSummary
+from overlapscope.analysis.steps import StepWindow, complete_steps
+from overlapscope.timeline.columns import NONE, Floats, size
+from overlapscope.timeline.facts import Facts
+from overlapscope.timeline.intervals import length, union
+from overlapscope.timeline.run import RankTimeline, Run
+
+HOURS_A_DAY: Final = 24
+TFLOP: Final = 1e12
+ALIKE: Final = 1.1
+"""Recorded ranks stand for the others of the job only where none of them processed more than this times another."""
+ITERATION: Final = "iteration"
+NO_STEP: Final = "no complete step was recorded"
+KnownFrom = Literal["recorded", "log", "option"]
+
+
+class Amount(msgspec.Struct, kw_only=True, frozen=True):
+    """How much is processed: mean over the complete steps, and that over their time."""
+
+    per_step: float
+    per_second: float | None = None
+    known_from: KnownFrom
+    extrapolated: bool = False
+    """Whether it was recorded on some ranks of the job only, and taken for the others."""
+
+
+class Throughput(msgspec.Struct, kw_only=True, frozen=True):
+    """What a run processes, and what its losses cost a day; null where not known, with the reason in `reasons`."""
+
+    steps: int
+    """Steps behind the figures: those that the most ranks recorded completely; without any, iterations of a log."""
+    ranks: int
+    """Recorded ranks behind the figures."""
+    devices: int | None
+    """Ranks of the job, one device each; where the size of the job is not known, the recorded ones."""
+    on_device: bool
+    """False for CPU runs, which spend no GPU-hours."""
+    device: str | None
+    time_ns: int | None
+    """Time that these steps took on the rank where they took longest; what ranks begin or end later is not added."""
+    time_from: Literal["recorded", "log"] | None
+    tokens: Amount | None = None
+    """Of the whole job; likewise `samples`."""
+    samples: Amount | None = None
+    flops_per_device: Amount | None = None
+    """Model FLOPs of one device: mean over the ranks."""
+    dtype: str | None = None
+    """Data type of the matrix products, as passed."""
+    peak_tflops: float | None = None
+    """Peak of one device in TFLOP/s (1e12)."""
+    peak_from: Literal["option", "published"] | None = None
+    mfu: float | None = None
+    """Model FLOPs utilization: `flops_per_device.per_second` over the peak."""
+    goodput: float | None = None
+    """Share of the recorded wall time that lies in complete steps."""
+    goodput_time_ns: int | None = None
+    """That wall time: from the first step's begin to the last step's end of each recording, mean over ranks."""
+    exposed_fraction: float | None = None
+    """Exposed communication over time: sums over ranks and complete steps (else over whole recordings)."""
+    idle_fraction: float | None = None
+    exposed_gpu_hours_a_day: float | None = None
+    """exposed_fraction x devices x 24; null for CPU runs."""
+    idle_gpu_hours_a_day: float | None = None
+    price_per_gpu_hour: float | None = None
+    exposed_price_a_day: float | None = None
+    idle_price_a_day: float | None = None
+    reasons: dict[str, str] = {}
+    """Why a figure is null, by its name."""
+
+
+class Stated(msgspec.Struct, kw_only=True, frozen=True):
+    """What the user states about a run; amounts are of the whole job."""
+
+    tokens_per_step: float | None = None
+    flops_per_step: float | None = None
+    peak_tflops: float | None = None
+    dtype: str | None = None
+    price_per_gpu_hour: float | None = None
+
+
+def gpu_hours_a_day(fraction: float | None, devices: int) -> float | None:
+    """Return the GPU-hours of a day that a share of the time of so many GPUs is."""
+    return None if fraction is None else fraction * devices * HOURS_A_DAY
+
+
+def throughput(run: Run, alone: Mapping[int, RankSummary]) -> Throughput:
+    """Return what the run itself states; `alone` holds the figures of each rank."""
+    timed = {rank: own for rank, own in alone.items() if own.figures[0].window_ns}
+    steps = complete_steps({
+        rank: [
+            (at.step, at.complete and at.window is not None, (at, its))
+            for at, its in zip(own.windows, own.figures[1:], strict=True)
+        ]
+        for rank, own in timed.items()
+    })  # fmt: skip
+    parts = [its for step in steps for _, its in step.values()] or [own.figures[0] for own in timed.values()]
+    windows: dict[int, list[StepWindow]] = {}
+    for step in steps:
+        for rank, (at, _) in step.items():
+            windows.setdefault(rank, []).append(at)
+    devices = run.world_size or len(run.ranks) or None
+    reasons: dict[str, str] = {}
+    time_ns = max(map(_time_of, windows.values()), default=None)
+    elapsed = _logged(run.facts, "elapsed_ms") if not timed else []
+    if elapsed:
+        time_ns = round(sum(elapsed) * 1e6)
+    found = Throughput(
+        steps=len(steps) or len(elapsed),
+        ranks=len(windows) or len(timed),
+        devices=devices,
+        on_device=any(each.has_device for each in run.ranks.values()),
+        device=_text(run.fingerprint.get("device")),
+        time_ns=time_ns,
+        time_from=None if time_ns is None else "log" if elapsed else "recorded",
+        tokens=_amount("tokens", run, windows, reasons),
+        samples=_amount("samples", run, windows, reasons),
+        flops_per_device=_flops_per_device(run, windows, reasons),
+        exposed_fraction=_share(parts, "exposed_comm_ns") if any(each.comm_ns for each in parts) else None,
+        idle_fraction=_share(parts, "idle_ns"),
+        reasons=reasons,
+    )
+    return with_stated(_with_goodput(found, run, alone), Stated())
+
+
+def with_stated(found: Throughput, stated: Stated) -> Throughput:
+    """Return the figures with what the user states filled in where the run does not know it, and all that follows."""
+    return _with_hours(_with_mfu(_with_amounts(found, stated), stated), stated)
+
+
+def _with_amounts(found: Throughput, stated: Stated) -> Throughput:
+    tokens, flops, reasons = found.tokens, found.flops_per_device, dict(found.reasons)
+    if tokens is None and stated.tokens_per_step is not None:
+        tokens = Amount(per_step=stated.tokens_per_step, known_from="option")
+    if flops is None and stated.flops_per_step is not None and found.devices:
+        flops = Amount(per_step=stated.flops_per_step / found.devices, known_from="option")
+    rates = found.steps / (found.time_ns / 1e9) if found.time_ns else None
+    known: dict[str, Amount] = {}
+    for name, amount in (("tokens", tokens), ("samples", found.samples), ("flops_per_device", flops)):
+        if amount is not None:
+            reasons.pop(name, None)
+            known[name] = replace(amount, per_second=None if rates is None else amount.per_step * rates)
+            if rates is None:
+                reasons[f"{name}.per_second"] = NO_STEP
+    return replace(found, reasons=reasons, **known)
+
+
+def _with_mfu(found: Throughput, stated: Stated) -> Throughput:
+    flops, dtype, reasons = found.flops_per_device, stated.dtype or found.dtype, dict(found.reasons)
+    peak, peak_from = _peak(found, dtype, stated)
+    mfu = flops.per_second / (peak * TFLOP) if flops and flops.per_second is not None and peak else None
+    reasons.pop("mfu", None)
+    if flops is None or flops.per_second is None:
+        reasons["mfu"] = "model FLOPs are not known" if flops is None else NO_STEP
+    elif mfu is None:
+        reasons["mfu"] = _why_no_peak(found, dtype)
+    elif mfu > 1:
+        reasons["mfu"] = f"{mfu * 100:,.1f} % of the peak cannot be: the FLOPs, the peak or the dtype are not right"
+        mfu = None
+    return replace(found, dtype=dtype, peak_tflops=peak, peak_from=peak_from, mfu=mfu, reasons=reasons)
+
+
+def _with_hours(found: Throughput, stated: Stated) -> Throughput:
+    price = found.price_per_gpu_hour if stated.price_per_gpu_hour is None else stated.price_per_gpu_hour
+    figures: dict[str, float | None] = {"price_per_gpu_hour": price}
+    reasons = dict(found.reasons)
+    for name, fraction in (("exposed", found.exposed_fraction), ("idle", found.idle_fraction)):
+        hours = gpu_hours_a_day(fraction, found.devices) if found.on_device and found.devices else None
+        figures[f"{name}_gpu_hours_a_day"] = hours
+        figures[f"{name}_price_a_day"] = None if hours is None or price is None else hours * price
+        if hours is None:
+            no_times = name == "idle" or found.idle_fraction is None
+            why = "no times were recorded" if no_times else "no communication was recorded"
+            reasons[f"{name}_gpu_hours_a_day"] = why if found.on_device else "a run without GPUs spends no GPU-hours"
+    return replace(found, reasons=reasons, **figures)
+
+
+def _peak(
+    found: Throughput, dtype: str | None, stated: Stated
+) -> tuple[float | None, Literal["option", "published"] | None]:
+    if stated.peak_tflops is not None:
+        return stated.peak_tflops, "option"
+    if stated.dtype is None and found.peak_from == "option":
+        return found.peak_tflops, "option"
+    peak = published_peak_tflops(found.device, dtype) if found.device and dtype else None
+    return peak, None if peak is None else "published"
+
+
+def _why_no_peak(found: Throughput, dtype: str | None) -> str:
+    if not found.on_device or not found.device:
+        return (
+            "the device is not known; pass --peak-tflops"
+            if found.on_device
+            else "a run without GPUs; pass --peak-tflops"
+        )
+    if dtype is None:
+        return "the data type of the matrix products is not known; pass --dtype, or --peak-tflops"
+    return f"no published peak is listed for {found.device} and {dtype}; pass --peak-tflops"
+
+
+def _time_of(windows: Sequence[StepWindow]) -> int:
+    """Return how long a rank was in these steps, by its own clock."""
+    times = np.array([each.window or (0, 0) for each in windows], np.int64)
+    return length(union((times[:, 0], times[:, 1])))
+
+
+def _amount(name: str, run: Run, windows: Mapping[int, Sequence[StepWindow]], reasons: dict[str, str]) -> Amount | None:
+    """Return what a step of the whole job processes: the sum over ranks, mean over steps."""
+    totals = _recorded(name, run, windows, reasons)
+    if totals is None:
+        logged = set(_logged(run.facts, f"{name}_per_step"))
+        return Amount(per_step=logged.pop(), known_from="log") if len(logged) == 1 else None
+    steps = len(next(iter(windows.values())))
+    of_recorded = sum(totals.values()) / steps
+    world = run.world_size or len(totals)
+    if world == len(totals):
+        return Amount(per_step=of_recorded, known_from="recorded")
+    if max(totals.values()) > ALIKE * min(totals.values()):
+        reasons[name] = (
+            f"{len(totals)} of {world} ranks have complete steps, and differ in {name}: the others are not known"
+        )
+        return None
+    return Amount(per_step=of_recorded * world / len(totals), known_from="recorded", extrapolated=True)
+
+
+def _flops_per_device(run: Run, windows: Mapping[int, Sequence[StepWindow]], reasons: dict[str, str]) -> Amount | None:
+    name = "flops_per_device"
+    totals = _recorded("flops", run, windows, reasons, said_as=name)
+    if totals is None:
+        logged = set(_logged(run.facts, "tflop_per_gpu"))
+        return Amount(per_step=logged.pop() * TFLOP, known_from="log") if len(logged) == 1 else None
+    steps = len(next(iter(windows.values())))
+    some = len(totals) < (run.world_size or len(totals))
+    if some and max(totals.values()) > ALIKE * min(totals.values()):
+        reasons[name] = f"{len(totals)} of {run.world_size} ranks have complete steps, and differ in FLOPs"
+        return None
+    return Amount(per_step=sum(totals.values()) / steps / len(totals), known_from="recorded", extrapolated=some)
+
+
+def _recorded(
+    name: str,
+    run: Run,
+    windows: Mapping[int, Sequence[StepWindow]],
+    reasons: dict[str, str],
+    said_as: str | None = None,
+) -> dict[int, float] | None:
+    """Return for each rank the sum over its steps; None, with the reason, where any of them is not known."""
+    found = {rank: _of_steps(run.ranks[rank], name, theirs) for rank, theirs in windows.items()}
+    known = {rank: float(values.sum()) for rank, values in found.items() if not np.isnan(values).any()}
+    if not found:
+        reasons[said_as or name] = NO_STEP
+        return None
+    if len(known) == len(found):
+        return known
+    some = sum(int((~np.isnan(values)).sum()) for values in found.values())
+    steps = sum(values.size for values in found.values())
+    reasons[said_as or name] = (
+        f"recorded for {some} of {steps} complete steps of all ranks: every rank must pass {name} in every step"
+        if some
+        else "neither recorded nor stated"
+    )
+    return None
+
+
+def _of_steps(timeline: RankTimeline, name: str, windows: Sequence[StepWindow]) -> Floats:
+    """Return what was recorded for each of the rank's steps, NaN where nothing was.
+
+    Several recordings of a rank may use the same step numbers: of equal ones it is the nearest in time.
+    """
+    found = np.full(len(windows), np.nan)
+    table = timeline.telemetry
+    if not size(table) or name not in timeline.names:
+        return found
+    rows = np.flatnonzero((table.name == timeline.names.index(name)) & (table.step != NONE) & (table.value >= 0))
+    order = rows[np.lexsort((table.time_ns[rows], table.step[rows]))]
+    numbers, times, values = table.step[order], table.time_ns[order], table.value[order]
+    wanted = np.array([each.step for each in windows], np.int64)
+    first, last = np.searchsorted(numbers, wanted), np.searchsorted(numbers, wanted, side="right")
+    for at in np.flatnonzero(last > first).tolist():
+        own = slice(int(first[at]), int(last[at]))
+        begin = (windows[at].window or (0, 0))[0]
+        found[at] = values[own][np.abs(times[own] - begin).argmin()]
+    return found
+
+
+def _logged(facts: Facts, name: str) -> list[float]:
+    """Return the figures of an iteration that training logs state under a name; not those of the first iteration of a
+    log, which holds the warm-up.
+    """
+    figures = facts.figures
+    codes = {each: code for code, each in enumerate(facts.names)}
+    rows = np.flatnonzero((figures.name == codes.get(name, -2)) & (figures.subject == codes.get(ITERATION, -2)))
+    _, firsts = np.unique(figures.source[rows], return_index=True)
+    if name == "elapsed_ms":
+        rows = np.delete(rows, firsts)
+    values: list[float] = figures.value[rows].tolist()
+    return values
+
+
+def _with_goodput(found: Throughput, run: Run, alone: Mapping[int, RankSummary]) -> Throughput:
+    """Add the share of wall time in complete steps, which only our own marks show: those of profilers have no gaps."""
+    marked = [rank for rank, timeline in run.ranks.items() if "mode" in timeline.recorded]
+    inside, covered = np.sum([_in_steps(run.ranks[rank], alone[rank].windows) for rank in marked] or [(0, 0)], axis=0)
+    if covered and len(marked) == len(run.ranks):
+        return replace(found, goodput=float(inside / covered), goodput_time_ns=round(float(covered / len(marked))))
+    why = "no two steps were recorded one after the other" if marked else "only scope.step() marks where a step ends"
+    return replace(found, reasons={**found.reasons, "goodput": why})
+
+
+def _in_steps(timeline: RankTimeline, windows: Sequence[StepWindow]) -> tuple[int, int]:
+    """Return (ns of complete steps, ns from the first step's begin to the last step's end) over the rank's recordings.
+
+    These are host times. A recording of a single step shows nothing of the time between steps and is left out.
+    """
+    steps = timeline.steps
+    inside = covered = 0
+    for recording in np.unique(steps.recording).tolist():
+        own = np.flatnonzero(steps.recording == recording)
+        if own.size > 1:
+            complete = np.array([each.complete for each in windows if each.recording == recording])
+            inside += int((steps.end_ns[own] - steps.start_ns[own])[complete].sum())
+            covered += int(steps.end_ns[own].max() - steps.start_ns[own].min())
+    return inside, covered
+
+
+def _share(parts: Iterable[Breakdown], name: str) -> float | None:
+    found = [(getattr(each, name), each.window_ns) for each in parts]
+    whole = sum(window or 0 for _, window in found)
+    return sum(value or 0 for value, _ in found) / whole if whole else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,78 @@
+"""Render what a run processes and what its losses cost, in sentences; what is not known is left out."""
+
+from overlapscope.analysis.cost.throughput import Amount, Throughput
+from overlapscope.report.formatting import count, ms, percent
+
+_KNOWN_FROM = {"recorded": "", "log": "by the log", "option": "as stated"}
+
+
+def lines(found: Throughput | None) -> list[str]:
+    """Return sentences on throughput, GPU-hours a day and goodput; those without a known figure are left out.
+
+    Goodput stands beside the rates that it is to be read with.
+    """
+    if found is None:
+        return []
+    rates = _rates(found)
+    return [each for each in (rates, _goodput(found) if rates else "", _hours(found)) if each]
+
+
+def number(value: float) -> str:
+    """Return an amount or a rate as text, with three digits or more."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
+
+
+def mfu_words(found: Throughput) -> str:
+    """Return the utilization with its peak; n/a with the reason where it is not known."""
+    if found.mfu is None:
+        return f"MFU n/a: {found.reasons.get('mfu', 'not known')}"
+    of = f"{found.dtype}, published" if found.peak_from == "published" else "as stated"
+    return f"MFU {percent(found.mfu)} of {number(found.peak_tflops or 0)} TFLOP/s ({of})"
+
+
+def _rates(found: Throughput) -> str:
+    amounts = (("tokens", found.tokens), ("samples", found.samples))
+    parts = [_rate(each, name, found) for name, each in amounts if each is not None]
+    flops = found.flops_per_device
+    if flops is not None:
+        rate = "" if flops.per_second is None else f"{number(flops.per_second / 1e12)} TFLOP/s a device"
+        parts.append(f"{rate}{_known(flops, found)}, {mfu_words(found)}" if rate else mfu_words(found))
+    of_log = " Step time is the log's." if found.time_from == "log" else ""
+    return f"{'; '.join(parts)}.{of_log}" if parts else ""
+
+
+def _rate(amount: Amount, name: str, found: Throughput) -> str:
+    if amount.per_second is None:
+        return f"{name}/s n/a: {found.reasons.get(f'{name}.per_second', 'not known')}"
+    return f"{number(amount.per_second)} {name}/s: {number(amount.per_step)} a step{_known(amount, found)}"
+
+
+def _known(amount: Amount, found: Throughput) -> str:
+    words = (
+        f"taken from {found.ranks} of {found.devices} ranks" if amount.extrapolated else _KNOWN_FROM[amount.known_from]
+    )
+    return f" ({words})" if words else ""
+
+
+def _hours(found: Throughput) -> str:
+    parts = [
+        f"{hours:,.1f} GPU-hours {name}" + ("" if price is None else f" ({price:,.2f})")
+        for name, hours, price in (
+            ("exposed", found.exposed_gpu_hours_a_day, found.exposed_price_a_day),
+            ("idle", found.idle_gpu_hours_a_day, found.idle_price_a_day),
+        )
+        if hours is not None
+    ]
+    some = found.ranks < (found.devices or 0)
+    alike = f", if all are as the {count(found.ranks, 'recorded rank')}" if some else ""
+    return f"A day on {count(found.devices or 0, 'GPU')}{alike}: {', '.join(parts)}." if parts else ""
+
+
+def _goodput(found: Throughput) -> str:
+    if found.goodput is None or found.goodput_time_ns is None:
+        return ""
+    inside = ms(found.goodput * found.goodput_time_ns)
+    return (
+        f"{inside} of {ms(found.goodput_time_ns)} ms recorded lie in complete steps: goodput "
+        f"{percent(found.goodput)}, start-up and restarts not seen."
+    )

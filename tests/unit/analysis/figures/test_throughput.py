@@ -1,0 +1,273 @@
+"""Tokens/s, MFU, goodput and GPU-hours a day against calculations by hand; n/a with a reason where one is missing."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cost.peak_flops import published_peak_tflops
+from overlapscope.analysis.cost.throughput import Amount, Stated, Throughput, gpu_hours_a_day, with_stated
+from overlapscope.fleet.measure import measure
+from overlapscope.timeline.columns import COMM, DEVICE, HOST
+from overlapscope.timeline.run import RankTimeline, Run
+from tests.support.builders import EPOCH_NS
+from tests.support.rank_rows import rank_timeline
+
+MS = 1_000_000
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def rank_of(
+    rank: int,
+    steps: Sequence[tuple[float, float]],
+    amounts: Mapping[str, Sequence[float | None]] | None = None,
+    *,
+    device: bool = False,
+    cut: Sequence[int] = (),
+    marked: bool = True,
+    clock_ms: float = 0,
+) -> RankTimeline:
+    """Return a rank with steps at (begin, end) in ms: 6 parts compute, 3 parts exposed communication, 1 part idle.
+
+    `amounts` are what each step processes, `cut` the numbers of incomplete steps; its clock is ahead by `clock_ms`.
+    """
+    base = EPOCH_NS + round(clock_ms * MS)
+    spans, rows, readings = [], [], []
+    for number, (begin, end) in enumerate(steps):
+        start, length = base + round(begin * MS), round((end - begin) * MS)
+        own = {"step": number, "launch_ns": start}
+        spans.append({**own, "start_ns": start, "end_ns": start + length * 6 // 10, "lane": 0, "name": "gemm"})
+        spans.append({**own, "start_ns": start + length * 6 // 10, "end_ns": start + length * 9 // 10, "lane": 1,
+                      "kind": COMM, "name": "all_reduce"})  # fmt: skip
+        rows.append({"step": number, "start_ns": start, "end_ns": start + length, "cut": number in cut})
+        for name, values in (amounts or {}).items():
+            if values[number] is not None:
+                readings.append({"time_ns": start, "step": number, "name": name, "value": float(values[number] or 0)})
+    last = base + round(steps[-1][1] * MS)
+    return rank_timeline(
+        rank,
+        work=spans,
+        steps=rows,
+        telemetry=readings,
+        recordings=[{"start_ns": base + round(steps[0][0] * MS), "end_ns": last}],
+        lanes=({"kind": DEVICE if device else HOST},) * 2,
+        has_device=device,
+        basis="events",
+        recorded={"mode": "events"} if marked else {},
+    )
+
+
+def found(*ranks: RankTimeline, world_size: int | None = None, device: str | None = None) -> Throughput:
+    run = Run(
+        world_size=world_size or len(ranks),
+        ranks={each.rank: each for each in ranks},
+        fingerprint={"device": device},
+    )
+    result = analyze(run).throughput
+    assert result is not None
+    return result
+
+
+STEPS = [(0, 10), (12, 22), (23, 43)]
+"""10, 10 and 20 ms, with gaps of 2 and 1 ms."""
+
+
+def test_tokens_a_second_are_those_of_all_ranks_over_the_longest_time_of_any() -> None:
+    """By hand: 6,000 + 3,000 tokens in 40 ms (the other rank takes 30 ms) are 225,000 a second."""
+    slow = rank_of(0, STEPS, {"tokens": [1000, 2000, 3000], "samples": [1, 1, 1]})
+    fast = rank_of(1, [(0, 10), (12, 22), (23, 33)], {"tokens": [1000, 1000, 1000], "samples": [1, 2, 0]}, clock_ms=7e6)
+    its = found(slow, fast)
+    assert (its.steps, its.ranks, its.devices, its.time_ns, its.time_from) == (3, 2, 2, 40 * MS, "recorded")
+    assert its.tokens is not None
+    assert its.tokens.per_step == 3000
+    assert its.tokens.per_second == pytest.approx(225_000)
+    assert (its.tokens.known_from, its.tokens.extrapolated) == ("recorded", False)
+    assert its.samples is not None
+    assert its.samples.per_second == pytest.approx(6 / 0.040)
+
+
+def test_incomplete_steps_count_neither_tokens_nor_time() -> None:
+    """By hand: 1,000 + 3,000 tokens in 10 + 20 ms."""
+    its = found(rank_of(0, STEPS, {"tokens": [1000, 50_000, 3000]}, cut=[1]))
+    assert its.steps == 2
+    assert its.tokens is not None
+    assert its.tokens.per_second == pytest.approx(4000 / 0.030)
+    none = found(rank_of(0, STEPS, {"tokens": [1, 1, 1]}, cut=[0, 1, 2]))
+    assert none.tokens is None
+    assert none.reasons["tokens"] == "no complete step was recorded"
+
+
+def test_a_step_without_tokens_on_one_rank_leaves_them_unknown() -> None:
+    its = found(rank_of(0, STEPS, {"tokens": [1, 1, 1]}), rank_of(1, STEPS, {"tokens": [1, None, 1]}))
+    assert its.tokens is None
+    assert "5 of 6 complete steps" in its.reasons["tokens"]
+    only_first = found(rank_of(0, STEPS, {"tokens": [1, 1, 1]}), rank_of(1, STEPS))
+    assert only_first.tokens is None
+    damaged = found(rank_of(0, STEPS, {"tokens": [1, -5, 1]}))
+    assert damaged.tokens is None
+    zero = found(rank_of(0, STEPS, {"tokens": [4, 4, 4]}), rank_of(1, STEPS, {"tokens": [0, 0, 0]}))
+    assert zero.tokens is not None
+    assert zero.tokens.per_step == 4
+
+
+def test_some_ranks_of_a_job_stand_for_the_others_where_they_are_alike_and_it_is_said() -> None:
+    alike = found(rank_of(0, STEPS, {"tokens": [100] * 3}), rank_of(1, STEPS, {"tokens": [104] * 3}), world_size=8)
+    assert alike.tokens is not None
+    assert alike.tokens.per_step == 816
+    assert alike.tokens.extrapolated
+    for other in (0, 120):
+        ranks = rank_of(0, STEPS, {"tokens": [100] * 3}), rank_of(1, STEPS, {"tokens": [other] * 3})
+        differ = found(*ranks, world_size=8)
+        assert differ.tokens is None
+        assert "2 of 8 ranks" in differ.reasons["tokens"]
+        assert found(*ranks).tokens is not None
+
+
+def test_of_equal_step_numbers_in_two_recordings_the_nearest_in_time_is_meant() -> None:
+    one = rank_of(0, [(0, 10)], {"tokens": [5]})
+    names = list(one.names)
+    readings = [{"time_ns": EPOCH_NS + at * MS, "step": 0, "name": "tokens", "value": value}
+                for at, value in ((-500, 1.0), (1, 7.0), (900, 2.0))]  # fmt: skip
+    several = rank_timeline(0, names=names, telemetry=readings)
+    its = found(replace(one, telemetry=several.telemetry, names=several.names))
+    assert its.tokens is not None
+    assert its.tokens.per_step == 7
+
+
+def test_mfu_is_model_flops_over_time_devices_and_peak() -> None:
+    """By hand: (6 + 2) TFLOP in 3 steps of 40 ms together on 2 devices: 100 TFLOP/s each; of 400 that is a quarter."""
+    ranks = [rank_of(rank, STEPS, {"flops": [tflop / 3 * 1e12] * 3}, device=True)
+             for rank, tflop in ((0, 6), (1, 2))]  # fmt: skip
+    its = found(*ranks, device=H100)
+    # On a device a step ends where the next one begins: 12, 11 and (to its last span) 18 ms.
+    assert its.time_ns == 41 * MS
+    assert its.flops_per_device is not None
+    assert its.flops_per_device.per_second == pytest.approx(4e12 / 0.041)
+    assert its.mfu is None
+    assert "--dtype" in its.reasons["mfu"]
+    of_option = with_stated(its, Stated(peak_tflops=400))
+    assert of_option.mfu == pytest.approx(4 / 0.041 / 400)
+    assert (of_option.peak_from, "mfu" in of_option.reasons) == ("option", False)
+    of_table = with_stated(its, Stated(dtype="bf16"))
+    assert of_table.mfu == pytest.approx(4 / 0.041 / 989.4)
+    assert (of_table.peak_tflops, of_table.peak_from) == (989.4, "published")
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "why"),
+    [
+        ("NVIDIA GeForce RTX 4090", "bf16", "no published peak is listed for NVIDIA GeForce RTX 4090 and bf16"),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "bf16", "no published peak is listed"),
+        ("NVIDIA A100-SXM4-80GB", "fp8", "no published peak is listed"),
+        (H100, None, "--dtype"),
+        (None, "bf16", "the device is not known"),
+    ],
+)
+def test_an_unknown_device_or_dtype_gives_no_mfu_but_the_reason(device: str, dtype: str | None, why: str) -> None:
+    its = with_stated(found(rank_of(0, STEPS, device=True), device=device), Stated(dtype=dtype, flops_per_step=1e12))
+    assert its.mfu is None
+    assert why in its.reasons["mfu"]
+    assert its.flops_per_device is not None
+    assert its.flops_per_device.per_second is not None
+
+
+def test_more_than_the_peak_is_no_utilization() -> None:
+    its = with_stated(found(rank_of(0, STEPS, device=True)), Stated(flops_per_step=1e15, peak_tflops=1))
+    assert its.mfu is None
+    assert "cannot be" in its.reasons["mfu"]
+
+
+def test_options_fill_in_what_the_run_does_not_know_and_nothing_else() -> None:
+    known = found(rank_of(0, STEPS, {"tokens": [10, 10, 10]}))
+    assert with_stated(known, Stated(tokens_per_step=99)).tokens == known.tokens
+    unknown = found(rank_of(0, STEPS), rank_of(1, STEPS))
+    assert "neither" in unknown.reasons["tokens"]
+    its = with_stated(unknown, Stated(tokens_per_step=80, flops_per_step=4e12))
+    assert its.tokens == Amount(per_step=80, per_second=pytest.approx(80 * 3 / 0.040), known_from="option")
+    assert its.flops_per_device is not None
+    assert its.flops_per_device.per_step == 2e12
+    assert "tokens" not in its.reasons
+
+
+def test_published_peaks_are_those_of_one_device_without_sparsity() -> None:
+    assert published_peak_tflops("Tesla V100-SXM2-32GB", "fp16") == 125
+    assert published_peak_tflops("Tesla V100-SXM2-32GB", "bf16") is None
+    for name in ("NVIDIA A100-SXM4-40GB", "A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "NVIDIA A100-PCIE-40GB"):
+        assert published_peak_tflops(name, "bf16") == 312
+    assert published_peak_tflops("NVIDIA H100 PCIe", "bf16") == 756
+    assert published_peak_tflops("NVIDIA H200", "bf16") == published_peak_tflops(H100, "bf16") == 989.4
+    assert published_peak_tflops("NVIDIA B200", "fp8") == 4500
+    assert published_peak_tflops("AMD Instinct MI250X", "bf16") == 191.5
+    assert published_peak_tflops("AMD Instinct MI300X", "bf16") == 1307.4
+    for name in ("NVIDIA A100-SXM-64GB", "NVIDIA GH200 480GB", "AMD Instinct MI300X VF", "cpu", "H1000 PCIe"):
+        assert published_peak_tflops(name, "bf16") is None
+
+
+def test_exposed_and_idle_gpu_hours_are_shares_of_a_day_of_all_gpus_and_what_they_cost() -> None:
+    """By hand: 3 of 10 parts are exposed and 1 is idle; the gaps of 2 and 1 ms lie in the steps: 12, 11, 18 ms."""
+    its = found(rank_of(0, STEPS, device=True), world_size=64)
+    assert its.exposed_fraction == pytest.approx(12 / 41)
+    assert its.idle_fraction == pytest.approx(5 / 41)
+    assert its.exposed_gpu_hours_a_day == pytest.approx(12 / 41 * 64 * 24)
+    assert its.idle_gpu_hours_a_day == pytest.approx(5 / 41 * 64 * 24)
+    assert its.exposed_price_a_day is None
+    paid = with_stated(its, Stated(price_per_gpu_hour=2.5))
+    assert paid.exposed_price_a_day == pytest.approx(12 / 41 * 64 * 24 * 2.5)
+    assert paid.idle_price_a_day == pytest.approx(5 / 41 * 64 * 24 * 2.5)
+    assert gpu_hours_a_day(0.25, 8) == 48
+    assert gpu_hours_a_day(None, 8) is None
+
+
+def test_a_run_without_gpus_has_no_gpu_hours_but_its_shares() -> None:
+    its = with_stated(found(rank_of(0, STEPS)), Stated(price_per_gpu_hour=2))
+    assert its.exposed_fraction == pytest.approx(0.3)
+    assert (its.exposed_gpu_hours_a_day, its.idle_gpu_hours_a_day, its.exposed_price_a_day) == (None, None, None)
+    assert "without GPUs" in its.reasons["exposed_gpu_hours_a_day"]
+
+
+def test_a_fleet_shows_the_same_figures_as_an_analysis() -> None:
+    run = Run(world_size=4, ranks={0: rank_of(0, STEPS, {"tokens": [7, 7, 7]}, device=True)})
+    its, one = measure(run, "run", "job"), analyze(run).throughput
+    assert one is not None
+    assert one.tokens is not None
+    assert its.exposed_gpu_hours_a_day == one.exposed_gpu_hours_a_day
+    assert its.idle_gpu_hours_a_day == one.idle_gpu_hours_a_day
+    assert its.tokens_per_s == one.tokens.per_second
+
+
+def test_goodput_is_the_share_of_the_time_from_the_first_step_to_the_last_in_complete_ones() -> None:
+    """By hand: 40 of 43 ms; of the other rank 30, as its second step is incomplete."""
+    its = found(rank_of(0, STEPS), rank_of(1, STEPS, cut=[1], clock_ms=1e5))
+    assert its.goodput == pytest.approx(70 / 86)
+    assert its.goodput_time_ns == 43 * MS
+
+
+def test_goodput_is_not_known_from_a_profilers_steps_nor_from_single_ones() -> None:
+    assert found(rank_of(0, STEPS), rank_of(1, STEPS, marked=False)).goodput is None
+    profiler = found(rank_of(0, STEPS, marked=False))
+    assert (profiler.goodput, profiler.goodput_time_ns) == (None, None)
+    assert "scope.step()" in profiler.reasons["goodput"]
+    single = found(rank_of(0, STEPS[:1]))
+    assert single.goodput is None
+    assert "one after the other" in single.reasons["goodput"]
+
+
+def test_without_any_times_nothing_is_known() -> None:
+    result = analyze(Run(world_size=None, ranks={})).throughput
+    assert result is not None
+    its = with_stated(result, Stated(tokens_per_step=5, flops_per_step=5, peak_tflops=1, price_per_gpu_hour=1))
+    assert its.tokens is not None
+    assert (its.tokens.per_second, its.flops_per_device, its.mfu, its.time_ns) == (None, None, None, None)
+    assert its.reasons["tokens.per_second"] == "no complete step was recorded"
+
+
+def fields_of_reasons(its: Throughput) -> Any:
+    return {name.split(".")[0] for name in its.reasons}
+
+
+def test_every_reason_names_a_figure_that_is_null() -> None:
+    for its in (found(rank_of(0, STEPS)), found(rank_of(0, STEPS, {"tokens": [1, 1, 1]}, device=True))):
+        assert fields_of_reasons(its) <= set(Throughput.__struct_fields__)
+        assert all(getattr(its, name) is None for name in its.reasons)
