@@ -28,7 +28,7 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import TABLES, RankTimeline
 from overlapscope.timeline.store.arrow_tables import from_arrow, open_parquet, words_of
 from overlapscope.timeline.store.manifest import RankEntry
-from overlapscope.timeline.store.validity import check_host_spans, check_possible
+from overlapscope.timeline.store.validity import check_host_events, check_possible
 
 EMPTY: Final[Mapping[str, Any]] = {name: make(kind, 0) for name, kind in TABLES.items()}
 LARGE_TABLES: Final = ("spans", "annotations")
@@ -190,7 +190,7 @@ class UnloadedHostSpans(msgspec.Struct, frozen=True, kw_only=True):
     def _read(self) -> HostSpans:
         try:
             found = read_table(self.file.parent, "host", HostSpans, NameTable(self.names))
-            check_host_spans(found, windows=self.windows, lanes=self.lanes)
+            check_host_events("host", found, windows=self.windows, lanes=self.lanes)
             same = file_state(self.file.stat()) == self.state  # checked last: the file may be replaced at any time
         except UNREADABLE as error:
             without = "move it away to read this rank without host events"
@@ -235,11 +235,13 @@ def read_rank(bare: RankTimeline, folder: Path, cache: TableCache, entry: RankEn
         for name, kind in TABLES.items()
         if name not in HOST_TABLES
     }
+    windows, lanes = size(tables["recordings"]), size(tables["lanes"])
     lost = state = None
     try:
         if entry.syncs:
             tables["syncs"] = read_table(folder, "syncs", Syncs, names, bare.rank)
             _check_rows(size(tables["syncs"]), entry.syncs, "syncs.parquet")
+            check_host_events("syncs", tables["syncs"], windows=windows, lanes=lanes)
         if entry.host_spans:
             state = _host_names(folder / "host.parquet", bare.rank, entry.host_spans, names)
     except UNREADABLE as error:
@@ -251,28 +253,23 @@ def read_rank(bare: RankTimeline, folder: Path, cache: TableCache, entry: RankEn
     found = replace(found, names=tuple(map(intern, names.to_list())))  # most ranks have the same ones
     if state is None:
         return OpenedRank(timeline=found, lost=lost)
-    unloaded = UnloadedHostSpans(
-        file=folder / "host.parquet",
-        state=state,
-        names=found.names,
-        windows=size(found.recordings),
-        lanes=size(found.lanes),
-        cache=cache,
-    )
+    file = folder / "host.parquet"
+    unloaded = UnloadedHostSpans(file=file, state=state, names=found.names, windows=windows, lanes=lanes, cache=cache)
     return OpenedRank(timeline=replace(found, host=LazyHostSpans.of(unloaded)))
 
 
 def _host_names(path: Path, rank: int, rows: int, names: NameTable) -> FileState:
-    """Add the names of host spans, of which there should be `rows`, to `names`; return the file's state."""
+    """Add the names of host spans, of which there should be `rows`, to `names`; return the file's state before."""
     try:
+        state = file_state(path.stat())
         with open_regular(path) as opened:
             file = open_parquet(opened)
             check_rank(file, rank)
             _check_rows(file.metadata.num_rows, rows, "the table")
             names.encode(words_of(file.read(columns=["name"], use_threads=False).column("name")))
-        return file_state(path.stat())
     except UNREADABLE as error:
         raise ValueError(f"{path.name}: {first_line(error)}") from error
+    return state
 
 
 def _check_rows(found: int, stated: int, what: str) -> None:

@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.timeline.columns import NONE, HostSpans, Ints, size
+from overlapscope.timeline.columns import NONE, Annotations, Collectives, HostSpans, Ints, Spans, Steps, Syncs, size
 from overlapscope.timeline.operations import MAX_COUNT
 from overlapscope.timeline.run import RankTimeline
 
@@ -20,20 +20,22 @@ def check_possible(timeline: RankTimeline) -> None:
     _check_sizes(timeline)
 
 
-def check_host_spans(host: HostSpans, *, windows: int, lanes: int) -> None:
-    """Raise ValueError as `check_possible` does, for the host spans of a rank with that many windows and lanes."""
-    _check_rows("host.recording", host.recording, windows)
-    _check_rows("host.lane", host.lane, lanes)
-    _check_range("host.start_ns", host.start_ns, -MAX_TIME_NS, MAX_TIME_NS, required=True)
-    _check_range("host.end_ns", host.end_ns, -MAX_TIME_NS, MAX_TIME_NS, required=True)
-    _check_forward("host", host.start_ns, host.end_ns)
+def check_host_events(name: str, table: HostSpans | Syncs, *, windows: int, lanes: int) -> None:
+    """Raise ValueError as `check_possible` does, for a table of a rank with that many windows and lanes."""
+    _check_rows(f"{name}.recording", table.recording, windows)
+    _check_rows(f"{name}.lane", table.lane[table.lane != NONE] if isinstance(table, Syncs) else table.lane, lanes)
+    if isinstance(table, Syncs):
+        _check_rows(f"{name}.awaited_lane", table.awaited_lane[table.awaited_lane != NONE], lanes)
+    _check_range(f"{name}.start_ns", table.start_ns, -MAX_TIME_NS, MAX_TIME_NS, required=True)
+    _check_range(f"{name}.end_ns", table.end_ns, -MAX_TIME_NS, MAX_TIME_NS, required=True)
+    _check_forward(name, table)
 
 
 def _check_references(timeline: RankTimeline) -> None:
     windows, lanes, calls = size(timeline.recordings), size(timeline.lanes), size(timeline.collectives)
     if windows == 0:
         raise ValueError("no recording window")
-    spans, syncs = timeline.spans, timeline.syncs
+    spans = timeline.spans
     for name, column, rows in (
         ("spans.recording", spans.recording, windows),
         ("spans.lane", spans.lane, lanes),
@@ -42,9 +44,6 @@ def _check_references(timeline: RankTimeline) -> None:
         ("steps.recording", timeline.steps.recording, windows),
         ("annotations.recording", timeline.annotations.recording, windows),
         ("annotations.lane", timeline.annotations.lane, lanes),
-        ("syncs.recording", syncs.recording, windows),
-        ("syncs.lane", syncs.lane[syncs.lane != NONE], lanes),
-        ("syncs.awaited_lane", syncs.awaited_lane[syncs.awaited_lane != NONE], lanes),
     ):
         _check_rows(name, column, rows)
 
@@ -66,8 +65,6 @@ def _check_times(timeline: RankTimeline) -> None:
         ("steps.end_ns", timeline.steps.end_ns, True),
         ("annotations.start_ns", timeline.annotations.start_ns, True),
         ("annotations.end_ns", timeline.annotations.end_ns, True),
-        ("syncs.start_ns", timeline.syncs.start_ns, True),
-        ("syncs.end_ns", timeline.syncs.end_ns, True),
         ("recordings.start_ns", timeline.recordings.start_ns, False),
         ("recordings.end_ns", timeline.recordings.end_ns, False),
         ("recordings.last_launch_ns", timeline.recordings.last_launch_ns, False),
@@ -108,12 +105,11 @@ def _check_order(timeline: RankTimeline) -> None:
         ("collectives", timeline.collectives),
         ("steps", timeline.steps),
         ("annotations", timeline.annotations),
-        ("syncs", timeline.syncs),
     ):
-        _check_forward(name, table.start_ns, table.end_ns)
+        _check_forward(name, table)
 
 
-def _check_forward(name: str, start_ns: Ints, end_ns: Ints) -> None:
-    reversed_rows = (end_ns < start_ns) & (end_ns != NONE) & (start_ns != NONE)
+def _check_forward(name: str, table: Spans | Collectives | Steps | Annotations | HostSpans | Syncs) -> None:
+    reversed_rows = (table.end_ns < table.start_ns) & (table.end_ns != NONE) & (table.start_ns != NONE)
     if reversed_rows.any():
         raise ValueError(f"{name}: {int(reversed_rows.sum())} of {reversed_rows.size} rows end before they start")

@@ -249,6 +249,36 @@ def test_impossible_host_spans_are_an_error_where_they_are_used(
     assert not load_run(tmp_path / "run").ranks[0].has_host_events
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("lane", 9), ("awaited_lane", 2), ("recording", -1), ("end_ns", EPOCH_NS - 1), ("start_ns", NONE)],
+)
+def test_impossible_synchronisations_cost_host_events_alone(tmp_path: Path, column: str, value: int) -> None:
+    timeline = full_timeline()
+    values = getattr(timeline.syncs, column).copy()
+    values[1] = value
+    bad = replace(timeline, syncs=replace(timeline.syncs, **{column: values}))
+    save_run(Run(world_size=1, ranks={0: bad}), tmp_path / "run", version="1")
+    run = load_run(tmp_path / "run")
+    assert size(run.ranks[0].spans) == 4
+    assert not run.ranks[0].has_host_events
+    (said,) = [warning for source in run.sources for warning in source.warnings]
+    assert f"syncs{'.' + column if value != EPOCH_NS - 1 else ': 1 of 2 rows end before they start'}" in said
+
+
+def test_a_file_that_is_replaced_while_the_run_is_opened_is_seen(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    naming = stored.words_of
+
+    def replaced(column: pa.ChunkedArray) -> list[str]:
+        shutil.copyfile(table(place, 1), table(place))
+        return naming(column)
+
+    monkeypatch.setattr(stored, "words_of", replaced)
+    run = load_run(place)
+    with pytest.raises(InputError, match="was changed since the run was opened"):
+        assert run.ranks[0].host.start_ns.size
+
+
 def test_a_lost_bit_is_seen(place: Path) -> None:
     where = pq.ParquetFile(table(place)).metadata.row_group(0)
     chunk = next(each for each in map(where.column, range(where.num_columns)) if each.path_in_schema == "start_ns")
