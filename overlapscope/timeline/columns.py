@@ -288,10 +288,9 @@ def concat(tables: Sequence[T]) -> T:
 
 def _with_columns(table: T, changed: Mapping[str, Any]) -> T:
     """Return a plain table with changed columns; the given one may read its columns when they are accessed."""
-    kind = next(each for each in type(table).__mro__ if each.__base__ is Columns)
-    columns: dict[str, Any] = {name: changed.get(name) for name in column_kinds(table)}
-    plain: T = kind(**{name: getattr(table, name) if column is None else column for name, column in columns.items()})
-    return plain
+    kind: type[T] = next(each for each in type(table).__mro__ if each.__base__ is Columns)
+    kept = {name: getattr(table, name) for name in column_kinds(table) if name not in changed}
+    return kind(**kept, **changed)
 
 
 def or_missing(value: int | None) -> int:
