@@ -266,15 +266,20 @@ def test_impossible_synchronisations_cost_host_events_alone(tmp_path: Path, colu
     assert f"syncs{'.' + column if value != EPOCH_NS - 1 else ': 1 of 2 rows end before they start'}" in said
 
 
-def test_a_file_that_is_replaced_while_the_run_is_opened_is_seen(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_replaced_while_the_run_is_opened_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_run(Run(world_size=1, ranks={0: full_timeline()}), tmp_path / "run", version="1")
     naming = stored.words_of
 
     def replaced(column: pa.ChunkedArray) -> list[str]:
-        shutil.copyfile(table(place, 1), table(place))
+        content = table(tmp_path / "run").read_bytes()
+        table(tmp_path / "run").unlink()
+        table(tmp_path / "run").write_bytes(content)
         return naming(column)
 
     monkeypatch.setattr(stored, "words_of", replaced)
-    run = load_run(place)
+    run = load_run(tmp_path / "run")
     with pytest.raises(InputError, match="was changed since the run was opened"):
         assert run.ranks[0].host.start_ns.size
 
