@@ -21,6 +21,7 @@ HOST_SHARE = 0.15
 """Of a healthy step, at most, is decided by hosts."""
 PART = 0.02
 """By which work is made longer to see how much of a step it decides."""
+HALF = 0.5
 SMALL = 0.02
 """A cause of less of the job's time than this is no claim."""
 EXPECTED: Final = {
@@ -35,7 +36,9 @@ EXPECTED: Final = {
     "notify_kernels": "notify",
 }
 """What is right to say of each."""
-ALSO_TRUE: Final = {"shared_cores": {"launch_bound"}, "late_pair": {"launch_bound"}}
+HOSTS_LATE: Final = ("shared_cores", "polling_host", "late_pair", "allocator_churn", "apart_starts")
+"""Hosts do launch late: as a cause of exposed time that is true, though no more than that."""
+ALSO_TRUE: Final = {"shared_cores": {"launch_bound"}, "polling_host": {"launch_bound"}, "late_pair": {"launch_bound"}}
 BLAMES: Final = {
     "late_launches": "launch_bound",
     "launch_bound": "launch_bound",
@@ -49,16 +52,12 @@ BLAMES: Final = {
     "repair_link": "slow_link",
 }
 """What a recommendation says to be at fault; those of settings say nothing."""
-CAUSE_BLAMES: Final = {
-    "idle_causes": {"launch_bound": "launch_bound", "blocked_host": "blocked_host", "graph_gap": "graph_gap"},
-    "causes": {"start_of_recording": "start_of_recording", "late_launch": "launch_bound"},
-}
-"""What causes of idle and of exposed time say to be at fault."""
-HARMLESS: Final = {"start_of_recording", "notify", "graph_gap"}
+HARMLESS: Final = {"start_of_recording", "notify", "graph_gap", "late_launch"}
 EXCHANGES = 4
 """Dispatch and combine, forward and backward."""
-PATH_OFF = 0.25
-"""Hosts have no larger part of the critical path than they decide of the step, but for this."""
+PATH_OFF, IDLE_OFF = 0.25, 0.10
+"""Hosts have no larger part of the critical path, and no more idle time for their launches, than they decide of the
+step, but for this."""
 FEW_STEPS: Final = ("shared_cores", "apart_starts")
 """They mislead most where a single step was recorded."""
 FREE: Final = ("apart_starts", "unrecorded_nodes", "notify_kernels")
@@ -193,8 +192,11 @@ def judge(planted: Planted, analysis: Analysis) -> tuple[str, str]:
     """Return whether what is said of a job with a fault is right, and what is said."""
     kind, culprits = planted.kind, set(planted.job.fault.culprits)
     said = claims(planted.job, analysis)
+    if _idle(analysis, "blocked_host") > HALF * (1 - planted.healthy_step_ns / planted.step_ns):
+        said |= {"blocked_host"} & {EXPECTED[kind]}
     named = {each.rank for each in analysis.skew.stragglers}
     wrong = said - {EXPECTED[kind]} - ALSO_TRUE.get(kind, set())
+    wrong -= {"late_launch"} if kind in HOSTS_LATE else set()
     if kind == "late_pair" and named - culprits:
         wrong = wrong | {"an innocent straggler"}
     if wrong:
@@ -214,19 +216,25 @@ def claims(job: Job, analysis: Analysis) -> set[str]:
     said |= {"straggler"} if analysis.skew.stragglers else set()
     said |= {word for word in ("slow_link", "uneven_stages") for each in analysis.findings if each.id.startswith(word)}
     window = sum(each.whole.window_ns or 0 for each in analysis.ranks)
-    for field, words in CAUSE_BLAMES.items():
-        for cause, word in words.items():
-            lost = sum(getattr(each.whole, field, {}).get(cause, 0) for each in analysis.ranks)
-            said |= {word} if lost > SMALL * window else set()
+    for cause in ("start_of_recording", "late_launch"):
+        said |= {cause} if sum(each.whole.causes.get(cause, 0) for each in analysis.ranks) > SMALL * window else set()
+    if _idle(analysis, "graph_gap") > SMALL or (job.fault.unrecorded and not analysis.critical_path.steps):
+        said.add("graph_gap")
     if job.expert_kernels:
         payloads = job.steps * job.microbatches * job.layers * EXCHANGES
         found = sum(each.count for each in analysis.collectives if each.op in ("dispatch", "combine"))
         said |= {"calls without payload"} if found > payloads else {"notify"} if found == payloads else set()
-    if job.fault.unrecorded and not analysis.critical_path.steps:
-        said.add("graph_gap")
-    if not job.fault.cores and _host_of_path(analysis) > shares(job).host + PATH_OFF:
-        said.add("host on the path")
+    if not job.fault.cores:
+        decided = shares(job).host
+        said |= {"host on the path"} if _host_of_path(analysis) > decided + PATH_OFF else set()
+        said |= {"launch_bound"} if _idle(analysis, "launch_bound") > decided + IDLE_OFF else set()
     return said
+
+
+def _idle(analysis: Analysis, cause: str) -> float:
+    """Return the share of all ranks' time that is idle for a cause; 0 as long as idle time has no causes."""
+    window = sum(each.whole.window_ns or 0 for each in analysis.ranks)
+    return sum(getattr(each.whole, "idle_causes", {}).get(cause, 0) for each in analysis.ranks) / max(window, 1)
 
 
 def _host_of_path(analysis: Analysis) -> float:
