@@ -174,7 +174,7 @@ def advice(kind: str) -> Recommendation:
 
 def test_the_critical_path_holds_what_decides_a_healthy_step(planted: Planted) -> None:
     if planted.healthy.expert_kernels:
-        pytest.skip("sizes and groups of these calls are not told, so that waits stay on the path")
+        pytest.skip("sizes and groups of these calls are not recorded: waits stay on the path")
     steps = analyze(run_of(simulate(planted.healthy))).critical_path.steps
     length = sum(each.length_ns for each in steps)
     decided = shares(planted.healthy)

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from tests.truth.raw_events import Rank, Span, ms, read
+from tests.truth.replay import replayable, replays
 
 NO_PAYLOAD = re.compile(r"notify|barrier|layout", re.I)
 BLOCKING = re.compile(r"Synchronize|Memcpy|Malloc|Free|HostAlloc|HostRegister|Memset\b")
@@ -307,7 +308,7 @@ def interference(rank: Rank) -> dict[str, object]:
 def cpu(rank: Rank) -> dict[str, object]:
     """Return communication and its exposure in a run on CPUs over gloo, between two readings of what computes.
 
-    Operations nest, and those that hold a wait cannot be told by their name: the smaller exposure counts whatever lies
+    Operations nest, and those that hold a wait have no name of their own: the smaller exposure counts whatever lies
     in any operation but those of `c10d` as compute, the larger one tensor operations only.
     """
     threads = {thread for _, _, name, _, thread in rank.host if name.startswith("gloo:")}
@@ -371,6 +372,8 @@ def together(ranks: list[Rank]) -> dict[str, object]:
             "transfer_ms": ms(sum(transfer)),
             "wait_ms": [ms(sum(e.end - e.start for e in own) - sum(transfer)) for own in named],
         }  # fmt: skip
+    if replayable(ranks):
+        out["replay"] = replays(ranks)
     return out
 
 

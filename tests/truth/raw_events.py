@@ -74,8 +74,8 @@ def read(path: Path) -> list[Rank]:
         return [ascend(label, events)]
     rank = kineto(label, events)
     if isinstance(document, dict):
-        told = document.get("distributedInfo") or {}
-        rank.facts["distributed"] = {key: told[key] for key in ("backend", "rank", "world_size") if key in told}
+        job = document.get("distributedInfo") or {}
+        rank.facts["distributed"] = {key: job[key] for key in ("backend", "rank", "world_size") if key in job}
     return [rank]
 
 
