@@ -214,7 +214,12 @@ def claims(job: Job, analysis: Analysis) -> set[str]:
     """Return all that is said to be at fault: by recommendations, findings, causes of lost time, and the path."""
     said = {BLAMES[each.id] for each in analysis.recommendations if each.id in BLAMES}
     said |= {"straggler"} if analysis.skew.stragglers else set()
-    said |= {word for word in ("slow_link", "uneven_stages") for each in analysis.findings if each.id.startswith(word)}
+    said |= {
+        word
+        for word in ("slow_link", "uneven_stages", "shared_cores")
+        for each in analysis.findings
+        if each.id.startswith(word)
+    }
     window = sum(each.whole.window_ns or 0 for each in analysis.ranks)
     for cause in ("start_of_recording", "late_launch"):
         said |= {cause} if sum(each.whole.causes.get(cause, 0) for each in analysis.ranks) > SMALL * window else set()
