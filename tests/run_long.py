@@ -12,6 +12,7 @@ ROUNDS = 5
 PARTS = (
     "tests.integration.disturbed",
     "tests.property.synthetic.evaluate",
+    "tests.property.synthetic.evaluate_job_faults",
     "tests.property.synthetic.fleets",
     "tests.support.whatif_measured",
 )

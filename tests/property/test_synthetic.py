@@ -16,7 +16,7 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMPUTE, NONE
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.run import Run
-from tests.property.synthetic import Job, Layout, plant, run_of, simulate, write_kineto
+from tests.property.synthetic import Fault, Job, Layout, plant, run_of, simulate, write_kineto
 from tests.property.synthetic.draw import Drawn
 from tests.property.synthetic.job import US
 from tests.property.synthetic.joined import BEGIN_NS, EPOCH_NS, named_groups
@@ -28,6 +28,16 @@ JOBS = {
     "tensor, pipeline and data": Job(layout=Layout(tp=2, pp=2, dp=2), microbatches=3, steps=3),
     "experts and graphs": Job(layout=Layout(tp=2, dp=4, ep=2), moe=True, graphs=True, steps=3, drift_ppm=8.0),
     "sharded parameters": Job(layout=Layout(dp=4), fsdp=True, steps=3, sync_steps=False),
+    "starved and offloading": Job(
+        layout=Layout(tp=2, dp=4),
+        steps=2,
+        fault=Fault(
+            cores=3, slice_ns=2e6, start_spread_ns=5e6, offload_ns=1e6, reads=1, read_work_ns=1e5, polling=True
+        ),
+    ),
+    "reductions one by one": Job(
+        layout=Layout(tp=2, dp=2), steps=2, fault=Fault(tensors=6, tensor_ns=5e4, churn_ns=2e5)
+    ),
 }
 
 

@@ -10,6 +10,14 @@ across), where the analysis looks back at what was recorded. What it knows and a
     run = run_of(simulated)                  # the columns, as the reader would give them
     write_kineto(simulated, folder)          # the files, as torch.profiler would write them
 
+What a job would take otherwise is the same job with a figure changed, run again: `replace(job, fault=Fault())`,
+`replace(job, intra_gbs=2 * job.intra_gbs)`, `replace(job, hiccup_cap_ns=...)`; nothing else in it moves, since no draw
+depends on time.
+
+`job_faults.py` draws jobs of 8 or 16 ranks with faults of the whole job (starved hosts, polls, profilers that start
+apart) and their healthy twins. Kernels of experts' own library have sizes in the columns that their files lack; such
+jobs are judged from files.
+
 `draw.py` draws whole jobs (64 ranks, at most 16 recorded) from wide ranges that were fixed before anything was tuned
 on them; `simulate` takes a few seconds for 1,024 ranks and millions of spans.
 """

@@ -26,7 +26,8 @@ class Hosts:
         cost = job.launch_ns * self._factor[:, None] * np.exp(self._rng.normal(0, job.host_jitter, shape))
         held = self._rng.random(shape) < job.hiccup_chance
         if held.any():
-            cost[held] += self._rng.exponential(job.hiccup_ns, int(held.sum()))
+            pauses = self._rng.exponential(job.hiccup_ns, int(held.sum()))
+            cost[held] += pauses if job.hiccup_cap_ns is None else np.minimum(pauses, job.hiccup_cap_ns)
         return np.maximum(cost, LEAST_NS)
 
     def loading(self) -> Reals:

@@ -85,6 +85,30 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """Transfers that leave or enter the host of the culprits take so many times as long."""
     expert_share: float = 1.0
     """Tokens that come to the culprits' experts, as a multiple of their even share."""
+    cores: int = 0
+    """Cores that the hosts of each machine share; 0 for a core each."""
+    slice_ns: float = 5 * MS
+    """How long a host keeps a core before it goes to the next one that waits."""
+    reads: int = 0
+    """In every so many-th layer a result is copied to the host, which then works on it ..."""
+    read_work_ns: float = 0.0
+    """... for so long."""
+    polling: bool = False
+    """Before that work it polls until the copy is there, by no call that a trace could record."""
+    start_spread_ns: float = 0.0
+    """Profilers, and so the first recorded step, begin up to this much apart."""
+    unrecorded: bool = False
+    """Kernels of CUDA graphs are not recorded."""
+    churn_ns: float = 0.0
+    """Each layer allocates device memory and frees it, which waits for the device and then takes this long."""
+    offload_ns: float = 0.0
+    """Each layer's parameters are copied from the host on the compute stream, which takes this long."""
+    tensors: int = 0
+    """Gradients of each layer are reduced in so many parts, one after the other, when backward is over."""
+    tensor_ns: float = 0.0
+    """What each such reduction costs the host besides its launches."""
+    notify: bool = False
+    """A kernel without payload comes before every exchange between experts: ranks wait for each other there."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +130,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     activation_bytes: int = 8 << 20
     moe: bool = False
     """Layers have experts: dispatch and combine by all-to-all over the expert group."""
+    expert_kernels: bool = False
+    """Experts exchange by kernels of their own library, which tell no sizes, instead of NCCL's."""
     fsdp: bool = False
     """Parameters are gathered and gradients scattered a layer; else gradients are all-reduced a layer (DDP)."""
     joint_norm: bool = True
@@ -128,7 +154,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     hiccup_chance: float = 0.0005
     """That a launch is held up ..."""
     hiccup_ns: float = 0.5 * MS
-    """... by this on average."""
+    """... by this on average ..."""
+    hiccup_cap_ns: float | None = None
+    """... and never longer than this."""
     batch_jitter: float = 0.0
     """Tokens of a data rank's batch vary by this from step to step."""
     expert_jitter: float = 0.05

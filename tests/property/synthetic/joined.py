@@ -76,9 +76,9 @@ class Joined:
         self.call: Ints = np.repeat(
             [at if p.call is not None else -1 for p, at in zip(pieces, number, strict=True)], counts
         )
-        self.launch, self.start, self.end, self.blocks = (
+        self.launch, self.returned, self.start, self.end, self.blocks = (
             np.concatenate([getattr(piece, name) for piece in pieces], axis=1)
-            for name in ("launch", "start", "end", "blocks")
+            for name in ("launch", "returned", "start", "end", "blocks")
         )
         self.present = np.concatenate(
             [np.ones(piece.start.shape, np.bool_) if piece.present is None else piece.present for piece in pieces],

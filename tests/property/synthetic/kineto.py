@@ -18,8 +18,11 @@ SPELLED = {
     "all_to_all": "all_to_allv", "send": "send", "recv": "recv",
 }  # fmt: skip
 ITEM = {"BFloat16": 2, "Float": 4}
-BEFORE_NS, CALL_NS, AFTER_NS = 400, 600, 100
-"""A launch takes `CALL_NS`; the operation around it begins and ends so much earlier and later."""
+EXPERTS_OP = '"deep_ep_cpp::exchange"'
+BEFORE_NS, AFTER_NS = 400, 100
+"""The operation around a launch begins and ends so much earlier and later."""
+CALLS_FROM = 10_000_000
+"""Correlations of calls without a span."""
 
 
 def write_kineto(simulated: Simulated, folder: Path) -> list[Path]:
@@ -63,9 +66,12 @@ def _events(job: Job, record: Record, joined: Joined, row: int, groups: Mapping[
         yield _span("user_annotation", name, thread, *_of(clock, begun[row], ended[row]))
     for name, begun, ended in record.waits:
         yield _span("cuda_runtime", name, MAIN, *_of(clock, begun[row], ended[row]))
+    for number, (name, begun, ended) in enumerate(record.calls, CALLS_FROM):
+        yield _call(name, MAIN, *_of(clock, begun[row], ended[row]), number)
     there = np.flatnonzero(joined.present[row])
-    start, end, launch = (
-        (clock.shows(each[row, there]) - EPOCH_NS).tolist() for each in (joined.start, joined.end, joined.launch)
+    start, end, launch, returned = (
+        (clock.shows(each[row, there]) - EPOCH_NS).tolist()
+        for each in (joined.start, joined.end, joined.launch, joined.returned)
     )
     columns = (joined.kind, joined.stream, joined.thread, joined.name, joined.op, joined.correlation, joined.graph,
                joined.call)  # fmt: skip
@@ -73,17 +79,18 @@ def _events(job: Job, record: Record, joined: Joined, row: int, groups: Mapping[
     shared = [each[there].tolist() for each in columns]
     names = [json.dumps(name) for name in joined.names]
     before = None
-    for begun, ended, launched, grid, kind, stream, thread, name, op, correlation, graph, call in zip(
-        start, end, launch, blocks, *shared, strict=True
+    for begun, ended, launched, over, grid, kind, stream, thread, name, op, correlation, graph, call in zip(
+        start, end, launch, returned, blocks, *shared, strict=True
     ):
-        args_text = _args_text(job, joined.calls[call], row, groups) if kind == COMM else ""
+        by_nccl = kind == COMM and not joined.calls[call].kernel
+        args_text = _args_text(job, joined.calls[call], row, groups) if by_nccl else ""
         if correlation != before:
-            yield from _launched(names[op], thread, launched, correlation, kind, args_text, graph=graph)
-            if kind == COMM:
+            api = "cudaGraphLaunch" if graph else "cudaLaunchKernel" if kind in (COMPUTE, COMM) else "cudaMemcpyAsync"
+            yield _operation(names[op] if by_nccl or kind != COMM else EXPERTS_OP, thread, launched, over, args_text)
+            yield _call(api, thread, launched, over, correlation)
+            if by_nccl:
                 library = LIBRARY.get(joined.calls[call].op, f"nccl:{joined.calls[call].op}")
-                yield _span(
-                    "user_annotation", library, thread, launched - BEFORE_NS // 2, launched + CALL_NS + AFTER_NS // 2
-                )
+                yield _span("user_annotation", library, thread, launched - BEFORE_NS // 2, over + AFTER_NS // 2)
         before = correlation
         category = "kernel" if kind in (COMPUTE, COMM) else "gpu_memcpy"
         shape = f'"grid":[{grid},1,1],"block":[256,1,1],' if grid else '"bytes":1048576,'
@@ -94,16 +101,19 @@ def _events(job: Job, record: Record, joined: Joined, row: int, groups: Mapping[
         )
 
 
-def _launched(op: str, thread: int, at: int, correlation: int, kind: int, text: str, *, graph: bool) -> Iterator[str]:
-    api = "cudaGraphLaunch" if graph else "cudaLaunchKernel" if kind in (COMPUTE, COMM) else "cudaMemcpyAsync"
+def _operation(op: str, thread: int, launched: int, over: int, text: str) -> str:
     args = f',"args":{{{text[1:]}}}' if text else ""
-    yield (
-        f'{{"ph":"X","cat":"cpu_op","name":{op},"pid":{PROCESS},"tid":{PROCESS + thread},"ts":{_us(at - BEFORE_NS)},'
-        f'"dur":{_us(BEFORE_NS + CALL_NS + AFTER_NS)}{args}}}'
+    start, end = launched - BEFORE_NS, over + AFTER_NS
+    return (
+        f'{{"ph":"X","cat":"cpu_op","name":{op},"pid":{PROCESS},"tid":{PROCESS + thread},"ts":{_us(start)},'
+        f'"dur":{_us(end - start)}{args}}}'
     )
-    yield (
-        f'{{"ph":"X","cat":"cuda_runtime","name":"{api}","pid":{PROCESS},"tid":{PROCESS + thread},"ts":{_us(at)},'
-        f'"dur":{_us(CALL_NS)},"args":{{"cbid":211,"correlation":{correlation}}}}}'
+
+
+def _call(api: str, thread: int, begun: int, ended: int, correlation: int) -> str:
+    return (
+        f'{{"ph":"X","cat":"cuda_runtime","name":"{api}","pid":{PROCESS},"tid":{PROCESS + thread},"ts":{_us(begun)},'
+        f'"dur":{_us(ended - begun)},"args":{{"cbid":211,"correlation":{correlation}}}}}'
     )
 
 

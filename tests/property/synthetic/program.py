@@ -48,6 +48,16 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     """It needs what was computed before; a prefetch does not."""
     uneven: bool = False
     backward: bool = False
+    kernel: str = ""
+    """Name of the kernel where it is not NCCL's."""
+
+
+class Copy(msgspec.Struct, frozen=True, kw_only=True):
+    """A copy on the compute stream."""
+
+    name: str
+    length_ns: float
+    backward: bool = False
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,12 +76,13 @@ class WaitFor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """A point on the host: `load` (the next batch is fetched), `sync`, `step`, `optimizer`, `optimized`, `end`."""
+    """A point on the host: `load` (the next batch is fetched), `sync`, `read`, `allocate`, `free`, `reduce` (what a
+    call costs besides launches), `step`, `optimizer`, `optimized`, `end`."""
 
     what: str
 
 
-Instruction = Compute | Collective | Exchange | WaitFor | Mark
+Instruction = Compute | Collective | Copy | Exchange | WaitFor | Mark
 
 NORM = Kernel(name="void vectorized_layer_norm_kernel<c10::BFloat16, float>", op="aten::native_layer_norm", share=0.04)
 QKV = Kernel(name="ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn", op="aten::linear", share=0.18)
@@ -98,6 +109,16 @@ GOLDEN = 0.6180339887
 """Spreads the repeated parts evenly."""
 BACKWARD = 2.0
 """A backward takes so much longer than its forward."""
+TO_DEVICE, TO_HOST, ON_DEVICE = (
+    "Memcpy HtoD (Pinned -> Device)", "Memcpy DtoH (Device -> Pinned)", "Memcpy DtoD (Device -> Device)"
+)  # fmt: skip
+SMALL_COPY_NS = 2_000.0
+EXPERT_KERNELS = {
+    "notify": "void deep_ep::intranode::notify_dispatch<8>(int const*, int*, int const*, int*, int, int)",
+    "cached_notify": "void deep_ep::intranode::cached_notify_combine<8>(void**, int*, int, int, int, int**, int)",
+    "dispatch": "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*, int*, long*, float*, int*, int*)",
+    "combine": "void deep_ep::intranode::combine<__nv_bfloat16, 8, 768, 4096>(__nv_bfloat16*, float*, int)",
+}
 
 
 def program(job: Job, stage: int) -> Iterator[Instruction]:
@@ -140,14 +161,14 @@ def _step(job: Job, stage: int) -> Iterator[Instruction]:
 def _forward(job: Job, stage: int) -> Iterator[Instruction]:
     for layer in _layers(job, stage):
         yield from _gathered(job, layer, backward=False)
-        yield from _layer(job, backward=False)
+        yield from _layer(job, layer, backward=False)
 
 
 def _backward(job: Job, stage: int, *, final: bool) -> Iterator[Instruction]:
     for layer in _layers(job, stage):
         yield from _gathered(job, layer, backward=True)
-        yield from _layer(job, backward=True)
-        if job.fsdp or final:
+        yield from _layer(job, layer, backward=True)
+        if job.fsdp or (final and not job.fault.tensors):
             yield Collective(
                 dimension="dp",
                 op="reduce_scatter" if job.fsdp else "all_reduce",
@@ -177,23 +198,41 @@ def _gathered(job: Job, layer: int, *, backward: bool) -> Iterator[Instruction]:
         yield gather
 
 
-def _layer(job: Job, *, backward: bool) -> Iterator[Instruction]:
+def _layer(job: Job, layer: int, *, backward: bool) -> Iterator[Instruction]:
     blocks: list[Sequence[Kernel]] = [ATTENTION, MLP]
+    if job.fault.offload_ns:
+        yield Copy(name=TO_DEVICE, length_ns=job.fault.offload_ns, backward=backward)
+    if job.fault.churn_ns:
+        yield Mark(what="allocate")
     for kernels in reversed(blocks) if backward else blocks:
         if kernels is MLP and job.moe:
             yield from _experts(job, backward=backward)
         else:
             yield from _kernels(job, kernels, backward=backward)
+        if kernels is ATTENTION and job.fault.reads and layer % job.fault.reads == 0:
+            yield Copy(name=TO_HOST, length_ns=SMALL_COPY_NS, backward=backward)
+            yield Mark(what="read")
         yield Collective(dimension="tp", op="all_reduce", bytes=job.activation_bytes, backward=backward)
+    if job.fault.churn_ns:
+        yield Mark(what="free")
 
 
 def _experts(job: Job, *, backward: bool) -> Iterator[Instruction]:
-    exchanged = Collective(dimension="ep", op="all_to_all", bytes=job.activation_bytes, uneven=True, backward=backward)
     yield from _kernels(job, (NORM, ROUTER), backward=backward)
-    yield exchanged
+    yield from _exchanged(job, "notify", "dispatch", backward=backward)
     yield from _kernels(job, (PERMUTE, *EXPERTS), backward=backward)
-    yield exchanged
+    yield from _exchanged(job, "cached_notify", "combine", backward=backward)
     yield from _kernels(job, (ADD,), backward=backward)
+
+
+def _exchanged(job: Job, notify: str, kernel: str, *, backward: bool) -> Iterator[Instruction]:
+    """Exchange tokens between experts, behind a kernel in which ranks only wait for each other."""
+    if job.fault.notify:
+        yield Collective(dimension="ep", op="notify", bytes=0, backward=backward, kernel=EXPERT_KERNELS[notify])
+    yield Collective(
+        dimension="ep", op="all_to_all", bytes=job.activation_bytes, uneven=True, backward=backward,
+        kernel=EXPERT_KERNELS[kernel] if job.expert_kernels else "",
+    )  # fmt: skip
 
 
 def _kernels(job: Job, kernels: Sequence[Kernel], *, backward: bool) -> Iterator[Instruction]:
@@ -207,7 +246,21 @@ def _kernels(job: Job, kernels: Sequence[Kernel], *, backward: bool) -> Iterator
     yield Compute(kernels=split, scale=scale, graph=job.graphs and not backward, backward=backward)
 
 
+def _reduced_one_by_one(job: Job) -> Iterator[Instruction]:
+    """Reduce each gradient by a call of its own: copied, reduced, copied back."""
+    for _ in range(job.layers * job.fault.tensors):
+        yield Mark(what="reduce")
+        yield Copy(name=ON_DEVICE, length_ns=SMALL_COPY_NS, backward=True)
+        yield Collective(
+            dimension="dp", op="all_reduce", bytes=job.layer_bytes // job.fault.tensors // 4 * 4, blocks=True,
+            dtype="Float", backward=True,
+        )  # fmt: skip
+        yield Copy(name=ON_DEVICE, length_ns=SMALL_COPY_NS, backward=True)
+
+
 def _optimizer(job: Job) -> Iterator[Instruction]:
+    if job.fault.tensors:
+        yield from _reduced_one_by_one(job)
     yield WaitFor(lane="dp")
     yield Compute(kernels=(NORM_SQUARES,), scale=job.layers)
     if job.joint_norm:

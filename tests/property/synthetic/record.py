@@ -27,6 +27,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that it gets."""
     peer: Ranks | None = None
     """The other rank of a send or receive."""
+    kernel: str = ""
+    """Name of its kernel where it is not NCCL's: such a call tells neither its group nor its size."""
 
 
 class Pieces(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +40,8 @@ class Pieces(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
     ops: tuple[str, ...]
     launch: Reals
+    returned: Reals
+    """When the call that launched it was over."""
     start: Reals
     end: Reals
     blocks: Reals
@@ -60,6 +64,8 @@ class Record(msgspec.Struct):
     """Annotations: name, thread, start, end."""
     waits: list[tuple[str, Reals, Reals]] = []
     """Calls of the host that return when the device has done something: name, start, end."""
+    calls: list[tuple[str, Reals, Reals]] = []
+    """Other calls of the host without a span: name, start, end."""
     steps: list[tuple[int, Reals, Reals]] = []
     pauses: list[tuple[Reals, Reals]] = []
     """Pauses of the collector that telemetry notes: end and length, 0 on ranks without."""

@@ -6,11 +6,22 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tests.property.synthetic.cores import Cores
 from tests.property.synthetic.devices import Devices
 from tests.property.synthetic.hosts import Hosts
 from tests.property.synthetic.job import Job, Ranks
 from tests.property.synthetic.links import Links
-from tests.property.synthetic.program import Collective, Compute, Exchange, Instruction, Mark, WaitFor, program
+from tests.property.synthetic.program import (
+    TO_DEVICE,
+    Collective,
+    Compute,
+    Copy,
+    Exchange,
+    Instruction,
+    Mark,
+    WaitFor,
+    program,
+)
 from tests.property.synthetic.record import BACKWARD, COMM, COMPUTE, COPY, MAIN, Call, Pieces, Record
 
 Reals = npt.NDArray[np.float64]
@@ -21,13 +32,31 @@ RETURNS_NS = 2_000.0
 """A call that has nothing to wait for returns after this."""
 COPY_NS = 60_000.0
 """The batch's way to the device."""
+CALL_NS = 600.0
+"""What a launching call takes; launches cost more, before it."""
+POLL_NS = 10_000.0
+"""A host that polls looks so often."""
+ALLOCATING = 0.5
+"""Allocating costs this part of freeing."""
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """Launches of all ranks: [rank, launch]."""
+
+    begun: Reals
+    returned: Reals
+
+    @property
+    def submitted(self) -> Reals:
+        """When the device is given the work: later than usual where the host lost its core within the call."""
+        return np.maximum(self.begun, self.returned - CALL_NS)
 
 
 class Shared(msgspec.Struct, kw_only=True):
     """What the stages of a job share: links, sends under way, and who has come to calls that span stages."""
 
     links: Links
-    sends: dict[tuple[int, int], deque[tuple["Stage", Exchange, Reals, Reals]]] = msgspec.field(
+    sends: dict[tuple[int, int], deque[tuple["Stage", Exchange, Launch, Reals]]] = msgspec.field(
         default_factory=lambda: defaultdict(deque)
     )
     come: dict[tuple[str, int], dict[int, Reals]] = msgspec.field(default_factory=lambda: defaultdict(dict))
@@ -46,7 +75,10 @@ class Stage:
         self.record = Record(rows=rows, ranks=self.ranks[rows])
         self.hosts, self.devices = Hosts(job, self.ranks), Devices(job, self.ranks)
         self.rng = np.random.default_rng([job.seed, 1, index])
-        self.host = self.rng.uniform(0, 100_000.0, size)
+        self.cores = Cores(job, self.ranks) if job.fault.cores else None
+        self.faulty_rng = np.random.default_rng([job.seed, 14, index])
+        apart = np.random.default_rng([job.seed, 15]).random(job.layout.world)[self.ranks]
+        self.host = self.rng.uniform(0, 100_000.0, size) + apart * job.fault.start_spread_ns
         self.busy: dict[str, Reals] = defaultdict(lambda: np.zeros(size))
         """To when each lane has work."""
         self.numbers: dict[str, int] = defaultdict(int)
@@ -58,7 +90,7 @@ class Stage:
         self._instructions: list[Instruction] = []
         self._at = self._part = self._parts = 0
         self._marks: dict[str, Reals] = {}
-        self._arrived: dict[tuple[str, int], tuple[Reals, Reals]] = {}
+        self._arrived: dict[tuple[str, int], tuple[Launch, Reals]] = {}
         self._device_steps: list[Reals] = []
 
     def _local(self, groups: Ranks) -> Ranks:
@@ -97,38 +129,65 @@ class Stage:
                 return self._send(each) if each.sends else self._receive(each)
             case WaitFor():
                 self.busy["compute"] = np.maximum(self.busy["compute"], self.busy[each.lane])
+            case Copy():
+                self._copy(each.name, each.length_ns, BACKWARD if each.backward else MAIN)
             case Mark():
                 self._mark(each.what)
         return True
 
     # --- the host ----------------------------------------------------------------------------------------------------
 
-    def _launch(self, count: int) -> Reals:
+    def _launch(self, count: int) -> Launch:
         cost = self.hosts.launches(count)
-        times = self.host[:, None] + np.cumsum(cost, axis=1)
-        self.host = times[:, -1].copy()
+        begun = self._after(np.cumsum(cost, axis=1))
+        returned = begun + CALL_NS if self.cores is None else self._after(np.cumsum(cost, axis=1) + CALL_NS)
+        self.host = begun[:, -1].copy()
         self.launched += cost.sum(axis=1)
-        return np.asarray(times)
+        return Launch(begun, returned)
+
+    def _after(self, work: Reals) -> Reals:
+        """Return when each host has done so much more work: [rank, any]."""
+        if self.cores is None:
+            return self.host[:, None] + work
+        return self.cores.wall(self.cores.ran(self.host)[:, None] + work)
+
+    def _work(self, work: Reals | float) -> None:
+        self.host = self._after(np.broadcast_to(work, self.host.shape)[:, None])[:, 0]
+
+    def _resume(self, at: Reals) -> None:
+        """Let each host go on at a time, or when it next has a core."""
+        self.host = at if self.cores is None else self.cores.wall(self.cores.ran(at)[:, None])[:, 0]
 
     def _mark(self, what: str) -> None:
         if what == "step":
             self._marks["step"] = self.host.copy()
         elif what == "load":
             begun = self.host
-            self.host = begun + self.hosts.loading()
+            self._work(self.hosts.loading())
             if self.job.fault.load_marked:
                 self._annotate(LOADER, begun, self.host)
             if self._step >= 2 and not self.job.sync_steps:  # the queue of launches is not endless
                 self._wait("cudaEventSynchronize", self._device_steps[self._step - 2])
-            self._copy()
+            self._copy(TO_DEVICE, COPY_NS, MAIN)
         elif what == "sync":
             self._wait("cudaStreamSynchronize", self.busy["compute"])
+        elif what == "read":
+            late = self.faulty_rng.uniform(0, POLL_NS, self.host.size)
+            if self.job.fault.polling:
+                self._resume(np.maximum(self.host, self.busy["compute"] + late))
+            self._work(self.job.fault.read_work_ns * np.exp(self.faulty_rng.normal(0, self.job.host_jitter, late.size)))
+        elif what == "reduce":
+            self._work(
+                self.job.fault.tensor_ns * np.exp(self.faulty_rng.normal(0, self.job.host_jitter, self.host.size))
+            )
+        elif what in ("allocate", "free"):
+            self._allocate(free=what == "free")
         elif what == "optimizer":
             self._marks["optimizer"] = self.host.copy()
         elif what == "optimized":
             self._annotate(OPTIMIZER, self._marks["optimizer"], self.host)
         else:
-            self.host = self.host + self.job.launch_ns
+            self._work(self.job.launch_ns)
             self._device_steps.append(self.busy["compute"].copy())
             self.step_ends.append(float(np.maximum(self.host, self.busy["compute"]).max()))
             if self.keep:
@@ -137,10 +196,24 @@ class Stage:
 
     def _wait(self, call: str, done: Reals) -> None:
         begun = self.host
-        self.host = np.maximum(begun + RETURNS_NS, done)
+        self._resume(np.maximum(begun + RETURNS_NS, done))
         if self.keep:
             rows = self.record.rows
             self.record.waits.append((call, begun[rows], self.host[rows]))
+
+    def _allocate(self, *, free: bool) -> None:
+        """Call the allocator; to free waits for all that the device was given."""
+        begun = self.host
+        cost = self.job.fault.churn_ns * np.exp(self.faulty_rng.normal(0, self.job.host_jitter, begun.size))
+        if free:
+            self._resume(np.maximum(begun, np.max(list(self.busy.values()), axis=0)))
+        self._work(cost if free else ALLOCATING * cost)
+        self._call("cudaFree" if free else "cudaMalloc", begun, self.host)
+
+    def _call(self, name: str, begun: Reals, returned: Reals) -> None:
+        if self.keep:
+            rows = self.record.rows
+            self.record.calls.append((name, begun[rows], returned[rows]))
 
     def _annotate(self, name: str, start: Reals, end: Reals) -> None:
         if self.keep:
@@ -149,13 +222,13 @@ class Stage:
 
     # --- the device --------------------------------------------------------------------------------------------------
 
-    def _copy(self) -> None:
+    def _copy(self, name: str, length_ns: float, thread: int) -> None:
         launch = self._launch(1)
-        start = np.maximum(launch + self.job.latency_ns, self.busy["compute"][:, None])
-        self.busy["compute"] = start[:, 0] + COPY_NS
+        start = np.maximum(launch.submitted + self.job.latency_ns, self.busy["compute"][:, None])
+        self.busy["compute"] = start[:, 0] + length_ns
         self._keep(
-            kind=COPY, lane="compute", thread=MAIN, names=("Memcpy HtoD (Pinned -> Device)",), ops=("aten::copy_",),
-            launch=launch, start=start, end=start + COPY_NS, blocks=np.zeros(start.shape),
+            kind=COPY, lane="compute", thread=thread, names=(name,), ops=("aten::copy_",), launch=launch.begun,
+            returned=launch.returned, start=start, end=start + length_ns, blocks=np.zeros(start.shape),
         )  # fmt: skip
 
     def _compute(self, each: Compute) -> None:
@@ -163,14 +236,17 @@ class Stage:
             stall = self.hosts.stall(self._step, self._part, self._parts)
             self._part += 1
             if stall is not None:
-                self.host = self.host + stall
+                self._work(stall)
                 if self.keep and self.job.fault.stall_noted:
                     self.record.pauses.append((self.host[self.record.rows], stall[self.record.rows]))
         chosen = self.hosts.guilty if each.repeated else None
         count = len(each.kernels)
         before, launched = self.host, self.launched.copy()
-        launch = self._launch(1 if each.graph else count)
-        launch = np.repeat(launch, count, axis=1) if each.graph else launch
+        launched_by = self._launch(1 if each.graph else count)
+        launch, returned, submitted = (
+            np.repeat(times, count, axis=1) if each.graph else times
+            for times in (launched_by.begun, launched_by.returned, launched_by.submitted)
+        )
         duration, blocks = self.devices.kernels(each.kernels, each.scale)
         over = self.busy["compute"]
         meets = (self.busy["dp"] > np.maximum(over, launch[:, 0]))[:, None]
@@ -179,26 +255,29 @@ class Stage:
             self.host = np.where(chosen, self.host, before)
             self.launched = np.where(chosen, self.launched, launched)
             duration = np.where(chosen[:, None], duration, 0.0)
-            launch = np.where(chosen[:, None], launch, 0.0)
+            submitted = np.where(chosen[:, None], submitted, 0.0)
         # Each kernel starts when it is launched and the one before has ended: a running maximum.
         done = np.cumsum(duration, axis=1)
-        waits = np.maximum.accumulate(launch + self.job.latency_ns - (done - duration), axis=1)
+        waits = np.maximum.accumulate(submitted + self.job.latency_ns - (done - duration), axis=1)
         end = np.maximum(waits, over[:, None]) + done
         self.busy["compute"] = end[:, -1] if chosen is None else np.where(chosen, end[:, -1], over)
         self.computed += duration.sum(axis=1)
+        if each.graph and self.job.fault.unrecorded:
+            self._call("cudaGraphLaunch", launch[:, 0], returned[:, 0])
+            return
         self._keep(
             kind=COMPUTE, lane="compute", thread=BACKWARD if each.backward else MAIN,
             names=tuple(kernel.name for kernel in each.kernels), ops=tuple(kernel.op for kernel in each.kernels),
-            launch=launch, start=end - duration, end=end, blocks=blocks, graph=each.graph,
+            launch=launch, returned=returned, start=end - duration, end=end, blocks=blocks, graph=each.graph,
             present=None if chosen is None else np.repeat(chosen[:, None], count, axis=1),
         )  # fmt: skip
 
     # --- what goes between devices -----------------------------------------------------------------------------------
 
-    def _arrive(self, each: Collective | Exchange, lane: str, *, ready: bool) -> tuple[Reals, Reals]:
+    def _arrive(self, each: Collective | Exchange, lane: str, *, ready: bool) -> tuple[Launch, Reals]:
         """Launch a call; return when, and when each rank comes to it."""
-        launch = self._launch(1)[:, 0]
-        come = np.maximum(launch + self.job.latency_ns, self.busy[lane])
+        launch = self._launch(1)
+        come = np.maximum(launch.submitted[:, 0] + self.job.latency_ns, self.busy[lane])
         return launch, np.maximum(come, self.busy["compute"]) if ready else come
 
     def _collective(self, each: Collective) -> bool:
@@ -255,7 +334,7 @@ class Stage:
         return True
 
     def _end(
-        self, each: Collective, lane: str, size: int, launch: Reals, come: Reals, ends: Reals, transfers: Reals,
+        self, each: Collective, lane: str, size: int, launch: Launch, come: Reals, ends: Reals, transfers: Reals,
         moved: tuple[Reals, Reals],
     ) -> None:  # fmt: skip
         ends = ends + self.rng.exponential(self.job.end_jitter_ns, ends.size)
@@ -266,7 +345,7 @@ class Stage:
         self.numbers[each.dimension] += 1
         call = Call(
             op=each.op, dtype=each.dtype, dimension=each.dimension, group_size=size, number=number,
-            sent=moved[0][self.record.rows], got=moved[1][self.record.rows],
+            sent=moved[0][self.record.rows], got=moved[1][self.record.rows], kernel=each.kernel,
         )  # fmt: skip
         self._keep_call(call, lane, BACKWARD if each.backward else MAIN, launch, come, ends, transfers)
 
@@ -308,19 +387,19 @@ class Stage:
     # --- what is kept ------------------------------------------------------------------------------------------------
 
     def _keep_call(
-        self, call: Call, lane: str, thread: int, launch: Reals, come: Reals, ends: Reals, transfer: Reals
+        self, call: Call, lane: str, thread: int, launch: Launch, come: Reals, ends: Reals, transfer: Reals
     ) -> None:
         if self.keep:
             self._keep(
-                kind=COMM, lane=lane, thread=thread, names=(call.op,), ops=("record_param_comms",),
-                launch=launch[:, None], start=come[:, None], end=ends[:, None], blocks=np.full((come.size, 1), 24.0),
-                call=call, transfer=transfer,
+                kind=COMM, lane=lane, thread=thread, names=(call.kernel or call.op,), ops=("record_param_comms",),
+                launch=launch.begun, returned=launch.returned, start=come[:, None], end=ends[:, None],
+                blocks=np.full((come.size, 1), 24.0), call=call, transfer=transfer,
             )  # fmt: skip
 
     def _keep(self, **piece: object) -> None:
         if not self.keep:
             return
         rows = self.record.rows
-        arrays = ("launch", "start", "end", "blocks", "present", "transfer")
+        arrays = ("launch", "returned", "start", "end", "blocks", "present", "transfer")
         kept = {name: value[rows] if name in arrays and value is not None else value for name, value in piece.items()}
         self.record.pieces.append(Pieces(**kept))
