@@ -9,8 +9,8 @@ import msgspec
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.breakdown import mean
-from overlapscope.analysis.result import LateRankWait, late_rank_wait
+from overlapscope.analysis.headline import Headline
+from overlapscope.analysis.result import Analysis
 from overlapscope.capture.host import environment
 from overlapscope.capture.lifecycle import exchange
 from overlapscope.capture.session import Session
@@ -63,17 +63,17 @@ def finish(session: Session) -> None:
         shlex.quote(str(session.path)),
         session.settings.mode,
         missing,
-        session.guard("separating wait from transfer", _waited, session) if timeline is not None else None,
+        session.guard("analyzing all ranks together", _together, session) if timeline is not None else None,
     )
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
-def _waited(session: Session) -> LateRankWait | None:
-    """Separate wait time from transfer time with the columns of all ranks, unless that would take long."""
+def _together(session: Session) -> Analysis | None:
+    """Analyze all ranks together by their columns, unless that would take long."""
     run = load_run(session.path)
     spans = sum(timeline.num_spans for timeline in run.ranks.values())
-    return late_rank_wait(analyze(run)) if len(run.ranks) > 1 and spans < MAX_SUMMARY_SPANS else None
+    return analyze(run) if len(run.ranks) > 1 and spans < MAX_SUMMARY_SPANS else None
 
 
 def _send_columns(session: Session, store: Any, key: str) -> int:
@@ -162,20 +162,20 @@ def _write(session: Session, timeline: RankTimeline) -> None:
 
 def _summarise(session: Session, timeline: RankTimeline | None) -> CaptureSummary:
     recorded = session.recorded()
-    steps = []
+    head = Headline()
     if timeline is not None:
-        run = Run(world_size=session.world_size, ranks={session.rank: timeline})
-        steps = [step for step in analyze(run).ranks[0].steps if step.complete and step.window_ns]
-    means = mean(steps)
+        head = analyze(Run(world_size=session.world_size, ranks={session.rank: timeline})).headline
+    own = head if head.window == "step" else Headline()
     cost = recorded["overhead"] or {}
     return CaptureSummary(
         rank=session.rank,
         host=socket.gethostname(),
-        steps=len(steps),
-        step_ns=means.window_ns,
-        exposed_ns=means.exposed_comm_ns,
-        hidden_ns=means.overlapped_ns,
-        idle_ns=means.idle_ns,
+        steps=own.steps,
+        step_ns=own.step_ns,
+        exposed_ns=own.exposed_comm_ns,
+        hidden_ns=own.overlapped_ns,
+        idle_ns=own.idle_ns,
+        exposed_fraction=own.exposed_fraction,
         overhead_ns=cost.get("median_ns"),
         overhead_low_ns=cost.get("low_ns"),
         overhead_high_ns=cost.get("high_ns"),

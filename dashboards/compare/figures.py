@@ -8,7 +8,7 @@ import msgspec
 
 from overlapscope.analysis.attribution import COMPUTE, COPY, EXPOSED, IDLE, IDLE_OR_COPIES, Attribution
 from overlapscope.analysis.cause_table import CAUSES, cause_label
-from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.compare import Attributions, Comparison, headline_attributions
 from overlapscope.analysis.metrics import Metric
 from overlapscope.analysis.wording import short
 from overlapscope.gate.judge import MetricVerdict
@@ -32,11 +32,17 @@ STATE_CLASSES: Final = {COMPUTE: "compute", COPY: "copy", IDLE: "idle", IDLE_OR_
 
 
 class StepBar(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of one run (`base` or `candidate`); the segments add up to `whole_ns`."""
+    """A step of one run (`base` or `candidate`)."""
 
     side: str
     whole_ns: int
     segments: tuple[Segment, ...]
+    """Medians, which need not add up to `whole_ns`."""
+
+    @property
+    def drawn_ns(self) -> float:
+        """Length of the bar: all segments fit in."""
+        return max(self.whole_ns, sum(each.ns for each in self.segments))
 
 
 class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,18 +59,18 @@ class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def bars(comparison: Comparison) -> tuple[StepBar, ...]:
     """Return the parts of a step of each run, exposed communication by cause; empty without times."""
-    found = comparison.attribution
+    found = headline_attributions(comparison)
     if found is None:
         return ()
     return tuple(
-        StepBar(side=side, whole_ns=getattr(found.step_time, f"{side}_ns"), segments=_segments(comparison, side))
+        StepBar(side=side, whole_ns=getattr(found.step_time, f"{side}_ns"), segments=_segments(found, side))
         for side in ("base", "candidate")
     )
 
 
 def waterfalls(comparison: Comparison) -> tuple[Waterfall, ...]:
     """Return the differences in step time and in exposed communication, split by part, cause and collective."""
-    found = comparison.attribution
+    found = headline_attributions(comparison)
     if found is None:
         return ()
     what = "step time" if comparison.window == "step" else "length of the recording"
@@ -121,9 +127,7 @@ def exposed_by_step(sides: Sequence[tuple[str, Sequence[Chart]]]) -> Chart | Non
     )
 
 
-def _segments(comparison: Comparison, side: str) -> tuple[Segment, ...]:
-    found = comparison.attribution
-    assert found is not None
+def _segments(found: Attributions, side: str) -> tuple[Segment, ...]:
     causes = [
         Segment(name=f"exposed: {cause_label(each.name)}", ns=getattr(each, f"{side}_ns"),
                 kind=_kind_of_cause(each.name))

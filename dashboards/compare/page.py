@@ -82,21 +82,21 @@ def _verdict(gate: Gate) -> Component:
 
 def _bars(gate: Gate, base: OpenRun, candidate: OpenRun) -> list[Component]:
     found = view.bars(gate.comparison)
-    longest = max((each.whole_ns for each in found), default=0)
+    longest = max((each.drawn_ns for each in found), default=0)
     if not longest:
         return []
     rows = []
     runs = (base, gate.comparison.base[0]), (candidate, gate.comparison.candidate[0])
     for each, (opened, run) in zip(found, runs, strict=True):
-        drawn = html.Div(stacked_bar(each.segments, each.whole_ns),
-                         style={"width": f"{100 * each.whole_ns / longest:.2f}%"})  # fmt: skip
+        drawn = html.Div(stacked_bar(each.segments, each.drawn_ns),
+                         style={"width": f"{100 * each.drawn_ns / longest:.2f}%"})  # fmt: skip
         what = gate.comparison.window or "recording"
         rows += [
             html.P([html.Strong(f"{each.side}: {opened.name}"),
                     f"  {ms(each.whole_ns)} ms per {what}, {_extent(run)}"], className="side"),
             drawn,
         ]  # fmt: skip
-    words = "Means over ranks and steps, on the same scale. The tables below list every part."
+    words = "On the same scale; medians, which need not add up. The tables below list every part."
     return [card("A step, side by side", rows, words=words)]
 
 

@@ -10,7 +10,6 @@ from dash.development.base_component import Component
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.operation_times import OpTime, op_times
 from overlapscope.analysis.possible_bandwidth import curves_of, link_speed
-from overlapscope.report.text.analysis import windows
 from overlapscope.whatif.recorded_curves import RecordedCurve, recorded_curves
 from overlapscope_dashboards.parts import card, empty, figure_card, next_command, table
 from overlapscope_dashboards.parts.bars import SplitPart, SplitRow, split_bar_table
@@ -40,7 +39,7 @@ def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
         return [html.Section(empty(words, _record()), className="card")]
     times = opened.once("collectives.times", lambda: op_times(opened.run, opened.cross_rank))
     curves = recorded_curves(analysis.collectives)
-    what, _ = windows(analysis)
+    what = analysis.headline.window or "recording"
     op = _op(query, opened)
     chosen = [each for each in curves if op in (None, each.op)]
     rows = [each for each in analysis.collectives if op in (None, each.op)]

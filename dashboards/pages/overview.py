@@ -107,8 +107,9 @@ def _step(analysis: Analysis) -> list[Component]:
     rows = [BarRow(name=each.name, ns=each.ns, kind=each.kind) for each in found.segments]
     unit = f"ms per {found.what}"
     parts = bar_table(rows, caption=f"Parts of a {found.what}", unit=unit, whole_ns=found.whole_ns)
-    words = f"Mean over ranks and {found.what}s. The parts add up to {ms(found.whole_ns)} ms."
-    return [card(f"Time per {found.what}", [stacked_bar(found.segments, found.whole_ns), parts], words=words,
+    words = f"{found.basis}: they need not add up to {ms(found.whole_ns)} ms." if found.basis else ""
+    drawn_ns = sum(each.ns for each in found.segments)
+    return [card(f"Time per {found.what}", [stacked_bar(found.segments, drawn_ns), parts], words=words,
                  wide="twothirds")]  # fmt: skip
 
 
@@ -124,7 +125,7 @@ def _advice_card() -> Component:
 
 
 def _places(analysis: Analysis) -> list[Component]:
-    what = "step" if any(each.complete for info in analysis.ranks for each in info.steps) else "recording"
+    what = analysis.headline.window or "recording"
     found = view.by_place(analysis)
     return [
         card(

@@ -1,20 +1,21 @@
 """The figures of the overview page, from an analysis: how much communication is exposed, and why."""
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.breakdown import Breakdown, mean
-from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_ANOTHER_RANK
+from overlapscope.analysis.attribution import divided
+from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_ANOTHER_RANK, cause_label
 from overlapscope.analysis.exposed import PLACES, UNKNOWN
+from overlapscope.analysis.headline import Headline
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.report.formatting import count, ms, percent
+from overlapscope.report.rank_columns import rank_figures
 from overlapscope.report.text import throughput
-from overlapscope.report.text.analysis import sentence, windows
+from overlapscope.report.text.analysis import headline_basis, sentence
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope_dashboards.parts.bars import BarRow, Segment
 
@@ -23,13 +24,15 @@ MAX_NAMES: Final = 8
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a step, mean over ranks and steps; the segments add up to `whole_ns`."""
+    """The parts of a step, as in the headline: medians, which need not add up to `whole_ns`."""
 
     what: str
     """`step`, or `recording` where no step is complete."""
     whole_ns: float
     exposed_ns: float
     segments: tuple[Segment, ...]
+    basis: str
+    """What the figures are of, such as "Medians of 6 steps"."""
 
 
 class ExposedByPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,10 +88,7 @@ def lead(analysis: Analysis) -> tuple[str, ...]:
 
 def waiting(analysis: Analysis) -> str:
     """Return a sentence on exposed time spent waiting for other ranks, and the worst straggler; empty without any."""
-    _, chosen = _windows(analysis)
-    waited = (
-        fmean([sum(each.causes.get(cause, 0) for cause in WAITS_FOR_ANOTHER_RANK) for each in chosen]) if chosen else 0
-    )
+    waited = sum(analysis.headline.causes.get(cause, 0) for cause in WAITS_FOR_ANOTHER_RANK)
     if not waited:
         return ""
     words = f"{ms(waited)} ms of it is spent waiting for another rank"
@@ -100,46 +100,47 @@ def waiting(analysis: Analysis) -> str:
 
 def key_figures(analysis: Analysis) -> list[tuple[str, str, str, str]]:
     """Return the key figures as (name, milliseconds, unit, text below)."""
-    what, chosen = _windows(analysis)
-    if not chosen:
+    head = analysis.headline
+    if head.window is None:
         return []
-    figures = mean(chosen)
+    what = head.window
     rows: list[tuple[str, float | None, str]] = [
-        (what.capitalize(), figures.window_ns, f"mean of {count(len(chosen), what)}"),
-        ("Exposed", figures.exposed_comm_ns, f"{_share(figures.exposed_comm_ns, figures)} of a {what}"),
-        ("Overlapped", figures.overlapped_ns, f"{percent(figures.overlap_efficiency)} of communication"),
-        ("Compute only", figures.compute_only_ns, f"{_share(figures.compute_only_ns, figures)} of a {what}"),
-        ("Idle", figures.idle_ns, f"{_share(figures.idle_ns, figures)} of a {what}"),
+        (what.capitalize(), head.step_ns, f"median of {count(head.steps, 'step')}" if head.steps > 1 else ""),
+        ("Exposed", head.exposed_comm_ns, f"{percent(head.exposed_fraction)} of a {what}"),
+        ("Overlapped", head.overlapped_ns, f"{percent(head.overlap_efficiency)} of communication"),
+        ("Compute only", head.compute_only_ns, f"{_share(head.compute_only_ns, head)} of a {what}"),
+        ("Idle", head.idle_ns, f"{_share(head.idle_ns, head)} of a {what}"),
     ]
     return [(name, ms(value), "ms" if value is not None else "", below) for name, value, below in rows]
 
 
 def step(analysis: Analysis) -> StepParts | None:
-    """Return the parts of a step: compute, overlapped, exposed by cause, memcpy, idle; None without times."""
-    what, chosen = _windows(analysis)
-    if not chosen:
+    """Return the parts of a step: compute, overlapped, exposed by cause, memcpy, idle, outside; None without times."""
+    head = analysis.headline
+    if head.window is None:
         return None
 
-    def part(name: str) -> float:
-        return fmean([getattr(each, name) or 0 for each in chosen])
+    def part(words: str, name: str, kind: str) -> Segment:
+        return Segment(name=words, ns=getattr(head, name) or 0, kind=kind)
 
     segments = [
-        Segment(name="compute only", ns=part("compute_only_ns"), kind="compute"),
-        Segment(name="overlapped communication", ns=part("overlapped_ns"), kind="hidden"),
+        part("compute only", "compute_only_ns", "compute"),
+        part("overlapped communication", "overlapped_ns", "hidden"),
+        *(
+            Segment(name=f"exposed: {cause_label(cause)}", ns=ns, kind=cause if cause in CAUSES else "unknown")
+            for cause, ns in sorted(head.causes.items(), key=lambda each: -each[1])
+        ),
+        part("memcpy only", "copy_only_ns", "copy"),
+        part("idle", "idle_ns", "idle"),
+        part("start of recording", "start_of_recording_ns", "idle"),
+        part("outside the rank's own step", "outside_ns", "idle"),
     ]
-    by_cause = {cause: fmean([each.causes.get(cause, 0) for each in chosen]) for cause in CAUSES}
-    for cause in sorted(by_cause, key=lambda each: -by_cause[each]):
-        segments.append(Segment(name=f"exposed: {CAUSES[cause].label}", ns=by_cause[cause], kind=cause))
-    exposed = part("exposed_comm_ns")
-    rest = exposed - sum(by_cause.values())
-    segments.append(Segment(name="exposed: unknown cause", ns=rest if rest >= 0.5 else 0, kind="unknown"))
-    segments.append(Segment(name="memcpy only", ns=part("copy_only_ns"), kind="copy"))
-    segments.append(Segment(name="idle", ns=part("idle_ns"), kind="idle"))
     return StepParts(
-        what=what,
-        whole_ns=part("window_ns"),
-        exposed_ns=exposed,
+        what=head.window,
+        whole_ns=head.step_ns or 0,
+        exposed_ns=head.exposed_comm_ns or 0,
         segments=tuple(each for each in segments if each.ns > 0),
+        basis=headline_basis(head),
     )
 
 
@@ -147,7 +148,7 @@ def by_place(analysis: Analysis) -> tuple[ExposedByPlace, ...]:
     """Return exposed time by dimension, phase and module, without those that are not known."""
     found = []
     for name in PLACES:
-        sums: dict[str, int] = getattr(analysis.exposed_by, name)
+        sums = divided(analysis.headline.exposed_comm_ns or 0, getattr(analysis.exposed_by, name))
         if set(sums) - {UNKNOWN}:
             named = [BarRow(name=key, ns=ns, kind="exposed") for key, ns in sums.items()]
             shown, rest = named[:MAX_NAMES], named[MAX_NAMES:]
@@ -208,16 +209,11 @@ def _range_labels(numbers: Sequence[int], each: int) -> tuple[str, ...]:
 
 
 def by_rank(analysis: Analysis) -> tuple[BarRow, ...]:
-    """Return each rank's mean exposed time over its complete steps, else that of its recording."""
-    _, chosen = windows(analysis)
-    means = [(rank, mean(each).exposed_comm_ns) for rank, each in chosen.items() if each]
-    return tuple(BarRow(name=f"rank {rank}", ns=ns) for rank, ns in means if ns is not None)
+    """Return each rank's median exposed time over its complete steps, else that of its recording."""
+    there = set(analysis.headline.ranks)
+    exposed = [(each.rank, rank_figures(each)["exposed_comm_ns"]) for each in analysis.ranks if each.rank in there]
+    return tuple(BarRow(name=f"rank {rank}", ns=ns) for rank, ns in exposed if ns is not None)
 
 
-def _windows(analysis: Analysis) -> tuple[str, Sequence[Breakdown]]:
-    what, chosen = windows(analysis)
-    return what, [each for own in chosen.values() for each in own]
-
-
-def _share(part: float | None, figures: Breakdown) -> str:
-    return percent(part / figures.window_ns if part is not None and figures.window_ns else None)
+def _share(part: float | None, head: Headline) -> str:
+    return percent(part / head.step_ns if part is not None and head.step_ns else None)

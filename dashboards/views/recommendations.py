@@ -5,11 +5,9 @@ from typing import Any, Final
 
 import msgspec
 
-from overlapscope.analysis.breakdown import mean
 from overlapscope.analysis.prediction_check import Outcome, words
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.report.formatting import count, ms, percent, signed_percent
-from overlapscope.report.text.analysis import windows
 from overlapscope.report.text.cross_rank import evidence_text, straggler_sentences
 from overlapscope.report.verdicts import ADVICE, CONFIDENCE
 
@@ -70,14 +68,11 @@ class CurrentStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def current_step(analysis: Analysis) -> CurrentStep:
-    """Return the mean of a run's complete steps."""
-    what, by_rank = windows(analysis)
-    steps = [each for own in by_rank.values() for each in own]
-    late = " ".join(straggler_sentences(analysis, 1))
-    if what != "step" or not steps:
+    """Return the headline of a run's complete steps."""
+    late, head = " ".join(straggler_sentences(analysis, 1)), analysis.headline
+    if head.window != "step":
         return CurrentStep(late=late)
-    figures = mean(steps)
-    return CurrentStep(step_ns=figures.window_ns, exposed_ns=figures.exposed_comm_ns, late=late)
+    return CurrentStep(step_ns=head.step_ns, exposed_ns=head.exposed_comm_ns, late=late)
 
 
 def shown(found: Sequence[Recommendation], current: CurrentStep) -> tuple[ShownAdvice, ...]:

@@ -128,7 +128,8 @@ def lead(outcome: SettingsOutcome) -> str:
     base, changed = outcome.present, outcome.scenario
     known = "measured" if base.known_from == "measured" else "replayed"
     if not outcome.changed:
-        now = f"A step takes {ms(base.predicted_step_ns)} ms ({known}), {ms(base.exposed_comm_ns)} ms of it exposed."
+        exposed = f"in the replay {ms(base.exposed_comm_ns)} ms of it is exposed"
+        now = f"A step takes {ms(base.predicted_step_ns)} ms ({known}); {exposed}."
         return f"{now} Select other settings to predict the step time."
     if outcome.passes[0] != outcome.passes[1]:
         before, after = (

@@ -1,4 +1,4 @@
-"""The input of the rules: a run, its analysis, and the mean of its steps."""
+"""The input of the rules: a run, its analysis, and its headline."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, Self
@@ -7,7 +7,8 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.across_ranks import CrossRank, Transfers
-from overlapscope.analysis.breakdown import Breakdown, Coverage, mean
+from overlapscope.analysis.breakdown import Coverage
+from overlapscope.analysis.headline import Headline
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.timeline.intervals import Intervals, union
@@ -23,44 +24,43 @@ Windows = tuple[tuple[int, int], ...]
 
 
 class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
-    """A run with its figures; times in ns, means over complete steps and ranks."""
+    """A run with its figures; times in ns."""
 
     run: Run
     analysis: Analysis
     transfers: Mapping[int, Transfers]
     """By rank, the transfer times of its calls, where wait time could be separated."""
     per: Literal["step", "recording"]
-    """Whether the means are of steps, or of whole recordings because no step is complete."""
+    """Whether figures are of steps, or of whole recordings because no step is complete."""
     coverage: Mapping[int, Coverage]
     """By rank, when it computed, communicated and copied."""
     windows: Mapping[int, Windows]
     """By rank, (start, end) of each step in ns on its own clock."""
-    figures: Breakdown
-    """The mean breakdown."""
+    figures: Headline
+    """The main figures of a step: those that `analyze` shows."""
 
     @classmethod
     def of(
         cls, run: Run, analysis: Analysis, cross_rank: CrossRank, alone: Mapping[int, RankSummary] | None = None
     ) -> Self:
-        """Compute the means of a run's complete steps, else of its whole recordings."""
+        """Find a run's complete steps, else its whole recordings."""
         alone = alone or summarize_ranks(run)
-        chosen = [step for info in analysis.ranks for step in info.steps if step.complete and step.window_ns]
-        figures: list[Breakdown] = list(chosen) or [info.whole for info in analysis.ranks if info.whole.window_ns]
-        windows = {rank: _windows(own, of_steps=bool(chosen)) for rank, own in alone.items()}
+        of_steps = analysis.headline.window == "step"
+        windows = {rank: _windows(own, of_steps=of_steps) for rank, own in alone.items()}
         return cls(
             run=run,
             analysis=analysis,
             transfers=cross_rank.transfers(run),
             coverage={rank: own.coverage for rank, own in alone.items()},
-            per="step" if chosen else "recording",
+            per="step" if of_steps else "recording",
             windows={rank: each for rank, each in windows.items() if each},
-            figures=mean(figures),
+            figures=analysis.headline,
         )
 
     @property
     def step_ns(self) -> int:
-        """Mean duration of a step; 0 without times."""
-        return self.figures.window_ns or 0
+        """Duration of a step; 0 without times."""
+        return self.figures.step_ns or 0
 
     @property
     def steps(self) -> int:
@@ -73,7 +73,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.run.ranks) == self.run.world_size
 
     def cause_ns(self, cause: str) -> int:
-        """Return the mean exposed time of one cause, in ns."""
+        """Return the exposed time of one cause, in ns a step."""
         return self.figures.causes.get(cause, 0)
 
     def is_worth(self, ns: float) -> bool:

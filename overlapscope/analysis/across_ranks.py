@@ -40,6 +40,8 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     splits: tuple[Split, ...] = ()
     uneven: tuple[Split, ...] = ()
     """Exchanges of different sizes: their last rank is valid, their transfer time is not."""
+    clock_set: bool = False
+    """Whether a clock was set during the recording: `clocks` hold for one side of that moment alone."""
     waits: Mapping[int, RankWait] = {}
     pairs: PairMatching = msgspec.field(default_factory=PairMatching)
 
@@ -91,7 +93,8 @@ def match_and_align(run: Run) -> CrossRank:
     if len(checked.blocks) < len(matching.blocks):
         clocks = clock_offsets(checked.blocks, hosts)
     steady = remove_clock_steps(checked, clocks, hosts)
-    if steady is not checked:
+    clock_set = steady is not checked
+    if clock_set:
         checked = steady
         clocks = clock_offsets(checked.blocks, hosts)
     splits = tuple(split_waits(checked.blocks, clocks))
@@ -103,6 +106,7 @@ def match_and_align(run: Run) -> CrossRank:
     return CrossRank(
         matching=checked,
         clocks=known,
+        clock_set=clock_set,
         splits=splits,
         uneven=tuple(split_waits(checked.uneven, known)),
         waits=waits_by_rank(splits, clocks),

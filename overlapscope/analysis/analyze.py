@@ -1,6 +1,6 @@
 """Compute the analysis of a run (`overlapscope.analysis/1`): every figure that other tools rely on, as one value."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from overlapscope.analysis.expert_imbalance import expert_imbalance
 from overlapscope.analysis.exposed import exposed_by
 from overlapscope.analysis.exposed_causes import Causes, each_causes
 from overlapscope.analysis.findings import Finding, Listed, recording_gaps, unplaced
+from overlapscope.analysis.headline import headline
 from overlapscope.analysis.horovod_findings import horovod_findings
 from overlapscope.analysis.host_cause import shared_cores
 from overlapscope.analysis.kernels import compared
@@ -37,6 +38,7 @@ from overlapscope.analysis.result import (
 )
 from overlapscope.analysis.slow_link import slow_links
 from overlapscope.analysis.source_tables import rows_of_sources
+from overlapscope.analysis.step_table import RankWindows
 from overlapscope.analysis.stragglers import beside_slow_links, stragglers
 from overlapscope.analysis.timer_findings import timer_findings
 from overlapscope.analysis.topology_findings import topology_findings
@@ -99,6 +101,7 @@ def analyze(
         told=rows_of_sources(run.facts),
         critical_path=critical_path(run, windows, cross_rank),
         throughput=throughput(run, alone),
+        headline=headline(rank_windows(ranks, alone), cross_rank),
     )
 
 
@@ -116,6 +119,19 @@ def _each_rank(
     return ranks, exposed
 
 
+def rank_windows(infos: Iterable[RankInfo], alone: Mapping[int, RankSummary]) -> dict[int, RankWindows]:
+    """Return the windows of the ranks that have times, with their breakdowns."""
+    return {
+        info.rank: RankWindows(
+            steps=list(zip(alone[info.rank].windows, info.steps, strict=True)),
+            whole=info.whole,
+            recordings=alone[info.rank].whole,
+        )
+        for info in infos
+        if info.whole.window_ns
+    }
+
+
 def _run_info(run: Run) -> RunInfo:
     return RunInfo(
         world_size=run.world_size,
@@ -128,8 +144,9 @@ def _run_info(run: Run) -> RunInfo:
 
 def _rank_info(rank: int, basis: str, own: RankSummary, causes: Causes) -> RankInfo:
     sets = own.sets
-    found = zip(own.figures, causes.hidden_wait_ns(sets), causes.within_each(sets), strict=True)
-    whole, *steps = [_known(basis, figures, wait_ns, by_cause) for figures, wait_ns, by_cause in found]
+    found = zip(own.figures, causes.within_each(sets), causes.exposed_wait_ns(sets), causes.hidden_wait_ns(sets),
+                strict=True)  # fmt: skip
+    whole, *steps = [_known(basis, *each) for each in found]
     return RankInfo(
         rank=rank,
         whole=whole,
@@ -140,11 +157,13 @@ def _rank_info(rank: int, basis: str, own: RankSummary, causes: Causes) -> RankI
     )
 
 
-def _known(basis: str, figures: Breakdown, hidden_wait_ns: int | None, causes: dict[str, int]) -> Breakdown:
+def _known(
+    basis: str, figures: Breakdown, causes: dict[str, int], exposed_wait_ns: int | None, hidden_wait_ns: int | None
+) -> Breakdown:
     """Add the causes, and remove what a recording of this basis cannot know; without a window there are no figures."""
     if figures.window_ns is None:
         return figures
-    known: dict[str, Any] = {"causes": causes}
+    known: dict[str, Any] = {"causes": causes, "exposed_wait_ns": exposed_wait_ns}
     if hidden_wait_ns is not None and figures.overlapped_ns is not None:
         known |= {"hidden_wait_ns": hidden_wait_ns, "hidden_transfer_ns": figures.overlapped_ns - hidden_wait_ns}
     if basis == "events":  # events see no copies

@@ -3,9 +3,7 @@
 The parts add up to the window exactly. A window takes O(log n) once the intervals are summed.
 """
 
-from collections.abc import Sequence
-from statistics import fmean
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import msgspec
 from msgspec import Meta
@@ -41,28 +39,11 @@ class Breakdown(msgspec.Struct, kw_only=True, frozen=True):
     """min(comm, compute) / (comm + compute): the share of a serial step that perfect overlap would save"""
     hidden_transfer_ns: int | None = None
     hidden_wait_ns: int | None = None
+    exposed_wait_ns: int | None = None
+    """exposed waiting for a late rank; None where the wait time of an exposed call is not known"""
     comm_overhead_ns: int | None = None
     interference_ns: int | None = None
     causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(CAUSES)}})] = {}
-
-
-def mean(chosen: Sequence[Breakdown]) -> Breakdown:
-    """Return the mean of several windows; parts add up as those of one window, ratios are those of the means."""
-    if not chosen:
-        return Breakdown()
-    means: dict[str, Any] = {}
-    for name in Breakdown.__struct_fields__:
-        if name.endswith("_ns"):
-            known = [value for each in chosen if (value := getattr(each, name)) is not None]
-            means[name] = round(fmean(known)) if len(known) == len(chosen) else None
-    sums = {cause: sum(each.causes.get(cause, 0) for each in chosen) for cause in CAUSES}
-    comm, window = means["comm_ns"], means["window_ns"]
-    return Breakdown(
-        **means,
-        exposed_fraction=means["exposed_comm_ns"] / window if window else None,
-        overlap_efficiency=means["overlapped_ns"] / comm if comm else None,
-        causes={cause: round(sums[cause] / len(chosen)) for cause in sums if sums[cause]},
-    )
 
 
 class Coverage:

@@ -2,11 +2,26 @@
 
 from collections.abc import Sequence
 from statistics import median
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
-from overlapscope.analysis.attribution import EXPOSED, Attribution, Part, attribute_exposed, attribute_step_time
+from overlapscope.analysis.attribution import (
+    COMPUTE,
+    COPY,
+    EXPOSED,
+    IDLE,
+    IDLE_OR_COPIES,
+    OUTSIDE,
+    START,
+    Attribution,
+    Part,
+    attribute_exposed,
+    attribute_step_time,
+    of_values,
+    scaled,
+)
 from overlapscope.analysis.collective_changes import CollectiveChange, FamilyChange, collective_changes, family_changes
 from overlapscope.analysis.comparison_findings import (
     change_findings,
@@ -19,10 +34,11 @@ from overlapscope.analysis.comparison_findings import (
     unread_findings,
 )
 from overlapscope.analysis.findings import Finding
+from overlapscope.analysis.headline import StepsBy
 from overlapscope.analysis.job_identity import Difference, differences
 from overlapscope.analysis.kernel_changes import KernelChanges, KernelSums, kernel_changes
 from overlapscope.analysis.measured_run import MeasuredRun
-from overlapscope.analysis.metrics import Metric, communicates, metrics
+from overlapscope.analysis.metrics import STEP_TIME, Metric, communicates, metrics
 from overlapscope.analysis.prediction_check import Outcome
 from overlapscope.analysis.step_table import WHOLE, StepTable
 
@@ -99,6 +115,9 @@ class Comparison(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "
     findings: list[Finding]
     predictions: list[Outcome] = []
     """Predictions made from the base (`advise --record`) that the candidate's runs tested."""
+    steps_by: StepsBy = "longest_window"
+    """`job_step`: a step lasts from the earliest start to the latest end over its ranks. `longest_window`: for as long
+    as the longest window of any rank, because version 0.1 recorded a run, or the clocks of one cannot be aligned."""
 
 
 class CommonSteps(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +128,12 @@ class CommonSteps(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[list[StepTable], list[StepTable]]
     """One table for each run of the base, and of the candidate."""
 
+    @property
+    def steps_by(self) -> StepsBy:
+        """How all runs are measured: by longest windows where one has to be."""
+        aligned = all(table.windows is not None for side in self.tables for table in side)
+        return "job_step" if aligned else "longest_window"
+
 
 def common_steps(base: Sequence[MeasuredRun], candidate: Sequence[MeasuredRun]) -> CommonSteps:
     """Choose the window, the ranks and the steps by which two sides are compared."""
@@ -117,6 +142,8 @@ def common_steps(base: Sequence[MeasuredRun], candidate: Sequence[MeasuredRun]) 
     ranks = _common_ranks(sides, one_size=not any(each.key == "world_size" for each in differ))
     window = _window(sides, ranks)
     ours, theirs = ([_table(run, window, ranks) for run in side] for side in sides)
+    if any(table.windows is None and table.recorded.any() for table in (*ours, *theirs)):
+        ours, theirs = ([replace(table, windows=None) for table in side] for side in (ours, theirs))
     return CommonSteps(window=window, ranks=ranks, tables=(ours, theirs))
 
 
@@ -155,6 +182,7 @@ def compare(
         candidate=[_described(run, table) for run, table in zip(candidate, tables[1], strict=True)],
         window=window,
         ranks=list(ranks),
+        steps_by=chosen.steps_by,
         same_job=not any(each.sort == "job" for each in differ),
         differences=differ,
         metrics=metrics(*tables, of_steps=window == "step"),
@@ -176,6 +204,52 @@ def _tokens_per_s(*sides: Sequence[MeasuredRun]) -> RateChange | None:
     return RateChange(
         base=base, candidate=candidate, difference=difference, relative=difference / base if base else None
     )
+
+
+OF_PART: Final = {
+    COMPUTE: ("compute_ns",), EXPOSED: ("exposed_comm_ns",), COPY: ("copy_only_ns",), IDLE: ("idle_ns",),
+    IDLE_OR_COPIES: ("idle_ns", "copy_only_ns"), START: ("start_of_recording_ns",), OUTSIDE: ("outside_ns",),
+}  # fmt: skip
+"""Metrics of each part of a step."""
+
+
+def headline_attributions(comparison: Comparison) -> Attributions | None:
+    """Return where the differences of the compared metrics come from, as people are shown them; None without times.
+
+    Exposed communication is divided as that of all steps together. The parts of a step are its metrics: medians, which
+    need not add up to that of the step; what they lack is a part of its own.
+    """
+    found = comparison.attribution
+    if found is None:
+        return None
+    by_name = {each.name: each for each in comparison.metrics}
+    step = by_name[STEP_TIME]
+    totals, waits = (_both_sides(by_name.get(name)) for name in ("exposed_comm_ns", "exposed_wait_ns"))
+    parts = {}
+    for part in found.step_time.parts:
+        known = [by_name[name] for name in OF_PART.get(part.name, ()) if name in by_name]
+        parts[part.name] = (
+            _median_of(known, "base", part.base_ns), _median_of(known, "candidate", part.candidate_ns),
+        )  # fmt: skip
+    ours, theirs = (
+        mean_ns if each.value is None else round(each.value)
+        for each, mean_ns in ((step.base, found.step_time.base_ns), (step.candidate, found.step_time.candidate_ns))
+    )
+    return Attributions(
+        step_time=of_values(parts, ours, theirs),
+        exposed_by_cause=scaled(found.exposed_by_cause, totals, waits),
+        exposed_by_collective=scaled(found.exposed_by_collective, totals),
+    )
+
+
+def _both_sides(metric: Metric | None) -> tuple[float | None, float | None]:
+    return (None, None) if metric is None else (metric.base.value, metric.candidate.value)
+
+
+def _median_of(known: Sequence[Metric], side: str, mean_ns: int) -> int:
+    """Return the sum of metrics on one side; the mean of the part where none of them is known there."""
+    values = [value for each in known if (value := getattr(each, side).value) is not None]
+    return round(sum(values)) if values else mean_ns
 
 
 def _window(sides: Sequence[Sequence[MeasuredRun]], ranks: Sequence[int]) -> Literal["step", "recording"] | None:

@@ -9,7 +9,6 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.across_ranks import Transfers
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.call_kind import Shares, call_kinds
 from overlapscope.analysis.collectives import chosen_rows
@@ -67,9 +66,9 @@ def _means(sums: Mapping[str, int], number: int) -> dict[str, int]:
 class ExposedShares:
     """One rank's communication, each moment owned by one collective, ready to be summed over any windows."""
 
-    __slots__ = ("_exposed", "_kind", "_split", "_starts", "_untils", "kind_of", "kinds")
+    __slots__ = ("_exposed", "_kind", "_starts", "_untils", "kind_of", "kinds")
 
-    def __init__(self, timeline: RankTimeline, transfers: Transfers) -> None:
+    def __init__(self, timeline: RankTimeline) -> None:
         self.kinds, self.kind_of = call_kinds(timeline)
         own_comm = own_communication(timeline)
         own = np.flatnonzero(own_comm.until_ns > own_comm.start_ns)
@@ -77,23 +76,20 @@ class ExposedShares:
         self._starts, self._untils = own_comm.start_ns[own], own_comm.until_ns[own]
         place = np.where(own_comm.row[own] == NONE, -1, own_comm.row[own])
         self._kind = np.append(self.kind_of, len(self.kinds))[place]
-        self._split = np.append(transfers.transfer_ns, NONE)[place] != NONE
         cover = Coverage.of(timeline.spans)
         self._exposed = BusyTime(difference(cover.comm, cover.compute))
 
-    def within(self, windows: Sequence[tuple[Window, int]], columns: int) -> tuple[Shares, Ints]:
-        """Return the exposed time of windows by kind of call, and for each column the part without a known wait time.
+    def within(self, windows: Sequence[tuple[Window, int]]) -> Shares:
+        """Return the exposed time of windows by kind of call.
 
         Each of `windows` is [begin, end) with its column; windows of one column are summed.
         """
-        unsplit = np.zeros(columns, np.int64)
         none = np.empty(0, np.int64)
         parts = [(none, none, none)]
         for (begin, end), column in windows:
             first = int(np.searchsorted(self._untils, begin, "right"))
             here = slice(first, int(np.searchsorted(self._starts, end, "left")))
             exposed = self._exposed.within(np.maximum(self._starts[here], begin), np.minimum(self._untils[here], end))
-            unsplit[column] += exposed[~self._split[here]].sum()
             parts.append((self._kind[here], np.full(exposed.size, column, np.int64), exposed))
         kind, column_of, amount = (np.concatenate(each) for each in zip(*parts, strict=True))
-        return Shares.of((*self.kinds, None), kind, column_of, amount), unsplit
+        return Shares.of((*self.kinds, None), kind, column_of, amount)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from overlapscope.analysis.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.arrivals import Arrivals, arrivals
 from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_LATE_RANK
 from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.following_compute import following
 from overlapscope.analysis.peer_activity import PeerQuery, peer_activity
@@ -70,6 +70,8 @@ class Causes(msgspec.Struct, frozen=True, kw_only=True):
     busy: Mapping[str, BusyTime]
     exposed_ns: Ints
     """Exposed nanoseconds that each row of the rank's `Collectives` owns."""
+    exposed_unknown: BusyTime
+    """Exposed communication whose wait time is not known."""
     hidden_wait: BusyTime
     hidden_unknown: BusyTime
     """Overlapped communication whose wait time is not known."""
@@ -85,6 +87,12 @@ class Causes(msgspec.Struct, frozen=True, kw_only=True):
             {cause: total for cause, total in zip(CAUSES, sums, strict=True) if total}
             for sums in zip(*columns, strict=True)
         ]
+
+    def exposed_wait_ns(self, sets: WindowSets) -> list[int | None]:
+        """Return the exposed wait time for a late rank in each set; None where an exposed call has none known."""
+        waits = np.sum([sets.within(self.busy[cause]) for cause in WAITS_FOR_LATE_RANK], axis=0).tolist()
+        unknown = sets.within(self.exposed_unknown)
+        return [None if some else wait for some, wait in zip(unknown, waits, strict=True)]
 
     def hidden_wait_ns(self, sets: WindowSets) -> list[int | None]:
         """Return the overlapped wait time in each set; None where an overlapped call has no known wait time."""
@@ -227,13 +235,13 @@ def _of_rank(
         parts[cause].append(intersection(_only(_cut(own_comm, begin, end)), exposed))
     for cause, chosen in _rest_causes(own, matched, of_pipeline).items():
         parts[cause].append(intersection(_only(_cut(own_comm, queued, rest), chosen), exposed))
+    unknown = _only(_cut(own_comm, own_comm.start_ns, own_comm.end_ns), ~matched)
     return Causes(
         busy={cause: BusyTime(union(*found)) for cause, found in parts.items()},
         exposed_ns=_by_row(timeline, own_comm, exposed),
+        exposed_unknown=BusyTime(intersection(unknown, exposed)),
         hidden_wait=BusyTime(intersection(_only(_cut(own_comm, own_comm.start_ns, arrived)), hidden)),
-        hidden_unknown=BusyTime(
-            intersection(_only(_cut(own_comm, own_comm.start_ns, own_comm.end_ns), ~matched), hidden)
-        ),
+        hidden_unknown=BusyTime(intersection(unknown, hidden)),
     )
 
 

@@ -62,9 +62,9 @@ class FleetRun(msgspec.Struct, kw_only=True, frozen=True):
     steps: Count
     """Complete steps behind the figures; 0 where the whole recording is."""
     step_ns: int | None
-    """Median over steps of the longest window of any rank, as in a comparison."""
+    """Median over steps of the job: the headline of the run."""
     exposed_ns: int | None
-    """Median over steps of the exposed communication, mean over ranks."""
+    """Median over steps of the exposed communication, mean over ranks: the headline of the run."""
     exposed_fraction: float | None
     """Exposed communication over time, sums over ranks and complete steps (else over whole recordings)."""
     exposed_gpu_hours_a_day: float | None

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from overlapscope.analysis.compare import common_steps
+from overlapscope.analysis.headline import StepsBy
 from overlapscope.analysis.measured_run import MeasuredRun
 from overlapscope.analysis.metrics import metrics
 from overlapscope.analysis.prediction_check import Outcome
@@ -49,6 +50,8 @@ class History(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sch
     """In the given order."""
     predictions: list[Outcome] = []
     """Predictions made from a run (`advise --record`) that other runs tested: stored with the run, or found here."""
+    steps_by: StepsBy = "longest_window"
+    """How step times are measured, as in a comparison."""
 
 
 def history(runs: Sequence[MeasuredRun]) -> History:
@@ -59,6 +62,7 @@ def history(runs: Sequence[MeasuredRun]) -> History:
     return History(
         window=chosen.window,
         ranks=list(chosen.ranks),
+        steps_by=chosen.steps_by,
         runs=[
             HistoryRun(
                 name=run.name,

@@ -1,20 +1,24 @@
 """A run as a side of a comparison needs it: every figure that is compared, without the run's own tables."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
 from overlapscope.analysis.across_ranks import match_and_align
-from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.analyze import analyze, rank_windows
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.exposed import ExposedShares
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.job_identity import identity
 from overlapscope.analysis.kernel_changes import KernelSums, kernel_sums
+from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.analysis.result import Straggler
-from overlapscope.analysis.step_table import StepTable, step_table, whole_table
-from overlapscope.analysis.steps import step_windows
+from overlapscope.analysis.step_table import StepFigures, StepTable, recording_figures, step_figures, step_table
 from overlapscope.timeline.run import Run
+
+OLDER: Final = "0.1."
+"""Versions whose step time in a comparison was the longest window of any rank."""
 
 
 class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,23 +48,32 @@ class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
         return self.whole.ranks
 
 
+def is_older(version: str) -> bool:
+    """Return whether a run is compared as version 0.1 compared it, which wrote it: its baselines keep their figures."""
+    return version.startswith(OLDER)
+
+
 def measure_run(run: Run, name: str = "run") -> MeasuredRun:
     """Compute the compared figures of a run; `name` is its name in the comparison."""
     cross_rank = match_and_align(run)
-    analysis = analyze(run, cross_rank)
-    timed = [info for info in analysis.ranks if info.whole.window_ns]
-    windows = {info.rank: step_windows(run.ranks[info.rank]) for info in timed}
-    transfers = cross_rank.transfers(run)
-    exposed = {info.rank: ExposedShares(run.ranks[info.rank], transfers[info.rank]) for info in timed}
+    alone = summarize_ranks(run)
+    analysis = analyze(run, cross_rank, alone=alone)
+    ranks = rank_windows(analysis.ranks, alone)
+    exposed = {rank: ExposedShares(run.ranks[rank]) for rank in ranks}
+
+    def table(found: StepFigures) -> StepTable:
+        shown = msgspec.structs.replace(found, windows=None) if is_older(run.version) else found
+        return step_table(run, shown, ranks, cross_rank, exposed)
+
     return MeasuredRun(
         name=name,
         world_size=run.world_size,
         missing_ranks=run.missing_ranks,
         unread_ranks=run.unread_ranks,
         identity=identity(run),
-        steps=step_table(run, timed, windows, cross_rank, exposed),
-        whole=whole_table(run, timed, cross_rank, exposed),
-        kernels={info.rank: kernel_sums(run.ranks[info.rank], windows[info.rank]) for info in timed},
+        steps=table(step_figures(ranks, cross_rank)),
+        whole=table(recording_figures(ranks, cross_rank)),
+        kernels={rank: kernel_sums(run.ranks[rank], alone[rank].windows) for rank in ranks},
         collectives=analysis.collectives,
         stragglers=analysis.skew.stragglers,
         tokens_per_s=tokens.per_second if analysis.throughput and (tokens := analysis.throughput.tokens) else None,

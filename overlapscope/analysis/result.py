@@ -1,18 +1,21 @@
 """The result types of an analysis (`overlapscope.analysis/1`), and figures derived from the result alone."""
 
-from statistics import fmean
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
+from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.cost.throughput import Throughput
 from overlapscope.analysis.critical_path import CriticalPath
 from overlapscope.analysis.exposed import ExposedBy
 from overlapscope.analysis.findings import Finding, Listed
+from overlapscope.analysis.headline import Headline, headline
 from overlapscope.analysis.source_tables import Told
+from overlapscope.analysis.step_table import RankWindows
+from overlapscope.analysis.steps import StepWindow
 
 SCHEMA: Literal["overlapscope.analysis/1"] = "overlapscope.analysis/1"
 
@@ -144,24 +147,31 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     throughput: Throughput | None = None
     """Null in documents of versions that did not compute it."""
     """The chain of dependencies that decided how long each step took."""
+    headline: Headline = Headline()
+    """The main figures, the same in every output: medians over the steps of the job."""
 
 
-class LateRankWait(msgspec.Struct, frozen=True, kw_only=True):
-    """Exposed wait time per step in nanoseconds: the mean over ranks of the means over their complete steps."""
+def with_headline(analysis: Analysis) -> Analysis:
+    """Return an analysis that version 0.1 saved with the headline of its ranks' windows; raises OverflowError.
 
-    step_ns: float
-    most_for: int | None
-    """The rank with the most blame; None where no rank has any."""
+    When those windows began was not saved: the step of several ranks is their longest window.
+    """
+    if analysis.headline.window is not None:
+        return analysis
+    ranks = {
+        info.rank: RankWindows(
+            steps=[
+                (StepWindow(step=each.step, recording=0, window=_length(each), complete=each.complete), each)
+                for each in info.steps
+            ],
+            whole=info.whole,
+            recordings=[(0, info.whole.window_ns)],
+        )
+        for info in analysis.ranks
+        if info.whole.window_ns
+    }
+    return replace(analysis, headline=headline(ranks, CrossRank()))
 
 
-def late_rank_wait(analysis: Analysis) -> LateRankWait | None:
-    """Return the exposed wait time of a run; None where no collective was matched, or no step is complete."""
-    of_ranks = [
-        fmean(sum(step.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for step in complete)
-        for rank in analysis.ranks
-        if (complete := [step for step in rank.steps if step.complete and step.window_ns is not None])
-    ]
-    if not analysis.skew.matched or not of_ranks:
-        return None
-    late = max(analysis.skew.ranks, key=lambda each: each.blame_ns)
-    return LateRankWait(step_ns=fmean(of_ranks), most_for=late.rank if late.blame_ns else None)
+def _length(figures: Breakdown) -> tuple[int, int] | None:
+    return None if figures.window_ns is None else (0, figures.window_ns)

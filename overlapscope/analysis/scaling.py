@@ -4,7 +4,7 @@ Compared with the smallest size b, a step at size n would ideally take the same 
 work) or b/n of it (strong scaling: the ranks share a fixed amount of work). The additional time is the loss. It is
 attributed to compute, each cause of exposed communication, copies and idle time, each compared with its own ideal. So
 the parts add up to the loss, and their shares of the step to 1 - efficiency. Steps are means over ranks, complete steps
-and runs, since only means add up.
+and runs, since only means add up, and of the ranks' own windows, which follow each other: throughput is theirs.
 """
 
 from collections import defaultdict
@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from overlapscope.analysis.attribution import EXPOSED, Part, attribute_exposed, attribute_step_time
 from overlapscope.analysis.compare import common_steps
@@ -92,11 +93,12 @@ def scaling(runs: Sequence[MeasuredRun], mode: Mode = "weak") -> Scaling:
 def _point(by_size: dict[int, list[MeasuredRun]], base: int, size: int, mode: Mode) -> ScalePoint:
     shrink = Fraction(base, size) if mode == "strong" else Fraction(1)
     chosen = common_steps(by_size[base], by_size[size])
-    whole = attribute_step_time(*chosen.tables)
+    ours, theirs = ([replace(table, windows=None) for table in side] for side in chosen.tables)
+    whole = attribute_step_time(ours, theirs)
     nothing = Part(name=EXPOSED, base_ns=0, candidate_ns=0, difference_ns=0)
     exposed = next((part for part in whole.parts if part.name == EXPOSED), nothing)
     found = [(part, False) for part in whole.parts if part.name != EXPOSED]
-    found += [(part, True) for part in attribute_exposed(*chosen.tables, exposed).parts]
+    found += [(part, True) for part in attribute_exposed(ours, theirs, exposed).parts]
     step = whole.candidate_ns
     parts = []
     for part, is_exposed in found:

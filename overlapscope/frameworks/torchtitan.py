@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import overlapscope
-from overlapscope.analysis.breakdown import mean
 from overlapscope.capture.host.environment import rank_and_world
 from overlapscope.capture.lifecycle.guard import Guard
 from overlapscope.frameworks.framework_steps import imported
@@ -36,13 +35,11 @@ def print_exposed(trace_path: str) -> None:
 
 
 def _print_exposed(path: Path) -> None:
-    (rank,) = overlapscope.load(path, ranks={path.name: 0}).analysis().ranks
-    whole = [step for step in rank.steps if step.complete and step.window_ns]
-    figures = mean(whole) if whole else rank.whole
-    what = "step" if whole else "recording"
+    figures = overlapscope.load(path, ranks={path.name: 0}).analysis().headline
     sys.stdout.write(
-        f"overlapscope: {path.parent.name}, rank 0: {ms(figures.exposed_comm_ns)} ms of a {ms(figures.window_ns)} ms "
-        f"{what} is exposed communication ({percent(figures.exposed_fraction)}), {ms(figures.overlapped_ns)} ms more "
-        f"is overlapped; all ranks: overlapscope analyze {shlex.quote(str(path.parent))}\n"
+        f"overlapscope: {path.parent.name}, rank 0: {ms(figures.exposed_comm_ns)} ms of a {ms(figures.step_ns)} ms "
+        f"{figures.window or 'recording'} is exposed communication ({percent(figures.exposed_fraction)}), "
+        f"{ms(figures.overlapped_ns)} ms more is overlapped; "
+        f"all ranks: overlapscope analyze {shlex.quote(str(path.parent))}\n"
     )
     sys.stdout.flush()

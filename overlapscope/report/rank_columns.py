@@ -1,6 +1,6 @@
 """The columns of the table of ranks and steps, and the medians of a rank over its complete steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from statistics import median
 from typing import Final
@@ -35,7 +35,11 @@ class Column(msgspec.Struct, kw_only=True, frozen=True):
 
     def cell_of_rank(self, info: RankInfo) -> str:
         """Return the text of the median over complete steps; of the whole recording where no step is complete."""
-        return self.format(_median(info, self.value))
+        return self.cell_of(_windows(info))
+
+    def cell_of(self, windows: Sequence[Breakdown]) -> str:
+        """Return the text of the median over some windows."""
+        return self.format(_median(windows, self.value))
 
 
 COLUMNS: Final = (
@@ -61,7 +65,8 @@ def rank_figures(info: RankInfo) -> dict[str, float | None]:
 
     They are in nanoseconds or ratios; None where a figure was not recorded.
     """
-    return {name: _median(info, attrgetter(name)) for name in (*TIMES, *RATIOS)}
+    windows = _windows(info)
+    return {name: _median(windows, attrgetter(name)) for name in (*TIMES, *RATIOS)}
 
 
 def complete_steps(info: RankInfo) -> list[StepBreakdown]:
@@ -69,9 +74,12 @@ def complete_steps(info: RankInfo) -> list[StepBreakdown]:
     return [each for each in info.steps if each.complete and each.window_ns is not None]
 
 
-def _median(info: RankInfo, value: Value) -> float | None:
-    """Return the median over complete steps, else the value of the whole recording; times are whole nanoseconds."""
-    windows: list[Breakdown] = [*complete_steps(info)] or [info.whole]
+def _windows(info: RankInfo) -> list[Breakdown]:
+    return [*complete_steps(info)] or [info.whole]
+
+
+def _median(windows: Sequence[Breakdown], value: Value) -> float | None:
+    """Return the median over windows that know the figure; times are whole nanoseconds."""
     known = [figure for each in windows if (figure := value(each)) is not None]
     if not known:
         return None

@@ -122,6 +122,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Software, device and backend, as far as the sources state them."""
     facts: Facts = msgspec.field(default_factory=Facts)
     """What the sources state about the job besides its timelines."""
+    version: str = ""
+    """Version of OverlapScope that wrote the run directory; empty for other sources."""
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:

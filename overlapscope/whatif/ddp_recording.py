@@ -296,6 +296,8 @@ def _notes(run: Run, seen: Recorded) -> list[str]:
         often = 1 + seen.unsynced / max(len(seen.steps) - 1, 1)
         period = f"one recorded step in {often:.3g} reduces gradients, the others accumulate them (no_sync)"
         found.append(f"{period}: the step here is one that reduces, so a gain counts only once in so many steps")
+    if seen.earlier:
+        found.append(f"the last {len(seen.steps)} steps are replayed: the measured step is their median")
     if seen.left_out > 0:
         found.append(f"{seen.left_out} recorded steps did other work or are incomplete, and are left out")
     return found

@@ -80,6 +80,8 @@ def graph_case(run: Run, cross_rank: CrossRank) -> GraphCase:
         notes.append(
             f"{len(run.ranks)} of {run.world_size} ranks were recorded: transfers may include waiting for others"
         )
+    if found.earlier:
+        notes.append(f"the last {len(found.steps)} steps are replayed: the measured step is their median")
     if found.left_out:
         notes.append(f"{found.left_out} recorded steps have other collectives and are left out")
     if few:

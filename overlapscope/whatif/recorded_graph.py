@@ -51,6 +51,8 @@ class RecordedGraphs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     moving: Mapping[int, Intervals]
     """By rank, when collectives moved data in these steps, on its own clock."""
     left_out: int
+    earlier: bool
+    """Whether equal steps before these are not used, because there are many."""
 
 
 class _Rank(msgspec.Struct, frozen=True, eq=False):
@@ -107,6 +109,7 @@ def recorded_graphs(run: Run, cross_rank: CrossRank) -> RecordedGraphs:
         graphs=tuple(graph for graph, _ in steps),
         moving={rank: union(*((each[rank].starts, each[rank].ends) for _, each in steps)) for rank in ranks},
         left_out=len(common) - len(equal),
+        earlier=len(equal) > len(chosen),
     )
 
 

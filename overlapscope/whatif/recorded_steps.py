@@ -64,6 +64,8 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Number of complete steps that did other work."""
     unsynced: int = 0
     """Number of complete steps with these gradients and no all-reduce, between steps that have some."""
+    earlier: bool = False
+    """Whether equal steps before these are not used, because there are many."""
 
     def transfers(self, rank: int) -> Intervals:
         """Return when the rank at this index transferred: from the start of the last member to its own end."""
@@ -118,7 +120,11 @@ def recorded_steps(run: Run, cross_rank: CrossRank) -> Recorded:
     without = set.intersection(*map(unsynced_steps, run.ranks.values())) & windows
     left_out = len(windows - set(common) - without) + len(common) - often
     seen = _joined(run, cross_rank, found, chosen, (names, elements, dtypes, passes), left_out)
-    return replace(seen, unsynced=sum(chosen[0] < each < chosen[-1] for each in without))
+    return replace(
+        seen,
+        unsynced=sum(chosen[0] < each < chosen[-1] for each in without),
+        earlier=often > len(chosen) or min(windows) > min(int(each.steps.step.min()) for each in run.ranks.values()),
+    )
 
 
 def _gradients(timeline: RankTimeline) -> tuple[tuple[str, ...], Ints, tuple[str, ...], int]:

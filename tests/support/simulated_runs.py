@@ -22,7 +22,7 @@ def run_of_steps(
 ) -> MeasuredRun:
     """Return a run of one rank that knows these figures of its steps, in milliseconds, and no others."""
     count = len(next(iter(figures.values()), ()))
-    columns = {each: np.full((1, count), NONE, np.int64) for each in (*FIGURES, "exposed_wait_ns", "blame_ns")}
+    columns = {each: np.full((1, count), NONE, np.int64) for each in (*FIGURES, "blame_ns")}
     for each, values in figures.items():
         columns[each] = np.rint(np.array([values]) * MS).astype(np.int64)
     if "exposed_comm_ns" in figures:
@@ -41,7 +41,8 @@ def _table(figures: Mapping[str, npt.NDArray[np.int64]], steps: tuple[tuple[int,
     empty = Shares(kinds=(), kind=nothing, column=nothing, amount=nothing)
     return StepTable(
         ranks=(rank,), steps=steps, recorded=np.ones(shape, np.bool_), figures=figures,
-        causes={cause: np.zeros(shape, np.int64) for cause in CAUSES}, exposed_ns=(empty,), calls=(empty,),
+        causes={cause: np.zeros(shape, np.int64) for cause in CAUSES}, windows=None,
+        exposed_ns=(empty,), calls=(empty,),
     )  # fmt: skip
 
 

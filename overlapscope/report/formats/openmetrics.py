@@ -8,19 +8,21 @@ from typing import Final, NamedTuple
 
 from overlapscope.analysis.attribution import Part
 from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.compare import Comparison, headline_attributions
 from overlapscope.analysis.cost.throughput import Throughput
 from overlapscope.analysis.history import History
 from overlapscope.analysis.metrics import METRICS
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.scaling import Scaling
 from overlapscope.gate.verdict import Gate
-from overlapscope.report.formatting import inert
+from overlapscope.report.formatting import count, inert
 from overlapscope.report.rank_columns import RATIOS, TIMES, rank_figures
 from overlapscope.report.sheet.document import Document, comparison_of
 from overlapscope.report.text.compare import METRIC_LABELS
 
 PREFIX: Final = "overlapscope_"
+HEADLINES: Final = ("step_ns", "exposed_comm_ns", "exposed_wait_ns", "overlapped_ns", "idle_ns")
+"""Main figures of a job; its ranks have figures of their own."""
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -66,6 +68,14 @@ def _of_analysis(analysis: Analysis) -> Iterator[_Family]:
         words = f"{METRIC_LABELS.get(name, 'length')}: median over complete steps, else the whole recording"
         known = ((rank, value) for rank, figures in ranks.items() if (value := figures[name]) is not None)
         yield _family(name, words, [((("rank", str(rank)),), _value(value, name)) for rank, value in known])
+    head = analysis.headline
+    of = f"median of {count(head.steps, 'step')}, mean over ranks" if head.steps else "whole recording, mean over ranks"
+    for name in HEADLINES:
+        value = getattr(head, name)
+        samples: list[tuple[Labels, str]] = [] if value is None else [((), _value(value, name))]
+        yield _family(f"job_{name}", f"{METRIC_LABELS.get(name, 'step time')} of the job: {of}", samples)
+    shares: list[tuple[Labels, str]] = [((("cause", cause),), _value(ns, "_ns")) for cause, ns in head.causes.items()]
+    yield _family("job_exposed_by_cause_ns", "exposed communication of the job by cause: adds up to it", shares)
 
     if analysis.throughput is not None:
         yield from _of_throughput(analysis.throughput)
@@ -93,7 +103,7 @@ def _of_history(history: History) -> Iterator[_Family]:
         samples: list[tuple[Labels, str]] = [
             ((("at", str(at)), ("run", run.name)), _value(value, definition.name))
             for at, run in enumerate(history.runs)
-            if (value := run.values[definition.name]) is not None
+            if (value := run.values.get(definition.name)) is not None
         ]
         yield _family(definition.name, f"{METRIC_LABELS[definition.name]}: median over steps of each run", samples)
 
@@ -127,8 +137,9 @@ def _of_comparison(comparison: Comparison) -> Iterator[_Family]:
     tokens = (("base", rates.base), ("candidate", rates.candidate)) if rates else ()
     words = "tokens of the job a second of its complete steps: median of runs"
     yield _Family(f"{PREFIX}tokens_per_second", "", words, [((("side", side),), repr(each)) for side, each in tokens])
-    parts = comparison.attribution.exposed_by_cause.parts if comparison.attribution else []
-    yield _family("exposed_by_cause_ns", "exposed communication by cause: mean over ranks and steps", _causes(parts))
+    shown = headline_attributions(comparison)
+    parts = shown.exposed_by_cause.parts if shown else []
+    yield _family("exposed_by_cause_ns", "exposed communication by cause: adds up to exposed_comm", _causes(parts))
 
 
 def _causes(parts: list[Part]) -> list[tuple[Labels, str]]:

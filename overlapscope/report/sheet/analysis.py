@@ -81,7 +81,7 @@ def _rank_table(analysis: Analysis) -> Table:
         (f"rank {info.rank}", *(each.cell_of_rank(info) for each in columns)) for info in analysis.ranks[:MAX_RANKS]
     ]
     of_steps = any(map(complete_steps, analysis.ranks))
-    note = "Medians over complete steps." if of_steps else "Whole recordings."
+    note = "Medians over complete steps; columns need not add up." if of_steps else "Whole recordings."
     if len(analysis.ranks) > MAX_RANKS:
         note += f" {len(analysis.ranks) - MAX_RANKS} more ranks: overlapscope analyze --all"
     head = ("ms a step" if of_steps else "ms", *(each.label for each in columns))

@@ -1,28 +1,26 @@
 """The charts of a document: where step time goes, why communication is exposed, and how both change."""
 
 from collections.abc import Iterator, Sequence
-from statistics import fmean
 from typing import Literal
 
 from overlapscope.analysis.attribution import Attribution
-from overlapscope.analysis.breakdown import Breakdown, mean
-from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.cause_table import cause_label
 from overlapscope.analysis.collective_changes import CollectiveChange
 from overlapscope.analysis.collectives import CollectiveRow
-from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.compare import Comparison, headline_attributions
+from overlapscope.analysis.headline import Headline
 from overlapscope.analysis.history import History
-from overlapscope.analysis.result import Analysis, RankInfo, StepBreakdown
+from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.scaling import Scaling
 from overlapscope.analysis.wording import short
 from overlapscope.report.formatting import ms, size
 from overlapscope.report.model import Chart, Series
-from overlapscope.report.rank_columns import complete_steps
+from overlapscope.report.rank_columns import rank_figures
 from overlapscope.report.sheet.analysis import call_name
 from overlapscope.report.sheet.document import Document, comparison_of
 from overlapscope.report.sheet.history import charts_of_history
 from overlapscope.report.sheet.scaling import charts_of_scaling
 from overlapscope.report.sheet.waiting import wait_charts
-from overlapscope.report.text.analysis import windows
 from overlapscope.report.text.compare import METRIC_LABELS, part_names
 
 MAX_ROWS = 64
@@ -56,28 +54,31 @@ def charts_of(document: Document) -> tuple[Chart, ...]:
 
 
 def _of_analysis(analysis: Analysis) -> Iterator[Chart]:
-    what, by_rank = windows(analysis)
-    means = {rank: mean(chosen) for rank, chosen in by_rank.items() if chosen}
-    if not means:
+    head = analysis.headline
+    if head.window is None:
         return
-    shown = sorted(sorted(means, key=lambda rank: -(means[rank].exposed_comm_ns or 0))[:MAX_ROWS])
+    what, there = head.window, set(head.ranks)
+    of_rank = {info.rank: rank_figures(info) for info in analysis.ranks if info.rank in there}
+    shown = sorted(sorted(of_rank, key=lambda rank: -(of_rank[rank]["exposed_comm_ns"] or 0))[:MAX_ROWS])
     cut = (
-        f" Shown: the {len(shown)} of {len(means)} ranks with the most exposed time." if len(shown) < len(means) else ""
+        f" Shown: the {len(shown)} of {len(of_rank)} ranks with the most exposed time."
+        if len(shown) < len(of_rank)
+        else ""
     )
-    exposed = [(rank, means[rank].exposed_comm_ns or 0) for rank in shown]
+    exposed = [(rank, of_rank[rank]["exposed_comm_ns"] or 0) for rank in shown]
     worst = max(exposed, key=lambda each: each[1])
+    medians = "Medians of each part, which need not add up" if head.steps > 1 else f"Parts of a {what}"
     yield Chart(
         title=f"Where a {what} goes, by rank",
-        words=f"Mean parts of a {what}; most exposed on rank {worst[0]}, {ms(worst[1])} ms.{cut}",
+        words=f"{medians}; most exposed on rank {worst[0]}, {ms(worst[1])} ms.{cut}",
         kind="stacked",
         axis=f"ms a {what}",
         categories=tuple(f"rank {rank}" for rank in shown),
-        series=tuple(_part(name, label, [means[rank] for rank in shown]) for name, label in PARTS.items()),
+        series=tuple(_part(label, [of_rank[rank][name] for rank in shown]) for name, label in PARTS.items()),
     )
-    chosen = [each for steps in by_rank.values() for each in steps]
-    causes = [(cause.label, fmean(each.causes.get(name, 0) for each in chosen)) for name, cause in CAUSES.items()]
-    yield from _steps(analysis.ranks)
-    yield _parts("Why communication is exposed", f"ms a {what}", [each for each in causes if each[1]])
+    yield from _steps(head)
+    causes = [(cause_label(name), ns) for name, ns in head.causes.items()]
+    yield _parts("Why communication is exposed", f"ms a {what}", causes)
     yield from wait_charts(analysis)
     rows = [(_call_label(each), each.exposed_ns or 0) for each in analysis.collectives]
     yield _parts(
@@ -90,8 +91,7 @@ def _call_label(row: CollectiveRow) -> str:
     return f"{call_name(row)}{size_words}"
 
 
-def _part(name: str, label: str, figures: Sequence[Breakdown]) -> Series:
-    values = (getattr(each, name) for each in figures)
+def _part(label: str, values: Sequence[float | None]) -> Series:
     return Series(name=label, values=tuple(None if value is None else value / 1e6 for value in values))
 
 
@@ -106,28 +106,24 @@ def _parts(title: str, axis: str, rows: Sequence[tuple[str, float]]) -> Chart:
     )  # fmt: skip
 
 
-def _steps(ranks: Sequence[RankInfo]) -> Iterator[Chart]:
-    """Yield the chart over steps: step time of the slowest rank, and exposed time as the mean over ranks."""
-    found: dict[int, list[StepBreakdown]] = {}
-    for info in ranks:
-        for each in complete_steps(info):
-            found.setdefault(each.step, []).append(each)
-    if len(found) < 2:
+def _steps(head: Headline) -> Iterator[Chart]:
+    """Yield the chart over steps: step time, and exposed time as the mean over ranks."""
+    count = len(head.job_steps)
+    if count < 2:
         return
-    stride = -(-len(found) // MAX_POINTS)
-    shown = sorted(found)[::stride]
-    lengths = [max(each.window_ns or 0 for each in found[step]) / 1e6 for step in shown]
-    exposed = [fmean(each.exposed_comm_ns or 0 for each in found[step]) / 1e6 for step in shown]
+    stride = -(-count // MAX_POINTS)
+    shown = head.job_steps[::stride]
+    lengths, exposed = ([getattr(each, name) / 1e6 for each in shown] for name in ("step_ns", "exposed_comm_ns"))
     thinned = f" Every {stride}. step is drawn." if stride > 1 else ""
     yield Chart(
         title="Step by step",
-        words=f"{len(found)} steps of {min(lengths):,.3f} to {max(lengths):,.3f} ms; "
+        words=f"{count} steps of {min(lengths):,.3f} to {max(lengths):,.3f} ms; "
         f"exposed {min(exposed):,.3f} to {max(exposed):,.3f} ms.{thinned}",
         kind="lines",
         axis="ms",
-        categories=tuple(f"step {step}" for step in shown),
+        categories=tuple(f"step {each.step}" for each in shown),
         series=(
-            Series(name="step time, slowest rank", values=tuple(lengths)),
+            Series(name="step time", values=tuple(lengths)),
             Series(name="exposed communication, mean of ranks", values=tuple(exposed)),
         ),
     )
@@ -142,25 +138,26 @@ def _of_comparison(comparison: Comparison) -> Iterator[Chart]:
         for sides in ([each.base for each in known], [each.candidate for each in known])
     )
     names = [METRIC_LABELS[each.name] for each in known]
-    axis = f"ms a {comparison.window or 'step'}"
+    what = comparison.window or "step"
+    axis = f"ms a {what}"
     yield _base_and_candidate("Figures of a step, side by side", axis, names, base, candidate)
-    found = comparison.attribution
+    found = headline_attributions(comparison)
     if found is None:
         return
     rows = comparison.collectives
-    yield _shares("What the step consists of", found.step_time, rows, "how much")
-    yield _shares("Why communication is exposed", found.exposed_by_cause, rows, "why")
-    yield _shares("Exposed time by collective", found.exposed_by_collective, rows, "why")
+    yield _shares("What the step consists of", found.step_time, rows, "how much", what)
+    yield _shares("Why communication is exposed", found.exposed_by_cause, rows, "why", what)
+    yield _shares("Exposed time by collective", found.exposed_by_collective, rows, "why", what)
 
 
 def _shares(
-    title: str, whole: Attribution, rows: Sequence[CollectiveChange], section: Literal["how much", "why"]
+    title: str, whole: Attribution, rows: Sequence[CollectiveChange], section: Literal["how much", "why"], what: str
 ) -> Chart:
     names = [short(each) for each in part_names(whole, rows)[:MAX_PARTS]]
     base, candidate = (
         [getattr(p, side) / 1e6 for p in whole.parts[:MAX_PARTS]] for side in ("base_ns", "candidate_ns")
     )
-    return _base_and_candidate(title, "ms a step, mean over ranks", names, base, candidate, section)
+    return _base_and_candidate(title, f"ms a {what}", names, base, candidate, section)
 
 
 def _base_and_candidate(

@@ -8,8 +8,8 @@ import msgspec
 from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.fleet import Fleet
 from overlapscope.analysis.history import History
-from overlapscope.analysis.metrics import METRICS
-from overlapscope.analysis.result import Analysis
+from overlapscope.analysis.metrics import METRICS, OF_JOB_STEPS
+from overlapscope.analysis.result import Analysis, with_headline
 from overlapscope.analysis.scaling import Scaling
 from overlapscope.errors import InputError, NewerSchemaError
 from overlapscope.gate.calibrate import NoiseFloor
@@ -64,7 +64,10 @@ def decoded(content: bytes) -> Document:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InputError(f"is damaged, or was edited: {error}") from error
     _check(document)
-    return document
+    try:
+        return with_headline(document) if isinstance(document, Analysis) else document
+    except OverflowError as error:
+        raise InputError(f"is damaged, or was edited: {error}") from error
 
 
 def comparison_of(document: Document) -> Comparison | None:
@@ -84,9 +87,12 @@ def _check(document: Document) -> None:
         windows = [each for info in document.ranks for each in (info.whole, *info.steps)]
         if any(each.window_ns is not None and None in (getattr(each, name) for name in _ALWAYS) for each in windows):
             raise InputError("is damaged, or was edited: a window lacks a figure that every window has")
+        head = document.headline
+        if {*head.ranks} - {info.rank for info in document.ranks} or (head.window is not None and not head.ranks):
+            raise InputError("is damaged, or was edited: its headline is not of its ranks")
         return
     if isinstance(document, History):
-        if any({each.name for each in METRICS} - set(run.values) for run in document.runs):
+        if any({each.name for each in METRICS} - {*OF_JOB_STEPS} - set(run.values) for run in document.runs):
             raise InputError("is damaged, or was edited: a run lacks a metric that every run has")
         return
     comparison = document.comparison if isinstance(document, Gate) else document

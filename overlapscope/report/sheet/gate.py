@@ -5,8 +5,8 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from overlapscope.analysis.attribution import EXPOSED, Attribution, Part
-from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.attribution import EXPOSED, REST, Attribution, Part
+from overlapscope.analysis.compare import Comparison, headline_attributions
 from overlapscope.analysis.findings import Finding, titles
 from overlapscope.analysis.wording import first_and_count, short
 from overlapscope.gate.calibrate import DEFAULT_SHARE
@@ -24,7 +24,7 @@ from overlapscope.report.formatting import (
     with_unit,
 )
 from overlapscope.report.model import Sheet, Table
-from overlapscope.report.text.compare import METRIC_LABELS, part_names
+from overlapscope.report.text.compare import LONGEST_WINDOW, METRIC_LABELS, SHARES_NOTE, by_longest_window, part_names
 from overlapscope.report.verdicts import GATE
 
 MAX_INFORMING = 4
@@ -203,6 +203,8 @@ def _other_findings(gate: Gate) -> list[Finding]:
 
 def _notes(gate: Gate) -> list[str]:
     _, found = titles(_other_findings(gate))
+    if by_longest_window(gate.comparison):
+        found = [LONGEST_WINDOW, *found]
     more = len(found) - MAX_NOTES
     return found[:MAX_NOTES] + ([f"{count(more, 'more finding')}: overlapscope compare"] if more > 0 else [])
 
@@ -211,11 +213,13 @@ def grown(
     comparison: Comparison, within: Literal["step_time", "exposed_by_collective", "exposed_by_cause"]
 ) -> list[Part]:
     """Return the parts of a total that grew most, with names as people read them."""
-    if comparison.attribution is None:
+    found = headline_attributions(comparison)
+    if found is None:
         return []
-    whole: Attribution = getattr(comparison.attribution, within)
+    whole: Attribution = getattr(found, within)
     names = part_names(whole, comparison.collectives)
-    parts = [replace(part, name=name) for name, part in zip(names, whole.parts, strict=True) if part.difference_ns > 0]
+    parts = [replace(part, name=name) for name, part in zip(names, whole.parts, strict=True)
+             if part.difference_ns > 0 and part.name != REST]  # fmt: skip
     most = max((each.difference_ns for each in parts), default=0)
     return [each for each in parts if each.difference_ns >= LEAST_SHARE * most][:MAX_GROWN]
 
@@ -227,7 +231,7 @@ def grown_table(comparison: Comparison) -> Table:
     if any(each.name == EXPOSED for each in activities) or not activities:
         rows += [("by collective", *_cells(each)) for each in grown(comparison, "exposed_by_collective")]
         rows += [("by cause", *_cells(each)) for each in grown(comparison, "exposed_by_cause")]
-    note = "Means over ranks and steps; the parts that grew most."
+    note = f"The parts that grew most. {SHARES_NOTE}" if comparison.window == "step" else "The parts that grew most."
     head = ("what grew, ms", "", "base", "candidate", "difference")
     return Table(head=head, rows=tuple(rows), left=2, note=note)
 

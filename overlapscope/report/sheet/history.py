@@ -9,7 +9,7 @@ from overlapscope.analysis.wording import first_and_count, short
 from overlapscope.report.formatting import amount, change, count, ms, signed_percent
 from overlapscope.report.model import Chart, Series, Sheet, Table
 from overlapscope.report.text import predictions as predictions_text
-from overlapscope.report.text.compare import METRIC_LABELS
+from overlapscope.report.text.compare import LONGEST_WINDOW, METRIC_LABELS
 
 STEP_TIME, EXPOSED, WORST, OVERLAP = "step_time_ns", "exposed_comm_ns", "exposed_comm_worst_ns", "overlap_efficiency"
 MAX_ROWS: Final = 200
@@ -24,6 +24,8 @@ def sheet_of_history(found: History) -> Sheet:
     """Return the sheet of a history: first against last run, the largest growth, then one row per run."""
     shown = list(enumerate(found.runs))[-MAX_ROWS:]
     note = "Medians over complete steps; means over ranks." if found.window == "step" else "Whole recordings."
+    if found.window == "step" and found.steps_by == "longest_window":
+        note += f" {LONGEST_WINDOW}"
     if len(shown) < len(found.runs):
         note += f" {count(len(found.runs) - len(shown), 'earlier run')} not shown."
     head = ("run", "steps", "step time ms", "exposed ms", "change", "worst rank ms", "overlap")

@@ -37,7 +37,12 @@ def sheet_of_scaling(found: Scaling) -> Sheet:
         title=f"{percent(last.efficiency)} {found.mode} scaling efficiency "
         f"from {first.world_size} to {last.world_size} ranks",
         lead=tuple(lead),
-        tables=(Table(head=head, rows=rows, note="Means over ranks, complete steps and runs."), *_losses(found)),
+        tables=(
+            Table(
+                head=head, rows=rows, note="Means over ranks, complete steps and runs; a step is the rank's own window."
+            ),
+            *_losses(found),
+        ),
         warnings=tuple(found.warnings),
         notes=(),
     )

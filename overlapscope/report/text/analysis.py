@@ -1,17 +1,20 @@
 """Render an analysis as text: exposed milliseconds first, then causes, ranks, collectives and findings, then advice."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from statistics import fmean
 from textwrap import fill
 from typing import Final
 
-from overlapscope.analysis.breakdown import Breakdown, mean
-from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.attribution import divided
+from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.analysis.cause_table import cause_label
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.critical_path import CriticalPath
 from overlapscope.analysis.exposed import PLACES, UNKNOWN, ExposedBy
+from overlapscope.analysis.headline import Headline
 from overlapscope.analysis.result import Analysis, RankInfo, StepBreakdown
 from overlapscope.report.formatting import aligned, bandwidth, count, ms, one_row, percent, size
-from overlapscope.report.rank_columns import COLUMNS
+from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_figures
 from overlapscope.report.text import advice as advice_text
 from overlapscope.report.text import cross_rank
 from overlapscope.report.text import throughput as throughput_text
@@ -41,6 +44,8 @@ _PATH_WORDS: Final = {
 }
 MOST_RANKS = 4
 WORTH_SHOWING = 0.001
+LACKS = 0.02
+"""Least share of a step outside the ranks' own windows that the first sentences name."""
 MOST_NAMES = 3
 LONGEST_NAME = 48
 
@@ -54,7 +59,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     parts = [headline(analysis), sentence(analysis), rates]
     parts.append(_table(analysis, all_rows=all_rows))
     parts.append(_causes(analysis))
-    parts.append(exposed_by_text(analysis.exposed_by))
+    parts.append(exposed_by_text(analysis.exposed_by, analysis.headline.exposed_comm_ns or 0))
     parts.append(cross_rank.lines(analysis, all_rows=all_rows))
     if any(rank.whole.window_ns for rank in analysis.ranks):
         parts.append(critical_path_text(analysis.critical_path))
@@ -82,40 +87,62 @@ def headline(analysis: Analysis) -> str:
     return ", ".join([who, count(steps, "step") if steps else "no step marks", *known])
 
 
-def windows(analysis: Analysis) -> tuple[str, dict[int, list[Breakdown]]]:
-    """Return "step" and the complete steps by rank; where no rank has any, "recording" and whole recordings."""
-    by_rank: dict[int, list[Breakdown]] = {}
-    for rank in analysis.ranks:
-        by_rank[rank.rank] = [step for step in rank.steps if step.complete and step.window_ns]
-    if any(by_rank.values()):
-        return "step", by_rank
-    return "recording", {rank.rank: [rank.whole] for rank in analysis.ranks if rank.whole.window_ns}
-
-
 def sentence(analysis: Analysis) -> str:
-    """Return the main figures in sentences: means over ranks and steps (else whole recordings), and the worst rank."""
-    what, by_rank = windows(analysis)
-    means = {rank: mean(chosen) for rank, chosen in by_rank.items() if chosen}
-    if not means:
+    """Return the main figures in sentences, those of the headline; then what they are of, and the worst rank."""
+    head = analysis.headline
+    if head.window is None:
         return "No times were recorded: exposed communication cannot be measured from these sources."
-    overall = mean([each for chosen in by_rank.values() for each in chosen])
-    if not overall.comm_ns:
-        return f"No communication was recorded in a {ms(overall.window_ns)} ms {what}."
-    sentence = (
-        f"{ms(overall.exposed_comm_ns)} ms of a {ms(overall.window_ns)} ms {what} is exposed communication "
-        f"({percent(overall.exposed_fraction)}); {ms(overall.overlapped_ns)} ms more is overlapped with compute."
-    )
-    if len(means) > 1:
-        worst = max(means, key=lambda rank: means[rank].exposed_comm_ns or 0)
-        least = min(means, key=lambda rank: means[rank].exposed_comm_ns or 0)
-        over = f"{count(sum(map(len, by_rank.values())), what)} of {len(means)} ranks"
-        most, fewest = (ms(means[rank].exposed_comm_ns) for rank in (worst, least))
-        equal = f"\nMean over {over}; the same on every rank."
-        different = (
-            f"\nMean over {over}; most exposed on rank {worst} ({most} ms), least on rank {least} ({fewest} ms)."
-        )
-        sentence += equal if most == fewest else different
-    return sentence
+    lines = [
+        f"{ms(head.exposed_comm_ns)} ms of a {ms(head.step_ns)} ms {head.window} is exposed communication "
+        f"({percent(head.exposed_fraction)}); {ms(head.overlapped_ns)} ms more is overlapped with compute."
+        if head.exposed_comm_ns is not None
+        else f"No communication was recorded in a {ms(head.step_ns)} ms {head.window}."
+    ]
+    over = headline_basis(head)
+    if head.exposed_comm_ns is not None and len(head.ranks) > 1:
+        lines.append(f"{over}; {_most_exposed(analysis)}.")
+    elif over:
+        lines.append(f"{over}.")
+    return "\n".join([*lines, *_rarely(head), *_lacking(head)])
+
+
+def headline_basis(head: Headline) -> str:
+    """Return what the main figures are of, as "Medians of 6 steps, means over 2 ranks"; empty for one window."""
+    over = [f"medians of {count(head.steps, 'step')}"] if head.steps > 1 else []
+    over += [f"means over {len(head.ranks)} ranks"] if len(head.ranks) > 1 else []
+    return ", ".join(over).capitalize()
+
+
+def _most_exposed(analysis: Analysis) -> str:
+    """Return which of the headline's ranks have the most and the least exposed time."""
+    exposed = {info.rank: rank_figures(info)["exposed_comm_ns"] or 0 for info in analysis.ranks
+               if info.rank in set(analysis.headline.ranks)}  # fmt: skip
+    worst, least = max(exposed, key=lambda rank: exposed[rank]), min(exposed, key=lambda rank: exposed[rank])
+    most, fewest = ms(exposed[worst]), ms(exposed[least])
+    if most == fewest:
+        return "the same on every rank"
+    return f"most exposed on rank {worst} ({most} ms), least on rank {least} ({fewest} ms)"
+
+
+def _rarely(head: Headline) -> Iterator[str]:
+    """Yield how much is exposed on average where most steps communicate nothing, as those of gradient accumulation."""
+    communicate = sum(each.exposed_comm_ns + each.overlapped_ns > 0 for each in head.job_steps)
+    if communicate and head.comm_ns == 0:
+        mean_ns = fmean(each.exposed_comm_ns for each in head.job_steps)
+        yield f"{communicate} of {head.steps} steps communicate: on average {ms(mean_ns)} ms of a step is exposed."
+
+
+def _lacking(head: Headline) -> Iterator[str]:
+    """Yield what a step of the job is longer by than the ranks' own windows, where it is much."""
+    if head.steps_by == "longest_window":
+        what = "step" if head.window == "step" else "recording"
+        yield f"The ranks' clocks cannot be aligned: the {what} is the longest window of any rank."
+        return
+    parts = [(head.start_of_recording_ns or 0, "before its first recorded span"),
+             (head.outside_ns or 0, "elsewhere")]  # fmt: skip
+    if sum(ns for ns, _ in parts) >= LACKS * (head.step_ns or 0):
+        named = " and ".join(f"{ms(ns)} ms {words}" for ns, words in parts if ns)
+        yield f"Of the {head.window} a rank's own window lacks {named}."
 
 
 def _cells(label: str, figures: Breakdown) -> list[str]:
@@ -135,13 +162,15 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
             if len(shown) < len(rank.steps):
                 notes.append(f"{len(rank.steps) - len(shown)} more steps: --all")
         elif rank.steps:
-            rows.append(_mean_row(rank))
+            rows.append(_median_row(rank))
         if all_rows or len(rank.steps) != 1 or len(timed) == 1:
             rows.append(_cells(f"rank {rank.rank} whole", rank.whole))
     if len(timed) > MAX_RANKS and not all_rows:
         notes.append(f"{len(timed) - MAX_RANKS} more ranks with less exposed time: --all")
     if any(not step.complete for rank in analysis.ranks for step in rank.steps):
         notes.append("* recorded in part")
+    if len(timed) > 1 and not all_rows and any(len(rank.steps) > 1 for rank in timed):
+        notes.append("Medians of each column: they need not add up to the window, which is the rank's own.")
     head = ["ms", *(each.label for each in COLUMNS)]
     return "\n".join([*aligned([head, *rows]), *notes])
 
@@ -156,28 +185,24 @@ def _step_label(rank: RankInfo, step: StepBreakdown) -> str:
     return f"rank {rank.rank} step {step.step}{'' if step.complete else '*'}"
 
 
-def _mean_row(rank: RankInfo) -> list[str]:
-    steps = [step for step in rank.steps if step.complete and step.window_ns is not None]
-    steps = steps or [step for step in rank.steps if step.window_ns is not None]
-    mark = "" if all(step.complete for step in steps) else "*"
-    label = f"rank {rank.rank} mean of {count(len(steps), 'step')}{mark}"
-    return _cells(label, mean(steps))
+def _median_row(rank: RankInfo) -> list[str]:
+    complete = complete_steps(rank)
+    steps = complete or [step for step in rank.steps if step.window_ns is not None]
+    mark = "" if complete else "*"
+    label = f"rank {rank.rank} median of {count(len(steps), 'step')}{mark}"
+    return [label, *(each.cell_of(steps) for each in COLUMNS)]
 
 
 def _causes(analysis: Analysis) -> str:
-    """Return the table of causes of exposed time: means over the windows of `sentence`, the largest first."""
-    what, by_rank = windows(analysis)
-    all_windows = [each for chosen in by_rank.values() for each in chosen]
-    exposed = sum(each.exposed_comm_ns or 0 for each in all_windows)
-    sums = {cause: sum(each.causes.get(cause, 0) for each in all_windows) for cause in CAUSES}
-    if not exposed or sums["unknown"] == exposed:
+    """Return the table of causes of the headline's exposed time, the largest first."""
+    head = analysis.headline
+    if not head.causes or {*head.causes} == {"unknown"}:
         return ""
     rows = [
-        [CAUSES[cause].label, ms(sums[cause] / len(all_windows)), percent(sums[cause] / exposed)]
-        for cause in sorted(sums, key=lambda cause: -sums[cause])
-        if sums[cause]
+        [cause_label(cause), ms(ns), percent(ns / (head.exposed_comm_ns or 1))]
+        for cause, ns in sorted(head.causes.items(), key=lambda item: -item[1])
     ]
-    return "\n".join(aligned([["why exposed", f"ms a {what}", "share"], *rows]))
+    return "\n".join(aligned([["why exposed", f"ms a {head.window}", "share"], *rows]))
 
 
 def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
@@ -234,11 +259,11 @@ def _short(words: str) -> str:
     return words if len(words) <= MAX_PLACE else f"{words[: MAX_PLACE // 2 - 2]}...{words[-MAX_PLACE // 2 + 1 :]}"
 
 
-def exposed_by_text(exposed: ExposedBy) -> str:
-    """Return exposed time by dimension, phase and module, one line each; a line with nothing known is left out."""
+def exposed_by_text(exposed: ExposedBy, exposed_ns: int) -> str:
+    """Return `exposed_ns` by dimension, phase and module, one line each; a line with nothing known is left out."""
     lines = []
     for kind in PLACES:
-        sums: dict[str, int] = getattr(exposed, kind)
+        sums = divided(exposed_ns, getattr(exposed, kind))
         if not set(sums) - {UNKNOWN}:
             continue
         shown = [f"{_short(name)} {ns / 1e6:,.3f} ms" for name, ns in list(sums.items())[:MAX_NAMES]]
@@ -248,7 +273,7 @@ def exposed_by_text(exposed: ExposedBy) -> str:
 
 
 def critical_path_text(found: CriticalPath) -> str:
-    """Return the critical path of the median step in three lines; the reason where there is no path."""
+    """Return the critical path of a step of median length in three lines; the reason where there is no path."""
     path = next((each for each in found.steps if each.step == found.median_step), None)
     if path is None or not path.length_ns:
         return f"No critical path: {found.reason}." if found.reason else ""
@@ -256,7 +281,7 @@ def critical_path_text(found: CriticalPath) -> str:
     def share(ns: int) -> str:
         return f"{ns / path.length_ns * 100:.1f} %"
 
-    what = "the recording" if path.step is None else f"step {path.step} (median step)"
+    what = "the recording" if path.step is None else f"step {path.step} (a typical step)"
     within = "" if found.scope == "ranks" else f", within rank {path.rank}: its waits for other ranks are not recorded"
     shown = {part: ns for part, ns in path.parts.items() if ns >= WORTH_SHOWING * path.length_ns}
     parts = sorted(shown.items(), key=lambda item: -item[1])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from overlapscope.analysis.attribution import Attribution
 from overlapscope.analysis.cause_table import cause_label
 from overlapscope.analysis.collective_changes import CollectiveChange
-from overlapscope.analysis.compare import ComparedRun, Comparison
+from overlapscope.analysis.compare import ComparedRun, Comparison, headline_attributions
 from overlapscope.analysis.findings import titles
 from overlapscope.analysis.kernel_changes import KernelChange
 from overlapscope.analysis.metrics import Estimate, Metric
@@ -32,7 +32,7 @@ MAX_RUNS = 3
 METRIC_LABELS = {
     "exposed_comm_ns": "exposed",
     "exposed_comm_worst_ns": "exposed, worst rank",
-    "step_time_ns": "step time, slowest rank",
+    "step_time_ns": "step time",
     "exposed_wait_ns": "wait time, exposed",
     "hidden_wait_ns": "wait time, overlapped",
     "overlapped_ns": "overlapped",
@@ -47,8 +47,11 @@ METRIC_LABELS = {
     "copy_only_ns": "memcpy only",
     "comm_comp_ratio": "communication / compute",
     "overlap_potential": "overlap potential",
+    "outside_ns": "outside the rank's own step",
+    "start_of_recording_ns": "start of recording",
 }
 """The label of every metric, in the order of the table."""
+SHARES_NOTE = "Medians; exposed time is divided by the shares of causes and collectives in all steps together."
 SHORT = 11
 """The short table has this many of the first metrics."""
 
@@ -100,7 +103,17 @@ def sentence(comparison: Comparison) -> str:
     step = by_name["step_time_ns"]
     if step.difference is not None:
         words = f"{words}\nStep time {_moved(step)}."
-    return words
+    return f"{words}\n{LONGEST_WINDOW}" if by_longest_window(comparison) else words
+
+
+LONGEST_WINDOW = (
+    "Step time is the longest window of any rank here: a run of version 0.1, or with clocks that cannot be aligned."
+)
+
+
+def by_longest_window(comparison: Comparison) -> bool:
+    """Return whether the step times of a comparison are longest windows of any rank, not steps of the job."""
+    return comparison.window == "step" and comparison.steps_by == "longest_window"
 
 
 def _moved(metric: Metric) -> str:
@@ -115,7 +128,8 @@ def _moved(metric: Metric) -> str:
 
 def _metrics(comparison: Comparison, *, all_rows: bool) -> str:
     by_name = {each.name: each for each in comparison.metrics}
-    chosen = [by_name[name] for name in (list(METRIC_LABELS) if all_rows else list(METRIC_LABELS)[:SHORT])]
+    names = list(METRIC_LABELS)[: None if all_rows else SHORT]
+    chosen = [by_name[name] for name in names if name in by_name]
     known = [each for each in chosen if all_rows or each.base.value or each.candidate.value]
     rows = [*map(metric_cells, known), *rate_rows(comparison)]
     several = len(comparison.base) > 1 or len(comparison.candidate) > 1
@@ -174,7 +188,7 @@ def relative_words(metric: Metric) -> str:
 
 def _attributions(comparison: Comparison, *, all_rows: bool) -> str:
     """Return where the differences come from: by collective, by cause and by activity; parts add up to each total."""
-    found = comparison.attribution
+    found = headline_attributions(comparison)
     if found is None:
         return ""
     wholes = {
@@ -191,8 +205,7 @@ def _attributions(comparison: Comparison, *, all_rows: bool) -> str:
         return ""
     rows = [row for table in shown for row in (*table, ["", "", "", ""])][:-1]
     head = ["where the difference is, ms", "base", "candidate", "difference"]
-    note = "Means over ranks and steps: unlike medians, they add up."
-    return "\n".join([*aligned([head, *rows]), note])
+    return "\n".join([*aligned([head, *rows]), *([SHARES_NOTE] if comparison.window == "step" else [])])
 
 
 def _parts(title: str, whole: Attribution, names: Sequence[str], *, all_rows: bool) -> list[list[str]]:

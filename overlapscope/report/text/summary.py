@@ -5,9 +5,11 @@ from statistics import fmean
 
 import msgspec
 
-from overlapscope.analysis.result import LateRankWait
+from overlapscope.analysis.headline import Headline
+from overlapscope.analysis.result import Analysis
 from overlapscope.display import list_some
 from overlapscope.report.formatting import count, ms, percent
+from overlapscope.report.text.analysis import headline_basis
 
 DISTURBS = 0.01
 """A warning is shown when the whole interval of capture's overhead lies above this share of the step."""
@@ -15,7 +17,7 @@ MAX_FAILURES = 3
 
 
 class CaptureSummary(msgspec.Struct, kw_only=True, frozen=True):
-    """The figures of one rank: means over its complete steps, in nanoseconds; None where nothing was recorded."""
+    """The figures of one rank: medians over its complete steps, in nanoseconds; None where nothing was recorded."""
 
     rank: int
     host: str
@@ -24,6 +26,7 @@ class CaptureSummary(msgspec.Struct, kw_only=True, frozen=True):
     exposed_ns: float | None
     hidden_ns: float | None
     idle_ns: float | None
+    exposed_fraction: float | None = None
     overhead_ns: float | None = None
     overhead_low_ns: float | None = None
     overhead_high_ns: float | None = None
@@ -36,16 +39,16 @@ def render(
     run: str,
     mode: str,
     missing: Sequence[int],
-    waiting: LateRankWait | None = None,
+    together: Analysis | None = None,
 ) -> str:
     """Return the text.
 
-    `missing` lists the ranks whose figures did not arrive in time; `waiting` is the part of exposed time spent waiting
-    for stragglers.
+    `missing` lists the ranks whose figures did not arrive in time; `together` is the analysis of all ranks, None where
+    they were not analyzed: then the figures are means over the ranks' own.
     """
     known = [each for each in ranks if each.step_ns is not None]
     lines = [f"overlapscope: {mode} of {len(ranks)} of {world_size} ranks, {run}"]
-    lines += [*_figures(known, waiting), *_cost(known, mode)]
+    lines += [*_figures(known, together), *_cost(known, mode)]
     if missing:
         lines.append(f"  missing  {count(len(missing), 'rank')}: {list_some(missing, 16)}")
     failures = [f"  ! rank {each.rank}: {failure}" for each in ranks for failure in each.failures]
@@ -57,20 +60,33 @@ def render(
     return "\n".join(lines) + "\n"
 
 
-def _figures(known: Sequence[CaptureSummary], waiting: LateRankWait | None) -> list[str]:
-    """Return the lines with means over ranks."""
+def _figures(known: Sequence[CaptureSummary], together: Analysis | None) -> list[str]:
+    """Return the lines with the headline of all ranks together, else with means over the ranks' own figures."""
     if not known:
         return ["  no complete step was recorded; there may be nothing to analyze"]
-    step, exposed = fmean(each.step_ns or 0 for each in known), fmean(each.exposed_ns or 0 for each in known)
-    overlapped, idle = fmean(each.hidden_ns or 0 for each in known), fmean(each.idle_ns or 0 for each in known)
+    head = together.headline if together else Headline()
+    if head.window == "step":
+        figures: list[float] = [
+            each or 0 for each in (head.step_ns, head.exposed_comm_ns, head.overlapped_ns, head.idle_ns)
+        ]
+        share, basis = head.exposed_fraction, headline_basis(head)
+    else:
+        figures = [
+            fmean(getattr(each, name) or 0 for each in known)
+            for name in ("step_ns", "exposed_ns", "hidden_ns", "idle_ns")
+        ]
+        share = fmean(each.exposed_fraction or 0 for each in known)
+        fewest = count(min(each.steps for each in known), "step")
+        own = f", means over {len(known)} ranks, each by its own steps" if len(known) > 1 else ""
+        basis = f"Medians of {fewest}{own}"
+    step, exposed, overlapped, idle = figures
     worst = max(known, key=lambda each: each.exposed_ns or 0)
-    fewest = count(min(each.steps for each in known), "step")
-    lines = [f"  step     {ms(step):>12} ms   mean over {count(len(known), 'rank')}, {fewest} each"]
+    lines = [f"  step     {ms(step):>12} ms   {basis}".rstrip()]
     if exposed + overlapped:
         lines += [
-            f"  exposed  {ms(exposed):>12} ms   {percent(exposed / step if step else None)} of the step; "
+            f"  exposed  {ms(exposed):>12} ms   {percent(share)} of the step; "
             f"most on rank {worst.rank}: {ms(worst.exposed_ns)} ms",
-            *_waiting(waiting),
+            *_waiting(together),
             f"  overlapped {ms(overlapped):>10} ms",
         ]
     else:
@@ -96,8 +112,11 @@ def _cost(known: Sequence[CaptureSummary], mode: str) -> list[str]:
     return lines
 
 
-def _waiting(waiting: LateRankWait | None) -> list[str]:
-    if waiting is None:
+def _waiting(together: Analysis | None) -> list[str]:
+    """Return the line of exposed time spent waiting for late ranks; none where no collective was matched."""
+    if together is None or not together.skew.matched or together.headline.exposed_wait_ns is None:
         return []
-    straggler = f", mostly for rank {waiting.most_for}" if waiting.most_for is not None else ""
-    return [f"  waiting  {ms(waiting.step_ns):>12} ms   of the exposed time, for stragglers{straggler}"]
+    late = max(together.skew.ranks, key=lambda each: each.blame_ns)
+    straggler = f", mostly for rank {late.rank}" if late.blame_ns else ""
+    waits = ms(together.headline.exposed_wait_ns)
+    return [f"  waiting  {waits:>12} ms   of the exposed time, for stragglers{straggler}"]

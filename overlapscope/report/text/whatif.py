@@ -10,6 +10,7 @@ from overlapscope.whatif.parallelism import NOT_REPLAYED
 from overlapscope.whatif.result import Assumed, Scenario, WhatIf
 
 MAX_LIST = 3
+EXPOSED_NOTE = "Exposed time is that of the replay; `overlapscope analyze` shows the recorded one."
 NOT_ADVISED = frozenset({"zero_stage", "channels"})
 """Settings that are predicted only on request and never suggested."""
 
@@ -62,7 +63,8 @@ def _table(answer: WhatIf) -> str:
         for each in answer.scenarios
     ]
     remarks = ["", *(_remark(each, answer) for each in answer.scenarios)]
-    return "\n".join(_beside(aligned([head, *rows]), remarks))
+    lines = _beside(aligned([head, *rows]), remarks)
+    return "\n".join([*lines, *([EXPOSED_NOTE] if answer.baseline.measured_step_ns is not None else [])])
 
 
 def _remark(scenario: Scenario, answer: WhatIf) -> str:

@@ -135,6 +135,7 @@ def load_run(path: Path) -> Run:
         sources=tuple(sources),
         fingerprint=manifest.fingerprint,
         facts=facts,
+        version=manifest.version,
     )
 
 

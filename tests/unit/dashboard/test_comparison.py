@@ -5,7 +5,8 @@ from pathlib import Path
 
 from hypothesis import given
 
-from overlapscope.analysis.compare import compare
+from overlapscope.analysis.attribution import REST
+from overlapscope.analysis.compare import compare, headline_attributions
 from overlapscope.analysis.measured_run import measure_run
 from overlapscope.gate.policy import Policy
 from overlapscope.gate.verdict import judge
@@ -46,8 +47,14 @@ def test_every_waterfall_goes_from_the_base_to_the_candidate(base: Job, candidat
             at += each.candidate_ns - each.base_ns
             assert each.to_ns == at
         assert at == drawn.candidate_ns
+    found = headline_attributions(comparison)
+    over = next((part for part in found.step_time.parts if part.name == REST), None) if found else None
     for bar in view.bars(comparison):
-        assert sum(each.ns for each in bar.segments) == bar.whole_ns
+        more = -min(0, getattr(over, f"{bar.side}_ns")) if over else 0
+        assert sum(each.ns for each in bar.segments) == bar.whole_ns + more <= bar.drawn_ns
+        metric = next(each for each in comparison.metrics if each.name == "exposed_comm_ns")
+        exposed = sum(each.ns for each in bar.segments if each.name.startswith("exposed"))
+        assert exposed == (getattr(metric, bar.side).value or 0)
 
 
 def test_a_run_against_itself_has_not_changed(site: Site) -> None:

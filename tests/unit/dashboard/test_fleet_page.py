@@ -25,7 +25,7 @@ def test_the_page_shows_what_compare_fleet_prints(folder: Path) -> None:
     page = router.show(site, "/fleet", {})
     said = words(page.content)
     assert (page.status, page.title) == (200, "Fleet")
-    assert "The worst run is regressed: 28.093 ms of a step of 140.332 ms is exposed communication" in said
+    assert "The worst run is regressed: 28.093 ms of a step of 140.533 ms is exposed communication" in said
     assert "; of the time of all its steps and ranks it is 20.7 %." in said
     measured = read_fleet(folder, runs_below(folder), keep=False)
     for _, cells in view(fleet(measured.runs)).runs:

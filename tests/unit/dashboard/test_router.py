@@ -48,7 +48,7 @@ def test_an_overview_says_what_analyze_says(site: Site) -> None:
     shown = router.show(site, run_address(ids(site)["baseline"]), {})
     said = words(shown.content)
     assert shown.title == "Overview · baseline"
-    assert "7.452 ms of a 124.210 ms step is exposed communication (6.0 %)" in said
+    assert "6.960 ms of a 124.179 ms step is exposed communication (5.5 %)" in said
     assert shown.status == 200
 
 
@@ -95,7 +95,7 @@ def test_a_broken_run_says_why_and_the_others_still_open(site: Site) -> None:
     broken = router.show(site, run_address(ids(site)["regressed"]), {})
     assert "run.json: damaged" in words(broken.content)
     assert str(root) not in words(broken.content)
-    assert "124.210 ms" in words(router.show(site, run_address(ids(site)["baseline"]), {}).content)
+    assert "124.179 ms" in words(router.show(site, run_address(ids(site)["baseline"]), {}).content)
 
 
 def test_a_run_that_grows_is_read_again(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_run_that_grows_is_read_again(tmp_path: Path) -> None:
     after = router.show(site, path, {})
     assert after.revision != before.revision
     assert not after.growing
-    assert "12 steps of 2 ranks" in words(after.content)
+    assert "means over 2 ranks" in words(after.content)
 
 
 def test_a_run_is_read_once_while_its_files_stay_as_they_are(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ def test_one_run_a_folder_of_traces_and_single_traces_are_one_run_each(tmp_path:
     for roots in ([traces], sorted(traces.iterdir())):
         site = Site(roots)
         (place,) = site.find_runs().runs
-        assert "124.210 ms" in words(router.show(site, run_address(place.id), {}).content)
+        assert "124.175 ms" in words(router.show(site, run_address(place.id), {}).content)
 
 
 def test_a_folder_without_runs_says_how_to_make_one(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_a_name_begins_no_line_of_its_own() -> None:
 
 def test_a_rank_of_one_step_has_one_row() -> None:
     lines = text.render(analyze(overlapscope.load(shared_file("kineto/megatron_tp8")).run)).splitlines()
-    assert sum(line.startswith("rank 0 mean") for line in lines) == 1
+    assert sum(line.startswith("rank 0 median of 1 step") for line in lines) == 1
     assert not any(line.startswith("rank 0 whole") for line in lines)
 
 

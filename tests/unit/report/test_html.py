@@ -9,7 +9,7 @@ import subprocess
 from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import pytest
@@ -189,18 +189,16 @@ def test_the_charts_hold_the_figures_of_the_run(pages: dict[str, tuple[Document,
     tables = chart_tables(text)
     rows = {row[0]: [float(cell) for cell in row[1:]] for row in tables["Where a step goes, by rank"]}
     for rank, steps in by_rank.items():
-        means = [fmean(each[name] for each in steps) / 1e6 for name in PARTS]
-        assert rows[f"rank {rank}"] == pytest.approx(means, abs=0.00051)
-        assert sum(rows[f"rank {rank}"]) == pytest.approx(fmean(e["window_ns"] for e in steps) / 1e6, abs=0.004)
+        medians = [median(each[name] for each in steps) / 1e6 for name in PARTS]
+        assert rows[f"rank {rank}"] == pytest.approx(medians, abs=0.00051)
     causes = {row[0]: float(row[1]) for row in tables["Why communication is exposed"]}
-    exposed = fmean(each["exposed_comm_ns"] for steps in by_rank.values() for each in steps) / 1e6
-    assert sum(causes.values()) == pytest.approx(exposed, abs=0.006)
+    of_steps = zip(*([each["exposed_comm_ns"] for each in steps] for steps in by_rank.values()), strict=True)
+    assert sum(causes.values()) == pytest.approx(median(map(fmean, of_steps)) / 1e6, abs=0.006)
     lines = {row[0]: [float(cell) for cell in row[1:]] for row in tables["Step by step"]}
     number = by_rank[0][0]["step"]
     each = [next(s for s in steps if s["step"] == number) for steps in by_rank.values()]
-    assert lines[f"step {number}"] == pytest.approx(
-        [max(s["window_ns"] for s in each) / 1e6, fmean(s["exposed_comm_ns"] for s in each) / 1e6], abs=0.00051
-    )
+    assert lines[f"step {number}"][1] == pytest.approx(fmean(s["exposed_comm_ns"] for s in each) / 1e6, abs=0.00051)
+    assert lines[f"step {number}"][0] >= max(s["window_ns"] for s in each) / 1e6
 
 
 def _json_of(document: Document) -> Any:
@@ -223,11 +221,10 @@ def test_the_charts_hold_the_figures_of_the_comparison(pages: dict[str, tuple[Do
     rows = chart_tables(text)["Figures of a step, side by side"]
     values = {row[0]: row[1:] for row in rows}
     step = next(each for each in raw["metrics"] if each["name"] == "step_time_ns")
-    assert values["step time, slowest rank"] == [f"{step[side]['value'] / 1e6:.3f}" for side in ("base", "candidate")]
+    assert values["step time"] == [f"{step[side]['value'] / 1e6:.3f}" for side in ("base", "candidate")]
     shares = chart_tables(text)["What the step consists of"]
-    whole = raw["attribution"]["step_time"]
-    for at, side in ((1, "base_ns"), (2, "candidate_ns")):
-        assert sum(float(row[at]) for row in shares) == pytest.approx(whole[side] / 1e6, abs=0.003)
+    for at, side in ((1, "base"), (2, "candidate")):
+        assert sum(float(row[at]) for row in shares) == pytest.approx(step[side]["value"] / 1e6, abs=0.003)
 
 
 def test_bars_are_as_long_as_their_figures_and_stand_behind_each_other() -> None:
@@ -269,6 +266,8 @@ def test_long_runs_and_many_ranks_stay_bounded(pages: dict[str, tuple[Document, 
     step = next(each for each in first["steps"] if each["complete"])
     first["steps"] = [{**step, "step": at} for at in range(20_000)]
     raw["ranks"] = [first, *({**raw["ranks"][1], "rank": at} for at in range(1, 1024))]
+    of_job = [{**raw["headline"]["job_steps"][0], "step": at} for at in range(20_000)]
+    raw["headline"] |= {"steps": 20_000, "ranks": list(range(1024)), "job_steps": of_job}
     large = decoded(json.dumps(raw).encode())
     text = html.render(large)
     assert len(text.encode()) < 1_500_000

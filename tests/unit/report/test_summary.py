@@ -5,7 +5,14 @@ from overlapscope.report.text.summary import CaptureSummary, render
 
 def rank(exposed_ns: float, hidden_ns: float) -> CaptureSummary:
     return CaptureSummary(
-        rank=0, host="here", steps=4, step_ns=10e6, exposed_ns=exposed_ns, hidden_ns=hidden_ns, idle_ns=0.0
+        rank=0,
+        host="here",
+        steps=4,
+        step_ns=10e6,
+        exposed_ns=exposed_ns,
+        hidden_ns=hidden_ns,
+        idle_ns=0.0,
+        exposed_fraction=exposed_ns / 10e6,
     )
 
 

@@ -264,7 +264,7 @@ def test_the_text_shows_the_median_step() -> None:
     path = next(each for each in found.steps if each.step == found.median_step)
     assert path.length_ns == lengths[(len(lengths) - 1) // 2]
     text = shown.critical_path_text(found)
-    assert f"step {path.step} (median step): {path.length_ns / 1e6:,.3f} ms" in text
+    assert f"step {path.step} (a typical step): {path.length_ns / 1e6:,.3f} ms" in text
     assert text.count("\n") == 2
 
 
