@@ -1,0 +1,238 @@
+"""The event-time dependency graph: nodes are points in time, work lies on edges.
+
+A call of the host has a node for its begin and one for its end, a device span one for its start and one for its end, and
+a collective matched across ranks one for the arrival of its last member. In a replay,
+
+    value(node) = max over its edges of (value(predecessor) + lag) + own(node)
+
+and with the recorded lags and own times every value is the recorded time.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Columns, Flags, Ints, Small, concat, make, size, take
+
+HOST_STRETCH, HAND_OVER, CALL, ALLOCATE, LAUNCH, OWN_CALL, ON_LANE, EVENT, OCCUPANCY, SYNC, POLL = range(11)
+RUN_COMPUTE, RUN_COMM, RUN_COPY, ARRIVE, TRANSFER = range(11, 16)
+EDGE_KINDS: Final = (
+    "host", "hand", "call", "alloc", "launch", "owncall", "lane", "event", "occupancy", "sync", "poll",
+    "compute", "comm", "copy", "arrive", "transfer",
+)  # fmt: skip
+"""`host`: between two calls of a thread. `hand`: from the call of one thread to the next, of another. `call`: inside a
+call. `alloc`: inside a call that allocates or frees. `launch`: from a call to the span that it launched. `owncall`: the
+same for a copy that its own call carries out. `lane`: between spans of a stream. `event`: from the end of a span on
+another stream. `occupancy`: from the start of a span in whose last wave this one began. `sync`: from a span to the end of
+the call that waited for it. `poll`: from a span to the call after a wait without synchronisation. `compute`, `comm`,
+`copy`: a span itself. `arrive`, `transfer`: from a member of a collective to the last arrival, and on to its end."""
+HOST_EDGES: Final = (HOST_STRETCH, HAND_OVER, CALL, ALLOCATE)
+RUN_KIND: Final = {COMPUTE: RUN_COMPUTE, COMM: RUN_COMM, COPY: RUN_COPY}
+
+RECORDED, ORDER, INFERRED = range(3)
+KNOWN: Final = ("recorded", "order", "inferred")
+"""How an edge is known: stated by the recording; by the order of calls on a thread or spans on a stream; from times."""
+
+(NO_GAP, BEGINS, NOT_LAUNCHED, FIRST_OF_LANE, IN_GRAPH, OCCUPIED, UNEXPLAINED) = range(7)
+GAPS: Final = ("none", "begins", "not_launched", "first_of_lane", "in_graph", "occupied", "unexplained")
+"""Why a node has time of its own. `none`: at most `OWN_NS`, jitter. `begins`: without predecessors. `not_launched`: no
+record of its launch. `first_of_lane`: what its stream did before is not recorded. `in_graph`: inside or after a replayed
+graph. `occupied`: other streams were busy, the holder is not known. `unexplained`: no rule names what it waited for."""
+OPAQUE: Final = (NOT_LAUNCHED, FIRST_OF_LANE, IN_GRAPH, OCCUPIED)
+"""Gaps that every replay keeps: the recording cannot hold their cause."""
+
+OWN_NS: Final = 20_000
+"""Own time up to this is jitter; so are differences between two predecessors up to this (ties)."""
+
+
+class Nodes(Columns, frozen=True, kw_only=True):
+    """Points in time, on the aligned clock of the run."""
+
+    time_ns: Ints
+    own_ns: Ints
+    """Time from the last predecessor's value, plus lag, to the node."""
+    gap: Annotated[Small, GAPS]
+
+
+class Edges(Columns, frozen=True, kw_only=True):
+    """Dependencies: `node` is not earlier than `lag_ns` after `before`."""
+
+    before: Ints
+    node: Ints
+    kind: Annotated[Small, EDGE_KINDS]
+    known: Annotated[Small, KNOWN]
+    lag_ns: Ints
+
+
+class RankPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What the nodes of one rank stand for: call begins, call ends, span starts, span ends, in this order from `first`."""
+
+    rank: int
+    recording: int
+    offset_ns: int
+    """Subtracted from the rank's own times to give those of the nodes."""
+    first: int
+    call_row: Ints
+    """Row of each call in `HostSpans`, by thread and begin."""
+    call_lane: Ints
+    blocks: Flags
+    awaited: Ints
+    """For each call the span (position in `span_row`) that it waited for; -1 for none."""
+    span_row: Ints
+    """Row of each span in `Spans`, by start."""
+    span_lane: Ints
+    span_kind: Small
+    launched_by: Ints
+    """For each span the call that launched it; -1 without a record."""
+    collective: Ints
+    """Row of each span in `Collectives`; NONE for all but communication."""
+    early_launches: int = 0
+    """Spans that begin before the call that launched them: the clock of the device is shifted."""
+
+    @property
+    def calls(self) -> int:
+        """Number of host calls."""
+        return self.call_row.size
+
+    @property
+    def spans(self) -> int:
+        """Number of device spans."""
+        return self.span_row.size
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return 2 * (self.calls + self.spans)
+
+    def begins(self) -> slice:
+        """Return the nodes of the calls' begins."""
+        return slice(self.first, self.first + self.calls)
+
+    def returns(self) -> slice:
+        """Return the nodes of the calls' ends."""
+        return slice(self.first + self.calls, self.first + 2 * self.calls)
+
+    def starts(self) -> slice:
+        """Return the nodes of the spans' starts."""
+        at = self.first + 2 * self.calls
+        return slice(at, at + self.spans)
+
+    def ends(self) -> slice:
+        """Return the nodes of the spans' ends."""
+        at = self.first + 2 * self.calls + self.spans
+        return slice(at, at + self.spans)
+
+
+class Graph(msgspec.Struct, frozen=True, kw_only=True):
+    """The dependency graph of one rank, or of ranks joined at their collectives."""
+
+    nodes: Nodes
+    edges: Edges
+    """Sorted by the position of their node in `order`, so that one forward scan replays them."""
+    order: Ints
+    """All nodes; each comes after its predecessors."""
+    ranks: tuple[RankPart, ...]
+    joined: int = 0
+    """Number of collectives that join the ranks."""
+    late_edges: int = 0
+    """Edges left out because they would close a circle."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return size(self.nodes)
+
+    def part_of(self, node: int) -> RankPart | None:
+        """Return the rank that a node belongs to; None for the arrival of a collective."""
+        for part in self.ranks:
+            if part.first <= node < part.first + part.nodes:
+                return part
+        return None
+
+
+def edges_of(
+    before: Ints, node: Ints, kind: int | Small, known: int | Small, lag_ns: Ints | int
+) -> Edges:
+    """Return a table of edges; `kind`, `known` and `lag_ns` may be one value for all."""
+    return make(Edges, before.size, before=before, node=node, kind=kind, known=known, lag_ns=lag_ns)
+
+
+def assemble(time_ns: Ints, gap: Small, edges: Sequence[Edges], ranks: tuple[RankPart, ...], joined: int = 0) -> Graph:
+    """Return the graph of these nodes and edges: ordered, lags cut at the recorded time, own times filled in."""
+    every = concat(edges)
+    lag = np.minimum(every.lag_ns, time_ns[every.node] - time_ns[every.before])
+    every = msgspec.structs.replace(every, lag_ns=lag)
+    order, kept = scan_order(time_ns, every)
+    late = size(every) - int(np.count_nonzero(kept))
+    if late:
+        every = take(every, kept)
+    place = np.empty(time_ns.size, np.int64)
+    place[order] = np.arange(order.size)
+    every = take(every, np.argsort(place[every.node], kind="stable"))
+    arrived = np.full(time_ns.size, np.iinfo(np.int64).min, np.int64)
+    np.maximum.at(arrived, every.node, time_ns[every.before] + every.lag_ns)
+    has_edge = np.zeros(time_ns.size, np.bool_)
+    has_edge[every.node] = True
+    own = np.where(has_edge, time_ns - arrived, 0)
+    gap = np.where(~has_edge, BEGINS, np.where(own <= OWN_NS, NO_GAP, np.where(gap == NO_GAP, UNEXPLAINED, gap)))
+    nodes = make(Nodes, time_ns.size, time_ns=time_ns, own_ns=own, gap=gap)
+    return Graph(nodes=nodes, edges=every, order=order, ranks=ranks, joined=joined, late_edges=late)
+
+
+MOST_ROUNDS: Final = 1_000
+"""Longest chain of nodes at one moment; a longer one is a circle."""
+
+
+def scan_order(time_ns: Ints, edges: Edges) -> tuple[Ints, Flags]:
+    """Return the nodes so that each follows its predecessors, and which edges hold.
+
+    Nodes are sorted by time. A predecessor recorded after its node (clocks that differ by microseconds, streams whose
+    spans overlap) takes the node's time; nodes of one moment are sorted by how many edges lead to them. Edges inferred
+    from times that would close a circle are left out.
+    """
+    before, node = edges.before, edges.node
+    kept = np.ones(before.size, np.bool_)
+    for _ in range(3):
+        at = time_ns.copy()
+        circular = not _settled(at, before[kept], node[kept])
+        depth = np.zeros(at.size, np.int64)
+        if not circular:
+            level = kept & (at[before] == at[node])
+            circular = not _deepened(depth, before[level], node[level])
+        if not circular:
+            break
+        late = kept & (time_ns[before] > time_ns[node]) if _late(time_ns, edges, kept) else _at_one_time(time_ns, edges)
+        kept &= ~late
+    return np.lexsort((depth, at)), kept
+
+
+def _late(time_ns: Ints, edges: Edges, kept: Flags) -> bool:
+    return bool((kept & (time_ns[edges.before] > time_ns[edges.node])).any())
+
+
+def _at_one_time(time_ns: Ints, edges: Edges) -> Flags:
+    """Return the inferred edges between nodes of one moment."""
+    together: Flags = (time_ns[edges.before] == time_ns[edges.node]) & (edges.known == INFERRED)
+    return together
+
+
+def _settled(at: Ints, before: Ints, node: Ints) -> bool:
+    """Lower the time of predecessors, in place, to that of their nodes; return False if that does not end."""
+    for _ in range(MOST_ROUNDS):
+        late = np.flatnonzero(at[before] > at[node])
+        if not late.size:
+            return True
+        np.minimum.at(at, before[late], at[node[late]])
+    return False
+
+
+def _deepened(depth: Ints, before: Ints, node: Ints) -> bool:
+    """Raise the depth of nodes, in place, above that of their predecessors; return False if that does not end."""
+    for _ in range(MOST_ROUNDS):
+        low = np.flatnonzero(depth[before] >= depth[node])
+        if not low.size:
+            return True
+        np.maximum.at(depth, node[low], depth[before[low]] + 1)
+    return False
