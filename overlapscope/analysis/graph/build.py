@@ -1,29 +1,51 @@
-"""Build the dependency graph of one rank."""
+"""Build the dependency graph of one rank, and join ranks at their collectives."""
 
+from collections.abc import Sequence
+
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
+from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.graph.device_waits import device_waits
 from overlapscope.analysis.graph.host_calls import host_calls, program_order
 from overlapscope.analysis.graph.host_waits import host_waits, polled_spans
 from overlapscope.analysis.graph.model import (
+    ARRIVE,
     INFERRED,
     NO_GAP,
     POLL,
     RECORDED,
     RUN_KIND,
     SYNC,
+    TRANSFER,
+    Edges,
     Graph,
     RankPart,
     assemble,
     edges_of,
 )
-from overlapscope.timeline.columns import take
-from overlapscope.timeline.rows import sort_order
-from overlapscope.timeline.run import RankTimeline
+from overlapscope.timeline.columns import NONE, Ints, Small, concat, take
+from overlapscope.timeline.rows import largest_by, sort_order
+from overlapscope.timeline.run import RankTimeline, Run
+
+
+class _Ungrouped(msgspec.Struct, frozen=True, kw_only=True):
+    """The nodes and edges of one rank, before they are ordered; node numbers begin at 0, times are the rank's own."""
+
+    time_ns: Ints
+    gap: Small
+    edges: list[Edges]
+    part: RankPart
 
 
 def rank_graph(timeline: RankTimeline, recording: int = 0) -> Graph:
-    """Return the graph of one recording of a rank."""
+    """Return the graph of one recording of a rank; its times are the rank's own."""
+    own = _of_rank(timeline, recording)
+    return assemble(own.time_ns, own.gap, own.edges, (own.part,))
+
+
+def _of_rank(timeline: RankTimeline, recording: int) -> _Ungrouped:
     rows = np.flatnonzero(timeline.spans.recording == recording)
     rows = rows[sort_order(timeline.spans.start_ns[rows], timeline.spans.end_ns[rows])]
     spans = take(timeline.spans, rows)
@@ -56,8 +78,90 @@ def rank_graph(timeline: RankTimeline, recording: int = 0) -> Graph:
     gap = np.full(time.size, NO_GAP, np.int8)
     gap[first_start : first_start + num_spans] = waits.gap
     part = RankPart(
-        rank=timeline.rank, recording=recording, offset_ns=0, first=0, call_row=calls.row, call_lane=calls.lane,
+        rank=timeline.rank, recording=recording, first=0, call_row=calls.row, call_lane=calls.lane,
         blocks=calls.blocks, awaited=awaited, span_row=rows, span_lane=spans.lane, span_kind=spans.kind,
+        span_end_ns=spans.end_ns,
         launched_by=calls.launched_by, collective=spans.collective, early_launches=waits.early_launches,
     )  # fmt: skip
-    return assemble(time, gap, edges, (part,))
+    return _Ungrouped(time_ns=time, gap=gap, edges=edges, part=part)
+
+
+def run_graph(run: Run, cross_rank: CrossRank, recording: int = 0) -> Graph:
+    """Return the graph of all recorded ranks, joined at their matched collectives, on the aligned clock.
+
+    Every member of a matched collective ends its transfer time after the last member arrived; one node a call stands
+    for that arrival. Of an exchange of different sizes, each member ends so long after the arrival as recorded.
+    """
+    if len(run.ranks) == 1:
+        return rank_graph(next(iter(run.ranks.values())), recording)
+    times, gaps, edges, parts = [], [], [], []
+    first, clocks = 0, cross_rank.clocks
+    for rank, timeline in run.ranks.items():
+        own = _of_rank(timeline, recording)
+        times.append(np.rint(clocks.aligned(rank, own.time_ns)).astype(np.int64) + clocks.reference_ns)
+        gaps.append(own.gap)
+        edges += [replace(each, before=each.before + first, node=each.node + first) for each in own.edges]
+        parts.append(replace(own.part, first=first))
+        first += own.part.nodes
+    time = np.concatenate(times)
+    members = _members(parts, cross_rank)
+    calls, number = np.unique(members.call, return_inverse=True)
+    arrived = largest_by(number, time[members.start], calls.size, NONE)
+    lag = np.where(members.transfer_ns == NONE, time[members.end] - arrived[number], members.transfer_ns)
+    node = first + number
+    every = concat(edges)
+    of_member = np.zeros(first, np.bool_)
+    of_member[members.end] = True
+    alone = ~(of_member[every.node] & np.isin(every.kind, list(RUN_KIND.values())))
+    return assemble(
+        np.concatenate([time, arrived]),
+        np.concatenate([*gaps, np.full(calls.size, NO_GAP, np.int8)]),
+        [
+            take(every, alone),
+            edges_of(members.start, node, ARRIVE, RECORDED, 0),
+            edges_of(node, members.end, TRANSFER, RECORDED, lag),
+        ],
+        tuple(parts),
+    )
+
+
+class _Members(msgspec.Struct, frozen=True, kw_only=True):
+    """Members of joined collectives: number of the call, nodes of start and end, and the call's transfer time."""
+
+    call: Ints
+    start: Ints
+    end: Ints
+    transfer_ns: Ints
+    """NONE for an exchange of different sizes."""
+
+
+def _members(parts: Sequence[RankPart], cross_rank: CrossRank) -> _Members:
+    spans = {part.rank: _spans_of_calls(part) for part in parts}
+    found: list[tuple[Ints, Ints, Ints, Ints]] = []
+    begun = 0
+    for split in (*cross_rank.splits, *cross_rank.uneven):
+        block = split.block
+        number = np.arange(begun, begun + block.calls)
+        begun += block.calls
+        transfer = split.transfer_ns if block.even else np.full(block.calls, NONE)
+        for rank, rows in zip(block.ranks, block.rows, strict=True):
+            starts, ends = spans[rank]
+            there = np.flatnonzero(starts[np.minimum(rows, starts.size - 1)] >= 0) if starts.size else rows[:0]
+            found.append((number[there], starts[rows[there]], ends[rows[there]], transfer[there]))
+    if not found:
+        nothing = np.empty(0, np.int64)
+        return _Members(call=nothing, start=nothing, end=nothing, transfer_ns=nothing)
+    call, start, end, lag = (np.concatenate(each) for each in zip(*found, strict=True))
+    return _Members(call=call, start=start, end=end, transfer_ns=lag)
+
+
+def _spans_of_calls(part: RankPart) -> tuple[Ints, Ints]:
+    """Return for each row of `Collectives` the nodes of its first start and of its last end; -1 for rows without spans."""
+    with_call = np.flatnonzero(part.collective != NONE)
+    rows = part.collective[with_call]
+    size = int(rows.max()) + 1 if rows.size else 0
+    starts, ends = np.full(size + 1, -1, np.int64), np.full(size + 1, -1, np.int64)
+    starts[rows[::-1]] = (part.starts().start + with_call)[::-1]  # spans are by start: the first assigned last stays
+    order = np.argsort(part.span_end_ns[with_call], kind="stable")
+    ends[rows[order]] = (part.ends().start + with_call)[order]
+    return starts, ends

@@ -46,6 +46,9 @@ OPAQUE: Final = (NOT_LAUNCHED, FIRST_OF_LANE, IN_GRAPH, OCCUPIED)
 OWN_NS: Final = 20_000
 """Own time up to this is jitter; so are differences between two predecessors up to this (ties)."""
 
+ENDS_APART_NS: Final = 50_000
+"""The members of a collective end together within this: the error of aligned clocks."""
+
 
 class Nodes(Columns, frozen=True, kw_only=True):
     """Points in time, on the aligned clock of the run."""
@@ -71,8 +74,6 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     recording: int
-    offset_ns: int
-    """Subtracted from the rank's own times to give those of the nodes."""
     first: int
     call_row: Ints
     """Row of each call in `HostSpans`, by thread and begin."""
@@ -84,6 +85,8 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     """Row of each span in `Spans`, by start."""
     span_lane: Ints
     span_kind: Small
+    span_end_ns: Ints
+    """On the rank's own clock."""
     launched_by: Ints
     """For each span the call that launched it; -1 without a record."""
     collective: Ints
@@ -134,8 +137,6 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
     order: Ints
     """All nodes; each comes after its predecessors."""
     ranks: tuple[RankPart, ...]
-    joined: int = 0
-    """Number of collectives that join the ranks."""
     late_edges: int = 0
     """Edges left out because they would close a circle."""
 
@@ -143,6 +144,11 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
     def num_nodes(self) -> int:
         """Number of nodes."""
         return size(self.nodes)
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return size(self.edges)
 
     def part_of(self, node: int) -> RankPart | None:
         """Return the rank that a node belongs to; None for the arrival of a collective."""
@@ -159,8 +165,11 @@ def edges_of(
     return make(Edges, before.size, before=before, node=node, kind=kind, known=known, lag_ns=lag_ns)
 
 
-def assemble(time_ns: Ints, gap: Small, edges: Sequence[Edges], ranks: tuple[RankPart, ...], joined: int = 0) -> Graph:
-    """Return the graph of these nodes and edges: ordered, lags cut at the recorded time, own times filled in."""
+def assemble(time_ns: Ints, gap: Small, edges: Sequence[Edges], ranks: tuple[RankPart, ...]) -> Graph:
+    """Return the graph of these nodes and edges: ordered, lags cut at the recorded time, own times filled in.
+
+    `gap` names why a node may have time of its own that is more than jitter.
+    """
     every = concat(edges)
     lag = np.minimum(every.lag_ns, time_ns[every.node] - time_ns[every.before])
     every = msgspec.structs.replace(every, lag_ns=lag)
@@ -176,9 +185,12 @@ def assemble(time_ns: Ints, gap: Small, edges: Sequence[Edges], ranks: tuple[Ran
     has_edge = np.zeros(time_ns.size, np.bool_)
     has_edge[every.node] = True
     own = np.where(has_edge, time_ns - arrived, 0)
-    gap = np.where(~has_edge, BEGINS, np.where(own <= OWN_NS, NO_GAP, np.where(gap == NO_GAP, UNEXPLAINED, gap)))
+    joins = np.zeros(time_ns.size, np.bool_)
+    joins[every.node[every.kind == TRANSFER]] = True
+    jitter = own <= np.where(joins, ENDS_APART_NS, OWN_NS)
+    gap = np.where(~has_edge, BEGINS, np.where(jitter, NO_GAP, np.where(gap == NO_GAP, UNEXPLAINED, gap)))
     nodes = make(Nodes, time_ns.size, time_ns=time_ns, own_ns=own, gap=gap)
-    return Graph(nodes=nodes, edges=every, order=order, ranks=ranks, joined=joined, late_edges=late)
+    return Graph(nodes=nodes, edges=every, order=order, ranks=ranks, late_edges=late)
 
 
 MOST_ROUNDS: Final = 1_000
@@ -189,33 +201,25 @@ def scan_order(time_ns: Ints, edges: Edges) -> tuple[Ints, Flags]:
     """Return the nodes so that each follows its predecessors, and which edges hold.
 
     Nodes are sorted by time. A predecessor recorded after its node (clocks that differ by microseconds, streams whose
-    spans overlap) takes the node's time; nodes of one moment are sorted by how many edges lead to them. Edges inferred
-    from times that would close a circle are left out.
+    spans overlap) takes the node's time; nodes of one moment are sorted by the longest chain of edges to them. Edges
+    that close a circle are left out: inferred ones that lead backwards in time, then all that do.
     """
-    before, node = edges.before, edges.node
-    kept = np.ones(before.size, np.bool_)
-    for _ in range(3):
-        at = time_ns.copy()
-        circular = not _settled(at, before[kept], node[kept])
-        depth = np.zeros(at.size, np.int64)
-        if not circular:
-            level = kept & (at[before] == at[node])
-            circular = not _deepened(depth, before[level], node[level])
-        if not circular:
-            break
-        late = kept & (time_ns[before] > time_ns[node]) if _late(time_ns, edges, kept) else _at_one_time(time_ns, edges)
-        kept &= ~late
-    return np.lexsort((depth, at)), kept
+    ahead = time_ns[edges.node] - time_ns[edges.before]
+    kept = np.ones(ahead.size, np.bool_)
+    for doubtful in (kept & False, (ahead < 0) & (edges.known == INFERRED), ahead < 0, (ahead == 0) & (edges.known == INFERRED)):
+        kept &= ~doubtful
+        order = _sorted(time_ns, edges.before[kept], edges.node[kept])
+        if order is not None:
+            return order, kept
+    raise AssertionError("spans and calls of no length follow each other in a circle")
 
 
-def _late(time_ns: Ints, edges: Edges, kept: Flags) -> bool:
-    return bool((kept & (time_ns[edges.before] > time_ns[edges.node])).any())
-
-
-def _at_one_time(time_ns: Ints, edges: Edges) -> Flags:
-    """Return the inferred edges between nodes of one moment."""
-    together: Flags = (time_ns[edges.before] == time_ns[edges.node]) & (edges.known == INFERRED)
-    return together
+def _sorted(time_ns: Ints, before: Ints, node: Ints) -> Ints | None:
+    at, depth = time_ns.copy(), np.zeros(time_ns.size, np.int64)
+    if not _settled(at, before, node):
+        return None
+    level = at[before] == at[node]
+    return np.lexsort((depth, at)) if _deepened(depth, before[level], node[level]) else None
 
 
 def _settled(at: Ints, before: Ints, node: Ints) -> bool:
