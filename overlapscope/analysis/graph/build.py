@@ -54,7 +54,7 @@ def _of_rank(timeline: RankTimeline, recording: int) -> _Ungrouped:
     calls = host_calls(timeline, spans, host)
     awaited, depends = host_waits(spans, calls, host, syncs)
     polled = polled_spans(spans, calls, timeline.names)
-    waits = device_waits(spans, calls)
+    waits = device_waits(spans, calls, host, syncs)
     num_calls, num_spans = calls.row.size, rows.size
     first_start = 2 * num_calls
     at = np.arange(num_spans)
@@ -78,8 +78,8 @@ def _of_rank(timeline: RankTimeline, recording: int) -> _Ungrouped:
     gap = np.full(time.size, NO_GAP, np.int8)
     gap[first_start : first_start + num_spans] = waits.gap
     part = RankPart(
-        rank=timeline.rank, recording=recording, first=0, call_row=calls.row, call_lane=calls.lane,
-        blocks=calls.blocks, awaited=awaited, span_row=rows, span_lane=spans.lane, span_kind=spans.kind,
+        rank=timeline.rank, recording=recording, first=0, call_row=calls.row, call_lane=calls.lane, call_process=calls.process,
+                blocks=calls.blocks, awaited=awaited, span_row=rows, span_lane=spans.lane, span_kind=spans.kind,
         span_end_ns=spans.end_ns,
         launched_by=calls.launched_by, collective=spans.collective, early_launches=waits.early_launches,
     )  # fmt: skip
@@ -110,14 +110,16 @@ def run_graph(run: Run, cross_rank: CrossRank, recording: int = 0) -> Graph:
     lag = np.where(members.transfer_ns == NONE, time[members.end] - arrived[number], members.transfer_ns)
     node = first + number
     every = concat(edges)
-    of_member = np.zeros(first, np.bool_)
-    of_member[members.end] = True
-    alone = ~(of_member[every.node] & np.isin(every.kind, list(RUN_KIND.values())))
+    # On its own a member takes the transfer time, not the wait that its duration contains.
+    alone = np.full(first, NONE, np.int64)
+    alone[members.end] = np.where(members.transfer_ns == NONE, 0, members.transfer_ns)
+    runs = np.isin(every.kind, list(RUN_KIND.values())) & (alone[every.node] != NONE)
+    every = replace(every, lag_ns=np.where(runs, np.minimum(alone[every.node], every.lag_ns), every.lag_ns))
     return assemble(
         np.concatenate([time, arrived]),
         np.concatenate([*gaps, np.full(calls.size, NO_GAP, np.int8)]),
         [
-            take(every, alone),
+            every,
             edges_of(members.start, node, ARRIVE, RECORDED, 0),
             edges_of(node, members.end, TRANSFER, RECORDED, lag),
         ],

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.graph.host_calls import HostCalls
+from overlapscope.analysis.graph.host_waits import begins_by_correlation
 from overlapscope.analysis.graph.model import (
     EVENT,
     FIRST_OF_LANE,
@@ -24,7 +25,7 @@ from overlapscope.analysis.graph.model import (
     Edges,
     edges_of,
 )
-from overlapscope.timeline.columns import COMM, NONE, Flags, Ints, Small, Spans
+from overlapscope.timeline.columns import COMM, NONE, STREAM_WAIT_EVENT, Flags, HostSpans, Ints, Small, Spans, Syncs
 from overlapscope.timeline.intervals import BusyTime, union
 from overlapscope.timeline.rows import sort_order
 
@@ -56,8 +57,11 @@ class DeviceWaits(msgspec.Struct, frozen=True, kw_only=True):
     early_launches: int
 
 
-def device_waits(spans: Spans, calls: HostCalls) -> DeviceWaits:
+def device_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs) -> DeviceWaits:
     """Return what the spans of one recording (by start) waited for.
+
+    Where the recording states which events streams waited for, others are inferred only for starts that these do not
+    explain.
 
     Nodes are numbered as in a graph of these calls and spans: call begins, call ends, span starts, span ends.
     """
@@ -83,6 +87,7 @@ def device_waits(spans: Spans, calls: HostCalls) -> DeviceWaits:
     overlaps = follows & (end[prev] - start > OVERLAPS_NS)
     lane_lag = _lane_lag(start, end, arrived, before)
     free = np.where(follows, np.where(overlaps, start[prev], np.minimum(end[prev] + lane_lag, start)), LONG_AGO)
+    recorded = _recorded_events(spans, begin, host, syncs)
     edges.append(
         edges_of(
             first_start + np.where(overlaps, prev, prev + count)[follows], first_start + at[follows], ON_LANE, ORDER,
@@ -91,7 +96,8 @@ def device_waits(spans: Spans, calls: HostCalls) -> DeviceWaits:
     )  # fmt: skip
 
     best = np.maximum(arrived, free)
-    other, best = _with_events(spans, begin, best, edges, first_start)
+    best = _with_recorded_events(spans, begin, best, edges, first_start, recorded)
+    best = _with_events(spans, begin, best, edges, first_start, guess=not recorded[0].size)
     waits = start - best > OWN_NS
     carried = waits & launched & (returned - begin > LONG_CALL_NS) & (start < returned)
     edges.append(edges_of(by[carried], first_start + at[carried], OWN_CALL, INFERRED, (start - begin)[carried]))
@@ -134,20 +140,74 @@ def _lane_lag(start: Ints, end: Ints, arrived: Ints, before: Ints) -> int:
     return min(int(np.quantile((start - end[prev])[waited], BACK_TO_BACK, method="lower")), LANE_TAKES_NS)
 
 
-def _with_events(spans: Spans, launch: Ints, best: Ints, edges: list[Edges], first_start: int) -> tuple[Ints, Ints]:
-    """Add inferred events; return the span that each waited for (-1), and the latest of all that it waited for.
+def _recorded_events(spans: Spans, launch: Ints, host: HostSpans, syncs: Syncs) -> tuple[Ints, Ints]:
+    """Return (awaited span, waiting span) for each recorded wait of a stream for an event.
 
-    Where launch and stream explain the start, an event before communication is a dependency that did not bind.
+    The first span launched on the stream after the wait follows the last one that was launched on the other stream
+    before the event was recorded.
+    """
+    rows = np.flatnonzero((syncs.kind == STREAM_WAIT_EVENT) & (syncs.lane != NONE) & (syncs.awaited_lane != NONE))
+    nothing = np.empty(0, np.int64)
+    found = [(nothing, nothing)]
+    if rows.size:
+        begun = begins_by_correlation(host)
+        wait = np.array([begun.get(each, NONE) for each in syncs.correlation[rows].tolist()], np.int64)
+        event = np.array([begun.get(each, NONE) for each in syncs.awaited_correlation[rows].tolist()], np.int64)
+        rows, wait, event = (each[(wait != NONE) & (event != NONE)] for each in (rows, wait, event))
+        on_lane = {lane: _by_launch(spans, launch, lane) for lane in np.unique(spans.lane).tolist()}
+        for pair in np.unique(np.stack([syncs.awaited_lane[rows], syncs.lane[rows]], axis=1), axis=0).tolist():
+            if pair[0] not in on_lane or pair[1] not in on_lane:
+                continue
+            mine = (syncs.awaited_lane[rows] == pair[0]) & (syncs.lane[rows] == pair[1])
+            awaited, waiting = on_lane[pair[0]], on_lane[pair[1]]
+            at = np.searchsorted(launch[awaited], event[mine], side="left") - 1
+            to = np.searchsorted(launch[waiting], wait[mine], side="left")
+            there = (at >= 0) & (to < waiting.size)
+            found.append((awaited[at[there]], waiting[to[there]]))
+    before, span = (np.concatenate(each) for each in zip(*found, strict=True))
+    return before, span
+
+
+def _by_launch(spans: Spans, launch: Ints, lane: int) -> Ints:
+    rows = np.flatnonzero(spans.lane == lane)
+    return rows[np.argsort(launch[rows], kind="stable")]
+
+
+def _with_recorded_events(
+    spans: Spans, launch: Ints, best: Ints, edges: list[Edges], first_start: int, recorded: tuple[Ints, Ints]
+) -> Ints:
+    """Add recorded events; return the latest of all that each span waited for."""
+    before, span = recorded
+    start, end = spans.start_ns, spans.end_ns
+    last = best.copy()
+    np.maximum.at(last, span, np.minimum(end[before], start[span]))
+    # What an event takes to start its stream again is kept where it was the last.
+    taken = start[span] - end[before]
+    bound = (end[before] == last[span]) & (start[span] - last[span] > OWN_NS) & (taken <= EVENT_WITHIN_NS)
+    edges.append(
+        edges_of(first_start + spans.lane.size + before, first_start + span, EVENT, RECORDED, np.where(bound, taken, 0))
+    )
+    last[span[bound]] = start[span[bound]]
+    return last
+
+
+def _with_events(
+    spans: Spans, launch: Ints, best: Ints, edges: list[Edges], first_start: int, *, guess: bool
+) -> Ints:
+    """Add inferred events; return the latest of all that each span waited for.
+
+    With `guess`, an event before communication is a dependency also where launch and stream explain the start: it did
+    not bind.
     """
     start, end, count = spans.start_ns, spans.end_ns, spans.lane.size
     waits = start - best > OWN_NS
-    found = _ended_before(spans, launch, np.flatnonzero(waits | (spans.kind == COMM)))
+    found = _ended_before(spans, launch, np.flatnonzero(waits | ((spans.kind == COMM) & guess)))
     has = np.flatnonzero(found >= 0)
     lag = np.where(waits[has], start[has] - end[found[has]], 0)
     edges.append(edges_of(first_start + count + found[has], first_start + has, EVENT, INFERRED, lag))
     best = best.copy()
     best[has] = np.maximum(best[has], end[found[has]] + lag)
-    return found, best
+    return best
 
 
 def _ended_before(spans: Spans, launch: Ints, asking: Ints) -> Ints:

@@ -47,22 +47,27 @@ class HostWaits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def host_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs) -> tuple[Ints, HostWaits]:
-    """Return for each call the span that it waited for (-1 for none), and all spans that each call depends on.
+    """Return for each call the span that it waited for (-1 for none), and all spans that calls depend on.
 
     What a call waited for is its own span for a copy; else, of the spans launched before the call, the one that ended
     last inside it, however late the call returned: its thread may not have been scheduled. A synchronisation of the
-    device depends on the last span of each stream, also on one that had ended before.
+    device depends on the last span of each stream, and a recorded one on what it names, also where that had ended
+    before.
     """
     launch = np.append(calls.begin_ns, NONE)[calls.launched_by]  # NONE is early: launched before the recording
     awaited = _awaited(spans, calls, launch)
-    stated = _stated(spans, calls, host, syncs, launch)
-    awaited = np.where((stated >= 0) & ~calls.copies, stated, awaited)
+    stated_span, stated_call = _stated(spans, calls, host, syncs, launch)
+    waits = (spans.end_ns[stated_span] > calls.begin_ns[stated_call]) & ~calls.copies[stated_call]
+    awaited[stated_call] = np.where(calls.copies[stated_call], awaited[stated_call], -1)
+    awaited[stated_call[waits]] = stated_span[waits]
     lane_span, lane_call = _last_of_lanes(spans, calls, launch)
-    waiting = np.flatnonzero(awaited >= 0)
-    more = lane_span != awaited[lane_call]
-    span = np.concatenate([awaited[waiting], lane_span[more]])
-    recorded = np.concatenate([stated[waiting] >= 0, np.zeros(int(more.sum()), np.bool_)])
-    return awaited, HostWaits(span=span, call=np.concatenate([waiting, lane_call[more]]), recorded=recorded)
+    binding = np.flatnonzero(awaited >= 0)
+    span = np.concatenate([awaited[binding], stated_span[~waits], lane_span])
+    call = np.concatenate([binding, stated_call[~waits], lane_call])
+    recorded = np.isin(call, stated_call)
+    recorded[-lane_call.size :] &= lane_call.size == 0
+    first = np.sort(np.unique(call * max(spans.lane.size, 1) + span, return_index=True)[1])
+    return awaited, HostWaits(span=span[first], call=call[first], recorded=recorded[first])
 
 
 def _awaited(spans: Spans, calls: HostCalls, launch: Ints) -> Ints:
@@ -111,28 +116,29 @@ def _last_of_lanes(spans: Spans, calls: HostCalls, launch: Ints) -> tuple[Ints, 
     return np.concatenate([span for span, _ in found]), np.concatenate([call for _, call in found])
 
 
-def _stated(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs, launch: Ints) -> Ints:
-    """Return for each call the span that it waited for according to a recorded synchronisation; -1 for none."""
-    found = np.full(calls.row.size, -1, np.int64)
+def _stated(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs, launch: Ints) -> tuple[Ints, Ints]:
+    """Return (span, call) for each recorded synchronisation of a host thread: the last of what it waited for."""
     rows = np.flatnonzero(np.isin(syncs.kind, (EVENT_SYNC, STREAM_SYNC, CONTEXT_SYNC)) & (syncs.correlation != NONE))
-    if not rows.size:
-        return found
-    call_of = {each: at for at, each in enumerate(host.correlation[calls.row].tolist()) if each != NONE}
-    begun = _begins(host)
-    for row in rows.tolist():
-        call = call_of.get(int(syncs.correlation[row]))
-        if call is None:
-            continue
-        lane, event = int(syncs.awaited_lane[row]), int(syncs.awaited_correlation[row])
-        before = min(begun.get(event, int(calls.begin_ns[call])), int(calls.begin_ns[call]))
-        mine = np.flatnonzero((launch < before) & ((spans.lane == lane) if lane != NONE else True))
-        mine = mine[spans.end_ns[mine] <= calls.end_ns[call] + CLOCKS_AGREE_NS]
-        if mine.size:
-            found[call] = mine[spans.end_ns[mine].argmax()]
-    return found
+    found: list[tuple[int, int]] = []
+    if rows.size:
+        call_of = {each: at for at, each in enumerate(host.correlation[calls.row].tolist()) if each != NONE}
+        begun = begins_by_correlation(host)
+        for row in rows.tolist():
+            call = call_of.get(int(syncs.correlation[row]))
+            if call is None:
+                continue
+            begin = int(calls.begin_ns[call])
+            before = min(begun.get(int(syncs.awaited_correlation[row]), begin), begin)
+            lane = int(syncs.awaited_lane[row])
+            mine = np.flatnonzero((launch < before) & ((spans.lane == lane) if lane != NONE else True))
+            mine = mine[spans.end_ns[mine] <= calls.end_ns[call] + CLOCKS_AGREE_NS]
+            if mine.size:
+                found.append((int(mine[spans.end_ns[mine].argmax()]), call))
+    pairs = np.array(found, np.int64).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
 
 
-def _begins(host: HostSpans) -> dict[int, int]:
+def begins_by_correlation(host: HostSpans) -> dict[int, int]:
     """Return when the runtime call of each correlation began."""
     rows = np.flatnonzero((host.kind == RUNTIME) & (host.correlation != NONE))
     return dict(zip(host.correlation[rows].tolist(), host.start_ns[rows].tolist(), strict=True))

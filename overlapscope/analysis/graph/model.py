@@ -78,6 +78,7 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     call_row: Ints
     """Row of each call in `HostSpans`, by thread and begin."""
     call_lane: Ints
+    call_process: Ints
     blocks: Flags
     awaited: Ints
     """For each call the span (position in `span_row`) that it waited for; -1 for none."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from overlapscope.analysis.graph.bounds import Bounds
 from overlapscope.analysis.graph.host_calls import SILENCE_NS
-from overlapscope.analysis.graph.model import HAND_OVER, HOST_STRETCH, OCCUPANCY, RUN_KIND, UNEXPLAINED, Graph, RankPart
+from overlapscope.analysis.graph.model import HOST_EDGES, HOST_STRETCH, OCCUPANCY, RUN_KIND, UNEXPLAINED, Graph, RankPart
 from overlapscope.analysis.graph.replay import replay
 from overlapscope.analysis.graph.walk import Path
 from overlapscope.timeline.columns import Flags, Ints
@@ -107,18 +107,37 @@ def self_test(graph: Graph, path: Path, windows: Sequence[Bounds], swap: Swap | 
 
 
 def hidden_wait_share(graph: Graph, path: Path) -> float:
-    """Return the share of the path's long host stretches that end right after a stream drained in them."""
+    """Return the share of the path's long host stretches that may be waits.
+
+    Those end right after a stream drained in them, or another thread of the process called meanwhile.
+    """
     edges = path.edges
     kind, lag = graph.edges.kind[edges], graph.edges.lag_ns[edges]
-    long = edges[((kind == HOST_STRETCH) | (kind == HAND_OVER)) & (lag >= SILENCE_NS)]
-    begin = graph.nodes.time_ns[graph.edges.node[long]]
-    since, taken = begin - graph.edges.lag_ns[long], graph.edges.lag_ns[long]
+    long = edges[np.isin(kind, HOST_EDGES) & (lag >= SILENCE_NS)]
+    node, taken = graph.edges.node[long], graph.edges.lag_ns[long]
+    begin = graph.nodes.time_ns[node]
+    own_stretch = graph.edges.kind[long] == HOST_STRETCH
     hidden = np.zeros(long.size, np.bool_)
     for part in graph.ranks:
-        mine = (graph.edges.node[long] >= part.first) & (graph.edges.node[long] < part.first + part.nodes)
-        hidden[mine] = _drained(graph, part, since[mine], begin[mine])
+        mine = np.flatnonzero((node >= part.first) & (node < part.first + part.nodes))
+        since = (begin - taken)[mine]
+        others = own_stretch[mine] & _others_returned(graph, part, node[mine] - part.first, since)
+        hidden[mine] = others | _drained(graph, part, since, begin[mine])
     total = int(taken.sum())
     return int(taken[hidden].sum()) / total if total else 0.0
+
+
+def _others_returned(graph: Graph, part: RankPart, call: Ints, since: Ints) -> Flags:
+    """Return for each stretch before a call whether another thread's call returned in it."""
+    begin, end = graph.nodes.time_ns[part.begins()], graph.nodes.time_ns[part.returns()]
+    call = np.minimum(call, max(part.calls - 1, 0))
+    found = np.zeros(call.size, np.bool_)
+    for lane in np.unique(part.call_lane):
+        theirs = np.sort(end[(part.call_lane == lane)])
+        same_process = part.call_process[call] == part.call_process[part.call_lane == lane][0]
+        inside = np.searchsorted(theirs, begin[call], side="right") > np.searchsorted(theirs, since, side="right")
+        found |= inside & same_process & (part.call_lane[call] != lane)
+    return found
 
 
 def _drained(graph: Graph, part: RankPart, since: Ints, begin: Ints) -> Flags:
