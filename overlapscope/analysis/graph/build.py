@@ -65,11 +65,17 @@ def _of_rank(timeline: RankTimeline, recording: int) -> _Ungrouped:
         *program_order(calls, awaited, polled),
         edges_of(first_start + at, first_start + num_spans + at, run, RECORDED, spans.end_ns - spans.start_ns),
         edges_of(
-            first_start + num_spans + depends.span, num_calls + depends.call, SYNC,
-            np.where(depends.recorded, RECORDED, INFERRED).astype(np.int8), woken,
+            first_start + num_spans + depends.span,
+            num_calls + depends.call,
+            SYNC,
+            np.where(depends.recorded, RECORDED, INFERRED).astype(np.int8),
+            woken,
         ),
         edges_of(
-            first_start + num_spans + polled[resumed], resumed, POLL, INFERRED,
+            first_start + num_spans + polled[resumed],
+            resumed,
+            POLL,
+            INFERRED,
             calls.begin_ns[resumed] - spans.end_ns[polled[resumed]],
         ),
         *waits.edges,
@@ -78,10 +84,10 @@ def _of_rank(timeline: RankTimeline, recording: int) -> _Ungrouped:
     gap = np.full(time.size, NO_GAP, np.int8)
     gap[first_start : first_start + num_spans] = waits.gap
     part = RankPart(
-        rank=timeline.rank, recording=recording, first=0, call_row=calls.row, call_lane=calls.lane, call_process=calls.process,
-                blocks=calls.blocks, awaited=awaited, span_row=rows, span_lane=spans.lane, span_kind=spans.kind,
-        span_end_ns=spans.end_ns,
-        launched_by=calls.launched_by, collective=spans.collective, early_launches=waits.early_launches,
+        rank=timeline.rank, recording=recording, first=0, call_row=calls.row, call_lane=calls.lane,
+        call_process=calls.process, blocks=calls.blocks, awaited=awaited, span_row=rows, span_lane=spans.lane,
+        span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=calls.launched_by, collective=spans.collective,
+        early_launches=waits.early_launches,
     )  # fmt: skip
     return _Ungrouped(time_ns=time, gap=gap, edges=edges, part=part)
 
@@ -98,7 +104,9 @@ def run_graph(run: Run, cross_rank: CrossRank, recording: int = 0) -> Graph:
     first, clocks = 0, cross_rank.clocks
     for rank, timeline in run.ranks.items():
         own = _of_rank(timeline, recording)
-        times.append(np.rint(clocks.aligned(rank, own.time_ns)).astype(np.int64) + clocks.reference_ns)
+        # As integers: a double does not hold a nanosecond of our days.
+        drifted = clocks.drift.get(rank, 0.0) * (own.time_ns - clocks.reference_ns)
+        times.append(own.time_ns - np.rint(clocks.offset_ns.get(rank, 0.0) + drifted).astype(np.int64))
         gaps.append(own.gap)
         edges += [replace(each, before=each.before + first, node=each.node + first) for each in own.edges]
         parts.append(replace(own.part, first=first))
@@ -158,7 +166,7 @@ def _members(parts: Sequence[RankPart], cross_rank: CrossRank) -> _Members:
 
 
 def _spans_of_calls(part: RankPart) -> tuple[Ints, Ints]:
-    """Return for each row of `Collectives` the nodes of its first start and of its last end; -1 for rows without spans."""
+    """Return for each row of `Collectives` the nodes of its first start and its last end; -1 without spans."""
     with_call = np.flatnonzero(part.collective != NONE)
     rows = part.collective[with_call]
     size = int(rows.max()) + 1 if rows.size else 0

@@ -31,11 +31,11 @@ from overlapscope.timeline.rows import sort_order
 
 QUICK_LAUNCHES: Final = 0.001
 NO_LAUNCH_BINDS_NS: Final = 50_000
-"""If even the quickest launch took longer, the device lagged behind its host throughout: no launch bound anything ..."""
+"""If even the quickest launch took longer, the device lagged behind its host throughout: no launch bound ..."""
 LAUNCH_TAKES_NS: Final = 6_000
 """... and the latency is assumed."""
 LONG_CALL_NS: Final = 20_000
-"""Of a longer call, a span that begins after it was submitted at the call's end: its thread was not scheduled before."""
+"""A span that begins after a longer call was submitted at its end: the thread had not been scheduled before."""
 BACK_TO_BACK: Final = 0.05
 LANE_TAKES_NS: Final = 1_000
 OVERLAPS_NS: Final = 1_500
@@ -107,9 +107,7 @@ def device_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs) 
     holder = _holder(spans, np.flatnonzero(full))
     held = np.flatnonzero(holder >= 0)
     edges.append(
-        edges_of(
-            first_start + holder[held], first_start + held, OCCUPANCY, INFERRED, start[held] - start[holder[held]]
-        )
+        edges_of(first_start + holder[held], first_start + held, OCCUPANCY, INFERRED, start[held] - start[holder[held]])
     )
     gap = _opaque(calls, by, launched, follows, before, begin, full & (holder < 0))
     return DeviceWaits(edges=edges, gap=gap, early_launches=int(np.count_nonzero(launched & (start < begin))))
@@ -191,9 +189,7 @@ def _with_recorded_events(
     return last
 
 
-def _with_events(
-    spans: Spans, launch: Ints, best: Ints, edges: list[Edges], first_start: int, *, guess: bool
-) -> Ints:
+def _with_events(spans: Spans, launch: Ints, best: Ints, edges: list[Edges], first_start: int, *, guess: bool) -> Ints:
     """Add inferred events; return the latest of all that each span waited for.
 
     With `guess`, an event before communication is a dependency also where launch and stream explain the start: it did

@@ -1,4 +1,4 @@
-"""Assign exactly one cause to every exposed nanosecond of a rank, from that rank alone: what the next compute waited for.
+"""Assign one cause to every exposed nanosecond of a rank, from that rank alone: what the next compute waited for.
 
 Where the next compute waited for something else, taking the communication away would gain nothing.
 """
@@ -17,7 +17,6 @@ from overlapscope.analysis.graph.model import (
     OCCUPANCY,
     ON_LANE,
     OWN_CALL,
-    OWN_NS,
     POLL,
     RUN_COMM,
     RUN_COMPUTE,
@@ -27,8 +26,7 @@ from overlapscope.analysis.graph.model import (
     Graph,
     RankPart,
 )
-from overlapscope.analysis.graph.walk import RULE, binding_edges
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Columns, Ints, Small, concat, make, size, take
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Columns, Ints, Small, concat, make, take
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, parts_inside, union
 from overlapscope.timeline.rows import sort_order, sum_by
 
@@ -57,8 +55,11 @@ class ExposedPieces(Columns, frozen=True, kw_only=True):
     """The compute span that follows (position in the rank's spans); NONE if none does."""
 
 
-def exposed_pieces(graph: Graph, part: RankPart) -> ExposedPieces:
-    """Return the causes of all exposed communication of one rank of a graph."""
+def exposed_pieces(graph: Graph, part: RankPart, binding: Ints) -> ExposedPieces:
+    """Return the causes of all exposed communication of one rank of a graph.
+
+    `binding` holds the edge that bound each node, as paths show it (`shown_binding`).
+    """
     start, end = graph.nodes.time_ns[part.starts()], graph.nodes.time_ns[part.ends()]
     comm, compute = np.flatnonzero(part.span_kind == COMM), np.flatnonzero(part.span_kind == COMPUTE)
     computing = union((start[compute], end[compute]))
@@ -72,7 +73,7 @@ def exposed_pieces(graph: Graph, part: RankPart) -> ExposedPieces:
         some = np.flatnonzero(ends > begun)
         pieces, which = parts_inside(Intervals(begun[some], ends[some]), exposed)
         follows = _next_compute(start, compute, pieces.starts)
-        causes = _by_what_bound(graph, part, follows, pieces.ends)
+        causes = _by_what_bound(graph, binding, part, follows, pieces.ends)
         if cause != NONE:  # what would not have helped the next compute is no delay
             causes = np.where(causes == DEPENDENCY, cause, causes).astype(np.int8)
         found.append(
@@ -153,10 +154,9 @@ def _next_compute(start: Ints, compute: Ints, moments: Ints) -> Ints:
     return np.append(compute, NONE)[np.minimum(at, compute.size)]
 
 
-def _by_what_bound(graph: Graph, part: RankPart, follows: Ints, until: Ints) -> Small:
+def _by_what_bound(graph: Graph, binding: Ints, part: RankPart, follows: Ints, until: Ints) -> Small:
     """Return the cause of each exposed piece: what the compute that follows waited for when the piece ended."""
     nodes, edges = graph.nodes, graph.edges
-    binding = binding_edges(graph, tie_ns=OWN_NS, prefer=RULE)
     cause = np.full(follows.size, UNKNOWN, np.int8)
     cause[follows == NONE] = TAIL
     asking = np.flatnonzero(follows != NONE)

@@ -30,7 +30,7 @@ LAUNCHES_GRAPH: Final = re.compile(r"GraphLaunch")
 ALLOCATION_NS: Final = 10_000
 """A shorter allocation neither waits nor delays."""
 COPY_RETURNS_NS: Final = 60_000
-"""A copy call that returns this soon after its own span ended had waited for it (pageable memory), whatever its name."""
+"""A copy call that returns so soon after its own span ended had waited for it (pageable memory), whatever its name."""
 SILENCE_NS: Final = 200_000
 """A host that called nothing for this long may have waited for something that was not recorded."""
 
@@ -182,7 +182,7 @@ CALL_TAKES_NS: Final = 5_000
 
 
 def hand_overs(calls: HostCalls) -> Ints:
-    """Return for each call after a silence of its thread the call of another thread that ended last before it; else -1."""
+    """Return for each call after a silence of its thread the call of another thread that ended last before; else -1."""
     before, found = calls.previous, np.full(calls.row.size, -1, np.int64)
     last_own = np.where(before >= 0, calls.end_ns[np.maximum(before, 0)], NONE)
     silent = np.where(before >= 0, calls.begin_ns - last_own >= SILENCE_NS, True)

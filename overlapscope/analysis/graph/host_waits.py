@@ -103,7 +103,7 @@ def _runs_on(spans: Spans, calls: HostCalls, launch: Ints) -> Flags:
 
 
 def _last_of_lanes(spans: Spans, calls: HostCalls, launch: Ints) -> tuple[Ints, Ints]:
-    """Return for each synchronisation of the device the last span launched before it on each lane; pairs (span, call)."""
+    """Return for each synchronisation of the device the last span launched before on each lane: (span, call)."""
     waiting = np.flatnonzero(calls.waits_for_all)
     found: list[tuple[Ints, Ints]] = [(np.empty(0, np.int64), np.empty(0, np.int64))]
     for lane in np.unique(spans.lane) if waiting.size else ():

@@ -1,9 +1,8 @@
-"""Assign exactly one cause to every idle nanosecond of a rank: what the span that ended the idle time had waited for."""
+"""Assign one cause to every idle nanosecond of a rank: what the span that ended the idle time had waited for."""
 
 import re
 from typing import Annotated, Final
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -23,7 +22,6 @@ from overlapscope.analysis.graph.model import (
     Graph,
     RankPart,
 )
-from overlapscope.analysis.graph.walk import binding_edges
 from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, Columns, Flags, Ints, Small, concat, make, take
 from overlapscope.timeline.intervals import Intervals, complement, union
 from overlapscope.timeline.names import rows_named
@@ -71,15 +69,18 @@ class IdlePieces(Columns, frozen=True, kw_only=True):
     """The span that ended the idle time (position in the rank's spans)."""
 
 
-def idle_pieces(graph: Graph, part: RankPart, timeline: RankTimeline) -> IdlePieces:
-    """Return the causes of all idle time between the first start and the last end of a rank's spans."""
+def idle_pieces(graph: Graph, part: RankPart, timeline: RankTimeline, binding: Ints) -> IdlePieces:
+    """Return the causes of all idle time between the first start and the last end of a rank's spans.
+
+    `binding` holds the edge that bound each node (`binding_edges`): the one that arrived last, without ties.
+    """
     start, end = graph.nodes.time_ns[part.starts()], graph.nodes.time_ns[part.ends()]
     if not start.size:
         return make(IdlePieces, 0)
     gaps = complement(union((start, end)), int(start.min()), int(end.max()))
     span = np.searchsorted(start, gaps.ends, side="left")  # by start: the first that starts there
     # On one clock positions are by start; aligned clocks that drift keep that order.
-    pieces = _Walk(graph, part, gaps, span).pieces()
+    pieces = _Walk(graph, part, gaps, span, binding).pieces()
     pieces = _marked(pieces, graph, part, timeline)
     return take(pieces, sort_order(pieces.start_ns, pieces.end_ns))
 
@@ -87,9 +88,9 @@ def idle_pieces(graph: Graph, part: RankPart, timeline: RankTimeline) -> IdlePie
 class _Walk:
     """Walks back from the spans that end idle gaps, all gaps at once."""
 
-    def __init__(self, graph: Graph, part: RankPart, gaps: Intervals, span: Ints) -> None:
+    def __init__(self, graph: Graph, part: RankPart, gaps: Intervals, span: Ints, binding: Ints) -> None:
         self.graph, self.part, self.gaps, self.span = graph, part, gaps, span
-        self.binding = binding_edges(graph)
+        self.binding = binding
         self.found: list[IdlePieces] = []
         self.cursor = gaps.ends.copy()
         """Where the part of each gap begins that has a cause; from its end back."""

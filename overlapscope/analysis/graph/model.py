@@ -1,6 +1,6 @@
 """The event-time dependency graph: nodes are points in time, work lies on edges.
 
-A call of the host has a node for its begin and one for its end, a device span one for its start and one for its end, and
+A call of the host has a node for its begin and one for its end, a device span one for its start and one for its end,
 a collective matched across ranks one for the arrival of its last member. In a replay,
 
     value(node) = max over its edges of (value(predecessor) + lag) + own(node)
@@ -25,8 +25,8 @@ EDGE_KINDS: Final = (
 """`host`: between two calls of a thread. `hand`: from the call of one thread to the next, of another. `call`: inside a
 call. `alloc`: inside a call that allocates or frees. `launch`: from a call to the span that it launched. `owncall`: the
 same for a copy that its own call carries out. `lane`: between spans of a stream. `event`: from the end of a span on
-another stream. `occupancy`: from the start of a span in whose last wave this one began. `sync`: from a span to the end of
-the call that waited for it. `poll`: from a span to the call after a wait without synchronisation. `compute`, `comm`,
+another stream. `occupancy`: from the start of a span in whose last wave this one began. `sync`: from a span to the end
+of the call that waited for it. `poll`: from a span to the call after a wait without synchronisation. `compute`, `comm`,
 `copy`: a span itself. `arrive`, `transfer`: from a member of a collective to the last arrival, and on to its end."""
 HOST_EDGES: Final = (HOST_STRETCH, HAND_OVER, CALL, ALLOCATE)
 RUN_KIND: Final = {COMPUTE: RUN_COMPUTE, COMM: RUN_COMM, COPY: RUN_COPY}
@@ -38,7 +38,7 @@ KNOWN: Final = ("recorded", "order", "inferred")
 (NO_GAP, BEGINS, NOT_LAUNCHED, FIRST_OF_LANE, IN_GRAPH, OCCUPIED, UNEXPLAINED) = range(7)
 GAPS: Final = ("none", "begins", "not_launched", "first_of_lane", "in_graph", "occupied", "unexplained")
 """Why a node has time of its own. `none`: at most `OWN_NS`, jitter. `begins`: without predecessors. `not_launched`: no
-record of its launch. `first_of_lane`: what its stream did before is not recorded. `in_graph`: inside or after a replayed
+record of its launch. `first_of_lane`: what its stream did before is not recorded. `in_graph`: in or after a replayed
 graph. `occupied`: other streams were busy, the holder is not known. `unexplained`: no rule names what it waited for."""
 OPAQUE: Final = (NOT_LAUNCHED, FIRST_OF_LANE, IN_GRAPH, OCCUPIED)
 """Gaps that every replay keeps: the recording cannot hold their cause."""
@@ -70,7 +70,8 @@ class Edges(Columns, frozen=True, kw_only=True):
 
 
 class RankPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What the nodes of one rank stand for: call begins, call ends, span starts, span ends, in this order from `first`."""
+    """What the nodes of a rank stand for: call begins, call ends, span starts, span ends, in this order, from `first`
+    on."""
 
     rank: int
     recording: int
@@ -159,9 +160,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
-def edges_of(
-    before: Ints, node: Ints, kind: int | Small, known: int | Small, lag_ns: Ints | int
-) -> Edges:
+def edges_of(before: Ints, node: Ints, kind: int | Small, known: int | Small, lag_ns: Ints | int) -> Edges:
     """Return a table of edges; `kind`, `known` and `lag_ns` may be one value for all."""
     return make(Edges, before.size, before=before, node=node, kind=kind, known=known, lag_ns=lag_ns)
 
@@ -207,7 +206,12 @@ def scan_order(time_ns: Ints, edges: Edges) -> tuple[Ints, Flags]:
     """
     ahead = time_ns[edges.node] - time_ns[edges.before]
     kept = np.ones(ahead.size, np.bool_)
-    for doubtful in (kept & False, (ahead < 0) & (edges.known == INFERRED), ahead < 0, (ahead == 0) & (edges.known == INFERRED)):
+    for doubtful in (
+        kept & False,
+        (ahead < 0) & (edges.known == INFERRED),
+        ahead < 0,
+        (ahead == 0) & (edges.known == INFERRED),
+    ):
         kept &= ~doubtful
         order = _sorted(time_ns, edges.before[kept], edges.node[kept])
         if order is not None:

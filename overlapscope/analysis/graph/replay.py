@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from overlapscope.analysis.graph.model import BEGINS, Graph, UNEXPLAINED
-from overlapscope.timeline.columns import Flags, Ints
+from overlapscope.analysis.graph.model import UNEXPLAINED, Graph
+from overlapscope.timeline.columns import Ints
 
 
 def replay(graph: Graph, lag_ns: Ints | None = None, own_ns: Ints | None = None) -> Ints:
@@ -12,14 +12,24 @@ def replay(graph: Graph, lag_ns: Ints | None = None, own_ns: Ints | None = None)
     Without `own_ns`, own times are kept but those that no rule explains: a graph that lacks an edge then ends early.
     Nodes without predecessors stay at their recorded time.
     """
-    nodes, edges = graph.nodes, graph.edges
+    return replay_part(graph, 0, graph.num_edges, lag_ns, own_ns)
+
+
+def replay_part(graph: Graph, first: int, last: int, lag_ns: Ints | None = None, own_ns: Ints | None = None) -> Ints:
+    """Return the time of each node; only those of the edges [first, last) are replayed, others are as recorded.
+
+    Edges are in the order of the scan, so all that lies before stays as it was.
+    """
+    nodes, part = graph.nodes, slice(first, last)
+    node = graph.edges.node[part]
     own = explained_own(graph) if own_ns is None else own_ns
-    add = (edges.lag_ns if lag_ns is None else lag_ns) + own[edges.node]
-    value = np.where(nodes.gap == BEGINS, nodes.time_ns, np.iinfo(np.int64).min).tolist()
-    for before, node, by in zip(edges.before.tolist(), edges.node.tolist(), add.tolist(), strict=True):
+    add = (graph.edges.lag_ns if lag_ns is None else lag_ns)[part] + own[node]
+    start = nodes.time_ns.copy()
+    start[node] = np.iinfo(np.int64).min
+    value = start.tolist()
+    for before, to, by in zip(graph.edges.before[part].tolist(), node.tolist(), add.tolist(), strict=True):
         then = value[before] + by
-        if then > value[node]:
-            value[node] = then
+        value[to] = max(value[to], then)
     return np.array(value, np.int64)
 
 

@@ -23,7 +23,6 @@ from overlapscope.analysis.graph.model import (
     TRANSFER,
     Graph,
     RankPart,
-    size,
 )
 from overlapscope.analysis.graph.replay import replay
 from overlapscope.timeline.columns import NONE, Flags, Ints
@@ -166,8 +165,9 @@ def own_chain_ends(graph: Graph, change: Change | None = None) -> dict[int, int]
 
 
 def with_host_of(graph: Graph, rank: int, peer: int, change: Change | None = None) -> Change | None:
-    """Return a change in which a rank's host takes the time that a peer's took, stretch by stretch; None where the calls
-    of the two do not align one to one.
+    """Return a change in which a rank's host takes the time that a peer's took, stretch by stretch.
+
+    None where the calls of the two do not align one to one.
 
     Whole peers are taken, not the median of each stretch: pauses are rare and long, and vanish from medians.
     """
@@ -204,7 +204,7 @@ def slack_ns(graph: Graph, ends: Ints) -> Ints:
     latest = start.tolist()
     needed = (edges.lag_ns + nodes.own_ns[edges.node]).tolist()
     before, node = edges.before.tolist(), edges.node.tolist()
-    for at in range(size(edges) - 1, -1, -1):
+    for at in range(graph.num_edges - 1, -1, -1):
         then = latest[node[at]] - needed[at]
         if then <= last and then < latest[before[at]]:
             latest[before[at]] = then

@@ -1,7 +1,7 @@
 """What a graph may answer: four tests of it, all of which its path and its scenarios need.
 
 A replay sees missing edges between spans only: a wait of the host without an edge is part of a host stretch, and the
-replay is exact though the path is wrong. So the path's own waits are tested, too, and one step is predicted from another.
+replay is exact though the path is wrong. So the path's own waits are tested, too, and steps predict each other.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,16 @@ import numpy as np
 
 from overlapscope.analysis.graph.bounds import Bounds
 from overlapscope.analysis.graph.host_calls import SILENCE_NS
-from overlapscope.analysis.graph.model import HOST_EDGES, HOST_STRETCH, OCCUPANCY, RUN_KIND, UNEXPLAINED, Graph, RankPart
-from overlapscope.analysis.graph.replay import replay
+from overlapscope.analysis.graph.model import (
+    HOST_EDGES,
+    HOST_STRETCH,
+    OCCUPANCY,
+    RUN_KIND,
+    UNEXPLAINED,
+    Graph,
+    RankPart,
+)
+from overlapscope.analysis.graph.replay import replay, replay_part
 from overlapscope.analysis.graph.walk import Path
 from overlapscope.timeline.columns import Flags, Ints
 from overlapscope.timeline.run import RankTimeline
@@ -155,7 +163,7 @@ def _drained(graph: Graph, part: RankPart, since: Ints, begin: Ints) -> Flags:
 def swap_test(graph: Graph, timeline: RankTimeline, steps: Sequence[Bounds]) -> Swap | None:
     """Predict each of a rank's alike steps from each other; None with fewer than three.
 
-    Steps are alike if they ran the same kernels in the same order on the same streams. `graph` is that of the rank alone.
+    Steps are alike if they ran the same kernels in the same order on the same streams. `graph` has this rank alone.
     """
     (part,) = graph.ranks
     spans = timeline.spans
@@ -170,18 +178,30 @@ def swap_test(graph: Graph, timeline: RankTimeline, steps: Sequence[Bounds]) -> 
     if len(alike) < ALIKE_STEPS:
         return None
     taken = np.array([each.length_ns(graph.nodes.time_ns) for each in alike])
+    scan = [_scan_of(graph, each) for each in alike]
     errors, unchanged = [], []
     for one, other in list(permutations(range(len(alike)), 2))[:MOST_SWAPS]:
         mine, theirs = members[alike[one].step], members[alike[other].step]
         duration = graph.edges.lag_ns[run].copy()
         duration[mine] = duration[theirs]
-        predicted = alike[one].length_ns(replay(graph, with_durations(graph, part, run, duration)))
+        predicted = alike[one].length_ns(
+            replay_part(graph, *scan[one], with_durations(graph, part, run, duration), graph.nodes.own_ns)
+        )
         errors.append(abs(predicted - taken[other]) / taken[other])
         unchanged.append(abs(taken[one] - taken[other]) / taken[other])
     return Swap(
         pairs=len(errors), median=float(np.median(errors)), worst=float(max(errors)),
         unchanged=float(np.median(unchanged)),
     )  # fmt: skip
+
+
+def _scan_of(graph: Graph, window: Bounds) -> tuple[int, int]:
+    """Return the first edge, and the edge after the last, that lie in a window in the order of a scan."""
+    place = np.empty(graph.num_nodes, np.int64)
+    place[graph.order] = np.arange(graph.num_nodes)
+    at = place[graph.edges.node]
+    first, last = place[window.start].min(), place[window.end].max()
+    return int(np.searchsorted(at, first, "right")), int(np.searchsorted(at, last, "right"))
 
 
 def _by_lane(part: RankPart, spans: Ints) -> Ints:

@@ -43,6 +43,8 @@ _PART: Final = np.array([
 ], np.int8)  # fmt: skip
 """Part of a path that the lag of each kind of edge is; waking after a synchronisation is time of the host."""
 
+_EARLY_BITS: Final = 50
+"""Enough for the nanoseconds of thirteen days."""
 RULE: Final = (SYNC, POLL, HAND_OVER, ON_LANE, LAUNCH, EVENT, OCCUPANCY, OWN_CALL)
 """Which of tied predecessors the path that is shown follows: recorded before inferred, the synchronisation before the
 host, the stream before the launch; then the one that arrived last."""
@@ -66,9 +68,14 @@ class Path(msgspec.Struct, frozen=True, kw_only=True):
         return self.end_ns - self.start_ns
 
 
+def shown_binding(graph: Graph) -> Ints:
+    """Return the edges that bound each node, as paths and chains show them: ties are decided by `RULE`."""
+    return binding_edges(graph, tie_ns=OWN_NS)
+
+
 def critical_path(graph: Graph, end: int, since_ns: int) -> Path:
     """Return the path that ends at the node `end`, back to a moment or to the first node of its chain."""
-    edges = chain(graph, binding_edges(graph, tie_ns=OWN_NS, prefer=RULE), end, since_ns)
+    edges = chain(graph, shown_binding(graph), end, since_ns)
     sums = _path_parts(graph, edges, since_ns).sum(axis=0)
     first = int(graph.edges.before[edges[-1]]) if edges.size else end
     sums[BEFORE_RECORDING] += max(int(graph.nodes.time_ns[first]) - since_ns, 0)
@@ -143,12 +150,12 @@ def binding_edges(graph: Graph, *, tie_ns: int = 0, prefer: Sequence[int] = RULE
     early = arrived - nodes.time_ns[edges.before] - edges.lag_ns
     rank = np.full(len(EDGE_KINDS), len(EDGE_KINDS), np.int64)
     rank[list(prefer)] = np.arange(len(prefer))
-    key = np.where(early <= tie_ns, rank[edges.kind], 2 * len(EDGE_KINDS))
-    # Edges are grouped by node; the last of each group in this order is the one with the smallest key.
-    place = np.cumsum(np.append(0, np.diff(edges.node) != 0))
-    order = np.lexsort((-early, -key, place))
-    last = np.append(np.diff(place[order]) != 0, True)
-    binding[edges.node[order[last]]] = order[last]
+    key = np.where(early <= tie_ns, rank[edges.kind], 2 * len(EDGE_KINDS)) << _EARLY_BITS
+    key += np.minimum(early, (1 << _EARLY_BITS) - 1)
+    opens = np.append(True, np.diff(edges.node) != 0)  # edges are grouped by node
+    least = np.minimum.reduceat(key, np.flatnonzero(opens))
+    binds = np.flatnonzero(key == least[np.cumsum(opens) - 1])
+    binding[edges.node[binds]] = binds
     return binding
 
 

@@ -1,6 +1,6 @@
 """Random programs, simulated in plain Python: the graph of their trace replays them, and predicts changed ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from hypothesis import given, settings
@@ -36,7 +36,9 @@ FIRST = Launch(0, 10 * US)
 work = st.integers(0, 900).map(lambda us: Work(us * US))
 launch = st.builds(Launch, st.integers(0, 2), st.integers(1, 700).map(lambda us: us * US))
 sync = st.one_of(
-    st.just(Sync()), st.integers(0, 2).map(Sync), st.builds(CopyBack, st.integers(0, 2), st.integers(1, 50).map(lambda us: us * US))
+    st.just(Sync()),
+    st.integers(0, 2).map(Sync),
+    st.builds(CopyBack, st.integers(0, 2), st.integers(1, 50).map(lambda us: us * US)),
 )
 
 
@@ -116,7 +118,7 @@ def test_faster_and_slower_hosts_are_predicted(program: Program, percent: int) -
     simulated, changed = simulate({0: merged}), simulate({0: _scaled_work(merged, percent)})
     graph = _graph(simulated)
     edges = graph.edges
-    handed = (edges.kind == HAND_OVER)
+    handed = edges.kind == HAND_OVER
     fixed = np.where(handed, 30_000, 0)
     host = (edges.kind == HOST_STRETCH) | handed
     lag = np.where(host, fixed + (np.maximum(edges.lag_ns - fixed, 0)) * percent // 100, edges.lag_ns)
@@ -152,7 +154,11 @@ def jobs(draw: st.DrawFn) -> tuple[dict[int, list[Operation]], dict[str, int], d
         program: list[Operation] = [FIRST]
         for call in range(calls):
             program += [draw(work), draw(launch.map(lambda each: replace(each, lane=0)))]
-            program += [Record(f"ready {call}", 0), Wait(f"ready {call}", 1), Launch(1, 0, COMM, "nccl", f"call {call}")]
+            program += [
+                Record(f"ready {call}", 0),
+                Wait(f"ready {call}", 1),
+                Launch(1, 0, COMM, "nccl", f"call {call}"),
+            ]
             if waits_after:
                 program += [Record(f"done {call}", 1), Wait(f"done {call}", 0)]
             program += [draw(work), draw(launch.map(lambda each: replace(each, lane=0)))]
@@ -179,5 +185,3 @@ def test_ranks_wait_for_each_other_and_changed_links_are_predicted(
     transfer = (graph.edges.kind == TRANSFER) | (graph.edges.kind == RUN_COMM)
     predicted = _predicted(graph, scaled_edges(graph, transfer, factor))
     assert abs(predicted - changed.length_ns) <= max(map(_resolution, programs.values()))
-
-
