@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.graph.host_calls import SILENCE_NS
+from overlapscope.analysis.graph.host_calls import CALL_TAKES_NS, SILENCE_NS
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
     CALL,
@@ -34,9 +34,9 @@ IDLE_CAUSES: Final = (
 )  # fmt: skip
 """`launch_bound`: the next span was launched late. `blocked_host`: its host sat in a synchronisation, a blocking copy,
 an allocation, a poll, loading data or collecting garbage. `drained`: the host launched again after a call that had
-emptied the device: what removing that call saves. `launch_latency`: from the launch to the start. `device_wait`: an
-event or the span's own stream. `graph_gap`: inside a replayed graph. `start_of_recording`: what came before is not
-recorded. `unknown`: no rule explains it."""
+emptied the device, as long as that call had waited: what removing it saves. `launch_latency`: from the launch to the
+start. `device_wait`: an event or the span's own stream. `graph_gap`: inside a replayed graph. `start_of_recording`: what
+came before is not recorded. `unknown`: no rule explains it."""
 LAUNCH_BOUND, BLOCKED_HOST, DRAINED, LAUNCH_LATENCY, DEVICE_WAIT, GRAPH_GAP, START_OF_RECORDING, UNKNOWN = range(8)
 BLOCKERS: Final = ("none", "call", "poll", "data_loading", "garbage_collection")
 NO_BLOCKER, BY_CALL, BY_POLL, DATA_LOADING, GARBAGE = range(5)
@@ -97,6 +97,8 @@ class _Walk:
         self.emptied = np.full(span.size, NONE, np.int64)
         """For each gap the call that had emptied the device."""
         self.by_poll = np.zeros(span.size, np.bool_)
+        self.waited_ns = np.zeros(span.size, np.int64)
+        """How long that call, or the silence before it, had lasted beyond what a call takes."""
 
     def pieces(self) -> IdlePieces:
         nodes, edges = self.graph.nodes, self.graph.edges
@@ -120,14 +122,24 @@ class _Walk:
         asking = np.flatnonzero(launched | carried)
         self._along_host(asking, before[asking])
         pieces = concat(self.found)
-        gap_of = np.searchsorted(self.gaps.ends, pieces.end_ns, side="left")
-        rest = (pieces.cause == LAUNCH_BOUND) & (self.emptied != NONE)[gap_of]
-        return replace(
-            pieces,
-            cause=np.where(rest, DRAINED, pieces.cause).astype(np.int8),
-            call=np.where(rest, self.emptied[gap_of], pieces.call),
-            blocker=np.where(rest, np.where(self.by_poll[gap_of], BY_POLL, BY_CALL), pieces.blocker).astype(np.int8),
-        )
+        return self._with_drained(take(pieces, sort_order(pieces.start_ns, pieces.end_ns)))
+
+    def _with_drained(self, pieces: IdlePieces) -> IdlePieces:
+        """Charge launch-bound time after a call that had emptied the device to it: at most as much as it had waited."""
+        gap = np.searchsorted(self.gaps.ends, pieces.end_ns, side="left")
+        bound = (pieces.cause == LAUNCH_BOUND) & (self.emptied != NONE)[gap]
+        taken = np.where(bound, pieces.end_ns - pieces.start_ns, 0)
+        before = np.cumsum(taken) - taken
+        first = np.searchsorted(gap, gap, side="left")
+        saved = np.clip(self.waited_ns[gap] - (before - before[first]), 0, taken)
+        cut = pieces.start_ns + saved
+        some, rest = saved > 0, cut < pieces.end_ns
+        drained = replace(
+            take(pieces, some), end_ns=cut[some], cause=np.full(int(some.sum()), DRAINED, np.int8),
+            call=self.emptied[gap[some]],
+            blocker=np.where(self.by_poll[gap[some]], BY_POLL, BY_CALL).astype(np.int8),
+        )  # fmt: skip
+        return concat([drained, replace(take(pieces, rest), start_ns=cut[rest])])
 
     def _along_host(self, gap: Ints, node: Ints) -> None:
         """Follow the host's chain back through each gap, one edge a round, until a wait or the gap's begin."""
@@ -152,8 +164,16 @@ class _Walk:
             emptied = waited & (since >= self.gaps.starts[gap] - DRAINED_WITHIN_NS)
             self.emptied[gap[emptied]] = call[emptied]
             self.by_poll[gap[emptied]] = kind[emptied] == POLL
+            self.waited_ns[gap[emptied]] = self._waited(call, kind == POLL)[emptied]
             on = ~waited & (since > self.gaps.starts[gap] - DRAINED_WITHIN_NS)
             gap, node = gap[on], before[on]
+
+    def _waited(self, call: Ints, polls: Flags) -> Ints:
+        """Return how long a call waited; for a poll, how long its thread had been silent before it."""
+        time, part = self.graph.nodes.time_ns, self.part
+        begin, end = time[part.begins()], time[part.returns()]
+        silent = begin[call] - end[np.maximum(call - 1, 0)]
+        return np.where(polls, silent, np.maximum(end[call] - begin[call] - CALL_TAKES_NS, 0))
 
     def _call_of(self, node: Ints) -> Ints:
         return (node - self.part.first) % max(self.part.calls, 1)
@@ -186,7 +206,11 @@ def _marked(pieces: IdlePieces, graph: Graph, part: RankPart, timeline: RankTime
             continue
         marked = union((host.start_ns[marks] + shift, host.end_ns[marks] + shift))
         pieces = _cut(pieces, np.sort(np.concatenate(marked)))
-        inside = _covered(marked, pieces) & np.isin(pieces.cause, (LAUNCH_BOUND, DRAINED))
+        # Before the first call, too, the recording shows what the host did.
+        of_host = np.isin(pieces.cause, (LAUNCH_BOUND, DRAINED)) | (
+            (pieces.cause == START_OF_RECORDING) & (part.launched_by[pieces.span] >= 0)
+        )
+        inside = _covered(marked, pieces) & of_host
         pieces = replace(
             pieces,
             cause=np.where(inside, BLOCKED_HOST, pieces.cause).astype(np.int8),

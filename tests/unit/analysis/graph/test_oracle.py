@@ -10,11 +10,19 @@ from msgspec.structs import replace
 from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.build import rank_graph, run_graph
-from overlapscope.analysis.graph.model import HAND_OVER, HOST_STRETCH, RUN_COMM, RUN_COMPUTE, TRANSFER, Graph
+from overlapscope.analysis.graph.model import BEGINS, HAND_OVER, HOST_STRETCH, RUN_COMM, RUN_COMPUTE, TRANSFER, Graph
 from overlapscope.analysis.graph.replay import replay
-from overlapscope.analysis.graph.scenarios import Change, outcome, scaled_edges
+from overlapscope.analysis.graph.scenarios import (
+    Change,
+    capped_pauses,
+    earlier_launches,
+    outcome,
+    scaled_edges,
+    slack_ns,
+    with_host_of,
+)
 from overlapscope.analysis.graph.walk import critical_path
-from overlapscope.timeline.columns import COMM
+from overlapscope.timeline.columns import COMM, NONE
 from tests.support.graph_programs import (
     CopyBack,
     Launch,
@@ -185,3 +193,88 @@ def test_ranks_wait_for_each_other_and_changed_links_are_predicted(
     transfer = (graph.edges.kind == TRANSFER) | (graph.edges.kind == RUN_COMM)
     predicted = _predicted(graph, scaled_edges(graph, transfer, factor))
     assert abs(predicted - changed.length_ns) <= max(map(_resolution, programs.values()))
+
+
+pauses = st.one_of(st.integers(0, 300), st.integers(2_000, 9_000)).map(lambda us: Work(us * US))
+paused = st.lists(
+    st.one_of(st.tuples(pauses, launch).map(list), st.tuples(pauses, launch).map(list), sync.map(lambda each: [each])),
+    min_size=1, max_size=20,
+).map(lambda parts: [FIRST, *(op for each in parts for op in each)])  # fmt: skip
+
+
+@settings(deadline=None, max_examples=60)
+@given(paused, st.sampled_from([100, 1_000, 3_000]))
+def test_capped_pauses_are_predicted(program: Program, cap_us: int) -> None:
+    capped = [Work(min(each.ns, cap_us * US)) if isinstance(each, Work) else each for each in program]
+    simulated, changed = simulate({0: program}), simulate({0: capped})
+    graph = _graph(simulated)
+    predicted = _predicted(graph, capped_pauses(graph, cap_us * US))
+    assert abs(predicted - changed.length_ns) <= _resolution(program)
+
+
+@settings(deadline=None, max_examples=60)
+@given(programs, st.integers(200, 900), launch, programs)
+def test_an_earlier_launch_is_predicted(before: Program, wait_us: int, late: Launch, after: Program) -> None:
+    """The kernel's launch and the work before it change places."""
+    kernel = replace(late, lane=2, name="late")
+    at, by = Work(wait_us * US), Launch(0, US)
+    program = [*before, Launch(2, US), by, at, kernel, *after]
+    simulated, changed = simulate({0: program}), simulate({0: [*before, Launch(2, US), by, kernel, at, *after]})
+    graph = _graph(simulated)
+    timeline = simulated.rank
+    rows = np.flatnonzero(timeline.spans.name[graph.ranks[0].span_row] == timeline.names.index("late"))
+    predicted = _predicted(graph, earlier_launches(graph, graph.ranks[0].starts().start + rows, at.ns))
+    assert abs(predicted - changed.length_ns) <= _resolution(program)
+
+
+@st.composite
+def jobs_with_a_straggler(draw: st.DrawFn) -> tuple[dict[int, list[Operation]], dict[str, int]]:
+    """Ranks with the same calls and different pauses; rank 0 is slower."""
+    calls = draw(st.integers(3, 6))
+    job: dict[int, list[Operation]] = {}
+    for rank in range(3):
+        program: list[Operation] = [FIRST]
+        for call in range(calls):
+            extra = draw(st.integers(300, 3_000)) * US if not rank else 0
+            program += [Work(draw(st.integers(50, 400)) * US + extra), Launch(0, 200 * US)]
+            program += [Record(f"ready {call}", 0), Wait(f"ready {call}", 1)]
+            program.append(Launch(1, 0, COMM, "nccl", f"call {call}"))
+            program += [Record(f"done {call}", 1), Wait(f"done {call}", 0), Launch(0, 100 * US)]
+        job[rank] = program
+    return job, {f"call {call}": draw(st.integers(50, 300)) * US for call in range(calls)}
+
+
+@settings(deadline=None, max_examples=40)
+@given(jobs_with_a_straggler())
+def test_a_rank_with_the_host_of_a_peer_is_predicted(job: tuple[dict[int, list[Operation]], dict[str, int]]) -> None:
+    programs_of, transfers = job
+    simulated = simulate(programs_of, transfers)
+    graph = _graph(simulated)
+    for peer in (1, 2):
+        changed = simulate({**programs_of, 0: programs_of[peer]}, transfers)
+        change = with_host_of(graph, 0, peer)
+        assert change
+        assert abs(_predicted(graph, change) - changed.length_ns) <= 1_000
+
+
+@settings(deadline=None, max_examples=40)
+@given(programs)
+def test_a_node_can_be_as_late_as_its_slack_and_no_later(program: Program) -> None:
+    graph = rank_graph(simulate({0: program}).rank)
+    window = whole_bounds(graph)
+    assert window
+    slack = slack_ns(graph, window.end)
+    value = graph.nodes.time_ns
+    last = window.last(value)
+    assert slack[last] == 0
+    known = np.flatnonzero(slack != NONE)
+    assert (slack[known] >= 0).all()
+    for node in known[:: max(known.size // 8, 1)].tolist():
+        for more, delays in ((0, False), (1_000, True)):
+            own = graph.nodes.own_ns.copy()
+            own[node] += int(slack[node]) + more
+            moved = replace(
+                graph.nodes, time_ns=np.where(graph.nodes.gap == BEGINS, value + own - graph.nodes.own_ns, value)
+            )
+            replayed = replay(replace(graph, nodes=moved), own_ns=own)
+            assert bool(replayed[window.end].max() > value[last]) == delays
