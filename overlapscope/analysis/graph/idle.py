@@ -35,7 +35,7 @@ IDLE_CAUSES: Final = (
 """`launch_bound`: the next span was launched late. `blocked_host`: its host sat in a synchronisation, a blocking copy,
 an allocation, a poll, loading data or collecting garbage. `drained`: the host launched again after a call that had
 emptied the device, as long as that call had waited: what removing it saves. `launch_latency`: from the launch to the
-start. `device_wait`: an event or the span's own stream. `graph_gap`: inside a replayed graph. `start_of_recording`: what
+start. `device_wait`: an event or the span's own stream. `graph_gap`: in a replayed graph. `start_of_recording`: what
 came before is not recorded. `unknown`: no rule explains it."""
 LAUNCH_BOUND, BLOCKED_HOST, DRAINED, LAUNCH_LATENCY, DEVICE_WAIT, GRAPH_GAP, START_OF_RECORDING, UNKNOWN = range(8)
 BLOCKERS: Final = ("none", "call", "poll", "data_loading", "garbage_collection")

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Columns, Flags, Ints, Small, concat, make, size, take
+from overlapscope.timeline.rows import sort_order
 
 HOST_STRETCH, HAND_OVER, CALL, ALLOCATE, LAUNCH, OWN_CALL, ON_LANE, EVENT, OCCUPANCY, SYNC, POLL = range(11)
 RUN_COMPUTE, RUN_COMM, RUN_COPY, ARRIVE, TRANSFER = range(11, 16)
@@ -139,6 +140,9 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
     order: Ints
     """All nodes; each comes after its predecessors."""
     ranks: tuple[RankPart, ...]
+    levels: Ints
+    """Of a wide graph, where in `edges` each level begins, and their number: no node of a level depends on another of
+    it. Empty for other graphs."""
     late_edges: int = 0
     """Edges left out because they would close a circle."""
 
@@ -177,9 +181,13 @@ def assemble(time_ns: Ints, gap: Small, edges: Sequence[Edges], ranks: tuple[Ran
     late = size(every) - int(np.count_nonzero(kept))
     if late:
         every = take(every, kept)
+    level = _levels(time_ns.size, every) if len(ranks) >= WIDE_RANKS else None
+    if level is not None:
+        order = sort_order(level)
     place = np.empty(time_ns.size, np.int64)
     place[order] = np.arange(order.size)
     every = take(every, np.argsort(place[every.node], kind="stable"))
+    levels = _level_bounds(level[every.node]) if level is not None else np.empty(0, np.int64)
     arrived = np.full(time_ns.size, np.iinfo(np.int64).min, np.int64)
     np.maximum.at(arrived, every.node, time_ns[every.before] + every.lag_ns)
     has_edge = np.zeros(time_ns.size, np.bool_)
@@ -190,7 +198,33 @@ def assemble(time_ns: Ints, gap: Small, edges: Sequence[Edges], ranks: tuple[Ran
     jitter = own <= np.where(joins, ENDS_APART_NS, OWN_NS)
     gap = np.where(~has_edge, BEGINS, np.where(jitter, NO_GAP, np.where(gap == NO_GAP, UNEXPLAINED, gap)))
     nodes = make(Nodes, time_ns.size, time_ns=time_ns, own_ns=own, gap=gap)
-    return Graph(nodes=nodes, edges=every, order=order, ranks=ranks, late_edges=late)
+    return Graph(nodes=nodes, edges=every, order=order, ranks=ranks, levels=levels, late_edges=late)
+
+
+WIDE_RANKS: Final = 32
+"""With so many ranks a scan takes one level of the graph after the other, all ranks at once."""
+
+
+def _levels(nodes: int, edges: Edges) -> Ints:
+    """Return for each node the number of edges of the longest chain that leads to it."""
+    out = np.argsort(edges.before, kind="stable")
+    first = np.searchsorted(edges.before[out], np.arange(nodes + 1))
+    missing = np.bincount(edges.node, minlength=nodes)
+    level = np.zeros(nodes, np.int64)
+    reached, at = np.flatnonzero(missing == 0), 0
+    while reached.size:
+        level[reached] = at
+        counts = first[reached + 1] - first[reached]
+        leaving = np.repeat(first[reached] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        followers, edges_in = np.unique(edges.node[out[leaving]], return_counts=True)
+        missing[followers] -= edges_in
+        reached, at = followers[missing[followers] == 0], at + 1
+    return level
+
+
+def _level_bounds(level: Ints) -> Ints:
+    """Return where each level begins among edges sorted by it, and their number."""
+    return np.append(np.flatnonzero(np.append(True, np.diff(level) != 0)[: level.size]), level.size)
 
 
 MOST_ROUNDS: Final = 1_000

@@ -20,17 +20,32 @@ def replay_part(graph: Graph, first: int, last: int, lag_ns: Ints | None = None,
 
     Edges are in the order of the scan, so all that lies before stays as it was.
     """
-    nodes, part = graph.nodes, slice(first, last)
-    node = graph.edges.node[part]
+    nodes, edges, part = graph.nodes, graph.edges, slice(first, last)
+    node = edges.node[part]
     own = explained_own(graph) if own_ns is None else own_ns
-    add = (graph.edges.lag_ns if lag_ns is None else lag_ns)[part] + own[node]
+    add = (edges.lag_ns if lag_ns is None else lag_ns)[part] + own[node]
     start = nodes.time_ns.copy()
+    if graph.levels.size and part == slice(0, graph.num_edges):
+        return _by_level(graph, start, add)
     start[node] = np.iinfo(np.int64).min
     value = start.tolist()
-    for before, to, by in zip(graph.edges.before[part].tolist(), node.tolist(), add.tolist(), strict=True):
+    for before, to, by in zip(edges.before[part].tolist(), node.tolist(), add.tolist(), strict=True):
         then = value[before] + by
-        value[to] = max(value[to], then)
+        if then > value[to]:  # noqa: PLR1730 - half the time of max()
+            value[to] = then
     return np.array(value, np.int64)
+
+
+def _by_level(graph: Graph, value: Ints, add: Ints) -> Ints:
+    """Replay, in place, one level after the other."""
+    before, node = graph.edges.before, graph.edges.node
+    opens = np.flatnonzero(np.append(True, node[1:] != node[:-1]))
+    bounds = np.searchsorted(opens, graph.levels).tolist()
+    levels = graph.levels.tolist()
+    for begin, end, low, high in zip(levels, levels[1:], bounds, bounds[1:], strict=False):
+        arrived = value[before[begin:end]] + add[begin:end]
+        value[node[opens[low:high]]] = np.maximum.reduceat(arrived, opens[low:high] - begin)
+    return value
 
 
 def explained_own(graph: Graph) -> Ints:

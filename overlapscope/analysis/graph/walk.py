@@ -126,15 +126,21 @@ def _tied_edges(graph: Graph, end: int, since_ns: int) -> Ints:
     before the last."""
     time, edges = graph.nodes.time_ns, graph.edges
     early = time[edges.node] - graph.nodes.own_ns[edges.node] - time[edges.before] - edges.lag_ns
-    tied = np.flatnonzero((early <= OWN_NS) & (time[edges.node] > since_ns))
-    before, node = edges.before[tied].tolist(), edges.node[tied].tolist()
-    wanted = {end}
-    kept = []
-    for at in range(tied.size - 1, -1, -1):
-        if node[at] in wanted:
-            wanted.add(before[at])
-            kept.append(at)
-    return tied[kept[::-1]]
+    tied = (early <= OWN_NS) & (time[edges.node] > since_ns)
+    opens = np.flatnonzero(np.append(True, np.diff(edges.node) != 0))
+    first, last = np.zeros(graph.num_nodes, np.int64), np.zeros(graph.num_nodes, np.int64)
+    first[edges.node[opens]], last[edges.node[opens]] = opens, np.append(opens[1:], edges.node.size)
+    wanted, kept, reached = {end}, [], [end]
+    while reached:
+        node = reached.pop()
+        for edge in range(int(first[node]), int(last[node])):
+            if tied[edge]:
+                kept.append(edge)
+                before = int(edges.before[edge])
+                if before not in wanted:
+                    wanted.add(before)
+                    reached.append(before)
+    return np.array(sorted(kept), np.int64)
 
 
 def binding_edges(graph: Graph, *, tie_ns: int = 0, prefer: Sequence[int] = RULE) -> Ints:

@@ -1,6 +1,7 @@
 """The graphs of real traces: what the four tests say, and figures that were found independently."""
 
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -211,5 +212,5 @@ def test_a_chain_leads_from_rank_to_rank_and_back_through_the_host() -> None:
     chain = chain_of_moment(graph, run.ranks, 3, moment)
     assert len({link.rank for link in chain}) > 1
     assert {"transfer", "launch", "host"} <= {link.kind for link in chain}
-    for later, earlier in zip(chain, chain[1:], strict=False):
+    for later, earlier in pairwise(chain):
         assert earlier.end_ns == later.start_ns

@@ -175,7 +175,8 @@ def test_an_event_is_the_latest_end_on_another_stream_of_a_span_launched_before(
 
 def test_a_recorded_event_is_kept_and_named_so() -> None:
     program: list[Operation] = [
-        Launch(0, 100 * US), Launch(1, 5 * US), Record("e", 0), Wait("e", 1), Launch(1, 20 * US), Work(900 * US), Launch(0, US)
+        Launch(0, 100 * US), Launch(1, 5 * US), Record("e", 0), Wait("e", 1), Launch(1, 20 * US), Work(900 * US),
+        Launch(0, US),
     ]  # fmt: skip
     graph = rank_graph(simulate({0: program}).rank)
     assert len(edges(graph, EVENT)) == 1
@@ -247,7 +248,7 @@ def test_a_rank_without_host_events_has_no_calls_and_only_opaque_starts() -> Non
     assert whole_bounds(rank_graph(rank_timeline())) is None
 
 
-# --- polls --------------------------------------------------------------------------------------------------------------
+# --- polls ---
 
 
 def polling(polls: int, others: int, *, seed: int = 1) -> list[Operation]:
