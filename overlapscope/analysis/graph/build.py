@@ -112,24 +112,26 @@ def run_graph(run: Run, cross_rank: CrossRank, recording: int = 0) -> Graph:
         parts.append(replace(own.part, first=first))
         first += own.part.nodes
     time = np.concatenate(times)
-    members = _members(parts, cross_rank)
+    members = _members(parts, cross_rank, time)
     calls, number = np.unique(members.call, return_inverse=True)
     arrived = largest_by(number, time[members.start], calls.size, NONE)
-    lag = np.where(members.transfer_ns == NONE, time[members.end] - arrived[number], members.transfer_ns)
-    node = first + number
+    waits = members.end >= 0
+    node, end = (first + number)[waits], members.end[waits]
+    transfer = np.where(members.transfer_ns == NONE, time[members.end] - arrived[number], members.transfer_ns)[waits]
     every = concat(edges)
+    edges.clear()
     # On its own a member takes the transfer time, not the wait that its duration contains.
-    alone = np.full(first, NONE, np.int64)
-    alone[members.end] = np.where(members.transfer_ns == NONE, 0, members.transfer_ns)
-    runs = np.isin(every.kind, list(RUN_KIND.values())) & (alone[every.node] != NONE)
+    alone = np.full(first, np.iinfo(np.int64).max, np.int64)
+    np.minimum.at(alone, end, transfer)
+    runs = np.isin(every.kind, list(RUN_KIND.values()))
     every = replace(every, lag_ns=np.where(runs, np.minimum(alone[every.node], every.lag_ns), every.lag_ns))
     return assemble(
         np.concatenate([time, arrived]),
         np.concatenate([*gaps, np.full(calls.size, NO_GAP, np.int8)]),
         [
             every,
-            edges_of(members.start, node, ARRIVE, RECORDED, 0),
-            edges_of(node, members.end, TRANSFER, RECORDED, lag),
+            edges_of(members.start, first + number, ARRIVE, RECORDED, 0),
+            edges_of(node, end, TRANSFER, RECORDED, transfer),
         ],
         tuple(parts),
     )
@@ -141,28 +143,39 @@ class _Members(msgspec.Struct, frozen=True, kw_only=True):
     call: Ints
     start: Ints
     end: Ints
+    """-1 for a send that ended before its receiver arrived: it waited for nobody."""
     transfer_ns: Ints
-    """NONE for an exchange of different sizes."""
+    """NONE where it is not known: for an exchange of different sizes, and for messages."""
 
 
-def _members(parts: Sequence[RankPart], cross_rank: CrossRank) -> _Members:
+def _members(parts: Sequence[RankPart], cross_rank: CrossRank, time_ns: Ints) -> _Members:
+    """Return the members of all calls that two or more ranks of the graph made; a message has two."""
     spans = {part.rank: _spans_of_calls(part) for part in parts}
-    found: list[tuple[Ints, Ints, Ints, Ints]] = []
+    found = [(np.empty(0, np.int64),) * 4]
     begun = 0
+
+    def add(rank: int, rows: Ints, transfer_ns: Ints) -> None:
+        starts, ends = spans[rank]
+        there = np.flatnonzero(starts[np.minimum(rows, starts.size - 1)] >= 0)
+        found.append((begun + there, starts[rows[there]], ends[rows[there]], transfer_ns[there]))
+
     for split in (*cross_rank.splits, *cross_rank.uneven):
         block = split.block
-        number = np.arange(begun, begun + block.calls)
-        begun += block.calls
-        transfer = split.transfer_ns if block.even else np.full(block.calls, NONE)
         for rank, rows in zip(block.ranks, block.rows, strict=True):
-            starts, ends = spans[rank]
-            there = np.flatnonzero(starts[np.minimum(rows, starts.size - 1)] >= 0) if starts.size else rows[:0]
-            found.append((number[there], starts[rows[there]], ends[rows[there]], transfer[there]))
-    if not found:
-        nothing = np.empty(0, np.int64)
-        return _Members(call=nothing, start=nothing, end=nothing, transfer_ns=nothing)
-    call, start, end, lag = (np.concatenate(each) for each in zip(*found, strict=True))
-    return _Members(call=call, start=start, end=end, transfer_ns=lag)
+            add(rank, rows, split.transfer_ns if block.even else np.full(block.calls, NONE))
+        begun += block.calls
+    messages_from = begun
+    for pair in cross_rank.pairs.pairs:
+        unknown = np.full(pair.send_rows.size, NONE)
+        add(pair.sender, pair.send_rows, unknown)
+        add(pair.receiver, pair.recv_rows, unknown)
+        begun += pair.send_rows.size
+    call, start, end, transfer = (np.concatenate(each) for each in zip(*found, strict=True))
+    joins = np.bincount(call, minlength=begun)[call] > 1
+    call, start, end, transfer = call[joins], start[joins], end[joins], transfer[joins]
+    last = largest_by(call, time_ns[start], begun, NONE)[call]
+    end = np.where((call >= messages_from) & (time_ns[end] < last), -1, end)
+    return _Members(call=call, start=start, end=end, transfer_ns=transfer)
 
 
 def _spans_of_calls(part: RankPart) -> tuple[Ints, Ints]:

@@ -167,10 +167,10 @@ def _by_what_bound(graph: Graph, binding: Ints, part: RankPart, follows: Ints, u
         asking, node, edge = asking[known], node[known], edge[known]
         kind, before = edges.kind[edge], edges.before[edge]
         crosses = nodes.time_ns[before] < until[asking]
+        opaque = (nodes.gap[node] != NO_GAP) & (nodes.time_ns[node] - nodes.own_ns[node] < until[asking])
         # The short lag of a stream or an event that follows a span belongs to the span.
-        short = crosses & np.isin(kind, (ON_LANE, EVENT))
+        short = crosses & ~opaque & np.isin(kind, (ON_LANE, EVENT))
         here = crosses & ~short
-        opaque = nodes.gap[node] != NO_GAP
         cause[asking[here]] = np.where(opaque[here], UNKNOWN, _CAUSE[kind[here]])
         asking, node = asking[~here], before[~here]
     return cause

@@ -80,6 +80,8 @@ class GraphFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 def graph_figures(run: Run, cross_rank: CrossRank) -> GraphFigures | None:
     """Return what the graph of a run answers; None without device spans."""
+    if not run.ranks:
+        return None
     graph = run_graph(run, cross_rank)
     window = whole_bounds(graph)
     if window is None:

@@ -64,8 +64,8 @@ def host_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs) ->
     binding = np.flatnonzero(awaited >= 0)
     span = np.concatenate([awaited[binding], stated_span[~waits], lane_span])
     call = np.concatenate([binding, stated_call[~waits], lane_call])
-    recorded = np.isin(call, stated_call)
-    recorded[-lane_call.size :] &= lane_call.size == 0
+    stated = np.arange(call.size) < binding.size + int(np.count_nonzero(~waits))
+    recorded = stated & np.isin(call, stated_call)
     first = np.sort(np.unique(call * max(spans.lane.size, 1) + span, return_index=True)[1])
     return awaited, HostWaits(span=span[first], call=call[first], recorded=recorded[first])
 

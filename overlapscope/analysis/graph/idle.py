@@ -49,8 +49,8 @@ DRAINED_WITHIN_NS: Final = 100_000
 """A call had emptied the device if what it waited for ended at most so long before the idle time began."""
 LONG_PAUSE_NS: Final = 3_000_000
 _OF_GAP: Final = np.full(7, DEVICE_WAIT, np.int8)
-_OF_GAP[[NOT_LAUNCHED, FIRST_OF_LANE]] = START_OF_RECORDING
-_OF_GAP[IN_GRAPH], _OF_GAP[UNEXPLAINED] = GRAPH_GAP, UNKNOWN
+_OF_GAP[FIRST_OF_LANE], _OF_GAP[IN_GRAPH] = START_OF_RECORDING, GRAPH_GAP
+_OF_GAP[[NOT_LAUNCHED, UNEXPLAINED]] = UNKNOWN
 
 
 class IdlePieces(Columns, frozen=True, kw_only=True):
@@ -104,12 +104,14 @@ class _Walk:
         nodes, edges = self.graph.nodes, self.graph.edges
         node = self.part.starts().start + self.span
         every = np.arange(node.size)
+        early = _launched_before(self.part)[self.span]
         opaque = nodes.gap[node] != NO_GAP
         own = np.where(opaque, nodes.own_ns[node], 0)
-        self._take(every[opaque], (self.gaps.ends - own)[opaque], _OF_GAP[nodes.gap[node[opaque]]])
+        why = np.where(early, START_OF_RECORDING, _OF_GAP[nodes.gap[node]])
+        self._take(every[opaque], (self.gaps.ends - own)[opaque], why[opaque])
         edge = self.binding[node]
         begins = edge < 0
-        self._take(every[begins], self.gaps.starts[begins], START_OF_RECORDING)
+        self._take(every[begins], self.gaps.starts[begins], np.where(early, START_OF_RECORDING, UNKNOWN)[begins])
         kind = edges.kind[edge]
         launched, carried = ~begins & (kind == LAUNCH), ~begins & (kind == OWN_CALL)
         waits = ~begins & ~launched & ~carried
@@ -192,6 +194,18 @@ class _Walk:
                  span=self.span[gap[some]], **chosen)
         )  # fmt: skip
         self.cursor[gap] = begin
+
+
+def _launched_before(part: RankPart) -> Flags:
+    """Return which spans were launched before the recording: those without a launch, before the first of their lane
+    that has one."""
+    early = np.zeros(part.spans, np.bool_)
+    for lane in np.unique(part.span_lane):
+        on_lane = np.flatnonzero(part.span_lane == lane)
+        launched = np.flatnonzero(part.launched_by[on_lane] >= 0)
+        if launched.size:
+            early[on_lane[: launched[0]]] = True
+    return early
 
 
 def _marked(pieces: IdlePieces, graph: Graph, part: RankPart, timeline: RankTimeline) -> IdlePieces:

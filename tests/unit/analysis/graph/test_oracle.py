@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -278,3 +279,26 @@ def test_a_node_can_be_as_late_as_its_slack_and_no_later(program: Program) -> No
             )
             replayed = replay(replace(graph, nodes=moved), own_ns=own)
             assert bool(replayed[window.end].max() > value[last]) == delays
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_receive_waits_for_its_send_and_the_other_way_round(late: int) -> None:
+    def program(pause_us: int) -> list[Operation]:
+        message = Launch(1, 0, COMM, "nccl", "message")
+        return [FIRST, Work(pause_us * US), message, Record("done", 1), Wait("done", 0), Launch(0, 50 * US)]
+
+    simulated = simulate({late: program(900), 1 - late: program(100)}, {"message": 200 * US})
+    ranks = {}
+    for rank, timeline in simulated.run.ranks.items():
+        names = tuple(("send", "recv")[rank] if name == "all_reduce" else name for name in timeline.names)
+        ranks[rank] = replace(
+            timeline, names=names, collectives=replace(timeline.collectives, peer=np.array([1 - rank]))
+        )
+    run = replace(simulated.run, ranks=ranks)
+    graph = run_graph(run, match_and_align(run))
+    window = whole_bounds(graph)
+    assert window
+    assert (graph.edges.kind == TRANSFER).sum() == 2
+    assert window.length_ns(replay(graph)) == simulated.length_ns
+    together = simulate({0: program(100), 1: program(100)}, {"message": 200 * US})
+    assert _predicted(graph, capped_pauses(graph, 100 * US)) == together.length_ns
