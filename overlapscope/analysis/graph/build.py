@@ -1,12 +1,13 @@
 """Build the dependency graph of one rank, and join ranks at their collectives."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.across_ranks import CrossRank
+from overlapscope.analysis.graph.cpu_waits import cpu_waits
 from overlapscope.analysis.graph.device_waits import device_waits
 from overlapscope.analysis.graph.host_calls import host_calls, program_order
 from overlapscope.analysis.graph.host_waits import host_waits, polled_spans
@@ -25,7 +26,7 @@ from overlapscope.analysis.graph.model import (
     assemble,
     edges_of,
 )
-from overlapscope.timeline.columns import NONE, Ints, Small, concat, take
+from overlapscope.timeline.columns import NONE, Ints, Small, Spans, concat, take
 from overlapscope.timeline.rows import largest_by, sort_order
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -49,6 +50,8 @@ def _of_rank(timeline: RankTimeline, recording: int) -> _Ungrouped:
     rows = np.flatnonzero(timeline.spans.recording == recording)
     rows = rows[sort_order(timeline.spans.start_ns[rows], timeline.spans.end_ns[rows])]
     spans = take(timeline.spans, rows)
+    if not timeline.has_device:
+        return _of_cpu_rank(timeline, recording, spans, rows)
     host = take(timeline.host, timeline.host.recording == recording)
     syncs = take(timeline.syncs, timeline.syncs.recording == recording)
     calls = host_calls(timeline, spans, host)
@@ -92,6 +95,25 @@ def _of_rank(timeline: RankTimeline, recording: int) -> _Ungrouped:
     return _Ungrouped(time_ns=time, gap=gap, edges=edges, part=part)
 
 
+def _of_cpu_rank(timeline: RankTimeline, recording: int, spans: Spans, rows: Ints) -> _Ungrouped:
+    waits = cpu_waits(spans)
+    calls, at = waits.begun_ns.size, np.arange(rows.size)
+    none = np.full(calls, NONE, np.int64)
+    run = np.array([RUN_KIND[kind] for kind in range(3)], np.int8)[spans.kind]
+    runs = edges_of(2 * calls + at, 2 * calls + rows.size + at, run, RECORDED, spans.end_ns - spans.start_ns)
+    part = RankPart(
+        rank=timeline.rank, recording=recording, first=0, call_row=none, call_lane=none, call_process=none,
+        blocks=np.zeros(calls, np.bool_), awaited=np.full(calls, -1, np.int64), span_row=rows, span_lane=spans.lane,
+        span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=waits.launched_by, collective=spans.collective,
+    )  # fmt: skip
+    return _Ungrouped(
+        time_ns=np.concatenate([waits.begun_ns, waits.begun_ns, spans.start_ns, spans.end_ns]),
+        gap=np.concatenate([np.full(2 * calls, NO_GAP, np.int8), waits.gap, np.full(rows.size, NO_GAP, np.int8)]),
+        edges=[runs, *waits.edges],
+        part=part,
+    )
+
+
 def run_graph(run: Run, cross_rank: CrossRank, recording: int = 0) -> Graph:
     """Return the graph of all recorded ranks, joined at their matched collectives, on the aligned clock.
 
@@ -112,7 +134,8 @@ def run_graph(run: Run, cross_rank: CrossRank, recording: int = 0) -> Graph:
         parts.append(replace(own.part, first=first))
         first += own.part.nodes
     time = np.concatenate(times)
-    members = _members(parts, cross_rank, time)
+    on_cpu = {rank for rank, timeline in run.ranks.items() if not timeline.has_device}
+    members = _members(parts, cross_rank, time, on_cpu)
     calls, number = np.unique(members.call, return_inverse=True)
     arrived = largest_by(number, time[members.start], calls.size, NONE)
     waits = members.end >= 0
@@ -145,10 +168,11 @@ class _Members(msgspec.Struct, frozen=True, kw_only=True):
     end: Ints
     """-1 for a send that ended before its receiver arrived: it waited for nobody."""
     transfer_ns: Ints
-    """NONE where it is not known: for an exchange of different sizes, and for messages."""
+    """NONE where each member has its own: in an exchange of different sizes, for messages, and on CPUs, whose threads
+    are scheduled apart."""
 
 
-def _members(parts: Sequence[RankPart], cross_rank: CrossRank, time_ns: Ints) -> _Members:
+def _members(parts: Sequence[RankPart], cross_rank: CrossRank, time_ns: Ints, on_cpu: Set[int]) -> _Members:
     """Return the members of all calls that two or more ranks of the graph made; a message has two."""
     spans = {part.rank: _spans_of_calls(part) for part in parts}
     found = [(np.empty(0, np.int64),) * 4]
@@ -162,7 +186,8 @@ def _members(parts: Sequence[RankPart], cross_rank: CrossRank, time_ns: Ints) ->
     for split in (*cross_rank.splits, *cross_rank.uneven):
         block = split.block
         for rank, rows in zip(block.ranks, block.rows, strict=True):
-            add(rank, rows, split.transfer_ns if block.even else np.full(block.calls, NONE))
+            known = block.even and rank not in on_cpu
+            add(rank, rows, split.transfer_ns if known else np.full(block.calls, NONE))
         begun += block.calls
     messages_from = begun
     for pair in cross_rank.pairs.pairs:

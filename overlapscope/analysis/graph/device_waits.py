@@ -82,7 +82,7 @@ def device_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs) 
         )
     ]  # fmt: skip
 
-    before = _before_on_lane(spans.lane)
+    before = before_on_lane(spans.lane)
     follows, prev = before >= 0, np.maximum(before, 0)
     overlaps = follows & (end[prev] - start > OVERLAPS_NS)
     lane_lag = _lane_lag(start, end, arrived, before)
@@ -120,7 +120,7 @@ def _launch_latency(taken: Ints) -> int:
     return quickest if quickest <= NO_LAUNCH_BINDS_NS else LAUNCH_TAKES_NS
 
 
-def _before_on_lane(lane: Ints) -> Ints:
+def before_on_lane(lane: Ints) -> Ints:
     """Return for each span the one before it on its lane; -1 for the first."""
     by_lane = sort_order(lane)
     before = np.full(lane.size, -1, np.int64)

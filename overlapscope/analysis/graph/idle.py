@@ -11,6 +11,8 @@ from overlapscope.analysis.graph.model import (
     ALLOCATE,
     CALL,
     FIRST_OF_LANE,
+    HAND_OVER,
+    HOST_STRETCH,
     IN_GRAPH,
     LAUNCH,
     NO_GAP,
@@ -115,7 +117,14 @@ class _Walk:
         kind = edges.kind[edge]
         launched, carried = ~begins & (kind == LAUNCH), ~begins & (kind == OWN_CALL)
         waits = ~begins & ~launched & ~carried
-        self._take(every[waits], self.gaps.starts[waits], DEVICE_WAIT)
+        of_host = waits & np.isin(kind, (HOST_STRETCH, HAND_OVER, SYNC))  # between operations of a CPU run
+        self._take(
+            every[of_host],
+            self.gaps.starts[of_host],
+            LAUNCH_BOUND,
+            stretch=_stretch((self.cursor - self.gaps.starts)[of_host]),
+        )
+        self._take(every[waits & ~of_host], self.gaps.starts[waits & ~of_host], DEVICE_WAIT)
         before = edges.before[edge]
         self._take(every[launched], nodes.time_ns[before[launched]], LAUNCH_LATENCY)
         self._take(
@@ -156,12 +165,10 @@ class _Walk:
             since = nodes.time_ns[before]
             waited = (kind == SYNC) | (kind == POLL)
             held = waited | (kind == ALLOCATE) | ((kind == CALL) & blocks[call])
-            taken = nodes.time_ns[node] - since
-            stretch = np.where(taken < SILENCE_NS, RATE, np.where(taken < LONG_PAUSE_NS, PAUSE, LONG_PAUSE))
             self._take(
                 gap, since, np.where(held, BLOCKED_HOST, LAUNCH_BOUND),
                 np.where(held, np.where(kind == POLL, BY_POLL, BY_CALL), NO_BLOCKER), np.where(held, call, NONE),
-                np.where(held, NO_STRETCH, stretch),
+                np.where(held, NO_STRETCH, _stretch(nodes.time_ns[node] - since)),
             )  # fmt: skip
             emptied = waited & (since >= self.gaps.starts[gap] - DRAINED_WITHIN_NS)
             self.emptied[gap[emptied]] = call[emptied]
@@ -194,6 +201,10 @@ class _Walk:
                  span=self.span[gap[some]], **chosen)
         )  # fmt: skip
         self.cursor[gap] = begin
+
+
+def _stretch(taken_ns: Ints) -> Ints:
+    return np.where(taken_ns < SILENCE_NS, RATE, np.where(taken_ns < LONG_PAUSE_NS, PAUSE, LONG_PAUSE))
 
 
 def _launched_before(part: RankPart) -> Flags:

@@ -78,7 +78,8 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     recording: int
     first: int
     call_row: Ints
-    """Row of each call in `HostSpans`, by thread and begin."""
+    """Row of each call in `HostSpans`, by thread and begin. In a CPU run a call is the moment at which a collective
+    began, and the row NONE."""
     call_lane: Ints
     call_process: Ints
     blocks: Flags

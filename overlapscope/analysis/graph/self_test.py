@@ -210,7 +210,8 @@ def _by_lane(part: RankPart, spans: Ints) -> Ints:
 
 def _run_edges(graph: Graph, part: RankPart) -> Ints:
     """Return for each span the edge that runs it."""
-    edges = np.flatnonzero(np.isin(graph.edges.kind, list(RUN_KIND.values())))
+    runs = np.isin(graph.edges.kind, list(RUN_KIND.values())) & (graph.edges.node >= part.ends().start)
+    edges = np.flatnonzero(runs)
     found = np.empty(part.spans, np.int64)
     found[graph.edges.node[edges] - part.ends().start] = edges
     return found
