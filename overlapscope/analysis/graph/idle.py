@@ -10,8 +10,10 @@ from overlapscope.analysis.graph.host_calls import CALL_TAKES_NS, SILENCE_NS
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
     CALL,
+    EDGE_KINDS,
     FIRST_OF_LANE,
     HAND_OVER,
+    HOST_EDGES,
     HOST_STRETCH,
     IN_GRAPH,
     LAUNCH,
@@ -50,6 +52,8 @@ COLLECTS_GARBAGE: Final = re.compile(r"(?i)\bgc\b|garbage")
 DRAINED_WITHIN_NS: Final = 100_000
 """A call had emptied the device if what it waited for ended at most so long before the idle time began."""
 LONG_PAUSE_NS: Final = 3_000_000
+_OF_SPANS: Final = np.full(len(EDGE_KINDS), DEVICE_WAIT, np.int8)
+_OF_SPANS[LAUNCH] = LAUNCH_LATENCY
 _OF_GAP: Final = np.full(7, DEVICE_WAIT, np.int8)
 _OF_GAP[FIRST_OF_LANE], _OF_GAP[IN_GRAPH] = START_OF_RECORDING, GRAPH_GAP
 _OF_GAP[[NOT_LAUNCHED, UNEXPLAINED]] = UNKNOWN
@@ -164,17 +168,19 @@ class _Walk:
             kind, before, call = edges.kind[edge], edges.before[edge], self._call_of(node)
             since = nodes.time_ns[before]
             waited = (kind == SYNC) | (kind == POLL)
-            held = waited | (kind == ALLOCATE) | ((kind == CALL) & blocks[call])
+            held = waited | (kind == ALLOCATE) | (kind == OWN_CALL) | ((kind == CALL) & blocks[call])
+            stretches = ~held & np.isin(kind, HOST_EDGES)
             self._take(
-                gap, since, np.where(held, BLOCKED_HOST, LAUNCH_BOUND),
+                gap, since, np.where(held, BLOCKED_HOST, np.where(stretches, LAUNCH_BOUND, _OF_SPANS[kind])),
                 np.where(held, np.where(kind == POLL, BY_POLL, BY_CALL), NO_BLOCKER), np.where(held, call, NONE),
-                np.where(held, NO_STRETCH, _stretch(nodes.time_ns[node] - since)),
+                np.where(stretches, _stretch(nodes.time_ns[node] - since), NO_STRETCH),
             )  # fmt: skip
             emptied = waited & (since >= self.gaps.starts[gap] - DRAINED_WITHIN_NS)
             self.emptied[gap[emptied]] = call[emptied]
             self.by_poll[gap[emptied]] = kind[emptied] == POLL
             self.waited_ns[gap[emptied]] = self._waited(call, kind == POLL)[emptied]
-            on = ~waited & (since > self.gaps.starts[gap] - DRAINED_WITHIN_NS)
+            # A span without length may lie inside a gap: what the host waited for began in it.
+            on = since > self.gaps.starts[gap] - np.where(waited, 0, DRAINED_WITHIN_NS)
             gap, node = gap[on], before[on]
 
     def _waited(self, call: Ints, polls: Flags) -> Ints:

@@ -29,7 +29,7 @@ from tests.support.graph_programs import (
 )
 from tests.support.rank_rows import rank_timeline
 from tests.unit.analysis.graph.test_oracle import programs
-from tests.unit.analysis.graph.test_rules import polling
+from tests.unit.analysis.graph.test_rules import polling, trace
 
 US = 1_000
 
@@ -257,3 +257,14 @@ def test_pieces_of_random_programs_cover_exposed_time(program: Program) -> None:
     cover = Coverage.of(timeline.spans)
     assert int((pieces.end_ns - pieces.start_ns).sum()) == length(difference(cover.comm, cover.compute))
     assert (pieces.start_ns[1:] >= pieces.end_ns[:-1]).all()
+
+
+def test_a_span_without_length_may_lie_in_idle_time() -> None:
+    calls = [
+        ("cudaLaunchKernel", 0, 3, 1), ("cudaMemsetAsync", 200, 203, 2), ("cudaDeviceSynchronize", 210, 400, 9),
+        ("cudaLaunchKernel", 500, 503, 3),
+    ]  # fmt: skip
+    timeline = trace(calls, [(0, 5, 50, 1), (0, 390, 390, 2), (0, 505, 600, 3)])
+    graph = rank_graph(timeline)
+    pieces = idle_pieces(graph, graph.ranks[0], timeline, binding_edges(graph))
+    assert int((pieces.end_ns - pieces.start_ns).sum()) == 455 * US
