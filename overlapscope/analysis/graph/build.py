@@ -147,17 +147,14 @@ def run_graph(run: Run, cross_rank: CrossRank, recording: int = 0) -> Graph:
     alone = np.full(first, np.iinfo(np.int64).max, np.int64)
     np.minimum.at(alone, end, transfer)
     runs = np.isin(every.kind, list(RUN_KIND.values()))
-    every = replace(every, lag_ns=np.where(runs, np.minimum(alone[every.node], every.lag_ns), every.lag_ns))
-    return assemble(
-        np.concatenate([time, arrived]),
-        np.concatenate([*gaps, np.full(calls.size, NO_GAP, np.int8)]),
-        [
-            every,
-            edges_of(members.start, first + number, ARRIVE, RECORDED, 0),
-            edges_of(node, end, TRANSFER, RECORDED, transfer),
-        ],
-        tuple(parts),
-    )
+    edges = [
+        replace(every, lag_ns=np.where(runs, np.minimum(alone[every.node], every.lag_ns), every.lag_ns)),
+        edges_of(members.start, first + number, ARRIVE, RECORDED, 0),
+        edges_of(node, end, TRANSFER, RECORDED, transfer),
+    ]
+    del every  # a thousand ranks have millions
+    gap = np.concatenate([*gaps, np.full(calls.size, NO_GAP, np.int8)])
+    return assemble(np.concatenate([time, arrived]), gap, edges, tuple(parts))
 
 
 class _Members(msgspec.Struct, frozen=True, kw_only=True):

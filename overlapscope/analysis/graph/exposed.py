@@ -84,13 +84,6 @@ def exposed_pieces(graph: Graph, part: RankPart, binding: Ints) -> ExposedPieces
     return take(every, sort_order(every.start_ns, every.end_ns))
 
 
-def causes_within(pieces: Columns, causes: tuple[str, ...], begin_ns: int, end_ns: int) -> dict[str, int]:
-    """Return the nanoseconds of each cause inside a window; causes without any are left out."""
-    taken = np.minimum(pieces.end_ns, end_ns) - np.maximum(pieces.start_ns, begin_ns)  # type: ignore[attr-defined]
-    sums = sum_by(pieces.cause, np.maximum(taken, 0), len(causes))  # type: ignore[attr-defined]
-    return {name: total for name, total in zip(causes, sums.tolist(), strict=True) if total}
-
-
 def _owners(comm: Ints, start: Ints, end: Ints) -> tuple[Ints, Intervals]:
     """Return the spans that own time of their own, by begin, and the time that each owns.
 

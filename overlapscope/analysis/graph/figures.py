@@ -78,18 +78,18 @@ class GraphFigures(msgspec.Struct, frozen=True, kw_only=True):
     """None where a test fails; only what the ranks can answer: alone, a rank's recording has one start."""
 
 
-def graph_figures(run: Run, cross_rank: CrossRank) -> GraphFigures | None:
-    """Return what the graph of a run answers; None without device spans."""
+def graph_figures(run: Run, cross_rank: CrossRank, recording: int = 0) -> GraphFigures | None:
+    """Return what the graph of one recording window of all ranks answers; None without spans."""
     if not run.ranks:
         return None
-    graph = run_graph(run, cross_rank)
+    graph = run_graph(run, cross_rank, recording)
     window = whole_bounds(graph)
     if window is None:
         return None
     time = graph.nodes.time_ns
     first = int(time[window.start].min())
     path = critical_path(graph, window.last(time), first)
-    tested = self_test(graph, path, [window, *step_bounds(graph, run.ranks)], _swap(run))
+    tested = self_test(graph, path, [window, *step_bounds(graph, run.ranks)], _swap(run, recording))
     ends = own_chain_ends(graph)
     last, shown = binding_edges(graph), shown_binding(graph)
     return GraphFigures(
@@ -106,10 +106,10 @@ def graph_figures(run: Run, cross_rank: CrossRank) -> GraphFigures | None:
     )  # fmt: skip
 
 
-def _swap(run: Run) -> Swap | None:
+def _swap(run: Run, recording: int) -> Swap | None:
     """Return the swap test of the first rank; its graph is that of the rank alone."""
     timeline = next(iter(run.ranks.values()))
-    graph = rank_graph(timeline)
+    graph = rank_graph(timeline, recording)
     return swap_test(graph, timeline, step_bounds(graph, {timeline.rank: timeline}))
 
 
@@ -146,6 +146,14 @@ def _of_rank(
 def _kinds(blocker: Small, call: Ints) -> list[tuple[int, int]]:
     pairs = np.unique(np.stack([blocker, call]), axis=1)
     return [(int(by), int(of)) for by, of in pairs.T.tolist()]
+
+
+def causes_within(
+    pieces: IdlePieces | ExposedPieces, causes: tuple[str, ...], begin_ns: int, end_ns: int
+) -> dict[str, int]:
+    """Return the nanoseconds of each cause inside a window, in its order; causes without any are left out."""
+    taken = np.minimum(pieces.end_ns, end_ns) - np.maximum(pieces.start_ns, begin_ns)
+    return _sums(pieces.cause, np.maximum(taken, 0), causes)
 
 
 def _sums(group: Small, taken_ns: Ints, names: tuple[str, ...]) -> dict[str, int]:

@@ -8,7 +8,6 @@ a collective matched across ranks one for the arrival of its last member. In a r
 and with the recorded lags and own times every value is the recorded time.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -170,12 +169,13 @@ def edges_of(before: Ints, node: Ints, kind: int | Small, known: int | Small, la
     return make(Edges, before.size, before=before, node=node, kind=kind, known=known, lag_ns=lag_ns)
 
 
-def assemble(time_ns: Ints, gap: Small, edges: Sequence[Edges], ranks: tuple[RankPart, ...]) -> Graph:
+def assemble(time_ns: Ints, gap: Small, edges: list[Edges], ranks: tuple[RankPart, ...]) -> Graph:
     """Return the graph of these nodes and edges: ordered, lags cut at the recorded time, own times filled in.
 
-    `gap` names why a node may have time of its own that is more than jitter.
+    `gap` names why a node may have time of its own that is more than jitter. The list of edges is emptied.
     """
     every = concat(edges)
+    edges.clear()
     lag = np.minimum(every.lag_ns, time_ns[every.node] - time_ns[every.before])
     every = msgspec.structs.replace(every, lag_ns=lag)
     order, kept = scan_order(time_ns, every)

@@ -11,7 +11,16 @@ from msgspec.structs import replace
 from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.build import rank_graph, run_graph
-from overlapscope.analysis.graph.model import BEGINS, HAND_OVER, HOST_STRETCH, RUN_COMM, RUN_COMPUTE, TRANSFER, Graph
+from overlapscope.analysis.graph.model import (
+    BEGINS,
+    HAND_OVER,
+    HOST_STRETCH,
+    RUN_COMM,
+    RUN_COMPUTE,
+    TRANSFER,
+    WIDE_RANKS,
+    Graph,
+)
 from overlapscope.analysis.graph.replay import replay
 from overlapscope.analysis.graph.scenarios import (
     Change,
@@ -302,3 +311,26 @@ def test_a_receive_waits_for_its_send_and_the_other_way_round(late: int) -> None
     assert window.length_ns(replay(graph)) == simulated.length_ns
     together = simulate({0: program(100), 1: program(100)}, {"message": 200 * US})
     assert _predicted(graph, capped_pauses(graph, 100 * US)) == together.length_ns
+
+
+@settings(deadline=None, max_examples=5)
+@given(st.lists(st.tuples(work, launch), min_size=WIDE_RANKS, max_size=WIDE_RANKS + 2))
+def test_many_ranks_are_replayed_level_by_level_as_edge_by_edge(parts: list[tuple[Work, Launch]]) -> None:
+    call = [
+        Record("ready", 0),
+        Wait("ready", 1),
+        Launch(1, 0, COMM, "nccl", "call"),
+        Record("done", 1),
+        Wait("done", 0),
+    ]
+    programs_of = {rank: [FIRST, *part, *call, Launch(0, US), Sync()] for rank, part in enumerate(parts)}
+    simulated = simulate(programs_of, {"call": 300 * US})
+    graph = _graph(simulated)
+    assert graph.levels.size
+    assert (graph.edges.kind == TRANSFER).sum() == len(parts)
+    for change in (Change.none(graph), scaled_edges(graph, graph.edges.kind == RUN_COMPUTE, 0.5)):
+        by_edge = replay(replace(graph, levels=graph.levels[:0]), change.lag_ns)
+        assert (replay(graph, change.lag_ns) == by_edge).all()
+    window = whole_bounds(graph)
+    assert window
+    assert window.length_ns(replay(graph)) == simulated.length_ns
