@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from overlapscope.analysis.graph.model import UNEXPLAINED, Graph
+from overlapscope.analysis.graph.model import OCCUPANCY, RUN_KIND, UNEXPLAINED, Graph, RankPart
 from overlapscope.timeline.columns import Ints
 
 
@@ -52,3 +52,23 @@ def explained_own(graph: Graph) -> Ints:
     """Return the own time of each node, 0 where no rule explains it."""
     nodes = graph.nodes
     return np.where(nodes.gap == UNEXPLAINED, 0, nodes.own_ns)
+
+
+def run_edges(graph: Graph, part: RankPart) -> Ints:
+    """Return for each span the edge that runs it."""
+    runs = np.isin(graph.edges.kind, list(RUN_KIND.values())) & (graph.edges.node >= part.ends().start)
+    edges = np.flatnonzero(runs)
+    found = np.empty(part.spans, np.int64)
+    found[graph.edges.node[edges] - part.ends().start] = edges
+    return found
+
+
+def with_durations(graph: Graph, part: RankPart, run: Ints, duration_ns: Ints) -> Ints:
+    """Return the lags of all edges where spans take these durations; waits for a last wave scale with its span."""
+    old = graph.edges.lag_ns[run]
+    lag = graph.edges.lag_ns.copy()
+    lag[run] = duration_ns
+    waves = np.flatnonzero(graph.edges.kind == OCCUPANCY)
+    holder = graph.edges.before[waves] - part.starts().start
+    lag[waves] = np.rint(lag[waves] * (duration_ns[holder] / np.maximum(old[holder], 1))).astype(np.int64)
+    return lag

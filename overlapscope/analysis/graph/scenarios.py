@@ -3,6 +3,7 @@
 A recording shows no dependency that never bound in it, so a scenario that shortens the binding chain is optimistic.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -29,6 +30,7 @@ from overlapscope.timeline.columns import NONE, Flags, Ints
 
 NEVER: Final = int(np.iinfo(np.int64).min) // 4
 """Lag of an edge that does not hold."""
+MOST_PEERS: Final = 8
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +59,15 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def gain_ns(self) -> int:
         """How much shorter the window gets, with everything kept."""
         return self.recorded_ns - self.kept_ns
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True):
+    """Length of a window with ranks replaced by each of several peers; nanoseconds."""
+
+    aligned_ns: int
+    """With all recordings begun together, nothing replaced."""
+    least_ns: int
+    most_ns: int
 
 
 def outcome(graph: Graph, window: Bounds, change: Change) -> Outcome:
@@ -164,21 +175,39 @@ def own_chain_ends(graph: Graph, change: Change | None = None) -> dict[int, int]
     return {part.rank: int(value[part.ends()].max()) for part in graph.ranks if part.spans}
 
 
-def with_host_of(graph: Graph, rank: int, peer: int, change: Change | None = None) -> Change | None:
-    """Return a change in which a rank's host takes the time that a peer's took, stretch by stretch.
+def with_host_of(graph: Graph, ranks: Sequence[int], peer: int, change: Change | None = None) -> Change | None:
+    """Return a change in which the hosts of ranks take the time that a peer's took, stretch by stretch.
 
-    None where the calls of the two do not align one to one.
-
-    Whole peers are taken, not the median of each stretch: pauses are rare and long, and vanish from medians.
+    None where their calls do not align with the peer's one to one. Whole peers are taken, not the median of each
+    stretch: pauses are rare and long, and vanish from medians.
     """
     change = change or Change.none(graph)
-    mine, theirs = (next(part for part in graph.ranks if part.rank == each) for each in (rank, peer))
-    own, other = _host_edges(graph, mine), _host_edges(graph, theirs)
-    if own.size != other.size or (graph.edges.kind[own] != graph.edges.kind[other]).any():
-        return None
+    parts = {part.rank: part for part in graph.ranks}
+    theirs = _host_edges(graph, parts[peer])
     lag = change.lag_ns.copy()
-    lag[own] = change.lag_ns[other]
+    for rank in ranks:
+        own = _host_edges(graph, parts[rank])
+        if own.size != theirs.size or (graph.edges.kind[own] != graph.edges.kind[theirs]).any():
+            return None
+        lag[own] = change.lag_ns[theirs]
     return replace(change, lag_ns=lag)
+
+
+def without_excess(graph: Graph, window: Bounds, ranks: Sequence[int], *, most: int = MOST_PEERS) -> Range | None:
+    """Return how long a window takes when the hosts of ranks that are late take the time of a peer, over several peers.
+
+    Recordings that start apart are aligned first. None without a peer whose calls align.
+    """
+    start = aligned_starts(graph)
+    peers = [part.rank for part in graph.ranks if part.rank not in ranks]
+    taken = []
+    for peer in peers[:: max(len(peers) // most, 1)][:most]:
+        change = with_host_of(graph, ranks, peer, start)
+        if change is not None:
+            taken.append(window.length_ns(_replayed(graph, change)))
+    if not taken:
+        return None
+    return Range(aligned_ns=window.length_ns(_replayed(graph, start)), least_ns=min(taken), most_ns=max(taken))
 
 
 def _host_edges(graph: Graph, part: RankPart) -> Ints:

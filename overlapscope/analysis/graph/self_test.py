@@ -16,13 +16,11 @@ from overlapscope.analysis.graph.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.model import (
     HOST_EDGES,
     HOST_STRETCH,
-    OCCUPANCY,
-    RUN_KIND,
     UNEXPLAINED,
     Graph,
     RankPart,
 )
-from overlapscope.analysis.graph.replay import replay, replay_part
+from overlapscope.analysis.graph.replay import replay, replay_part, run_edges, with_durations
 from overlapscope.analysis.graph.walk import Path
 from overlapscope.timeline.columns import Flags, Ints
 from overlapscope.timeline.run import RankTimeline
@@ -168,7 +166,7 @@ def swap_test(graph: Graph, timeline: RankTimeline, steps: Sequence[Bounds]) -> 
     (part,) = graph.ranks
     spans = timeline.spans
     step, name = spans.step[part.span_row], spans.name[part.span_row]
-    run = _run_edges(graph, part)
+    run = run_edges(graph, part)
     members = {each.step: _by_lane(part, np.flatnonzero(step == each.step)) for each in steps}
     kinds: dict[tuple[bytes, bytes], list[Bounds]] = {}
     for each in steps:
@@ -206,23 +204,3 @@ def _scan_of(graph: Graph, window: Bounds) -> tuple[int, int]:
 
 def _by_lane(part: RankPart, spans: Ints) -> Ints:
     return spans[np.argsort(part.span_lane[spans], kind="stable")]
-
-
-def _run_edges(graph: Graph, part: RankPart) -> Ints:
-    """Return for each span the edge that runs it."""
-    runs = np.isin(graph.edges.kind, list(RUN_KIND.values())) & (graph.edges.node >= part.ends().start)
-    edges = np.flatnonzero(runs)
-    found = np.empty(part.spans, np.int64)
-    found[graph.edges.node[edges] - part.ends().start] = edges
-    return found
-
-
-def with_durations(graph: Graph, part: RankPart, run: Ints, duration_ns: Ints) -> Ints:
-    """Return the lags of all edges where spans take these durations; waits for a last wave scale with its span."""
-    old = graph.edges.lag_ns[run]
-    lag = graph.edges.lag_ns.copy()
-    lag[run] = duration_ns
-    waves = np.flatnonzero(graph.edges.kind == OCCUPANCY)
-    holder = graph.edges.before[waves] - part.starts().start
-    lag[waves] = np.rint(lag[waves] * (duration_ns[holder] / np.maximum(old[holder], 1))).astype(np.int64)
-    return lag

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.build import rank_graph, run_graph
+from overlapscope.analysis.graph.gains import shortening_gains
 from overlapscope.analysis.graph.model import (
     BEGINS,
     HAND_OVER,
@@ -262,7 +263,7 @@ def test_a_rank_with_the_host_of_a_peer_is_predicted(job: tuple[dict[int, list[O
     graph = _graph(simulated)
     for peer in (1, 2):
         changed = simulate({**programs_of, 0: programs_of[peer]}, transfers)
-        change = with_host_of(graph, 0, peer)
+        change = with_host_of(graph, [0], peer)
         assert change
         assert abs(_predicted(graph, change) - changed.length_ns) <= 1_000
 
@@ -334,3 +335,20 @@ def test_many_ranks_are_replayed_level_by_level_as_edge_by_edge(parts: list[tupl
     window = whole_bounds(graph)
     assert window
     assert window.length_ns(replay(graph)) == simulated.length_ns
+
+
+@settings(deadline=None, max_examples=30)
+@given(programs)
+def test_the_gain_of_shorter_kernels_and_host_stretches_is_predicted(program: Program) -> None:
+    merged = [each for each in _merged(program) if not isinstance(each, Thread)]
+    simulated = simulate({0: merged})
+    graph = rank_graph(simulated.rank)
+    window = whole_bounds(graph)
+    assert window
+    time = graph.nodes.time_ns
+    path = critical_path(graph, window.last(time), int(time[window.start].min()))
+    changed = simulate({0: _scaled_kernels(merged, 90)})
+    for gain in shortening_gains(graph, window, path, simulated.run.ranks):
+        assert gain.gain_ns <= gain.path_ns * 0.1 + 1_000
+        if (gain.kind, gain.name) == ("compute", "gemm"):
+            assert abs(gain.gain_ns - (simulated.length_ns - changed.length_ns)) <= _resolution(program)

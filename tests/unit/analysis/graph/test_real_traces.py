@@ -2,7 +2,6 @@
 
 from functools import cache
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
@@ -11,9 +10,11 @@ from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.build import run_graph
 from overlapscope.analysis.graph.chains import chain_of_moment
 from overlapscope.analysis.graph.figures import GraphFigures, graph_figures
+from overlapscope.analysis.graph.gains import shortening_gains
 from overlapscope.analysis.graph.model import Graph
-from overlapscope.analysis.graph.scenarios import aligned_starts, outcome, own_chain_ends, with_host_of
+from overlapscope.analysis.graph.scenarios import aligned_starts, outcome, own_chain_ends, without_excess
 from overlapscope.analysis.graph.self_test import REPLAY, REPLAY_WITHIN
+from overlapscope.analysis.graph.walk import critical_path
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.run import Run
 from tests.conftest import shared_file
@@ -201,9 +202,10 @@ def test_recordings_of_megatron_begin_apart_and_no_rank_is_a_straggler() -> None
     together = outcome(graph, window, aligned).kept_ns
     assert together / 1e6 == pytest.approx(613.3, rel=0.005)
     for rank in run.ranks:
-        for peer in run.ranks:
-            change: Any = with_host_of(graph, rank, peer, aligned)
-            assert outcome(graph, window, change).kept_ns > 0.97 * together
+        found = without_excess(graph, window, [rank])
+        assert found
+        assert found.aligned_ns == together
+        assert 0.97 * together < found.least_ns <= found.most_ns
 
 
 def test_a_chain_leads_from_rank_to_rank_and_back_through_the_host() -> None:
@@ -214,3 +216,15 @@ def test_a_chain_leads_from_rank_to_rank_and_back_through_the_host() -> None:
     assert {"transfer", "launch", "host"} <= {link.kind for link in chain}
     for later, earlier in pairwise(chain):
         assert earlier.end_ns == later.start_ns
+
+
+def test_where_the_host_is_the_path_no_kernel_is_worth_shortening() -> None:
+    run, graph = run_of("a100_ddp"), graph_of("a100_ddp")
+    window = whole_bounds(graph)
+    assert window
+    time = graph.nodes.time_ns
+    path = critical_path(graph, window.last(time), int(time[window.start].min()))
+    gains = shortening_gains(graph, window, path, run.ranks)
+    assert {gain.kind for gain in gains} <= {"host", "hand", "call"}
+    assert gains[0].name == "cudaLaunchKernel"
+    assert gains[0].gain_ns == pytest.approx(0.1 * gains[0].path_ns, rel=0.05)
