@@ -105,37 +105,44 @@ def _runs_on(spans: Spans, calls: HostCalls, launch: Ints) -> Flags:
 def _last_of_lanes(spans: Spans, calls: HostCalls, launch: Ints) -> tuple[Ints, Ints]:
     """Return for each synchronisation of the device the last span launched before on each lane: (span, call)."""
     waiting = np.flatnonzero(calls.waits_for_all)
-    found: list[tuple[Ints, Ints]] = [(np.empty(0, np.int64), np.empty(0, np.int64))]
-    for lane in np.unique(spans.lane) if waiting.size else ():
-        on_lane = np.flatnonzero(spans.lane == lane)
+    everything = np.full(waiting.size, NONE)
+    return _last_before(spans, calls, launch, waiting, calls.begin_ns[waiting], everything)
+
+
+def _last_before(
+    spans: Spans, calls: HostCalls, launch: Ints, call: Ints, moment_ns: Ints, lane: Ints
+) -> tuple[Ints, Ints]:
+    """Return (span, call): the last span launched before a moment on a lane (NONE: on each) that the call may await."""
+    found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+    for each in np.unique(spans.lane).tolist() if call.size else ():
+        on_lane = np.flatnonzero(spans.lane == each)
         on_lane = on_lane[np.argsort(launch[on_lane], kind="stable")]
-        at = np.searchsorted(launch[on_lane], calls.begin_ns[waiting], side="left") - 1
+        mine = np.flatnonzero((lane == each) | (lane == NONE))
+        at = np.searchsorted(launch[on_lane], moment_ns[mine], side="left") - 1
         span = on_lane[np.maximum(at, 0)]
-        fits = (at >= 0) & (spans.end_ns[span] <= calls.end_ns[waiting])
-        found.append((span[fits], waiting[fits]))
-    return np.concatenate([span for span, _ in found]), np.concatenate([call for _, call in found])
+        fits = (at >= 0) & (spans.end_ns[span] <= calls.end_ns[call[mine]] + CLOCKS_AGREE_NS)
+        found.append((span[fits], call[mine[fits]]))
+    span, waiting = (np.concatenate(each) for each in zip(*found, strict=True))
+    return span, waiting
 
 
 def _stated(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs, launch: Ints) -> tuple[Ints, Ints]:
     """Return (span, call) for each recorded synchronisation of a host thread: the last of what it waited for."""
     rows = np.flatnonzero(np.isin(syncs.kind, (EVENT_SYNC, STREAM_SYNC, CONTEXT_SYNC)) & (syncs.correlation != NONE))
-    found: list[tuple[int, int]] = []
-    if rows.size:
-        call_of = {each: at for at, each in enumerate(host.correlation[calls.row].tolist()) if each != NONE}
-        begun = begins_by_correlation(host)
-        for row in rows.tolist():
-            call = call_of.get(int(syncs.correlation[row]))
-            if call is None:
-                continue
-            begin = int(calls.begin_ns[call])
-            before = min(begun.get(int(syncs.awaited_correlation[row]), begin), begin)
-            lane = int(syncs.awaited_lane[row])
-            mine = np.flatnonzero((launch < before) & ((spans.lane == lane) if lane != NONE else True))
-            mine = mine[spans.end_ns[mine] <= calls.end_ns[call] + CLOCKS_AGREE_NS]
-            if mine.size:
-                found.append((int(mine[spans.end_ns[mine].argmax()]), call))
-    pairs = np.array(found, np.int64).reshape(-1, 2)
-    return pairs[:, 0], pairs[:, 1]
+    nothing = np.empty(0, np.int64)
+    if not rows.size:
+        return nothing, nothing
+    call_of = {each: at for at, each in enumerate(host.correlation[calls.row].tolist()) if each != NONE}
+    call = np.array([call_of.get(each, -1) for each in syncs.correlation[rows].tolist()], np.int64)
+    rows, call = rows[call >= 0], call[call >= 0]
+    begun, begin = begins_by_correlation(host), calls.begin_ns[call]
+    # What a host waits for was launched before the event was recorded; without an event, before the call.
+    event = [begun.get(each, NONE) for each in syncs.awaited_correlation[rows].tolist()]
+    moment = np.where(np.array(event, np.int64) == NONE, begin, np.minimum(event, begin))
+    span, waiting = _last_before(spans, calls, launch, call, moment, syncs.awaited_lane[rows])
+    order = np.lexsort((spans.end_ns[span], waiting))
+    last = np.append(np.diff(waiting[order]) != 0, True)[: order.size]
+    return span[order[last]], waiting[order[last]]
 
 
 def begins_by_correlation(host: HostSpans) -> dict[int, int]:
