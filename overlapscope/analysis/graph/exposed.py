@@ -33,9 +33,10 @@ from overlapscope.timeline.rows import sort_order, sum_by
 EXPOSED_CAUSES: Final = (
     "late_launch", "queued", "dependency", "host_not_ready", "behind_copy", "behind_compute", "tail", "unknown"
 )  # fmt: skip
-"""`dependency`: the next compute waited for it. Of that, `late_launch`: its data were ready before it was launched, and
-`queued`: its stream was busy with other communication. `host_not_ready`: the next compute waited for its own launch.
-`behind_copy`, `behind_compute`: for another copy or kernel. `tail`: no compute follows. `unknown`: no rule names it."""
+"""`dependency`: the next compute waited for it, or follows it on its stream. Of that, `late_launch`: its data were
+ready before it was launched, and `queued`: its stream was busy with other communication. `host_not_ready`: the next
+compute waited for its own launch. `behind_copy`, `behind_compute`: for another copy or kernel. `tail`: no compute
+follows. `unknown`: no rule names it."""
 LATE_LAUNCH, QUEUED, DEPENDENCY, HOST_NOT_READY, BEHIND_COPY, BEHIND_COMPUTE, TAIL, UNKNOWN = range(8)
 _CAUSE: Final = np.full(len(EDGE_KINDS), DEPENDENCY, np.int8)
 _CAUSE[[*HOST_EDGES, LAUNCH, OWN_CALL, SYNC, POLL]] = HOST_NOT_READY
@@ -74,6 +75,10 @@ def exposed_pieces(graph: Graph, part: RankPart, binding: Ints) -> ExposedPieces
         pieces, which = parts_inside(Intervals(begun[some], ends[some]), exposed)
         follows = _next_compute(start, compute, pieces.starts)
         causes = _by_what_bound(graph, binding, part, follows, pieces.ends)
+        # On one stream the next kernel cannot run beside the call, however early it is launched.
+        lane_of_next = np.append(part.span_lane, NONE)[np.where(follows == NONE, -1, follows)]
+        in_order = lane_of_next == part.span_lane[owner[some][which]]
+        causes = np.where(in_order, DEPENDENCY, causes).astype(np.int8)
         if cause != NONE:  # what would not have helped the next compute is no delay
             causes = np.where(causes == DEPENDENCY, cause, causes).astype(np.int8)
         found.append(

@@ -90,11 +90,13 @@ def graph_figures(run: Run, cross_rank: CrossRank, recording: int = 0) -> GraphF
     first = int(time[window.start].min())
     path = critical_path(graph, window.last(time), first)
     tested = self_test(graph, path, [window, *step_bounds(graph, run.ranks)], _swap(run, recording))
+    # A step that fails the replay loses its own answers, not those of the recording.
+    answers = tested.answers(None, None)
     ends = own_chain_ends(graph)
     last, shown = binding_edges(graph), shown_binding(graph)
     return GraphFigures(
         nodes=graph.num_nodes, edges=graph.num_edges, self_test=tested,
-        path=PathFigures(length_ns=path.length_ns, parts_ns=path.parts, bands_ns=path.bands) if tested.holds else None,
+        path=PathFigures(length_ns=path.length_ns, parts_ns=path.parts, bands_ns=path.bands) if answers else None,
         ranks=tuple(
             _of_rank(
                 part, run.ranks[part.rank], idle_pieces(graph, part, run.ranks[part.rank], last),
@@ -102,7 +104,7 @@ def graph_figures(run: Run, cross_rank: CrossRank, recording: int = 0) -> GraphF
             )
             for part in graph.ranks
         ),
-        scenarios=_scenarios(graph, window) if tested.holds else None,
+        scenarios=_scenarios(graph, window) if answers else None,
     )  # fmt: skip
 
 

@@ -138,6 +138,11 @@ def test_compute_launched_later_by_a_host_that_did_not_wait_gains_nothing_withou
     assert len(set(lengths.values())) == 1
 
 
+def test_compute_on_the_stream_of_a_call_depends_on_it_however_late_it_is_launched() -> None:
+    program = [Launch(0, 0, COMM, "nccl", "a"), Work(1_000 * US), Launch(0, 100 * US)]
+    assert list(exposed(*program)) == ["dependency"]
+
+
 def test_compute_behind_a_copy_gains_nothing_without_the_call() -> None:
     program = [Launch(1, 0, COMM, "nccl", "a"), Launch(0, 900 * US, COPY), Launch(0, 100 * US)]
     assert list(exposed(*program)) == ["behind_copy"]

@@ -71,6 +71,7 @@ def test_the_last_step_of_mi300_loses_its_answers_and_no_other() -> None:
     assert tested.answers(15, 0)
     assert tested.answers(None, None)
     assert not tested.answers(17, 0)
+    assert figures_of("mi300").path
 
 
 def test_a_sampled_trace_gets_no_path_and_no_scenarios_though_it_replays() -> None:
@@ -87,6 +88,7 @@ PATHS = {
     "a100_ddp": {"host": 100},
     "a100_rank3of8": {"host": 58, "compute": 22, "comm": 16, "copy": 2},
     "v100_2020": {"host": 100},
+    "mi300": {"compute": 11, "comm": 83, "copy": 3, "before_recording": 3},
     "b200": {"host": 100},
     "mi210": {"host": 47, "compute": 52},
     "resnet50": {"host": 94, "copy": 1, "before_recording": 5},
@@ -155,6 +157,8 @@ def test_where_the_host_is_not_ready_taking_communication_away_gains_nothing() -
 def test_compute_that_follows_at_once_depends_on_the_call() -> None:
     (rank,) = figures_of("mi300").ranks
     assert rank.exposed_causes["dependency"] > 0.8 * rank.exposed_ns
+    (rank,) = figures_of("b200").ranks  # its calls run on the compute stream
+    assert share(rank.exposed_causes["dependency"], rank.exposed_ns) == 99
     first = figures_of("megatron_tp8").ranks[0]
     assert share(first.exposed_causes["dependency"], first.exposed_ns) == 98
 
@@ -172,6 +176,7 @@ SCENARIOS = {
     "a100_ddp": (660.6, 587.7),
     "a100_rank3of8": (439.3, 464.6),
     "v100_2020": (1733.0, 1721.5),
+    "mi300": (48.5, 86.6),
     "b200": (84.5, 84.5),
     "resnet50": (928.0, 748.3),
 }
