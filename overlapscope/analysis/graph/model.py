@@ -39,9 +39,8 @@ KNOWN: Final = ("recorded", "order", "inferred")
 GAPS: Final = ("none", "begins", "not_launched", "first_of_lane", "in_graph", "occupied", "unexplained")
 """Why a node has time of its own. `none`: at most `OWN_NS`, jitter. `begins`: without predecessors. `not_launched`: no
 record of its launch. `first_of_lane`: what its stream did before is not recorded. `in_graph`: in or after a replayed
-graph. `occupied`: other streams were busy, the holder is not known. `unexplained`: no rule names what it waited for."""
-OPAQUE: Final = (NOT_LAUNCHED, FIRST_OF_LANE, IN_GRAPH, OCCUPIED)
-"""Gaps that every replay keeps: the recording cannot hold their cause."""
+graph. `occupied`: other streams were busy, the holder is not known. The recording cannot hold the causes of these; but
+`unexplained`, which no rule names, is left out of the replay that tests a graph."""
 
 OWN_NS: Final = 20_000
 """Own time up to this is jitter; so are differences between two predecessors up to this (ties)."""

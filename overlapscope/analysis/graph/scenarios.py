@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.graph.bounds import Bounds
 from overlapscope.analysis.graph.model import (
-    ALLOCATE,
     ARRIVE,
     BEGINS,
     CALL,
@@ -122,15 +121,6 @@ def capped_pauses(graph: Graph, cap_ns: int) -> Change:
     edges = graph.edges
     host = np.isin(edges.kind, (HOST_STRETCH, HAND_OVER, CALL))
     return replace(Change.none(graph), lag_ns=np.where(host, np.minimum(edges.lag_ns, cap_ns), edges.lag_ns))
-
-
-def scaled_host(graph: Graph, factor: float) -> Change:
-    """Return a change in which the host takes so many times as long between and in calls."""
-    edges = graph.edges
-    host = np.isin(edges.kind, (HOST_STRETCH, HAND_OVER, CALL, ALLOCATE))
-    return replace(
-        Change.none(graph), lag_ns=np.where(host, np.rint(edges.lag_ns * factor).astype(np.int64), edges.lag_ns)
-    )
 
 
 def scaled_edges(graph: Graph, chosen: Flags, factor: float) -> Change:

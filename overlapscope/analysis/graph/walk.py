@@ -1,10 +1,10 @@
 """The critical path of a graph: the chain of binding edges that ends at a moment, and what it consists of.
 
 Predecessors that arrive within `OWN_NS` of each other are ties: which of them bound is not known. So shares of a path
-are a band over walks with different preferences, not a figure.
+are a band over all ways to decide ties, not a figure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -143,10 +143,10 @@ def _tied_edges(graph: Graph, end: int, since_ns: int) -> Ints:
     return np.array(sorted(kept), np.int64)
 
 
-def binding_edges(graph: Graph, *, tie_ns: int = 0, prefer: Sequence[int] = RULE) -> Ints:
+def binding_edges(graph: Graph, *, tie_ns: int = 0) -> Ints:
     """Return for each node the edge that bound it; -1 for a node without predecessors.
 
-    Of the edges whose predecessor arrived within `tie_ns` of the last, the first by `prefer` binds, then the latest.
+    Of the edges whose predecessor arrived within `tie_ns` of the last, the first by `RULE` binds, then the latest.
     """
     nodes, edges = graph.nodes, graph.edges
     binding = np.full(graph.num_nodes, -1, np.int64)
@@ -155,7 +155,7 @@ def binding_edges(graph: Graph, *, tie_ns: int = 0, prefer: Sequence[int] = RULE
     arrived = nodes.time_ns[edges.node] - nodes.own_ns[edges.node]
     early = arrived - nodes.time_ns[edges.before] - edges.lag_ns
     rank = np.full(len(EDGE_KINDS), len(EDGE_KINDS), np.int64)
-    rank[list(prefer)] = np.arange(len(prefer))
+    rank[list(RULE)] = np.arange(len(RULE))
     key = np.where(early <= tie_ns, rank[edges.kind], 2 * len(EDGE_KINDS)) << _EARLY_BITS
     key += np.minimum(early, (1 << _EARLY_BITS) - 1)
     opens = np.append(True, np.diff(edges.node) != 0)  # edges are grouped by node

@@ -6,15 +6,16 @@ from itertools import pairwise
 import pytest
 
 from overlapscope.analysis.across_ranks import match_and_align
-from overlapscope.analysis.graph.bounds import whole_bounds
+from overlapscope.analysis.graph.bounds import step_bounds, whole_bounds
 from overlapscope.analysis.graph.build import run_graph
 from overlapscope.analysis.graph.chains import chain_of_moment
-from overlapscope.analysis.graph.figures import GraphFigures, graph_figures
+from overlapscope.analysis.graph.figures import GraphFigures, causes_within, graph_figures
 from overlapscope.analysis.graph.gains import shortening_gains
+from overlapscope.analysis.graph.idle import IDLE_CAUSES, idle_pieces
 from overlapscope.analysis.graph.model import Graph
 from overlapscope.analysis.graph.scenarios import aligned_starts, outcome, own_chain_ends, without_excess
 from overlapscope.analysis.graph.self_test import REPLAY, REPLAY_WITHIN
-from overlapscope.analysis.graph.walk import critical_path
+from overlapscope.analysis.graph.walk import binding_edges, critical_path
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.run import Run
 from tests.conftest import shared_file
@@ -137,6 +138,19 @@ def test_idle_and_exposed_time_are_covered_exactly(name: str) -> None:
         assert sum(rank.launch_bound_ns.values()) == rank.idle_causes.get("launch_bound", 0)
         assert sum(rank.blocked_by_ns.values()) == rank.idle_causes.get("blocked_host", 0)
         assert sum(rank.drained_by_ns.values()) == rank.idle_causes.get("drained", 0)
+
+
+def test_causes_of_steps_are_parts_of_those_of_the_recording() -> None:
+    run, graph = run_of("a100_rank3of8"), graph_of("a100_rank3of8")
+    (part,), time = graph.ranks, graph.nodes.time_ns
+    pieces = idle_pieces(graph, part, run.ranks[3], binding_edges(graph))
+    whole = figures_of("a100_rank3of8").ranks[0].idle_causes
+    first, last = int(time.min()), int(time.max())
+    cuts = [first, *sorted(int(time[each.start].min()) for each in step_bounds(graph, run.ranks)), last]
+    parts = [causes_within(pieces, IDLE_CAUSES, begin, end) for begin, end in pairwise(cuts)]
+    assert len(parts) > 5
+    for cause, taken in whole.items():
+        assert sum(each.get(cause, 0) for each in parts) == taken
 
 
 def test_loading_data_is_named() -> None:
