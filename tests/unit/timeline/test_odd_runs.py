@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,49 @@ def run(tmp_path: Path) -> Path:
 
 def warnings_of(loaded: LoadedRun) -> str:
     return "\n".join(each for source in loaded.sources for each in source.warnings)
+
+
+READ_EVERY_FOOTER = """
+import sys
+from pathlib import Path
+from overlapscope.timeline.columns import column_kinds
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import TABLES
+from overlapscope.timeline.store.lazy_rank import read_table
+
+folder = Path(sys.argv[1])
+whole = {name: (folder / f"{name}.parquet").read_bytes() for name in ("recordings", "collectives")}
+
+
+def values():
+    names = NameTable()
+    table = read_table(folder, name, TABLES[name], names, 0)
+    known = [*names.to_list(), None]
+    columns = {each: (kind, getattr(table, each).tolist()) for each, kind in column_kinds(table).items()}
+    return {each: [known[at] for at in row] if kind == "name" else repr(row) for each, (kind, row) in columns.items()}
+
+
+for name, content in whole.items():
+    sound, refused = values(), 0
+    for at in range(len(content) - int.from_bytes(content[-8:-4], "little") - 8, len(content), 3):
+        damaged = bytearray(content)
+        damaged[at] ^= 1 << at % 8
+        (folder / f"{name}.parquet").write_bytes(damaged)
+        try:
+            assert values() == sound, (name, at)
+        except ValueError:
+            refused += 1
+    print(name, refused)
+"""
+
+
+def test_a_flipped_bit_in_a_footer_refuses_the_table_or_changes_nothing(run: Path) -> None:
+    # In a process of its own: damage of which pyarrow throws where Python cannot catch it would end the tests.
+    command = [sys.executable, "-c", READ_EVERY_FOOTER, str(run / "rank_00000")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    refused = dict(line.split() for line in ended.stdout.splitlines())
+    assert all(int(refused[name]) > 100 for name in ("recordings", "collectives"))
 
 
 def rewritten(run: Path, **changed: Any) -> None:
