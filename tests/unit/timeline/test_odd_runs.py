@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 import overlapscope
-from overlapscope.errors import InputError
+from overlapscope.errors import InputError, UsageError
 from overlapscope.loaded_run import LoadedRun
 from overlapscope.timeline.columns import make
 from overlapscope.timeline.facts import Facts, Links
@@ -232,6 +232,22 @@ def test_a_copied_folder_of_a_rank_is_no_rank_and_reported(run: Path) -> None:
     loaded = overlapscope.load(run)
     assert (loaded.ranks, loaded.run.unread_ranks) == ([0, 1], ())
     assert "rank_00005 left out: rank.json is that of rank 1 in rank_00001: a copy, or renamed" in warnings_of(loaded)
+
+
+def test_a_run_is_never_written_over_or_into_what_is_read(run: Path, tmp_path: Path) -> None:
+    before = sorted(run.rglob("*"))
+    (tmp_path / "link").symlink_to(run)
+    for inputs, out, why in (
+        (run, run, "is the same place"),
+        (tmp_path / "link", run, "is the same place"),
+        (run / "rank_00000", run, "is inside"),
+        (run, run / "merged", "is inside the run"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            overlapscope.write_run(inputs, to=out, force=True)
+    assert sorted(run.rglob("*")) == before
+    overlapscope.write_run(tmp_path, to=run, force=True)  # a run that stands among its own traces is not one of them
+    assert overlapscope.load(run).ranks == [0, 1]
 
 
 # --- tables that are whole, or nearly, and not right ----------------------------------------------------------------
