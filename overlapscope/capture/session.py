@@ -187,7 +187,8 @@ class Session:
     def _read_ddp(self) -> None:
         """Read DDP's buckets, unless the main thread is inside DDP, whose lock it holds as long as it is stuck there."""
         if not self._termination.stuck:
-            self._ddp = self.guard("reading DDP's buckets", environment.ddp_buckets, self.hooks.ddp_wrapper.found) or {}
+            model = self.hooks.ddp_wrapper.found
+            self._ddp = self.guard("reading DDP's buckets", environment.ddp_buckets, model) or {}
 
     def region(self, name: str) -> AbstractContextManager[None]:
         """Record the block as a named part of a step, such as `data`."""
