@@ -185,7 +185,7 @@ class Session:
         return self.steps.begin()
 
     def _read_ddp(self) -> None:
-        """Read DDP's buckets, unless the main thread is inside DDP, whose lock it holds as long as it is stuck there."""
+        """Read DDP's buckets, unless the main thread is stuck, where it may hold DDP's lock."""
         if not self._termination.stuck:
             model = self.hooks.ddp_wrapper.found
             self._ddp = self.guard("reading DDP's buckets", environment.ddp_buckets, model) or {}

@@ -159,6 +159,18 @@ def test_torchrun_on_every_node(cluster: Cluster) -> None:
     cluster.check()
 
 
+def test_a_place_that_cannot_keep_the_run_is_refused_before_training(cluster: Cluster) -> None:
+    cluster.kept.mkdir(parents=True)
+    (cluster.kept / "older").touch()
+    started = cluster.start(
+        sys.executable, "train.py", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(cluster.port), WORLD_SIZE="1", RANK="0",
+        LOCAL_RANK="0", RUN=str(cluster.folder / "node0" / "run"),
+    )  # fmt: skip
+    printed = started.communicate(timeout=180)[0]
+    assert (started.returncode, "holds files already: set KEEP" in printed) == (1, True)
+    assert not (cluster.folder / "node0" / "run").exists()
+
+
 def test_torchrun_on_a_shared_disk(cluster: Cluster) -> None:
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(cluster.port), "GPUS": "1", "SCRATCH": str(cluster.folder)}
     cluster.finish(*(cluster.start("bash", "torchrun.sh", NODE_RANK=str(node), **given) for node in range(2)))
