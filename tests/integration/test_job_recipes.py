@@ -102,10 +102,14 @@ import train
 
 backward = train.torch.Tensor.backward
 
+steps = []
+
 def slow(loss):
     backward(loss)
     time.sleep(0.05)
-    Path(os.environ["RUN"] + f".rank{os.environ['RANK']}").touch()
+    steps.append(loss)
+    if len(steps) == 6:
+        Path(os.environ["RUN"] + f".rank{os.environ['RANK']}").touch()
 
 train.torch.Tensor.backward = slow
 train.train(os.environ["RUN"])

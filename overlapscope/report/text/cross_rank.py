@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from overlapscope.analysis.result import Analysis, Skew, Straggler
 from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
-from overlapscope.report.formatting import aligned, count, ms, percent
+from overlapscope.report.formatting import EXPLAIN, aligned, count, ms, percent
 
 MAX_ROWS: Final = 8
 MAX_REASONS: Final = 3
@@ -107,7 +107,7 @@ def wait_rows(skew: Skew) -> list[tuple[str, ...]]:
 
 def _stragglers(analysis: Analysis, *, all_rows: bool) -> list[str]:
     sentences = straggler_sentences(analysis, len(analysis.skew.stragglers) if all_rows else MAX_ROWS)
-    return [*sentences, "What to do: docs/findings/straggler.md"] if sentences else []
+    return [*sentences, f"What to do: {EXPLAIN} straggler"] if sentences else []
 
 
 def _delay(straggler: Straggler, listed: Mapping[int, int]) -> str:

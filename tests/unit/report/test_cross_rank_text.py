@@ -52,7 +52,7 @@ def test_a_straggler_is_named_with_its_time_its_cause_and_a_page() -> None:
     assert "at most" not in line
     assert "through ranks" not in line, "the table holds all of it"
     assert "idle" in line
-    assert "What to do: docs/findings/straggler.md" in lines
+    assert "What to do: overlapscope explain straggler" in lines
 
 
 def test_with_a_rank_missing_the_time_is_a_bound() -> None:
