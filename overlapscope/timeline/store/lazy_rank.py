@@ -293,6 +293,8 @@ def read_table(folder: Path, name: str, kind: type[T], names: NameTable, rank: i
             check_rank(file, rank)
         there = set(file.schema_arrow.names)
         wanted = [column for column in column_kinds(kind) if column in there]
+        if len(wanted) < len(column_kinds(kind)) and there - {"rank", *wanted}:  # one that older runs lack, or renamed
+            raise ValueError(f"has columns of other names: {', '.join(sorted(there - {'rank', *wanted}))[:80]!r}")
         return from_arrow(file.read(columns=wanted, use_threads=False), kind, names)
     except UNREADABLE as error:
         raise ValueError(f"{name}.parquet: {first_line(error)}") from error
