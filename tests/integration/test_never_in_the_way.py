@@ -200,17 +200,16 @@ def test_a_checkpoint_that_runs_backward_inside_backward_is_one_backward(tmp_pat
 def test_the_compiler_makes_the_same_graphs_with_and_without_us(whole_step: bool, tmp_path: Path) -> None:
     from torch._dynamo.utils import counters
 
-    def train(path: Path | None) -> tuple[int, int]:
+    def train(path: Path | None) -> tuple[list[int], int]:
         torch._dynamo.reset()
         counters.clear()
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        graphs = 0
+        graphs = []
 
         def backend(graph: Any, _: Any) -> Any:
-            nonlocal graphs
-            graphs += 1
+            graphs.append(sum(node.op.startswith("call_") for node in graph.graph.nodes))
             return graph.forward
 
         called = model if whole_step else torch.compile(model, backend=backend, fullgraph=True)
@@ -233,4 +232,6 @@ def test_the_compiler_makes_the_same_graphs_with_and_without_us(whole_step: bool
             assert names[:2] == ["forward", "backward"]
         return graphs, sum(counters["graph_break"].values())
 
-    assert train(tmp_path / "run") == train(None)
+    (graphs, breaks), (graphs_without, breaks_without) = train(tmp_path / "run"), train(None)
+    assert graphs == graphs_without
+    assert breaks <= breaks_without  # on Python 3.14 one fewer, of those that torch's optimizers ask for

@@ -171,7 +171,7 @@ def test_facts_that_are_gone_are_reported(lost: str, run: Path) -> None:
 
 def test_nesting_without_end_is_damage(run: Path) -> None:
     whole = (run / "run.json").read_text().rstrip()
-    (run / "run.json").write_text(f'{whole[:-1]}, "more": {"[" * 100_000}{"]" * 100_000}}}')
+    (run / "run.json").write_text(f'{whole[:-1]}, "more": {"[" * 1_000_000}{"]" * 1_000_000}}}')
     with pytest.raises(InputError, match=r"run\.json: damaged: .*; move run.json away, and each rank is read by"):
         overlapscope.load(run)
     (run / "run.json").unlink()
