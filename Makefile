@@ -31,8 +31,13 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tests/check_house.py
+	$(BIN)/reuse lint --lines
 	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml examples/ci/github*.yml
 	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-actions action.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/check-jsonschema -q --builtin-schema vendor.gitlab-ci examples/ci/gitlab.yml
 
 # Ratios, measured in one run and interleaved; writes benchmarks/RESULTS.md.
@@ -70,7 +75,9 @@ test-newest-python: .venv-python-newest/.ready
 check-wheel: $(READY)
 	$(BIN)/python tests/check_wheel.py
 
-# What is uploaded, in dist/: built, checked, installed on every Python there is, README's commands run from there.
+# What is uploaded, in dist/: built, checked, installed on every Python there is, README's commands run from there; then
+# the unpacked sdist runs its own tests, which takes as long as `make test` (SDIST_TESTS="torch" leaves most of them out).
+SDIST_TESTS ?= not long
 release: $(VENV)/.release
 	$(BIN)/python tests/check_release.py
 
