@@ -74,6 +74,18 @@ def test_autocast_changes_no_bit_and_ddp_still_reduces_float32(tmp_path: Path) -
         assert set(calls[calls.op == "all_reduce"].dtype) == {"float32"}
 
 
+def test_no_computation_hides_a_collective_of_fsdp2_that_blocks_its_thread(tmp_path: Path) -> None:
+    needs_fsdp2_without_cuda()
+    results = train("fsdp_timed", tmp_path).results
+    for mode, run in runs(tmp_path).items():
+        for rank in run.analysis().ranks:
+            steps = [step for step in rank.steps if step.complete]
+            assert len(steps) >= 3
+            blocked_ns = sum(results[rank.rank][mode][step.step] for step in steps)
+            comm_ns = sum(step.comm_ns for step in steps)
+            assert 0.9 * comm_ns < sum(step.exposed_comm_ns for step in steps) < blocked_ns, mode
+
+
 def test_fsdp2_of_mixed_precision_gathers_one_type_and_reduces_the_other(tmp_path: Path) -> None:
     needs_fsdp2_without_cuda()
     train("fsdp_mixed", tmp_path)

@@ -66,11 +66,11 @@ def train(scope: object, model: nn.Module, batches: Iterable[torch.Tensor], call
             optimizer.zero_grad()
 
 
-def sharded(**options: object) -> nn.Module:
+def sharded(*, width: int = 64, **options: object) -> nn.Module:
     """Return two layers under FSDP2, sharded each on its own."""
     from torch.distributed.fsdp import fully_shard
 
-    model = mlp(layers=2)
+    model = mlp(width, layers=2)
     for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, **options)

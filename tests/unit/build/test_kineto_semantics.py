@@ -434,6 +434,29 @@ def test_enqueueing_and_waiting_are_no_compute(folder: Path) -> None:
     assert whole(run)["compute_ns"] == 3 * MS
 
 
+def test_autograd_waits_in_its_hooks_up_to_the_end_of_a_collective(folder: Path) -> None:
+    engine = "autograd::engine::evaluate_function: "
+    events = [
+        # In ms: the hook calls a gather at 1 and waits until 6, runs on until 7; the node multiplies until 9.
+        op(f"{engine}AddmmBackward0", 0, 10 * MS),
+        op("c10d::_allgather_base_", 1 * MS, 1 * MS),
+        op("AddmmBackward0", 7 * MS, 2 * MS),
+        op("aten::mm", 7 * MS, 2 * MS),
+        # A node of Python without a node of its own below: it calls a reduction at 11 and waits until 15.
+        op("RegisterPostBackwardFunctionBackward", 10 * MS, 6 * MS),
+        op("c10d::_reduce_scatter_base_", 11 * MS, 1 * MS),
+        # A hook waits until 19 for what was called elsewhere, and one computes while a collective runs.
+        op(f"{engine}MulBackward0", 17 * MS, 4 * MS),
+        op("MulBackward0", 20 * MS, 1 * MS),
+        op("aten::outer", 21 * MS, 4 * MS),
+    ]
+    ends = [(1, 6), (11, 15), (16, 19), (21, 23)]
+    gathers = [gloo("all_gather", start * MS, (end - start) * MS, [[16]]) for start, end in ends]
+    figures = whole(load(folder, [*events, *gathers]))
+    assert figures["compute_ns"] == (1 + 4 + 1 + 1 + 2 + 4) * MS
+    assert figures["overlapped_ns"] == 2 * MS
+
+
 def test_gloo_names_a_reduce_scatter_all_reduce_and_the_caller_is_right(folder: Path) -> None:
     table = calls(load(folder, cpu_run(), metadata=distributed(0, backend="gloo")))
     assert table.op.tolist() == ["reduce_scatter", "all_gather"]

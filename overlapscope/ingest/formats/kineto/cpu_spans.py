@@ -21,8 +21,8 @@ from overlapscope.ingest.build.host_ranges import launch_context
 from overlapscope.ingest.build.kernel_names import C10D_CALL, ENTERS_COLLECTIVE, HOST_COLLECTIVE, canonical_operation
 from overlapscope.ingest.build.trace_columns import TraceColumns
 from overlapscope.ingest.build.user_marks import comm_marks
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, Spans, make, or_missing
-from overlapscope.timeline.intervals import difference, union
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Flags, Ints, Spans, make, or_missing
+from overlapscope.timeline.intervals import Intervals, difference, union
 from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, full_elements, volume_bytes
 from overlapscope.timeline.run import Group
 
@@ -32,6 +32,8 @@ _EXECUTED_AS = {"reduce_scatter": "all_reduce"}
 _MESSAGE = re.compile(r"^(?:gloo|mpi|ucc):(?:send|recv)")
 _OUTPUT_FIRST = ("all_gather", "reduce_scatter", "all_to_all")
 """c10d operations whose arguments are (output, input). In-place operations have the input first."""
+_ENGINE = "autograd::engine::evaluate_function: "
+"""Start of the names of ranges in which autograd runs a node and its hooks. The node's work has a range of its own."""
 COMPUTATION = "host operations"
 """Name of the compute spans: each is a union of host operations, which have no common name."""
 
@@ -41,7 +43,9 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
 
     `gloo:*` ranges are communication. On every thread without such ranges, computation is the union of its operations
     minus its `c10d::*` and `_c10d_functional::*` operations (enqueueing, waiting) and minus the ranges of our own
-    communication marks. Annotations are neither. A thread whose only `gloo:*` ranges are sends and receives is the
+    communication marks. Annotations are neither. `Work.wait()` leaves no range: an autograd node, or an operation that
+    encloses a call, waits in the stretches outside of all operations inside it (a hook of FSDP2, for example) up to the
+    last end of a collective in each. A thread whose only `gloo:*` ranges are sends and receives is the
     caller's thread: it waits inside them and computes outside of them.
 
     If the run has exactly one group, every collective belongs to it.
@@ -56,13 +60,18 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
     messages = np.array([_MESSAGE.match(name) is not None for name in names], np.bool_)[host.name]
     comm = np.flatnonzero(talks)
     comm = comm[np.argsort(host.start_ns[comm], kind="stable")]
+    engine = np.array([name.startswith(_ENGINE) for name in names], np.bool_)[host.name] & works
+    finished = np.sort(host.end_ns[comm])
     lanes, starts, ends = [], [], []
     for lane in np.setdiff1d(np.unique(host.lane[works]), np.unique(host.lane[talks & ~messages])).tolist():
         here = works & (host.lane == lane)
         waits = waiting & (host.lane == lane)
-        busy = difference(
-            union((host.start_ns[here], host.end_ns[here])), union((host.start_ns[waits], host.end_ns[waits]))
-        )
+        called = np.sort(host.start_ns[waits])
+        encloses = np.searchsorted(called, host.end_ns) > np.searchsorted(called, host.start_ns)
+        outer = here & ~waits & (engine | encloses)
+        inner = (here & ~outer) | waits
+        own = difference(_merged(columns, outer), _merged(columns, inner))
+        busy = difference(difference(_merged(columns, here), _merged(columns, waits)), _waited(own, finished))
         lanes.append(np.full(busy.starts.size, lane, np.int64))
         starts.append(busy.starts)
         ends.append(busy.ends)
@@ -88,6 +97,17 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
     return spans, collectives
 
 
+def _merged(columns: TraceColumns, chosen: Flags) -> Intervals:
+    return union((columns.host.start_ns[chosen], columns.host.end_ns[chosen]))
+
+
+def _waited(own: Intervals, finished: Ints) -> Intervals:
+    """Return the part of each stretch up to the last of the sorted ends `finished` within it."""
+    last = np.searchsorted(finished, own.ends, side="right")
+    has_end = last > np.searchsorted(finished, own.starts, side="right")
+    return Intervals(own.starts[has_end], finished[last[has_end] - 1])
+
+
 def _match(columns: TraceColumns, names: list[str], comm: Ints, entered: Ints) -> list[int | None]:
     """Return for each executed collective the call it came from (row of the host ranges), or None.
 
@@ -108,8 +128,7 @@ def _match(columns: TraceColumns, names: list[str], comm: Ints, entered: Ints) -
         op = canonical_operation(found["op"]) if found else None
         size = input_elements(columns.host_args.get(row, _NO_ARGS))
         queue = waiting.get((op, size)) or waiting.get((op, None))
-        early = queue is not None and columns.host.start_ns[queue[0]] <= columns.host.start_ns[row]
-        out.append(queue.popleft() if queue is not None and early else None)
+        out.append(queue.popleft() if queue and columns.host.start_ns[queue[0]] <= columns.host.start_ns[row] else None)
     return out
 
 
