@@ -240,3 +240,20 @@ def test_ranges_of_a_library_spell_their_operation():
     assert LIBRARY_RANGE.match("nccl:_reduce_scatter_base")["op"] == "_reduce_scatter_base"
     assert LIBRARY_RANGE.match("nccl:send 0->1")["op"] == "send"
     assert HOST_COLLECTIVE.match("gloo:all_reduce")["op"] == "all_reduce"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "op"),
+    [
+        ("void deep_ep::intranode::notify_dispatch<8>(int const*, int*, int const*, int*, int, int)", "barrier"),
+        ("deep_ep::intranode::cached_notify_combine<8>", "barrier"),
+        ("void deep_ep::internode::cached_notify<false>(int, int, int, int, int*)", "barrier"),
+        ("_ZN7deep_ep9intranode15notify_dispatchILi8EEEvPKiPi", "barrier"),
+        ("void uccl::internode::notify_dispatch<false, 4>(int const*)", "barrier"),
+        ("deep_ep::intranode::barrier<8>", "barrier"),
+        ("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)", "dispatch"),
+        ("void deep_ep::intranode::combine<__nv_bfloat16, 8, 768, 4096>(__nv_bfloat16*)", "combine"),
+    ],
+)
+def test_a_kernel_without_payload_is_no_call_of_the_operation_it_serves(kernel: str, op: str) -> None:
+    assert Classifier().place(kernel)[0] == KernelClass(COMMUNICATES, op)
