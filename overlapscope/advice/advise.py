@@ -8,6 +8,7 @@ import msgspec
 from overlapscope.advice.communication_copies import communication_copies
 from overlapscope.advice.embedding_tail import embedding_tail
 from overlapscope.advice.fewer_channels import interference
+from overlapscope.advice.job_kind import fitted, job_kind
 from overlapscope.advice.late_launches import late_launches
 from overlapscope.advice.late_rank import late_rank
 from overlapscope.advice.max_connections import max_connections
@@ -60,7 +61,7 @@ def by_rules(
     if late is not None:
         return [late]
     given = RuleInput.of(run, analysis, cross_rank, alone)
-    return ranked([each for rule in RULES if (each := rule(given)) is not None])
+    return ranked(fitted([each for rule in RULES if (each := rule(given)) is not None], given.job))
 
 
 def advise(
@@ -82,7 +83,7 @@ def advise(
     from overlapscope.advice.replayed_settings import by_replay  # noqa: PLC0415 - `by_rules` replays nothing
 
     found, reasons = by_replay(run, cross_rank, found, caps_mb, keep)
-    return ranked(found), reasons
+    return ranked(fitted(found, job_kind(run))), reasons
 
 
 def ranked(found: Sequence[Recommendation]) -> list[Recommendation]:

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.advice.job_kind import FUSABLE, JobKind
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
 from overlapscope.analysis.host_cause import LOADING
 from overlapscope.analysis.result import Recommendation
@@ -46,7 +47,9 @@ def late_launches(given: RuleInput) -> Recommendation | None:
         id="late_launches",
         title=f"Launch-bound: in a {ms(given.step_ns)} {given.per} {' and '.join(parts)}{during_loading}",
         at_most_ns=late + gaps,
-        apply=_loading() if loads else _launching([name for name, each in calls.items() if given.is_worth(each[1])]),
+        apply=_loading()
+        if loads
+        else _launching(given.job, [name for name, each in calls.items() if given.is_worth(each[1])]),
         evidence={
             "late_launch_ns": late,
             "idle_ns": given.figures.idle_ns,
@@ -94,16 +97,16 @@ def _gaps(timeline: RankTimeline, given: RuleInput, windows: Windows) -> tuple[f
     return length(intersection(idle, loading)) / len(windows), {name: found[name] for name in most}
 
 
-def _launching(stop: Sequence[str]) -> dict[str, str]:
+def _launching(job: JobKind, stop: Sequence[str]) -> dict[str, str]:
     """Return code that makes fewer launches; `stop` are the calls in which the host waits long."""
-    sync = (
-        f"\n# {', '.join(stop)} stops the host: no .item(), .cpu(), print(tensor) or torch.cuda.synchronize() in a step"
-        if stop
-        else ""
-    )
+    lines = ['model = torch.compile(model, mode="reduce-overhead")  # CUDA graphs: one launch for many kernels']
+    if job.optimizer in FUSABLE and not job.is_fused:
+        lines.append(f"optimizer = torch.optim.{job.optimizer}(..., fused=True)")
+    if stop:
+        avoid = "no .item(), .cpu(), print(tensor) or torch.cuda.synchronize() in a step"
+        lines.append(f"# {', '.join(stop)} stops the host: {avoid}")
     return {
-        "torch": 'model = torch.compile(model, mode="reduce-overhead")  # CUDA graphs: one launch for many kernels\n'
-        f"optimizer = torch.optim.AdamW(model.parameters(), fused=True){sync}",
+        "torch": "\n".join(lines),
         "fsdp2": "block.set_modules_to_forward_prefetch([next_block])  # enqueues the gather before the compute",
         "megatron": "--cuda-graph-impl local",
     }

@@ -10,12 +10,9 @@ from typing import Final
 from overlapscope.advice.rule_input import RuleInput, recommended
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.dimensions import CONTEXT, TENSOR
-from overlapscope.timeline.run import Run
 
 NAME: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
 BEFORE_BLACKWELL: Final = re.compile(r"\b(?:[VAH]100|[AH]800|H200|H20|GH200|[AL]40S?|A10|A30|L4|T4)\b")
-MEGATRON: Final = re.compile(r"TENSOR_MODEL_PARALLEL|CONTEXT_PARALLEL_GROUP")
-"""Descriptions of Megatron's groups (`megatron/core/parallel_state.py`)."""
 
 
 def max_connections(given: RuleInput) -> Recommendation | None:
@@ -29,11 +26,12 @@ def max_connections(given: RuleInput) -> Recommendation | None:
     value = values.pop()
     dimensions = {row.dimension for row in given.analysis.collectives}
     splits = bool({TENSOR, CONTEXT} & dimensions)
-    if value == "1" and _fsdp(given.run) and not splits:
+    fsdp = "fsdp2" in given.job.frameworks
+    if value == "1" and fsdp and not splits:
         why = "FSDP's all-gathers and reduce-scatters cannot overlap compute: all streams share one queue of the device"
         return _recommendation(given, value, why, f"unset {NAME}  # the default is 8")
     old = BEFORE_BLACKWELL.search(str(given.run.fingerprint.get("device") or ""))
-    if value != "1" and splits and _megatron(given.run) and old and not _fsdp(given.run):
+    if value != "1" and splits and "megatron" in given.job.frameworks and old and not fsdp:
         why = "Megatron's overlap of tensor-parallel collectives needs launches in order before Blackwell"
         return _recommendation(given, value, why, f"export {NAME}=1")
     return None
@@ -55,12 +53,3 @@ def _environment(recorded: object) -> dict[str, str] | None:
     settings = recorded.get("settings") if hasattr(recorded, "get") else None
     found = settings.get("environment") if isinstance(settings, dict) else None
     return found if isinstance(found, dict) else None
-
-
-def _fsdp(run: Run) -> bool:
-    """Return whether the job used FSDP, by its annotations."""
-    return any(name.startswith("FSDP::") for each in run.ranks.values() for name in each.names)
-
-
-def _megatron(run: Run) -> bool:
-    return any(MEGATRON.search(f"{group.name} {group.description or ''}") for group in run.groups)

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, Self
 import msgspec
 import numpy as np
 
+from overlapscope.advice.job_kind import JobKind, job_kind
 from overlapscope.analysis.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.headline import Headline
@@ -27,6 +28,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
     """A run with its figures; times in ns."""
 
     run: Run
+    job: JobKind
     analysis: Analysis
     transfers: Mapping[int, Transfers]
     """By rank, the transfer times of its calls, where wait time could be separated."""
@@ -49,6 +51,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
         windows = {rank: _windows(own, of_steps=of_steps) for rank, own in alone.items()}
         return cls(
             run=run,
+            job=job_kind(run),
             analysis=analysis,
             transfers=cross_rank.transfers(run),
             coverage={rank: own.coverage for rank, own in alone.items()},

@@ -1,6 +1,7 @@
 """Rules beyond the replay: a run of known truth that fires each, one that must not, and real traces."""
 
 import random
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -131,7 +132,6 @@ def test_many_calls_that_take_their_latency_are_reported_with_what_of_them_is_ex
     assert small.evidence["calls"] == 20
     assert small.evidence["exposed_ns"] == 400 * US
     assert small.gain_high_ns == 380 * US  # one of the twenty remains
-    assert "fsdp2" in small.apply
     assert "horovod" not in small.apply
     assert "small_collectives" in fired(many(20, size_bytes=2000))
 
@@ -209,7 +209,6 @@ def test_a_call_behind_another_operation_on_its_lane_is_reported() -> None:
     assert busy.gain_high_ns == 90 * US
     assert busy.evidence["pairs"][0]["before"] == ["reduce_scatter", "g"]
     assert busy.evidence["pairs"][0]["behind"] == ["all_gather", "g"]
-    assert "set_separate_reduce_scatter_group" in busy.apply["fsdp2"]
     assert "busy_lane" in fired(queue(Sent(start=600, end=690, launch=105, op="reduce_scatter", group="h")))
 
 
@@ -254,7 +253,7 @@ def test_kernels_that_a_transfer_slows_give_a_trial_of_fewer_channels() -> None:
     assert found.verdict == "trial"
     # About half of the compute of a step is beside the transfer, and 0.4 / 1.4 of that is the slowing.
     assert 0.1 * STEP * US < (found.gain_high_ns or 0) < 0.2 * STEP * US
-    assert list(found.apply) == ["nccl_communicator", "megatron", "nccl_variables"]
+    assert list(found.apply) == ["nccl_communicator", "nccl_variables"]
     assert "fewer_channels" not in fired(slowed(1.0))
 
 
@@ -305,6 +304,56 @@ def test_megatrons_tensor_parallelism_needs_one_connection_before_blackwell() ->
     assert connected(TP, environment={}) is None
     newer = {"backend": "nccl", "device": "NVIDIA B200"}
     assert connected(TP, environment={}, fingerprint=newer, **megatron) is None
+
+
+# --- what the recording shows of its job ----------------------------------------------------------------------------
+
+LATE = (Kernel(start=0, end=400), Sent(start=100, end=300, launch=5), Kernel(start=700, end=990, launch=699))
+
+
+@pytest.mark.parametrize(
+    ("names", "frameworks"),
+    [
+        ((), ["torch"]),
+        (("FSDP::pre_forward",), ["fsdp2", "torch"]),
+        (("DistributedDataParallel.forward",), ["torch"]),
+        (("megatron/core/pipeline_parallel/schedules.py(500): forward_step",), ["megatron", "torch"]),
+    ],
+)
+def test_code_is_for_frameworks_that_the_recording_shows_and_theirs_comes_first(
+    names: Sequence[str], frameworks: list[str]
+) -> None:
+    marks = [Range(name=name, start=1, end=2) for name in names]
+    assert list(fired(always(*LATE, *marks))["late_launches"].apply) == frameworks
+
+
+def test_an_inference_server_gets_no_code_for_training() -> None:
+    calls = many(20, size_bytes=200_000)
+    assert "deepspeed" in fired(calls)["small_collectives"].apply
+    for marked, frameworks in (
+        (("vllm::all_reduce",), ["torch"]),
+        (("vllm::x", "AddmmBackward0"), ["deepspeed", "torch"]),
+    ):
+        named = replace(
+            calls, ranks={rank: replace(each, names=(*each.names, *marked)) for rank, each in calls.ranks.items()}
+        )
+        assert list(fired(named)["small_collectives"].apply) == frameworks
+
+
+@pytest.mark.parametrize(
+    ("names", "optimizer"),
+    [
+        ((), None),
+        (("Optimizer.step#SGD.step",), "SGD"),
+        (("Optimizer.zero_grad#AdamW.zero_grad",), "AdamW"),
+        (("Optimizer.step#Muon.step",), None),
+        (("Optimizer.step#SGD.step", "Optimizer.step#AdamW.step"), None),
+        (("Optimizer.step#AdamW.step", "FusedAdamMathFunctor<float, 4>"), None),
+    ],
+)
+def test_fusing_is_advised_for_the_optimizer_that_was_recorded(names: Sequence[str], optimizer: str | None) -> None:
+    code = fired(always(*LATE, *(Range(name=name, start=1, end=2) for name in names)))["late_launches"].apply["torch"]
+    assert re.findall(r"torch\.optim\.(\w+)", code) == ([optimizer] if optimizer else [])
 
 
 # --- all together ---------------------------------------------------------------------------------------------------

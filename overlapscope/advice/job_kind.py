@@ -1,0 +1,80 @@
+"""What a recording shows of its job: the frameworks it uses, its optimizer, and whether it trains."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from overlapscope.analysis.result import Recommendation
+from overlapscope.timeline.run import Run
+from overlapscope.whatif.parallelism import parallelism_of
+
+NAMES: Final = {
+    "ddp": re.compile(r"DistributedDataParallel\.|torch\.distributed\.ddp\.reducer::"),
+    "fsdp2": re.compile(r"FSDP::"),
+    "deepspeed": re.compile(r"(?:^|/)deepspeed/|DeepSpeed(?:Engine|ZeroOptimizer)"),
+    "megatron": re.compile(r"(?:^|/)megatron/(?:core|training)/"),
+    "horovod": re.compile(r"^(?:horovod|Horovod[A-Z])"),
+}
+"""Names of ranges and operations by which a framework is seen, by its key in `Recommendation.apply`."""
+MEGATRON_GROUP: Final = re.compile(r"(?:MODEL|CONTEXT|TENSOR|DATA)_PARALLEL(?:_GROUP|_RANK)?")
+"""Descriptions of Megatron's groups (`megatron/core/parallel_state.py`)."""
+ONLY_SEEN: Final = {"fsdp2", "megatron"}
+"""Frameworks that are advised only where they are seen; others leave fewer names."""
+OPTIMIZER: Final = re.compile(r"^Optimizer\.(?:step|zero_grad)#(?P<name>\w+)\.")
+"""torch's annotations of an optimizer."""
+FUSABLE: Final = ("SGD", "Adam", "AdamW", "Adagrad")
+"""Optimizers of torch with `fused=True`."""
+FUSED: Final = re.compile(r"Fused(?:Adam|Sgd|Adagrad)|_fused_(?:adam|sgd|adagrad)", re.I)
+TRAINS: Final = re.compile(r"Backward\d*$|^autograd::|^Optimizer\.|AccumulateGrad")
+SERVES: Final = re.compile(
+    r"^(?:void )?(?:vllm|sglang|sgl_kernel|tensorrt_llm|flashinfer|lmdeploy)(?:::|\.)|^execute_context"
+)
+
+
+class JobKind(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a job from its recording."""
+
+    frameworks: tuple[str, ...]
+    """Those seen by name, as keys of `Recommendation.apply`."""
+    serves: bool
+    """Whether it is an inference server: its names are seen, and none of training."""
+    optimizer: str | None
+    """Class of torch's optimizer; None where it was not recorded."""
+    is_fused: bool
+    """Whether the optimizer's kernels are fused."""
+
+
+def job_kind(run: Run) -> JobKind:
+    """Return what the names, groups and calls of a run show of its job."""
+    names = {name for each in run.ranks.values() for name in each.names}
+    found = {key for key, pattern in NAMES.items() if any(pattern.search(name) for name in names)}
+    found |= {"ddp"} if any(each.recorded.get("ddp") for each in run.ranks.values()) else set()
+    if any(MEGATRON_GROUP.search(f"{group.name} {group.description or ''}") for group in run.groups):
+        found.add("megatron")
+    like = parallelism_of(run)
+    found |= {"fsdp2"} if like == "fsdp" else set()
+    trains = like in ("ddp", "fsdp") or any(TRAINS.search(name) for name in names)
+    optimizers = {match["name"] for name in names if (match := OPTIMIZER.match(name)) is not None}
+    return JobKind(
+        frameworks=tuple(key for key in NAMES if key in found),
+        serves=not trains and any(SERVES.match(name) for name in names),
+        optimizer=optimizers.pop() if len(optimizers) == 1 else None,
+        is_fused=any(FUSED.search(name) for name in names),
+    )
+
+
+def fitted(found: Sequence[Recommendation], job: JobKind) -> list[Recommendation]:
+    """Return recommendations with code for the frameworks of the job only, those first that it is known to use."""
+    return [replace(each, apply=_fitted(each.apply, job)) for each in found]
+
+
+def _fitted(apply: Mapping[str, str], job: JobKind) -> dict[str, str]:
+    used = [key for key in job.frameworks if key in apply]
+    others = [key for key in apply if key not in NAMES]
+    if not job.frameworks and not job.serves:
+        used = [key for key in apply if key in NAMES and key not in ONLY_SEEN]
+    kept = [*used, *others]
+    return {key: apply[key] for key in kept} if kept else dict(apply)
