@@ -62,7 +62,7 @@ CAUSES: Final[dict[str, Cause]] = {
     ),
     "late_launch": Cause(
         label="late launch by the host",
-        description="then the time from when its data was ready until the host launched it",
+        description="then the time from when its data was ready until the host launched it, but on the compute stream",
         colour="launch",
     ),
     "queued": Cause(

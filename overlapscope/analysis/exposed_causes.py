@@ -32,7 +32,7 @@ from overlapscope.timeline.intervals import (
 )
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import POINT_TO_POINT
-from overlapscope.timeline.rows import sort_order
+from overlapscope.timeline.rows import sort_order, sum_by
 from overlapscope.timeline.run import RankTimeline, Run
 
 PIPELINE: Final = "pipeline"
@@ -61,7 +61,10 @@ class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_seen: Flags
     """Whether the optimizer of its step was recorded; without it, `depends` is not known."""
     depends: Flags
-    """Whether other compute than the optimizer's follows in the step."""
+    """Whether other compute than the optimizer's follows in the step; of a serial call whose step's optimizer was not
+    recorded, whether any compute follows."""
+    serial: Flags
+    """Whether it runs on the stream of the rank's compute: nothing there runs beside it, whenever it is launched."""
 
 
 class Causes(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,12 +130,17 @@ def own_parts(timeline: RankTimeline) -> OwnParts:
     ready = _ready(timeline, launch)
     known = (launch != NONE) & (ready != NONE)
     step, after = _of_rows(timeline.collectives.step, own_comm, NONE), following(timeline)
+    serial, optimizer_seen = _serial(timeline, own_comm), (step != NONE) & after.known(step)
+    last_compute_ns = timeline.spans.start_ns[timeline.spans.kind == COMPUTE].max(initial=NONE)
     return OwnParts(
         own_comm=own_comm,
-        late_ns=np.where(known, np.maximum(launch - ready, 0), 0),
-        queued_ns=np.where(known, np.maximum(own_comm.start_ns - np.maximum(launch, ready), 0), 0),
-        optimizer_seen=(step != NONE) & after.known(step),
-        depends=after.depends(step, own_comm.end_ns),
+        late_ns=np.where(known & ~serial, np.maximum(launch - ready, 0), 0),
+        queued_ns=np.where(known & ~serial, np.maximum(own_comm.start_ns - np.maximum(launch, ready), 0), 0),
+        optimizer_seen=optimizer_seen,
+        depends=np.where(
+            serial & ~optimizer_seen, last_compute_ns >= own_comm.end_ns, after.depends(step, own_comm.end_ns)
+        ),
+        serial=serial,
     )
 
 
@@ -305,8 +313,19 @@ def _ready(timeline: RankTimeline, launch: Ints) -> Ints:
     return np.where(before >= 0, done[np.maximum(before, 0)], NONE)
 
 
+def _serial(timeline: RankTimeline, own_comm: OwnedComm) -> Flags:
+    """Return for each owner whether it is a call that runs on the lane with the most compute time."""
+    found = np.zeros(timeline.collectives.op.size, np.bool_)
+    spans = timeline.spans
+    computes = spans.kind == COMPUTE
+    if timeline.has_device and computes.any():
+        taken = sum_by(spans.lane[computes], (spans.end_ns - spans.start_ns)[computes], int(spans.lane.max()) + 1)
+        found[spans.collective[(spans.collective != NONE) & (spans.lane == taken.argmax())]] = True
+    return np.asarray(_of_rows(found, own_comm, False), np.bool_)
+
+
 def _rest_causes(own: OwnParts, matched: Flags, of_pipeline: Flags) -> dict[str, Flags]:
-    known = matched & own.optimizer_seen
+    known = (matched & own.optimizer_seen) | (own.serial & ~of_pipeline)
     return {
         PIPELINE: of_pipeline,
         "dependency": known & own.depends,

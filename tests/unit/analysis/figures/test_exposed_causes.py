@@ -221,6 +221,28 @@ def test_what_delayed_a_call_of_both_ranks(
     assert found[0] == causes
 
 
+@pytest.mark.parametrize(
+    ("computes", "causes"),
+    [
+        ([READY, (70, 80, "gemm")], {"dependency": 10}),
+        ([READY], {"tail": 10}),
+        ([READY, (70, 80, "optimizer")], {"tail": 10}),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_call_on_the_stream_of_compute_is_never_late_or_queued(
+    ranks: int, computes: list[tuple[int, int, str]], causes: dict[str, int]
+) -> None:
+    """Launched 28 late, and begun 2 after: nothing could have run beside it all the same."""
+
+    def serial(rank: int) -> RankTimeline:
+        timeline = rank_of(rank, [(50, 60, 48)], computes, has_device=True)
+        return replace(timeline, spans=replace(timeline.spans, lane=np.full_like(timeline.spans.lane, LANES)))
+
+    _, found = explained(*(serial(rank) for rank in range(ranks)))
+    assert found[0] == causes
+
+
 def test_a_single_rank_knows_only_lateness_and_queues() -> None:
     _, found = explained(rank_of(0, [(35, 60, 10)], [(0, 20, "gemm"), (70, 80, "optimizer")], has_device=True))
     assert found[0] == {"queued": 15, "unknown": 10}
