@@ -8,6 +8,7 @@ import msgspec
 from overlapscope.advice.communication_copies import communication_copies
 from overlapscope.advice.embedding_tail import embedding_tail
 from overlapscope.advice.fewer_channels import interference
+from overlapscope.advice.flatten_gradients import flatten_gradients
 from overlapscope.advice.job_kind import fitted, job_kind
 from overlapscope.advice.late_launches import late_launches
 from overlapscope.advice.late_rank import late_rank
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 RULES: Final[tuple[Callable[[RuleInput], Recommendation | None], ...]] = (
     late_launches,
+    flatten_gradients,
     embedding_tail,
     small_collectives,
     busy_lane,
@@ -61,7 +63,11 @@ def by_rules(
     if late is not None:
         return [late]
     given = RuleInput.of(run, analysis, cross_rank, alone)
-    return ranked(fitted([each for rule in RULES if (each := rule(given)) is not None], given.job))
+    found = {each.id: each for rule in RULES if (each := rule(given)) is not None}
+    if "flatten_gradients" in found:  # Its burst is what is launched late, and call by call.
+        found.pop("late_launches", None)
+        found.pop("small_collectives", None)
+    return ranked(fitted(list(found.values()), given.job))
 
 
 def advise(

@@ -67,14 +67,14 @@ def job_kind(run: Run) -> JobKind:
 
 
 def fitted(found: Sequence[Recommendation], job: JobKind) -> list[Recommendation]:
-    """Return recommendations with code for the frameworks of the job only, those first that it is known to use."""
+    """Return recommendations without code for frameworks that the job does not use; that for the ones it is known to
+    use comes first.
+    """
     return [replace(each, apply=_fitted(each.apply, job)) for each in found]
 
 
 def _fitted(apply: Mapping[str, str], job: JobKind) -> dict[str, str]:
     used = [key for key in job.frameworks if key in apply]
-    others = [key for key in apply if key not in NAMES]
-    if not job.frameworks and not job.serves:
-        used = [key for key in apply if key in NAMES and key not in ONLY_SEEN]
-    kept = [*used, *others]
+    out = set(NAMES) if job.serves else ONLY_SEEN
+    kept = [*used, *(key for key in apply if key not in used and key not in out)]
     return {key: apply[key] for key in kept} if kept else dict(apply)

@@ -136,6 +136,25 @@ def test_many_calls_that_take_their_latency_are_reported_with_what_of_them_is_ex
     assert "small_collectives" in fired(many(20, size_bytes=2000))
 
 
+def one_by_one(calls: int, spent: float = 4, computed: float = 0.5) -> Run:
+    """After backward, until 200, an all-reduce every 10 us: each behind a clone, which takes `computed`."""
+    begins = [200 + 10 * place for place in range(calls)]
+    clones = [Kernel(start=at, end=at + computed, launch=at - 1) for at in begins]
+    sent = [Sent(start=at + 5, end=at + 5 + spent, launch=at + 3) for at in begins]
+    return always(Kernel(start=0, end=200), *clones, *sent, Kernel(start=900, end=990, launch=899))
+
+
+def test_gradients_reduced_one_by_one_after_backward_should_be_flattened_and_nothing_else() -> None:
+    found = fired(one_by_one(60))
+    assert set(found) == {"flatten_gradients"}
+    assert found["flatten_gradients"].evidence["calls"] == 60
+    # From the start of the first call, at 205, to the end of the last, at 799.
+    assert found["flatten_gradients"].gain_high_ns == 594 * US
+    assert "flatten_gradients" not in fired(one_by_one(20))
+    assert "flatten_gradients" not in fired(one_by_one(60, computed=4))  # backward goes on
+    assert "flatten_gradients" not in fired(one_by_one(60, spent=0.4, computed=0.9))  # late launches of everything
+
+
 def in_groups(run: Run, members: int) -> Run:
     """Split the ranks of a run into groups of so many: each makes the calls that the one group did."""
     ranks = {
@@ -332,7 +351,7 @@ def test_an_inference_server_gets_no_code_for_training() -> None:
     assert "deepspeed" in fired(calls)["small_collectives"].apply
     for marked, frameworks in (
         (("vllm::all_reduce",), ["torch"]),
-        (("vllm::x", "AddmmBackward0"), ["deepspeed", "torch"]),
+        (("vllm::x", "AddmmBackward0"), ["torch", "deepspeed"]),
     ):
         named = replace(
             calls, ranks={rank: replace(each, names=(*each.names, *marked)) for rank, each in calls.ranks.items()}
@@ -419,7 +438,7 @@ def test_predicted_gains_stand_before_bounds_and_bounds_before_trials() -> None:
     [
         ("kineto/a100_ddp_rank0of2_collective_args.json.gz", ["late_launches"]),
         ("kineto/a100_rank3of8_six_steps.json.gz", ["late_launches", "fewer_channels"]),
-        ("kineto/v100_rank1of2_2020_allreduces.json.gz", ["late_launches"]),
+        ("kineto/v100_rank1of2_2020_allreduces.json.gz", ["flatten_gradients"]),
         ("kineto/sampled_pair", []),
         ("kineto/tracelens_mi300_resnet_act_checkpoint.json.gz", []),
         ("kineto/tracelens_mi210_gpu_only.json.gz", []),
