@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
-from overlapscope.advice.small_collectives import SHORT_NS
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.dimensions import DATA
@@ -16,6 +15,8 @@ from overlapscope.timeline.run import RankTimeline
 
 FEWEST_CALLS: Final = 32
 """Least all-reduces of a burst: buckets of 25 MiB are fewer, up to models of a billion parameters. A choice."""
+BUCKET_BYTES: Final = 25 << 20
+"""DistributedDataParallel's own bucket cap: calls as large are no longer small."""
 BESIDE: Final = 0.1
 """Largest share of a burst in which the device computes, which is no longer than the calls either. A choice: clones and
 casts take less; backward, or layers whose launches are late, take more."""
@@ -72,7 +73,7 @@ def _bursts(timeline: RankTimeline, given: RuleInput, windows: Windows) -> list[
     compute, found = BusyTime(cover.compute), []
     for begin, until in windows:
         own = rows[(calls.start_ns[rows] >= begin) & (calls.start_ns[rows] < until)]
-        if own.size < FEWEST_CALLS or np.median(calls.end_ns[own] - calls.start_ns[own]) > SHORT_NS:
+        if own.size < FEWEST_CALLS or np.median(calls.bytes[own]) >= BUCKET_BYTES:
             continue
         start, end = int(calls.start_ns[own].min()), int(calls.end_ns[own].max())
         computed = int(compute.within(np.array([start]), np.array([end]))[0])

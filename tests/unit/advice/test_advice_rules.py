@@ -136,11 +136,11 @@ def test_many_calls_that_take_their_latency_are_reported_with_what_of_them_is_ex
     assert "small_collectives" in fired(many(20, size_bytes=2000))
 
 
-def one_by_one(calls: int, spent: float = 4, computed: float = 0.5) -> Run:
+def one_by_one(calls: int, spent: float = 4, computed: float = 0.5, size_bytes: int = 4096) -> Run:
     """After backward, until 200, an all-reduce every 10 us: each behind a clone, which takes `computed`."""
     begins = [200 + 10 * place for place in range(calls)]
     clones = [Kernel(start=at, end=at + computed, launch=at - 1) for at in begins]
-    sent = [Sent(start=at + 5, end=at + 5 + spent, launch=at + 3) for at in begins]
+    sent = [Sent(start=at + 5, end=at + 5 + spent, launch=at + 3, size_bytes=size_bytes) for at in begins]
     return always(Kernel(start=0, end=200), *clones, *sent, Kernel(start=900, end=990, launch=899))
 
 
@@ -151,6 +151,7 @@ def test_gradients_reduced_one_by_one_after_backward_should_be_flattened_and_not
     # From the start of the first call, at 205, to the end of the last, at 799.
     assert found["flatten_gradients"].gain_high_ns == 594 * US
     assert "flatten_gradients" not in fired(one_by_one(20))
+    assert "flatten_gradients" not in fired(one_by_one(60, size_bytes=25 << 20))
     assert "flatten_gradients" not in fired(one_by_one(60, computed=4))  # backward goes on
     assert "flatten_gradients" not in fired(one_by_one(60, spent=0.4, computed=0.9))  # late launches of everything
 
