@@ -154,7 +154,9 @@ def _knobs(knobs: dict[str, Any], base: dict[str, Any]) -> str:
     """Return settings as Python writes them: bucket caps, and what differs from `base`; long lists are cut."""
     shown = []
     for name, value in knobs.items():
-        if isinstance(value, list):
+        if name == "ranks":  # a factor, not a number of ranks
+            shown.append(f"ranks x{value}")
+        elif isinstance(value, list):
             listed = ", ".join(f"{each:.3g}" for each in value[:MAX_LIST])
             shown.append(f"{name}=[{listed}{', ...' if len(value) > MAX_LIST else ''}]")
         elif name == "bucket_cap_mb" or base.get(name) != value:

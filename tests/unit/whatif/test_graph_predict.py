@@ -18,6 +18,7 @@ from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats.json import schema as schema_of
+from overlapscope.report.text import whatif as whatif_text
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.calibrate import Fit
@@ -96,6 +97,12 @@ def test_changes_of_fsdp_are_predicted_as_the_changed_job_takes(shape: dict[str,
         row = scenario(answer, link_speed=speed)
         assert row.predicted_step_ns == pytest.approx(step_ns(faster(fsdp(**shape), speed)), rel=0.03)
         assert row.hypothetical
+
+
+def test_more_ranks_are_shown_as_a_factor_not_as_a_number() -> None:
+    text = whatif_text.render(answered(fsdp()), recorded=True)
+    assert "ranks x2" in text
+    assert "ranks=" not in text
 
 
 def test_what_is_kept_gathered_and_what_is_gathered_ahead_takes_memory() -> None:
