@@ -158,14 +158,31 @@ def _host_answer(events: list[Any], marks: list[Any]) -> Answer:
         threads.setdefault((event["pid"], event["tid"]), []).append((start, end, category, str(event["name"])))
     comm: Pieces = []
     compute: Pieces = []
+    ends = [end for _, end, _, event in events if str(event["name"]).startswith("gloo:")]
     for own in threads.values():
         gloo = [(start, end) for start, end, _, name in own if name.startswith("gloo:")]
         comm += gloo
         if not gloo:
-            operations = merged([(start, end) for start, end, category, _ in own if category == "cpu_op"])
-            calls = merged([(start, end) for start, end, _, name in own if name.startswith("c10d::")])
-            compute += without(operations, calls)
+            operations = [(start, end, name) for start, end, category, name in own if category == "cpu_op"]
+            calls = [(start, end) for start, end, name in operations if name.startswith("c10d::")]
+            busy = without(merged([each[:2] for each in operations]), merged(calls))
+            compute += without(busy, merged(_waits(operations, calls, ends)))
     edges = merged(comm) + merged(compute)
     whole = (min(start for start, _ in edges), max(end for _, end in edges))
     steps = {number: split(comm, compute, [], (start, end)) for start, end, number in marks}
     return Answer(split(comm, compute, [], whole), dict(steps))
+
+
+def _waits(operations: list[Any], calls: Pieces, ends: list[int]) -> Pieces:
+    """Where nodes of autograd, and operations around a call, wait: outside of the others, until a collective ends."""
+    outer, inner = [], list(calls)
+    for start, end, name in operations:
+        if name.startswith("c10d::"):
+            continue
+        around = any(start <= begin < end for begin, _ in calls)
+        (outer if around or name.startswith("autograd::engine::") else inner).append((start, end))
+    found = []
+    for start, end in without(merged(outer), merged(inner)):
+        within = [each for each in ends if start < each <= end]
+        found += [(start, max(within))] if within else []
+    return found
