@@ -125,7 +125,7 @@ def test_all_recommendations_stand_with_gain_risk_apply_and_verify(site: Site) -
     said = words(_page(site, "recommendations").content)
     assert "14.198 ms per step to gain: Set bucket_cap_mb=1." in said
     for each in ("saves 14.198 ms per step", "Numerics changes: compare the loss", "overlapscope compare",
-                 "bucket_cap.md", "assumptions, varied within their ranges",
+                 "overlapscope explain bucket_cap", "assumptions, varied within their ranges",
                  "predicted step 126.335 ms; exposed comm 16.421 ms",
                  "bf16_compress_hook", "overlap slowdown could not be measured"):  # fmt: skip
         assert each in said, each
