@@ -143,8 +143,8 @@ def _save_job(session: Session, *, tell_ranks: bool) -> None:
         session.path,
         version=__version__,
         world_size=session.world_size,
-        groups=environment.groups(),
-        fingerprint=environment.fingerprint(),
+        groups=session.guard("reading the groups", environment.groups) or (),
+        fingerprint=session.guard("reading the software", environment.fingerprint, session.hooks.device) or {},
         tell_ranks=tell_ranks,
     )
 

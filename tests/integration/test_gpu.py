@@ -96,7 +96,7 @@ def test_nvml_tells_real_values_of_this_device() -> None:
     from overlapscope.capture.host.telemetry import Sampler
 
     torch.zeros(1).cuda()
-    sampler = Sampler(*known.device())
+    sampler = Sampler(*known.device(0))
     sampler.open()
     try:
         sampler.sample()
@@ -119,7 +119,7 @@ def test_links_are_reported_or_nothing_but_never_raise() -> None:
     from overlapscope.capture.host.doctor import device_links
 
     torch.zeros(1).cuda()
-    found = of_device(*known.device())
+    found, _ = of_device(*known.device(0))
     assert all(link["a"] != link["b"] for link in found)
     assert len({link["a"] for link in found}) <= 1
     assert device_links().detail
