@@ -47,7 +47,12 @@ def finish(session: Session) -> None:
     others: dict[str, dict[str, Any]] = {}
     keys = [f"{key}{rank}" for rank in range(1, session.world_size)]
     if store is not None:
-        others = session.guard("receiving the other ranks", exchange.receive, store, keys, session.wait_seconds) or {}
+        others = (
+            session.guard(
+                "receiving the other ranks", exchange.receive, store, keys, session.wait_seconds, session.hurried
+            )
+            or {}
+        )
         for rank in range(1, session.world_size):
             parts = others.get(f"{key}{rank}", {}).pop("parts", 0)
             folder = session.path / rank_folder(rank)
@@ -57,6 +62,7 @@ def finish(session: Session) -> None:
         session.guard("writing run.json", _save_job, session, tell_ranks=True)
     received = [summary, *(msgspec.convert(each, CaptureSummary) for each in others.values())]
     missing = [rank for rank in range(1, session.world_size) if f"{key}{rank}" not in others]
+    session.guard("cleaning up", session.output.remove_unfinished, missing)
     text = render(
         sorted(received, key=lambda each: each.rank),
         session.world_size,

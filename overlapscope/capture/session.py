@@ -109,18 +109,26 @@ class Session:
         """Stop recording, write the run, and on rank 0 print the summary; do nothing the second time."""
         if self._state != "open":
             return
+        self._termination.hold()
         self._stop()
         self._unregister_fork_stop()
         self.hooks.close()
         self.guard("closing", self._group_destruction.close)
         self.wait_seconds = self.settings.wait_seconds if wait else 0.0
-        self.guard("waiting for collectives", self.hooks.settle, self.steps.records, self.wait_seconds)
+        self.guard("waiting for collectives", self._settle)
         if self.hooks.traces is not None:
             self.guard("closing the profiler", self.hooks.traces.close)
-        self.guard("restoring signals", self._termination.close)
         self.steps.note_missing()
         self.guard("writing the run", self._finish, self)
         self.output.leave()
+        self._termination.close()  # unguarded: a signal that was held may raise, as the job's own handler would
+
+    def _settle(self) -> None:
+        self.hooks.settle(self.steps.records, self.wait_seconds, self.hurried)
+
+    def hurried(self) -> bool:
+        """Return whether the process is to end: then nothing is waited for any more."""
+        return self._termination.pending
 
     def forked(self) -> None:
         """Stop in a forked child: the recording, its files and its end belong to the parent."""

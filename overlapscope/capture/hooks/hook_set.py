@@ -126,14 +126,14 @@ class HookSet:
             self._guard("closing", watch.close)
         self._opened.clear()
 
-    def settle(self, records: Sequence[StepRecord], seconds: float) -> None:
+    def settle(self, records: Sequence[StepRecord], seconds: float, hurried: Callable[[], bool]) -> None:
         """Wait for the ends of the last steps, outside of any step, for at most so many seconds, or a little longer.
 
         Without a device only threads of a backend may still mark an end; a device may be steps behind the host.
         """
         end = monotonic() + (max(seconds, SETTLE_SECONDS) if self.clock.on_device else SETTLE_SECONDS)
         calls = [call for record in records[-2:] for call in record.calls]
-        while monotonic() < end and not self._settled(calls):
+        while monotonic() < end and not hurried() and not self._settled(calls):
             sleep(0.005)
         if self._collectives is not None:
             self._collectives.works.clear()

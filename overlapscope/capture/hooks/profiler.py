@@ -6,6 +6,7 @@ and the other profiler's are not.
 """
 
 import gc
+import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from overlapscope.capture.lifecycle.guard import Guard
+from overlapscope.capture.lifecycle.output import unfinished
 
 if TYPE_CHECKING:
     from overlapscope.capture.settings import Settings
@@ -115,7 +117,7 @@ class TraceRecorder:
 
     def _export(self, profiler: Any) -> None:
         self._path.mkdir(parents=True, exist_ok=True)
-        file = self._path / f".rank_{self._rank():05d}.recording{len(self.files)}.pt.trace.json.gz"
+        file = self._path / f"{unfinished(self._rank(), os.getpid())}.recording{len(self.files)}.pt.trace.json.gz"
         profiler.export_chrome_trace(str(file))
         self.files.append(file)
 
