@@ -1,4 +1,4 @@
-"""Under torchrun: a killed rank costs its own columns; the survivor's run is written though torchrun ends it at once."""
+"""Under torchrun: a killed rank costs its own columns; the survivor's run is written though torchrun ends it."""
 
 import subprocess
 import sys
