@@ -3,6 +3,8 @@
 import shlex
 import socket
 import sys
+from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -10,7 +12,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.headline import Headline
-from overlapscope.analysis.result import Analysis
+from overlapscope.analysis.result import Analysis, StepBreakdown
 from overlapscope.capture.host import environment
 from overlapscope.capture.lifecycle import exchange
 from overlapscope.capture.session import Session
@@ -166,11 +168,21 @@ def _write(session: Session, timeline: RankTimeline) -> None:
         session.output.remove_older_ranks(session.hooks.clock.epoch_ns(session.begin_ns))
 
 
+def _between(timeline: RankTimeline | None, steps: Sequence[StepBreakdown]) -> tuple[float, float] | None:
+    """Return the median least and most exposed communication of the steps, None where it is determined in all."""
+    stated = timeline.recorded.get("exposed_between_ns") if timeline is not None else None
+    if not stated or not any(str(each.step) in stated for each in steps):
+        return None
+    bounds = [stated.get(str(each.step), (each.exposed_comm_ns or 0,) * 2) for each in steps]
+    return median(low for low, _ in bounds), median(high for _, high in bounds)
+
+
 def _summarise(session: Session, timeline: RankTimeline | None) -> CaptureSummary:
     recorded = session.recorded()
-    head = Headline()
+    head, steps = Headline(), list[StepBreakdown]()
     if timeline is not None:
-        head = analyze(Run(world_size=session.world_size, ranks={session.rank: timeline})).headline
+        analysis = analyze(Run(world_size=session.world_size, ranks={session.rank: timeline}))
+        head, steps = analysis.headline, [step for step in analysis.ranks[0].steps if step.complete and step.window_ns]
     own = head if head.window == "step" else Headline()
     cost = recorded["overhead"] or {}
     return CaptureSummary(
@@ -182,8 +194,10 @@ def _summarise(session: Session, timeline: RankTimeline | None) -> CaptureSummar
         hidden_ns=own.overlapped_ns,
         idle_ns=own.idle_ns,
         exposed_fraction=own.exposed_fraction,
-        overhead_ns=cost.get("median_ns"),
-        overhead_low_ns=cost.get("low_ns"),
-        overhead_high_ns=cost.get("high_ns"),
+        overhead_ns=cost.get("mean_ns"),
+        overhead_low_ns=cost.get("mean_low_ns"),
+        overhead_high_ns=cost.get("mean_high_ns"),
+        exposed_between_ns=_between(timeline, steps),
+        cut_steps=timeline.recorded.get("cut_steps", {}) if timeline is not None else {},
         failures=recorded["failures"],
     )
