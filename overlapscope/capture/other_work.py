@@ -1,4 +1,4 @@
-"""Separate what the training thread computes outside the phases from its idling, by its own CPU time."""
+"""Separate what the training thread computes outside the phases from its idling, by its time on a core or for one."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.capture.host.thread_times import RAN
+from overlapscope.capture.host.thread_times import QUEUED, RAN
 from overlapscope.capture.records import StepRecord
 from overlapscope.timeline.intervals import Intervals, complement, union
 
@@ -28,15 +28,19 @@ def other_on_host(
     gaps = complement(known, begin_ns, end_ns)
     long = gaps.ends - gaps.starts >= SHORT_NS
     starts, ends = gaps.starts[long], gaps.ends[long]
-    shares = _ran_shares([(at + offset_ns, value) for name, at, value in record.readings if name == RAN], starts, ends)
+    # A thread that waits for a core computes: it does so in the phases, too.
+    shares = sum(
+        _shares([(at + offset_ns, value) for name, at, value in record.readings if name == counter], starts, ends)
+        for counter in (RAN, QUEUED)
+    )
     ran, partly = shares >= 0.5, (shares > IDLE) & (shares < BUSY)
     return union((starts[ran], ends[ran])), union((starts[partly], ends[partly]))
 
 
-def _ran_shares(
+def _shares(
     readings: Sequence[tuple[int, float]], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """Return how much of each stretch the thread was on a core, of 1; 0 where nothing was read."""
+    """Return how much of each stretch a counter rose by, of 1; 0 where nothing was read."""
     if len(readings) < 2:
         return np.zeros(starts.size)
     base = readings[0][0]

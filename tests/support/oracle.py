@@ -152,19 +152,31 @@ def _device_answer(events: list[Any], marks: list[Any], communicates: Callable[[
     return Answer(split(comm, compute, copy, whole), steps)
 
 
+def _without_waits(operations: Pieces, flights: Pieces) -> Pieces:
+    """Cut out of each operation that holds a whole flight, from call to end, what of it no other operation fills."""
+    held = {each: [f for f in flights if each[0] <= f[0] and f[1] <= each[1]] for each in operations}
+    plain = [each for each in operations if not held[each]]
+    waited = merged([flight for flights in held.values() for flight in flights])
+    return plain + without(merged([each for each in operations if held[each]]), waited)
+
+
 def _host_answer(events: list[Any], marks: list[Any]) -> Answer:
     threads: dict[Any, list[Any]] = {}
     for start, end, category, event in events:
         threads.setdefault((event["pid"], event["tid"]), []).append((start, end, category, str(event["name"])))
     comm: Pieces = []
     compute: Pieces = []
+    called = sorted((start, end) for start, end, _, event in events if str(event["name"]).startswith("c10d::"))
+    ran = sorted((start, end) for start, end, _, event in events if str(event["name"]).startswith("gloo:"))
+    # One group: its queue runs in order. Where calls are missing, none is known to have waited.
+    flights = [(a[0], b[1]) for a, b in zip(called, ran, strict=True)] if len(called) == len(ran) else []
     for own in threads.values():
         gloo = [(start, end) for start, end, _, name in own if name.startswith("gloo:")]
         comm += gloo
         if not gloo:
-            operations = merged([(start, end) for start, end, category, _ in own if category == "cpu_op"])
+            operations = [(start, end) for start, end, category, _ in own if category == "cpu_op"]
             calls = merged([(start, end) for start, end, _, name in own if name.startswith("c10d::")])
-            compute += without(operations, calls)
+            compute += without(merged(_without_waits(operations, flights)), calls)
     edges = merged(comm) + merged(compute)
     whole = (min(start for start, _ in edges), max(end for _, end in edges))
     steps = {number: split(comm, compute, [], (start, end)) for start, end, number in marks}

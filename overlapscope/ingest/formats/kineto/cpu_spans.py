@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from overlapscope.ingest.build.collective_args import (
     CollectiveArgs,
@@ -41,8 +42,10 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
 
     `gloo:*` ranges are communication. On every thread without such ranges, computation is the union of its operations
     minus its `c10d::*` and `_c10d_functional::*` operations (enqueueing, waiting) and minus the ranges of our own
-    communication marks. Annotations are neither. A thread whose only `gloo:*` ranges are sends and receives is the
-    caller's thread: it waits inside them and computes outside of them.
+    communication marks. Of an operation around a call that still runs when the collective is done, as the autograd node
+    in which FSDP2 scatters and waits, the time from the call to that end counts only where operations run inside it.
+    Annotations are neither. A thread whose only `gloo:*` ranges are sends and receives is the caller's thread: it waits
+    inside them and computes outside of them.
 
     If the run has exactly one group, every collective belongs to it.
     """
@@ -56,21 +59,32 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
     messages = np.array([_MESSAGE.match(name) is not None for name in names], np.bool_)[host.name]
     comm = np.flatnonzero(talks)
     comm = comm[np.argsort(host.start_ns[comm], kind="stable")]
+    entered = np.flatnonzero(calls)
+    entered = entered[np.argsort(host.start_ns[entered], kind="stable")]
+    call_of = _match(columns, names, comm, entered)
+    ran = comm[[call is not None for call in call_of]]
+    called = np.array([call for call in call_of if call is not None], np.int64)
     lanes, starts, ends = [], [], []
     for lane in np.setdiff1d(np.unique(host.lane[works]), np.unique(host.lane[talks & ~messages])).tolist():
         here = works & (host.lane == lane)
         waits = waiting & (host.lane == lane)
+        waited = host.lane[called] == lane
+        around = here & _around(host.start_ns, host.end_ns, host.start_ns[called[waited]], host.end_ns[ran[waited]])
         busy = difference(
-            union((host.start_ns[here], host.end_ns[here])), union((host.start_ns[waits], host.end_ns[waits]))
+            union(
+                (host.start_ns[here & ~around], host.end_ns[here & ~around]),
+                difference(
+                    union((host.start_ns[around], host.end_ns[around])),
+                    union((host.start_ns[called[waited]], host.end_ns[ran[waited]])),
+                ),
+            ),
+            union((host.start_ns[waits], host.end_ns[waits])),
         )
         lanes.append(np.full(busy.starts.size, lane, np.int64))
         starts.append(busy.starts)
         ends.append(busy.ends)
     none = np.empty(0, np.int64)
     compute_start = np.concatenate([none, *starts])
-    entered = np.flatnonzero(calls)
-    entered = entered[np.argsort(host.start_ns[entered], kind="stable")]
-    call_of = _match(columns, names, comm, entered)
     collectives = _collectives(columns, names, comm, call_of, world_size, groups)
     total = comm.size + compute_start.size
     spans = make(
@@ -86,6 +100,18 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
         collective=np.where(np.arange(total) < comm.size, np.arange(total), NONE),
     )
     return spans, collectives
+
+
+def _around(starts: Ints, ends: Ints, called: Ints, done: Ints) -> npt.NDArray[np.bool_]:
+    """Return which ranges of one thread surround a call and still run when the collective is done: they waited."""
+    order = np.argsort(called, kind="stable")
+    called, done = called[order], done[order]
+    first, beyond = np.searchsorted(called, starts), np.searchsorted(called, ends)
+    if called.size == 0:
+        return np.zeros(starts.size, np.bool_)
+    soonest = np.minimum.accumulate(done[::-1])[::-1]
+    candidate = np.minimum(first, called.size - 1)
+    return (beyond > first) & (soonest[candidate] <= ends)
 
 
 def _match(columns: TraceColumns, names: list[str], comm: Ints, entered: Ints) -> list[int | None]:
