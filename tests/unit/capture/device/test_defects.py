@@ -30,12 +30,16 @@
 """
 
 import gc
+import time
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import overlapscope
+from overlapscope.capture.device_clock import DeviceClock
 from overlapscope.capture.hooks.held_works import HELD_BYTES, HeldWorks
 from overlapscope.capture.host import environment, host_pauses
 from overlapscope.capture.lifecycle.guard import Guard
@@ -221,6 +225,37 @@ def test_g8_the_cost_of_capture_is_that_of_the_device(monkeypatch: pytest.Monkey
     blind = overhead(*zip(*steps.lasted, strict=True))
     assert blind is not None
     assert blind.step_ns < MS  # the host only launches
+
+
+def test_g12_a_device_that_is_first_used_inside_the_profile_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
+    from overlapscope.capture.hooks import hook_set
+
+    cuda = VirtualCuda()
+    used: list[int] = []
+    monkeypatch.setattr(time, "monotonic_ns", cuda.monotonic_ns)
+    monkeypatch.setattr(environment, "device_of", lambda _: (0, True) if used else (None, False))
+    monkeypatch.setattr(environment, "device", lambda _: (None, None))
+    monkeypatch.setattr(environment, "peak_memory_bytes", lambda _: 1)
+    monkeypatch.setattr(environment, "fingerprint", lambda _: {})
+    monkeypatch.setattr(hook_set, "_device_clock", lambda device: DeviceClock(cuda, device))
+    model = torch.nn.Linear(2, 2)
+    with overlapscope.profile(
+        tmp_path / "run", model=model, mode="events", warmup=2, measure_overhead=False, wait_seconds=1
+    ) as scope:
+        for _ in range(6):
+            with scope.step():
+                used.append(1)  # as `model.to("cuda")` in the first step
+                model(torch.ones(2)).sum().backward()
+                cuda.launch("step", 10 * MS)
+        cuda.synchronize()
+    assert scope.guard.failures == []
+    timeline = overlapscope.load(tmp_path / "run").run.ranks[0]
+    assert timeline.has_device
+    assert timeline.steps.step.tolist() == [2, 3, 4, 5]
+    assert not timeline.steps.cut.any()
 
 
 def test_g14_a_collective_of_a_captured_graph_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
