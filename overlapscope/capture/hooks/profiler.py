@@ -190,9 +190,14 @@ class ForeignProfilers:
         if _action_of(ours) == "WARMUP":
             return False
         return any(
-            issubclass(type(each), autograd.profiler.profile) and each.entered and each.kineto_results is None
+            issubclass(type(each), autograd.profiler.profile) and _unfinished(each)
             for each in gc.get_objects()
         )
+
+
+def _unfinished(profiler: Any) -> bool:
+    """Return whether a profiler was entered and has no result; a disabled one has neither attribute."""
+    return bool(getattr(profiler, "entered", False)) and getattr(profiler, "kineto_results", None) is None
 
 
 def _action_of(profiler: Any) -> str | None:
