@@ -308,6 +308,10 @@ class CollectiveWatch:
         def mark() -> Any:
             return time.monotonic_ns() if on_host else clock.mark(stream)
 
+        # Outside all phases only the thread's own times say what else it did (`other_work`).
+        times = self._times if not (record.phases and record.phases[-1].end is None) else None
+        if times is not None:
+            guard("noting the thread's time", times.note, record)
         stretch = MarkedRange("wait", guard("marking a wait", mark), time.monotonic_ns())
         try:
             return original(*args, **kwargs)
@@ -321,8 +325,8 @@ class CollectiveWatch:
                 transfer.done = transfer.done or stretch.end
             elif transfer is not None and transfer.waited is None:
                 transfer.waited = stretch
-            if self._times is not None:
-                guard("noting the thread's time", self._times.note, record)
+            if times is not None:
+                guard("noting the thread's time", times.note, record)
 
     # -- coalesced calls -------------------------------------------------------------------------------------------
 
