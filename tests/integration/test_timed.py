@@ -23,7 +23,7 @@ quiet = pytest.mark.long
 @pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=quiet)])
 @pytest.mark.parametrize(
     "job",
-    ["asynchronous", "clipping", pytest.param("power_sgd", marks=quiet), pytest.param("fsdp2", marks=quiet)],
+    ["asynchronous", *(pytest.param(job, marks=quiet) for job in ("clipping", "power_sgd", "fsdp2"))],
 )
 def test_r3_r4_r5_exposed_time_is_what_the_jobs_own_timer_says(job: str, mode: str, tmp_path: Path) -> None:
     """In events also: or it lies in the interval that is stated, where a thread partly computed."""

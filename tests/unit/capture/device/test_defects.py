@@ -80,6 +80,7 @@ def test_g3_a_transfer_of_the_host_is_timed_by_the_host_and_touches_no_device(mo
     cuda = VirtualCuda(devices=2)
     job = VirtualJob(cuda, monkeypatch, device=1)
     metrics = GlooGroup(cuda, "metrics", device=1)
+    metrics.backend = "nccl"  # for tensors on devices, as that of a default group, `cpu:gloo,cuda:nccl`
     for _ in range(4):
         with job.step():
             with cuda.device(1):
