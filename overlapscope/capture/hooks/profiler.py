@@ -189,10 +189,7 @@ class ForeignProfilers:
             return True
         if _action_of(ours) == "WARMUP":
             return False
-        return any(
-            issubclass(type(each), autograd.profiler.profile) and _unfinished(each)
-            for each in gc.get_objects()
-        )
+        return any(issubclass(type(each), autograd.profiler.profile) and _unfinished(each) for each in gc.get_objects())
 
 
 def _unfinished(profiler: Any) -> bool:
