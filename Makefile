@@ -4,15 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
-PYTHON313 ?= $(or $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python)),python3.13)
-READY313 := $(if $(shell $(PYTHON313) --version 2>/dev/null),.venv313/.ready)
+
+# A Python of a version: pyenv's, else that on the path. 3.11 is PYTHON.
+PYTHONS ?= 3.12 3.13 3.14
+python_of = $(or $(firstword $(wildcard $(HOME)/.pyenv/versions/$(1).*/bin/python)),python$(1))
+READY313 := $(if $(shell $(call python_of,3.13) --version 2>/dev/null),.venv313/.ready)
 
 # Where pip also looks for torch, for one without CUDA; empty for PyPI alone.
 TORCH_INDEX ?=
 comma := ,
 
 .PHONY: demo test tests environments lint bench test-long mutants test-versions test-pinned test-torch test-lowest \
-  test-newest-python test-py313 check-wheel release schema clean
+  test-pythons test-py313 check-wheel release schema clean
 
 demo: $(READY)
 	$(BIN)/overlapscope demo -f
@@ -31,8 +34,13 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tests/check_house.py
+	$(BIN)/reuse lint --lines
 	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml examples/ci/github*.yml
 	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-actions action.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/check-jsonschema -q --builtin-schema vendor.gitlab-ci examples/ci/gitlab.yml
 
 # Ratios, measured in one run and interleaved; writes benchmarks/RESULTS.md.
@@ -49,9 +57,9 @@ mutants: $(VENV)/.mutants
 	nice $(BIN)/python -m tests.run_mutants $(CHUNK)
 
 # The tests that record, with the oldest torch that is promised and the newest there is; all tests with the lowest of all
-# dependencies, and with those of constraints.txt; all without torch on the newest Python (PYTHON313=...). What ran is
-# kept in overlapscope/version_runs.json and shown in docs/versions.md.
-test-versions: test-lowest test-pinned test-torch test-newest-python
+# dependencies, and with those of constraints.txt; all on each later Python, on the newest with torch (PYTHONS=3.14 runs one
+# of them). What ran is kept in overlapscope/version_runs.json and shown in docs/versions.md. An hour and more on two cores.
+test-versions: test-lowest test-pinned test-torch test-pythons
 
 test-pinned: $(READY)
 	$(BIN)/python -m tests.run_versions run pinned -n $(WORKERS)
@@ -63,16 +71,20 @@ test-torch: .venv-torch-oldest/.ready .venv-torch-newest/.ready
 test-lowest: .venv-lowest/.ready
 	.venv-lowest/bin/python -m tests.run_versions run lowest -n $(WORKERS)
 
-test-newest-python: .venv-python-newest/.ready
-	.venv-python-newest/bin/python -m tests.run_versions run python-newest -n $(WORKERS)
+test-pythons: $(PYTHONS:%=.venv-python-%/.ready)
+	for version in $(PYTHONS); do \
+	  .venv-python-$$version/bin/python -m tests.run_versions run python-$$version -n $(WORKERS) || exit; \
+	done
 
 # A wheel, installed in an empty environment without torch, analyzes a trace.
 check-wheel: $(READY)
 	$(BIN)/python tests/check_wheel.py
 
-# What is uploaded, in dist/: built, checked, installed on every Python there is, README's commands run from there.
+# What is uploaded, in dist/: built, checked, installed on every Python there is, README's commands run from there; then
+# the unpacked sdist runs its own tests, which takes as long as `make test` (SDIST_TESTS="torch" leaves most of them out).
+SDIST_TESTS ?= not long
 release: $(VENV)/.release
-	$(BIN)/python tests/check_release.py
+	$(BIN)/python tests/check_release.py -n $(WORKERS) -m "$(SDIST_TESTS)"
 
 # On Python 3.13 without torch, where there is such a Python: what tells Pythons apart, which is files, processes, text and
 # the command line. Figures come from numpy and are the same; what looks for faults of ours runs once, in `make test`.
@@ -127,20 +139,22 @@ $(VENV)/.mutants $(VENV)/.release: $(VENV)/.%: $(READY)
 
 # After the other environment, never beside it: both build in this tree.
 .venv313/.ready: pyproject.toml constraints.txt | $(READY)
-	test -x .venv313/bin/python || $(PYTHON313) -m venv .venv313
+	test -x .venv313/bin/python || $(call python_of,3.13) -m venv .venv313
 	.venv313/bin/python -m pip install -q -c constraints.txt -e . pytest pytest-xdist hypothesis jsonschema
 	@touch $@
 
 # The same holds for these, of which pyproject.toml alone says the versions.
-.venv-torch-oldest/.ready .venv-torch-newest/.ready .venv-lowest/.ready .venv-python-newest/.ready: .venv-%/.ready: \
-  pyproject.toml | $(READY)
-	test -x .venv-$*/bin/python || $(if $(filter python-%,$*),$(PYTHON313),$(PYTHON)) -m venv .venv-$*
+OTHERS := lowest torch-oldest torch-newest $(PYTHONS:%=python-%)
+WITH_TORCH := lowest torch-oldest torch-newest python-3.14
+$(OTHERS:%=.venv-%/.ready): .venv-%/.ready: pyproject.toml | $(READY)
+	test -x .venv-$*/bin/python || \
+	  $(if $(filter python-%,$*),$(call python_of,$(*:python-%=%)),$(PYTHON)) -m venv .venv-$*
 	$(PYTHON) -m tests.run_versions constraints $* > .venv-$*/constraints.txt
 	.venv-$*/bin/python -m pip install -q -U $(addprefix --extra-index-url ,$(TORCH_INDEX)) -c .venv-$*/constraints.txt \
-	  -e '.[$(if $(filter torch-% lowest,$*),torch$(comma))cluster,remote,dev]' setuptools
+	  -e '.[$(if $(filter $(WITH_TORCH),$*),torch$(comma))cluster,remote,dev]' setuptools
 	@touch $@
 
 environments: $(READY) $(READY313)
 
 clean:
-	rm -rf $(VENV) .venv313 .venv-torch-* .venv-lowest .venv-python-newest build dist *.egg-info overlapscope-demo benchmarks/.cache
+	rm -rf $(VENV) .venv313 .venv-* build dist *.egg-info overlapscope-demo benchmarks/.cache

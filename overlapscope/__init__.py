@@ -110,6 +110,7 @@ def profile(
     repeat: int | None = None,
     measure_overhead: bool = True,
     wait_seconds: float = 30.0,
+    grace_seconds: float = 10.0,
 ) -> Session:
     """Record training steps on this rank into the run directory `path`; every rank calls it with the same arguments.
 
@@ -118,7 +119,7 @@ def profile(
     runs no profiler and can stay on. `model` is needed to find forward, to name gradients and to read DDP's buckets.
     With `measure_overhead`, `events` does not capture a quarter of the first 64 steps, to measure the cost of capture;
     `trace` compares with the steps that it does not record. At the end rank 0 waits at most `wait_seconds` for the
-    other ranks and prints a summary.
+    other ranks and prints a summary; at most `grace_seconds` where SIGTERM ends the job and nodes share no disk.
 
     Raises UsageError for a misuse. Nothing else of ours is raised into the training loop: a failure is a warning, and
     the run is marked as incomplete.
@@ -136,5 +137,6 @@ def profile(
         repeat=repeat,
         measure_overhead=measure_overhead,
         wait_seconds=wait_seconds,
+        grace_seconds=grace_seconds,
     )
     return Session(Path(path), model, settings, finish)

@@ -3,7 +3,9 @@
 import shlex
 import socket
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from statistics import median
 from typing import Any
 
@@ -15,6 +17,7 @@ from overlapscope.analysis.headline import Headline
 from overlapscope.analysis.result import Analysis, StepBreakdown
 from overlapscope.capture.host import environment
 from overlapscope.capture.lifecycle import exchange
+from overlapscope.capture.lifecycle.output import apart_key
 from overlapscope.capture.session import Session
 from overlapscope.capture.timeline import telemetry_of
 from overlapscope.ingest.formats.kineto.reader import read_kineto
@@ -27,6 +30,8 @@ from overlapscope.timeline.store.manifest import rank_folder
 from overlapscope.timeline.store.rank_writer import save_job, save_rank
 from overlapscope.version import __version__
 
+LET_END_SECONDS = 1.0
+"""How long rank 0, which often holds the job's store, ends after the ranks that wait for it."""
 MAX_SUMMARY_SPANS = 1_000_000
 """Most spans of all ranks for which the summary analyzes all ranks together: about one second."""
 
@@ -43,18 +48,12 @@ def finish(session: Session) -> None:
     key = f"session{session.number}/rank"
     if session.rank != 0:
         if store is not None:
-            message = {**msgspec.to_builtins(summary), "parts": _send_columns(session, store, key)}
-            exchange.send(store, f"{key}{session.rank}", message)
+            session.guard("sending to rank 0", _send, session, store, key, summary)
         return
     others: dict[str, dict[str, Any]] = {}
     keys = [f"{key}{rank}" for rank in range(1, session.world_size)]
     if store is not None:
-        others = (
-            session.guard(
-                "receiving the other ranks", exchange.receive, store, keys, session.wait_seconds, session.hurried
-            )
-            or {}
-        )
+        others = session.guard("receiving the other ranks", _receive, session, store, keys) or {}
         for rank in range(1, session.world_size):
             parts = others.get(f"{key}{rank}", {}).pop("parts", 0)
             folder = session.path / rank_folder(rank)
@@ -75,6 +74,48 @@ def finish(session: Session) -> None:
     )
     sys.stdout.write(text)
     sys.stdout.flush()
+    if store is not None and session.terminated:
+        session.guard("letting the other ranks end", _let_end, session, store)
+
+
+def _send(session: Session, store: Any, key: str, summary: CaptureSummary) -> None:
+    """Send a rank's summary and columns to rank 0.
+
+    After SIGTERM its end is delayed until rank 0 has written the run: where one process has ended, launchers kill the
+    others, and rank 0 with what it had collected.
+    """
+    parts = _send_columns(session, store, key)
+    exchange.send(store, f"{key}{session.rank}", {**msgspec.to_builtins(summary), "parts": parts})
+    if session.terminated and exchange.count(store, apart_key(session.number)):
+        with suppress(exchange.StoreEndedError):  # rank 0 has ended
+            exchange.receive(store, [_written_key(session)], session.settings.grace_seconds)
+            exchange.count(store, _ended_key(session), 1)
+
+
+def _receive(session: Session, store: Any, keys: list[str]) -> dict[str, dict[str, Any]]:
+    """Receive what the other ranks sent; after SIGTERM it is waited for only where disks are not shared."""
+    seconds = session.wait_seconds
+    if session.terminated and exchange.count(store, apart_key(session.number)):
+        seconds = session.settings.grace_seconds
+    return exchange.receive(store, keys, seconds, session.hurried)
+
+
+def _let_end(session: Session, store: Any) -> None:
+    """Tell the ranks that wait for it that the run is written, and wait until they no longer need the store."""
+    if not exchange.count(store, apart_key(session.number)):
+        return
+    exchange.send(store, _written_key(session), {})
+    end = time.monotonic() + LET_END_SECONDS
+    while exchange.count(store, _ended_key(session)) < session.world_size - 1 and time.monotonic() < end:
+        time.sleep(exchange.POLL_SECONDS)
+
+
+def _written_key(session: Session) -> str:
+    return f"session{session.number}/written"
+
+
+def _ended_key(session: Session) -> str:
+    return f"session{session.number}/ended"
 
 
 def _together(session: Session) -> Analysis | None:

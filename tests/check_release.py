@@ -1,7 +1,10 @@
 """Build wheel and sdist into dist/, check them, and try both on every Python there is: `make release`.
 
+    python tests/check_release.py [PYTEST ARGUMENT ...]
+
 Each Python gets two empty environments, one from the wheel and one from the sdist, and runs there what README tells a
-user to run, in a folder that holds nothing of the repository but its examples.
+user to run, in a folder that holds nothing of the repository but its examples. Then the unpacked sdist runs its own
+tests, in an environment made from it.
 """
 
 import os
@@ -11,12 +14,13 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 DIST = ROOT / "dist"
-OWN_LICENCE = {"LICENSE", "tests/check_release.py"}
+OWN_LICENCE = {"LICENSE", "LICENSES/Apache-2.0.txt", "REUSE.toml", "tests/check_release.py"}
 FOREIGN = re.compile(rb"(?i)copyright|\(c\) 20\d\d|spdx-|licen[sc]ed under")
 NEWEST_MINOR = 30
 """Python 3.11 up to this minor version are looked for."""
@@ -33,10 +37,21 @@ def main() -> None:
         with tarfile.open(sdist) as archive:
             archive.extractall(folder, filter="data")
         (unpacked,) = Path(folder).iterdir()
-        for version, python in pythons().items():
+        run(str(Path(sys.executable).with_name("reuse")), "--root", str(unpacked), "lint", "--lines")
+        found = pythons()
+        for version, python in found.items():
             for artefact in (wheel, sdist):
                 count = try_out(python, artefact, unpacked)
                 print(f"release: {artefact.name} on Python {version}: {count} commands of README", flush=True)
+        print(f"release: {sdist.name}, its own tests: {run_own_tests(unpacked)}")
+    if untried := promised() - {version.rpartition(".")[0] for version in found}:
+        print(f"release: NOT TRIED: Python {', '.join(sorted(untried))}: not found here")
+
+
+def promised() -> set[str]:
+    """Return the versions of Python that pyproject.toml names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return set(re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"])))
 
 
 def pythons() -> dict[str, str]:
@@ -96,6 +111,17 @@ def try_out(python: str, artefact: Path, unpacked: Path) -> int:
         for command in commands:
             run("bash", "-e", "-c", command, cwd=user, path=binaries)
         return len(commands)
+
+
+def run_own_tests(unpacked: Path) -> str:
+    """Run the tests of an unpacked sdist in an environment made from it, and return pytest's last line."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(sys.executable, "-m", "venv", folder)
+        binaries = Path(folder, "bin")
+        python, constraints = str(binaries / "python"), str(unpacked / "constraints.txt")
+        run(python, "-m", "pip", "install", "-q", "-c", constraints, f"{unpacked}[torch,dev]")
+        tests = (python, "-m", "pytest", "-q", "--dist", "loadgroup", *sys.argv[1:])
+        return run(*tests, cwd=unpacked, path=binaries).splitlines()[-1]
 
 
 def run(*command: str, cwd: Path | None = None, path: Path | None = None) -> str:

@@ -23,6 +23,7 @@ def main() -> None:
         assert analysis["run"]["ranks"] == [0, 1], analysis["run"]
         page = run(command, "report", str(ROOT / "traces" / "baseline"), "--format", "html", cwd=place)
         assert page.endswith("</html>\n"), "the page's style and script are not in the wheel"
+        assert run(command, "explain", "straggler", "bucket_cap", cwd=place).count("**What to do next.**") == 2
         torch = subprocess.run([python, "-c", "import torch"], capture_output=True, text=True, check=False)
         assert "ModuleNotFoundError" in torch.stderr, torch.stderr
         print(f"check-wheel: {wheel.name} analyzes {len(analysis['ranks'])} ranks without torch")

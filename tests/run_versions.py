@@ -48,7 +48,9 @@ CASES = {
     "torch-oldest": Case("make test-torch", "oldest torch", ("torch",), "torch and not long"),
     "pinned": Case("make test-pinned", "constraints.txt", (), "not long"),
     "torch-newest": Case("make test-torch", "newest torch", (), "torch and not long"),
-    "python-newest": Case("make test-newest-python", "newest Python", (), "not torch and not long"),
+    "python-3.12": Case("make test-pythons", "Python 3.12", (), "not torch and not long"),
+    "python-3.13": Case("make test-pythons", "Python 3.13", (), "not torch and not long"),
+    "python-3.14": Case("make test-pythons", "newest of all", (), "not long"),
 }
 INTRODUCTION = """\
 # Versions

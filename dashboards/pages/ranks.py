@@ -9,6 +9,7 @@ from dash.development.base_component import Component
 
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.telemetry import readings
+from overlapscope.report.formatting import EXPLAIN
 from overlapscope_dashboards.parts import card, empty, figure_card, key_figures, next_command, notes, table
 from overlapscope_dashboards.parts.charts import DASHES
 from overlapscope_dashboards.parts.panels import height, panels
@@ -85,7 +86,7 @@ def _late(analysis: Analysis) -> list[Component]:
     items = [
         html.Li([html.P(each.sentence, className="title"), html.P(each.evidence, className="note")]) for each in found
     ]
-    inside = [html.Ol(items, className="recommended"), next_command("What to do", "docs/findings/straggler.md")]
+    inside = [html.Ol(items, className="recommended"), next_command("What to do", f"{EXPLAIN} straggler")]
     words = "Over the whole recording. A late arrival in several groups counts in each, so a fix gains less."
     return [card("Stragglers and their causes", inside, words=words)]
 

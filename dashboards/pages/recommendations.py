@@ -6,7 +6,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from overlapscope.errors import InputError
-from overlapscope.report.formatting import ms
+from overlapscope.report.formatting import EXPLAIN, ms
 from overlapscope_dashboards.parts import card, empty, next_command, notes, table
 from overlapscope_dashboards.parts.text import aria, chips, code
 from overlapscope_dashboards.runs.open_run import OpenRun
@@ -66,7 +66,7 @@ def _one(opened: OpenRun, number: int, each: view.ShownAdvice, framework: str | 
             facts,
             *how,
             next_command("Verify", opened.command(each.verify)),
-            html.P([html.Span("More: "), html.Code(f"docs/advice/{each.id}.md")], className="command"),
+            html.P([html.Span("More: "), html.Code(f"{EXPLAIN} {each.id}")], className="command"),
         ],
         wide="half",
     )

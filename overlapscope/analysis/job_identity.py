@@ -110,3 +110,29 @@ def _parameters(run: Run) -> int | None:
     if not gradients.step.size:
         return None
     return int(gradients.elements[gradients.step == gradients.step.min()].sum())
+
+
+NO_NAMES: Final = frozenset({"", "localhost", "localhost.localdomain"})
+"""Host names that tell no hosts apart."""
+
+
+def ranks_of_hosts(run: Run) -> dict[str, list[int]]:
+    """Return the recorded ranks of each host, by name; ranks whose host no source states are left out.
+
+    Capture records the host, torch profiler traces may name it, and NCCL's logs do.
+    """
+    found: dict[int, str] = {}
+    members, names = run.facts.members, run.facts.names
+    for rank, code in zip(members.rank.tolist(), members.host.tolist(), strict=True):
+        if rank != NONE and code >= 0:
+            found[rank] = names[code]
+    for rank, timeline in run.ranks.items():
+        settings = timeline.recorded.get("settings")
+        host = settings.get("host") if isinstance(settings, dict) else timeline.recorded.get("host")
+        if isinstance(host, str):
+            found[rank] = host
+    hosts: dict[str, list[int]] = defaultdict(list)
+    for rank in sorted(run.ranks.keys() & found.keys()):
+        if found[rank] not in NO_NAMES:
+            hosts[found[rank]].append(rank)
+    return dict(sorted(hosts.items()))

@@ -84,6 +84,8 @@ class Straggler(msgspec.Struct, kw_only=True, frozen=True):
     held_by: str
     blame_ns: int
     evidence: dict[str, Any]
+    host: str | None = None
+    """Its host, where the hosts of several are known."""
 
 
 class Skew(msgspec.Struct, kw_only=True, frozen=True):

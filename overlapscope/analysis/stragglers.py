@@ -18,6 +18,7 @@ import numpy as np
 
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.findings import Finding
+from overlapscope.analysis.job_identity import ranks_of_hosts
 from overlapscope.analysis.kernels import RankCompute
 from overlapscope.analysis.lateness import LateArrivals, attribute_blame, late_arrivals
 from overlapscope.analysis.result import Straggler
@@ -63,6 +64,8 @@ def stragglers(
     most = DOMINATES * sum(blamed.values())
     met_whole = {each.block.ranks for each in splits if each.block.whole}
     chance = _chances(late, could, by_step=by_step)
+    by_host = ranks_of_hosts(run)
+    host = {rank: name for name, ranks in by_host.items() for rank in ranks} if len(by_host) > 1 else {}
     found = []
     for rank, theirs in late.items():
         window = window_ns.get(rank)
@@ -77,7 +80,7 @@ def stragglers(
             continue
         calls = sum(int((each.lead_ns > 0).sum()) for each in theirs)
         known = {"calls": calls, "chance": chance[rank], **evidence}
-        found.append(Straggler(rank=rank, held_by=cause, blame_ns=blamed[rank], evidence=known))
+        found.append(Straggler(rank=rank, held_by=cause, blame_ns=blamed[rank], evidence=known, host=host.get(rank)))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
 
 

@@ -27,6 +27,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 COMM_MARK = "overlapscope.comm:"
 """Prefix of the name of a communicating region in a trace; the trace reader counts such a range as communication."""
+REBUILT_STEPS = 2
+"""Steps after which DDP has its final buckets: it rebuilds them in the first or second one."""
 _session_numbers = iter(range(1_000_000))
 _open_sessions: list["Session"] = []
 
@@ -57,6 +59,7 @@ class Session:
         self._left = False
         """Whether the user has left the `with` block; a profile closed by anything else was closed early."""
         self._in_step = False
+        self._ddp: dict[str, Any] = {}
         self._group_destruction = GroupDestructionHook(self.close)
         self._termination = Termination(self.guard, lambda: self.close(wait=False))
         self._unregister_fork_stop: Callable[[], None] = lambda: None
@@ -115,10 +118,14 @@ class Session:
         self.hooks.close()
         self.guard("closing", self._group_destruction.close)
         self.wait_seconds = self.settings.wait_seconds if wait else 0.0
-        self.guard("waiting for collectives", self._settle)
+        if wait:  # after SIGTERM, those of a step that was cut short never end
+            self.guard("waiting for collectives", self._settle)
         if self.hooks.traces is not None:
             self.guard("closing the profiler", self.hooks.traces.close)
         self.steps.note_missing()
+        self.terminated = not wait and self._termination.ends_process
+        """Whether SIGTERM ends the process now; a job that handles it itself is not kept waiting."""
+        self.guard.ending = True
         self.guard("writing the run", self._finish, self)
         self.output.leave()
         self._termination.close()  # unguarded: a signal that was held may raise, as the job's own handler would
@@ -179,9 +186,17 @@ class Session:
             self.guard("ending a step", self.steps.end, begun)
 
     def _step_begins(self) -> int:
+        if self.steps.count == REBUILT_STEPS:
+            self._read_ddp()
         if self.steps.count == 0 and environment.rank_and_world() != (self.rank, self.world_size):
             self.guard("joining the other ranks", self._join_the_others)  # the job created its groups only now
         return self.steps.begin()
+
+    def _read_ddp(self) -> None:
+        """Read DDP's buckets, unless the main thread is stuck, where it may hold DDP's lock."""
+        if not self._termination.stuck:
+            model = self.hooks.ddp_wrapper.found
+            self._ddp = self.guard("reading DDP's buckets", environment.ddp_buckets, model) or {}
 
     def region(self, name: str) -> AbstractContextManager[None]:
         """Record the block as a named part of a step, such as `data`."""
@@ -222,6 +237,7 @@ class Session:
 
     def recorded(self) -> dict[str, Any]:
         """Return how this rank was recorded, as plain values for `rank.json`."""
+        self._read_ddp()
         lasted = self.steps.durations()
         cost = overhead(*zip(*lasted, strict=True)) if lasted else None
         return {
@@ -229,7 +245,7 @@ class Session:
             "complete": not self.guard.failures,
             "failures": list(self.guard.failures),
             "overhead": cost.as_json() if cost else None,
-            "ddp": self.guard("reading DDP's buckets", environment.ddp_buckets, self.hooks.ddp_wrapper.found) or {},
+            "ddp": self._ddp,
             "settings": self.guard("reading the settings", environment.settings) or {},
             "peak_memory_bytes": self.guard("reading memory", environment.peak_memory_bytes, self.hooks.device),
             "telemetry_unsupported": [*self.hooks.unsupported, *self.hooks.sampler.unsupported],

@@ -20,6 +20,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     measure_overhead: bool = True
     wait_seconds: float = 30.0
     """How long rank 0 waits for the other ranks at the end."""
+    grace_seconds: float = 10.0
+    """The same after SIGTERM, where ranks record on disks of their own; launchers kill 30 s after it."""
 
     def check(self) -> None:
         """Raise UsageError for settings that are not possible."""

@@ -34,6 +34,7 @@ VERBS = {
     "plan": "predict the step of a described workload under other settings",
     "gate": "fail if a candidate regressed against a baseline",
     "baseline": "keep runs to compare with later, in a folder for a repository",
+    "explain": "print the page of a finding or of a recommendation: what it means, what to do",
     "report": "write a run, a comparison or a gate result as HTML, markdown, JUnit, OpenMetrics or JSON",
     "doctor": "check what this machine can record, and what is missing",
 }

@@ -41,7 +41,7 @@ def load_figures(folder: Path) -> dict[str, Kept]:
     try:
         with open_own_file(folder / CACHE_NAME) as file:
             content = msgspec.json.decode(file.read(), type=_Content)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError):  # msgspec 0.19's are no ValueErrors
         return {}
     return content.runs if content.code == source_digest(*CODE) else {}
 

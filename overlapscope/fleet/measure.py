@@ -1,6 +1,5 @@
 """Measure one run for a fleet: steps, exposed communication, stragglers, and the host of each rank."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -8,19 +7,17 @@ from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.cost.throughput import Throughput, throughput
 from overlapscope.analysis.fleet import FleetRun, FleetStraggler
 from overlapscope.analysis.headline import Headline, headline
+from overlapscope.analysis.job_identity import ranks_of_hosts
 from overlapscope.analysis.kernels import compared
 from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.analysis.result import Analysis, Straggler
 from overlapscope.analysis.slow_link import slow_links
 from overlapscope.analysis.step_table import RankWindows
 from overlapscope.analysis.stragglers import beside_slow_links, stragglers
-from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
 
 EARLIEST_NS: Final = 946_684_800 * 10**9
 """The year 2000: a clock that shows less counts from when its machine started."""
-NO_NAMES: Final = frozenset({"", "localhost", "localhost.localdomain"})
-"""Host names that tell no hosts apart."""
 
 
 def measure(run: Run, name: str, job: str) -> FleetRun:
@@ -90,28 +87,6 @@ def figures_of(
             for each in held
         ],
     )  # fmt: skip
-
-
-def ranks_of_hosts(run: Run) -> dict[str, list[int]]:
-    """Return the recorded ranks of each host, by name; ranks whose host no source states are left out.
-
-    Capture records the host, torch profiler traces may name it, and NCCL's logs do.
-    """
-    found: dict[int, str] = {}
-    members, names = run.facts.members, run.facts.names
-    for rank, code in zip(members.rank.tolist(), members.host.tolist(), strict=True):
-        if rank != NONE and code >= 0:
-            found[rank] = names[code]
-    for rank, timeline in run.ranks.items():
-        settings = timeline.recorded.get("settings")
-        host = settings.get("host") if isinstance(settings, dict) else timeline.recorded.get("host")
-        if isinstance(host, str):
-            found[rank] = host
-    hosts: dict[str, list[int]] = defaultdict(list)
-    for rank in sorted(run.ranks.keys() & found.keys()):
-        if found[rank] not in NO_NAMES:
-            hosts[found[rank]].append(rank)
-    return dict(sorted(hosts.items()))
 
 
 def _started_ns(run: Run) -> int | None:

@@ -33,7 +33,7 @@ from overlapscope.timeline.run import Run, Source
 from overlapscope.timeline.store.load_save import save_run, write_job
 from overlapscope.timeline.store.manifest import read_manifest
 from overlapscope.timeline.store.run_directory import is_run_directory
-from overlapscope.timeline.store.run_folder import move_into_place, require_replaceable
+from overlapscope.timeline.store.run_folder import move_into_place, require_apart, require_replaceable
 from overlapscope.version import __version__
 
 
@@ -68,11 +68,12 @@ def write_run(
     already first, or by `executor`, whose workers must see inputs and `out` under the same paths. The executor stays
     open. A file that cannot be used costs only itself.
 
-    Raises UsageError when `out` exists and `force` is not given, InputError when nothing is usable, `out` cannot be
-    written, or it holds what was lost now for want of memory or processes; what was read until then need not be read
-    again by the next call for the same `out`.
+    Raises UsageError when `out` exists and may not be replaced (`require_replaceable`), or would replace an input
+    (`require_apart`); InputError when nothing is usable, `out` cannot be written, or it holds what was lost now for
+    want of memory or processes; what was read until then need not be read again by the next call for the same `out`.
     """
     require_output_free(out, force=force)  # before anything is read
+    require_apart([each for each in paths if url_of(each) is None], out)
     options = options or ReadOptions()
     out = out.absolute()
     with (

@@ -6,6 +6,8 @@ from typing import Final, Literal
 
 from overlapscope.display import size_text
 
+EXPLAIN: Final = "overlapscope explain"
+"""The command that prints the pages of findings and recommendations whose ids follow it."""
 NOT_APPLICABLE = "n/a"
 _COMMANDS: Final = re.compile(r"^(\s*):(?=:)|#(?=#\w*\[)", re.MULTILINE)
 """Match what CI services execute as commands: `::name` at the start of a line, also after spaces (GitHub), and

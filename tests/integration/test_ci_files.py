@@ -113,12 +113,23 @@ def test_the_action_passes_unchanged_code_and_hides_names_where_asked(tmp_path: 
 
 
 def test_the_action_gives_the_gates_own_code_where_nothing_could_be_judged(tmp_path: Path) -> None:
-    code, outputs, summary, _ = act(tmp_path, base=BASE, candidate=str(tmp_path / "no $(touch owned) here"))
+    code, outputs, summary, printed = act(tmp_path, base=BASE, candidate=str(tmp_path / "no $(touch owned) here"))
     assert (code, outputs, summary) == (3, {"exit-code": "3"}, "")
     assert not (tmp_path / "owned").exists()
+    assert "::error title=OverlapScope::overlapscope gate: " in printed
+    assert "baseline save" not in printed
+    (tmp_path / "empty").mkdir()
+    assert "::error title=OverlapScope::overlapscope gate: " in act(tmp_path, base=BASE, candidate="empty")[3]
+    assert "(the first baseline: overlapscope baseline save" in act(tmp_path, base="50%", candidate=BASE)[3]
+    assert (
+        "::error title=OverlapScope::overlapscope gate: 50%25: no such" in act(tmp_path, base="50%", candidate=BASE)[3]
+    )
+    (tmp_path / "output").unlink()
     (tmp_path / "policy.toml").write_text("wrong = 1\n", encoding="utf-8")
     code, outputs, _, _ = act(tmp_path, base=BASE, candidate=BASE, policy="policy.toml")
     assert code == 2
+    code, _, _, printed = act(tmp_path, base=BASE, candidate=BASE, policy="none.toml")
+    assert (code, "::error title=OverlapScope::overlapscope gate: none.toml: cannot be read" in printed) == (2, True)
 
 
 VERDICTS = {0: "passed", 1: "regressed", 3: "missing", 4: "inconclusive"}

@@ -4,14 +4,17 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
+import overlapscope
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.torch
@@ -92,6 +95,62 @@ def test_slurm(cluster: Cluster) -> None:
     cluster.check()
 
 
+ENDED = """
+import os, time
+from pathlib import Path
+import train
+
+backward = train.torch.Tensor.backward
+
+steps = []
+
+def slow(loss):
+    backward(loss)
+    time.sleep(0.05)
+    steps.append(loss)
+    if len(steps) == 6:
+        Path(os.environ["RUN"] + f".rank{os.environ['RANK']}").touch()
+
+train.torch.Tensor.backward = slow
+train.train(os.environ["RUN"])
+"""
+
+
+@pytest.mark.parametrize("signalled", ["at once", "rank 1 first", "rank 0 first"])
+def test_sigterm_with_a_disk_on_each_node_keeps_all_ranks(cluster: Cluster, signalled: str) -> None:
+    # As srun does it: all tasks get the signal, and the first that ends so has the others killed.
+    (cluster.folder / "work" / "ended.py").write_text(ENDED, encoding="utf-8")
+    script = cluster.folder / "work" / "train.py"
+    script.write_text(script.read_text(encoding="utf-8").replace("range(12)", "range(10_000)"), encoding="utf-8")
+    runs = [cluster.folder / f"node{node}" / "run" for node in range(2)]
+    tasks = [
+        cluster.start(
+            sys.executable, "ended.py", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(cluster.port), WORLD_SIZE="2",
+            RANK=str(rank), LOCAL_RANK="0", RUN=str(run),
+        )
+        for rank, run in enumerate(runs)
+    ]  # fmt: skip
+    end = time.monotonic() + 120
+    while not all(Path(f"{run}.rank{rank}").exists() for rank, run in enumerate(runs)):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    time.sleep(0.5)
+    in_order = tasks[::-1] if signalled == "rank 1 first" else tasks
+    for task in in_order:
+        task.send_signal(signal.SIGTERM)
+        time.sleep(0 if signalled == "at once" else 0.5)
+    while all(task.poll() is None for task in tasks):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    for task in tasks:
+        task.kill()  # as --kill-on-bad-exit does
+    printed = [task.communicate()[0] for task in tasks]
+    run = overlapscope.load(runs[0]).run
+    assert (list(run.ranks), run.missing_ranks) == ([0, 1], ()), printed
+    assert all(rank.steps.step.size > 0 for rank in run.ranks.values())
+    assert "Exception raised from" not in "".join(printed)
+
+
 def test_torchrun_on_every_node(cluster: Cluster) -> None:
     nodes = [
         cluster.start(
@@ -102,6 +161,18 @@ def test_torchrun_on_every_node(cluster: Cluster) -> None:
     ]  # fmt: skip
     cluster.finish(*nodes)
     cluster.check()
+
+
+def test_a_place_that_cannot_keep_the_run_is_refused_before_training(cluster: Cluster) -> None:
+    cluster.kept.mkdir(parents=True)
+    (cluster.kept / "older").touch()
+    started = cluster.start(
+        sys.executable, "train.py", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(cluster.port), WORLD_SIZE="1", RANK="0",
+        LOCAL_RANK="0", RUN=str(cluster.folder / "node0" / "run"),
+    )  # fmt: skip
+    printed = started.communicate(timeout=180)[0]
+    assert (started.returncode, "holds files already: set KEEP" in printed) == (1, True)
+    assert not (cluster.folder / "node0" / "run").exists()
 
 
 def test_torchrun_on_a_shared_disk(cluster: Cluster) -> None:

@@ -17,7 +17,7 @@ def killed(folder: Path, mode: str) -> str:
     """Run the job until a rank is killed; return its output, and check what is left of it."""
     run = folder / "run"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "tests.integration.torchrun_job", str(run), mode]
+    command += ["-m", "tests.integration.exits.torchrun_job", str(run), mode]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     output = done.stdout + done.stderr
     assert done.returncode != 0, output

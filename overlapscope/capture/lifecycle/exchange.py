@@ -4,12 +4,30 @@ import io
 import json
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 PREFIX = "overlapscope"
 POLL_SECONDS = 0.05
+
+
+class StoreEndedError(Exception):
+    """The job's store has ended."""
+
+
+@contextmanager
+def _store_lasts() -> Iterator[None]:
+    """Raise StoreEndedError, in one line, in place of torch's errors."""
+    from torch import distributed  # noqa: PLC0415 - capture is the one room that uses torch
+
+    try:
+        yield
+    except distributed.DistError as error:
+        raise StoreEndedError(
+            "the job's store has ended with the process that held it; this rank's columns lie on its own node"
+        ) from error
 
 
 def store() -> Any:
@@ -21,11 +39,19 @@ def store() -> Any:
     return distributed.PrefixStore(PREFIX, distributed.distributed_c10d._get_default_store())
 
 
+@_store_lasts()
+def count(at: Any, key: str, more: int = 0) -> int:
+    """Add `more` to a number that all ranks share, 0 at first, and return it."""
+    return int(at.add(key, more))
+
+
+@_store_lasts()
 def send(to: Any, key: str, message: dict[str, Any]) -> None:
     """Store a message under `key` for the rank that receives it."""
     to.set(key, json.dumps(message))
 
 
+@_store_lasts()
 def receive(
     of: Any, keys: list[str], seconds: float, hurried: Callable[[], bool] = lambda: False
 ) -> dict[str, dict[str, Any]]:
@@ -51,6 +77,7 @@ MAX_COLUMNS_BYTES = 64 << 20
 """Larger columns are not sent: sending them would delay the end of the job."""
 
 
+@_store_lasts()
 def send_folder(to: Any, key: str, folder: Path) -> int:
     """Send a folder's columns (not its traces) to rank 0, which shares no file system; return the number of parts."""
     packed = io.BytesIO()
@@ -67,6 +94,7 @@ def send_folder(to: Any, key: str, folder: Path) -> int:
     return len(parts)
 
 
+@_store_lasts()
 def receive_folder(of: Any, key: str, parts: int, folder: Path) -> None:
     """Unpack a folder that `send_folder` sent."""
     content = b"".join(of.get(f"{key}/part{number}") for number in range(parts))

@@ -17,6 +17,8 @@ class Guard:
 
     def __init__(self) -> None:
         self.failures: list[str] = []
+        self.ending = False
+        """Whether the run is written, after which there may be no training."""
 
     def __call__(self, what: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
         """Call `function` and return its result; None when it fails. `what` names the activity in the warning."""
@@ -31,7 +33,7 @@ class Guard:
         one_line = " ".join(failure.split())[:500]
         if one_line not in self.failures:
             self.failures.append(one_line)
-            warn(f"{one_line}; training goes on", stacklevel=4)
+            warn(one_line if self.ending else f"{one_line}; training goes on", stacklevel=4)
 
 
 def warn(what: str, *, stacklevel: int) -> None:

@@ -16,6 +16,11 @@ def unfinished(rank: int, pid: int | str) -> str:
     return f".rank_{rank:05d}.{socket.gethostname().replace('.', '_')}.{pid}"
 
 
+def apart_key(session: int) -> str:
+    """Return the key of the number of ranks whose files rank 0 does not see."""
+    return f"session{session}/apart"
+
+
 class OutputFolder:
     """The folder of one recording, and whether rank 0 can read what this rank writes."""
 
@@ -53,6 +58,8 @@ class OutputFolder:
             return
         expected = exchange.receive(store, [key], wait_seconds).get(key, {}).get("word")
         self.seen_by_rank_0 = token.is_file() and token.read_text(encoding="ascii") == expected
+        if not self.seen_by_rank_0:
+            exchange.count(store, apart_key(session), 1)
 
     def remove_older_ranks(self, begun_ns: int) -> None:
         """Remove the ranks of a run before `begun_ns` (epoch) once the new run is written: runs must not mix."""

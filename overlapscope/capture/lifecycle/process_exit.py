@@ -28,6 +28,8 @@ from typing import Any
 from overlapscope.capture.lifecycle.guard import Guard
 
 HANDLER_SECONDS = 2.0
+WRITING_SECONDS = 60.0
+"""Longer than launchers let a process live after SIGTERM."""
 _open: "weakref.WeakSet[Any]" = weakref.WeakSet()
 _registered = False
 
@@ -39,9 +41,13 @@ class Termination:
         self._guard, self._write = guard, write
         self._stuck_writer = StuckProcessWriter(guard, self._write_while_stuck)
         self._handlers: tuple[Any, Any] | None = None
-        self._stuck = self._writing = False
+        self._writing = False
         self.pending = False
         """Whether a signal arrived that `close` will deliver."""
+        self.stuck = False
+        """Whether the main thread does not come back to Python, while another writes the run."""
+        self.ends_process = False
+        """Whether SIGTERM ends the process after the run is written, as no other handler is there."""
 
     def open(self) -> None:
         """Install the handler; do nothing on a thread other than the main one, where Python does not allow it."""
@@ -53,6 +59,8 @@ class Termination:
             if self._writing:
                 self.pending = True
                 return
+            if self.stuck:  # it came free meanwhile; the thread ends the process once the run is written
+                threading.Event().wait(WRITING_SECONDS)
             # Restore first: a second signal must find the handler that was there without us.
             signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
             self._stuck_writer.cancel()
@@ -62,7 +70,8 @@ class Termination:
 
         self._handlers = (previous, terminated)
         signal.signal(signal.SIGTERM, terminated)
-        if previous == signal.SIG_DFL:
+        self.ends_process = previous == signal.SIG_DFL
+        if self.ends_process:
             self._stuck_writer.open()
 
     def hold(self) -> None:
@@ -75,7 +84,7 @@ class Termination:
 
         Does nothing while the main thread is stuck: only that thread may set handlers.
         """
-        if self._stuck:
+        if self.stuck:
             return
         self._stuck_writer.close()
         if self._handlers is not None:
@@ -88,13 +97,13 @@ class Termination:
 
     def forked(self) -> None:
         """Restore the handler in a forked child, and close the pipe, which would wake the parent's thread."""
-        self._stuck = self.pending = False
+        self.stuck = self.pending = False
         self.close()
 
     def _write_while_stuck(self) -> None:
         """Write the run from another thread, while the main one is stuck outside Python."""
         self._guard.failures.append("the process was terminated while it waited outside Python")
-        self._stuck = True
+        self.stuck = True
         self._write()
 
 

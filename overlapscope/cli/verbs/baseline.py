@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from overlapscope.cli.arguments import add_reading, given_path, note, read_options, warn
 from overlapscope.cli.output import printable
 from overlapscope.cli.progress import Progress
+from overlapscope.display import url_of
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -55,11 +56,14 @@ def _save(args: argparse.Namespace) -> int:
     from overlapscope.cli.prediction_file import read_noted  # noqa: PLC0415 - keeps --help light
     from overlapscope.ingest.run_folder import read_runs  # noqa: PLC0415
     from overlapscope.timeline.store.baselines import baseline_path, baselines, save_baseline  # noqa: PLC0415
+    from overlapscope.timeline.store.run_folder import require_apart  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
 
     place = baseline_path(args.folder, args.name)
     if place.exists() and not args.force:  # before anything is read
         raise UsageError(f"{place} exists already; choose another name, or replace it with -f")
+    if url_of(args.runs) is None:
+        require_apart([args.runs], place)
 
     found = []
     kept: list[Noted] = []

@@ -101,7 +101,7 @@ def _judge(args: argparse.Namespace) -> int:
         from overlapscope.report.formats.github import annotations  # noqa: PLC0415
 
         # GitHub also reads them on stderr, where they do not mix with the JSON.
-        print("\n".join(annotations(gate)), end="\n" if gate.exit_code else "", file=sys.stderr)
+        sys.stderr.writelines(f"{each}\n" for each in annotations(gate))
     return gate.exit_code
 
 

@@ -147,7 +147,11 @@ class _Unpacking(msgspec.Struct):
 
         A member cut short by damage is kept, because readers use its whole parts. Raises _BudgetError.
         """
-        target = _safe_target(self.folder, name)
+        try:
+            target = _safe_target(self.folder, name)
+        except OSError as error:  # later Pythons look a name up, which may be too long
+            self.refuse(name, str(error.strerror))
+            return
         if target is None:
             self.refuse(name, "its name leads outside the archive")
             return
@@ -191,7 +195,10 @@ class _Unpacking(msgspec.Struct):
 
 
 def _safe_target(folder: Path, name: str) -> Path | None:
-    """Return the path for a member; None for a name that leads outside the folder on this or another system."""
+    """Return the path for a member; None for a name that leads outside the folder on this or another system.
+
+    Raises OSError for a name that the file system refuses.
+    """
     try:
         safe = tarfile.data_filter(tarfile.TarInfo(name), str(folder)).name
     except (tarfile.FilterError, ValueError):
@@ -216,18 +223,20 @@ class _Member(tarfile.TarInfo):
     """A tar header that raises where the library would treat damage as the end, and limits texts read into memory."""
 
     @classmethod
-    def frombuf(cls, buf: Any, encoding: str, errors: str) -> Self:
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
         try:
-            member: Self = super().frombuf(buf, encoding, errors)
+            return super().fromtarfile(archive)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # exists in Python, but not in its stubs
             raise
         except tarfile.HeaderError as error:
-            cut = len(buf) < tarfile.BLOCKSIZE
+            cut = any(word in str(error) for word in ("empty", "truncated", "end of file"))
             raise _DamagedHeaderError("unexpected end of data" if cut else "a member's header is damaged") from error
+
+    def _proc_member(self, archive: tarfile.TarFile) -> Any:  # what the library lets subclasses override
         texts = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, b"X")
-        if member.type in texts and member.size > MAX_HEADER_BYTES:
-            raise tarfile.HeaderError("a member's name or properties are impossibly long")
-        return member
+        if self.type in texts and self.size > MAX_HEADER_BYTES:
+            raise _DamagedHeaderError("a member's name or properties are impossibly long")
+        return super()._proc_member(archive)  # type: ignore[misc]  # exists in Python, but not in its stubs
 
 
 def _untar(path: Path, unpacking: _Unpacking) -> None:

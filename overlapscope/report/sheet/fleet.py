@@ -96,8 +96,10 @@ def lead(found: Fleet) -> list[str]:
     elif hosts:
         named_hosts = first_and_count(hosts, MAX_LISTED, ", ")
         sentences.append(f"{count(len(hosts), 'host')} straggle beyond chance: {named_hosts}.")
-    elif found.hosts.known_runs:
+    elif found.hosts.tested:
         sentences.append("No host straggles beyond chance.")
+    elif found.hosts.known_runs:
+        sentences.append(f"Hosts that straggle beyond chance: {NOT_APPLICABLE}, no run sets some of its hosts apart.")
     for name, words in (("exposed", "Exposed communication"), ("step", "Step time")):
         growing = [job for job in found.jobs if (its := getattr(job, name)) is not None and its.verdict == "growing"]
         if growing:

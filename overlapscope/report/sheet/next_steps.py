@@ -9,9 +9,10 @@ from overlapscope.analysis.history import History
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.scaling import Scaling
 from overlapscope.gate.verdict import Gate
+from overlapscope.report.formatting import EXPLAIN
 from overlapscope.report.sheet.document import Document, comparison_of
-from overlapscope.report.text.advice import PAGES, gain
-from overlapscope.report.text.analysis import FINDING_PAGES, finding_page
+from overlapscope.report.text.advice import gain
+from overlapscope.report.text.analysis import finding_kind
 
 MOST_PAGES = 6
 MOST_ADVISED = 3
@@ -40,8 +41,8 @@ def next_steps(document: Document) -> tuple[NextStep, ...]:
         assert isinstance(document, Analysis)
         found += _of_analysis(document)
         ids = [each.id for each in document.findings]
-    pages = list(dict.fromkeys(finding_page(each) for each in ids))[:MOST_PAGES]
-    found += [NextStep("read what the finding means and what helps", f"{FINDING_PAGES}/{each}") for each in pages]
+    kinds = list(dict.fromkeys(map(finding_kind, ids)))[:MOST_PAGES]
+    found += [NextStep("read what the finding means and what helps", f"{EXPLAIN} {each}") for each in kinds]
     return tuple(found)
 
 
@@ -94,7 +95,7 @@ def _of_analysis(analysis: Analysis) -> Iterator[NextStep]:
     path = paths[0] if len(paths) == 1 else "RUN"
     run = shlex.quote(path)
     for each in analysis.recommendations[:MOST_ADVISED]:
-        yield NextStep(f"{each.title}{f' ({saved})' if (saved := gain(each)) else ''}", f"{PAGES}/{each.id}.md")
+        yield NextStep(f"{each.title}{f' ({saved})' if (saved := gain(each)) else ''}", f"{EXPLAIN} {each.id}")
     if not analysis.ranks:
         return
     if analysis.recommendations:
@@ -103,7 +104,7 @@ def _of_analysis(analysis: Analysis) -> Iterator[NextStep]:
         rank = analysis.skew.stragglers[0].rank
         yield NextStep(
             f"find the cause of straggler rank {rank}; tuning will not help until it is fixed",
-            f"{FINDING_PAGES}/{finding_page('straggler')}",
+            f"{EXPLAIN} straggler",
         )
     else:
         yield NextStep("see whether other settings would save time", f"overlapscope advise {run}")

@@ -1,12 +1,9 @@
 """Render recommendations as text: what to change, the gain, how to apply and verify it, and the page to read."""
 
 from collections.abc import Sequence
-from typing import Final
 
 from overlapscope.analysis.result import Recommendation
-from overlapscope.report.formatting import ms, one_row
-
-PAGES: Final = "docs/advice"
+from overlapscope.report.formatting import EXPLAIN, ms, one_row
 
 
 def render(recommendations: Sequence[Recommendation], reasons: Sequence[str]) -> str:
@@ -29,7 +26,7 @@ def _one(number: int, each: Recommendation) -> str:
         lines += [
             f"   {name + ':':11}{line}" if at == 0 else f"   {'':11}{line}" for at, line in enumerate(text.split("\n"))
         ]
-    return "\n".join([*lines, f"   verify:    {each.verify}", f"   more:      {PAGES}/{each.id}.md"])
+    return "\n".join([*lines, f"   verify:    {each.verify}", f"   more:      {EXPLAIN} {each.id}"])
 
 
 def render_brief(recommendations: Sequence[Recommendation], most: int = 3) -> str:
@@ -41,8 +38,7 @@ def render_brief(recommendations: Sequence[Recommendation], most: int = 3) -> st
         for number, each in enumerate(recommendations[:most], 1)
     ]
     left = len(recommendations) - most
-    pages = sorted({f"{each.id}.md" for each in recommendations[:most]})
-    where = f"How: {', '.join([f'{PAGES}/{pages[0]}', *pages[1:]])}"
+    where = f"How: {EXPLAIN} {' '.join(sorted({each.id for each in recommendations[:most]}))}"
     return "\n".join(["What to change:", *lines, *([f"{left} more"] if left > 0 else []), where])
 
 

@@ -13,7 +13,7 @@ from overlapscope.analysis.critical_path import CriticalPath
 from overlapscope.analysis.exposed import PLACES, UNKNOWN, ExposedBy
 from overlapscope.analysis.headline import Headline
 from overlapscope.analysis.result import Analysis, RankInfo, StepBreakdown
-from overlapscope.report.formatting import aligned, bandwidth, count, ms, one_row, percent, size
+from overlapscope.report.formatting import EXPLAIN, aligned, bandwidth, count, ms, one_row, percent, size
 from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_figures
 from overlapscope.report.text import advice as advice_text
 from overlapscope.report.text import cross_rank
@@ -28,8 +28,6 @@ MAX_WIDTH: Final = 120
 MAX_STEPS = 30
 MAX_COLLECTIVES = 8
 MAX_FINDINGS = 6
-FINDING_PAGES = "docs/findings"
-"""The folder of pages on findings: what each kind means, how it is found, what to do next."""
 MAX_NAMES = 5
 MAX_PLACE = 28
 _PATH_WORDS: Final = {
@@ -234,9 +232,9 @@ def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
     return "\n".join(aligned(lines, left=4 + placed)) + more + note
 
 
-def finding_page(finding: str) -> str:
-    """Return the file name of the page on a finding; its kind is the part of the id before the first colon."""
-    return f"{finding.split(':', 1)[0]}.md"
+def finding_kind(finding: str) -> str:
+    """Return the kind of a finding, of which there is a page: the part of its id before the first colon."""
+    return finding.split(":", 1)[0]
 
 
 def _findings(analysis: Analysis, *, all_rows: bool) -> str:
@@ -245,8 +243,8 @@ def _findings(analysis: Analysis, *, all_rows: bool) -> str:
     if len(shown) < len(analysis.findings):
         lines.append(f"{len(analysis.findings) - len(shown)} more findings: --all")
     if shown:
-        pages = sorted({finding_page(each.id) for each in shown})
-        lines.append(f"What to do: {', '.join([f'{FINDING_PAGES}/{pages[0]}', *pages[1:]])}")
+        kinds = sorted({finding_kind(each.id) for each in shown})
+        lines.append(f"What to do: {EXPLAIN} {' '.join(kinds)}")
     return "\n".join(lines)
 
 

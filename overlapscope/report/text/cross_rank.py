@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from overlapscope.analysis.result import Analysis, Skew, Straggler
 from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
-from overlapscope.report.formatting import aligned, count, ms, percent
+from overlapscope.analysis.wording import short
+from overlapscope.report.formatting import EXPLAIN, aligned, count, ms, percent
 
 MAX_ROWS: Final = 8
 MAX_REASONS: Final = 3
@@ -74,10 +75,14 @@ def straggler_sentences(analysis: Analysis, limit: int) -> list[str]:
     listed = {each.rank: each.blame_ns for each in analysis.skew.ranks}
     bound = "at most " if analysis.run.missing_ranks else ""
     return [
-        f"Rank {each.rank} is a straggler: it delayed the others by {bound}{_delay(each, listed)}; "
+        f"Rank {each.rank}{_on_host(each)} is a straggler: it delayed the others by {bound}{_delay(each, listed)}; "
         f"cause: {_cause(each)}."
         for each in analysis.skew.stragglers[:limit]
     ]
+
+
+def _on_host(each: Straggler) -> str:
+    return f" (host {short(each.host)})" if each.host else ""
 
 
 def _flat(text: str, *, all_rows: bool) -> str:
@@ -107,7 +112,7 @@ def wait_rows(skew: Skew) -> list[tuple[str, ...]]:
 
 def _stragglers(analysis: Analysis, *, all_rows: bool) -> list[str]:
     sentences = straggler_sentences(analysis, len(analysis.skew.stragglers) if all_rows else MAX_ROWS)
-    return [*sentences, "What to do: docs/findings/straggler.md"] if sentences else []
+    return [*sentences, f"What to do: {EXPLAIN} straggler"] if sentences else []
 
 
 def _delay(straggler: Straggler, listed: Mapping[int, int]) -> str:

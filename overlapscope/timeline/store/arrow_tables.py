@@ -170,6 +170,11 @@ def _code(word: Any, column: str, known: tuple[str, ...]) -> int:
     return known.index(word)
 
 
+def whole_numbers(array: pa.Array, dtype: type[np.integer[Any]]) -> Any:
+    """Return a column of integers as numpy values, -1 for null. Raises ValueError for another form."""
+    return _values(array, np.dtype(dtype), -1)
+
+
 def _values(array: Any, dtype: np.dtype[Any], missing: Any) -> Any:
     """Return a column of fixed width as numpy values, with `missing` for null.
 

@@ -18,7 +18,7 @@ from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.load_save import fill_run
 from overlapscope.timeline.store.manifest import Manifest
 from overlapscope.timeline.store.run_directory import MANIFEST, is_run_directory
-from overlapscope.timeline.store.run_folder import is_taken, write_then_replace
+from overlapscope.timeline.store.run_folder import is_taken, require_own, write_then_replace
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MAX_MANIFEST_BYTES: Final = 64 * 2**20
@@ -53,13 +53,18 @@ def baseline_path(folder: Path, name: str) -> Path:
 def save_baseline(runs: Sequence[Run], place: Path, *, version: str, force: bool = False) -> None:
     """Write the runs as one baseline, completely or not at all.
 
-    Raises UsageError if the path exists and `force` is not given, or if it contains no run; InputError if it cannot be
-    written.
+    Raises UsageError if the path exists and `force` is not given, or if it contains no run, or files of others;
+    InputError if it cannot be written.
     """
     if is_taken(place) and not force:
         raise UsageError(f"{place} exists already; choose another name, or replace it with -f")
     if place.exists() and not list_runs(place):
         raise UsageError(f"{place} contains no run, so it is not replaced; choose another name")
+    if place.exists():
+        inside = list_runs(place)
+        require_own(place, besides={each.name for each in inside})
+        for each in inside:
+            require_own(each)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with write_then_replace(place) as temporary:

@@ -26,7 +26,7 @@ from overlapscope.timeline.columns import Codes, Columns, HostSpans, Recordings,
 from overlapscope.timeline.lazy_host_spans import LazyHostSpans, MadeOnce
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import TABLES, RankTimeline
-from overlapscope.timeline.store.arrow_tables import from_arrow, open_parquet, words_of
+from overlapscope.timeline.store.arrow_tables import from_arrow, open_parquet, whole_numbers, words_of
 from overlapscope.timeline.store.manifest import RankEntry
 from overlapscope.timeline.store.validity import check_host_events, check_possible
 
@@ -293,23 +293,24 @@ def read_table(folder: Path, name: str, kind: type[T], names: NameTable, rank: i
             check_rank(file, rank)
         there = set(file.schema_arrow.names)
         wanted = [column for column in column_kinds(kind) if column in there]
+        if len(wanted) < len(column_kinds(kind)) and there - {"rank", *wanted}:  # one that older runs lack, or renamed
+            raise ValueError(f"has columns of other names: {', '.join(sorted(there - {'rank', *wanted}))[:80]!r}")
         return from_arrow(file.read(columns=wanted, use_threads=False), kind, names)
     except UNREADABLE as error:
         raise ValueError(f"{name}.parquet: {first_line(error)}") from error
 
 
 def check_rank(file: pq.ParquetFile, rank: int) -> None:
-    """Raise ValueError if the statistics of a file's column `rank`, if there are any, contain another rank."""
-    metadata = file.metadata
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        chunk = next(filter(_is_rank, map(group.column, range(metadata.num_columns))), None)
-        if chunk is not None and chunk.is_stats_set and chunk.statistics.has_min_max:
-            for other in {chunk.statistics.min, chunk.statistics.max} - {rank}:
-                raise ValueError(f"is of rank {other}")
+    """Raise ValueError if the column `rank` of a file, if there is one, contains another rank.
 
-
-def _is_rank(chunk: Any) -> bool:
-    return bool(chunk.path_in_schema == "rank")
+    Its rows are read, not its statistics: in a damaged footer, asking pyarrow for those ends the process.
+    """
+    if "rank" not in file.schema_arrow.names:
+        return
+    for chunk in file.read(columns=["rank"], use_threads=False).column("rank").chunks:
+        other = whole_numbers(chunk, np.int32)
+        if (other != rank).any():
+            raise ValueError(f"is of rank {other[np.argmax(other != rank)]}")
 
 
 def first_line(error: Exception) -> str:

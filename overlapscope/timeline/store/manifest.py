@@ -113,8 +113,8 @@ def _install(content: bytes) -> str:
 
 
 def _damaged(path: Path, why: str) -> InputError:
-    moved = "moved away, each rank is read by what its own folder tells"
-    return InputError(f"{path / MANIFEST}: damaged: {why}; {moved}")
+    away = f"move {MANIFEST} away, and each rank is read by what its own folder states"
+    return InputError(f"{path / MANIFEST}: damaged: {why}; {away}")
 
 
 def _possible(manifest: Manifest, path: Path) -> Manifest:

@@ -12,12 +12,12 @@ import glob
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from overlapscope.display import display_path
+from overlapscope.display import display_name, display_path, list_some
 from overlapscope.errors import InputError, UsageError
 from overlapscope.files.atomic import flush_path, flush_tree, umask
 from overlapscope.files.temporary_folder import (
@@ -28,7 +28,7 @@ from overlapscope.files.temporary_folder import (
     make_locked_folder,
     remove_abandoned,
 )
-from overlapscope.timeline.store.run_directory import is_run_directory
+from overlapscope.timeline.store.run_directory import foreign_entries, is_run_directory
 
 _OLD: Final = ".overlapscope-old-"
 REPLACING_SECONDS: Final = 60.0
@@ -99,7 +99,10 @@ def _exchange(temporary: Path, path: Path, *, durable: bool) -> None:
 
 
 def require_replaceable(path: Path, *, force: bool) -> None:
-    """Raise UsageError where something stands that is not replaced: anything without `force`, no run with it."""
+    """Raise UsageError where something stands that is not replaced.
+
+    That is anything without `force`; with it, what is no run, and a run beside whose files lie those of others.
+    """
     if not is_taken(path):
         return
     if not force:
@@ -107,6 +110,34 @@ def require_replaceable(path: Path, *, force: bool) -> None:
         raise UsageError(f"{exists} force=True", in_shell=f"{exists} -f")
     if not is_run_directory(path):
         raise UsageError(f"{display_path(path)} exists and is no run directory: it is not replaced")
+    require_own(path)
+
+
+def require_own(run: Path, besides: Set[str] = frozenset()) -> None:
+    """Raise UsageError where a folder to replace contains more than own files and the names `besides`."""
+    try:
+        foreign = [each for each in foreign_entries(run) if each not in besides]
+    except OSError as error:
+        raise InputError(f"{display_path(run)}: cannot be read: {error.strerror or error}") from error
+    if foreign:
+        listed = list_some([display_name(Path(each)) for each in foreign], 3)
+        kept = "move what you keep, or choose another place"
+        raise UsageError(f"{display_path(run)} is not replaced: {listed} would be deleted with it; {kept}")
+
+
+def require_apart(inputs: Iterable[Path], out: Path) -> None:
+    """Raise UsageError where writing the run directory `out` would replace an input, or write into a run that is one.
+
+    A run may be written into a folder of traces that are read.
+    """
+    place = os.path.realpath(out)
+    for each in inputs:
+        real = os.path.realpath(each)
+        if place == real or real.startswith(f"{place}{os.sep}"):
+            where = "the same place" if place == real else f"inside {display_path(out)}"
+            raise UsageError(f"{display_path(each)} is read, and is {where}, which is written: choose another place")
+        if place.startswith(f"{real}{os.sep}") and is_run_directory(each):
+            raise UsageError(f"{display_path(out)} is inside the run {display_path(each)}: choose another place")
 
 
 def is_taken(path: Path) -> bool:

@@ -37,8 +37,10 @@ def test_what_is_promised_ran_and_passed() -> None:
     pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     for distribution, version in runs["pinned"].versions.items():
         assert distribution == "Python" or minor(pinned[distribution]) == minor(version), AGAIN
-    python = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
-    assert f">={minor(runs['lowest'].versions['Python'])}" == python, AGAIN
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f">={minor(runs['lowest'].versions['Python'])}" == project["requires-python"], AGAIN
+    pythons = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    assert sorted(pythons) == sorted({minor(run.versions["Python"]) for run in runs.values()}), AGAIN
 
 
 def test_every_test_that_the_table_names_exists() -> None:
@@ -56,10 +58,12 @@ def test_every_software_ends_in_a_row_for_all_other_versions() -> None:
 
 def test_other_pages_claim_what_the_table_holds() -> None:
     oldest = next(row.versions[0] for row in ROWS if row.software == "torch")
-    claim = f"torch {oldest} to {minor(version_runs()['torch-newest'].versions['torch'])}"
+    first, newest = (minor(version_runs()[name].versions["torch"]) for name in ("torch-oldest", "torch-newest"))
+    claim = f"torch {oldest} to {newest}"
     for page in ("README.md", "docs/sources.md"):
         assert claim in (ROOT / page).read_text(encoding="utf-8"), f"{page}: {claim}"
     sources = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8")
+    assert f"real traces of torch {first} to {newest} (gloo)" in sources
     for software, words in (("Nsight Systems", "real export ({})"), ("NCCL", "real log (NCCL {}.9")):
         (version,) = next(row.versions for row in ROWS if row.software == software)
         assert words.format(version) in sources

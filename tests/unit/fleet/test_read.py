@@ -11,13 +11,14 @@ from msgspec.structs import replace
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.compare import common_steps
 from overlapscope.analysis.fleet import FleetRun
+from overlapscope.analysis.job_identity import ranks_of_hosts
 from overlapscope.analysis.measured_run import measure_run
 from overlapscope.analysis.metrics import metrics
 from overlapscope.cli.analysis_cache import checksum_line, load_document, state_of
 from overlapscope.fleet import read
 from overlapscope.fleet.figure_cache import CACHE_NAME, run_state
 from overlapscope.fleet.find import runs_below
-from overlapscope.fleet.measure import measure, measure_analyzed, ranks_of_hosts
+from overlapscope.fleet.measure import measure, measure_analyzed
 from overlapscope.fleet.read import StoredAnalysis, read_fleet
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats import json

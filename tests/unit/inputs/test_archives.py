@@ -275,6 +275,15 @@ def test_a_tar_that_is_cut_or_damaged_is_read_up_to_there(
     assert f"the archive is damaged: {why}; read up to there" in run.sources[-1].warnings
 
 
+def test_a_tar_that_is_cut_behind_a_long_name_is_read_up_to_there(tmp_path: Path) -> None:
+    content = plain(tmp_path / "t.tar", {"rank0.json": trace(0), f"{'x' * 120}/rank1.json": trace(1)}).read_bytes()
+    name_end = (content.index(b"rank1.json") // tarfile.BLOCKSIZE + 1) * tarfile.BLOCKSIZE
+    (tmp_path / "damaged.tar").write_bytes(content[:name_end])
+    run = overlapscope.load(tmp_path / "damaged.tar")
+    assert run.ranks == [0]
+    assert "the archive is damaged: it ends early; read up to there" in run.sources[-1].warnings
+
+
 def test_a_checksum_behind_the_last_member_is_looked_at(tmp_path: Path) -> None:
     packed = bytearray(tarred(tmp_path / "t.tar.gz", {"rank0.json": trace(0)}).read_bytes())
     packed[-5] ^= 1

@@ -52,7 +52,19 @@ def test_a_straggler_is_named_with_its_time_its_cause_and_a_page() -> None:
     assert "at most" not in line
     assert "through ranks" not in line, "the table holds all of it"
     assert "idle" in line
-    assert "What to do: docs/findings/straggler.md" in lines
+    assert "What to do: overlapscope explain straggler" in lines
+
+
+def test_a_straggler_is_named_with_its_host_where_there_are_several() -> None:
+    run = job(fault="host")
+    for hosts, said in ((("a", "b"), f"Rank {CULPRIT} (host b) is a straggler"), (("b", "b"), f"Rank {CULPRIT} is a")):
+        named = {
+            rank: replace(each, recorded={**each.recorded, "settings": {"host": hosts[rank == CULPRIT]}})
+            for rank, each in run.ranks.items()
+        }
+        analysis = analyze(replace(run, ranks=named))
+        assert [each.host for each in analysis.skew.stragglers] == ["b" if "a" in hosts else None]
+        assert any(line.startswith(said) for line in shown_lines(analysis))
 
 
 def test_with_a_rank_missing_the_time_is_a_bound() -> None:

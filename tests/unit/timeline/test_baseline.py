@@ -113,6 +113,25 @@ def test_nothing_is_replaced_unasked_and_nothing_else_ever(tmp_path: Path, capsy
         assert "is not a baseline name" in failed(capsys, 2, "baseline", "save", name, BASE)
 
 
+def test_files_of_others_in_a_baseline_and_inputs_are_never_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved("main", BASE)
+    shutil.copytree(tmp_path / "baselines" / "main", tmp_path / "runs" / "1")
+    shutil.copytree(tmp_path / "baselines" / "main", tmp_path / "runs" / "2")
+    saved("several", "runs")
+    capsys.readouterr()
+    for place in ("main", "several", "several/run-01"):
+        (tmp_path / "baselines" / place / "README").write_text("why", encoding="utf-8")
+        name = place.split("/")[0]
+        assert "README would be deleted with it" in failed(capsys, 2, "baseline", "save", name, CANDIDATE, "-f")
+        (tmp_path / "baselines" / place / "README").unlink()
+    one, itself = "baselines/several/run-01", "baselines/several"
+    assert f"is inside {itself}" in failed(capsys, 2, "baseline", "save", "several", one, "-f")
+    assert "is the same place" in failed(capsys, 2, "baseline", "save", "several", f"{itself}/.", "-f")
+    assert len(list((tmp_path / "baselines" / "several").iterdir())) == 2
+
+
 def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot be read" in failed(capsys, 3, "baseline", "list", "--folder", "nowhere")
     (tmp_path / "baselines").mkdir()

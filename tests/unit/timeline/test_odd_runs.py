@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 import overlapscope
-from overlapscope.errors import InputError
+from overlapscope.errors import InputError, UsageError
 from overlapscope.loaded_run import LoadedRun
 from overlapscope.timeline.columns import make
 from overlapscope.timeline.facts import Facts, Links
@@ -31,6 +33,49 @@ def run(tmp_path: Path) -> Path:
 
 def warnings_of(loaded: LoadedRun) -> str:
     return "\n".join(each for source in loaded.sources for each in source.warnings)
+
+
+READ_EVERY_FOOTER = """
+import sys
+from pathlib import Path
+from overlapscope.timeline.columns import column_kinds
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import TABLES
+from overlapscope.timeline.store.lazy_rank import read_table
+
+folder = Path(sys.argv[1])
+whole = {name: (folder / f"{name}.parquet").read_bytes() for name in ("recordings", "collectives")}
+
+
+def values():
+    names = NameTable()
+    table = read_table(folder, name, TABLES[name], names, 0)
+    known = [*names.to_list(), None]
+    columns = {each: (kind, getattr(table, each).tolist()) for each, kind in column_kinds(table).items()}
+    return {each: [known[at] for at in row] if kind == "name" else repr(row) for each, (kind, row) in columns.items()}
+
+
+for name, content in whole.items():
+    sound, refused = values(), 0
+    for at in range(len(content) - int.from_bytes(content[-8:-4], "little") - 8, len(content), 3):
+        damaged = bytearray(content)
+        damaged[at] ^= 1 << at % 8
+        (folder / f"{name}.parquet").write_bytes(damaged)
+        try:
+            assert values() == sound, (name, at)
+        except ValueError:
+            refused += 1
+    print(name, refused)
+"""
+
+
+def test_a_flipped_bit_in_a_footer_refuses_the_table_or_changes_nothing(run: Path) -> None:
+    # In a process of its own: damage of which pyarrow throws where Python cannot catch it would end the tests.
+    command = [sys.executable, "-c", READ_EVERY_FOOTER, str(run / "rank_00000")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    refused = dict(line.split() for line in ended.stdout.splitlines())
+    assert all(int(refused[name]) > 100 for name in ("recordings", "collectives"))
 
 
 def rewritten(run: Path, **changed: Any) -> None:
@@ -126,8 +171,8 @@ def test_facts_that_are_gone_are_reported(lost: str, run: Path) -> None:
 
 def test_nesting_without_end_is_damage(run: Path) -> None:
     whole = (run / "run.json").read_text().rstrip()
-    (run / "run.json").write_text(f'{whole[:-1]}, "more": {"[" * 100_000}{"]" * 100_000}}}')
-    with pytest.raises(InputError, match=r"run\.json: damaged: .*; moved away, each rank is read by what its own"):
+    (run / "run.json").write_text(f'{whole[:-1]}, "more": {"[" * 1_000_000}{"]" * 1_000_000}}}')
+    with pytest.raises(InputError, match=r"run\.json: damaged: .*; move run.json away, and each rank is read by"):
         overlapscope.load(run)
     (run / "run.json").unlink()
     assert overlapscope.load(run).ranks == [0, 1]
@@ -187,6 +232,22 @@ def test_a_copied_folder_of_a_rank_is_no_rank_and_reported(run: Path) -> None:
     loaded = overlapscope.load(run)
     assert (loaded.ranks, loaded.run.unread_ranks) == ([0, 1], ())
     assert "rank_00005 left out: rank.json is that of rank 1 in rank_00001: a copy, or renamed" in warnings_of(loaded)
+
+
+def test_a_run_is_never_written_over_or_into_what_is_read(run: Path, tmp_path: Path) -> None:
+    before = sorted(run.rglob("*"))
+    (tmp_path / "link").symlink_to(run)
+    for inputs, out, why in (
+        (run, run, "is the same place"),
+        (tmp_path / "link", run, "is the same place"),
+        (run / "rank_00000", run, "is inside"),
+        (run, run / "merged", "is inside the run"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            overlapscope.write_run(inputs, to=out, force=True)
+    assert sorted(run.rglob("*")) == before
+    overlapscope.write_run(tmp_path, to=run, force=True)  # a run that stands among its own traces is not one of them
+    assert overlapscope.load(run).ranks == [0, 1]
 
 
 # --- tables that are whole, or nearly, and not right ----------------------------------------------------------------

@@ -191,6 +191,19 @@ def test_a_folder_that_is_no_run_is_never_replaced(tmp_path, force):
     assert everything_in(theirs.parent) == ["thesis.txt"]
 
 
+def test_a_run_with_files_of_others_in_it_is_not_replaced(saved):
+    (saved / "checkpoint.pt").write_text("years of work")
+    for own in (".analysis.json", ".timeline", "predictions.json", ".session0"):
+        (saved / own).write_text("")
+    before = everything_in(saved)
+    with pytest.raises(UsageError, match=r"run is not replaced: checkpoint\.pt would be deleted with it"):
+        save_run(run_of(1), saved, version="2", force=True)
+    assert everything_in(saved) == before
+    (saved / "checkpoint.pt").unlink()
+    save_run(run_of(1), saved, version="2", force=True)
+    assert everything_in(saved) == ["rank_00001", MANIFEST]
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("a bug"), KeyboardInterrupt()])
 @pytest.mark.parametrize("stands", [False, True], ids=["new place", "over an old run"])
 def test_a_write_that_fails_leaves_everything_as_it_was(tmp_path, monkeypatch, error, stands):

@@ -6,6 +6,7 @@ likewise `docs/advice/new_id.md` after adding a recommendation.
 """
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +17,14 @@ import pytest
 from overlapscope.advice.replayed_settings import scenario_recommendation
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.findings import Finding
-from overlapscope.report.text.advice import PAGES as ADVICE_PAGES
-from overlapscope.report.text.analysis import FINDING_PAGES, finding_page, render
+from overlapscope.cli.main import main
+from overlapscope.report.text.analysis import finding_kind, render
 from overlapscope.timeline.run import Run
 from tests.conftest import ROOT
 
-FOLDER = ROOT / FINDING_PAGES
+FOLDER = ROOT / "docs" / "findings"
 PAGES = {file.stem: file for file in sorted(FOLDER.glob("[a-z]*.md"))}
-ADVICE = {file.stem: file for file in sorted((ROOT / ADVICE_PAGES).glob("[a-z]*.md"))}
+ADVICE = {file.stem: file for file in sorted((ROOT / "docs" / "advice").glob("[a-z]*.md"))}
 OF_SKEW = {"straggler"}
 """What `skew` holds and the text names is no finding, and has a page all the same."""
 PARTS = ("# `", "**How it is found.**", "**What to do next.**")
@@ -120,8 +121,8 @@ def test_the_index_lists_every_page_once(pages: dict[str, Path]) -> None:
 
 
 def test_a_findings_page_is_named_by_its_kind() -> None:
-    assert finding_page("odd_step:comm_ns:rank1:step6") == "odd_step.md"
-    assert finding_page("no_dump") == "no_dump.md"
+    assert finding_kind("odd_step:comm_ns:rank1:step6") == "odd_step"
+    assert finding_kind("no_dump") == "no_dump"
 
 
 def test_the_text_names_the_pages_of_what_it_shows() -> None:
@@ -130,6 +131,26 @@ def test_the_text_names_the_pages_of_what_it_shows() -> None:
         for kind in ("odd_step:a", "odd_step:b", "low_bandwidth:c")
     ]
     empty = analyze(Run(world_size=1, ranks={}))
-    assert "docs/findings" not in render(empty)
+    assert "overlapscope explain" not in render(empty)
     text = render(msgspec.structs.replace(empty, findings=found))
-    assert "What to do: docs/findings/low_bandwidth.md, odd_step.md\n" in text
+    assert "What to do: overlapscope explain low_bandwidth odd_step\n" in text
+
+
+@pytest.mark.parametrize("kind", [*PAGES, *ADVICE])
+def test_explain_prints_the_page(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{kind}:rank1"]) == 0
+    assert capsys.readouterr().out == (PAGES | ADVICE)[kind].read_text(encoding="utf-8")
+
+
+def test_explain_gives_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "straggler", "bucket_cap", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "overlapscope.pages/1"
+    assert [each["id"] for each in document["pages"]] == ["straggler", "bucket_cap"]
+    assert document["pages"][1]["text"].startswith("# `bucket_cap`")
+
+
+def test_explain_lists_the_ids_near_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "stragler"]) == 2
+    assert "'stragler' is no finding and no recommendation; is it one of straggler" in capsys.readouterr().err
+    assert main(["explain", "../../README"]) == 2

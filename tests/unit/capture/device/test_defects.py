@@ -49,8 +49,8 @@ from overlapscope.capture.settings import Settings
 from overlapscope.capture.steps import Steps
 from overlapscope.capture.timeline import timeline_of
 from overlapscope.capture.timestamps import HostClock
-from tests.support.virtual_device import GlooGroup, NcclGroup, Tensor, VirtualCuda
-from tests.support.virtual_job import MS, VirtualJob, agree, steps_of
+from tests.support.virtual.device import GlooGroup, NcclGroup, Tensor, VirtualCuda
+from tests.support.virtual.job import MS, VirtualJob, agree, steps_of
 
 
 def compute(job: VirtualJob, name: str = "forward", duration_ns: int = 10 * MS) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from overlapscope.capture.device_clock import DeviceClock, fit_offsets
 from overlapscope.capture.timestamps import epoch_offset_ns
-from tests.support.virtual_device import VirtualCuda
+from tests.support.virtual.device import VirtualCuda
 
 MS = 1_000_000
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.virtual_device import NcclGroup, Tensor, VirtualCuda
-from tests.support.virtual_job import MS, VirtualJob, agree
+from tests.support.virtual.device import NcclGroup, Tensor, VirtualCuda
+from tests.support.virtual.job import MS, VirtualJob, agree
 
 QUEUES = (1, 8, 32)
 STEPS = 6

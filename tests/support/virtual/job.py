@@ -19,7 +19,7 @@ from overlapscope.capture.records import StepRecord
 from overlapscope.capture.timeline import BucketCopies, timeline_of
 from overlapscope.timeline.intervals import Intervals, clip, difference, intersection, length, union
 from overlapscope.timeline.run import RankTimeline, Run
-from tests.support.virtual_device import Event, NcclGroup, Stream, Tensor, VirtualCuda, Work
+from tests.support.virtual.device import Event, NcclGroup, Stream, Tensor, VirtualCuda, Work
 
 MS = 1_000_000
 ARGUMENTS = {op: (sent, received) for op, sent, received in OPERATIONS.values()}

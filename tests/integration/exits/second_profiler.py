@@ -1,6 +1,6 @@
 """A job with a profiler of its own beside ours, in one of four orders.
 
-    python -m tests.integration.second_profiler ORDER RUN
+    python -m tests.integration.exits.second_profiler ORDER RUN
 
 Two nested profilers of torch end the process by SIGSEGV.
 """

@@ -1,6 +1,6 @@
 """One rank of a job under torchrun, in which rank 1 is killed: the others see it die, and torchrun ends them.
 
-torchrun --nproc-per-node 2 -m tests.integration.torchrun_job RUN MODE
+torchrun --nproc-per-node 2 -m tests.integration.exits.torchrun_job RUN MODE
 """
 
 import os

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.conftest import ROOT
-from tests.integration.second_profiler import ORDERS
+from tests.integration.exits.second_profiler import ORDERS
 from tests.integration.test_torchrun import killed
 from tests.support.long_results import keep
 
@@ -23,7 +23,13 @@ def main() -> None:
                 held[f"a killed rank under torchrun, {mode}"] += _held(Path(folder), mode)
         for order in ORDERS:
             with tempfile.TemporaryDirectory() as folder:
-                command = [sys.executable, "-m", "tests.integration.second_profiler", order, str(Path(folder) / "run")]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "tests.integration.exits.second_profiler",
+                    order,
+                    str(Path(folder) / "run"),
+                ]
                 done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=120)
                 held[f"a second profiler, {order}"] += done.returncode == 0
         sys.stderr.write(f"{number + 1} of {TRIES}: {dict(held)}\n")

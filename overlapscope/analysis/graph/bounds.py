@@ -1,0 +1,67 @@
+"""Windows of a graph: the steps of its ranks and the whole recording, as nodes."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.graph.model import Graph, RankPart
+from overlapscope.analysis.steps import step_windows
+from overlapscope.timeline.columns import COMPUTE, Ints
+from overlapscope.timeline.run import RankTimeline
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of one rank, or the whole recording of all: it ends with the latest of its last nodes."""
+
+    step: int | None
+    rank: int | None
+    start: Ints
+    """Nodes; the window begins with the earliest."""
+    end: Ints
+
+    def length_ns(self, value_ns: Ints) -> int:
+        """Return the length of the window for the times of all nodes, as recorded or replayed."""
+        return int(value_ns[self.end].max() - value_ns[self.start].min())
+
+    def last(self, value_ns: Ints) -> int:
+        """Return the node that ends the window."""
+        return int(self.end[value_ns[self.end].argmax()])
+
+
+def whole_bounds(graph: Graph) -> Bounds | None:
+    """Return the window from the first span's start to the last span's end over all ranks; None without spans."""
+    if not any(part.spans for part in graph.ranks):
+        return None
+    starts, ends = (
+        np.concatenate([np.arange(nodes.start, nodes.stop) for nodes in found])
+        for found in ([part.starts() for part in graph.ranks], [part.ends() for part in graph.ranks])
+    )
+    return Bounds(step=None, rank=None, start=starts, end=ends)
+
+
+def step_bounds(graph: Graph, ranks: Mapping[int, RankTimeline]) -> list[Bounds]:
+    """Return the complete steps of each rank that have a window."""
+    return [bounds for part in graph.ranks for bounds in _of_rank(part, ranks[part.rank])]
+
+
+def _of_rank(part: RankPart, timeline: RankTimeline) -> Sequence[Bounds]:
+    spans = timeline.spans
+    start, step = spans.start_ns[part.span_row], spans.step[part.span_row]
+    computes = part.span_kind == COMPUTE
+    windows = [each for each in step_windows(timeline) if each.recording == part.recording and each.window]
+    begins = {}
+    for each in windows:
+        assert each.window is not None
+        at = np.flatnonzero(computes & (start == each.window[0]) & (step == each.step))
+        if at.size:
+            begins[each.step] = int(at[0])
+    found = []
+    for each in windows:
+        if each.step not in begins or not each.complete:
+            continue
+        first = part.starts().start
+        follows = begins.get(each.step + 1)
+        end = part.ends().start + np.flatnonzero(step == each.step) if follows is None else np.array([first + follows])
+        found.append(Bounds(step=each.step, rank=part.rank, start=np.array([first + begins[each.step]]), end=end))
+    return found

@@ -1,0 +1,212 @@
+"""Build the dependency graph of one rank, and join ranks at their collectives."""
+
+from collections.abc import Sequence, Set
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.analysis.across_ranks import CrossRank
+from overlapscope.analysis.graph.cpu_waits import cpu_waits
+from overlapscope.analysis.graph.device_waits import device_waits
+from overlapscope.analysis.graph.host_calls import host_calls, program_order
+from overlapscope.analysis.graph.host_waits import host_waits, polled_spans
+from overlapscope.analysis.graph.model import (
+    ARRIVE,
+    INFERRED,
+    NO_GAP,
+    POLL,
+    RECORDED,
+    RUN_KIND,
+    SYNC,
+    TRANSFER,
+    Edges,
+    Graph,
+    RankPart,
+    assemble,
+    edges_of,
+)
+from overlapscope.timeline.columns import NONE, Ints, Small, Spans, concat, take
+from overlapscope.timeline.rows import largest_by, sort_order
+from overlapscope.timeline.run import RankTimeline, Run
+
+
+class _Ungrouped(msgspec.Struct, frozen=True, kw_only=True):
+    """The nodes and edges of one rank, before they are ordered; node numbers begin at 0, times are the rank's own."""
+
+    time_ns: Ints
+    gap: Small
+    edges: list[Edges]
+    part: RankPart
+
+
+def rank_graph(timeline: RankTimeline, recording: int = 0) -> Graph:
+    """Return the graph of one recording of a rank; its times are the rank's own."""
+    own = _of_rank(timeline, recording)
+    return assemble(own.time_ns, own.gap, own.edges, (own.part,))
+
+
+def _of_rank(timeline: RankTimeline, recording: int) -> _Ungrouped:
+    rows = np.flatnonzero(timeline.spans.recording == recording)
+    rows = rows[sort_order(timeline.spans.start_ns[rows], timeline.spans.end_ns[rows])]
+    spans = take(timeline.spans, rows)
+    if not timeline.has_device:
+        return _of_cpu_rank(timeline, recording, spans, rows)
+    host = take(timeline.host, timeline.host.recording == recording)
+    syncs = take(timeline.syncs, timeline.syncs.recording == recording)
+    calls = host_calls(timeline, spans, host)
+    awaited, depends = host_waits(spans, calls, host, syncs)
+    polled = polled_spans(spans, calls, timeline.names)
+    waits = device_waits(spans, calls, host, syncs)
+    num_calls, num_spans = calls.row.size, rows.size
+    first_start = 2 * num_calls
+    at = np.arange(num_spans)
+    run = np.array([RUN_KIND[kind] for kind in range(3)], np.int8)[spans.kind]
+    woken = np.where(awaited[depends.call] == depends.span, calls.end_ns[depends.call] - spans.end_ns[depends.span], 0)
+    resumed = np.flatnonzero(polled >= 0)
+    edges = [
+        *program_order(calls, awaited, polled),
+        edges_of(first_start + at, first_start + num_spans + at, run, RECORDED, spans.end_ns - spans.start_ns),
+        edges_of(
+            first_start + num_spans + depends.span,
+            num_calls + depends.call,
+            SYNC,
+            np.where(depends.recorded, RECORDED, INFERRED).astype(np.int8),
+            woken,
+        ),
+        edges_of(
+            first_start + num_spans + polled[resumed],
+            resumed,
+            POLL,
+            INFERRED,
+            calls.begin_ns[resumed] - spans.end_ns[polled[resumed]],
+        ),
+        *waits.edges,
+    ]
+    time = np.concatenate([calls.begin_ns, calls.end_ns, spans.start_ns, spans.end_ns])
+    gap = np.full(time.size, NO_GAP, np.int8)
+    gap[first_start : first_start + num_spans] = waits.gap
+    part = RankPart(
+        rank=timeline.rank, recording=recording, first=0, call_row=calls.row, call_lane=calls.lane,
+        call_process=calls.process, blocks=calls.blocks, awaited=awaited, span_row=rows, span_lane=spans.lane,
+        span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=calls.launched_by, collective=spans.collective,
+        early_launches=waits.early_launches,
+    )  # fmt: skip
+    return _Ungrouped(time_ns=time, gap=gap, edges=edges, part=part)
+
+
+def _of_cpu_rank(timeline: RankTimeline, recording: int, spans: Spans, rows: Ints) -> _Ungrouped:
+    waits = cpu_waits(spans)
+    calls, at = waits.begun_ns.size, np.arange(rows.size)
+    none = np.full(calls, NONE, np.int64)
+    run = np.array([RUN_KIND[kind] for kind in range(3)], np.int8)[spans.kind]
+    runs = edges_of(2 * calls + at, 2 * calls + rows.size + at, run, RECORDED, spans.end_ns - spans.start_ns)
+    part = RankPart(
+        rank=timeline.rank, recording=recording, first=0, call_row=none, call_lane=none, call_process=none,
+        blocks=np.zeros(calls, np.bool_), awaited=np.full(calls, -1, np.int64), span_row=rows, span_lane=spans.lane,
+        span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=waits.launched_by, collective=spans.collective,
+    )  # fmt: skip
+    return _Ungrouped(
+        time_ns=np.concatenate([waits.begun_ns, waits.begun_ns, spans.start_ns, spans.end_ns]),
+        gap=np.concatenate([np.full(2 * calls, NO_GAP, np.int8), waits.gap, np.full(rows.size, NO_GAP, np.int8)]),
+        edges=[runs, *waits.edges],
+        part=part,
+    )
+
+
+def run_graph(run: Run, cross_rank: CrossRank, recording: int = 0) -> Graph:
+    """Return the graph of all recorded ranks, joined at their matched collectives, on the aligned clock.
+
+    Every member of a matched collective ends its transfer time after the last member arrived; one node a call stands
+    for that arrival. Of an exchange of different sizes, each member ends so long after the arrival as recorded.
+    """
+    if len(run.ranks) == 1:
+        return rank_graph(next(iter(run.ranks.values())), recording)
+    times, gaps, edges, parts = [], [], [], []
+    first, clocks = 0, cross_rank.clocks
+    for rank, timeline in run.ranks.items():
+        own = _of_rank(timeline, recording)
+        # As integers: a double does not hold a nanosecond of our days.
+        drifted = clocks.drift.get(rank, 0.0) * (own.time_ns - clocks.reference_ns)
+        times.append(own.time_ns - np.rint(clocks.offset_ns.get(rank, 0.0) + drifted).astype(np.int64))
+        gaps.append(own.gap)
+        edges += [replace(each, before=each.before + first, node=each.node + first) for each in own.edges]
+        parts.append(replace(own.part, first=first))
+        first += own.part.nodes
+    time = np.concatenate(times)
+    on_cpu = {rank for rank, timeline in run.ranks.items() if not timeline.has_device}
+    members = _members(parts, cross_rank, time, on_cpu)
+    calls, number = np.unique(members.call, return_inverse=True)
+    arrived = largest_by(number, time[members.start], calls.size, NONE)
+    waits = members.end >= 0
+    node, end = (first + number)[waits], members.end[waits]
+    transfer = np.where(members.transfer_ns == NONE, time[members.end] - arrived[number], members.transfer_ns)[waits]
+    every = concat(edges)
+    edges.clear()
+    # On its own a member takes the transfer time, not the wait that its duration contains.
+    alone = np.full(first, np.iinfo(np.int64).max, np.int64)
+    np.minimum.at(alone, end, transfer)
+    runs = np.isin(every.kind, list(RUN_KIND.values()))
+    edges = [
+        replace(every, lag_ns=np.where(runs, np.minimum(alone[every.node], every.lag_ns), every.lag_ns)),
+        edges_of(members.start, first + number, ARRIVE, RECORDED, 0),
+        edges_of(node, end, TRANSFER, RECORDED, transfer),
+    ]
+    del every  # a thousand ranks have millions
+    gap = np.concatenate([*gaps, np.full(calls.size, NO_GAP, np.int8)])
+    return assemble(np.concatenate([time, arrived]), gap, edges, tuple(parts))
+
+
+class _Members(msgspec.Struct, frozen=True, kw_only=True):
+    """Members of joined collectives: number of the call, nodes of start and end, and the call's transfer time."""
+
+    call: Ints
+    start: Ints
+    end: Ints
+    """-1 for a send that ended before its receiver arrived: it waited for nobody."""
+    transfer_ns: Ints
+    """NONE where each member has its own: in an exchange of different sizes, for messages, and on CPUs, whose threads
+    are scheduled apart."""
+
+
+def _members(parts: Sequence[RankPart], cross_rank: CrossRank, time_ns: Ints, on_cpu: Set[int]) -> _Members:
+    """Return the members of all calls that two or more ranks of the graph made; a message has two."""
+    spans = {part.rank: _spans_of_calls(part) for part in parts}
+    found = [(np.empty(0, np.int64),) * 4]
+    begun = 0
+
+    def add(rank: int, rows: Ints, transfer_ns: Ints) -> None:
+        starts, ends = spans[rank]
+        there = np.flatnonzero(starts[np.minimum(rows, starts.size - 1)] >= 0)
+        found.append((begun + there, starts[rows[there]], ends[rows[there]], transfer_ns[there]))
+
+    for split in (*cross_rank.splits, *cross_rank.uneven):
+        block = split.block
+        for rank, rows in zip(block.ranks, block.rows, strict=True):
+            known = block.even and rank not in on_cpu
+            add(rank, rows, split.transfer_ns if known else np.full(block.calls, NONE))
+        begun += block.calls
+    messages_from = begun
+    for pair in cross_rank.pairs.pairs:
+        unknown = np.full(pair.send_rows.size, NONE)
+        add(pair.sender, pair.send_rows, unknown)
+        add(pair.receiver, pair.recv_rows, unknown)
+        begun += pair.send_rows.size
+    call, start, end, transfer = (np.concatenate(each) for each in zip(*found, strict=True))
+    joins = np.bincount(call, minlength=begun)[call] > 1
+    call, start, end, transfer = call[joins], start[joins], end[joins], transfer[joins]
+    last = largest_by(call, time_ns[start], begun, NONE)[call]
+    end = np.where((call >= messages_from) & (time_ns[end] < last), -1, end)
+    return _Members(call=call, start=start, end=end, transfer_ns=transfer)
+
+
+def _spans_of_calls(part: RankPart) -> tuple[Ints, Ints]:
+    """Return for each row of `Collectives` the nodes of its first start and its last end; -1 without spans."""
+    with_call = np.flatnonzero(part.collective != NONE)
+    rows = part.collective[with_call]
+    size = int(rows.max()) + 1 if rows.size else 0
+    starts, ends = np.full(size + 1, -1, np.int64), np.full(size + 1, -1, np.int64)
+    starts[rows[::-1]] = (part.starts().start + with_call)[::-1]  # spans are by start: the first assigned last stays
+    order = np.argsort(part.span_end_ns[with_call], kind="stable")
+    ends[rows[order]] = (part.ends().start + with_call)[order]
+    return starts, ends

@@ -1,0 +1,139 @@
+"""What the spans of a CPU run waited for: host operations in the order of their threads, collectives on worker threads.
+
+A thread waits for a collective without a call of any runtime: its operations that wait are no compute. So a gap between
+two operations in which a collective ended, that was begun before, was a wait for it.
+"""
+
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.graph.device_waits import before_on_lane
+from overlapscope.analysis.graph.host_calls import CALL_TAKES_NS, SILENCE_NS
+from overlapscope.analysis.graph.model import (
+    HAND_OVER,
+    HOST_STRETCH,
+    INFERRED,
+    LAUNCH,
+    NO_GAP,
+    NOT_LAUNCHED,
+    ON_LANE,
+    ORDER,
+    OWN_NS,
+    RECORDED,
+    RUN_COMPUTE,
+    SYNC,
+    Edges,
+    edges_of,
+)
+from overlapscope.timeline.columns import COMM, NONE, Flags, Ints, Small, Spans
+
+LOOK_BACK: Final = 80
+
+
+class CpuWaits(msgspec.Struct, frozen=True, kw_only=True):
+    """Edges of a CPU run, and the moments at which its threads began collectives: calls without length."""
+
+    edges: list[Edges]
+    gap: Small
+    begun_ns: Ints
+    launched_by: Ints
+    """For each span the moment that began it; -1 without a record, and for operations."""
+
+
+def cpu_waits(spans: Spans) -> CpuWaits:
+    """Return what the spans of one recording (by start) waited for.
+
+    Nodes are numbered as in a graph of these moments and spans: call begins, call ends, span starts, span ends.
+    """
+    start, end, count = spans.start_ns, spans.end_ns, spans.lane.size
+    works = np.flatnonzero(spans.kind != COMM)
+    begun = np.flatnonzero((spans.kind == COMM) & (spans.launch_ns != NONE))
+    launched_by = np.full(count, -1, np.int64)
+    launched_by[begun] = np.arange(begun.size)
+    starts, ends = 2 * begun.size, 2 * begun.size + count
+    before = before_on_lane(spans.lane)
+    at = np.arange(count)
+
+    follows = (before >= 0) & (spans.kind != COMM)
+    prev = np.maximum(before, 0)
+    pause = np.maximum(start - end[prev], 0)
+    awaited = _awaited(spans, np.flatnonzero(follows & (pause > OWN_NS)), prev)
+    handed = _handed(spans, works, before)
+    stretch = np.where(handed >= 0, 0, np.where(awaited >= 0, np.minimum(pause, CALL_TAKES_NS), pause))
+    waits, over = np.flatnonzero(awaited >= 0), np.flatnonzero(handed >= 0)
+
+    queued = (before >= 0) & (spans.kind == COMM)
+    moment = spans.launch_ns[begun]
+    free = np.where(queued, end[prev], NONE)[begun]
+    taken = np.maximum(start[begun] - moment, 0)
+    idle_lane = free <= moment  # then the start took as long as its thread took to wake
+    quickest = int(taken[idle_lane].min()) if idle_lane.any() else 0
+    behind = queued & (spans.launch_ns != NONE) & (end[prev] > spans.launch_ns)
+    gap = np.full(count, NO_GAP, np.int8)
+    gap[(launched_by < 0) & (before < 0)] = NOT_LAUNCHED
+    gap[(launched_by < 0) & (spans.kind == COMM)] = NOT_LAUNCHED
+    edges = [
+        edges_of(ends + prev[follows], starts + at[follows], HOST_STRETCH, ORDER, stretch[follows]),
+        edges_of(ends + awaited[waits], starts + waits, SYNC, INFERRED, start[waits] - end[awaited[waits]]),
+        edges_of(ends + handed[over], starts + over, HAND_OVER, INFERRED, start[over] - end[handed[over]]),
+        edges_of(ends + prev[queued], starts + at[queued], ON_LANE, ORDER, np.where(behind, pause, 0)[queued]),
+        edges_of(np.arange(begun.size), begun.size + np.arange(begun.size), HOST_STRETCH, RECORDED, 0),
+        edges_of(
+            begun.size + np.arange(begun.size), starts + begun, LAUNCH, RECORDED,
+            np.where(idle_lane, taken, np.minimum(taken, quickest)),
+        ),
+        *_moments(spans, works, moment, starts, ends),
+    ]  # fmt: skip
+    return CpuWaits(edges=edges, gap=gap, begun_ns=moment, launched_by=launched_by)
+
+
+def _moments(spans: Spans, works: Ints, moment: Ints, starts: int, ends: int) -> list[Edges]:
+    """Return the edges that lead to the moments at which collectives began: in an operation, or after one."""
+    if not works.size:
+        return []
+    times = np.concatenate([spans.start_ns[works], spans.end_ns[works]])
+    node = np.concatenate([starts + works, ends + works])
+    order = np.argsort(times, kind="stable")
+    at = np.searchsorted(times[order], moment, side="right") - 1
+    there = np.flatnonzero(at >= 0)
+    before = order[at[there]]
+    inside = before < works.size
+    kind = np.where(inside, RUN_COMPUTE, HOST_STRETCH).astype(np.int8)
+    return [edges_of(node[before], there, kind, ORDER, moment[there] - times[before])]
+
+
+def _awaited(spans: Spans, asking: Ints, previous: Ints) -> Ints:
+    """Return the collective, begun before, that ended last in the gap before each of `asking`; -1 for none."""
+    found = np.full(spans.lane.size, -1, np.int64)
+    comm = np.flatnonzero(spans.kind == COMM)
+    by_end = comm[np.argsort(spans.end_ns[comm], kind="stable")]
+    ends = spans.end_ns[by_end]
+    at = np.searchsorted(ends, spans.start_ns[asking], side="right")
+    for _ in range(LOOK_BACK):
+        at = at - 1
+        there = at >= 0
+        asking, at = asking[there], at[there]
+        inside = ends[at] > spans.end_ns[previous[asking]]
+        asking, at = asking[inside], at[inside]
+        if not asking.size:
+            break
+        other = by_end[at]
+        fits: Flags = (spans.lane[other] != spans.lane[asking]) & (other < asking)
+        found[asking[fits]] = other[fits]
+        asking, at = asking[~fits], at[~fits]
+    return found
+
+
+def _handed(spans: Spans, works: Ints, before: Ints) -> Ints:
+    """Return for each operation after a silence of its thread that of another which ended last before it; else -1."""
+    found = np.full(spans.lane.size, -1, np.int64)
+    last_own = np.where(before >= 0, spans.end_ns[np.maximum(before, 0)], NONE)
+    silent = works[(before[works] < 0) | (spans.start_ns[works] - last_own[works] >= SILENCE_NS)]
+    by_end = works[np.argsort(spans.end_ns[works], kind="stable")]
+    at = np.searchsorted(spans.end_ns[by_end], spans.start_ns[silent], side="right") - 1
+    other = by_end[np.maximum(at, 0)] if by_end.size else silent
+    fits = (at >= 0) & (spans.lane[other] != spans.lane[silent]) & (spans.end_ns[other] > last_own[silent])
+    found[silent[fits]] = other[fits]
+    return found

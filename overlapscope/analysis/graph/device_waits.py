@@ -1,0 +1,274 @@
+"""What each device span waited for before it began: its launch, its stream, an event, or room on the device."""
+
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.graph.host_calls import HostCalls
+from overlapscope.analysis.graph.host_waits import begins_by_correlation
+from overlapscope.analysis.graph.model import (
+    EVENT,
+    FIRST_OF_LANE,
+    IN_GRAPH,
+    INFERRED,
+    LAUNCH,
+    NO_GAP,
+    NOT_LAUNCHED,
+    OCCUPANCY,
+    OCCUPIED,
+    ON_LANE,
+    ORDER,
+    OWN_CALL,
+    OWN_NS,
+    RECORDED,
+    Edges,
+    edges_of,
+)
+from overlapscope.timeline.columns import COMM, NONE, STREAM_WAIT_EVENT, Flags, HostSpans, Ints, Small, Spans, Syncs
+from overlapscope.timeline.intervals import BusyTime, union
+from overlapscope.timeline.rows import sort_order
+
+QUICK_LAUNCHES: Final = 0.001
+NO_LAUNCH_BINDS_NS: Final = 50_000
+"""If even the quickest launch took longer, the device lagged behind its host throughout: no launch bound ..."""
+LAUNCH_TAKES_NS: Final = 6_000
+"""... and the latency is assumed."""
+LONG_CALL_NS: Final = 20_000
+"""A span that begins after a longer call was submitted at its end: the thread had not been scheduled before."""
+BACK_TO_BACK: Final = 0.05
+LANE_TAKES_NS: Final = 1_000
+OVERLAPS_NS: Final = 1_500
+"""Spans of one stream that overlap by more: the stream runs several at once (as some devices record it)."""
+EVENT_WITHIN_NS: Final = 60_000
+LOOK_BACK: Final = 80
+"""Span ends that are checked, latest first, for an event, and earliest first for the holder of the device."""
+FULL: Final = 0.9
+LAST_WAVE: Final = 0.15
+LAST_WAVE_NS: Final = 20_000
+LONG_AGO: Final = int(np.iinfo(np.int64).min) // 2
+
+
+class DeviceWaits(msgspec.Struct, frozen=True, kw_only=True):
+    """Edges into the starts of spans, and why the rest of a gap is opaque."""
+
+    edges: list[Edges]
+    gap: Small
+    early_launches: int
+
+
+def device_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs) -> DeviceWaits:
+    """Return what the spans of one recording (by start) waited for.
+
+    Where the recording states which events streams waited for, others are inferred only for starts that these do not
+    explain.
+
+    Nodes are numbered as in a graph of these calls and spans: call begins, call ends, span starts, span ends.
+    """
+    first_start, count = 2 * calls.row.size, spans.lane.size
+    at = np.arange(count)
+    start, end = spans.start_ns, spans.end_ns
+    by, launched = calls.launched_by, calls.launched_by >= 0
+    begin = np.append(calls.begin_ns, NONE)[by]
+    returned = np.append(calls.end_ns, NONE)[by]
+    latency = _launch_latency((start - begin)[launched])
+    descheduled = launched & (returned - begin > LONG_CALL_NS) & (start >= returned)
+    submitted = np.where(descheduled, returned, begin)
+    arrived = np.where(launched, np.minimum(submitted + latency, start), LONG_AGO)
+    edges = [
+        edges_of(
+            np.where(descheduled, calls.row.size + by, by)[launched], first_start + at[launched], LAUNCH, RECORDED,
+            (arrived - submitted)[launched],
+        )
+    ]  # fmt: skip
+
+    before = before_on_lane(spans.lane)
+    follows, prev = before >= 0, np.maximum(before, 0)
+    overlaps = follows & (end[prev] - start > OVERLAPS_NS)
+    lane_lag = _lane_lag(start, end, arrived, before)
+    free = np.where(follows, np.where(overlaps, start[prev], np.minimum(end[prev] + lane_lag, start)), LONG_AGO)
+    recorded = _recorded_events(spans, begin, host, syncs)
+    edges.append(
+        edges_of(
+            first_start + np.where(overlaps, prev, prev + count)[follows], first_start + at[follows], ON_LANE, ORDER,
+            np.where(overlaps, 0, lane_lag)[follows],
+        )
+    )  # fmt: skip
+
+    best = np.maximum(arrived, free)
+    best = _with_recorded_events(spans, begin, best, edges, first_start, recorded)
+    best = _with_events(spans, begin, best, edges, first_start, guess=not recorded[0].size)
+    waits = start - best > OWN_NS
+    carried = waits & launched & (returned - begin > LONG_CALL_NS) & (start < returned)
+    edges.append(edges_of(by[carried], first_start + at[carried], OWN_CALL, INFERRED, (start - begin)[carried]))
+    waits &= ~carried
+    full = waits & (best > LONG_AGO)
+    full[full] = _is_full(spans, best[full], start[full])
+    holder = _holder(spans, np.flatnonzero(full))
+    held = np.flatnonzero(holder >= 0)
+    edges.append(
+        edges_of(first_start + holder[held], first_start + held, OCCUPANCY, INFERRED, start[held] - start[holder[held]])
+    )
+    gap = _opaque(calls, by, launched, follows, before, begin, full & (holder < 0))
+    return DeviceWaits(edges=edges, gap=gap, early_launches=int(np.count_nonzero(launched & (start < begin))))
+
+
+def _launch_latency(taken: Ints) -> int:
+    if not taken.size:
+        return LAUNCH_TAKES_NS
+    quickest = int(np.quantile(taken, QUICK_LAUNCHES, method="lower"))
+    return quickest if quickest <= NO_LAUNCH_BINDS_NS else LAUNCH_TAKES_NS
+
+
+def before_on_lane(lane: Ints) -> Ints:
+    """Return for each span the one before it on its lane; -1 for the first."""
+    by_lane = sort_order(lane)
+    before = np.full(lane.size, -1, np.int64)
+    same = lane[by_lane[1:]] == lane[by_lane[:-1]]
+    before[by_lane[1:][same]] = by_lane[:-1][same]
+    return before
+
+
+def _lane_lag(start: Ints, end: Ints, arrived: Ints, before: Ints) -> int:
+    """Return the usual gap between spans of a stream of which the second was there before the first had ended."""
+    prev = np.maximum(before, 0)
+    waited = (before >= 0) & (arrived <= end[prev]) & (start >= end[prev])
+    if not waited.any():
+        return LANE_TAKES_NS
+    return min(int(np.quantile((start - end[prev])[waited], BACK_TO_BACK, method="lower")), LANE_TAKES_NS)
+
+
+def _recorded_events(spans: Spans, launch: Ints, host: HostSpans, syncs: Syncs) -> tuple[Ints, Ints]:
+    """Return (awaited span, waiting span) for each recorded wait of a stream for an event.
+
+    The first span launched on the stream after the wait follows the last one that was launched on the other stream
+    before the event was recorded.
+    """
+    rows = np.flatnonzero((syncs.kind == STREAM_WAIT_EVENT) & (syncs.lane != NONE) & (syncs.awaited_lane != NONE))
+    nothing = np.empty(0, np.int64)
+    found = [(nothing, nothing)]
+    if rows.size:
+        begun = begins_by_correlation(host)
+        wait = np.array([begun.get(each, NONE) for each in syncs.correlation[rows].tolist()], np.int64)
+        event = np.array([begun.get(each, NONE) for each in syncs.awaited_correlation[rows].tolist()], np.int64)
+        rows, wait, event = (each[(wait != NONE) & (event != NONE)] for each in (rows, wait, event))
+        on_lane = {lane: _by_launch(spans, launch, lane) for lane in np.unique(spans.lane).tolist()}
+        for pair in np.unique(np.stack([syncs.awaited_lane[rows], syncs.lane[rows]], axis=1), axis=0).tolist():
+            if pair[0] not in on_lane or pair[1] not in on_lane:
+                continue
+            mine = (syncs.awaited_lane[rows] == pair[0]) & (syncs.lane[rows] == pair[1])
+            awaited, waiting = on_lane[pair[0]], on_lane[pair[1]]
+            at = np.searchsorted(launch[awaited], event[mine], side="left") - 1
+            to = np.searchsorted(launch[waiting], wait[mine], side="left")
+            there = (at >= 0) & (to < waiting.size)
+            found.append((awaited[at[there]], waiting[to[there]]))
+    before, span = (np.concatenate(each) for each in zip(*found, strict=True))
+    return before, span
+
+
+def _by_launch(spans: Spans, launch: Ints, lane: int) -> Ints:
+    rows = np.flatnonzero(spans.lane == lane)
+    return rows[np.argsort(launch[rows], kind="stable")]
+
+
+def _with_recorded_events(
+    spans: Spans, launch: Ints, best: Ints, edges: list[Edges], first_start: int, recorded: tuple[Ints, Ints]
+) -> Ints:
+    """Add recorded events; return the latest of all that each span waited for."""
+    before, span = recorded
+    start, end = spans.start_ns, spans.end_ns
+    last = best.copy()
+    np.maximum.at(last, span, np.minimum(end[before], start[span]))
+    # What an event takes to start its stream again is kept where it was the last.
+    taken = start[span] - end[before]
+    bound = (end[before] == last[span]) & (start[span] - last[span] > OWN_NS) & (taken <= EVENT_WITHIN_NS)
+    edges.append(
+        edges_of(first_start + spans.lane.size + before, first_start + span, EVENT, RECORDED, np.where(bound, taken, 0))
+    )
+    last[span[bound]] = start[span[bound]]
+    return last
+
+
+def _with_events(spans: Spans, launch: Ints, best: Ints, edges: list[Edges], first_start: int, *, guess: bool) -> Ints:
+    """Add inferred events; return the latest of all that each span waited for.
+
+    With `guess`, an event before communication is a dependency also where launch and stream explain the start: it did
+    not bind.
+    """
+    start, end, count = spans.start_ns, spans.end_ns, spans.lane.size
+    waits = start - best > OWN_NS
+    found = _ended_before(spans, launch, np.flatnonzero(waits | ((spans.kind == COMM) & guess)))
+    has = np.flatnonzero(found >= 0)
+    lag = np.where(waits[has], start[has] - end[found[has]], 0)
+    edges.append(edges_of(first_start + count + found[has], first_start + has, EVENT, INFERRED, lag))
+    best = best.copy()
+    best[has] = np.maximum(best[has], end[found[has]] + lag)
+    return best
+
+
+def _ended_before(spans: Spans, launch: Ints, asking: Ints) -> Ints:
+    """Return the span of another lane, launched before, that ended last within `EVENT_WITHIN_NS` before; else -1."""
+    start, end, lane = spans.start_ns, spans.end_ns, spans.lane
+    found = np.full(lane.size, -1, np.int64)
+    by_end = sort_order(end)
+    ends = end[by_end]
+    at = np.searchsorted(ends, start[asking], side="right")
+    for _ in range(LOOK_BACK):
+        at = at - 1
+        near = (at >= 0) & (ends[at] >= start[asking] - EVENT_WITHIN_NS)
+        asking, at = asking[near], at[near]
+        if not asking.size:
+            break
+        other = by_end[at]
+        unknown = (launch[other] == NONE) | (launch[asking] == NONE)
+        fits = (lane[other] != lane[asking]) & (unknown | (launch[other] < launch[asking])) & (other < asking)
+        found[asking[fits]] = other[fits]
+        asking, at = asking[~fits], at[~fits]
+    return found
+
+
+def _is_full(spans: Spans, ready: Ints, start: Ints) -> Flags:
+    """Return whether other spans ran for most of the time from `ready` to `start`."""
+    busy = BusyTime(union((spans.start_ns, spans.end_ns))).within(ready, start)
+    return np.asarray(busy >= FULL * (start - ready), np.bool_)
+
+
+def _holder(spans: Spans, asking: Ints) -> Ints:
+    """Return the span of another lane in whose last wave each of `asking` began; -1 for none."""
+    start, end, lane = spans.start_ns, spans.end_ns, spans.lane
+    found = np.full(lane.size, -1, np.int64)
+    by_end = sort_order(end)
+    ends = end[by_end]
+    at = np.searchsorted(ends, start[asking], side="right") - 1
+    for _ in range(LOOK_BACK):
+        at = at + 1
+        there = at < ends.size
+        asking, at = asking[there], at[there]
+        if not asking.size:
+            break
+        other = by_end[at]
+        left = ends[at] - start[asking]
+        in_last_wave = left <= np.maximum(LAST_WAVE_NS, LAST_WAVE * (end[other] - start[other]))
+        fits = (start[other] < start[asking]) & (lane[other] != lane[asking]) & in_last_wave
+        found[asking[fits]] = other[fits]
+        asking, at = asking[~fits], at[~fits]
+    return found
+
+
+def _opaque(
+    calls: HostCalls, by: Ints, launched: Flags, follows: Flags, before: Ints, begin: Ints, occupied: Flags
+) -> Small:
+    """Return why a gap before each span is opaque, if one is left."""
+    gap = np.full(by.size, NO_GAP, np.int8)
+    gap[occupied] = OCCUPIED
+    nodes = np.bincount(by[launched], minlength=calls.row.size)
+    in_graph = launched & (np.append(calls.launches_graph | (nodes > 1), False)[by])
+    lost = calls.lost_graphs_ns
+    if lost.size:
+        since = np.where(follows, begin[np.maximum(before, 0)], NONE)
+        at = np.searchsorted(lost, begin, side="right") - 1
+        in_graph |= launched & (at >= 0) & (lost[np.maximum(at, 0)] >= since)
+    gap[in_graph] = IN_GRAPH
+    gap[~follows] = FIRST_OF_LANE
+    gap[~launched] = NOT_LAUNCHED
+    return gap

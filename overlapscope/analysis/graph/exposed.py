@@ -1,0 +1,174 @@
+"""Assign one cause to every exposed nanosecond of a rank, from that rank alone: what the next compute waited for.
+
+Where the next compute waited for something else, taking the communication away would gain nothing.
+"""
+
+from itertools import pairwise
+from typing import Annotated, Final
+
+import numpy as np
+
+from overlapscope.analysis.graph.model import (
+    EDGE_KINDS,
+    EVENT,
+    HOST_EDGES,
+    LAUNCH,
+    NO_GAP,
+    OCCUPANCY,
+    ON_LANE,
+    OWN_CALL,
+    POLL,
+    RUN_COMM,
+    RUN_COMPUTE,
+    RUN_COPY,
+    SYNC,
+    TRANSFER,
+    Graph,
+    RankPart,
+)
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Columns, Ints, Small, concat, make, take
+from overlapscope.timeline.intervals import BusyTime, Intervals, difference, parts_inside, union
+from overlapscope.timeline.rows import sort_order, sum_by
+
+EXPOSED_CAUSES: Final = (
+    "late_launch", "queued", "dependency", "host_not_ready", "behind_copy", "behind_compute", "tail", "unknown"
+)  # fmt: skip
+"""`dependency`: the next compute waited for it, or follows it on its stream. Of that, `late_launch`: its data were
+ready before it was launched, and `queued`: its stream was busy with other communication. `host_not_ready`: the next
+compute waited for its own launch. `behind_copy`, `behind_compute`: for another copy or kernel. `tail`: no compute
+follows. `unknown`: no rule names it."""
+LATE_LAUNCH, QUEUED, DEPENDENCY, HOST_NOT_READY, BEHIND_COPY, BEHIND_COMPUTE, TAIL, UNKNOWN = range(8)
+_CAUSE: Final = np.full(len(EDGE_KINDS), DEPENDENCY, np.int8)
+_CAUSE[[*HOST_EDGES, LAUNCH, OWN_CALL, SYNC, POLL]] = HOST_NOT_READY
+_CAUSE[RUN_COPY], _CAUSE[RUN_COMPUTE], _CAUSE[OCCUPANCY] = BEHIND_COPY, BEHIND_COMPUTE, BEHIND_COMPUTE
+_CAUSE[[RUN_COMM, TRANSFER]] = DEPENDENCY
+
+
+class ExposedPieces(Columns, frozen=True, kw_only=True):
+    """Disjoint pieces that cover the exposed time exactly, each with one cause; times as in the graph."""
+
+    start_ns: Ints
+    end_ns: Ints
+    cause: Annotated[Small, EXPOSED_CAUSES]
+    span: Ints
+    """The communication that owns it: of several that run, the one that ends last (position in the rank's spans)."""
+    next: Ints
+    """The compute span that follows (position in the rank's spans); NONE if none does."""
+
+
+def exposed_pieces(graph: Graph, part: RankPart, binding: Ints) -> ExposedPieces:
+    """Return the causes of all exposed communication of one rank of a graph.
+
+    `binding` holds the edge that bound each node, as paths show it (`shown_binding`).
+    """
+    start, end = graph.nodes.time_ns[part.starts()], graph.nodes.time_ns[part.ends()]
+    comm, compute = np.flatnonzero(part.span_kind == COMM), np.flatnonzero(part.span_kind == COMPUTE)
+    computing = union((start[compute], end[compute]))
+    exposed = difference(union((start[comm], end[comm])), computing)
+    owner, owned = _owners(comm, start, end)
+    late, queued = _delays(graph, part, owner, BusyTime(computing))
+    found = []
+    cuts = (start[owner], start[owner] + late, start[owner] + late + queued, owned.ends)
+    for cause, (begin, until) in zip((LATE_LAUNCH, QUEUED, NONE), pairwise(cuts), strict=True):
+        begun, ends = np.maximum(begin, owned.starts), np.minimum(until, owned.ends)
+        some = np.flatnonzero(ends > begun)
+        pieces, which = parts_inside(Intervals(begun[some], ends[some]), exposed)
+        follows = _next_compute(start, compute, pieces.starts)
+        causes = _by_what_bound(graph, binding, part, follows, pieces.ends)
+        # On one stream the next kernel cannot run beside the call, however early it is launched.
+        lane_of_next = np.append(part.span_lane, NONE)[np.where(follows == NONE, -1, follows)]
+        in_order = lane_of_next == part.span_lane[owner[some][which]]
+        causes = np.where(in_order, DEPENDENCY, causes).astype(np.int8)
+        if cause != NONE:  # what would not have helped the next compute is no delay
+            causes = np.where(causes == DEPENDENCY, cause, causes).astype(np.int8)
+        found.append(
+            make(ExposedPieces, pieces.starts.size, start_ns=pieces.starts, end_ns=pieces.ends, cause=causes,
+                 span=owner[some][which], next=follows)
+        )  # fmt: skip
+    every = concat(found)
+    return take(every, sort_order(every.start_ns, every.end_ns))
+
+
+def _owners(comm: Ints, start: Ints, end: Ints) -> tuple[Ints, Intervals]:
+    """Return the spans that own time of their own, by begin, and the time that each owns.
+
+    Of spans that run at once the one that ends last owns the moment; of equals, the one that began first.
+    """
+    order = comm[sort_order(-end[comm], start[comm])]
+    earliest = np.minimum.accumulate(start[order])
+    until = np.minimum(end[order], np.append(np.iinfo(np.int64).max, earliest)[: order.size])
+    owns = until > start[order]
+    order, until = order[owns], until[owns]
+    by_begin = np.argsort(start[order], kind="stable")
+    return order[by_begin], Intervals(start[order][by_begin], until[by_begin])
+
+
+def _delays(graph: Graph, part: RankPart, owner: Ints, computing: BusyTime) -> tuple[Ints, Ints]:
+    """Return how long each call was launched after its data were ready, and how long its stream was busy after both.
+
+    Data are ready when the compute and copies that were launched before had ended. Time in which other compute ran is
+    no delay; nor is there one on the stream with the most compute, or where no compute ran beside the call: then none
+    is known that could.
+    """
+    time = graph.nodes.time_ns
+    start, end = time[part.starts()], time[part.ends()]
+    launch = np.append(time[part.begins()], NONE)[part.launched_by]
+    producers = np.flatnonzero((part.span_kind != COMM) & (launch != NONE))
+    producers = producers[np.argsort(launch[producers], kind="stable")]
+    done = np.append(NONE, np.maximum.accumulate(end[producers]))
+    ready = done[np.searchsorted(launch[producers], launch[owner], side="left")]
+    known = (launch[owner] != NONE) & (ready != NONE)
+    on_compute = part.span_lane[owner] == _compute_lane(part, start, end)
+    gap = launch[owner] - ready - computing.within(ready, launch[owner])
+    beside = computing.within(start[owner], end[owner]) > 0
+    late = np.where(known & ~on_compute & beside, np.maximum(gap, 0), 0)
+    waits = start[owner] - np.maximum(launch[owner], ready)
+    busy = _lane_busy(part, start, end, owner, np.maximum(launch[owner], ready))
+    return late, np.where(known, np.clip(waits, 0, busy), 0)
+
+
+def _lane_busy(part: RankPart, start: Ints, end: Ints, owner: Ints, since: Ints) -> Ints:
+    """Return how long other communication ran on the stream of each call between a moment and its start."""
+    busy = np.zeros(owner.size, np.int64)
+    for lane in np.unique(part.span_lane[owner]):
+        mine = np.flatnonzero(part.span_lane[owner] == lane)
+        others = np.flatnonzero((part.span_lane == lane) & (part.span_kind == COMM))
+        of_lane = BusyTime(union((start[others], end[others])))
+        busy[mine] = of_lane.within(since[mine], start[owner[mine]])
+    return busy
+
+
+def _compute_lane(part: RankPart, start: Ints, end: Ints) -> int:
+    """Return the stream with the most compute; NONE without compute."""
+    computes = part.span_kind == COMPUTE
+    if not computes.any():
+        return NONE
+    return int(sum_by(part.span_lane[computes], (end - start)[computes], int(part.span_lane.max()) + 1).argmax())
+
+
+def _next_compute(start: Ints, compute: Ints, moments: Ints) -> Ints:
+    begins = start[compute]
+    at = np.searchsorted(begins, moments, side="left")
+    return np.append(compute, NONE)[np.minimum(at, compute.size)]
+
+
+def _by_what_bound(graph: Graph, binding: Ints, part: RankPart, follows: Ints, until: Ints) -> Small:
+    """Return the cause of each exposed piece: what the compute that follows waited for when the piece ended."""
+    nodes, edges = graph.nodes, graph.edges
+    cause = np.full(follows.size, UNKNOWN, np.int8)
+    cause[follows == NONE] = TAIL
+    asking = np.flatnonzero(follows != NONE)
+    node = part.starts().start + follows[asking]
+    while asking.size:
+        edge = binding[node]
+        known = edge >= 0
+        asking, node, edge = asking[known], node[known], edge[known]
+        kind, before = edges.kind[edge], edges.before[edge]
+        crosses = nodes.time_ns[before] < until[asking]
+        opaque = (nodes.gap[node] != NO_GAP) & (nodes.time_ns[node] - nodes.own_ns[node] < until[asking])
+        # The short lag of a stream or an event that follows a span belongs to the span.
+        short = crosses & ~opaque & np.isin(kind, (ON_LANE, EVENT))
+        here = crosses & ~short
+        cause[asking[here]] = np.where(opaque[here], UNKNOWN, _CAUSE[kind[here]])
+        asking, node = asking[~here], before[~here]
+    return cause

@@ -1,0 +1,269 @@
+"""Assign one cause to every idle nanosecond of a rank: what the span that ended the idle time had waited for."""
+
+import re
+from typing import Annotated, Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.analysis.graph.host_calls import CALL_TAKES_NS, SILENCE_NS
+from overlapscope.analysis.graph.model import (
+    ALLOCATE,
+    CALL,
+    EDGE_KINDS,
+    FIRST_OF_LANE,
+    HAND_OVER,
+    HOST_EDGES,
+    HOST_STRETCH,
+    IN_GRAPH,
+    LAUNCH,
+    NO_GAP,
+    NOT_LAUNCHED,
+    OWN_CALL,
+    POLL,
+    SYNC,
+    UNEXPLAINED,
+    Graph,
+    RankPart,
+)
+from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, Columns, Flags, Ints, Small, concat, make, take
+from overlapscope.timeline.intervals import Intervals, complement, union
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.rows import sort_order
+from overlapscope.timeline.run import RankTimeline
+
+IDLE_CAUSES: Final = (
+    "launch_bound", "blocked_host", "drained", "launch_latency", "device_wait", "graph_gap", "start_of_recording",
+    "unknown",
+)  # fmt: skip
+"""`launch_bound`: the next span was launched late. `blocked_host`: its host sat in a synchronisation, a blocking copy,
+an allocation, a poll, loading data or collecting garbage. `drained`: the host launched again after a call that had
+emptied the device, as long as that call had waited: what removing it saves. `launch_latency`: from the launch to the
+start. `device_wait`: an event or the span's own stream. `graph_gap`: in a replayed graph. `start_of_recording`: what
+came before is not recorded. `unknown`: no rule explains it."""
+LAUNCH_BOUND, BLOCKED_HOST, DRAINED, LAUNCH_LATENCY, DEVICE_WAIT, GRAPH_GAP, START_OF_RECORDING, UNKNOWN = range(8)
+BLOCKERS: Final = ("none", "call", "poll", "data_loading", "garbage_collection")
+NO_BLOCKER, BY_CALL, BY_POLL, DATA_LOADING, GARBAGE = range(5)
+STRETCHES: Final = ("none", "rate", "pause", "long_pause")
+"""Host stretches below 0.2 ms (the rate of launches), below 3 ms, and longer."""
+NO_STRETCH, RATE, PAUSE, LONG_PAUSE = range(4)
+LOADS_DATA: Final = re.compile(r"DataLoader|(?i:data_?load|load_?batch|fetch_?batch|next_?batch)")
+COLLECTS_GARBAGE: Final = re.compile(r"(?i)\bgc\b|garbage")
+DRAINED_WITHIN_NS: Final = 100_000
+"""A call had emptied the device if what it waited for ended at most so long before the idle time began."""
+LONG_PAUSE_NS: Final = 3_000_000
+_OF_SPANS: Final = np.full(len(EDGE_KINDS), DEVICE_WAIT, np.int8)
+_OF_SPANS[LAUNCH] = LAUNCH_LATENCY
+_OF_GAP: Final = np.full(7, DEVICE_WAIT, np.int8)
+_OF_GAP[FIRST_OF_LANE], _OF_GAP[IN_GRAPH] = START_OF_RECORDING, GRAPH_GAP
+_OF_GAP[[NOT_LAUNCHED, UNEXPLAINED]] = UNKNOWN
+
+
+class IdlePieces(Columns, frozen=True, kw_only=True):
+    """Disjoint pieces that cover the idle time exactly, each with one cause; times as in the graph."""
+
+    start_ns: Ints
+    end_ns: Ints
+    cause: Annotated[Small, IDLE_CAUSES]
+    blocker: Annotated[Small, BLOCKERS]
+    """What blocked the host, or had emptied the device."""
+    call: Ints
+    """The call that blocked or emptied (position in the rank's calls); NONE without one."""
+    stretch: Annotated[Small, STRETCHES]
+    """Of `launch_bound` and `drained`: how long the host took between two calls, or in one."""
+    span: Ints
+    """The span that ended the idle time (position in the rank's spans)."""
+
+
+def idle_pieces(graph: Graph, part: RankPart, timeline: RankTimeline, binding: Ints) -> IdlePieces:
+    """Return the causes of all idle time between the first start and the last end of a rank's spans.
+
+    `binding` holds the edge that bound each node (`binding_edges`): the one that arrived last, without ties.
+    """
+    start, end = graph.nodes.time_ns[part.starts()], graph.nodes.time_ns[part.ends()]
+    if not start.size:
+        return make(IdlePieces, 0)
+    gaps = complement(union((start, end)), int(start.min()), int(end.max()))
+    span = np.searchsorted(start, gaps.ends, side="left")  # by start: the first that starts there
+    # On one clock positions are by start; aligned clocks that drift keep that order.
+    pieces = _Walk(graph, part, gaps, span, binding).pieces()
+    pieces = _marked(pieces, graph, part, timeline)
+    return take(pieces, sort_order(pieces.start_ns, pieces.end_ns))
+
+
+class _Walk:
+    """Walks back from the spans that end idle gaps, all gaps at once."""
+
+    def __init__(self, graph: Graph, part: RankPart, gaps: Intervals, span: Ints, binding: Ints) -> None:
+        self.graph, self.part, self.gaps, self.span = graph, part, gaps, span
+        self.binding = binding
+        self.found: list[IdlePieces] = []
+        self.cursor = gaps.ends.copy()
+        """Where the part of each gap begins that has a cause; from its end back."""
+        self.emptied = np.full(span.size, NONE, np.int64)
+        """For each gap the call that had emptied the device."""
+        self.by_poll = np.zeros(span.size, np.bool_)
+        self.waited_ns = np.zeros(span.size, np.int64)
+        """How long that call, or the silence before it, had lasted beyond what a call takes."""
+
+    def pieces(self) -> IdlePieces:
+        nodes, edges = self.graph.nodes, self.graph.edges
+        node = self.part.starts().start + self.span
+        every = np.arange(node.size)
+        early = _launched_before(self.part)[self.span]
+        opaque = nodes.gap[node] != NO_GAP
+        own = np.where(opaque, nodes.own_ns[node], 0)
+        why = np.where(early, START_OF_RECORDING, _OF_GAP[nodes.gap[node]])
+        self._take(every[opaque], (self.gaps.ends - own)[opaque], why[opaque])
+        edge = self.binding[node]
+        begins = edge < 0
+        self._take(every[begins], self.gaps.starts[begins], np.where(early, START_OF_RECORDING, UNKNOWN)[begins])
+        kind = edges.kind[edge]
+        launched, carried = ~begins & (kind == LAUNCH), ~begins & (kind == OWN_CALL)
+        waits = ~begins & ~launched & ~carried
+        of_host = waits & np.isin(kind, (HOST_STRETCH, HAND_OVER, SYNC))  # between operations of a CPU run
+        self._take(
+            every[of_host],
+            self.gaps.starts[of_host],
+            LAUNCH_BOUND,
+            stretch=_stretch((self.cursor - self.gaps.starts)[of_host]),
+        )
+        self._take(every[waits & ~of_host], self.gaps.starts[waits & ~of_host], DEVICE_WAIT)
+        before = edges.before[edge]
+        self._take(every[launched], nodes.time_ns[before[launched]], LAUNCH_LATENCY)
+        self._take(
+            every[carried], nodes.time_ns[before[carried]], BLOCKED_HOST, BY_CALL, self._call_of(before[carried])
+        )
+        asking = np.flatnonzero(launched | carried)
+        self._along_host(asking, before[asking])
+        pieces = concat(self.found)
+        return self._with_drained(take(pieces, sort_order(pieces.start_ns, pieces.end_ns)))
+
+    def _with_drained(self, pieces: IdlePieces) -> IdlePieces:
+        """Charge launch-bound time after a call that had emptied the device to it: at most as much as it had waited."""
+        gap = np.searchsorted(self.gaps.ends, pieces.end_ns, side="left")
+        bound = (pieces.cause == LAUNCH_BOUND) & (self.emptied != NONE)[gap]
+        taken = np.where(bound, pieces.end_ns - pieces.start_ns, 0)
+        before = np.cumsum(taken) - taken
+        first = np.searchsorted(gap, gap, side="left")
+        saved = np.clip(self.waited_ns[gap] - (before - before[first]), 0, taken)
+        cut = pieces.start_ns + saved
+        some, rest = saved > 0, cut < pieces.end_ns
+        drained = replace(
+            take(pieces, some), end_ns=cut[some], cause=np.full(int(some.sum()), DRAINED, np.int8),
+            call=self.emptied[gap[some]],
+            blocker=np.where(self.by_poll[gap[some]], BY_POLL, BY_CALL).astype(np.int8),
+        )  # fmt: skip
+        return concat([drained, replace(take(pieces, rest), start_ns=cut[rest])])
+
+    def _along_host(self, gap: Ints, node: Ints) -> None:
+        """Follow the host's chain back through each gap, one edge a round, until a wait or the gap's begin."""
+        nodes, edges, part = self.graph.nodes, self.graph.edges, self.part
+        blocks = part.blocks
+        while gap.size:
+            edge = self.binding[node]
+            root = edge < 0
+            self._take(gap[root], self.gaps.starts[gap[root]], START_OF_RECORDING)
+            gap, node, edge = gap[~root], node[~root], edge[~root]
+            kind, before, call = edges.kind[edge], edges.before[edge], self._call_of(node)
+            since = nodes.time_ns[before]
+            waited = (kind == SYNC) | (kind == POLL)
+            held = waited | (kind == ALLOCATE) | (kind == OWN_CALL) | ((kind == CALL) & blocks[call])
+            stretches = ~held & np.isin(kind, HOST_EDGES)
+            self._take(
+                gap, since, np.where(held, BLOCKED_HOST, np.where(stretches, LAUNCH_BOUND, _OF_SPANS[kind])),
+                np.where(held, np.where(kind == POLL, BY_POLL, BY_CALL), NO_BLOCKER), np.where(held, call, NONE),
+                np.where(stretches, _stretch(nodes.time_ns[node] - since), NO_STRETCH),
+            )  # fmt: skip
+            emptied = waited & (since >= self.gaps.starts[gap] - DRAINED_WITHIN_NS)
+            self.emptied[gap[emptied]] = call[emptied]
+            self.by_poll[gap[emptied]] = kind[emptied] == POLL
+            self.waited_ns[gap[emptied]] = self._waited(call, kind == POLL)[emptied]
+            # A span without length may lie inside a gap: what the host waited for began in it.
+            on = since > self.gaps.starts[gap] - np.where(waited, 0, DRAINED_WITHIN_NS)
+            gap, node = gap[on], before[on]
+
+    def _waited(self, call: Ints, polls: Flags) -> Ints:
+        """Return how long a call waited; for a poll, how long its thread had been silent before it."""
+        time, part = self.graph.nodes.time_ns, self.part
+        begin, end = time[part.begins()], time[part.returns()]
+        silent = begin[call] - end[np.maximum(call - 1, 0)]
+        return np.where(polls, silent, np.maximum(end[call] - begin[call] - CALL_TAKES_NS, 0))
+
+    def _call_of(self, node: Ints) -> Ints:
+        return (node - self.part.first) % max(self.part.calls, 1)
+
+    def _take(
+        self, gap: Ints, since_ns: Ints, cause: Small | Ints | int, blocker: Ints | int = NO_BLOCKER,
+        call: Ints | int = NONE, stretch: Ints | int = NO_STRETCH,
+    ) -> None:  # fmt: skip
+        """Give the time of gaps from a moment on, that has no cause yet, its cause."""
+        begin = np.clip(since_ns, self.gaps.starts[gap], self.cursor[gap])
+        some = begin < self.cursor[gap]
+        columns = {"cause": cause, "blocker": blocker, "call": call, "stretch": stretch}
+        chosen = {name: each[some] if isinstance(each, np.ndarray) else each for name, each in columns.items()}
+        self.found.append(
+            make(IdlePieces, int(some.sum()), start_ns=begin[some], end_ns=self.cursor[gap][some],
+                 span=self.span[gap[some]], **chosen)
+        )  # fmt: skip
+        self.cursor[gap] = begin
+
+
+def _stretch(taken_ns: Ints) -> Ints:
+    return np.where(taken_ns < SILENCE_NS, RATE, np.where(taken_ns < LONG_PAUSE_NS, PAUSE, LONG_PAUSE))
+
+
+def _launched_before(part: RankPart) -> Flags:
+    """Return which spans were launched before the recording: those without a launch, before the first of their lane
+    that has one."""
+    early = np.zeros(part.spans, np.bool_)
+    for lane in np.unique(part.span_lane):
+        on_lane = np.flatnonzero(part.span_lane == lane)
+        launched = np.flatnonzero(part.launched_by[on_lane] >= 0)
+        if launched.size:
+            early[on_lane[: launched[0]]] = True
+    return early
+
+
+def _marked(pieces: IdlePieces, graph: Graph, part: RankPart, timeline: RankTimeline) -> IdlePieces:
+    """Turn host time under data loading or garbage collection into `blocked_host`."""
+    host = timeline.host
+    shift = int(graph.nodes.time_ns[part.starts()][0]) - int(timeline.spans.start_ns[part.span_row[0]])
+    for blocker, fits in ((DATA_LOADING, LOADS_DATA.search), (GARBAGE, COLLECTS_GARBAGE.search)):
+        marks = np.flatnonzero(
+            ((host.kind == OPERATION) | (host.kind == ANNOTATION)) & rows_named(host.name, timeline.names, fits)
+        )
+        if not marks.size:
+            continue
+        marked = union((host.start_ns[marks] + shift, host.end_ns[marks] + shift))
+        pieces = _cut(pieces, np.sort(np.concatenate(marked)))
+        # Before the first call, too, the recording shows what the host did.
+        of_host = np.isin(pieces.cause, (LAUNCH_BOUND, DRAINED)) | (
+            (pieces.cause == START_OF_RECORDING) & (part.launched_by[pieces.span] >= 0)
+        )
+        inside = _covered(marked, pieces) & of_host
+        pieces = replace(
+            pieces,
+            cause=np.where(inside, BLOCKED_HOST, pieces.cause).astype(np.int8),
+            blocker=np.where(inside, blocker, pieces.blocker).astype(np.int8),
+            call=np.where(inside, NONE, pieces.call),
+            stretch=np.where(inside, NO_STRETCH, pieces.stretch).astype(np.int8),
+        )
+    return pieces
+
+
+def _covered(marked: Intervals, pieces: IdlePieces) -> Flags:
+    at = np.searchsorted(marked.starts, pieces.start_ns, side="right") - 1
+    return np.asarray((at >= 0) & (marked.ends[np.maximum(at, 0)] >= pieces.end_ns), np.bool_)
+
+
+def _cut(pieces: IdlePieces, at_ns: Ints) -> IdlePieces:
+    """Cut pieces at moments (ascending)."""
+    first = np.searchsorted(at_ns, pieces.start_ns, side="right")
+    counts = np.searchsorted(at_ns, pieces.end_ns, side="left") - first
+    rows = np.repeat(np.arange(counts.size), counts + 1)
+    number = np.arange(rows.size) - np.repeat(np.cumsum(counts + 1) - counts - 1, counts + 1)
+    inner = np.append(at_ns, 0)
+    begin = np.where(number == 0, pieces.start_ns[rows], inner[np.minimum(first[rows] + number - 1, at_ns.size)])
+    end = np.where(number == counts[rows], pieces.end_ns[rows], inner[np.minimum(first[rows] + number, at_ns.size)])
+    return replace(take(pieces, rows), start_ns=begin, end_ns=end)

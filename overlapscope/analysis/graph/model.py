@@ -1,0 +1,281 @@
+"""The event-time dependency graph: nodes are points in time, work lies on edges.
+
+A call of the host has a node for its begin and one for its end, a device span one for its start and one for its end,
+a collective matched across ranks one for the arrival of its last member. In a replay,
+
+    value(node) = max over its edges of (value(predecessor) + lag) + own(node)
+
+and with the recorded lags and own times every value is the recorded time.
+"""
+
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Columns, Flags, Ints, Small, concat, make, size, take
+from overlapscope.timeline.rows import sort_order
+
+HOST_STRETCH, HAND_OVER, CALL, ALLOCATE, LAUNCH, OWN_CALL, ON_LANE, EVENT, OCCUPANCY, SYNC, POLL = range(11)
+RUN_COMPUTE, RUN_COMM, RUN_COPY, ARRIVE, TRANSFER = range(11, 16)
+EDGE_KINDS: Final = (
+    "host", "hand", "call", "alloc", "launch", "owncall", "lane", "event", "occupancy", "sync", "poll",
+    "compute", "comm", "copy", "arrive", "transfer",
+)  # fmt: skip
+"""`host`: between two calls of a thread. `hand`: from the call of one thread to the next, of another. `call`: inside a
+call. `alloc`: inside a call that allocates or frees. `launch`: from a call to the span that it launched. `owncall`: the
+same for a copy that its own call carries out. `lane`: between spans of a stream. `event`: from the end of a span on
+another stream. `occupancy`: from the start of a span in whose last wave this one began. `sync`: from a span to the end
+of the call that waited for it. `poll`: from a span to the call after a wait without synchronisation. `compute`, `comm`,
+`copy`: a span itself. `arrive`, `transfer`: from a member of a collective to the last arrival, and on to its end."""
+HOST_EDGES: Final = (HOST_STRETCH, HAND_OVER, CALL, ALLOCATE)
+RUN_KIND: Final = {COMPUTE: RUN_COMPUTE, COMM: RUN_COMM, COPY: RUN_COPY}
+
+RECORDED, ORDER, INFERRED = range(3)
+KNOWN: Final = ("recorded", "order", "inferred")
+"""How an edge is known: stated by the recording; by the order of calls on a thread or spans on a stream; from times."""
+
+(NO_GAP, BEGINS, NOT_LAUNCHED, FIRST_OF_LANE, IN_GRAPH, OCCUPIED, UNEXPLAINED) = range(7)
+GAPS: Final = ("none", "begins", "not_launched", "first_of_lane", "in_graph", "occupied", "unexplained")
+"""Why a node has time of its own. `none`: at most `OWN_NS`, jitter. `begins`: without predecessors. `not_launched`: no
+record of its launch. `first_of_lane`: what its stream did before is not recorded. `in_graph`: in or after a replayed
+graph. `occupied`: other streams were busy, the holder is not known. The recording cannot hold the causes of these; but
+`unexplained`, which no rule names, is left out of the replay that tests a graph."""
+
+OWN_NS: Final = 20_000
+"""Own time up to this is jitter; so are differences between two predecessors up to this (ties)."""
+
+ENDS_APART_NS: Final = 50_000
+"""The members of a collective end together within this: the error of aligned clocks."""
+
+
+class Nodes(Columns, frozen=True, kw_only=True):
+    """Points in time, on the aligned clock of the run."""
+
+    time_ns: Ints
+    own_ns: Ints
+    """Time from the last predecessor's value, plus lag, to the node."""
+    gap: Annotated[Small, GAPS]
+
+
+class Edges(Columns, frozen=True, kw_only=True):
+    """Dependencies: `node` is not earlier than `lag_ns` after `before`."""
+
+    before: Ints
+    node: Ints
+    kind: Annotated[Small, EDGE_KINDS]
+    known: Annotated[Small, KNOWN]
+    lag_ns: Ints
+
+
+class RankPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What the nodes of a rank stand for: call begins, call ends, span starts, span ends, in this order, from `first`
+    on."""
+
+    rank: int
+    recording: int
+    first: int
+    call_row: Ints
+    """Row of each call in `HostSpans`, by thread and begin. In a CPU run a call is the moment at which a collective
+    began, and the row NONE."""
+    call_lane: Ints
+    call_process: Ints
+    blocks: Flags
+    awaited: Ints
+    """For each call the span (position in `span_row`) that it waited for; -1 for none."""
+    span_row: Ints
+    """Row of each span in `Spans`, by start."""
+    span_lane: Ints
+    span_kind: Small
+    span_end_ns: Ints
+    """On the rank's own clock."""
+    launched_by: Ints
+    """For each span the call that launched it; -1 without a record."""
+    collective: Ints
+    """Row of each span in `Collectives`; NONE for all but communication."""
+    early_launches: int = 0
+    """Spans that begin before the call that launched them: the clock of the device is shifted."""
+
+    @property
+    def calls(self) -> int:
+        """Number of host calls."""
+        return self.call_row.size
+
+    @property
+    def spans(self) -> int:
+        """Number of device spans."""
+        return self.span_row.size
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return 2 * (self.calls + self.spans)
+
+    def begins(self) -> slice:
+        """Return the nodes of the calls' begins."""
+        return slice(self.first, self.first + self.calls)
+
+    def returns(self) -> slice:
+        """Return the nodes of the calls' ends."""
+        return slice(self.first + self.calls, self.first + 2 * self.calls)
+
+    def starts(self) -> slice:
+        """Return the nodes of the spans' starts."""
+        at = self.first + 2 * self.calls
+        return slice(at, at + self.spans)
+
+    def ends(self) -> slice:
+        """Return the nodes of the spans' ends."""
+        at = self.first + 2 * self.calls + self.spans
+        return slice(at, at + self.spans)
+
+
+class Graph(msgspec.Struct, frozen=True, kw_only=True):
+    """The dependency graph of one rank, or of ranks joined at their collectives."""
+
+    nodes: Nodes
+    edges: Edges
+    """Sorted by the position of their node in `order`, so that one forward scan replays them."""
+    order: Ints
+    """All nodes; each comes after its predecessors."""
+    ranks: tuple[RankPart, ...]
+    levels: Ints
+    """Of a wide graph, where in `edges` each level begins, and their number: no node of a level depends on another of
+    it. Empty for other graphs."""
+    late_edges: int = 0
+    """Edges left out because they would close a circle."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return size(self.nodes)
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return size(self.edges)
+
+    def part_of(self, node: int) -> RankPart | None:
+        """Return the rank that a node belongs to; None for the arrival of a collective."""
+        for part in self.ranks:
+            if part.first <= node < part.first + part.nodes:
+                return part
+        return None
+
+
+def edges_of(before: Ints, node: Ints, kind: int | Small, known: int | Small, lag_ns: Ints | int) -> Edges:
+    """Return a table of edges; `kind`, `known` and `lag_ns` may be one value for all."""
+    return make(Edges, before.size, before=before, node=node, kind=kind, known=known, lag_ns=lag_ns)
+
+
+def assemble(time_ns: Ints, gap: Small, edges: list[Edges], ranks: tuple[RankPart, ...]) -> Graph:
+    """Return the graph of these nodes and edges: ordered, lags cut at the recorded time, own times filled in.
+
+    `gap` names why a node may have time of its own that is more than jitter. The list of edges is emptied.
+    """
+    every = concat(edges)
+    edges.clear()
+    lag = np.minimum(every.lag_ns, time_ns[every.node] - time_ns[every.before])
+    every = msgspec.structs.replace(every, lag_ns=lag)
+    order, kept = scan_order(time_ns, every)
+    late = size(every) - int(np.count_nonzero(kept))
+    if late:
+        every = take(every, kept)
+    level = _levels(time_ns.size, every) if len(ranks) >= WIDE_RANKS else None
+    if level is not None:
+        order = sort_order(level)
+    place = np.empty(time_ns.size, np.int64)
+    place[order] = np.arange(order.size)
+    every = take(every, np.argsort(place[every.node], kind="stable"))
+    levels = _level_bounds(level[every.node]) if level is not None else np.empty(0, np.int64)
+    arrived = np.full(time_ns.size, np.iinfo(np.int64).min, np.int64)
+    np.maximum.at(arrived, every.node, time_ns[every.before] + every.lag_ns)
+    has_edge = np.zeros(time_ns.size, np.bool_)
+    has_edge[every.node] = True
+    own = np.where(has_edge, time_ns - arrived, 0)
+    joins = np.zeros(time_ns.size, np.bool_)
+    joins[every.node[every.kind == TRANSFER]] = True
+    jitter = own <= np.where(joins, ENDS_APART_NS, OWN_NS)
+    gap = np.where(~has_edge, BEGINS, np.where(jitter, NO_GAP, np.where(gap == NO_GAP, UNEXPLAINED, gap)))
+    nodes = make(Nodes, time_ns.size, time_ns=time_ns, own_ns=own, gap=gap)
+    return Graph(nodes=nodes, edges=every, order=order, ranks=ranks, levels=levels, late_edges=late)
+
+
+WIDE_RANKS: Final = 32
+"""With so many ranks a scan takes one level of the graph after the other, all ranks at once."""
+
+
+def _levels(nodes: int, edges: Edges) -> Ints:
+    """Return for each node the number of edges of the longest chain that leads to it."""
+    out = np.argsort(edges.before, kind="stable")
+    first = np.searchsorted(edges.before[out], np.arange(nodes + 1))
+    missing = np.bincount(edges.node, minlength=nodes)
+    level = np.zeros(nodes, np.int64)
+    reached, at = np.flatnonzero(missing == 0), 0
+    while reached.size:
+        level[reached] = at
+        counts = first[reached + 1] - first[reached]
+        leaving = np.repeat(first[reached] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        followers, edges_in = np.unique(edges.node[out[leaving]], return_counts=True)
+        missing[followers] -= edges_in
+        reached, at = followers[missing[followers] == 0], at + 1
+    return level
+
+
+def _level_bounds(level: Ints) -> Ints:
+    """Return where each level begins among edges sorted by it, and their number."""
+    return np.append(np.flatnonzero(np.append(True, np.diff(level) != 0)[: level.size]), level.size)
+
+
+MOST_ROUNDS: Final = 1_000
+"""Longest chain of nodes at one moment; a longer one is a circle."""
+
+
+def scan_order(time_ns: Ints, edges: Edges) -> tuple[Ints, Flags]:
+    """Return the nodes so that each follows its predecessors, and which edges hold.
+
+    Nodes are sorted by time. A predecessor recorded after its node (clocks that differ by microseconds, streams whose
+    spans overlap) takes the node's time; nodes of one moment are sorted by the longest chain of edges to them. Edges
+    that close a circle are left out: inferred ones that lead backwards in time, then all that do.
+    """
+    ahead = time_ns[edges.node] - time_ns[edges.before]
+    kept = np.ones(ahead.size, np.bool_)
+    for doubtful in (
+        kept & False,
+        (ahead < 0) & (edges.known == INFERRED),
+        ahead < 0,
+        (ahead == 0) & (edges.known == INFERRED),
+    ):
+        kept &= ~doubtful
+        order = _sorted(time_ns, edges.before[kept], edges.node[kept])
+        if order is not None:
+            return order, kept
+    raise AssertionError("spans and calls of no length follow each other in a circle")
+
+
+def _sorted(time_ns: Ints, before: Ints, node: Ints) -> Ints | None:
+    at, depth = time_ns.copy(), np.zeros(time_ns.size, np.int64)
+    if not _settled(at, before, node):
+        return None
+    level = at[before] == at[node]
+    return np.lexsort((depth, at)) if _deepened(depth, before[level], node[level]) else None
+
+
+def _settled(at: Ints, before: Ints, node: Ints) -> bool:
+    """Lower the time of predecessors, in place, to that of their nodes; return False if that does not end."""
+    for _ in range(MOST_ROUNDS):
+        late = np.flatnonzero(at[before] > at[node])
+        if not late.size:
+            return True
+        np.minimum.at(at, before[late], at[node[late]])
+    return False
+
+
+def _deepened(depth: Ints, before: Ints, node: Ints) -> bool:
+    """Raise the depth of nodes, in place, above that of their predecessors; return False if that does not end."""
+    for _ in range(MOST_ROUNDS):
+        low = np.flatnonzero(depth[before] >= depth[node])
+        if not low.size:
+            return True
+        np.maximum.at(depth, node[low], depth[before[low]] + 1)
+    return False

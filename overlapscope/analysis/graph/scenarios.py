@@ -1,0 +1,231 @@
+"""What a recording would have taken with changed work: the same graph, replayed with other lags.
+
+A recording shows no dependency that never bound in it, so a scenario that shortens the binding chain is optimistic.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.analysis.graph.bounds import Bounds
+from overlapscope.analysis.graph.model import (
+    ARRIVE,
+    BEGINS,
+    CALL,
+    HAND_OVER,
+    HOST_STRETCH,
+    LAUNCH,
+    NO_GAP,
+    RUN_COMM,
+    TRANSFER,
+    Graph,
+    RankPart,
+)
+from overlapscope.analysis.graph.replay import replay
+from overlapscope.timeline.columns import NONE, Flags, Ints
+
+NEVER: Final = int(np.iinfo(np.int64).min) // 4
+"""Lag of an edge that does not hold."""
+MOST_PEERS: Final = 8
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """Lags of all edges and own times of all nodes of a graph, and when nodes without predecessors begin."""
+
+    lag_ns: Ints
+    own_ns: Ints
+    time_ns: Ints
+
+    @classmethod
+    def none(cls, graph: Graph) -> "Change":
+        """Return the graph as recorded."""
+        return cls(lag_ns=graph.edges.lag_ns, own_ns=graph.nodes.own_ns, time_ns=graph.nodes.time_ns)
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Length of a window under a change; nanoseconds."""
+
+    recorded_ns: int
+    kept_ns: int
+    """With the time that no rule explains."""
+    dropped_ns: int
+    """Without it: where the two differ, the answer lies between."""
+
+    @property
+    def gain_ns(self) -> int:
+        """How much shorter the window gets, with everything kept."""
+        return self.recorded_ns - self.kept_ns
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True):
+    """Length of a window with ranks replaced by each of several peers; nanoseconds."""
+
+    aligned_ns: int
+    """With all recordings begun together, nothing replaced."""
+    least_ns: int
+    most_ns: int
+
+
+def outcome(graph: Graph, window: Bounds, change: Change) -> Outcome:
+    """Replay a change and return what the window takes."""
+    nodes = graph.nodes
+    opaque = (nodes.gap != NO_GAP) & (nodes.gap != BEGINS)
+    kept = _replayed(graph, change)
+    dropped = _replayed(graph, replace(change, own_ns=np.where(opaque, 0, change.own_ns))) if opaque.any() else kept
+    return Outcome(
+        recorded_ns=window.length_ns(nodes.time_ns), kept_ns=window.length_ns(kept),
+        dropped_ns=window.length_ns(dropped),
+    )  # fmt: skip
+
+
+def _replayed(graph: Graph, change: Change) -> Ints:
+    moved = replace(graph, nodes=replace(graph.nodes, time_ns=change.time_ns))
+    return replay(moved, change.lag_ns, change.own_ns)
+
+
+def without_communication(graph: Graph) -> Change:
+    """Return a change in which communication takes no time and ranks do not wait for each other."""
+    change = instant_transfers(graph)
+    return replace(change, lag_ns=np.where(graph.edges.kind == ARRIVE, NEVER, change.lag_ns))
+
+
+def instant_transfers(graph: Graph) -> Change:
+    """Return a change in which transfers take no time; members still wait for each other."""
+    return _scaled_transfers(graph, 0.0)
+
+
+def scaled_transfers(graph: Graph, factor: float) -> Change:
+    """Return a change in which transfers take so many times as long; 0.5 is a link twice as fast.
+
+    Without peers the whole call scales, the wait that it contains too: an upper bound of the effect.
+    """
+    return _scaled_transfers(graph, factor)
+
+
+def _scaled_transfers(graph: Graph, factor: float) -> Change:
+    edges, nodes = graph.edges, graph.nodes
+    transfers = (edges.kind == TRANSFER) | (edges.kind == RUN_COMM)
+    lag = np.where(transfers, np.rint(edges.lag_ns * factor).astype(np.int64), edges.lag_ns)
+    own = nodes.own_ns
+    if not factor:  # jitter of the ends is no time of its own
+        own = own.copy()
+        own[edges.node[transfers]] = 0
+    return replace(Change.none(graph), lag_ns=lag, own_ns=own)
+
+
+def capped_pauses(graph: Graph, cap_ns: int) -> Change:
+    """Return a change in which no host stretch or call lasts longer; waits for the device are not capped."""
+    edges = graph.edges
+    host = np.isin(edges.kind, (HOST_STRETCH, HAND_OVER, CALL))
+    return replace(Change.none(graph), lag_ns=np.where(host, np.minimum(edges.lag_ns, cap_ns), edges.lag_ns))
+
+
+def scaled_edges(graph: Graph, chosen: Flags, factor: float) -> Change:
+    """Return a change in which the chosen edges take so many times as long: what a kernel or call is worth."""
+    lag = graph.edges.lag_ns
+    return replace(Change.none(graph), lag_ns=np.where(chosen, np.rint(lag * factor).astype(np.int64), lag))
+
+
+def earlier_launches(graph: Graph, starts: Ints, by_ns: int) -> Change:
+    """Return a change in which spans (nodes of their starts) are launched so much earlier.
+
+    They still wait for their streams and events; a span that waits for nothing else keeps its launch.
+    """
+    edges = graph.edges
+    others = np.zeros(graph.num_nodes, np.bool_)
+    others[edges.node[edges.kind != LAUNCH]] = True
+    chosen = np.zeros(graph.num_nodes, np.bool_)
+    chosen[starts] = True
+    moved = (edges.kind == LAUNCH) & chosen[edges.node] & others[edges.node]
+    return replace(Change.none(graph), lag_ns=np.where(moved, edges.lag_ns - by_ns, edges.lag_ns))
+
+
+def aligned_starts(graph: Graph) -> Change:
+    """Return a change in which the recordings of all ranks begin together: profilers start apart, jobs do not."""
+    time = graph.nodes.time_ns.copy()
+    first = [int(time[part.first : part.first + part.nodes].min()) for part in graph.ranks if part.nodes]
+    for part in graph.ranks:
+        mine = slice(part.first, part.first + part.nodes)
+        if part.nodes:
+            time[mine] -= int(time[mine].min()) - min(first)
+    return replace(Change.none(graph), time_ns=time)
+
+
+def own_chain_ends(graph: Graph, change: Change | None = None) -> dict[int, int]:
+    """Return for each rank when its last span would end without waits for its peers; transfers take their time."""
+    change = change or Change.none(graph)
+    edges = graph.edges
+    own = change.own_ns.copy()
+    own[edges.node[edges.kind == TRANSFER]] = 0
+    alone = replace(change, own_ns=own, lag_ns=np.where(edges.kind == ARRIVE, NEVER, change.lag_ns))
+    value = _replayed(graph, alone)
+    return {part.rank: int(value[part.ends()].max()) for part in graph.ranks if part.spans}
+
+
+def with_host_of(graph: Graph, ranks: Sequence[int], peer: int, change: Change | None = None) -> Change | None:
+    """Return a change in which the hosts of ranks take the time that a peer's took, stretch by stretch.
+
+    None where their calls do not align with the peer's one to one. Whole peers are taken, not the median of each
+    stretch: pauses are rare and long, and vanish from medians.
+    """
+    change = change or Change.none(graph)
+    parts = {part.rank: part for part in graph.ranks}
+    theirs = _host_edges(graph, parts[peer])
+    lag = change.lag_ns.copy()
+    for rank in ranks:
+        own = _host_edges(graph, parts[rank])
+        if own.size != theirs.size or (graph.edges.kind[own] != graph.edges.kind[theirs]).any():
+            return None
+        lag[own] = change.lag_ns[theirs]
+    return replace(change, lag_ns=lag)
+
+
+def without_excess(graph: Graph, window: Bounds, ranks: Sequence[int], *, most: int = MOST_PEERS) -> Range | None:
+    """Return how long a window takes when the hosts of ranks that are late take the time of a peer, over several peers.
+
+    Recordings that start apart are aligned first. None without a peer whose calls align.
+    """
+    start = aligned_starts(graph)
+    peers = [part.rank for part in graph.ranks if part.rank not in ranks]
+    taken = []
+    for peer in peers[:: max(len(peers) // most, 1)][:most]:
+        change = with_host_of(graph, ranks, peer, start)
+        if change is not None:
+            taken.append(window.length_ns(_replayed(graph, change)))
+    if not taken:
+        return None
+    return Range(aligned_ns=window.length_ns(_replayed(graph, start)), least_ns=min(taken), most_ns=max(taken))
+
+
+def _host_edges(graph: Graph, part: RankPart) -> Ints:
+    """Return the edges of the host of a rank, in the order of its calls."""
+    edges = graph.edges
+    mine = np.flatnonzero(
+        np.isin(edges.kind, (HOST_STRETCH, HAND_OVER, CALL))
+        & (edges.node >= part.first) & (edges.node < part.first + part.nodes)
+    )  # fmt: skip
+    return mine[np.lexsort((edges.kind[mine], edges.node[mine]))]
+
+
+def slack_ns(graph: Graph, ends: Ints) -> Ints:
+    """Return how much later each node could be without delaying the last of the nodes `ends`.
+
+    One backward scan; NONE for nodes that lead to none of them.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    last = int(nodes.time_ns[ends].max())
+    never = int(np.iinfo(np.int64).max)
+    start = np.full(graph.num_nodes, never, np.int64)
+    start[ends] = last
+    latest = start.tolist()
+    needed = (edges.lag_ns + nodes.own_ns[edges.node]).tolist()
+    before, node = edges.before.tolist(), edges.node.tolist()
+    for at in range(graph.num_edges - 1, -1, -1):
+        then = latest[node[at]] - needed[at]
+        if then <= last and then < latest[before[at]]:
+            latest[before[at]] = then
+    found = np.array(latest, np.int64)
+    return np.where(found == never, NONE, found - nodes.time_ns)

@@ -1,0 +1,206 @@
+"""What a graph may answer: four tests of it, all of which its path and its scenarios need.
+
+A replay sees missing edges between spans only: a wait of the host without an edge is part of a host stretch, and the
+replay is exact though the path is wrong. So the path's own waits are tested, too, and steps predict each other.
+"""
+
+from collections.abc import Sequence
+from itertools import permutations
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.graph.bounds import Bounds
+from overlapscope.analysis.graph.host_calls import SILENCE_NS
+from overlapscope.analysis.graph.model import (
+    HOST_EDGES,
+    HOST_STRETCH,
+    UNEXPLAINED,
+    Graph,
+    RankPart,
+)
+from overlapscope.analysis.graph.replay import replay, replay_part, run_edges, with_durations
+from overlapscope.analysis.graph.walk import Path
+from overlapscope.timeline.columns import Flags, Ints
+from overlapscope.timeline.run import RankTimeline
+
+REPLAY_WITHIN: Final = 0.001
+UNKNOWN_WITHIN: Final = 0.02
+HIDDEN_WAITS_WITHIN: Final = 0.25
+DRAINED_WITHIN_NS: Final = 100_000
+"""A host stretch that ends this soon after a stream drained in it may have been a wait for it."""
+ALIKE_STEPS: Final = 3
+MOST_SWAPS: Final = 30
+REPLAY, UNKNOWN, HIDDEN_WAITS = "replay", "unknown", "hidden_waits"
+
+
+class StepReplay(msgspec.Struct, frozen=True, kw_only=True):
+    """A window as recorded and as replayed without what no rule explains."""
+
+    step: int | None
+    rank: int | None
+    recorded_ns: int
+    replayed_ns: int
+
+    @property
+    def error(self) -> float:
+        """Relative difference of the replay."""
+        return (self.replayed_ns - self.recorded_ns) / self.recorded_ns if self.recorded_ns else 0.0
+
+
+class Swap(msgspec.Struct, frozen=True, kw_only=True):
+    """Relative errors when each step, with the device durations of another, predicts the length of that one."""
+
+    pairs: int
+    median: float
+    worst: float
+    unchanged: float
+    """Median error of taking the one step's length for the other's."""
+
+
+class SelfTest(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of the four tests; `failed` names those that do not hold."""
+
+    windows: tuple[StepReplay, ...]
+    unknown_share: float
+    """Of the path: what no rule explains, or the recording cannot hold."""
+    unexplained_share: float
+    """Of the spans: those whose start no rule explains."""
+    hidden_wait_share: float
+    """Of the path's long host stretches: those that end right after a stream drained in them."""
+    swap: Swap | None
+    """None with fewer than three alike steps."""
+    failed: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether path and scenarios may be answered."""
+        return not self.failed
+
+    def answers(self, step: int | None, rank: int | None) -> bool:
+        """Return whether a window's path and scenarios may be answered: its own replay and the other tests."""
+        own = [each for each in self.windows if each.step == step and each.rank == rank]
+        others = set(self.failed) - {REPLAY}
+        return bool(own) and not others and all(abs(each.error) <= REPLAY_WITHIN for each in own)
+
+
+def self_test(graph: Graph, path: Path, windows: Sequence[Bounds], swap: Swap | None = None) -> SelfTest:
+    """Test a graph; `path` is its critical path, `windows` its steps, or the whole recording where there are none."""
+    value = replay(graph)
+    replays = tuple(
+        StepReplay(
+            step=each.step, rank=each.rank, recorded_ns=each.length_ns(graph.nodes.time_ns),
+            replayed_ns=each.length_ns(value),
+        )
+        for each in windows
+    )  # fmt: skip
+    starts = [graph.nodes.gap[part.starts()] for part in graph.ranks]
+    spans = sum(each.size for each in starts)
+    unexplained = sum(int(np.count_nonzero(each == UNEXPLAINED)) for each in starts)
+    unknown_share = path.parts["unknown"] / path.length_ns if path.length_ns > 0 else 0.0
+    unexplained_share = unexplained / spans if spans else 0.0
+    hidden = hidden_wait_share(graph, path)
+    failed = {
+        REPLAY: any(abs(each.error) > REPLAY_WITHIN for each in replays),
+        UNKNOWN: unknown_share > UNKNOWN_WITHIN or unexplained_share > UNKNOWN_WITHIN,
+        HIDDEN_WAITS: hidden > HIDDEN_WAITS_WITHIN,
+    }
+    return SelfTest(
+        windows=replays, unknown_share=unknown_share, unexplained_share=unexplained_share, hidden_wait_share=hidden,
+        swap=swap, failed=tuple(name for name, fails in failed.items() if fails),
+    )  # fmt: skip
+
+
+def hidden_wait_share(graph: Graph, path: Path) -> float:
+    """Return the share of the path's long host stretches that may be waits.
+
+    Those end right after a stream drained in them, or another thread of the process called meanwhile.
+    """
+    edges = path.edges
+    kind, lag = graph.edges.kind[edges], graph.edges.lag_ns[edges]
+    long = edges[np.isin(kind, HOST_EDGES) & (lag >= SILENCE_NS)]
+    node, taken = graph.edges.node[long], graph.edges.lag_ns[long]
+    begin = graph.nodes.time_ns[node]
+    own_stretch = graph.edges.kind[long] == HOST_STRETCH
+    hidden = np.zeros(long.size, np.bool_)
+    for part in graph.ranks:
+        mine = np.flatnonzero((node >= part.first) & (node < part.first + part.nodes))
+        since = (begin - taken)[mine]
+        others = own_stretch[mine] & _others_returned(graph, part, node[mine] - part.first, since)
+        hidden[mine] = others | _drained(graph, part, since, begin[mine])
+    total = int(taken.sum())
+    return int(taken[hidden].sum()) / total if total else 0.0
+
+
+def _others_returned(graph: Graph, part: RankPart, call: Ints, since: Ints) -> Flags:
+    """Return for each stretch before a call whether another thread's call returned in it."""
+    begin, end = graph.nodes.time_ns[part.begins()], graph.nodes.time_ns[part.returns()]
+    call = np.minimum(call, max(part.calls - 1, 0))
+    found = np.zeros(call.size, np.bool_)
+    for lane in np.unique(part.call_lane):
+        theirs = np.sort(end[(part.call_lane == lane)])
+        same_process = part.call_process[call] == part.call_process[part.call_lane == lane][0]
+        inside = np.searchsorted(theirs, begin[call], side="right") > np.searchsorted(theirs, since, side="right")
+        found |= inside & same_process & (part.call_lane[call] != lane)
+    return found
+
+
+def _drained(graph: Graph, part: RankPart, since: Ints, begin: Ints) -> Flags:
+    """Return for each stretch whether a stream drained in it, shortly before its end, and stayed empty until then."""
+    found = np.zeros(begin.size, np.bool_)
+    start, end = graph.nodes.time_ns[part.starts()], graph.nodes.time_ns[part.ends()]
+    for lane in np.unique(part.span_lane):
+        on_lane = np.flatnonzero(part.span_lane == lane)
+        begun = np.searchsorted(start[on_lane], begin, side="left")
+        until = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(end[on_lane]))[begun]
+        found |= (until > since) & (until <= begin) & (until >= begin - DRAINED_WITHIN_NS)
+    return found
+
+
+def swap_test(graph: Graph, timeline: RankTimeline, steps: Sequence[Bounds]) -> Swap | None:
+    """Predict each of a rank's alike steps from each other; None with fewer than three.
+
+    Steps are alike if they ran the same kernels in the same order on the same streams. `graph` has this rank alone.
+    """
+    (part,) = graph.ranks
+    spans = timeline.spans
+    step, name = spans.step[part.span_row], spans.name[part.span_row]
+    run = run_edges(graph, part)
+    members = {each.step: _by_lane(part, np.flatnonzero(step == each.step)) for each in steps}
+    kinds: dict[tuple[bytes, bytes], list[Bounds]] = {}
+    for each in steps:
+        rows = members[each.step]
+        kinds.setdefault((part.span_lane[rows].tobytes(), name[rows].tobytes()), []).append(each)
+    alike = max(kinds.values(), key=len, default=[])
+    if len(alike) < ALIKE_STEPS:
+        return None
+    taken = np.array([each.length_ns(graph.nodes.time_ns) for each in alike])
+    scan = [_scan_of(graph, each) for each in alike]
+    errors, unchanged = [], []
+    for one, other in list(permutations(range(len(alike)), 2))[:MOST_SWAPS]:
+        mine, theirs = members[alike[one].step], members[alike[other].step]
+        duration = graph.edges.lag_ns[run].copy()
+        duration[mine] = duration[theirs]
+        predicted = alike[one].length_ns(
+            replay_part(graph, *scan[one], with_durations(graph, part, run, duration), graph.nodes.own_ns)
+        )
+        errors.append(abs(predicted - taken[other]) / taken[other])
+        unchanged.append(abs(taken[one] - taken[other]) / taken[other])
+    return Swap(
+        pairs=len(errors), median=float(np.median(errors)), worst=float(max(errors)),
+        unchanged=float(np.median(unchanged)),
+    )  # fmt: skip
+
+
+def _scan_of(graph: Graph, window: Bounds) -> tuple[int, int]:
+    """Return the first edge, and the edge after the last, that lie in a window in the order of a scan."""
+    place = np.empty(graph.num_nodes, np.int64)
+    place[graph.order] = np.arange(graph.num_nodes)
+    at = place[graph.edges.node]
+    first, last = place[window.start].min(), place[window.end].max()
+    return int(np.searchsorted(at, first, "right")), int(np.searchsorted(at, last, "right"))
+
+
+def _by_lane(part: RankPart, spans: Ints) -> Ints:
+    return spans[np.argsort(part.span_lane[spans], kind="stable")]

@@ -1,0 +1,275 @@
+"""Causes of idle and of exposed time: small programs with known answers, and a plain count over random ones."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from msgspec.structs import replace
+
+from overlapscope.analysis.across_ranks import match_and_align
+from overlapscope.analysis.breakdown import Coverage
+from overlapscope.analysis.graph.build import rank_graph
+from overlapscope.analysis.graph.exposed import exposed_pieces
+from overlapscope.analysis.graph.figures import RankFigures, graph_figures
+from overlapscope.analysis.graph.idle import DRAINED, IDLE_CAUSES, LAUNCH_BOUND, idle_pieces
+from overlapscope.analysis.graph.model import EDGE_KINDS, LAUNCH, Graph
+from overlapscope.analysis.graph.walk import binding_edges, shown_binding
+from overlapscope.timeline.columns import COMM, COPY, HOST, OPERATION
+from overlapscope.timeline.intervals import difference, length, union
+from tests.support.graph_programs import (
+    START_NS,
+    Launch,
+    Operation,
+    Program,
+    Record,
+    Simulated,
+    Sync,
+    Wait,
+    Work,
+    simulate,
+)
+from tests.support.rank_rows import rank_timeline
+from tests.unit.analysis.graph.test_oracle import programs
+from tests.unit.analysis.graph.test_rules import polling, trace
+
+US = 1_000
+
+
+def figures(simulated: Simulated) -> RankFigures:
+    found = graph_figures(simulated.run, match_and_align(simulated.run))
+    assert found
+    assert found.self_test.windows[0].error == 0
+    return found.ranks[0]
+
+
+def idle(*program: Operation) -> dict[str, int]:
+    """Return the causes of idle time, in us; the program's first kernel takes 10 us."""
+    return {
+        cause: taken // US
+        for cause, taken in figures(simulate({0: [Launch(0, 10 * US), *program]})).idle_causes.items()
+    }
+
+
+def exposed(*program: Operation) -> dict[str, int]:
+    found = figures(simulate({0: [Launch(0, 10 * US), *program]}, {"a": 400 * US, "b": 400 * US})).exposed_causes
+    return {cause: taken // US for cause, taken in found.items()}
+
+
+def test_a_late_launch_is_launch_bound_but_for_its_latency() -> None:
+    # The first kernel runs from 4 to 14; the second is launched at 103.
+    assert idle(Work(100 * US), Launch(0, 10 * US)) == {"launch_bound": 103 - 14, "launch_latency": 4}
+
+
+@pytest.mark.parametrize(("work_us", "stretch"), [(100, "rate"), (1_000, "pause"), (5_000, "long_pause")])
+def test_launch_bound_time_is_told_apart_by_the_length_of_the_stretch(work_us: int, stretch: str) -> None:
+    found = figures(simulate({0: [Launch(0, 10 * US), Work(work_us * US), Launch(0, 10 * US)]}))
+    assert list(found.launch_bound_ns) == [stretch]
+
+
+def test_time_after_a_synchronisation_is_what_removing_it_saves() -> None:
+    before = [Launch(0, 1_000 * US)]
+    after = [Work(100 * US), Launch(0, 10 * US)]
+    found = idle(*before, Sync(), *after)
+    assert found == {"drained": 100, "launch_latency": 4, "device_wait": 1}
+    with_it, without = (
+        simulate({0: [Launch(0, 10 * US), *before, *between, *after]}).length_ns for between in ([Sync()], [])
+    )
+    # Without the call the kernel follows on its stream, 1 us after the one before it.
+    assert (with_it - without) // US == found["drained"] + found["launch_latency"] - 1
+
+
+def test_a_short_synchronisation_is_not_charged_with_a_long_pause_after_it() -> None:
+    found = idle(Work(20 * US), Launch(0, 50 * US), Sync(), Work(2_000 * US), Launch(0, 10 * US))
+    assert found["drained"] <= 55
+    assert found["launch_bound"] >= 1_950
+
+
+def test_a_thread_that_wakes_late_is_a_blocked_host() -> None:
+    simulated = simulate({0: [Launch(0, 1_000 * US), Sync(wake_ns=500 * US), Launch(0, 10 * US)]})
+    found = figures(simulated)
+    assert found.idle_causes == {"blocked_host": 500 * US, "launch_latency": 4 * US}
+    assert found.blocked_by_ns == {"cudaDeviceSynchronize": 500 * US}
+
+
+def test_time_after_a_poll_is_charged_to_the_poll() -> None:
+    found = figures(simulate({0: polling(20, 0)}))
+    assert set(found.drained_by_ns) | set(found.blocked_by_ns) == {"poll"}
+
+
+def test_loading_data_blocks_the_host() -> None:
+    simulated = simulate({0: [Launch(0, 10 * US), Work(1_000 * US), Launch(0, 10 * US)]})
+    timeline = simulated.rank
+    loads = rank_timeline(
+        names=timeline.names,
+        lanes=[{}, {"kind": HOST}],
+        host=[
+            {"start_ns": START_NS + 200 * US, "end_ns": START_NS + 600 * US, "lane": 1, "kind": OPERATION,
+             "name": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"}
+        ],
+    )  # fmt: skip
+    host = type(timeline.host)(
+        **{
+            column: np.concatenate([getattr(timeline.host, column), getattr(loads.host, column)])
+            for column in timeline.host.__struct_fields__
+        }
+    )
+    timeline = replace(timeline, names=loads.names, host=host)
+    found = figures(Simulated(replace(simulated.run, ranks={0: timeline}), simulated.length_ns))
+    assert found.blocked_by_ns == {"data_loading": 400 * US}
+    assert found.idle_causes["launch_bound"] == (1_003 - 14 - 400) * US
+
+
+COMPUTE_WAITS = (Record("done", 1), Wait("done", 0))
+
+
+def test_compute_that_waits_for_a_call_depends_on_it() -> None:
+    program = [Launch(1, 0, COMM, "nccl", "a"), *COMPUTE_WAITS, Launch(0, 100 * US)]
+    assert list(exposed(*program)) == ["dependency"]
+
+
+def test_a_host_that_waited_for_a_call_makes_compute_depend_on_it() -> None:
+    program = [Launch(1, 0, COMM, "nccl", "a"), Sync(1), Launch(0, 100 * US)]
+    assert list(exposed(*program)) == ["dependency"]
+
+
+def test_compute_launched_later_by_a_host_that_did_not_wait_gains_nothing_without_the_call() -> None:
+    program = [Launch(1, 0, COMM, "nccl", "a"), Work(1_000 * US), Launch(0, 100 * US)]
+    assert list(exposed(*program)) == ["host_not_ready"]
+    lengths = {taken: simulate({0: [Launch(0, 10 * US), *program]}, {"a": taken}).length_ns for taken in (0, 400 * US)}
+    assert len(set(lengths.values())) == 1
+
+
+def test_compute_on_the_stream_of_a_call_depends_on_it_however_late_it_is_launched() -> None:
+    program = [Launch(0, 0, COMM, "nccl", "a"), Work(1_000 * US), Launch(0, 100 * US)]
+    assert list(exposed(*program)) == ["dependency"]
+
+
+def test_compute_behind_a_copy_gains_nothing_without_the_call() -> None:
+    program = [Launch(1, 0, COMM, "nccl", "a"), Launch(0, 900 * US, COPY), Launch(0, 100 * US)]
+    assert list(exposed(*program)) == ["behind_copy"]
+
+
+def test_compute_right_after_compute_is_behind_it() -> None:
+    program = [Launch(1, 0, COMM, "nccl", "a"), *[Launch(0, 100 * US) for _ in range(6)]]
+    assert set(exposed(*program)) <= {"behind_compute", "host_not_ready"}
+
+
+def test_without_compute_after_it_a_call_is_a_tail() -> None:
+    assert list(exposed(Launch(1, 0, COMM, "nccl", "a"))) == ["tail"]
+
+
+def test_a_call_behind_another_on_its_stream_was_queued() -> None:
+    program = [
+        Launch(1, 0, COMM, "nccl", "a"), Launch(1, 0, COMM, "nccl", "b"), *COMPUTE_WAITS, Launch(0, 100 * US)
+    ]  # fmt: skip
+    found = exposed(*program)
+    assert found["queued"] == pytest.approx(400, abs=10)
+
+
+def test_a_call_launched_after_its_data_were_ready_beside_compute_was_late() -> None:
+    program = [
+        Work(300 * US), Launch(1, 0, COMM, "nccl", "a"), Launch(0, 100 * US), *COMPUTE_WAITS, Launch(0, 100 * US)
+    ]  # fmt: skip
+    # Ready at 14, launched at 303: the first 289 of the call, less the 103 that compute runs beside it from there on.
+    assert exposed(*program)["late_launch"] == 289 - 103
+    without_compute = [each for at, each in enumerate(program) if at != 2]
+    assert "late_launch" not in exposed(*without_compute)
+
+
+@settings(deadline=None, max_examples=40)
+@given(programs)
+def test_pieces_of_random_programs_cover_idle_time_as_a_plain_walk_does(program: Program) -> None:
+    for record_syncs in (True, False):
+        timeline = simulate({0: program}, record_syncs=record_syncs).rank
+        graph = rank_graph(timeline)
+        binding = binding_edges(graph)
+        pieces = idle_pieces(graph, graph.ranks[0], timeline, binding)
+        assert (pieces.end_ns > pieces.start_ns).all()
+        assert (pieces.start_ns[1:] >= pieces.end_ns[:-1]).all()
+        spans = timeline.spans
+        window_ns = int(spans.end_ns.max() - spans.start_ns.min())
+        busy_ns = length(union((spans.start_ns, spans.end_ns)))
+        assert int((pieces.end_ns - pieces.start_ns).sum()) == window_ns - busy_ns
+        plain = _plain(graph, binding)
+        found: dict[tuple[int, str], int] = {}
+        for begin, end, cause in zip(pieces.start_ns, pieces.end_ns, pieces.cause, strict=True):
+            name = "host" if cause in (LAUNCH_BOUND, DRAINED) else IDLE_CAUSES[cause]
+            gap = next(at for at, (start, until) in enumerate(plain.gaps) if start <= begin and end <= until)
+            found[gap, name] = found.get((gap, name), 0) + int(end - begin)
+        assert found == plain.causes
+
+
+class _Plain:
+    gaps: list[tuple[int, int]]
+    causes: dict[tuple[int, str], int]
+
+
+def _plain(graph: Graph, binding: np.ndarray) -> _Plain:  # type: ignore[type-arg]
+    """Walk back from each gap's end, one edge after the other, in plain Python."""
+    part, nodes, edges = graph.ranks[0], graph.nodes, graph.edges
+    start, end = nodes.time_ns[part.starts()].tolist(), nodes.time_ns[part.ends()].tolist()
+    plain = _Plain()
+    plain.gaps, plain.causes = [], {}
+    until = end[0]
+    for at, begin in enumerate(start):
+        if begin > until:
+            plain.gaps.append((until, begin))
+            _walk(plain, len(plain.gaps) - 1, graph, binding, part.starts().start + at)
+        until = max(until, end[at])
+    assert edges.node.size
+    return plain
+
+
+def _walk(plain: _Plain, gap: int, graph: Graph, binding: np.ndarray, node: int) -> None:  # type: ignore[type-arg]
+    nodes, edges, part = graph.nodes, graph.edges, graph.ranks[0]
+    low, cursor = plain.gaps[gap]
+
+    def take(since: int, name: str) -> None:
+        nonlocal cursor
+        begin = min(max(since, low), cursor)
+        if begin < cursor:
+            plain.causes[gap, name] = plain.causes.get((gap, name), 0) + cursor - begin
+            cursor = begin
+
+    first = True
+    while cursor > low:
+        edge = int(binding[node])
+        if edge < 0:
+            take(low, "start_of_recording")
+            return
+        kind, before = EDGE_KINDS[edges.kind[edge]], int(edges.before[edge])
+        since = int(nodes.time_ns[before])
+        if first and edges.kind[edge] != LAUNCH:
+            take(since if kind == "owncall" else low, "blocked_host" if kind == "owncall" else "device_wait")
+        elif first:
+            take(since, "launch_latency")
+        else:
+            call = (node - part.first) % part.calls
+            blocked = kind in ("sync", "poll", "alloc") or (kind == "call" and bool(part.blocks[call]))
+            take(since, "blocked_host" if blocked else "host")
+        first, node = False, before
+
+
+@settings(deadline=None, max_examples=40)
+@given(programs)
+def test_pieces_of_random_programs_cover_exposed_time(program: Program) -> None:
+    turned = [
+        replace(each, kind=COMM, name="nccl") if isinstance(each, Launch) and each.lane == 1 else each
+        for each in program
+    ]
+    timeline = simulate({0: turned}).rank
+    graph = rank_graph(timeline)
+    pieces = exposed_pieces(graph, graph.ranks[0], shown_binding(graph))
+    cover = Coverage.of(timeline.spans)
+    assert int((pieces.end_ns - pieces.start_ns).sum()) == length(difference(cover.comm, cover.compute))
+    assert (pieces.start_ns[1:] >= pieces.end_ns[:-1]).all()
+
+
+def test_a_span_without_length_may_lie_in_idle_time() -> None:
+    calls = [
+        ("cudaLaunchKernel", 0, 3, 1), ("cudaMemsetAsync", 200, 203, 2), ("cudaDeviceSynchronize", 210, 400, 9),
+        ("cudaLaunchKernel", 500, 503, 3),
+    ]  # fmt: skip
+    timeline = trace(calls, [(0, 5, 50, 1), (0, 390, 390, 2), (0, 505, 600, 3)])
+    graph = rank_graph(timeline)
+    pieces = idle_pieces(graph, graph.ranks[0], timeline, binding_edges(graph))
+    assert int((pieces.end_ns - pieces.start_ns).sum()) == 455 * US

@@ -1,0 +1,92 @@
+"""The graph of runs on CPUs: operations in the order of their threads, collectives on worker threads."""
+
+from typing import Any
+
+import pytest
+
+from overlapscope.analysis.across_ranks import match_and_align
+from overlapscope.analysis.graph.build import rank_graph
+from overlapscope.analysis.graph.figures import GraphFigures, graph_figures
+from overlapscope.analysis.graph.model import EDGE_KINDS, Graph
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.timeline.columns import COMM, COMPUTE, HOST
+from tests.conftest import ROOT, shared_file
+from tests.support.rank_rows import rank_timeline
+
+US = 1_000
+
+
+def graph_of(spans: list[tuple[int, int, float, float, float | None]]) -> Graph:
+    """Return the graph of spans (kind, thread, begin, end, moment at which it was begun), in us."""
+    rows: list[dict[str, Any]] = [
+        {"kind": kind, "lane": lane, "start_ns": round(begin * US), "end_ns": round(end * US),
+         "launch_ns": None if moment is None else round(moment * US)}
+        for kind, lane, begin, end, moment in spans
+    ]  # fmt: skip
+    return rank_graph(rank_timeline(spans=rows, lanes=[{"kind": HOST}] * 3, has_device=False))
+
+
+def edges(graph: Graph) -> set[tuple[str, int, int, int]]:
+    """Return (kind, from, to, lag) in us; nodes by their time."""
+    time, found = graph.nodes.time_ns // US, graph.edges
+    return {
+        (EDGE_KINDS[kind], int(time[before]), int(time[node]), int(lag) // US)
+        for before, node, kind, lag in zip(
+            found.before.tolist(), found.node.tolist(), found.kind.tolist(), found.lag_ns.tolist(), strict=True
+        )
+    }
+
+
+def test_operations_follow_each_other_and_begin_collectives_on_the_way() -> None:
+    graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 80, 300, 60), (COMPUTE, 0, 110, 200, None)])
+    assert {("host", 100, 110, 10), ("compute", 0, 60, 60), ("launch", 60, 80, 20)} <= edges(graph)
+
+
+def test_a_gap_in_which_a_collective_ended_was_a_wait_for_it() -> None:
+    graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 120, 300, 105), (COMPUTE, 0, 330, 400, None)])
+    assert {("host", 100, 105, 5), ("sync", 300, 330, 30), ("host", 100, 330, 5)} <= edges(graph)
+
+
+def test_a_collective_that_began_later_was_not_waited_for() -> None:
+    graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMPUTE, 0, 330, 400, None), (COMM, 1, 350, 380, 340)])
+    assert not [each for each in edges(graph) if each[0] == "sync"]
+
+
+def test_a_collective_behind_another_on_its_thread_waited_for_it() -> None:
+    graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 60, 300, 50), (COMM, 1, 310, 400, 70)])
+    assert {("lane", 300, 310, 10), ("launch", 70, 310, 10)} <= edges(graph)
+
+
+def test_a_thread_goes_on_where_another_stopped() -> None:
+    graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMPUTE, 1, 120, 500, None), (COMPUTE, 0, 530, 600, None)])
+    assert {("hand", 100, 120, 20), ("hand", 500, 530, 30), ("host", 100, 530, 0)} <= edges(graph)
+
+
+def answered(found: GraphFigures | None) -> GraphFigures:
+    assert found
+    assert found.self_test.holds
+    assert found.path
+    assert sum(found.path.parts_ns.values()) == found.path.length_ns
+    for rank in found.ranks:
+        assert sum(rank.idle_causes.values()) == rank.idle_ns
+        assert sum(rank.exposed_causes.values()) == rank.exposed_ns
+        assert "unknown" not in rank.idle_causes
+        assert "unknown" not in rank.exposed_causes
+    return found
+
+
+@pytest.mark.parametrize("name", ["baseline", "regressed"])
+def test_recorded_runs_over_gloo_are_answered(name: str) -> None:
+    run = read_inputs([ROOT / "traces" / name])
+    found = answered(graph_figures(run, match_and_align(run)))
+    assert found.scenarios
+    gains = {each: outcome.gain_ns / outcome.recorded_ns for each, outcome in found.scenarios.items()}
+    assert gains["no_communication"] >= gains["instant_transfers"] >= gains["half_transfers"] >= 0
+    assert (gains["no_communication"] > 0.1) == (name == "regressed")
+
+
+def test_fully_sharded_training_over_gloo_waits_for_its_gathers() -> None:
+    run = read_inputs([shared_file("gloo_torch2.13")])
+    found = answered(graph_figures(run, match_and_align(run)))
+    for rank in found.ranks:
+        assert rank.exposed_causes["dependency"] > 0.7 * rank.exposed_ns

@@ -1,0 +1,292 @@
+"""What a host or a span waited for, rule by rule, on small traces whose answer is known."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from overlapscope.analysis.graph.bounds import whole_bounds
+from overlapscope.analysis.graph.build import rank_graph
+from overlapscope.analysis.graph.model import (
+    ALLOCATE,
+    CALL,
+    EDGE_KINDS,
+    EVENT,
+    GAPS,
+    HAND_OVER,
+    IN_GRAPH,
+    LAUNCH,
+    OCCUPANCY,
+    OCCUPIED,
+    ON_LANE,
+    OWN_CALL,
+    POLL,
+    RECORDED,
+    SYNC,
+    UNEXPLAINED,
+    Graph,
+)
+from overlapscope.analysis.graph.replay import replay
+from overlapscope.timeline.columns import COMPUTE, COPY, HOST, RUNTIME
+from overlapscope.timeline.run import RankTimeline
+from tests.support.graph_programs import Launch, Operation, Poll, Record, Sync, Thread, Wait, Work, simulate
+from tests.support.rank_rows import rank_timeline
+
+US = 1_000
+BEGIN_NS = 1_700_000_000_000_000_000
+LANES = (
+    {"process": "0", "label": "7"}, {"process": "0", "label": "20"}, {"process": "0", "label": "21"},
+    {"kind": HOST, "process": "9", "label": "9"}, {"kind": HOST, "process": "9", "label": "10"},
+)  # fmt: skip
+
+Called = tuple[str, float, float, int]
+Ran = tuple[int, float, float, int]
+
+
+def trace(
+    calls: list[Called], spans: list[Ran], threads: list[int] | None = None, kinds: dict[int, int] | None = None
+) -> RankTimeline:
+    """Return a rank from calls (name, begin, end, correlation) and spans (lane, start, end, correlation) in us."""
+
+    def times(begin: float, end: float) -> dict[str, int]:
+        return {"start_ns": BEGIN_NS + round(begin * US), "end_ns": BEGIN_NS + round(end * US)}
+
+    lanes = threads or [0] * len(calls)
+    host: list[dict[str, Any]] = [
+        {**times(begin, end), "name": name, "correlation": correlation, "kind": RUNTIME, "lane": 3 + lane}
+        for (name, begin, end, correlation), lane in zip(calls, lanes, strict=True)
+    ]
+    host.sort(key=lambda row: (row["lane"], row["start_ns"], -row["end_ns"]))
+    rows = [
+        {
+            **times(begin, end),
+            "lane": lane,
+            "correlation": correlation,
+            "kind": (kinds or {}).get(at, COMPUTE),
+            "name": f"k{at}",
+        }
+        for at, (lane, begin, end, correlation) in enumerate(spans)
+    ]
+    until = max([end for _, _, end, _ in calls] + [end for _, _, end, _ in spans])
+    return rank_timeline(spans=rows, lanes=LANES, host=host, recordings=[{**times(0, until), "host_events": True}])
+
+
+def edges(graph: Graph, kind: int) -> list[tuple[int, int, int]]:
+    """Return (predecessor, node, lag in us) of the edges of one kind; predecessors and nodes without their offset."""
+    rows = np.flatnonzero(graph.edges.kind == kind)
+    return [
+        (int(graph.edges.before[row]), int(graph.edges.node[row]), int(graph.edges.lag_ns[row]) // US) for row in rows
+    ]
+
+
+def gap_of(graph: Graph, span: int) -> str:
+    return GAPS[graph.nodes.gap[graph.ranks[0].starts()][span]]
+
+
+def launches(count: int, every: float = 10.0) -> list[Called]:
+    return [("cudaLaunchKernel", every * at, every * at + 3, at + 1) for at in range(count)]
+
+
+def test_a_span_follows_its_launch_and_its_stream() -> None:
+    graph = rank_graph(trace(launches(2), [(0, 5, 50, 1), (0, 51, 60, 2)]))
+    part = graph.ranks[0]
+    assert edges(graph, LAUNCH) == [(0, part.starts().start, 5), (1, part.starts().start + 1, 5)]
+    assert edges(graph, ON_LANE) == [(part.ends().start, part.starts().start + 1, 1)]
+    assert (replay(graph) == graph.nodes.time_ns).all()
+
+
+def test_a_span_after_a_long_call_was_submitted_at_its_end() -> None:
+    calls = [("cudaLaunchKernel", 0, 3, 1), ("cudaLaunchKernel", 100, 10_357, 2)]
+    graph = rank_graph(trace(calls, [(0, 5, 50, 1), (0, 10_359, 10_400, 2)]))
+    assert edges(graph, LAUNCH)[1] == (2 + 1, graph.ranks[0].starts().start + 1, 2)
+
+
+def test_without_a_quick_launch_no_launch_binds() -> None:
+    graph = rank_graph(trace(launches(3), [(0, 500, 900, 1), (0, 901, 1300, 2), (0, 1301, 1500, 3)]))
+    assert {lag for *_, lag in edges(graph, LAUNCH)} == {6}
+    assert gap_of(graph, 1) == gap_of(graph, 2) == "none"
+
+
+def test_a_driver_call_inside_a_runtime_call_gives_its_spans_to_the_outer_one() -> None:
+    calls = [("cudaLaunchKernelExC", 0, 20, 1), ("cuLaunchKernelEx", 4, 12, 2)]
+    graph = rank_graph(trace(calls, [(0, 8, 10, 1), (1, 15, 30, 2)]))
+    part = graph.ranks[0]
+    assert part.calls == 1
+    assert part.launched_by.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "name", ["cudaDeviceSynchronize", "hipStreamSynchronize", "cuCtxSynchronize", "aclrtSynchronizeStream"]
+)
+def test_a_synchronisation_waited_for_the_last_span_that_ended_in_it_however_late_it_returned(name: str) -> None:
+    calls = [*launches(2), (name, 30, 18_000, 9)]
+    graph = rank_graph(trace(calls, [(0, 5, 400, 1), (1, 15, 300, 2)]))
+    part = graph.ranks[0]
+    assert part.awaited.tolist() == [-1, -1, 0]
+    assert (part.ends().start, part.returns().start + 2, 17_600) in edges(graph, SYNC)
+    assert edges(graph, CALL)[-1][2] == 5
+
+
+def test_a_span_launched_after_a_synchronisation_began_is_not_what_it_waited_for() -> None:
+    calls = [("cudaLaunchKernel", 0, 3, 1), ("cudaStreamSynchronize", 10, 600, 8), ("cudaLaunchKernel", 20, 23, 2)]
+    graph = rank_graph(trace(calls, [(0, 5, 500, 1), (1, 25, 580, 2)], threads=[0, 0, 1]))
+    assert graph.ranks[0].awaited.tolist()[:2] == [-1, 0]
+
+
+def test_a_copy_that_returns_after_its_own_span_blocked_whatever_its_name() -> None:
+    calls = [("cudaLaunchKernel", 0, 3, 1), ("cudaMemcpyAsync", 10, 6_609, 2)]
+    graph = rank_graph(trace(calls, [(0, 5, 6_590, 1), (0, 6_598, 6_600, 2)], kinds={1: COPY}))
+    part = graph.ranks[0]
+    assert part.awaited.tolist() == [-1, 1]
+    assert edges(graph, SYNC) == [(part.ends().start + 1, part.returns().start + 1, 9)]
+
+
+def test_a_copy_that_its_own_call_carries_out_has_no_other_cause() -> None:
+    calls = [("cudaLaunchKernel", 0, 3, 1), ("cudaMemcpyAsync", 100, 2_170, 2)]
+    graph = rank_graph(trace(calls, [(0, 5, 50, 1), (0, 2_000, 2_165, 2)], kinds={1: COPY}))
+    assert edges(graph, OWN_CALL) == [(1, graph.ranks[0].starts().start + 1, 1_900)]
+
+
+@pytest.mark.parametrize(("runs_until", "awaited"), [(900, 0), (2_000, -1)])
+def test_freeing_memory_waits_for_the_whole_device_or_for_nothing(runs_until: float, awaited: int) -> None:
+    calls = [*launches(2), ("cudaFree", 30, 1_000, 9)]
+    graph = rank_graph(trace(calls, [(0, 5, 980, 1), (1, 15, runs_until, 2)]))
+    assert graph.ranks[0].awaited.tolist()[-1] == awaited
+    assert len(edges(graph, ALLOCATE)) == (1 if awaited < 0 else 0)
+
+
+def test_a_thread_goes_on_where_another_had_called_last() -> None:
+    calls = [*launches(1), ("cudaLaunchKernel", 500, 503, 2), ("cudaLaunchKernel", 1_000, 1_003, 3)]
+    graph = rank_graph(trace(calls, [(0, 5, 50, 1), (0, 505, 550, 2), (0, 1_005, 1_050, 3)], threads=[0, 1, 0]))
+    handed = edges(graph, HAND_OVER)
+    assert sorted(lag for *_, lag in handed) == [497, 497]
+    assert graph.edges.lag_ns[graph.edges.kind == 0].tolist() == [0]
+
+
+def test_an_event_is_the_latest_end_on_another_stream_of_a_span_launched_before() -> None:
+    calls = launches(4)
+    spans = [(0, 5, 400, 1), (1, 15, 380, 2), (2, 430, 500, 3), (1, 390, 420, 4)]
+    graph = rank_graph(trace(calls, spans))
+    starts, ends = graph.ranks[0].starts().start, graph.ranks[0].ends().start
+    # By start: 0, 1, the one on lane 1 (launched last), the one on lane 2, whose predecessor must be the first.
+    assert (ends + 0, starts + 3, 30) in edges(graph, EVENT)
+    assert gap_of(graph, 3) == "none"
+
+
+def test_a_recorded_event_is_kept_and_named_so() -> None:
+    program: list[Operation] = [
+        Launch(0, 100 * US), Launch(1, 5 * US), Record("e", 0), Wait("e", 1), Launch(1, 20 * US), Work(900 * US),
+        Launch(0, US),
+    ]  # fmt: skip
+    graph = rank_graph(simulate({0: program}).rank)
+    assert len(edges(graph, EVENT)) == 1
+    assert graph.edges.known[graph.edges.kind == EVENT].tolist() == [RECORDED]
+    assert len(edges(rank_graph(simulate({0: program}, record_syncs=False).rank), EVENT)) == 1
+
+
+def test_a_span_in_the_last_wave_of_another_scales_with_it() -> None:
+    graph = rank_graph(trace(launches(2), [(0, 5, 1_005, 1), (1, 900, 1_200, 2)]))
+    starts = graph.ranks[0].starts().start
+    assert edges(graph, OCCUPANCY) == [(starts, starts + 1, 895)]
+
+
+def test_a_device_that_is_full_without_a_known_holder_is_opaque() -> None:
+    graph = rank_graph(
+        trace([*launches(2), ("cudaLaunchKernel", 20, 23, 3)], [(0, 5, 2_005, 1), (1, 15, 16, 2), (1, 900, 1_200, 3)])
+    )
+    assert gap_of(graph, 2) == GAPS[OCCUPIED]
+
+
+def test_what_no_rule_names_is_unexplained_and_ends_the_replay_early() -> None:
+    graph = rank_graph(trace(launches(2), [(0, 5, 50, 1), (0, 900, 950, 2)]))
+    assert gap_of(graph, 1) == GAPS[UNEXPLAINED]
+    assert replay(graph).max() < graph.nodes.time_ns.max()
+    assert (replay(graph, own_ns=graph.nodes.own_ns) == graph.nodes.time_ns).all()
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_nodes_of_a_replayed_graph_are_opaque(recorded: bool) -> None:
+    """Either the nodes share the launch's correlation, or the launch has none and something follows it."""
+    if recorded:
+        calls = [("cudaGraphLaunch", 0, 20, 1)]
+        spans = [(0, 10, 50, 1), (0, 400, 500, 1)]
+    else:
+        calls = [("cudaLaunchKernel", 0, 3, 1), ("cudaGraphLaunch", 10, 20, 7), ("cudaLaunchKernel", 30, 33, 2)]
+        spans = [(0, 5, 50, 1), (0, 800, 900, 2)]
+    graph = rank_graph(trace(calls, spans))
+    assert gap_of(graph, 1) == GAPS[IN_GRAPH]
+
+
+def test_spans_without_launches_are_what_the_recording_began_with() -> None:
+    graph = rank_graph(trace([("cudaLaunchKernel", 800, 803, 5)], [(0, 5, 50, 1), (0, 200, 300, 2), (0, 805, 900, 5)]))
+    assert [gap_of(graph, span) for span in range(3)] == ["begins", "not_launched", "none"]
+    assert replay(graph).max() == graph.nodes.time_ns.max()
+
+
+def test_spans_of_one_stream_that_overlap_follow_each_others_starts() -> None:
+    graph = rank_graph(trace(launches(2), [(0, 5, 500, 1), (0, 40, 480, 2)]))
+    starts = graph.ranks[0].starts().start
+    assert edges(graph, ON_LANE) == [(starts, starts + 1, 0)]
+
+
+def test_spans_of_no_length_and_ends_recorded_late_are_replayed() -> None:
+    spans = [(0, 5, 50, 1), (0, 50, 50, 2), (0, 50, 50, 3), (0, 49, 60, 4)]
+    graph = rank_graph(trace(launches(4), spans))
+    assert (replay(graph, own_ns=graph.nodes.own_ns) == graph.nodes.time_ns).all()
+
+
+def test_spans_that_begin_before_their_launch_are_counted() -> None:
+    assert rank_graph(trace(launches(2), [(0, 5, 50, 1), (1, 8, 60, 2)])).ranks[0].early_launches == 1
+
+
+def test_a_rank_without_host_events_has_no_calls_and_only_opaque_starts() -> None:
+    graph = rank_graph(
+        rank_timeline(work=[{"start_ns": 10 * US, "end_ns": 20 * US}, {"start_ns": 900 * US, "end_ns": 950 * US}])
+    )
+    assert graph.ranks[0].calls == 0
+    assert [gap_of(graph, span) for span in range(2)] == ["begins", "not_launched"]
+    assert whole_bounds(rank_graph(rank_timeline())) is None
+
+
+# --- polls ---
+
+
+def polling(polls: int, others: int, *, seed: int = 1) -> list[Operation]:
+    """Return a program that polls a kernel so often, and makes ordinary pauses beside other kernels."""
+    draws = np.random.default_rng(seed)
+    parts: list[list[Operation]] = []
+    for _ in range(polls):
+        parts.append([Launch(0, int(draws.integers(500, 3_000)) * US, name="notify<1, 2>"), Poll()])
+    for _ in range(others):
+        pause = int(draws.integers(300, 3_000)) * US
+        parts.append([Launch(0, int(draws.integers(300, 4_000)) * US, name="gemm"), Work(pause), Sync(0)])
+    draws.shuffle(parts)  # type: ignore[arg-type]
+    return [
+        Launch(0, US),
+        *(each for part in parts for each in [*part, Work(20 * US), Launch(0, 10 * US), Work(10 * US)]),
+    ]
+
+
+@pytest.mark.parametrize("polls", [3, 10, 60])
+def test_a_host_that_polls_a_kernel_is_found_among_ordinary_pauses(polls: int) -> None:
+    graph = rank_graph(simulate({0: polling(polls, 10 * polls)}).rank)
+    assert len(edges(graph, POLL)) == polls
+    assert {lag for *_, lag in edges(graph, POLL)} == {35}  # the end of what was polled, to the next call
+
+
+def test_ordinary_pauses_are_no_polls() -> None:
+    for seed in range(30):
+        assert not edges(rank_graph(simulate({0: polling(0, 60, seed=seed)}).rank), POLL)
+
+
+def test_two_polls_cannot_be_told_from_chance() -> None:
+    assert not edges(rank_graph(simulate({0: polling(2, 0)}).rank), POLL)
+
+
+def test_threads_that_take_turns_are_one_chain() -> None:
+    program: list[Operation] = [Launch(0, US), Work(300 * US)]
+    for turn in range(6):
+        program += [Thread((turn + 1) % 2), Launch(0, 50 * US), Work(400 * US)]
+    graph = rank_graph(simulate({0: program}).rank)
+    assert len(edges(graph, HAND_OVER)) == 6
+    assert all(EDGE_KINDS[kind] != "poll" for kind in graph.edges.kind)
