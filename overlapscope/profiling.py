@@ -4,7 +4,9 @@ import shlex
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -12,7 +14,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.headline import Headline
-from overlapscope.analysis.result import Analysis
+from overlapscope.analysis.result import Analysis, StepBreakdown
 from overlapscope.capture.host import environment
 from overlapscope.capture.lifecycle import exchange
 from overlapscope.capture.lifecycle.output import apart_key
@@ -61,6 +63,7 @@ def finish(session: Session) -> None:
         session.guard("writing run.json", _save_job, session, tell_ranks=True)
     received = [summary, *(msgspec.convert(each, CaptureSummary) for each in others.values())]
     missing = [rank for rank in range(1, session.world_size) if f"{key}{rank}" not in others]
+    session.guard("cleaning up", session.output.remove_unfinished, missing)
     text = render(
         sorted(received, key=lambda each: each.rank),
         session.world_size,
@@ -94,7 +97,7 @@ def _receive(session: Session, store: Any, keys: list[str]) -> dict[str, dict[st
     seconds = session.wait_seconds
     if session.terminated and exchange.count(store, apart_key(session.number)):
         seconds = session.settings.grace_seconds
-    return exchange.receive(store, keys, seconds)
+    return exchange.receive(store, keys, seconds, session.hurried)
 
 
 def _let_end(session: Session, store: Any) -> None:
@@ -189,8 +192,8 @@ def _save_job(session: Session, *, tell_ranks: bool) -> None:
         session.path,
         version=__version__,
         world_size=session.world_size,
-        groups=environment.groups(),
-        fingerprint=environment.fingerprint(),
+        groups=session.guard("reading the groups", environment.groups) or (),
+        fingerprint=session.guard("reading the software", environment.fingerprint, session.hooks.device) or {},
         tell_ranks=tell_ranks,
     )
 
@@ -206,11 +209,21 @@ def _write(session: Session, timeline: RankTimeline) -> None:
         session.output.remove_older_ranks(session.hooks.clock.epoch_ns(session.begin_ns))
 
 
+def _between(timeline: RankTimeline | None, steps: Sequence[StepBreakdown]) -> tuple[float, float] | None:
+    """Return the median least and most exposed communication of the steps, None where it is determined in all."""
+    stated = timeline.recorded.get("exposed_between_ns") if timeline is not None else None
+    if not stated or not any(str(each.step) in stated for each in steps):
+        return None
+    bounds = [stated.get(str(each.step), (each.exposed_comm_ns or 0,) * 2) for each in steps]
+    return median(low for low, _ in bounds), median(high for _, high in bounds)
+
+
 def _summarise(session: Session, timeline: RankTimeline | None) -> CaptureSummary:
     recorded = session.recorded()
-    head = Headline()
+    head, steps = Headline(), list[StepBreakdown]()
     if timeline is not None:
-        head = analyze(Run(world_size=session.world_size, ranks={session.rank: timeline})).headline
+        analysis = analyze(Run(world_size=session.world_size, ranks={session.rank: timeline}))
+        head, steps = analysis.headline, [step for step in analysis.ranks[0].steps if step.complete and step.window_ns]
     own = head if head.window == "step" else Headline()
     cost = recorded["overhead"] or {}
     return CaptureSummary(
@@ -222,8 +235,10 @@ def _summarise(session: Session, timeline: RankTimeline | None) -> CaptureSummar
         hidden_ns=own.overlapped_ns,
         idle_ns=own.idle_ns,
         exposed_fraction=own.exposed_fraction,
-        overhead_ns=cost.get("median_ns"),
-        overhead_low_ns=cost.get("low_ns"),
-        overhead_high_ns=cost.get("high_ns"),
+        overhead_ns=cost.get("mean_ns"),
+        overhead_low_ns=cost.get("mean_low_ns"),
+        overhead_high_ns=cost.get("mean_high_ns"),
+        exposed_between_ns=_between(timeline, steps),
+        cut_steps=timeline.recorded.get("cut_steps", {}) if timeline is not None else {},
         failures=recorded["failures"],
     )

@@ -21,24 +21,21 @@ def bucket_waits(
     `size_bytes` list the buckets in the order in which DDP waits for them. With `copies` false
     (`gradient_as_bucket_view`) nothing is copied out.
     """
-    done = [min(each, end_ns) for each in done_ns]
-    if not copies:
-        return _waits(begin_ns, done, size_bytes, 0.0)[0]
-    fast, slow = 0.0, (end_ns - begin_ns) / max(1, min(size_bytes, default=1))
-    for _ in range(HALVINGS):
+    # Times since the epoch have no exact nanoseconds as floats.
+    done, end = [min(each, end_ns) - begin_ns for each in done_ns], end_ns - begin_ns
+    fast, slow = 0.0, end / max(1, min(size_bytes, default=1))
+    for _ in range(HALVINGS if copies else 0):
         middle = (fast + slow) / 2
-        if _waits(begin_ns, done, size_bytes, middle)[1] > end_ns:
+        if _waits(done, size_bytes, middle)[1] > end:
             slow = middle
         else:
             fast = middle
-    return _waits(begin_ns, done, size_bytes, fast)[0]
+    return [(begin_ns + start, begin_ns + stop) for start, stop in _waits(done, size_bytes, fast)[0]]
 
 
-def _waits(
-    begin_ns: int, done: Sequence[int], size_bytes: Sequence[int], ns_per_byte: float
-) -> tuple[list[tuple[int, int]], float]:
-    """Return the waits for an assumed copy time per byte, and the time at which the last bucket is copied."""
-    now = float(begin_ns)
+def _waits(done: Sequence[int], size_bytes: Sequence[int], ns_per_byte: float) -> tuple[list[tuple[int, int]], float]:
+    """Return the waits for an assumed copy time per byte, and when the last bucket is copied, from 0 on."""
+    now = 0.0
     waits = []
     for at, size in zip(done, size_bytes, strict=True):
         if at > now:

@@ -19,7 +19,7 @@ from overlapscope.capture.overhead import overhead
 from overlapscope.capture.records import COMM_REGION
 from overlapscope.capture.settings import Settings
 from overlapscope.capture.steps import Steps
-from overlapscope.capture.timeline import BucketCopies, timeline_of
+from overlapscope.capture.timeline import BUILT_IN_HOOKS, BucketCopies, timeline_of
 from overlapscope.errors import UsageError
 from overlapscope.timeline.run import RankTimeline
 
@@ -90,7 +90,7 @@ class Session:
         self.close()
 
     def _open(self) -> None:
-        self.hooks.choose_clock()
+        self.guard("choosing a clock", self.hooks.choose_clock, self.settings)
         self.begin_ns = time.monotonic_ns()
         self.hooks.create(self.settings, self.path, lambda: self.rank)
         self._join_the_others()
@@ -112,22 +112,30 @@ class Session:
         """Stop recording, write the run, and on rank 0 print the summary; do nothing the second time."""
         if self._state != "open":
             return
+        self._termination.hold()
         self._stop()
         self._unregister_fork_stop()
         self.hooks.close()
         self.guard("closing", self._group_destruction.close)
+        self.wait_seconds = self.settings.wait_seconds if wait else 0.0
         if wait:  # after SIGTERM, those of a step that was cut short never end
-            self.guard("waiting for collectives", self.hooks.settle, self.steps.records)
+            self.guard("waiting for collectives", self._settle)
         if self.hooks.traces is not None:
             self.guard("closing the profiler", self.hooks.traces.close)
-        self.guard("restoring signals", self._termination.close)
         self.steps.note_missing()
-        self.wait_seconds = self.settings.wait_seconds if wait else 0.0
         self.terminated = not wait and self._termination.ends_process
         """Whether SIGTERM ends the process now; a job that handles it itself is not kept waiting."""
         self.guard.ending = True
         self.guard("writing the run", self._finish, self)
         self.output.leave()
+        self._termination.close()  # unguarded: a signal that was held may raise, as the job's own handler would
+
+    def _settle(self) -> None:
+        self.hooks.settle(self.steps.records, self.wait_seconds, self.hurried)
+
+    def hurried(self) -> bool:
+        """Return whether the process is to end: then nothing is waited for any more."""
+        return self._termination.pending
 
     def forked(self) -> None:
         """Stop in a forked child: the recording, its files and its end belong to the parent."""
@@ -221,6 +229,7 @@ class Session:
         buckets: BucketCopies | None = None
         if ddp:
             buckets = "viewed" if ddp["gradient_as_bucket_view"] else "copied"
+            buckets = buckets if ddp["comm_hook"] in BUILT_IN_HOOKS else "hooked"
         hooks = self.hooks
         return timeline_of(
             self.rank, self.steps.records, hooks.clock, hooks.sampler.readings, recorded, buckets=buckets
@@ -229,7 +238,8 @@ class Session:
     def recorded(self) -> dict[str, Any]:
         """Return how this rank was recorded, as plain values for `rank.json`."""
         self._read_ddp()
-        cost = overhead(*zip(*self.steps.lasted, strict=True)) if self.steps.lasted else None
+        lasted = self.steps.durations()
+        cost = overhead(*zip(*lasted, strict=True)) if lasted else None
         return {
             "mode": self.settings.mode,
             "complete": not self.guard.failures,
@@ -237,8 +247,8 @@ class Session:
             "overhead": cost.as_json() if cost else None,
             "ddp": self._ddp,
             "settings": self.guard("reading the settings", environment.settings) or {},
-            "peak_memory_bytes": self.guard("reading memory", environment.peak_memory_bytes),
-            "telemetry_unsupported": list(self.hooks.sampler.unsupported),
+            "peak_memory_bytes": self.guard("reading memory", environment.peak_memory_bytes, self.hooks.device),
+            "telemetry_unsupported": [*self.hooks.unsupported, *self.hooks.sampler.unsupported],
             "links": self.hooks.links,
             "sockets": self.hooks.sockets.connections(),
         }

@@ -34,6 +34,8 @@ class Steps:
         self.records: list[StepRecord] = []
         self.lasted: list[tuple[int, bool]] = []
         """(nanoseconds, whether it was captured) of each step after warm-up."""
+        self.begun: list[tuple[Any, bool]] = []
+        """(mark of the device where it begins, whether it was captured) of each step after warm-up."""
         self.count = 0
         """Steps that have ended."""
         self._lost = self._notes = 0
@@ -52,10 +54,12 @@ class Steps:
         kept = after >= 0 and len(self.records) < MAX_STEPS and self._notes < MAX_NOTES
         self._lost += after >= 0 and not kept
         if after == 0:
-            self._guard("looking for a device", hooks.warn_of_late_device)
+            self._guard("looking for a device", hooks.look_for_device)
         left_alone = self._settings.measure_overhead and after in UNCAPTURED_STEPS and hooks.traces is None
         if left_alone and hooks.step_aside():
             begun_ns = time.monotonic_ns()
+        if after >= 0 and len(self.begun) < MAX_STEPS:
+            self.begun.append((self._guard("marking a step", hooks.anchor), kept and not left_alone))
         if hooks.ranges is not None and not left_alone:
             hooks.ranges.begin_step(self.count)
         if hooks.traces.recording if hooks.traces is not None else kept and not left_alone:
@@ -83,7 +87,7 @@ class Steps:
     def cut(self) -> None:
         """Mark the current step as incomplete."""
         if self._hooks.record is not None:
-            self._hooks.record.cut = True
+            self._hooks.record.cut = "the step raised an exception"
 
     def end(self, begun_ns: int | None) -> None:
         """End the step that began at `begun_ns`."""
@@ -135,11 +139,24 @@ class Steps:
                 region.end = self._guard("ending a region", hooks.clock.mark)
                 record.regions.append(region)
 
+    def durations(self) -> list[tuple[int, bool]]:
+        """Return (nanoseconds, whether it was captured) of each step after warm-up.
+
+        On a device, from the begin of a step to that of the next one, by the device's own clock: the host runs ahead,
+        and what capture costs the device arrives in a later step of the host, or never.
+        """
+        if not self._hooks.clock.on_device:
+            return self.lasted
+        begins = self._hooks.clock.times([mark for mark, _ in self.begun])
+        pairs = zip(begins, begins[1:], self.begun, strict=False)
+        return [(after - before, captured) for before, after, (_, captured) in pairs
+                if before is not None and after is not None]  # fmt: skip
+
     def note_missing(self) -> None:
         """Note which steps are missing from the recording."""
         if self.count == 0:
             self._guard.note("no step was recorded: wrap each training step in `with scope.step():`")
-        elif not self.observed:
+        elif not self.observed and not (self._hooks.traces is not None and self._hooks.traces.lost):
             first = self._settings.warmup
             self._guard.note(f"only {self.count} steps ran and the first {first} are warm-up; use profile(warmup=...)")
         if self._lost:

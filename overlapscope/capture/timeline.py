@@ -1,5 +1,11 @@
-"""Convert the records of `events` mode to columns: collectives from ready to done, phases without their waits."""
+"""Convert the records of `events` mode to columns: collectives from ready to done, phases without their waits.
 
+What the job does on its training thread outside forward, backward and optimizer (clipping, scaling, averaging, a loss
+beside the model, overlap by hand) is the phase `other`: without a device, where that thread ran on a core; on a device
+between the phases, where nothing tells computation from idling, and no communication counts as exposed.
+"""
+
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
@@ -8,8 +14,10 @@ import msgspec
 import numpy as np
 
 from overlapscope.capture.bucket_waits import bucket_waits
+from overlapscope.capture.other_work import OTHER, other_on_host
 from overlapscope.capture.records import COMM_REGION, CollectiveCall, MarkedRange, StepRecord
 from overlapscope.capture.timestamps import Clock
+from overlapscope.capture.transfer_times import TransferTime, TransferTimes, share_queues
 from overlapscope.timeline.columns import (
     COMM,
     COMPUTE,
@@ -27,26 +35,31 @@ from overlapscope.timeline.columns import (
     make,
     or_missing,
 )
-from overlapscope.timeline.intervals import Intervals, difference, intersection, union
+from overlapscope.timeline.intervals import Intervals, clip, complement, difference, intersection, length, union
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import POINT_TO_POINT, volume_bytes
 from overlapscope.timeline.run import RankTimeline
 
-BucketCopies = Literal["copied", "viewed"]
-"""Whether DDP copies its buckets out to the gradients, or the gradients are views of them."""
+BucketCopies = Literal["copied", "viewed", "hooked"]
+"""Whether DDP copies its buckets out to the gradients, the gradients are views of them, or a hook of the user's own
+communicates, in as many calls as it likes."""
+BUILT_IN_HOOKS = frozenset(
+    {None, "ALLREDUCE", "FP16_COMPRESS", "allreduce_hook", "fp16_compress_hook", "bf16_compress_hook"}
+)
+"""What DDP reports as its communication hook where each bucket is one all-reduce."""
+UNDETERMINED_NS = 20_000
+"""Two ends of a transfer that lie closer together are one."""
 TRAINING = "training"
 """Name of the lane of the phases: the device's compute stream, or the training thread."""
 
 
 class _TimedCall(NamedTuple):
-    """A call with its times: its data were ready, the transfer began, it was done."""
+    """A call with its times."""
 
     call: CollectiveCall
-    ready_ns: int
     handed_over_ns: int
-    """When the call returned to the training thread; `ready_ns` on a device, which does not wait for the host."""
-    begin_ns: int
-    end_ns: int
+    """When the training thread, or the compute stream behind the call, went on."""
+    time: TransferTime
 
 
 class _TimedRange(NamedTuple):
@@ -72,9 +85,19 @@ class _TimelineBuilder(msgspec.Struct, kw_only=True):
     spans: dict[str, list[int]] = msgspec.field(default_factory=lambda: _columns(Spans))
     calls: dict[str, list[int]] = msgspec.field(default_factory=lambda: _columns(Collectives))
     notes: dict[str, list[int]] = msgspec.field(default_factory=lambda: _columns(Annotations))
-    last_done: dict[str, int] = {}
-    """When the last call of each group was done."""
+    marked: "_Marks"
+    transfers: TransferTimes
+    busy: list[tuple[int, int, int, int, int]] = []
+    """(step, begin, end, latest begin, latest end) of each transfer, and of each region that communicates."""
+    extents: list[tuple[int, int, int, int, int]] = []
+    """(begin, end, host time of the first launch, step, window) of the phases of each step on a device."""
+    blocked: list[Intervals] = []
+    """When the device's compute stream waited."""
+    undetermined: list[Intervals] = []
+    """Where it is not determined whether the step computed."""
     unfinished: int = 0
+    cut: dict[int, str] = {}
+    """Why steps are not whole."""
 
 
 def timeline_of(
@@ -93,6 +116,7 @@ def timeline_of(
     """
     names = NameTable()
     observed = [record for record in records if record.observed and record.end_ns]
+    marked = _Marks(observed, clock)
     groups = sorted({call.group for record in observed for call in record.calls} | {""})
     rows = _TimelineBuilder(
         clock=clock,
@@ -100,24 +124,64 @@ def timeline_of(
         lane_of={group: 1 + at for at, group in enumerate(groups)},
         numbered=_numbered(observed),
         buckets=buckets,
+        marked=marked,
+        transfers=TransferTimes(marked, serial=clock.on_device, shared=share_queues(_connections(recorded))),
     )
     windows = _windows(observed)
     for record, window in zip(observed, windows, strict=True):
         _add_step(rows, record, window)
+    if clock.on_device:
+        _add_beside(rows)
+    reasons = Counter(rows.cut.values())
     return RankTimeline(
         rank=rank,
         basis="events",
         has_device=clock.on_device,
-        recordings=_recordings(observed, windows, clock),
+        recordings=_recordings(observed, windows, clock, marked),
         spans=make(Spans, len(rows.spans["start_ns"]), **rows.spans),
         collectives=make(Collectives, len(rows.calls["start_ns"]), **rows.calls),
-        steps=_steps(observed, windows, clock),
+        steps=_steps(observed, windows, clock, rows.cut),
         lanes=_lanes(groups, clock, names),
         annotations=make(Annotations, len(rows.notes["start_ns"]), **rows.notes),
         telemetry=telemetry_of(observed, readings, clock, names),
         names=tuple(names.to_list()),
-        recorded={**recorded, "unfinished_collectives": rows.unfinished},
+        recorded={
+            **recorded,
+            "unfinished_collectives": rows.unfinished,
+            "cut_steps": dict(reasons),
+            "exposed_between_ns": _exposed_between(rows),
+        },
     )
+
+
+class _Marks:
+    """The times of all marks of the recording, in nanoseconds since the epoch; None for one that was not read."""
+
+    def __init__(self, records: Sequence[StepRecord], clock: Clock) -> None:
+        self._clock = clock
+        marks = [mark for record in records for mark in _marks(record) if not isinstance(mark, int | None)]
+        self._known = dict(zip(map(id, marks), clock.times(marks), strict=True))
+
+    def __call__(self, mark: Any) -> int | None:
+        """Return the time of a mark."""
+        return self._clock.epoch_ns(mark) if isinstance(mark, int) else self._known.get(id(mark))
+
+
+def _marks(record: StepRecord) -> list[Any]:
+    ranges = (*record.phases, *record.waits, *record.host_waits, *record.regions)
+    transfers = [call.transfer for call in record.calls]
+    waits = [each.waited for each in transfers if each.waited is not None]
+    return (
+        [mark for each in (*ranges, *waits) for mark in (each.begin, each.end)]
+        + [mark for each in transfers for mark in (each.ready, each.done)]
+        + [call.left for call in record.calls]
+    )
+
+
+def _connections(recorded: Mapping[str, Any]) -> str | None:
+    """Return CUDA_DEVICE_MAX_CONNECTIONS as this process had it; None where it was not set."""
+    value: str | None = (recorded.get("settings") or {}).get("environment", {}).get("CUDA_DEVICE_MAX_CONNECTIONS")
+    return value
 
 
 def telemetry_of(
@@ -155,24 +219,23 @@ def _windows(records: Sequence[StepRecord]) -> list[int]:
     return windows
 
 
-def _recordings(observed: Sequence[StepRecord], windows: Sequence[int], clock: Clock) -> Recordings:
+def _recordings(observed: Sequence[StepRecord], windows: Sequence[int], clock: Clock, marked: "_Marks") -> Recordings:
     by_window = [list(each) for _, each in groupby(range(len(windows)), windows.__getitem__)]
     return make(
         Recordings,
         len(by_window),
         start_ns=[clock.epoch_ns(observed[rows[0]].begin_ns) for rows in by_window],
-        end_ns=[_end_ns(observed[rows[-1]], clock) for rows in by_window],
+        end_ns=[_end_ns(observed[rows[-1]], clock, marked) for rows in by_window],
     )
 
 
-def _end_ns(record: StepRecord, clock: Clock) -> int:
+def _end_ns(record: StepRecord, clock: Clock, marked: "_Marks") -> int:
     """Return the end of a window's last step: its own end, or that of a collective or phase that ends later."""
-    marks = [call.done for call in record.calls] + [each.end for each in (*record.phases, *record.regions)]
-    done = [time for time in clock.times(marks) if time is not None]
-    return max([clock.epoch_ns(record.end_ns), *done])
+    known = [time_ns for mark in _marks(record) if (time_ns := marked(mark)) is not None]
+    return max([clock.epoch_ns(record.end_ns), *known])
 
 
-def _steps(observed: Sequence[StepRecord], windows: Sequence[int], clock: Clock) -> Steps:
+def _steps(observed: Sequence[StepRecord], windows: Sequence[int], clock: Clock, cut: Mapping[int, str]) -> Steps:
     return make(
         Steps,
         len(observed),
@@ -180,7 +243,7 @@ def _steps(observed: Sequence[StepRecord], windows: Sequence[int], clock: Clock)
         step=[record.number for record in observed],
         start_ns=[clock.epoch_ns(record.begin_ns) for record in observed],
         end_ns=[clock.epoch_ns(record.end_ns) for record in observed],
-        cut=[record.cut or any(call.done is None for call in record.calls) for record in observed],
+        cut=[record.number in cut for record in observed],
     )
 
 
@@ -202,56 +265,152 @@ def _columns(table: type[Spans] | type[Collectives] | type[Annotations]) -> dict
 
 
 def _add_step(rows: _TimelineBuilder, record: StepRecord, window: int) -> None:
-    phases, waits, regions = (_lasted(each, rows.clock) for each in (record.phases, record.waits, record.regions))
+    marked = rows.marked
+    phases, waits, host_waits, regions = (
+        _lasted(each, rows) for each in (record.phases, record.waits, record.host_waits, record.regions)
+    )
     calls = _calls(record.calls, rows)
-    _add_phases(rows, record.number, window, phases, _blocked(rows, phases, waits, regions, calls))
+    unread = sum(marked(mark) is None for each in (*record.phases, *record.waits, *record.regions)
+                 for mark in (each.begin, each.end))  # fmt: skip
+    unknown = len(record.calls) - len(calls)
+    if record.cut:
+        rows.cut[record.number] = record.cut
+    elif unread:
+        rows.cut[record.number] = "the device had not reached its end when the recording ended"
+    elif unknown:
+        rows.cut[record.number] = "the end of a collective is not known"
+    rows.unfinished += unknown
+    blocked = _blocked(rows, record, phases, waits, regions, calls)
+    _add_phases(rows, record.number, window, phases, blocked)
+    if rows.clock.on_device:
+        _add_between(rows, record.number, window, phases, blocked)
+        rows.undetermined.append(_covered(host_waits))
+    else:
+        _add_other(rows, record, window, phases, union(_arrays(
+            [(each.time.ready_ns, each.handed_over_ns) for each in calls]
+        ), blocked))  # fmt: skip
     _add_calls(rows, record.number, window, calls, phases)
     _add_regions(rows, record.number, window, regions)
 
 
-def _lasted(ranges: Sequence[MarkedRange], clock: Clock) -> list[_TimedRange]:
+def _lasted(ranges: Sequence[MarkedRange], rows: _TimelineBuilder) -> list[_TimedRange]:
     """Return the ranges whose begin and end are known."""
-    begins = clock.times([each.begin for each in ranges])
-    ends = clock.times([each.end for each in ranges])
+    timed = [(each, rows.marked(each.begin), rows.marked(each.end)) for each in ranges]
     return [
-        _TimedRange(each.name, begin, end, clock.epoch_ns(each.begin_ns))
-        for each, begin, end in zip(ranges, begins, ends, strict=True)
+        _TimedRange(each.name, begin, end, rows.clock.epoch_ns(each.begin_ns))
+        for each, begin, end in timed
         if begin is not None and end is not None and end > begin
     ]
 
 
 def _calls(calls: Sequence[CollectiveCall], rows: _TimelineBuilder) -> list[_TimedCall]:
-    """Return the calls with their times; on a device the calls of one group run one after the other."""
-    clock, last_done, serial = rows.clock, rows.last_done, rows.clock.on_device
-    ready = clock.times([call.ready for call in calls])
-    done = clock.times([call.done for call in calls])
+    """Return the calls whose times are known, in the order of their issue."""
     out = []
-    for call, start, end in zip(calls, ready, done, strict=True):
-        if start is None or end is None:
-            rows.unfinished += 1
-            continue
-        begun = max(start, last_done.get(call.group, start)) if serial else start
-        last_done[call.group] = end
-        handed_over = start if serial or call.returned_ns is None else clock.epoch_ns(call.returned_ns)
-        out.append(_TimedCall(call, start, handed_over, min(begun, end), end))
+    timed: dict[int, TransferTime | None] = {}
+    for call in sorted(calls, key=lambda each: each.entered_ns):
+        if id(call.transfer) not in timed:
+            timed[id(call.transfer)] = rows.transfers.of(call.transfer)
+        time = timed[id(call.transfer)]
+        if time is not None:
+            left = call.left if rows.clock.on_device else call.returned_ns
+            out.append(_TimedCall(call, rows.marked(left) or time.ready_ns, time))
     return out
 
 
 def _blocked(
     rows: _TimelineBuilder,
+    record: StepRecord,
     phases: Sequence[_TimedRange],
     waits: Sequence[_TimedRange],
     regions: Sequence[_TimedRange],
     calls: Sequence[_TimedCall],
 ) -> Intervals:
     """Return when phases were blocked: by waits, by communicating regions, and on the host by making calls."""
-    in_flight = union(_arrays([(each.begin_ns, each.end_ns) for each in calls]))
+    in_flight = union(_arrays([(each.time.begin_ns, each.time.end_ns) for each in calls]))
+    if rows.buckets == "hooked":
+        tails = _hooked_tails(rows, record, phases, calls)
+    else:
+        tails = [intersection(in_flight, each) for each in _tails(phases, calls, rows.buckets)] if rows.buckets else []
     return union(
-        _arrays([(each.begin_ns, each.end_ns) for each in waits]),
-        _arrays([(each.begin_ns, each.end_ns) for each in regions if each.name.startswith(COMM_REGION)]),
-        *([] if rows.clock.on_device else [_arrays([(each.ready_ns, each.handed_over_ns) for each in calls])]),
-        *(intersection(in_flight, tail) for tail in (_tails(phases, calls, rows.buckets) if rows.buckets else [])),
+        _covered(waits),
+        _covered([each for each in regions if each.name.startswith(COMM_REGION)]),
+        *([] if rows.clock.on_device else [_arrays([(each.time.ready_ns, each.handed_over_ns) for each in calls])]),
+        *tails,
     )
+
+
+def _covered(ranges: Sequence[_TimedRange]) -> Intervals:
+    return union(_arrays([(each.begin_ns, each.end_ns) for each in ranges]))
+
+
+def _add_other(
+    rows: _TimelineBuilder, record: StepRecord, window: int, phases: Sequence[_TimedRange], known: Intervals
+) -> None:
+    """Add what the training thread computed outside the phases, as far as its CPU time says so."""
+    begin, end = rows.clock.epoch_ns(record.begin_ns), rows.clock.epoch_ns(record.end_ns)
+    ran, partly = other_on_host(record, begin, end, union(_covered(phases), known), begin - record.begin_ns)
+    rows.undetermined.append(partly)
+    _add_compute(rows, OTHER, ran, begin, record.number, window)
+
+
+def _add_between(
+    rows: _TimelineBuilder, step: int, window: int, phases: Sequence[_TimedRange], blocked: Intervals
+) -> None:
+    """Add what lies between the phases of a step on a device, but for what its compute stream waited."""
+    rows.blocked.append(blocked)
+    if not phases:
+        return
+    inside = _covered(phases)
+    begin, end, launch_ns = int(inside.starts[0]), int(inside.ends[-1]), phases[0].launch_ns
+    rows.extents.append((begin, end, launch_ns, step, window))
+    gaps = difference(complement(inside, begin, end), blocked)
+    rows.undetermined.append(gaps)
+    _add_compute(rows, OTHER, gaps, launch_ns, step, window)
+
+
+def _add_beside(rows: _TimelineBuilder) -> None:
+    """Add transfers' time beside the phases of all steps of a device, as between steps, in the step before it."""
+    if not rows.extents:
+        return
+    extents = np.array(sorted(rows.extents), np.int64)
+    flying = union(_arrays([(begin, latest_end) for _, begin, _, _, latest_end in rows.busy]))
+    beside = difference(difference(flying, union((extents[:, 0], extents[:, 1]))), union(*rows.blocked))
+    rows.undetermined.append(beside)
+    owners = np.maximum(np.searchsorted(extents[:, 0], beside.starts, side="right") - 1, 0)
+    for start, stop, owner in zip(beside.starts, beside.ends, owners, strict=True):
+        launch_ns, step, window = extents[owner, 2:].tolist()
+        piece = Intervals(np.array([start]), np.array([stop]))
+        _add_compute(rows, OTHER, piece, launch_ns, step, window)
+
+
+def _exposed_between(rows: _TimelineBuilder) -> dict[str, list[int]]:
+    """Return the least and the most exposed communication of the steps in which it is not determined, in nanoseconds.
+
+    Either the end of a transfer has bounds, or it ran under something that may or may not have been computation.
+    """
+    kinds = np.array(rows.spans["kind"], np.int64) == COMPUTE
+    starts, ends = (np.array(rows.spans[name], np.int64)[kinds] for name in ("start_ns", "end_ns"))
+    possible, unsure = union((starts, ends)), union(*rows.undetermined)
+    certain = difference(possible, unsure)
+    found = {}
+    for step, group in groupby(rows.busy, key=lambda each: each[0]):
+        own = np.array([each[1:] for each in group], np.int64)
+        window = int(own[:, 0].min()), int(own[:, 3].max())
+        here = clip(unsure, *window)
+        if here.starts.size == 0 and bool((own[:, 3] - own[:, 1] <= UNDETERMINED_NS).all()):
+            continue
+        least = difference(union((own[:, 2], own[:, 1])), union(clip(possible, *window), here))
+        most = difference(union((own[:, 0], own[:, 3])), clip(certain, *window))
+        low, high = length(least), min(length(most), int((own[:, 1] - own[:, 0]).sum()))
+        if high - low > UNDETERMINED_NS:
+            found[str(step)] = [low, high]
+    return found
+
+
+def _add_compute(rows: _TimelineBuilder, name: str, found: Intervals, launch_ns: int, step: int, window: int) -> None:
+    code = rows.names.code(name)
+    for start, stop in zip(found.starts.tolist(), found.ends.tolist(), strict=True):
+        _append(rows.spans, window, 0, COMPUTE, code, start, stop, launch_ns, step, NONE)
 
 
 def _add_phases(
@@ -268,7 +427,9 @@ def _add_calls(
     rows: _TimelineBuilder, step: int, window: int, calls: Sequence[_TimedCall], phases: Sequence[_TimedRange]
 ) -> None:
     code = rows.names.code
-    for call, _, _, start, end in calls:
+    for call, _, time in calls:
+        _, start, end, latest_start, latest_end = time
+        rows.busy.append((step, start, end, latest_start, latest_end))
         phase = next((each.name for each in phases if each.begin_ns <= start < each.end_ns), None)
         launched = rows.clock.epoch_ns(call.entered_ns)
         _append(
@@ -309,17 +470,39 @@ def _tails(phases: Sequence[_TimedRange], calls: Sequence[_TimedCall], buckets: 
     """
     tails = []
     for name, begin, end, _ in phases:
-        entered = [each for each in calls if begin <= each.ready_ns < end]
+        entered = [each for each in calls if begin <= each.time.ready_ns < end]
         if name == "backward" and entered:
             sizes = [volume_bytes(each.call.elements, each.call.dtype) or 1 for each in entered]
             waits = bucket_waits(
                 max(each.handed_over_ns for each in entered),
                 end,
-                [each.end_ns for each in entered],
+                [each.time.end_ns for each in entered],
                 sizes,
                 copies=buckets == "copied",
             )
             tails.append(union(_arrays(waits)))
+    return tails
+
+
+def _hooked_tails(
+    rows: _TimelineBuilder, record: StepRecord, phases: Sequence[_TimedRange], calls: Sequence[_TimedCall]
+) -> list[Intervals]:
+    """Return, for each backward whose buckets a hook of the user's own sends, when it waited at its end.
+
+    From the last gradient on nothing but the hook's work is left. On a device no gradient has a time: there it is not
+    determined from the first call on.
+    """
+    tails = []
+    ready = [rows.clock.epoch_ns(at) for _, at in record.gradients]
+    for name, begin, end, _ in phases:
+        if name != "backward":
+            continue
+        last = max((at for at in ready if begin <= at < end), default=None)
+        first = min((each.time.ready_ns for each in calls if begin <= each.time.ready_ns < end), default=None)
+        if last is not None:
+            tails.append(union(_arrays([(last, end)])))
+        elif first is not None:
+            rows.undetermined.append(union(_arrays([(first, end)])))
     return tails
 
 

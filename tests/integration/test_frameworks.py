@@ -41,10 +41,10 @@ def ddp(module: nn.Module) -> nn.Module:
 
 
 def phases(run: Path) -> list[list[str]]:
-    """The phases of each recorded step, in order of time, each once."""
+    """The phases of each recorded step, in order of time, each once; without what lies between them."""
     loaded = overlapscope.load(run)
     spans = loaded.table("spans", 0)
-    spans = spans[spans.kind == "compute"].sort_values("start_ns")
+    spans = spans[(spans.kind == "compute") & (spans.name != "other")].sort_values("start_ns")
     names = []
     for step in loaded.table("steps", 0).step.tolist():
         found = spans[spans.step == step].name.tolist()

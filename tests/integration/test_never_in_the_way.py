@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import overlapscope
+from tests.integration.exits.second_profiler import ORDERS
 from tests.support.fork_server import Ended, start
 
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
@@ -149,7 +150,7 @@ def test_a_step_that_could_not_be_begun_has_no_part_in_the_cost(
         for number in range(4):
             with monkeypatch.context() as patch:
                 if number == 1:
-                    patch.setattr(scope.hooks.clock, "anchor", lambda: 1 / 0)
+                    patch.setattr(scope.hooks, "step_begins", lambda _: 1 / 0)
                 with scope.step():
                     pass
     assert len(scope.steps.lasted) == 3
@@ -235,3 +236,12 @@ def test_the_compiler_makes_the_same_graphs_with_and_without_us(whole_step: bool
     (graphs, breaks), (graphs_without, breaks_without) = train(tmp_path / "run"), train(None)
     assert graphs == graphs_without
     assert breaks <= breaks_without  # on Python 3.14 one fewer, of those that torch's optimizers ask for
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_r1_a_second_profiler_costs_the_recording_and_not_the_job(order: str, tmp_path: Path) -> None:
+    (done,) = start([["-m", "tests.integration.exits.second_profiler", order, str(tmp_path / "run")]]).wait(120)
+    assert done.code == 0, done.output
+    assert "another profiler runs in this process" in done.output
+    theirs = next(line for line in done.output.splitlines() if line.startswith("theirs"))
+    assert int(theirs.partition("[")[2].rstrip("]")) > 20

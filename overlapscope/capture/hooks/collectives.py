@@ -1,30 +1,39 @@
 """Record the start and the end of every collective that torch dispatches, without changing what it does.
 
 Calls are seen in a dispatcher kernel (`dispatch_hook`). No DDP communication hook is installed, so the user's own hook
-keeps working, and gradients are summed and divided exactly as without this recording. The cost is one Python call per
-collective and a callback at its end, together about 0.1 ms on the host.
+keeps working, and gradients are summed and divided exactly as without this recording. On a device nothing of ours waits
+for a collective, on no stream: `held_works` says where its end comes from. A transfer of tensors of the host, or over
+gloo, is timed by the host's clock, and a callback runs at its end on the backend's thread.
 """
 
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 from overlapscope.capture.hooks.dispatch_hook import DISPATCH_HOOK, Operation
+from overlapscope.capture.hooks.held_works import HeldWorks
 from overlapscope.capture.hooks.nvtx import NvtxRanges
 from overlapscope.capture.host.thread_times import ThreadTimes
 from overlapscope.capture.lifecycle.guard import Guard
-from overlapscope.capture.records import CollectiveCall, MarkedRange, StepRecord
+from overlapscope.capture.records import CollectiveCall, MarkedRange, StepRecord, Transfer
 from overlapscope.capture.timestamps import Clock
-from overlapscope.timeline.operations import full_elements
+from overlapscope.timeline.operations import POINT_TO_POINT, full_elements, volume_bytes
 
-MAX_PENDING_WORKS: Final = 1000
-"""Most `Work` objects without a future that are kept until the program waits for them or the next step begins."""
+HOST_BACKENDS: Final = frozenset({"gloo", "mpi"})
+"""Backends that move a device's tensors through the host: their ends are no times of a device."""
+MARKS_READ: Final = 4
+"""Marks of the device's clock that are read at each call: as many as a call and its wait take."""
+MAX_OUTPUTS: Final = 10_000
 
 
 class CollectiveWatch:
-    """While open, records every collective in the step record that `current()` returns; None records nothing."""
+    """While open, records every collective in the step record that `current()` returns; None records nothing.
+
+    `bucket_group()` returns the name of the group over which DistributedDataParallel reduces its buckets, which live as
+    long as the model. With `shared_queues` streams may stand behind one another at the head of a hardware queue.
+    """
 
     def __init__(
         self,
@@ -33,15 +42,22 @@ class CollectiveWatch:
         current: Callable[[], StepRecord | None],
         ranges: NvtxRanges | None = None,
         times: ThreadTimes | None = None,
+        captured: Callable[[], None] = lambda: None,
+        bucket_group: Callable[[], str | None] = lambda: None,
+        *,
+        shared_queues: bool = False,
     ) -> None:
         self._clock, self._guard, self._current, self._ranges = clock, guard, current, ranges
-        self._times = times
+        self._times, self._captured, self._bucket_group = times, captured, bucket_group
+        self._shared_queues = shared_queues
         self._threads = threading.local()
         self._undo = ExitStack()
-        self._pending_works: dict[int, tuple[Any, list[CollectiveCall]]] = {}
-        """By `id()` of a Work (kept alive so that the id stays unique): its calls, which end when its wait ends."""
-        self._outputs: dict[int, int] = {}
-        """`id()` of the same Work by the storage of its output: functional collectives wait on the output tensor."""
+        self.works = HeldWorks()
+        self._outputs: dict[int, tuple[int, Transfer]] = {}
+        """`id()` of a Work and its transfer by the storage of its output: functional collectives wait on the output."""
+        self._backends: dict[str, str | None] = {}
+        """By group: the name of its backend for device tensors."""
+        self.listening = False
 
     def open(self) -> None:
         """Hook the dispatcher, the waits, groups of coalesced calls, and the names of FSDP's profiler ranges."""
@@ -51,39 +67,57 @@ class CollectiveWatch:
         if not distributed.is_available():
             return
         self._torch, self._distributed = torch, distributed
+        self.listening = True
         DISPATCH_HOOK.open(self._see, self._see_wait)
         self._patch(distributed.Work, "wait", self._waiting)
         self._patch(distributed.ProcessGroup, "_start_coalescing", self._starting)
         self._patch(distributed.ProcessGroup, "_end_coalescing", self._ending)
         if self._clock.on_device:
             self._patch(torch.cuda.Stream, "wait_event", self._stream_waiting)
+            self._patch(torch.cuda.Event, "wait", self._event_waiting)
         self._patch_ranges(torch.autograd.profiler.record_function)
 
     def close(self) -> None:
         """Remove the hooks; collectives then run as without them."""
-        self.step_begins()
+        self.listening = False
         self._undo.close()
         DISPATCH_HOOK.close()
 
     def step_begins(self) -> None:
-        """Forget the Work objects that the program never waited for: they keep tensors alive."""
-        self._pending_works.clear()
-        self._outputs.clear()
+        """Forget the works on the host that the program never waited for: they keep tensors alive."""
+        self.works.forget_host()
+        if len(self._outputs) > MAX_OUTPUTS:
+            self._outputs.clear()
+        self.read()
+
+    def read(self, most: int = MARKS_READ) -> bool:
+        """Read what the device has reached by now, without waiting; return whether nothing is left to read."""
+        if not self._clock.on_device:
+            return True
+        if self._clock.capturing():
+            return False
+        return self._clock.read(most) & self.works.read()
 
     # -- collectives -----------------------------------------------------------------------------------------------
 
     def _see(self, operation: Operation, redispatch: Callable[..., Any], keys: Any, args: tuple[Any, ...]) -> Any:
         record = self._current()
+        self._captured()
         call = self._guard("noting a collective", self._describe, operation, args) if record is not None else None
         if self._times is not None and record is not None:
             self._guard("noting the thread's time", self._times.note, record)
+        queue = self._guard("noting a queue", self._queue_before, call.transfer) if call is not None else None
         if self._ranges is None:
             result = redispatch(keys, *args)
         else:
             result = self._ranges.wrap(operation.op, redispatch)(keys, *args)
+        if queue is not None and record is not None and call is not None:
+            self._guard("noting a queue", self._queue_after, record, queue)
+            call.left = queue.end
         if call is not None and record is not None:
             if threading.get_ident() == record.thread:
                 call.returned_ns = time.monotonic_ns()
+                self._guard("reading marks", self.read)
             record.calls.append(call)
             self._guard("noting a collective's end", self._follow, record, call, operation, args, result)
         return result
@@ -96,6 +130,7 @@ class CollectiveWatch:
         group = self._distributed.ProcessGroup.unbox(args[operation.group])
         size = group.size()
         elements = full_elements(operation.op, self._elements(args, sent), self._elements(args, received), size)
+        on_host = self._on_host(group, tensors)
         return CollectiveCall(
             op=operation.op,
             group=group.group_name,
@@ -104,16 +139,32 @@ class CollectiveWatch:
             elements=elements,
             module=getattr(self._threads, "module", None),
             entered_ns=time.monotonic_ns(),
-            ready=self._clock.mark(),
+            transfer=Transfer(
+                lane=_lane(group.group_name, operation, args),
+                ready=time.monotonic_ns() if on_host else self._clock.mark(),
+                on_host=on_host,
+                on_compute=not on_host and self._clock.blocks_compute(0),
+            ),
             seq=_number(group),
         )
+
+    def _on_host(self, group: Any, tensors: list[Any]) -> bool:
+        """Return whether the host moves these tensors: all without a device, and some of a job that has one."""
+        if not self._clock.on_device or (tensors and tensors[0].device.type == "cpu"):
+            return True
+        name = group.group_name
+        if name not in self._backends:
+            self._backends[name] = _device_backend(group, self._torch.device("cuda"))
+        backend = self._backends[name]
+        return backend is None or backend in HOST_BACKENDS
 
     def _follow(
         self, record: StepRecord, call: CollectiveCall, operation: Operation, args: tuple[Any, ...], result: Any
     ) -> None:
-        """Mark the call's end: its future's callback runs then; on CUDA, on a stream that waits for the call."""
-        if call.ready is None:
-            return  # captured into a CUDA graph: the callback's stream would become part of the graph
+        """Find out how the call's end will be known."""
+        transfer = call.transfer
+        if transfer.ready is None:
+            return  # captured into a CUDA graph
         coalesced: list[CollectiveCall] | None = getattr(self._threads, "coalesced", None)
         if coalesced is not None:
             coalesced.append(call)  # nothing is sent before the coalescing group is closed
@@ -122,32 +173,35 @@ class CollectiveWatch:
         if work is None:
             self._end_in_line(record, [call])
             return
-        clock, guard = self._clock, self._guard
+        received = list(self._tensors(args[operation.received])) if operation.received is not None else []
+        if transfer.on_host and not any(tensor.device.type != "cpu" for tensor in received):
+            try:
+                future = work.get_future()
+            except RuntimeError:
+                pass  # gloo's reduce-scatter has no future: its end is seen when the caller has waited for it
+            else:
+                future.add_done_callback(self._ending_of(transfer))
+                return
+        kept = call.op == "all_reduce" and call.group == self._bucket_group()
+        size = sum(int(tensor.numel() * tensor.element_size()) for tensor in received)
+        self.works.hold(work, transfer, 0 if kept or transfer.on_host else size)
+        for tensor in received:
+            self._outputs[tensor.untyped_storage()._cdata] = id(work), transfer
 
+    def _ending_of(self, transfer: Transfer) -> Callable[[Any], None]:
         def ended(_: Any) -> None:
-            call.done = guard("marking a collective's end", clock.mark)
+            transfer.done = time.monotonic_ns()
 
-        try:
-            future = work.get_future()
-        except RuntimeError:  # gloo's reduce-scatter has no future: its end is seen when the caller has waited for it
-            self._end_with_wait(work, [call])
-            if operation.received is not None:
-                for tensor in self._tensors(args[operation.received]):
-                    self._outputs[tensor.untyped_storage()._cdata] = id(work)
-            return
-        future.add_done_callback(ended)
+        return ended
 
     def _end_in_line(self, record: StepRecord, calls: list[CollectiveCall]) -> None:
         """Mark the end of calls that return no Work: NCCL (torch 2.8) runs them on the calling stream."""
-        end = self._clock.mark()
+        first = calls[0].transfer
+        end = time.monotonic_ns() if first.on_host else self._clock.mark()
         for call in calls:
-            call.done = end
-        if calls and self._clock.blocks_compute(record.thread):
-            record.waits.append(MarkedRange("wait", calls[0].ready, calls[0].entered_ns, end))
-
-    def _end_with_wait(self, work: Any, calls: list[CollectiveCall]) -> None:
-        if len(self._pending_works) < MAX_PENDING_WORKS:
-            self._pending_works[id(work)] = (work, calls)
+            call.transfer.done = end
+        if self._clock.blocks_compute(record.thread) and not (first.on_host and self._clock.on_device):
+            record.waits.append(MarkedRange("wait", first.ready, calls[0].entered_ns, end))
 
     def _tensors(self, value: Any) -> Any:
         if isinstance(value, self._torch.Tensor):
@@ -161,22 +215,47 @@ class CollectiveWatch:
             return None
         return sum(int(tensor.numel()) for tensor in self._tensors(args[position]))
 
+    # -- hardware queues -------------------------------------------------------------------------------------------
+
+    def _queue_before(self, transfer: Transfer | None = None) -> MarkedRange | None:
+        """Mark the compute stream before something is issued to another one.
+
+        A transfer that waits for the one before it, or a stream for an event, waits at the head of its queue, and the
+        computation that is issued after it to the same queue stands still, though its own stream waits for nothing.
+        """
+        if not self._shared_queues or (transfer is not None and transfer.on_host):
+            return None
+        mark = transfer.ready if transfer is not None and transfer.on_compute else self._clock.mark_compute()
+        return MarkedRange("queue", mark, time.monotonic_ns())
+
+    def _queue_after(self, record: StepRecord, queue: MarkedRange) -> None:
+        queue.end = self._clock.mark_compute()
+        if queue.begin is not None and queue.end is not None:
+            record.waits.append(queue)
+
     # -- waits -----------------------------------------------------------------------------------------------------
 
     def _see_wait(self, redispatch: Callable[..., Any], keys: Any, tensor: Any) -> Any:
-        """Record the wait of a functional collective."""
+        """Record the wait of a functional collective; its output is the job's to free from then on."""
         record = self._current()
         if record is None or tensor.is_meta:
             return redispatch(keys, tensor)
-        work = self._outputs.pop(tensor.untyped_storage()._cdata, None) if self._outputs else None
-        return self._wait(record, work, redispatch, keys, tensor)
+        work, transfer = self._outputs.pop(tensor.untyped_storage()._cdata, (None, None)) if self._outputs else (
+            None, None
+        )  # fmt: skip
+        try:
+            return self._wait(record, transfer, None, redispatch, keys, tensor)
+        finally:
+            if work is not None:
+                self.works.drop(work)
 
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wait(*args: Any, **kwargs: Any) -> Any:
             record = self._current()
             if record is None:
                 return original(*args, **kwargs)
-            return self._wait(record, id(args[0]) if args else None, original, *args, **kwargs)
+            transfer = self.works.transfer(id(args[0])) if args else None
+            return self._wait(record, transfer, None, original, *args, **kwargs)
 
         return wait
 
@@ -184,27 +263,70 @@ class CollectiveWatch:
         """Record what FSDP2's compute stream waits for: FSDP2 synchronizes its streams by events."""
 
         def wait_event(stream: Any, event: Any) -> None:
-            record = self._current()
-            if record is None or not self._guard("noting a wait", self._clock.computes_on, stream):
-                original(stream, event)
-            else:
-                self._wait(record, None, original, stream, event)
+            self._wait_of(stream, original, stream, event)
 
         return wait_event
 
+    def _event_waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(event: Any, stream: Any = None) -> None:
+            waiting = stream if stream is not None else self._guard("noting a wait", self._torch.cuda.current_stream)
+            self._wait_of(waiting, original, event, *(() if stream is None else (stream,)))
+
+        return wait
+
+    def _wait_of(self, stream: Any, original: Callable[..., Any], *args: Any) -> None:
+        """Record a wait of the compute stream, whichever stream is current; `wait_event` calls `Event.wait`."""
+        record = self._current()
+        inside = getattr(self._threads, "waiting", False)
+        if record is None or inside:
+            original(*args)
+            return
+        self._threads.waiting = True
+        try:
+            if self._guard("noting a wait", self._clock.computes_on, stream):
+                self._wait(record, None, stream, original, *args)
+                return
+            queue = self._guard("noting a queue", self._queue_before)
+            original(*args)
+            if queue is not None:
+                self._guard("noting a queue", self._queue_after, record, queue)
+        finally:
+            self._threads.waiting = False
+
     def _wait(
-        self, record: StepRecord, work: int | None, original: Callable[..., Any], *args: Any, **kwargs: Any
+        self,
+        record: StepRecord,
+        transfer: Transfer | None,
+        stream: Any,
+        original: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
-        stretch = MarkedRange("wait", self._guard("marking a wait", self._clock.mark), time.monotonic_ns())
+        clock, guard = self._clock, self._guard
+        on_host = clock.on_device and transfer is not None and transfer.on_host
+
+        def mark() -> Any:
+            return time.monotonic_ns() if on_host else clock.mark(stream)
+
+        # Outside all phases only the thread's own times say what else it did (`other_work`).
+        times = self._times if not (record.phases and record.phases[-1].end is None) else None
+        if times is not None:
+            guard("noting the thread's time", times.note, record)
+        stretch = MarkedRange("wait", guard("marking a wait", mark), time.monotonic_ns())
         try:
             return original(*args, **kwargs)
         finally:
-            stretch.end = self._guard("marking a wait", self._clock.mark)
-            if self._guard("marking a wait", self._clock.blocks_compute, record.thread):
+            stretch.end = guard("marking a wait", mark)
+            if on_host:
+                record.host_waits.append(stretch)
+            elif stream is not None or guard("marking a wait", clock.blocks_compute, record.thread):
                 record.waits.append(stretch)
-            _, calls = self._pending_works.pop(work, (None, [])) if work is not None else (None, [])
-            for call in calls:
-                call.done = stretch.end
+            if transfer is not None and transfer.on_host:
+                transfer.done = transfer.done or stretch.end
+            elif transfer is not None and transfer.waited is None:
+                transfer.waited = stretch
+            if times is not None:
+                guard("noting the thread's time", times.note, record)
 
     # -- coalesced calls -------------------------------------------------------------------------------------------
 
@@ -222,16 +344,28 @@ class CollectiveWatch:
         def end_coalescing(*args: Any, **kwargs: Any) -> Any:
             calls = getattr(self._threads, "coalesced", None) or []
             self._threads.coalesced = None
-            work = original(*args, **kwargs)
             record = self._current()
-            if record is not None and calls:
-                if work is None:
-                    self._guard("noting a collective's end", self._end_in_line, record, calls)
-                else:  # this Work has no usable future: the end is seen when the caller has waited
-                    self._end_with_wait(work, calls)
+            if record is None or not calls:
+                return original(*args, **kwargs)
+            self._guard("noting a collective", self._join, calls)
+            work = original(*args, **kwargs)
+            if work is None:
+                self._guard("noting a collective's end", self._end_in_line, record, calls)
+            else:
+                size = sum(volume_bytes(call.elements, call.dtype) or 0 for call in calls)
+                self.works.hold(work, calls[0].transfer, size)
             return work
 
         return end_coalescing
+
+    def _join(self, calls: list[CollectiveCall]) -> None:
+        """Make one transfer of the calls of a batch, over the group's own stream."""
+        first = calls[0]
+        on_host = first.transfer.on_host
+        ready = time.monotonic_ns() if on_host else self._clock.mark()
+        joint = Transfer(lane=first.group, ready=ready, on_host=on_host, on_compute=first.transfer.on_compute)
+        for call in calls:
+            call.transfer = joint
 
     # -- patched functions -----------------------------------------------------------------------------------------
 
@@ -262,6 +396,26 @@ class CollectiveWatch:
 
         self._patch(record_function, "__enter__", entering)
         self._patch(record_function, "__exit__", leaving)
+
+
+def _lane(group: str, operation: Operation, args: tuple[Any, ...]) -> str:
+    """Return what the call runs one after the other with: NCCL has a communicator and a stream for each pair."""
+    if operation.op not in POINT_TO_POINT:
+        return group
+    peer = next((each for each in args[operation.group + 1 :] if isinstance(each, int)), None)
+    return f"{group} with {peer}"
+
+
+def _device_backend(group: Any, device: Any) -> str | None:
+    """Return the backend of a group for tensors on a device, and let it time its collectives; None without one."""
+    try:
+        name = str(group._get_backend(device).name()).lower()
+    except RuntimeError:
+        return None
+    if name not in HOST_BACKENDS:
+        with suppress(RuntimeError):  # a backend that measures nothing: ends are known from waits only
+            group._enable_collectives_timing()
+    return name
 
 
 def _number(group: Any) -> int | None:

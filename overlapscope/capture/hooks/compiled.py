@@ -1,6 +1,6 @@
 """Compiled code: record replays of CUDA graphs, and keep torch's compiler out of our own functions.
 
-What runs inside a replayed CUDA graph cannot be marked, so a step that replays one is recorded as cut.
+What runs inside a replayed CUDA graph cannot be marked, so a step that replays one with collectives is recorded as cut.
 
 If the compiler traced our functions, it would split the user's graphs and compile them anew. A hook inside a compiled
 region is traced with it and has to check `torch.compiler.is_compiling()` first: the compiler knows the answer while it
@@ -10,6 +10,7 @@ examines every frame unless `leave_untraced` excludes it.
 
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import CodeType, FunctionType
@@ -21,35 +22,91 @@ PACKAGE = "overlapscope.capture"
 
 
 class GraphWatch:
-    """While open, records each replay in the step record that `current()` returns, and marks that record as cut.
+    """While open, records each replay in the step record that `current()` returns, and which captures communicate.
 
-    A replayed graph's collectives do not pass the dispatcher: the step's communication would be missing.
+    A replayed graph's collectives do not pass the dispatcher: the communication of a step that replays one would be
+    missing, so the step is cut. A graph without collectives, as torch.compile and Megatron make them of layers, is
+    computation like any other. Of one that was captured while `listening()` was false nothing is known.
+
+    Captures on any thread are counted in the device's clock, which asks nothing meanwhile.
     """
 
-    def __init__(self, current: Callable[[], StepRecord | None]) -> None:
-        self._current = current
+    def __init__(
+        self, current: Callable[[], StepRecord | None], clock: Any, listening: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._current, self._clock, self._listening = current, clock, listening
         self._undo = ExitStack()
+        self._capturing: dict[int, Any] = {}
+        self._silent: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Graphs that communicate nothing."""
+        self._communicating: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def open(self) -> None:
-        """Patch `torch.cuda.CUDAGraph.replay`, which torch and its compiler call to replay a graph."""
+        """Patch `torch.cuda.CUDAGraph`, with which torch and its compiler capture and replay."""
         import torch  # noqa: PLC0415 - capture is the one room that uses torch
 
         graph = torch.cuda.CUDAGraph
-        original, current = graph.replay, self._current
-
-        def replay(*args: Any, **kwargs: Any) -> Any:
-            record = current()
-            if record is not None:
-                record.cut = True
-                record.readings.append(("graph_replays", time.monotonic_ns(), 1.0))
-            return original(*args, **kwargs)
-
-        graph.replay = replay
-        self._undo.callback(setattr, graph, "replay", original)
+        self._patch(graph, "replay", self._replaying)
+        self._patch(graph, "capture_begin", self._beginning)
+        self._patch(graph, "capture_end", self._ending)
 
     def close(self) -> None:
-        """Remove the patch."""
+        """Remove the patches."""
         self._undo.close()
+        self._clock.captures = 0
+
+    def communicates(self) -> None:
+        """Note a collective: the graphs that are captured now hold it."""
+        for graph in self._capturing.values():
+            self._communicating.add(graph)
+
+    def _replaying(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            record = self._current()
+            if record is not None:
+                record.readings.append(("graph_replays", time.monotonic_ns(), 1.0))
+                if graph in self._communicating:
+                    record.cut = record.cut or "it replayed a CUDA graph with collectives"
+                elif graph not in self._silent:
+                    record.cut = record.cut or "it replayed a CUDA graph that was captured unseen"
+            return original(graph, *args, **kwargs)
+
+        return replay
+
+    def _beginning(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            self._capturing[id(graph)] = graph
+            self._clock.captures = len(self._capturing)
+            self._communicating.discard(graph)
+            if self._listening():
+                self._silent.add(graph)
+            else:
+                self._silent.discard(graph)
+            try:
+                return original(graph, *args, **kwargs)
+            except BaseException:
+                self._ended(graph)
+                raise
+
+        return capture_begin
+
+    def _ending(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(graph, *args, **kwargs)
+            finally:
+                self._ended(graph)
+
+        return capture_end
+
+    def _ended(self, graph: Any) -> None:
+        self._capturing.pop(id(graph), None)
+        self._clock.captures = len(self._capturing)
+
+    def _patch(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, around(original))
+        self._undo.callback(setattr, owner, name, original)
 
 
 def leave_untraced() -> None:

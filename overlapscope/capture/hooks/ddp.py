@@ -75,6 +75,19 @@ class DDPWrapperFinder:
         self.found: Any = model
         """The wrapper once it was seen; before that, or without a wrapper, the model itself."""
         self._hook: Any = None
+        self._asked: Any = None
+        self._bucket_group: str | None = None
+
+    def bucket_group(self) -> str | None:
+        """Return the name of the group over which the wrapper reduces its buckets; None without a wrapper."""
+        if self._asked is not self.found:
+            from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415 - as below
+
+            self._asked = self.found
+            wrappers = (each for each in self.found.modules() if isinstance(each, DistributedDataParallel))
+            wrapper = next(wrappers, None)
+            self._bucket_group = wrapper.process_group.group_name if wrapper is not None else None
+        return self._bucket_group
 
     def open(self) -> None:
         """Hook the model's first call, unless the given model contains the wrapper already."""

@@ -4,12 +4,14 @@ In `trace` mode the profiler records what ran, and our hooks add only what it do
 hooks record everything.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import monotonic, monotonic_ns, sleep
 from typing import Any
 
+from overlapscope.capture.device_clock import DeviceClock
 from overlapscope.capture.hooks import nvtx
 from overlapscope.capture.hooks.collectives import CollectiveWatch
 from overlapscope.capture.hooks.compiled import GraphWatch
@@ -23,12 +25,15 @@ from overlapscope.capture.host.tcp_counters import SocketWatch
 from overlapscope.capture.host.telemetry import Sampler
 from overlapscope.capture.host.thread_times import ThreadTimes
 from overlapscope.capture.lifecycle.guard import Guard
-from overlapscope.capture.records import MarkResolver, StepRecord
+from overlapscope.capture.records import CollectiveCall, StepRecord
 from overlapscope.capture.settings import Settings
-from overlapscope.capture.timestamps import Clock, DeviceClock, HostClock
+from overlapscope.capture.timestamps import Clock, HostClock
+from overlapscope.capture.transfer_times import share_queues
 
 SETTLE_SECONDS = 1.0
-"""How long the end of a recording waits for collectives that are still running."""
+"""How long the end of a recording waits at least for collectives that are still running."""
+MARKS_READ = 64
+"""Most marks of the device's clock that are read at the end of a step."""
 
 
 class HookSet:
@@ -38,8 +43,9 @@ class HookSet:
         self._model, self._guard = model, guard
         self.record: StepRecord | None = None
         """The step being recorded; with None the hooks record nothing."""
+        self.device: int | None = None
+        """The CUDA index of the device that the job computes on; None without one."""
         self.clock: Clock = HostClock()
-        self.resolver: MarkResolver | None = None
         self.ranges: nvtx.NvtxRanges | None = None
         self.traces: TraceRecorder | None = None
         self.times: ThreadTimes | None = None
@@ -49,47 +55,62 @@ class HookSet:
         self.sockets = SocketWatch()
         self.ddp_wrapper = DDPWrapperFinder(model)
         self.links: list[dict[str, Any]] = []
+        self.unsupported: list[str] = []
+        """What this host does not offer to read, and why."""
         self._collectives: CollectiveWatch | None = None
         self._phases: PhaseWatch | None = None
         self._host_pauses = HostPauseWatch(self._current)
         self._opened: list[Any] = []
         self._stepped_aside = False
+        self._graphs: GraphWatch | None = None
 
     # -- opening and closing ---------------------------------------------------------------------------------------
 
-    def choose_clock(self) -> None:
-        """Choose the clock: the device's if this process has used a device by now, else the host's."""
-        self.clock = _clock()
-        self.resolver = MarkResolver(self.clock) if self.clock.on_device else None
+    def choose_clock(self, settings: Settings) -> None:
+        """Choose the clock: in `events` mode the device's if this process has used a device by now, else the host's."""
+        self.device, fixed = environment.device_of(self._model)
+        if self.device is not None and settings.mode == "events":
+            self.clock = _device_clock(self.device if fixed else None)
 
     def create(self, settings: Settings, path: Path, rank: Callable[[], int]) -> None:
-        """Create the hooks that the mode needs; in `trace` mode the profiler starts its schedule first."""
-        clock, guard, on_device = self.clock, self._guard, self.clock.on_device
+        """Create the hooks that the mode needs; in `trace` mode the profiler begins its schedule."""
+        self._settings = settings
+        clock, guard, on_device = self.clock, self._guard, self.device is not None
         self.ranges = nvtx.ranges(guard)
         self.times = None if on_device else ThreadTimes()
         if settings.mode == "trace":
-            self.traces = TraceRecorder(path, rank, settings, on_device, guard)
-            self.traces.open()
+            if self.traces is None:
+                self.traces = TraceRecorder(path, rank, settings, guard)
+                guard("starting the profiler", self.traces.open)
         else:
-            self._collectives = CollectiveWatch(clock, guard, self._current, self.ranges, self.times)
+            self._graphs = GraphWatch(self._current, clock, self._listening) if on_device else None
+            self._collectives = CollectiveWatch(
+                clock,
+                guard,
+                self._current,
+                self.ranges,
+                self.times,
+                captured=self._graphs.communicates if self._graphs is not None else lambda: None,
+                bucket_group=self.ddp_wrapper.bucket_group,
+                shared_queues=on_device and share_queues(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")),
+            )
             self._phases = PhaseWatch(clock, guard, self._current, self._model, self.ranges, self.times)
         if self.traces is not None or not on_device:  # else host times say nothing: the host runs ahead of the device
             self.gradients = GradientWatch(self._current, self._model, self.times)
 
     def open(self) -> None:
         """Open every hook; one that fails is a warning."""
-        device = environment.device()
+        device = environment.device(self.device)
         self.sampler = Sampler(*device)
         self.sampler.add(self.sockets.sample)
-        self.links = self._guard("reading links", links.of_device, *device) or []
-        graphs = GraphWatch(self._current) if self.clock.on_device and self.traces is None else None
+        self.links, self.unsupported = self._guard("reading links", links.of_device, *device) or ([], [])
         hooks = (
             self.ddp_wrapper,
             self.times,
             self._collectives,
             self._phases,
             self.gradients,
-            graphs,
+            self._graphs,
             self._host_pauses,
             self.sockets,
             self.sampler,
@@ -103,33 +124,50 @@ class HookSet:
         """Close every hook but the profiler, the last opened first."""
         for watch in reversed(self._opened):
             self._guard("closing", watch.close)
+        self._opened.clear()
 
-    def settle(self, records: Sequence[StepRecord]) -> None:
-        """Wait up to SETTLE_SECONDS for the last collectives to end: threads of the backend mark their ends."""
-        end = monotonic() + SETTLE_SECONDS
+    def settle(self, records: Sequence[StepRecord], seconds: float, hurried: Callable[[], bool]) -> None:
+        """Wait for the ends of the last steps, outside of any step, for at most so many seconds, or a little longer.
+
+        Without a device only threads of a backend may still mark an end; a device may be steps behind the host.
+        """
+        end = monotonic() + (max(seconds, SETTLE_SECONDS) if self.clock.on_device else SETTLE_SECONDS)
         calls = [call for record in records[-2:] for call in record.calls]
-        while monotonic() < end and not all(call.done is not None and self.clock.done(call.done) for call in calls):
+        while monotonic() < end and not hurried() and not self._settled(calls):
             sleep(0.005)
+        if self._collectives is not None:
+            self._collectives.works.clear()
+
+    def _settled(self, calls: Sequence[CollectiveCall]) -> bool:
+        if self._collectives is not None and not self._collectives.read(MARKS_READ):
+            return False
+        return all(call.transfer.done is not None for call in calls if call.transfer.on_host)
 
     def _current(self) -> StepRecord | None:
         return self.record
 
+    def _listening(self) -> bool:
+        return self._collectives is not None and self._collectives.listening
+
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def warn_of_late_device(self) -> None:
-        """Warn where the device was first used after the clock was chosen."""
-        import torch  # noqa: PLC0415 - capture is the one room that uses torch
+    def look_for_device(self) -> None:
+        """Look again, before the first step is recorded: a job may make its model inside the profile."""
+        if self.device is not None or environment.device_of(self._model)[0] is None:
+            return
+        self.close()
+        self._host_pauses, self.sockets = HostPauseWatch(self._current), SocketWatch()
+        self.gradients = None
+        self.choose_clock(self._settings)
+        self.create(self._settings, Path(), lambda: 0)
+        self.open()
 
-        if not self.clock.on_device and torch.cuda.is_initialized():
-            self._guard.note(
-                "CUDA was first used after the profile was entered, so times are the host's: "
-                "enter it once the model is on its device"
-            )
+    def anchor(self) -> Any:
+        """Mark where a step begins, recorded or not; None in `trace` mode and where the host's clock is used."""
+        return self.clock.anchor() if self.clock.on_device else None
 
     def step_begins(self, record: StepRecord) -> None:
         """Record into this step record from now on."""
-        if self.traces is None:
-            self.clock.anchor()
         self._host_pauses.step_begins(record)
         self.record = record
         if self.times is not None:
@@ -149,10 +187,10 @@ class HookSet:
         record.end_ns = monotonic_ns()
 
     def after_step(self, record: StepRecord | None) -> None:
-        """Record what delayed the step on the host, and resolve its marks; None for a step that was not recorded."""
+        """Record what delayed the step on the host, and read some marks; None for a step that was not recorded."""
         self._guard("recording host pauses", self._host_pauses.step_ends, record)
-        if record is not None and self.resolver is not None:
-            self._guard("resolving marks", self.resolver.add, record)
+        if record is not None and self._collectives is not None:
+            self._guard("reading marks", self._collectives.read, MARKS_READ)
 
     def step_aside(self) -> bool:
         """Remove the dispatcher hook for an uncaptured step; return whether there was one. Passing calls on costs."""
@@ -173,9 +211,7 @@ class HookSet:
         return self.traces.mark(name) if self.traces is not None else nullcontext()
 
 
-def _clock() -> Clock:
+def _device_clock(device: int | None) -> Clock:
     import torch  # noqa: PLC0415 - capture is the one room that uses torch
 
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return DeviceClock(torch.cuda)
-    return HostClock()
+    return DeviceClock(torch.cuda, device)

@@ -6,7 +6,6 @@ in the order in which they are sent) and `overlapscope.NAME` for a region. A col
 the calling thread: Nsight Systems assigns the kernels to it.
 """
 
-import threading
 from collections.abc import Callable
 from itertools import count
 from typing import Any, Final
@@ -17,11 +16,16 @@ PREFIX: Final = "overlapscope."
 
 
 class NvtxRanges:
-    """Pushes and pops ranges on the calling thread; each thread's ranges stay balanced when an exception is raised."""
+    """Ranges of the process for steps, phases and regions, and of the calling thread for calls.
+
+    A phase may begin inside a range of the user's own and end outside it: pushed and popped, each would end the other.
+    Only a call surely ends inside what it began in. Whatever is raised, no range stays open after its step.
+    """
 
     def __init__(self, nvtx: Any, guard: Guard) -> None:
-        self._push, self._pop, self._guard = nvtx.range_push, nvtx.range_pop, guard
-        self._threads = threading.local()
+        self._nvtx, self._guard = nvtx, guard
+        self._open: list[tuple[str, int]] = []
+        """(name, handle) of the open ranges, the latest last."""
         self._calls = count()
 
     def begin_step(self, number: int) -> None:
@@ -34,38 +38,32 @@ class NvtxRanges:
         self.end(f"step#{number}")
 
     def begin(self, name: str) -> None:
-        """Begin a range inside the open ranges of this thread."""
-        self._push(PREFIX + name)
-        self._open().append(name)
+        """Begin a range."""
+        self._open.append((name, self._nvtx.range_start(PREFIX + name)))
 
     def end(self, name: str) -> None:
-        """End a range and those left open inside it, for example by an exception; do nothing if it is not open."""
-        open_ranges = self._open()
-        if name not in open_ranges:
+        """End a range and those begun after it, left open for example by an exception; nothing if it is not open."""
+        if all(each != name for each, _ in self._open):
             return
-        while open_ranges:
-            self._pop()
-            if open_ranges.pop() == name:
+        while self._open:
+            ended, handle = self._open.pop()
+            self._nvtx.range_end(handle)
+            if ended == name:
                 return
 
     def wrap(self, op: str, operation: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the operation wrapped so that each call is inside a range."""
+        """Return the operation wrapped so that each call is inside a range of its thread."""
 
         def ranged(*args: Any) -> Any:
-            name = f"{op}#{next(self._calls)}"
-            self._guard("beginning an NVTX range", self.begin, name)
+            name = f"{PREFIX}{op}#{next(self._calls)}"
+            pushed = self._guard("beginning an NVTX range", self._nvtx.range_push, name)
             try:
                 return operation(*args)
             finally:
-                self._guard("ending an NVTX range", self.end, name)
+                if pushed is not None:
+                    self._guard("ending an NVTX range", self._nvtx.range_pop)
 
         return ranged
-
-    def _open(self) -> list[str]:
-        open_ranges: list[str] | None = getattr(self._threads, "open", None)
-        if open_ranges is None:
-            open_ranges = self._threads.open = []
-        return open_ranges
 
 
 def ranges(guard: Guard) -> NvtxRanges | None:

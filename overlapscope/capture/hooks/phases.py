@@ -3,13 +3,16 @@
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Final
 
 from overlapscope.capture.hooks.nvtx import NvtxRanges
 from overlapscope.capture.host.thread_times import ThreadTimes
 from overlapscope.capture.lifecycle.guard import Guard
 from overlapscope.capture.records import MarkedRange, StepRecord
 from overlapscope.capture.timestamps import Clock
+
+MARKS_READ: Final = 4
+"""Marks of the device's clock that are read at each border of a phase."""
 
 
 class PhaseWatch:
@@ -97,6 +100,7 @@ class PhaseWatch:
         self._called = True
         # Inside a backward, an activation checkpoint calls the model again.
         if not self._is_open("forward") and not self._is_open("backward"):
+            self._guard("noting a phase", self._clock.computes_here)
             self._begin("forward")
 
     def _is_open(self, name: str) -> bool:
@@ -125,6 +129,7 @@ class PhaseWatch:
                 self._ranges.begin(name)
             if self._times is not None:
                 self._times.note(record)
+            self._clock.read(MARKS_READ)
             record.phases.append(MarkedRange(name, self._clock.mark(), time.monotonic_ns()))
 
     def _end(self, name: str) -> None:
@@ -137,6 +142,7 @@ class PhaseWatch:
         for stretch in reversed(record.phases):
             if stretch.name == name and stretch.end is None:
                 stretch.end = self._clock.mark()
+                self._clock.read(MARKS_READ)
                 if self._times is not None:
                     self._times.note(record)
                 if self._ranges is not None:

@@ -31,25 +31,47 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
     to_switch: int
     to_bus: dict[str, int]
+    up: int
     down: int
+    """Links that are not up: inactive, or broken."""
 
 
-def of_device(device: int | None, uuid: str | None = None) -> list[dict[str, Any]]:
-    """Return the links of one device to the other devices of its host, as plain values.
+def of_device(device: int | None, uuid: str | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the links of one device to the other devices of its host, as plain values, and why they are missing.
 
-    `device` is the CUDA index; `uuid` identifies the device for NVML, which numbers devices differently. Returns an
-    empty list without a device. Raises NVML's own error where NVML cannot be used at all.
+    `device` is the CUDA index; `uuid` identifies the device for NVML, which numbers devices differently. Without a
+    device both are empty. A host without NVML (ROCm, Jetson, WSL, a thin container) is no failure of a recording.
     """
     if device is None:
-        return []
+        return [], []
     import pynvml  # noqa: PLC0415 - only where there is a device
 
-    pynvml.nvmlInit()
     try:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid) if uuid else pynvml.nvmlDeviceGetHandleByIndex(device)
-        return [asdict(each) for each in links(pynvml, only=pynvml.nvmlDeviceGetIndex(handle))]
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return [], [f"device links: {error}"]
+    try:
+        handle = find_device(pynvml, device, uuid)
+        return [asdict(each) for each in links(pynvml, only=pynvml.nvmlDeviceGetIndex(handle))], []
+    except pynvml.NVMLError as error:
+        return [], [f"device links: {error}"]
     finally:
         pynvml.nvmlShutdown()
+
+
+def find_device(nvml: Any, device: int, uuid: str | None) -> Any:
+    """Return NVML's handle of a device by its UUID, or without one by its CUDA index.
+
+    CUDA names an instance of a partitioned device (MIG) as it names a device; NVML wants `MIG-` before it, and answers
+    some questions for the whole device only: then its handle is the parent's. Raises NVML's own error.
+    """
+    if uuid is None:
+        return nvml.nvmlDeviceGetHandleByIndex(device)
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except nvml.NVMLError:
+        instance = nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid.removeprefix('GPU-')}")
+        return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(instance)
 
 
 def links(nvml: Any, only: int | None = None) -> list[Link]:
@@ -59,6 +81,7 @@ def links(nvml: Any, only: int | None = None) -> list[Link]:
     """
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     ports = [_ports(nvml, handle) for handle in handles]
+    known = [each for each in ports if each is not None]
     found = []
     for a, handle in enumerate(handles):
         for b, other in enumerate(handles):
@@ -71,14 +94,22 @@ def links(nvml: Any, only: int | None = None) -> list[Link]:
                     b=f"GPU{b}",
                     kind="NVLink" if lanes else _pcie(nvml, handle, other),
                     lanes=lanes or None,
-                    down=_down(ports[a]),
+                    down=_down(ports[a], known),
                 )
             )
     return found
 
 
-def _down(ports: Ports | None) -> int | None:
-    return None if ports is None else ports.down
+def _down(ports: Ports | None, of_host: list[Ports]) -> int | None:
+    """Return how many NVLinks of a device are down: those that a peer of the same kind has up and this one has not.
+
+    A link that is inactive on every device leads nowhere: cards without a bridge, and devices that are sold or rented
+    with some of their links.
+    """
+    if ports is None:
+        return None
+    most = max((each.up for each in of_host if each.up + each.down == ports.up + ports.down), default=0)
+    return max(0, most - ports.up)
 
 
 def _lanes(nvml: Any, ours: Ports | None, theirs: Ports | None, other: Any) -> int:
@@ -101,12 +132,13 @@ def _pcie(nvml: Any, handle: Any, other: Any) -> str | None:
 def _ports(nvml: Any, handle: Any) -> Ports | None:
     """Return the device's NVLinks; None where NVML cannot report them."""
     to_bus: dict[str, int] = {}
-    to_switch = down = 0
+    to_switch = up = down = 0
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
             if not nvml.nvmlDeviceGetNvLinkState(handle, link):
                 down += 1
                 continue
+            up += 1
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
             break  # a device without NVLink, or past its last one
         except nvml.NVMLError:
@@ -119,7 +151,7 @@ def _ports(nvml: Any, handle: Any) -> Ports | None:
         except nvml.NVMLError:
             continue  # up, but NVML does not report where it leads
         to_bus[bus] = to_bus.get(bus, 0) + 1
-    return Ports(to_switch=to_switch, to_bus=to_bus, down=down)
+    return Ports(to_switch=to_switch, to_bus=to_bus, up=up, down=down)
 
 
 def _is_switch(nvml: Any, handle: Any, link: int) -> bool:

@@ -28,13 +28,34 @@ def rank_and_world() -> tuple[int, int]:
     return 0, 1
 
 
-def device() -> tuple[int | None, str | None]:
-    """Return the CUDA index and the UUID of this rank's device; (None, None) without one."""
-    import torch  # noqa: PLC0415
+def device_of(model: Any) -> tuple[int | None, bool]:
+    """Return the CUDA index of the device that the job computes on, and whether it stays the same; None without one.
+
+    It is the device of the model, or that on which this process has allocated most, which need not be the current one:
+    a job that moves its model to `cuda:1` and never calls `set_device` has `cuda:0` as its current device.
+    """
+    import torch  # noqa: PLC0415 - capture is the one room that uses torch
 
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None, False
+    parameters = model.parameters() if model is not None else ()
+    index = next((each.device.index for each in parameters if each.device.type == "cuda"), None)
+    if index is not None:
+        return int(index), True
+    current = int(torch.cuda.current_device())
+    allocated = [int(torch.cuda.memory_allocated(each)) for each in range(torch.cuda.device_count())]
+    most = max(range(len(allocated)), key=allocated.__getitem__, default=current)
+    if allocated and allocated[most] > allocated[current]:
+        return most, True
+    return current, False
+
+
+def device(index: int | None) -> tuple[int | None, str | None]:
+    """Return a CUDA index and the UUID of that device; None for the UUID where torch does not report it."""
+    import torch  # noqa: PLC0415
+
+    if index is None:
         return None, None
-    index = torch.cuda.current_device()
     uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
     return index, f"GPU-{uuid}" if uuid is not None else None
 
@@ -53,20 +74,22 @@ def groups() -> tuple[Group, ...]:
     return tuple(sorted(found, key=lambda each: each.name))
 
 
-def fingerprint() -> dict[str, str | int | None]:
-    """Return the versions of the software and the name of the device."""
+def fingerprint(index: int | None) -> dict[str, str | int | None]:
+    """Return the versions of the software and the name of the device with this CUDA index; None without one."""
     import torch  # noqa: PLC0415
     from torch import distributed  # noqa: PLC0415
 
     known: dict[str, str | int | None] = {"torch_version": str(torch.__version__), "python": platform.python_version()}
     if distributed.is_available() and distributed.is_initialized():
         known["backend"] = distributed.get_backend()
-    if torch.cuda.is_available():
-        known["device"] = torch.cuda.get_device_name()
-        known["cuda_runtime_version"] = torch.version.cuda
+    if index is None:
+        return {**known, "device": "cpu"}
+    known["device"] = torch.cuda.get_device_name(index)
+    known["cuda_runtime_version"] = torch.version.cuda
+    try:
         known["nccl_version"] = ".".join(map(str, torch.cuda.nccl.version()))
-    else:
-        known["device"] = "cpu"
+    except (AttributeError, RuntimeError):
+        known["nccl_version"] = None  # torch without NCCL, as on Windows and on some boards
     return known
 
 
@@ -80,11 +103,11 @@ def settings() -> dict[str, Any]:
     return {"host": socket.gethostname(), "pid": os.getpid(), "environment": dict(sorted(chosen.items()))}
 
 
-def peak_memory_bytes() -> int | None:
-    """Return the peak bytes of the device's allocator; None without a device."""
+def peak_memory_bytes(index: int | None) -> int | None:
+    """Return the peak bytes of the allocator of a device; None without a device."""
     import torch  # noqa: PLC0415
 
-    return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
+    return int(torch.cuda.max_memory_allocated(index)) if index is not None else None
 
 
 def ddp_buckets(model: Any) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import Any
 from overlapscope.capture.records import StepRecord
 
 CGROUP_CPU = Path("/sys/fs/cgroup/cpu.stat")
+ALLOCATOR_EVERY = 16
+"""Steps from one reading of the CUDA allocator's counters to the next: it takes the allocator's lock."""
 MAX_BETWEEN = 1000
 """Most garbage collections between two steps that are kept."""
 
@@ -19,8 +21,9 @@ class HostPauseWatch:
     """While open, adds readings to the step record that `current()` returns.
 
     `gc_pause_ns` for each garbage collection in the step or since the last step; `between_steps_ns`, the time before
-    the step (data loading and whatever else is outside steps); at each step's end `loadavg_1m`, and the increase
-    during the step of `cpu_throttled_us` (this process's control group) and `allocator_retries` (CUDA).
+    the step (data loading and whatever else is outside steps); at each step's end `loadavg_1m` and the increase
+    during the step of `cpu_throttled_us` (this process's control group); every 16th step the increase since then of
+    `allocator_retries` (CUDA).
     """
 
     def __init__(self, current: Callable[[], StepRecord | None]) -> None:
@@ -29,6 +32,8 @@ class HostPauseWatch:
         self._since_last_step: deque[tuple[str, int, float]] = deque(maxlen=MAX_BETWEEN)
         self._last_end_ns: int | None = None
         self._counters: dict[str, float] = {}
+        self._retries: float | None = None
+        self._ask_retries_at = 0
 
     def open(self) -> None:
         """Add a callback to the garbage collector."""
@@ -68,6 +73,13 @@ class HostPauseWatch:
         for name, value in _counters().items():
             rise = value - self._counters.get(name, value)
             record.readings.append((name, record.end_ns, rise))
+        if record.number >= self._ask_retries_at:
+            self._ask_retries_at = record.number + ALLOCATOR_EVERY
+            retries = _allocator_retries()
+            if retries is not None:
+                before = retries if self._retries is None else self._retries
+                record.readings.append(("allocator_retries", record.end_ns, retries - before))
+                self._retries = retries
         record.readings.append(("loadavg_1m", record.end_ns, os.getloadavg()[0]))
 
 
@@ -80,9 +92,6 @@ def _counters() -> dict[str, float]:
                 found["cpu_throttled_us"] = float(value)
     except (OSError, ValueError):
         pass  # no control group, or one without a CPU limit: the reading is missing
-    retries = _allocator_retries()
-    if retries is not None:
-        found["allocator_retries"] = retries
     return found
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from overlapscope.capture.host.device_links import find_device
+
 INTERVAL_SECONDS = 0.5
 MAX_READINGS = 200_000
 INFINIBAND = Path("/sys/class/infiniband")
@@ -80,8 +82,7 @@ class Sampler:
 
         try:
             nvml.nvmlInit()
-            uuid = self._uuid
-            handle = nvml.nvmlDeviceGetHandleByUUID(uuid) if uuid else nvml.nvmlDeviceGetHandleByIndex(device)
+            handle = find_device(nvml, device, self._uuid)
         except nvml.NVMLError as error:
             self.unsupported.append(f"NVML: {error}")
             return

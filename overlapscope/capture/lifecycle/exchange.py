@@ -4,7 +4,7 @@ import io
 import json
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,10 @@ def send(to: Any, key: str, message: dict[str, Any]) -> None:
 
 
 @_store_lasts()
-def receive(of: Any, keys: list[str], seconds: float) -> dict[str, dict[str, Any]]:
-    """Return by key the messages that arrive within `seconds`.
+def receive(
+    of: Any, keys: list[str], seconds: float, hurried: Callable[[], bool] = lambda: False
+) -> dict[str, dict[str, Any]]:
+    """Return by key the messages that arrive within `seconds`, and before `hurried()`.
 
     Polls whether a message has arrived, and never waits in the store, whose timeout is the job's own.
     """
@@ -63,7 +65,7 @@ def receive(of: Any, keys: list[str], seconds: float) -> dict[str, dict[str, Any
         for key in keys:
             if key not in found and of.check([key]):
                 found[key] = json.loads(of.get(key))
-        if time.monotonic() > end:
+        if time.monotonic() > end or hurried():
             break
         if len(found) < len(keys):
             time.sleep(POLL_SECONDS)

@@ -2,12 +2,18 @@
 
 import secrets
 import shutil
+import socket
 from pathlib import Path
 
 from overlapscope.capture.lifecycle import exchange
 from overlapscope.capture.lifecycle.guard import Guard, warn
 from overlapscope.errors import UsageError
 from overlapscope.timeline.store.run_directory import is_run_directory
+
+
+def unfinished(rank: int, pid: int | str) -> str:
+    """Return how names of files begin that a process keeps under other names once it has read them."""
+    return f".rank_{rank:05d}.{socket.gethostname().replace('.', '_')}.{pid}"
 
 
 def apart_key(session: int) -> str:
@@ -60,6 +66,14 @@ class OutputFolder:
         for entry in self.path.glob("rank_*"):
             if entry.is_dir() and entry.stat().st_mtime_ns < begun_ns:
                 shutil.rmtree(entry)
+
+    def remove_unfinished(self, ranks: list[int]) -> None:
+        """Remove the traces of ranks whose processes on this host have died before they could keep them."""
+        for rank in ranks:
+            for file in self.path.glob(f"{unfinished(rank, '*')}.*"):
+                pid = file.name.split(".")[3]
+                if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+                    file.unlink(missing_ok=True)
 
     def leave(self) -> None:
         """Remove the token."""

@@ -1,6 +1,7 @@
 """Write the run before the process ends: on SIGTERM, on SIGTERM while stuck in C++, and before process groups go.
 
-SIGTERM writes the run first, then does what it would have done without us (`Termination`).
+SIGTERM writes the run first, then does what it would have done without us (`Termination`). One that arrives while the
+run is written, as torchrun sends it to all ranks a moment after one has died, waits until it is written.
 
 A rank that hangs in a collective is inside C++: Python notes the signal and would run its handler when that call
 returns, which is never. A thread is woken by the signal itself, gives the handler a moment, then writes the run and
@@ -15,6 +16,7 @@ when it starts (`stop_in_forked_children`).
 """
 
 import ctypes
+import inspect
 import os
 import signal
 import threading
@@ -39,6 +41,9 @@ class Termination:
         self._guard, self._write = guard, write
         self._stuck_writer = StuckProcessWriter(guard, self._write_while_stuck)
         self._handlers: tuple[Any, Any] | None = None
+        self._writing = False
+        self.pending = False
+        """Whether a signal arrived that `close` will deliver."""
         self.stuck = False
         """Whether the main thread does not come back to Python, while another writes the run."""
         self.ends_process = False
@@ -51,6 +56,9 @@ class Termination:
         previous = signal.getsignal(signal.SIGTERM)
 
         def terminated(number: int, frame: Any) -> None:
+            if self._writing:
+                self.pending = True
+                return
             if self.stuck:  # it came free meanwhile; the thread ends the process once the run is written
                 threading.Event().wait(WRITING_SECONDS)
             # Restore first: a second signal must find the handler that was there without us.
@@ -58,10 +66,7 @@ class Termination:
             self._stuck_writer.cancel()
             self._guard.failures.append("the process was terminated")
             self._write()
-            if callable(previous):
-                previous(number, frame)
-            elif previous != signal.SIG_IGN:
-                signal.raise_signal(number)
+            _deliver(previous, frame)
 
         self._handlers = (previous, terminated)
         signal.signal(signal.SIGTERM, terminated)
@@ -69,8 +74,16 @@ class Termination:
         if self.ends_process:
             self._stuck_writer.open()
 
+    def hold(self) -> None:
+        """From now on the run is written: keep a signal that arrives until `close`."""
+        self._writing = True
+        self._stuck_writer.cancel()
+
     def close(self) -> None:
-        """Restore the handler; do nothing while the main thread is stuck: only that thread may set handlers."""
+        """Restore the handler, and deliver a signal that was held.
+
+        Does nothing while the main thread is stuck: only that thread may set handlers.
+        """
         if self.stuck:
             return
         self._stuck_writer.close()
@@ -79,10 +92,12 @@ class Termination:
             self._handlers = None
             if signal.getsignal(signal.SIGTERM) is ours:
                 signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
+            if self.pending:
+                _deliver(previous, inspect.currentframe())
 
     def forked(self) -> None:
         """Restore the handler in a forked child, and close the pipe, which would wake the parent's thread."""
-        self.stuck = False
+        self.stuck = self.pending = False
         self.close()
 
     def _write_while_stuck(self) -> None:
@@ -90,6 +105,14 @@ class Termination:
         self._guard.failures.append("the process was terminated while it waited outside Python")
         self.stuck = True
         self._write()
+
+
+def _deliver(previous: Any, frame: Any) -> None:
+    """Do with SIGTERM what the handler that was there before would have done."""
+    if callable(previous):
+        previous(int(signal.SIGTERM), frame)
+    elif previous != signal.SIG_IGN:
+        signal.raise_signal(signal.SIGTERM)
 
 
 class StuckProcessWriter:

@@ -13,6 +13,8 @@ from overlapscope.report.text.analysis import headline_basis
 
 DISTURBS = 0.01
 """A warning is shown when the whole interval of capture's overhead lies above this share of the step."""
+TOO_WIDE = 0.1
+"""An interval of capture's overhead that includes 0 and is wider than this share of the step says nothing."""
 MAX_FAILURES = 3
 
 
@@ -31,6 +33,10 @@ class CaptureSummary(msgspec.Struct, kw_only=True, frozen=True):
     overhead_low_ns: float | None = None
     overhead_high_ns: float | None = None
     failures: list[str] = []
+    exposed_between_ns: tuple[float, float] | None = None
+    """Between which medians `exposed_ns` lies, where some of it is not determined."""
+    cut_steps: dict[str, int] = {}
+    """How many steps are not whole, by reason."""
 
 
 def render(
@@ -52,6 +58,7 @@ def render(
     if missing:
         lines.append(f"  missing  {count(len(missing), 'rank')}: {list_some(missing, 16)}")
     failures = [f"  ! rank {each.rank}: {failure}" for each in ranks for failure in each.failures]
+    failures += _cut(ranks)
     lines += failures[:MAX_FAILURES]
     if len(failures) > MAX_FAILURES:
         lines.append(f"  ! {len(failures) - MAX_FAILURES} more notes in the ranks' rank.json")
@@ -86,12 +93,31 @@ def _figures(known: Sequence[CaptureSummary], together: Analysis | None) -> list
         lines += [
             f"  exposed  {ms(exposed):>12} ms   {percent(share)} of the step; "
             f"most on rank {worst.rank}: {ms(worst.exposed_ns)} ms",
+            *_between(known),
             *_waiting(together),
             f"  overlapped {ms(overlapped):>10} ms",
         ]
     else:
         lines.append(f"  exposed  {'n/a':>12}      no communication was recorded in these steps")
     return [*lines, f"  idle     {ms(idle):>12} ms"]
+
+
+def _between(known: Sequence[CaptureSummary]) -> list[str]:
+    """Return a line with the bounds of exposed time where it is not determined."""
+    if all(each.exposed_between_ns is None for each in known):
+        return []
+    bounds = [each.exposed_between_ns or (each.exposed_ns or 0,) * 2 for each in known]
+    low, high = fmean(each[0] for each in bounds), fmean(each[1] for each in bounds)
+    return [f"    not determined: between {ms(low)} and {ms(high)} ms"]
+
+
+def _cut(ranks: Sequence[CaptureSummary]) -> list[str]:
+    """Return lines with the reasons why steps are not whole, and on how many steps of how many ranks."""
+    reasons = sorted({reason for each in ranks for reason in each.cut_steps})
+    return [
+        f"  ! {count(sum(each.cut_steps.get(reason, 0) for each in ranks), 'step')} not whole: {reason}"
+        for reason in reasons
+    ]
 
 
 def _cost(known: Sequence[CaptureSummary], mode: str) -> list[str]:
@@ -101,13 +127,14 @@ def _cost(known: Sequence[CaptureSummary], mode: str) -> list[str]:
         unknown = "  capture    not measurable (needs 17 steps after warm-up)"
         return [unknown] if known and mode == "events" else []
     cost = max(costs, key=lambda each: each.overhead_ns or 0)
+    low, high, step = cost.overhead_low_ns or 0, cost.overhead_high_ns or 0, cost.step_ns or 0
     lines = [
         "  capture    not measurable: the speed of the machine changed during the recording"
-        if (cost.overhead_high_ns or 0) < 0
+        if high < 0 or (low <= 0 <= high and high - low > TOO_WIDE * step)
         else f"  capture  {ms(cost.overhead_ns):>12} ms a step (95 %: {ms(cost.overhead_low_ns)} to "
         f"{ms(cost.overhead_high_ns)}), most on rank {cost.rank}"
     ]
-    if (cost.overhead_low_ns or 0) > DISTURBS * (cost.step_ns or 0):
+    if low > DISTURBS * step:
         lines.append("  ! capture slows the step noticeably: without capture, overlap may differ")
     return lines
 

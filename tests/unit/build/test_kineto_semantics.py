@@ -457,6 +457,16 @@ def test_autograd_waits_in_its_hooks_up_to_the_end_of_a_collective(folder: Path)
     assert figures["overlapped_ns"] == 2 * MS
 
 
+def test_r5_an_operation_around_a_wait_counts_by_what_runs_inside_it(folder: Path) -> None:
+    """FSDP2's post-backward node: it scatters and waits, which no operation of the trace says."""
+    node = op("RegisterPostBackwardFunctionBackward", 0, 10 * MS)
+    inside = [op("aten::copy_", MS, MS), op("c10d::_reduce_scatter_base_", 2 * MS, MS), op("aten::add_", 9 * MS, MS)]
+    run = load(folder, [node, *inside, gloo("all_reduce", 2 * MS, 6 * MS, [[8]]), op("aten::mm", 10 * MS, 2 * MS)])
+    figures = whole(run)
+    assert figures["compute_ns"] == 6 * MS  # before the call, and once the transfer is done
+    assert figures["exposed_comm_ns"] == 6 * MS
+
+
 def test_gloo_names_a_reduce_scatter_all_reduce_and_the_caller_is_right(folder: Path) -> None:
     table = calls(load(folder, cpu_run(), metadata=distributed(0, backend="gloo")))
     assert table.op.tolist() == ["reduce_scatter", "all_gather"]

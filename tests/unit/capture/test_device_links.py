@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 import overlapscope
 from overlapscope.capture.host import doctor as machine
-from overlapscope.capture.host.device_links import Link, links, of_device
+from overlapscope.capture.host.device_links import Link, find_device, links, of_device
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.support.builders import timeline
@@ -41,6 +41,9 @@ class FakeNvml(msgspec.Struct):
     silent: set[str] = set()
     NVML_NVLINK_MAX_LINKS: int = 36
     NVML_NVLINK_DEVICE_TYPE_SWITCH: int = SWITCH
+    instances: dict[str, int] = {}
+    """Devices by the names of their MIG instances."""
+    missing: str | None = None
     NVMLError: Any = NVMLError
     NVMLError_NotSupported: Any = NotSupportedError
     NVMLError_InvalidArgument: Any = InvalidArgumentError
@@ -50,7 +53,8 @@ class FakeNvml(msgspec.Struct):
             raise NVMLError(f"{what}: unknown error")
 
     def nvmlInit(self) -> None:  # noqa: N802 - NVML's own names
-        pass
+        if self.missing:
+            raise NVMLError(self.missing)
 
     def nvmlShutdown(self) -> None:  # noqa: N802
         pass
@@ -62,7 +66,15 @@ class FakeNvml(msgspec.Struct):
         return index
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
-        return int(uuid.rpartition("-")[2])
+        if uuid in self.instances:
+            return 100 + self.instances[uuid]
+        number = uuid.rpartition("-")[2]
+        if not number.isdigit():
+            raise NVMLError("Not Found")
+        return int(number)
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: int) -> int:  # noqa: N802
+        return handle - 100
 
     def nvmlDeviceGetIndex(self, handle: int) -> int:  # noqa: N802
         return handle
@@ -167,8 +179,34 @@ def test_a_driver_that_tells_nothing_of_links_leaves_their_kind_open() -> None:
 
 def test_capture_records_the_links_of_its_own_device_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(SWITCHED, {}))
-    assert of_device(0, "GPU-1") == [{"a": "GPU1", "b": "GPU0", "kind": "NVLink", "lanes": 18, "down": 0}]
-    assert of_device(None) == []
+    assert of_device(0, "GPU-1") == ([{"a": "GPU1", "b": "GPU0", "kind": "NVLink", "lanes": 18, "down": 0}], [])
+    assert of_device(None) == ([], [])
+
+
+def test_g15_a_host_without_nvml_is_no_failure_of_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(SWITCHED, missing="NVML Shared Library Not Found"))
+    assert of_device(0, "GPU-1") == ([], ["device links: NVML Shared Library Not Found"])
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(SWITCHED))
+    assert of_device(0, "GPU-unknown") == ([], ["device links: Not Found"])
+
+
+def test_g15_an_instance_of_a_partitioned_device_is_found_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml(SWITCHED, instances={"MIG-part": 1})
+    assert find_device(nvml, 0, "GPU-part") == 1
+    assert find_device(nvml, 0, "GPU-1") == 1
+    assert find_device(nvml, 0, None) == 0
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    found, why = of_device(0, "GPU-part")
+    assert ([link["a"] for link in found], why) == (["GPU1"], [])
+
+
+def test_g16_links_that_are_inactive_on_every_device_are_not_down() -> None:
+    bare = [[(DOWN, SWITCH, None)] * 12] * 2  # PCIe cards without a bridge
+    assert [each.down for each in links(FakeNvml(bare, {(0, 1): 40}))] == [0, 0]
+    rented = [[(UP, SWITCH, None)] * 8 + [(DOWN, SWITCH, None)] * 10] * 2
+    assert [each.down for each in links(FakeNvml(rented))] == [0, 0]
+    broken = [rented[0], [(UP, SWITCH, None)] * 6 + [(DOWN, SWITCH, None)] * 12]
+    assert [(each.a, each.down) for each in links(FakeNvml(broken))] == [("GPU0", 0), ("GPU1", 2)]
 
 
 def test_doctor_names_the_links_and_what_is_down(monkeypatch: pytest.MonkeyPatch) -> None:

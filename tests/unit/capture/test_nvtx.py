@@ -18,28 +18,37 @@ pytestmark = pytest.mark.torch
 
 
 class FakeNvtx:
-    """What torch.cuda.nvtx offers (torch/cuda/nvtx.py of 2.13), as a tree of ranges for each thread."""
+    """What torch.cuda.nvtx offers (torch/cuda/nvtx.py of 2.13): a stack for each thread, and ranges of the process."""
 
     def __init__(self) -> None:
-        self.pushed: list[tuple[int, str]] = []
-        self.depths: dict[int, int] = {}
+        self.begun: list[str] = []
+        """Names in order; pushed ones with a leading `>`."""
+        self.stacks: dict[int, list[str]] = {}
+        self.open: dict[int, str] = {}
+        self.popped: list[str] = []
 
     def range_push(self, message: str) -> int:
-        thread = threading.get_ident()
-        depth = self.depths.get(thread, 0)
-        self.pushed.append((depth, message))
-        self.depths[thread] = depth + 1
-        return depth
+        self.begun.append(f">{message}")
+        stack = self.stacks.setdefault(threading.get_ident(), [])
+        stack.append(message)
+        return len(stack) - 1
 
     def range_pop(self) -> int:
-        thread = threading.get_ident()
-        assert self.depths.get(thread, 0) > 0, "popped more than was pushed"
-        self.depths[thread] -= 1
-        return self.depths[thread]
+        stack = self.stacks[threading.get_ident()]
+        self.popped.append(stack.pop())
+        return len(stack)
+
+    def range_start(self, message: str) -> int:
+        self.begun.append(message)
+        self.open[len(self.begun)] = message
+        return len(self.begun)
+
+    def range_end(self, handle: int) -> None:
+        del self.open[handle]
 
     @property
     def balanced(self) -> bool:
-        return not any(self.depths.values())
+        return not self.open and not any(self.stacks.values())
 
 
 @pytest.fixture
@@ -73,15 +82,13 @@ def train(path: Path, model: Any, steps: int = 2, **options: Any) -> None:
 def test_steps_phases_regions_and_buckets_are_ranges_inside_one_another(tmp_path: Path, fake: FakeNvtx) -> None:
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
     train(tmp_path / "run", model, steps=3)  # the second step holds what DDP sends to rebuild its buckets
-    inside = fake.pushed[fake.pushed.index((0, "overlapscope.step#2")) :]
-    # On the CPU backward runs on the thread that called it.
-    assert inside == [
-        (0, "overlapscope.step#2"),
-        (1, "overlapscope.data"),
-        (1, "overlapscope.forward"),
-        (1, "overlapscope.backward"),
-        (2, "overlapscope.all_reduce#0"),
-        (1, "overlapscope.optimizer"),
+    assert fake.begun[fake.begun.index("overlapscope.step#2") :] == [
+        "overlapscope.step#2",
+        "overlapscope.data",
+        "overlapscope.forward",
+        "overlapscope.backward",
+        ">overlapscope.all_reduce#0",
+        "overlapscope.optimizer",
     ]
     assert fake.balanced
 
@@ -102,7 +109,7 @@ def test_a_step_that_raises_leaves_no_range_open(tmp_path: Path, fake: FakeNvtx)
                 loss.backward()
                 Failing(model.parameters(), lr=0.1).step()
             assert fake.balanced, number
-    steps = [name for depth, name in fake.pushed if depth == 0]
+    steps = [name for name in fake.begun if "step#" in name]
     assert steps == ["overlapscope.step#0", "overlapscope.step#1", "overlapscope.step#2"]
 
 
@@ -116,7 +123,7 @@ def test_an_operation_that_raises_closes_its_range() -> None:
     for _ in range(2):
         with pytest.raises(OSError):  # noqa: PT011 - its own
             ranges.wrap("broadcast", fails)(1)
-    assert fake.pushed == [(0, "overlapscope.broadcast#0"), (0, "overlapscope.broadcast#1")]
+    assert fake.begun == [">overlapscope.broadcast#0", ">overlapscope.broadcast#1"]
     assert fake.balanced
 
 
@@ -128,27 +135,33 @@ def test_collectives_are_numbered_anew_in_each_step() -> None:
         ranges.begin_step(number)
         assert [send(1), send(2)] == [2, 3]
         ranges.end_step(number)
-    assert [name for depth, name in fake.pushed if depth] == [
-        "overlapscope.all_gather#0",
-        "overlapscope.all_gather#1",
+    assert [name for name in fake.begun if name.startswith(">")] == [
+        ">overlapscope.all_gather#0",
+        ">overlapscope.all_gather#1",
     ] * 2
 
 
-def test_ranges_of_one_thread_are_not_popped_by_another() -> None:
+def test_g13_ranges_of_the_users_own_that_cross_ours_keep_their_ends() -> None:
     fake = FakeNvtx()
     ranges = nvtx.NvtxRanges(fake, Guard())
-    ranges.begin("step#0")
-    other = threading.Thread(target=lambda: (ranges.begin("backward"), ranges.end("step#0"), ranges.end("backward")))
-    other.start()
-    other.join()
-    ranges.end("step#0")
+    ranges.begin_step(0)
+    fake.range_push("theirs: model and loss")
+    ranges.begin("forward")  # at the model's call
+    fake.range_pop()
+    fake.range_push("theirs: backward")
+    ranges.end("forward")  # where backward begins
+    ranges.begin("backward")
+    fake.range_pop()
+    ranges.end("backward")
+    ranges.end_step(0)
+    assert fake.popped == ["theirs: model and loss", "theirs: backward"]
     assert fake.balanced
 
 
 def test_trace_mode_marks_steps_and_regions(tmp_path: Path, fake: FakeNvtx) -> None:
     train(tmp_path / "run", torch.nn.Linear(8, 8), mode="trace", steps=3, warmup=1)
-    assert (0, "overlapscope.step#2") in fake.pushed
-    assert (1, "overlapscope.data") in fake.pushed
+    assert "overlapscope.step#2" in fake.begun
+    assert "overlapscope.data" in fake.begun
     assert fake.balanced
 
 

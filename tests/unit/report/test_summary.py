@@ -1,5 +1,7 @@
 """The summary at the end of a recording."""
 
+from msgspec.structs import replace
+
 from overlapscope.report.text.summary import CaptureSummary, render
 
 
@@ -28,3 +30,22 @@ def test_a_run_without_communication_says_so_and_no_figure() -> None:
     assert "n/a" in summary
     assert "overlapped" not in summary
     assert "%" not in summary
+
+
+def test_a_cost_that_the_noise_hides_is_not_measurable_and_one_below_it_is_stated() -> None:
+    costly = {"overhead_ns": 0.1e6, "overhead_low_ns": -0.8e6, "overhead_high_ns": 1e6}
+    assert "not measurable" in render([replace(rank(2e6, 1e6), **costly)], 1, "runs/a", "events", [])
+    known = {"overhead_ns": 0.1e6, "overhead_low_ns": -0.1e6, "overhead_high_ns": 0.3e6}
+    assert "capture         0.100 ms a step" in render([replace(rank(2e6, 1e6), **known)], 1, "runs/a", "events", [])
+
+
+def test_exposed_time_that_is_not_determined_is_stated_with_its_bounds() -> None:
+    ranks = [replace(rank(2e6, 1e6), exposed_between_ns=(1e6, 4e6)), replace(rank(2e6, 1e6), rank=1)]
+    lines = render(ranks, 2, "runs/a", "events", []).splitlines()
+    assert lines[3] == "    not determined: between 1.500 and 3.000 ms"
+    assert not any("not determined" in line for line in render([rank(2e6, 1e6)], 1, "r", "events", []).splitlines())
+
+
+def test_steps_that_are_not_whole_are_counted_with_their_reason() -> None:
+    ranks = [replace(rank(2e6, 1e6), cut_steps={"the end of a collective is not known": 2}) for _ in range(2)]
+    assert "  ! 4 steps not whole: the end of a collective is not known" in render(ranks, 2, "r", "events", [])

@@ -1,0 +1,1 @@
+"""Jobs that end in an unusual way: a rank is killed, a second profiler starts."""

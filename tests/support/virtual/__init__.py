@@ -1,0 +1,1 @@
+"""A device and a training job in virtual time."""
