@@ -14,7 +14,7 @@ READY313 := $(if $(shell $(call python_of,3.13) --version 2>/dev/null),.venv313/
 TORCH_INDEX ?=
 comma := ,
 
-.PHONY: demo test tests environments lint bench test-long mutants test-versions test-pinned test-torch test-lowest \
+.PHONY: demo test tests environments lint bench gpu-check test-long mutants test-versions test-pinned test-torch test-lowest \
   test-pythons test-py313 check-wheel release schema clean
 
 demo: $(READY)
@@ -46,6 +46,12 @@ lint: $(READY)
 # Ratios, measured in one run and interleaved; writes benchmarks/RESULTS.md.
 bench: $(READY)
 	$(BIN)/python -m benchmarks.run
+
+# Ten minutes on one GPU; writes benchmarks/GPU.md. Without a GPU it says so, and the page stays.
+gpu-check: $(READY)
+	rm -rf build/gpu-check
+	$(BIN)/overlapscope doctor --gpu -o build/gpu-check; code=$$?; \
+	  if test -f build/gpu-check/gpu_check.md; then cp build/gpu-check/gpu_check.md benchmarks/GPU.md; fi; exit $$code
 
 # What takes more than minutes; its last dated result is kept in tests/LONG.md.
 test-long: $(READY)

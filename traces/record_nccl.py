@@ -10,9 +10,7 @@ names the recording machine (host, process, addresses, file path) is replaced.
 import gzip
 import hashlib
 import json
-import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +22,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))  # the job is the one that the tests run
 
+from overlapscope.gpu_check.kept_files import clean_log, clean_trace  # noqa: E402 - behind the path
 from tests.integration.training_gpu import environment  # noqa: E402 - behind the path
 
 RUNS = {
@@ -32,7 +31,6 @@ RUNS = {
 }
 MAX_BYTES = 3_000_000
 TIMEOUT_SECONDS = 300
-ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b(?:[0-9a-f]{1,4}:){3,7}[0-9a-f]{0,4}\b|\bfe80::[0-9a-f:]+\b")
 
 
 def train(scenario: str, folder: Path) -> None:
@@ -60,21 +58,11 @@ def train(scenario: str, folder: Path) -> None:
         sys.exit(f"the {scenario} job failed: {codes}")
 
 
-def clean_log(text: str, rank: int) -> str:
-    """Replace host, process numbers and addresses; the rest of each line stays as NCCL wrote it."""
-    host = re.escape(socket.gethostname().partition(".")[0])
-    text = re.sub(rf"\b{host}(?:\.[\w.-]+)?:(\d+):(\d+)", f"host:{1000 + rank}:{2000 + rank}", text)
-    text = re.sub(rf"\b{host}\b", "host", text)
-    return ADDRESS.sub("127.0.0.1", text)
-
-
 def clean_run(run: Path) -> None:
     """Replace what names the machine in the traces and in what each rank tells of itself."""
     for path in sorted(run.rglob("*.json.gz")):
         text = gzip.decompress(path.read_bytes())
-        text = re.sub(rb'("traceName":\s*)"[^"]*"', rb'\1"%s"' % path.name.encode(), text)
-        text = re.sub(rb'("host_name":\s*)"[^"]*"', rb'\1"host"', text)
-        path.write_bytes(gzip.compress(text, mtime=0))
+        path.write_bytes(gzip.compress(clean_trace(text, path.name), mtime=0))
     for path in sorted(run.rglob("rank.json")):
         entry = json.loads(path.read_text(encoding="utf-8"))
         settings = entry["recorded"]["settings"]

@@ -1,6 +1,7 @@
 """`overlapscope VERB ...`: parse the arguments, check the output path, run the verb, turn errors into exit codes.
 
-Exit codes: 0 success, 1 regression, 2 usage or configuration, 3 nothing usable in the input, 4 inconclusive.
+Exit codes: 0 success, 1 regression or refused check, 2 usage or configuration, 3 nothing usable in the input,
+4 inconclusive.
 SIGTERM, which batch systems send at the end of a job's time, cleans up like Ctrl-C.
 """
 
@@ -166,7 +167,7 @@ def require_output(args: argparse.Namespace) -> None:
             f"-o {display_path(output)}: output can only be written to a disk of this machine; "
             "name a path, and copy the file afterwards"
         )
-    if args.verb in ("ingest", "demo"):
+    if args.verb in ("ingest", "demo") or (args.verb == "doctor" and args.gpu):
         return
     if output.is_dir():
         raise UsageError(f"{output} is a folder; name a file")

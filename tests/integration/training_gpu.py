@@ -15,6 +15,7 @@ from torch import distributed as dist
 from torch import nn
 
 import overlapscope
+from overlapscope.gpu_check import two_ranks
 
 WIDTH = 1024
 
@@ -129,23 +130,7 @@ def main() -> None:
 
 def environment(rank: int, *, log: Path | None = None) -> dict[str, str]:
     """Return the environment of one rank; ranks that share a device need it. `log` is where NCCL writes its own."""
-    known = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "NCCL_HOSTID": f"overlapscope{rank}",
-        "NCCL_SOCKET_IFNAME": "lo",
-        "NCCL_IB_DISABLE": "1",
-        "NCCL_NET": "Socket",
-        "NCCL_MNNVL_ENABLE": "0",
-        "NCCL_NVLS_ENABLE": "0",
-    }
-    if log is not None:
-        known |= {
-            "NCCL_DEBUG": "INFO",
-            "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,NET,COLL,TUNING",
-            "NCCL_DEBUG_FILE": str(log),
-        }
-    return known
+    return {**os.environ, **two_ranks.environment(rank, log=log)}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ DISTURBS = 0.01
 """A warning is shown when the whole interval of capture's overhead lies above this share of the step."""
 TOO_WIDE = 0.1
 """An interval of capture's overhead that includes 0 and is wider than this share of the step says nothing."""
+DETERMINED_WITHIN = 0.01
+"""Bounds of exposed time are shown when they differ by more than this share of it."""
 MAX_FAILURES = 3
 
 
@@ -103,11 +105,13 @@ def _figures(known: Sequence[CaptureSummary], together: Analysis | None) -> list
 
 
 def _between(known: Sequence[CaptureSummary]) -> list[str]:
-    """Return a line with the bounds of exposed time where it is not determined."""
+    """Return a line with the bounds of exposed time where they differ."""
     if all(each.exposed_between_ns is None for each in known):
         return []
     bounds = [each.exposed_between_ns or (each.exposed_ns or 0,) * 2 for each in known]
     low, high = fmean(each[0] for each in bounds), fmean(each[1] for each in bounds)
+    if high - low <= DETERMINED_WITHIN * high:
+        return []
     return [f"    not determined: between {ms(low)} and {ms(high)} ms"]
 
 
