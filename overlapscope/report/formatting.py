@@ -66,6 +66,11 @@ def change(difference: float | None, unit: Literal["ns", "ratio"]) -> str:
     return signed_ms(difference) if unit == "ns" else f"{difference * 100:+.1f} points"
 
 
+def size_of_change(size: float | None, unit: Literal["ns", "ratio"]) -> str:
+    """Return how large a difference is, whatever its sign: milliseconds, or percentage points."""
+    return f"{size * 100:.1f} points" if unit == "ratio" and size is not None else with_unit(size, unit)
+
+
 def with_unit(value: float | None, unit: Literal["ns", "ratio"]) -> str:
     """Return the value of a metric with its unit, for use in a sentence."""
     return f"{ms(value)} ms" if unit == "ns" and value is not None else amount(value, unit)

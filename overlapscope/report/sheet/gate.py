@@ -21,6 +21,7 @@ from overlapscope.report.formatting import (
     ms,
     signed_ms,
     signed_percent,
+    size_of_change,
     with_unit,
 )
 from overlapscope.report.model import Sheet, Table
@@ -82,7 +83,7 @@ def label(name: str) -> str:
 def metric_words(each: MetricVerdict) -> str:
     """Return in one line why a metric has its verdict."""
     by = change(each.difference, each.unit) + (" ms" if each.unit == "ns" else "")
-    minimum, floor = with_unit(each.minimum, each.unit), with_unit(each.floor, each.unit)
+    minimum, floor = size_of_change(each.minimum, each.unit), size_of_change(each.floor, each.unit)
     p_value = "p = n/a" if each.probability is None else f"p = {each.probability:.4f}"
     if each.probability is not None and each.probability < 1e-4:
         p_value = "p < 0.0001"
@@ -93,11 +94,11 @@ def metric_words(each: MetricVerdict) -> str:
         "missing_in_base": "n/a, not measured in the base",
         "missing_in_candidate": "n/a, not measured in the candidate",
         "within_minimum": f"{by}, less than the minimum of {minimum}",
-        "within_noise": f"{by} is above the minimum of {minimum}, but unchanged code may differ by {floor}",
+        "within_noise": f"{by} is more than the minimum of {minimum}, but unchanged code may differ by {floor}",
         "not_significant": f"{by}, but not significant ({p_value})",
         "too_few_runs": f"{by}, but {runs} are too few for so many gating metrics: record more",
         "too_few_steps": f"{by}, but a run has fewer than {LEAST_STEPS} complete steps: record more",
-        "told": f"{by}, above {above}; {p_value}",
+        "told": f"{by}, more than {above}; {p_value}",
     }
     return f"{label(each.name)}: {words[each.reason]}"
 
