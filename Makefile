@@ -110,7 +110,7 @@ TELLS_PYTHONS_APART := inputs/test_archives \
   merge/test_one_run \
   formats/test_safe_pickle \
   whatif/test_plan \
-  capture/test_timestamps \
+  capture/device/test_device_clock \
   cli/test_pytest_plugin \
   formats/test_readers \
   report/test_report \
