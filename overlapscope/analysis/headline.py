@@ -80,6 +80,7 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headlin
     if not found.ranks:
         return Headline()
     table = found.alike(found.ranks_recorded)
+    table = table.alike(table.ranks_recorded)  # without ranks that completed none of these steps
     values: dict[str, Any] = {name: _value(table, name) for name in DEFINITIONS if name in _MEDIANS}
     exposed, step_ns = values["exposed_comm_ns"] or 0, _value(table, STEP_TIME)
     sums = {cause: int(ns[table.recorded].sum()) for cause, ns in table.causes.items()}

@@ -4,8 +4,9 @@ All definitions are in docs/definitions.md. Amounts (tokens, samples, model FLOP
 by `scope.step`, stated by a training log, or passed as options, in this order.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -27,6 +28,7 @@ ALIKE: Final = 1.1
 ITERATION: Final = "iteration"
 NO_STEP: Final = "no complete step was recorded"
 KnownFrom = Literal["recorded", "log", "option"]
+T = TypeVar("T")
 
 
 class Amount(msgspec.Struct, kw_only=True, frozen=True):
@@ -101,13 +103,13 @@ def gpu_hours_a_day(fraction: float | None, devices: int) -> float | None:
 def throughput(run: Run, alone: Mapping[int, RankSummary]) -> Throughput:
     """Return what the run itself states; `alone` holds the figures of each rank."""
     timed = {rank: own for rank, own in alone.items() if own.figures[0].window_ns}
-    steps = complete_steps({
+    steps = _of_the_same_ranks(complete_steps({
         rank: [
             (at.step, at.complete and at.window is not None, (at, its))
             for at, its in zip(own.windows, own.figures[1:], strict=True)
         ]
         for rank, own in timed.items()
-    })  # fmt: skip
+    }))  # fmt: skip
     parts = [its for step in steps for _, its in step.values()] or [own.figures[0] for own in timed.values()]
     windows: dict[int, list[StepWindow]] = {}
     for step in steps:
@@ -210,6 +212,12 @@ def _why_no_peak(found: Throughput, dtype: str | None) -> str:
     if dtype is None:
         return "the data type of the matrix products is not known; pass --dtype, or --peak-tflops"
     return f"no published peak is listed for {found.device} and {dtype}; pass --peak-tflops"
+
+
+def _of_the_same_ranks(steps: Sequence[dict[int, T]]) -> list[dict[int, T]]:
+    """Return the steps that the same ranks completed: of several such sets of ranks, that with the most steps."""
+    members = Counter(frozenset(step) for step in steps).most_common(1)
+    return [step for step in steps if frozenset(step) == members[0][0]]
 
 
 def _time_of(windows: Sequence[StepWindow]) -> int:

@@ -467,6 +467,14 @@ def test_r5_an_operation_around_a_wait_counts_by_what_runs_inside_it(folder: Pat
     assert figures["exposed_comm_ns"] == 6 * MS
 
 
+def test_a_compiled_region_computes_beside_its_collective(folder: Path) -> None:
+    """Compiled kernels leave no ranges; the wait of a functional collective has one of its own."""
+    events = [op("Torch-Compiled Region: 0/0", 0, 10 * MS), op("_c10d_functional::all_reduce_", MS, MS)]
+    events.append(op("_c10d_functional::wait_tensor", 8 * MS, MS))
+    figures = whole(load(folder, [*events, gloo("all_reduce", 2 * MS, 5 * MS, [[8]])]))
+    assert (figures["compute_ns"], figures["overlapped_ns"]) == (8 * MS, 5 * MS)
+
+
 def test_gloo_names_a_reduce_scatter_all_reduce_and_the_caller_is_right(folder: Path) -> None:
     table = calls(load(folder, cpu_run(), metadata=distributed(0, backend="gloo")))
     assert table.op.tolist() == ["reduce_scatter", "all_gather"]

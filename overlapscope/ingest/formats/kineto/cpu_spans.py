@@ -34,6 +34,7 @@ _OUTPUT_FIRST = ("all_gather", "reduce_scatter", "all_to_all")
 """c10d operations whose arguments are (output, input). In-place operations have the input first."""
 _ENGINE = "autograd::engine::evaluate_function: "
 """Start of the names of ranges in which autograd runs a node and its hooks. The node's work has a range of its own."""
+_DIRECT_CALL = "c10d::"
 COMPUTATION = "host operations"
 """Name of the compute spans: each is a union of host operations, which have no common name."""
 
@@ -44,8 +45,9 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
     `gloo:*` ranges are communication. On every thread without such ranges, computation is the union of its operations
     minus its `c10d::*` and `_c10d_functional::*` operations (enqueueing, waiting) and minus the ranges of our own
     communication marks. Annotations are neither. `Work.wait()` leaves no range: an autograd node, or an operation that
-    encloses a call, waits in the stretches outside of all operations inside it (a hook of FSDP2, for example) up to the
-    last end of a collective in each. A thread whose only `gloo:*` ranges are sends and receives is the
+    encloses a `c10d::*` call, waits in the stretches outside of all operations inside it (a hook of FSDP2, for example)
+    up to the last end of a collective in each. Functional collectives have ranges for their waits: a compiled region
+    around them computes where it has no other range. A thread whose only `gloo:*` ranges are sends and receives is the
     caller's thread: it waits inside them and computes outside of them.
 
     If the run has exactly one group, every collective belongs to it.
@@ -60,13 +62,14 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
     messages = np.array([_MESSAGE.match(name) is not None for name in names], np.bool_)[host.name]
     comm = np.flatnonzero(talks)
     comm = comm[np.argsort(host.start_ns[comm], kind="stable")]
+    calls_directly = np.array([name.startswith(_DIRECT_CALL) for name in names], np.bool_)[host.name] & works
     engine = np.array([name.startswith(_ENGINE) for name in names], np.bool_)[host.name] & works
     finished = np.sort(host.end_ns[comm])
     lanes, starts, ends = [], [], []
     for lane in np.setdiff1d(np.unique(host.lane[works]), np.unique(host.lane[talks & ~messages])).tolist():
         here = works & (host.lane == lane)
         waits = waiting & (host.lane == lane)
-        called = np.sort(host.start_ns[waits])
+        called = np.sort(host.start_ns[calls_directly & (host.lane == lane)])
         encloses = np.searchsorted(called, host.end_ns) > np.searchsorted(called, host.start_ns)
         outer = here & ~waits & (engine | encloses)
         inner = (here & ~outer) | waits

@@ -74,6 +74,22 @@ STEPS = [(0, 10), (12, 22), (23, 43)]
 """10, 10 and 20 ms, with gaps of 2 and 1 ms."""
 
 
+def test_steps_that_other_ranks_completed_are_left_out() -> None:
+    """100 tokens a step and rank; ranks 0 and 1 completed steps 0 and 1 of 10 ms, ranks 1 and 2 step 2."""
+    cuts: list[list[int]] = [[2], [], [0, 1]]
+    ranks = [rank_of(rank, STEPS, {"tokens": [100, 100, 100]}, cut=cut) for rank, cut in enumerate(cuts)]
+    for order in (ranks, ranks[::-1]):
+        assert found(*order).tokens == Amount(per_step=300, per_second=30_000, known_from="recorded", extrapolated=True)
+
+
+def test_the_headline_names_the_ranks_that_it_is_over() -> None:
+    """Rank 2 completed step 2 alone, in which no other rank did."""
+    cuts: list[list[int]] = [[2], [2], [0, 1]]
+    ranks = {rank: rank_of(rank, STEPS, cut=cut) for rank, cut in enumerate(cuts)}
+    headline = analyze(Run(world_size=3, ranks=ranks)).headline
+    assert (headline.ranks, headline.steps) == ([0, 1], 2)
+
+
 def test_tokens_a_second_are_those_of_all_ranks_over_the_longest_time_of_any() -> None:
     """By hand: 6,000 + 3,000 tokens in 40 ms (the other rank takes 30 ms) are 225,000 a second."""
     slow = rank_of(0, STEPS, {"tokens": [1000, 2000, 3000], "samples": [1, 1, 1]})
