@@ -8,7 +8,7 @@ makes text and lines of a chart dark or light. For that, text in figures must ha
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.cause_table import CAUSES, IDLE_CAUSES, Cause
 from overlapscope.report.formatting import inert, one_row
 from overlapscope.report.verdicts import TONES
 
@@ -80,14 +80,18 @@ def figure(
 
 
 def palette_rules() -> str:
-    """Return the CSS of all colours, and of each cause of exposed communication (class `k-CAUSE`)."""
+    """Return the CSS of all colours, of each cause of exposed communication (class `k-CAUSE`) and of idle time
+    (`k-idle-CAUSE`)."""
     palette = "".join(f"--c-{name}: {colour}; " for name, colour in COLOURS.items())
     palette += "".join(f"--{name}: light-dark({light}, {dark}); " for name, (light, dark) in TONES.items())
-    causes = [
-        f".k-{name} {{ background: {_PATTERNS[cause.pattern]}var(--c-{cause.colour}); }}"
-        for name, cause in CAUSES.items()
+    return "\n".join([f":root {{ {palette}}}", *_rules("k-", CAUSES), *_rules("k-idle-", IDLE_CAUSES)])
+
+
+def _rules(prefix: str, causes: Mapping[str, Cause]) -> list[str]:
+    return [
+        f".{prefix}{name} {{ background: {_PATTERNS[cause.pattern]}var(--c-{cause.colour}); }}"
+        for name, cause in causes.items()
     ]
-    return "\n".join([f":root {{ {palette}}}", *causes])
 
 
 def plain(text: str) -> str:

@@ -104,7 +104,7 @@ def read(paths: Sequence[str | PathLike[str]], options: ReadOptions, *, workers:
 
 def _figures(breakdown: msgspec.Struct) -> dict[str, Any]:
     values = msgspec.structs.asdict(breakdown)
-    return {name: value for name, value in values.items() if name not in ("causes", "step", "complete")}
+    return {name: value for name, value in values.items() if name not in ("causes", "idle_causes", "step", "complete")}
 
 
 def _unknown(name: str) -> str:

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.attribution import divided
-from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_ANOTHER_RANK, cause_label
+from overlapscope.analysis.cause_table import CAUSES, IDLE_CAUSES, WAITS_FOR_ANOTHER_RANK, cause_label, idle_label
 from overlapscope.analysis.exposed import PLACES, UNKNOWN
 from overlapscope.analysis.headline import Headline
 from overlapscope.analysis.result import Analysis
@@ -115,7 +115,8 @@ def key_figures(analysis: Analysis) -> list[tuple[str, str, str, str]]:
 
 
 def step(analysis: Analysis) -> StepParts | None:
-    """Return the parts of a step: compute, overlapped, exposed by cause, memcpy, idle, outside; None without times."""
+    """Return the parts of a step: compute, overlapped, exposed by cause, memcpy, idle by cause, outside; None without
+    times."""
     head = analysis.headline
     if head.window is None:
         return None
@@ -131,7 +132,11 @@ def step(analysis: Analysis) -> StepParts | None:
             for cause, ns in sorted(head.causes.items(), key=lambda each: -each[1])
         ),
         part("memcpy only", "copy_only_ns", "copy"),
-        part("idle", "idle_ns", "idle"),
+        *(
+            Segment(name=f"idle: {idle_label(cause)}", ns=ns, kind=f"idle-{cause}" if cause in IDLE_CAUSES else "idle")
+            for cause, ns in sorted(head.idle_causes.items(), key=lambda each: -each[1])
+        ),
+        *([] if head.idle_causes else [part("idle", "idle_ns", "idle")]),
         part("start of recording", "start_of_recording_ns", "idle"),
         part("outside the rank's own step", "outside_ns", "idle"),
     ]

@@ -154,6 +154,7 @@ def _rank_info(rank: int, basis: str, own: RankSummary, causes: Causes) -> RankI
             StepBreakdown(step=each.step, complete=each.complete, **msgspec.structs.asdict(its))
             for each, its in zip(own.windows, steps, strict=True)
         ],
+        no_causes_reason=own.no_causes_reason if whole.window_ns is not None else None,
     )
 
 

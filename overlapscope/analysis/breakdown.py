@@ -8,7 +8,7 @@ from typing import Annotated, Self
 import msgspec
 from msgspec import Meta
 
-from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.cause_table import CAUSES, IDLE_CAUSES
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Spans
 from overlapscope.timeline.intervals import BusyTime, Intervals, WindowSets, union
 
@@ -44,6 +44,9 @@ class Breakdown(msgspec.Struct, kw_only=True, frozen=True):
     comm_overhead_ns: int | None = None
     interference_ns: int | None = None
     causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(CAUSES)}})] = {}
+    """`exposed_comm_ns` by cause: they add up to it."""
+    idle_causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(IDLE_CAUSES)}})] = {}
+    """`idle_ns` by cause: they add up to it; empty in documents of version 0.1."""
 
 
 class Coverage:

@@ -1,6 +1,7 @@
-"""The table of causes of exposed communication, one row each. Reports, dashboard, JSON and docs read it.
+"""The tables of causes of exposed communication and of idle time. Reports, dashboard, JSON and docs read them.
 
-The rules that assign a cause are in `exposed_causes.py`. A new cause is a row here and a rule there.
+The rules that assign a cause are in `exposed_causes.py` and, where the dependency graph names it, in
+`graph/exposed.py` and `graph/idle.py`. A new cause is a row here and a rule there.
 """
 
 from typing import Final, Literal
@@ -18,7 +19,7 @@ class Cause(msgspec.Struct, kw_only=True, frozen=True):
     """Wait time that disappears when no rank is late: the metric `exposed_wait_ns`."""
     waits_for_another_rank: bool = False
     """Any wait time, also for a pipeline stage, which is caused by the schedule and not by a straggler."""
-    colour: Literal["waiting", "exposed", "launch"]
+    colour: Literal["waiting", "exposed", "launch", "copy", "compute", "idle"]
     """Name of a colour in the dashboard's palette."""
     pattern: Literal["", "/", "|", "."] = ""
     """Pattern drawn over the colour, as plotly names it; causes of one colour have different patterns."""
@@ -73,28 +74,112 @@ CAUSES: Final[dict[str, Cause]] = {
     ),
     "dependency": Cause(
         label="later compute of the step depends on it",
-        description="the rest, where other compute than the optimizer's follows in the same step",
+        description="then, where the next compute waited for it, or follows it on its stream; without the graph, the "
+        "rest where other compute than the optimizer's follows in the same step",
         colour="exposed",
+        pattern="/",
+    ),
+    "host_not_ready": Cause(
+        label="the next compute was not launched yet",
+        description="where the next compute waited for the host: without the call it would not have begun earlier",
+        colour="launch",
+        pattern="|",
+    ),
+    "behind_copy": Cause(
+        label="the next compute waited for a copy",
+        description="where the next compute waited for a copy: without the call it would not have begun earlier",
+        colour="copy",
+        pattern="/",
+    ),
+    "behind_compute": Cause(
+        label="the next compute waited for other compute",
+        description="where the next compute waited for another kernel: without the call it would not have begun "
+        "earlier",
+        colour="compute",
         pattern="/",
     ),
     "tail": Cause(
         label="only the optimizer follows",
-        description="the rest, where only the optimizer follows, or nothing",
+        description="where only the optimizer follows, or nothing",
         colour="exposed",
         pattern="|",
     ),
     "unknown": Cause(
         label="unknown",
-        description="the rest of calls that could not be matched, or that belong to no step with a recorded optimizer",
+        description="where no rule names it; without the graph, the rest of calls that could not be matched, or that "
+        "belong to no step with a recorded optimizer",
         colour="exposed",
         pattern=".",
     ),
 }
-"""By name as in JSON, in the order in which they are listed."""
+"""Of exposed communication; by name as in JSON, in the order in which they are listed."""
+IDLE_CAUSES: Final[dict[str, Cause]] = {
+    "launch_bound": Cause(
+        label="launch-bound",
+        description="the host launched what comes next late, without waiting for anything itself",
+        colour="launch",
+    ),
+    "blocked_host": Cause(
+        label="host blocked",
+        description="the host sat in a synchronisation, a blocking copy, an allocation or a poll, or loaded data, or "
+        "collected garbage",
+        colour="waiting",
+    ),
+    "drained": Cause(
+        label="device drained by a wait of the host",
+        description="the host launched again after such a call had emptied the device, for at most as long as the call "
+        "had waited: what removing it saves",
+        colour="waiting",
+        pattern="/",
+    ),
+    "launch_latency": Cause(
+        label="launch latency",
+        description="from the launch until the device began",
+        colour="launch",
+        pattern="/",
+    ),
+    "device_wait": Cause(
+        label="device waits for its own work",
+        description="an event, or the stream itself: dependencies between spans of the device",
+        colour="idle",
+        pattern="/",
+    ),
+    "graph_gap": Cause(
+        label="gap in a replayed graph",
+        description="between the kernels of one CUDA graph",
+        colour="idle",
+        pattern="|",
+    ),
+    "start_of_recording": Cause(
+        label="start of the recording",
+        description="what came before is not recorded",
+        colour="idle",
+    ),
+    "unknown": Cause(
+        label="unknown",
+        description="no rule names it, or the graph may not say",
+        colour="idle",
+        pattern=".",
+    ),
+}
+"""Of idle time, likewise."""
+NoCauses = Literal["no_host_events", "unexplained_waits", "hidden_waits"]
+NO_CAUSES: Final[dict[NoCauses, str]] = {
+    "no_host_events": "what the host did was not recorded",
+    "unexplained_waits": "what too many spans waited for was not recorded",
+    "hidden_waits": "the host waited for the device in ways that were not recorded",
+}
+"""Why the dependency graph of a rank names no causes."""
 WAITS_FOR_LATE_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_late_rank)
 WAITS_FOR_ANOTHER_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_another_rank)
 
 
+def idle_label(name: str) -> str:
+    """Return the label of a cause of idle time; a name of a later version is returned unchanged."""
+    return IDLE_CAUSES[name].label if name in IDLE_CAUSES else name
+
+
 def cause_label(name: str) -> str:
-    """Return the label of a cause; other names, such as the remainder of an attribution, are returned unchanged."""
+    """Return the label of a cause of exposed time; other names, as the remainder of an attribution, are returned
+    unchanged."""
     return CAUSES[name].label if name in CAUSES else name

@@ -1,8 +1,9 @@
 """Assign exactly one cause to every exposed nanosecond of communication (docs/definitions.md).
 
 Each moment belongs to the collective in flight that ends last (ties: the one that began first). A collective is divided
-from its start on: wait for the last member, by what that rank was doing; transfer beyond the baseline; delay by a late
-launch; delay by queueing; and the rest, by what the step computes after it. Where the transfer time of a call is not
+from its start on: wait for the last member, by what that rank was doing; transfer beyond the baseline; and the rest as
+the rank's dependency graph says, by what the next compute waited for. Where the graph may not say: delay by a late
+launch; delay by queueing; and the rest, by what the step computes after it; where the transfer time of a call is not
 known, the time until the last member arrived is still wait, and the rest is `unknown`.
 """
 
@@ -19,6 +20,7 @@ from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_LATE_RANK
 from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.following_compute import following
+from overlapscope.analysis.graph.own_causes import OwnCauses, own_causes
 from overlapscope.analysis.peer_activity import PeerQuery, peer_activity
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints
 from overlapscope.timeline.intervals import (
@@ -36,6 +38,8 @@ from overlapscope.timeline.rows import sort_order, sum_by
 from overlapscope.timeline.run import RankTimeline, Run
 
 PIPELINE: Final = "pipeline"
+DELAYS: Final = ("late_launch", "queued")
+"""Causes before a call began."""
 ROWS_AT_ONCE: Final = 250_000
 """Rows (calls, pieces of exposed and overlapped communication) held at a time; this limits the ranks of a batch."""
 
@@ -65,6 +69,8 @@ class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
     recorded, whether any compute follows."""
     serial: Flags
     """Whether it runs on the stream of the rank's compute: nothing there runs beside it, whenever it is launched."""
+    by_graph: Mapping[str, Intervals] | None
+    """All exposed time by cause, as the rank's graph alone says; None where it may not."""
 
 
 class Causes(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,8 +129,11 @@ def own_communication(timeline: RankTimeline) -> OwnedComm:
     return OwnedComm(row=row, start_ns=start, end_ns=end, until_ns=until)
 
 
-def own_parts(timeline: RankTimeline) -> OwnParts:
-    """Compute how long each call of a rank waited on the rank itself, and what follows it."""
+def own_parts(timeline: RankTimeline, causes: OwnCauses) -> OwnParts:
+    """Compute how long each call of a rank waited on the rank itself, and what follows it.
+
+    `causes` are those of its graph (`own_causes`).
+    """
     own_comm = own_communication(timeline)
     launch = _of_rows(timeline.collectives.launch_ns, own_comm, NONE)
     ready = _ready(timeline, launch)
@@ -141,12 +150,13 @@ def own_parts(timeline: RankTimeline) -> OwnParts:
             serial & ~optimizer_seen, last_compute_ns >= own_comm.end_ns, after.depends(step, own_comm.end_ns)
         ),
         serial=serial,
+        by_graph=causes.exposed,
     )
 
 
 def causes_of(run: Run, cross_rank: CrossRank, coverage: Mapping[int, Coverage]) -> dict[int, Causes]:
     """Return the causes of every rank."""
-    parts = {rank: own_parts(timeline) for rank, timeline in run.ranks.items()}
+    parts = {rank: own_parts(timeline, own_causes(timeline)) for rank, timeline in run.ranks.items()}
     return dict(each_causes(run, cross_rank, coverage, parts, cross_rank.transfers(run)))
 
 
@@ -239,10 +249,15 @@ def _of_rank(
     for cause, found in waited.items():
         parts[cause].append(found)
     slow, late, queued, rest = _transfer_parts(own, transfers, arrived, transfer, matched)
-    for cause, begin, end in (("slow_transfer", arrived, slow), ("late_launch", slow, late), ("queued", late, queued)):
-        parts[cause].append(intersection(_only(_cut(own_comm, begin, end)), exposed))
-    for cause, chosen in _rest_causes(own, matched, of_pipeline).items():
-        parts[cause].append(intersection(_only(_cut(own_comm, queued, rest), chosen), exposed))
+    parts["slow_transfer"].append(intersection(_only(_cut(own_comm, arrived, slow)), exposed))
+    if own.by_graph is not None:
+        for cause, times in _as_the_graph_says(own, own.by_graph, slow, of_pipeline):
+            parts[cause].append(times)
+    else:
+        for cause, begin, end in (("late_launch", slow, late), ("queued", late, queued)):
+            parts[cause].append(intersection(_only(_cut(own_comm, begin, end)), exposed))
+        for cause, chosen in _rest_causes(own, matched, of_pipeline).items():
+            parts[cause].append(intersection(_only(_cut(own_comm, queued, rest), chosen), exposed))
     unknown = _only(_cut(own_comm, own_comm.start_ns, own_comm.end_ns), ~matched)
     return Causes(
         busy={cause: BusyTime(union(*found)) for cause, found in parts.items()},
@@ -332,6 +347,26 @@ def _rest_causes(own: OwnParts, matched: Flags, of_pipeline: Flags) -> dict[str,
         "tail": known & ~own.depends,
         "unknown": ~known & ~of_pipeline,
     }
+
+
+def _as_the_graph_says(
+    own: OwnParts, by_graph: Mapping[str, Intervals], since_ns: Ints, of_pipeline: Flags
+) -> Iterator[tuple[str, Intervals]]:
+    """Yield the causes of what is left of each call from a moment on.
+
+    Of a pipeline's calls only delays are told apart. What depends on a call is `tail` where the step's optimizer was
+    recorded and alone follows.
+    """
+    left = _cut(own.own_comm, since_ns, own.own_comm.end_ns)
+    ends_step = own.optimizer_seen & ~own.depends & ~of_pipeline
+    others, only_tail, pipeline = (
+        _only(left, chosen) for chosen in (~of_pipeline & ~ends_step, ends_step, of_pipeline)
+    )
+    for cause, times in by_graph.items():
+        delay = cause in DELAYS
+        yield cause, intersection(others, times)
+        yield "tail" if cause == "dependency" else cause, intersection(only_tail, times)
+        yield cause if delay else PIPELINE, intersection(pipeline, times)
 
 
 def _pipeline_rows(timeline: RankTimeline) -> Flags:

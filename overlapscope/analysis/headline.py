@@ -8,8 +8,8 @@ import numpy as np
 from msgspec import Meta
 
 from overlapscope.analysis.across_ranks import CrossRank
-from overlapscope.analysis.attribution import divided_by_cause
-from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_LATE_RANK
+from overlapscope.analysis.attribution import divided, divided_by_cause
+from overlapscope.analysis.cause_table import CAUSES, IDLE_CAUSES, WAITS_FOR_LATE_RANK
 from overlapscope.analysis.metrics import DEFINITIONS, STEP_TIME, middle
 from overlapscope.analysis.step_table import RankWindows, StepFigures, recording_figures, step_figures
 from overlapscope.timeline.columns import NONE, Ints
@@ -69,6 +69,8 @@ class Headline(msgspec.Struct, kw_only=True, frozen=True):
     causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(CAUSES)}})] = {}
     """`exposed_comm_ns` by cause, divided as the exposed time of all these steps together. They add up to it exactly,
     and those of waiting for a late rank to `exposed_wait_ns`."""
+    idle_causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(IDLE_CAUSES)}})] = {}
+    """`idle_ns` by cause, divided as the idle time of all these steps together; they add up to it exactly."""
     job_steps: list[StepOfJob] = []
 
 
@@ -85,6 +87,8 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headlin
     exposed, step_ns = values["exposed_comm_ns"] or 0, _value(table, STEP_TIME)
     sums = {cause: int(ns[table.recorded].sum()) for cause, ns in table.causes.items()}
     causes = divided_by_cause(exposed, values["exposed_wait_ns"], sums, {*WAITS_FOR_LATE_RANK})
+    idle_sums = {cause: int(ns[table.recorded].sum()) for cause, ns in table.idle_causes.items()}
+    idle = divided(values["idle_ns"] or 0, idle_sums)
     return Headline(
         window="step" if of_steps else "recording",
         steps_by="longest_window" if table.windows is None else "job_step",
@@ -92,6 +96,7 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headlin
         ranks=list(table.ranks),
         step_ns=None if step_ns is None else round(step_ns),
         causes={cause: ns for cause, ns in causes.items() if ns},
+        idle_causes={cause: ns for cause, ns in idle.items() if ns},
         job_steps=_job_steps(table),
         **values,
     )

@@ -5,19 +5,23 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.breakdown import Breakdown, Coverage
+from overlapscope.analysis.cause_table import NoCauses
 from overlapscope.analysis.exposed_causes import OwnParts, own_parts
+from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.kernels import KernelTotals, sum_kernels
 from overlapscope.analysis.pipeline import PipelineStage, groups_by_rank, own_stages
 from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows
 from overlapscope.analysis.straggler_cause import before_first_launch
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
-from overlapscope.timeline.intervals import Intervals, WindowSets
+from overlapscope.timeline.intervals import BusyTime, Intervals, WindowSets
 from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from overlapscope.timeline.store.read_ahead import read_ahead
 
+UNKNOWN: Final = "unknown"
 LISTED: Final = (UNCLASSIFIED, FUSED)
 """Notes of spans that are reported."""
 
@@ -29,9 +33,11 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     whole: list[tuple[int, int]]
     """Windows of its recordings; empty where it has no times."""
     figures: list[Breakdown]
-    """Breakdown of the whole recording, then of each step, without causes."""
+    """Breakdown of the whole recording, then of each step, with causes of idle time, but not of exposed time."""
     coverage: Coverage
     parts: OwnParts
+    no_causes_reason: NoCauses | None
+    """Why the dependency graph names no causes; None where it does."""
     kernels: KernelTotals
     noted: Mapping[int, Sequence[tuple[str, int, int]]]
     """For each of the notes `LISTED`: (name, count, total nanoseconds) of its spans."""
@@ -58,13 +64,15 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group]) -> RankSumma
     """Summarize one rank; `groups` are its groups with other members."""
     spans = timeline.spans
     windows, whole, covered = step_windows(timeline), whole_windows(timeline), Coverage.of(spans)
+    causes = own_causes(timeline)
     linkage = (size(spans), int((spans.launch_ns == NONE).sum())) if timeline.has_device else None
     return RankSummary(
         windows=windows,
         whole=whole,
-        figures=_figures(covered, _sets(whole, windows)),
+        figures=_figures(covered, _sets(whole, windows), causes.idle or {}),
         coverage=covered,
-        parts=own_parts(timeline),
+        parts=own_parts(timeline, causes),
+        no_causes_reason=causes.reason,
         kernels=sum_kernels(timeline),
         noted={note: _noted(timeline, note) for note in LISTED},
         linkage=linkage,
@@ -77,10 +85,25 @@ def _sets(whole: Sequence[tuple[int, int]], windows: Sequence[StepWindow]) -> li
     return [whole, *((each.window,) if each.window else () for each in windows)]
 
 
-def _figures(covered: Coverage, sets: Sequence[Sequence[tuple[int, int]]]) -> list[Breakdown]:
+def _figures(
+    covered: Coverage, sets: Sequence[Sequence[tuple[int, int]]], idle: Mapping[str, Intervals]
+) -> list[Breakdown]:
     """Return the breakdown of each set of windows; a set without windows has no figures."""
-    found = zip(sets, covered.breakdowns(WindowSets.of(sets)), strict=True)
-    return [figures if windows else Breakdown() for windows, figures in found]
+    windows = WindowSets.of(sets)
+    found = covered.breakdowns(windows)
+    sums = {cause: windows.within(BusyTime(times)) for cause, times in idle.items() if cause != UNKNOWN}
+    return [
+        replace(figures, idle_causes=_with_rest(figures.idle_ns or 0, {name: each[at] for name, each in sums.items()}))
+        if own
+        else Breakdown()
+        for at, (own, figures) in enumerate(zip(sets, found, strict=True))
+    ]
+
+
+def _with_rest(idle_ns: int, causes: Mapping[str, int]) -> dict[str, int]:
+    """Return the causes that have any time; what they lack of the idle time is unknown."""
+    every = {**causes, UNKNOWN: idle_ns - sum(causes.values())}
+    return {cause: ns for cause, ns in every.items() if ns}
 
 
 def _noted(timeline: RankTimeline, note: int) -> list[tuple[str, int, int]]:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.analysis.cause_table import NoCauses
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.cost.throughput import Throughput
 from overlapscope.analysis.critical_path import CriticalPath
@@ -58,6 +59,8 @@ class RankInfo(msgspec.Struct, kw_only=True, frozen=True):
     rank: int
     whole: Breakdown
     steps: list[StepBreakdown]
+    no_causes_reason: NoCauses | None = None
+    """Why its dependency graph names no causes of idle and exposed time; null where it does."""
 
 
 class SkewRank(msgspec.Struct, kw_only=True, frozen=True):

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.call_kind import Shares
-from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.cause_table import CAUSES, IDLE_CAUSES
 from overlapscope.analysis.exposed import ExposedShares
 from overlapscope.analysis.steps import StepWindow
 from overlapscope.timeline.columns import NONE, Flags, Ints, size
@@ -80,6 +80,8 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     figures: Mapping[str, Ints]
     """The fields of the breakdown, in a `StepTable` also `blame_ns`."""
     causes: Mapping[str, Ints]
+    """Of exposed time."""
+    idle_causes: Mapping[str, Ints]
     windows: AlignedWindows | None
     """None where the step of the job is the longest window of a rank: clocks that cannot be aligned, version 0.1."""
 
@@ -113,6 +115,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
             recorded=self.recorded[here],
             figures={name: values[here] for name, values in self.figures.items()},
             causes={name: values[here] for name, values in self.causes.items()},
+            idle_causes={name: values[here] for name, values in self.idle_causes.items()},
             windows=None if windows is None or job_step(windows) is None else windows,
         )
 
@@ -241,6 +244,7 @@ def _figures(
     recorded = np.zeros(shape, np.bool_)
     figures = {name: np.full(shape, NONE, np.int64) for name in FIGURES}
     causes = {cause: np.zeros(shape, np.int64) for cause in CAUSES}
+    idle_causes = {cause: np.zeros(shape, np.int64) for cause in IDLE_CAUSES}
     for row, (rank, own) in enumerate(breakdowns.items()):
         columns = np.array(places[rank], np.int64)
         recorded[row, columns] = True
@@ -249,8 +253,16 @@ def _figures(
             figures[name][row, columns] = [NONE if value is None else value for value in values]
         for cause in {cause for each in own for cause in each.causes}:
             causes[cause][row, columns] = [each.causes.get(cause, 0) for each in own]
+        for cause in {cause for each in own for cause in each.idle_causes}:
+            idle_causes[cause][row, columns] = [each.idle_causes.get(cause, 0) for each in own]
     return StepFigures(
-        ranks=tuple(breakdowns), steps=steps, recorded=recorded, figures=figures, causes=causes, windows=windows
+        ranks=tuple(breakdowns),
+        steps=steps,
+        recorded=recorded,
+        figures=figures,
+        causes=causes,
+        idle_causes=idle_causes,
+        windows=windows,
     )
 
 
@@ -315,7 +327,7 @@ def step_table(
     figures = {**found.figures, "blame_ns": blame}
     return StepTable(
         ranks=found.ranks, steps=found.steps, recorded=found.recorded, figures=figures, causes=found.causes,
-        windows=found.windows, exposed_ns=tuple(shares), calls=tuple(calls),
+        idle_causes=found.idle_causes, windows=found.windows, exposed_ns=tuple(shares), calls=tuple(calls),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.cause_table import CAUSES, IDLE_CAUSES
 from overlapscope.ingest.registry import BUILT_IN_READERS
 from overlapscope.report.text.cross_rank import evidence_text
 from overlapscope.timeline.columns import column_kinds
@@ -82,8 +82,8 @@ _OURS: Final = _words(
     "|work|world|worst|yes|zb"
 )
 """Match names made of OverlapScope's own words: operations, causes, metrics, findings, figures, formats."""
-_NAMES: Final = "|".join(map(re.escape, [*CAUSES, *(reader.format for reader in BUILT_IN_READERS)]))
-"""Causes of exposed time and formats of sources: a new one is never hidden."""
+_NAMES: Final = "|".join(map(re.escape, [*CAUSES, *IDLE_CAUSES, *(reader.format for reader in BUILT_IN_READERS)]))
+"""Causes of exposed and idle time and formats of sources: a new one is never hidden."""
 _OPERATION: Final = "_?" + _words(
     "all|reduce|gather|scatter|to|broadcast|barrier|send|recv|v|vc|coalesced|base|single|alltoall|allreduce|allgather"
     "|reducescatter|isend|irecv|p2p|uneven|group|unknown|collective|wait",
@@ -129,8 +129,8 @@ KNOWN: Final[Mapping[str, re.Pattern[str]]] = {
     field: re.compile(pattern, re.ASCII)
     for pattern, fields in {
         rf"{_OURS}|{_NAMES}": "dimension dimension{} phase phase{} side gpu_direct in_place pattern part parts{} name"
-        " Metric.name MetricVerdict.name BudgetVerdict.name values{} Part.name ScalePart.name causes{} told{} held_by"
-        " verdict known_from format kind_of_id evidence{}",
+        " Metric.name MetricVerdict.name BudgetVerdict.name values{} Part.name ScalePart.name causes{} idle_causes{}"
+        " told{} held_by verdict known_from format kind_of_id evidence{}",
         _OPERATION: "op executed_op by_op{}",
         _DTYPE: "dtype",
         "all tensors|transfers|negotiations": "subject",

@@ -41,7 +41,7 @@ def _table(figures: Mapping[str, npt.NDArray[np.int64]], steps: tuple[tuple[int,
     empty = Shares(kinds=(), kind=nothing, column=nothing, amount=nothing)
     return StepTable(
         ranks=(rank,), steps=steps, recorded=np.ones(shape, np.bool_), figures=figures,
-        causes={cause: np.zeros(shape, np.int64) for cause in CAUSES}, windows=None,
+        causes={cause: np.zeros(shape, np.int64) for cause in CAUSES}, idle_causes={}, windows=None,
         exposed_ns=(empty,), calls=(empty,),
     )  # fmt: skip
 

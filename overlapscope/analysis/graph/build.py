@@ -26,7 +26,7 @@ from overlapscope.analysis.graph.model import (
     assemble,
     edges_of,
 )
-from overlapscope.timeline.columns import NONE, Ints, Small, Spans, concat, take
+from overlapscope.timeline.columns import NONE, Ints, Small, Spans, concat, size, take
 from overlapscope.timeline.rows import largest_by, sort_order
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -52,8 +52,9 @@ def _of_rank(timeline: RankTimeline, recording: int) -> _Ungrouped:
     spans = take(timeline.spans, rows)
     if not timeline.has_device:
         return _of_cpu_rank(timeline, recording, spans, rows)
-    host = take(timeline.host, timeline.host.recording == recording)
-    syncs = take(timeline.syncs, timeline.syncs.recording == recording)
+    host, syncs = timeline.host, timeline.syncs
+    if size(timeline.recordings) > 1:
+        host, syncs = take(host, host.recording == recording), take(syncs, syncs.recording == recording)
     calls = host_calls(timeline, spans, host)
     awaited, depends = host_waits(spans, calls, host, syncs)
     polled = polled_spans(spans, calls, timeline.names)

@@ -28,7 +28,7 @@ from overlapscope.analysis.graph.model import (
 )
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Columns, Ints, Small, concat, make, take
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, parts_inside, union
-from overlapscope.timeline.rows import sort_order, sum_by
+from overlapscope.timeline.rows import sort_order, sum_by, values_in
 
 EXPOSED_CAUSES: Final = (
     "late_launch", "queued", "dependency", "host_not_ready", "behind_copy", "behind_compute", "tail", "unknown"
@@ -130,7 +130,7 @@ def _delays(graph: Graph, part: RankPart, owner: Ints, computing: BusyTime) -> t
 def _lane_busy(part: RankPart, start: Ints, end: Ints, owner: Ints, since: Ints) -> Ints:
     """Return how long other communication ran on the stream of each call between a moment and its start."""
     busy = np.zeros(owner.size, np.int64)
-    for lane in np.unique(part.span_lane[owner]):
+    for lane in values_in(part.span_lane[owner]).tolist():
         mine = np.flatnonzero(part.span_lane[owner] == lane)
         others = np.flatnonzero((part.span_lane == lane) & (part.span_kind == COMM))
         of_lane = BusyTime(union((start[others], end[others])))

@@ -19,7 +19,7 @@ from overlapscope.analysis.graph.model import (
 )
 from overlapscope.timeline.columns import COPY, NONE, RUNTIME, Flags, HostSpans, Ints, Spans, take
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.rows import largest_by, sort_order
+from overlapscope.timeline.rows import largest_by, sort_order, values_in
 from overlapscope.timeline.run import RankTimeline
 
 SYNCHRONIZES: Final = re.compile(r"Synchronize")
@@ -99,7 +99,7 @@ def host_calls(timeline: RankTimeline, spans: Spans, host: HostSpans) -> HostCal
     graphs = rows_named(table.name, names, LAUNCHES_GRAPH.search)
     kept = np.flatnonzero(owns | synchronizes | allocates)
     outer = kept[_outermost(table.lane[kept], table.start_ns[kept], table.end_ns[kept])]
-    keeps = np.unique(outer)
+    keeps = outer[np.append(True, outer[1:] != outer[:-1])[: outer.size]]  # ascending
     position = np.full(calls.size + 1, -1, np.int64)  # the last is the value for -1
     position[kept] = np.searchsorted(keeps, outer)
     launched_by = position[own]
@@ -186,7 +186,7 @@ def hand_overs(calls: HostCalls) -> Ints:
     before, found = calls.previous, np.full(calls.row.size, -1, np.int64)
     last_own = np.where(before >= 0, calls.end_ns[np.maximum(before, 0)], NONE)
     silent = np.where(before >= 0, calls.begin_ns - last_own >= SILENCE_NS, True)
-    for process in np.unique(calls.process):
+    for process in values_in(calls.process).tolist():
         mine = np.flatnonzero(calls.process == process)
         by_end = mine[np.argsort(calls.end_ns[mine], kind="stable")]
         asking = mine[silent[mine]]

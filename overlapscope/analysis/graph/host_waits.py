@@ -21,7 +21,7 @@ from overlapscope.timeline.columns import (
     Syncs,
 )
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.rows import sort_order
+from overlapscope.timeline.rows import sort_order, values_in
 
 CLOCKS_AGREE_NS: Final = 3_000
 """A span may seem to end this much after the call that waited for it."""
@@ -114,7 +114,7 @@ def _last_before(
 ) -> tuple[Ints, Ints]:
     """Return (span, call): the last span launched before a moment on a lane (NONE: on each) that the call may await."""
     found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
-    for each in np.unique(spans.lane).tolist() if call.size else ():
+    for each in values_in(spans.lane).tolist() if call.size else ():
         on_lane = np.flatnonzero(spans.lane == each)
         on_lane = on_lane[np.argsort(launch[on_lane], kind="stable")]
         mine = np.flatnonzero((lane == each) | (lane == NONE))
@@ -174,7 +174,7 @@ def polled_spans(spans: Spans, calls: HostCalls, names: tuple[str, ...]) -> Ints
     after = begin[rows] - spans.end_ns[span[rows]]
     hit = (after >= 0) & (after <= POLL_WITHIN_NS)
     chance = np.minimum(POLL_WITHIN_NS / (begin - since)[rows], 1.0)
-    for code in np.unique(kind[rows]).tolist():
+    for code in values_in(kind[rows]).tolist():
         mine = kind[rows] == code
         hits = int(hit[mine].sum())
         if hits >= POLLS and hits >= POLL_SHARE * mine.sum() and _at_least(chance[mine], hits) < POLL_CHANCE:

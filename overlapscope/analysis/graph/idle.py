@@ -6,6 +6,7 @@ from typing import Annotated, Final
 import numpy as np
 from msgspec.structs import replace
 
+from overlapscope.analysis import cause_table
 from overlapscope.analysis.graph.host_calls import CALL_TAKES_NS, SILENCE_NS
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
@@ -29,18 +30,11 @@ from overlapscope.analysis.graph.model import (
 from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, Columns, Flags, Ints, Small, concat, make, take
 from overlapscope.timeline.intervals import Intervals, complement, union
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.rows import sort_order
+from overlapscope.timeline.rows import sort_order, values_in
 from overlapscope.timeline.run import RankTimeline
 
-IDLE_CAUSES: Final = (
-    "launch_bound", "blocked_host", "drained", "launch_latency", "device_wait", "graph_gap", "start_of_recording",
-    "unknown",
-)  # fmt: skip
-"""`launch_bound`: the next span was launched late. `blocked_host`: its host sat in a synchronisation, a blocking copy,
-an allocation, a poll, loading data or collecting garbage. `drained`: the host launched again after a call that had
-emptied the device, as long as that call had waited: what removing it saves. `launch_latency`: from the launch to the
-start. `device_wait`: an event or the span's own stream. `graph_gap`: in a replayed graph. `start_of_recording`: what
-came before is not recorded. `unknown`: no rule explains it."""
+IDLE_CAUSES: Final = tuple(cause_table.IDLE_CAUSES)
+"""Names of the causes; their table says what each is."""
 LAUNCH_BOUND, BLOCKED_HOST, DRAINED, LAUNCH_LATENCY, DEVICE_WAIT, GRAPH_GAP, START_OF_RECORDING, UNKNOWN = range(8)
 BLOCKERS: Final = ("none", "call", "poll", "data_loading", "garbage_collection")
 NO_BLOCKER, BY_CALL, BY_POLL, DATA_LOADING, GARBAGE = range(5)
@@ -217,7 +211,7 @@ def _launched_before(part: RankPart) -> Flags:
     """Return which spans were launched before the recording: those without a launch, before the first of their lane
     that has one."""
     early = np.zeros(part.spans, np.bool_)
-    for lane in np.unique(part.span_lane):
+    for lane in values_in(part.span_lane).tolist():
         on_lane = np.flatnonzero(part.span_lane == lane)
         launched = np.flatnonzero(part.launched_by[on_lane] >= 0)
         if launched.size:
@@ -230,6 +224,8 @@ def _marked(pieces: IdlePieces, graph: Graph, part: RankPart, timeline: RankTime
     host = timeline.host
     shift = int(graph.nodes.time_ns[part.starts()][0]) - int(timeline.spans.start_ns[part.span_row[0]])
     for blocker, fits in ((DATA_LOADING, LOADS_DATA.search), (GARBAGE, COLLECTS_GARBAGE.search)):
+        if not any(map(fits, timeline.names)):  # names are few, host spans may be millions
+            continue
         marks = np.flatnonzero(
             ((host.kind == OPERATION) | (host.kind == ANNOTATION)) & rows_named(host.name, timeline.names, fits)
         )

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.graph.bounds import Bounds
+from overlapscope.analysis.graph.bounds import Bounds, whole_bounds
 from overlapscope.analysis.graph.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.model import (
     HOST_EDGES,
@@ -21,8 +21,9 @@ from overlapscope.analysis.graph.model import (
     RankPart,
 )
 from overlapscope.analysis.graph.replay import replay, replay_part, run_edges, with_durations
-from overlapscope.analysis.graph.walk import Path
+from overlapscope.analysis.graph.walk import Path, chain, unknown_ns
 from overlapscope.timeline.columns import Flags, Ints
+from overlapscope.timeline.rows import values_in
 from overlapscope.timeline.run import RankTimeline
 
 REPLAY_WITHIN: Final = 0.001
@@ -95,29 +96,50 @@ def self_test(graph: Graph, path: Path, windows: Sequence[Bounds], swap: Swap | 
         )
         for each in windows
     )  # fmt: skip
-    starts = [graph.nodes.gap[part.starts()] for part in graph.ranks]
-    spans = sum(each.size for each in starts)
-    unexplained = sum(int(np.count_nonzero(each == UNEXPLAINED)) for each in starts)
     unknown_share = path.parts["unknown"] / path.length_ns if path.length_ns > 0 else 0.0
-    unexplained_share = unexplained / spans if spans else 0.0
-    hidden = hidden_wait_share(graph, path)
+    unexplained = unexplained_share(graph)
+    hidden = hidden_wait_share(graph, path.edges)
     failed = {
         REPLAY: any(abs(each.error) > REPLAY_WITHIN for each in replays),
-        UNKNOWN: unknown_share > UNKNOWN_WITHIN or unexplained_share > UNKNOWN_WITHIN,
+        UNKNOWN: unknown_share > UNKNOWN_WITHIN or unexplained > UNKNOWN_WITHIN,
         HIDDEN_WAITS: hidden > HIDDEN_WAITS_WITHIN,
     }
     return SelfTest(
-        windows=replays, unknown_share=unknown_share, unexplained_share=unexplained_share, hidden_wait_share=hidden,
+        windows=replays, unknown_share=unknown_share, unexplained_share=unexplained, hidden_wait_share=hidden,
         swap=swap, failed=tuple(name for name, fails in failed.items() if fails),
     )  # fmt: skip
 
 
-def hidden_wait_share(graph: Graph, path: Path) -> float:
-    """Return the share of the path's long host stretches that may be waits.
+def causes_failed(graph: Graph, binding: Ints) -> str | None:
+    """Return which test forbids the graph of one rank to name causes; None if none does.
+
+    `binding` holds the edges that bound each node, as paths show them. A replay is not needed: what it lacks, the
+    causes call `unknown`.
+    """
+    if unexplained_share(graph) > UNKNOWN_WITHIN:
+        return UNKNOWN
+    window, time = whole_bounds(graph), graph.nodes.time_ns
+    if window is None:
+        return None
+    first = int(time[window.start].min())
+    edges = chain(graph, binding, window.last(time), first)
+    if int(unknown_ns(graph, edges, first).sum()) > UNKNOWN_WITHIN * window.length_ns(time):
+        return UNKNOWN
+    return HIDDEN_WAITS if hidden_wait_share(graph, edges) > HIDDEN_WAITS_WITHIN else None
+
+
+def unexplained_share(graph: Graph) -> float:
+    """Return the share of the spans whose start no rule explains."""
+    starts = [graph.nodes.gap[part.starts()] for part in graph.ranks]
+    spans = sum(each.size for each in starts)
+    return sum(int(np.count_nonzero(each == UNEXPLAINED)) for each in starts) / spans if spans else 0.0
+
+
+def hidden_wait_share(graph: Graph, edges: Ints) -> float:
+    """Return the share of the long host stretches among a path's edges that may be waits.
 
     Those end right after a stream drained in them, or another thread of the process called meanwhile.
     """
-    edges = path.edges
     kind, lag = graph.edges.kind[edges], graph.edges.lag_ns[edges]
     long = edges[np.isin(kind, HOST_EDGES) & (lag >= SILENCE_NS)]
     node, taken = graph.edges.node[long], graph.edges.lag_ns[long]
@@ -138,7 +160,7 @@ def _others_returned(graph: Graph, part: RankPart, call: Ints, since: Ints) -> F
     begin, end = graph.nodes.time_ns[part.begins()], graph.nodes.time_ns[part.returns()]
     call = np.minimum(call, max(part.calls - 1, 0))
     found = np.zeros(call.size, np.bool_)
-    for lane in np.unique(part.call_lane):
+    for lane in values_in(part.call_lane).tolist():
         theirs = np.sort(end[(part.call_lane == lane)])
         same_process = part.call_process[call] == part.call_process[part.call_lane == lane][0]
         inside = np.searchsorted(theirs, begin[call], side="right") > np.searchsorted(theirs, since, side="right")
@@ -150,7 +172,7 @@ def _drained(graph: Graph, part: RankPart, since: Ints, begin: Ints) -> Flags:
     """Return for each stretch whether a stream drained in it, shortly before its end, and stayed empty until then."""
     found = np.zeros(begin.size, np.bool_)
     start, end = graph.nodes.time_ns[part.starts()], graph.nodes.time_ns[part.ends()]
-    for lane in np.unique(part.span_lane):
+    for lane in values_in(part.span_lane).tolist():
         on_lane = np.flatnonzero(part.span_lane == lane)
         begun = np.searchsorted(start[on_lane], begin, side="left")
         until = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(end[on_lane]))[begun]

@@ -100,6 +100,12 @@ def _path_parts(graph: Graph, edges: Ints, since_ns: int) -> Ints:
     return parts
 
 
+def unknown_ns(graph: Graph, edges: Ints, since_ns: int) -> Ints:
+    """Return what no rule explains of each edge of a path that has such time, cut at the begin of the path."""
+    opaque = edges[graph.nodes.gap[graph.edges.node[edges]] != NO_GAP]
+    return _path_parts(graph, opaque, since_ns)[:, UNKNOWN]
+
+
 def _bands(graph: Graph, end: int, since_ns: int) -> dict[str, tuple[int, int]]:
     """Return the least and the most time of each part over all walks along tied edges."""
     tied = _tied_edges(graph, end, since_ns)
@@ -152,25 +158,33 @@ def binding_edges(graph: Graph, *, tie_ns: int = 0) -> Ints:
     binding = np.full(graph.num_nodes, -1, np.int64)
     if not edges.node.size:
         return binding
-    arrived = nodes.time_ns[edges.node] - nodes.own_ns[edges.node]
-    early = arrived - nodes.time_ns[edges.before] - edges.lag_ns
+    opens = np.append(True, edges.node[1:] != edges.node[:-1])  # edges are grouped by node
+    alone = opens & np.append(opens[1:], True)
+    only, several = np.flatnonzero(alone), np.flatnonzero(~alone)
+    binding[edges.node[only]] = only
+    if not several.size:
+        return binding
+    node = edges.node[several]
+    arrived = nodes.time_ns[node] - nodes.own_ns[node]
+    early = arrived - nodes.time_ns[edges.before[several]] - edges.lag_ns[several]
     rank = np.full(len(EDGE_KINDS), len(EDGE_KINDS), np.int64)
     rank[list(RULE)] = np.arange(len(RULE))
-    key = np.where(early <= tie_ns, rank[edges.kind], 2 * len(EDGE_KINDS)) << _EARLY_BITS
+    key = np.where(early <= tie_ns, rank[edges.kind[several]], 2 * len(EDGE_KINDS)) << _EARLY_BITS
     key += np.minimum(early, (1 << _EARLY_BITS) - 1)
-    opens = np.append(True, np.diff(edges.node) != 0)  # edges are grouped by node
+    opens = opens[several]
     least = np.minimum.reduceat(key, np.flatnonzero(opens))
-    binds = np.flatnonzero(key == least[np.cumsum(opens) - 1])
-    binding[edges.node[binds]] = binds
+    binds = key == least[np.cumsum(opens) - 1]
+    binding[node[binds]] = several[binds]
     return binding
 
 
 def chain(graph: Graph, binding: Ints, end: int, since_ns: int) -> Ints:
     """Return the binding edges from a node back to a moment, the last first."""
-    before, time = graph.edges.before, graph.nodes.time_ns
+    # A view of the memory hands out single numbers in a fraction of the time that an array takes.
+    edge_of, before = np.where(graph.nodes.time_ns > since_ns, binding, -1).data, graph.edges.before.data
     found = []
     node = end
-    while (edge := int(binding[node])) >= 0 and time[node] > since_ns:
+    while (edge := edge_of[node]) >= 0:
         found.append(edge)
-        node = int(before[edge])
+        node = before[edge]
     return np.array(found, np.int64)

@@ -76,6 +76,8 @@ def _of_analysis(analysis: Analysis) -> Iterator[_Family]:
         yield _family(f"job_{name}", f"{METRIC_LABELS.get(name, 'step time')} of the job: {of}", samples)
     shares: list[tuple[Labels, str]] = [((("cause", cause),), _value(ns, "_ns")) for cause, ns in head.causes.items()]
     yield _family("job_exposed_by_cause_ns", "exposed communication of the job by cause: adds up to it", shares)
+    idle: list[tuple[Labels, str]] = [((("cause", each),), _value(ns, "_ns")) for each, ns in head.idle_causes.items()]
+    yield _family("job_idle_by_cause_ns", "idle time of the job by cause: adds up to it", idle)
 
     if analysis.throughput is not None:
         yield from _of_throughput(analysis.throughput)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from overlapscope.analysis.attribution import Attribution
-from overlapscope.analysis.cause_table import cause_label
+from overlapscope.analysis.cause_table import cause_label, idle_label
 from overlapscope.analysis.collective_changes import CollectiveChange
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.compare import Comparison, headline_attributions
@@ -79,6 +79,9 @@ def _of_analysis(analysis: Analysis) -> Iterator[Chart]:
     yield from _steps(head)
     causes = [(cause_label(name), ns) for name, ns in head.causes.items()]
     yield _parts("Why communication is exposed", f"ms a {what}", causes)
+    idle = [(idle_label(name), ns) for name, ns in head.idle_causes.items()]
+    if {*head.idle_causes} != {"unknown"}:
+        yield _parts("Why time is idle", f"ms a {what}", idle, "idle")
     yield from wait_charts(analysis)
     rows = [(_call_label(each), each.exposed_ns or 0) for each in analysis.collectives]
     yield _parts(
@@ -95,14 +98,14 @@ def _part(label: str, values: Sequence[float | None]) -> Series:
     return Series(name=label, values=tuple(None if value is None else value / 1e6 for value in values))
 
 
-def _parts(title: str, axis: str, rows: Sequence[tuple[str, float]]) -> Chart:
-    """Return a chart with one bar per part, the largest first."""
+def _parts(title: str, axis: str, rows: Sequence[tuple[str, float]], what: str = "exposed communication") -> Chart:
+    """Return a chart with one bar per part of `what`, the largest first."""
     largest = sorted(rows, key=lambda each: -each[1])[:MAX_PARTS]
     words = f"Most: {largest[0][0]}, {ms(largest[0][1])} ms." if largest else ""
     return Chart(
         title=title, words=words, kind="grouped", axis=axis, section="why",
         categories=tuple(name for name, _ in largest),
-        series=(Series(name="exposed communication", values=tuple(ns / 1e6 for _, ns in largest)),),
+        series=(Series(name=what, values=tuple(ns / 1e6 for _, ns in largest)),),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from overlapscope.analysis.attribution import divided
 from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.cause_table import cause_label
+from overlapscope.analysis.cause_table import NO_CAUSES, cause_label, idle_label
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.critical_path import CriticalPath
 from overlapscope.analysis.exposed import PLACES, UNKNOWN, ExposedBy
@@ -42,6 +42,8 @@ _PATH_WORDS: Final = {
 }
 MOST_RANKS = 4
 WORTH_SHOWING = 0.001
+WORTH_NAMING = 0.01
+"""Least share of idle time whose cause is named; the rest is `other`."""
 LACKS = 0.02
 """Least share of a step outside the ranks' own windows that the first sentences name."""
 MOST_NAMES = 3
@@ -57,6 +59,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     parts = [headline(analysis), sentence(analysis), rates]
     parts.append(_table(analysis, all_rows=all_rows))
     parts.append(_causes(analysis))
+    parts.append(fill(idle_text(analysis), MAX_WIDTH))
     parts.append(exposed_by_text(analysis.exposed_by, analysis.headline.exposed_comm_ns or 0))
     parts.append(cross_rank.lines(analysis, all_rows=all_rows))
     if any(rank.whole.window_ns for rank in analysis.ranks):
@@ -201,6 +204,25 @@ def _causes(analysis: Analysis) -> str:
         for cause, ns in sorted(head.causes.items(), key=lambda item: -item[1])
     ]
     return "\n".join(aligned([["why exposed", f"ms a {head.window}", "share"], *rows]))
+
+
+def idle_text(analysis: Analysis) -> str:
+    """Return why the headline's ranks were idle, in a line; empty without idle time or in documents of 0.1."""
+    head = analysis.headline
+    if not head.idle_ns or not head.idle_causes:
+        return ""
+    there = set(head.ranks)
+    why = {NO_CAUSES[info.no_causes_reason] for info in analysis.ranks if info.rank in there and info.no_causes_reason}
+    because = f"unknown because {' or '.join(sorted(why))}" if why else ""
+    if why and {*head.idle_causes} == {"unknown"}:
+        return f"Idle {ms(head.idle_ns)} ms a {head.window}: {because}."
+    ordered = sorted(head.idle_causes.items(), key=lambda item: -item[1])
+    shown = [(idle_label(cause), ns) for cause, ns in ordered if ns >= WORTH_NAMING * head.idle_ns]
+    rest_ns = head.idle_ns - sum(ns for _, ns in shown)
+    if rest_ns:
+        shown.append(("other", rest_ns))
+    parts = ", ".join(f"{label} {ms(ns)} ms ({percent(ns / head.idle_ns)})" for label, ns in shown)
+    return f"Idle {ms(head.idle_ns)} ms a {head.window}: {parts}{because and '; '}{because}."
 
 
 def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:

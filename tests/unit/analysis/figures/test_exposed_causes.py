@@ -12,15 +12,18 @@ from msgspec.structs import replace
 from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_ANOTHER_RANK, WAITS_FOR_LATE_RANK
+from overlapscope.analysis.cause_table import CAUSES, IDLE_CAUSES, WAITS_FOR_ANOTHER_RANK, WAITS_FOR_LATE_RANK
 from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.exposed_causes import causes_of
+from overlapscope.analysis.exposed_causes import causes_of, each_causes, own_parts
+from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES
+from overlapscope.analysis.graph.own_causes import OwnCauses, own_causes
 from overlapscope.analysis.matching import match
 from overlapscope.analysis.point_to_point import match_pairs
 from overlapscope.analysis.wait_transfer import split_waits
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats.json import schema
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE
+from overlapscope.timeline.intervals import union
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import ROOT, shared_file
 from tests.support.rank_rows import rank_timeline
@@ -176,6 +179,8 @@ def test_causes_add_up_to_exposed_time_in_every_window(source: Any) -> None:
     for each in windows:
         assert sum(each.causes.values()) == each.exposed_comm_ns
         assert set(each.causes) <= set(CAUSES)
+        assert sum(each.idle_causes.values()) == each.idle_ns
+        assert set(each.idle_causes) <= set(IDLE_CAUSES)
         if each.hidden_wait_ns is not None and each.hidden_transfer_ns is not None:
             assert each.hidden_wait_ns + each.hidden_transfer_ns == each.overlapped_ns
 
@@ -312,10 +317,50 @@ def test_one_missing_rank_of_eight_hides_only_the_waits_for_it() -> None:
         assert few.blame_ns >= all_of_them.blame_ns - 10_000  # less than what the clocks may differ by
 
 
+BY_GRAPH = {"late_launch": [(10, 12)], "queued": [(12, 15)], "dependency": [(15, 32)], "host_not_ready": [(32, 40)]}
+
+
+@pytest.mark.parametrize(
+    ("op", "dimension", "computes", "causes"),
+    [
+        pytest.param("all_reduce", None, [(0, 9, "gemm"), (46, 50, "gemm")],
+                     {"late_launch": 2, "queued": 3, "dependency": 17, "host_not_ready": 8}, id="as the graph says"),
+        pytest.param("all_reduce", None, [(0, 9, "gemm"), (46, 50, "optimizer")],
+                     {"late_launch": 2, "queued": 3, "tail": 17, "host_not_ready": 8}, id="only the optimizer follows"),
+        pytest.param("send", "pipeline", [(0, 9, "gemm")],
+                     {"late_launch": 2, "queued": 3, "pipeline": 25}, id="between stages of a pipeline"),
+    ],
+)  # fmt: skip
+def test_what_is_left_of_a_call_goes_by_the_graph(
+    op: str, dimension: str | None, computes: list[tuple[int, int, str]], causes: dict[str, int]
+) -> None:
+    rank = rank_of(0, [(10, 40, 5)], computes, op=op, dimension=dimension, has_device=True)
+    run, cross_rank = Run(world_size=1, ranks={0: rank}), CrossRank()
+    pieces = {
+        name: union((np.array([a for a, _ in own]), np.array([b for _, b in own]))) for name, own in BY_GRAPH.items()
+    }
+    parts = {0: own_parts(rank, OwnCauses(idle={}, exposed=pieces))}
+    coverage = {0: Coverage.of(rank.spans)}
+    ((_, found),) = each_causes(run, cross_rank, coverage, parts, cross_rank.transfers(run))
+    assert found.within((0, 100)) == causes
+
+
+def test_waiting_and_slow_transfers_come_before_what_the_graph_says() -> None:
+    analysis = analyze(read_inputs([shared_file("kineto/megatron_tp8")]))
+    by_graph = own_causes(read_inputs([shared_file("kineto/megatron_tp8")]).ranks[0]).exposed
+    assert by_graph
+    causes = analysis.ranks[0].whole.causes
+    assert causes["peer_host"] > causes["dependency"] > 0
+    for cause in ("host_not_ready", "dependency"):
+        assert causes[cause] <= int((by_graph[cause].ends - by_graph[cause].starts).sum())
+
+
 def test_the_table_of_causes_names_and_waiting_are_those_of_docs_and_schema() -> None:
     page = (ROOT / "docs" / "definitions.md").read_text(encoding="utf-8")
-    rows = "".join(f"| `{name}` | {cause.label} | {cause.description} |\n" for name, cause in CAUSES.items())
-    assert f"| cause | shown as | is |\n|---|---|---|\n{rows}\n" in page
-    allowed = schema("analysis")["$defs"]["StepBreakdown"]["properties"]["causes"]["propertyNames"]["enum"]
-    assert allowed == list(CAUSES)
+    fields = schema("analysis")["$defs"]["StepBreakdown"]["properties"]
+    for field, table in (("causes", CAUSES), ("idle_causes", IDLE_CAUSES)):
+        rows = "".join(f"| `{name}` | {cause.label} | {cause.description} |\n" for name, cause in table.items())
+        assert f"| cause | shown as | is |\n|---|---|---|\n{rows}\n" in page
+        assert fields[field]["propertyNames"]["enum"] == list(table)
+    assert set(EXPOSED_CAUSES) <= set(CAUSES)
     assert set(WAITS_FOR_ANOTHER_RANK) - set(WAITS_FOR_LATE_RANK) == {"pipeline"}  # no straggler makes that

@@ -1,0 +1,27 @@
+"""Ask the dependency graph of a rank for the causes of its idle and exposed time, where its recording can hold them."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from overlapscope.analysis.cause_table import NoCauses
+from overlapscope.timeline.intervals import Intervals
+from overlapscope.timeline.run import RankTimeline
+
+
+class OwnCauses(msgspec.Struct, frozen=True, kw_only=True):
+    """When a rank was idle and when exposed, by cause, on its own clock; None where `reason` says why not."""
+
+    idle: Mapping[str, Intervals] | None = None
+    exposed: Mapping[str, Intervals] | None = None
+    reason: NoCauses | None = None
+
+
+def own_causes(timeline: RankTimeline) -> OwnCauses:
+    """Return the causes that the graph of a rank names."""
+    if not timeline.has_host_events:
+        return OwnCauses(reason="no_host_events")
+    from overlapscope.analysis.graph.rank_causes import rank_causes  # noqa: PLC0415 - a recording without host events needs no graph
+
+    found = rank_causes(timeline)
+    return OwnCauses(reason=found) if isinstance(found, str) else OwnCauses(idle=found[0], exposed=found[1])

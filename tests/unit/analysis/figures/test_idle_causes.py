@@ -1,0 +1,84 @@
+"""Causes of idle time in an analysis: sums, shares of real traces, and what is said where the graph may not answer."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+
+from overlapscope.analysis.across_ranks import match_and_align
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cause_table import NO_CAUSES
+from overlapscope.analysis.graph.figures import graph_figures
+from overlapscope.analysis.result import Analysis
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.report.text.analysis import idle_text
+from overlapscope.timeline.run import RankTimeline, Run
+from tests.conftest import ROOT, shared_file
+from tests.unit.analysis.graph.test_any_trace import traces
+
+
+def analyzed(source: str) -> Analysis:
+    return analyze(read_inputs([shared_file(source)]))
+
+
+SINGLE_RANKS = (
+    "kineto/a100_ddp_rank0of2_collective_args.json.gz",
+    "kineto/a100_rank3of8_six_steps.json.gz",
+    "kineto/tracelens_mi300_resnet_act_checkpoint.json.gz",
+    "kineto/tracelens_b200_eager.json.gz",
+    "kineto/v100_rank1of2_2020_allreduces.json.gz",
+)
+
+
+@pytest.mark.parametrize("source", SINGLE_RANKS)
+def test_little_is_unknown_on_a_rank_recorded_alone(source: str) -> None:
+    (info,) = analyzed(source).ranks
+    assert info.no_causes_reason is None
+    assert info.whole.causes.get("unknown", 0) <= 0.25 * (info.whole.exposed_comm_ns or 0)
+    assert info.whole.idle_causes.get("unknown", 0) <= 0.15 * (info.whole.idle_ns or 0)
+
+
+def test_a_recording_has_the_causes_that_its_graph_has() -> None:
+    run = read_inputs([shared_file(SINGLE_RANKS[0])])
+    found = graph_figures(run, match_and_align(run))
+    assert found
+    whole = analyze(run).ranks[0].whole
+    assert whole.idle_causes == found.ranks[0].idle_causes
+    assert whole.causes == found.ranks[0].exposed_causes
+
+
+def test_the_headline_divides_its_idle_time() -> None:
+    head = analyzed("kineto/megatron_tp8").headline
+    assert sum(head.idle_causes.values()) == head.idle_ns
+    assert head.idle_causes["launch_bound"] > 0.9 * (head.idle_ns or 0)
+
+
+def test_a_sampled_trace_says_why_its_idle_time_is_unknown() -> None:
+    found = analyzed("kineto/sampled_pair")
+    for info in found.ranks:
+        assert info.no_causes_reason == "unexplained_waits"
+        assert info.whole.idle_causes == {"unknown": info.whole.idle_ns}
+    assert idle_text(found).count(NO_CAUSES["unexplained_waits"]) == 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(traces())
+def test_sums_are_exact_whatever_happens_in_a_trace(timeline: RankTimeline) -> None:
+    for info in analyze(Run(world_size=1, ranks={0: timeline})).ranks:
+        assert sum(info.whole.idle_causes.values()) == info.whole.idle_ns
+        assert sum(info.whole.causes.values()) == info.whole.exposed_comm_ns
+        assert min([0, *info.whole.idle_causes.values(), *info.whole.causes.values()]) == 0
+
+
+def test_a_run_without_host_events_loads_no_graph_and_says_so() -> None:
+    code = (
+        "import sys; from pathlib import Path; from overlapscope.ingest.read_run import read_inputs;"
+        "from overlapscope.analysis.analyze import analyze; from overlapscope.report.text.analysis import idle_text;"
+        "print(idle_text(analyze(read_inputs([Path(sys.argv[1])])))); "
+        "print('overlapscope.analysis.graph.build' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(ROOT / "traces" / "baseline")]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert lines[0].endswith(f"ms a step: unknown because {NO_CAUSES['no_host_events']}.")
+    assert lines[1] == "False"
