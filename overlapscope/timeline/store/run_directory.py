@@ -8,6 +8,8 @@ MANIFEST: Final = "run.json"
 """The file that makes a folder a run directory."""
 RANK_ENTRY: Final = "rank.json"
 """The file that describes a rank, in the rank's folder."""
+FACTS: Final = "facts"
+"""The folder of the tables of the whole job."""
 
 _TRACE: Final = r"recording\d+\.rank\d+\.pt\.trace\.json\.gz"
 """Name of a trace that a capture keeps: in the run until its rank is written, then in the rank's folder."""
@@ -42,6 +44,6 @@ def foreign_entries(path: Path) -> list[str]:
         if not _OWN.fullmatch(each.name):
             foreign.append(each.name)
         elif _FOLDER.fullmatch(each.name) and each.is_dir():
-            own = _OWN_OF_FACTS if each.name == "facts" else _OWN_OF_RANK
+            own = _OWN_OF_FACTS if each.name == FACTS else _OWN_OF_RANK
             foreign += [f"{each.name}/{inside.name}" for inside in each.iterdir() if not own.fullmatch(inside.name)]
     return sorted(foreign)
