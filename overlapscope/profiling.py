@@ -206,7 +206,7 @@ def _write(session: Session, timeline: RankTimeline) -> None:
         files.append(file.rename(file.with_name(_kept_name(at, session.rank))))
     save_rank(timeline, session.path, beside=files)
     if session.rank == 0:
-        session.output.remove_older_ranks(session.hooks.clock.epoch_ns(session.begin_ns))
+        session.output.remove_older_run(session.hooks.clock.epoch_ns(session.begin_ns))
 
 
 def _between(timeline: RankTimeline | None, steps: Sequence[StepBreakdown]) -> tuple[float, float] | None:

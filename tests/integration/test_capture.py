@@ -293,8 +293,14 @@ def test_an_older_run_in_the_same_place_leaves_no_rank_behind(tmp_path: Path) ->
     passed(train("ddp", tmp_path, world=2))
     older = tmp_path / "run" / "rank_00001"
     assert older.is_dir()
+    mine = tmp_path / "run" / "rank_notes" / "mine.txt"
+    for file in (mine, tmp_path / "run" / "facts" / "links.parquet", tmp_path / "run" / "predictions.json"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("{}", encoding="utf-8")
     passed(train("decorated", tmp_path, world=1))
     assert overlapscope.load(tmp_path / "run").ranks == [0]
+    assert sorted(each.name for each in (tmp_path / "run").iterdir()) == ["rank_00000", "rank_notes", "run.json"]
+    assert mine.is_file()
 
 
 @pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])

@@ -8,7 +8,9 @@ from pathlib import Path
 from overlapscope.capture.lifecycle import exchange
 from overlapscope.capture.lifecycle.guard import Guard, warn
 from overlapscope.errors import UsageError
-from overlapscope.timeline.store.run_directory import is_run_directory
+from overlapscope.timeline.store.manifest import is_rank_folder
+from overlapscope.timeline.store.prediction_file import NAME as PREDICTIONS
+from overlapscope.timeline.store.run_directory import FACTS, is_run_directory
 
 
 def unfinished(rank: int, pid: int | str) -> str:
@@ -61,11 +63,18 @@ class OutputFolder:
         if not self.seen_by_rank_0:
             exchange.count(store, apart_key(session), 1)
 
-    def remove_older_ranks(self, begun_ns: int) -> None:
-        """Remove the ranks of a run before `begun_ns` (epoch) once the new run is written: runs must not mix."""
+    def remove_older_run(self, begun_ns: int) -> None:
+        """Remove what is left of an older run once the new one is written: runs must not mix.
+
+        That is its ranks, written before `begun_ns` (epoch), and its facts and predictions, of which a recording has
+        none.
+        """
         for entry in self.path.glob("rank_*"):
-            if entry.is_dir() and entry.stat().st_mtime_ns < begun_ns:
+            if is_rank_folder(entry.name) and entry.is_dir() and entry.stat().st_mtime_ns < begun_ns:
                 shutil.rmtree(entry)
+        if (self.path / FACTS).is_dir():
+            shutil.rmtree(self.path / FACTS)
+        (self.path / PREDICTIONS).unlink(missing_ok=True)
 
     def remove_unfinished(self, ranks: list[int]) -> None:
         """Remove the traces of ranks whose processes on this host have died before they could keep them."""

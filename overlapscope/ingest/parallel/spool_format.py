@@ -38,8 +38,9 @@ from overlapscope.timeline.dimensions import fill_group_columns
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import TABLES, UNKNOWN_RANK, Group, RankTimeline, Source
 from overlapscope.timeline.store.arrow_tables import from_arrow, read_parquet
-from overlapscope.timeline.store.fact_files import FACTS, load_facts, save_facts
+from overlapscope.timeline.store.fact_files import load_facts, save_facts
 from overlapscope.timeline.store.rank_files import table_file, write_table
+from overlapscope.timeline.store.run_directory import FACTS
 
 LARGE: Final[dict[str, type[Columns]]] = {
     "spans": Spans,

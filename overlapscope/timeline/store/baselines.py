@@ -20,6 +20,8 @@ from overlapscope.timeline.store.manifest import Manifest
 from overlapscope.timeline.store.run_directory import MANIFEST, is_run_directory
 from overlapscope.timeline.store.run_folder import is_taken, require_own, write_then_replace
 
+_ONE_OF_SEVERAL: Final = re.compile(r"run-\d{2,}")
+"""Name of a run in a baseline of several."""
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MAX_MANIFEST_BYTES: Final = 64 * 2**20
 
@@ -62,7 +64,8 @@ def save_baseline(runs: Sequence[Run], place: Path, *, version: str, force: bool
         raise UsageError(f"{place} contains no run, so it is not replaced; choose another name")
     if place.exists():
         inside = list_runs(place)
-        require_own(place, besides={each.name for each in inside})
+        several = [each.name for each in inside if each != place]
+        require_own(place, besides={name for name in several if _ONE_OF_SEVERAL.fullmatch(name)})
         for each in inside:
             require_own(each)
     try:

@@ -3,15 +3,14 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.facts import FACT_TABLES, Facts
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.store.arrow_tables import from_arrow, read_parquet, to_arrow, write_parquet
 from overlapscope.timeline.store.lazy_rank import UNREADABLE, first_line
-
-FACTS: Final = "facts"
+from overlapscope.timeline.store.run_directory import FACTS
 
 
 def save_facts(facts: Facts, folder: Path) -> None:

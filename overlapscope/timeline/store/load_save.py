@@ -8,6 +8,7 @@ It is written under a temporary name beside its place and renamed at the end, so
 not there.
 """
 
+import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from overlapscope.timeline.dimensions import with_dimensions
 from overlapscope.timeline.facts import Facts, Links, join_facts
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import MAX_RANKS, Group, RankTimeline, Run, Source
-from overlapscope.timeline.store.fact_files import FACTS, load_facts, missing_facts, save_facts, table_rows
+from overlapscope.timeline.store.fact_files import load_facts, missing_facts, save_facts, table_rows
 from overlapscope.timeline.store.lazy_rank import (
     EMPTY,
     UNREADABLE,
@@ -41,7 +42,7 @@ from overlapscope.timeline.store.manifest import (
 )
 from overlapscope.timeline.store.rank_files import check_against_entry, write_rank
 from overlapscope.timeline.store.read_ahead import available_cores, in_threads
-from overlapscope.timeline.store.run_directory import MANIFEST
+from overlapscope.timeline.store.run_directory import FACTS, MANIFEST
 from overlapscope.timeline.store.run_folder import explain_interrupted, replace_run
 
 AT_ONCE_BYTES: Final = 256 << 20
@@ -119,9 +120,7 @@ def load_run(path: Path) -> Run:
             sources.append(_source_of(entry, folder))
     world_size, groups, odd = _sound(manifest, path, max(ranks, default=-1))
     sources += [_warning(path / MANIFEST, each) for each in odd]
-    facts, unread = load_facts(path / FACTS)
-    if not unread:
-        unread = missing_facts(facts, manifest.facts or {})
+    facts, unread = _facts(path, manifest)
     sources += [_warning(path / FACTS, each) for each in unread]
     sources += [_warning(path, each) for each in explain_interrupted(path)]
     if size(facts.links) == 0:
@@ -137,6 +136,15 @@ def load_run(path: Path) -> Run:
         facts=facts,
         version=manifest.version,
     )
+
+
+def _facts(path: Path, manifest: Manifest) -> tuple[Facts, list[str]]:
+    """Return the facts that the manifest states, all where there is no manifest, and why some cannot be read."""
+    if not manifest.facts and (path / MANIFEST).is_file():
+        found = os.path.lexists(path / FACTS)
+        return Facts(), [f"{FACTS} left out: {MANIFEST} states none, so they are of another run"] if found else []
+    facts, unread = load_facts(path / FACTS)
+    return facts, unread or missing_facts(facts, manifest.facts or {})
 
 
 def _warning(path: Path, text: str, *unread_ranks: int) -> Source:

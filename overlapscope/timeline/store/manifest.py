@@ -52,7 +52,7 @@ class Manifest(msgspec.Struct, kw_only=True, rename={"schema_": "schema"}):
     sources: list[Source]
     fingerprint: dict[str, str | int | None]
     facts: dict[str, int] | None = None
-    """Rows of each fact table that is not empty; None in runs of early versions."""
+    """Rows of each fact table that is not empty; None in runs of captures, which write no facts."""
 
 
 class _Schema(msgspec.Struct, rename={"schema_": "schema"}):

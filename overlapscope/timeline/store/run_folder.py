@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from overlapscope.display import display_name, display_path, list_some
+from overlapscope.display import display_path, list_some
 from overlapscope.errors import InputError, UsageError
 from overlapscope.files.atomic import flush_path, flush_tree, umask
 from overlapscope.files.temporary_folder import (
@@ -120,7 +120,7 @@ def require_own(run: Path, besides: Set[str] = frozenset()) -> None:
     except OSError as error:
         raise InputError(f"{display_path(run)}: cannot be read: {error.strerror or error}") from error
     if foreign:
-        listed = list_some([display_name(Path(each)) for each in foreign], 3)
+        listed = list_some([display_path(Path(each)) for each in foreign], 3)
         kept = "move what you keep, or choose another place"
         raise UsageError(f"{display_path(run)} is not replaced: {listed} would be deleted with it; {kept}")
 

@@ -132,6 +132,17 @@ def test_files_of_others_in_a_baseline_and_inputs_are_never_replaced(
     assert len(list((tmp_path / "baselines" / "several").iterdir())) == 2
 
 
+def test_runs_that_are_not_the_baselines_are_never_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in ("exps/all/exp_a", "exps/all/exp_b", "kept/run-01", "kept/run-01/run-01"):
+        shutil.copytree(BASE, tmp_path / place, dirs_exist_ok=True)
+    assert "exp_a, exp_b would be deleted" in failed(
+        capsys, 2, "baseline", "save", "all", BASE, "--folder", "exps", "-f"
+    )
+    assert "run-01 would be deleted" in failed(capsys, 2, "baseline", "save", "run-01", BASE, "--folder", "kept", "-f")
+    places = [tmp_path / "exps" / "all" / "exp_a", tmp_path / "exps" / "all" / "exp_b", tmp_path / "kept/run-01/run-01"]
+    assert all((each / "run.json").is_file() for each in places)
+
+
 def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot be read" in failed(capsys, 3, "baseline", "list", "--folder", "nowhere")
     (tmp_path / "baselines").mkdir()

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 import overlapscope
 from overlapscope.errors import InputError, UsageError
 from overlapscope.loaded_run import LoadedRun
-from overlapscope.timeline.columns import make
+from overlapscope.timeline.columns import make, size
 from overlapscope.timeline.facts import Facts, Links
 from tests.support.writers.kineto import distributed, training, write
 
@@ -136,9 +136,29 @@ def test_what_is_no_file_in_the_place_of_a_rank_s_entry_is_not_waited_for(
     assert "rank_00001 left out: rank.json: not a regular file" in left_out(run)
 
 
+def with_links(run: Path) -> None:
+    """Write the run again with two facts."""
+    links = make(Links, 2, host=0, a=[1, 2], b=[2, 1])
+    whole = replace(overlapscope.load(run).run, facts=Facts(names=("node", "GPU0", "GPU1"), links=links))
+    LoadedRun(whole).save(run, force=True)
+
+
+@pytest.mark.parametrize("stated", [None, {}])
+def test_facts_that_the_run_does_not_state_are_those_of_another(stated: object, run: Path) -> None:
+    with_links(run)
+    assert size(overlapscope.load(run).run.facts.links) == 2
+    rewritten(run, facts=stated)
+    loaded = overlapscope.load(run)
+    assert size(loaded.run.facts.links) == 0
+    assert "facts left out: run.json states none, so they are of another run" in warnings_of(loaded)
+    (run / "run.json").unlink()
+    assert size(overlapscope.load(run).run.facts.links) == 2
+
+
 @pytest.mark.parametrize("odd", [os.mkfifo, Path.mkdir, lambda place: place.symlink_to("nowhere")])
 def test_what_is_no_file_in_the_place_of_facts_costs_those_alone(odd: Callable[[Path], None], run: Path) -> None:
-    (run / "facts").mkdir()
+    with_links(run)
+    (run / "facts" / "links.parquet").unlink()
     odd(run / "facts" / "links.parquet")
     loaded = overlapscope.load(run)
     assert loaded.ranks == [0, 1]
@@ -146,15 +166,15 @@ def test_what_is_no_file_in_the_place_of_facts_costs_those_alone(odd: Callable[[
 
 
 def test_facts_that_are_no_folder_are_reported(run: Path) -> None:
+    with_links(run)
+    shutil.rmtree(run / "facts")
     (run / "facts").write_text("none")
     assert "facts left out: it is not a folder" in warnings_of(overlapscope.load(run))
 
 
 @pytest.mark.parametrize("lost", ["the folder", "a table", "rows"])
 def test_facts_that_are_gone_are_reported(lost: str, run: Path) -> None:
-    links = make(Links, 2, host=0, a=[1, 2], b=[2, 1])
-    whole = replace(overlapscope.load(run).run, facts=Facts(names=("node", "GPU0", "GPU1"), links=links))
-    LoadedRun(whole).save(run, force=True)
+    with_links(run)
     assert warnings_of(overlapscope.load(run)) == ""
     table = run / "facts" / "links.parquet"
     if lost == "the folder":

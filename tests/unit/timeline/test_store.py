@@ -10,12 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from overlapscope.capture.lifecycle.output import unfinished
 from overlapscope.errors import InputError, NewerSchemaError, UsageError
 from overlapscope.timeline.columns import NONE, column_kinds, make, size
+from overlapscope.timeline.facts import FACT_TABLES
 from overlapscope.timeline.run import TABLES, Group, RankTimeline, Run, Source, join_recordings
 from overlapscope.timeline.store.load_save import load_run, save_run
 from overlapscope.timeline.store.manifest import read_manifest
-from overlapscope.timeline.store.run_directory import MANIFEST, RANK_ENTRY, is_run_directory
+from overlapscope.timeline.store.run_directory import MANIFEST, RANK_ENTRY, foreign_entries, is_run_directory
 from tests.support.builders import EPOCH_NS, full_timeline, spelled
 
 
@@ -202,6 +204,30 @@ def test_a_run_with_files_of_others_in_it_is_not_replaced(saved):
     (saved / "checkpoint.pt").unlink()
     save_run(run_of(1), saved, version="2", force=True)
     assert everything_in(saved) == ["rank_00001", MANIFEST]
+
+
+def test_files_of_others_in_the_folders_of_a_run_keep_it_from_being_replaced(saved):
+    for inside in ("rank_00000/notes.txt", "facts/mine.parquet"):
+        place = saved / inside
+        place.parent.mkdir(exist_ok=True)
+        place.write_text("years of work")
+        with pytest.raises(UsageError, match=re.escape(f"run is not replaced: {inside} would be deleted with it")):
+            save_run(run_of(1), saved, version="2", force=True)
+        assert place.read_text() == "years of work"
+        place.unlink()
+    save_run(run_of(1), saved, version="2", force=True)
+    assert everything_in(saved) == ["rank_00001", MANIFEST]
+
+
+def test_every_table_and_what_a_killed_capture_leaves_is_own(saved):
+    (saved / "facts").mkdir()
+    files = [*(f"facts/{name}.parquet" for name in FACT_TABLES), *(f"rank_00002/{name}.parquet" for name in TABLES)]
+    killed = [f"{unfinished(1, 7)}.recording0.pt.trace.json.gz", "recording0.rank1.pt.trace.json.gz"]
+    for file in [*files, *killed, "rank_00000/recording0.rank0.pt.trace.json.gz"]:
+        (saved / file).write_text("")
+    assert foreign_entries(saved) == []
+    (saved / ".rank_00001.notes.gz").write_text("")
+    assert foreign_entries(saved) == [".rank_00001.notes.gz"]
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("a bug"), KeyboardInterrupt()])
