@@ -1,7 +1,7 @@
 """Write the run before the process ends: on SIGTERM, on SIGTERM while stuck in C++, and before process groups go.
 
 SIGTERM writes the run first, then does what it would have done without us (`Termination`). One that arrives while the
-run is written, also a second one, as torchrun sends it to all ranks a moment after one has died, waits until it is written.
+run is written, as torchrun sends it to all ranks a moment after one has died, waits until it is written.
 
 A rank that hangs in a collective is inside C++: Python notes the signal and would run its handler when that call
 returns, which is never. A thread is woken by the signal itself, gives the handler a moment, then writes the run and
