@@ -32,6 +32,8 @@ from overlapscope.version import __version__
 
 LET_END_SECONDS = 1.0
 """How long rank 0, which often holds the job's store, ends after the ranks that wait for it."""
+GRACE_MARGIN_SECONDS = 2.0
+"""How much longer than twice the grace other ranks wait: rank 0 may begin its own later, and writes after it."""
 MAX_SUMMARY_SPANS = 1_000_000
 """Most spans of all ranks for which the summary analyzes all ranks together: about one second."""
 
@@ -61,6 +63,8 @@ def finish(session: Session) -> None:
                 session.guard("fetching a rank", exchange.receive_folder, store, f"{key}{rank}", parts, folder)
     if timeline is not None:
         session.guard("writing run.json", _save_job, session, tell_ranks=True)
+    if store is not None and session.terminated:
+        session.guard("telling the other ranks", _release, session, store)
     received = [summary, *(msgspec.convert(each, CaptureSummary) for each in others.values())]
     missing = [rank for rank in range(1, session.world_size) if f"{key}{rank}" not in others]
     session.guard("cleaning up", session.output.remove_unfinished, missing)
@@ -88,7 +92,8 @@ def _send(session: Session, store: Any, key: str, summary: CaptureSummary) -> No
     exchange.send(store, f"{key}{session.rank}", {**msgspec.to_builtins(summary), "parts": parts})
     if session.terminated and exchange.count(store, apart_key(session.number)):
         with suppress(exchange.StoreEndedError):  # rank 0 has ended
-            exchange.receive(store, [_written_key(session)], session.settings.grace_seconds)
+            seconds = 2 * session.settings.grace_seconds + GRACE_MARGIN_SECONDS
+            exchange.receive(store, [_written_key(session)], seconds, session.hurried)
             exchange.count(store, _ended_key(session), 1)
 
 
@@ -100,11 +105,16 @@ def _receive(session: Session, store: Any, keys: list[str]) -> dict[str, dict[st
     return exchange.receive(store, keys, seconds, session.hurried)
 
 
+def _release(session: Session, store: Any) -> None:
+    """Tell the ranks that wait for it that the run is written."""
+    if exchange.count(store, apart_key(session.number)):
+        exchange.send(store, _written_key(session), {})
+
+
 def _let_end(session: Session, store: Any) -> None:
-    """Tell the ranks that wait for it that the run is written, and wait until they no longer need the store."""
+    """Wait until the ranks that waited for the run no longer need the store."""
     if not exchange.count(store, apart_key(session.number)):
         return
-    exchange.send(store, _written_key(session), {})
     end = time.monotonic() + LET_END_SECONDS
     while exchange.count(store, _ended_key(session)) < session.world_size - 1 and time.monotonic() < end:
         time.sleep(exchange.POLL_SECONDS)

@@ -111,8 +111,18 @@ class Session:
     def close(self, *, wait: bool = True) -> None:
         """Stop recording, write the run, and on rank 0 print the summary; do nothing the second time."""
         if self._state != "open":
+            self._termination.wait_for_stuck_writer()
             return
         self._termination.hold()
+        try:
+            self._write_run(wait=wait)
+        finally:  # also after KeyboardInterrupt: the process must not stay deaf to SIGTERM
+            try:
+                self.output.leave()
+            finally:
+                self._termination.close()  # unguarded: a signal that was held may raise, as the job's handler would
+
+    def _write_run(self, *, wait: bool) -> None:
         self._stop()
         self._unregister_fork_stop()
         self.hooks.close()
@@ -127,8 +137,6 @@ class Session:
         """Whether SIGTERM ends the process now; a job that handles it itself is not kept waiting."""
         self.guard.ending = True
         self.guard("writing the run", self._finish, self)
-        self.output.leave()
-        self._termination.close()  # unguarded: a signal that was held may raise, as the job's own handler would
 
     def _settle(self) -> None:
         self.hooks.settle(self.steps.records, self.wait_seconds, self.hurried)

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import textwrap
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -78,6 +79,52 @@ def test_a_forked_child_that_ends_writes_no_run(tmp_path: Path) -> None:
     assert done.code == 0, done.output
     assert "there False" in done.output
     assert done.output.count("overlapscope:") == 1
+
+
+def test_a_second_sigterm_while_the_run_is_written_costs_no_run(tmp_path: Path) -> None:
+    done = run(
+        """
+        import os, signal, sys, overlapscope
+        scope = overlapscope.profile(sys.argv[1], mode="events", warmup=0, measure_overhead=False)
+        finish = scope._finish
+        def terminated_again(session):
+            os.kill(os.getpid(), signal.SIGTERM)
+            finish(session)
+        scope._finish = terminated_again
+        with scope:
+            with scope.step():
+                pass
+            os.kill(os.getpid(), signal.SIGTERM)
+        """,
+        str(tmp_path / "run"),
+    )
+    assert done.code == -signal.SIGTERM, done.output
+    assert overlapscope.load(tmp_path / "run").ranks == [0]
+
+
+def test_a_profile_that_is_closed_elsewhere_or_interrupted_leaves_sigterm_to_the_job(tmp_path: Path) -> None:
+    def interrupt(session: Any) -> None:
+        raise KeyboardInterrupt
+
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        with profiled(tmp_path / "thread") as scope:
+            with scope.step():
+                pass
+            closing = threading.Thread(target=scope.close)
+            closing.start()
+            closing.join()
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert (received, scope.guard.failures) == ([signal.SIGTERM], [])
+        scope = profiled(tmp_path / "interrupted")
+        scope._finish = interrupt
+        with pytest.raises(KeyboardInterrupt), scope, scope.step():
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert received == [signal.SIGTERM] * 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_pool_of_forked_workers_is_terminated_as_without_us(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import inspect
 import os
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -41,7 +42,9 @@ class Termination:
         self._guard, self._write = guard, write
         self._stuck_writer = StuckProcessWriter(guard, self._write_while_stuck)
         self._handlers: tuple[Any, Any] | None = None
-        self._writing = False
+        self._writing = self._terminating = False
+        self._written = threading.Event()
+        self._stuck_until = 0.0
         self.pending = False
         """Whether a signal arrived that `close` will deliver."""
         self.stuck = False
@@ -51,22 +54,31 @@ class Termination:
 
     def open(self) -> None:
         """Install the handler; do nothing on a thread other than the main one, where Python does not allow it."""
-        if threading.current_thread() is not threading.main_thread():
+        if not _on_main_thread():
             return
         previous = signal.getsignal(signal.SIGTERM)
 
         def terminated(number: int, frame: Any) -> None:
-            if self._writing:
+            if self.stuck:  # it came free meanwhile; the thread ends the process once the run is written
+                self.wait_for_stuck_writer()
+            elif self._handlers is None:
+                _pass_on(previous, terminated, frame)
+                return
+            elif self._writing:
                 self.pending = True
                 return
-            if self.stuck:  # it came free meanwhile; the thread ends the process once the run is written
-                threading.Event().wait(WRITING_SECONDS)
-            # Restore first: a second signal must find the handler that was there without us.
+            else:
+                self._writing = self._terminating = True
+                try:
+                    self._stuck_writer.cancel()
+                    self._guard.failures.append("the process was terminated")
+                    self._write()
+                finally:
+                    self._restore()
             signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
-            self._stuck_writer.cancel()
-            self._guard.failures.append("the process was terminated")
-            self._write()
             _deliver(previous, frame)
+            if self.pending:
+                _deliver(previous, frame)
 
         self._handlers = (previous, terminated)
         signal.signal(signal.SIGTERM, terminated)
@@ -82,29 +94,54 @@ class Termination:
     def close(self) -> None:
         """Restore the handler, and deliver a signal that was held.
 
-        Does nothing while the main thread is stuck: only that thread may set handlers.
+        Does nothing while the main thread is stuck: only that thread may set handlers. Does nothing inside our own
+        handler, which restores and delivers when it has ended. On another thread the handler stays, and passes signals
+        on to the one that was there before.
         """
-        if self.stuck:
+        if self.stuck or self._terminating or self._handlers is None:
             return
-        self._stuck_writer.close()
-        if self._handlers is not None:
-            previous, ours = self._handlers
-            self._handlers = None
-            if signal.getsignal(signal.SIGTERM) is ours:
-                signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
-            if self.pending:
-                _deliver(previous, inspect.currentframe())
+        previous, ours = self._handlers
+        self._restore()
+        if not self.pending:
+            return
+        if _on_main_thread():
+            _deliver(previous, inspect.currentframe())
+        elif signal.getsignal(signal.SIGTERM) is ours:
+            signal.raise_signal(signal.SIGTERM)  # Python calls handlers on the main thread
 
     def forked(self) -> None:
         """Restore the handler in a forked child, and close the pipe, which would wake the parent's thread."""
-        self.stuck = self.pending = False
+        self.stuck = self.pending = self._terminating = False
         self.close()
+
+    def wait_for_stuck_writer(self) -> None:
+        """Wait, on the main thread, until the thread that writes in its place has written, or its time is over."""
+        if self.stuck and _on_main_thread():
+            self._written.wait(max(0.0, self._stuck_until - time.monotonic()))
+
+    def _restore(self) -> None:
+        """Restore what was there before, as far as Python allows it on this thread."""
+        handlers, self._handlers = self._handlers, None
+        self._writing = self._terminating = False
+        self._guard("restoring signals", self._stuck_writer.close)
+        if handlers is not None and _on_main_thread():
+            previous, ours = handlers
+            if signal.getsignal(signal.SIGTERM) is ours:
+                signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
 
     def _write_while_stuck(self) -> None:
         """Write the run from another thread, while the main one is stuck outside Python."""
         self._guard.failures.append("the process was terminated while it waited outside Python")
+        self._stuck_until = time.monotonic() + WRITING_SECONDS
         self.stuck = True
-        self._write()
+        try:
+            self._write()
+        finally:
+            self._written.set()
+
+
+def _on_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _deliver(previous: Any, frame: Any) -> None:
@@ -113,6 +150,15 @@ def _deliver(previous: Any, frame: Any) -> None:
         previous(int(signal.SIGTERM), frame)
     elif previous != signal.SIG_IGN:
         signal.raise_signal(signal.SIGTERM)
+
+
+def _pass_on(previous: Any, ours: Any, frame: Any) -> None:
+    """Do with SIGTERM what was done without us, where our handler outlived its profile."""
+    if signal.getsignal(signal.SIGTERM) is ours:
+        signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
+        _deliver(previous, frame)
+    elif callable(previous):  # a later handler called ours as the one it found
+        previous(int(signal.SIGTERM), frame)
 
 
 class StuckProcessWriter:
@@ -139,9 +185,9 @@ class StuckProcessWriter:
         self._handled.set()
 
     def close(self) -> None:
-        """Stop the thread; call it from the main thread."""
+        """Stop the thread; on a thread other than the main one leave it the pipe, which signals still write to."""
         self._handled.set()
-        if self._wake != -1:
+        if self._wake != -1 and _on_main_thread():
             ours, found = self._wake, signal.set_wakeup_fd(-1)
             if found not in (-1, ours):  # something else, such as asyncio, has taken it over
                 signal.set_wakeup_fd(found)
