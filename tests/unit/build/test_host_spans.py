@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.analyze import analyze
 from overlapscope.ingest.build import host_spans
 from overlapscope.ingest.build.host_spans import in_order
 from overlapscope.ingest.options import ReadOptions
@@ -221,14 +220,13 @@ def test_damaged_host_events_cost_only_themselves(tmp_path: Path) -> None:
     assert 0 < lost <= 3
 
 
-def test_analysis_of_a_trace_makes_no_host_spans_and_other_processes_get_them(
+def test_reading_a_trace_makes_no_host_spans_and_other_processes_get_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
     making = host_spans.in_order
     monkeypatch.setattr(host_spans, "in_order", lambda **columns: (made.append(1), making(**columns))[1])
     run = read_inputs([write_job(tmp_path / "job", 2)])
-    assert analyze(run).ranks[0].steps
     sent = pickle.loads(pickle.dumps(run.ranks[0], protocol=5))
     assert not made
     assert our_totals(sent) == our_totals(run.ranks[0])
