@@ -106,7 +106,7 @@ def _receive(session: Session, store: Any, keys: list[str]) -> dict[str, dict[st
 
 
 def _release(session: Session, store: Any) -> None:
-    """Tell the ranks that wait for it that the run is written."""
+    """Send the ranks that wait for it the message that the run is written."""
     if exchange.count(store, apart_key(session.number)):
         exchange.send(store, _written_key(session), {})
 

@@ -191,7 +191,7 @@ class _Walk:
         self, gap: Ints, since_ns: Ints, cause: Small | Ints | int, blocker: Ints | int = NO_BLOCKER,
         call: Ints | int = NONE, stretch: Ints | int = NO_STRETCH,
     ) -> None:  # fmt: skip
-        """Give the time of gaps from a moment on, that has no cause yet, its cause."""
+        """Assign a cause to the part of gaps from a moment on that has none yet."""
         begin = np.clip(since_ns, self.gaps.starts[gap], self.cursor[gap])
         some = begin < self.cursor[gap]
         columns = {"cause": cause, "blocker": blocker, "call": call, "stretch": stretch}

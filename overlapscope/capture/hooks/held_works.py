@@ -44,7 +44,7 @@ class HeldWorks:
             self.drop(next(iter(self._held)))
 
     def drop(self, key: int) -> None:
-        """Give up a work, if it is held."""
+        """Remove a work, if it is held."""
         held = self._held.pop(key, None)
         if held is not None:
             self._bytes -= held.size_bytes
@@ -55,12 +55,12 @@ class HeldWorks:
         return held.transfer if held is not None else None
 
     def clear(self) -> None:
-        """Give up all."""
+        """Remove all works."""
         self._held.clear()
         self._bytes = 0
 
     def forget_host(self) -> None:
-        """Give up transfers on the host that the job never waited for."""
+        """Remove transfers on the host that the job never waited for."""
         for key in [key for key, held in self._held.items() if held.transfer.on_host]:
             self.drop(key)
 

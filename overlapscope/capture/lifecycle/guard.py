@@ -24,7 +24,7 @@ class Guard:
         """Call `function` and return its result; None when it fails. `what` names the activity in the warning."""
         try:
             return function(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - the only broad one: a failure of ours must not end training
+        except Exception as error:  # noqa: BLE001 - the boundary to the job: a failure of ours must not end training
             self.note(f"{what}: {type(error).__name__}: {error}")
             return None
 
