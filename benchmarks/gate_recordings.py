@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from overlapscope.analysis.compare import common_steps
-from overlapscope.analysis.measured_run import MeasuredRun, measure_run
-from overlapscope.analysis.metrics import metrics
+from overlapscope.analysis.compare.compare import common_steps
+from overlapscope.analysis.compare.measured_run import MeasuredRun, measure_run
+from overlapscope.analysis.job_step.metrics import metrics
 from overlapscope.gate.calibrate import calibrate, noise_bound
 from overlapscope.gate.judge import MetricVerdict, judge_metrics
 from overlapscope.gate.policy import Policy

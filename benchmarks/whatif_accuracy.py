@@ -26,12 +26,12 @@ from msgspec.structs import replace
 
 from benchmarks.namespace_job import run_job
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.whatif.calibrate import Fit
-from overlapscope.whatif.ddp_predict import predict_ddp, predict_settings
-from overlapscope.whatif.ddp_recording import RecordedCase, ddp_case_of_run
-from overlapscope.whatif.ddp_step import HALF, Settings
+from overlapscope.whatif.ddp.calibrate import Fit
+from overlapscope.whatif.ddp.ddp_predict import predict_ddp, predict_settings
+from overlapscope.whatif.ddp.ddp_recording import RecordedCase, ddp_case_of_run
+from overlapscope.whatif.ddp.ddp_step import HALF, Settings
+from overlapscope.whatif.ddp.search import with_cap
 from overlapscope.whatif.result import Scenario
-from overlapscope.whatif.search import with_cap
 from tests.integration.disturbed.network import Network, network
 
 ROOT = Path(__file__).parents[1]

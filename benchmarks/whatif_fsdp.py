@@ -17,9 +17,9 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks.namespace_job import run_job
-from overlapscope.analysis.across_ranks import match_and_align
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.whatif.graph_predict import ReplayOptions, predict_graph_run
+from overlapscope.whatif.step_graph.graph_predict import ReplayOptions, predict_graph_run
 from tests.integration.disturbed.network import network
 
 ROOT = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ makes text and lines of a chart dark or light. For that, text in figures must ha
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from overlapscope.analysis.cause_table import CAUSES, IDLE_CAUSES, Cause
+from overlapscope.analysis.common.cause_table import CAUSES, IDLE_CAUSES, Cause
 from overlapscope.report.formatting import inert, one_row
 from overlapscope.report.verdicts import TONES
 

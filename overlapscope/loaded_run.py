@@ -9,9 +9,9 @@ import pandas as pd
 import pyarrow as pa
 
 from overlapscope.advice.advise import analyze_with_advice
-from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.compare import Comparison, compare
-from overlapscope.analysis.measured_run import measure_run
+from overlapscope.analysis.compare.compare import Comparison, compare
+from overlapscope.analysis.compare.measured_run import measure_run
+from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import Analysis
 from overlapscope.ingest.options import ReadOptions, check_paths
 from overlapscope.ingest.read_run import read_inputs

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.headline import Headline
+from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.result import Analysis, StepBreakdown
 from overlapscope.capture.host import environment
 from overlapscope.capture.lifecycle import exchange

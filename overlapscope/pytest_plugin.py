@@ -23,7 +23,7 @@ from overlapscope.errors import OverlapScopeError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-    from overlapscope.analysis.measured_run import MeasuredRun
+    from overlapscope.analysis.compare.measured_run import MeasuredRun
     from overlapscope.capture.session import Session
     from overlapscope.gate.policy import Policy
     from overlapscope.gate.verdict import Gate
@@ -162,7 +162,7 @@ def _gate(recorder: Recorder, place: Path | None, policy: Policy) -> Gate:
 
 
 def _measured(place: Path, left_out: list[str]) -> list[MeasuredRun]:
-    from overlapscope.analysis.measured_run import measure_run  # noqa: PLC0415
+    from overlapscope.analysis.compare.measured_run import measure_run  # noqa: PLC0415
     from overlapscope.ingest.run_folder import read_side  # noqa: PLC0415
 
     return [measure_run(run, name) for name, run in read_side(place, left_out=left_out)]

@@ -6,11 +6,11 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.analysis.attribution import COMPUTE, COPY, EXPOSED, IDLE, IDLE_OR_COPIES, Attribution
-from overlapscope.analysis.cause_table import CAUSES, cause_label
-from overlapscope.analysis.compare import Attributions, Comparison, headline_attributions
-from overlapscope.analysis.metrics import Metric
-from overlapscope.analysis.wording import short
+from overlapscope.analysis.common.cause_table import CAUSES, cause_label
+from overlapscope.analysis.common.wording import short
+from overlapscope.analysis.compare.compare import Attributions, Comparison, headline_attributions
+from overlapscope.analysis.job_step.attribution import COMPUTE, COPY, EXPOSED, IDLE, IDLE_OR_COPIES, Attribution
+from overlapscope.analysis.job_step.metrics import Metric
 from overlapscope.gate.judge import MetricVerdict
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.model import Chart, Series

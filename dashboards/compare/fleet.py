@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from overlapscope.analysis.fleet import Fleet
+from overlapscope.analysis.compare.fleet import Fleet
 from overlapscope.report.sheet import fleet as sheet
 from overlapscope_dashboards.parts import card, empty, figure_card, next_command, notes, table
 from overlapscope_dashboards.parts.charts import chart_table, lines

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from overlapscope.analysis.compare import ComparedRun
-from overlapscope.analysis.findings import titles
+from overlapscope.analysis.common.findings import titles
+from overlapscope.analysis.compare.compare import ComparedRun
 from overlapscope.gate.policy import Policy
 from overlapscope.gate.verdict import Gate, judge
 from overlapscope.report.formatting import count, ms

@@ -10,7 +10,7 @@ import msgspec
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
-from overlapscope.analysis.cause_table import cause_label
+from overlapscope.analysis.common.cause_table import cause_label
 from overlapscope.errors import InputError
 from overlapscope.report.formatting import count, ms, signed_ms, size
 from overlapscope_dashboards.parts import card, empty, figure_card, notes, table

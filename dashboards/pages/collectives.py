@@ -7,10 +7,10 @@ from typing import Any, Final
 from dash import html
 from dash.development.base_component import Component
 
-from overlapscope.analysis.collectives import CollectiveRow
-from overlapscope.analysis.operation_times import OpTime, op_times
-from overlapscope.analysis.possible_bandwidth import curves_of, link_speed
-from overlapscope.whatif.recorded_curves import RecordedCurve, recorded_curves
+from overlapscope.analysis.checks.possible_bandwidth import curves_of, link_speed
+from overlapscope.analysis.exposure.collectives import CollectiveRow
+from overlapscope.analysis.exposure.operation_times import OpTime, op_times
+from overlapscope.whatif.cost.recorded_curves import RecordedCurve, recorded_curves
 from overlapscope_dashboards.parts import card, empty, figure_card, next_command, table
 from overlapscope_dashboards.parts.bars import SplitPart, SplitRow, split_bar_table
 from overlapscope_dashboards.parts.charts import DASHES

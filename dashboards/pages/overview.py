@@ -7,7 +7,7 @@ import numpy as np
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
-from overlapscope.analysis.findings import titles
+from overlapscope.analysis.common.findings import titles
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.report.formatting import ms
 from overlapscope.report.sheet.charts import charts_of

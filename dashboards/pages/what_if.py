@@ -11,10 +11,10 @@ from overlapscope.advice.setting_code import setting_code
 from overlapscope.errors import InputError
 from overlapscope.report.formatting import ms, size
 from overlapscope.timeline.operations import ITEM_BYTES
-from overlapscope.whatif.cap_curve import caps_to_draw
-from overlapscope.whatif.ddp_recording import RecordedCase, ddp_case_of_run
-from overlapscope.whatif.ddp_step import Settings
-from overlapscope.whatif.lane_usage import ReplayedStep
+from overlapscope.whatif.ddp.cap_curve import caps_to_draw
+from overlapscope.whatif.ddp.ddp_recording import RecordedCase, ddp_case_of_run
+from overlapscope.whatif.ddp.ddp_step import Settings
+from overlapscope.whatif.ddp.lane_usage import ReplayedStep
 from overlapscope_dashboards.parts import card, empty, figure_card, key_figures, next_command, notes, stacked_bar, table
 from overlapscope_dashboards.parts.text import aria, chips, code
 from overlapscope_dashboards.runs.open_run import OpenRun

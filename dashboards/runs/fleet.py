@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 
-from overlapscope.analysis.fleet import Fleet, fleet
+from overlapscope.analysis.compare.fleet import Fleet, fleet
 from overlapscope.display import display_path
 from overlapscope.errors import InputError
 from overlapscope.fleet.find import RunPlace, job_name, unique_names

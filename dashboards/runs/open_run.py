@@ -9,10 +9,10 @@ from time import monotonic
 from typing import Any, Final, TypeVar
 
 from overlapscope.advice.advise import advise
-from overlapscope.analysis.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.measured_run import MeasuredRun, measure_run
-from overlapscope.analysis.prediction_check import Noted, Outcome
+from overlapscope.analysis.compare.measured_run import MeasuredRun, measure_run
+from overlapscope.analysis.compare.prediction_check import Noted, Outcome
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.errors import OverlapScopeError
 from overlapscope.ingest.options import ReadOptions

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.common.cause_table import CAUSES
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints
 from overlapscope_dashboards.theme import COLOURS, plain
 from overlapscope_dashboards.timeline.labels import format_duration

@@ -24,9 +24,9 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
-from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.occupancy import STATES, Occupancy
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.occupancy import STATES, Occupancy
 from overlapscope.files.atomic import flush_tree
 from overlapscope.files.safe_open import open_own_file, open_own_folder, open_regular
 from overlapscope.files.source_digest import source_digest

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.across_ranks import CrossRank
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import Run
 

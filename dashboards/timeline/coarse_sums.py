@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.occupancy import STATES, Occupancy
+from overlapscope.analysis.per_rank.occupancy import STATES, Occupancy
 from overlapscope.timeline.columns import Ints
 from overlapscope_dashboards.timeline.heat_map import map_rows, time_by_row
 from overlapscope_dashboards.timeline.window import MAX_BINS, MIN_BINS

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from overlapscope.analysis.occupancy import spent_together
+from overlapscope.analysis.per_rank.occupancy import spent_together
 from overlapscope.timeline.columns import Ints
 from overlapscope_dashboards.theme import GRID, figure, plain
 from overlapscope_dashboards.timeline.heat_map import map_cells, map_row_pixels, map_rows

@@ -8,7 +8,7 @@ import numpy as np
 from overlapscope.report.formatting import count, ms, size
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.operations import ITEM_BYTES
-from overlapscope.whatif.recorded_buckets import RecordedBucket, recorded_bucket
+from overlapscope.whatif.ddp.recorded_buckets import RecordedBucket, recorded_bucket
 from overlapscope_dashboards.timeline.labels import format_duration
 from overlapscope_dashboards.timeline.lane_rows import lower_rows
 from overlapscope_dashboards.timeline.query import TimelineQuery

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.occupancy import (
+from overlapscope.analysis.per_rank.occupancy import (
     COMPUTE_ONLY,
     COPY_ONLY,
     EXPOSED,

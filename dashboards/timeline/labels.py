@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
-from overlapscope.analysis.cause_table import cause_label
-from overlapscope.analysis.occupancy import STATES, UNRECORDED, spent_together
+from overlapscope.analysis.common.cause_table import cause_label
+from overlapscope.analysis.per_rank.occupancy import STATES, UNRECORDED, spent_together
 from overlapscope.report.formatting import ms, percent, size
 from overlapscope.timeline.columns import NONE
 from overlapscope_dashboards.timeline.source import TimelineSource

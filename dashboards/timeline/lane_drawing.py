@@ -6,8 +6,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.analysis.occupancy import STATES
+from overlapscope.analysis.common.cause_table import CAUSES
+from overlapscope.analysis.per_rank.occupancy import STATES
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals
 from overlapscope_dashboards.theme import COLOURS

@@ -6,8 +6,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.occupancy import COMPUTE_ONLY, COPY_ONLY, EXPOSED, OVERLAPPED, STATES, Occupancy
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.occupancy import COMPUTE_ONLY, COPY_ONLY, EXPOSED, OVERLAPPED, STATES, Occupancy
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints
 from overlapscope.timeline.intervals import Intervals, difference, intersection, union
 from overlapscope.timeline.run import RankTimeline

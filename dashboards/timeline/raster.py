@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.occupancy import STATES
+from overlapscope.analysis.per_rank.occupancy import STATES
 from overlapscope.timeline.columns import Ints
 from overlapscope_dashboards.theme import COLOURS
 from overlapscope_dashboards.timeline.heat_map import DOMINATING, FULL, Cells, map_row_pixels

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.occupancy import STATES
+from overlapscope.analysis.per_rank.occupancy import STATES
 from overlapscope.timeline.columns import NONE, or_none
 from overlapscope_dashboards.theme import GRID, figure, plain
 from overlapscope_dashboards.timeline.bars import DrawingOrigin

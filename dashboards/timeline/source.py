@@ -11,13 +11,13 @@ from typing import Final, Self
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.across_ranks import Transfers
-from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.exposed_causes import Causes, causes_of
-from overlapscope.analysis.occupancy import Occupancy
-from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows
+from overlapscope.analysis.common.cause_table import CAUSES
+from overlapscope.analysis.cross_rank.across_ranks import Transfers
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.exposure.exposed_causes import Causes, causes_of
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.occupancy import Occupancy
+from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole_windows
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.report.perfetto.call_args import CallArguments
 from overlapscope.report.perfetto.tracks import lane_name, to_common_clock

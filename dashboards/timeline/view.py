@@ -7,8 +7,8 @@ from weakref import WeakKeyDictionary
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.analysis.occupancy import STATES, spent_together
+from overlapscope.analysis.common.cause_table import CAUSES
+from overlapscope.analysis.per_rank.occupancy import STATES, spent_together
 from overlapscope.report.formatting import ms
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope_dashboards.runs.recent import RecentCache

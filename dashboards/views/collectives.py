@@ -7,14 +7,14 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.collectives import CollectiveRow
-from overlapscope.analysis.operation_times import OpTime
-from overlapscope.analysis.possible_bandwidth import BandwidthCurve as Benchmark
-from overlapscope.analysis.wording import short
+from overlapscope.analysis.checks.possible_bandwidth import BandwidthCurve as Benchmark
+from overlapscope.analysis.common.wording import short
+from overlapscope.analysis.exposure.collectives import CollectiveRow
+from overlapscope.analysis.exposure.operation_times import OpTime
 from overlapscope.report.formatting import NOT_APPLICABLE, count, ms, percent, size
 from overlapscope.report.text.analysis import place
-from overlapscope.whatif.curves import CLOSE
-from overlapscope.whatif.recorded_curves import RecordedCurve
+from overlapscope.whatif.cost.curves import CLOSE
+from overlapscope.whatif.cost.recorded_curves import RecordedCurve
 
 MAX_SERIES: Final = 8
 MAX_BENCHMARKS: Final = 4

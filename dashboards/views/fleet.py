@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.analysis.fleet import Fleet, JobTrend
+from overlapscope.analysis.compare.fleet import Fleet, JobTrend
 from overlapscope.report.model import Chart, Series
 from overlapscope.report.sheet.fleet import host_row, host_sentence, job_row, run_row
 

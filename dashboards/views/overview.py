@@ -6,12 +6,18 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.attribution import divided
-from overlapscope.analysis.cause_table import CAUSES, IDLE_CAUSES, WAITS_FOR_ANOTHER_RANK, cause_label, idle_label
-from overlapscope.analysis.exposed import PLACES, UNKNOWN
-from overlapscope.analysis.headline import Headline
+from overlapscope.analysis.common.cause_table import (
+    CAUSES,
+    IDLE_CAUSES,
+    WAITS_FOR_ANOTHER_RANK,
+    cause_label,
+    idle_label,
+)
+from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN
+from overlapscope.analysis.job_step.attribution import divided
+from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.result import Analysis
-from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
+from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.report.formatting import count, ms, percent
 from overlapscope.report.rank_columns import rank_figures
 from overlapscope.report.text import throughput

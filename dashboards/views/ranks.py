@@ -6,9 +6,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.result import Analysis
-from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
+from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.analysis.telemetry import MEASURES, Readings, thinned
 from overlapscope.report.formatting import NOT_APPLICABLE, count, ms, percent
 from overlapscope.report.text.cross_rank import evidence_text, matched_text, missing_ranks_text, straggler_sentences

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from overlapscope.analysis.prediction_check import Outcome, words
+from overlapscope.analysis.compare.prediction_check import Outcome, words
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.report.formatting import count, ms, percent, signed_percent
 from overlapscope.report.text.cross_rank import evidence_text, straggler_sentences

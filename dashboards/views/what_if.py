@@ -7,13 +7,13 @@ import msgspec
 from msgspec.structs import replace
 
 from overlapscope.report.formatting import ms, percent, signed_ms, size
-from overlapscope.whatif.cap_curve import CapCurve, cap_curve, caps_to_draw
-from overlapscope.whatif.ddp_predict import predict_settings
-from overlapscope.whatif.ddp_recording import RecordedCase
-from overlapscope.whatif.ddp_step import HALF, Settings
-from overlapscope.whatif.lane_usage import ReplayedStep, replayed_step
+from overlapscope.whatif.ddp.cap_curve import CapCurve, cap_curve, caps_to_draw
+from overlapscope.whatif.ddp.ddp_predict import predict_settings
+from overlapscope.whatif.ddp.ddp_recording import RecordedCase
+from overlapscope.whatif.ddp.ddp_step import HALF, Settings
+from overlapscope.whatif.ddp.lane_usage import ReplayedStep, replayed_step
+from overlapscope.whatif.ddp.search import with_cap
 from overlapscope.whatif.result import Scenario
-from overlapscope.whatif.search import with_cap
 from overlapscope_dashboards.parts.bars import Segment
 
 MAX_CAP_MB: Final = 100_000.0

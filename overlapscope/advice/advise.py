@@ -18,15 +18,15 @@ from overlapscope.advice.network import repair_link, use_gpu_direct, use_infinib
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.advice.shared_stream import busy_lane
 from overlapscope.advice.small_collectives import small_collectives
-from overlapscope.analysis.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
 
 if TYPE_CHECKING:
-    from overlapscope.whatif.ddp_recording import RecordedCase
+    from overlapscope.whatif.ddp.ddp_recording import RecordedCase
     from overlapscope.whatif.result import WhatIf
 
 RULES: Final[tuple[Callable[[RuleInput], Recommendation | None], ...]] = (

@@ -11,7 +11,7 @@ from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE
 from overlapscope.timeline.intervals import Intervals, intersection, length, union
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.whatif.interference import Slowdown, slowdown
+from overlapscope.whatif.cost.interference import Slowdown, slowdown
 
 MOST_SPANS: Final = 2_000_000
 """Limit on the kernels of one rank that are compared: more take long and add little."""

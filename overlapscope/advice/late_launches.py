@@ -8,8 +8,8 @@ import numpy as np
 
 from overlapscope.advice.job_kind import FUSABLE, JobKind
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
-from overlapscope.analysis.host_cause import LOADING
 from overlapscope.analysis.result import Recommendation
+from overlapscope.analysis.stragglers.host_cause import LOADING
 from overlapscope.timeline.intervals import difference, intersection, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE

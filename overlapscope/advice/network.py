@@ -3,7 +3,7 @@
 from typing import Final
 
 from overlapscope.advice.rule_input import RuleInput, recommended
-from overlapscope.analysis.findings import Finding
+from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.result import Recommendation
 
 LOG: Final = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH on a short job, then: overlapscope analyze nccl.log"

@@ -1,7 +1,7 @@
 """Convert the result of a replay into predictions that a later run is compared with."""
 
-from overlapscope.analysis.prediction_check import Prediction
-from overlapscope.whatif.recorded_steps import Recorded
+from overlapscope.analysis.compare.prediction_check import Prediction
+from overlapscope.whatif.ddp.recorded_steps import Recorded
 from overlapscope.whatif.result import WhatIf
 
 

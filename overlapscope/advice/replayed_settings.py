@@ -9,16 +9,16 @@ from typing import Any, Final, Literal
 
 from overlapscope.advice.rule_input import VERIFY, WORTH
 from overlapscope.advice.setting_code import HOOK, setting_code, spelled
-from overlapscope.analysis.across_ranks import CrossRank
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.result import Recommendation
 from overlapscope.errors import InputError
 from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.ddp_predict import predict_ddp
-from overlapscope.whatif.ddp_recording import RecordedCase, ddp_case_of_run
-from overlapscope.whatif.graph_predict import predict_graph_run
+from overlapscope.whatif.ddp.ddp_predict import predict_ddp
+from overlapscope.whatif.ddp.ddp_recording import RecordedCase, ddp_case_of_run
 from overlapscope.whatif.parallelism import parallelism_of
 from overlapscope.whatif.result import Scenario, WhatIf
+from overlapscope.whatif.step_graph.graph_predict import predict_graph_run
 
 VIEW: Final = "gradient_as_bucket_view"
 MOST_SHOWN: Final = 3

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.job_kind import JobKind, job_kind
-from overlapscope.analysis.across_ranks import CrossRank, Transfers
-from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.headline import Headline
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
+from overlapscope.analysis.job_step.headline import Headline
+from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.timeline.intervals import Intervals, union

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
-from overlapscope.analysis.collectives import CollectiveRow
+from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.dimensions import DATA

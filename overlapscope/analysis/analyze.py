@@ -5,27 +5,30 @@ from typing import Any
 
 import msgspec
 
-from overlapscope.analysis.across_ranks import CrossRank, Transfers, match_and_align
-from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.collectives import collective_rows
+from overlapscope.analysis.checks.desync import desync
+from overlapscope.analysis.checks.expert_imbalance import expert_imbalance
+from overlapscope.analysis.checks.horovod_findings import horovod_findings
+from overlapscope.analysis.checks.nccl_findings import nccl_findings
+from overlapscope.analysis.checks.outlier_steps import outlier_steps
+from overlapscope.analysis.checks.pipeline import pipeline_bubbles, uneven_stages
+from overlapscope.analysis.checks.possible_bandwidth import possible_bandwidth
+from overlapscope.analysis.checks.power import power_falls
+from overlapscope.analysis.checks.recording_checks import partly_recorded_groups, reported_overlap, unread_ranks
+from overlapscope.analysis.checks.slow_link import slow_links
+from overlapscope.analysis.checks.timer_findings import timer_findings
+from overlapscope.analysis.checks.topology_findings import topology_findings
+from overlapscope.analysis.common.findings import Finding, Listed, recording_gaps, unplaced
 from overlapscope.analysis.cost.throughput import throughput
-from overlapscope.analysis.critical_path import critical_path
-from overlapscope.analysis.desync import desync
-from overlapscope.analysis.expert_imbalance import expert_imbalance
-from overlapscope.analysis.exposed import exposed_by
-from overlapscope.analysis.exposed_causes import Causes, each_causes
-from overlapscope.analysis.findings import Finding, Listed, recording_gaps, unplaced
-from overlapscope.analysis.headline import headline
-from overlapscope.analysis.horovod_findings import horovod_findings
-from overlapscope.analysis.host_cause import shared_cores
-from overlapscope.analysis.kernels import compared
-from overlapscope.analysis.nccl_findings import nccl_findings
-from overlapscope.analysis.outlier_steps import outlier_steps
-from overlapscope.analysis.pipeline import pipeline_bubbles, uneven_stages
-from overlapscope.analysis.possible_bandwidth import possible_bandwidth
-from overlapscope.analysis.power import power_falls
+from overlapscope.analysis.critical_path.critical_path import critical_path
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers, match_and_align
+from overlapscope.analysis.exposure.collectives import collective_rows
+from overlapscope.analysis.exposure.exposed import exposed_by
+from overlapscope.analysis.exposure.exposed_causes import Causes, each_causes
+from overlapscope.analysis.job_step.headline import headline
+from overlapscope.analysis.job_step.step_table import RankWindows
+from overlapscope.analysis.per_rank.breakdown import Breakdown
+from overlapscope.analysis.per_rank.kernels import compared
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
-from overlapscope.analysis.recording_checks import partly_recorded_groups, reported_overlap, unread_ranks
 from overlapscope.analysis.result import (
     Analysis,
     RankInfo,
@@ -34,14 +37,10 @@ from overlapscope.analysis.result import (
     SkewRank,
     SourceInfo,
     StepBreakdown,
-    Straggler,
 )
-from overlapscope.analysis.slow_link import slow_links
 from overlapscope.analysis.source_tables import rows_of_sources
-from overlapscope.analysis.step_table import RankWindows
-from overlapscope.analysis.stragglers import beside_slow_links, stragglers
-from overlapscope.analysis.timer_findings import timer_findings
-from overlapscope.analysis.topology_findings import topology_findings
+from overlapscope.analysis.stragglers.host_cause import shared_cores
+from overlapscope.analysis.stragglers.stragglers import Straggler, beside_slow_links, stragglers
 from overlapscope.timeline.columns import FUSED, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run, Source

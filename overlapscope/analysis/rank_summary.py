@@ -7,14 +7,14 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.breakdown import Breakdown, Coverage
-from overlapscope.analysis.cause_table import NoCauses
-from overlapscope.analysis.exposed_causes import OwnParts, own_parts
+from overlapscope.analysis.checks.pipeline import PipelineStage, groups_by_rank, own_stages
+from overlapscope.analysis.common.cause_table import NoCauses
+from overlapscope.analysis.exposure.exposed_causes import OwnParts, own_parts
 from overlapscope.analysis.graph.own_causes import own_causes
-from overlapscope.analysis.kernels import KernelTotals, sum_kernels
-from overlapscope.analysis.pipeline import PipelineStage, groups_by_rank, own_stages
-from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows
-from overlapscope.analysis.straggler_cause import before_first_launch
+from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
+from overlapscope.analysis.per_rank.kernels import KernelTotals, sum_kernels
+from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole_windows
+from overlapscope.analysis.stragglers.straggler_cause import before_first_launch
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
 from overlapscope.timeline.intervals import BusyTime, Intervals, WindowSets
 from overlapscope.timeline.rows import sum_by

@@ -5,18 +5,19 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import CrossRank
-from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.cause_table import NoCauses
-from overlapscope.analysis.collectives import CollectiveRow
+from overlapscope.analysis.common.cause_table import NoCauses
+from overlapscope.analysis.common.findings import Finding, Listed
 from overlapscope.analysis.cost.throughput import Throughput
-from overlapscope.analysis.critical_path import CriticalPath
-from overlapscope.analysis.exposed import ExposedBy
-from overlapscope.analysis.findings import Finding, Listed
-from overlapscope.analysis.headline import Headline, headline
+from overlapscope.analysis.critical_path.critical_path import CriticalPath
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.exposure.collectives import CollectiveRow
+from overlapscope.analysis.exposure.exposed import ExposedBy
+from overlapscope.analysis.job_step.headline import Headline, headline
+from overlapscope.analysis.job_step.step_table import RankWindows
+from overlapscope.analysis.per_rank.breakdown import Breakdown
+from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.analysis.source_tables import Told
-from overlapscope.analysis.step_table import RankWindows
-from overlapscope.analysis.steps import StepWindow
+from overlapscope.analysis.stragglers.stragglers import Straggler
 
 SCHEMA: Literal["overlapscope.analysis/1"] = "overlapscope.analysis/1"
 
@@ -75,20 +76,6 @@ class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
     """`upper_bound`: some members of its groups were not recorded, so its blame may be smaller and its wait longer."""
     times_last: int
     idle_ns: int | None
-
-
-class Straggler(msgspec.Struct, kw_only=True, frozen=True):
-    """A rank that other ranks waited for, and the cause of its delay.
-
-    `blame_ns` includes blame that other ranks passed on to it.
-    """
-
-    rank: int
-    held_by: str
-    blame_ns: int
-    evidence: dict[str, Any]
-    host: str | None = None
-    """Its host, where the hosts of several are known."""
 
 
 class Skew(msgspec.Struct, kw_only=True, frozen=True):

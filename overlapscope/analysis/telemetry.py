@@ -11,8 +11,8 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.host_cause import reading_series
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.stragglers.host_cause import reading_series
 from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.run import RankTimeline, Run
 

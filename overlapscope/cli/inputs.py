@@ -11,9 +11,9 @@ from overlapscope.cli.progress import Progress
 from overlapscope.errors import InputError
 
 if TYPE_CHECKING:
-    from overlapscope.analysis.measured_run import MeasuredRun
-    from overlapscope.analysis.prediction_check import Outcome
-    from overlapscope.analysis.scaling import Scaling
+    from overlapscope.analysis.compare.measured_run import MeasuredRun
+    from overlapscope.analysis.compare.prediction_check import Outcome
+    from overlapscope.analysis.compare.scaling import Scaling
     from overlapscope.timeline.run import Run
 
 
@@ -41,7 +41,7 @@ def read_replicates(
     `look` is called with each run's name and the run while it is in memory; reasons why runs could not be read are
     added to `left_out`.
     """
-    from overlapscope.analysis.measured_run import measure_run  # noqa: PLC0415 - keeps --help light
+    from overlapscope.analysis.compare.measured_run import measure_run  # noqa: PLC0415 - keeps --help light
     from overlapscope.ingest.run_folder import read_side  # noqa: PLC0415
 
     found = []
@@ -72,8 +72,8 @@ class PredictionTester:
         """Compare a run with the predictions; print on stderr why it tests none of them."""
         if not self.kept.predictions:
             return
-        from overlapscope.analysis.prediction_check import outcomes  # noqa: PLC0415 - keeps --help light
-        from overlapscope.whatif.measured_settings import observed_run  # noqa: PLC0415
+        from overlapscope.analysis.compare.prediction_check import outcomes  # noqa: PLC0415 - keeps --help light
+        from overlapscope.whatif.ddp.measured_settings import observed_run  # noqa: PLC0415
 
         try:
             found, without = outcomes(self.kept.predictions, [observed_run(run, name)])
@@ -97,6 +97,6 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
 
 def read_scaling(verb: str, args: argparse.Namespace) -> "Scaling":
     """Measure how the runs of `args.inputs` scale. Raises UsageError if they all have one world size."""
-    from overlapscope.analysis.scaling import scaling  # noqa: PLC0415 - keeps --help light
+    from overlapscope.analysis.compare.scaling import scaling  # noqa: PLC0415 - keeps --help light
 
     return scaling([run for path in args.inputs for run in read_replicates(verb, path, args)], args.scaling)

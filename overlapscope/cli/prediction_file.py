@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from overlapscope.analysis.prediction_check import Noted, Outcome, Prediction, add_outcomes
+from overlapscope.analysis.compare.prediction_check import Noted, Outcome, Prediction, add_outcomes
 from overlapscope.errors import InputError, UsageError
 from overlapscope.files.atomic import atomic_file
 from overlapscope.ingest.run_folder import find_runs

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.analysis.fleet import FleetRun
+from overlapscope.analysis.compare.fleet import FleetRun
 from overlapscope.files.atomic import atomic_file
 from overlapscope.files.safe_open import file_state, open_own_file
 from overlapscope.files.source_digest import source_digest

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from typing import Final
 
-from overlapscope.analysis.across_ranks import match_and_align
+from overlapscope.analysis.checks.slow_link import slow_links
+from overlapscope.analysis.common.job_identity import ranks_of_hosts
+from overlapscope.analysis.compare.fleet import FleetRun, FleetStraggler
 from overlapscope.analysis.cost.throughput import Throughput, throughput
-from overlapscope.analysis.fleet import FleetRun, FleetStraggler
-from overlapscope.analysis.headline import Headline, headline
-from overlapscope.analysis.job_identity import ranks_of_hosts
-from overlapscope.analysis.kernels import compared
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.job_step.headline import Headline, headline
+from overlapscope.analysis.job_step.step_table import RankWindows
+from overlapscope.analysis.per_rank.kernels import compared
 from overlapscope.analysis.rank_summary import summarize_ranks
-from overlapscope.analysis.result import Analysis, Straggler
-from overlapscope.analysis.slow_link import slow_links
-from overlapscope.analysis.step_table import RankWindows
-from overlapscope.analysis.stragglers import beside_slow_links, stragglers
+from overlapscope.analysis.result import Analysis
+from overlapscope.analysis.stragglers.stragglers import Straggler, beside_slow_links, stragglers
 from overlapscope.timeline.run import Run
 
 EARLIEST_NS: Final = 946_684_800 * 10**9

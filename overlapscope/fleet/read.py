@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.analysis.fleet import FleetRun
+from overlapscope.analysis.compare.fleet import FleetRun
 from overlapscope.analysis.result import Analysis
 from overlapscope.display import display_path
 from overlapscope.errors import OverlapScopeError

@@ -7,10 +7,10 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from overlapscope.analysis.compare import common_steps
-from overlapscope.analysis.job_identity import differences
-from overlapscope.analysis.measured_run import MeasuredRun
-from overlapscope.analysis.metrics import STEP_TIME, Metric, Unit, metrics
+from overlapscope.analysis.common.job_identity import differences
+from overlapscope.analysis.compare.compare import common_steps
+from overlapscope.analysis.compare.measured_run import MeasuredRun
+from overlapscope.analysis.job_step.metrics import STEP_TIME, Metric, Unit, metrics
 from overlapscope.errors import InputError
 from overlapscope.gate.comparable import BLOCKING
 from overlapscope.gate.policy import JUDGED

@@ -5,11 +5,11 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.analysis.compare import Comparison
-from overlapscope.analysis.comparison_findings import MAX_LISTED
-from overlapscope.analysis.job_identity import RECORDING
-from overlapscope.analysis.measured_run import MeasuredRun
-from overlapscope.analysis.wording import rank_list
+from overlapscope.analysis.common.job_identity import RECORDING
+from overlapscope.analysis.common.wording import rank_list
+from overlapscope.analysis.compare.compare import Comparison
+from overlapscope.analysis.compare.comparison_findings import MAX_LISTED
+from overlapscope.analysis.compare.measured_run import MeasuredRun
 
 RANKS: Final = "ranks"
 BLOCKING: Final = (

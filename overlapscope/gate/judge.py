@@ -7,8 +7,8 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.metrics import Better, Metric, Unit
-from overlapscope.analysis.step_table import StepTable
+from overlapscope.analysis.job_step.metrics import Better, Metric, Unit
+from overlapscope.analysis.job_step.step_table import StepTable
 from overlapscope.gate.calibrate import NoiseFloor, noise_bound, noise_of, own_spread
 from overlapscope.gate.policy import JUDGED, Policy
 from overlapscope.gate.statistics import ROUNDING, bootstrap, holm, permutation_test, shift_interval, tail_probabilities

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from overlapscope.analysis.metrics import METRICS, STEP_TIME
+from overlapscope.analysis.job_step.metrics import METRICS, STEP_TIME
 from overlapscope.errors import UsageError
 from overlapscope.gate.comparable import BLOCKING
 

@@ -5,9 +5,9 @@ from typing import Literal
 
 import msgspec
 
-from overlapscope.analysis.compare import Comparison, common_steps, compare
-from overlapscope.analysis.measured_run import MeasuredRun
-from overlapscope.analysis.metrics import Metric, Unit
+from overlapscope.analysis.compare.compare import Comparison, common_steps, compare
+from overlapscope.analysis.compare.measured_run import MeasuredRun
+from overlapscope.analysis.job_step.metrics import Metric, Unit
 from overlapscope.gate.calibrate import NoiseFloor
 from overlapscope.gate.comparable import JOB, Mismatch, mismatches, unknown_keys
 from overlapscope.gate.judge import MetricVerdict, judge_metrics

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import RankInfo, StepBreakdown
 from overlapscope.report.formatting import ms, percent
 

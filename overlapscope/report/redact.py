@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from overlapscope.analysis.cause_table import CAUSES, IDLE_CAUSES
+from overlapscope.analysis.common.cause_table import CAUSES, IDLE_CAUSES
 from overlapscope.ingest.registry import BUILT_IN_READERS
 from overlapscope.report.text.cross_rank import evidence_text
 from overlapscope.timeline.columns import column_kinds

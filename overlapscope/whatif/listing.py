@@ -5,14 +5,14 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.analysis.across_ranks import match_and_align
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.errors import InputError
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.ddp_recording import ddp_case_of_run
-from overlapscope.whatif.graph_case import graph_case
-from overlapscope.whatif.graph_predict import ReplayOptions, changes_of
+from overlapscope.whatif.ddp.ddp_recording import ddp_case_of_run
 from overlapscope.whatif.parallelism import KNOBS, OPTIONS, Parallelism, parallelism_of, unsupported_options
 from overlapscope.whatif.requested import unsupported_ddp_options
+from overlapscope.whatif.step_graph.graph_case import graph_case
+from overlapscope.whatif.step_graph.graph_predict import ReplayOptions, changes_of
 
 OTHER_BUCKETS: Final = ("bucket_cap_mb", "gradient_as_bucket_view", "accumulation, no_sync")
 """Settings that need other buckets than the recorded ones."""

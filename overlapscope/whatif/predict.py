@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from overlapscope.analysis.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.errors import InputError
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.ddp_predict import predict_ddp
-from overlapscope.whatif.ddp_recording import ddp_case_of_run
-from overlapscope.whatif.graph_predict import ReplayOptions, predict_graph_run
+from overlapscope.whatif.ddp.ddp_predict import predict_ddp
+from overlapscope.whatif.ddp.ddp_recording import ddp_case_of_run
 from overlapscope.whatif.parallelism import parallelism_of
 from overlapscope.whatif.requested import NOTHING, RequestedSettings, with_requested
 from overlapscope.whatif.result import WhatIf
+from overlapscope.whatif.step_graph.graph_predict import ReplayOptions, predict_graph_run
 
 
 def predict_recording(

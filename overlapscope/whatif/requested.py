@@ -7,12 +7,12 @@ import msgspec
 from msgspec.structs import replace
 
 from overlapscope.errors import UsageError
-from overlapscope.whatif.buckets import MIB
-from overlapscope.whatif.ddp_predict import DdpCase, predict_settings
-from overlapscope.whatif.ddp_step import Settings
+from overlapscope.whatif.ddp.buckets import MIB
+from overlapscope.whatif.ddp.ddp_predict import DdpCase, predict_settings
+from overlapscope.whatif.ddp.ddp_step import Settings
+from overlapscope.whatif.ddp.zero import STATE_BYTES, Sharding, sharding_of, unmeasured_operations
 from overlapscope.whatif.result import Scenario, WhatIf
-from overlapscope.whatif.workload import Workload, curve_of
-from overlapscope.whatif.zero import STATE_BYTES, Sharding, sharding_of, unmeasured_operations
+from overlapscope.whatif.workload.workload import Workload, curve_of
 
 MOST_PIECES: Final = 5_000
 """Limit on the pieces of all passes of one step: more would take minutes to replay."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.common.cause_table import CAUSES
 from overlapscope.report.formats.json import schema
 from overlapscope.report.sheet.document import DOCUMENTS
 from tests.conftest import ROOT

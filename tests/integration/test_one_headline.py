@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from overlapscope.analysis.compare import compare
+from overlapscope.analysis.compare.compare import compare
 from overlapscope.cli.main import main
 from overlapscope_dashboards.compare import figures
 from overlapscope_dashboards.runs.site import Site

@@ -10,13 +10,13 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
-from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.headline import PARTS, Headline, headline
-from overlapscope.analysis.step_table import RankWindows
-from overlapscope.analysis.steps import StepWindow
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.job_step.headline import PARTS, Headline, headline
+from overlapscope.analysis.job_step.step_table import RankWindows
+from overlapscope.analysis.per_rank.breakdown import Breakdown
+from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.timeline.run import Run
 from tests.property.synthetic import Job, Layout, run_of, simulate
 from tests.unit.analysis.cross_rank.test_across_ranks import moved

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMPUTE, NONE
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE

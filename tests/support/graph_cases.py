@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from overlapscope.timeline.columns import COMM, COMPUTE, DEVICE, NONE
 from overlapscope.timeline.run import Group, RankTimeline, Run
-from overlapscope.whatif.replay import Gap, Instruction, Launch, Wait, Work
+from overlapscope.whatif.replay.replay import Gap, Instruction, Launch, Wait, Work
 from tests.support.builders import EPOCH_NS
 from tests.support.rank_rows import Row, rank_timeline
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.call_kind import Shares
-from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.analysis.kernel_changes import KernelSums
-from overlapscope.analysis.measured_run import MeasuredRun
-from overlapscope.analysis.step_table import FIGURES, WHOLE, StepTable
+from overlapscope.analysis.common.cause_table import CAUSES
+from overlapscope.analysis.compare.kernel_changes import KernelSums
+from overlapscope.analysis.compare.measured_run import MeasuredRun
+from overlapscope.analysis.exposure.call_kind import Shares
+from overlapscope.analysis.job_step.step_table import FIGURES, WHOLE, StepTable
 from overlapscope.timeline.columns import NONE
 
 MS = 1_000_000

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from overlapscope.advice.advise import advise
-from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.errors import OverlapScopeError
 from overlapscope.ingest.read_run import read_inputs

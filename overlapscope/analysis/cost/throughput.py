@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.cost.peak_flops import published_peak_tflops
+from overlapscope.analysis.per_rank.breakdown import Breakdown
+from overlapscope.analysis.per_rank.steps import StepWindow, complete_steps
 from overlapscope.analysis.rank_summary import RankSummary
-from overlapscope.analysis.steps import StepWindow, complete_steps
 from overlapscope.timeline.columns import NONE, Floats, size
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.intervals import length, union

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.graph.model import Graph, RankPart
-from overlapscope.analysis.steps import step_windows
+from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.timeline.columns import COMPUTE, Ints
 from overlapscope.timeline.run import RankTimeline
 

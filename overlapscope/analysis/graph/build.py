@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import CrossRank
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.cpu_waits import cpu_waits
 from overlapscope.analysis.graph.device_waits import device_waits
 from overlapscope.analysis.graph.host_calls import host_calls, program_order

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis import cause_table
+from overlapscope.analysis.common import cause_table
 from overlapscope.analysis.graph.host_calls import CALL_TAKES_NS, SILENCE_NS
 from overlapscope.analysis.graph.model import (
     ALLOCATE,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from overlapscope.analysis.cause_table import NoCauses
+from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import RankTimeline
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from overlapscope.analysis.cause_table import NoCauses
+from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.graph.build import rank_graph
 from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, ExposedPieces, exposed_pieces
 from overlapscope.analysis.graph.idle import IDLE_CAUSES, IdlePieces, idle_pieces

@@ -17,8 +17,8 @@ from overlapscope.cli.scenario_options import parse_caps
 from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from overlapscope.analysis.prediction_check import Prediction
-    from overlapscope.whatif.ddp_recording import RecordedCase
+    from overlapscope.analysis.compare.prediction_check import Prediction
+    from overlapscope.whatif.ddp.ddp_recording import RecordedCase
     from overlapscope.whatif.result import WhatIf
 
 
@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
 
     from overlapscope.advice.advise import advise  # noqa: PLC0415
     from overlapscope.advice.noted_predictions import predictions_to_record  # noqa: PLC0415
-    from overlapscope.analysis.across_ranks import match_and_align  # noqa: PLC0415
     from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
+    from overlapscope.analysis.cross_rank.across_ranks import match_and_align  # noqa: PLC0415
     from overlapscope.cli.prediction_file import read_noted  # noqa: PLC0415
     from overlapscope.cli.read_run import read_run  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415

@@ -24,7 +24,7 @@ from overlapscope.display import url_of
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from overlapscope.analysis.prediction_check import Noted
+    from overlapscope.analysis.compare.prediction_check import Noted
     from overlapscope.timeline.store.baselines import Baseline
 
 SCHEMA = "overlapscope.baselines/1"

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Read both sides, print the comparison; exit code 3 if a side contains no times."""
     import msgspec  # noqa: PLC0415 - keeps --help light
 
-    from overlapscope.analysis.compare import compare  # noqa: PLC0415
+    from overlapscope.analysis.compare.compare import compare  # noqa: PLC0415
     from overlapscope.cli.prediction_file import add_noted, require_run_directory  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import compare as compare_text  # noqa: PLC0415
@@ -92,7 +92,7 @@ def _scale(args: argparse.Namespace) -> int:
 
 
 def _fleet(args: argparse.Namespace) -> int:
-    from overlapscope.analysis.fleet import fleet  # noqa: PLC0415
+    from overlapscope.analysis.compare.fleet import fleet  # noqa: PLC0415
     from overlapscope.cli.analysis_cache import load_document  # noqa: PLC0415
     from overlapscope.cli.progress import RunProgress  # noqa: PLC0415
     from overlapscope.fleet.find import runs_below  # noqa: PLC0415

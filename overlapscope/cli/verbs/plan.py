@@ -19,7 +19,7 @@ from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from overlapscope.timeline.facts import Facts
-    from overlapscope.whatif.workload_file import WorkloadDocument
+    from overlapscope.whatif.workload.workload_file import WorkloadDocument
 
 MAX_BYTES = 16 << 20
 
@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
     """Read the description and its table, print the predictions."""
     from overlapscope.report.formats import json  # noqa: PLC0415 - keeps --help light
     from overlapscope.report.text import whatif as whatif_text  # noqa: PLC0415 - keeps --help light
-    from overlapscope.whatif.compression import parse_compressions  # noqa: PLC0415
-    from overlapscope.whatif.ddp_predict import predict_ddp  # noqa: PLC0415
-    from overlapscope.whatif.plan import plan  # noqa: PLC0415
+    from overlapscope.whatif.cost.compression import parse_compressions  # noqa: PLC0415
+    from overlapscope.whatif.ddp.ddp_predict import predict_ddp  # noqa: PLC0415
+    from overlapscope.whatif.ddp.plan import plan  # noqa: PLC0415
     from overlapscope.whatif.requested import with_requested  # noqa: PLC0415
 
     caps, by_channels = parse_caps(args.bucket_cap_mb), channel_tables(args.channels)
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 def _document(path: Path) -> "WorkloadDocument":
     import tomllib  # noqa: PLC0415
 
-    from overlapscope.whatif.workload_file import parse_workload  # noqa: PLC0415
+    from overlapscope.whatif.workload.workload_file import parse_workload  # noqa: PLC0415
 
     try:
         with path.open("rb") as file:

@@ -74,9 +74,9 @@ def _document(args: argparse.Namespace) -> "Document":
     import msgspec  # noqa: PLC0415
 
     from overlapscope.advice.advise import analyze_with_advice  # noqa: PLC0415
-    from overlapscope.analysis.compare import compare  # noqa: PLC0415
-    from overlapscope.analysis.history import history  # noqa: PLC0415
-    from overlapscope.analysis.prediction_check import add_outcomes  # noqa: PLC0415
+    from overlapscope.analysis.compare.compare import compare  # noqa: PLC0415
+    from overlapscope.analysis.compare.history import history  # noqa: PLC0415
+    from overlapscope.analysis.compare.prediction_check import add_outcomes  # noqa: PLC0415
     from overlapscope.cli.read_run import read_run  # noqa: PLC0415
     from overlapscope.ingest.run_folder import find_runs  # noqa: PLC0415
 

@@ -16,7 +16,7 @@ from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from overlapscope.timeline.run import Run
-    from overlapscope.whatif.graph_predict import ReplayOptions
+    from overlapscope.whatif.step_graph.graph_predict import ReplayOptions
 
 MAX_FACTORS: Final = 20
 
@@ -90,8 +90,8 @@ def _listed(run: "Run", *, as_json: bool) -> str:
 
 
 def _wanted(args: argparse.Namespace) -> "ReplayOptions":
-    from overlapscope.whatif.formulas import ALGORITHMS  # noqa: PLC0415
-    from overlapscope.whatif.graph_predict import ReplayOptions  # noqa: PLC0415
+    from overlapscope.whatif.cost.formulas import ALGORITHMS  # noqa: PLC0415
+    from overlapscope.whatif.step_graph.graph_predict import ReplayOptions  # noqa: PLC0415
 
     try:
         speeds = tuple(float(each) for each in args.link_speed.split(",")) if args.link_speed else (2.0,)

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 from xml.etree import ElementTree
 
-from overlapscope.analysis.compare import Comparison
-from overlapscope.analysis.history import History
-from overlapscope.analysis.metrics import METRICS
+from overlapscope.analysis.compare.compare import Comparison
+from overlapscope.analysis.compare.history import History
+from overlapscope.analysis.compare.scaling import Scaling
+from overlapscope.analysis.job_step.metrics import METRICS
 from overlapscope.analysis.result import Analysis
-from overlapscope.analysis.scaling import Scaling
 from overlapscope.gate.policy import GATING
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.formatting import change, inert, ms, percent, with_unit

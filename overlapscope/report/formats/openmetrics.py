@@ -6,14 +6,14 @@ Times are gauges in seconds, exact to the nanosecond. An unknown value has no sa
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from overlapscope.analysis.attribution import Part
-from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.analysis.compare import Comparison, headline_attributions
+from overlapscope.analysis.common.cause_table import CAUSES
+from overlapscope.analysis.compare.compare import Comparison, headline_attributions
+from overlapscope.analysis.compare.history import History
+from overlapscope.analysis.compare.scaling import Scaling
 from overlapscope.analysis.cost.throughput import Throughput
-from overlapscope.analysis.history import History
-from overlapscope.analysis.metrics import METRICS
+from overlapscope.analysis.job_step.attribution import Part
+from overlapscope.analysis.job_step.metrics import METRICS
 from overlapscope.analysis.result import Analysis
-from overlapscope.analysis.scaling import Scaling
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.formatting import count, inert
 from overlapscope.report.rank_columns import RATIOS, TIMES, rank_figures

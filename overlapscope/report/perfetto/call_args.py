@@ -4,9 +4,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from overlapscope.analysis.across_ranks import Transfers
-from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.analysis.exposed_causes import Causes, own_communication
+from overlapscope.analysis.common.cause_table import CAUSES
+from overlapscope.analysis.cross_rank.across_ranks import Transfers
+from overlapscope.analysis.exposure.exposed_causes import Causes, own_communication
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import RankTimeline
 

@@ -7,12 +7,12 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import CrossRank, Transfers, match_and_align
-from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.critical_path import FollowedPaths, follow_paths
-from overlapscope.analysis.exposed_causes import Causes, causes_of
-from overlapscope.analysis.steps import StepWindow, step_windows
+from overlapscope.analysis.critical_path.critical_path import FollowedPaths, follow_paths
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers, match_and_align
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.exposure.exposed_causes import Causes, causes_of
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.steps import StepWindow, step_windows
 from overlapscope.ingest.formats.perfetto_export import SCHEMA
 from overlapscope.report.perfetto import tracks
 from overlapscope.report.perfetto.events import EventWriter, Slices, join_events

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.across_ranks import Transfers
-from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.critical_path import UNNAMED
-from overlapscope.analysis.exposed_causes import Causes
-from overlapscope.analysis.path_walk import PARTS, FollowedPath, Segments
-from overlapscope.analysis.steps import StepWindow
+from overlapscope.analysis.common.cause_table import CAUSES
+from overlapscope.analysis.critical_path.critical_path import UNNAMED
+from overlapscope.analysis.critical_path.path_walk import PARTS, FollowedPath, Segments
+from overlapscope.analysis.cross_rank.across_ranks import Transfers
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.exposure.exposed_causes import Causes
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.report.perfetto.call_args import CallArguments
 from overlapscope.report.perfetto.events import Slices
 from overlapscope.timeline.columns import DEVICE, NONE, SPAN_KINDS, SPAN_NOTES, Ints

@@ -1,12 +1,12 @@
 """Convert any document to a sheet; the sheets of an analysis and of a comparison are built here."""
 
-from overlapscope.analysis.collectives import CollectiveRow
-from overlapscope.analysis.compare import Comparison
-from overlapscope.analysis.findings import titles
-from overlapscope.analysis.history import History
+from overlapscope.analysis.common.findings import titles
+from overlapscope.analysis.common.wording import short
+from overlapscope.analysis.compare.compare import Comparison
+from overlapscope.analysis.compare.history import History
+from overlapscope.analysis.compare.scaling import Scaling
+from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.result import Analysis
-from overlapscope.analysis.scaling import Scaling
-from overlapscope.analysis.wording import short
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.formatting import NOT_APPLICABLE, count, ms, percent, size
 from overlapscope.report.model import Sheet, Table

@@ -3,16 +3,16 @@
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from overlapscope.analysis.attribution import Attribution
-from overlapscope.analysis.cause_table import cause_label, idle_label
-from overlapscope.analysis.collective_changes import CollectiveChange
-from overlapscope.analysis.collectives import CollectiveRow
-from overlapscope.analysis.compare import Comparison, headline_attributions
-from overlapscope.analysis.headline import Headline
-from overlapscope.analysis.history import History
+from overlapscope.analysis.common.cause_table import cause_label, idle_label
+from overlapscope.analysis.common.wording import short
+from overlapscope.analysis.compare.collective_changes import CollectiveChange
+from overlapscope.analysis.compare.compare import Comparison, headline_attributions
+from overlapscope.analysis.compare.history import History
+from overlapscope.analysis.compare.scaling import Scaling
+from overlapscope.analysis.exposure.collectives import CollectiveRow
+from overlapscope.analysis.job_step.attribution import Attribution
+from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.result import Analysis
-from overlapscope.analysis.scaling import Scaling
-from overlapscope.analysis.wording import short
 from overlapscope.report.formatting import ms, size
 from overlapscope.report.model import Chart, Series
 from overlapscope.report.rank_columns import rank_figures

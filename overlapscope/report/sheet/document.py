@@ -5,12 +5,12 @@ from typing import Final, cast
 
 import msgspec
 
-from overlapscope.analysis.compare import Comparison
-from overlapscope.analysis.fleet import Fleet
-from overlapscope.analysis.history import History
-from overlapscope.analysis.metrics import METRICS, OF_JOB_STEPS
+from overlapscope.analysis.compare.compare import Comparison
+from overlapscope.analysis.compare.fleet import Fleet
+from overlapscope.analysis.compare.history import History
+from overlapscope.analysis.compare.scaling import Scaling
+from overlapscope.analysis.job_step.metrics import METRICS, OF_JOB_STEPS
 from overlapscope.analysis.result import Analysis, with_headline
-from overlapscope.analysis.scaling import Scaling
 from overlapscope.errors import InputError, NewerSchemaError
 from overlapscope.gate.calibrate import NoiseFloor
 from overlapscope.gate.policy import GATING

@@ -4,8 +4,16 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from overlapscope.analysis.fleet import HOST_CHANCE, MIN_TREND_RUNS, Fleet, FleetRun, JobTrend, StragglingHost, Trend
-from overlapscope.analysis.wording import first_and_count, short
+from overlapscope.analysis.common.wording import first_and_count, short
+from overlapscope.analysis.compare.fleet import (
+    HOST_CHANCE,
+    MIN_TREND_RUNS,
+    Fleet,
+    FleetRun,
+    JobTrend,
+    StragglingHost,
+    Trend,
+)
 from overlapscope.report.formatting import NOT_APPLICABLE, count, ms, percent, signed_ms
 from overlapscope.report.model import Sheet, Table, render_text
 

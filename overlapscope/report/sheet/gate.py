@@ -5,10 +5,10 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from overlapscope.analysis.attribution import EXPOSED, REST, Attribution, Part
-from overlapscope.analysis.compare import Comparison, headline_attributions
-from overlapscope.analysis.findings import Finding, titles
-from overlapscope.analysis.wording import first_and_count, short
+from overlapscope.analysis.common.findings import Finding, titles
+from overlapscope.analysis.common.wording import first_and_count, short
+from overlapscope.analysis.compare.compare import Comparison, headline_attributions
+from overlapscope.analysis.job_step.attribution import EXPOSED, REST, Attribution, Part
 from overlapscope.gate.calibrate import DEFAULT_SHARE
 from overlapscope.gate.judge import MetricVerdict, OutcomeReason
 from overlapscope.gate.statistics import LEAST_STEPS

@@ -1,6 +1,6 @@
 """Render a gate result or a calibration as text: one screen, the verdict first."""
 
-from overlapscope.analysis.wording import short
+from overlapscope.analysis.common.wording import short
 from overlapscope.display import list_some
 from overlapscope.gate.calibrate import NoiseFloor, noise_bound
 from overlapscope.gate.verdict import Gate

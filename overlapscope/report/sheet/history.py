@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from overlapscope.analysis.history import History, HistoryRun
-from overlapscope.analysis.wording import first_and_count, short
+from overlapscope.analysis.common.wording import first_and_count, short
+from overlapscope.analysis.compare.history import History, HistoryRun
 from overlapscope.report.formatting import amount, change, count, ms, signed_percent
 from overlapscope.report.model import Chart, Series, Sheet, Table
 from overlapscope.report.text import predictions as predictions_text

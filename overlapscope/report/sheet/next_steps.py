@@ -4,10 +4,10 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from overlapscope.analysis.compare import Comparison
-from overlapscope.analysis.history import History
+from overlapscope.analysis.compare.compare import Comparison
+from overlapscope.analysis.compare.history import History
+from overlapscope.analysis.compare.scaling import Scaling
 from overlapscope.analysis.result import Analysis
-from overlapscope.analysis.scaling import Scaling
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.formatting import EXPLAIN
 from overlapscope.report.sheet.document import Document, comparison_of

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from overlapscope.analysis.cause_table import cause_label
-from overlapscope.analysis.scaling import ScalePart, ScalePoint, Scaling
-from overlapscope.analysis.wording import first_and_count, short
+from overlapscope.analysis.common.cause_table import cause_label
+from overlapscope.analysis.common.wording import first_and_count, short
+from overlapscope.analysis.compare.scaling import ScalePart, ScalePoint, Scaling
 from overlapscope.report.formatting import ms, percent, signed_ms
 from overlapscope.report.model import Chart, Series, Sheet, Table, render_text
 

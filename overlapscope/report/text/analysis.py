@@ -5,13 +5,13 @@ from statistics import fmean
 from textwrap import fill
 from typing import Final
 
-from overlapscope.analysis.attribution import divided
-from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.cause_table import NO_CAUSES, cause_label, idle_label
-from overlapscope.analysis.collectives import CollectiveRow
-from overlapscope.analysis.critical_path import CriticalPath
-from overlapscope.analysis.exposed import PLACES, UNKNOWN, ExposedBy
-from overlapscope.analysis.headline import Headline
+from overlapscope.analysis.common.cause_table import NO_CAUSES, cause_label, idle_label
+from overlapscope.analysis.critical_path.critical_path import CriticalPath
+from overlapscope.analysis.exposure.collectives import CollectiveRow
+from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN, ExposedBy
+from overlapscope.analysis.job_step.attribution import divided
+from overlapscope.analysis.job_step.headline import Headline
+from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import Analysis, RankInfo, StepBreakdown
 from overlapscope.report.formatting import EXPLAIN, aligned, bandwidth, count, ms, one_row, percent, size
 from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_figures

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from overlapscope.analysis.attribution import Attribution
-from overlapscope.analysis.cause_table import cause_label
-from overlapscope.analysis.collective_changes import CollectiveChange
-from overlapscope.analysis.compare import ComparedRun, Comparison, headline_attributions
-from overlapscope.analysis.findings import titles
-from overlapscope.analysis.kernel_changes import KernelChange
-from overlapscope.analysis.metrics import Estimate, Metric
-from overlapscope.analysis.wording import rank_list, short
+from overlapscope.analysis.common.cause_table import cause_label
+from overlapscope.analysis.common.findings import titles
+from overlapscope.analysis.common.wording import rank_list, short
+from overlapscope.analysis.compare.collective_changes import CollectiveChange
+from overlapscope.analysis.compare.compare import ComparedRun, Comparison, headline_attributions
+from overlapscope.analysis.compare.kernel_changes import KernelChange
+from overlapscope.analysis.job_step.attribution import Attribution
+from overlapscope.analysis.job_step.metrics import Estimate, Metric
 from overlapscope.report.formatting import (
     aligned,
     amount,

@@ -3,9 +3,10 @@
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from overlapscope.analysis.result import Analysis, Skew, Straggler
-from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
-from overlapscope.analysis.wording import short
+from overlapscope.analysis.common.wording import short
+from overlapscope.analysis.result import Analysis, Skew
+from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
+from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.report.formatting import EXPLAIN, aligned, count, ms, percent
 
 MAX_ROWS: Final = 8

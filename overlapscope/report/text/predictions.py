@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from overlapscope.analysis.prediction_check import Noted, Outcome, trust, words
+from overlapscope.analysis.compare.prediction_check import Noted, Outcome, trust, words
 from overlapscope.report.formatting import aligned, count, ms, signed_percent
 from overlapscope.report.model import Table
 

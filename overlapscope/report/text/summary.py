@@ -5,7 +5,7 @@ from statistics import fmean
 
 import msgspec
 
-from overlapscope.analysis.headline import Headline
+from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.result import Analysis
 from overlapscope.display import list_some
 from overlapscope.report.formatting import count, ms, percent

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.fleet import Fleet, FleetRun, fleet
+from overlapscope.analysis.compare.fleet import Fleet, FleetRun, fleet
 from overlapscope.fleet.measure import measure
 from overlapscope.timeline.run import Run
 from tests.property.synthetic import Job, Layout, plant, run_of, simulate

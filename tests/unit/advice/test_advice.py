@@ -17,8 +17,8 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.result import Recommendation
 from overlapscope.cli.main import main
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.ddp_predict import predict_ddp
-from overlapscope.whatif.ddp_recording import ddp_case_of_run
+from overlapscope.whatif.ddp.ddp_predict import predict_ddp
+from overlapscope.whatif.ddp.ddp_recording import ddp_case_of_run
 from overlapscope.whatif.result import Best, WhatIf
 from tests.conftest import ROOT
 from tests.support.commands import stdout_of

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import by_rules
 from overlapscope.advice.nccl_settings import Library, fewer_channels, tuner_lines, version_of, without_algorithm
-from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reference_bandwidth import reference_bandwidths

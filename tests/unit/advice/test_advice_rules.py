@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from overlapscope.advice.advise import RULES, advise, analyze_with_advice, by_rules, ranked
 from overlapscope.advice.late_launches import late_launches
 from overlapscope.advice.rule_input import RuleInput
-from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.sheet.next_steps import next_steps

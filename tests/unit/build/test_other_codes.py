@@ -5,16 +5,16 @@ import numpy as np
 from msgspec.structs import asdict, replace
 
 from overlapscope.advice.advise import analyze_with_advice
-from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.kernel_changes import kernel_sums
-from overlapscope.analysis.kernels import sum_kernels
-from overlapscope.analysis.matching import match
-from overlapscope.analysis.point_to_point import match_pairs
-from overlapscope.analysis.steps import step_windows
+from overlapscope.analysis.compare.kernel_changes import kernel_sums
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.matching import match
+from overlapscope.analysis.cross_rank.point_to_point import match_pairs
+from overlapscope.analysis.per_rank.kernels import sum_kernels
+from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.timeline.columns import Collectives, make, recode
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
-from overlapscope.whatif.interference import slowdown
+from overlapscope.whatif.cost.interference import slowdown
 from tests.property.synthetic import Job, Layout, run_of, simulate
 from tests.support.builders import full_timeline
 from tests.unit.whatif.test_interference import recorded

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows
+from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole_windows
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY
 from tests.support.builders import EPOCH_NS, Recording, Span, Step, timeline

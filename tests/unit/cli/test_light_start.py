@@ -23,7 +23,7 @@ OF_OTHER_INPUTS = (
 )
 OF_OTHER_VERBS = (
     "whatif.replay",
-    "whatif.ddp_recording",
+    "whatif.ddp",
     "advice.replayed_settings",
     "analysis.compare",
     "gate",

@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from overlapscope.analysis.operation_times import OpTime
-from overlapscope.analysis.possible_bandwidth import BandwidthCurve
+from overlapscope.analysis.checks.possible_bandwidth import BandwidthCurve
+from overlapscope.analysis.exposure.operation_times import OpTime
 from overlapscope.analysis.result import Analysis
-from overlapscope.whatif.recorded_curves import recorded_curves
+from overlapscope.whatif.cost.recorded_curves import recorded_curves
 from overlapscope_dashboards.pages import collectives as page
 from overlapscope_dashboards.runs.site import Site, run_address
 from overlapscope_dashboards.server import router

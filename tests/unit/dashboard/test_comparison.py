@@ -5,9 +5,9 @@ from pathlib import Path
 
 from hypothesis import given
 
-from overlapscope.analysis.attribution import REST
-from overlapscope.analysis.compare import compare, headline_attributions
-from overlapscope.analysis.measured_run import measure_run
+from overlapscope.analysis.compare.compare import compare, headline_attributions
+from overlapscope.analysis.compare.measured_run import measure_run
+from overlapscope.analysis.job_step.attribution import REST
 from overlapscope.gate.policy import Policy
 from overlapscope.gate.verdict import judge
 from overlapscope_dashboards.compare import figures as view

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.analysis.fleet import fleet
+from overlapscope.analysis.compare.fleet import fleet
 from overlapscope.fleet.find import runs_below
 from overlapscope.fleet.read import read_fleet
 from overlapscope_dashboards.compare.fleet import layout

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.common.cause_table import CAUSES
 from overlapscope_dashboards.server.shell import ASSETS, document
 from overlapscope_dashboards.theme import COLOURS, CONFIG, plain
 

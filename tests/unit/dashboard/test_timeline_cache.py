@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.occupancy import STATES
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.per_rank.occupancy import STATES
 from overlapscope.timeline.store.manifest import RankEntry, read_manifest, recorded_ranks
 from overlapscope_dashboards.runs.catalog import find_runs, run_revision
 from overlapscope_dashboards.timeline.cache import FOLDER, _windows, load_states, save_states

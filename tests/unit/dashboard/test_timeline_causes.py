@@ -5,8 +5,8 @@ import base64
 import numpy as np
 import pytest
 
-from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.analysis.occupancy import STATES
+from overlapscope.analysis.common.cause_table import CAUSES
+from overlapscope.analysis.per_rank.occupancy import STATES
 from overlapscope_dashboards.runs.site import Site
 from overlapscope_dashboards.timeline import view
 from overlapscope_dashboards.timeline.figure import draw

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from dash._utils import to_json
 
-from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.occupancy import STATES
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.occupancy import STATES
 from overlapscope.report.perfetto.tracks import to_common_clock
 from overlapscope.timeline.columns import COMM, NONE
 from overlapscope.timeline.run import Run

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.occupancy import STATES, Occupancy
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.occupancy import STATES, Occupancy
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY
 from overlapscope_dashboards.runs.site import NotFound
 from overlapscope_dashboards.timeline import coarse_sums as coarse_module

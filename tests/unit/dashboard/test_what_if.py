@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.prediction_check import Outcome, Prediction
+from overlapscope.analysis.compare.prediction_check import Outcome, Prediction
 from overlapscope.analysis.result import Recommendation
 from overlapscope.cli.prediction_file import add_noted
-from overlapscope.whatif.ddp_recording import RecordedCase, ddp_case_of_run
-from overlapscope.whatif.ddp_step import HALF, Settings
-from overlapscope.whatif.search import with_cap
+from overlapscope.whatif.ddp.ddp_recording import RecordedCase, ddp_case_of_run
+from overlapscope.whatif.ddp.ddp_step import HALF, Settings
+from overlapscope.whatif.ddp.search import with_cap
 from overlapscope_dashboards.pages import what_if as page
 from overlapscope_dashboards.runs.site import Site, parse_query, run_address
 from overlapscope_dashboards.server import router

@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.compare import common_steps
-from overlapscope.analysis.fleet import FleetRun
-from overlapscope.analysis.job_identity import ranks_of_hosts
-from overlapscope.analysis.measured_run import measure_run
-from overlapscope.analysis.metrics import metrics
+from overlapscope.analysis.common.job_identity import ranks_of_hosts
+from overlapscope.analysis.compare.compare import common_steps
+from overlapscope.analysis.compare.fleet import FleetRun
+from overlapscope.analysis.compare.measured_run import measure_run
+from overlapscope.analysis.job_step.metrics import metrics
 from overlapscope.cli.analysis_cache import checksum_line, load_document, state_of
 from overlapscope.fleet import read
 from overlapscope.fleet.figure_cache import CACHE_NAME, run_state

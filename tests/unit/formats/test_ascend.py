@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import overlapscope
-from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.recording_checks import reported_overlap
+from overlapscope.analysis.checks.recording_checks import reported_overlap
+from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats import ascend
 from overlapscope.ingest.formats.ascend.device import operation_of

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.collectives import bus_factor
+from overlapscope.analysis.exposure.collectives import bus_factor
 from overlapscope.analysis.result import Analysis
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.registry import find_reader, read_head

@@ -21,7 +21,7 @@ from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.ingest.reference_bandwidth import reference_bandwidths
 from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.columns import size as rows_in
-from overlapscope.whatif.curves import table_curve
+from overlapscope.whatif.cost.curves import table_curve
 from tests.conftest import shared_file
 from tests.support import hostile
 from tests.support.hostile import edited, read_or_refuse, recognises

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.checks.topology_findings import topology_findings
 from overlapscope.analysis.source_tables import rows_of_sources
-from overlapscope.analysis.topology_findings import topology_findings
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats import topology
 from overlapscope.ingest.read_run import read_inputs

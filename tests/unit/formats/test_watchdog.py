@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.findings import Finding
+from overlapscope.analysis.common.findings import Finding
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats import watchdog
 from overlapscope.ingest.formats.watchdog import FORMAT

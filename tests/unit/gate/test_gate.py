@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlapscope.analysis.measured_run import MeasuredRun
-from overlapscope.analysis.metrics import METRICS
+from overlapscope.analysis.compare.measured_run import MeasuredRun
+from overlapscope.analysis.job_step.metrics import METRICS
 from overlapscope.errors import InputError, UsageError
 from overlapscope.gate.calibrate import LEAST_RUNS, NoiseFloor, calibrate
 from overlapscope.gate.judge import MetricVerdict

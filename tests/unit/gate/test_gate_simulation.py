@@ -5,9 +5,9 @@ import os
 import numpy as np
 import pytest
 
-from overlapscope.analysis.compare import common_steps
-from overlapscope.analysis.measured_run import MeasuredRun
-from overlapscope.analysis.metrics import metrics
+from overlapscope.analysis.compare.compare import common_steps
+from overlapscope.analysis.compare.measured_run import MeasuredRun
+from overlapscope.analysis.job_step.metrics import metrics
 from overlapscope.gate.calibrate import NoiseFloor, calibrate, noise_bound, noise_of
 from overlapscope.gate.judge import MetricVerdict, judge_metrics
 from overlapscope.gate.policy import GATING, JUDGED, Policy
@@ -23,7 +23,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of the bootstrap samples, as what they decide here is not close; and only the metrics that gate."""
     gating = {name: JUDGED[name] for name in GATING}
     monkeypatch.setattr("overlapscope.gate.statistics.DRAWS", 199)
-    monkeypatch.setattr("overlapscope.analysis.metrics.METRICS", tuple(gating.values()))
+    monkeypatch.setattr("overlapscope.analysis.job_step.metrics.METRICS", tuple(gating.values()))
     monkeypatch.setattr("overlapscope.gate.judge.JUDGED", gating)
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.ingest.merge.assemble import assemble
 from overlapscope.ingest.reader import Reading
 from overlapscope.timeline.run import Group, Run, Source

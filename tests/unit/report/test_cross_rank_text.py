@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 import overlapscope
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.compare import compare
-from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.measured_run import MeasuredRun, measure_run
+from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.compare.compare import compare
+from overlapscope.analysis.compare.measured_run import MeasuredRun, measure_run
 from overlapscope.analysis.result import Analysis
 from overlapscope.report.text import analysis as text
 from overlapscope.report.text import compare as compare_text

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import jsonschema
 import pytest
 
-from overlapscope.analysis.compare import compare
-from overlapscope.analysis.history import history
-from overlapscope.analysis.scaling import scaling
+from overlapscope.analysis.compare.compare import compare
+from overlapscope.analysis.compare.history import history
+from overlapscope.analysis.compare.scaling import scaling
 from overlapscope.report.formats import json as as_json
 from overlapscope.report.sheet import scaling as scaling_text
 from overlapscope.report.text import analysis as text

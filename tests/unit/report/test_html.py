@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
+from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.cli.output import printable
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats import html

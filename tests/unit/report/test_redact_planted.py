@@ -13,16 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.attribution import COMPUTE, COPY, EXPOSED, IDLE, IDLE_OR_COPIES, REMAINDER
-from overlapscope.analysis.collective_changes import OUTSIDE
-from overlapscope.analysis.compare import compare
-from overlapscope.analysis.exposed_causes import CAUSES
-from overlapscope.analysis.history import History, history
-from overlapscope.analysis.host_cause import SHARED_CORES
-from overlapscope.analysis.measured_run import measure_run
-from overlapscope.analysis.metrics import METRICS
-from overlapscope.analysis.path_walk import PARTS
-from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
+from overlapscope.analysis.compare.collective_changes import OUTSIDE
+from overlapscope.analysis.compare.compare import compare
+from overlapscope.analysis.compare.history import History, history
+from overlapscope.analysis.compare.measured_run import measure_run
+from overlapscope.analysis.critical_path.path_walk import PARTS
+from overlapscope.analysis.exposure.exposed_causes import CAUSES
+from overlapscope.analysis.job_step.attribution import COMPUTE, COPY, EXPOSED, IDLE, IDLE_OR_COPIES, REMAINDER
+from overlapscope.analysis.job_step.metrics import METRICS
+from overlapscope.analysis.stragglers.host_cause import SHARED_CORES
+from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.gate.policy import Policy

@@ -16,11 +16,11 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.compare import compare
-from overlapscope.analysis.history import history
-from overlapscope.analysis.measured_run import MeasuredRun, measure_run
+from overlapscope.analysis.compare.compare import compare
+from overlapscope.analysis.compare.history import history
+from overlapscope.analysis.compare.measured_run import MeasuredRun, measure_run
+from overlapscope.analysis.compare.scaling import scaling
 from overlapscope.analysis.result import Analysis, Recommendation
-from overlapscope.analysis.scaling import scaling
 from overlapscope.cli.main import main
 from overlapscope.cli.output import escaped, printable
 from overlapscope.errors import InputError

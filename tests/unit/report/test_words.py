@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.common.cause_table import CAUSES
+from overlapscope.analysis.compare.compare import Comparison
+from overlapscope.analysis.compare.scaling import Scaling
 from overlapscope.analysis.result import Analysis
-from overlapscope.analysis.scaling import Scaling
-from overlapscope.analysis.straggler_cause import STRAGGLER_CAUSES
+from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.cli.main import main
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.formats import html, markdown

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from overlapscope.whatif.buckets import MIB, Bucket, DdpSettings, assign, ddp_buckets
+from overlapscope.whatif.ddp.buckets import MIB, Bucket, DdpSettings, assign, ddp_buckets
 from tests.conftest import shared_file
 from tests.support.fork_server import start
 

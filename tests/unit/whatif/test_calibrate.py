@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.whatif.buckets import DdpSettings
-from overlapscope.whatif.calibrate import Measured, fit, model_error, predict_steps, step_ns
-from overlapscope.whatif.ddp_step import Settings
-from overlapscope.whatif.plan import Plan, plan
-from overlapscope.whatif.workload_file import parse_workload
+from overlapscope.whatif.ddp.buckets import DdpSettings
+from overlapscope.whatif.ddp.calibrate import Measured, fit, model_error, predict_steps, step_ns
+from overlapscope.whatif.ddp.ddp_step import Settings
+from overlapscope.whatif.ddp.plan import Plan, plan
+from overlapscope.whatif.workload.workload_file import parse_workload
 
 CAPS = (1.0, 5.0, 25.0, 100.0, 1000.0)
 OTHERS = [Settings(ddp=DdpSettings(bucket_cap_mb=cap)) for cap in CAPS]

@@ -12,17 +12,17 @@ import pytest
 
 from overlapscope.cli.main import main
 from overlapscope.errors import UsageError
-from overlapscope.whatif.buckets import DdpSettings
-from overlapscope.whatif.compression import (
+from overlapscope.whatif.cost.compression import (
     CompressedCollective,
     Compression,
     collectives_ns,
     compressed_collectives,
     parse_compressions,
 )
-from overlapscope.whatif.curves import curve
-from overlapscope.whatif.ddp_step import Settings, buckets_of
-from overlapscope.whatif.workload import Gradients, Workload
+from overlapscope.whatif.cost.curves import curve
+from overlapscope.whatif.ddp.buckets import DdpSettings
+from overlapscope.whatif.ddp.ddp_step import Settings, buckets_of
+from overlapscope.whatif.workload.workload import Gradients, Workload
 from tests.conftest import ROOT
 
 EXAMPLE = str(ROOT / "examples" / "gpt2_8gpu.toml")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from overlapscope.ingest.formats.nccl_tests import READER
 from overlapscope.ingest.reader import ReadContext
 from overlapscope.timeline.facts import NO, YES
-from overlapscope.whatif.curves import Curve, curve, isotonic
+from overlapscope.whatif.cost.curves import Curve, curve, isotonic
 from tests.conftest import shared_file
 
 TABLES = (

@@ -16,11 +16,11 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats.json import schema as schema_of
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.ddp_predict import predict_ddp, predict_settings
-from overlapscope.whatif.ddp_recording import ddp_case_of_run
-from overlapscope.whatif.link_fit import fit_line, link_times, transfer_curve
-from overlapscope.whatif.recorded_steps import worker_starts
-from overlapscope.whatif.search import with_cap
+from overlapscope.whatif.cost.link_fit import fit_line, link_times, transfer_curve
+from overlapscope.whatif.ddp.ddp_predict import predict_ddp, predict_settings
+from overlapscope.whatif.ddp.ddp_recording import ddp_case_of_run
+from overlapscope.whatif.ddp.recorded_steps import worker_starts
+from overlapscope.whatif.ddp.search import with_cap
 from tests.conftest import ROOT, shared_file
 from tests.support.ddp_cases import IN_PAIRS, TICK_NS, recorded, step_ns
 

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.whatif.buckets import MIB, DdpSettings
-from overlapscope.whatif.compression import Compression
-from overlapscope.whatif.curves import curve
-from overlapscope.whatif.ddp_step import Settings, bucket_memory_bytes, buckets_of, ddp_job
-from overlapscope.whatif.replay import Work, replay
-from overlapscope.whatif.workload import Gradients, Interference, Placed, Workload, curve_of
+from overlapscope.whatif.cost.compression import Compression
+from overlapscope.whatif.cost.curves import curve
+from overlapscope.whatif.ddp.buckets import MIB, DdpSettings
+from overlapscope.whatif.ddp.ddp_step import Settings, bucket_memory_bytes, buckets_of, ddp_job
+from overlapscope.whatif.replay.replay import Work, replay
+from overlapscope.whatif.workload.workload import Gradients, Interference, Placed, Workload, curve_of
 
 MS = 1e6
 RATE = 10.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.whatif.formulas import (
+from overlapscope.whatif.cost.formulas import (
     ALGORITHMS,
     INTER,
     INTRA,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from overlapscope.advice.replayed_settings import fsdp_advice
-from overlapscope.analysis.across_ranks import match_and_align
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest.read_run import read_inputs
@@ -21,15 +21,15 @@ from overlapscope.report.formats.json import schema as schema_of
 from overlapscope.report.text import whatif as whatif_text
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.calibrate import Fit
-from overlapscope.whatif.graph import Graph, MutualSlowdown, graph_job
-from overlapscope.whatif.graph_case import GraphCase, graph_case
-from overlapscope.whatif.graph_predict import ReplayOptions, bounds_of, predict_graph_case, predict_graph_run
+from overlapscope.whatif.ddp.calibrate import Fit
 from overlapscope.whatif.parallelism import parallelism_of
 from overlapscope.whatif.predict import predict_recording
-from overlapscope.whatif.recorded_graph import recorded_graphs
-from overlapscope.whatif.replay import Instruction, Launch, Wait, Work, replay
+from overlapscope.whatif.replay.graph import Graph, MutualSlowdown, graph_job
+from overlapscope.whatif.replay.replay import Instruction, Launch, Wait, Work, replay
 from overlapscope.whatif.result import Scenario, WhatIf
+from overlapscope.whatif.step_graph.graph_case import GraphCase, graph_case
+from overlapscope.whatif.step_graph.graph_predict import ReplayOptions, bounds_of, predict_graph_case, predict_graph_run
+from overlapscope.whatif.step_graph.recorded_graph import recorded_graphs
 from tests.conftest import shared_file
 from tests.support.commands import stdout_of
 from tests.support.graph_cases import UNIT_NS, Made, MadeCall, faster, fsdp, recorded, step_ns

@@ -8,7 +8,7 @@ import pytest
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMM, COMPUTE, Spans, make
 from overlapscope.timeline.intervals import EMPTY, Intervals, union
-from overlapscope.whatif.interference import slowdown
+from overlapscope.whatif.cost.interference import slowdown
 from tests.conftest import shared_file
 
 KERNELS = 6

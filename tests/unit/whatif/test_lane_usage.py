@@ -8,14 +8,14 @@ from overlapscope.advice.setting_code import setting_code
 from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.intervals import difference, intersection, union
-from overlapscope.whatif.buckets import MIB
-from overlapscope.whatif.cap_curve import cap_curve, caps_to_draw
-from overlapscope.whatif.ddp_predict import predict_settings
-from overlapscope.whatif.ddp_recording import RecordedCase, ddp_case_of_run
-from overlapscope.whatif.ddp_step import HALF, Settings, ddp_job
-from overlapscope.whatif.lane_usage import replayed_step
-from overlapscope.whatif.replay import replay
-from overlapscope.whatif.search import with_cap
+from overlapscope.whatif.ddp.buckets import MIB
+from overlapscope.whatif.ddp.cap_curve import cap_curve, caps_to_draw
+from overlapscope.whatif.ddp.ddp_predict import predict_settings
+from overlapscope.whatif.ddp.ddp_recording import RecordedCase, ddp_case_of_run
+from overlapscope.whatif.ddp.ddp_step import HALF, Settings, ddp_job
+from overlapscope.whatif.ddp.lane_usage import replayed_step
+from overlapscope.whatif.ddp.search import with_cap
+from overlapscope.whatif.replay.replay import replay
 from tests.conftest import ROOT
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.whatif.graph_calls import alone_times, times_of_link
+from overlapscope.whatif.step_graph.graph_calls import alone_times, times_of_link
 
 
 def columns(*calls: tuple[str, int, int]) -> tuple[list[str], np.ndarray, np.ndarray]:

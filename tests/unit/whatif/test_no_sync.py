@@ -12,8 +12,8 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMPUTE, Columns, Spans, concat, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
-from overlapscope.whatif.ddp_predict import predict_ddp
-from overlapscope.whatif.ddp_recording import ddp_case_of_run
+from overlapscope.whatif.ddp.ddp_predict import predict_ddp
+from overlapscope.whatif.ddp.ddp_recording import ddp_case_of_run
 from tests.support.ddp_cases import IN_PAIRS, MB, STEPS, TICK_NS, recorded, step_ns
 from tests.support.writers import kineto
 from tests.support.writers.kineto import MS

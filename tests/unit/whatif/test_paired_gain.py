@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.whatif.buckets import DdpSettings
-from overlapscope.whatif.calibrate import SELF_TEST, Measured, step_ns
-from overlapscope.whatif.ddp_predict import predict_ddp
-from overlapscope.whatif.ddp_step import Settings
-from overlapscope.whatif.paired_gain import ratio_error
+from overlapscope.whatif.ddp.buckets import DdpSettings
+from overlapscope.whatif.ddp.calibrate import SELF_TEST, Measured, step_ns
+from overlapscope.whatif.ddp.ddp_predict import predict_ddp
+from overlapscope.whatif.ddp.ddp_step import Settings
+from overlapscope.whatif.ddp.paired_gain import ratio_error
 from tests.unit.whatif.test_calibrate import described
 
 SPREAD = 1.645

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.facts import Facts
-from overlapscope.whatif.buckets import DdpSettings
-from overlapscope.whatif.calibrate import Predictions, fit, model_error, predict_steps, step_ns
-from overlapscope.whatif.ddp_predict import predict_ddp
-from overlapscope.whatif.ddp_step import Settings
-from overlapscope.whatif.model import Piece, gradients_of, head_share, optimizer_bytes, transformer
-from overlapscope.whatif.plan import plan
+from overlapscope.whatif.ddp.buckets import DdpSettings
+from overlapscope.whatif.ddp.calibrate import Predictions, fit, model_error, predict_steps, step_ns
+from overlapscope.whatif.ddp.ddp_predict import predict_ddp
+from overlapscope.whatif.ddp.ddp_step import Settings
+from overlapscope.whatif.ddp.plan import plan
 from overlapscope.whatif.result import Scenario
-from overlapscope.whatif.workload_file import WorkloadDocument, parse_workload
+from overlapscope.whatif.workload.model import Piece, gradients_of, head_share, optimizer_bytes, transformer
+from overlapscope.whatif.workload.workload_file import WorkloadDocument, parse_workload
 from tests.conftest import shared_file
 
 MS = 1e6

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.whatif.buckets import MIB, DdpSettings
-from overlapscope.whatif.calibrate import step_job
-from overlapscope.whatif.curves import curve
-from overlapscope.whatif.ddp_step import Reduction, Settings, ddp_job, reductions_of
-from overlapscope.whatif.priority_step import sending_order
-from overlapscope.whatif.replay import replay
-from overlapscope.whatif.workload import Workload
+from overlapscope.whatif.cost.curves import curve
+from overlapscope.whatif.ddp.buckets import MIB, DdpSettings
+from overlapscope.whatif.ddp.calibrate import step_job
+from overlapscope.whatif.ddp.ddp_step import Reduction, Settings, ddp_job, reductions_of
+from overlapscope.whatif.ddp.priority_step import sending_order
+from overlapscope.whatif.replay.replay import replay
+from overlapscope.whatif.workload.workload import Workload
 from tests.unit.whatif.test_ddp_step import MS, transfer_ms, workload
 
 U = transfer_ms(10)

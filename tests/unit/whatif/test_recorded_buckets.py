@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from overlapscope.timeline.columns import NONE, Gradients, make
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.timeline.store.load_save import load_run
-from overlapscope.whatif.recorded_buckets import recorded_bucket
+from overlapscope.whatif.ddp.recorded_buckets import recorded_bucket
 from tests.conftest import ROOT
 from tests.support.rank_rows import Row, rank_timeline
 

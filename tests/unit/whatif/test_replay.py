@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.whatif.replay import Gap, Instruction, Job, Launch, StuckError, Transfer, Wait, Work, replay
-from overlapscope.whatif.workload import Interference, without_interference
+from overlapscope.whatif.replay.replay import Gap, Instruction, Job, Launch, StuckError, Transfer, Wait, Work, replay
+from overlapscope.whatif.workload.workload import Interference, without_interference
 
 
 def one_rank(

@@ -13,11 +13,11 @@ from overlapscope.cli.main import main
 from overlapscope.errors import UsageError
 from overlapscope.report.formats.json import schema as schema_of
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.ddp_recording import RecordedCase, ddp_case_of_run
-from overlapscope.whatif.graph_predict import ReplayOptions
+from overlapscope.whatif.ddp.ddp_recording import RecordedCase, ddp_case_of_run
 from overlapscope.whatif.predict import predict_recording
 from overlapscope.whatif.requested import RequestedSettings, with_requested
 from overlapscope.whatif.result import WhatIf
+from overlapscope.whatif.step_graph.graph_predict import ReplayOptions
 from tests.conftest import ROOT, shared_file
 from tests.support.ddp_cases import Made, recorded
 from tests.unit.cli.test_whatif_cli import SMALL

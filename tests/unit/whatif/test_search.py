@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.whatif.buckets import MIB, DdpSettings
-from overlapscope.whatif.curves import curve
-from overlapscope.whatif.ddp_step import Settings, buckets_of, ddp_job
-from overlapscope.whatif.replay import replay
-from overlapscope.whatif.search import can_list, caps_to_try, improved, merged, with_cap, with_groups
-from overlapscope.whatif.workload import Gradients, Workload
+from overlapscope.whatif.cost.curves import curve
+from overlapscope.whatif.ddp.buckets import MIB, DdpSettings
+from overlapscope.whatif.ddp.ddp_step import Settings, buckets_of, ddp_job
+from overlapscope.whatif.ddp.search import can_list, caps_to_try, improved, merged, with_cap, with_groups
+from overlapscope.whatif.replay.replay import replay
+from overlapscope.whatif.workload.workload import Gradients, Workload
 
 MS = 1e6
 

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.errors import UsageError
-from overlapscope.whatif.buckets import MIB, DdpSettings
-from overlapscope.whatif.calibrate import step_job
-from overlapscope.whatif.curves import curve
-from overlapscope.whatif.ddp_step import Settings, bucket_memory_bytes, ddp_job
-from overlapscope.whatif.replay import Job, Launch, replay
-from overlapscope.whatif.sharded_step import sharded_job
-from overlapscope.whatif.workload import Gradients, Workload
-from overlapscope.whatif.zero import Sharding, saved_bytes, sharding_of, unmeasured_operations
+from overlapscope.whatif.cost.curves import curve
+from overlapscope.whatif.ddp.buckets import MIB, DdpSettings
+from overlapscope.whatif.ddp.calibrate import step_job
+from overlapscope.whatif.ddp.ddp_step import Settings, bucket_memory_bytes, ddp_job
+from overlapscope.whatif.ddp.sharded_step import sharded_job
+from overlapscope.whatif.ddp.zero import Sharding, saved_bytes, sharding_of, unmeasured_operations
+from overlapscope.whatif.replay.replay import Job, Launch, replay
+from overlapscope.whatif.workload.workload import Gradients, Workload
 from tests.unit.whatif.test_ddp_step import MS, transfer_ms, workload
 
 SIZES = MIB * np.array([1e-3, 1.0, 1e4])

@@ -11,8 +11,8 @@ from overlapscope.timeline.columns import Annotations
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import COMPILED
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.ddp_predict import predict_ddp
-from overlapscope.whatif.ddp_recording import ddp_case_of_run
+from overlapscope.whatif.ddp.ddp_predict import predict_ddp
+from overlapscope.whatif.ddp.ddp_recording import ddp_case_of_run
 from tests.support.ddp_cases import IN_ONE, recorded
 from tests.support.writers.kineto import TORCH_2024, Event, write
 

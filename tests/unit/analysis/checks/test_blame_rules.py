@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.lateness import late_arrivals
-from overlapscope.analysis.matched_calls import MatchedCalls
+from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls
+from overlapscope.analysis.cross_rank.wait_transfer import split_waits, waits_by_rank
+from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.result import Straggler
-from overlapscope.analysis.stragglers import beside_slow_links
-from overlapscope.analysis.wait_transfer import split_waits, waits_by_rank
+from overlapscope.analysis.stragglers.lateness import late_arrivals
+from overlapscope.analysis.stragglers.stragglers import beside_slow_links
 from overlapscope.timeline.run import Run
 from tests.support.overlapping_calls import Met, job
 

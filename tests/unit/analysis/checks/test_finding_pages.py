@@ -16,7 +16,7 @@ import pytest
 
 from overlapscope.advice.replayed_settings import scenario_recommendation
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.findings import Finding
+from overlapscope.analysis.common.findings import Finding
 from overlapscope.cli.main import main
 from overlapscope.report.text.analysis import finding_kind, render
 from overlapscope.timeline.run import Run

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.host_cause import LOADING
 from overlapscope.analysis.result import Straggler
+from overlapscope.analysis.stragglers.host_cause import LOADING
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.timeline.columns import NONE, Annotations, Telemetry, concat, make
 from overlapscope.timeline.names import NameTable

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.findings import Finding
+from overlapscope.analysis.common.findings import Finding
 from overlapscope.ingest.read_run import read_inputs
 from tests.conftest import shared_file
 from tests.support.writers.nccl_log import VERSIONS, Communicator, Process, call, choice, initialised

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.outlier_steps import MAX_RANKS, MAX_STEPS, outlier_steps
+from overlapscope.analysis.checks.outlier_steps import MAX_RANKS, MAX_STEPS, outlier_steps
 
 MS = 1_000_000
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.pipeline import ideal_bubble_ns
+from overlapscope.analysis.checks.pipeline import ideal_bubble_ns
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Group, Run
 from tests.support.builders import EPOCH_NS

@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.possible_bandwidth import curves_of
+from overlapscope.analysis.checks.possible_bandwidth import curves_of
+from overlapscope.analysis.common.findings import Finding
 from overlapscope.cli.main import main
 from overlapscope.cli.verbs import analyze as verb
 from overlapscope.errors import InputError, UsageError

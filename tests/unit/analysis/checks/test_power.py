@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.power import power_falls
+from overlapscope.analysis.checks.power import power_falls
+from overlapscope.analysis.common.findings import Finding
 from overlapscope.timeline.columns import concat, recode, take
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import match_and_align
-from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.slow_link import compare_groups, slow_links
-from overlapscope.analysis.tcp_counters import flows, slow_rank
+from overlapscope.analysis.checks.slow_link import compare_groups, slow_links
+from overlapscope.analysis.checks.tcp_counters import flows, slow_rank
+from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.timeline.run import Group, Run
 from tests.support.rank_rows import rank_timeline
 from tests.unit.analysis.checks.test_stragglers import job

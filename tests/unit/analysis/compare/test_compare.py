@@ -13,12 +13,20 @@ from msgspec.structs import replace
 
 import overlapscope
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.attribution import COMPUTE, COPY, EXPOSED, IDLE, IDLE_OR_COPIES, REMAINDER, attribution
-from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.analysis.collective_changes import MANY_SIZES, OUTSIDE, classify_change
-from overlapscope.analysis.compare import Comparison, compare
-from overlapscope.analysis.measured_run import MeasuredRun, measure_run
-from overlapscope.analysis.metrics import Metric
+from overlapscope.analysis.common.cause_table import CAUSES
+from overlapscope.analysis.compare.collective_changes import MANY_SIZES, OUTSIDE, classify_change
+from overlapscope.analysis.compare.compare import Comparison, compare
+from overlapscope.analysis.compare.measured_run import MeasuredRun, measure_run
+from overlapscope.analysis.job_step.attribution import (
+    COMPUTE,
+    COPY,
+    EXPOSED,
+    IDLE,
+    IDLE_OR_COPIES,
+    REMAINDER,
+    attribution,
+)
+from overlapscope.analysis.job_step.metrics import Metric
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import compare as compare_text
 from overlapscope.timeline.run import Run

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from overlapscope.analysis import fleet as its
-from overlapscope.analysis.fleet import FleetRun, FleetStraggler, fleet, job_trends, straggling_hosts
+from overlapscope.analysis.compare import fleet as its
+from overlapscope.analysis.compare.fleet import FleetRun, FleetStraggler, fleet, job_trends, straggling_hosts
 
 DAY_NS = 86_400 * 10**9
 

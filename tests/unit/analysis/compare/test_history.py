@@ -9,8 +9,8 @@ import jsonschema
 import msgspec
 import pytest
 
-from overlapscope.analysis.compare import compare
-from overlapscope.analysis.history import history
+from overlapscope.analysis.compare.compare import compare
+from overlapscope.analysis.compare.history import history
 from overlapscope.cli.main import main
 from overlapscope.report.formats.json import schema
 from overlapscope.report.sheet.history import charts_of_history, sheet_of_history

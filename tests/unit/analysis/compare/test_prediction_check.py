@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.prediction_check import (
+from overlapscope.analysis.compare.prediction_check import (
     Noted,
     ObservedRun,
     Prediction,
@@ -28,7 +28,7 @@ from overlapscope.report.formats.json import schema as schema_of
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.baselines import list_runs, save_baseline
 from overlapscope.version import __version__
-from overlapscope.whatif.measured_settings import observed_run
+from overlapscope.whatif.ddp.measured_settings import observed_run
 from tests.conftest import ROOT
 from tests.support.ddp_cases import IN_PAIRS, MB, TICK_NS, Made, recorded, step_ns
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from overlapscope.analysis.measured_run import MeasuredRun, measure_run
-from overlapscope.analysis.scaling import Mode, scaling
+from overlapscope.analysis.compare.measured_run import MeasuredRun, measure_run
+from overlapscope.analysis.compare.scaling import Mode, scaling
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError, UsageError
 from overlapscope.report.formats.json import schema

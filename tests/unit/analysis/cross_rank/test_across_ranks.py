@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 import overlapscope
-from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Group, Run

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlapscope.analysis.across_ranks import match_and_align
-from overlapscope.analysis.arrivals import arrivals
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.exposure.arrivals import arrivals
 from overlapscope.timeline.columns import NONE
 from tests.property.synthetic import Job, Layout, run_of, simulate
 from tests.property.synthetic.joined import Clock, named_groups

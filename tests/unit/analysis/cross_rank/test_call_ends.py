@@ -5,7 +5,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from overlapscope.analysis.call_ends import CallEnds, RankSet
+from overlapscope.analysis.cross_rank.call_ends import CallEnds, RankSet
 
 SETS = {(0, 1, 2, 3): 7, (4, 5, 6, 7): 7, (0, 4): 9, (1, 5): 9, (2, 3, 6): 4, (8, 9): 1, tuple(range(9)): 5}
 HOSTS = {0: "a", 1: "a", 4: "b", 5: "b"}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import match_and_align
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Group, Run

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.clock_offsets import Clocks, clock_offsets, join_by_uneven, tied
-from overlapscope.analysis.exposed_causes import causes_of
-from overlapscope.analysis.matched_calls import MatchedCalls, Matching
-from overlapscope.analysis.matching import drop_disagreeing, match
-from overlapscope.analysis.wait_transfer import split_waits
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks, clock_offsets, join_by_uneven, tied
+from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
+from overlapscope.analysis.cross_rank.matching import drop_disagreeing, match
+from overlapscope.analysis.cross_rank.wait_transfer import split_waits
+from overlapscope.analysis.exposure.exposed_causes import causes_of
+from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.run import Run
 from tests.support.builders import EPOCH_NS
 from tests.support.overlapping_calls import Met, job

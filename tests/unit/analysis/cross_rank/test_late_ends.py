@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from overlapscope.whatif.graph import Busy, Call, Graph, LateEnd, MutualSlowdown, graph_job
-from overlapscope.whatif.graph_calls import RankStepCalls, step_calls
-from overlapscope.whatif.replay import Launch, Wait, replay
+from overlapscope.whatif.replay.graph import Busy, Call, Graph, LateEnd, MutualSlowdown, graph_job
+from overlapscope.whatif.replay.replay import Launch, Wait, replay
+from overlapscope.whatif.step_graph.graph_calls import RankStepCalls, step_calls
 
 
 def call(**changes: object) -> Call:

@@ -13,9 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 import overlapscope
-from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.matching import MAX_REASONS, match
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.cross_rank.matching import MAX_REASONS, match
 from overlapscope.loaded_run import LoadedRun
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Group, Run

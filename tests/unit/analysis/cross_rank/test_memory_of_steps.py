@@ -15,7 +15,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pytest
 
-from overlapscope.analysis.across_ranks import match_and_align
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.timeline.store import lazy_rank as stored
 from overlapscope.timeline.store import load_save as store

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Analysis
 from overlapscope.timeline.run import Run
 from tests.property.synthetic import Fault, Job, Layout, run_of, simulate

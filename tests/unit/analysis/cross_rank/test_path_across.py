@@ -2,12 +2,12 @@
 
 import pytest
 
-from overlapscope.analysis.across_ranks import CrossRank
-from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.critical_path import CriticalPath, StepPath, critical_path
-from overlapscope.analysis.matching import match
-from overlapscope.analysis.point_to_point import match_pairs
-from overlapscope.analysis.steps import step_windows
+from overlapscope.analysis.critical_path.critical_path import CriticalPath, StepPath, critical_path
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.matching import match
+from overlapscope.analysis.cross_rank.point_to_point import match_pairs
+from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.property.synthetic import Job, Layout, plant, run_of, simulate
 from tests.unit.analysis.figures.test_critical_path import path_of

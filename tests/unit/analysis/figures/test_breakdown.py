@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.analysis.breakdown import Breakdown, Coverage
+from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY
 from tests.support.builders import EPOCH_NS, Span, instants, intervals, raster, spans_table
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import match_and_align
-from overlapscope.analysis.collectives import CollectiveRow, collective_rows
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.exposure.collectives import CollectiveRow, collective_rows
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import Run
 from tests.property.synthetic import Job, Layout, run_of, simulate

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import overlapscope
-from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.critical_path import MOST_STEPS, CriticalPath, StepPath, follow_paths
-from overlapscope.analysis.path_walk import PARTS, FollowedPath
+from overlapscope.analysis.critical_path.critical_path import MOST_STEPS, CriticalPath, StepPath, follow_paths
+from overlapscope.analysis.critical_path.path_walk import PARTS, FollowedPath
+from overlapscope.analysis.critical_path.span_dependencies import BACK_TO_BACK_NS, LAUNCH_TAKES_AT_MOST_NS
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.analysis.result import Analysis
-from overlapscope.analysis.span_dependencies import BACK_TO_BACK_NS, LAUNCH_TAKES_AT_MOST_NS
-from overlapscope.analysis.steps import step_windows
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import analysis as shown

@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import CrossRank
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.cause_table import CAUSES, IDLE_CAUSES, WAITS_FOR_ANOTHER_RANK, WAITS_FOR_LATE_RANK
-from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.exposed_causes import causes_of, each_causes, own_parts
+from overlapscope.analysis.common.cause_table import CAUSES, IDLE_CAUSES, WAITS_FOR_ANOTHER_RANK, WAITS_FOR_LATE_RANK
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.matching import match
+from overlapscope.analysis.cross_rank.point_to_point import match_pairs
+from overlapscope.analysis.cross_rank.wait_transfer import split_waits
+from overlapscope.analysis.exposure.exposed_causes import causes_of, each_causes, own_parts
 from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES
 from overlapscope.analysis.graph.own_causes import OwnCauses, own_causes
-from overlapscope.analysis.matching import match
-from overlapscope.analysis.point_to_point import match_pairs
-from overlapscope.analysis.wait_transfer import split_waits
+from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats.json import schema
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE

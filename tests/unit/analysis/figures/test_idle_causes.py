@@ -6,9 +6,9 @@ import sys
 import pytest
 from hypothesis import given, settings
 
-from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.cause_table import NO_CAUSES
+from overlapscope.analysis.common.cause_table import NO_CAUSES
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.figures import graph_figures
 from overlapscope.analysis.result import Analysis
 from overlapscope.ingest.read_run import read_inputs

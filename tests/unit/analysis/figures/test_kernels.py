@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.kernels import LARGER, KernelTotals, compared
+from overlapscope.analysis.per_rank.kernels import LARGER, KernelTotals, compared
 from overlapscope.timeline.columns import NONE
 
 KERNELS = st.dictionaries(

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.occupancy import STATES, Occupancy, spent_together
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.occupancy import STATES, Occupancy, spent_together
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY
 from tests.support.builders import (
     CELLS,

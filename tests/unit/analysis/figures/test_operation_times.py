@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import match_and_align
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.operation_times import op_times
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.exposure.operation_times import op_times
 from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.recorded_curves import recorded_curves
+from overlapscope.whatif.cost.recorded_curves import recorded_curves
 from tests.conftest import ROOT, shared_file
 
 

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.clock_offsets import Clocks
-from overlapscope.analysis.peer_activity import PeerQuery, peer_activity
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.exposure.peer_activity import PeerQuery, peer_activity
 from overlapscope.timeline.intervals import Intervals, WindowSets, intersection, union
 from tests.support.builders import EPOCH_NS
 

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 import overlapscope
-from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.analysis.per_rank.breakdown import Breakdown
 from tests.conftest import ROOT, shared_file
 from tests.support import oracle
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import overlapscope
-from overlapscope.analysis.exposed import ExposedBy
+from overlapscope.analysis.exposure.exposed import ExposedBy
 from overlapscope.report.text.analysis import exposed_by_text
 from overlapscope.timeline.dimensions import dimension_of, with_dimensions
 from overlapscope.timeline.run import Group

@@ -5,12 +5,12 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.analysis.across_ranks import match_and_align
-from overlapscope.analysis.breakdown import Coverage
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.build import rank_graph
 from overlapscope.analysis.graph.chains import chain_of_moment, chain_of_span
 from overlapscope.analysis.graph.figures import graph_figures
 from overlapscope.analysis.graph.replay import replay
+from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY
 from overlapscope.timeline.intervals import difference, length, union
 from overlapscope.timeline.run import RankTimeline, Run

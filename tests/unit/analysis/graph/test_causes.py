@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import match_and_align
-from overlapscope.analysis.breakdown import Coverage
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.build import rank_graph
 from overlapscope.analysis.graph.exposed import exposed_pieces
 from overlapscope.analysis.graph.figures import RankFigures, graph_figures
 from overlapscope.analysis.graph.idle import DRAINED, IDLE_CAUSES, LAUNCH_BOUND, idle_pieces
 from overlapscope.analysis.graph.model import EDGE_KINDS, LAUNCH, Graph
 from overlapscope.analysis.graph.walk import binding_edges, shown_binding
+from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.columns import COMM, COPY, HOST, OPERATION
 from overlapscope.timeline.intervals import difference, length, union
 from tests.support.graph_programs import (

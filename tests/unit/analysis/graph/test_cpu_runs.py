@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from overlapscope.analysis.across_ranks import match_and_align
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.build import rank_graph
 from overlapscope.analysis.graph.figures import GraphFigures, graph_figures
 from overlapscope.analysis.graph.model import EDGE_KINDS, Graph

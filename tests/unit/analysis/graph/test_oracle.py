@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from overlapscope.analysis.across_ranks import match_and_align
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.build import rank_graph, run_graph
 from overlapscope.analysis.graph.gains import shortening_gains

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from overlapscope.analysis.across_ranks import match_and_align
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.bounds import step_bounds, whole_bounds
 from overlapscope.analysis.graph.build import run_graph
 from overlapscope.analysis.graph.chains import chain_of_moment

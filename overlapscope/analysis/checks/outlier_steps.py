@@ -1,0 +1,143 @@
+"""Find outlier steps: a step that communicates or takes far longer than the other steps of a rank.
+
+Most outliers concern many ranks at once: one step on several ranks is one finding.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from overlapscope.analysis.common.findings import MILLISECOND_NS, Finding, format_ms
+
+ODD_FACTOR: Final = 1.5
+"""A step is an outlier when a figure is at least this many times the median of the other steps ..."""
+ODD_PAST_LARGEST: Final = 1.25
+"""... and at least this many times their maximum: where several steps are high, the figure simply varies ..."""
+ODD_AT_LEAST_NS: Final = MILLISECOND_NS
+"""... and the difference to the median is at least this."""
+FIGURES: Final = (("comm_ns", "communicates for", 2), ("window_ns", "takes", 1))
+"""The checked figures: name, verb for the title, position in a step's tuple."""
+MAX_STEPS: Final = 4
+"""Steps of a figure with a finding of their own, those on the most ranks; the others share one finding."""
+MAX_RANKS: Final = 64
+"""Ranks listed as evidence."""
+MAX_NAMED: Final = 8
+"""Ranks named in a title."""
+Steps = Sequence[tuple[int, int | None, int | None]]
+"""(number, window_ns, comm_ns) of complete steps."""
+
+
+class OutlierStep(msgspec.Struct, frozen=True, kw_only=True):
+    """An outlier step of one rank in one figure; `usual_ns` is the median of its other steps."""
+
+    rank: int
+    step: int
+    value_ns: int
+    usual_ns: float
+
+
+def outlier_steps(ranks: Mapping[int, Steps], known_from: Mapping[int, str]) -> list[Finding]:
+    """Find the outliers among the complete steps of each rank, of which at least three are needed.
+
+    A step that is an outlier on several ranks is one finding. `known_from` holds the basis of each rank's times.
+    """
+    findings = []
+    for name, verb, place in FIGURES:
+        by_step: dict[int, list[OutlierStep]] = defaultdict(list)
+        for rank, steps in ranks.items():
+            for each in _of_rank(rank, [(step[0], step[place]) for step in steps]):
+                by_step[each.step].append(each)
+        order = sorted(by_step.values(), key=lambda found: (-len(found), -_most(found).value_ns))
+        listed_alone = order if len(order) == MAX_STEPS + 1 else order[:MAX_STEPS]
+        rest = [each for found in order[len(listed_alone) :] for each in found]
+        findings += [
+            _finding(name, verb, found, known_from) for found in sorted(listed_alone, key=lambda each: each[0].rank)
+        ]
+        if rest:
+            findings.append(_others(name, verb, rest, known_from))
+    return findings
+
+
+def _of_rank(rank: int, steps: Sequence[tuple[int, int | None]]) -> list[OutlierStep]:
+    known = [(step, value) for step, value in steps if value is not None]
+    ordered = sorted(value for _, value in known)
+    if len(ordered) < 3:
+        return []
+    found = []
+    for step, value in known:
+        usual, largest = _median_and_largest_without(ordered, bisect_left(ordered, value))
+        stands_out = value >= ODD_FACTOR * usual and value >= ODD_PAST_LARGEST * largest
+        if stands_out and value - usual >= ODD_AT_LEAST_NS:
+            found.append(OutlierStep(rank=rank, step=step, value_ns=value, usual_ns=usual))
+    return found
+
+
+def _median_and_largest_without(ordered: Sequence[int], left_out: int) -> tuple[float, int]:
+    """Return the median and the largest of sorted values without the one at `left_out`."""
+    rest = len(ordered) - 1
+
+    def at(row: int) -> int:
+        return ordered[row + (row >= left_out)]
+
+    middle = (at((rest - 1) // 2) + at(rest // 2)) / 2
+    return middle, at(rest - 1)
+
+
+def _finding(name: str, verb: str, found: Sequence[OutlierStep], known_from: Mapping[int, str]) -> Finding:
+    most = _most(found)
+    evidence = {"rank": most.rank, "step": most.step, name: most.value_ns, "median_of_others_ns": most.usual_ns}
+    if len(found) == 1:
+        return Finding(
+            id=f"odd_step:{name}:rank{most.rank}:step{most.step}",
+            severity="warning",
+            title=f"step {most.step} of rank {most.rank} {verb} {_compared_with_median(most)}",
+            evidence=evidence,
+            known_from=known_from[most.rank],
+        )
+    ranks = [each.rank for each in found]
+    return Finding(
+        id=f"odd_step:{name}:step{most.step}",
+        severity="warning",
+        title=f"step {most.step} is an outlier on {len(ranks)} ranks ({_named(ranks)}): on rank {most.rank}, the "
+        f"worst, it {verb} {_compared_with_median(most)}",
+        evidence=evidence | {"ranks": ranks[:MAX_RANKS], "ranks_in_all": len(ranks)},
+        known_from=_basis(found, known_from),
+    )
+
+
+def _others(name: str, verb: str, found: Sequence[OutlierStep], known_from: Mapping[int, str]) -> Finding:
+    most = _most(found)
+    steps = len({each.step for each in found})
+    return Finding(
+        id=f"odd_step:{name}:others",
+        severity="warning",
+        title=f"{steps} more steps are outliers, each on few ranks: the worst, step {most.step} of rank {most.rank}, "
+        f"{verb} {_compared_with_median(most)}",
+        evidence={
+            "rank": most.rank, "step": most.step, name: most.value_ns, "median_of_others_ns": most.usual_ns,
+            "steps": [{"rank": each.rank, "step": each.step, name: each.value_ns} for each in found[:MAX_RANKS]],
+            "steps_in_all": steps,
+        },
+        known_from=_basis(found, known_from),
+    )  # fmt: skip
+
+
+def _most(found: Sequence[OutlierStep]) -> OutlierStep:
+    return max(found, key=lambda each: each.value_ns - each.usual_ns)
+
+
+def _compared_with_median(odd: OutlierStep) -> str:
+    times = f", {odd.value_ns / odd.usual_ns:.1f} times" if odd.usual_ns else ", compared with"
+    return f"{format_ms(odd.value_ns)}{times} the median of the other steps ({format_ms(odd.usual_ns)})"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    words = ", ".join(map(str, ranks[:MAX_NAMED]))
+    return words if len(ranks) <= MAX_NAMED else f"{words} and {len(ranks) - MAX_NAMED} more"
+
+
+def _basis(found: Sequence[OutlierStep], known_from: Mapping[int, str]) -> str:
+    return ", ".join(sorted({known_from[each.rank] for each in found}))

@@ -1,0 +1,246 @@
+"""Find pipeline bubbles that exceed those of the schedule, and uneven stages (docs/definitions.md).
+
+A stage's bubble is the time of a step in which it neither computes, nor copies, nor communicates, except with other
+stages. With p stages, m microbatches and v chunks a stage, a stage that is busy for t has a bubble of at least
+t (p - 1) / (v m): 1F1B with v = 1, and interleaved (Narayanan et al. 2021, "Efficient large-scale language model
+training on GPU clusters using Megatron-LM", section 2.2). Zero-bubble schedules split the backward pass in two and
+have a third of it (ZB-H1) or none (ZB-H2), if the forward pass and both halves take equally long (Qi et al. 2024,
+"Zero bubble pipeline parallelism", table 2). The schedule is not recorded: what exceeds 1F1B exceeds them all.
+
+v m is counted: the activations that a stage sends to the next in a step. Some jobs also send other messages (shapes,
+several tensors): the least frequent size counts, which makes the ideal bubble larger rather than smaller.
+
+`uneven_stages` finds stages with more work than the others, for which every stage waits. Work is compared at the usual
+speed of each kernel, so that a slow device does not count as more work.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.common.findings import MILLISECOND_NS, Finding
+from overlapscope.analysis.per_rank.kernels import RankCompute
+from overlapscope.analysis.per_rank.steps import StepWindow
+from overlapscope.display import list_some
+from overlapscope.timeline.columns import COMM, NONE
+from overlapscope.timeline.dimensions import PIPELINE, dimension_of
+from overlapscope.timeline.intervals import BusyTime, union
+from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.rows import unique
+from overlapscope.timeline.run import Group, RankTimeline, Run
+
+MIN_SHARE: Final = 0.05
+"""The excess is a finding from this share of the step ..."""
+MIN_NS: Final = MILLISECOND_NS
+"""... and this long."""
+MORE: Final = 1.08
+"""A stage has more work than the others from this factor of their median ..."""
+WEIGHS: Final = 0.05
+"""... if the difference is at least this share of the recording."""
+LARGER: Final = 0.25
+"""More layers make more kernels, not larger ones; with this share of its time in larger kernels, the work of a stage
+differs for another reason."""
+
+
+class PipelineStage(msgspec.Struct, frozen=True, kw_only=True):
+    """One recorded stage of a pipeline, median over its complete steps.
+
+    A median because the last step ends early, with its last span.
+    """
+
+    rank: int
+    place: int
+    window_ns: float
+    bubble_ns: float
+    activations: int
+    """Activations sent to the next stage in a step, v m."""
+
+
+def ideal_bubble_ns(busy_ns: float, stages: int, activations: int) -> float:
+    """Return the bubble of 1F1B (activations = m) or interleaved 1F1B (v m) for a stage that is busy for `busy_ns`."""
+    return busy_ns * (stages - 1) / activations
+
+
+def pipeline_bubbles(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]) -> list[Finding]:
+    """Return a finding for each pipeline with a stage whose bubble is longer than its schedule needs.
+
+    There is none where stages or microbatches are not known: unnamed groups, messages without a receiver, counts that
+    differ between steps or stages. `stages` holds the result of `own_stages` for every rank.
+    """
+    return [finding for group, own in _alike(run, stages) for finding in _excess(group.name, group.ranks or (), own)]
+
+
+def pipeline_stages(run: Run, windows: Mapping[int, Sequence[StepWindow]]) -> list[tuple[Group, list[PipelineStage]]]:
+    """Return the recorded stages of each pipeline with a known number of microbatches."""
+    of_rank = groups_by_rank(run.groups)
+    return _alike(run, {rank: own_stages(own, of_rank.get(rank, ()), windows[rank]) for rank, own in run.ranks.items()})
+
+
+def groups_by_rank(groups: Sequence[Group]) -> dict[int, list[Group]]:
+    """Return the groups of each rank that have other members."""
+    found: dict[int, list[Group]] = {}
+    for group in groups:
+        if group.ranks is not None and len(group.ranks) > 1:
+            for rank in group.ranks:
+                found.setdefault(rank, []).append(group)
+    return found
+
+
+def own_stages(
+    timeline: RankTimeline, groups: Sequence[Group], windows: Sequence[StepWindow]
+) -> dict[str, PipelineStage]:
+    """Return the rank's stage in each of its pipeline groups, by the group's name."""
+    calls, names = timeline.collectives, timeline.names
+    if PIPELINE not in names:
+        return {}
+    used = np.unique(calls.group[calls.dimension == names.index(PIPELINE)])
+    pipelines = {names[code] for code in used[used >= 0].tolist()}
+    return {
+        group.name: stage
+        for group in groups
+        if group.name in pipelines and group.ranks is not None
+        if (stage := _stage(timeline, group.name, group.ranks, group.ranks.index(timeline.rank), windows)) is not None
+    }
+
+
+def _alike(run: Run, stages: Mapping[int, Mapping[str, PipelineStage]]) -> list[tuple[Group, list[PipelineStage]]]:
+    found = []
+    for group in run.groups:
+        own = [stages[rank][group.name] for rank in group.ranks or () if group.name in stages.get(rank, ())]
+        if own and len({stage.activations for stage in own}) == 1:
+            found.append((group, own))
+    return found
+
+
+def _stage(
+    timeline: RankTimeline, group: str, ranks: Sequence[int], place: int, windows: Sequence[StepWindow]
+) -> PipelineStage | None:
+    calls, spans, names = timeline.collectives, timeline.spans, timeline.names
+    if PIPELINE not in names or group not in names:
+        return None
+    messages = np.isin(calls.op, [code for code, name in enumerate(names) if name in POINT_TO_POINT])
+    messages &= (calls.group == names.index(group)) & (calls.dimension == names.index(PIPELINE))
+    chosen = [each for each in windows if each.complete and each.window and each.window[1] > each.window[0]]
+    if not messages.any() or not chosen:
+        return None
+    sent = messages & np.isin(calls.op, [code for code, name in enumerate(names) if name == "send"])
+    # The last stage sends no activations, but a gradient back for each activation that it received.
+    to = ranks[place + 1] if place + 1 < len(ranks) else ranks[place - 1]
+    sent &= (calls.peer == to) | ((calls.peer == NONE) & (len(ranks) == 2))
+    counts = set()
+    for each in chosen:
+        rows = sent & (calls.step == each.step) & (calls.recording == each.recording)
+        counts.add(int(np.unique(calls.bytes[rows], return_counts=True)[1].min()) if rows.any() else 0)
+    activations = counts.pop() if len(counts) == 1 else 0
+    if len(ranks) == 2:
+        # Two interleaved stages send activations and gradients in the same direction: at least half are activations.
+        activations //= 2
+    if activations == 0:
+        return None
+    between_stages = (spans.kind == COMM) & np.append(messages, False)[
+        np.where(spans.collective == NONE, -1, spans.collective)
+    ]
+    busy = BusyTime(union((spans.start_ns[~between_stages], spans.end_ns[~between_stages])))
+    starts, ends = (np.array([each.window[at] for each in chosen if each.window], np.int64) for at in (0, 1))
+    return PipelineStage(
+        rank=timeline.rank,
+        place=place,
+        window_ns=median((ends - starts).tolist()),
+        bubble_ns=median((ends - starts - busy.within(starts, ends)).tolist()),
+        activations=activations,
+    )
+
+
+def _excess(group: str, ranks: Sequence[int], stages: Sequence[PipelineStage]) -> list[Finding]:
+    def more(stage: PipelineStage) -> float:
+        return stage.bubble_ns - ideal_bubble_ns(stage.window_ns - stage.bubble_ns, len(ranks), stage.activations)
+
+    worst = max(stages, key=more)
+    if more(worst) < max(MIN_NS, MIN_SHARE * worst.window_ns):
+        return []
+    ideal = worst.bubble_ns - more(worst)
+    counted = "at least " if len(ranks) == 2 else ""
+    return [
+        Finding(
+            id=f"pipeline_bubble:{group}",
+            severity="warning",
+            title=f"pipeline {group}: the bubble of stage {worst.place} of {len(ranks)} (rank {worst.rank}) takes "
+            f"{worst.bubble_ns / 1e6:.3f} ms of a {worst.window_ns / 1e6:.3f} ms step, {more(worst) / 1e6:.3f} ms more "
+            f"than the {ideal / 1e6:.3f} ms that 1F1B needs with {counted}{worst.activations} activations a stage",
+            evidence={
+                "group": group,
+                "stages": len(ranks),
+                "activations": worst.activations,
+                "bubble_ns": {str(stage.rank): round(stage.bubble_ns) for stage in stages},
+                "excess_ns": {str(stage.rank): round(more(stage)) for stage in stages},
+                "ideal_ns": round(ideal),
+                "ideal_zb_h1_ns": round(ideal / 3),
+                "stages_recorded": len(stages),
+            },
+            known_from="trace",
+        )
+    ]
+
+
+def uneven_stages(run: Run, work: Mapping[int, RankCompute], window_ns: Mapping[int, int | None]) -> list[Finding]:
+    """Return at most one finding: the stage with the most work, where it has clearly more than the others."""
+    stages = _stages(run)
+    by_stage: dict[int, list[int]] = {}
+    for rank in work:
+        if rank in stages:
+            by_stage.setdefault(stages[rank], []).append(rank)
+    if len(by_stage) < 2:
+        return []
+    usual = {stage: float(np.median([work[rank].usual_ns for rank in ranks])) for stage, ranks in by_stage.items()}
+    heaviest = max(usual, key=usual.__getitem__)
+    others = float(np.median([each for stage, each in usual.items() if stage != heaviest]))
+    more = usual[heaviest] - others
+    windows = [window for rank in by_stage[heaviest] if (window := window_ns.get(rank))]
+    larger = {stage: float(np.median([work[rank].larger for rank in ranks])) for stage, ranks in by_stage.items()}
+    if larger[heaviest] - min(larger.values()) > LARGER:
+        return []  # its batch is probably larger
+    if others <= 0 or usual[heaviest] < MORE * others or not windows or more < WEIGHS * float(np.median(windows)):
+        return []
+    ranks = sorted(by_stage[heaviest])
+    shown = list_some(ranks)
+    return [
+        Finding(
+            id=f"uneven_stages:stage{heaviest}",
+            severity="warning",
+            title=f"pipeline stage {heaviest} (rank {shown}) has {usual[heaviest] / others:.2f} times the work of the "
+            f"other stages, {more / 1e6:.3f} ms more in total: the other stages wait for it; move layers to them",
+            evidence={
+                "stage": heaviest,
+                "ranks": ranks,
+                "work_ns": {str(stage): round(usual[stage]) for stage in sorted(usual)},
+                "more_ns": round(more),
+            },
+            known_from="trace",
+        )
+    ]
+
+
+def _stages(run: Run) -> dict[int, int]:
+    """Return the stage of every rank of a pipeline group: its position in the group."""
+    found: dict[int, int] = {}
+    for group in run.groups:
+        if group.ranks is not None and _is_pipeline(group, run):
+            found |= {rank: stage for stage, rank in enumerate(group.ranks)}
+    return found
+
+
+def _is_pipeline(group: Group, run: Run) -> bool:
+    """Return whether the group is described as a pipeline group, or its members only send and receive in it."""
+    dimension = dimension_of(group.description)
+    if dimension is not None:
+        return dimension == PIPELINE
+    ops: set[str] = set()
+    for rank in group.ranks or ():
+        timeline = run.ranks.get(rank)
+        if timeline is not None and group.name in timeline.names:
+            rows = timeline.collectives.group == timeline.names.index(group.name)
+            ops |= {timeline.names[code] for code in unique(timeline.collectives.op[rows]).tolist() if code >= 0}
+    return bool(ops) and ops <= POINT_TO_POINT

@@ -1,0 +1,171 @@
+"""Find links that slow collectives down, from the counters of connections or from the durations of equal transfers.
+
+A link is slow in comparison with something: the job's other connections, the stated rate of the interface, other groups
+that make the same call, or the same calls earlier. Without any of these there is no finding. In a ring every call is as
+slow as its slowest link, so durations alone do not show whose link it is; a rank is named only where all slow transfers
+are its own, and no other transfer is.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from overlapscope.analysis.checks.tcp_counters import compare_connections, flows
+from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.cross_rank.point_to_point import MessagePairs
+from overlapscope.analysis.cross_rank.wait_transfer import Split
+from overlapscope.display import list_some
+from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.run import Run
+
+FEWEST_CALLS: Final = 5
+FEWEST_GROUPS: Final = 3
+LONGER: Final = 2.0
+"""A group is slow when its 10th percentile is so many times the 90th percentile of a quick group ..."""
+AT_LEAST_NS: Final = 50_000
+"""... and this much more; the same rule compares a group's calls after a moment with those before."""
+QUICK: Final = 4
+"""The quick group is at the quarter (1 / QUICK) of all groups: a rank's slow link makes all of its groups slow."""
+MOMENTS: Final = (0.25, 0.375, 0.5, 0.625, 0.75)
+"""Moments of a recording at which a link may have become slow, as shares of its calls."""
+MAX_LISTED: Final = 16
+Ranks = tuple[int, ...]
+
+
+def slow_links(run: Run, splits: Sequence[Split], pairs: Sequence[MessagePairs] = ()) -> list[Finding]:
+    """Return at most one finding, from the best evidence: connections, then equal groups, then earlier calls."""
+    return compare_connections(flows(run)) or compare_groups(run, splits, pairs) or compare_with_earlier(run, splits)
+
+
+def compare_with_earlier(run: Run, splits: Sequence[Split]) -> list[Finding]:
+    """Compare each group's calls with its earlier calls, to find a link that became slow during the recording.
+
+    Only for device runs: in CPU runs, transfers take longer when anything else runs on the cores.
+    """
+    slow: dict[Ranks, float] = {}
+    usual: set[Ranks] = set()
+    steps: list[int] = []
+    for each in splits:
+        if not each.block.whole or each.transfer_ns.size < 2 * FEWEST_CALLS:
+            continue
+        ranks = each.block.ranks
+        found = _became_slow(each) if all(run.ranks[rank].has_device for rank in ranks) else None
+        if found is None:
+            usual.add(ranks)
+            continue
+        slow[ranks] = max(slow.get(ranks, 0.0), found[1])
+        steps.append(int(run.ranks[ranks[0]].collectives.step[each.block.rows[0, found[0]]]))
+    slow = {ranks: times for ranks, times in slow.items() if ranks not in usual}
+    since = min(steps, default=NONE)
+    if not slow:
+        return []
+    compared = f"as before step {since}" if since != NONE else "as before"
+    return [_of_transfers(slow, usual, compared, {"since_step": None if since == NONE else since})]
+
+
+def _became_slow(split: Split) -> tuple[int, float] | None:
+    """Return the call from which transfers take longer, and the factor; None where they do not."""
+    order: Ints = np.argsort(split.block.start_ns[0], kind="stable")
+    transfer = split.transfer_ns[order]
+    best = None
+    for share in MOMENTS:
+        at = round(share * transfer.size)
+        if min(at, transfer.size - at) < FEWEST_CALLS:
+            continue
+        before, after = float(np.quantile(transfer[:at], 0.9)), float(np.quantile(transfer[at:], 0.1))
+        times = after / max(before, 1.0)
+        if times >= LONGER and after - before >= AT_LEAST_NS and (best is None or times > best[1]):
+            best = int(order[at]), times
+    return best
+
+
+def compare_groups(run: Run, splits: Sequence[Split], pairs: Sequence[MessagePairs] = ()) -> list[Finding]:
+    """Compare the transfers of groups of one size that make the same call, and of pairs that send equal messages."""
+    kinds: dict[tuple[Any, ...], list[tuple[Ranks, Ints]]] = defaultdict(list)
+    whole = [each for each in splits if each.block.whole]
+    hosts = {ranks: _spans_hosts(run, ranks) for ranks in {each.block.ranks for each in whole}}
+    for each in whole:
+        block = each.block
+        kind = (block.op, block.dtype, block.bytes, len(block.ranks), hosts[block.ranks])
+        kinds[kind].append((block.ranks, each.transfer_ns))
+    for pair in pairs:
+        ends = (pair.sender, pair.receiver)
+        for volume, times in _messages(run, pair):
+            kinds["message", None, volume, 2, _spans_hosts(run, ends)].append((ends, times))
+    slow: dict[Ranks, float] = {}
+    usual: set[Ranks] = set()
+    for equals in kinds.values():
+        alike = [(ranks, times) for ranks, times in equals if times.size >= FEWEST_CALLS]
+        if len({ranks for ranks, _ in alike}) < FEWEST_GROUPS:
+            continue
+        low, high = (np.array([np.quantile(times, q) for _, times in alike]) for q in (0.1, 0.9))
+        quick = float(np.sort(high)[high.size // QUICK])
+        for (ranks, _), least in zip(alike, low.tolist(), strict=True):
+            if least >= LONGER * quick and least - quick >= AT_LEAST_NS:
+                slow[ranks] = max(slow.get(ranks, 0.0), least / quick)
+            else:
+                usual.add(ranks)
+    slow = {ranks: times for ranks, times in slow.items() if ranks not in usual}
+    if not slow:
+        return []
+    if _own(slow, usual) is None and len(slow) > len(usual):
+        return []  # more likely the other groups are fast, for example within a host
+    return [_of_transfers(slow, usual, "as equal groups for the same data", {})]
+
+
+def _messages(run: Run, pair: MessagePairs) -> Iterator[tuple[int, Ints]]:
+    """Yield (bytes, transfer times) of a pair's messages by size; a transfer time is the shorter of both durations."""
+    sent, got = run.ranks[pair.sender].collectives, run.ranks[pair.receiver].collectives
+    volumes = sent.bytes[pair.send_rows]
+    times = np.minimum(
+        sent.end_ns[pair.send_rows] - sent.start_ns[pair.send_rows],
+        got.end_ns[pair.recv_rows] - got.start_ns[pair.recv_rows],
+    )
+    for volume in np.unique(volumes[volumes != NONE]).tolist():
+        yield volume, times[volumes == volume]
+
+
+def _own(slow: Collection[Ranks], usual: Collection[Ranks]) -> int | None:
+    """Return the only rank that is in all slow groups and in no other group; None for a single group."""
+    if len(slow) < 2:
+        return None
+    shared = set.intersection(*(set(ranks) for ranks in slow)) - {rank for ranks in usual for rank in ranks}
+    return shared.pop() if len(shared) == 1 else None
+
+
+def _of_transfers(
+    slow: Mapping[Ranks, float], usual: Collection[Ranks], compared: str, evidence: Mapping[str, Any]
+) -> Finding:
+    rank = _own(slow, usual)
+    slowest = sorted(slow.items(), key=lambda each: (-each[1], each[0]))
+    where = f"the link of rank {rank}" if rank is not None else "a link"
+    groups = "the group" if len(slow) == 1 else f"{len(slow)} groups, such as that"
+    return Finding(
+        id="slow_link" if rank is None else f"slow_link:rank{rank}",
+        severity="warning",
+        title=f"{where} is slow: {groups} of ranks {list_some(slowest[0][0])} {'take' if len(slow) > 1 else 'takes'} "
+        f"{slowest[0][1]:.1f} times as long {compared} (transfer time, without wait time)",
+        evidence={
+            "rank": rank,
+            "groups": [
+                {"ranks": list(ranks[:MAX_LISTED]), "times_as_long": times} for ranks, times in slowest[:MAX_LISTED]
+            ],
+            "groups_as_usual": len(usual),
+            **evidence,
+        },
+        known_from="transfers",
+    )
+
+
+def _spans_hosts(run: Run, ranks: Sequence[int]) -> int | None:
+    """Return the number of hosts that a group spans; None where capture did not record all of them."""
+    hosts = set()
+    for rank in ranks:
+        settings = run.ranks[rank].recorded.get("settings") if rank in run.ranks else None
+        host = settings.get("host") if isinstance(settings, Mapping) else None
+        if not isinstance(host, str):
+            return None
+        hosts.add(host)
+    return len(hosts)

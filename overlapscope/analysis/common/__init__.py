@@ -1,0 +1,1 @@
+"""What the rooms of the analysis share: findings, their words, the table of causes."""

@@ -1,0 +1,1 @@
+"""The chain of work that decides how long a step takes."""

@@ -1,0 +1,1 @@
+"""The same call on all ranks: matching, clocks, waiting split from transferring."""

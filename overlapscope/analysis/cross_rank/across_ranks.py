@@ -1,0 +1,135 @@
+"""Analysis across ranks: match the collectives, align the clocks, separate wait time from transfer time."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from overlapscope.analysis.cross_rank.call_index import CallIndex
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks, clock_offsets, join_by_uneven
+from overlapscope.analysis.cross_rank.clock_steps import remove_clock_steps
+from overlapscope.analysis.cross_rank.matched_calls import Matching
+from overlapscope.analysis.cross_rank.matching import drop_disagreeing, match
+from overlapscope.analysis.cross_rank.point_to_point import PairMatching, match_pairs
+from overlapscope.analysis.cross_rank.unmatched_ranks import explain_unmatched
+from overlapscope.analysis.cross_rank.wait_transfer import (
+    RankWait,
+    Split,
+    early_end_reasons,
+    split_waits,
+    waits_by_rank,
+)
+from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.run import Run
+
+
+class Transfers(msgspec.Struct, frozen=True, kw_only=True):
+    """One row for each row of a rank's `Collectives`; NONE where wait and transfer could not be separated."""
+
+    transfer_ns: Ints
+    baseline_ns: Ints
+    """Transfer time of this kind of call when nothing slows it down; NONE with too few calls."""
+    last: Ints
+    """The rank that arrived last."""
+    call: Ints
+    """Number of the matched call, the same on all its members."""
+
+
+class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of matching and aligning all ranks of a run."""
+
+    matching: Matching = msgspec.field(default_factory=Matching)
+    clocks: Clocks = msgspec.field(default_factory=Clocks)
+    splits: tuple[Split, ...] = ()
+    uneven: tuple[Split, ...] = ()
+    """Exchanges of different sizes: their last rank is valid, their transfer time is not."""
+    clock_set: bool = False
+    """Whether a clock was set during the recording: `clocks` hold for one side of that moment alone."""
+    waits: Mapping[int, RankWait] = {}
+    pairs: PairMatching = msgspec.field(default_factory=PairMatching)
+
+    @property
+    def matched(self) -> int:
+        """Number of matched collectives, each counted once."""
+        return sum(block.calls for block in (*self.matching.blocks, *self.matching.uneven))
+
+    def transfers(self, run: Run) -> dict[int, Transfers]:
+        """Return the transfers of each rank's collectives."""
+        index = CallIndex.of(run, self.splits)
+        return {rank: _transfers(index, rank) for rank in run.ranks}
+
+
+def _transfers(index: CallIndex, rank: int) -> Transfers:
+    call = index.call[rank]
+    rows = np.flatnonzero(call >= 0)
+    rows = rows[index.whole[call[rows]]]
+    number = call[rows]
+
+    def of_calls(values: npt.NDArray[Any]) -> Ints:
+        found = np.full(call.size, NONE, np.int64)
+        found[rows] = values
+        return found
+
+    return Transfers(
+        transfer_ns=of_calls(index.transfer_ns[number]),
+        baseline_ns=of_calls(index.baseline_ns[number]),
+        last=of_calls(index.last[number]),
+        call=of_calls(number),
+    )
+
+
+def match_and_align(run: Run) -> CrossRank:
+    """Match the calls of all ranks, align the clocks, and split each call into wait and transfer.
+
+    The result is empty with one recorded rank: there is nothing to match.
+    """
+    if len(run.ranks) < 2:
+        return CrossRank()
+    hosts = _hosts(run)
+    matching = match(run)
+    clocks = clock_offsets(matching.blocks, hosts)
+    checked = drop_disagreeing(
+        matching,
+        join_by_uneven(clocks, matching.uneven, hosts).spread_ns,
+        lambda block: _on_one_host(block.ranks, hosts),
+    )
+    if len(checked.blocks) < len(matching.blocks):
+        clocks = clock_offsets(checked.blocks, hosts)
+    steady = remove_clock_steps(checked, clocks, hosts)
+    clock_set = steady is not checked
+    if clock_set:
+        checked = steady
+        clocks = clock_offsets(checked.blocks, hosts)
+    splits = tuple(split_waits(checked.blocks, clocks))
+    known = join_by_uneven(clocks, checked.uneven, hosts)
+    pairs = match_pairs(run, clocks)
+    checked = replace(
+        checked, reasons=(*checked.reasons, *early_end_reasons(splits, clocks), *explain_unmatched(run, checked, pairs))
+    )
+    return CrossRank(
+        matching=checked,
+        clocks=known,
+        clock_set=clock_set,
+        splits=splits,
+        uneven=tuple(split_waits(checked.uneven, known)),
+        waits=waits_by_rank(splits, clocks),
+        pairs=pairs,
+    )
+
+
+def _on_one_host(ranks: Sequence[int], hosts: Mapping[int, str]) -> bool:
+    return len({hosts.get(rank) for rank in ranks}) == 1 and ranks[0] in hosts
+
+
+def _hosts(run: Run) -> dict[int, str]:
+    """Return the host of each rank that OverlapScope's own capture recorded."""
+    found = {}
+    for rank, timeline in run.ranks.items():
+        settings = timeline.recorded.get("settings")
+        host = settings.get("host") if isinstance(settings, dict) else None
+        if isinstance(host, str):
+            found[rank] = host
+    return found

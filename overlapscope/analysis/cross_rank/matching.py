@@ -1,0 +1,129 @@
+"""Match the same collective on every rank: by its sequence number in the group, else by order, checked by its ends.
+
+Each call is paired among the ranks that recorded it, so one cut recording costs no more than one missing recording.
+Pairing by order alone is a guess, which is wrong for sampled recordings. So it needs ranks with equally many calls of
+each kind (`call_numbering`), and `drop_disagreeing` removes calls that do not end together once clocks are aligned.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.analysis.cross_rank.group_calls import named, spelled_size
+from overlapscope.analysis.cross_rank.match_group import match_group
+from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
+from overlapscope.display import list_some
+from overlapscope.timeline.columns import NONE, Codes, Collectives, Ints, size
+from overlapscope.timeline.rows import factorize_rows, sort_order
+from overlapscope.timeline.run import RankTimeline, Run
+
+SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all"})
+"""Operations that no member leaves before all have arrived: only these can be split into wait and transfer."""
+ENDS_TOGETHER = 0.1
+"""The ends of one call differ by less than this share of the usual time between calls of its kind ..."""
+ENDS_TOGETHER_ON_ONE_CLOCK = 0.5
+"""... or than this share where the members share a clock: no clock estimate can then hide a shifted pairing ..."""
+ENDS_WITHIN_NS = 50_000_000
+"""... and by less than this; CPU ranks that share cores end milliseconds apart."""
+MAX_REASONS = 20
+
+
+def match(run: Run) -> Matching:
+    """Pair the symmetric collectives of all recorded ranks, group by group; reasons say what was not paired.
+
+    All-to-all is symmetric where every rank sends and receives the same amount; uneven ones are paired separately.
+    """
+    blocks: list[MatchedCalls] = []
+    uneven: list[MatchedCalls] = []
+    reasons: list[str] = []
+    unmatched = 0
+    members = _members(run)
+    calls: dict[tuple[str | None, tuple[int, ...] | None], dict[int, Codes]] = defaultdict(dict)
+    for rank, timeline in run.ranks.items():
+        for group, rows in _symmetric_by_group(timeline):
+            calls[group, members(rank, group, timeline.collectives, rows)][rank] = rows
+    lone: dict[str | None, int] = {}
+    for (group, ranks), rows_of in calls.items():
+        if not [rank for rank in (ranks or rows_of) if rank in run.ranks][1:]:
+            rank = next(iter(rows_of))
+            lone[group] = rank
+            unmatched += rows_of[rank].size
+            continue
+        found = match_group(run, group, ranks, rows_of)
+        blocks += found.blocks
+        uneven += found.uneven
+        unmatched += found.unmatched
+        reasons += found.reasons
+    if lone:
+        group, rank = next(iter(lone.items()))
+        others = f", and {len(lone) - 1} more groups on one rank each" if len(lone) > 1 else ""
+        reasons.append(f"{named(group)}: it was recorded on rank {rank} only{others}; their calls are not paired")
+    said = list(dict.fromkeys(reasons))
+    more = [f"{len(said) - MAX_REASONS} more such reasons"] if len(said) > MAX_REASONS else []
+    return Matching(
+        blocks=tuple(blocks), uneven=tuple(uneven), unmatched=unmatched, reasons=(*said[:MAX_REASONS], *more)
+    )
+
+
+def drop_disagreeing(
+    matching: Matching,
+    spread_ns: Callable[[MatchedCalls], Ints],
+    one_clock: Callable[[MatchedCalls], bool] = lambda _: False,
+) -> Matching:
+    """Remove the blocks paired by order whose calls do not end together.
+
+    `spread_ns` returns, for each call of a block, the time between its first and last end on aligned clocks;
+    `one_clock` returns whether the members are known to share a clock.
+    """
+    kept: list[MatchedCalls] = []
+    reasons = list(matching.reasons)
+    unmatched = matching.unmatched
+    for block in (*matching.blocks, *matching.uneven):
+        if not block.by_order:
+            kept.append(block)
+            continue
+        limit = float(ENDS_WITHIN_NS)
+        if block.calls > 1:
+            share = ENDS_TOGETHER_ON_ONE_CLOCK if one_clock(block) else ENDS_TOGETHER
+            limit = min(limit, share * float(np.median(np.diff(np.sort(block.end_ns[0])))))
+        apart = float(np.median(spread_ns(block)))
+        if apart <= limit:
+            kept.append(block)
+            continue
+        unmatched += block.rows.size
+        reasons.append(
+            f"{named(block.group)}: {block.calls} {block.op} of {spelled_size(block.bytes)} on ranks "
+            f"{list_some(block.ranks)} are not paired by order: their ends are {apart / 1e6:.1f} ms apart, so they are "
+            "not the same calls"
+        )
+    even, uneven = (tuple(block for block in kept if block.even == kind) for kind in (True, False))
+    return replace(matching, blocks=even, uneven=uneven, unmatched=unmatched, reasons=tuple(reasons))
+
+
+def _members(run: Run) -> Callable[[int, str | None, Collectives, Codes], tuple[int, ...] | None]:
+    known = {group.name: group.ranks for group in run.groups if group.ranks is not None}
+
+    def of(rank: int, group: str | None, calls: Collectives, rows: Codes) -> tuple[int, ...] | None:
+        if group in known:
+            # Several groups may have the same name, each on different ranks; the run holds only one of them.
+            return known[group] if rank in known[group] else None
+        sizes = set(calls.group_size[rows].tolist())
+        return tuple(range(run.world_size)) if run.world_size and sizes == {run.world_size} else None
+
+    return of
+
+
+def _symmetric_by_group(timeline: RankTimeline) -> Iterable[tuple[str | None, Codes]]:
+    calls = timeline.collectives
+    if not size(calls):
+        return
+    wanted = [code for code, name in enumerate(timeline.names) if name in SYMMETRIC]
+    timed = (calls.start_ns != NONE) & (calls.end_ns != NONE)
+    rows = np.flatnonzero(np.isin(calls.op, wanted) & timed)
+    rows = rows[sort_order(calls.start_ns[rows], calls.end_ns[rows])]  # tables are in the order of their source
+    groups, rows = calls.group[rows], rows.astype(np.int32)
+    _, first = factorize_rows([groups])
+    for code in groups[first].tolist():  # not by code: a run directory has other codes, and clocks depend on the order
+        yield timeline.name(code), rows[groups == code]

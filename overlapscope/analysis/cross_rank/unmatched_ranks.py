@@ -1,0 +1,53 @@
+"""Explain ranks without a matched call: recorded at another time, or without calls that could be paired."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from overlapscope.analysis.cross_rank.matched_calls import Matching
+from overlapscope.analysis.cross_rank.point_to_point import PairMatching
+from overlapscope.display import list_some
+from overlapscope.timeline.columns import NONE, size
+from overlapscope.timeline.run import Run
+
+UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "s"))
+
+
+def explain_unmatched(run: Run, matching: Matching, pairs: PairMatching) -> tuple[str, ...]:
+    """Return reasons for ranks without a matched call that were recorded at another time, or if nothing was paired."""
+    blocks = (*matching.blocks, *matching.uneven)
+    tied = {rank for block in blocks for rank in block.ranks}
+    tied |= {rank for each in pairs.pairs for rank in (each.sender, each.receiver)}
+    recorded = _windows(run)
+    alone: dict[float, list[int]] = {}
+    if len(recorded) > 1:
+        ranks = list(recorded)
+        begin, end = np.array([recorded[rank] for rank in ranks]).T
+        for at, rank in enumerate(ranks):
+            if rank in tied:
+                continue
+            gaps = np.delete(np.maximum(begin - end[at], begin[at] - end), at)
+            if gaps.min() > 0:
+                alone.setdefault(float(gaps.min()) / 1e9, []).append(rank)
+    reasons = [_reason(ranks, gap_s) for gap_s, ranks in alone.items()]
+    if not tied and not (reasons or matching.reasons or pairs.reasons):
+        reasons.append("no collective with times was recorded on any rank: there is nothing to pair")
+    return tuple(reasons)
+
+
+def _windows(run: Run) -> dict[int, tuple[int, int]]:
+    """Return the begin and the end of each rank's recordings, where they are known."""
+    found = {}
+    for rank, timeline in run.ranks.items():
+        table = timeline.recordings
+        if size(table) and NONE not in (table.start_ns.min(), table.end_ns.min()):
+            found[rank] = (int(table.start_ns.min()), int(table.end_ns.max()))
+    return found
+
+
+def _reason(ranks: Sequence[int], gap_s: float) -> str:
+    factor, unit = next((each for each in UNITS if gap_s >= each[0]), (0.001, "ms"))
+    return (
+        f"rank {list_some(ranks)} shares no matched call with another rank, and was recorded "
+        f"{gap_s / factor:.1f} {unit} apart from all others: does it belong to the same job, or was its clock wrong?"
+    )

@@ -1,0 +1,134 @@
+"""Separate wait time from transfer time in matched calls, and find the rank that was waited for (docs/definitions.md).
+
+The duration of a collective on a rank is the wait for the last member, then the transfer. The last member does not
+wait, so the shortest duration is the transfer time, independent of the clocks: in a simulation with jitter and skew its
+error was 3 %, where means over ranks had errors of 70 to 850 %.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, block_bounds, join_columns, positions_by_ranks
+from overlapscope.timeline.columns import Floats, Ints
+
+LEADS_COUNT_NS = 50_000
+"""Leads up to this, or up to RESIDUALS times the residual of the clocks, do not count as being last."""
+RESIDUALS = 3.0
+BASELINE_QUANTILE = 0.10
+BASELINE_CALLS = 5
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """A block of matched calls, split into wait and transfer; rows are its ranks, columns its calls; nanoseconds."""
+
+    block: MatchedCalls
+    transfer_ns: Ints
+    """Transfer time of each call; an upper bound where not every member was recorded."""
+    last: Ints
+    """Row of the rank that arrived last."""
+    lead_ns: Floats
+    """How much later than the second-latest rank the last one arrived."""
+    early_ends: int
+    """Calls that ended on a rank before their last member had started: there the clocks or the pairing are wrong."""
+
+    @property
+    def wait_ns(self) -> Ints:
+        """Wait time of each rank (row) in each call (column)."""
+        waited: Ints = self.block.end_ns - self.block.start_ns - self.transfer_ns
+        return waited
+
+    @property
+    def baseline_ns(self) -> float | None:
+        """Transfer time when nothing slows it down: the 10th percentile of five or more transfers; else None."""
+        if self.transfer_ns.size < BASELINE_CALLS:
+            return None
+        return float(np.quantile(self.transfer_ns, BASELINE_QUANTILE))
+
+
+class RankWait(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a rank waited in matched calls, and the others for it."""
+
+    collective_ns: int = 0
+    wait_ns: int = 0
+    blame_ns: int = 0
+    times_last: int = 0
+
+
+def split_waits(blocks: Sequence[MatchedCalls], clocks: Clocks) -> list[Split]:
+    """Split every block of matched calls."""
+    found: dict[int, Split] = {}
+    for places in positions_by_ranks(blocks).values():
+        found |= zip(places, _of_one_set([blocks[at] for at in places], clocks), strict=True)
+    return [found[at] for at in range(len(blocks))]
+
+
+def _of_one_set(blocks: Sequence[MatchedCalls], clocks: Clocks) -> Iterator[Split]:
+    """Split blocks of the same ranks."""
+    threshold, ranks = _counts_from(clocks), blocks[0].ranks
+    start, end = (join_columns([getattr(each, side) for each in blocks]) for side in ("start_ns", "end_ns"))
+    transfer = (end - start).min(axis=0)
+    starts = clocks.rows(ranks, start)
+    last = starts.argmax(axis=0)
+    second, latest = np.partition(starts, -2, axis=0)[-2:]
+    lead = latest - second
+    early = clocks.rows(ranks, end).min(axis=0) + threshold < latest
+    cuts = block_bounds(blocks).tolist()
+    for block, begin, until in zip(blocks, cuts[:-1], cuts[1:], strict=True):
+        part = slice(begin, until)
+        yield Split(
+            block=block,
+            transfer_ns=transfer[part],
+            last=last[part],
+            lead_ns=lead[part],
+            early_ends=int(np.count_nonzero(early[part])),
+        )
+
+
+def early_end_reasons(splits: Sequence[Split], clocks: Clocks) -> tuple[str, ...]:
+    """Return a reason if calls ended on a member before the last one had started, which is impossible."""
+    odd = [each for each in splits if each.early_ends]
+    if not odd:
+        return ()
+    worst = (0.0, 0, 0)
+    for each in odd:
+        ranks = each.block.ranks
+        starts, ends = clocks.starts(each.block), clocks.ends(each.block)
+        early = starts.max(axis=0) - ends.min(axis=0)
+        at = int(early.argmax())
+        worst = max(worst, (float(early[at]), ranks[int(ends[:, at].argmin())], ranks[int(starts[:, at].argmax())]))
+    count, of = (sum(numbers) for numbers in ((each.early_ends for each in odd), (s.block.calls for s in splits)))
+    return (
+        f"{count} of {of} matched calls ended on one rank before another had started, by up to {worst[0] / 1e6:.1f} ms "
+        f"(rank {worst[1]} before rank {worst[2]}), which is impossible: the clocks or the pairing are wrong there, so "
+        "the rank that arrived last may be wrong too",
+    )
+
+
+def waits_by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankWait]:
+    """Sum the wait time of each rank and its blame: its leads over the second-latest rank."""
+    threshold = _counts_from(clocks)
+    sums: dict[int, Floats] = {}
+    for ranks, places in positions_by_ranks([each.block for each in splits]).items():
+        theirs = [splits[at] for at in places]
+        lead, last = (np.concatenate([getattr(each, name) for each in theirs]) for name in ("lead_ns", "last"))
+        collective = sum((each.block.end_ns - each.block.start_ns).sum(axis=1) for each in theirs)
+        transfer = sum(int(each.transfer_ns.sum()) for each in theirs)
+        blame, times = (
+            np.bincount(last, weights=weights, minlength=len(ranks)) for weights in (lead, lead > threshold)
+        )
+        figures = np.stack([collective, collective - transfer, blame, times], axis=1).astype(np.float64)
+        for rank, its in zip(ranks, figures, strict=True):
+            sums[rank] = sums[rank] + its if rank in sums else its
+    return {
+        rank: RankWait(
+            collective_ns=round(collective), wait_ns=round(wait), blame_ns=round(blame), times_last=round(times)
+        )
+        for rank, (collective, wait, blame, times) in sorted((rank, its.tolist()) for rank, its in sums.items())
+    }
+
+
+def _counts_from(clocks: Clocks) -> float:
+    return max(float(LEADS_COUNT_NS), RESIDUALS * (clocks.residual_ns or 0.0))

@@ -1,0 +1,1 @@
+"""Why communication is exposed, and which collectives it belongs to."""

@@ -1,0 +1,109 @@
+"""When the last member arrived at each matched call, and which rank that was.
+
+A member waits until the last one has arrived. This is certain even where the rest of the call cannot be separated into
+wait and transfer: sends with their receives, uneven exchanges, groups with members that were not recorded.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.cross_rank.call_index import CallIndex
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.point_to_point import MessagePairs
+from overlapscope.timeline.columns import NONE, Floats, Ints
+from overlapscope.timeline.run import Run
+
+
+class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
+    """One row for each row of a rank's `Collectives`; NONE where it is not known."""
+
+    arrived_ns: Ints
+    """When the last member arrived: on the rank's own clock, within the call; with uncertain clocks the earliest."""
+    last: Ints
+    """The recorded rank that arrived last."""
+    call: Ints
+    """Number of the call, the same on all its members; NONE where some member was not recorded."""
+
+
+def arrivals(run: Run, cross_rank: CrossRank) -> dict[int, Arrivals]:
+    """Return the arrivals of each rank's collectives.
+
+    Even calls end together, so their shortest duration gives the arrival of the last member without any clock. For the
+    other calls it is taken from the aligned clocks, less their residual.
+    """
+    clocks, index = cross_rank.clocks, CallIndex.of(run, cross_rank.splits)
+    by_clocks: dict[int, list[tuple[_ByClocks, Ints]]] = {}
+    calls = index.transfer_ns.size
+    for ranks, rows, came, whole in _on_clocks(run, cross_rank):
+        number = calls + np.arange(came.shape[1]) if whole else np.full(came.shape[1], NONE)
+        calls += came.shape[1]
+        by_clock = _ByClocks(latest=came.max(axis=0), last=np.array(ranks)[came.argmax(axis=0)], number=number)
+        for rank, own in zip(ranks, rows, strict=True):
+            by_clocks.setdefault(rank, []).append((by_clock, own))
+    return {rank: _of_rank(run, index, clocks, rank, by_clocks.get(rank, ())) for rank in run.ranks}
+
+
+class _ByClocks(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls whose last member is taken from the aligned clocks."""
+
+    latest: Floats
+    """Arrival of the last member, on the common clock."""
+    last: Ints
+    number: Ints
+
+
+def _on_clocks(run: Run, cross_rank: CrossRank) -> Iterator[tuple[Sequence[int], Sequence[Ints], Floats, bool]]:
+    """Yield ranks, rows, arrival times (ranks by calls), and whether all members were recorded."""
+    clocks = cross_rank.clocks
+    for each in cross_rank.uneven:
+        block = each.block
+        if clocks.comparable(block.ranks):
+            yield block.ranks, list(block.rows), clocks.starts(block), block.whole
+    for pairs in cross_rank.pairs.pairs:
+        ends = (pairs.sender, pairs.receiver)
+        if clocks.comparable(ends):
+            yield ends, [pairs.send_rows, pairs.recv_rows], _came(run, clocks, pairs), True
+
+
+def _of_rank(
+    run: Run, index: CallIndex, clocks: Clocks, rank: int, by_clocks: Sequence[tuple[_ByClocks, Ints]]
+) -> Arrivals:
+    """Return the arrivals of one rank.
+
+    Arrivals by clocks are left out for calls that the rank had left before the last member arrived: it did not wait.
+    """
+    calls, call = run.ranks[rank].collectives, index.call[rank]
+    start_ns, end_ns = calls.start_ns, calls.end_ns
+    arrived, last, number = (np.full(call.size, NONE, np.int64) for _ in range(3))
+    rows = np.flatnonzero(call >= 0)
+    matched = call[rows]
+    arrived[rows] = end_ns[rows] - index.transfer_ns[matched]
+    last[rows] = index.last[matched]
+    whole = index.whole[matched]
+    number[rows[whole]] = matched[whole]
+    for by_clock, own in by_clocks:
+        ends = clocks.aligned(rank, end_ns[own])
+        stayed = (ends >= by_clock.latest) | (by_clock.last == rank)
+        chosen = own[stayed]
+        before = np.rint(ends - by_clock.latest + (clocks.residual_ns or 0.0)).astype(np.int64)[stayed]
+        arrived[chosen] = np.clip(end_ns[chosen] - before, start_ns[chosen], end_ns[chosen])
+        last[chosen] = by_clock.last[stayed]
+        number[chosen] = by_clock.number[stayed]
+    return Arrivals(arrived_ns=arrived, last=last, call=number)
+
+
+def _came(run: Run, clocks: Clocks, pairs: MessagePairs) -> Floats:
+    """Return when sender and receiver arrived at their calls.
+
+    In a CPU run that is the launch: a host may hand over a message before the span of the send begins.
+    """
+    found = []
+    for rank, rows in ((pairs.sender, pairs.send_rows), (pairs.receiver, pairs.recv_rows)):
+        timeline = run.ranks[rank]
+        start, launch = timeline.collectives.start_ns[rows], timeline.collectives.launch_ns[rows]
+        handed_over = start if timeline.has_device else np.where(launch == NONE, start, launch)
+        found.append(clocks.aligned(rank, handed_over))
+    return np.array(found)

@@ -1,0 +1,383 @@
+"""Assign exactly one cause to every exposed nanosecond of communication (docs/definitions.md).
+
+Each moment belongs to the collective in flight that ends last (ties: the one that began first). A collective is divided
+from its start on: wait for the last member, by what that rank was doing; transfer beyond the baseline; and the rest as
+the rank's dependency graph says, by what the next compute waited for. Where the graph may not say: delay by a late
+launch; delay by queueing; and the rest, by what the step computes after it; where the transfer time of a call is not
+known, the time until the last member arrived is still wait, and the rest is `unknown`.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.analysis.common.cause_table import CAUSES, WAITS_FOR_LATE_RANK
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.exposure.arrivals import Arrivals, arrivals
+from overlapscope.analysis.exposure.peer_activity import PeerQuery, peer_activity
+from overlapscope.analysis.graph.own_causes import OwnCauses, own_causes
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.following_compute import following
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints
+from overlapscope.timeline.intervals import (
+    BusyTime,
+    Intervals,
+    WindowSets,
+    difference,
+    intersection,
+    parts_inside,
+    union,
+)
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.rows import sort_order, sum_by
+from overlapscope.timeline.run import RankTimeline, Run
+
+PIPELINE: Final = "pipeline"
+DELAYS: Final = ("late_launch", "queued")
+"""Causes before a call began."""
+ROWS_AT_ONCE: Final = 250_000
+"""Rows (calls, pieces of exposed and overlapped communication) held at a time; this limits the ranks of a batch."""
+
+
+class OwnedComm(msgspec.Struct, frozen=True, kw_only=True):
+    """The communication of one rank, each moment owned by one collective or lone span: it owns `[start, until)`."""
+
+    row: Ints
+    """Row in `Collectives`; NONE for a span that belongs to no collective."""
+    start_ns: Ints
+    end_ns: Ints
+    until_ns: Ints
+
+
+class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank's own spans show of the causes of its exposed communication; one row for each owner."""
+
+    own_comm: OwnedComm
+    late_ns: Ints
+    """Time from data ready to launch."""
+    queued_ns: Ints
+    """Time from both to the start."""
+    optimizer_seen: Flags
+    """Whether the optimizer of its step was recorded; without it, `depends` is not known."""
+    depends: Flags
+    """Whether other compute than the optimizer's follows in the step; of a serial call whose step's optimizer was not
+    recorded, whether any compute follows."""
+    serial: Flags
+    """Whether it runs on the stream of the rank's compute: nothing there runs beside it, whenever it is launched."""
+    by_graph: Mapping[str, Intervals] | None
+    """All exposed time by cause, as the rank's graph alone says; None where it may not."""
+
+
+class Causes(msgspec.Struct, frozen=True, kw_only=True):
+    """Exposed time of one rank by cause and by collective, and its overlapped wait time."""
+
+    busy: Mapping[str, BusyTime]
+    exposed_ns: Ints
+    """Exposed nanoseconds that each row of the rank's `Collectives` owns."""
+    exposed_unknown: BusyTime
+    """Exposed communication whose wait time is not known."""
+    hidden_wait: BusyTime
+    hidden_unknown: BusyTime
+    """Overlapped communication whose wait time is not known."""
+
+    def within(self, *windows: tuple[int, int]) -> dict[str, int]:
+        """Return the nanoseconds of each cause, summed over the windows; causes without any are left out."""
+        return self.within_each(WindowSets.of([windows]))[0]
+
+    def within_each(self, sets: WindowSets) -> list[dict[str, int]]:
+        """Return the nanoseconds of each cause for each of several sets of windows."""
+        columns = [sets.within(self.busy[cause]) for cause in CAUSES]
+        return [
+            {cause: total for cause, total in zip(CAUSES, sums, strict=True) if total}
+            for sums in zip(*columns, strict=True)
+        ]
+
+    def exposed_wait_ns(self, sets: WindowSets) -> list[int | None]:
+        """Return the exposed wait time for a late rank in each set; None where an exposed call has none known."""
+        waits = np.sum([sets.within(self.busy[cause]) for cause in WAITS_FOR_LATE_RANK], axis=0).tolist()
+        unknown = sets.within(self.exposed_unknown)
+        return [None if some else wait for some, wait in zip(unknown, waits, strict=True)]
+
+    def hidden_wait_ns(self, sets: WindowSets) -> list[int | None]:
+        """Return the overlapped wait time in each set; None where an overlapped call has no known wait time."""
+        unknown, waits = sets.within(self.hidden_unknown), sets.within(self.hidden_wait)
+        return [None if some else wait for some, wait in zip(unknown, waits, strict=True)]
+
+
+def own_communication(timeline: RankTimeline) -> OwnedComm:
+    """Assign each moment of a rank's communication to one owner.
+
+    Owners are sorted by end, latest first. One that ends later owns everything from its start on, so each owns the time
+    before the earliest start of those that end later.
+    """
+    calls, spans = timeline.collectives, timeline.spans
+    timed = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE))
+    lone = np.flatnonzero((spans.kind == COMM) & (spans.collective == NONE))
+    row = np.concatenate([timed, np.full(lone.size, NONE, np.int64)])
+    start = np.concatenate([calls.start_ns[timed], spans.start_ns[lone]])
+    end = np.concatenate([calls.end_ns[timed], spans.end_ns[lone]])
+    order = sort_order(-end, start)
+    row, start, end = row[order], start[order], end[order]
+    earliest = np.minimum.accumulate(start) if start.size else start
+    taken_from = np.concatenate([np.full(min(1, start.size), np.iinfo(np.int64).max), earliest[:-1]])
+    until = np.maximum(np.minimum(end, taken_from), start)
+    return OwnedComm(row=row, start_ns=start, end_ns=end, until_ns=until)
+
+
+def own_parts(timeline: RankTimeline, causes: OwnCauses) -> OwnParts:
+    """Compute how long each call of a rank waited on the rank itself, and what follows it.
+
+    `causes` are those of its graph (`own_causes`).
+    """
+    own_comm = own_communication(timeline)
+    launch = _of_rows(timeline.collectives.launch_ns, own_comm, NONE)
+    ready = _ready(timeline, launch)
+    known = (launch != NONE) & (ready != NONE)
+    step, after = _of_rows(timeline.collectives.step, own_comm, NONE), following(timeline)
+    serial, optimizer_seen = _serial(timeline, own_comm), (step != NONE) & after.known(step)
+    last_compute_ns = timeline.spans.start_ns[timeline.spans.kind == COMPUTE].max(initial=NONE)
+    return OwnParts(
+        own_comm=own_comm,
+        late_ns=np.where(known & ~serial, np.maximum(launch - ready, 0), 0),
+        queued_ns=np.where(known & ~serial, np.maximum(own_comm.start_ns - np.maximum(launch, ready), 0), 0),
+        optimizer_seen=optimizer_seen,
+        depends=np.where(
+            serial & ~optimizer_seen, last_compute_ns >= own_comm.end_ns, after.depends(step, own_comm.end_ns)
+        ),
+        serial=serial,
+        by_graph=causes.exposed,
+    )
+
+
+def causes_of(run: Run, cross_rank: CrossRank, coverage: Mapping[int, Coverage]) -> dict[int, Causes]:
+    """Return the causes of every rank."""
+    parts = {rank: own_parts(timeline, own_causes(timeline)) for rank, timeline in run.ranks.items()}
+    return dict(each_causes(run, cross_rank, coverage, parts, cross_rank.transfers(run)))
+
+
+def each_causes(
+    run: Run,
+    cross_rank: CrossRank,
+    coverage: Mapping[int, Coverage],
+    parts: Mapping[int, OwnParts],
+    transfers: Mapping[int, Transfers],
+) -> Iterator[tuple[int, Causes]]:
+    """Yield (rank, causes), rank by rank; spans are not needed any more.
+
+    Ranks are processed in batches: what the ranks of a batch waited for is looked up in one other rank after the other.
+    """
+    arrived = arrivals(run, cross_rank)
+    waits: dict[int, _Waits] = {}
+    rows = 0
+    for rank, timeline in run.ranks.items():
+        waits[rank] = _waits_of(timeline, parts[rank], coverage[rank], transfers[rank], arrived[rank])
+        rows += waits[rank].rows
+        if rows >= ROWS_AT_ONCE:
+            yield from _causes_of(run, parts, coverage, transfers, waits, cross_rank.clocks)
+            waits, rows = {}, 0
+    yield from _causes_of(run, parts, coverage, transfers, waits, cross_rank.clocks)
+
+
+class _Waits(msgspec.Struct, frozen=True, kw_only=True):
+    """The wait of one rank, before it is known what the other ranks did meanwhile."""
+
+    exposed: Intervals
+    hidden: Intervals
+    transfer: Ints
+    of_pipeline: Flags
+    arrived: Ints
+    query: PeerQuery
+    """Exposed wait, and the rank that arrived last."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows held in memory."""
+        return self.exposed.starts.size + self.hidden.starts.size + self.arrived.size + self.query.others.size
+
+
+def _waits_of(
+    timeline: RankTimeline, own: OwnParts, cover: Coverage, transfers: Transfers, arrived_last: Arrivals
+) -> _Waits:
+    own_comm, comm, compute = own.own_comm, cover.comm, cover.compute
+    exposed = difference(comm, compute)
+    transfer = _of_rows(transfers.transfer_ns, own_comm, NONE)
+    of_pipeline = _of_rows(_pipeline_rows(timeline), own_comm, False) & (transfer == NONE)
+    last = np.where(of_pipeline, NONE, _of_rows(arrived_last.last, own_comm, NONE))
+    arrived = np.where(last != NONE, _of_rows(arrived_last.arrived_ns, own_comm, NONE), own_comm.start_ns)
+    begin, until = _cut(own_comm, own_comm.start_ns, arrived)
+    held = np.flatnonzero((last != NONE) & (until > begin))
+    held = held[sort_order(begin[held])]  # owned times are disjoint
+    pieces, owner = parts_inside(Intervals(begin[held], until[held]), exposed)
+    return _Waits(
+        exposed=exposed,
+        hidden=intersection(comm, compute),
+        transfer=transfer,
+        of_pipeline=of_pipeline,
+        arrived=arrived,
+        query=PeerQuery(pieces=pieces, others=last[held][owner]),
+    )
+
+
+def _causes_of(
+    run: Run,
+    parts: Mapping[int, OwnParts],
+    coverage: Mapping[int, Coverage],
+    transfers: Mapping[int, Transfers],
+    waits: Mapping[int, _Waits],
+    clocks: Clocks,
+) -> Iterator[tuple[int, Causes]]:
+    query = {rank: each.query for rank, each in waits.items()}
+    computed = peer_activity(query, lambda rank: coverage[rank].compute, clocks)
+    communicated = peer_activity(query, lambda rank: coverage[rank].comm, clocks)
+    for rank, its in waits.items():
+        waited = _by_what_the_last_did(its.query.pieces, computed[rank], communicated[rank])
+        yield rank, _of_rank(run.ranks[rank], parts[rank], transfers[rank], its, waited)
+
+
+def _of_rank(
+    timeline: RankTimeline, own: OwnParts, transfers: Transfers, waits: _Waits, waited: Mapping[str, Intervals]
+) -> Causes:
+    own_comm, exposed, hidden, arrived = own.own_comm, waits.exposed, waits.hidden, waits.arrived
+    transfer, of_pipeline = waits.transfer, waits.of_pipeline
+    matched = transfer != NONE
+    parts: dict[str, list[Intervals]] = {cause: [] for cause in CAUSES}
+    for cause, found in waited.items():
+        parts[cause].append(found)
+    slow, late, queued, rest = _transfer_parts(own, transfers, arrived, transfer, matched)
+    parts["slow_transfer"].append(intersection(_only(_cut(own_comm, arrived, slow)), exposed))
+    if own.by_graph is not None:
+        for cause, times in _as_the_graph_says(own, own.by_graph, slow, of_pipeline):
+            parts[cause].append(times)
+    else:
+        for cause, begin, end in (("late_launch", slow, late), ("queued", late, queued)):
+            parts[cause].append(intersection(_only(_cut(own_comm, begin, end)), exposed))
+        for cause, chosen in _rest_causes(own, matched, of_pipeline).items():
+            parts[cause].append(intersection(_only(_cut(own_comm, queued, rest), chosen), exposed))
+    unknown = _only(_cut(own_comm, own_comm.start_ns, own_comm.end_ns), ~matched)
+    return Causes(
+        busy={cause: BusyTime(union(*found)) for cause, found in parts.items()},
+        exposed_ns=_by_row(timeline, own_comm, exposed),
+        exposed_unknown=BusyTime(intersection(unknown, exposed)),
+        hidden_wait=BusyTime(intersection(_only(_cut(own_comm, own_comm.start_ns, arrived)), hidden)),
+        hidden_unknown=BusyTime(intersection(unknown, hidden)),
+    )
+
+
+def _of_rows(column: npt.NDArray[Any], own_comm: OwnedComm, otherwise: int | bool) -> npt.NDArray[Any]:
+    """Return the value of a `Collectives` column for each owner, and `otherwise` for a lone span."""
+    return np.append(column, otherwise)[np.where(own_comm.row == NONE, -1, own_comm.row)].astype(column.dtype)
+
+
+def _cut(own_comm: OwnedComm, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Return the part of [begin, end) that each owner owns; an empty part has begin >= end."""
+    return np.maximum(begin, own_comm.start_ns), np.minimum(end, own_comm.until_ns)
+
+
+def _only(parts: tuple[Ints, Ints], chosen: Flags | None = None) -> Intervals:
+    return union(parts) if chosen is None else union((parts[0][chosen], parts[1][chosen]))
+
+
+def _by_what_the_last_did(pieces: Intervals, compute: Intervals, communicated: Intervals) -> dict[str, Intervals]:
+    """Split exposed wait by what the rank that arrived last did at that moment: computed, communicated, or neither."""
+    comm = difference(communicated, compute)
+    host = difference(difference(union(pieces), compute), comm)
+    return {"peer_compute": compute, "peer_comm": comm, "peer_host": host}
+
+
+def _transfer_parts(
+    own: OwnParts,
+    transfers: Transfers,
+    arrived: Ints,
+    transfer: Ints,
+    matched: Flags,
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return the ends of the parts after `arrived`: slow transfer, late launch, queueing, and the collective itself."""
+    own_comm = own.own_comm
+    baseline = _of_rows(transfers.baseline_ns, own_comm, NONE)
+    slow = np.where(matched & (baseline != NONE), np.maximum(transfer - baseline, 0), 0)
+    ends = []
+    at = arrived
+    for part in (slow, own.late_ns, own.queued_ns):
+        at = np.minimum(at + part, own_comm.end_ns)
+        ends.append(at)
+    return ends[0], ends[1], ends[2], own_comm.end_ns
+
+
+def _ready(timeline: RankTimeline, launch: Ints) -> Ints:
+    """Return when the data of each launch was ready: when the compute launched before it, on any stream, had ended.
+
+    On a CPU the caller has the data when it calls. A recording of CUDA events marks the readiness itself and shows no
+    queue, so the result is NONE.
+    """
+    if timeline.basis == "events":
+        return np.full(launch.size, NONE, np.int64)
+    if not timeline.has_device:
+        return launch
+    spans = timeline.spans
+    rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.launch_ns != NONE))
+    rows = rows[sort_order(spans.launch_ns[rows])]
+    if rows.size == 0:
+        return np.full(launch.size, NONE, np.int64)
+    done = np.maximum.accumulate(spans.end_ns[rows])
+    before = np.searchsorted(spans.launch_ns[rows], launch, side="left") - 1
+    return np.where(before >= 0, done[np.maximum(before, 0)], NONE)
+
+
+def _serial(timeline: RankTimeline, own_comm: OwnedComm) -> Flags:
+    """Return for each owner whether it is a call that runs on the lane with the most compute time."""
+    found = np.zeros(timeline.collectives.op.size, np.bool_)
+    spans = timeline.spans
+    computes = spans.kind == COMPUTE
+    if timeline.has_device and computes.any():
+        taken = sum_by(spans.lane[computes], (spans.end_ns - spans.start_ns)[computes], int(spans.lane.max()) + 1)
+        found[spans.collective[(spans.collective != NONE) & (spans.lane == taken.argmax())]] = True
+    return np.asarray(_of_rows(found, own_comm, False), np.bool_)
+
+
+def _rest_causes(own: OwnParts, matched: Flags, of_pipeline: Flags) -> dict[str, Flags]:
+    known = (matched & own.optimizer_seen) | (own.serial & ~of_pipeline)
+    return {
+        PIPELINE: of_pipeline,
+        "dependency": known & own.depends,
+        "tail": known & ~own.depends,
+        "unknown": ~known & ~of_pipeline,
+    }
+
+
+def _as_the_graph_says(
+    own: OwnParts, by_graph: Mapping[str, Intervals], since_ns: Ints, of_pipeline: Flags
+) -> Iterator[tuple[str, Intervals]]:
+    """Yield the causes of what is left of each call from a moment on.
+
+    Of a pipeline's calls only delays are told apart. What depends on a call is `tail` where the step's optimizer was
+    recorded and alone follows.
+    """
+    left = _cut(own.own_comm, since_ns, own.own_comm.end_ns)
+    ends_step = own.optimizer_seen & ~own.depends & ~of_pipeline
+    others, only_tail, pipeline = (
+        _only(left, chosen) for chosen in (~of_pipeline & ~ends_step, ends_step, of_pipeline)
+    )
+    for cause, times in by_graph.items():
+        delay = cause in DELAYS
+        yield cause, intersection(others, times)
+        yield "tail" if cause == "dependency" else cause, intersection(only_tail, times)
+        yield cause if delay else PIPELINE, intersection(pipeline, times)
+
+
+def _pipeline_rows(timeline: RankTimeline) -> Flags:
+    """Return for each collective whether it is a send or receive of a pipeline group."""
+    calls, names = timeline.collectives, timeline.names
+    of_pipeline = rows_named(calls.dimension, names, PIPELINE.__eq__)
+    return of_pipeline & rows_named(calls.op, names, POINT_TO_POINT.__contains__)
+
+
+def _by_row(timeline: RankTimeline, own_comm: OwnedComm, exposed: Intervals) -> Ints:
+    found = np.zeros(timeline.collectives.op.size, np.int64)
+    own = own_comm.row != NONE
+    found[own_comm.row[own]] = BusyTime(exposed).within(own_comm.start_ns[own], own_comm.until_ns[own])
+    return found

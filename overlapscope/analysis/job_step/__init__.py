@@ -1,0 +1,1 @@
+"""The step of the whole job: its table, its parts, the headline."""

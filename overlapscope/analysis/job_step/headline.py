@@ -1,0 +1,144 @@
+"""The main figures of a run, which every output shows: medians over the steps of the job (docs/definitions.md)."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from overlapscope.analysis.common.cause_table import CAUSES, IDLE_CAUSES, WAITS_FOR_LATE_RANK
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.job_step.attribution import divided, divided_by_cause
+from overlapscope.analysis.job_step.metrics import DEFINITIONS, STEP_TIME, middle
+from overlapscope.analysis.job_step.step_table import RankWindows, StepFigures, recording_figures, step_figures
+from overlapscope.timeline.columns import NONE, Ints
+
+StepsBy = Literal["job_step", "longest_window"]
+PARTS: Final = ("overlapped_ns", "exposed_comm_ns", "compute_only_ns", "copy_only_ns", "idle_ns",
+                "start_of_recording_ns", "outside_ns")  # fmt: skip
+"""The parts of a step of the job, which add up to it."""
+
+
+class StepOfJob(msgspec.Struct, kw_only=True, frozen=True):
+    """One step of the job: its length and its parts, means over ranks rounded so that they add up to it exactly."""
+
+    step: int | None
+    """Null for a whole recording."""
+    step_ns: int
+    overlapped_ns: int
+    exposed_comm_ns: int
+    compute_only_ns: int
+    copy_only_ns: int | None
+    """Null where a rank's copies are not known; then `idle_ns` holds those of the others."""
+    idle_ns: int
+    start_of_recording_ns: int
+    """Time before a rank had recorded its first span."""
+    outside_ns: int
+    """Other time outside a rank's own window: skew between ranks, stages of a pipeline."""
+
+
+class Headline(msgspec.Struct, kw_only=True, frozen=True):
+    """The main figures of a run: medians over steps of means over ranks. Medians need not add up; null is not known."""
+
+    window: Literal["step", "recording"] | None = None
+    """Steps, or whole recordings where no step is complete; null without times."""
+    steps_by: StepsBy = "job_step"
+    """`job_step`: from the earliest start to the latest end of a step over the ranks. `longest_window`: of any rank,
+    because the ranks' clocks cannot be aligned."""
+    steps: int = 0
+    """Number of complete steps that the medians are of; 0 for whole recordings."""
+    ranks: list[int] = []
+    """Ranks that the means are over."""
+    step_ns: int | None = None
+    exposed_comm_ns: int | None = None
+    """Null where no communication was recorded."""
+    exposed_wait_ns: int | None = None
+    overlapped_ns: int | None = None
+    compute_only_ns: int | None = None
+    copy_only_ns: int | None = None
+    idle_ns: int | None = None
+    start_of_recording_ns: int | None = None
+    outside_ns: int | None = None
+    comm_ns: int | None = None
+    compute_ns: int | None = None
+    overlap_efficiency: float | None = None
+    """overlapped / comm, sums over ranks."""
+    exposed_fraction: float | None = None
+    """exposed_comm / step, sums over ranks."""
+    causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(CAUSES)}})] = {}
+    """`exposed_comm_ns` by cause, divided as the exposed time of all these steps together. They add up to it exactly,
+    and those of waiting for a late rank to `exposed_wait_ns`."""
+    idle_causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(IDLE_CAUSES)}})] = {}
+    """`idle_ns` by cause, divided as the idle time of all these steps together; they add up to it exactly."""
+    job_steps: list[StepOfJob] = []
+
+
+def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headline:
+    """Compute the headline of a run from the windows of its ranks."""
+    steps = step_figures(ranks, cross_rank)
+    of_steps = bool(steps.recorded.any())
+    found = steps if of_steps else recording_figures(ranks, cross_rank)
+    if not found.ranks:
+        return Headline()
+    table = found.alike(found.ranks_recorded)
+    table = table.alike(table.ranks_recorded)  # without ranks that completed none of these steps
+    values: dict[str, Any] = {name: _value(table, name) for name in DEFINITIONS if name in _MEDIANS}
+    exposed, step_ns = values["exposed_comm_ns"] or 0, _value(table, STEP_TIME)
+    sums = {cause: int(ns[table.recorded].sum()) for cause, ns in table.causes.items()}
+    causes = divided_by_cause(exposed, values["exposed_wait_ns"], sums, {*WAITS_FOR_LATE_RANK})
+    idle_sums = {cause: int(ns[table.recorded].sum()) for cause, ns in table.idle_causes.items()}
+    idle = divided(values["idle_ns"] or 0, idle_sums)
+    return Headline(
+        window="step" if of_steps else "recording",
+        steps_by="longest_window" if table.windows is None else "job_step",
+        steps=len(table.steps) if of_steps else 0,
+        ranks=list(table.ranks),
+        step_ns=None if step_ns is None else round(step_ns),
+        causes={cause: ns for cause, ns in causes.items() if ns},
+        idle_causes={cause: ns for cause, ns in idle.items() if ns},
+        job_steps=_job_steps(table),
+        **values,
+    )
+
+
+_MEDIANS: Final = frozenset(Headline.__struct_fields__)
+
+
+def _value(table: StepFigures, name: str) -> float | None:
+    each = DEFINITIONS[name]
+    series = each.series(table)
+    return middle(series[~np.isnan(series)].tolist(), each.unit)
+
+
+def _job_steps(table: StepFigures) -> list[StepOfJob]:
+    job, here = table.job, table.recorded
+    values = {name: np.where(here, table.figures[name], 0) for name in PARTS[:5]}
+    values |= {"start_of_recording_ns": job.start_of_recording_ns, "outside_ns": job.outside_ns}
+    copies = values["copy_only_ns"]
+    unknown = (copies == NONE).any(axis=0)
+    known_copies = np.where(copies == NONE, 0, copies)
+    values["copy_only_ns"] = np.where(unknown, 0, known_copies)
+    values["idle_ns"] = values["idle_ns"] + np.where(unknown, known_copies, 0)
+    parts = _means(np.array([each.sum(axis=0) for each in values.values()]), here.sum(axis=0), job.step_ns)
+    rows = zip(table.steps, job.step_ns.tolist(), unknown.tolist(), *parts.tolist(), strict=True)
+    return [
+        StepOfJob(
+            step=None if step == NONE else step, step_ns=length,
+            **{**dict(zip(PARTS, own, strict=True)), **({"copy_only_ns": None} if no_copies else {})},
+        )
+        for (step, _), length, no_copies, *own in rows
+    ]  # fmt: skip
+
+
+def _means(sums: Ints, ranks: Ints, whole_ns: Ints) -> Ints:
+    """Divide sums (part, step) by the number of ranks of each step; the largest remainders are rounded up.
+
+    The result adds up to `whole_ns` for each step, as the sums add up to it times `ranks`.
+    """
+    means, rest = np.divmod(sums, ranks)
+    order = np.argsort(-rest, axis=0, kind="stable")
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.arange(len(sums))[:, None], axis=0)
+    raised: Ints = means + (place < whole_ns - means.sum(axis=0))
+    return raised

@@ -1,0 +1,1 @@
+"""One rank alone: its steps, the parts of a window, its kernels."""

@@ -1,0 +1,1 @@
+"""Which rank was late, and what held it."""

@@ -1,0 +1,190 @@
+"""Find the cause of a straggler: what it did longer than its peers since their previous common call.
+
+Between two calls of a group, each member computes, communicates in other groups or is idle. The cause is what the late
+rank did longer than the median of its peers. More compute is explained from the kernels; more idle time from the host:
+capture's records, named ranges, and the first launch of a step. `HELD_BY` holds the text of each cause.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.kernels import RankCompute
+from overlapscope.analysis.stragglers.host_cause import (
+    SHARED_CORES,
+    SharedInterval,
+    extra_allocator_retries,
+    lowered_clock,
+    more_than_peers,
+    recorded_cause,
+    recording_cost,
+)
+from overlapscope.analysis.stragglers.lateness import LateArrivals
+from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
+from overlapscope.timeline.run import RankTimeline, Run
+
+MOST: Final = 0.5
+"""A cause must explain more than this share of the lateness."""
+MORE: Final = 1.05
+"""A rank computes longer than its peers from this factor of their median."""
+EVEN: Final = 0.85
+"""A slow device slows down at least this share of its kernels; with less, the work may differ instead."""
+SOME_LARGER: Final = 0.05
+"""From this share of the compute time in larger grids (more than the peers' share), the work is taken to be larger."""
+BESIDE_MOST: Final = 0.2
+"""Only sets of ranks that it delayed by at least this share of its largest delay of a set are used."""
+AT_ONCE_NS: Final = 50_000
+"""A call that starts within this after its launch waited for its host, not for its device."""
+STRAGGLER_CAUSES: Final[Mapping[str, str]] = {
+    "host": "host stall (its GPU was idle, waiting for kernel launches)",
+    "data_loading": "data loading (it was between two steps)",
+    "garbage_collector": "garbage collection pauses of its interpreter",
+    "allocator": "device memory was full (the allocator freed cached memory and retried)",
+    "throttled": "throttling (of its clocks, or of its processes' CPU share)",
+    "more_work": "more work (it ran more or larger kernels than its peers)",
+    "slower_compute": "slower compute (its kernels took longer than its peers')",
+    "unknown": "cause not known",
+}
+
+
+def find_straggler_cause(
+    late: Sequence[LateArrivals],
+    run: Run,
+    coverage: Mapping[int, Coverage],
+    work: Mapping[int, RankCompute],
+    not_launched: Mapping[int, Intervals],
+) -> tuple[str | None, dict[str, Any]]:
+    """Return the cause (a key of HELD_BY) of one rank's late arrivals, with evidence; None where it is not its fault.
+
+    `not_launched` holds the result of `before_first_launch` for every rank.
+    """
+    most = max(int(each.lead_ns.sum()) for each in late)
+    late = [each for each in late if each.lead_ns.sum() >= BESIDE_MOST * most]
+    rank, met = late[0].rank, [each.met for each in late]
+    lead_ns = sum(int(each.lead_ns.sum()) for each in late)
+    computed, communicated, idle = _more_of(rank, met, coverage)
+    evidence: dict[str, Any] = {
+        "computed_more_ns": computed, "communicated_more_ns": communicated, "idle_more_ns": idle,
+    }  # fmt: skip
+    if communicated > MOST * lead_ns:
+        return None, evidence  # it waited for others elsewhere
+    cause, more = recorded_cause(rank, run, met, lead_ns)
+    if cause == SHARED_CORES:
+        return None, evidence | more  # the operating system's scheduler made it late, and may choose another rank next
+    if cause is not None and (idle > MOST * lead_ns or not run.ranks[rank].has_device):
+        return _refined(cause, rank, run, met, lead_ns, evidence | more)
+    if computed > MOST * lead_ns:
+        cause, more = _by_compute(rank, met, work)
+        if cause == "unknown" and more["compute_ns"] < MORE * more.get("peers_compute_ns", np.inf):
+            at_once = more["launched_late_ns"] = _launched_late(late)
+            cause = "host" if at_once > MOST * lead_ns else cause
+        return _refined(cause, rank, run, met, lead_ns, evidence | more)
+    if idle > MOST * lead_ns:
+        members = {each for group in met for each in group.ranks}
+        before = more_than_peers(rank, met, {each: BusyTime(_idle(not_launched[each], coverage[each]))
+                                             for each in members})  # fmt: skip
+        return _refined("host", rank, run, met, lead_ns, {**evidence, "before_first_launch_ns": before})
+    return "unknown", evidence
+
+
+def _more_of(rank: int, met: Sequence[SharedInterval], coverage: Mapping[int, Coverage]) -> tuple[int, int, int]:
+    """Return how much longer than the median of its peers the rank computed, had exposed communication, and idled."""
+    sums = np.zeros(3)
+    for each in met:
+        begin, end = each.begin_ns, np.maximum(each.begin_ns, each.end_ns)
+        row = each.ranks.index(rank)
+        compute, comm = _busy(coverage, each.ranks, begin, end)
+        for at, did in enumerate((compute, comm, end - begin - compute - comm)):
+            sums[at] += float((did[row] - np.median(np.delete(did, row, axis=0), axis=0)).sum())
+    computed, communicated, idle = np.rint(sums).astype(np.int64).tolist()
+    return computed, communicated, idle
+
+
+def _busy(coverage: Mapping[int, Coverage], ranks: Sequence[int], begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Return the compute and the exposed communication of each member in its intervals (ranks by calls)."""
+    compute = [BusyTime(coverage[rank].compute).within(b, e) for rank, b, e in zip(ranks, begin, end, strict=True)]
+    comm = [
+        BusyTime(difference(coverage[rank].comm, coverage[rank].compute)).within(b, e)
+        for rank, b, e in zip(ranks, begin, end, strict=True)
+    ]
+    return np.array(compute), np.array(comm)
+
+
+def _by_compute(
+    rank: int, met: Sequence[SharedInterval], work: Mapping[int, RankCompute]
+) -> tuple[str, dict[str, Any]]:
+    """Decide between more work and slower compute, from the kernels."""
+    mine = work[rank]
+    peers = [work[each] for each in sorted({each for group in met for each in group.ranks} - {rank}) if each in work]
+    if not peers:
+        return "unknown", {"compute_ns": mine.compute_ns}
+    usual_compute = float(np.median([each.compute_ns for each in peers]))
+    usual_work = float(np.median([each.usual_ns for each in peers]))
+    evidence = {
+        "compute_ns": mine.compute_ns, "peers_compute_ns": usual_compute, "slowness": mine.slowness,
+        "work_ns": round(mine.usual_ns), "peers_work_ns": usual_work, "in_larger_grids": mine.larger,
+    }  # fmt: skip
+    if mine.compute_ns < MORE * usual_compute:
+        return "unknown", evidence  # it computed in these intervals, but in total not longer than its peers
+    slower, more = mine.compute_ns - mine.usual_ns, mine.usual_ns - usual_work
+    if more >= slower:
+        return "more_work", evidence
+    if mine.evenness >= EVEN:
+        return "slower_compute", evidence
+    larger = mine.larger - float(np.median([each.larger for each in peers]))
+    return ("more_work" if larger >= SOME_LARGER else "unknown"), evidence
+
+
+def _launched_late(late: Sequence[LateArrivals]) -> int:
+    """Return the sum of leads of calls that started immediately after the rank's host launched them."""
+    total = 0
+    for each in late:
+        started = each.met.end_ns[each.met.ranks.index(each.rank)]
+        at_once = (each.launched_ns != NONE) & (started - each.launched_ns < AT_ONCE_NS)
+        total += int(each.lead_ns[at_once].sum())
+    return total
+
+
+def before_first_launch(timeline: RankTimeline) -> Intervals:
+    """Return when a step had begun and its host had not launched anything yet.
+
+    Where a batch is fetched outside a named range, this is all that shows it.
+    """
+    steps, spans = timeline.steps, timeline.spans
+    launches = np.sort(spans.launch_ns[spans.launch_ns != NONE])
+    if launches.size == 0:
+        return union()
+    first = launches[np.minimum(np.searchsorted(launches, steps.start_ns), launches.size - 1)]
+    return union((steps.start_ns, np.minimum(np.maximum(first, steps.start_ns), steps.end_ns)))
+
+
+def _idle(times: Intervals, cover: Coverage) -> Intervals:
+    """Return the parts of these times in which the device was idle."""
+    return difference(difference(times, cover.compute), cover.comm)
+
+
+def _refined(
+    cause: str, rank: int, run: Run, met: Sequence[SharedInterval], lead_ns: int, evidence: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """Refine the cause: why the host was late or compute slow, and whether the recording overhead may explain it."""
+    if cause == "slower_compute":
+        peers = sorted({each for group in met for each in group.ranks} - {rank})
+        clocks = lowered_clock(rank, peers, run, evidence["slowness"])
+        return ("throttled", evidence | clocks) if clocks else (cause, evidence)
+    if cause != "host":
+        return cause, evidence
+    retries = extra_allocator_retries(rank, run, met)
+    if retries > 0:
+        return "allocator", {**evidence, "allocator_retries_more": retries}
+    cost = recording_cost(run.ranks[rank])
+    if cost is None:
+        return cause, evidence
+    steps = np.unique(np.concatenate([each.step for each in met])).size
+    return cause, {
+        **evidence,
+        "recording_cost_ns": round(cost * steps),
+        "recording_may_explain": cost * steps > MOST * lead_ns,
+    }

@@ -1,0 +1,1 @@
+"""How long a collective takes under settings that were or were not measured."""

@@ -1,0 +1,1 @@
+"""DistributedDataParallel: its buckets, its step, what a recording says of them."""

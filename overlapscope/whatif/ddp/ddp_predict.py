@@ -1,0 +1,323 @@
+"""Predict a DistributedDataParallel job under other settings: scenarios with intervals, assumptions and a verdict."""
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal, Protocol
+
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.errors import UsageError
+from overlapscope.whatif.cost.compression import Compression
+from overlapscope.whatif.ddp.calibrate import (
+    SELF_TEST,
+    Assumption,
+    Fit,
+    Measured,
+    Predictions,
+    Values,
+    fit,
+    model_error,
+    predict_steps,
+    step_ns,
+)
+from overlapscope.whatif.ddp.ddp_step import HALF, Settings, bucket_memory_bytes, buckets_of, ddp_job
+from overlapscope.whatif.ddp.paired_gain import gains
+from overlapscope.whatif.ddp.plan import MS
+from overlapscope.whatif.ddp.search import can_list, caps_to_try, improved, merged, with_cap, with_groups
+from overlapscope.whatif.replay.replay import Gap, Work
+from overlapscope.whatif.result import Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf
+from overlapscope.whatif.workload.workload import Workload
+
+WAITING: Final = 0.5
+"""Where waiting for a straggler is more than this share of the exposed time, no setting is recommended."""
+COMPRESSED: Final = (
+    "compressed gradients: bytes sent are counted, the cost of compressing is assumed, accuracy is not predicted"
+)
+FIX_STRAGGLER: Final = "tuning will not help until the straggler is fixed"
+ONE_MEASURED: Final = 2**0.5
+"""The noise is that of a difference of two measured steps; a replayed gain is compared with one, which has less."""
+
+
+class DdpCase(Protocol):
+    """The input of a prediction: a described workload (`Plan`), or a recorded one (`RecordedCase`)."""
+
+    @property
+    def baseline(self) -> Settings:
+        """The present settings."""
+
+    @property
+    def measured(self) -> tuple[Measured, ...]:
+        """Steps that were measured."""
+
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """Values that were not measured, with their ranges."""
+
+    @property
+    def noise(self) -> float:
+        """By what share two measurements of one setting differ."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Further notes for the user."""
+
+    @property
+    def fixed(self) -> str:
+        """Why no other buckets can be replayed; empty where they can."""
+
+    @property
+    def lateness_ns(self) -> tuple[float, ...]:
+        """How much later than the first rank each rank begins; empty where all begin at the same time."""
+
+    @property
+    def slowdown_fit(self) -> Fit | None:
+        """The slowdown measured in a recording; None where it is to be fitted to the measured steps."""
+
+    @property
+    def halves(self) -> bool:
+        """Whether all gradients have 32 bits, so that sending 16 bits halves the bytes."""
+
+    def build(self, values: Values) -> Workload:
+        """Return the workload for given values of the assumptions."""
+
+    def workload(self) -> Workload:
+        """Return the workload for the nominal values of all assumptions."""
+
+
+def predict_ddp(
+    case: DdpCase, caps_mb: Sequence[float] = (), *, search: bool = True, compressions: Sequence[Compression] = ()
+) -> WhatIf:
+    """Replay a case under other settings and return scenarios, bounds and a verdict.
+
+    `caps_mb` are the bucket caps to try, in MiB; `search` also searches for a list of caps. Raises UsageError for
+    `compressions` where the shapes of gradients or the memory bandwidth are not known.
+    """
+    workload = case.workload()
+    settings = list(dict.fromkeys([case.baseline, *_settings_to_try(case, workload, caps_mb, search=search)]))
+    replayed = predict_steps(case.build, case.assumptions, case.measured, settings, case.noise, case.slowdown_fit)
+    predictions = replayed.times(_measured_over_replayed(case, replayed))
+    rows = _scenarios(case, predictions, workload)
+    best = _best(rows, case.noise)
+    place = rows.index(best)
+    verdict, reasons = _verdict(case, predictions, rows, place)
+    compressed = _compressed(case, workload, compressions)
+    return WhatIf(
+        baseline=Baseline(
+            knobs=rows[0].knobs,
+            measured_step_ns=_measured_ns(case, case.baseline),
+            replayed_step_ns=round(float(replayed.steps_ns[0, 0])),
+            replay_error=replayed.replay_error,
+        ),
+        scenarios=rows + compressed,
+        bounds=_bounds(workload, case.baseline),
+        verdict=verdict,
+        waiting=_waits(case, rows[0]),
+        best=Best(knobs=best.knobs if verdict == "change" else rows[0].knobs),
+        flat_region=_flat(rows, best, case.noise),
+        reasons=[*reasons, *case.notes, *([COMPRESSED] if compressed else [])],
+        interference=Interval(**{name: getattr(predictions.fit, name) for name in Interval.__struct_fields__}),
+        assumptions=_assumed(case, predictions, place),
+    )
+
+
+def _compressed(case: DdpCase, workload: Workload, compressions: Sequence[Compression]) -> list[Scenario]:
+    """Return the scenarios of compressed gradients; each interval spans the range of the cost of compressing."""
+    if compressions and not workload.gradients.shapes:
+        raise UsageError("--compress: the shapes of gradients are not known")
+    if compressions and not workload.pass_ns_per_byte:
+        raise UsageError("--compress: the cost of compressing depends on the memory bandwidth: give device.memory_gbs")
+    found = []
+    for each in compressions:
+        settings = [replace(case.baseline, compression=one) for one in each.range()]
+        least, usual, most = predict_settings(case, settings)[1:]
+        found.append(
+            replace(usual, low_ns=least.low_ns, high_ns=most.high_ns, gain_low=most.gain_low, gain_high=least.gain_high)
+        )
+    return found
+
+
+def predict_settings(case: DdpCase, settings: Sequence[Settings]) -> list[Scenario]:
+    """Predict the step under each of `settings`; the first scenario is that of the present settings."""
+    chosen = list(dict.fromkeys([case.baseline, *settings]))
+    replayed = predict_steps(case.build, case.assumptions, case.measured, chosen, case.noise, case.slowdown_fit)
+    return _scenarios(case, replayed.times(_measured_over_replayed(case, replayed)), case.workload())
+
+
+def _measured_over_replayed(case: DdpCase, replayed: Predictions) -> float:
+    """Return the measured present step divided by its replay; 1 where it was not measured.
+
+    All replayed steps are multiplied by it, so that a predicted step agrees with its gain.
+    """
+    measured_ns = _measured_ns(case, case.baseline)
+    return 1.0 if measured_ns is None else measured_ns / float(replayed.steps_ns[0, 0])
+
+
+def _settings_to_try(case: DdpCase, workload: Workload, caps_mb: Sequence[float], *, search: bool) -> list[Settings]:
+    base = case.baseline
+    found: list[Settings] = []
+    if not case.fixed:
+        found = _buckets_to_try(case, workload, caps_mb, search=search)
+    if base.communicated == 1.0 and case.halves:
+        found.append(replace(base, communicated=HALF))
+    found.append(replace(base, link_speed=2.0))
+    if len(set(workload.lateness_ns)) > 1:
+        found.append(replace(base, late_ranks=False))
+    return found
+
+
+def _buckets_to_try(case: DdpCase, workload: Workload, caps_mb: Sequence[float], *, search: bool) -> list[Settings]:
+    base = case.baseline
+    found = [each.settings for each in case.measured if each.settings.accumulation == base.accumulation]
+    found += [with_cap(base, cap) for cap in caps_to_try(base.ddp, caps_mb)]
+    if not base.gradient_as_bucket_view and workload.pass_ns_per_byte:
+        found.append(replace(base, gradient_as_bucket_view=True))
+    if base.accumulation > 1 and not base.no_sync:
+        found.append(replace(base, no_sync=True))
+    if search and can_list(base, workload):
+        slowdown = (case.slowdown_fit or fit(workload, case.measured, case.noise)).slowdown
+
+        def cost(groups: Sequence[Sequence[int]]) -> float:
+            return step_ns(workload, with_groups(workload, base, groups), slowdown)
+
+        found.append(with_groups(workload, base, improved(merged(workload), cost)))
+    return found
+
+
+def _scenarios(case: DdpCase, predictions: Predictions, workload: Workload) -> list[Scenario]:
+    """Return a scenario for each setting; a measured step is taken as measured, with the noise as its interval."""
+    steps, besides = predictions.steps_ns, model_error(predictions)
+    measured = [_measured_ns(case, each) for each in predictions.settings]
+    measured_ns = np.array([np.nan if each is None else each for each in measured])
+    step = np.where(np.isnan(measured_ns), steps[0], measured_ns)
+    half = np.sqrt(predictions.half_width(steps) ** 2 + (besides * steps[0]) ** 2)
+    half = np.where(np.isnan(measured_ns), half, case.noise / ONE_MEASURED * step)
+    gain, gain_half = gains(predictions, measured_ns)
+    rows = []
+    for place, each in enumerate(predictions.settings):
+        rows.append(
+            Scenario(
+                knobs=each.knobs(),
+                predicted_step_ns=round(float(step[place])),
+                low_ns=round(float(step[place] - half[place])),
+                high_ns=round(float(step[place] + half[place])),
+                gain=float(gain[place]),
+                gain_low=float(gain[place] - gain_half[place]),
+                gain_high=float(gain[place] + gain_half[place]),
+                exposed_comm_ns=round(float(predictions.exposed_ns[place])),
+                memory_bytes=bucket_memory_bytes(workload, each),
+                buckets=len(buckets_of(workload, each)),
+                changes_numerics=(each.communicated, each.compression)
+                != (case.baseline.communicated, case.baseline.compression),
+                hypothetical=each.hypothetical,
+                known_from="replay" if measured[place] is None else "measured",
+            )
+        )
+    return rows
+
+
+def _recommendable(scenarios: Sequence[Scenario]) -> list[Scenario]:
+    """Return the scenarios that may be recommended."""
+    return [each for each in scenarios if not each.changes_numerics and not each.hypothetical]
+
+
+def _best(scenarios: Sequence[Scenario], noise: float) -> Scenario:
+    """Return the shortest step that keeps numerics; one cap rather than a list where they differ by less than noise."""
+    plain = _recommendable(scenarios)
+    best = min(plain, key=lambda each: each.predicted_step_ns)
+    simple = [each for each in plain if "bucket_cap_mb_list" not in each.knobs]
+    first = min(simple or plain, key=lambda each: each.predicted_step_ns)
+    return first if first.predicted_step_ns <= best.predicted_step_ns * (1 + noise) else best
+
+
+def _verdict(
+    case: DdpCase, predictions: Predictions, scenarios: Sequence[Scenario], place: int
+) -> tuple[Literal["change", "no_change", "insufficient_data"], list[str]]:
+    base, best = scenarios[0], scenarios[place]
+    reasons = []
+    if not case.measured:
+        reasons.append(
+            "no step was measured, so the replay could not be checked; measure one and add it as [[measured]]"
+        )
+    if not predictions.fit.identified:
+        reasons.append(predictions.fit.explanation)
+    error = predictions.replay_error
+    if error is not None and abs(error) > SELF_TEST:
+        missed = f"the replay misses a measured step by {abs(error):.1%}, more than {SELF_TEST:.0%}"
+        return "insufficient_data", [f"{missed}: the description does not match the run", *reasons]
+    if case.fixed:
+        return "insufficient_data", [case.fixed, *reasons]
+    if _waits(case, base):
+        late, last = case.lateness_ns, max(case.lateness_ns)
+        waited_ms = (last - min(late)) / MS
+        held = f"rank {late.index(last)} is late: waiting {waited_ms:.3f} ms for it dominates the exposed time"
+        return "no_change", [f"{held}; {FIX_STRAGGLER}", *reasons]
+    noise = case.noise if best.known_from == "measured" else case.noise / ONE_MEASURED
+    if best.gain <= noise or best is base:
+        spread = f"the best setting gains {best.gain:.1%}, which is within the noise of {noise:.1%}"
+        return "no_change", [
+            f"{spread}: leave it as it is"
+            if best is not base
+            else "no setting that was replayed is faster than the present ones",
+            *reasons,
+        ]
+    if best.gain_low <= 0:
+        widest = _widest(predictions, place)
+        doubt = f"the gain of {best.gain:.1%} may be zero: its interval begins at {best.gain_low:.1%}"
+        return "no_change", [f"{doubt}; the largest uncertainty is {widest.replace('_', ' ')}", *reasons]
+    return "change", reasons
+
+
+def _waits(case: DdpCase, base: Scenario) -> bool:
+    late = case.lateness_ns
+    return bool(late) and max(late) - min(late) > WAITING * base.exposed_comm_ns
+
+
+def _widest(predictions: Predictions, place: int) -> str:
+    """Return the name of the assumption that changes the predicted step of a setting most."""
+    swing = predictions.depends_on(place)
+    return max(swing, key=lambda name: swing[name][1] - swing[name][0])
+
+
+def _flat(scenarios: Sequence[Scenario], best: Scenario, noise: float) -> dict[str, list[Any]]:
+    """Return the caps whose steps are the best's within the noise."""
+    near = [
+        each.knobs["bucket_cap_mb"]
+        for each in _recommendable(scenarios)
+        if "bucket_cap_mb" in each.knobs and each.predicted_step_ns <= best.predicted_step_ns * (1 + noise)
+    ]
+    return {"bucket_cap_mb": list(dict.fromkeys(near))}
+
+
+def _bounds(workload: Workload, settings: Settings) -> Bounds:
+    """Return step bounds without interference: none sent; all overlapped where possible; none overlapped."""
+    job = ddp_job(workload, settings)
+    moving = sum(each.alone_ns for each in job.transfers)
+    first = job.programmes[min(job.programmes)]
+    busy = sum(each.ns for each in first if isinstance(each, Work | Gap))
+    free = workload.compute_ns + workload.host_gap_ns
+    free += (settings.accumulation - 1) * (workload.forward_ns + workload.backward_ns)
+    return Bounds(
+        no_comm_ns=round(free), perfect_overlap_ns=round(max(busy, moving)), no_overlap_ns=round(busy + moving)
+    )
+
+
+def _assumed(case: DdpCase, predictions: Predictions, place: int) -> list[Assumed]:
+    swing = predictions.depends_on(place)
+    return [
+        Assumed(
+            name=each.name,
+            value=each.value,
+            low=each.low,
+            high=each.high,
+            known_from=each.known_from,
+            step_low_ns=round(swing[each.name][0]),
+            step_high_ns=round(swing[each.name][1]),
+        )
+        for each in case.assumptions
+    ]
+
+
+def _measured_ns(case: DdpCase, settings: Settings) -> int | None:
+    """Return the median of the measured steps of these settings; None without one."""
+    steps = [each.step_ns for each in case.measured if each.settings == settings]
+    return round(float(np.median(steps))) if steps else None

@@ -1,0 +1,1 @@
+"""The replay of a step, event by event."""

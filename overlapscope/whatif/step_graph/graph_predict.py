@@ -1,0 +1,353 @@
+"""Predict recorded steps of any kind of parallelism: replay every step by itself, changed and unchanged.
+
+The gain of a change is the median over the steps of changed / unchanged, so that the error of a replay cancels. For
+pipelines a note compares the recorded bubble with what the schedule cannot avoid.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.analysis.checks.pipeline import ideal_bubble_ns, pipeline_stages
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.per_rank.steps import step_windows
+from overlapscope.errors import InputError
+from overlapscope.timeline.columns import Floats
+from overlapscope.timeline.run import Run
+from overlapscope.whatif.cost.interference import SPREAD
+from overlapscope.whatif.ddp.calibrate import SELF_TEST, SLOWDOWN, half_width
+from overlapscope.whatif.ddp.ddp_predict import FIX_STRAGGLER
+from overlapscope.whatif.ddp.ddp_recording import US, WAITING
+from overlapscope.whatif.replay.graph import Graph, Item, MutualSlowdown, graph_job
+from overlapscope.whatif.replay.replay import Launch, Replay, StuckError, Wait, replay
+from overlapscope.whatif.result import Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf
+from overlapscope.whatif.step_graph.fsdp_changes import fsdp_graph_changes
+from overlapscope.whatif.step_graph.graph_case import HOST_SHARE, GraphCase, graph_case
+from overlapscope.whatif.step_graph.graph_changes import (
+    GraphChange,
+    TimeParts,
+    faster_link,
+    in_16_bits,
+    other_algorithm,
+    straggler_removed,
+)
+
+MOST_VARIED: Final = 4_000
+"""Limit on the calls of all ranks and steps that are replayed under every variation of the assumptions."""
+
+
+class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The changes to replay besides those that fit the kind of recording."""
+
+    link_speeds: tuple[float, ...] = (2.0,)
+    algorithms: tuple[str, ...] = ()
+    straggler: bool = True
+
+
+DEFAULTS: Final = ReplayOptions()
+MS = 1e6
+
+
+class _Replayed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Replayed steps as shares of the unchanged step, shape (variation, 1 + change); row 0 is nominal."""
+
+    shares: Floats
+    names: tuple[str, ...]
+    scatter: Floats
+    """Half of the 90 % interval of row 0, from the variation between steps."""
+    exposed_ns: Floats
+    replayed_ns: float
+    error: float
+    """Median over the steps of the relative error of the replay."""
+
+
+def predict_graph_run(run: Run, cross_rank: CrossRank, options: ReplayOptions = DEFAULTS, not_ddp: str = "") -> WhatIf:
+    """Predict a recording of any kind; `not_ddp` says why it is not DDP. Raises InputError for missing data."""
+    return predict_graph_case(graph_case(run, cross_rank), run, options, not_ddp)
+
+
+def predict_graph_case(case: GraphCase, run: Run, options: ReplayOptions = DEFAULTS, not_ddp: str = "") -> WhatIf:
+    """Predict a case; `run` adds notes on pipelines."""
+    case = _drop_deadlocked_steps(case)
+    changes, left_out = changes_of(case, options)
+    changes, deadlocked = _possible(case, changes)
+    seen = _replayed(case, changes)
+    rows = _rows(case, changes, seen)
+    notes = [*left_out, *deadlocked, *case.notes]
+    if case.kind == "pipeline":
+        notes += bubble_notes(run)
+    if not_ddp and case.kind == "other":
+        notes.append(f"not recognised as DDP, so none of its settings is replayed: {not_ddp}")
+    verdict, reasons = _verdict(case, rows, seen)
+    best = _best(rows)
+    return WhatIf(
+        kind=case.kind,
+        baseline=Baseline(
+            knobs={},
+            measured_step_ns=round(case.measured_ns),
+            replayed_step_ns=round(seen.replayed_ns),
+            replay_error=seen.error,
+        ),
+        scenarios=rows,
+        bounds=bounds_of(case.middle, case.measured_ns / case.middle.measured_ns),
+        verdict=verdict,
+        waiting=_waits(case),
+        best=Best(knobs=best.knobs if verdict == "change" else {}),
+        flat_region={},
+        reasons=[*reasons, *notes],
+        interference=Interval(**{name: getattr(case.slowdown_fit, name) for name in Interval.__struct_fields__}),
+        assumptions=_assumed(case, rows.index(best), seen),
+    )
+
+
+def changes_of(case: GraphCase, options: ReplayOptions) -> tuple[list[GraphChange], list[str]]:
+    """Return the changes that can be replayed of a case, and why others cannot."""
+    found: list[GraphChange] = []
+    why: list[str] = []
+    if case.kind == "fsdp":
+        found, why = fsdp_graph_changes(case.graphs[0])
+    if case.kind in ("tensor", "pipeline") and any(each.dtype == "float32" for each in case.graphs[0].calls):
+        found.append(in_16_bits("traffic_dtype", lambda call: True))
+    if case.kind == "mixed":
+        why.append(
+            "it combines several kinds of parallelism: faster links and stragglers are replayed, settings are not"
+        )
+    found += [faster_link(each) for each in options.link_speeds]
+    found += [other_algorithm(each) for each in options.algorithms]
+    if options.straggler and case.straggler is not None:
+        found.append(straggler_removed(case.straggler))
+    return found, why
+
+
+def _drop_deadlocked_steps(case: GraphCase) -> GraphCase:
+    """Return the case without the steps whose replay deadlocks. Raises InputError where all do."""
+    ending = tuple(each for each in case.graphs if not _deadlocks(each))
+    if not ending:
+        raise InputError(
+            "its ranks launched collectives in orders that deadlock: recorded times or their matching are wrong"
+        )
+    if len(ending) == len(case.graphs):
+        return case
+    note = (
+        f"{len(case.graphs) - len(ending)} recorded steps have launches that deadlock in the replay, and are left out"
+    )
+    return replace(case, graphs=ending, notes=(*case.notes, note))
+
+
+def _possible(case: GraphCase, changes: Sequence[GraphChange]) -> tuple[list[GraphChange], list[str]]:
+    """Return the changes that deadlock in no step, and why the others are left out.
+
+    A change may order launches differently on different ranks. It is left out as a whole: the median must not depend on
+    which steps deadlock.
+    """
+    found: list[GraphChange] = []
+    why = []
+    for each in changes:
+        stuck = sum(_deadlocks(each.change(graph, TimeParts())) for graph in case.graphs)
+        if stuck:
+            of = f"{stuck} of {len(case.graphs)} recorded steps" if stuck < len(case.graphs) else "its steps"
+            name = ", ".join(f"{knob}={value}" for knob, value in each.knobs.items())
+            why.append(f"{name} is not replayed: it deadlocks, because ranks launch in other orders, in {of}")
+        else:
+            found.append(each)
+    return found, why
+
+
+def _deadlocks(graph: Graph) -> bool:
+    try:
+        replay(graph_job(graph, MutualSlowdown()))
+    except StuckError:
+        return True
+    return False
+
+
+def _replayed(case: GraphCase, changes: Sequence[GraphChange]) -> _Replayed:
+    nominal = {**{each.name: each.value for each in case.assumptions}, SLOWDOWN: case.slowdown_fit.slowdown}
+    ranges = [
+        *((each.name, each.low, each.high) for each in case.assumptions),
+        (SLOWDOWN, case.slowdown_fit.low, case.slowdown_fit.high),
+    ]
+    as_taken = [_changed_graphs(one, changes, nominal) for one in case.graphs]
+    steps = np.array([[_step(each, nominal) for each in graphs] for graphs in as_taken])
+    of_steps = steps / steps[:, :1]
+    spread = 1.4826 * np.median(np.abs(of_steps - np.median(of_steps, axis=0)), axis=0)
+    rows, names = [np.median(of_steps, axis=0)], [""]
+    few = _steps_to_vary(case)
+    for name, *ends in ranges:
+        for value in ends:
+            values = {**nominal, name: value}
+            if value == nominal[name]:
+                rows.append(rows[0])
+                names.append(name)
+                continue
+            again = name in ("latency_us", HOST_SHARE)
+            changed = [
+                _changed_graphs(one, changes, values) if again else as_taken[case.graphs.index(one)] for one in few
+            ]
+            varied = np.array([[_step(each, values) for each in graphs] for graphs in changed])
+            as_assumed = of_steps[[case.graphs.index(one) for one in few]]
+            # The change that the variation makes on a few steps is added to the median of all steps.
+            rows.append(rows[0] + np.median(varied / varied[:, :1] - as_assumed, axis=0))
+            names.append(name)
+    middle = as_taken[case.graphs.index(case.middle)]
+    exposed = [max(_run(each, nominal).exposed_comm_ns.values(), default=0.0) for each in middle]
+    measured = np.array([each.measured_ns for each in case.graphs])
+    return _Replayed(
+        shares=np.array(rows),
+        names=tuple(names),
+        scatter=SPREAD * 1.2533 * spread / len(case.graphs) ** 0.5,
+        exposed_ns=np.array(exposed),
+        replayed_ns=float(np.median(steps[:, 0])),
+        error=float(np.median(np.abs(steps[:, 0] / measured - 1))),
+    )
+
+
+def _steps_to_vary(case: GraphCase) -> list[Graph]:
+    """Return the steps that are varied, the middle one first: as many as `MOST_VARIED` allows."""
+    calls = max(sum(len(each.ranks) for each in case.middle.calls), 1)
+    ordered = sorted(case.graphs, key=lambda each: abs(each.measured_ns - case.middle.measured_ns))
+    return ordered[: max(MOST_VARIED // calls, 1)]
+
+
+def _changed_graphs(graph: Graph, changes: Sequence[GraphChange], values: Mapping[str, float]) -> list[Graph]:
+    """Return a step unchanged, and under each change."""
+    parts = TimeParts(latency_ns=values["latency_us"] * US, host_share=values.get(HOST_SHARE, 0.0))
+    return [graph, *(each.change(graph, parts) for each in changes)]
+
+
+def _step(graph: Graph, values: Mapping[str, float]) -> float:
+    return max(_run(graph, values).step_ns, 1.0)
+
+
+def _run(graph: Graph, values: Mapping[str, float]) -> Replay:
+    slowed = MutualSlowdown(compute=values[SLOWDOWN], comm=1 + values["comm_share"] * (values[SLOWDOWN] - 1))
+    time, late = values.get("transfer_time", 1.0), values.get("late_ends_of_links", 0.0)
+    return replay(graph_job(graph, slowed, transfer_time=time, late_share=late))
+
+
+def _rows(case: GraphCase, changes: Sequence[GraphChange], seen: _Replayed) -> list[Scenario]:
+    base = case.measured_ns
+    half = np.sqrt(half_width(seen.shares, seen.names) ** 2 + seen.scatter**2 + case.noise**2 + SELF_TEST**2)
+    # A gain compares steps of one run; a predicted step is compared with another run, which drifts.
+    apart = np.sqrt(half**2 + case.drift**2)
+    half[0] = apart[0] = case.noise
+    rows = []
+    for place, change in enumerate((None, *changes)):
+        share, width, wider = float(seen.shares[0, place]), float(half[place]), float(apart[place])
+        rows.append(
+            Scenario(
+                knobs={} if change is None else dict(change.knobs),
+                predicted_step_ns=round(base * share),
+                low_ns=round(base * (share - wider)),
+                high_ns=round(base * (share + wider)),
+                gain=1 - share,
+                gain_low=0.0 if change is None else 1 - share - width,
+                gain_high=0.0 if change is None else 1 - share + width,
+                exposed_comm_ns=round(float(seen.exposed_ns[place])),
+                memory_bytes=0 if change is None else change.memory_bytes,
+                buckets=0,
+                changes_numerics=change is not None and change.changes_numerics,
+                hypothetical=change is not None and change.hypothetical,
+                known_from="measured" if change is None else "replay",
+            )
+        )
+    return rows
+
+
+def _best(rows: Sequence[Scenario]) -> Scenario:
+    return min(
+        (each for each in rows if not each.changes_numerics and not each.hypothetical),
+        key=lambda each: each.predicted_step_ns,
+    )
+
+
+def _verdict(
+    case: GraphCase, rows: Sequence[Scenario], seen: _Replayed
+) -> tuple[Literal["change", "no_change", "insufficient_data"], list[str]]:
+    reasons = [] if case.slowdown_fit.identified else [case.slowdown_fit.explanation]
+    if abs(seen.error) > SELF_TEST:
+        missed = f"the replay misses the measured step by {seen.error:+.1%}, more than {SELF_TEST:.0%}"
+        return "insufficient_data", [f"{missed}: the extracted steps do not match the run", *reasons]
+    if _waits(case):
+        held = f"waiting is {case.waited:.0%} of the time in its collectives, mostly for rank {case.waited_for}"
+        return "no_change", [f"{held}; {FIX_STRAGGLER}", *reasons]
+    best = _best(rows)
+    if best is rows[0]:
+        return "no_change", ["no setting that was replayed is faster", *reasons]
+    if best.gain <= case.noise:
+        return "no_change", [
+            f"the best setting gains {best.gain:.1%}, which is within the noise of {case.noise:.1%}",
+            *reasons,
+        ]
+    if best.gain_low <= 0:
+        doubt = f"the gain of {best.gain:.1%} may be zero: its interval begins at {best.gain_low:.1%}"
+        return "no_change", [doubt, *reasons]
+    return "change", reasons
+
+
+def _waits(case: GraphCase) -> bool:
+    return case.waited > WAITING and case.waited_for is not None
+
+
+def bounds_of(graph: Graph, scale: float = 1.0) -> Bounds:
+    """Return step bounds without interference: no communication; all overlapped that links allow; none overlapped.
+
+    Waits between ranks are kept in all three. All are multiplied by `scale`, to fit a step of another length.
+    """
+    free = MutualSlowdown()
+    nothing = replay(graph_job(graph, free, transfer_time=0.0, late_share=1.0)).step_ns
+    links: dict[str, float] = {}
+    for each in graph.calls:
+        links[each.link] = links.get(each.link, 0.0) + each.own_ns
+    serial = replace(
+        graph, programmes={rank: _waiting_at_launch(graph, items) for rank, items in graph.programmes.items()}
+    )
+    try:
+        none = replay(graph_job(serial, free)).step_ns
+    except StuckError:
+        none = nothing + sum(links.values())
+    return Bounds(
+        no_comm_ns=round(scale * nothing),
+        perfect_overlap_ns=round(scale * max([nothing, *links.values()])),
+        no_overlap_ns=round(scale * none),
+    )
+
+
+def _waiting_at_launch(graph: Graph, items: Sequence[Item]) -> tuple[Item, ...]:
+    found: list[Item] = []
+    for each in items:
+        found.append(each)
+        if isinstance(each, Launch) and graph.calls[each.collective].op != "message":
+            found.append(Wait(each.collective))
+    return tuple(found)
+
+
+def _assumed(case: GraphCase, place: int, seen: _Replayed) -> list[Assumed]:
+    found = []
+    for each in case.assumptions:
+        mine = seen.shares[[at for at, name in enumerate(seen.names) if name == each.name], place] * case.measured_ns
+        found.append(
+            Assumed(
+                name=each.name, value=each.value, low=each.low, high=each.high, known_from=each.known_from,
+                step_low_ns=round(float(mine.min())), step_high_ns=round(float(mine.max())),
+            )
+        )  # fmt: skip
+    return found
+
+
+def bubble_notes(run: Run) -> list[str]:
+    """Return notes on the bubble of each pipeline's worst stage, measured and by its schedule; empty if unknown."""
+    windows = {rank: step_windows(each) for rank, each in run.ranks.items()}
+    found = []
+    for group, stages in pipeline_stages(run, windows):
+        worst = max(stages, key=lambda each: each.bubble_ns)
+        ideal = ideal_bubble_ns(worst.window_ns - worst.bubble_ns, len(group.ranks or ()), worst.activations)
+        found.append(
+            f"stage {worst.place} of pipeline {group.name} is idle or waits for other stages for "
+            f"{worst.bubble_ns / MS:.3f} ms of its step; 1F1B needs {ideal / MS:.3f} ms with {worst.activations} "
+            "activations a stage, whatever the links"
+        )
+    return found

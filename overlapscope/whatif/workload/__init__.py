@@ -1,0 +1,1 @@
+"""A step of training described without a recording."""
