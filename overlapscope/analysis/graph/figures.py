@@ -131,6 +131,7 @@ def _of_rank(
         for by, call in _kinds(idle.blocker, idle.call)
     ]
     _, blocker = np.unique(np.stack([idle.blocker, idle.call]), axis=1, return_inverse=True)
+    blocker = blocker.reshape(-1)  # numpy 2.0 gives it another shape
     return RankFigures(
         rank=part.rank,
         idle_ns=int(taken.sum()),
