@@ -154,6 +154,8 @@ def _rank_info(rank: int, basis: str, own: RankSummary, causes: Causes) -> RankI
             for each, its in zip(own.windows, steps, strict=True)
         ],
         no_causes_reason=own.no_causes_reason if whole.window_ns is not None else None,
+        interference=None if isinstance(own.interference, str) else own.interference,
+        no_interference_reason=own.interference if isinstance(own.interference, str) else None,
     )
 
 

@@ -1,5 +1,6 @@
 """The result types of an analysis (`overlapscope.analysis/1`), and figures derived from the result alone."""
 
+from statistics import fmean
 from typing import Any, Literal
 
 import msgspec
@@ -15,6 +16,7 @@ from overlapscope.analysis.exposure.exposed import ExposedBy
 from overlapscope.analysis.job_step.headline import Headline, headline
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.per_rank.breakdown import Breakdown
+from overlapscope.analysis.per_rank.interference import Interference, NoInterference
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.analysis.source_tables import Told
 from overlapscope.analysis.stragglers.stragglers import Straggler
@@ -62,6 +64,10 @@ class RankInfo(msgspec.Struct, kw_only=True, frozen=True):
     steps: list[StepBreakdown]
     no_causes_reason: NoCauses | None = None
     """Why its dependency graph names no causes of idle and exposed time; null where it does."""
+    interference: Interference | None = None
+    """How many times as long its compute takes beside communication; null in documents of version 0.1, too."""
+    no_interference_reason: NoInterference | None = None
+    """Why that is not known; null where it is."""
 
 
 class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
@@ -141,6 +147,28 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     """The chain of dependencies that decided how long each step took."""
     headline: Headline = Headline()
     """The main figures, the same in every output: medians over the steps of the job."""
+
+
+def slowed_by_communication(analysis: Analysis) -> tuple[float, float, float] | None:
+    """Return by how many ns of a step compute is longer beside communication, and the ends of its interval of 90 %.
+
+    It is the mean over the headline's ranks that have an estimate, of their complete steps (without any: of their
+    recordings). None where no rank has one.
+    """
+    found = []
+    for info in analysis.ranks:
+        if info.rank in analysis.headline.ranks and info.whole.interference_ns is not None:
+            steps = [each for each in info.steps if each.complete and each.interference_ns is not None]
+            own = steps if analysis.headline.window == "step" else [info.whole]
+            found += (
+                [[fmean(getattr(each, f"interference_{end}ns") or 0 for each in own) for end in ("", "low_", "high_")]]
+                if own
+                else []
+            )
+    if not found:
+        return None
+    value, low, high = (fmean(each) for each in zip(*found, strict=True))
+    return value, low, high
 
 
 def with_headline(analysis: Analysis) -> Analysis:

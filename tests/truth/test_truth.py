@@ -32,6 +32,8 @@ MEASURED = [
 ]
 TOLERANCE_MS = 0.011
 NS_PER_MS = 1_000_000
+LONG_NS = 10_000
+"""Interference of shorter kernels is not in the truths."""
 BLAMED_SHARE = 0.05
 """A cause of less of the exposed time than this is no claim."""
 PARTS = {"window": "window_ns", "comm": "comm_ns", "compute": "compute_ns", "copy_only": "copy_only_ns",
@@ -105,10 +107,11 @@ def _figures(truth: dict[str, Any], analysis: Analysis) -> Failures:
             if ns is None or not least <= ns / NS_PER_MS <= most:
                 yield f"between.{rank}.{name}", f"{ns} ns, by hand {least} to {most} ms"
     if "interference" in truth:
-        first = next(iter(whole.values()))
-        slower, beside = first.interference_ns, first.overlapped_ns
+        slowed = analysis.ranks[0].interference
         least, most = truth["interference"]["times"]
-        times = beside / (beside - slower) if slower is not None and beside is not None else None
+        long = [each for each in slowed.classes if each.from_ns >= LONG_NS] if slowed else []
+        free = sum(each.beside_ns / each.times for each in long)
+        times = sum(each.beside_ns for each in long) / free if free else None
         if times is None or not least <= times <= most:
             yield "interference", f"{times}, by hand {least} to {most}"
 

@@ -12,7 +12,7 @@ from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN, ExposedBy
 from overlapscope.analysis.job_step.attribution import divided
 from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.per_rank.breakdown import Breakdown
-from overlapscope.analysis.result import Analysis, RankInfo, StepBreakdown
+from overlapscope.analysis.result import Analysis, RankInfo, StepBreakdown, slowed_by_communication
 from overlapscope.report.formatting import EXPLAIN, aligned, bandwidth, count, ms, one_row, percent, size
 from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_figures
 from overlapscope.report.text import advice as advice_text
@@ -46,6 +46,9 @@ WORTH_NAMING = 0.01
 """Least share of idle time whose cause is named; the rest is `other`."""
 LACKS = 0.02
 """Least share of a step outside the ranks' own windows that the first sentences name."""
+SLOWED = 0.01
+"""Least share of a step by which communication lengthens compute for a line about it."""
+LEAST_APART = 0.01
 MOST_NAMES = 3
 LONGEST_NAME = 48
 
@@ -60,6 +63,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     parts.append(_table(analysis, all_rows=all_rows))
     parts.append(_causes(analysis))
     parts.append(fill(idle_text(analysis), MAX_WIDTH))
+    parts.append(fill(interference_text(analysis), MAX_WIDTH))
     parts.append(exposed_by_text(analysis.exposed_by, analysis.headline.exposed_comm_ns or 0))
     parts.append(cross_rank.lines(analysis, all_rows=all_rows))
     if any(rank.whole.window_ns for rank in analysis.ranks):
@@ -223,6 +227,20 @@ def idle_text(analysis: Analysis) -> str:
         shown.append(("other", rest_ns))
     parts = ", ".join(f"{label} {ms(ns)} ms ({percent(ns / head.idle_ns)})" for label, ns in shown)
     return f"Idle {ms(head.idle_ns)} ms a {head.window}: {parts}{because and '; '}{because}."
+
+
+def interference_text(analysis: Analysis) -> str:
+    """Return how much communication slows the compute beside it, in a line; empty where that is little or unknown."""
+    lost, head = slowed_by_communication(analysis), analysis.headline
+    if lost is None or lost[0] < SLOWED * (head.step_ns or 0) or lost[1] <= 0:
+        return ""
+    found = [each.interference for each in analysis.ranks if each.rank in head.ranks and each.interference]
+    factors = sorted(each.times for each in found)
+    times = f"{factors[0]:.2f}" + (f" to {factors[-1]:.2f}" if factors[-1] - factors[0] >= LEAST_APART else "")
+    return (
+        f"Compute takes {times} times as long beside communication: {ms(lost[0])} ms a {head.window} "
+        f"(90 %: {ms(lost[1])} to {ms(lost[2])})."
+    )
 
 
 def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
