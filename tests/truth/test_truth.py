@@ -19,6 +19,7 @@ from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.errors import OverlapScopeError
 from overlapscope.ingest.read_run import read_inputs
 from tests.conftest import ROOT, shared_file
+from tests.support.contradictions import Output, contradictions
 from tests.truth.measure import measure
 
 FOLDER = Path(__file__).parent
@@ -83,12 +84,14 @@ def failures(truth: dict[str, Any], path: Path) -> Failures:
         return
     cross = match_and_align(run)
     analysis = analyze(run, cross)
-    given, _ = advise(run, analysis, cross)
+    given, reasons = advise(run, analysis, cross)
     yield from _figures(truth, analysis)
     yield from _causes(truth, analysis)
     yield from _collectives(truth, analysis)
     yield from _path(truth, analysis)
     yield from _advice(truth, given)
+    said_twice = contradictions(Output(run=run, analysis=analysis, advice=given, reasons=reasons))
+    yield from ((f"contradiction.{name}", said) for name, said in said_twice)
     for claim in truth.get("claims", {}).get("must_not", ()):
         if (said := CLAIMS[claim](analysis, given)) is not None:
             yield f"claim.{claim}", said
