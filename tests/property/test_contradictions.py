@@ -23,8 +23,8 @@ from tests.property.synthetic import Fault, Job, Layout, run_of, simulate, write
 from tests.property.synthetic.job import MS, US
 from tests.support.contradictions import FIGURES, SENTENCES, Output, contradictions
 
-LAYOUTS = [Layout(tp=tp, pp=pp, dp=dp, ep=ep) for tp, pp, dp, ep in
-           ((1, 1, 1, 1), (1, 1, 2, 1), (2, 1, 1, 1), (1, 2, 1, 1), (2, 1, 2, 1), (1, 1, 4, 2), (1, 1, 4, 1))]  # fmt: skip
+SIZES = ((1, 1, 1, 1), (1, 1, 2, 1), (2, 1, 1, 1), (1, 2, 1, 1), (2, 1, 2, 1), (1, 1, 4, 2), (1, 1, 4, 1))
+LAYOUTS = [Layout(tp=tp, pp=pp, dp=dp, ep=ep) for tp, pp, dp, ep in SIZES]
 
 
 @st.composite

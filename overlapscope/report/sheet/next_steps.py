@@ -11,7 +11,7 @@ from overlapscope.analysis.result import Analysis
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.formatting import EXPLAIN
 from overlapscope.report.sheet.document import Document, comparison_of
-from overlapscope.report.text.advice import gain
+from overlapscope.report.text.advice import gain_with_cost
 from overlapscope.report.text.analysis import finding_kind
 
 MOST_PAGES = 6
@@ -95,7 +95,9 @@ def _of_analysis(analysis: Analysis) -> Iterator[NextStep]:
     path = paths[0] if len(paths) == 1 else "RUN"
     run = shlex.quote(path)
     for each in analysis.recommendations[:MOST_ADVISED]:
-        yield NextStep(f"{each.title}{f' ({saved})' if (saved := gain(each)) else ''}", f"{EXPLAIN} {each.id}")
+        yield NextStep(
+            f"{each.title}{f' ({saved})' if (saved := gain_with_cost(each)) else ''}", f"{EXPLAIN} {each.id}"
+        )
     if not analysis.ranks:
         return
     if analysis.recommendations:

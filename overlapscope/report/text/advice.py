@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from overlapscope.analysis.result import Recommendation
 from overlapscope.report.formatting import EXPLAIN, ms, one_row
+from overlapscope.report.text.throughput import cost_text
 
 
 def render(recommendations: Sequence[Recommendation], reasons: Sequence[str]) -> str:
@@ -15,11 +16,13 @@ def render(recommendations: Sequence[Recommendation], reasons: Sequence[str]) ->
 
 def _one(number: int, each: Recommendation) -> str:
     lines = [f"{number}. {one_row(each.title)} [{each.id}]"]
+    cost = cost_text(each.gpu_hours_a_day, each.price_a_day)
+    cost = cost and f", {cost}"
     if each.predicted_gain_ns is not None:
         low, high = ms(each.gain_low_ns or 0), ms(each.gain_high_ns or 0)
-        lines.append(f"   {gain(each)} ({low} to {high}, 90 %), {each.confidence}")
+        lines.append(f"   {gain(each)} ({low} to {high}, 90 %){cost}, {each.confidence}")
     elif each.gain_high_ns is not None:
-        lines.append(f"   {gain(each)}, {each.confidence}")
+        lines.append(f"   {gain(each)}{cost}, {each.confidence}")
     for name, reasons in (("measured", each.measured), ("assumed", each.assumed)):
         lines += [f"   {name + ':':11}{'; '.join(reasons)}"] if reasons else []
     for name, text in each.apply.items():
@@ -34,7 +37,7 @@ def render_brief(recommendations: Sequence[Recommendation], most: int = 3) -> st
     if not recommendations:
         return ""
     lines = [
-        f"{number}. {one_row(each.title)}{f' ({saved})' if (saved := gain(each)) else ''}"
+        f"{number}. {one_row(each.title)}{f' ({saved})' if (saved := gain_with_cost(each)) else ''}"
         for number, each in enumerate(recommendations[:most], 1)
     ]
     left = len(recommendations) - most
@@ -47,3 +50,8 @@ def gain(each: Recommendation) -> str:
     if each.predicted_gain_ns is not None:
         return f"saves {ms(each.predicted_gain_ns)} ms a {each.per}"
     return "" if each.gain_high_ns is None else f"saves at most {ms(each.gain_high_ns)} ms a {each.per}"
+
+
+def gain_with_cost(each: Recommendation) -> str:
+    """Return the gain as text, with the GPU-hours of a day and their price where they are known."""
+    return ", ".join(part for part in (gain(each), cost_text(each.gpu_hours_a_day, each.price_a_day)) if part)

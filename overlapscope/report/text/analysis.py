@@ -44,6 +44,8 @@ MOST_RANKS = 4
 WORTH_SHOWING = 0.001
 WORTH_NAMING = 0.01
 """Least share of idle time whose cause is named; the rest is `other`."""
+WORTH_HOURS = 0.1
+"""Least share of idle time whose GPU-hours are given."""
 LACKS = 0.02
 """Least share of a step outside the ranks' own windows that the first sentences name."""
 SLOWED = 0.01
@@ -62,7 +64,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     parts = [headline(analysis), sentence(analysis), rates]
     parts.append(_table(analysis, all_rows=all_rows))
     parts.append(_causes(analysis))
-    parts.append(fill(idle_text(analysis), MAX_WIDTH))
+    parts.append(fill(idle_text(analysis), MAX_WIDTH, break_on_hyphens=False))
     parts.append(fill(interference_text(analysis), MAX_WIDTH))
     parts.append(exposed_by_text(analysis.exposed_by, analysis.headline.exposed_comm_ns or 0))
     parts.append(cross_rank.lines(analysis, all_rows=all_rows))
@@ -203,11 +205,17 @@ def _causes(analysis: Analysis) -> str:
     head = analysis.headline
     if not head.causes or {*head.causes} == {"unknown"}:
         return ""
-    rows = [
-        [cause_label(cause), ms(ns), percent(ns / (head.exposed_comm_ns or 1))]
-        for cause, ns in sorted(head.causes.items(), key=lambda item: -item[1])
-    ]
-    return "\n".join(aligned([["why exposed", f"ms a {head.window}", "share"], *rows]))
+    cost = analysis.throughput
+    hours = cost.exposed_causes_gpu_hours_a_day if cost else {}
+    price = cost.price_per_gpu_hour if cost and hours else None
+    columns = ["why exposed", f"ms a {head.window}", "share"]
+    columns += ["GPU-hours a day"] * bool(hours) + ["price a day"] * (price is not None)
+    rows = []
+    for cause, ns in sorted(head.causes.items(), key=lambda item: -item[1]):
+        row = [cause_label(cause), ms(ns), percent(ns / (head.exposed_comm_ns or 1))]
+        row += [f"{hours.get(cause, 0.0):,.1f}"] if hours else []
+        rows.append([*row, *([] if price is None else [f"{hours.get(cause, 0.0) * price:,.2f}"])])
+    return "\n".join(aligned([columns, *rows]))
 
 
 def idle_text(analysis: Analysis) -> str:
@@ -225,8 +233,17 @@ def idle_text(analysis: Analysis) -> str:
     rest_ns = head.idle_ns - sum(ns for _, ns in shown)
     if rest_ns:
         shown.append(("other", rest_ns))
-    parts = ", ".join(f"{label} {ms(ns)} ms ({percent(ns / head.idle_ns)})" for label, ns in shown)
+    parts = ", ".join(f"{label} {ms(ns)} ms ({_share_of_idle(analysis, ns)})" for label, ns in shown)
     return f"Idle {ms(head.idle_ns)} ms a {head.window}: {parts}{because and '; '}{because}."
+
+
+def _share_of_idle(analysis: Analysis, ns: int) -> str:
+    """Return the share of idle time that this is; of a large one also the GPU-hours of a day, where they are known."""
+    share, cost = ns / (analysis.headline.idle_ns or 1), analysis.throughput
+    if cost is None or cost.idle_gpu_hours_a_day is None or share < WORTH_HOURS:
+        return percent(share)
+    price = None if cost.idle_price_a_day is None else share * cost.idle_price_a_day
+    return f"{percent(share)}, {throughput_text.cost_text(share * cost.idle_gpu_hours_a_day, price)}"
 
 
 def interference_text(analysis: Analysis) -> str:
