@@ -61,6 +61,8 @@ class RankInfo(msgspec.Struct, kw_only=True, frozen=True):
     """The breakdown of one rank: of its whole recording and of each of its steps."""
 
     rank: int
+    host: str | None = None
+    """Its host, where the hosts of several are known."""
     whole: Breakdown
     steps: list[StepBreakdown]
     no_causes_reason: NoCauses | None = None

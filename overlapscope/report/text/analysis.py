@@ -14,7 +14,7 @@ from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import Analysis, RankInfo, StepBreakdown, slowed_by_communication
 from overlapscope.report.formatting import EXPLAIN, aligned, bandwidth, count, ms, one_row, percent, size
-from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_figures
+from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_figures, rank_label
 from overlapscope.report.text import advice as advice_text
 from overlapscope.report.text import cross_rank
 from overlapscope.report.text import throughput as throughput_text
@@ -171,7 +171,7 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
         elif rank.steps:
             rows.append(_median_row(rank))
         if all_rows or len(rank.steps) != 1 or len(timed) == 1:
-            rows.append(_cells(f"rank {rank.rank} whole", rank.whole))
+            rows.append(_cells(f"{rank_label(rank)} whole", rank.whole))
     if len(timed) > MAX_RANKS and not all_rows:
         notes.append(f"{len(timed) - MAX_RANKS} more ranks with less exposed time: --all")
     if any(not step.complete for rank in analysis.ranks for step in rank.steps):
@@ -189,14 +189,14 @@ def _worst(ranks: Sequence[RankInfo], limit: int) -> list[RankInfo]:
 
 
 def _step_label(rank: RankInfo, step: StepBreakdown) -> str:
-    return f"rank {rank.rank} step {step.step}{'' if step.complete else '*'}"
+    return f"{rank_label(rank)} step {step.step}{'' if step.complete else '*'}"
 
 
 def _median_row(rank: RankInfo) -> list[str]:
     complete = complete_steps(rank)
     steps = complete or [step for step in rank.steps if step.window_ns is not None]
     mark = "" if complete else "*"
-    label = f"rank {rank.rank} median of {count(len(steps), 'step')}{mark}"
+    label = f"{rank_label(rank)} median of {count(len(steps), 'step')}{mark}"
     return [label, *(each.cell_of(steps) for each in COLUMNS)]
 
 
