@@ -9,6 +9,7 @@ each class of duration has its own factor, weighted by the compute time that the
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Final, Literal
 
 import msgspec
@@ -38,8 +39,8 @@ FEWEST_PACED: Final = 20
 """Fewer launches that are free in all steps do not show how fast a step was."""
 ALIKE: Final = 0.2
 """Replicates of one launch differ by at most this share of their median."""
-DRAWS: Final = 1_000
-MOST_BLOCKS: Final = 1_000
+DRAWS: Final = 500
+MOST_BLOCKS: Final = 200
 """The bootstrap draws blocks of launches where there are more launches than that."""
 TAILS: Final = (0.05, 0.95)
 QUANTILE: Final = 1.645
@@ -335,12 +336,18 @@ def _drawn(slower: Floats, free: Floats, times: Floats, launches: Ints) -> Float
     Draws of few launches vary too little: they are moved away from the estimate as far as Student's t lies outside the
     normal quantile (expanded percentile interval: Hesterberg, What Teachers Should Know About the Bootstrap, 2015).
     """
-    blocks = slower.shape[0]
-    weights = np.random.default_rng(0).multinomial(blocks, np.full(blocks, 1 / blocks), DRAWS).astype(np.float64)
+    weights = _weights()[:, : slower.shape[0]]
     drawn_free = weights @ free
     drawn = np.where(drawn_free > 0, weights @ slower / np.where(drawn_free > 0, drawn_free, 1.0), times)
     wider = np.sqrt(launches / (launches - 1)) * (1 + (QUANTILE**2 + 1) / (4 * (launches - 1)))
     found: Floats = times + (drawn - times) * wider
+    return found
+
+
+@cache
+def _weights() -> Floats:
+    """Return how often each block is drawn, shape (DRAWS, MOST_BLOCKS): independent, as ratios allow (Poisson)."""
+    found: Floats = np.random.default_rng(0).poisson(1.0, (DRAWS, MOST_BLOCKS)).astype(np.float64)
     return found
 
 
