@@ -1,10 +1,13 @@
 """Render recommendations as text: what to change, the gain, how to apply and verify it, and the page to read."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from overlapscope.analysis.result import Recommendation
 from overlapscope.report.formatting import EXPLAIN, ms, one_row
 from overlapscope.report.text.throughput import cost_text
+
+MAX_WIDTH: Final = 120
 
 
 def render(recommendations: Sequence[Recommendation], reasons: Sequence[str]) -> str:
@@ -36,10 +39,11 @@ def render_brief(recommendations: Sequence[Recommendation], most: int = 3) -> st
     """Return the first `most` recommendations, one line each with the gain; empty without any."""
     if not recommendations:
         return ""
-    lines = [
-        f"{number}. {one_row(each.title)}{f' ({saved})' if (saved := gain_with_cost(each)) else ''}"
-        for number, each in enumerate(recommendations[:most], 1)
-    ]
+    lines = []
+    for number, each in enumerate(recommendations[:most], 1):
+        title, saved = f"{number}. {one_row(each.title)}", gain_with_cost(each)
+        apart = " " if len(title) + len(saved) + len(" ()") <= MAX_WIDTH else "\n   "
+        lines.append(f"{title}{apart}({saved})" if saved else title)
     left = len(recommendations) - most
     where = f"How: {EXPLAIN} {' '.join(sorted({each.id for each in recommendations[:most]}))}"
     return "\n".join(["What to change:", *lines, *([f"{left} more"] if left > 0 else []), where])
