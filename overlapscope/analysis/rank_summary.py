@@ -69,7 +69,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group]) -> RankSumma
     windows, whole, covered = step_windows(timeline), whole_windows(timeline), Coverage.of(spans)
     causes = own_causes(timeline)
     sets = _sets(whole, windows)
-    slowed = interference(spans, has_device=timeline.has_device)
+    slowed = interference(spans, has_kernels=timeline.has_device and timeline.basis == "trace")
     linkage = (size(spans), int((spans.launch_ns == NONE).sum())) if timeline.has_device else None
     return RankSummary(
         windows=windows,

@@ -46,9 +46,9 @@ TAILS: Final = (0.05, 0.95)
 QUANTILE: Final = 1.645
 """Of the normal distribution, at the upper end of a 90 % interval."""
 
-NoInterference = Literal["no_device", "not_beside", "never_both", "too_few"]
+NoInterference = Literal["no_kernels", "not_beside", "never_both", "too_few"]
 NO_INTERFERENCE: Final[dict[NoInterference, str]] = {
-    "no_device": "no device was recorded",
+    "no_kernels": "no kernels of a device were recorded",
     "not_beside": "no compute ran beside communication",
     "never_both": "no launch ran beside communication at one time and free of it at another",
     "too_few": "too few launches ran both beside communication and free of it",
@@ -104,13 +104,13 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return [(one, least, most) for one, least, most in columns.T.tolist()]
 
 
-def interference(spans: Spans, communication: Intervals | None = None, *, has_device: bool = True) -> Estimate:
+def interference(spans: Spans, communication: Intervals | None = None, *, has_kernels: bool = True) -> Estimate:
     """Compare launches beside communication with the same launches free of it; with the reason where that cannot be.
 
     `communication` is when the rank communicated, in ns; None for its recorded communication, with wait time.
     """
-    if not has_device:
-        return _unknown("no_device")
+    if not has_kernels:
+        return _unknown("no_kernels")
     if communication is None:
         chosen = spans.kind == COMM
         communication = union((spans.start_ns[chosen], spans.end_ns[chosen]))

@@ -160,7 +160,7 @@ def test_what_is_missing_is_said() -> None:
     spans, moved = recorded(1.5, steps=4, moves=True)
     assert interference(spans, EMPTY).value == "not_beside"
     assert interference(make(Spans, 0), EMPTY).value == "not_beside"
-    assert interference(spans, moved, has_device=False).value == "no_device"
+    assert interference(spans, moved, has_kernels=False).value == "no_kernels"
     assert interference(spans).value == "not_beside"
     assert interference(*recorded(1.5, steps=2, moves=True)).value == "never_both"
 
