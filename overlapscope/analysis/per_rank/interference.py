@@ -43,6 +43,8 @@ DRAWS: Final = 500
 MOST_BLOCKS: Final = 200
 """The bootstrap draws blocks of launches where there are more launches than that."""
 TAILS: Final = (0.05, 0.95)
+LEAST_TIMES: Final = 0.1
+"""Widened draws stay above this: a factor is positive."""
 QUANTILE: Final = 1.645
 """Of the normal distribution, at the upper end of a 90 % interval."""
 
@@ -99,8 +101,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if isinstance(self.value, str):
             return [None] * sets.sets
         times = np.array([sets.within(BusyTime(each)) for each in self.beside], np.float64)  # (classes, sets)
-        low, high = np.quantile(self.drawn @ times, TAILS, axis=0)
-        columns = np.rint(np.maximum(np.stack([self.lost @ times, low, high]), 0)).astype(np.int64)
+        value, (low, high) = self.lost @ times, np.quantile(self.drawn @ times, TAILS, axis=0)
+        ends = np.stack([value, np.minimum(low, value), np.maximum(high, value)])
+        columns = np.rint(np.maximum(ends, 0)).astype(np.int64)
         return [(one, least, most) for one, least, most in columns.T.tolist()]
 
 
@@ -340,7 +343,7 @@ def _drawn(slower: Floats, free: Floats, times: Floats, launches: Ints) -> Float
     drawn_free = weights @ free
     drawn = np.where(drawn_free > 0, weights @ slower / np.where(drawn_free > 0, drawn_free, 1.0), times)
     wider = np.sqrt(launches / (launches - 1)) * (1 + (QUANTILE**2 + 1) / (4 * (launches - 1)))
-    found: Floats = times + (drawn - times) * wider
+    found: Floats = np.maximum(times + (drawn - times) * wider, LEAST_TIMES)
     return found
 
 
