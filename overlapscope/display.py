@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -53,6 +54,22 @@ def _url(text: str) -> str | None:
 def _without(url: str) -> str:
     kept = _USER.sub(rf"\1{HIDDEN}@", _PASSWORD.sub(rf"\1:{HIDDEN}@", url))
     return _SECRET.sub(rf"\1{HIDDEN}", kept)
+
+
+def shell_words(words: Iterable[str]) -> str:
+    """Return words as a shell reads them, in one line: those with line breaks or control characters as `$'...'`."""
+    return " ".join(shlex.quote(each) if each.isprintable() else _escaped_word(each) for each in words)
+
+
+def _escaped_word(word: str) -> str:
+    plain = word.replace("\\", r"\\").replace("'", r"\'")
+    return "$'" + "".join(each if each.isprintable() else _escape(ord(each)) for each in plain) + "'"
+
+
+def _escape(code: int) -> str:
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a name that is not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def list_some(parts: Sequence[object], most: int = 8) -> str:

@@ -1,6 +1,5 @@
 """Implement `overlapscope.profile`: connects capture, columns, analysis and the summary."""
 
-import shlex
 import socket
 import sys
 import time
@@ -20,6 +19,7 @@ from overlapscope.capture.lifecycle import exchange
 from overlapscope.capture.lifecycle.output import apart_key
 from overlapscope.capture.session import Session
 from overlapscope.capture.timeline import telemetry_of
+from overlapscope.display import shell_words
 from overlapscope.ingest.formats.kineto.reader import read_kineto
 from overlapscope.ingest.reader import ReadContext
 from overlapscope.report.text.summary import CaptureSummary, render
@@ -71,7 +71,7 @@ def finish(session: Session) -> None:
     text = render(
         sorted(received, key=lambda each: each.rank),
         session.world_size,
-        shlex.quote(str(session.path)),
+        shell_words([str(session.path)]),
         session.settings.mode,
         missing,
         session.guard("analyzing all ranks together", _together, session) if timeline is not None else None,

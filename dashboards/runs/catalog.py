@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shlex
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.display import display_path
+from overlapscope.display import display_path, shell_words
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.files.safe_open import file_state
+from overlapscope.timeline.run import began
 from overlapscope.timeline.store.manifest import read_manifest, recorded_ranks
 from overlapscope.timeline.store.run_directory import is_run_directory
 from overlapscope.timeline.store.run_folder import explain_missing
@@ -52,12 +52,20 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     location: RunLocation
     changed_ns: int
+    """Time of its newest file."""
+    began_ns: int | None = None
+    """When its recording began, by its own clock."""
     ranks: int | None = None
     world_size: int | None = None
     steps: int | None = None
     software: str = ""
     problem: str = ""
     """Why it cannot be read; empty where no problem is known."""
+
+    @property
+    def when_ns(self) -> int:
+        """When it was recorded, or where it does not say so, when its files changed: a copy has the time of copying."""
+        return self.changed_ns if self.began_ns is None else self.began_ns
 
     @property
     def incomplete(self) -> bool:
@@ -141,7 +149,7 @@ def describe_run(location: RunLocation) -> CatalogEntry:
 
 def list_newest_first(runs: Sequence[RunLocation]) -> list[CatalogEntry]:
     """Return the catalog entries of runs, newest first."""
-    return sorted((describe_run(each) for each in runs), key=lambda each: (-each.changed_ns, each.location.name))
+    return sorted((describe_run(each) for each in runs), key=lambda each: (-each.when_ns, each.location.name))
 
 
 def _of_directory(location: RunLocation, newest: int) -> CatalogEntry:
@@ -155,6 +163,7 @@ def _of_directory(location: RunLocation, newest: int) -> CatalogEntry:
     return CatalogEntry(
         location=location,
         changed_ns=newest,
+        began_ns=began(each.start_ns for each in ranks),
         ranks=len(ranks),
         world_size=manifest.world_size,
         steps=max((len(each.steps) for each in ranks), default=None),
@@ -167,7 +176,7 @@ def _locate(inputs: tuple[Path, ...], root: Path, name: str) -> RunLocation:
     absolute = tuple(each.absolute() for each in inputs)
     key = "\0".join(os.path.relpath(each, root.absolute()) for each in absolute)
     digest = hashlib.blake2b(os.fsencode(key), digest_size=6).hexdigest()
-    quoted_path = shlex.quote(display_path(inputs[0])) if len(inputs) == 1 else ""
+    quoted_path = shell_words([display_path(inputs[0])]) if len(inputs) == 1 else ""
     return RunLocation(id=digest, name=name, inputs=absolute, root=root, quoted_path=quoted_path)
 
 

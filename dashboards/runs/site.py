@@ -1,12 +1,11 @@
 """What a dashboard serves: the runs below its roots, the open ones, and the addresses of their pages."""
 
-import shlex
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
-from overlapscope.display import display_path
+from overlapscope.display import display_path, shell_words
 from overlapscope.ingest.options import ReadOptions
 from overlapscope_dashboards.runs.catalog import CatalogEntry, RunLocation, RunLocations, find_runs, list_newest_first
 from overlapscope_dashboards.runs.fleet import ServedFleet
@@ -43,7 +42,7 @@ class Site:
     @property
     def quoted_root(self) -> str:
         """The served folder as typed, quoted for a command line."""
-        return shlex.quote(display_path(self.roots[0]))
+        return shell_words([display_path(self.roots[0])])
 
     def find_runs(self) -> RunLocations:
         """Return the runs that exist now."""

@@ -23,7 +23,7 @@ def layout(found: Sequence[CatalogEntry], remarks: Sequence[str], base: str | No
                              className="card")]  # fmt: skip
     picked = next((each for each in found if each.location.id == base), None)
     rows = [(*_row(each), _compare(each, picked)) for each in found]
-    head = ("run", "state", "recorded with", "ranks", "steps", "changed, UTC", "compare")
+    head = ("run", "state", "recorded with", "ranks", "steps", "recorded, UTC", "compare")
     listed = table(head, rows, caption="Runs, newest first", left=3, hide_caption=True)
     words = f"Pick the run to compare with {picked.location.name}." if picked else ""
     together = [html.P(dcc.Link("All of them together: worst first, trends, straggling hosts", href=fleet.ADDRESS))]
@@ -49,7 +49,7 @@ def _row(each: CatalogEntry) -> tuple[str | Component, ...]:
         each.software or "",
         "" if each.ranks is None else f"{each.ranks}{of_world}",
         "" if each.steps is None else str(each.steps),
-        _moment(each.changed_ns),
+        _moment(each.when_ns),
     )
 
 

@@ -21,7 +21,7 @@ from overlapscope.advice.small_collectives import small_collectives
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
-from overlapscope.analysis.result import Analysis, Recommendation
+from overlapscope.analysis.result import Analysis, Recommendation, with_costs
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
 
@@ -52,7 +52,7 @@ def analyze_with_advice(run: Run, bandwidth: Facts | None = None) -> Analysis:
     """
     cross_rank, alone = match_and_align(run), summarize_ranks(run)
     analysis = analyze(run, cross_rank, bandwidth, alone)
-    return msgspec.structs.replace(analysis, recommendations=by_rules(run, analysis, cross_rank, alone))
+    return with_costs(msgspec.structs.replace(analysis, recommendations=by_rules(run, analysis, cross_rank, alone)))
 
 
 def by_rules(

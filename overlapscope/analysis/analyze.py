@@ -18,6 +18,7 @@ from overlapscope.analysis.checks.slow_link import slow_links
 from overlapscope.analysis.checks.timer_findings import timer_findings
 from overlapscope.analysis.checks.topology_findings import topology_findings
 from overlapscope.analysis.common.findings import Finding, Listed, recording_gaps, unplaced
+from overlapscope.analysis.common.job_identity import host_of_ranks
 from overlapscope.analysis.cost.throughput import throughput
 from overlapscope.analysis.critical_path.critical_path import critical_path
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers, match_and_align
@@ -110,10 +111,11 @@ def _each_rank(
     """Return each rank's figures, and the exposed time of each of its collectives."""
     coverage = {rank: own.coverage for rank, own in alone.items()}
     parts = {rank: own.parts for rank, own in alone.items()}
+    hosts = host_of_ranks(run)
     ranks: list[RankInfo] = []
     exposed: dict[int, Ints] = {}
     for rank, causes in each_causes(run, cross_rank, coverage, parts, transfers):
-        ranks.append(_rank_info(rank, run.ranks[rank].basis, alone[rank], causes))
+        ranks.append(_rank_info(rank, hosts.get(rank), run.ranks[rank].basis, alone[rank], causes))
         exposed[rank] = causes.exposed_ns
     return ranks, exposed
 
@@ -141,19 +143,22 @@ def _run_info(run: Run) -> RunInfo:
     )
 
 
-def _rank_info(rank: int, basis: str, own: RankSummary, causes: Causes) -> RankInfo:
+def _rank_info(rank: int, host: str | None, basis: str, own: RankSummary, causes: Causes) -> RankInfo:
     sets = own.sets
     found = zip(own.figures, causes.within_each(sets), causes.exposed_wait_ns(sets), causes.hidden_wait_ns(sets),
                 strict=True)  # fmt: skip
     whole, *steps = [_known(basis, *each) for each in found]
     return RankInfo(
         rank=rank,
+        host=host,
         whole=whole,
         steps=[
             StepBreakdown(step=each.step, complete=each.complete, **msgspec.structs.asdict(its))
             for each, its in zip(own.windows, steps, strict=True)
         ],
         no_causes_reason=own.no_causes_reason if whole.window_ns is not None else None,
+        interference=None if isinstance(own.interference, str) else own.interference,
+        no_interference_reason=own.interference if isinstance(own.interference, str) else None,
     )
 
 

@@ -12,6 +12,7 @@ from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.exposure.exposed_causes import OwnParts, own_parts
 from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
+from overlapscope.analysis.per_rank.interference import Interference, NoInterference, interference
 from overlapscope.analysis.per_rank.kernels import KernelTotals, sum_kernels
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole_windows
 from overlapscope.analysis.stragglers.straggler_cause import before_first_launch
@@ -34,6 +35,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Windows of its recordings; empty where it has no times."""
     figures: list[Breakdown]
     """Breakdown of the whole recording, then of each step, with causes of idle time, but not of exposed time."""
+    interference: Interference | NoInterference
+    """How much longer compute takes beside communication, or why that is not known."""
     coverage: Coverage
     parts: OwnParts
     no_causes_reason: NoCauses | None
@@ -65,11 +68,21 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group]) -> RankSumma
     spans = timeline.spans
     windows, whole, covered = step_windows(timeline), whole_windows(timeline), Coverage.of(spans)
     causes = own_causes(timeline)
+    sets = _sets(whole, windows)
+    slowed = interference(spans, has_kernels=timeline.has_device and timeline.basis == "trace")
     linkage = (size(spans), int((spans.launch_ns == NONE).sum())) if timeline.has_device else None
     return RankSummary(
         windows=windows,
         whole=whole,
-        figures=_figures(covered, _sets(whole, windows), causes.idle or {}),
+        figures=[
+            figures
+            if lost is None or figures.window_ns is None
+            else replace(figures, interference_ns=lost[0], interference_low_ns=lost[1], interference_high_ns=lost[2])
+            for figures, lost in zip(
+                _figures(covered, sets, causes.idle or {}), slowed.within(WindowSets.of(sets)), strict=True
+            )
+        ],
+        interference=slowed.value,
         coverage=covered,
         parts=own_parts(timeline, causes),
         no_causes_reason=causes.reason,

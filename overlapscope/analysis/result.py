@@ -1,5 +1,7 @@
 """The result types of an analysis (`overlapscope.analysis/1`), and figures derived from the result alone."""
 
+from collections.abc import Mapping
+from statistics import fmean
 from typing import Any, Literal
 
 import msgspec
@@ -7,7 +9,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.common.findings import Finding, Listed
-from overlapscope.analysis.cost.throughput import Throughput
+from overlapscope.analysis.cost.throughput import Throughput, gpu_hours_a_day
 from overlapscope.analysis.critical_path.critical_path import CriticalPath
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.exposure.collectives import CollectiveRow
@@ -15,6 +17,7 @@ from overlapscope.analysis.exposure.exposed import ExposedBy
 from overlapscope.analysis.job_step.headline import Headline, headline
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.per_rank.breakdown import Breakdown
+from overlapscope.analysis.per_rank.interference import Interference, NoInterference
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.analysis.source_tables import Told
 from overlapscope.analysis.stragglers.stragglers import Straggler
@@ -58,10 +61,16 @@ class RankInfo(msgspec.Struct, kw_only=True, frozen=True):
     """The breakdown of one rank: of its whole recording and of each of its steps."""
 
     rank: int
+    host: str | None = None
+    """Its host, where the hosts of several are known."""
     whole: Breakdown
     steps: list[StepBreakdown]
     no_causes_reason: NoCauses | None = None
     """Why its dependency graph names no causes of idle and exposed time; null where it does."""
+    interference: Interference | None = None
+    """How many times as long its compute takes beside communication; null in documents of version 0.1, too."""
+    no_interference_reason: NoInterference | None = None
+    """Why that is not known; null where it is."""
 
 
 class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
@@ -113,6 +122,10 @@ class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
     verify: str
     per: Literal["step", "recording"] = "step"
     """What the gains refer to: one step, or the whole recording where no steps were recorded."""
+    gpu_hours_a_day: float | None = None
+    """The gain, else its upper bound, in GPU-hours a day of the whole job; null without either, and for CPU runs."""
+    price_a_day: float | None = None
+    """That times the price of a GPU-hour; null where no price is stated."""
     evidence: dict[str, Any] = {}
     """The figures that it is based on."""
     measured: list[str] = []
@@ -141,6 +154,53 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     """The chain of dependencies that decided how long each step took."""
     headline: Headline = Headline()
     """The main figures, the same in every output: medians over the steps of the job."""
+
+
+def with_costs(analysis: Analysis) -> Analysis:
+    """Return the analysis with GPU-hours a day, and their price where one is stated, of causes and recommendations."""
+    found, head = analysis.throughput, analysis.headline
+    if found is None or not found.on_device or not found.devices:
+        return analysis
+    found = replace(
+        found,
+        exposed_causes_gpu_hours_a_day=_divided(found.exposed_gpu_hours_a_day, head.causes),
+        idle_causes_gpu_hours_a_day=_divided(found.idle_gpu_hours_a_day, head.idle_causes),
+    )
+    recommendations = []
+    for each in analysis.recommendations:
+        saved_ns = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
+        share = None if saved_ns is None or not head.step_ns else saved_ns / head.step_ns
+        hours, rate = gpu_hours_a_day(share, found.devices or 0), found.price_per_gpu_hour
+        price = None if hours is None or rate is None else hours * rate
+        recommendations.append(replace(each, gpu_hours_a_day=hours, price_a_day=price))
+    return replace(analysis, throughput=found, recommendations=recommendations)
+
+
+def _divided(hours: float | None, causes: Mapping[str, int]) -> dict[str, float]:
+    total = sum(causes.values())
+    return {cause: hours * ns / total for cause, ns in causes.items()} if hours and total else {}
+
+
+def slowed_by_communication(analysis: Analysis) -> tuple[float, float, float] | None:
+    """Return by how many ns of a step compute is longer beside communication, and the ends of its interval of 90 %.
+
+    It is the mean over the headline's ranks that have an estimate, of their complete steps (without any: of their
+    recordings). None where no rank has one.
+    """
+    found = []
+    for info in analysis.ranks:
+        if info.rank in analysis.headline.ranks and info.whole.interference_ns is not None:
+            steps = [each for each in info.steps if each.complete and each.interference_ns is not None]
+            own = steps if analysis.headline.window == "step" else [info.whole]
+            found += (
+                [[fmean(getattr(each, f"interference_{end}ns") or 0 for each in own) for end in ("", "low_", "high_")]]
+                if own
+                else []
+            )
+    if not found:
+        return None
+    value, low, high = (fmean(each) for each in zip(*found, strict=True))
+    return value, low, high
 
 
 def with_headline(analysis: Analysis) -> Analysis:

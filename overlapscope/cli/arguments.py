@@ -122,12 +122,14 @@ def with_stated(verb: str, analysis: "Analysis", args: argparse.Namespace) -> "A
     import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.analysis.cost import throughput  # noqa: PLC0415
+    from overlapscope.analysis.result import with_costs  # noqa: PLC0415
 
     found = analysis.throughput
     for name, known in (("tokens_per_step", found.tokens), ("flops_per_step", found.flops_per_device)):
         if name in given and known is not None:
             note(verb, f"--{name.replace('_', '-')} is not used: the run knows it ({known.known_from})", args)
-    return msgspec.structs.replace(analysis, throughput=throughput.with_stated(found, throughput.Stated(**given)))
+    stated = throughput.with_stated(found, throughput.Stated(**given))
+    return with_costs(msgspec.structs.replace(analysis, throughput=stated))
 
 
 def read_options(args: argparse.Namespace) -> "ReadOptions":

@@ -1,7 +1,6 @@
 """Measure one run for a fleet: steps, exposed communication, stragglers, and the host of each rank."""
 
 from collections.abc import Sequence
-from typing import Final
 
 from overlapscope.analysis.checks.slow_link import slow_links
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
@@ -14,10 +13,7 @@ from overlapscope.analysis.per_rank.kernels import compared
 from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.stragglers.stragglers import Straggler, beside_slow_links, stragglers
-from overlapscope.timeline.run import Run
-
-EARLIEST_NS: Final = 946_684_800 * 10**9
-"""The year 2000: a clock that shows less counts from when its machine started."""
+from overlapscope.timeline.run import Run, began
 
 
 def measure(run: Run, name: str, job: str) -> FleetRun:
@@ -90,5 +86,4 @@ def figures_of(
 
 
 def _started_ns(run: Run) -> int | None:
-    starts = [int(each.recordings.start_ns.min()) for each in run.ranks.values() if each.recordings.start_ns.size]
-    return min(starts) if starts and min(starts) >= EARLIEST_NS else None
+    return began(int(each.recordings.start_ns.min()) for each in run.ranks.values() if each.recordings.start_ns.size)

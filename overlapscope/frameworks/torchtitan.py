@@ -7,7 +7,6 @@ long as `overlapscope analyze` does, in a pause that the export has made already
 adapter: `trainer.train_step = scope(trainer.train_step)`, which holds the batches of its gradient accumulation.
 """
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import overlapscope
 from overlapscope.capture.host.environment import rank_and_world
 from overlapscope.capture.lifecycle.guard import Guard
+from overlapscope.display import shell_words
 from overlapscope.frameworks.framework_steps import imported
 from overlapscope.report.formatting import ms, percent
 
@@ -40,6 +40,6 @@ def _print_exposed(path: Path) -> None:
         f"overlapscope: {path.parent.name}, rank 0: {ms(figures.exposed_comm_ns)} ms of a {ms(figures.step_ns)} ms "
         f"{figures.window or 'recording'} is exposed communication ({percent(figures.exposed_fraction)}), "
         f"{ms(figures.overlapped_ns)} ms more is overlapped; "
-        f"all ranks: overlapscope analyze {shlex.quote(str(path.parent))}\n"
+        f"all ranks: overlapscope analyze {shell_words([str(path.parent)])}\n"
     )
     sys.stdout.flush()

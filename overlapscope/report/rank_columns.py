@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from overlapscope.analysis.common.wording import short
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import RankInfo, StepBreakdown
 from overlapscope.report.formatting import ms, percent
@@ -58,6 +59,11 @@ COLUMNS: Final = (
     Column(label="overlap %", value=attrgetter("overlap_efficiency"), format=percent),
 )
 """The columns in their order. To add a column, add an entry here; nothing else changes."""
+
+
+def rank_label(info: RankInfo) -> str:
+    """Return the name of a rank, with its host where there are several."""
+    return f"rank {info.rank}" + (f" ({short(info.host)})" if info.host else "")
 
 
 def rank_figures(info: RankInfo) -> dict[str, float | None]:

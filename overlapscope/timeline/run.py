@@ -1,6 +1,6 @@
 """A run: what every rank of a job recorded, as columns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -141,6 +141,8 @@ UNKNOWN_RANK = -1
 """Rank of a timeline whose source does not state it."""
 MAX_RANKS = 1 << 20
 """No job has more; a larger number in a file is damage."""
+EARLIEST_NS: Final = 946_684_800 * 10**9
+"""The year 2000: a clock that shows less counts from when its machine started."""
 
 
 def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
@@ -175,3 +177,9 @@ def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
 def _source(part: RankTimeline) -> str:
     code = int(part.recordings.source[0])
     return part.names[code] if code >= 0 else "an unnamed source"
+
+
+def began(starts_ns: Iterable[int | None]) -> int | None:
+    """Return when a run began, in ns, from the starts of its ranks; None where no clock says."""
+    known = [each for each in starts_ns if each is not None]
+    return min(known) if known and min(known) >= EARLIEST_NS else None

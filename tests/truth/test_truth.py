@@ -19,6 +19,7 @@ from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.errors import OverlapScopeError
 from overlapscope.ingest.read_run import read_inputs
 from tests.conftest import ROOT, shared_file
+from tests.support.contradictions import Output, contradictions
 from tests.truth.measure import measure
 
 FOLDER = Path(__file__).parent
@@ -32,6 +33,8 @@ MEASURED = [
 ]
 TOLERANCE_MS = 0.011
 NS_PER_MS = 1_000_000
+LONG_NS = 10_000
+"""Interference of shorter kernels is not in the truths."""
 BLAMED_SHARE = 0.05
 """A cause of less of the exposed time than this is no claim."""
 PARTS = {"window": "window_ns", "comm": "comm_ns", "compute": "compute_ns", "copy_only": "copy_only_ns",
@@ -81,12 +84,14 @@ def failures(truth: dict[str, Any], path: Path) -> Failures:
         return
     cross = match_and_align(run)
     analysis = analyze(run, cross)
-    given, _ = advise(run, analysis, cross)
+    given, reasons = advise(run, analysis, cross)
     yield from _figures(truth, analysis)
     yield from _causes(truth, analysis)
     yield from _collectives(truth, analysis)
     yield from _path(truth, analysis)
     yield from _advice(truth, given)
+    said_twice = contradictions(Output(run=run, analysis=analysis, advice=given, reasons=reasons))
+    yield from ((f"contradiction.{name}", said) for name, said in said_twice)
     for claim in truth.get("claims", {}).get("must_not", ()):
         if (said := CLAIMS[claim](analysis, given)) is not None:
             yield f"claim.{claim}", said
@@ -105,10 +110,11 @@ def _figures(truth: dict[str, Any], analysis: Analysis) -> Failures:
             if ns is None or not least <= ns / NS_PER_MS <= most:
                 yield f"between.{rank}.{name}", f"{ns} ns, by hand {least} to {most} ms"
     if "interference" in truth:
-        first = next(iter(whole.values()))
-        slower, beside = first.interference_ns, first.overlapped_ns
+        slowed = analysis.ranks[0].interference
         least, most = truth["interference"]["times"]
-        times = beside / (beside - slower) if slower is not None and beside is not None else None
+        long = [each for each in slowed.classes if each.from_ns >= LONG_NS] if slowed else []
+        free = sum(each.beside_ns / each.times for each in long)
+        times = sum(each.beside_ns for each in long) / free if free else None
         if times is None or not least <= times <= most:
             yield "interference", f"{times}, by hand {least} to {most}"
 

@@ -116,6 +116,12 @@ NO_NAMES: Final = frozenset({"", "localhost", "localhost.localdomain"})
 """Host names that tell no hosts apart."""
 
 
+def host_of_ranks(run: Run) -> dict[int, str]:
+    """Return the host of each rank where the hosts of several are known; empty where only one is."""
+    by_host = ranks_of_hosts(run)
+    return {rank: name for name, ranks in by_host.items() for rank in ranks} if len(by_host) > 1 else {}
+
+
 def ranks_of_hosts(run: Run) -> dict[str, list[int]]:
     """Return the recorded ranks of each host, by name; ranks whose host no source states are left out.
 

@@ -78,6 +78,9 @@ class Throughput(msgspec.Struct, kw_only=True, frozen=True):
     exposed_gpu_hours_a_day: float | None = None
     """exposed_fraction x devices x 24; null for CPU runs."""
     idle_gpu_hours_a_day: float | None = None
+    exposed_causes_gpu_hours_a_day: dict[str, float] = {}
+    """`exposed_gpu_hours_a_day` by cause, divided as the headline's exposed time; they add up to it."""
+    idle_causes_gpu_hours_a_day: dict[str, float] = {}
     price_per_gpu_hour: float | None = None
     exposed_price_a_day: float | None = None
     idle_price_a_day: float | None = None
@@ -96,7 +99,7 @@ class Stated(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def gpu_hours_a_day(fraction: float | None, devices: int) -> float | None:
-    """Return the GPU-hours of a day that a share of the time of so many GPUs is."""
+    """Return the GPU-hours of a day that a share of the time of so many GPUs is: the one formula of all losses."""
     return None if fraction is None else fraction * devices * HOURS_A_DAY
 
 

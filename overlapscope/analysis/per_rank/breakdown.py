@@ -43,6 +43,10 @@ class Breakdown(msgspec.Struct, kw_only=True, frozen=True):
     """exposed waiting for a late rank; None where the wait time of an exposed call is not known"""
     comm_overhead_ns: int | None = None
     interference_ns: int | None = None
+    """Time by which communication beside it makes compute longer; None where that cannot be estimated."""
+    interference_low_ns: int | None = None
+    """Ends of its interval of 90 %."""
+    interference_high_ns: int | None = None
     causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(CAUSES)}})] = {}
     """`exposed_comm_ns` by cause: they add up to it."""
     idle_causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(IDLE_CAUSES)}})] = {}

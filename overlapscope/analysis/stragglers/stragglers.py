@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.common.findings import Finding
-from overlapscope.analysis.common.job_identity import ranks_of_hosts
+from overlapscope.analysis.common.job_identity import host_of_ranks
 from overlapscope.analysis.cross_rank.wait_transfer import LEADS_COUNT_NS, Split
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.kernels import RankCompute
@@ -78,8 +78,7 @@ def stragglers(
     most = DOMINATES * sum(blamed.values())
     met_whole = {each.block.ranks for each in splits if each.block.whole}
     chance = _chances(late, could, by_step=by_step)
-    by_host = ranks_of_hosts(run)
-    host = {rank: name for name, ranks in by_host.items() for rank in ranks} if len(by_host) > 1 else {}
+    host = host_of_ranks(run)
     found = []
     for rank, theirs in late.items():
         window = window_ns.get(rank)

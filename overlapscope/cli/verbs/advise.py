@@ -11,7 +11,7 @@ import sys
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
-from overlapscope.cli.arguments import add_inputs, add_output, emit, warn
+from overlapscope.cli.arguments import add_inputs, add_output, add_stated, emit, warn, with_stated
 from overlapscope.cli.output import one_line
 from overlapscope.cli.scenario_options import parse_caps
 from overlapscope.errors import UsageError
@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--date", metavar="YYYY-MM-DD", help="with --record: the date to store (default: today, UTC)")
     add_output(parser)
+    add_stated(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.advice.noted_predictions import predictions_to_record  # noqa: PLC0415
     from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
     from overlapscope.analysis.cross_rank.across_ranks import match_and_align  # noqa: PLC0415
+    from overlapscope.analysis.result import with_costs  # noqa: PLC0415
     from overlapscope.cli.prediction_file import read_noted  # noqa: PLC0415
     from overlapscope.cli.read_run import read_run  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
@@ -60,11 +62,13 @@ def run(args: argparse.Namespace) -> int:
         predictions.extend(predictions_to_record(predicted, case.recorded, made_at=made_at, version=__version__))
 
     found, reasons = advise(loaded, analysis, together, caps, keep)
+    analysis = with_costs(msgspec.structs.replace(analysis, recommendations=found))
+    analysis = with_stated("advise", analysis, args)
     if args.json:
-        emit(json.render(msgspec.structs.replace(analysis, recommendations=found)), args)
+        emit(json.render(analysis), args)
     else:
         earlier = predictions_text.earlier(kept)
-        emit(advice_text.render(found, reasons) + (f"\n{earlier}\n" if earlier else ""), args)
+        emit(advice_text.render(analysis.recommendations, reasons) + (f"\n{earlier}\n" if earlier else ""), args)
     if args.record:
         _record(args, predictions)
     return 0

@@ -12,7 +12,6 @@ examples:
 """
 
 import argparse
-import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ from overlapscope.cli.arguments import (
     warnings_of,
     with_stated,
 )
-from overlapscope.display import display_path
+from overlapscope.display import display_path, shell_words
 
 if TYPE_CHECKING:
     from overlapscope.analysis.result import Analysis
@@ -115,7 +114,7 @@ def _table(analysis: "Analysis", args: argparse.Namespace, *, all_rows: bool = F
     for option in ("rank", "comm", "compute"):
         given += [word for value in getattr(args, option) for word in (f"--{option}", value)]
     if any(each.whole.comm_ns for each in analysis.ranks):
-        table += f"\nFor predicted gains and how to apply them:\nnext: overlapscope advise {shlex.join(given)}\n"
+        table += f"\nFor predicted gains and how to apply them:\nnext: overlapscope advise {shell_words(given)}\n"
     if not is_run_directory(args.inputs[0]):
-        table += f"\nTo store this as a run that opens fast:\nnext: overlapscope ingest {shlex.join(given)} -o RUN\n"
+        table += f"\nTo store this as a run that opens fast:\nnext: overlapscope ingest {shell_words(given)} -o RUN\n"
     return table

@@ -12,7 +12,6 @@ examples:
 
 import argparse
 import json
-import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 from overlapscope.cli.arguments import add_reading, given_path, note, read_options, warn
 from overlapscope.cli.output import printable
 from overlapscope.cli.progress import Progress
-from overlapscope.display import url_of
+from overlapscope.display import shell_words, url_of
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def _save(args: argparse.Namespace) -> int:
     if args.json:
         return _print_json(args.folder, [saved])
     print(printable(f"{place}: {_words(saved)}"))
-    print(f"next: overlapscope gate {shlex.quote(str(place))} CAND")
+    print(f"next: overlapscope gate {shell_words([str(place)])} CAND")
     return 0
 
 
@@ -129,7 +128,7 @@ def _show(args: argparse.Namespace) -> int:
     for name, loaded in read_side(place):
         analysis = analyze(loaded)
         print(printable(f"\n{name}\n{headline(analysis)}\n{sentence(analysis)}"))
-    print(f"\nnext: overlapscope gate {shlex.quote(str(place))} CAND")
+    print(f"\nnext: overlapscope gate {shell_words([str(place)])} CAND")
     return 0
 
 

@@ -11,13 +11,12 @@ examples:
 """
 
 import argparse
-import shlex
 import sys
 
 from overlapscope.cli.arguments import add_output, add_reading, add_workers, emit, given_path
 from overlapscope.cli.inputs import PredictionTester, add_scale, read_both_sides, read_scaling
 from overlapscope.cli.output import one_line
-from overlapscope.display import display_path
+from overlapscope.display import display_path, shell_words
 from overlapscope.errors import InputError, UsageError
 
 
@@ -77,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     text = compare_text.render(comparison, all_rows=args.all)
     if not args.all:
-        text += f"\nnext: overlapscope compare {shlex.join(map(display_path, args.inputs))} --all\n"
+        text += f"\nnext: overlapscope compare {shell_words(map(display_path, args.inputs))} --all\n"
     emit(text, args)
     return 0
 

@@ -9,7 +9,6 @@ examples:
 
 import argparse
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from overlapscope.cli.arguments import emit
+from overlapscope.display import shell_words
 from overlapscope.errors import OverlapScopeError, UsageError
 
 WORLD_SIZE = 2
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"\nThe run is in {where}.", flush=True)
         serve([where], host="127.0.0.1", port=0, say=lambda served: print(served.words(), flush=True))
         return 0
-    print(f"\nThe run is in {where}.\nnext: overlapscope analyze {shlex.quote(str(where))} --all")
+    print(f"\nThe run is in {where}.\nnext: overlapscope analyze {shell_words([str(where)])} --all")
     return 0
 
 

@@ -12,7 +12,6 @@ examples:
 
 import argparse
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from msgspec.structs import replace
 from overlapscope.cli.arguments import add_output, add_reading, emit, given_path
 from overlapscope.cli.inputs import PredictionTester, read_both_sides, read_replicates
 from overlapscope.cli.policy_file import read_floor, read_policy
-from overlapscope.display import display_path
+from overlapscope.display import display_path, shell_words
 from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def _policy(args: argparse.Namespace) -> "Policy":
 
 
 def _next(gate: "Gate", args: argparse.Namespace) -> str:
-    paths = "BASE CAND" if args.redact else shlex.join([display_path(args.base), display_path(args.candidate)])
+    paths = "BASE CAND" if args.redact else shell_words([display_path(args.base), display_path(args.candidate)])
     if gate.verdict == "not_comparable":
         return f"\nnext: overlapscope compare {paths}\n"
     if gate.verdict != "passed":
@@ -140,7 +139,7 @@ def _calibrate(args: argparse.Namespace) -> int:
         emit(json.render(floor), keep)
     if not args.json:
         to_terminal = argparse.Namespace(output=None, json=False)
-        name = "FLOOR" if args.output is None else shlex.quote(str(args.output))
+        name = "FLOOR" if args.output is None else shell_words([str(args.output)])
         emit(gate_text.render_noise_floor(floor, policy.alpha, policy.metrics), to_terminal)
         emit(f"\nnext: overlapscope gate BASE CAND --floor {name}\n", to_terminal)
     return 0

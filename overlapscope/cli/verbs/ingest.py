@@ -11,12 +11,11 @@ examples:
 
 import argparse
 import os
-import shlex
 import sys
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_inputs, add_workers, given_path, read_options, warn
-from overlapscope.display import display_path
+from overlapscope.display import display_path, shell_words
 from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -100,5 +99,5 @@ def _run(args: argparse.Namespace, started: "WorkerPool | None") -> int:
         f"{display_path(args.output)}: {count(len(written.ranks), 'rank')}{missing}, {written.spans:,} spans, "
         f"{size(stored)}{before}"
     )
-    print(f"next: overlapscope analyze {shlex.quote(str(args.output))}")
+    print(f"next: overlapscope analyze {shell_words([str(args.output)])}")
     return 0

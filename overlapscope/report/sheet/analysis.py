@@ -10,7 +10,7 @@ from overlapscope.analysis.result import Analysis
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.formatting import NOT_APPLICABLE, count, ms, percent, size
 from overlapscope.report.model import Sheet, Table
-from overlapscope.report.rank_columns import COLUMNS, complete_steps
+from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_label
 from overlapscope.report.sheet.document import Document
 from overlapscope.report.sheet.gate import grown_table, sheet_of_gate
 from overlapscope.report.sheet.history import sheet_of_history
@@ -65,7 +65,7 @@ def _of_analysis(analysis: Analysis) -> Sheet:
         title=text.headline(analysis),
         lead=(
             *(line for line in text.sentence(analysis).splitlines() if line),
-            *([idle] if (idle := text.idle_text(analysis)) else []),
+            *(line for line in (text.idle_text(analysis), text.interference_text(analysis)) if line),
             *throughput_text.lines(analysis.throughput),
         ),
         why=cross_rank_sentences(analysis),
@@ -78,9 +78,7 @@ def _of_analysis(analysis: Analysis) -> Sheet:
 
 def _rank_table(analysis: Analysis) -> Table:
     columns = [each for each in COLUMNS if each.in_report]
-    rows = [
-        (f"rank {info.rank}", *(each.cell_of_rank(info) for each in columns)) for info in analysis.ranks[:MAX_RANKS]
-    ]
+    rows = [(rank_label(info), *(each.cell_of_rank(info) for each in columns)) for info in analysis.ranks[:MAX_RANKS]]
     of_steps = any(map(complete_steps, analysis.ranks))
     note = "Medians over complete steps; columns need not add up." if of_steps else "Whole recordings."
     if len(analysis.ranks) > MAX_RANKS:

@@ -16,6 +16,7 @@ from overlapscope.analysis.compare.fleet import (
 )
 from overlapscope.report.formatting import NOT_APPLICABLE, count, ms, percent, signed_ms
 from overlapscope.report.model import Sheet, Table, render_text
+from overlapscope.report.text.throughput import number
 
 MAX_RUNS: Final = 20
 MAX_JOBS: Final = 20
@@ -30,6 +31,7 @@ RUN_HEAD: Final = (
     "step ms",
     "exposed ms",
     "GPU-hours/day",
+    "tokens/s",
     "exposed",
     "stragglers",
 )
@@ -174,7 +176,8 @@ def run_row(run: FleetRun) -> tuple[str, ...]:
     accused = sorted({f"rank {each.rank}" + (f" ({short(each.host)})" if each.host else "") for each in run.stragglers})
     return (
         short(run.name), short(run.job), moment(run.started_ns), ranks, ms(run.step_ns), ms(run.exposed_ns),
-        NOT_APPLICABLE if hours is None else f"{hours:,.1f}", percent(run.exposed_fraction),
+        NOT_APPLICABLE if hours is None else f"{hours:,.1f}",
+        NOT_APPLICABLE if run.tokens_per_s is None else number(run.tokens_per_s), percent(run.exposed_fraction),
         first_and_count(accused, 1, ", ") if accused else "",
     )  # fmt: skip
 

@@ -1,6 +1,5 @@
 """Suggest next steps for each document: commands to type and pages to read."""
 
-import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -8,10 +7,11 @@ from overlapscope.analysis.compare.compare import Comparison
 from overlapscope.analysis.compare.history import History
 from overlapscope.analysis.compare.scaling import Scaling
 from overlapscope.analysis.result import Analysis
+from overlapscope.display import shell_words
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.formatting import EXPLAIN
 from overlapscope.report.sheet.document import Document, comparison_of
-from overlapscope.report.text.advice import gain
+from overlapscope.report.text.advice import gain_with_cost
 from overlapscope.report.text.analysis import finding_kind
 
 MOST_PAGES = 6
@@ -64,7 +64,7 @@ def _of_gate(gate: Gate) -> Iterator[NextStep]:
 
 def _of_comparison(comparison: Comparison) -> Iterator[NextStep]:
     if len(comparison.base) == len(comparison.candidate) == 1:
-        names = shlex.join([comparison.base[0].name, comparison.candidate[0].name])
+        names = shell_words([comparison.base[0].name, comparison.candidate[0].name])
         yield NextStep("see every metric, collective and kernel", f"overlapscope compare {names} --all")
     run = next((each for each in comparison.candidate if each.ranks), None)
     if run is not None:
@@ -73,7 +73,7 @@ def _of_comparison(comparison: Comparison) -> Iterator[NextStep]:
 
 def _of_history(found: History) -> Iterator[NextStep]:
     if len(found.runs) > 1:
-        names = shlex.join([found.runs[-2].name, found.runs[-1].name])
+        names = shell_words([found.runs[-2].name, found.runs[-1].name])
         yield NextStep("see what changed in the last run", f"overlapscope compare {names}")
         yield NextStep("test whether the change is larger than the noise", f"overlapscope gate {names}")
 
@@ -82,20 +82,22 @@ def _of_scaling(found: Scaling) -> Iterator[NextStep]:
     first, last = found.points[0].runs, found.points[-1].runs
     if len(first) == len(last) == 1:
         yield NextStep(
-            "see what differs, by collective and cause", f"overlapscope compare {shlex.join([*first, *last])}"
+            "see what differs, by collective and cause", f"overlapscope compare {shell_words([*first, *last])}"
         )
     if last:
         yield NextStep(
-            "see why communication is exposed in the largest", f"overlapscope analyze {shlex.quote(last[0])}"
+            "see why communication is exposed in the largest", f"overlapscope analyze {shell_words([last[0]])}"
         )
 
 
 def _of_analysis(analysis: Analysis) -> Iterator[NextStep]:
     paths = list(dict.fromkeys(each.path for each in analysis.sources))
     path = paths[0] if len(paths) == 1 else "RUN"
-    run = shlex.quote(path)
+    run = shell_words([path])
     for each in analysis.recommendations[:MOST_ADVISED]:
-        yield NextStep(f"{each.title}{f' ({saved})' if (saved := gain(each)) else ''}", f"{EXPLAIN} {each.id}")
+        yield NextStep(
+            f"{each.title}{f' ({saved})' if (saved := gain_with_cost(each)) else ''}", f"{EXPLAIN} {each.id}"
+        )
     if not analysis.ranks:
         return
     if analysis.recommendations:
@@ -113,4 +115,4 @@ def _of_analysis(analysis: Analysis) -> Iterator[NextStep]:
 
 
 def _export(path: str) -> str:
-    return f"overlapscope export {shlex.quote(path)} -o trace.perfetto.json.gz"
+    return f"overlapscope export {shell_words([path])} -o trace.perfetto.json.gz"

@@ -1,9 +1,13 @@
 """Render recommendations as text: what to change, the gain, how to apply and verify it, and the page to read."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from overlapscope.analysis.result import Recommendation
 from overlapscope.report.formatting import EXPLAIN, ms, one_row
+from overlapscope.report.text.throughput import cost_text
+
+MAX_WIDTH: Final = 120
 
 
 def render(recommendations: Sequence[Recommendation], reasons: Sequence[str]) -> str:
@@ -15,11 +19,13 @@ def render(recommendations: Sequence[Recommendation], reasons: Sequence[str]) ->
 
 def _one(number: int, each: Recommendation) -> str:
     lines = [f"{number}. {one_row(each.title)} [{each.id}]"]
+    cost = cost_text(each.gpu_hours_a_day, each.price_a_day)
+    cost = cost and f", {cost}"
     if each.predicted_gain_ns is not None:
         low, high = ms(each.gain_low_ns or 0), ms(each.gain_high_ns or 0)
-        lines.append(f"   {gain(each)} ({low} to {high}, 90 %), {each.confidence}")
+        lines.append(f"   {gain(each)} ({low} to {high}, 90 %){cost}, {each.confidence}")
     elif each.gain_high_ns is not None:
-        lines.append(f"   {gain(each)}, {each.confidence}")
+        lines.append(f"   {gain(each)}{cost}, {each.confidence}")
     for name, reasons in (("measured", each.measured), ("assumed", each.assumed)):
         lines += [f"   {name + ':':11}{'; '.join(reasons)}"] if reasons else []
     for name, text in each.apply.items():
@@ -33,10 +39,11 @@ def render_brief(recommendations: Sequence[Recommendation], most: int = 3) -> st
     """Return the first `most` recommendations, one line each with the gain; empty without any."""
     if not recommendations:
         return ""
-    lines = [
-        f"{number}. {one_row(each.title)}{f' ({saved})' if (saved := gain(each)) else ''}"
-        for number, each in enumerate(recommendations[:most], 1)
-    ]
+    lines = []
+    for number, each in enumerate(recommendations[:most], 1):
+        title, saved = f"{number}. {one_row(each.title)}", gain_with_cost(each)
+        apart = " " if len(title) + len(saved) + len(" ()") <= MAX_WIDTH else "\n   "
+        lines.append(f"{title}{apart}({saved})" if saved else title)
     left = len(recommendations) - most
     where = f"How: {EXPLAIN} {' '.join(sorted({each.id for each in recommendations[:most]}))}"
     return "\n".join(["What to change:", *lines, *([f"{left} more"] if left > 0 else []), where])
@@ -47,3 +54,8 @@ def gain(each: Recommendation) -> str:
     if each.predicted_gain_ns is not None:
         return f"saves {ms(each.predicted_gain_ns)} ms a {each.per}"
     return "" if each.gain_high_ns is None else f"saves at most {ms(each.gain_high_ns)} ms a {each.per}"
+
+
+def gain_with_cost(each: Recommendation) -> str:
+    """Return the gain as text, with the GPU-hours of a day and their price where they are known."""
+    return ", ".join(part for part in (gain(each), cost_text(each.gpu_hours_a_day, each.price_a_day)) if part)

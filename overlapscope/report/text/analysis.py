@@ -12,9 +12,9 @@ from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN, ExposedBy
 from overlapscope.analysis.job_step.attribution import divided
 from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.per_rank.breakdown import Breakdown
-from overlapscope.analysis.result import Analysis, RankInfo, StepBreakdown
+from overlapscope.analysis.result import Analysis, RankInfo, StepBreakdown, slowed_by_communication
 from overlapscope.report.formatting import EXPLAIN, aligned, bandwidth, count, ms, one_row, percent, size
-from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_figures
+from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_figures, rank_label
 from overlapscope.report.text import advice as advice_text
 from overlapscope.report.text import cross_rank
 from overlapscope.report.text import throughput as throughput_text
@@ -44,8 +44,13 @@ MOST_RANKS = 4
 WORTH_SHOWING = 0.001
 WORTH_NAMING = 0.01
 """Least share of idle time whose cause is named; the rest is `other`."""
+WORTH_HOURS = 0.1
+"""Least share of idle time whose GPU-hours are given."""
 LACKS = 0.02
 """Least share of a step outside the ranks' own windows that the first sentences name."""
+SLOWED = 0.01
+"""Least share of a step by which communication lengthens compute for a line about it."""
+LEAST_APART = 0.01
 MOST_NAMES = 3
 LONGEST_NAME = 48
 
@@ -59,7 +64,8 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     parts = [headline(analysis), sentence(analysis), rates]
     parts.append(_table(analysis, all_rows=all_rows))
     parts.append(_causes(analysis))
-    parts.append(fill(idle_text(analysis), MAX_WIDTH))
+    parts.append(fill(idle_text(analysis), MAX_WIDTH, break_on_hyphens=False))
+    parts.append(fill(interference_text(analysis), MAX_WIDTH))
     parts.append(exposed_by_text(analysis.exposed_by, analysis.headline.exposed_comm_ns or 0))
     parts.append(cross_rank.lines(analysis, all_rows=all_rows))
     if any(rank.whole.window_ns for rank in analysis.ranks):
@@ -165,7 +171,7 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
         elif rank.steps:
             rows.append(_median_row(rank))
         if all_rows or len(rank.steps) != 1 or len(timed) == 1:
-            rows.append(_cells(f"rank {rank.rank} whole", rank.whole))
+            rows.append(_cells(f"{rank_label(rank)} whole", rank.whole))
     if len(timed) > MAX_RANKS and not all_rows:
         notes.append(f"{len(timed) - MAX_RANKS} more ranks with less exposed time: --all")
     if any(not step.complete for rank in analysis.ranks for step in rank.steps):
@@ -183,14 +189,14 @@ def _worst(ranks: Sequence[RankInfo], limit: int) -> list[RankInfo]:
 
 
 def _step_label(rank: RankInfo, step: StepBreakdown) -> str:
-    return f"rank {rank.rank} step {step.step}{'' if step.complete else '*'}"
+    return f"{rank_label(rank)} step {step.step}{'' if step.complete else '*'}"
 
 
 def _median_row(rank: RankInfo) -> list[str]:
     complete = complete_steps(rank)
     steps = complete or [step for step in rank.steps if step.window_ns is not None]
     mark = "" if complete else "*"
-    label = f"rank {rank.rank} median of {count(len(steps), 'step')}{mark}"
+    label = f"{rank_label(rank)} median of {count(len(steps), 'step')}{mark}"
     return [label, *(each.cell_of(steps) for each in COLUMNS)]
 
 
@@ -199,11 +205,17 @@ def _causes(analysis: Analysis) -> str:
     head = analysis.headline
     if not head.causes or {*head.causes} == {"unknown"}:
         return ""
-    rows = [
-        [cause_label(cause), ms(ns), percent(ns / (head.exposed_comm_ns or 1))]
-        for cause, ns in sorted(head.causes.items(), key=lambda item: -item[1])
-    ]
-    return "\n".join(aligned([["why exposed", f"ms a {head.window}", "share"], *rows]))
+    cost = analysis.throughput
+    hours = cost.exposed_causes_gpu_hours_a_day if cost else {}
+    price = cost.price_per_gpu_hour if cost and hours else None
+    columns = ["why exposed", f"ms a {head.window}", "share"]
+    columns += ["GPU-hours a day"] * bool(hours) + ["price a day"] * (price is not None)
+    rows = []
+    for cause, ns in sorted(head.causes.items(), key=lambda item: -item[1]):
+        row = [cause_label(cause), ms(ns), percent(ns / (head.exposed_comm_ns or 1))]
+        row += [f"{hours.get(cause, 0.0):,.1f}"] if hours else []
+        rows.append([*row, *([] if price is None else [f"{hours.get(cause, 0.0) * price:,.2f}"])])
+    return "\n".join(aligned([columns, *rows]))
 
 
 def idle_text(analysis: Analysis) -> str:
@@ -221,8 +233,31 @@ def idle_text(analysis: Analysis) -> str:
     rest_ns = head.idle_ns - sum(ns for _, ns in shown)
     if rest_ns:
         shown.append(("other", rest_ns))
-    parts = ", ".join(f"{label} {ms(ns)} ms ({percent(ns / head.idle_ns)})" for label, ns in shown)
+    parts = ", ".join(f"{label} {ms(ns)} ms ({_share_of_idle(analysis, ns)})" for label, ns in shown)
     return f"Idle {ms(head.idle_ns)} ms a {head.window}: {parts}{because and '; '}{because}."
+
+
+def _share_of_idle(analysis: Analysis, ns: int) -> str:
+    """Return the share of idle time that this is; of a large one also the GPU-hours of a day, where they are known."""
+    share, cost = ns / (analysis.headline.idle_ns or 1), analysis.throughput
+    if cost is None or cost.idle_gpu_hours_a_day is None or share < WORTH_HOURS:
+        return percent(share)
+    price = None if cost.idle_price_a_day is None else share * cost.idle_price_a_day
+    return f"{percent(share)}, {throughput_text.cost_text(share * cost.idle_gpu_hours_a_day, price)}"
+
+
+def interference_text(analysis: Analysis) -> str:
+    """Return how much communication slows the compute beside it, in a line; empty where that is little or unknown."""
+    lost, head = slowed_by_communication(analysis), analysis.headline
+    if lost is None or lost[0] < SLOWED * (head.step_ns or 0) or lost[1] <= 0:
+        return ""
+    found = [each.interference for each in analysis.ranks if each.rank in head.ranks and each.interference]
+    factors = sorted(each.times for each in found)
+    times = f"{factors[0]:.2f}" + (f" to {factors[-1]:.2f}" if factors[-1] - factors[0] >= LEAST_APART else "")
+    return (
+        f"Compute takes {times} times as long beside communication: {ms(lost[0])} ms a {head.window} "
+        f"(90 %: {ms(lost[1])} to {ms(lost[2])})."
+    )
 
 
 def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:

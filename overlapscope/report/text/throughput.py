@@ -68,6 +68,13 @@ def _hours(found: Throughput) -> str:
     return f"A day on {count(found.devices or 0, 'GPU')}{alike}: {', '.join(parts)}." if parts else ""
 
 
+def cost_text(hours: float | None, price: float | None) -> str:
+    """Return the GPU-hours of a day, and their price where it is known, as text; empty where they are not known."""
+    if hours is None:
+        return ""
+    return f"{hours:,.1f} GPU-hours a day" + ("" if price is None else f" worth {price:,.2f}")
+
+
 def _goodput(found: Throughput) -> str:
     if found.goodput is None or found.goodput_time_ns is None:
         return ""

@@ -10,14 +10,13 @@ it is.
 
 import glob
 import os
-import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from overlapscope.display import display_path, list_some
+from overlapscope.display import display_path, list_some, shell_words
 from overlapscope.errors import InputError, UsageError
 from overlapscope.files.atomic import flush_path, flush_tree, umask
 from overlapscope.files.temporary_folder import (
@@ -177,7 +176,7 @@ def explain_interrupted(folder: Path) -> list[str]:
 
 
 def _put_back(run: Path, path: Path) -> str:
-    back = f"mv {shlex.quote(str(run))} {shlex.quote(str(path))}"
+    back = f"mv {shell_words([str(run)])} {shell_words([str(path)])}"
     return f"replacing what stood there was interrupted, and this puts it back: {back}"
 
 

@@ -26,6 +26,7 @@ RELIABLE: Final = 1.25
 """The time of a size is reliable where shares by bytes give the same time within this factor."""
 SIZES: Final = np.geomspace(1 << 10, 1 << 34, 49)
 SPREAD: Final = 1.645
+"""Standard errors to each side of a 90 % interval."""
 
 
 class LinkTimes(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -11,7 +11,7 @@ from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, Floats, Ints
 from overlapscope.timeline.intervals import EMPTY, Intervals, intersection, union
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.cost.link_fit import LinkTimes, determines_latency, link_times, transfer_curve
+from overlapscope.whatif.cost.link_fit import SPREAD, LinkTimes, determines_latency, link_times, transfer_curve
 from overlapscope.whatif.ddp.calibrate import SLOWDOWN, Assumption, Fit, Measured, Values
 from overlapscope.whatif.ddp.ddp_step import Settings
 from overlapscope.whatif.ddp.recorded_settings import recorded_settings, sent_elements
@@ -28,7 +28,6 @@ PER_BUCKET_US: Final = {True: (0.0, 30.0, 100.0), False: (0.0, 100.0, 300.0)}
 COMM_SHARE: Final = {True: (0.0, 1.0, 1.0), False: (0.0, 0.0, 1.0)}
 """How much of compute's slowdown a transfer suffers too, where it could not be measured. On a device both use the same
 units and memory; a socket is limited by its link, and its threads need a core for little of the time."""
-SPREAD: Final = 1.645
 LEAST_NOISE: Final = 0.01
 LEAST_TRANSFER: Final = 0.6
 """Smallest share of a recorded transfer that is transfer time, where it may include waiting for an unrecorded rank."""

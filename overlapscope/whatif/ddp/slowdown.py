@@ -1,8 +1,8 @@
 """Measure in a recording how much compute slows beside transfers. It is never fitted to make a replay match the step.
 
-On a device: compare the same kernel beside a transfer and without one (`interference`). Without a device: compare the
-same piece of backward. A piece is the time between two gradients that become ready one after the other; the same piece
-is that of the same two gradients in another pass or step. Where that gives no result, pieces of two gradients of the
+On a device it is what the analysis finds, beside transfers without wait time. Without a device: compare the same piece
+of backward. A piece is the time between two gradients that become ready one after the other; the same piece is that of
+the same two gradients in another pass or step. Where that gives no result, pieces of two gradients of the
 same sizes are compared, because layers of one shape do the same work; that is accepted only where three such layers
 beside transfers agree.
 
@@ -15,10 +15,11 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.analysis.per_rank.interference import BESIDE, FREE, NO_INTERFERENCE, Interference, interference
 from overlapscope.timeline.columns import Flags, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, complement, intersection, length, union
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.whatif.cost.interference import BESIDE, FREE, SPREAD, slowdown
+from overlapscope.whatif.cost.link_fit import SPREAD
 from overlapscope.whatif.ddp.calibrate import PRIOR, WIDE_PRIOR, Fit, assumed_slowdown
 from overlapscope.whatif.ddp.recorded_steps import Recorded
 
@@ -49,9 +50,9 @@ def estimate_slowdown(
     why = "no piece of backward ran both beside a transfer and without one"
     everywhere = (1.0,) * len(ranks)
     if all(each.has_device for each in ranks.values()):
-        kernels = [slowdown(each.spans, transfers[rank]) for rank, each in ranks.items()]
-        found = [None if each is None else (each.mean, each.low, each.high) for each in kernels]
-        why = "no kernel ran beside a transfer in one step and without one in another"
+        kernels = [interference(each.spans, transfers[rank]).value for rank, each in ranks.items()]
+        found = [(each.times, each.low, each.high) if isinstance(each, Interference) else None for each in kernels]
+        why = " or ".join(sorted({NO_INTERFERENCE[each] for each in kernels if isinstance(each, str)}))
     else:
         found = [piece_slowdown(seen, at) for at in range(len(seen.ranks))]
     measured = [each for each in found if each is not None]

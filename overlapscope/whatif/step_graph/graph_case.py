@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.per_rank.interference import NO_INTERFERENCE, Interference, interference
 from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.cost.interference import SPREAD, slowdown
-from overlapscope.whatif.cost.link_fit import determines_latency, fit_line
+from overlapscope.whatif.cost.link_fit import SPREAD, determines_latency, fit_line
 from overlapscope.whatif.ddp.calibrate import Assumption, Fit, assumed_slowdown
 from overlapscope.whatif.ddp.ddp_recording import COMM_SHARE, LATENCY_US, LEAST_NOISE, LEAST_TRANSFER, US
 from overlapscope.whatif.parallelism import Parallelism, parallelism_of
@@ -103,12 +103,12 @@ def graph_case(run: Run, cross_rank: CrossRank) -> GraphCase:
 def _slowdown_fit(run: Run, moving: Mapping[int, Intervals], *, device: bool) -> Fit:
     """Return the slowdown measured from kernels on a device, of the rank that slows most; else the assumed one."""
     if device:
-        each = [slowdown(timeline.spans, moving[rank]) for rank, timeline in run.ranks.items()]
-        measured = [(one.mean, one.low, one.high) for one in each if one is not None]
+        each = [interference(timeline.spans, moving[rank]).value for rank, timeline in run.ranks.items()]
+        measured = [(one.times, one.low, one.high) for one in each if isinstance(one, Interference)]
         if measured:
             mean, low, high = max(measured)
             return Fit(slowdown=max(mean, 1.0), low=max(low, 1.0), high=max(high, 1.0), identified=True, reason="")
-        why = "no kernel ran beside a transfer in one step and without one in another"
+        why = " or ".join(sorted({NO_INTERFERENCE[one] for one in each if isinstance(one, str)}))
     else:
         why = "it cannot be measured for this kind of job in a recording without a device"
     return assumed_slowdown(why)

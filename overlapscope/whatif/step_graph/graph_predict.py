@@ -17,7 +17,7 @@ from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.cost.interference import SPREAD
+from overlapscope.whatif.cost.link_fit import SPREAD
 from overlapscope.whatif.ddp.calibrate import SELF_TEST, SLOWDOWN, half_width
 from overlapscope.whatif.ddp.ddp_predict import FIX_STRAGGLER
 from overlapscope.whatif.ddp.ddp_recording import US, WAITING

@@ -503,12 +503,11 @@ def test_an_analysis_holds_them_and_its_text_shows_the_first_three_with_millisec
     assert [each.id for each in analysis.recommendations] == ["late_launches"]
     said = text.render(analysis)
     assert "What to change:\n1. Launch-bound" in said
-    assert "(saves at most 0.060 ms a step)\nHow: overlapscope explain late_launches\n" in said
+    assert "(saves at most 0.060 ms a step, 2.9 GPU-hours a day)\nHow: overlapscope explain late_launches\n" in said
     steps = next_steps(analysis)
-    assert ("overlapscope explain late_launches", "(saves at most 0.060 ms a step)" in steps[0].words) == (
-        steps[0].command,
-        True,
-    )
+    assert steps[0].command == "overlapscope explain late_launches"
+    assert "(saves at most 0.060 ms a step, 2.9 GPU-hours a day)" in steps[0].words
     shown = advice_text.render_brief(analysis.recommendations * 5)
-    assert [line[:2] for line in shown.splitlines()[1:5]] == ["1.", "2.", "3.", "2 "]
+    assert [line[:2] for line in shown.splitlines()[1:] if line[0] != " "][:4] == ["1.", "2.", "3.", "2 "]
+    assert all(len(line) <= 120 for line in shown.splitlines())
     assert "What to change" not in text.render(analyze(recorded(Made(ready=(9,), elements=(9,), buckets=((0,),)))))

@@ -11,9 +11,10 @@ from unittest.mock import Mock
 
 import pytest
 
+from overlapscope.timeline.run import EARLIEST_NS
 from overlapscope_dashboards.pages import pages
 from overlapscope_dashboards.runs import catalog as runs
-from overlapscope_dashboards.runs.catalog import MAX_RUNS, CatalogEntry, find_runs, run_revision
+from overlapscope_dashboards.runs.catalog import MAX_RUNS, CatalogEntry, find_runs, list_newest_first, run_revision
 from overlapscope_dashboards.runs.site import Site, parse_query, run_address
 from overlapscope_dashboards.server import listing, router
 from tests.conftest import ROOT
@@ -30,9 +31,10 @@ def test_the_first_page_lists_the_runs_newest_first(site: Site) -> None:
     os.utime(newer, (2e9, 2e9))
     shown = router.show(site, "/", {})
     said = words(shown.content)
-    assert said.index("baseline") < said.index("regressed")
+    assert said.index("regressed") < said.index("baseline")  # recorded later, whatever the times of their files
     assert "2 of 2" in said
-    assert "2033-05-18 03:33" in said
+    assert "2033-05-18" not in said
+    assert "2026-11-21" in said
     assert not shown.growing
 
 
@@ -192,6 +194,18 @@ def test_a_file_that_vanishes_while_it_is_looked_at_is_passed_over(
     monkeypatch.setattr(runs.os, "scandir", scandir)
     assert run_revision(place) == before
     assert gone.stat.called
+
+
+def test_a_copied_run_is_listed_by_when_it_was_recorded(tmp_path: Path) -> None:
+    root = folder_of_runs(tmp_path / "runs")
+    os.utime(root / "baseline" / "run.json", ns=(2 * 10**18, 2 * 10**18))  # as if copied last
+    entries = list_newest_first(find_runs([root]).runs)
+    began = {each.location.name: each.began_ns or 0 for each in entries}
+    assert [each.location.name for each in entries] == sorted(began, key=lambda name: -began[name])
+    assert min(began.values()) > EARLIEST_NS
+    assert max(entries, key=lambda each: each.changed_ns).location.name == "baseline"
+    newest = {each.location.name: each.when_ns for each in entries}
+    assert newest == began
 
 
 def test_a_run_of_an_impossible_year_is_listed(site: Site) -> None:

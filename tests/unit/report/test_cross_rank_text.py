@@ -15,6 +15,7 @@ from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.compare.compare import compare
 from overlapscope.analysis.compare.measured_run import MeasuredRun, measure_run
 from overlapscope.analysis.result import Analysis
+from overlapscope.report.sheet.analysis import sheet_of
 from overlapscope.report.text import analysis as text
 from overlapscope.report.text import compare as compare_text
 from overlapscope.report.text import cross_rank as across_ranks
@@ -22,6 +23,8 @@ from overlapscope.timeline.columns import COMPUTE, NONE, Ints
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.conftest import shared_file
+from tests.property.synthetic import Job, Layout, run_of, simulate
+from tests.property.synthetic.fleets import on_hosts
 from tests.unit.analysis.checks.test_stragglers import CULPRIT, MS, RANKS, STEPS, job
 
 
@@ -201,3 +204,15 @@ def test_steps_that_only_ranks_without_a_counterpart_have_are_not_compared() -> 
     assert comparison.ranks == [0, 1]
     assert comparison.window == "recording"
     assert NONE not in comparison.ranks
+
+
+def test_the_table_of_ranks_names_their_hosts_where_there_are_several() -> None:
+    run = run_of(simulate(Job(layout=Layout(dp=4, ranks_per_host=2))))
+    apart, together = (analyze(on_hosts(run, hosts, gpus=2)) for hosts in (["north", "south"], ["north", "north"]))
+    assert [each.host for each in apart.ranks] == ["north", "north", "south", "south"]
+    said = text.render(apart)
+    assert "\nrank 1 (north) median of 6 steps" in said
+    assert "\nrank 2 (south) whole" in said
+    assert "rank 2 (south)" in [row[0] for row in sheet_of(apart).tables[0].rows]
+    assert {each.host for each in together.ranks} == {None}
+    assert "north" not in text.render(together)

@@ -1,6 +1,8 @@
-"""Sizes are shown in the unit in which they are neither 0 nor long."""
+"""Sizes are shown in the unit in which they are neither 0 nor long; a shell reads names as they are."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.cli.main import main
-from overlapscope.display import size_text
+from overlapscope.display import shell_words, size_text
 from overlapscope.report.formatting import signed_size, size
 from tests.conftest import ROOT
 
@@ -48,3 +50,34 @@ def test_a_small_run_is_not_of_0_mib(tmp_path: Path, capsys: pytest.CaptureFixtu
     said = re.search(r"spans, (.+)\n", capsys.readouterr().out)
     assert said is not None
     assert said[1] == size_text(stored)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "two words",
+        "it's",
+        "a\nb",
+        "tab\there",
+        "it's\n\\over",
+        "\x1b[31m",
+        "\u00e9 \u2028",
+        "$HOME\n`x`",
+        "\x07f",
+    ],
+)
+def test_a_shell_reads_any_name_from_one_line(name: str) -> None:
+    line = shell_words(["printf", "%s", name])
+    assert len(line.splitlines()) == 1
+    assert line.isprintable()
+    read = subprocess.run(
+        ["bash", "-c", line], capture_output=True, check=True, env={**os.environ, "LC_ALL": "C.UTF-8"}
+    )
+    assert read.stdout.decode() == name
+
+
+def test_bytes_that_are_not_utf_8_stay_themselves() -> None:
+    name = os.fsdecode(b"run\xff\n")
+    read = subprocess.run(["bash", "-c", shell_words(["printf", "%s", name])], capture_output=True, check=True)
+    assert read.stdout == b"run\xff\n"

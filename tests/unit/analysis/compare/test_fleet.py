@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.compare import fleet as its
 from overlapscope.analysis.compare.fleet import FleetRun, FleetStraggler, fleet, job_trends, straggling_hosts
+from overlapscope.report.sheet.fleet import RUN_HEAD, lead, run_row
 
 DAY_NS = 86_400 * 10**9
 
@@ -229,6 +230,22 @@ def test_a_rank_that_is_always_on_one_host_may_be_late_for_its_role() -> None:
 def test_runs_without_two_known_hosts_say_nothing_of_hosts() -> None:
     found = straggling_hosts([run(f"r{at}", hosts="a", accused="a") for at in range(20)])
     assert (found.known_runs, found.tested, found.straggling) == (0, 0, [])
+
+
+def test_runs_that_set_no_host_apart_say_so_and_others_how_many_were_compared() -> None:
+    unclear = "Hosts that straggle beyond chance: n/a, no run sets some of its hosts apart."
+    assert unclear in lead(fleet([run("a", hosts="ab"), run("b", hosts="ab", accused="ab")], []))
+    compared = lead(fleet([run(str(at), hosts="ab", accused="ab"[at % 2]) for at in range(6)], []))
+    assert "No host straggles beyond chance." in compared
+    unknown = lead(fleet([run("a"), run("b")], []))
+    assert not any("straggle" in each for each in (*unknown, *(each for each in compared if each == unclear)))
+
+
+def test_the_table_of_runs_has_tokens_a_second_where_they_are_known() -> None:
+    at = RUN_HEAD.index("tokens/s")
+    assert run_row(replace(run("a"), tokens_per_s=12_345.6))[at] == "12,346"
+    assert run_row(run("b"))[at] == "n/a"
+    assert len(run_row(run("b"))) == len(RUN_HEAD)
 
 
 def test_the_worst_run_is_first_by_gpu_hours_then_by_exposed_time() -> None:

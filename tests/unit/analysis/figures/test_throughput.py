@@ -9,7 +9,9 @@ from msgspec.structs import replace
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cost.peak_flops import published_peak_tflops
 from overlapscope.analysis.cost.throughput import Amount, Stated, Throughput, gpu_hours_a_day, with_stated
+from overlapscope.analysis.result import Recommendation, with_costs
 from overlapscope.fleet.measure import measure
+from overlapscope.report.text.advice import gain_with_cost
 from overlapscope.timeline.columns import COMM, DEVICE, HOST
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.builders import EPOCH_NS
@@ -234,6 +236,47 @@ def test_exposed_and_idle_gpu_hours_are_shares_of_a_day_of_all_gpus_and_what_the
     assert paid.idle_price_a_day == pytest.approx(5 / 41 * 64 * 24 * 2.5)
     assert gpu_hours_a_day(0.25, 8) == 48
     assert gpu_hours_a_day(None, 8) is None
+
+
+def recommending(gain_ns: int | None, bound_ns: int | None) -> Recommendation:
+    return Recommendation(
+        id="one", title="one", verdict="trial", predicted_gain_ns=gain_ns, gain_low_ns=None, gain_high_ns=bound_ns,
+        confidence="mixed", memory_bytes=None, changes_numerics=False, apply={}, verify="",
+    )  # fmt: skip
+
+
+def test_every_loss_and_gain_is_a_share_of_a_day_by_the_same_formula() -> None:
+    """By hand: a median step of 12 ms of which 3 ms are exposed, on 64 GPUs."""
+    analysis = analyze(Run(world_size=64, ranks={0: rank_of(0, STEPS, device=True)}))
+    head = analysis.headline
+    gains = [recommending(3 * MS, 5 * MS), recommending(None, 6 * MS), recommending(None, None)]
+    analysis = replace(analysis, recommendations=gains)
+    costed = with_costs(analysis)
+    assert head.step_ns == 12 * MS
+    assert costed.throughput is not None
+    hours = [each.gpu_hours_a_day for each in costed.recommendations]
+    assert hours == [pytest.approx(3 / 12 * 64 * 24), pytest.approx(6 / 12 * 64 * 24), None]
+    assert [each.price_a_day for each in costed.recommendations] == [None, None, None]
+    exposed, idle = costed.throughput.exposed_causes_gpu_hours_a_day, costed.throughput.idle_causes_gpu_hours_a_day
+    assert exposed.keys() == head.causes.keys() != set()
+    assert sum(exposed.values()) == pytest.approx(costed.throughput.exposed_gpu_hours_a_day)
+    assert sum(idle.values()) == pytest.approx(costed.throughput.idle_gpu_hours_a_day)
+    stated = with_stated(costed.throughput, Stated(price_per_gpu_hour=2.5))
+    priced = with_costs(replace(costed, throughput=stated)).recommendations
+    assert [each.price_a_day for each in priced] == [pytest.approx(16 * 24 * 2.5), pytest.approx(32 * 24 * 2.5), None]
+    shown = gain_with_cost(priced[0])
+    assert shown == "saves 3.000 ms a step, 384.0 GPU-hours a day worth 960.00"
+    assert gain_with_cost(costed.recommendations[1]) == "saves at most 6.000 ms a step, 768.0 GPU-hours a day"
+    assert gain_with_cost(priced[2]) == ""
+
+
+def test_a_cpu_run_has_no_gpu_hours_of_any_cause_or_gain() -> None:
+    analysis = analyze(Run(world_size=1, ranks={0: rank_of(0, STEPS)}))
+    costed = with_costs(replace(analysis, recommendations=[recommending(3 * MS, None)]))
+    assert costed.throughput is not None
+    assert costed.throughput.exposed_causes_gpu_hours_a_day == {}
+    assert costed.recommendations[0].gpu_hours_a_day is None
+    assert gain_with_cost(costed.recommendations[0]) == "saves 3.000 ms a step"
 
 
 def test_a_run_without_gpus_has_no_gpu_hours_but_its_shares() -> None:

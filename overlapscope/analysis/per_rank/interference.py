@@ -1,0 +1,360 @@
+"""Estimate how much longer compute takes beside communication: the same launch beside it and free of it.
+
+The same launch is the n-th of its name, grid and stream in each step: steps differ a little in when communication
+runs. In a recording of fewer than `FEWEST_STEPS` steps, launches of one name, grid and stream stand for each other, as
+those of repeated layers do, if they last alike and take turns beside communication and free of it.
+
+Kernels of different duration suffer differently, and short ones are compared more often than their share of the time:
+each class of duration has its own factor, weighted by the compute time that the class has beside communication.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Floats, Ints, Spans
+from overlapscope.timeline.intervals import BusyTime, Intervals, WindowSets, difference, intersection, union
+from overlapscope.timeline.rows import factorize_rows, sort_order, values_in
+
+FREE: Final = 0.05
+"""A launch with less of its time beside communication is free of it."""
+BESIDE: Final = 0.95
+"""A launch with more of its time beside communication is beside it."""
+SHORT_NS: Final = 10_000
+EDGES_NS: Final = (0, SHORT_NS, 100_000)
+"""Least duration of each class; only those from `SHORT_NS` on may stand for each other."""
+FEWEST_STEPS: Final = 3
+"""With fewer steps, a launch that only one step has cannot be recognised."""
+FEWEST_LAUNCHES: Final = 5
+"""A class with fewer compared launches has no factor of its own."""
+LEAST_COMPARED: Final = 0.1
+"""Compared launches stand for at most ten times their time beside communication."""
+LEAST_KNOWN: Final = 0.9
+"""Least share of the compute time beside communication in classes with a factor."""
+FEWEST_REPLICATES: Final = 3
+FEWEST_PACED: Final = 20
+"""Fewer launches that are free in all steps do not show how fast a step was."""
+ALIKE: Final = 0.2
+"""Replicates of one launch differ by at most this share of their median."""
+DRAWS: Final = 500
+MOST_BLOCKS: Final = 200
+"""The bootstrap draws blocks of launches where there are more launches than that."""
+TAILS: Final = (0.05, 0.95)
+LEAST_TIMES: Final = 0.1
+"""Widened draws stay above this: a factor is positive."""
+QUANTILE: Final = 1.645
+"""Of the normal distribution, at the upper end of a 90 % interval."""
+
+NoInterference = Literal["no_kernels", "not_beside", "never_both", "too_few"]
+NO_INTERFERENCE: Final[dict[NoInterference, str]] = {
+    "no_kernels": "no kernels of a device were recorded",
+    "not_beside": "no compute ran beside communication",
+    "never_both": "no launch ran beside communication at one time and free of it at another",
+    "too_few": "too few launches ran both beside communication and free of it",
+}
+
+
+class DurationClass(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernels of one class of duration; the interval is of 90 %."""
+
+    from_ns: int
+    until_ns: int | None
+    """Their duration free of communication is from `from_ns` to below `until_ns`; None without an upper limit."""
+    times: float
+    low: float
+    high: float
+    launches: int
+    """Number of launches that were compared."""
+    beside_ns: int
+    """Compute time beside communication that the class has in the recording."""
+
+
+class Interference(msgspec.Struct, frozen=True, kw_only=True):
+    """How many times as long compute takes beside communication, with its interval of 90 %."""
+
+    times: float
+    low: float
+    high: float
+    launches: int
+    compared_share: float
+    """Share of the compute time beside communication that was compared."""
+    classes: list[DurationClass]
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What is known of the interference on one rank."""
+
+    value: Interference | NoInterference
+    """The reason where there is none."""
+    lost: Floats
+    """Share of its time beside communication by which each class is longer; shape (classes)."""
+    drawn: Floats
+    """The same by draw of the bootstrap; shape (DRAWS, classes)."""
+    beside: Sequence[Intervals]
+    """Compute beside communication of each class; disjoint."""
+
+    def within(self, sets: WindowSets) -> list[tuple[int, int, int] | None]:
+        """Return ns by which compute is longer in each set of windows, with their interval; None where unknown."""
+        if isinstance(self.value, str):
+            return [None] * sets.sets
+        times = np.array([sets.within(BusyTime(each)) for each in self.beside], np.float64)  # (classes, sets)
+        value, (low, high) = self.lost @ times, np.quantile(self.drawn @ times, TAILS, axis=0)
+        ends = np.stack([value, np.minimum(low, value), np.maximum(high, value)])
+        columns = np.rint(np.maximum(ends, 0)).astype(np.int64)
+        return [(one, least, most) for one, least, most in columns.T.tolist()]
+
+
+def interference(spans: Spans, communication: Intervals | None = None, *, has_kernels: bool = True) -> Estimate:
+    """Compare launches beside communication with the same launches free of it; with the reason where that cannot be.
+
+    `communication` is when the rank communicated, in ns; None for its recorded communication, with wait time.
+    """
+    if not has_kernels:
+        return _unknown("no_kernels")
+    if communication is None:
+        chosen = spans.kind == COMM
+        communication = union((spans.start_ns[chosen], spans.end_ns[chosen]))
+    rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.end_ns > spans.start_ns))
+    lasted = (spans.end_ns - spans.start_ns)[rows]
+    beside = _beside_by_class(spans, rows, lasted, communication)
+    totals = np.array([(each.ends - each.starts).sum() for each in beside], np.float64)
+    if not totals.sum():
+        return _unknown("not_beside")
+    found = _compared(spans, rows, lasted, communication)
+    if not found.free_ns.size:
+        return _unknown("never_both")
+    kind = np.searchsorted(EDGES_NS, found.free_ns / found.beside_count, "right") - 1
+    edges = _edges(np.bincount(kind, minlength=len(EDGES_NS)))
+    numbers = np.searchsorted(edges, EDGES_NS, "right") - 1
+    slower, free = _sums(numbers[kind], found, len(edges))
+    launches = np.bincount(numbers[kind], minlength=len(edges))
+    totals = _totals(numbers, totals, len(edges))
+    known = np.flatnonzero((launches >= FEWEST_LAUNCHES) & (slower.sum(axis=0) >= LEAST_COMPARED * totals))
+    if totals[known].sum() < LEAST_KNOWN * totals.sum():
+        return _unknown("too_few")
+    return _estimate(
+        edges, known, slower[:, known], free[:, known], launches[known],
+        [union(*[beside[at] for at in np.flatnonzero(numbers == each)]) for each in known.tolist()],
+    )  # fmt: skip
+
+
+def _estimate(
+    edges: Sequence[int], known: Ints, slower: Floats, free: Floats, launches: Ints, beside: Sequence[Intervals]
+) -> Estimate:
+    """Return the estimate from the classes with a factor: numbers `known` of the classes that begin at `edges`."""
+    times = slower.sum(axis=0) / free.sum(axis=0)
+    drawn = _drawn(slower, free, times, launches)
+    totals = np.array([(each.ends - each.starts).sum() for each in beside], np.float64)
+    lost, lost_drawn, weights = 1 - 1 / times, 1 - 1 / drawn, totals / totals.sum()
+    value, low, high = (1 / (1 - each) for each in _interval(lost_drawn @ weights, float(lost @ weights)))
+    classes = []
+    for place, at in enumerate(known.tolist()):
+        mean, least, most = _interval(drawn[:, place], float(times[place]))
+        until_ns = edges[at + 1] if at + 1 < len(edges) else None
+        classes.append(
+            DurationClass(
+                from_ns=edges[at], until_ns=until_ns, times=mean, low=least, high=most, launches=int(launches[place]),
+                beside_ns=round(totals[place]),
+            )
+        )  # fmt: skip
+    compared = min(float(slower.sum() / totals.sum()), 1.0)
+    return Estimate(
+        value=Interference(times=value, low=low, high=high, launches=int(launches.sum()), compared_share=compared,
+                           classes=classes),
+        lost=lost, drawn=lost_drawn, beside=beside,
+    )  # fmt: skip
+
+
+class _Compared(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """For each compared launch: times beside communication, and as many times its mean time free of it."""
+
+    beside_ns: Floats
+    free_ns: Floats
+    beside_count: Ints
+
+
+def _unknown(reason: NoInterference) -> Estimate:
+    none = np.zeros(0)
+    return Estimate(value=reason, lost=none, drawn=none, beside=())
+
+
+def _beside_by_class(spans: Spans, rows: Ints, lasted: Ints, communication: Intervals) -> list[Intervals]:
+    """Return the compute beside communication of each class; where kernels overlap, it is that of the longest."""
+    found: list[Intervals] = []
+    covered = union()
+    kind = np.searchsorted(EDGES_NS, lasted, "right") - 1
+    for each in reversed(range(len(EDGES_NS))):
+        own = rows[kind == each]
+        mine = union((spans.start_ns[own], spans.end_ns[own]))
+        found.append(intersection(difference(mine, covered), communication))
+        covered = union(covered, mine)
+    return found[::-1]
+
+
+def _edges(launches: Ints) -> list[int]:
+    """Return the least duration of each class; one with few launches joins the next shorter one, but not short ones."""
+    edges: list[int] = []
+    number = 0
+    for least_ns, own in zip(EDGES_NS[::-1], launches[::-1].tolist(), strict=True):
+        number += own
+        if number >= FEWEST_LAUNCHES or least_ns <= SHORT_NS:
+            edges.append(least_ns)
+            number = 0
+    return edges[::-1]
+
+
+def _compared(spans: Spans, rows: Ints, lasted: Ints, communication: Intervals) -> _Compared:
+    """Return the launches that ran both beside communication and free of it, with no other compute beside them."""
+    share = BusyTime(communication).within(spans.start_ns[rows], spans.end_ns[rows]) / lasted
+    # Codes of names differ in a run directory: the order of the launches must not.
+    launched = np.where(spans.launch_ns[rows] == NONE, spans.start_ns[rows], spans.launch_ns[rows])
+    kernel = factorize_rows([spans.name[rows], spans.blocks[rows], spans.lane[rows]])[0]
+    steps = values_in(spans.step[rows][spans.step[rows] != NONE]).size
+    if steps >= FEWEST_STEPS:
+        chosen, launch = _launches(kernel, spans.step[rows], launched)
+    else:
+        chosen, launch = sort_order(kernel, launched), None
+    alone = _alone(spans.start_ns[rows], spans.end_ns[rows])
+    free, beside = (alone & (share < FREE))[chosen], (alone & (share > BESIDE))[chosen]
+    group = _numbers(kernel[chosen], *(() if launch is None else (launch,)))
+    taken = lasted[chosen].astype(np.float64)
+    number = int(group[-1]) + 1 if group.size else 0
+    free_count, beside_count = np.bincount(group, free, number), np.bincount(group, beside, number)
+    both = (free_count > 0) & (beside_count > 0)
+    if launch is None:
+        both &= _replicates(group, taken, free, beside, number)
+    else:
+        taken /= _pace(spans.step[rows][chosen], group, taken, free_count == np.bincount(group, minlength=number))
+    # Weighted by how often each ran beside communication.
+    weight = beside_count[both]
+    return _Compared(
+        beside_ns=_totals(group, taken * beside, number)[both],
+        free_ns=_totals(group, taken * free, number)[both] / free_count[both] * weight,
+        beside_count=weight,
+    )
+
+
+def _pace(step: Ints, group: Ints, taken: Floats, always_free: Flags) -> Floats:
+    """Return how long each row's step takes for launches that are free in all steps; 1 is usual.
+
+    The clock of a device, and so all of a step, may be some percent faster or slower than in another.
+    """
+    ratio = taken / (np.bincount(group, taken) / np.bincount(group))[group]
+    steps, at = np.unique(step, return_inverse=True)
+    rows = np.flatnonzero(always_free[group])
+    rows = rows[np.lexsort((ratio[rows], at[rows]))]
+    count = np.bincount(at[rows], minlength=steps.size)
+    middle = (np.cumsum(count) - count + count // 2)[known := count >= FEWEST_PACED]
+    pace = np.ones(steps.size)
+    pace[known] = ratio[rows[middle]]
+    found: Floats = pace[at]
+    return found
+
+
+def _launches(kernel: Ints, step: Ints, launched: Ints) -> tuple[Ints, Ints]:
+    """Sort rows by kernel, place in the step, and step; return them with that place.
+
+    For each kernel, steps in which it was launched another number of times than in most are left out: they did other
+    work, or are recorded in part.
+    """
+    rows = np.flatnonzero(step != NONE)
+    rows = rows[sort_order(kernel[rows], step[rows], launched[rows])]
+    group = _numbers(kernel[rows], step[rows])
+    begins = np.flatnonzero(np.diff(group, prepend=-1))
+    place = np.arange(rows.size) - begins[group]
+    count = np.bincount(group)
+    keep = (count == _usual(kernel[rows][begins], count))[group]
+    rows, place = rows[keep], place[keep]
+    order = sort_order(kernel[rows], place, step[rows])
+    return rows[order], place[order]
+
+
+def _usual(kernel: Ints, count: Ints) -> Ints:
+    """Return for each step of a kernel the launch count that most steps of it have; on a tie the smallest."""
+    kind, first = factorize_rows([kernel, count])
+    often = np.bincount(kind)
+    best = first[sort_order(kernel[first], -often, count[first])]
+    best = best[np.diff(kernel[best], prepend=-1) != 0]
+    usual: Ints = count[best][np.searchsorted(kernel[best], kernel)]
+    return usual
+
+
+def _numbers(*columns: Ints) -> Ints:
+    """Return numbers from 0 of the groups of equal values in sorted columns."""
+    opens = np.zeros(columns[0].size, np.bool_)
+    for each in columns:
+        opens[1:] |= each[1:] != each[:-1]
+    numbers: Ints = np.cumsum(opens)
+    return numbers
+
+
+def _alone(start_ns: Ints, end_ns: Ints) -> Flags:
+    """Return which spans overlap no other one."""
+    order = sort_order(start_ns)
+    found = np.ones(order.size, np.bool_)
+    follows = np.maximum.accumulate(end_ns[order])[:-1] <= start_ns[order][1:]
+    found[order[1:]] &= follows
+    found[order[:-1]] &= end_ns[order][:-1] <= start_ns[order][1:]
+    return found
+
+
+def _replicates(group: Ints, taken: Floats, free: Flags, beside: Flags, number: int) -> Flags:
+    """Return the groups whose launches do the same work: they last alike, free and beside, and take turns."""
+    good = np.ones(number, np.bool_)
+    for chosen in (free, beside):
+        at = np.flatnonzero(chosen)
+        at = at[np.lexsort((taken[at], group[at]))]
+        count = np.bincount(group[at], minlength=number)
+        first = np.cumsum(count) - count
+        there = count >= FEWEST_REPLICATES
+        good &= there
+        low, high, middle = (taken[at][(first + each)[there]] for each in (np.zeros_like(count), count - 1, count // 2))
+        good[there] &= high - low <= ALIKE * middle
+    rows = np.flatnonzero(free | beside)
+    turns = (group[rows][1:] == group[rows][:-1]) & (free[rows][1:] != free[rows][:-1])
+    return good & (np.bincount(group[rows][1:], turns, number) >= 2)
+
+
+def _sums(kind: Ints, found: _Compared, classes: int) -> tuple[Floats, Floats]:
+    """Return times beside communication and free of it, shape (blocks of launches, classes)."""
+    blocks = min(kind.size, MOST_BLOCKS)
+    key = np.arange(kind.size) % blocks * classes + kind
+    slower, free = (
+        _totals(key, times, blocks * classes).reshape(blocks, classes) for times in (found.beside_ns, found.free_ns)
+    )
+    return slower, free
+
+
+def _totals(group: Ints, values: Floats, groups: int) -> Floats:
+    found: Floats = np.bincount(group, values, groups).astype(np.float64)
+    return found
+
+
+def _drawn(slower: Floats, free: Floats, times: Floats, launches: Ints) -> Floats:
+    """Return the factor of each class in each draw of the bootstrap; a draw without the class has the estimate.
+
+    Draws of few launches vary too little: they are moved away from the estimate as far as Student's t lies outside the
+    normal quantile (expanded percentile interval: Hesterberg, What Teachers Should Know About the Bootstrap, 2015).
+    """
+    weights = _weights()[:, : slower.shape[0]]
+    drawn_free = weights @ free
+    drawn = np.where(drawn_free > 0, weights @ slower / np.where(drawn_free > 0, drawn_free, 1.0), times)
+    wider = np.sqrt(launches / (launches - 1)) * (1 + (QUANTILE**2 + 1) / (4 * (launches - 1)))
+    found: Floats = np.maximum(times + (drawn - times) * wider, LEAST_TIMES)
+    return found
+
+
+@cache
+def _weights() -> Floats:
+    """Return how often each block is drawn, shape (DRAWS, MOST_BLOCKS): independent, as ratios allow (Poisson)."""
+    found: Floats = np.random.default_rng(0).poisson(1.0, (DRAWS, MOST_BLOCKS)).astype(np.float64)
+    return found
+
+
+def _interval(drawn: Floats, value: float) -> tuple[float, float, float]:
+    """Return the value with the ends of its interval of 90 %."""
+    low, high = np.quantile(drawn, TAILS).tolist()
+    return value, min(low, value), max(high, value)
