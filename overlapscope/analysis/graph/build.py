@@ -26,7 +26,8 @@ from overlapscope.analysis.graph.model import (
     assemble,
     edges_of,
 )
-from overlapscope.timeline.columns import NONE, Ints, Small, Spans, concat, size, take
+from overlapscope.timeline.columns import NONE, RUNTIME, Ints, Small, Spans, concat, size, take
+from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.rows import largest_by, sort_order
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -52,7 +53,7 @@ def _of_rank(timeline: RankTimeline, recording: int) -> _Ungrouped:
     spans = take(timeline.spans, rows)
     if not timeline.has_device:
         return _of_cpu_rank(timeline, recording, spans, rows)
-    host, syncs = timeline.host, timeline.syncs
+    host, syncs = select_host_spans(timeline.host, (RUNTIME,)), timeline.syncs
     if size(timeline.recordings) > 1:
         host, syncs = take(host, host.recording == recording), take(syncs, syncs.recording == recording)
     calls = host_calls(timeline, spans, host)
@@ -88,7 +89,7 @@ def _of_rank(timeline: RankTimeline, recording: int) -> _Ungrouped:
     gap = np.full(time.size, NO_GAP, np.int8)
     gap[first_start : first_start + num_spans] = waits.gap
     part = RankPart(
-        rank=timeline.rank, recording=recording, first=0, call_row=calls.row, call_lane=calls.lane,
+        rank=timeline.rank, recording=recording, first=0, call_name=calls.name, call_lane=calls.lane,
         call_process=calls.process, blocks=calls.blocks, awaited=awaited, span_row=rows, span_lane=spans.lane,
         span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=calls.launched_by, collective=spans.collective,
         early_launches=waits.early_launches,
@@ -103,9 +104,10 @@ def _of_cpu_rank(timeline: RankTimeline, recording: int, spans: Spans, rows: Int
     run = np.array([RUN_KIND[kind] for kind in range(3)], np.int8)[spans.kind]
     runs = edges_of(2 * calls + at, 2 * calls + rows.size + at, run, RECORDED, spans.end_ns - spans.start_ns)
     part = RankPart(
-        rank=timeline.rank, recording=recording, first=0, call_row=none, call_lane=none, call_process=none,
-        blocks=np.zeros(calls, np.bool_), awaited=np.full(calls, -1, np.int64), span_row=rows, span_lane=spans.lane,
-        span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=waits.launched_by, collective=spans.collective,
+        rank=timeline.rank, recording=recording, first=0, call_name=np.full(calls, -1, np.int32), call_lane=none,
+        call_process=none, blocks=np.zeros(calls, np.bool_), awaited=np.full(calls, -1, np.int64), span_row=rows,
+        span_lane=spans.lane, span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=waits.launched_by,
+        collective=spans.collective,
     )  # fmt: skip
     return _Ungrouped(
         time_ns=np.concatenate([waits.begun_ns, waits.begun_ns, spans.start_ns, spans.end_ns]),

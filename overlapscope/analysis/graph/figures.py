@@ -127,7 +127,7 @@ def _of_rank(
 ) -> RankFigures:
     taken = idle.end_ns - idle.start_ns
     names = [
-        timeline.name(int(timeline.host.name[part.call_row[call]])) if by == BY_CALL else BLOCKERS[by]
+        timeline.name(int(part.call_name[call])) if by == BY_CALL else BLOCKERS[by]
         for by, call in _kinds(idle.blocker, idle.call)
     ]
     _, blocker = np.unique(np.stack([idle.blocker, idle.call]), axis=1, return_inverse=True)

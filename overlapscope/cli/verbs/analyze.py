@@ -72,7 +72,7 @@ def _analyze(args: argparse.Namespace, *, may_store: bool) -> "StoredAnalysis":
 
     place = args.inputs[0]
     state = state_of(place) if may_store and is_run_directory(place) else None
-    loaded = read_run(args)
+    loaded = read_run(args, meanwhile=_load_rooms)
     from overlapscope.advice.advise import analyze_with_advice  # noqa: PLC0415
     from overlapscope.ingest.reference_bandwidth import reference_bandwidths  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
@@ -89,6 +89,12 @@ def _analyze(args: argparse.Namespace, *, may_store: bool) -> "StoredAnalysis":
     if state is not None and stores:
         store_analysis(place, found._replace(table=_table(analysis, args)) if args.all else found, state)
     return found
+
+
+def _load_rooms() -> None:
+    """Load what a large input will need."""
+    import overlapscope.advice.advise  # noqa: PLC0415
+    import overlapscope.analysis.graph.rank_causes  # noqa: F401, PLC0415
 
 
 def _shown_again(stored: "StoredAnalysis", args: argparse.Namespace) -> "StoredAnalysis":

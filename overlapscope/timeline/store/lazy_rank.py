@@ -8,7 +8,7 @@ the rest when a column is accessed.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from sys import intern
 from threading import Lock
@@ -22,8 +22,19 @@ from msgspec.structs import replace
 
 from overlapscope.errors import InputError
 from overlapscope.files.safe_open import FileState, file_state, open_regular, read_regular
-from overlapscope.timeline.columns import Codes, Columns, HostSpans, Recordings, Syncs, T, column_kinds, make, size
-from overlapscope.timeline.lazy_host_spans import LazyHostSpans, MadeOnce
+from overlapscope.timeline.columns import (
+    Codes,
+    Columns,
+    Flags,
+    HostSpans,
+    Recordings,
+    Syncs,
+    T,
+    column_kinds,
+    make,
+    size,
+)
+from overlapscope.timeline.lazy_host_spans import LazyHostSpans, MadeOnce, select_host_spans
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import TABLES, RankTimeline
 from overlapscope.timeline.store.arrow_tables import from_arrow, open_parquet, whole_numbers, words_of
@@ -186,6 +197,10 @@ class UnloadedHostSpans(msgspec.Struct, frozen=True, kw_only=True):
             self.cache.keep(self.file, found)
         table: HostSpans = found
         return table
+
+    def select(self, kinds: Sequence[int], names: Flags | None = None) -> HostSpans:
+        """Return rows as `select_host_spans` does. Raises as a call does."""
+        return select_host_spans(self(), kinds, names)
 
     def _read(self) -> HostSpans:
         try:

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 import overlapscope
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
-from overlapscope.timeline.columns import NONE, OPERATION, HostSpans, make, size, take
-from overlapscope.timeline.lazy_host_spans import LazyHostSpans
+from overlapscope.timeline.columns import HOST_SPAN_KINDS, NONE, OPERATION, RUNTIME, HostSpans, make, size, take
+from overlapscope.timeline.lazy_host_spans import LazyHostSpans, select_host_spans
 from overlapscope.timeline.run import RankTimeline, Run, join_recordings
 from overlapscope.timeline.store import lazy_rank as stored
 from overlapscope.timeline.store.lazy_rank import StoredRank
@@ -52,6 +52,20 @@ def host_of(timeline: RankTimeline) -> dict[str, list[object]]:
 
 def table(place: Path, rank: int = 0, name: str = "host") -> Path:
     return place / f"rank_{rank:05d}" / f"{name}.parquet"
+
+
+@pytest.mark.parametrize("kinds", [(), (RUNTIME,), tuple(range(len(HOST_SPAN_KINDS)))])
+@pytest.mark.parametrize("named", ["all", "some"])
+def test_chosen_host_spans_are_those_of_the_whole_table(kinds: tuple[int, ...], named: str) -> None:
+    trace = ROOT / "traces" / "baseline" / "rank_00000" / "recording0.rank0.pt.trace.json.gz"
+    fresh, other = (overlapscope.load(trace).run.ranks[0] for _ in range(2))
+    flagged = None if named == "all" else np.arange(len(fresh.names)) % 3 == 0
+    some = select_host_spans(fresh.host, kinds, flagged)
+    whole = other.host.at_hand()
+    wanted = np.isin(whole.kind, kinds) & (True if flagged is None else flagged[whole.name])
+    assert size(whole) > 0
+    assert spelled(some, fresh.names) == spelled(take(whole, wanted), fresh.names)
+    assert spelled(select_host_spans(other.host, kinds, flagged), fresh.names) == spelled(some, fresh.names)
 
 
 def test_host_spans_are_read_when_a_column_is_accessed_and_not_before(place: Path, reads: list[str]) -> None:
