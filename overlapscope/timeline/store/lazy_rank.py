@@ -30,14 +30,13 @@ from overlapscope.timeline.columns import (
     Recordings,
     Syncs,
     T,
-    column_kinds,
     make,
     size,
 )
 from overlapscope.timeline.lazy_host_spans import LazyHostSpans, MadeOnce, select_host_spans
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import TABLES, RankTimeline
-from overlapscope.timeline.store.arrow_tables import from_arrow, open_parquet, whole_numbers, words_of
+from overlapscope.timeline.store.arrow_tables import open_parquet, read_columns, stored_columns, whole_numbers, words_of
 from overlapscope.timeline.store.manifest import RankEntry
 from overlapscope.timeline.store.validity import check_host_events, check_possible
 
@@ -307,10 +306,11 @@ def read_table(folder: Path, name: str, kind: type[T], names: NameTable, rank: i
         if rank is not None:
             check_rank(file, rank)
         there = set(file.schema_arrow.names)
-        wanted = [column for column in column_kinds(kind) if column in there]
-        if len(wanted) < len(column_kinds(kind)) and there - {"rank", *wanted}:  # one that older runs lack, or renamed
+        every = stored_columns(kind)
+        wanted = [column for column in every if column in there]
+        if len(wanted) < len(every) and there - {"rank", *wanted}:  # one that older runs lack, or renamed
             raise ValueError(f"has columns of other names: {', '.join(sorted(there - {'rank', *wanted}))[:80]!r}")
-        return from_arrow(file.read(columns=wanted, use_threads=False), kind, names)
+        return read_columns(file.read(columns=wanted, use_threads=False), kind, names)
     except UNREADABLE as error:
         raise ValueError(f"{name}.parquet: {first_line(error)}") from error
 
