@@ -26,7 +26,8 @@ from overlapscope.analysis.graph.model import (
     assemble,
     edges_of,
 )
-from overlapscope.timeline.columns import NONE, RUNTIME, Ints, Small, Spans, concat, size, take
+from overlapscope.errors import HostEventsError
+from overlapscope.timeline.columns import NONE, RUNTIME, HostSpans, Ints, Small, Spans, concat, make, size, take
 from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.rows import largest_by, sort_order
 from overlapscope.timeline.run import RankTimeline, Run
@@ -128,7 +129,10 @@ def run_graph(run: Run, cross_rank: CrossRank, recording: int = 0) -> Graph:
     times, gaps, edges, parts = [], [], [], []
     first, clocks = 0, cross_rank.clocks
     for rank, timeline in run.ranks.items():
-        own = _of_rank(timeline, recording)
+        try:
+            own = _of_rank(timeline, recording)
+        except HostEventsError:  # as if none had been recorded
+            own = _of_rank(replace(timeline.at_hand(), host=make(HostSpans, 0)), recording)
         # As integers: a double does not hold a nanosecond of our days.
         drifted = clocks.drift.get(rank, 0.0) * (own.time_ns - clocks.reference_ns)
         times.append(own.time_ns - np.rint(clocks.offset_ns.get(rank, 0.0) + drifted).astype(np.int64))

@@ -221,6 +221,8 @@ def _launched_before(part: RankPart) -> Flags:
 
 def _marked(pieces: IdlePieces, graph: Graph, part: RankPart, timeline: RankTimeline) -> IdlePieces:
     """Turn host time under data loading or garbage collection into `blocked_host`."""
+    if timeline.has_device and not part.calls:  # no idle time is the host's
+        return pieces
     shift = int(graph.nodes.time_ns[part.starts()][0]) - int(timeline.spans.start_ns[part.span_row[0]])
     for blocker, fits in ((DATA_LOADING, LOADS_DATA.search), (GARBAGE, COLLECTS_GARBAGE.search)):
         fitting = np.array([fits(name) is not None for name in timeline.names], np.bool_)

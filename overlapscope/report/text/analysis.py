@@ -6,6 +6,7 @@ from textwrap import fill
 from typing import Final
 
 from overlapscope.analysis.common.cause_table import NO_CAUSES, cause_label, idle_label
+from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.critical_path.critical_path import CriticalPath
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN, ExposedBy
@@ -59,7 +60,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     parts = [headline(analysis), sentence(analysis), rates]
     parts.append(_table(analysis, all_rows=all_rows))
     parts.append(_causes(analysis))
-    parts.append(fill(idle_text(analysis), MAX_WIDTH))
+    parts.append(fill(" ".join(filter(None, (idle_text(analysis), host_events_text(analysis)))), MAX_WIDTH))
     parts.append(exposed_by_text(analysis.exposed_by, analysis.headline.exposed_comm_ns or 0))
     parts.append(cross_rank.lines(analysis, all_rows=all_rows))
     if any(rank.whole.window_ns for rank in analysis.ranks):
@@ -223,6 +224,19 @@ def idle_text(analysis: Analysis) -> str:
         shown.append(("other", rest_ns))
     parts = ", ".join(f"{label} {ms(ns)} ms ({percent(ns / head.idle_ns)})" for label, ns in shown)
     return f"Idle {ms(head.idle_ns)} ms a {head.window}: {parts}{because and '; '}{because}."
+
+
+def host_events_text(analysis: Analysis) -> str:
+    """Return which answers are missing for want of host events, in a sentence; empty where all ranks have them."""
+    lack = ("no_host_events", "unreadable_host_events")
+    ranks = [info.rank for info in analysis.ranks if info.no_causes_reason in lack]
+    if not ranks:
+        return ""
+    of = f" of {rank_list(ranks)}" if len(ranks) < len(analysis.ranks) else ""
+    return (
+        f"No host events{of}: how much idle and exposed time comes from late launches, from synchronisations, or from "
+        "other kernels and copies is not known."
+    )
 
 
 def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:

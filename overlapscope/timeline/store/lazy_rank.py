@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from overlapscope.errors import InputError
+from overlapscope.errors import HostEventsError, InputError
 from overlapscope.files.safe_open import FileState, file_state, open_regular, read_regular
 from overlapscope.timeline.columns import (
     Codes,
@@ -189,7 +189,10 @@ class UnloadedHostSpans(msgspec.Struct, frozen=True, kw_only=True):
         return MadeOnce, (self(),)
 
     def __call__(self) -> HostSpans:
-        """Return the table. Raises InputError if it cannot be read, or has changed since the run was opened."""
+        """Return the table.
+
+        Raises HostEventsError if it cannot be read, and InputError if it has changed since the run was opened.
+        """
         found: Any = self.cache.get(self.file)
         if found is None:
             found = self._read()
@@ -208,7 +211,7 @@ class UnloadedHostSpans(msgspec.Struct, frozen=True, kw_only=True):
             same = file_state(self.file.stat()) == self.state  # checked last: the file may be replaced at any time
         except UNREADABLE as error:
             without = "move it away to read this rank without host events"
-            raise InputError(f"{self.file}: cannot be read: {first_line(error)}; {without}") from error
+            raise HostEventsError(str(self.file), f"{first_line(error)}; {without}") from error
         if not same:
             raise InputError(f"{self.file}: was changed since the run was opened; open it again")
         return found
