@@ -1,6 +1,7 @@
 """Build the dependency graph of one rank, and join ranks at their collectives."""
 
 from collections.abc import Sequence, Set
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -118,11 +119,28 @@ def _of_cpu_rank(timeline: RankTimeline, recording: int, spans: Spans, rows: Int
     )
 
 
+MOST_NODES: Final = 5_000_000
+"""Of the graph of a run: it takes up to 180 bytes a node while it is built, so this many take 0.9 GiB."""
+
+
+def graph_too_large(run: Run) -> str | None:
+    """Return in a sentence why the graph of all ranks is not built; None where it is small enough. Reads no table."""
+    nodes = sum((4 if each.has_host_events else 2) * each.num_spans for each in run.ranks.values())
+    if nodes <= MOST_NODES or len(run.ranks) == 1:
+        return None
+    spans = sum(each.num_spans for each in run.ranks.values())
+    return (
+        f"the dependency graph of {spans:,} spans on {len(run.ranks)} ranks would not fit into memory: what depends on "
+        "several ranks is not answered; analyze fewer ranks or steps"
+    )
+
+
 def run_graph(run: Run, cross_rank: CrossRank, recording: int = 0) -> Graph:
     """Return the graph of all recorded ranks, joined at their matched collectives, on the aligned clock.
 
     Every member of a matched collective ends its transfer time after the last member arrived; one node a call stands
-    for that arrival. Of an exchange of different sizes, each member ends so long after the arrival as recorded.
+    for that arrival. Of an exchange of different sizes, each member ends so long after the arrival as recorded. All of
+    it is in memory at once: ask `graph_too_large` first.
     """
     if len(run.ranks) == 1:
         return rank_graph(next(iter(run.ranks.values())), recording)
