@@ -10,7 +10,7 @@ from types import ModuleType
 
 import msgspec
 
-from benchmarks import capture, dashboard_speed, nccl_log, peer, reading, results, scale, start_up
+from benchmarks import capture, dashboard_speed, host_events, nccl_log, peer, reading, results, scale, start_up
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -33,6 +33,12 @@ PARTS = {
         reading,
         f"Load and breakdown of one file against decompressing and decoding it (`floor.py`), medians of "
         f"{reading.TURNS} turns.",
+    ),
+    "host_events": Part(
+        "Host events",
+        host_events,
+        f"What host events cost a run directory of one trace; processor time, medians of {host_events.TURNS} turns. "
+        "That of host events is for making, sorting and writing the tables `host` and `syncs`.",
     ),
     "peer": Part(
         "Beside HolisticTraceAnalysis",

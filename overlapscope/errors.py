@@ -4,6 +4,7 @@ OverlapScopeError            exit code of the command line
 ├── UsageError               2   the call or the configuration is wrong
 └── InputError               3   the input cannot be used
     ├── NotATraceError       3   no reader recognises this file
+    ├── HostEventsError      3   host events of a stored rank cannot be read; all else of it can
     └── NewerSchemaError     3   written by a newer OverlapScope
 
 A message says in one line what was wrong, where, and what to do about it. It names arguments of the Python interface;
@@ -37,6 +38,15 @@ class InputError(OverlapScopeError):
 
 class NotATraceError(InputError):
     """No reader recognises the file's content."""
+
+
+class HostEventsError(InputError):
+    """The host events of a stored rank cannot be read; the rest of the rank can."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path}: cannot be read: {why}")
+        self.path = path
+        self.why = why
 
 
 class NewerSchemaError(InputError):

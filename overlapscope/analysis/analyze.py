@@ -88,7 +88,7 @@ def analyze(
         *possible_bandwidth(run, collectives, bandwidth),
     ]
     return Analysis(
-        sources=[_source_info(source) for source in run.sources],
+        sources=[*map(_source_info, run.sources), *_unreadable_host_events(alone)],
         run=_run_info(run),
         ranks=ranks,
         unclassified=unclassified,
@@ -207,6 +207,18 @@ def _source_info(source: Source) -> SourceInfo:
         truncated=source.truncated,
         warnings=list(source.warnings),
     )
+
+
+def _unreadable_host_events(alone: Mapping[int, RankSummary]) -> list[SourceInfo]:
+    """Return as sources, each with its warning, what was found unreadable when it was first used."""
+    return [
+        SourceInfo(
+            path=own.unreadable_host[0], format="overlapscope", ranks=[], events=0, repaired=0, dropped=0,
+            truncated=False, warnings=[f"host events of rank {rank} cannot be read: {own.unreadable_host[1]}"],
+        )
+        for rank, own in alone.items()
+        if own.unreadable_host
+    ]  # fmt: skip
 
 
 def _skew(cross_rank: CrossRank, idle_ns: Mapping[int, int | None], held: Sequence[Straggler]) -> Skew:

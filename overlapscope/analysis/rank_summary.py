@@ -41,6 +41,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     parts: OwnParts
     no_causes_reason: NoCauses | None
     """Why the dependency graph names no causes; None where it does."""
+    unreadable_host: tuple[str, str] | None
+    """File of its host events and why it cannot be read, if it cannot."""
     kernels: KernelTotals
     noted: Mapping[int, Sequence[tuple[str, int, int]]]
     """For each of the notes `LISTED`: (name, count, total nanoseconds) of its spans."""
@@ -86,6 +88,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group]) -> RankSumma
         coverage=covered,
         parts=own_parts(timeline, causes),
         no_causes_reason=causes.reason,
+        unreadable_host=causes.unreadable,
         kernels=sum_kernels(timeline),
         noted={note: _noted(timeline, note) for note in LISTED},
         linkage=linkage,

@@ -4,21 +4,38 @@ Loads little itself: workers start while the command loads what it needs.
 """
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import read_options
 from overlapscope.ingest.parallel.worker_count import start_ahead
 
 if TYPE_CHECKING:
+    from overlapscope.ingest.read_run import ReadJob
     from overlapscope.timeline.run import Run
 
 
 def read_run(args: argparse.Namespace) -> "Run":
-    """Read `args.inputs`. Raises InputError and UsageError as `read_inputs` does."""
+    """Read `args.inputs`, of one job. Raises InputError and UsageError as `read_inputs` does."""
+    jobs = read_jobs(args)
+    from overlapscope.ingest.read_run import only_one  # noqa: PLC0415
+
+    return only_one(jobs, args.inputs)
+
+
+def read_jobs(args: argparse.Namespace, meanwhile: Callable[[], None] | None = None) -> "list[ReadJob]":
+    """Read `args.inputs`, of one job or several. Raises InputError and UsageError as `ingest.read_run.read_jobs` does.
+
+    While workers start, `meanwhile` is called: this process would wait for them in the end.
+    """
     workers = getattr(args, "workers", None)
     with start_ahead(workers, args.inputs) as started:
+        if started and meanwhile:
+            meanwhile()
         from overlapscope.cli.progress import Progress  # noqa: PLC0415 - while workers start
-        from overlapscope.ingest.read_run import read_inputs  # noqa: PLC0415
+        from overlapscope.ingest import read_run as inputs  # noqa: PLC0415
 
         with Progress("reading") as progress:
-            return read_inputs(args.inputs, read_options(args), progress=progress, workers=workers, started=started)
+            return inputs.read_jobs(
+                args.inputs, read_options(args), progress=progress, workers=workers, started=started
+            )

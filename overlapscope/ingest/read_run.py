@@ -3,14 +3,15 @@
 from collections.abc import Callable, Sequence
 from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+import msgspec
 from msgspec.structs import replace
 
 from overlapscope.display import display_name, display_path
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.inputs import Unpacked, unpacked
-from overlapscope.ingest.merge.assemble import assemble
+from overlapscope.ingest.merge.assemble import assemble_jobs
 from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.parallel.task import Gathered, Read, Task, gathered, read_task, refused, report_for, task_of
 from overlapscope.ingest.parallel.worker_count import (
@@ -25,6 +26,17 @@ if TYPE_CHECKING:
     from overlapscope.ingest.parallel.process_pool import WorkerPool
 
 
+MOST_JOBS: Final = 4
+
+
+class ReadJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The run of one job; where there are several, what tells it apart, and why it is not one of those before."""
+
+    run: Run
+    title: str = ""
+    why: str = ""
+
+
 def read_inputs(
     paths: Sequence[Path],
     options: ReadOptions | None = None,
@@ -35,6 +47,21 @@ def read_inputs(
 ) -> Run:
     """Read traces, logs and other sources of one job, folders of them, or one run directory.
 
+    Raises as `read_jobs` does, and InputError for several jobs.
+    """
+    return only_one(read_jobs(paths, options, progress=progress, workers=workers, started=started), paths)
+
+
+def read_jobs(
+    paths: Sequence[Path],
+    options: ReadOptions | None = None,
+    *,
+    progress: Callable[[Path, int], None] | None = None,
+    workers: int | None = 1,
+    started: "WorkerPool | None" = None,
+) -> list[ReadJob]:
+    """Read what `read_inputs` does, of one job or several; of each job that the inputs are of, return its run.
+
     A file that cannot be used costs only itself: it stands in the run's sources with the reason. More than one worker,
     or None where there are cores for it and the files are large, reads them in processes side by side, those that
     are `started` already first. Raises InputError when nothing is usable, UsageError when runs and traces are mixed.
@@ -43,10 +70,22 @@ def read_inputs(
     with unpacked(list(paths), options.max_bytes) as found:
         run = stored_run(found, options)
         if run is not None:
-            return run
+            return [ReadJob(run=run)]
         require_files(found, paths)
         tasks = [task_of(found, path, options) for path in found.inputs.files]
         return joined(gathered(tasks, _read(tasks, workers, progress, started)), found, options)
+
+
+def only_one(jobs: Sequence[ReadJob], paths: Sequence[Path]) -> Run:
+    """Return the run of the only job. Raises InputError where there are several."""
+    if len(jobs) == 1:
+        return jobs[0].run
+    listed = "; ".join(f"{number}. {each.title}" for number, each in enumerate(jobs[:MOST_JOBS], 1))
+    more = f"; {len(jobs) - MOST_JOBS} more" if len(jobs) > MOST_JOBS else ""
+    raise InputError(
+        f"{', '.join(map(display_path, paths))}: recordings of {len(jobs)} jobs: {listed}{more}; name the files of one "
+        "(analyze shows all)"
+    )
 
 
 def stored_run(found: Unpacked, options: ReadOptions) -> Run | None:
@@ -97,23 +136,27 @@ def _read(
     return read_into_memory(tasks, count, progress, started)
 
 
-def joined(gathered: Gathered, found: Unpacked, options: ReadOptions) -> Run:
-    """Put together what the files gave, and say what was left. Raises InputError when none of them gave anything."""
+def joined(gathered: Gathered, found: Unpacked, options: ReadOptions) -> list[ReadJob]:
+    """Put together what the files gave, job by job, and say in the first what was left.
+
+    Raises InputError when none of them gave anything.
+    """
     failed = [*found.notes, *gathered.failed, *starmap(refused, found.inputs.unreadable.items())]
     if not gathered.readings:
         first = failed[0]
         more = f" (and {len(failed) - 1} more like it)" if len(failed) > 1 else ""
         raise InputError(f"{first.path}: {first.warnings[0]}{more}")
-    run = assemble(gathered.readings, options.ranks)
+    (job, run), *others = assemble_jobs(gathered.readings, options.ranks)
     notes = []
     if found.inputs.passed_over:
-        others = found.inputs.passed_over
-        notes.append(f"files passed over that look like no trace and no known log: {len(others)} ({_some(others)})")
+        passed = found.inputs.passed_over
+        notes.append(f"files passed over that look like no trace and no known log: {len(passed)} ({_some(passed)})")
     idle = gathered.idle_patterns
     if idle:
         notes.append(f"no kernel matches {', '.join(repr(each) for each in idle)} (--comm, --compute)")
     first, *rest = run.sources
-    return replace(run, sources=(replace(first, warnings=(*first.warnings, *notes)), *rest, *failed))
+    run = replace(run, sources=(replace(first, warnings=(*first.warnings, *notes)), *rest, *failed))
+    return [ReadJob(run=each, title=one.title if others else "", why=one.why) for one, each in ((job, run), *others)]
 
 
 def _some(paths: Sequence[Path]) -> str:

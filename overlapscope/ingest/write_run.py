@@ -27,7 +27,7 @@ from overlapscope.ingest.parallel.task import UNREAD, Read, Task, gathered
 from overlapscope.ingest.parallel.work_dir import READ, work_dir
 from overlapscope.ingest.parallel.worker_count import processes_for, shares_among
 from overlapscope.ingest.progress import NoProgress, ProgressWatcher
-from overlapscope.ingest.read_run import joined, require_files, stored_run
+from overlapscope.ingest.read_run import joined, only_one, require_files, stored_run
 from overlapscope.ingest.write_run_tables import Joining, join_all, write_ranks
 from overlapscope.timeline.run import Run, Source
 from overlapscope.timeline.store.load_save import save_run, write_job
@@ -93,7 +93,7 @@ def write_run(
         read = _read(tasks, workers, executor, watch or NoProgress(), parts, started)
         result = gathered(tasks, read)
         refuse_lossy_overwrite(out, result.lost)
-        run = joined(result, found, options)
+        run = only_one(joined(result, found, options), paths)
         prepared = work / "run"
         prepared.mkdir()
         entries, joinings = write_ranks(run, parts, prepared)

@@ -48,15 +48,19 @@ def dimension_of(text: str | None) -> str | None:
 def fill_group_columns(
     ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], world_size: int | None
 ) -> dict[int, RankTimeline]:
-    """Return the timelines with group sizes and dimensions that the groups state and a rank's own source does not."""
+    """Return the timelines with group sizes and dimensions that the groups state and a rank's own source does not.
+
+    In a job of two ranks every group has two.
+    """
     sizes = {group.name: group.size for group in groups if group.size is not None}
-    return with_dimensions({rank: _with_sizes(each, sizes) for rank, each in ranks.items()}, groups, world_size)
+    other = 2 if world_size == 2 else NONE
+    return with_dimensions({rank: _with_sizes(each, sizes, other) for rank, each in ranks.items()}, groups, world_size)
 
 
-def _with_sizes(timeline: RankTimeline, sizes: Mapping[str, int]) -> RankTimeline:
+def _with_sizes(timeline: RankTimeline, sizes: Mapping[str, int], other: int) -> RankTimeline:
     """Fill in the group sizes that a rank's source does not state, so that a group's calls are alike on all ranks."""
     calls = timeline.collectives
-    of_name = np.array([sizes.get(name, NONE) for name in timeline.names] + [NONE], np.int64)
+    of_name = np.array([sizes.get(name, other) for name in timeline.names] + [other], np.int64)
     filled = np.where(calls.group_size == NONE, of_name[calls.group], calls.group_size)
     return replace(timeline, collectives=replace(calls, group_size=filled))
 

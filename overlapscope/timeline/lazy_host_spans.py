@@ -1,13 +1,25 @@
 """Host spans that are made, or read from a file, when they are first used: a large table that few questions need."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from overlapscope.timeline.columns import HostSpans, column_kinds
+import numpy as np
+
+from overlapscope.timeline.columns import Flags, HostSpans, column_kinds, take
+
+
+class HostSource(Protocol):
+    """Where host spans come from; both methods may raise InputError."""
+
+    def __call__(self) -> HostSpans:
+        """Return all of them."""
+
+    def select(self, kinds: Sequence[int], names: Flags | None = None) -> HostSpans:
+        """Return those of some kinds, and of the name codes that are flagged."""
 
 
 class LazyHostSpans(HostSpans, frozen=True, kw_only=True, dict=True):
-    """Host spans of which the columns are asked from a function when one is accessed; it may raise InputError.
+    """Host spans of which the columns are asked from a source when one is accessed; it may raise InputError.
 
     `msgspec.structs.replace` needs a plain table: `at_hand()`.
     """
@@ -15,13 +27,13 @@ class LazyHostSpans(HostSpans, frozen=True, kw_only=True, dict=True):
     __repr__ = object.__repr__  # shows no table
 
     @classmethod
-    def of(cls, load: Callable[[], HostSpans]) -> "LazyHostSpans":
-        """Return the table that `load` returns; it is called at each access."""
+    def of(cls, source: HostSource) -> "LazyHostSpans":
+        """Return the table of a source, which is asked at each access."""
         columns: dict[str, Any] = dict.fromkeys(column_kinds(HostSpans))
         found = cls(**columns)
         for name in columns:
             getattr(cls, name).__delete__(found)  # unset, so that `__getattr__` is called
-        vars(found)["_load"] = load
+        vars(found)["source"] = source
         return found
 
     def __getattr__(self, name: str) -> Any:
@@ -31,26 +43,46 @@ class LazyHostSpans(HostSpans, frozen=True, kw_only=True, dict=True):
         return getattr(self.at_hand(), name)
 
     def __reduce__(self) -> Any:
-        """Return how to copy it, in memory or to another process: as its function."""
-        return LazyHostSpans.of, (self._load,)
+        """Return how to copy it, in memory or to another process: as its source."""
+        return LazyHostSpans.of, (self.source,)
 
     def at_hand(self) -> HostSpans:
         """Return the plain table."""
-        load: Callable[[], HostSpans] = self._load
-        return load()
+        source: HostSource = self.source
+        return source()
 
 
 class MadeOnce:
-    """Returns what a function returns at the first call; the function, with what it needs, is then let go."""
+    """Host spans that are made of another source when all of them are asked for; it is then let go."""
 
-    __slots__ = ("_given",)
+    __slots__ = ("_source",)
 
-    def __init__(self, given: HostSpans | Callable[[], HostSpans]) -> None:
-        self._given = given
+    def __init__(self, source: HostSpans | HostSource) -> None:
+        self._source = source
 
     def __call__(self) -> HostSpans:
         """Return the table."""
-        given = self._given
-        if not isinstance(given, HostSpans):
-            given = self._given = given()
-        return given
+        if not isinstance(self._source, HostSpans):
+            self._source = self._source()
+        return self._source
+
+    def select(self, kinds: Sequence[int], names: Flags | None = None) -> HostSpans:
+        """Return rows as `select_host_spans` does; the rest is not made for it."""
+        source = self._source
+        return select_host_spans(source, kinds, names) if isinstance(source, HostSpans) else source.select(kinds, names)
+
+
+def select_host_spans(host: HostSpans, kinds: Sequence[int], names: Flags | None = None) -> HostSpans:
+    """Return the rows of some kinds, in order; with `names`, only those of the name codes that are flagged."""
+    if isinstance(host, LazyHostSpans):
+        source: HostSource = host.source
+        return source.select(kinds, names)
+    return take(host, chosen_spans(host.kind, host.name, kinds, names))
+
+
+def chosen_spans(kind: Any, name: Any, kinds: Sequence[int], names: Flags | None) -> Flags:
+    """Return which spans are of some kinds, and of the name codes that are flagged; every span has a name."""
+    chosen: Flags = np.isin(kind, kinds)
+    if names is not None and chosen.any():
+        chosen &= names[name]
+    return chosen

@@ -163,9 +163,10 @@ IDLE_CAUSES: Final[dict[str, Cause]] = {
     ),
 }
 """Of idle time, likewise."""
-NoCauses = Literal["no_host_events", "unexplained_waits", "hidden_waits"]
+NoCauses = Literal["no_host_events", "unreadable_host_events", "unexplained_waits", "hidden_waits"]
 NO_CAUSES: Final[dict[NoCauses, str]] = {
     "no_host_events": "what the host did was not recorded",
+    "unreadable_host_events": "the record of what the host did is damaged",
     "unexplained_waits": "what too many spans waited for was not recorded",
     "hidden_waits": "the host waited for the device in ways that were not recorded",
 }

@@ -153,7 +153,9 @@ def _connected(run: Run, cross_rank: CrossRank) -> tuple[list[int], str | None]:
     if len(most) > 1:
         return sorted(most), None
     why = f" ({cross_rank.matching.reasons[0]})" if cross_rank.matching.reasons else ""
-    return [], f"no collective could be matched across all of its ranks, so the ranks are not connected{why}"
+    if cross_rank.matched:
+        return [], f"members of the matched collectives were not recorded, so the ranks are not connected{why}"
+    return [], f"no collective could be matched across ranks, so the ranks are not connected{why}"
 
 
 def _ends(run: Run, clocks: Clocks, windows: Windows, only: frozenset[int] | None) -> list[_End]:

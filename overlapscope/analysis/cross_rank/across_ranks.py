@@ -22,7 +22,8 @@ from overlapscope.analysis.cross_rank.wait_transfer import (
     split_waits,
     waits_by_rank,
 )
-from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.columns import NONE, Collectives, Ints
+from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run
 
 
@@ -36,6 +37,8 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     """The rank that arrived last."""
     call: Ints
     """Number of the matched call, the same on all its members."""
+    group_size: Ints
+    """As recorded; else as the matched calls of the group have members; NONE where neither is known."""
 
 
 class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,10 +62,10 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     def transfers(self, run: Run) -> dict[int, Transfers]:
         """Return the transfers of each rank's collectives."""
         index = CallIndex.of(run, self.splits)
-        return {rank: _transfers(index, rank) for rank in run.ranks}
+        return {rank: _transfers(index, rank, timeline.collectives) for rank, timeline in run.ranks.items()}
 
 
-def _transfers(index: CallIndex, rank: int) -> Transfers:
+def _transfers(index: CallIndex, rank: int, calls: Collectives) -> Transfers:
     call = index.call[rank]
     rows = np.flatnonzero(call >= 0)
     rows = rows[index.whole[call[rows]]]
@@ -78,7 +81,20 @@ def _transfers(index: CallIndex, rank: int) -> Transfers:
         baseline_ns=of_calls(index.baseline_ns[number]),
         last=of_calls(index.last[number]),
         call=of_calls(number),
+        group_size=_group_sizes(calls, of_calls(index.members[number])),
     )
+
+
+def _group_sizes(calls: Collectives, members: Ints) -> Ints:
+    """Return the size of each call's group; `members` are those of matched calls, else NONE."""
+    found = calls.group_size
+    unknown = found == NONE
+    for group in unique(calls.group[unknown]).tolist() if unknown.any() else ():
+        own = calls.group == group
+        sizes = set(unique(members[own]).tolist()) - {NONE}
+        if len(sizes) == 1:
+            found = np.where(own & unknown, sizes.pop(), found)
+    return found
 
 
 def match_and_align(run: Run) -> CrossRank:

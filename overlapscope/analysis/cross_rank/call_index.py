@@ -27,6 +27,8 @@ class CallIndex(msgspec.Struct, frozen=True, kw_only=True):
     """The rank that arrived last."""
     whole: Flags
     """Whether every member was recorded."""
+    members: Ints
+    """Number of ranks that made the call."""
 
     @classmethod
     def of(cls, run: Run, splits: Sequence[Split]) -> Self:
@@ -47,4 +49,5 @@ class CallIndex(msgspec.Struct, frozen=True, kw_only=True):
             baseline_ns=np.repeat(np.array(baseline, np.int64), counts),
             last=np.concatenate([np.array(each.block.ranks)[each.last] for each in splits] or none).astype(np.int32),
             whole=np.repeat(np.array([each.block.whole for each in splits], np.bool_), counts),
+            members=np.repeat(np.array([len(each.block.ranks) for each in splits], np.int64), counts),
         )

@@ -39,6 +39,8 @@ class GroupCalls(msgspec.Struct, frozen=True, kw_only=True):
     loose_of: Codes
     """For each kind, the kind to use where an all-to-all is uneven: for all-to-all, the one without a size."""
     end_ns: Ints
+    size: Ints
+    """Size of the group as the rank recorded it; NONE without a record."""
 
     @property
     def loose(self) -> Codes:
@@ -74,6 +76,7 @@ def group_calls(run: Run, ranks: Sequence[int], rows_of: Mapping[int, Codes]) ->
         kinds=tuple(Kind(op=op, dtype=dtype, bytes=or_none(volume), even=even) for op, dtype, volume, even in known),
         loose_of=np.array(loose_of, np.int32),
         end_ns=np.concatenate(end),
+        size=np.concatenate([run.ranks[rank].collectives.group_size[rows_of[rank]] for rank in ranks]),
     )
 
 

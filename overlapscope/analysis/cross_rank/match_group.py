@@ -88,7 +88,7 @@ def _pair(
             loose = calls.loose_of[kinds]
             uneven = ~alike & exchange[loose[0]] & (loose == loose[0]).all(axis=0)
             kind = np.where(uneven, loose[0], kind)
-        whole = members is not None and len(ranks) == len(members)
+        whole = _are_all_members(run, ranks, members, calls.size[table].ravel())
         chosen = np.flatnonzero(alike | uneven)
         chosen = chosen[np.argsort(kind[chosen], kind="stable")]
         columns = table[:, chosen]
@@ -104,6 +104,19 @@ def _pair(
             reasons.append(_differing(calls, ranks, table[:, wrong[0]], number))
     by_first = sorted(range(len(found)), key=lambda at: (-len(found[at][1].ranks), found[at][0]))
     return [found[at][1] for at in by_first], reasons[:1] + why
+
+
+def _are_all_members(run: Run, ranks: Sequence[int], members: tuple[int, ...] | None, size: Ints) -> bool:
+    """Return whether the ranks that made the same calls are all members of its group.
+
+    Where the members were not recorded, a call that every rank of the job made has them all, and so has one that as
+    many ranks made as its group has, if no rank is missing that may have made it instead.
+    """
+    if members is not None:
+        return len(ranks) == len(members)
+    if run.world_size is None or len(run.ranks) < run.world_size:
+        return False
+    return len(ranks) == run.world_size or set(unique(size).tolist()) - {NONE} == {len(ranks)}
 
 
 def _of_other_steps(run: Run, ranks: Sequence[int], rows: Codes) -> Flags:

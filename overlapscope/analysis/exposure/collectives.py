@@ -154,7 +154,7 @@ class CallSums(msgspec.Struct):
     def add(self, timeline: RankTimeline, rows: Ints, transfers: Transfers, exposed_ns: Ints) -> None:
         """Add these rows of a rank's calls."""
         calls = timeline.collectives
-        kind = self._kinds(timeline, rows)
+        kind = self._kinds(timeline, rows, transfers.group_size[rows])
         start, end = calls.start_ns[rows], calls.end_ns[rows]
         timed = np.flatnonzero((start != NONE) & (end != NONE))
         duration, transfer = (end - start)[timed], transfers.transfer_ns[rows[timed]]
@@ -195,10 +195,11 @@ class CallSums(msgspec.Struct):
                 transfers_ns=moved,
             )
 
-    def _kinds(self, timeline: RankTimeline, rows: Ints) -> Ints:
-        """Return the number of each row's kind."""
+    def _kinds(self, timeline: RankTimeline, rows: Ints, group_size: Ints) -> Ints:
+        """Return the number of each row's kind; the sizes of groups are given."""
         calls = timeline.collectives
         columns = [getattr(calls, name)[rows] for name in (*NAMES, *NUMBERS)]
+        columns[len(NAMES)] = group_size
         which, first = factorize_rows(columns)
         codes = np.append(self.names.encode(timeline.names), np.int32(-1))
         keys = [codes[column[first]] for column in columns[: len(NAMES)]]

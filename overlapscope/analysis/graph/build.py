@@ -1,6 +1,7 @@
 """Build the dependency graph of one rank, and join ranks at their collectives."""
 
 from collections.abc import Sequence, Set
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -26,7 +27,9 @@ from overlapscope.analysis.graph.model import (
     assemble,
     edges_of,
 )
-from overlapscope.timeline.columns import NONE, Ints, Small, Spans, concat, size, take
+from overlapscope.errors import HostEventsError
+from overlapscope.timeline.columns import NONE, RUNTIME, HostSpans, Ints, Small, Spans, concat, make, size, take
+from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.rows import largest_by, sort_order
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -52,7 +55,7 @@ def _of_rank(timeline: RankTimeline, recording: int) -> _Ungrouped:
     spans = take(timeline.spans, rows)
     if not timeline.has_device:
         return _of_cpu_rank(timeline, recording, spans, rows)
-    host, syncs = timeline.host, timeline.syncs
+    host, syncs = select_host_spans(timeline.host, (RUNTIME,)), timeline.syncs
     if size(timeline.recordings) > 1:
         host, syncs = take(host, host.recording == recording), take(syncs, syncs.recording == recording)
     calls = host_calls(timeline, spans, host)
@@ -88,7 +91,7 @@ def _of_rank(timeline: RankTimeline, recording: int) -> _Ungrouped:
     gap = np.full(time.size, NO_GAP, np.int8)
     gap[first_start : first_start + num_spans] = waits.gap
     part = RankPart(
-        rank=timeline.rank, recording=recording, first=0, call_row=calls.row, call_lane=calls.lane,
+        rank=timeline.rank, recording=recording, first=0, call_name=calls.name, call_lane=calls.lane,
         call_process=calls.process, blocks=calls.blocks, awaited=awaited, span_row=rows, span_lane=spans.lane,
         span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=calls.launched_by, collective=spans.collective,
         early_launches=waits.early_launches,
@@ -103,9 +106,10 @@ def _of_cpu_rank(timeline: RankTimeline, recording: int, spans: Spans, rows: Int
     run = np.array([RUN_KIND[kind] for kind in range(3)], np.int8)[spans.kind]
     runs = edges_of(2 * calls + at, 2 * calls + rows.size + at, run, RECORDED, spans.end_ns - spans.start_ns)
     part = RankPart(
-        rank=timeline.rank, recording=recording, first=0, call_row=none, call_lane=none, call_process=none,
-        blocks=np.zeros(calls, np.bool_), awaited=np.full(calls, -1, np.int64), span_row=rows, span_lane=spans.lane,
-        span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=waits.launched_by, collective=spans.collective,
+        rank=timeline.rank, recording=recording, first=0, call_name=np.full(calls, -1, np.int32), call_lane=none,
+        call_process=none, blocks=np.zeros(calls, np.bool_), awaited=np.full(calls, -1, np.int64), span_row=rows,
+        span_lane=spans.lane, span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=waits.launched_by,
+        collective=spans.collective,
     )  # fmt: skip
     return _Ungrouped(
         time_ns=np.concatenate([waits.begun_ns, waits.begun_ns, spans.start_ns, spans.end_ns]),
@@ -115,18 +119,38 @@ def _of_cpu_rank(timeline: RankTimeline, recording: int, spans: Spans, rows: Int
     )
 
 
+MOST_NODES: Final = 5_000_000
+"""Of the graph of a run: it takes up to 180 bytes a node while it is built, so this many take 0.9 GiB."""
+
+
+def graph_too_large(run: Run) -> str | None:
+    """Return in a sentence why the graph of all ranks is not built; None where it is small enough. Reads no table."""
+    nodes = sum((4 if each.has_host_events else 2) * each.num_spans for each in run.ranks.values())
+    if nodes <= MOST_NODES or len(run.ranks) == 1:
+        return None
+    spans = sum(each.num_spans for each in run.ranks.values())
+    return (
+        f"the dependency graph of {spans:,} spans on {len(run.ranks)} ranks would not fit into memory: what depends on "
+        "several ranks is not answered; analyze fewer ranks or steps"
+    )
+
+
 def run_graph(run: Run, cross_rank: CrossRank, recording: int = 0) -> Graph:
     """Return the graph of all recorded ranks, joined at their matched collectives, on the aligned clock.
 
     Every member of a matched collective ends its transfer time after the last member arrived; one node a call stands
-    for that arrival. Of an exchange of different sizes, each member ends so long after the arrival as recorded.
+    for that arrival. Of an exchange of different sizes, each member ends so long after the arrival as recorded. All of
+    it is in memory at once: ask `graph_too_large` first.
     """
     if len(run.ranks) == 1:
         return rank_graph(next(iter(run.ranks.values())), recording)
     times, gaps, edges, parts = [], [], [], []
     first, clocks = 0, cross_rank.clocks
     for rank, timeline in run.ranks.items():
-        own = _of_rank(timeline, recording)
+        try:
+            own = _of_rank(timeline, recording)
+        except HostEventsError:  # as if none had been recorded
+            own = _of_rank(replace(timeline.at_hand(), host=make(HostSpans, 0)), recording)
         # As integers: a double does not hold a nanosecond of our days.
         drifted = clocks.drift.get(rank, 0.0) * (own.time_ns - clocks.reference_ns)
         times.append(own.time_ns - np.rint(clocks.offset_ns.get(rank, 0.0) + drifted).astype(np.int64))

@@ -22,7 +22,7 @@ from overlapscope.analysis.graph.model import (
     RankPart,
 )
 from overlapscope.analysis.graph.walk import shown_binding
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints
+from overlapscope.timeline.columns import COMM, COMPUTE, Ints
 from overlapscope.timeline.run import RankTimeline
 
 MOST_LINKS: Final = 20
@@ -113,7 +113,5 @@ def _each_link(graph: Graph, ranks: Mapping[int, RankTimeline], binding: Ints, n
 def _name(part: RankPart, ranks: Mapping[int, RankTimeline], node: int) -> str | None:
     timeline, at = ranks[part.rank], node - part.first
     if at < 2 * part.calls:
-        if part.call_row[at % part.calls] == NONE:
-            return None
-        return timeline.name(int(timeline.host.name[part.call_row[at % part.calls]]))
+        return timeline.name(int(part.call_name[at % part.calls]))
     return timeline.name(int(timeline.spans.name[part.span_row[(at - 2 * part.calls) % part.spans]]))

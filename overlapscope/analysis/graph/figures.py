@@ -8,7 +8,7 @@ import numpy as np
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.bounds import Bounds, step_bounds, whole_bounds
-from overlapscope.analysis.graph.build import rank_graph, run_graph
+from overlapscope.analysis.graph.build import graph_too_large, rank_graph, run_graph
 from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, ExposedPieces, exposed_pieces
 from overlapscope.analysis.graph.idle import BLOCKERS, BY_CALL, IDLE_CAUSES, STRETCHES, IdlePieces, idle_pieces
 from overlapscope.analysis.graph.model import Graph, RankPart
@@ -79,8 +79,8 @@ class GraphFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def graph_figures(run: Run, cross_rank: CrossRank, recording: int = 0) -> GraphFigures | None:
-    """Return what the graph of one recording window of all ranks answers; None without spans."""
-    if not run.ranks:
+    """Return what the graph of one recording window of all ranks answers; None without spans, or with too many."""
+    if not run.ranks or graph_too_large(run):
         return None
     graph = run_graph(run, cross_rank, recording)
     window = whole_bounds(graph)
@@ -127,7 +127,7 @@ def _of_rank(
 ) -> RankFigures:
     taken = idle.end_ns - idle.start_ns
     names = [
-        timeline.name(int(timeline.host.name[part.call_row[call]])) if by == BY_CALL else BLOCKERS[by]
+        timeline.name(int(part.call_name[call])) if by == BY_CALL else BLOCKERS[by]
         for by, call in _kinds(idle.blocker, idle.call)
     ]
     _, blocker = np.unique(np.stack([idle.blocker, idle.call]), axis=1, return_inverse=True)

@@ -10,7 +10,7 @@ from overlapscope.analysis.graph.bounds import Bounds
 from overlapscope.analysis.graph.model import EDGE_KINDS, HOST_EDGES, OCCUPANCY, Graph
 from overlapscope.analysis.graph.replay import replay, run_edges
 from overlapscope.analysis.graph.walk import Path
-from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import RankTimeline
 
@@ -64,9 +64,9 @@ def _labels(graph: Graph, ranks: Mapping[int, RankTimeline]) -> tuple[list[str |
         timeline = ranks[part.rank]
         own = np.array([codes.setdefault(name, len(codes)) for name in (*timeline.names, None)], np.int64)
         label[run_edges(graph, part)] = own[timeline.spans.name[part.span_row]]
-        if not part.calls or part.call_row[0] == NONE:
+        if not part.calls or part.call_name[0] < 0:
             continue
-        called = own[timeline.host.name[part.call_row]]
+        called = own[part.call_name]
         mine = np.flatnonzero((edges.node >= part.first) & (edges.node < part.starts().start))
         mine = mine[np.isin(edges.kind[mine], HOST_EDGES)]
         label[mine] = called[(edges.node[mine] - part.first) % part.calls]

@@ -17,7 +17,7 @@ from overlapscope.analysis.graph.model import (
     Edges,
     edges_of,
 )
-from overlapscope.timeline.columns import COPY, NONE, RUNTIME, Flags, HostSpans, Ints, Spans, take
+from overlapscope.timeline.columns import COPY, NONE, Codes, Flags, HostSpans, Ints, Spans, take
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import largest_by, sort_order, values_in
 from overlapscope.timeline.run import RankTimeline
@@ -39,7 +39,8 @@ class HostCalls(msgspec.Struct, frozen=True, kw_only=True):
     """The outermost calls, sorted by thread and begin."""
 
     row: Ints
-    """Row in `HostSpans`."""
+    """Row among the runtime calls of the recording."""
+    name: Codes
     lane: Ints
     process: Ints
     begin_ns: Ints
@@ -86,9 +87,8 @@ class HostCalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def host_calls(timeline: RankTimeline, spans: Spans, host: HostSpans) -> HostCalls:
-    """Return the calls of one recording; `spans` are its device spans, by start."""
-    calls = np.flatnonzero(host.kind == RUNTIME)
-    calls = calls[sort_order(host.lane[calls], host.start_ns[calls], -host.end_ns[calls])]
+    """Return the calls of one recording; `spans` are its device spans, by start, `host` its runtime calls."""
+    calls = sort_order(host.lane, host.start_ns, -host.end_ns)
     table, names = take(host, calls), timeline.names
     own = _by_correlation(table.correlation, spans.correlation)
     owns = np.zeros(calls.size, np.bool_)
@@ -116,6 +116,7 @@ def host_calls(timeline: RankTimeline, spans: Spans, host: HostSpans) -> HostCal
 
     return HostCalls(
         row=calls[keeps],
+        name=table.name[keeps],
         lane=table.lane[keeps],
         process=timeline.lanes.process[table.lane[keeps]].astype(np.int64),
         begin_ns=begin,

@@ -11,7 +11,6 @@ from overlapscope.timeline.columns import (
     CONTEXT_SYNC,
     EVENT_SYNC,
     NONE,
-    RUNTIME,
     STREAM_SYNC,
     Flags,
     Floats,
@@ -146,8 +145,8 @@ def _stated(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs, launc
 
 
 def begins_by_correlation(host: HostSpans) -> dict[int, int]:
-    """Return when the runtime call of each correlation began."""
-    rows = np.flatnonzero((host.kind == RUNTIME) & (host.correlation != NONE))
+    """Return when the runtime call of each correlation began; `host` holds runtime calls."""
+    rows = np.flatnonzero(host.correlation != NONE)
     return dict(zip(host.correlation[rows].tolist(), host.start_ns[rows].tolist(), strict=True))
 
 

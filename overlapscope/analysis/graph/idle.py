@@ -29,7 +29,7 @@ from overlapscope.analysis.graph.model import (
 )
 from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, Columns, Flags, Ints, Small, concat, make, take
 from overlapscope.timeline.intervals import Intervals, complement, union
-from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.rows import sort_order, values_in
 from overlapscope.timeline.run import RankTimeline
 
@@ -221,17 +221,17 @@ def _launched_before(part: RankPart) -> Flags:
 
 def _marked(pieces: IdlePieces, graph: Graph, part: RankPart, timeline: RankTimeline) -> IdlePieces:
     """Turn host time under data loading or garbage collection into `blocked_host`."""
-    host = timeline.host
+    if timeline.has_device and not part.calls:  # no idle time is the host's
+        return pieces
     shift = int(graph.nodes.time_ns[part.starts()][0]) - int(timeline.spans.start_ns[part.span_row[0]])
     for blocker, fits in ((DATA_LOADING, LOADS_DATA.search), (GARBAGE, COLLECTS_GARBAGE.search)):
-        if not any(map(fits, timeline.names)):  # names are few, host spans may be millions
+        fitting = np.array([fits(name) is not None for name in timeline.names], np.bool_)
+        if not fitting.any():  # names are few, host spans may be millions
             continue
-        marks = np.flatnonzero(
-            ((host.kind == OPERATION) | (host.kind == ANNOTATION)) & rows_named(host.name, timeline.names, fits)
-        )
-        if not marks.size:
+        marks = select_host_spans(timeline.host, (OPERATION, ANNOTATION), fitting)
+        if not marks.name.size:
             continue
-        marked = union((host.start_ns[marks] + shift, host.end_ns[marks] + shift))
+        marked = union((marks.start_ns + shift, marks.end_ns + shift))
         pieces = _cut(pieces, np.sort(np.concatenate(marked)))
         # Before the first call, too, the recording shows what the host did.
         of_host = np.isin(pieces.cause, (LAUNCH_BOUND, DRAINED)) | (

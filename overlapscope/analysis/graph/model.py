@@ -13,7 +13,20 @@ from typing import Annotated, Final
 import msgspec
 import numpy as np
 
-from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Columns, Flags, Ints, Small, concat, make, size, take
+from overlapscope.timeline.columns import (
+    COMM,
+    COMPUTE,
+    COPY,
+    Codes,
+    Columns,
+    Flags,
+    Ints,
+    Small,
+    concat,
+    make,
+    size,
+    take,
+)
 from overlapscope.timeline.rows import sort_order
 
 HOST_STRETCH, HAND_OVER, CALL, ALLOCATE, LAUNCH, OWN_CALL, ON_LANE, EVENT, OCCUPANCY, SYNC, POLL = range(11)
@@ -75,9 +88,9 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     recording: int
     first: int
-    call_row: Ints
-    """Row of each call in `HostSpans`, by thread and begin. In a CPU run a call is the moment at which a collective
-    began, and the row NONE."""
+    call_name: Codes
+    """Name of each call, by thread and begin. In a CPU run a call is the moment at which a collective began, and has
+    none."""
     call_lane: Ints
     call_process: Ints
     blocks: Flags
@@ -99,7 +112,7 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def calls(self) -> int:
         """Number of host calls."""
-        return self.call_row.size
+        return self.call_name.size
 
     @property
     def spans(self) -> int:

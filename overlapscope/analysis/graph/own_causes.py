@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from overlapscope.analysis.common.cause_table import NoCauses
+from overlapscope.errors import HostEventsError
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import RankTimeline
 
@@ -15,6 +16,8 @@ class OwnCauses(msgspec.Struct, frozen=True, kw_only=True):
     idle: Mapping[str, Intervals] | None = None
     exposed: Mapping[str, Intervals] | None = None
     reason: NoCauses | None = None
+    unreadable: tuple[str, str] | None = None
+    """File of its host events and why it cannot be read, if it cannot."""
 
 
 def own_causes(timeline: RankTimeline) -> OwnCauses:
@@ -23,5 +26,8 @@ def own_causes(timeline: RankTimeline) -> OwnCauses:
         return OwnCauses(reason="no_host_events")
     from overlapscope.analysis.graph.rank_causes import rank_causes  # noqa: PLC0415 - a recording without host events needs no graph
 
-    found = rank_causes(timeline)
+    try:
+        found = rank_causes(timeline)
+    except HostEventsError as error:  # the rank's other figures do not need them
+        return OwnCauses(reason="unreadable_host_events", unreadable=(error.path, error.why))
     return OwnCauses(reason=found) if isinstance(found, str) else OwnCauses(idle=found[0], exposed=found[1])

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from overlapscope.cli.analysis_cache import StoredAnalysis
 
 
+_SEVERAL = "\nTo store a job as a run, or for advice, name the files of that job alone.\n"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `analyze`."""
     add_inputs(parser)
@@ -66,18 +69,38 @@ def run(args: argparse.Namespace) -> int:
 def _analyze(args: argparse.Namespace, *, may_store: bool) -> "StoredAnalysis":
     """Read and analyze the inputs; store the result in a run directory that is large enough."""
     from overlapscope.cli.analysis_cache import MIN_SPANS, StoredAnalysis, state_of, store_analysis  # noqa: PLC0415
-    from overlapscope.cli.read_run import read_run  # noqa: PLC0415 - the rest is loaded when processes have started
+    from overlapscope.cli.read_run import read_jobs  # noqa: PLC0415 - the rest is loaded when processes have started
     from overlapscope.timeline.store.run_directory import is_run_directory  # noqa: PLC0415
 
     place = args.inputs[0]
     state = state_of(place) if may_store and is_run_directory(place) else None
-    loaded = read_run(args)
+    jobs = read_jobs(args, meanwhile=_load_rooms)
     from overlapscope.advice.advise import analyze_with_advice  # noqa: PLC0415
     from overlapscope.ingest.reference_bandwidth import reference_bandwidths  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
+    from overlapscope.report.text import analysis as text  # noqa: PLC0415
 
-    analysis = analyze_with_advice(loaded, reference_bandwidths(args.bandwidth) if args.bandwidth else None)
-    analysis = with_stated("analyze", analysis, args)
+    bandwidth = reference_bandwidths(args.bandwidth) if args.bandwidth else None
+    if len(jobs) > 1:
+        parts = []
+        for number, job in enumerate(jobs, 1):
+            analysis = with_stated("analyze", analyze_with_advice(job.run, bandwidth), args)
+            because = f"\nNot of the jobs above: {job.why}." if job.why else ""
+            parts.append(
+                StoredAnalysis(
+                    warnings=warnings_of("analyze", analysis.sources),
+                    table=f"Job {number} of {len(jobs)}: {job.title}{because}\n\n"
+                    + text.render(analysis, all_rows=args.all),
+                    document=json.render(analysis).rstrip(),
+                )
+            )
+        return StoredAnalysis(
+            warnings="".join(each.warnings for each in parts),
+            table="\n\n".join(each.table for each in parts) + _SEVERAL,
+            document="[\n" + ",\n".join(each.document for each in parts) + "\n]\n",
+        )
+    loaded = jobs.pop().run
+    analysis = with_stated("analyze", analyze_with_advice(loaded, bandwidth), args)
     stores = state is not None and sum(each.num_spans for each in loaded.ranks.values()) >= MIN_SPANS
     del loaded  # free its memory for the output
     found = StoredAnalysis(
@@ -88,6 +111,12 @@ def _analyze(args: argparse.Namespace, *, may_store: bool) -> "StoredAnalysis":
     if state is not None and stores:
         store_analysis(place, found._replace(table=_table(analysis, args)) if args.all else found, state)
     return found
+
+
+def _load_rooms() -> None:
+    """Load what a large input will need."""
+    import overlapscope.advice.advise  # noqa: PLC0415
+    import overlapscope.analysis.graph.rank_causes  # noqa: F401, PLC0415
 
 
 def _shown_again(stored: "StoredAnalysis", args: argparse.Namespace) -> "StoredAnalysis":

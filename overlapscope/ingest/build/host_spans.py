@@ -1,6 +1,7 @@
 """What the host threads did, and what was waited for, from the columns of one trace."""
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -16,6 +17,7 @@ from overlapscope.timeline.columns import (
     PYTHON,
     RUNTIME,
     Codes,
+    Flags,
     HostSpans,
     Ints,
     Small,
@@ -23,6 +25,7 @@ from overlapscope.timeline.columns import (
     size,
     take,
 )
+from overlapscope.timeline.lazy_host_spans import chosen_spans
 from overlapscope.timeline.rows import sort_order
 
 _PYTHON: Final = re.compile(re.escape(MODULE_CALL))
@@ -50,21 +53,34 @@ class HostParts(msgspec.Struct, frozen=True, kw_only=True):
         """The number of host spans."""
         return self.host.name.size + self.call_name.size + size(self.rest)
 
-    def spans(self) -> HostSpans:
+    def __call__(self) -> HostSpans:
         """Return the host spans."""
-        host, rest = self.host, self.rest
-        kind = np.where(host.is_annotation, np.int8(ANNOTATION), np.int8(OPERATION))
+        return self._of(slice(None), slice(None), slice(None))
+
+    def select(self, kinds: Sequence[int], names: Flags | None = None) -> HostSpans:
+        """Return the host spans of some kinds, and of the name codes that are flagged."""
+        ranges = np.flatnonzero(chosen_spans(self._range_kinds, self.host.name, kinds, names))
+        calls = chosen_spans(np.full(self.call_name.size, RUNTIME, np.int8), self.call_name, kinds, names)
+        rest = chosen_spans(self.rest.kind, self.rest.name, kinds, names)
+        return self._of(ranges, slice(None) if calls.all() else calls, rest)
+
+    @property
+    def _range_kinds(self) -> Small:
+        kind = np.where(self.host.is_annotation, np.int8(ANNOTATION), np.int8(OPERATION))
         kind[self.is_module] = PYTHON
-        calls = self.call_name.size
+        return kind
+
+    def _of(self, ranges: Ints | slice, calls: Flags | slice, rest: Flags | slice) -> HostSpans:
+        host, others = self.host, self.rest
+        kind, correlation = self._range_kinds[ranges], self.call_correlation[calls]
         return in_order(
-            lane=np.concatenate([host.lane, self.call_lane, rest.lane]),
-            kind=np.concatenate([kind, np.full(calls, RUNTIME, np.int8), rest.kind]),
-            name=np.concatenate([host.name, self.call_name, rest.name]),
-            start_ns=np.concatenate([host.start_ns, self.call_start_ns, rest.start_ns]) + self.base_ns,
-            end_ns=np.concatenate([host.end_ns, self.call_end_ns, rest.end_ns]) + self.base_ns,
-            correlation=np.concatenate(
-                [np.full(host.name.size, NONE, np.int64), self.call_correlation, rest.correlation]
-            ),
+            lane=np.concatenate([host.lane[ranges], self.call_lane[calls], others.lane[rest]]),
+            kind=np.concatenate([kind, np.full(correlation.size, RUNTIME, np.int8), others.kind[rest]]),
+            name=np.concatenate([host.name[ranges], self.call_name[calls], others.name[rest]]),
+            start_ns=np.concatenate([host.start_ns[ranges], self.call_start_ns[calls], others.start_ns[rest]])
+            + self.base_ns,
+            end_ns=np.concatenate([host.end_ns[ranges], self.call_end_ns[calls], others.end_ns[rest]]) + self.base_ns,
+            correlation=np.concatenate([np.full(kind.size, NONE, np.int64), correlation, others.correlation[rest]]),
         )
 
 

@@ -27,7 +27,7 @@ from overlapscope.timeline.columns import (
 )
 from overlapscope.timeline.lazy_host_spans import LazyHostSpans, MadeOnce
 from overlapscope.timeline.operations import COMPILED, WAITS_FOR_DEVICE
-from overlapscope.timeline.rows import unique
+from overlapscope.timeline.rows import are_among, unique
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline
 
 
@@ -136,7 +136,7 @@ def trace_timeline(
         steps=steps,
         lanes=_lanes(columns),
         annotations=_annotations(columns, base_ns),
-        host=LazyHostSpans.of(MadeOnce(host.spans)),
+        host=LazyHostSpans.of(MadeOnce(host)),
         syncs=host_syncs(columns, base_ns),
         names=tuple(columns.names.to_list()),
     )
@@ -183,7 +183,7 @@ def _host_waits(columns: TraceColumns) -> Ints:
     waits = np.array([WAITS_FOR_DEVICE.fullmatch(name) is not None for name in columns.names.to_list()], np.bool_)
     if not waits.any():
         return np.empty(0, np.int64)
-    enqueued = np.isin(columns.launch_correlation, columns.device_correlation[columns.device_correlation != NONE])
+    enqueued = are_among(columns.launch_correlation, columns.device_correlation[columns.device_correlation != NONE])
     working = unique(columns.launch_lane[enqueued])
     return np.flatnonzero(waits[columns.launch_name] & np.isin(columns.launch_lane, working))
 

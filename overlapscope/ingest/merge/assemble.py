@@ -8,13 +8,36 @@ from msgspec.structs import replace
 
 from overlapscope.display import display_name, display_path
 from overlapscope.errors import InputError, UsageError
+from overlapscope.ingest.merge.jobs import Job, Readings, split_jobs
 from overlapscope.ingest.merge.same_job import keep_matching_size, keep_one_run, same_job_doubts
 from overlapscope.ingest.reader import Reading, rank_from_path
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.dimensions import fill_group_columns
 from overlapscope.timeline.facts import Facts, join_facts, with_rank
 from overlapscope.timeline.names import Codes, NameTable
-from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run, join_recordings
+from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run, Source, join_recordings
+
+
+def assemble_jobs(readings: Readings, given: Mapping[str, int]) -> list[tuple[Job, Run]]:
+    """Return each job that the readings (at least one) are of, with its run. Raises as `assemble` does."""
+    jobs = split_jobs(readings, given)
+    if len(jobs) == 1:
+        return [(jobs[0], assemble(readings, given))]
+    unused = set(given) - {path.name for path, _ in readings}
+    if unused:
+        raise _unusable_rank(min(unused), given, len({path for path, _ in readings}))
+    found: list[tuple[Job, Run]] = []
+    failed: list[Source] = []
+    for job in jobs:
+        try:
+            own = {path.name: given[path.name] for path, _ in job.readings if path.name in given}
+            found.append((job, assemble(job.readings, own)))
+        except InputError as error:  # costs that job
+            if not found and job is jobs[-1]:
+                raise
+            failed.append(Source(path=display_path(job.readings[0][0]), warnings=(f"{job.title} left out: {error}",)))
+    (first, run), *rest = found
+    return [(first, replace(run, sources=(*run.sources, *failed))), *rest]
 
 
 def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> Run:

@@ -37,7 +37,7 @@ from overlapscope.timeline.columns import (
 from overlapscope.timeline.dimensions import fill_group_columns
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import TABLES, UNKNOWN_RANK, Group, RankTimeline, Source
-from overlapscope.timeline.store.arrow_tables import from_arrow, read_parquet
+from overlapscope.timeline.store.arrow_tables import read_columns, read_parquet
 from overlapscope.timeline.store.fact_files import load_facts, save_facts
 from overlapscope.timeline.store.rank_files import table_file, write_table
 from overlapscope.timeline.store.run_directory import FACTS
@@ -211,7 +211,7 @@ def _load_small(part: Part) -> dict[str, Columns]:
 
 
 def _table(folder: Path, name: str, kind: type[Columns], rows: dict[str, int], names: NameTable) -> Columns:
-    return from_arrow(read_parquet(table_file(folder, name)), kind, names) if name in rows else make(kind, 0)
+    return read_columns(read_parquet(table_file(folder, name)), kind, names) if name in rows else make(kind, 0)
 
 
 def _timeline(stated: _Timeline, names: Sequence[str], tables: Any) -> RankTimeline:

@@ -65,7 +65,9 @@ def _of_analysis(analysis: Analysis) -> Sheet:
         title=text.headline(analysis),
         lead=(
             *(line for line in text.sentence(analysis).splitlines() if line),
-            *(line for line in (text.idle_text(analysis), text.interference_text(analysis)) if line),
+            *filter(
+                None, (text.idle_text(analysis), text.host_events_text(analysis), text.interference_text(analysis))
+            ),
             *throughput_text.lines(analysis.throughput),
         ),
         why=cross_rank_sentences(analysis),

@@ -6,6 +6,7 @@ from textwrap import fill
 from typing import Final
 
 from overlapscope.analysis.common.cause_table import NO_CAUSES, cause_label, idle_label
+from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.critical_path.critical_path import CriticalPath
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN, ExposedBy
@@ -64,7 +65,8 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     parts = [headline(analysis), sentence(analysis), rates]
     parts.append(_table(analysis, all_rows=all_rows))
     parts.append(_causes(analysis))
-    parts.append(fill(idle_text(analysis), MAX_WIDTH, break_on_hyphens=False))
+    of_host = " ".join(filter(None, (idle_text(analysis), host_events_text(analysis))))
+    parts.append(fill(of_host, MAX_WIDTH, break_on_hyphens=False))
     parts.append(fill(interference_text(analysis), MAX_WIDTH))
     parts.append(exposed_by_text(analysis.exposed_by, analysis.headline.exposed_comm_ns or 0))
     parts.append(cross_rank.lines(analysis, all_rows=all_rows))
@@ -257,6 +259,19 @@ def interference_text(analysis: Analysis) -> str:
     return (
         f"Compute takes {times} times as long beside communication: {ms(lost[0])} ms a {head.window} "
         f"(90 %: {ms(lost[1])} to {ms(lost[2])})."
+    )
+
+
+def host_events_text(analysis: Analysis) -> str:
+    """Return which answers are missing for want of host events, in a sentence; empty where all ranks have them."""
+    lack = ("no_host_events", "unreadable_host_events")
+    ranks = [info.rank for info in analysis.ranks if info.no_causes_reason in lack]
+    if not ranks:
+        return ""
+    of = f" of {rank_list(ranks)}" if len(ranks) < len(analysis.ranks) else ""
+    return (
+        f"No host events{of}: how much idle and exposed time comes from late launches, from synchronisations, or from "
+        "other kernels and copies is not known."
     )
 
 

@@ -3,14 +3,28 @@
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Annotated, Any, BinaryIO, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from overlapscope.files.safe_open import open_regular
-from overlapscope.timeline.columns import DTYPES, MISSING, NONE, Columns, T, column_kinds, enum_values, size
+from overlapscope.timeline.columns import (
+    DTYPES,
+    HOST_SPAN_KINDS,
+    MISSING,
+    NONE,
+    Codes,
+    Columns,
+    HostSpans,
+    Ints,
+    Small,
+    T,
+    column_kinds,
+    enum_values,
+    size,
+)
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.rows import unique
 
@@ -20,6 +34,27 @@ LATER_COLUMNS: Final = frozenset(
 """Columns that runs of earlier versions do not have."""
 _MOST_SHOWN: Final = 40
 """Characters of an odd word that are shown."""
+
+
+class StoredHostSpans(Columns, frozen=True, kw_only=True):
+    """`HostSpans` as a run directory stores them: durations take a sixth less room than ends."""
+
+    recording: Ints
+    lane: Ints
+    kind: Annotated[Small, HOST_SPAN_KINDS]
+    name: Codes
+    start_ns: Ints
+    duration_ns: Ints
+    correlation: Ints
+
+
+def as_stored(table: Columns) -> Columns:
+    """Return the table that a file holds for it."""
+    if not isinstance(table, HostSpans):
+        return table
+    kept = {name: getattr(table, name) for name in column_kinds(HostSpans) if name != "end_ns"}
+    known = (table.start_ns != NONE) & (table.end_ns != NONE)
+    return StoredHostSpans(**kept, duration_ns=np.where(known, table.end_ns - table.start_ns, NONE))
 
 
 def to_arrow(table: Columns, names: tuple[str, ...], rank: int | None = None) -> pa.Table:
@@ -46,7 +81,7 @@ def write_parquet(table: pa.Table, path: Path) -> None:
     """Write a table as zstd Parquet with a checksum per page. Raises OSError.
 
     Integers are stored as differences: times of spans rarely repeat, so a dictionary of them would take ten times as
-    long to write, and longer to read.
+    long to write, and longer to read. Durations are stored as they are.
     """
     with open(path, "wb") as file:  # Arrow itself opens no path that is not UTF-8
         _write(table, file)
@@ -61,13 +96,13 @@ def parquet_bytes(table: pa.Table) -> bytes:
 
 def _write(table: pa.Table, file: BinaryIO) -> None:
     named = [field.name for field in table.schema if pa.types.is_dictionary(field.type)]
-    differences = {field.name: "DELTA_BINARY_PACKED" for field in table.schema if pa.types.is_integer(field.type)}
+    integers = {field.name for field in table.schema if pa.types.is_integer(field.type)} - {"duration_ns"}
     pq.write_table(
         table,
         file,
         compression="zstd",
         use_dictionary=named,
-        column_encoding=differences,
+        column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
         write_page_checksum=True,  # without it, half of all flipped bits would change a figure without an error
     )
 
@@ -113,6 +148,21 @@ def _words(words: Sequence[str]) -> Any:
 
 def _buffer(values: Any) -> Any:
     return pa.py_buffer(np.ascontiguousarray(values))
+
+
+def read_columns(table: pa.Table, kind: type[T], names: NameTable) -> T:
+    """Return a table as `from_arrow` does of what `as_stored` made of it."""
+    if not issubclass(kind, HostSpans):
+        return from_arrow(table, kind, names)
+    stored = from_arrow(table, StoredHostSpans, names)
+    kept = {name: getattr(stored, name) for name in column_kinds(kind) if name != "end_ns"}
+    known = (stored.start_ns != NONE) & (stored.duration_ns != NONE)
+    return kind(**kept, end_ns=np.where(known, stored.start_ns + stored.duration_ns, NONE))
+
+
+def stored_columns(kind: type[Columns]) -> tuple[str, ...]:
+    """Return the names of the columns that a file holds for a table."""
+    return tuple(column_kinds(StoredHostSpans if issubclass(kind, HostSpans) else kind))
 
 
 def from_arrow(table: pa.Table, kind: type[T], names: NameTable) -> T:

@@ -8,7 +8,7 @@ the rest when a column is accessed.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from sys import intern
 from threading import Lock
@@ -20,13 +20,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from overlapscope.errors import InputError
+from overlapscope.errors import HostEventsError, InputError
 from overlapscope.files.safe_open import FileState, file_state, open_regular, read_regular
-from overlapscope.timeline.columns import Codes, Columns, HostSpans, Recordings, Syncs, T, column_kinds, make, size
-from overlapscope.timeline.lazy_host_spans import LazyHostSpans, MadeOnce
+from overlapscope.timeline.columns import (
+    Codes,
+    Columns,
+    Flags,
+    HostSpans,
+    Recordings,
+    Syncs,
+    T,
+    make,
+    size,
+)
+from overlapscope.timeline.lazy_host_spans import LazyHostSpans, MadeOnce, select_host_spans
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import TABLES, RankTimeline
-from overlapscope.timeline.store.arrow_tables import from_arrow, open_parquet, whole_numbers, words_of
+from overlapscope.timeline.store.arrow_tables import open_parquet, read_columns, stored_columns, whole_numbers, words_of
 from overlapscope.timeline.store.manifest import RankEntry
 from overlapscope.timeline.store.validity import check_host_events, check_possible
 
@@ -179,13 +189,20 @@ class UnloadedHostSpans(msgspec.Struct, frozen=True, kw_only=True):
         return MadeOnce, (self(),)
 
     def __call__(self) -> HostSpans:
-        """Return the table. Raises InputError if it cannot be read, or has changed since the run was opened."""
+        """Return the table.
+
+        Raises HostEventsError if it cannot be read, and InputError if it has changed since the run was opened.
+        """
         found: Any = self.cache.get(self.file)
         if found is None:
             found = self._read()
             self.cache.keep(self.file, found)
         table: HostSpans = found
         return table
+
+    def select(self, kinds: Sequence[int], names: Flags | None = None) -> HostSpans:
+        """Return rows as `select_host_spans` does. Raises as a call does."""
+        return select_host_spans(self(), kinds, names)
 
     def _read(self) -> HostSpans:
         try:
@@ -194,7 +211,7 @@ class UnloadedHostSpans(msgspec.Struct, frozen=True, kw_only=True):
             same = file_state(self.file.stat()) == self.state  # checked last: the file may be replaced at any time
         except UNREADABLE as error:
             without = "move it away to read this rank without host events"
-            raise InputError(f"{self.file}: cannot be read: {first_line(error)}; {without}") from error
+            raise HostEventsError(str(self.file), f"{first_line(error)}; {without}") from error
         if not same:
             raise InputError(f"{self.file}: was changed since the run was opened; open it again")
         return found
@@ -292,10 +309,11 @@ def read_table(folder: Path, name: str, kind: type[T], names: NameTable, rank: i
         if rank is not None:
             check_rank(file, rank)
         there = set(file.schema_arrow.names)
-        wanted = [column for column in column_kinds(kind) if column in there]
-        if len(wanted) < len(column_kinds(kind)) and there - {"rank", *wanted}:  # one that older runs lack, or renamed
+        every = stored_columns(kind)
+        wanted = [column for column in every if column in there]
+        if len(wanted) < len(every) and there - {"rank", *wanted}:  # one that older runs lack, or renamed
             raise ValueError(f"has columns of other names: {', '.join(sorted(there - {'rank', *wanted}))[:80]!r}")
-        return from_arrow(file.read(columns=wanted, use_threads=False), kind, names)
+        return read_columns(file.read(columns=wanted, use_threads=False), kind, names)
     except UNREADABLE as error:
         raise ValueError(f"{name}.parquet: {first_line(error)}") from error
 

@@ -8,7 +8,7 @@ import msgspec
 
 from overlapscope.timeline.columns import Columns, make, or_none, size
 from overlapscope.timeline.run import TABLES, RankTimeline
-from overlapscope.timeline.store.arrow_tables import parquet_bytes, to_arrow, write_parquet
+from overlapscope.timeline.store.arrow_tables import as_stored, parquet_bytes, to_arrow, write_parquet
 from overlapscope.timeline.store.manifest import RankEntry, rank_folder
 from overlapscope.timeline.store.run_directory import RANK_ENTRY
 
@@ -29,9 +29,9 @@ def table_file(folder: Path, table: str) -> Path:
 def write_table(table: Columns, names: tuple[str, ...], rank: int, file: Path) -> None:
     """Write one table of a rank, with the rank before its columns."""
     if size(table):
-        write_parquet(to_arrow(table, names, rank), file)
+        write_parquet(to_arrow(as_stored(table), names, rank), file)
     else:
-        kind: Any = type(table)
+        kind: Any = type(as_stored(table))
         file.write_bytes(_empty(kind))
 
 

@@ -68,7 +68,7 @@ def test_the_json_is_valid_under_its_published_schema(trace: Path, capsys: pytes
     check = jsonschema.Draft202012Validator(schema)
     (trace.parent / "none.json").write_bytes(b"")
     (trace.parent / "copies.json").write_bytes(
-        write([kernel("Memset (Device)", 0, MS, sort="gpu_memset")], metadata=distributed(3, 4))
+        write([kernel("Memset (Device)", 0, MS, sort="gpu_memset")], metadata=distributed(1, 2))
     )
     for arguments in ([trace], [trace.parent]):
         document = analyzed(capsys, *arguments)

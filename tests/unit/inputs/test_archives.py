@@ -78,7 +78,8 @@ def test_an_archive_is_read_like_a_folder(kind: str, tmp_path: Path) -> None:
 
 
 def test_an_archive_in_a_folder_is_opened_whatever_its_name(tmp_path: Path) -> None:
-    folder = write_job(tmp_path / "folder", 1)
+    folder = write_job(tmp_path / "folder", 2)
+    (folder / "rank1.json").unlink()
     tarred(folder / "download", {"x/rank1.json": trace(1)})
     run = overlapscope.load(folder)
     assert run.ranks == [0, 1]

@@ -88,7 +88,7 @@ def test_a_trace_cut_before_its_events_is_named_and_not_passed_over(cut: int, tm
 
 def test_a_trace_behind_long_metadata_is_found_in_a_folder(tmp_path: Path) -> None:
     folder = folder_with_a_trace(tmp_path)
-    whole = json.loads(write(training(), metadata=distributed(1)))
+    whole = json.loads(write(training(), metadata=distributed(1, 1)))
     events = whole.pop("traceEvents")
     long = {"schemaVersion": 1, "note": "x" * (3 * HEAD_BYTES), **whole, "traceEvents": events}
     (folder / "long.json").write_text(json.dumps(long))

@@ -173,8 +173,8 @@ def test_without_fsspec_the_command_names_what_to_install(
 
 
 def test_gzip_is_known_by_its_first_bytes_alone(storage: Any) -> None:
-    storage.pipe_file("/job/rank4", gzip.compress(write(training(400), metadata=distributed(4, 8))))
-    assert 4 in read_inputs([Path("memory://job")]).ranks
+    storage.pipe_file("/other/rank4", gzip.compress(write(training(400), metadata=distributed(4, 8))))
+    assert 4 in read_inputs([Path("memory://other")]).ranks
 
 
 # --- secrets in URLs --------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def test_it_is_columns_only_and_small(tmp_path: Path) -> None:
 def test_a_baseline_of_eight_ranks_of_a_real_job_is_some_hundred_kilobytes(tmp_path: Path) -> None:
     saved("megatron", str(shared_file("kineto/megatron_tp8")))
     total = sum(each.stat().st_size for each in (tmp_path / "baselines").rglob("*") if each.is_file())
-    assert total < 700_000  # half of it are host spans
+    assert total < 600_000  # half of it are host spans
 
 
 def test_several_runs_are_one_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

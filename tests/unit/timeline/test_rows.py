@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import (
+    are_among,
     ascending,
     factorize_rows,
     largest_by,
@@ -63,6 +64,13 @@ def test_many_values_are_put_in_order_however_few_of_them_are_out_of_it(falls: i
     assert sort_order(values).tolist() == np.argsort(values, kind="stable").tolist()
     assert sort_order(other, values).tolist() == np.lexsort((values, other)).tolist()
     assert num_falls(ascending(values)) == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(VALUES, max_size=20), st.lists(VALUES, max_size=20))
+def test_values_among_others_are_those_that_occur_there(values: list[int], others: list[int]) -> None:
+    found = are_among(np.array(values, np.int64), np.array(others, np.int64))
+    assert found.tolist() == [each in others for each in values]
 
 
 def test_a_row_fits_by_its_name_and_one_without_a_name_does_not() -> None:

@@ -14,10 +14,12 @@ import pytest
 from msgspec.structs import replace
 
 import overlapscope
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.graph.figures import graph_figures
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
-from overlapscope.timeline.columns import NONE, OPERATION, HostSpans, make, size, take
-from overlapscope.timeline.lazy_host_spans import LazyHostSpans
+from overlapscope.timeline.columns import HOST_SPAN_KINDS, NONE, OPERATION, RUNTIME, HostSpans, make, size, take
+from overlapscope.timeline.lazy_host_spans import LazyHostSpans, select_host_spans
 from overlapscope.timeline.run import RankTimeline, Run, join_recordings
 from overlapscope.timeline.store import lazy_rank as stored
 from overlapscope.timeline.store.lazy_rank import StoredRank
@@ -52,6 +54,20 @@ def host_of(timeline: RankTimeline) -> dict[str, list[object]]:
 
 def table(place: Path, rank: int = 0, name: str = "host") -> Path:
     return place / f"rank_{rank:05d}" / f"{name}.parquet"
+
+
+@pytest.mark.parametrize("kinds", [(), (RUNTIME,), tuple(range(len(HOST_SPAN_KINDS)))])
+@pytest.mark.parametrize("named", ["all", "some"])
+def test_chosen_host_spans_are_those_of_the_whole_table(kinds: tuple[int, ...], named: str) -> None:
+    trace = ROOT / "traces" / "baseline" / "rank_00000" / "recording0.rank0.pt.trace.json.gz"
+    fresh, other = (overlapscope.load(trace).run.ranks[0] for _ in range(2))
+    flagged = None if named == "all" else np.arange(len(fresh.names)) % 3 == 0
+    some = select_host_spans(fresh.host, kinds, flagged)
+    whole = other.host.at_hand()
+    wanted = np.isin(whole.kind, kinds) & (True if flagged is None else flagged[whole.name])
+    assert size(whole) > 0
+    assert spelled(some, fresh.names) == spelled(take(whole, wanted), fresh.names)
+    assert spelled(select_host_spans(other.host, kinds, flagged), fresh.names) == spelled(some, fresh.names)
 
 
 def test_host_spans_are_read_when_a_column_is_accessed_and_not_before(place: Path, reads: list[str]) -> None:
@@ -285,12 +301,55 @@ def test_a_file_that_is_replaced_while_the_run_is_opened_is_seen(
         assert run.ranks[0].host.start_ns.size
 
 
-def test_a_lost_bit_is_seen(place: Path) -> None:
-    where = pq.ParquetFile(table(place)).metadata.row_group(0)
+def flip_bit(file: Path) -> None:
+    """Damage a page of times, which nothing reads when a run is opened."""
+    where = pq.ParquetFile(file).metadata.row_group(0)
     chunk = next(each for each in map(where.column, range(where.num_columns)) if each.path_in_schema == "start_ns")
-    content = bytearray(table(place).read_bytes())
+    content = bytearray(file.read_bytes())
     content[chunk.data_page_offset + chunk.total_compressed_size - 3] ^= 4
-    table(place).write_bytes(content)
+    file.write_bytes(content)
+
+
+def test_a_page_lost_later_costs_an_analysis_the_host_events_of_its_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["ingest", str(write_job(tmp_path / "job", 2)), "-o", str(run)]) == 0
+    documents = []
+    for damages in (False, True):
+        if damages:
+            flip_bit(table(run, 1))
+        capsys.readouterr()
+        assert main(["analyze", str(run), "--json"]) == 0
+        printed = capsys.readouterr()
+        documents.append(json.loads(printed.out))
+        assert ("host events of rank 1 cannot be read: " in printed.err) == damages
+        assert "Traceback" not in printed.err
+    before, after = documents
+    assert after["ranks"][0] == before["ranks"][0]
+    assert after["ranks"][1]["no_causes_reason"] == "unreadable_host_events"
+    assert after["ranks"][1]["whole"]["exposed_comm_ns"] == before["ranks"][1]["whole"]["exposed_comm_ns"]
+    assert main(["analyze", str(run)]) == 0
+    printed = capsys.readouterr()
+    assert "No host events of rank 1" in printed.out
+    assert "host events of rank 1 cannot be read: " in printed.err
+    for verb in ("advise", "compare", "report"):
+        words = {"compare": [str(run), str(run)], "report": [str(run), "--format", "md"]}.get(verb, [str(run)])
+        assert main([verb, *words]) in (0, 4), verb
+        assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_graph_of_all_ranks_goes_on_without_host_events_that_are_damaged(tmp_path: Path) -> None:
+    assert main(["ingest", str(write_job(tmp_path / "job", 2)), "-o", str(tmp_path / "run")]) == 0
+    flip_bit(table(tmp_path / "run", 1))
+    run = load_run(tmp_path / "run")
+    figures = graph_figures(run, match_and_align(run))
+    assert figures is not None
+    assert [each.rank for each in figures.ranks] == [0, 1]
+
+
+def test_a_lost_bit_is_seen(place: Path) -> None:
+    flip_bit(table(place))
     run = load_run(place)
     with pytest.raises(InputError, match=r"rank_00000/host\.parquet: cannot be read"):
         assert run.ranks[0].host.start_ns.size

@@ -18,6 +18,7 @@ from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.cross_rank.matching import MAX_REASONS, match
 from overlapscope.loaded_run import LoadedRun
 from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.dimensions import fill_group_columns
 from overlapscope.timeline.run import Group, Run
 from tests.conftest import ROOT, shared_file
 from tests.support.builders import EPOCH_NS
@@ -466,3 +467,32 @@ def test_calls_of_steps_of_other_numbers_are_not_paired_by_order(behind: int, pa
     found = match_and_align(run)
     assert found.matched == paired
     assert any("steps of different numbers" in each for each in found.matching.reasons) == (not paired)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_call_that_every_rank_made_has_them_all_where_no_group_was_recorded(ranks: int) -> None:
+    calls = [Call(op="all_reduce", start=k * 100 * MS, length=5 * MS, volume=10**9) for k in range(6)]
+    run = job({rank: [replace(each, start=each.start - rank * MS) for each in calls] for rank in range(ranks)})
+    found = analyze(run)
+    (row,) = found.collectives
+    assert (row.group_size, row.estimate) == (ranks, "matched")
+    assert row.busbw_gbs == pytest.approx(1e9 / (5 * MS) * 2 * (ranks - 1) / ranks)
+    assert "could not be matched" not in str(found.critical_path.reason)
+    assert not any(each.id == "few_ranks_recorded" for each in found.findings)
+    fewer = replace(run, world_size=ranks + 1)
+    (row,) = analyze(fewer).collectives
+    assert (row.group_size, row.estimate) == (None, "upper_bound")
+
+
+def test_members_by_size_alone_need_all_ranks_of_the_job() -> None:
+    calls = [Call(op="all_reduce", start=k * 100 * MS, length=5 * MS, size=2, seq=k) for k in range(6)]
+    whole = [block.whole for block in match(job({0: calls, 1: calls, 2: [], 3: []})).blocks]
+    assert whole == [True]
+    assert [block.whole for block in match(job({0: calls, 1: calls}, world_size=4)).blocks] == [False]
+
+
+@pytest.mark.parametrize(("world", "size"), [(2, 2), (3, NONE)])
+def test_in_a_job_of_two_ranks_every_group_has_two(world: int, size: int) -> None:
+    one = job({0: [Call(op="all_reduce", group="tp"), Call(op="broadcast", size=1)]}, world_size=world)
+    filled = fill_group_columns(one.ranks, (), world)
+    assert filled[0].collectives.group_size.tolist() == [size, 1]

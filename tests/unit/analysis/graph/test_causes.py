@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.graph.build import rank_graph
+from overlapscope.analysis.graph import build
+from overlapscope.analysis.graph.build import graph_too_large, rank_graph, run_graph
 from overlapscope.analysis.graph.exposed import exposed_pieces
 from overlapscope.analysis.graph.figures import RankFigures, graph_figures
 from overlapscope.analysis.graph.idle import DRAINED, IDLE_CAUSES, LAUNCH_BOUND, idle_pieces
@@ -273,3 +274,17 @@ def test_a_span_without_length_may_lie_in_idle_time() -> None:
     graph = rank_graph(timeline)
     pieces = idle_pieces(graph, graph.ranks[0], timeline, binding_edges(graph))
     assert int((pieces.end_ns - pieces.start_ns).sum()) == 455 * US
+
+
+def test_a_graph_that_would_not_fit_into_memory_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = [Launch(0, 10 * US), Work(100 * US), Launch(0, 10 * US)]
+    run = simulate({0: two, 1: two}).run
+    nodes = run_graph(run, match_and_align(run)).num_nodes
+    assert graph_too_large(run) is None
+    assert graph_figures(run, match_and_align(run))
+    monkeypatch.setattr(build, "MOST_NODES", nodes - 1)
+    assert "4 spans on 2 ranks would not fit into memory" in (graph_too_large(run) or "")
+    assert graph_figures(run, match_and_align(run)) is None
+    alone = simulate({0: two}).run
+    monkeypatch.setattr(build, "MOST_NODES", 1)
+    assert graph_too_large(alone) is None
