@@ -99,7 +99,7 @@ class WhatIf(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sche
     bounds: Bounds
     verdict: Literal["change", "no_change", "insufficient_data"]
     waiting: bool = False
-    """Whether waiting for a straggler dominates: tuning will not help until the straggler is fixed."""
+    """Whether waiting for other ranks dominates: tuning will not help until its cause is fixed."""
     best: Best
     flat_region: dict[str, list[Any]]
     """Values of a knob whose steps differ from the best one by less than the noise."""

@@ -151,7 +151,7 @@ def ddp_case_of_run(run: Run, cross_rank: CrossRank | None = None) -> RecordedCa
         seen = recorded_steps(run, cross_rank)
     except InputError as error:
         waiting = _waiting_message(cross_rank)
-        raise InputError(f"{waiting}{error}") from None
+        raise InputError(f"{waiting}{error}") from error
     device = any(each.has_device for each in run.ranks.values())
     transfers = {rank: _own_clock(rank, seen.transfers(at), cross_rank) for at, rank in enumerate(seen.ranks)}
     computing = {rank: _computing(run, rank, seen) for rank in seen.ranks}
