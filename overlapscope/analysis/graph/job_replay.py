@@ -40,6 +40,8 @@ WHY_NOT: Final = {
 }
 """Why the graph of a recording may not answer, by the test that fails."""
 NO_HOST_EVENTS: Final = "no host events were recorded"
+NO_DEVICE: Final = "its ranks computed on CPUs"
+"""Threads of CPU ranks share a link and slow each other, which lags of a graph cannot hold."""
 MakeChange = Callable[[Graph], Change]
 
 
@@ -192,7 +194,9 @@ class JobReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 def job_replay(run: Run, cross_rank: CrossRank) -> JobReplay | str:
     """Return the replay of a job's steps, or the reason why its graph may not answer."""
     ranks = run.ranks
-    if not ranks or not all(each.has_host_events for each in ranks.values()):
+    if not ranks or not all(each.has_device for each in ranks.values()):
+        return NO_DEVICE
+    if not all(each.has_host_events for each in ranks.values()):
         return NO_HOST_EVENTS
     if len(ranks) > 1 and not cross_rank.clocks.comparable(tuple(ranks)):
         return "its ranks share no collective, so their clocks cannot be aligned"
@@ -241,6 +245,7 @@ def _step_run(graph: Graph, window: Bounds, steps: int, binding: Ints) -> StepRu
 
 
 def _busiest_stream(run: StepRun) -> int:
+    """Return the time that transfers need on the stream that has most."""
     most = 0
     for part in run.graph.ranks:
         end = run.graph.nodes.time_ns[part.ends()]

@@ -49,7 +49,7 @@ def _headline(answer: WhatIf) -> str:
 
 
 def _table(answer: WhatIf) -> str:
-    bucketed = answer.kind == "ddp"
+    bucketed = any(each.buckets for each in answer.scenarios)
     head = ["settings", "step ms", "90 % interval", "gain", "exposed ms", "buckets" if bucketed else "memory"]
     rows = [
         [

@@ -1,6 +1,7 @@
 """Predict a DistributedDataParallel job under other settings: scenarios with intervals, assumptions and a verdict."""
 
 from collections.abc import Sequence
+from math import hypot
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ from overlapscope.whatif.ddp.plan import MS
 from overlapscope.whatif.ddp.search import can_list, caps_to_try, improved, merged, with_cap, with_groups
 from overlapscope.whatif.replay.replay import Gap, Work
 from overlapscope.whatif.result import Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf
+from overlapscope.whatif.run_replay.answers import PAUSE_CAP_MS, Answer, RunReplay, not_beyond, nothing_to_gain
 from overlapscope.whatif.workload.workload import Workload
 
 WAITING: Final = 0.5
@@ -77,6 +79,14 @@ class DdpCase(Protocol):
     def halves(self) -> bool:
         """Whether all gradients have 32 bits, so that sending 16 bits halves the bytes."""
 
+    @property
+    def replay(self) -> RunReplay | None:
+        """The dependency graph of a recording, which answers for changes of durations; None without one."""
+
+    @property
+    def abstains(self) -> str:
+        """Why the dependency graph of a recording may not answer; empty where it may, or was not recorded."""
+
     def build(self, values: Values) -> Workload:
         """Return the workload for given values of the assumptions."""
 
@@ -101,6 +111,10 @@ def predict_ddp(
     place = rows.index(best)
     verdict, reasons = _verdict(case, predictions, rows, place)
     compressed = _compressed(case, workload, compressions)
+    bounds = _bounds(case, workload)
+    notes = [*nothing_to_gain(rows[0], bounds), *case.notes] if case.replay is not None else [*case.notes]
+    if case.abstains:
+        notes.append(f"faster links and stragglers are not replayed: {case.abstains}")
     return WhatIf(
         baseline=Baseline(
             knobs=rows[0].knobs,
@@ -108,13 +122,13 @@ def predict_ddp(
             replayed_step_ns=round(float(replayed.steps_ns[0, 0])),
             replay_error=replayed.replay_error,
         ),
-        scenarios=rows + compressed,
-        bounds=_bounds(workload, case.baseline),
+        scenarios=[*rows, *_pauses(case, rows[0]), *compressed],
+        bounds=bounds,
         verdict=verdict,
         waiting=_waits(case, rows[0]),
         best=Best(knobs=best.knobs if verdict == "change" else rows[0].knobs),
         flat_region=_flat(rows, best, case.noise),
-        reasons=[*reasons, *case.notes, *([COMPRESSED] if compressed else [])],
+        reasons=[*reasons, *notes, *([COMPRESSED] if compressed else [])],
         interference=Interval(**{name: getattr(predictions.fit, name) for name in Interval.__struct_fields__}),
         assumptions=_assumed(case, predictions, place),
     )
@@ -159,8 +173,10 @@ def _settings_to_try(case: DdpCase, workload: Workload, caps_mb: Sequence[float]
         found = _buckets_to_try(case, workload, caps_mb, search=search)
     if base.communicated == 1.0 and case.halves:
         found.append(replace(base, communicated=HALF))
+    if case.abstains:
+        return found
     found.append(replace(base, link_speed=2.0))
-    if len(set(workload.lateness_ns)) > 1:
+    if len(set(workload.lateness_ns)) > 1 and (case.replay is None or _without_excess(case) is not None):
         found.append(replace(base, late_ranks=False))
     return found
 
@@ -212,7 +228,64 @@ def _scenarios(case: DdpCase, predictions: Predictions, workload: Workload) -> l
                 known_from="replay" if measured[place] is None else "measured",
             )
         )
-    return rows
+    return rows if case.replay is None else _by_graph(case, case.replay, predictions, workload, rows)
+
+
+def _by_graph(
+    case: DdpCase, graph: RunReplay, predictions: Predictions, workload: Workload, rows: Sequence[Scenario]
+) -> list[Scenario]:
+    """Return the scenarios with those answered by the dependency graph that change durations alone; of the others none
+    that changes communication alone is shorter than the step without any."""
+    bounds, base = _bounds(case, workload), case.baseline
+    # Other buckets are replayed by another engine: what it says of exposed time is taken relative to its own.
+    exposed = graph.unchanged.exposed_ns / rows[0].exposed_comm_ns if rows[0].exposed_comm_ns else 1.0
+    rows = [replace(row, exposed_comm_ns=round(row.exposed_comm_ns * exposed)) for row in rows]
+    found = [rows[0]]
+    for settings, row in zip(predictions.settings[1:], rows[1:], strict=True):
+        if replace(settings, link_speed=1.0) == base:
+            found.append(_answered(case, row, rows[0], _of_link(case, graph, settings.link_speed)))
+        elif replace(settings, late_ranks=True) == base:
+            answer = _without_excess(case)
+            found.append(row if answer is None else _answered(case, row, rows[0], answer))
+        else:
+            same_work = replace(
+                settings, ddp=base.ddp, communicated=base.communicated, link_speed=1.0, partition_mb=None
+            )
+            found.append(not_beyond(row, bounds, rows[0]) if same_work == base else row)
+    return found
+
+
+def _of_link(case: DdpCase, graph: RunReplay, speed: float) -> Answer:
+    partial = next((each.low for each in case.assumptions if each.name == "transfer_time"), 1.0)
+    slowed = 1.0 if case.slowdown_fit is None else case.slowdown_fit.slowdown
+    return graph.of_transfers(lambda _, own_ns: own_ns / speed, {}, least_transfer=partial, slowdown=slowed)
+
+
+def _without_excess(case: DdpCase) -> Answer | None:
+    """Return what it is worth that the latest rank works as fast as another; None where they did other work."""
+    late = case.lateness_ns
+    if case.replay is None or not late:
+        return None
+    return case.replay.without_excess(sorted(case.replay.ranks)[late.index(max(late))])
+
+
+def _pauses(case: DdpCase, base: Scenario) -> list[Scenario]:
+    """Return the scenario in which no host pauses for long."""
+    if case.replay is None:
+        return []
+    row = replace(base, knobs={**base.knobs, "host_pauses_ms": PAUSE_CAP_MS}, hypothetical=True, known_from="replay")
+    return [_answered(case, row, base, case.replay.of_pauses())]
+
+
+def _answered(case: DdpCase, row: Scenario, base: Scenario, answer: Answer) -> Scenario:
+    assert case.replay is not None
+    half = hypot(answer.half_width, case.replay.error_bar() or hypot(case.noise, SELF_TEST))
+    step = base.predicted_step_ns
+    return replace(
+        row, predicted_step_ns=round(step * answer.share), low_ns=round(step * (answer.share - half)),
+        high_ns=round(step * (answer.share + half)), gain=1 - answer.share, gain_low=1 - answer.share - half,
+        gain_high=1 - answer.share + half, exposed_comm_ns=round(answer.exposed_ns),
+    )  # fmt: skip
 
 
 def _recommendable(scenarios: Sequence[Scenario]) -> list[Scenario]:
@@ -288,8 +361,12 @@ def _flat(scenarios: Sequence[Scenario], best: Scenario, noise: float) -> dict[s
     return {"bucket_cap_mb": list(dict.fromkeys(near))}
 
 
-def _bounds(workload: Workload, settings: Settings) -> Bounds:
-    """Return step bounds without interference: none sent; all overlapped where possible; none overlapped."""
+def _bounds(case: DdpCase, workload: Workload) -> Bounds:
+    """Return step bounds: by the dependency graph where there is one, else without interference: none sent; all
+    overlapped where possible; none overlapped."""
+    settings, measured_ns = case.baseline, _measured_ns(case, case.baseline)
+    if case.replay is not None and measured_ns is not None:
+        return case.replay.bounds(measured_ns)
     job = ddp_job(workload, settings)
     moving = sum(each.alone_ns for each in job.transfers)
     first = job.programmes[min(job.programmes)]

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
-from overlapscope.analysis.graph.job_replay import JobReplay, MakeChange, job_replay
+from overlapscope.analysis.graph.job_replay import JobReplay, Limits, MakeChange, job_replay
 from overlapscope.analysis.graph.scenarios import Change, capped_pauses, without_communication
-from overlapscope.timeline.columns import Floats
+from overlapscope.timeline.columns import COMM, Floats
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.replay.graph import CallShape
@@ -47,11 +47,21 @@ class RunReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     job: JobReplay
     ranks: Mapping[int, RankTimeline]
+    limits: Limits
+    unchanged: Answer
+    """The step as recorded."""
+    bare: float
+    """The steps as recorded, without the times that no rule explains."""
 
     @property
     def step_ns(self) -> float:
         """The median step."""
         return float(np.median(self.job.steps_ns))
+
+    @property
+    def communicates(self) -> bool:
+        """Whether any communication was recorded."""
+        return any(bool((part.span_kind == COMM).any()) for graph in self.job.graphs for part in graph.ranks)
 
     def moving(self, rank: int) -> Intervals:
         """Return when a rank's collectives moved data, on its own clock."""
@@ -63,7 +73,7 @@ class RunReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def bounds(self, step_ns: float) -> Bounds:
         """Return the bounds of a step that took `step_ns`."""
-        found = self.job.limits(without_communication)
+        found = self.limits
         return Bounds(
             no_comm_ns=round(step_ns * found.no_comm), perfect_overlap_ns=round(step_ns * found.perfect_overlap),
             no_overlap_ns=round(step_ns * found.no_overlap),
@@ -89,10 +99,6 @@ class RunReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Return what it is worth that no host pause is longer than a cap."""
         return self._answer(lambda graph: capped_pauses(graph, round(cap_ms * 1e6)), {})
 
-    def unchanged(self) -> Answer:
-        """Return the step as recorded."""
-        return Answer(share=1.0, others={}, exposed_ns=self.job.exposed_ns(Change.none))
-
     def without_excess(self, rank: int) -> Answer | None:
         """Return what it is worth that a rank works as fast as its peers; None where they did other work."""
         found = self.job.without_excess(rank)
@@ -100,7 +106,7 @@ class RunReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             return None
         others = {"which_peer": (found.least, found.most)}
         # How much of it is exposed is not asked: every peer leaves another step.
-        return Answer(share=found.middle, others=others, exposed_ns=self.unchanged().exposed_ns * found.middle)
+        return Answer(share=found.middle, others=others, exposed_ns=self.unchanged.exposed_ns * found.middle)
 
     def error_bar(self) -> float | None:
         """Return half of the 90 % interval of a prediction, from alike steps that predict each other; None without."""
@@ -108,18 +114,20 @@ class RunReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def _answer(self, change: MakeChange, others: Mapping[str, Sequence[MakeChange]]) -> Answer:
         found = {name: tuple(self.job.share(each) for each in made) for name, made in others.items()}
-        found["unexplained_waits"] = (self.job.share(change, keep_opaque=False) / self._bare(),)
+        found["unexplained_waits"] = (self.job.share(change, keep_opaque=False) / self.bare,)
         return Answer(share=self.job.share(change), others=found, exposed_ns=self.job.exposed_ns(change))
-
-    def _bare(self) -> float:
-        """Return the steps as recorded, without the times that no rule explains."""
-        return self.job.share(Change.none, keep_opaque=False)
 
 
 def run_replay(run: Run, cross_rank: CrossRank) -> RunReplay | str:
     """Return the replay of a recording, or the reason why its graph may not answer."""
     found = job_replay(run, cross_rank)
-    return found if isinstance(found, str) else RunReplay(job=found, ranks=run.ranks)
+    if isinstance(found, str):
+        return found
+    return RunReplay(
+        job=found, ranks=run.ranks, limits=found.limits(without_communication),
+        unchanged=Answer(share=1.0, others={}, exposed_ns=found.exposed_ns(Change.none)),
+        bare=found.share(Change.none, keep_opaque=False),
+    )  # fmt: skip
 
 
 def not_beyond(row: Scenario, bounds: Bounds, base: Scenario) -> Scenario:

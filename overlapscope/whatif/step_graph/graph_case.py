@@ -9,6 +9,7 @@ import numpy as np
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.per_rank.interference import NO_INTERFERENCE, Interference, interference
 from overlapscope.analysis.graph.job_replay import NO_HOST_EVENTS
+from overlapscope.analysis.graph.job_replay import NO_DEVICE, NO_HOST_EVENTS
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.timeline.intervals import Intervals
@@ -121,7 +122,7 @@ def graph_case(run: Run, cross_rank: CrossRank) -> GraphCase:
         waited_for=most,
         notes=tuple(notes),
         replay=replay,
-        abstains=asked if isinstance(asked, str) and asked != NO_HOST_EVENTS else "",
+        abstains=asked if isinstance(asked, str) and asked not in (NO_HOST_EVENTS, NO_DEVICE) else "",
     )  # fmt: skip
 
 
@@ -170,6 +171,8 @@ def _slowdown_fit(run: Run, moving: Mapping[int, Intervals], *, device: bool) ->
 def _assumptions(
     calls: Calls, *, device: bool, is_partial: bool, late_ends: bool = True
 ) -> list[Assumption]:  # fmt: skip
+    if not calls:
+        return []
     low, value, high = COMM_SHARE[device]
     how = "assumed to slow each other equally" if device else "assumed to be limited by its link alone"
     found = [Assumption(name="comm_share", value=value, low=low, high=high, known_from=how)] if late_ends else []

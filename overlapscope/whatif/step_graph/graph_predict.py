@@ -22,7 +22,7 @@ from overlapscope.whatif.cost.link_fit import SPREAD
 from overlapscope.whatif.ddp.calibrate import SELF_TEST, SLOWDOWN
 from overlapscope.whatif.ddp.ddp_predict import FIX_STRAGGLER
 from overlapscope.whatif.ddp.ddp_recording import US, WAITING
-from overlapscope.whatif.replay.graph import Graph, Item, MutualSlowdown, graph_job
+from overlapscope.whatif.replay.graph import Busy, Graph, Item, MutualSlowdown, graph_job
 from overlapscope.whatif.replay.replay import Launch, Replay, StuckError, Wait, replay
 from overlapscope.whatif.result import Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf
 from overlapscope.whatif.run_replay.answers import PAUSE_CAP_MS, Answer, RunReplay, not_beyond, nothing_to_gain
@@ -54,6 +54,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEFAULTS: Final = ReplayOptions()
+NOT_FASTER: Final = "no setting that was replayed is faster"
 MS = 1e6
 
 
@@ -123,6 +124,8 @@ def changes_of(case: GraphCase, options: ReplayOptions) -> tuple[list[GraphChang
         why.append(
             "it combines several kinds of parallelism: faster links and stragglers are replayed, settings are not"
         )
+    if case.replay is not None and not case.replay.communicates:
+        return [pauses_capped(PAUSE_CAP_MS)], ["no communication was recorded: links and settings change nothing"]
     found += [faster_link(each) for each in options.link_speeds]
     found += [other_algorithm(each) for each in options.algorithms]
     if options.straggler and case.straggler is not None:
@@ -194,8 +197,11 @@ def _replayed(case: GraphCase, changes: Sequence[GraphChange]) -> tuple[list[Gra
     swapped = replay.error_bar()
     besides = float(np.hypot(case.noise, SELF_TEST)) if swapped is None else swapped
     apart = float(np.hypot(besides, case.drift)) if swapped is None else swapped
-    of_steps = iter(zip(seen.answers[1:], seen.besides[1:], seen.apart[1:], strict=True))
-    found = [(replay.unchanged(), seen.besides[0], seen.apart[0])]
+    # Programmes are replayed by another engine: what it says of exposed time is taken relative to its own.
+    exposed = replay.unchanged.exposed_ns / seen.answers[0].exposed_ns if seen.answers[0].exposed_ns else 1.0
+    relative = [msgspec.structs.replace(each, exposed_ns=each.exposed_ns * exposed) for each in seen.answers]
+    of_steps = iter(zip(relative[1:], seen.besides[1:], seen.apart[1:], strict=True))
+    found = [(replay.unchanged, seen.besides[0], seen.apart[0])]
     kept, why = [], []
     for change in changes:
         answer = _answered(case, replay, change) if change.keeps_programme else None
@@ -374,7 +380,7 @@ def _against(case: GraphCase, rows: Sequence[Scenario]) -> str:
     """Return why no setting is recommended; empty where one is."""
     best = _best(rows)
     if best is rows[0]:
-        return "no setting that was replayed is faster"
+        return NOT_FASTER
     if best.gain <= case.noise:
         return f"the best setting gains {best.gain:.1%}, which is within the noise of {case.noise:.1%}"
     if best.gain_low <= 0:
@@ -404,7 +410,20 @@ def bounds_of_case(case: GraphCase) -> Bounds:
     """Return the step bounds of a case: by the dependency graph where there is one, else by its steps."""
     if case.replay is not None:
         return case.replay.bounds(case.measured_ns)
+    if case.abstains:
+        return loose_bounds_of(case.middle, case.measured_ns / case.middle.measured_ns)
     return bounds_of(case.middle, case.measured_ns / case.middle.measured_ns)
+
+
+def loose_bounds_of(graph: Graph, scale: float) -> Bounds:
+    """Return bounds that hold whatever ranks and hosts wait for: what the busiest rank computes, and the step with all
+    transfers after it. All are multiplied by `scale`, to fit a step of another length."""
+    busy = max(sum(each.ns for each in items if isinstance(each, Busy)) for items in graph.programmes.values())
+    moved = sum(each.own_ns for each in graph.calls)
+    return Bounds(
+        no_comm_ns=round(scale * busy), perfect_overlap_ns=round(scale * busy),
+        no_overlap_ns=round(scale * (graph.measured_ns + moved)),
+    )  # fmt: skip
 
 
 def bounds_of(graph: Graph, scale: float = 1.0) -> Bounds:
