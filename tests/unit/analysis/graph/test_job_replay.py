@@ -25,8 +25,9 @@ from overlapscope.analysis.graph.self_test import UNKNOWN, Swap, interval_of, sw
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMM
 from overlapscope.timeline.run import Run
+from overlapscope.whatif.run_replay.answers import run_replay
 from overlapscope.whatif.run_replay.transfers import relieved, retimed
-from tests.conftest import ROOT
+from tests.conftest import ROOT, shared_file
 from tests.support.graph_programs import CopyBack, Launch, Program, Sync, simulate
 from tests.unit.analysis.graph.test_generated_jobs import job
 from tests.unit.analysis.graph.test_oracle import jobs, programs
