@@ -279,12 +279,13 @@ def _pauses(case: DdpCase, base: Scenario) -> list[Scenario]:
 
 def _answered(case: DdpCase, row: Scenario, base: Scenario, answer: Answer) -> Scenario:
     assert case.replay is not None
-    half = hypot(answer.half_width, case.replay.error_bar() or hypot(case.noise, SELF_TEST))
+    error = case.replay.error_bar() or hypot(case.noise, SELF_TEST)
+    below, above = hypot(answer.below, error), hypot(answer.above, error)
     step = base.predicted_step_ns
     return replace(
-        row, predicted_step_ns=round(step * answer.share), low_ns=round(step * (answer.share - half)),
-        high_ns=round(step * (answer.share + half)), gain=1 - answer.share, gain_low=1 - answer.share - half,
-        gain_high=1 - answer.share + half, exposed_comm_ns=round(answer.exposed_ns),
+        row, predicted_step_ns=round(step * answer.share), low_ns=round(step * (answer.share - below)),
+        high_ns=round(step * (answer.share + above)), gain=1 - answer.share, gain_low=1 - answer.share - above,
+        gain_high=1 - answer.share + below, exposed_comm_ns=round(answer.exposed_ns),
     )  # fmt: skip
 
 

@@ -34,12 +34,17 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     exposed_ns: float
 
     @property
-    def half_width(self) -> float:
-        """Half of the 90 % interval that the assumptions leave.
+    def below(self) -> float:
+        """How far the 90 % interval that the assumptions leave reaches below the share.
 
-        Independent ones add up as squares; of the values of one the largest deviation counts.
+        Independent assumptions add up as squares; of the values of one the lowest counts.
         """
-        return hypot(*(max(abs(each - self.share) for each in found) for found in self.others.values()))
+        return hypot(*(max(self.share - min(found), 0.0) for found in self.others.values()))
+
+    @property
+    def above(self) -> float:
+        """How far that interval reaches above the share."""
+        return hypot(*(max(max(found) - self.share, 0.0) for found in self.others.values()))
 
 
 class RunReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -319,18 +319,17 @@ def _rows(case: GraphCase, changes: Sequence[GraphChange], seen: _Replayed) -> l
     base = case.measured_ns
     rows = []
     for change, answer, besides, apart in zip((None, *changes), seen.answers, seen.besides, seen.apart, strict=True):
-        share, assumed = answer.share, answer.half_width
+        share = answer.share
         # A gain compares steps of one run; a predicted step is compared with another run, which drifts.
-        width, wider = hypot(assumed, besides), hypot(assumed, apart)
         rows.append(
             Scenario(
                 knobs={} if change is None else dict(change.knobs),
                 predicted_step_ns=round(base * share),
-                low_ns=round(base * (share - wider)),
-                high_ns=round(base * (share + wider)),
+                low_ns=round(base * (share - hypot(answer.below, apart))),
+                high_ns=round(base * (share + hypot(answer.above, apart))),
                 gain=1 - share,
-                gain_low=0.0 if change is None else 1 - share - width,
-                gain_high=0.0 if change is None else 1 - share + width,
+                gain_low=0.0 if change is None else 1 - share - hypot(answer.above, besides),
+                gain_high=0.0 if change is None else 1 - share + hypot(answer.below, besides),
                 exposed_comm_ns=round(answer.exposed_ns),
                 memory_bytes=0 if change is None else change.memory_bytes,
                 buckets=0,
