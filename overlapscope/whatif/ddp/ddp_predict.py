@@ -26,7 +26,7 @@ from overlapscope.whatif.ddp.paired_gain import gains
 from overlapscope.whatif.ddp.plan import MS
 from overlapscope.whatif.ddp.search import can_list, caps_to_try, improved, merged, with_cap, with_groups
 from overlapscope.whatif.replay.replay import Gap, Work
-from overlapscope.whatif.result import Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf
+from overlapscope.whatif.result import CAP, Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf, equally_good
 from overlapscope.whatif.run_replay.answers import PAUSE_CAP_MS, Answer, RunReplay, not_beyond, nothing_to_gain
 from overlapscope.whatif.workload.workload import Workload
 
@@ -36,6 +36,10 @@ COMPRESSED: Final = (
     "compressed gradients: bytes sent are counted, the cost of compressing is assumed, accuracy is not predicted"
 )
 FIX_STRAGGLER: Final = "tuning will not help until the straggler is fixed"
+SEVERAL: Final = 3
+"""With so many measured settings a verdict rests on them alone."""
+RANGE_OF: Final = (1.0, 1.25, 1.39, 1.49, 1.57, 1.63, 1.69, 1.74, 1.77)
+"""Range of 2 to 10 equal measurements over that of two: the studentized range that 10 % exceed (Tukey 1949)."""
 ONE_MEASURED: Final = 2**0.5
 """The noise is that of a difference of two measured steps; a replayed gain is compared with one, which has less."""
 
@@ -110,6 +114,7 @@ def predict_ddp(
     best = _best(rows, case.noise)
     place = rows.index(best)
     verdict, reasons = _verdict(case, predictions, rows, place)
+    flat = _flat(rows, best, case.noise)
     compressed = _compressed(case, workload, compressions)
     bounds = _bounds(case, workload)
     notes = [*nothing_to_gain(rows[0], bounds), *case.notes] if case.replay is not None else [*case.notes]
@@ -127,7 +132,8 @@ def predict_ddp(
         verdict=verdict,
         waiting=_waits(case, rows[0]),
         best=Best(knobs=best.knobs if verdict == "change" else rows[0].knobs),
-        flat_region=_flat(rows, best, case.noise),
+        flat_region=flat,
+        equally_good=equally_good(rows, best, flat) if verdict == "change" else {},
         reasons=[*reasons, *notes, *([COMPRESSED] if compressed else [])],
         interference=Interval(**{name: getattr(predictions.fit, name) for name in Interval.__struct_fields__}),
         assumptions=_assumed(case, predictions, place),
@@ -295,8 +301,13 @@ def _recommendable(scenarios: Sequence[Scenario]) -> list[Scenario]:
 
 
 def _best(scenarios: Sequence[Scenario], noise: float) -> Scenario:
-    """Return the shortest step that keeps numerics; one cap rather than a list where they differ by less than noise."""
+    """Return the shortest step that keeps numerics; one cap rather than a list where they differ by less than noise.
+
+    Where several settings were measured, only measured ones.
+    """
     plain = _recommendable(scenarios)
+    measured = [each for each in plain if each.known_from == "measured"]
+    plain = measured if len(measured) >= SEVERAL else plain
     best = min(plain, key=lambda each: each.predicted_step_ns)
     simple = [each for each in plain if "bucket_cap_mb_list" not in each.knobs]
     first = min(simple or plain, key=lambda each: each.predicted_step_ns)
@@ -307,6 +318,10 @@ def _verdict(
     case: DdpCase, predictions: Predictions, scenarios: Sequence[Scenario], place: int
 ) -> tuple[Literal["change", "no_change", "insufficient_data"], list[str]]:
     base, best = scenarios[0], scenarios[place]
+    several = [each for each in _recommendable(scenarios) if each.known_from == "measured"]
+    waits = _waits(case, base)
+    if len(several) >= SEVERAL and base.known_from == "measured" and not waits:
+        return _by_measurement(case.noise, base, best, several)
     reasons = []
     if not case.measured:
         reasons.append(
@@ -320,25 +335,46 @@ def _verdict(
         return "insufficient_data", [f"{missed}: the description does not match the run", *reasons]
     if case.fixed:
         return "insufficient_data", [case.fixed, *reasons]
-    if _waits(case, base):
+    if waits:
         late, last = case.lateness_ns, max(case.lateness_ns)
         waited_ms = (last - min(late)) / MS
         held = f"rank {late.index(last)} is late: waiting {waited_ms:.3f} ms for it dominates the exposed time"
         return "no_change", [f"{held}; {FIX_STRAGGLER}", *reasons]
+    against = _against(case, predictions, scenarios, place)
+    return ("no_change", [against, *reasons]) if against else ("change", reasons)
+
+
+def _against(case: DdpCase, predictions: Predictions, scenarios: Sequence[Scenario], place: int) -> str:
+    """Return why the best replayed setting is not recommended; empty where it is."""
+    base, best = scenarios[0], scenarios[place]
     noise = case.noise if best.known_from == "measured" else case.noise / ONE_MEASURED
-    if best.gain <= noise or best is base:
-        spread = f"the best setting gains {best.gain:.1%}, which is within the noise of {noise:.1%}"
-        return "no_change", [
-            f"{spread}: leave it as it is"
-            if best is not base
-            else "no setting that was replayed is faster than the present ones",
-            *reasons,
-        ]
+    if best is base:
+        return "no setting that was replayed is faster than the present ones"
+    if best.gain <= noise:
+        return f"the best setting gains {best.gain:.1%}, which is within the noise of {noise:.1%}: leave it as it is"
     if best.gain_low <= 0:
         widest = _widest(predictions, place)
         doubt = f"the gain of {best.gain:.1%} may be zero: its interval begins at {best.gain_low:.1%}"
-        return "no_change", [f"{doubt}; the largest uncertainty is {widest.replace('_', ' ')}", *reasons]
-    return "change", reasons
+        return f"{doubt}; the largest uncertainty is {widest.replace('_', ' ')}"
+    return ""
+
+
+def _by_measurement(
+    noise: float, base: Scenario, best: Scenario, several: Sequence[Scenario]
+) -> tuple[Literal["change", "no_change", "insufficient_data"], list[str]]:
+    """Return the verdict of several measured settings: their spread against what as many equal settings would show.
+
+    The noise is that of two measurements; of more, the largest and the smallest differ by more.
+    """
+    steps = [each.predicted_step_ns for each in several]
+    spread = max(steps) / min(steps) - 1
+    expected = noise * RANGE_OF[min(len(steps), len(RANGE_OF) + 1) - 2]
+    counted = f"{len(steps)} settings were measured; their steps differ by {spread:.1%}"
+    if spread <= expected:
+        return "no_change", [f"{counted}, and {expected:.1%} would be noise: leave it as it is"]
+    if best is base or best.gain <= noise:
+        return "no_change", [f"{counted}, and the present one is as good as the best of them"]
+    return "change", [f"{counted}, where {expected:.1%} would be noise"]
 
 
 def _waits(case: DdpCase, base: Scenario) -> bool:
@@ -355,11 +391,11 @@ def _widest(predictions: Predictions, place: int) -> str:
 def _flat(scenarios: Sequence[Scenario], best: Scenario, noise: float) -> dict[str, list[Any]]:
     """Return the caps whose steps are the best's within the noise."""
     near = [
-        each.knobs["bucket_cap_mb"]
+        each.knobs[CAP]
         for each in _recommendable(scenarios)
-        if "bucket_cap_mb" in each.knobs and each.predicted_step_ns <= best.predicted_step_ns * (1 + noise)
+        if CAP in each.knobs and each.predicted_step_ns <= best.predicted_step_ns * (1 + noise)
     ]
-    return {"bucket_cap_mb": list(dict.fromkeys(near))}
+    return {CAP: list(dict.fromkeys(near))}
 
 
 def _bounds(case: DdpCase, workload: Workload) -> Bounds:

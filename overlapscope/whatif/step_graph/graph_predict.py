@@ -24,7 +24,7 @@ from overlapscope.whatif.ddp.ddp_predict import FIX_STRAGGLER
 from overlapscope.whatif.ddp.ddp_recording import US, WAITING
 from overlapscope.whatif.replay.graph import Busy, Graph, Item, MutualSlowdown, graph_job
 from overlapscope.whatif.replay.replay import Launch, Replay, StuckError, Wait, replay
-from overlapscope.whatif.result import Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf
+from overlapscope.whatif.result import Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf, around, knob_words
 from overlapscope.whatif.run_replay.answers import PAUSE_CAP_MS, Answer, RunReplay, not_beyond, nothing_to_gain
 from overlapscope.whatif.run_replay.transfers import CallTimes
 from overlapscope.whatif.step_graph.fsdp_changes import fsdp_graph_changes
@@ -409,9 +409,8 @@ def bounds_of_case(case: GraphCase) -> Bounds:
     """Return the step bounds of a case: by the dependency graph where there is one, else by its steps."""
     if case.replay is not None:
         return case.replay.bounds(case.measured_ns)
-    if case.abstains:
-        return loose_bounds_of(case.middle, case.measured_ns / case.middle.measured_ns)
-    return bounds_of(case.middle, case.measured_ns / case.middle.measured_ns)
+    bounds = loose_bounds_of if case.abstains else bounds_of
+    return around(bounds(case.middle, case.measured_ns / case.middle.measured_ns), case.measured_ns)
 
 
 def loose_bounds_of(graph: Graph, scale: float) -> Bounds:
@@ -459,7 +458,7 @@ def _waiting_at_launch(graph: Graph, items: Sequence[Item]) -> tuple[Item, ...]:
 
 
 def _knobs(change: GraphChange) -> str:
-    return ", ".join(f"{knob}={value}" for knob, value in change.knobs.items())
+    return ", ".join(knob_words(knob, value) for knob, value in change.knobs.items())
 
 
 def _assumed(case: GraphCase, place: int, seen: _Replayed) -> list[Assumed]:
