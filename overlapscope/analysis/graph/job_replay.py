@@ -16,7 +16,7 @@ from overlapscope.analysis.graph.bounds import Bounds, job_bounds, step_runs, wh
 from overlapscope.analysis.graph.build import run_graph
 from overlapscope.analysis.graph.model import BEGINS, NO_GAP, Graph, RankPart
 from overlapscope.analysis.graph.replay import replay_part, run_edges
-from overlapscope.analysis.graph.scenarios import MOST_PEERS, Change, aligned_starts, changed_times, with_work_of
+from overlapscope.analysis.graph.scenarios import Change, aligned_starts, changed_times, with_work_of
 from overlapscope.analysis.graph.self_test import (
     HIDDEN_WAITS,
     REPLAY,
@@ -42,6 +42,12 @@ WHY_NOT: Final = {
 NO_HOST_EVENTS: Final = "no host events were recorded"
 NO_DEVICE: Final = "its ranks computed on CPUs"
 """Threads of CPU ranks share a link and slow each other, which lags of a graph cannot hold."""
+UNLIKE: Final = 1.5
+"""A step that takes so many times the median, or the median so many times the step, did other work."""
+MOST_STEPS: Final = 16
+"""Steps of a recording that are replayed: the last ones."""
+MOST_ASKED: Final = 4
+"""Peers whose time a rank is given, each by a replay from the begin of the recording."""
 MakeChange = Callable[[Graph], Change]
 
 
@@ -115,6 +121,10 @@ class JobReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The error bar of scenarios; None with fewer than three alike steps."""
     annotated: bool
     """False where no step was annotated: the whole recording counts as one."""
+    earlier: int
+    """Complete steps before these, which are not replayed because there are many."""
+    unlike: int
+    """Steps that took much longer or shorter than the median, and are left out: they did other work."""
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -170,8 +180,9 @@ class JobReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         for graph in self.graphs:
             aligned = aligned_starts(graph)
             peers = [part.rank for part in graph.ranks if part.rank != rank]
-            made = [with_work_of(graph, rank, peer, aligned) for peer in peers[:: max(len(peers) // MOST_PEERS, 1)]]
-            changes = [each for each in made[:MOST_PEERS] if each is not None]
+            asked = peers[:: max(len(peers) // MOST_ASKED, 1)][:MOST_ASKED]
+            made = [with_work_of(graph, rank, peer, aligned) for peer in asked]
+            changes = [each for each in made if each is not None]
             if not changes:
                 return None
             runs = [each for each in self.runs if each.graph is graph]
@@ -204,13 +215,15 @@ def job_replay(run: Run, cross_rank: CrossRank) -> JobReplay | str:
     runs: list[StepRun] = []
     replays: list[StepReplay] = []
     steps_ns: list[int] = []
-    swap, why = None, "no step was recorded completely on every rank"
+    earlier, unlike, swap, why = 0, 0, None, "no step was recorded completely on every rank"
     for recording in range(min(size(each.recordings) for each in ranks.values())):
         graph = run_graph(run, cross_rank, recording)
         whole = whole_bounds(graph)
         if whole is None:
             continue
-        steps = job_bounds(graph, ranks) if annotated else [whole]
+        every = job_bounds(graph, ranks) if annotated else [whole]
+        steps = every[-MOST_STEPS:]
+        earlier += len(every) - len(steps)
         time = graph.nodes.time_ns
         path = critical_path(graph, whole.last(time), int(time[whole.start].min()))
         tested = self_test(graph, path, steps)
@@ -220,14 +233,25 @@ def job_replay(run: Run, cross_rank: CrossRank) -> JobReplay | str:
             why = WHY_NOT[others[0] if others else REPLAY]
             continue
         binding = binding_edges(graph)
+        length_ns = np.array([each.length_ns(time) for each in holds])
+        middle = float(np.median(length_ns))
+        like = (length_ns <= UNLIKE * middle) & (length_ns * UNLIKE >= middle)
+        unlike += int(np.count_nonzero(~like))
+        holds = [each for each, kept in zip(holds, like.tolist(), strict=True) if kept]
         runs += [_step_run(graph, window, count, binding) for window, count in step_runs(holds)]
         replays += [each for each in tested.windows if abs(each.error) <= REPLAY_WITHIN]
         steps_ns += [each.length_ns(time) for each in holds]
-        swap = swap or swap_test(graph, ranks, steps)
+        swap = swap or swap_test(graph, ranks, [each for each in steps if each.length_ns(time) <= UNLIKE * middle])
     if not runs or min(each.recorded_ns for each in runs) <= 0:
         return why
     return JobReplay(
-        runs=tuple(runs), steps_ns=np.array(steps_ns, np.int64), replays=tuple(replays), swap=swap, annotated=annotated
+        runs=tuple(runs),
+        steps_ns=np.array(steps_ns, np.int64),
+        replays=tuple(replays),
+        swap=swap,
+        annotated=annotated,
+        earlier=earlier,
+        unlike=unlike,
     )
 
 

@@ -98,6 +98,10 @@ def graph_case(run: Run, cross_rank: CrossRank) -> GraphCase:
         )
     if few:
         notes.append(f"{steps_ns.size} complete steps were recorded: too few to measure how much steps vary")
+    if replay is not None and replay.job.earlier and found is None:
+        notes.append(f"the last {len(steps_ns)} steps are replayed: the measured step is their median")
+    if replay is not None and replay.job.unlike:
+        notes.append(f"{replay.job.unlike} recorded steps took much longer or shorter than the others and are left out")
     if replay is not None and not replay.job.annotated:
         notes.append("no step was annotated: the whole recording counts as one step")
     if asked == NO_HOST_EVENTS:

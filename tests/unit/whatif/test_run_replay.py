@@ -1,5 +1,9 @@
 """The run's dependency graph answers what other durations are worth; where it may not, nothing is predicted."""
 
+import gzip
+import json
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
@@ -14,7 +18,7 @@ from overlapscope.whatif.step_graph.graph_case import OLDER
 from overlapscope.whatif.step_graph.graph_changes import TimeParts, in_16_bits, more_ranks, other_algorithm
 from overlapscope.whatif.step_graph.graph_predict import ReplayOptions
 from tests.conftest import shared_file
-from tests.unit.analysis.graph.test_real_traces import run_of
+from tests.unit.analysis.graph.test_real_traces import TRACES, run_of
 
 
 def answered(run: Run, *speeds: float) -> WhatIf:
@@ -96,23 +100,44 @@ def test_a_job_without_communication_is_asked_about_its_host_alone() -> None:
     assert answer.bounds.no_comm_ns == answer.baseline.measured_step_ns
 
 
-def test_sizes_and_ranks_change_the_calls_they_concern() -> None:
-    """Half of the bytes, twice the ranks and trees: of transfers on the path, and bounded by instant ones."""
-    run = run_of("mi300")
+@pytest.mark.parametrize("name", ["a100_rank3of8", "mi300"])
+def test_sizes_and_ranks_change_the_calls_they_concern(name: str) -> None:
+    """Gradients of 32 bits are halved, those of 16 are not; the size of a group must be known for more ranks."""
+    run = run_of(name)
     replay = run_replay(run, match_and_align(run))
     assert isinstance(replay, RunReplay)
-    assert "all_reduce" in {shape.op for shape, _ in replay.transfer_times()}
     shares = []
     for change in (in_16_bits("traffic_dtype", lambda shape: shape.op == "all_reduce"), more_ranks(2)):
         times = change.transfers
         assert times is not None
-
-        def took(shape, own_ns, times=times):  # type: ignore[no-untyped-def]
-            return times(shape, own_ns, TimeParts())
-
-        shares.append(replay.of_transfers(took, {}, least_transfer=1.0, slowdown=1.0).share)
-    assert replay.limits.no_comm < shares[0] < 1 < shares[1]
+        found = replay.of_transfers(
+            lambda shape, own_ns, times=times: times(shape, own_ns, TimeParts()),  # type: ignore[misc]
+            {}, least_transfer=1.0, slowdown=1.0,
+        )  # fmt: skip
+        shares.append(found.share)
+    if name == "mi300":
+        assert replay.limits.no_comm < shares[0] == 1 < shares[1]
+    else:
+        assert replay.limits.no_comm < shares[0] < 1 == shares[1]
     assert other_algorithm("double_binary_tree").transfers is not None
+
+
+def test_a_step_that_took_much_longer_distorts_nothing(tmp_path: Path) -> None:
+    """The recording stops for a second in its fourth step, as for a checkpoint."""
+    trace = json.loads(gzip.decompress(shared_file(TRACES["a100_rank3of8"]).read_bytes()))
+    starts = sorted(each["ts"] for each in trace["traceEvents"] if str(each.get("name")).startswith("ProfilerStep#"))
+    pause = starts[len(starts) // 2] + 20_000
+    for each in trace["traceEvents"]:
+        if each.get("ts", 0) >= pause:
+            each["ts"] += 1_000_000
+    path = tmp_path / "rank3.pt.trace.json"
+    path.write_text(json.dumps(trace), encoding="utf-8")
+    paused, plain = answered(read_inputs([path])), answered(run_of("a100_rank3of8"))
+    assert any("took much longer or shorter" in each for each in paused.reasons)
+    for knobs in ({"link_speed": 2.0}, {"host_pauses_ms": 3.0}):
+        one, other = row(paused, **knobs), row(plain, **knobs)
+        assert one.gain == pytest.approx(other.gain, abs=0.01)
+        assert one.high_ns - one.low_ns < 2 * (other.high_ns - other.low_ns)
 
 
 def test_a_scenario_below_its_bound_is_lifted_to_it() -> None:
