@@ -107,7 +107,7 @@ def test_sizes_and_ranks_change_the_calls_they_concern(name: str) -> None:
     replay = run_replay(run, match_and_align(run))
     assert isinstance(replay, RunReplay)
     shares = []
-    for change in (in_16_bits("traffic_dtype", lambda shape: shape.op == "all_reduce"), more_ranks(2)):
+    for change in (in_16_bits("traffic_dtype", lambda _: True), more_ranks(2)):
         times = change.transfers
         assert times is not None
         found = replay.of_transfers(
@@ -123,10 +123,10 @@ def test_sizes_and_ranks_change_the_calls_they_concern(name: str) -> None:
 
 
 def test_a_step_that_took_much_longer_distorts_nothing(tmp_path: Path) -> None:
-    """The recording stops for a second in its fourth step, as for a checkpoint."""
+    """The host stops for a second between its third and fourth step, as for a checkpoint."""
     trace = json.loads(gzip.decompress(shared_file(TRACES["a100_rank3of8"]).read_bytes()))
     starts = sorted(each["ts"] for each in trace["traceEvents"] if str(each.get("name")).startswith("ProfilerStep#"))
-    pause = starts[len(starts) // 2] + 20_000
+    pause = starts[len(starts) // 2]
     for each in trace["traceEvents"]:
         if each.get("ts", 0) >= pause:
             each["ts"] += 1_000_000
