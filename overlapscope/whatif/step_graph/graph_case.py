@@ -7,9 +7,8 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
-from overlapscope.analysis.per_rank.interference import NO_INTERFERENCE, Interference, interference
-from overlapscope.analysis.graph.job_replay import NO_HOST_EVENTS
 from overlapscope.analysis.graph.job_replay import NO_DEVICE, NO_HOST_EVENTS
+from overlapscope.analysis.per_rank.interference import NO_INTERFERENCE, Interference, interference
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.timeline.intervals import Intervals
