@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.bounds import Bounds, job_bounds, step_runs, whole_bounds
-from overlapscope.analysis.graph.build import run_graph
+from overlapscope.analysis.graph.build import graph_too_large, run_graph
 from overlapscope.analysis.graph.model import BEGINS, NO_GAP, Graph, RankPart
 from overlapscope.analysis.graph.replay import replay_part, run_edges
 from overlapscope.analysis.graph.scenarios import Change, aligned_starts, changed_times, with_work_of
@@ -209,6 +209,8 @@ def job_replay(run: Run, cross_rank: CrossRank) -> JobReplay | str:
         return NO_DEVICE
     if not all(each.has_host_events for each in ranks.values()):
         return NO_HOST_EVENTS
+    if (too_large := graph_too_large(run)) is not None:
+        return too_large
     if len(ranks) > 1 and not cross_rank.clocks.comparable(tuple(ranks)):
         return "its ranks share no collective, so their clocks cannot be aligned"
     annotated = any(size(each.steps) for each in ranks.values())

@@ -7,7 +7,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
-from overlapscope.analysis.graph.job_replay import NO_DEVICE, NO_HOST_EVENTS
+from overlapscope.analysis.graph.job_replay import WHY_NOT
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, Floats, Ints
 from overlapscope.timeline.intervals import EMPTY, Intervals, intersection, union
@@ -189,7 +189,7 @@ def ddp_case_of_run(run: Run, cross_rank: CrossRank | None = None) -> RecordedCa
         optimizer_ns=optimizer,
         fixed=split_graphs(next(iter(run.ranks.values())), seen),
         replay=None if isinstance(asked, str) else asked,
-        abstains=asked if isinstance(asked, str) and asked not in (NO_HOST_EVENTS, NO_DEVICE) else "",
+        abstains=asked if isinstance(asked, str) and asked in WHY_NOT.values() else "",
     )
 
 

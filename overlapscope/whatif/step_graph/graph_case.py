@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
-from overlapscope.analysis.graph.job_replay import NO_DEVICE, NO_HOST_EVENTS
+from overlapscope.analysis.graph.job_replay import NO_HOST_EVENTS, WHY_NOT
 from overlapscope.analysis.per_rank.interference import NO_INTERFERENCE, Interference, interference
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Floats, Ints
@@ -125,7 +125,7 @@ def graph_case(run: Run, cross_rank: CrossRank) -> GraphCase:
         waited_for=most,
         notes=tuple(notes),
         replay=replay,
-        abstains=asked if isinstance(asked, str) and asked not in (NO_HOST_EVENTS, NO_DEVICE) else "",
+        abstains=asked if isinstance(asked, str) and asked in WHY_NOT.values() else "",
     )  # fmt: skip
 
 
