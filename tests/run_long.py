@@ -15,6 +15,7 @@ PARTS = (
     "tests.property.synthetic.evaluate",
     "tests.property.synthetic.evaluate_job_faults",
     "tests.property.synthetic.fleets",
+    "tests.unit.analysis.graph.evaluate_counterfactuals",
     "tests.support.whatif_measured",
 )
 """Modules that run a part of their own and keep its section."""

@@ -17,7 +17,7 @@ from overlapscope.timeline.run import Run
 from overlapscope.whatif.ddp.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp.ddp_recording import RecordedCase, ddp_case_of_run
 from overlapscope.whatif.parallelism import parallelism_of
-from overlapscope.whatif.result import Scenario, WhatIf
+from overlapscope.whatif.result import CAP, Scenario, WhatIf, cap_of, knob_words
 from overlapscope.whatif.step_graph.graph_predict import predict_graph_run
 
 VIEW: Final = "gradient_as_bucket_view"
@@ -104,6 +104,7 @@ def scenario_recommendation(
             "predicted_step_ns": row.predicted_step_ns,
             "exposed_comm_ns": row.exposed_comm_ns,
             **({"buckets": row.buckets} if row.buckets else {}),
+            **({"equally_good_mb": near} if (near := result.equally_good.get(CAP)) and name == "bucket_cap" else {}),
             "replay_error": result.baseline.replay_error,
         },
         measured=["the present step, its gradients and transfers"] if result.baseline.measured_step_ns else [],
@@ -123,14 +124,17 @@ def bucket_advice(result: WhatIf, item_bytes: int) -> list[Recommendation]:
 
 def adds_views(result: WhatIf) -> bool:
     """Return whether the recommended change includes views of buckets: its gain then includes theirs."""
-    return result.verdict == "change" and bool(_changed(result).get(VIEW))
+    return result.verdict == "change" and bool(_changed(result, result.best.knobs).get(VIEW))
 
 
 def _cap(result: WhatIf, item_bytes: int) -> Recommendation:
     if result.verdict == "change":
-        knobs, present = result.best.knobs, result.baseline.knobs
-        best, apply = _row(result.scenarios, knobs), setting_code(knobs, item_bytes, present)
-        title = f"Set {_shown(_changed(result))}"
+        best, present = _largest(result), result.baseline.knobs
+        knobs = best.knobs
+        apply = setting_code(knobs, item_bytes, present)
+        near = result.equally_good.get(CAP)
+        also = f" ({near[0]:g} to {near[1]:g} MiB are equally good)" if near else ""
+        title = f"Set {_shown(_changed(result, knobs))}{also}"
         memory_bytes = best.memory_bytes - result.scenarios[0].memory_bytes or None
         return scenario_recommendation(
             result, best, "bucket_cap", title, "change", apply=apply, memory_bytes=memory_bytes
@@ -161,9 +165,23 @@ def _fewer_bits(result: WhatIf) -> Recommendation | None:
     return scenario_recommendation(result, row, "sixteen_bit_gradients", title, "trial", apply={"ddp": HOOK})
 
 
-def _changed(result: WhatIf) -> dict[str, Any]:
-    """Return the best knobs that differ from the present ones; flags that are no longer set are False."""
-    knobs, present = result.best.knobs, result.baseline.knobs
+def _largest(result: WhatIf) -> Scenario:
+    """Return the scenario to recommend: of caps as good as the best, the largest, which makes the fewest buckets."""
+    best = _row(result.scenarios, result.best.knobs)
+    low, high = result.equally_good.get(CAP, (0.0, 0.0))
+    rest = {name: value for name, value in best.knobs.items() if name != CAP}
+    near = [
+        each
+        for each in result.scenarios
+        if each.gain_low > 0 and low <= cap_of(each.knobs) <= high
+        and CAP in each.knobs and {name: value for name, value in each.knobs.items() if name != CAP} == rest
+    ]  # fmt: skip
+    return max(near, key=lambda each: cap_of(each.knobs), default=best)
+
+
+def _changed(result: WhatIf, knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the knobs that differ from the present ones; flags that are no longer set are False."""
+    present = result.baseline.knobs
     left = {name: False for name, value in present.items() if value is True and name not in knobs}
     return {name: value for name, value in knobs.items() if present.get(name) != value} | left
 
@@ -186,7 +204,7 @@ def fsdp_advice(result: WhatIf) -> list[Recommendation]:
     if result.kind != "fsdp" or result.verdict != "change":
         return []
     best = _row(result.scenarios, result.best.knobs)
-    title = f"Set {', '.join(f'{name}={value}' for name, value in best.knobs.items())}"
+    title = f"Set {', '.join(knob_words(name, value) for name, value in best.knobs.items())}"
     found = [scenario_recommendation(result, best, "fsdp_gathers", title, "change", apply=_apply(best.knobs),
                          memory_bytes=best.memory_bytes)]  # fmt: skip
     for each in result.scenarios:

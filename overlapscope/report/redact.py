@@ -107,7 +107,7 @@ _GROUP: Final = r"\d+(?: \[\d+(?:, \d+)*\])?|\d+ ranks|default_pg|WORLD"
 _KNOB: Final = (
     "bucket_bytes|bucket_cap_bytes|bucket_cap_mb|bucket_cap_mb_list|gradient_as_bucket_view|static_graph|no_sync|hook"
     "|find_unused_parameters|small_last_bucket|comm_hook|compile_splits|accumulation|zero_stage|partition_mb|priority"
-    "|channels|link_speed|late_ranks"
+    "|channels|link_speed|late_ranks|host_pauses_ms"
 )
 _KEY: Final = (
     rf"world_size|device|backend|python|dtype|parallelism|parameters|ranks|recording\.(?:basis|mode)|ddp\.(?:{_KNOB})"

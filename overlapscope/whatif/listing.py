@@ -11,6 +11,7 @@ from overlapscope.timeline.run import Run
 from overlapscope.whatif.ddp.ddp_recording import ddp_case_of_run
 from overlapscope.whatif.parallelism import KNOBS, OPTIONS, Parallelism, parallelism_of, unsupported_options
 from overlapscope.whatif.requested import unsupported_ddp_options
+from overlapscope.whatif.run_replay.answers import run_replay
 from overlapscope.whatif.step_graph.graph_case import graph_case
 from overlapscope.whatif.step_graph.graph_predict import ReplayOptions, changes_of
 
@@ -21,6 +22,7 @@ WHY_NOT: Final = {
     "reduce_dtype": "no gradients of 32 bits are reduced",
     "traffic_dtype": "nothing of 32 bits is exchanged",
     "straggler_removed": "no rank is a straggler, or ranks launch different collectives",
+    "host_pauses_ms": "no host of a device was recorded",
 }
 
 
@@ -44,7 +46,12 @@ def replayable_settings(run: Run, refused: Mapping[str, str]) -> ReplayableSetti
     try:
         knobs, unsupported = _list_ddp(run) if kind == "ddp" else _list_graphs(run, kind)
     except InputError as error:
-        return ReplayableSettings(kind=kind, reason=str(error))
+        if kind != "ddp" or isinstance(run_replay(run, match_and_align(run)), str):
+            return ReplayableSettings(kind=kind, reason=str(error))
+        # Of a DDP job whose buckets cannot be replayed, the dependency graph still answers for durations.
+        knobs, unsupported = _list_graphs(run, kind)
+        buckets = ("--bucket-cap-mb", "--no-search", "--zero-stage", "--partition-mb", "--priority")
+        unsupported |= dict.fromkeys((*(name for name in KNOBS[kind] if name not in knobs), *buckets), str(error))
     unsupported |= unsupported_options(kind) | dict(refused)
     return ReplayableSettings(
         kind=kind, knobs=knobs, options=[each for each in OPTIONS if each not in unsupported], refused=unsupported
@@ -59,6 +66,10 @@ def _list_ddp(run: Run) -> tuple[dict[str, str], dict[str, str]]:
         refused |= dict.fromkeys((*OTHER_BUCKETS, "--bucket-cap-mb", "--no-search"), case.fixed)
     if case.baseline.communicated != 1.0 or not case.halves:
         refused["hook"] = "not all gradients are sent in 32 bits"
+    if case.replay is None:
+        refused["host_pauses_ms"] = case.abstains or WHY_NOT["host_pauses_ms"]
+    if case.abstains:
+        refused["link_speed"] = refused["late_ranks"] = case.abstains
     if len(set(case.workload().lateness_ns)) < 2:
         refused["late_ranks"] = "all ranks begin their step at the same time"
     unavailable = {each.removeprefix("--").replace("-", "_") for each in refused}
@@ -68,6 +79,8 @@ def _list_ddp(run: Run) -> tuple[dict[str, str], dict[str, str]]:
 def _list_graphs(run: Run, kind: Parallelism) -> tuple[dict[str, str], dict[str, str]]:
     """Return the settings that are replayed of a recording that is not DDP, and why others are not."""
     case = graph_case(run, match_and_align(run))
+    if case.abstains:
+        raise InputError(case.abstains)
     changes, reasons = changes_of(case, ReplayOptions())
     tried = {knob for each in changes for knob in each.knobs} | {"algorithm"}
     knobs, refused = {}, {}

@@ -13,6 +13,7 @@ Parallelism = Literal["ddp", "fsdp", "tensor", "pipeline", "mixed", "other"]
 ALWAYS: Final = {
     "link_speed": "faster links; hypothetical, no setting can do it",
     "straggler_removed": "the straggler works as fast as the other ranks; hypothetical",
+    "host_pauses_ms": "no host pause is longer; hypothetical",
 }
 KNOBS: Final[dict[Parallelism, dict[str, str]]] = {
     "ddp": {
@@ -25,6 +26,7 @@ KNOBS: Final[dict[Parallelism, dict[str, str]]] = {
         "priority": "buckets sent as the next forward needs them (--priority)",
         "link_speed": "links twice as fast, always replayed; hypothetical, no setting can do it",
         "late_ranks": "all ranks begin their step at the same time; hypothetical",
+        "host_pauses_ms": "no host pause is longer; hypothetical",
     },
     "fsdp": {
         "reshard_after_forward": "parameters stay gathered until backward, which then gathers nothing",

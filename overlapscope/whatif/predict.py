@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.errors import InputError
 from overlapscope.timeline.run import Run
@@ -9,8 +11,9 @@ from overlapscope.whatif.ddp.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp.ddp_recording import ddp_case_of_run
 from overlapscope.whatif.parallelism import parallelism_of
 from overlapscope.whatif.requested import NOTHING, RequestedSettings, with_requested
-from overlapscope.whatif.result import WhatIf
-from overlapscope.whatif.step_graph.graph_predict import ReplayOptions, predict_graph_run
+from overlapscope.whatif.result import Best, WhatIf
+from overlapscope.whatif.run_replay.answers import run_replay
+from overlapscope.whatif.step_graph.graph_predict import NOT_FASTER, ReplayOptions, predict_graph_run
 
 
 def predict_recording(
@@ -24,16 +27,27 @@ def predict_recording(
     try:
         case = ddp_case_of_run(run, cross_rank)
     except InputError as error:
-        if parallelism_of(run) == "ddp":
+        if parallelism_of(run) != "ddp":
+            return _predict_other(run, cross_rank, options, error)
+        if caps_mb or asked or isinstance(run_replay(run, cross_rank), str):
             raise
-        return _predict_other(run, cross_rank, options, error)
+        return _without_buckets(predict_graph_run(run, cross_rank, options), error)
     return with_requested(predict_ddp(case, caps_mb, search=search), case, asked)
+
+
+def _without_buckets(found: WhatIf, error: InputError) -> WhatIf:
+    """Return what the dependency graph of a DDP job answers, whose buckets cannot be replayed for `error`."""
+    return replace(
+        found, verdict="insufficient_data", best=Best(knobs={}),
+        reasons=[f"its buckets are not replayed: {error}", *(each for each in found.reasons if each != NOT_FASTER)],
+    )  # fmt: skip
 
 
 def _predict_other(run: Run, cross_rank: CrossRank, options: ReplayOptions, not_ddp: InputError) -> WhatIf:
     """Predict a recording that is not DDP; `not_ddp` says why it is not."""
+    why = str(not_ddp.__cause__ or not_ddp)  # without what it says of waiting
     try:
-        return predict_graph_run(run, cross_rank, options, str(not_ddp))
+        return predict_graph_run(run, cross_rank, options, why)
     except InputError as error:
         message = f"{error}; not recognised as DDP: {not_ddp}" if parallelism_of(run) == "other" else str(error)
         raise InputError(message) from error

@@ -1,11 +1,14 @@
 """The result types of `overlapscope.whatif/1`: the present step, steps under other settings, and whether to change."""
 
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
 
 import msgspec
 
 from overlapscope.whatif.parallelism import Parallelism
 
+CAP: Final = "bucket_cap_mb"
+DEFAULT_CAP_MB: Final = 25.0
 SCHEMA: Literal["overlapscope.whatif/1"] = "overlapscope.whatif/1"
 
 
@@ -99,11 +102,56 @@ class WhatIf(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sche
     bounds: Bounds
     verdict: Literal["change", "no_change", "insufficient_data"]
     waiting: bool = False
-    """Whether waiting for a straggler dominates: tuning will not help until the straggler is fixed."""
+    """Whether waiting for other ranks dominates: tuning will not help until its cause is fixed."""
     best: Best
     flat_region: dict[str, list[Any]]
     """Values of a knob whose steps differ from the best one by less than the noise."""
+    equally_good: dict[str, list[float]] = {}
+    """Smallest and largest value of a knob, without a worse one between, that are as good as the recommended one."""
     reasons: list[str]
     interference: Interval
     assumptions: list[Assumed]
     trials: list[Trial] = []
+
+
+def around(bounds: Bounds, measured_ns: float | None) -> Bounds:
+    """Return bounds that hold of the measured step, which some overlap did give; it may suffer more interference, and
+    more lateness, than bounds count."""
+    if measured_ns is None:
+        return bounds
+    measured = round(measured_ns)
+    shortest = min(bounds.no_comm_ns, measured)
+    return Bounds(
+        no_comm_ns=shortest, perfect_overlap_ns=max(min(bounds.perfect_overlap_ns, measured), shortest),
+        no_overlap_ns=max(bounds.no_overlap_ns, measured),
+    )  # fmt: skip
+
+
+def knob_words(name: str, value: object) -> str:
+    """Return a setting as Python writes it; a number of ranks is a factor."""
+    if name == "ranks":
+        return f"ranks x{value}"
+    return f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+
+
+def cap_of(knobs: Mapping[str, Any]) -> float:
+    """Return the bucket cap of settings in MiB; torch's default (None) is 25 after a first bucket of 1."""
+    cap = knobs.get(CAP)
+    return DEFAULT_CAP_MB if cap is None else float(cap)
+
+
+def equally_good(
+    scenarios: Sequence[Scenario], best: Scenario, flat_region: Mapping[str, Sequence[Any]]
+) -> dict[str, list[float]]:
+    """Return the smallest and the largest bucket cap in MiB, without a worse one between, that are as good as the best;
+    empty where no other is."""
+    if CAP not in best.knobs:
+        return {}
+    near = {cap_of({CAP: each}) for each in flat_region.get(CAP, ())}
+    tried = sorted({cap_of(each.knobs) for each in scenarios if CAP in each.knobs})
+    low = high = tried.index(cap_of(best.knobs))
+    while low > 0 and tried[low - 1] in near:
+        low -= 1
+    while high + 1 < len(tried) and tried[high + 1] in near:
+        high += 1
+    return {CAP: [tried[low], tried[high]]} if high > low else {}

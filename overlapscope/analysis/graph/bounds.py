@@ -40,6 +40,37 @@ def whole_bounds(graph: Graph) -> Bounds | None:
     return Bounds(step=None, rank=None, start=starts, end=ends)
 
 
+def job_bounds(graph: Graph, ranks: Mapping[int, RankTimeline]) -> list[Bounds]:
+    """Return the steps that all ranks recorded completely, each over all of them, in order of time."""
+    by_step: dict[int | None, list[Bounds]] = {}
+    for each in step_bounds(graph, ranks):
+        by_step.setdefault(each.step, []).append(each)
+    found = [_joined(each, step) for step, each in by_step.items() if len(each) == len(graph.ranks)]
+    return sorted(found, key=lambda each: int(graph.nodes.time_ns[each.start].min()))
+
+
+def _joined(steps: Sequence[Bounds], step: int | None) -> Bounds:
+    return Bounds(
+        step=step, rank=None, start=np.concatenate([each.start for each in steps]),
+        end=np.concatenate([each.end for each in steps]),
+    )  # fmt: skip
+
+
+def step_runs(steps: Sequence[Bounds]) -> list[tuple[Bounds, int]]:
+    """Return each run of steps that follow each other as one window, and their number; `steps` are in order of time."""
+    runs: list[list[Bounds]] = []
+    for each in steps:
+        last = runs[-1][-1] if runs else None
+        if last and last.step is not None and each.step == last.step + 1:
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+    return [
+        (Bounds(step=run[0].step if len(run) == 1 else None, rank=None, start=run[0].start, end=run[-1].end), len(run))
+        for run in runs
+    ]
+
+
 def step_bounds(graph: Graph, ranks: Mapping[int, RankTimeline]) -> list[Bounds]:
     """Return the complete steps of each rank that have a window."""
     return [bounds for part in graph.ranks for bounds in _of_rank(part, ranks[part.rank])]
@@ -53,7 +84,9 @@ def _of_rank(part: RankPart, timeline: RankTimeline) -> Sequence[Bounds]:
     begins = {}
     for each in windows:
         assert each.window is not None
-        at = np.flatnonzero(computes & (start == each.window[0]) & (step == each.step))
+        # On a CPU the step is its annotation; its first operation begins a little later.
+        first_of_step = start == each.window[0] if timeline.has_device else start >= each.window[0]
+        at = np.flatnonzero(computes & first_of_step & (step == each.step))
         if at.size:
             begins[each.step] = int(at[0])
     found = []

@@ -56,19 +56,23 @@ def explained_own(graph: Graph) -> Ints:
 
 def run_edges(graph: Graph, part: RankPart) -> Ints:
     """Return for each span the edge that runs it."""
-    runs = np.isin(graph.edges.kind, list(RUN_KIND.values())) & (graph.edges.node >= part.ends().start)
-    edges = np.flatnonzero(runs)
+    ends = part.ends()
+    runs = np.isin(graph.edges.kind, list(RUN_KIND.values()))
+    edges = np.flatnonzero(runs & (graph.edges.node >= ends.start) & (graph.edges.node < ends.stop))
     found = np.empty(part.spans, np.int64)
-    found[graph.edges.node[edges] - part.ends().start] = edges
+    found[graph.edges.node[edges] - ends.start] = edges
     return found
 
 
-def with_durations(graph: Graph, part: RankPart, run: Ints, duration_ns: Ints) -> Ints:
-    """Return the lags of all edges where spans take these durations; waits for a last wave scale with its span."""
-    old = graph.edges.lag_ns[run]
-    lag = graph.edges.lag_ns.copy()
+def with_durations(graph: Graph, part: RankPart, run: Ints, duration_ns: Ints, lag_ns: Ints | None = None) -> Ints:
+    """Return the lags of all edges where a rank's spans take these durations; waits for a last wave scale with its
+    span. `lag_ns` are the lags otherwise; without it, the recorded ones."""
+    lag = (graph.edges.lag_ns if lag_ns is None else lag_ns).copy()
+    old = lag[run]
     lag[run] = duration_ns
-    waves = np.flatnonzero(graph.edges.kind == OCCUPANCY)
-    holder = graph.edges.before[waves] - part.starts().start
+    starts = part.starts()
+    before = graph.edges.before
+    waves = np.flatnonzero((graph.edges.kind == OCCUPANCY) & (before >= starts.start) & (before < starts.stop))
+    holder = before[waves] - starts.start
     lag[waves] = np.rint(lag[waves] * (duration_ns[holder] / np.maximum(old[holder], 1))).astype(np.int64)
     return lag

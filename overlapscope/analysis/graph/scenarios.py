@@ -24,8 +24,8 @@ from overlapscope.analysis.graph.model import (
     Graph,
     RankPart,
 )
-from overlapscope.analysis.graph.replay import replay
-from overlapscope.timeline.columns import NONE, Flags, Ints
+from overlapscope.analysis.graph.replay import replay, run_edges
+from overlapscope.timeline.columns import COMM, NONE, Flags, Ints
 
 NEVER: Final = int(np.iinfo(np.int64).min) // 4
 """Lag of an edge that does not hold."""
@@ -73,15 +73,16 @@ def outcome(graph: Graph, window: Bounds, change: Change) -> Outcome:
     """Replay a change and return what the window takes."""
     nodes = graph.nodes
     opaque = (nodes.gap != NO_GAP) & (nodes.gap != BEGINS)
-    kept = _replayed(graph, change)
-    dropped = _replayed(graph, replace(change, own_ns=np.where(opaque, 0, change.own_ns))) if opaque.any() else kept
+    kept = changed_times(graph, change)
+    dropped = changed_times(graph, replace(change, own_ns=np.where(opaque, 0, change.own_ns))) if opaque.any() else kept
     return Outcome(
         recorded_ns=window.length_ns(nodes.time_ns), kept_ns=window.length_ns(kept),
         dropped_ns=window.length_ns(dropped),
     )  # fmt: skip
 
 
-def _replayed(graph: Graph, change: Change) -> Ints:
+def changed_times(graph: Graph, change: Change) -> Ints:
+    """Return the time of each node under a change, replayed from the begin of the recording."""
     moved = replace(graph, nodes=replace(graph.nodes, time_ns=change.time_ns))
     return replay(moved, change.lag_ns, change.own_ns)
 
@@ -161,7 +162,7 @@ def own_chain_ends(graph: Graph, change: Change | None = None) -> dict[int, int]
     own = change.own_ns.copy()
     own[edges.node[edges.kind == TRANSFER]] = 0
     alone = replace(change, own_ns=own, lag_ns=np.where(edges.kind == ARRIVE, NEVER, change.lag_ns))
-    value = _replayed(graph, alone)
+    value = changed_times(graph, alone)
     return {part.rank: int(value[part.ends()].max()) for part in graph.ranks if part.spans}
 
 
@@ -183,6 +184,30 @@ def with_host_of(graph: Graph, ranks: Sequence[int], peer: int, change: Change |
     return replace(change, lag_ns=lag)
 
 
+def with_work_of(graph: Graph, rank: int, peer: int, change: Change | None = None) -> Change | None:
+    """Return a change in which the host and the kernels and copies of a rank take the time that a peer's took.
+
+    None where they do not align with the peer's one to one.
+    """
+    change = with_host_of(graph, [rank], peer, change)
+    if change is None:
+        return None
+    parts = {part.rank: part for part in graph.ranks}
+    own, theirs = (_work_edges(graph, parts[each]) for each in (rank, peer))
+    if own.size != theirs.size or (graph.edges.kind[own] != graph.edges.kind[theirs]).any():
+        return None
+    lag = change.lag_ns.copy()
+    lag[own] = change.lag_ns[theirs]
+    return replace(change, lag_ns=lag)
+
+
+def _work_edges(graph: Graph, part: RankPart) -> Ints:
+    """Return the edges of the kernels and copies of a rank, stream by stream."""
+    spans = np.flatnonzero(part.span_kind != COMM)
+    spans = spans[np.argsort(part.span_lane[spans], kind="stable")]
+    return run_edges(graph, part)[spans]
+
+
 def without_excess(graph: Graph, window: Bounds, ranks: Sequence[int], *, most: int = MOST_PEERS) -> Range | None:
     """Return how long a window takes when the hosts of ranks that are late take the time of a peer, over several peers.
 
@@ -194,10 +219,10 @@ def without_excess(graph: Graph, window: Bounds, ranks: Sequence[int], *, most: 
     for peer in peers[:: max(len(peers) // most, 1)][:most]:
         change = with_host_of(graph, ranks, peer, start)
         if change is not None:
-            taken.append(window.length_ns(_replayed(graph, change)))
+            taken.append(window.length_ns(changed_times(graph, change)))
     if not taken:
         return None
-    return Range(aligned_ns=window.length_ns(_replayed(graph, start)), least_ns=min(taken), most_ns=max(taken))
+    return Range(aligned_ns=window.length_ns(changed_times(graph, start)), least_ns=min(taken), most_ns=max(taken))
 
 
 def _host_edges(graph: Graph, part: RankPart) -> Ints:

@@ -4,7 +4,7 @@ A replay sees missing edges between spans only: a wait of the host without an ed
 replay is exact though the path is wrong. So the path's own waits are tested, too, and steps predict each other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 from typing import Final
 
@@ -16,13 +16,14 @@ from overlapscope.analysis.graph.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.model import (
     HOST_EDGES,
     HOST_STRETCH,
+    TRANSFER,
     UNEXPLAINED,
     Graph,
     RankPart,
 )
 from overlapscope.analysis.graph.replay import replay, replay_part, run_edges, with_durations
 from overlapscope.analysis.graph.walk import Path, chain, unknown_ns
-from overlapscope.timeline.columns import Flags, Ints
+from overlapscope.timeline.columns import Flags, Floats, Ints
 from overlapscope.timeline.rows import values_in
 from overlapscope.timeline.run import RankTimeline
 
@@ -33,6 +34,10 @@ DRAINED_WITHIN_NS: Final = 100_000
 """A host stretch that ends this soon after a stream drained in it may have been a wait for it."""
 ALIKE_STEPS: Final = 3
 MOST_SWAPS: Final = 30
+STUDENT: Final = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
+"""Student's t that 5 % exceed, for 1 to 10 degrees of freedom ..."""
+STUDENT_TENDS_TO: Final = (1.645, 1.6)
+"""... and beyond: the first, plus the second over the degrees of freedom."""
 REPLAY, UNKNOWN, HIDDEN_WAITS = "replay", "unknown", "hidden_waits"
 
 
@@ -58,6 +63,10 @@ class Swap(msgspec.Struct, frozen=True, kw_only=True):
     worst: float
     unchanged: float
     """Median error of taking the one step's length for the other's."""
+    interval: float
+    """Half of the 90 % interval of a prediction: see `interval_of`."""
+    errors: tuple[tuple[int, int, float], ...]
+    """Of each pair: the step that was replayed, the one that it predicts, and the signed error."""
 
 
 class SelfTest(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,39 +189,85 @@ def _drained(graph: Graph, part: RankPart, since: Ints, begin: Ints) -> Flags:
     return found
 
 
-def swap_test(graph: Graph, timeline: RankTimeline, steps: Sequence[Bounds]) -> Swap | None:
-    """Predict each of a rank's alike steps from each other; None with fewer than three.
+def swap_test(graph: Graph, ranks: Mapping[int, RankTimeline], steps: Sequence[Bounds]) -> Swap | None:
+    """Predict each of the alike steps of a graph from each other; None with fewer than three.
 
-    Steps are alike if they ran the same kernels in the same order on the same streams. `graph` has this rank alone.
+    Steps are alike if every rank ran the same kernels in the same order on the same streams. `steps` are those of all
+    ranks of the graph (`job_bounds`). All durations are swapped: of kernels and copies, and of transfers.
     """
-    (part,) = graph.ranks
-    spans = timeline.spans
-    step, name = spans.step[part.span_row], spans.name[part.span_row]
-    run = run_edges(graph, part)
-    members = {each.step: _by_lane(part, np.flatnonzero(step == each.step)) for each in steps}
-    kinds: dict[tuple[bytes, bytes], list[Bounds]] = {}
-    for each in steps:
-        rows = members[each.step]
-        kinds.setdefault((part.span_lane[rows].tobytes(), name[rows].tobytes()), []).append(each)
+    each_rank = [_SwappedRank.of(graph, part, ranks[part.rank], steps) for part in graph.ranks]
+    kinds: dict[tuple[bytes, ...], list[int]] = {}
+    for at in range(len(steps)):
+        kinds.setdefault(tuple(key for each in each_rank for key in each.kinds[at]), []).append(at)
     alike = max(kinds.values(), key=len, default=[])
     if len(alike) < ALIKE_STEPS:
         return None
-    taken = np.array([each.length_ns(graph.nodes.time_ns) for each in alike])
-    scan = [_scan_of(graph, each) for each in alike]
-    errors, unchanged = [], []
-    for one, other in list(permutations(range(len(alike)), 2))[:MOST_SWAPS]:
-        mine, theirs = members[alike[one].step], members[alike[other].step]
-        duration = graph.edges.lag_ns[run].copy()
-        duration[mine] = duration[theirs]
-        predicted = alike[one].length_ns(
-            replay_part(graph, *scan[one], with_durations(graph, part, run, duration), graph.nodes.own_ns)
+    taken = {at: steps[at].length_ns(graph.nodes.time_ns) for at in alike}
+    pairs = list(permutations(alike, 2))
+    chosen = pairs if len(pairs) <= MOST_SWAPS else [pairs[at * len(pairs) // MOST_SWAPS] for at in range(MOST_SWAPS)]
+    scan = {at: _scan_of(graph, steps[at]) for at in dict.fromkeys(one for one, _ in chosen)}
+    swaps = []
+    for one, other in chosen:
+        lag = graph.edges.lag_ns
+        for each in each_rank:
+            lag = each.swapped(graph, lag, one, other)
+        predicted = steps[one].length_ns(replay_part(graph, *scan[one], lag, graph.nodes.own_ns))
+        swaps.append(
+            (one, other, (predicted - taken[other]) / taken[other], (taken[one] - taken[other]) / taken[other])
         )
-        errors.append(abs(predicted - taken[other]) / taken[other])
-        unchanged.append(abs(taken[one] - taken[other]) / taken[other])
+    errors = np.array([abs(error) for *_, error, _ in swaps])
     return Swap(
-        pairs=len(errors), median=float(np.median(errors)), worst=float(max(errors)),
-        unchanged=float(np.median(unchanged)),
+        pairs=len(swaps), median=float(np.median(errors)), worst=float(errors.max()),
+        unchanged=float(np.median([abs(plain) for *_, plain in swaps])), interval=interval_of(errors, len(alike)),
+        errors=tuple((steps[one].step or 0, steps[other].step or 0, error) for one, other, error, _ in swaps),
     )  # fmt: skip
+
+
+def interval_of(errors: Floats, steps: int) -> float:
+    """Return half of the 90 % interval of a prediction whose relative `errors` were measured between so many steps.
+
+    Student's t for steps that scatter normally: a few steps show little of how far they scatter.
+    """
+    free = max(steps - 1, 1)
+    factor = STUDENT[free - 1] if free <= len(STUDENT) else STUDENT_TENDS_TO[0] + STUDENT_TENDS_TO[1] / free
+    return factor * float(np.sqrt(np.mean(np.square(errors))))
+
+
+class _SwappedRank(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The spans of a rank by step, each step's in the same order, and the edges that hold their durations."""
+
+    part: RankPart
+    run: Ints
+    transfer: Ints
+    """Edge from a collective's last arrival to the end of each span; -1 without one."""
+    members: tuple[Ints, ...]
+    kinds: tuple[tuple[bytes, bytes], ...]
+
+    @classmethod
+    def of(cls, graph: Graph, part: RankPart, timeline: RankTimeline, steps: Sequence[Bounds]) -> "_SwappedRank":
+        step, name = timeline.spans.step[part.span_row], timeline.spans.name[part.span_row]
+        ends = part.ends()
+        transfer = np.full(part.spans, -1, np.int64)
+        found = np.flatnonzero(
+            (graph.edges.kind == TRANSFER) & (graph.edges.node >= ends.start) & (graph.edges.node < ends.stop)
+        )
+        transfer[graph.edges.node[found] - ends.start] = found
+        members = tuple(_by_lane(part, np.flatnonzero(step == each.step)) for each in steps)
+        return cls(
+            part=part, run=run_edges(graph, part), transfer=transfer, members=members,
+            kinds=tuple((part.span_lane[rows].tobytes(), name[rows].tobytes()) for rows in members),
+        )  # fmt: skip
+
+    def swapped(self, graph: Graph, lag_ns: Ints, one: int, other: int) -> Ints:
+        """Return the lags where the spans of one step take as long as those of another."""
+        mine, theirs = self.members[one], self.members[other]
+        duration = lag_ns[self.run].copy()
+        duration[mine] = duration[theirs]
+        lag = with_durations(graph, self.part, self.run, duration, lag_ns)
+        moved, from_ = self.transfer[mine], self.transfer[theirs]
+        both = (moved >= 0) & (from_ >= 0)
+        lag[moved[both]] = lag_ns[from_[both]]
+        return lag
 
 
 def _scan_of(graph: Graph, window: Bounds) -> tuple[int, int]:

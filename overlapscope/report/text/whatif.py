@@ -7,7 +7,7 @@ from overlapscope.report.formatting import aligned, ms, percent, signed_size
 from overlapscope.report.verdicts import ADVICE
 from overlapscope.whatif.listing import ReplayableSettings
 from overlapscope.whatif.parallelism import NOT_REPLAYED
-from overlapscope.whatif.result import Assumed, Scenario, WhatIf
+from overlapscope.whatif.result import CAP, Assumed, Scenario, WhatIf, knob_words
 
 MAX_LIST = 3
 EXPOSED_NOTE = "Exposed time is that of the replay; `overlapscope analyze` shows the recorded one."
@@ -43,13 +43,18 @@ def _headline(answer: WhatIf) -> str:
         return f"{line}."
     best = next(each for each in answer.scenarios if each.knobs == answer.best.knobs)
     gain, low, high = (ms(now * share) for share in (best.gain, best.gain_low, best.gain_high))
-    return (
-        f"{line};\n{_knobs(best.knobs, answer.baseline.knobs)} saves {gain} ms ({low} to {high}), {percent(best.gain)}."
+    saved = f"{_knobs(best.knobs, answer.baseline.knobs)} saves {gain} ms ({low} to {high}), {percent(best.gain)}."
+    near = answer.equally_good.get(CAP)
+    also = (
+        f"\nCaps of {near[0]:g} to {near[1]:g} MiB are equally good; the largest makes the fewest buckets."
+        if near
+        else ""
     )
+    return f"{line};\n{saved}{also}"
 
 
 def _table(answer: WhatIf) -> str:
-    bucketed = answer.kind == "ddp"
+    bucketed = any(each.buckets for each in answer.scenarios)
     head = ["settings", "step ms", "90 % interval", "gain", "exposed ms", "buckets" if bucketed else "memory"]
     rows = [
         [
@@ -81,11 +86,14 @@ def _remark(scenario: Scenario, answer: WhatIf) -> str:
 
 
 def _bounds(answer: WhatIf) -> str:
-    bounds = answer.bounds
-    return (
+    bounds, measured = answer.bounds, answer.baseline.measured_step_ns
+    said = (
         f"Bounds: without communication {ms(bounds.no_comm_ns)} ms; all overlapped {ms(bounds.perfect_overlap_ns)} ms; "
         f"nothing overlapped {ms(bounds.no_overlap_ns)} ms."
     )
+    if measured is None or measured <= bounds.no_overlap_ns:
+        return said
+    return f"{said}\nThey count no interference and no late ranks, so the measured step may be longer."
 
 
 def _assumptions(answer: WhatIf, how: str) -> str:
@@ -130,7 +138,7 @@ def _trials(answer: WhatIf) -> str:
 
 def _next(answer: WhatIf, *, recorded: bool) -> str:
     if answer.waiting:
-        return "next: overlapscope analyze RUN names the cause of the straggler; tuning will not help until it is fixed"
+        return "next: overlapscope analyze RUN names what ranks wait for; tuning will not help until it is fixed"
     plain = [
         each
         for each in answer.scenarios
@@ -154,13 +162,11 @@ def _knobs(knobs: dict[str, Any], base: dict[str, Any]) -> str:
     """Return settings as Python writes them: bucket caps, and what differs from `base`; long lists are cut."""
     shown = []
     for name, value in knobs.items():
-        if name == "ranks":  # a factor, not a number of ranks
-            shown.append(f"ranks x{value}")
-        elif isinstance(value, list):
+        if isinstance(value, list):
             listed = ", ".join(f"{each:.3g}" for each in value[:MAX_LIST])
             shown.append(f"{name}=[{listed}{', ...' if len(value) > MAX_LIST else ''}]")
         elif name == "bucket_cap_mb" or base.get(name) != value:
-            shown.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}")
+            shown.append(knob_words(name, value))
     return ", ".join(shown)
 
 

@@ -1,6 +1,7 @@
 """Predict a DistributedDataParallel job under other settings: scenarios with intervals, assumptions and a verdict."""
 
 from collections.abc import Sequence
+from math import hypot
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
@@ -25,7 +26,8 @@ from overlapscope.whatif.ddp.paired_gain import gains
 from overlapscope.whatif.ddp.plan import MS
 from overlapscope.whatif.ddp.search import can_list, caps_to_try, improved, merged, with_cap, with_groups
 from overlapscope.whatif.replay.replay import Gap, Work
-from overlapscope.whatif.result import Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf
+from overlapscope.whatif.result import CAP, Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf, equally_good
+from overlapscope.whatif.run_replay.answers import PAUSE_CAP_MS, Answer, RunReplay, not_beyond, nothing_to_gain
 from overlapscope.whatif.workload.workload import Workload
 
 WAITING: Final = 0.5
@@ -34,6 +36,10 @@ COMPRESSED: Final = (
     "compressed gradients: bytes sent are counted, the cost of compressing is assumed, accuracy is not predicted"
 )
 FIX_STRAGGLER: Final = "tuning will not help until the straggler is fixed"
+SEVERAL: Final = 3
+"""With so many measured settings a verdict rests on them alone."""
+RANGE_OF: Final = (1.0, 1.25, 1.39, 1.49, 1.57, 1.63, 1.69, 1.74, 1.77)
+"""Range of 2 to 10 equal measurements over that of two: the studentized range that 10 % exceed (Tukey 1949)."""
 ONE_MEASURED: Final = 2**0.5
 """The noise is that of a difference of two measured steps; a replayed gain is compared with one, which has less."""
 
@@ -77,6 +83,14 @@ class DdpCase(Protocol):
     def halves(self) -> bool:
         """Whether all gradients have 32 bits, so that sending 16 bits halves the bytes."""
 
+    @property
+    def replay(self) -> RunReplay | None:
+        """The dependency graph of a recording, which answers for changes of durations; None without one."""
+
+    @property
+    def abstains(self) -> str:
+        """Why the dependency graph of a recording may not answer; empty where it may, or was not recorded."""
+
     def build(self, values: Values) -> Workload:
         """Return the workload for given values of the assumptions."""
 
@@ -100,7 +114,12 @@ def predict_ddp(
     best = _best(rows, case.noise)
     place = rows.index(best)
     verdict, reasons = _verdict(case, predictions, rows, place)
+    flat = _flat(rows, best, case.noise)
     compressed = _compressed(case, workload, compressions)
+    bounds = _bounds(case, workload)
+    notes = [*nothing_to_gain(rows[0], bounds), *case.notes] if case.replay is not None else [*case.notes]
+    if case.abstains:
+        notes.append(f"faster links and stragglers are not replayed: {case.abstains}")
     return WhatIf(
         baseline=Baseline(
             knobs=rows[0].knobs,
@@ -108,13 +127,14 @@ def predict_ddp(
             replayed_step_ns=round(float(replayed.steps_ns[0, 0])),
             replay_error=replayed.replay_error,
         ),
-        scenarios=rows + compressed,
-        bounds=_bounds(workload, case.baseline),
+        scenarios=[*rows, *_pauses(case, rows[0]), *compressed],
+        bounds=bounds,
         verdict=verdict,
         waiting=_waits(case, rows[0]),
         best=Best(knobs=best.knobs if verdict == "change" else rows[0].knobs),
-        flat_region=_flat(rows, best, case.noise),
-        reasons=[*reasons, *case.notes, *([COMPRESSED] if compressed else [])],
+        flat_region=flat,
+        equally_good=equally_good(rows, best, flat) if verdict == "change" else {},
+        reasons=[*reasons, *notes, *([COMPRESSED] if compressed else [])],
         interference=Interval(**{name: getattr(predictions.fit, name) for name in Interval.__struct_fields__}),
         assumptions=_assumed(case, predictions, place),
     )
@@ -159,8 +179,10 @@ def _settings_to_try(case: DdpCase, workload: Workload, caps_mb: Sequence[float]
         found = _buckets_to_try(case, workload, caps_mb, search=search)
     if base.communicated == 1.0 and case.halves:
         found.append(replace(base, communicated=HALF))
+    if case.abstains:
+        return found
     found.append(replace(base, link_speed=2.0))
-    if len(set(workload.lateness_ns)) > 1:
+    if len(set(workload.lateness_ns)) > 1 and (case.replay is None or _without_excess(case) is not None):
         found.append(replace(base, late_ranks=False))
     return found
 
@@ -212,7 +234,65 @@ def _scenarios(case: DdpCase, predictions: Predictions, workload: Workload) -> l
                 known_from="replay" if measured[place] is None else "measured",
             )
         )
-    return rows
+    return rows if case.replay is None else _by_graph(case, case.replay, predictions, workload, rows)
+
+
+def _by_graph(
+    case: DdpCase, graph: RunReplay, predictions: Predictions, workload: Workload, rows: Sequence[Scenario]
+) -> list[Scenario]:
+    """Return the scenarios with those answered by the dependency graph that change durations alone; of the others none
+    that changes communication alone is shorter than the step without any."""
+    bounds, base = _bounds(case, workload), case.baseline
+    # Other buckets are replayed by another engine: what it says of exposed time is taken relative to its own.
+    exposed = graph.unchanged.exposed_ns / rows[0].exposed_comm_ns if rows[0].exposed_comm_ns else 1.0
+    rows = [replace(row, exposed_comm_ns=round(row.exposed_comm_ns * exposed)) for row in rows]
+    found = [rows[0]]
+    for settings, row in zip(predictions.settings[1:], rows[1:], strict=True):
+        if replace(settings, link_speed=1.0) == base:
+            found.append(_answered(case, row, rows[0], _of_link(case, graph, settings.link_speed)))
+        elif replace(settings, late_ranks=True) == base:
+            answer = _without_excess(case)
+            found.append(row if answer is None else _answered(case, row, rows[0], answer))
+        else:
+            same_work = replace(
+                settings, ddp=base.ddp, communicated=base.communicated, link_speed=1.0, partition_mb=None
+            )
+            found.append(not_beyond(row, bounds, rows[0]) if same_work == base else row)
+    return found
+
+
+def _of_link(case: DdpCase, graph: RunReplay, speed: float) -> Answer:
+    partial = next((each.low for each in case.assumptions if each.name == "transfer_time"), 1.0)
+    slowed = 1.0 if case.slowdown_fit is None else case.slowdown_fit.slowdown
+    return graph.of_transfers(lambda _, own_ns: own_ns / speed, {}, least_transfer=partial, slowdown=slowed)
+
+
+def _without_excess(case: DdpCase) -> Answer | None:
+    """Return what it is worth that the latest rank works as fast as another; None where they did other work."""
+    late = case.lateness_ns
+    if case.replay is None or not late:
+        return None
+    return case.replay.without_excess(sorted(case.replay.ranks)[late.index(max(late))])
+
+
+def _pauses(case: DdpCase, base: Scenario) -> list[Scenario]:
+    """Return the scenario in which no host pauses for long."""
+    if case.replay is None:
+        return []
+    row = replace(base, knobs={**base.knobs, "host_pauses_ms": PAUSE_CAP_MS}, hypothetical=True, known_from="replay")
+    return [_answered(case, row, base, case.replay.of_pauses())]
+
+
+def _answered(case: DdpCase, row: Scenario, base: Scenario, answer: Answer) -> Scenario:
+    assert case.replay is not None
+    error = case.replay.error_bar() or hypot(case.noise, SELF_TEST)
+    below, above = hypot(answer.below, error), hypot(answer.above, error)
+    step = base.predicted_step_ns
+    return replace(
+        row, predicted_step_ns=round(step * answer.share), low_ns=round(step * (answer.share - below)),
+        high_ns=round(step * (answer.share + above)), gain=1 - answer.share, gain_low=1 - answer.share - above,
+        gain_high=1 - answer.share + below, exposed_comm_ns=round(answer.exposed_ns),
+    )  # fmt: skip
 
 
 def _recommendable(scenarios: Sequence[Scenario]) -> list[Scenario]:
@@ -221,8 +301,13 @@ def _recommendable(scenarios: Sequence[Scenario]) -> list[Scenario]:
 
 
 def _best(scenarios: Sequence[Scenario], noise: float) -> Scenario:
-    """Return the shortest step that keeps numerics; one cap rather than a list where they differ by less than noise."""
+    """Return the shortest step that keeps numerics; one cap rather than a list where they differ by less than noise.
+
+    Where several settings were measured, only measured ones.
+    """
     plain = _recommendable(scenarios)
+    measured = [each for each in plain if each.known_from == "measured"]
+    plain = measured if len(measured) >= SEVERAL else plain
     best = min(plain, key=lambda each: each.predicted_step_ns)
     simple = [each for each in plain if "bucket_cap_mb_list" not in each.knobs]
     first = min(simple or plain, key=lambda each: each.predicted_step_ns)
@@ -233,6 +318,10 @@ def _verdict(
     case: DdpCase, predictions: Predictions, scenarios: Sequence[Scenario], place: int
 ) -> tuple[Literal["change", "no_change", "insufficient_data"], list[str]]:
     base, best = scenarios[0], scenarios[place]
+    several = [each for each in _recommendable(scenarios) if each.known_from == "measured"]
+    waits = _waits(case, base)
+    if len(several) >= SEVERAL and base.known_from == "measured" and not waits:
+        return _by_measurement(case.noise, base, best, several)
     reasons = []
     if not case.measured:
         reasons.append(
@@ -246,25 +335,46 @@ def _verdict(
         return "insufficient_data", [f"{missed}: the description does not match the run", *reasons]
     if case.fixed:
         return "insufficient_data", [case.fixed, *reasons]
-    if _waits(case, base):
+    if waits:
         late, last = case.lateness_ns, max(case.lateness_ns)
         waited_ms = (last - min(late)) / MS
         held = f"rank {late.index(last)} is late: waiting {waited_ms:.3f} ms for it dominates the exposed time"
         return "no_change", [f"{held}; {FIX_STRAGGLER}", *reasons]
+    against = _against(case, predictions, scenarios, place)
+    return ("no_change", [against, *reasons]) if against else ("change", reasons)
+
+
+def _against(case: DdpCase, predictions: Predictions, scenarios: Sequence[Scenario], place: int) -> str:
+    """Return why the best replayed setting is not recommended; empty where it is."""
+    base, best = scenarios[0], scenarios[place]
     noise = case.noise if best.known_from == "measured" else case.noise / ONE_MEASURED
-    if best.gain <= noise or best is base:
-        spread = f"the best setting gains {best.gain:.1%}, which is within the noise of {noise:.1%}"
-        return "no_change", [
-            f"{spread}: leave it as it is"
-            if best is not base
-            else "no setting that was replayed is faster than the present ones",
-            *reasons,
-        ]
+    if best is base:
+        return "no setting that was replayed is faster than the present ones"
+    if best.gain <= noise:
+        return f"the best setting gains {best.gain:.1%}, which is within the noise of {noise:.1%}: leave it as it is"
     if best.gain_low <= 0:
         widest = _widest(predictions, place)
         doubt = f"the gain of {best.gain:.1%} may be zero: its interval begins at {best.gain_low:.1%}"
-        return "no_change", [f"{doubt}; the largest uncertainty is {widest.replace('_', ' ')}", *reasons]
-    return "change", reasons
+        return f"{doubt}; the largest uncertainty is {widest.replace('_', ' ')}"
+    return ""
+
+
+def _by_measurement(
+    noise: float, base: Scenario, best: Scenario, several: Sequence[Scenario]
+) -> tuple[Literal["change", "no_change", "insufficient_data"], list[str]]:
+    """Return the verdict of several measured settings: their spread against what as many equal settings would show.
+
+    The noise is that of two measurements; of more, the largest and the smallest differ by more.
+    """
+    steps = [each.predicted_step_ns for each in several]
+    spread = max(steps) / min(steps) - 1
+    expected = noise * RANGE_OF[min(len(steps), len(RANGE_OF) + 1) - 2]
+    counted = f"{len(steps)} settings were measured; their steps differ by {spread:.1%}"
+    if spread <= expected:
+        return "no_change", [f"{counted}, and {expected:.1%} would be noise: leave it as it is"]
+    if best is base or best.gain <= noise:
+        return "no_change", [f"{counted}, and the present one is as good as the best of them"]
+    return "change", [f"{counted}, where {expected:.1%} would be noise"]
 
 
 def _waits(case: DdpCase, base: Scenario) -> bool:
@@ -281,15 +391,19 @@ def _widest(predictions: Predictions, place: int) -> str:
 def _flat(scenarios: Sequence[Scenario], best: Scenario, noise: float) -> dict[str, list[Any]]:
     """Return the caps whose steps are the best's within the noise."""
     near = [
-        each.knobs["bucket_cap_mb"]
+        each.knobs[CAP]
         for each in _recommendable(scenarios)
-        if "bucket_cap_mb" in each.knobs and each.predicted_step_ns <= best.predicted_step_ns * (1 + noise)
+        if CAP in each.knobs and each.predicted_step_ns <= best.predicted_step_ns * (1 + noise)
     ]
-    return {"bucket_cap_mb": list(dict.fromkeys(near))}
+    return {CAP: list(dict.fromkeys(near))}
 
 
-def _bounds(workload: Workload, settings: Settings) -> Bounds:
-    """Return step bounds without interference: none sent; all overlapped where possible; none overlapped."""
+def _bounds(case: DdpCase, workload: Workload) -> Bounds:
+    """Return step bounds: by the dependency graph where there is one, else without interference: none sent; all
+    overlapped where possible; none overlapped."""
+    settings, measured_ns = case.baseline, _measured_ns(case, case.baseline)
+    if case.replay is not None and measured_ns is not None:
+        return case.replay.bounds(measured_ns)
     job = ddp_job(workload, settings)
     moving = sum(each.alone_ns for each in job.transfers)
     first = job.programmes[min(job.programmes)]

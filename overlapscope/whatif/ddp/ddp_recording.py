@@ -7,6 +7,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.graph.job_replay import WHY_NOT
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, Floats, Ints
 from overlapscope.timeline.intervals import EMPTY, Intervals, intersection, union
@@ -18,6 +19,7 @@ from overlapscope.whatif.ddp.recorded_settings import recorded_settings, sent_el
 from overlapscope.whatif.ddp.recorded_steps import GLOO_THREADS, Recorded, recorded_steps
 from overlapscope.whatif.ddp.slowdown import estimate_slowdown
 from overlapscope.whatif.ddp.split_graphs import split_graphs
+from overlapscope.whatif.run_replay.answers import RunReplay, run_replay
 from overlapscope.whatif.workload.workload import Gradients, Interference, Workload, without_interference
 
 US: Final = 1e3
@@ -54,6 +56,10 @@ class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     optimizer_ns: float
     fixed: str = ""
     """Why no other buckets can be replayed; empty where they can."""
+    replay: RunReplay | None = None
+    """The dependency graph of the run, which answers for changes of durations; None without host events."""
+    abstains: str = ""
+    """Why the dependency graph of a recording with host events may not answer."""
 
     @property
     def lateness_ns(self) -> tuple[float, ...]:
@@ -151,7 +157,7 @@ def ddp_case_of_run(run: Run, cross_rank: CrossRank | None = None) -> RecordedCa
         seen = recorded_steps(run, cross_rank)
     except InputError as error:
         waiting = _waiting_message(cross_rank)
-        raise InputError(f"{waiting}{error}") from None
+        raise InputError(f"{waiting}{error}") from error
     device = any(each.has_device for each in run.ranks.values())
     transfers = {rank: _own_clock(rank, seen.transfers(at), cross_rank) for at, rank in enumerate(seen.ranks)}
     computing = {rank: _computing(run, rank, seen) for rank in seen.ranks}
@@ -167,6 +173,7 @@ def ddp_case_of_run(run: Run, cross_rank: CrossRank | None = None) -> RecordedCa
     copied, optimizer = _copy_and_optimizer(run, seen, baseline)
     spread = float(np.median(np.abs(measured_ns - np.median(measured_ns))) * 1.4826 / np.median(measured_ns))
     steps_error = 1.2533 * spread / len(seen.steps) ** 0.5
+    asked = run_replay(run, cross_rank)
     return RecordedCase(
         recorded=seen,
         baseline=baseline,
@@ -181,6 +188,8 @@ def ddp_case_of_run(run: Run, cross_rank: CrossRank | None = None) -> RecordedCa
         copied_ns_per_byte=copied,
         optimizer_ns=optimizer,
         fixed=split_graphs(next(iter(run.ranks.values())), seen),
+        replay=None if isinstance(asked, str) else asked,
+        abstains=asked if isinstance(asked, str) and asked in WHY_NOT.values() else "",
     )
 
 

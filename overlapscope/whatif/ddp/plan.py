@@ -68,6 +68,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return None
 
     @property
+    def replay(self) -> None:
+        """None: nothing was recorded."""
+        return None
+
+    @property
+    def abstains(self) -> str:
+        """Empty: nothing was recorded."""
+        return ""
+
+    @property
     def halves(self) -> bool:
         """Whether all gradients have 32 bits."""
         return all(each.dtype == "float32" for each in self.pieces if each.elements)

@@ -16,17 +16,22 @@ from overlapscope.whatif.workload.workload import Interference
 P2P: Final = frozenset({"send", "recv", "send_recv"})
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective, or a point-to-point message, of a step."""
+class CallShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What the time of a collective depends on, besides its link."""
 
     op: str
     bytes: int
     """0 where it was not recorded."""
     dtype: str | None
+    group_size: int
+
+
+class Call(CallShape, frozen=True, kw_only=True):
+    """A collective, or a point-to-point message, of a step."""
+
     group: str
     ranks: tuple[int, ...]
     """The recorded ranks that took part."""
-    group_size: int
     own_ns: float
     """Link time of the call, until the first member had the result."""
     recorded_ns: float

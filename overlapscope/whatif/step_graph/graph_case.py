@@ -1,13 +1,15 @@
 """The input of a prediction for a recording of any kind: its steps, interference, straggler, and assumptions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.graph.job_replay import NO_HOST_EVENTS, WHY_NOT
 from overlapscope.analysis.per_rank.interference import NO_INTERFERENCE, Interference, interference
+from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import Run
@@ -15,22 +17,28 @@ from overlapscope.whatif.cost.link_fit import SPREAD, determines_latency, fit_li
 from overlapscope.whatif.ddp.calibrate import Assumption, Fit, assumed_slowdown
 from overlapscope.whatif.ddp.ddp_recording import COMM_SHARE, LATENCY_US, LEAST_NOISE, LEAST_TRANSFER, US
 from overlapscope.whatif.parallelism import Parallelism, parallelism_of
-from overlapscope.whatif.replay.graph import Graph
-from overlapscope.whatif.step_graph.graph_changes import same_launch_order
-from overlapscope.whatif.step_graph.recorded_graph import recorded_graphs
+from overlapscope.whatif.replay.graph import CallShape, Graph
+from overlapscope.whatif.run_replay.answers import RunReplay, run_replay
+from overlapscope.whatif.step_graph.graph_changes import HOST_SHARE, LATENCY, same_launch_order
+from overlapscope.whatif.step_graph.recorded_graph import RecordedGraphs, recorded_graphs
+
+Calls = Sequence[tuple[CallShape, Floats]]
+"""Shapes of calls, and the times in ns of the calls of each."""
 
 LATE_SHARE: Final = (0.5, 1.0, 1.0)
 """Share of the late ends of collectives that is caused by the link and scales with transfer times: low, usual, high. It
 is estimated from one link rate to another (gloo's last member to call a gather has the result half as long again after
 the first, at 300 and at 600 Mbit/s); the rest is waiting for a CPU core."""
-HOST_SHARE: Final = "host_share"
-"""Name of the assumption: the share of a transfer over sockets that the host needs, whatever the link ..."""
 HOST_SHARE_RANGE: Final = (0.0, 0.06, 0.22)
-"""... and its value: low, usual, high, from links half and twice as fast in eleven jobs at 300 to 1200 Mbit/s: the
-median and the range of nine in ten; more at higher rates (see benchmarks/WHATIF_FSDP.md)."""
+"""Share of a transfer over sockets that the host needs, whatever the link: low, usual, high, from links half and twice
+as fast in eleven jobs at 300 to 1200 Mbit/s: the median and the range of nine in ten; more at higher rates (see
+benchmarks/WHATIF_FSDP.md)."""
 FEW_STEPS: Final = 3
 FEW_NOISE: Final = 0.03
 """The assumed noise where fewer steps were recorded."""
+
+
+OLDER: Final = "no host events were recorded: steps are replayed from the times of their collectives"
 
 
 class GraphCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -38,6 +46,7 @@ class GraphCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     kind: Parallelism
     graphs: tuple[Graph, ...]
+    """Steps whose programme can be changed; empty where the dependency graph answers all that can be asked."""
     slowdown_fit: Fit
     assumptions: tuple[Assumption, ...]
     noise: float
@@ -51,10 +60,16 @@ class GraphCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Share of the time in collectives that is waiting."""
     waited_for: int | None
     notes: tuple[str, ...]
+    replay: RunReplay | None = None
+    """The dependency graph of the run, which answers for changes of durations; None without host events."""
+    abstains: str = ""
+    """Why the dependency graph of a recording with host events may not answer; nothing is predicted then."""
 
     @property
     def measured_ns(self) -> float:
         """The median step."""
+        if not self.graphs and self.replay is not None:
+            return self.replay.step_ns
         return float(np.median([each.measured_ns for each in self.graphs]))
 
     @property
@@ -65,39 +80,81 @@ class GraphCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 def graph_case(run: Run, cross_rank: CrossRank) -> GraphCase:
     """Build the case of a recording. Raises InputError, which says what is missing and what to do."""
-    found = recorded_graphs(run, cross_rank)
-    device = any(each.has_device for each in run.ranks.values())
-    measured = np.array([each.measured_ns for each in found.graphs])
-    few = measured.size < FEW_STEPS
-    spread = 1.4826 * float(np.median(np.abs(measured / np.median(measured) - 1)))
-    noise = FEW_NOISE if few else max(SPREAD * 1.2533 * spread / measured.size**0.5, LEAST_NOISE)
+    kind = parallelism_of(run)
+    asked = run_replay(run, cross_rank)
+    replay = None if isinstance(asked, str) else asked
+    found, notes = _recorded_graphs(run, cross_rank, kind, replay)
+    steps_ns = np.array([each.measured_ns for each in found.graphs]) if found else _of(replay).job.steps_ns
+    few = steps_ns.size < FEW_STEPS
+    spread = 1.4826 * float(np.median(np.abs(steps_ns / np.median(steps_ns) - 1)))
     total = sum(each.collective_ns for each in cross_rank.waits.values())
     blame = {rank: each.blame_ns for rank, each in cross_rank.waits.items() if each.blame_ns}
     most = max(blame, key=lambda rank: blame[rank]) if blame else None
-    notes = []
     missing = (run.world_size or 0) - len(run.ranks)
     if missing > 0:
-        notes.append(
-            f"{len(run.ranks)} of {run.world_size} ranks were recorded: transfers may include waiting for others"
+        notes.insert(
+            0, f"{len(run.ranks)} of {run.world_size} ranks were recorded: transfers may include waiting for others"
         )
+    if few:
+        notes.append(f"{steps_ns.size} complete steps were recorded: too few to measure how much steps vary")
+    if replay is not None and replay.job.earlier and found is None:
+        notes.append(f"the last {len(steps_ns)} steps are replayed: the measured step is their median")
+    if replay is not None and replay.job.unlike:
+        notes.append(f"{replay.job.unlike} recorded steps took much longer or shorter than the others and are left out")
+    if replay is not None and not replay.job.annotated:
+        notes.append("no step was annotated: the whole recording counts as one step")
+    if asked == NO_HOST_EVENTS:
+        notes.append(OLDER)
+    device = any(each.has_device for each in run.ranks.values())
+    moving = {rank: _of(replay).moving(rank) for rank in run.ranks} if found is None else found.moving
+    comparable = replay is not None or (found is not None and same_launch_order(found.graphs[0]))
+    return GraphCase(
+        kind=kind,
+        graphs=found.graphs if found else (),
+        slowdown_fit=_slowdown_fit(run, moving, device=device),
+        assumptions=tuple(
+            _assumptions(
+                _of(replay).transfer_times() if found is None else _calls_of(found.graphs), device=device,
+                is_partial=missing > 0 or len(run.ranks) < 2, late_ends=found is not None,
+            )
+        ),
+        noise=FEW_NOISE if few else max(SPREAD * 1.2533 * spread / steps_ns.size**0.5, LEAST_NOISE),
+        drift=FEW_NOISE if few else max(SPREAD * spread, LEAST_NOISE),
+        straggler=most if comparable else None,
+        waited=sum(each.wait_ns for each in cross_rank.waits.values()) / total if total else 0.0,
+        waited_for=most,
+        notes=tuple(notes),
+        replay=replay,
+        abstains=asked if isinstance(asked, str) and asked in WHY_NOT.values() else "",
+    )  # fmt: skip
+
+
+def _of(replay: RunReplay | None) -> RunReplay:
+    assert replay is not None
+    return replay
+
+
+def _recorded_graphs(
+    run: Run, cross_rank: CrossRank, kind: Parallelism, replay: RunReplay | None
+) -> tuple[RecordedGraphs | None, list[str]]:
+    """Return the steps whose programme can be changed, and notes on them.
+
+    Of a recording that the dependency graph answers for, only steps of FSDP2 are changed in their programme.
+    """
+    if replay is not None and kind != "fsdp":
+        return None, []
+    try:
+        found = recorded_graphs(run, cross_rank)
+    except InputError as error:
+        if replay is None:
+            raise
+        return None, [f"its settings are not replayed: {error}"]
+    notes = []
     if found.earlier:
         notes.append(f"the last {len(found.steps)} steps are replayed: the measured step is their median")
     if found.left_out:
         notes.append(f"{found.left_out} recorded steps have other collectives and are left out")
-    if few:
-        notes.append(f"{measured.size} complete steps were recorded: too few to measure how much steps vary")
-    return GraphCase(
-        kind=parallelism_of(run),
-        graphs=found.graphs,
-        slowdown_fit=_slowdown_fit(run, found.moving, device=device),
-        assumptions=tuple(_assumptions(found.graphs, device=device, is_partial=missing > 0 or len(run.ranks) < 2)),
-        noise=noise,
-        drift=FEW_NOISE if few else max(SPREAD * spread, LEAST_NOISE),
-        straggler=most if most is not None and same_launch_order(found.graphs[0]) else None,
-        waited=sum(each.wait_ns for each in cross_rank.waits.values()) / total if total else 0.0,
-        waited_for=most,
-        notes=tuple(notes),
-    )
+    return found, notes
 
 
 def _slowdown_fit(run: Run, moving: Mapping[int, Intervals], *, device: bool) -> Fit:
@@ -114,38 +171,48 @@ def _slowdown_fit(run: Run, moving: Mapping[int, Intervals], *, device: bool) ->
     return assumed_slowdown(why)
 
 
-def _assumptions(graphs: tuple[Graph, ...], *, device: bool, is_partial: bool) -> list[Assumption]:
+def _assumptions(
+    calls: Calls, *, device: bool, is_partial: bool, late_ends: bool = True
+) -> list[Assumption]:  # fmt: skip
+    if not calls:
+        return []
     low, value, high = COMM_SHARE[device]
     how = "assumed to slow each other equally" if device else "assumed to be limited by its link alone"
-    found = [Assumption(name="comm_share", value=value, low=low, high=high, known_from=how)]
+    found = [Assumption(name="comm_share", value=value, low=low, high=high, known_from=how)] if late_ends else []
     if not device:
-        low, value, high = LATE_SHARE
-        how = "assumed to be all; the rest is waiting for a core"
-        found.append(Assumption(name="late_ends_of_links", value=value, low=low, high=high, known_from=how))
+        if late_ends:
+            low, value, high = LATE_SHARE
+            how = "assumed to be all; the rest is waiting for a core"
+            found.append(Assumption(name="late_ends_of_links", value=value, low=low, high=high, known_from=how))
         low, value, high = HOST_SHARE_RANGE
         how = "share of transfers, whatever the link: measured on other jobs"
         found.append(Assumption(name=HOST_SHARE, value=value, low=low, high=high, known_from=how))
     low, value, high = LATENCY_US[device]
     how = "could not be measured: the recorded sizes are too similar"
-    sizes, times = _transfers(graphs)
+    sizes, times = _transfers(calls)
     if sizes.size and determines_latency(sizes):
         base = fit_line(sizes, times, value * US)[0] / US
         value, low, high, how = base, base / 2, base * 2, "measured: calls of different sizes"
-    found.append(Assumption(name="latency_us", value=value, low=low, high=high, known_from=how))
+    found.append(Assumption(name=LATENCY, value=value, low=low, high=high, known_from=how))
     if is_partial:
         how = "may include waiting for ranks that were not recorded"
         found.append(Assumption(name="transfer_time", value=1.0, low=LEAST_TRANSFER, high=1.0, known_from=how))
     return found
 
 
-def _transfers(graphs: tuple[Graph, ...]) -> tuple[Ints, Floats]:
+def _calls_of(graphs: Sequence[Graph]) -> Calls:
+    return [(each, np.array([each.own_ns])) for graph in graphs for each in graph.calls]
+
+
+def _transfers(calls: Calls) -> tuple[Ints, Floats]:
     """Return the sizes in bytes of the calls of the most frequent operation, and the median link time in ns of each."""
-    calls = [each for graph in graphs for each in graph.calls if each.bytes and each.own_ns > 0]
-    if not calls:
+    by_op: dict[str, dict[int, list[Floats]]] = {}
+    for shape, times_ns in calls:
+        known = times_ns[times_ns > 0]
+        if shape.bytes and known.size:
+            by_op.setdefault(shape.op, {}).setdefault(shape.bytes, []).append(known)
+    if not by_op:
         return np.empty(0, np.int64), np.empty(0)
-    ops = [each.op for each in calls]
-    op = max(dict.fromkeys(ops), key=ops.count)
-    bytes_ = np.array([each.bytes for each in calls if each.op == op], np.int64)
-    own = np.array([each.own_ns for each in calls if each.op == op])
-    sizes = np.unique(bytes_)
-    return sizes, np.array([np.median(own[bytes_ == each]) for each in sizes.tolist()])
+    sizes = max(by_op.values(), key=lambda each: sum(times.size for found in each.values() for times in found))
+    ordered = sorted(sizes)
+    return np.array(ordered, np.int64), np.array([np.median(np.concatenate(sizes[each])) for each in ordered])

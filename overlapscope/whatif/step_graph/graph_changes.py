@@ -7,12 +7,18 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from overlapscope.timeline.columns import Floats
 from overlapscope.whatif.cost.formulas import ALGORITHMS, LinkCost, time_ns
-from overlapscope.whatif.replay.graph import Busy, Call, Graph, Item, launch_order, retimed
+from overlapscope.whatif.replay.graph import Busy, CallShape, Graph, Item, launch_order, retimed
 from overlapscope.whatif.replay.replay import Gap, Launch
 
 HALVED: Final = frozenset({"float32"})
 """Dtypes whose size 16 bits halve."""
+RINGS: Final = ("all_gather", "reduce_scatter", "all_reduce")
+"""Collectives that are assumed to be rings."""
+LATENCY: Final = "latency_us"
+HOST_SHARE: Final = "host_share"
+"""Names of the assumptions on the parts of a call's time."""
 
 
 class TimeParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,45 +29,70 @@ class TimeParts(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the time that the host needs to copy to and from sockets, whatever the link."""
 
 
+TransferTimes = Callable[[CallShape, Floats, TimeParts], Floats]
+"""New times in ns of calls of one shape, for their recorded ones."""
+
+
 class GraphChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change to replay on every recorded step."""
+    """A change to replay on every recorded step: of its programme, or of its durations alone."""
 
     knobs: Mapping[str, Any]
     change: Callable[[Graph, TimeParts], Graph]
     """Return the changed step, for the given parts of its calls' times."""
+    transfers: TransferTimes | None = None
+    """Where only transfers take other times: these."""
+    pause_cap_ms: float | None = None
+    """Where only host pauses are capped: the longest that stays."""
+    straggler: int | None = None
+    """Where only a rank works as fast as the others: that rank."""
+    depends_on: tuple[str, ...] = ()
+    """Names of the assumptions on the parts of a call's time that the change depends on."""
     memory_bytes: int = 0
     changes_numerics: bool = False
     hypothetical: bool = False
 
+    @property
+    def keeps_programme(self) -> bool:
+        """Whether only durations change, so that the run's dependency graph can answer."""
+        return self.transfers is not None or self.pause_cap_ms is not None or self.straggler is not None
+
+
+def _of_transfers(
+    knobs: Mapping[str, Any], took: TransferTimes, depends_on: str, *, changes_numerics: bool = False
+) -> GraphChange:
+    def changed(graph: Graph, parts: TimeParts) -> Graph:
+        return retimed(graph, lambda call: float(took(call, np.array([call.own_ns]), parts)[0]))
+
+    return GraphChange(
+        knobs=knobs, change=changed, transfers=took, depends_on=(depends_on,), changes_numerics=changes_numerics,
+        hypothetical=not changes_numerics,
+    )  # fmt: skip
+
 
 def faster_link(speed: float) -> GraphChange:
     """Return the change to links `speed` times as fast, including latency; the host's share stays."""
-    return GraphChange(
-        knobs={"link_speed": speed},
-        change=lambda graph, parts: retimed(
-            graph, lambda call: call.own_ns * (parts.host_share + (1 - parts.host_share) / speed)
-        ),
-        hypothetical=True,
+    return _of_transfers(
+        {"link_speed": speed},
+        lambda _, own_ns, parts: own_ns * (parts.host_share + (1 - parts.host_share) / speed),
+        HOST_SHARE,
     )
 
 
-def in_16_bits(name: str, which: Callable[[Call], bool]) -> GraphChange:
+def in_16_bits(name: str, which: Callable[[CallShape], bool]) -> GraphChange:
     """Return the change in which the calls that `which` selects send 16 bits instead of 32; `name` is its knob."""
 
-    def took(call: Call, latency: float) -> float:
-        return scaled_ns(call, 0.5, latency) if which(call) and call.dtype in HALVED else call.own_ns
+    def took(shape: CallShape, own_ns: Floats, parts: TimeParts) -> Floats:
+        halves = which(shape) and shape.dtype in HALVED
+        return scaled_ns(own_ns, 0.5, parts.latency_ns) if halves else own_ns
 
-    return GraphChange(
-        knobs={name: "16-bit"},
-        change=lambda graph, parts: retimed(graph, lambda call: took(call, parts.latency_ns)),
-        changes_numerics=True,
-    )
+    return _of_transfers({name: "16-bit"}, took, LATENCY, changes_numerics=True)
 
 
-def scaled_ns(call: Call, share: float, latency_ns: float) -> float:
-    """Return the time of a call with a share of its bytes; its latency stays, but is at most half of the time."""
-    base = min(latency_ns, call.own_ns / 2)
-    return base + (call.own_ns - base) * share
+def scaled_ns(own_ns: Floats, share: float, latency_ns: float) -> Floats:
+    """Return the times of calls with a share of their bytes; latency stays, but is at most half of the time."""
+    base = np.minimum(latency_ns, own_ns / 2)
+    scaled: Floats = base + (own_ns - base) * share
+    return scaled
 
 
 def more_ranks(factor: int) -> GraphChange:
@@ -70,40 +101,46 @@ def more_ranks(factor: int) -> GraphChange:
     Collectives are assumed to be rings through the same links.
     """
 
-    def took(call: Call, latency: float) -> float:
-        now, then = call.group_size, call.group_size * factor
-        if now < 2 or call.op not in ("all_gather", "reduce_scatter", "all_reduce"):
-            return call.own_ns
-        base = min(latency, call.own_ns / 2)
-        return base * (then - 1) / (now - 1) + (call.own_ns - base) * ((then - 1) / then) / ((now - 1) / now)
+    def took(shape: CallShape, own_ns: Floats, parts: TimeParts) -> Floats:
+        now, then = shape.group_size, shape.group_size * factor
+        if now < 2 or shape.op not in RINGS:
+            return own_ns
+        base = np.minimum(parts.latency_ns, own_ns / 2)
+        longer: Floats = base * (then - 1) / (now - 1) + (own_ns - base) * ((then - 1) / then) / ((now - 1) / now)
+        return longer
 
-    return GraphChange(
-        knobs={"ranks": factor},
-        change=lambda graph, parts: retimed(graph, lambda call: took(call, parts.latency_ns)),
-        hypothetical=True,
-    )
+    return _of_transfers({"ranks": factor}, took, LATENCY)
 
 
 def other_algorithm(name: str) -> GraphChange:
     """Return the change to another algorithm, priced by its formula; recorded collectives are assumed to be rings."""
 
-    def took(call: Call, latency: float) -> float:
-        if call.group_size < 2 or not call.bytes or call.op not in ("all_gather", "reduce_scatter", "all_reduce"):
-            return call.own_ns
-        base = min(latency, call.own_ns / 2)
-        unit = LinkCost(latency_ns=0.0, gbs=1.0)
-        ring = time_ns(ALGORITHMS["ring"](call.op, call.group_size, call.bytes, "intra"), {"intra": unit})
-        steps = sum(each.steps for each in ALGORITHMS["ring"](call.op, call.group_size, call.bytes, "intra"))
-        link = LinkCost(latency_ns=base / steps, gbs=ring / max(call.own_ns - base, 1.0))
-        try:
-            return time_ns(ALGORITHMS[name](call.op, call.group_size, call.bytes, "intra"), {"intra": link})
-        except ValueError:
-            return call.own_ns
+    def took(shape: CallShape, own_ns: Floats, parts: TimeParts) -> Floats:
+        if shape.group_size < 2 or not shape.bytes or shape.op not in RINGS:
+            return own_ns
+        return np.array([_priced(name, shape, own, parts.latency_ns) for own in own_ns.tolist()])
 
+    return _of_transfers({"algorithm": name}, took, LATENCY)
+
+
+def _priced(name: str, shape: CallShape, own_ns: float, latency_ns: float) -> float:
+    base = min(latency_ns, own_ns / 2)
+    unit = LinkCost(latency_ns=0.0, gbs=1.0)
+    of_ring = ALGORITHMS["ring"](shape.op, shape.group_size, shape.bytes, "intra")
+    link = LinkCost(
+        latency_ns=base / sum(each.steps for each in of_ring),
+        gbs=time_ns(of_ring, {"intra": unit}) / max(own_ns - base, 1.0),
+    )
+    try:
+        return time_ns(ALGORITHMS[name](shape.op, shape.group_size, shape.bytes, "intra"), {"intra": link})
+    except ValueError:
+        return own_ns
+
+
+def pauses_capped(cap_ms: float) -> GraphChange:
+    """Return the change in which no host pauses for longer; the steps of this room do not hold the host's pauses."""
     return GraphChange(
-        knobs={"algorithm": name},
-        change=lambda graph, parts: retimed(graph, lambda call: took(call, parts.latency_ns)),
-        hypothetical=True,
+        knobs={"host_pauses_ms": cap_ms}, change=lambda graph, _: graph, pause_cap_ms=cap_ms, hypothetical=True
     )
 
 
@@ -112,6 +149,7 @@ def straggler_removed(rank: int) -> GraphChange:
     return GraphChange(
         knobs={"straggler_removed": rank},
         change=lambda graph, _: _without_delay(graph, rank),
+        straggler=rank,
         hypothetical=True,
     )
 

@@ -5,6 +5,7 @@ pipelines a note compares the recorded bubble with what the schedule cannot avoi
 """
 
 from collections.abc import Mapping, Sequence
+from math import hypot
 from typing import Final, Literal
 
 import msgspec
@@ -18,20 +19,25 @@ from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.cost.link_fit import SPREAD
-from overlapscope.whatif.ddp.calibrate import SELF_TEST, SLOWDOWN, half_width
+from overlapscope.whatif.ddp.calibrate import SELF_TEST, SLOWDOWN
 from overlapscope.whatif.ddp.ddp_predict import FIX_STRAGGLER
 from overlapscope.whatif.ddp.ddp_recording import US, WAITING
-from overlapscope.whatif.replay.graph import Graph, Item, MutualSlowdown, graph_job
+from overlapscope.whatif.replay.graph import Busy, Graph, Item, MutualSlowdown, graph_job
 from overlapscope.whatif.replay.replay import Launch, Replay, StuckError, Wait, replay
-from overlapscope.whatif.result import Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf
+from overlapscope.whatif.result import Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf, around, knob_words
+from overlapscope.whatif.run_replay.answers import PAUSE_CAP_MS, Answer, RunReplay, not_beyond, nothing_to_gain
+from overlapscope.whatif.run_replay.transfers import CallTimes
 from overlapscope.whatif.step_graph.fsdp_changes import fsdp_graph_changes
-from overlapscope.whatif.step_graph.graph_case import HOST_SHARE, GraphCase, graph_case
+from overlapscope.whatif.step_graph.graph_case import GraphCase, graph_case
 from overlapscope.whatif.step_graph.graph_changes import (
+    HOST_SHARE,
+    LATENCY,
     GraphChange,
     TimeParts,
     faster_link,
     in_16_bits,
     other_algorithm,
+    pauses_capped,
     straggler_removed,
 )
 
@@ -48,17 +54,19 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEFAULTS: Final = ReplayOptions()
+NOT_FASTER: Final = "no setting that was replayed is faster"
 MS = 1e6
 
 
 class _Replayed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Replayed steps as shares of the unchanged step, shape (variation, 1 + change); row 0 is nominal."""
+    """The unchanged step, then the step under each change."""
 
-    shares: Floats
-    names: tuple[str, ...]
-    scatter: Floats
-    """Half of the 90 % interval of row 0, from the variation between steps."""
-    exposed_ns: Floats
+    answers: tuple[Answer, ...]
+    besides: tuple[float, ...]
+    """Half of the 90 % interval of each from all but the assumptions: the variation between steps, and the error of the
+    replay itself; for a comparison within one run."""
+    apart: tuple[float, ...]
+    """The same for a comparison with another run, which drifts."""
     replayed_ns: float
     error: float
     """Median over the steps of the relative error of the replay."""
@@ -72,16 +80,17 @@ def predict_graph_run(run: Run, cross_rank: CrossRank, options: ReplayOptions = 
 def predict_graph_case(case: GraphCase, run: Run, options: ReplayOptions = DEFAULTS, not_ddp: str = "") -> WhatIf:
     """Predict a case; `run` adds notes on pipelines."""
     case = _drop_deadlocked_steps(case)
-    changes, left_out = changes_of(case, options)
+    changes, left_out = ([], []) if case.abstains else changes_of(case, options)
     changes, deadlocked = _possible(case, changes)
-    seen = _replayed(case, changes)
-    rows = _rows(case, changes, seen)
-    notes = [*left_out, *deadlocked, *case.notes]
+    changes, seen, unlike = _replayed(case, changes)
+    bounds = bounds_of_case(case)
+    rows = _within(_rows(case, changes, seen), changes, bounds)
+    notes = [*left_out, *deadlocked, *unlike, *case.notes]
     if case.kind == "pipeline":
         notes += bubble_notes(run)
     if not_ddp and case.kind == "other":
         notes.append(f"not recognised as DDP, so none of its settings is replayed: {not_ddp}")
-    verdict, reasons = _verdict(case, rows, seen)
+    verdict, reasons = _verdict(case, rows, seen, bounds)
     best = _best(rows)
     return WhatIf(
         kind=case.kind,
@@ -92,7 +101,7 @@ def predict_graph_case(case: GraphCase, run: Run, options: ReplayOptions = DEFAU
             replay_error=seen.error,
         ),
         scenarios=rows,
-        bounds=bounds_of(case.middle, case.measured_ns / case.middle.measured_ns),
+        bounds=bounds,
         verdict=verdict,
         waiting=_waits(case),
         best=Best(knobs=best.knobs if verdict == "change" else {}),
@@ -107,25 +116,35 @@ def changes_of(case: GraphCase, options: ReplayOptions) -> tuple[list[GraphChang
     """Return the changes that can be replayed of a case, and why others cannot."""
     found: list[GraphChange] = []
     why: list[str] = []
-    if case.kind == "fsdp":
+    if case.kind == "fsdp" and case.graphs:
         found, why = fsdp_graph_changes(case.graphs[0])
-    if case.kind in ("tensor", "pipeline") and any(each.dtype == "float32" for each in case.graphs[0].calls):
+    if case.kind in ("tensor", "pipeline") and "float32" in _dtypes(case):
         found.append(in_16_bits("traffic_dtype", lambda call: True))
     if case.kind == "mixed":
         why.append(
             "it combines several kinds of parallelism: faster links and stragglers are replayed, settings are not"
         )
+    if case.replay is not None and not case.replay.communicates:
+        return [pauses_capped(PAUSE_CAP_MS)], ["no communication was recorded: links and settings change nothing"]
     found += [faster_link(each) for each in options.link_speeds]
     found += [other_algorithm(each) for each in options.algorithms]
     if options.straggler and case.straggler is not None:
         found.append(straggler_removed(case.straggler))
+    if case.replay is not None:
+        found.append(pauses_capped(PAUSE_CAP_MS))
     return found, why
+
+
+def _dtypes(case: GraphCase) -> set[str | None]:
+    if case.replay is not None:
+        return {shape.dtype for shape, _ in case.replay.transfer_times()}
+    return {each.dtype for each in case.graphs[0].calls}
 
 
 def _drop_deadlocked_steps(case: GraphCase) -> GraphCase:
     """Return the case without the steps whose replay deadlocks. Raises InputError where all do."""
     ending = tuple(each for each in case.graphs if not _deadlocks(each))
-    if not ending:
+    if case.graphs and not ending:
         raise InputError(
             "its ranks launched collectives in orders that deadlock: recorded times or their matching are wrong"
         )
@@ -146,11 +165,13 @@ def _possible(case: GraphCase, changes: Sequence[GraphChange]) -> tuple[list[Gra
     found: list[GraphChange] = []
     why = []
     for each in changes:
+        if case.replay is not None and each.keeps_programme:
+            found.append(each)
+            continue
         stuck = sum(_deadlocks(each.change(graph, TimeParts())) for graph in case.graphs)
         if stuck:
             of = f"{stuck} of {len(case.graphs)} recorded steps" if stuck < len(case.graphs) else "its steps"
-            name = ", ".join(f"{knob}={value}" for knob, value in each.knobs.items())
-            why.append(f"{name} is not replayed: it deadlocks, because ranks launch in other orders, in {of}")
+            why.append(f"{_knobs(each)} is not replayed: it deadlocks, because ranks launch in other orders, in {of}")
         else:
             found.append(each)
     return found, why
@@ -164,7 +185,67 @@ def _deadlocks(graph: Graph) -> bool:
     return False
 
 
-def _replayed(case: GraphCase, changes: Sequence[GraphChange]) -> _Replayed:
+def _replayed(case: GraphCase, changes: Sequence[GraphChange]) -> tuple[list[GraphChange], _Replayed, list[str]]:
+    """Replay all changes: of durations by the dependency graph where there is one, of the programme by its steps.
+
+    Returns also the changes that were replayed, and why others were not.
+    """
+    replay = case.replay
+    if replay is None:
+        return list(changes), _replayed_steps(case, changes), []
+    seen = _replayed_steps(case, [each for each in changes if not each.keeps_programme])
+    swapped = replay.error_bar()
+    besides = float(np.hypot(case.noise, SELF_TEST)) if swapped is None else swapped
+    apart = float(np.hypot(besides, case.drift)) if swapped is None else swapped
+    # Programmes are replayed by another engine: what it says of exposed time is taken relative to its own.
+    exposed = replay.unchanged.exposed_ns / seen.answers[0].exposed_ns if seen.answers[0].exposed_ns else 1.0
+    relative = [msgspec.structs.replace(each, exposed_ns=each.exposed_ns * exposed) for each in seen.answers]
+    of_steps = iter(zip(relative[1:], seen.besides[1:], seen.apart[1:], strict=True))
+    found = [(replay.unchanged, seen.besides[0], seen.apart[0])]
+    kept, why = [], []
+    for change in changes:
+        answer = _answered(case, replay, change) if change.keeps_programme else None
+        if answer is None and change.keeps_programme:
+            why.append(f"{_knobs(change)} is not replayed: no other rank did the same work, call by call")
+            continue
+        kept.append(change)
+        found.append(next(of_steps) if answer is None else (answer, besides, apart))
+    answers, beside, drifted = zip(*found, strict=True)
+    return kept, msgspec.structs.replace(seen, answers=answers, besides=beside, apart=drifted), why
+
+
+def _answered(case: GraphCase, replay: RunReplay, change: GraphChange) -> Answer | None:
+    """Return what the dependency graph says of a change of durations; None where ranks cannot be compared."""
+    if change.pause_cap_ms is not None:
+        return replay.of_pauses(change.pause_cap_ms)
+    if change.straggler is not None:
+        return replay.without_excess(change.straggler)
+    took = change.transfers
+    assert took is not None
+    known = {each.name: each for each in case.assumptions}
+
+    def at(name: str = "", value: float = 0.0) -> CallTimes:
+        values = {each: known[each].value if each in known else 0.0 for each in (LATENCY, HOST_SHARE)} | {name: value}
+        parts = TimeParts(latency_ns=values[LATENCY] * US, host_share=values[HOST_SHARE])
+        return lambda shape, own_ns: took(shape, own_ns, parts)
+
+    others = {
+        name: [at(name, known[name].low), at(name, known[name].high)] for name in change.depends_on if name in known
+    }
+    partial = known.get("transfer_time")
+    return replay.of_transfers(
+        at(), others, least_transfer=partial.low if partial else 1.0, slowdown=case.slowdown_fit.slowdown
+    )
+
+
+def _replayed_steps(case: GraphCase, changes: Sequence[GraphChange]) -> _Replayed:
+    """Replay changes step by step; with no steps to change, only what was recorded."""
+    if not case.graphs:
+        error = case.replay.job.replay_error if case.replay is not None else 0.0
+        return _Replayed(
+            answers=(Answer(share=1.0, others={}, exposed_ns=0.0),), besides=(case.noise,), apart=(case.noise,),
+            replayed_ns=case.measured_ns, error=error,
+        )  # fmt: skip
     nominal = {**{each.name: each.value for each in case.assumptions}, SLOWDOWN: case.slowdown_fit.slowdown}
     ranges = [
         *((each.name, each.low, each.high) for each in case.assumptions),
@@ -174,35 +255,41 @@ def _replayed(case: GraphCase, changes: Sequence[GraphChange]) -> _Replayed:
     steps = np.array([[_step(each, nominal) for each in graphs] for graphs in as_taken])
     of_steps = steps / steps[:, :1]
     spread = 1.4826 * np.median(np.abs(of_steps - np.median(of_steps, axis=0)), axis=0)
-    rows, names = [np.median(of_steps, axis=0)], [""]
+    shares = np.median(of_steps, axis=0)
+    others: dict[str, list[Floats]] = {}
     few = _steps_to_vary(case)
     for name, *ends in ranges:
         for value in ends:
             values = {**nominal, name: value}
             if value == nominal[name]:
-                rows.append(rows[0])
-                names.append(name)
+                others.setdefault(name, []).append(shares)
                 continue
-            again = name in ("latency_us", HOST_SHARE)
+            again = name in (LATENCY, HOST_SHARE)
             changed = [
                 _changed_graphs(one, changes, values) if again else as_taken[case.graphs.index(one)] for one in few
             ]
             varied = np.array([[_step(each, values) for each in graphs] for graphs in changed])
             as_assumed = of_steps[[case.graphs.index(one) for one in few]]
             # The change that the variation makes on a few steps is added to the median of all steps.
-            rows.append(rows[0] + np.median(varied / varied[:, :1] - as_assumed, axis=0))
-            names.append(name)
+            others.setdefault(name, []).append(shares + np.median(varied / varied[:, :1] - as_assumed, axis=0))
     middle = as_taken[case.graphs.index(case.middle)]
     exposed = [max(_run(each, nominal).exposed_comm_ns.values(), default=0.0) for each in middle]
     measured = np.array([each.measured_ns for each in case.graphs])
+    scatter = SPREAD * 1.2533 * spread / len(case.graphs) ** 0.5
+    besides = np.sqrt(scatter**2 + case.noise**2 + SELF_TEST**2)
+    apart = np.sqrt(besides**2 + case.drift**2)
+    besides[0] = apart[0] = case.noise
     return _Replayed(
-        shares=np.array(rows),
-        names=tuple(names),
-        scatter=SPREAD * 1.2533 * spread / len(case.graphs) ** 0.5,
-        exposed_ns=np.array(exposed),
-        replayed_ns=float(np.median(steps[:, 0])),
+        answers=tuple(
+            Answer(
+                share=float(share), exposed_ns=exposed[at],
+                others={name: tuple(float(each[at]) for each in found) for name, found in others.items()},
+            )
+            for at, share in enumerate(shares)
+        ),
+        besides=tuple(besides.tolist()), apart=tuple(apart.tolist()), replayed_ns=float(np.median(steps[:, 0])),
         error=float(np.median(np.abs(steps[:, 0] / measured - 1))),
-    )
+    )  # fmt: skip
 
 
 def _steps_to_vary(case: GraphCase) -> list[Graph]:
@@ -230,23 +317,20 @@ def _run(graph: Graph, values: Mapping[str, float]) -> Replay:
 
 def _rows(case: GraphCase, changes: Sequence[GraphChange], seen: _Replayed) -> list[Scenario]:
     base = case.measured_ns
-    half = np.sqrt(half_width(seen.shares, seen.names) ** 2 + seen.scatter**2 + case.noise**2 + SELF_TEST**2)
-    # A gain compares steps of one run; a predicted step is compared with another run, which drifts.
-    apart = np.sqrt(half**2 + case.drift**2)
-    half[0] = apart[0] = case.noise
     rows = []
-    for place, change in enumerate((None, *changes)):
-        share, width, wider = float(seen.shares[0, place]), float(half[place]), float(apart[place])
+    for change, answer, besides, apart in zip((None, *changes), seen.answers, seen.besides, seen.apart, strict=True):
+        share = answer.share
+        # A gain compares steps of one run; a predicted step is compared with another run, which drifts.
         rows.append(
             Scenario(
                 knobs={} if change is None else dict(change.knobs),
                 predicted_step_ns=round(base * share),
-                low_ns=round(base * (share - wider)),
-                high_ns=round(base * (share + wider)),
+                low_ns=round(base * (share - hypot(answer.below, apart))),
+                high_ns=round(base * (share + hypot(answer.above, apart))),
                 gain=1 - share,
-                gain_low=0.0 if change is None else 1 - share - width,
-                gain_high=0.0 if change is None else 1 - share + width,
-                exposed_comm_ns=round(float(seen.exposed_ns[place])),
+                gain_low=0.0 if change is None else 1 - share - hypot(answer.above, besides),
+                gain_high=0.0 if change is None else 1 - share + hypot(answer.below, besides),
+                exposed_comm_ns=round(answer.exposed_ns),
                 memory_bytes=0 if change is None else change.memory_bytes,
                 buckets=0,
                 changes_numerics=change is not None and change.changes_numerics,
@@ -257,6 +341,17 @@ def _rows(case: GraphCase, changes: Sequence[GraphChange], seen: _Replayed) -> l
     return rows
 
 
+def _within(rows: Sequence[Scenario], changes: Sequence[GraphChange], bounds: Bounds) -> list[Scenario]:
+    """Return the scenarios, of which none that changes communication alone is shorter than the step without any."""
+    return [
+        rows[0],
+        *(
+            row if change.straggler is not None or change.pause_cap_ms is not None else not_beyond(row, bounds, rows[0])
+            for row, change in zip(rows[1:], changes, strict=True)
+        ),
+    ]
+
+
 def _best(rows: Sequence[Scenario]) -> Scenario:
     return min(
         (each for each in rows if not each.changes_numerics and not each.hypothetical),
@@ -265,31 +360,68 @@ def _best(rows: Sequence[Scenario]) -> Scenario:
 
 
 def _verdict(
-    case: GraphCase, rows: Sequence[Scenario], seen: _Replayed
+    case: GraphCase, rows: Sequence[Scenario], seen: _Replayed, bounds: Bounds
 ) -> tuple[Literal["change", "no_change", "insufficient_data"], list[str]]:
+    if case.abstains:
+        return "insufficient_data", [f"nothing is predicted for this recording: {case.abstains}"]
     reasons = [] if case.slowdown_fit.identified else [case.slowdown_fit.explanation]
+    reasons += nothing_to_gain(rows[0], bounds) if case.replay is not None else []
     if abs(seen.error) > SELF_TEST:
         missed = f"the replay misses the measured step by {seen.error:+.1%}, more than {SELF_TEST:.0%}"
         return "insufficient_data", [f"{missed}: the extracted steps do not match the run", *reasons]
     if _waits(case):
-        held = f"waiting is {case.waited:.0%} of the time in its collectives, mostly for rank {case.waited_for}"
-        return "no_change", [f"{held}; {FIX_STRAGGLER}", *reasons]
+        return "no_change", [_waiting(case, rows), *reasons]
+    against = _against(case, rows)
+    return ("no_change", [against, *reasons]) if against else ("change", reasons)
+
+
+def _against(case: GraphCase, rows: Sequence[Scenario]) -> str:
+    """Return why no setting is recommended; empty where one is."""
     best = _best(rows)
     if best is rows[0]:
-        return "no_change", ["no setting that was replayed is faster", *reasons]
+        return NOT_FASTER
     if best.gain <= case.noise:
-        return "no_change", [
-            f"the best setting gains {best.gain:.1%}, which is within the noise of {case.noise:.1%}",
-            *reasons,
-        ]
+        return f"the best setting gains {best.gain:.1%}, which is within the noise of {case.noise:.1%}"
     if best.gain_low <= 0:
-        doubt = f"the gain of {best.gain:.1%} may be zero: its interval begins at {best.gain_low:.1%}"
-        return "no_change", [doubt, *reasons]
-    return "change", reasons
+        return f"the gain of {best.gain:.1%} may be zero: its interval begins at {best.gain_low:.1%}"
+    return ""
+
+
+def _waiting(case: GraphCase, rows: Sequence[Scenario]) -> str:
+    """Return what dominates where waiting does: a straggler, where the dependency graph does not say otherwise."""
+    share, rank = f"waiting is {case.waited:.0%} of the time in its collectives", case.waited_for
+    removed = next((each for each in rows if "straggler_removed" in each.knobs), None)
+    if case.replay is None or (removed is not None and removed.gain > case.noise):
+        return f"{share}, mostly for rank {rank}; {FIX_STRAGGLER}"
+    worth = (
+        ""
+        if removed is None
+        else f": if rank {rank} worked as fast as the others, a step would gain {removed.gain:.1%}"
+    )
+    return f"{share}, and no single rank causes it{worth}; tuning will not help until what all ranks wait for is fixed"
 
 
 def _waits(case: GraphCase) -> bool:
     return case.waited > WAITING and case.waited_for is not None
+
+
+def bounds_of_case(case: GraphCase) -> Bounds:
+    """Return the step bounds of a case: by the dependency graph where there is one, else by its steps."""
+    if case.replay is not None:
+        return case.replay.bounds(case.measured_ns)
+    bounds = loose_bounds_of if case.abstains else bounds_of
+    return around(bounds(case.middle, case.measured_ns / case.middle.measured_ns), case.measured_ns)
+
+
+def loose_bounds_of(graph: Graph, scale: float) -> Bounds:
+    """Return bounds that hold whatever ranks and hosts wait for: what the busiest rank computes, and the step with all
+    transfers after it. All are multiplied by `scale`, to fit a step of another length."""
+    busy = max(sum(each.ns for each in items if isinstance(each, Busy)) for items in graph.programmes.values())
+    moved = sum(each.own_ns for each in graph.calls)
+    return Bounds(
+        no_comm_ns=round(scale * busy), perfect_overlap_ns=round(scale * busy),
+        no_overlap_ns=round(scale * (graph.measured_ns + moved)),
+    )  # fmt: skip
 
 
 def bounds_of(graph: Graph, scale: float = 1.0) -> Bounds:
@@ -325,14 +457,19 @@ def _waiting_at_launch(graph: Graph, items: Sequence[Item]) -> tuple[Item, ...]:
     return tuple(found)
 
 
+def _knobs(change: GraphChange) -> str:
+    return ", ".join(knob_words(knob, value) for knob, value in change.knobs.items())
+
+
 def _assumed(case: GraphCase, place: int, seen: _Replayed) -> list[Assumed]:
     found = []
     for each in case.assumptions:
-        mine = seen.shares[[at for at, name in enumerate(seen.names) if name == each.name], place] * case.measured_ns
+        answer = seen.answers[place]
+        shares = (answer.share, *answer.others.get(each.name, ())) if case.replay else answer.others[each.name]
         found.append(
             Assumed(
                 name=each.name, value=each.value, low=each.low, high=each.high, known_from=each.known_from,
-                step_low_ns=round(float(mine.min())), step_high_ns=round(float(mine.max())),
+                step_low_ns=round(case.measured_ns * min(shares)), step_high_ns=round(case.measured_ns * max(shares)),
             )
         )  # fmt: skip
     return found

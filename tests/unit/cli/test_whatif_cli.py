@@ -142,7 +142,7 @@ def test_what_is_listed_can_be_asked_and_what_is_not_is_refused_for_the_reason_t
 def test_a_recording_of_which_nothing_can_be_replayed_lists_nothing_and_says_why(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    given = str(shared_file("kineto/a100_rank3of8_six_steps.json.gz"))
+    given = str(shared_file("kineto/sampled_pair"))
     listed = stdout_of(capsys, "whatif", given, "--list")
     assert main(["whatif", given]) == 3
     assert "Nothing can be replayed: " in listed

@@ -126,5 +126,5 @@ def test_code_is_copied_and_the_button_says_so(visit: Visit) -> None:
     button = visit.page.locator("button.copy").first
     button.click()
     visit.page.wait_for_function("() => document.querySelector('button.copy').textContent == 'Copied'")
-    assert visit.page.evaluate("navigator.clipboard.readText()") == "HOROVOD_FUSION_THRESHOLD=1048576"
+    assert visit.page.evaluate("navigator.clipboard.readText()") == "HOROVOD_FUSION_THRESHOLD=10485760"
     assert visit.wrong == []

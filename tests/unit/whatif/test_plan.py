@@ -19,7 +19,7 @@ from overlapscope.whatif.ddp.calibrate import Predictions, fit, model_error, pre
 from overlapscope.whatif.ddp.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp.ddp_step import Settings
 from overlapscope.whatif.ddp.plan import plan
-from overlapscope.whatif.result import Scenario
+from overlapscope.whatif.result import Scenario, equally_good
 from overlapscope.whatif.workload.model import Piece, gradients_of, head_share, optimizer_bytes, transformer
 from overlapscope.whatif.workload.workload_file import WorkloadDocument, parse_workload
 from tests.conftest import shared_file
@@ -171,6 +171,36 @@ def test_a_sweep_inside_its_noise_gives_no_change() -> None:
     assert any("noise" in each for each in found.reasons)
     shown = {each.knobs["bucket_cap_mb"]: each for each in found.scenarios if each.known_from == "measured"}
     assert {cap: each.predicted_step_ns / MS for cap, each in shown.items()} == pytest.approx(steps)
+
+
+def test_several_measured_settings_are_judged_by_their_spread() -> None:
+    """The replay misses these by far, which matters no longer: all of them were measured."""
+    steps = {1: 140.0, 10: 120.0, 25: 131.0, 77: 121.0}
+    measured = [{"bucket_cap_mb": cap, "step_ms": step} for cap, step in steps.items()]
+    found = predict_ddp(plan(parse_workload(small(measured=measured))))
+    assert found.verdict == "change"
+    assert found.best.knobs["bucket_cap_mb"] == 10
+    assert found.reasons[0] == "4 settings were measured; their steps differ by 16.7%, where 1.4% would be noise"
+    assert found.flat_region == {"bucket_cap_mb": [10.0, 77.0]}
+    assert found.equally_good == {}  # 25 lies between, and is worse
+    for few in (2, 3):
+        spread = {1: 1.012, 10: 1.0, 25: 1.003}
+        some = [{"bucket_cap_mb": cap, "step_ms": 95 * spread[cap]} for cap in (25, 10, 1)[:few]]
+        said = predict_ddp(plan(parse_workload(small(measured=some))), search=False)
+        assert any("settings were measured" in each for each in said.reasons) == (few == 3)
+        assert said.verdict == "no_change"
+
+
+def test_caps_as_good_as_the_best_are_named_as_a_range_without_a_worse_one_between() -> None:
+    found = predict_ddp(plan(nanogpt([100.0], ddp={"bucket_cap_mb": 100, "gradient_as_bucket_view": True}), tables()),
+                        [10.0, 25.0, 100.0, 500.0], search=False)  # fmt: skip
+    assert found.verdict == "change"
+    assert found.equally_good["bucket_cap_mb"][0] == 10
+    assert set(found.equally_good["bucket_cap_mb"]) <= {10.0, 25.0}
+    rows = [each for each in found.scenarios if "bucket_cap_mb" in each.knobs]
+    best = next(each for each in rows if each.knobs == found.best.knobs)
+    assert equally_good(rows, best, {"bucket_cap_mb": [10.0, 100.0, 500.0]}).get("bucket_cap_mb", [10.0])[0] == 10
+    assert equally_good(rows, best, {"bucket_cap_mb": [10.0, 500.0]}) == {}
 
 
 def test_a_step_that_the_replay_misses_gives_insufficient_data() -> None:

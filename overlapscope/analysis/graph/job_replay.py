@@ -1,0 +1,295 @@
+"""Replay the steps of a job under a change: what they would take, all ranks together, from a state as recorded.
+
+Everything before the first of several steps stays as recorded, also how far hosts had run ahead. So a change that only
+shortens work never makes the steps longer, and of two such changes the one that shortens more never takes longer.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.graph.bounds import Bounds, job_bounds, step_runs, whole_bounds
+from overlapscope.analysis.graph.build import graph_too_large, run_graph
+from overlapscope.analysis.graph.model import BEGINS, NO_GAP, Graph, RankPart
+from overlapscope.analysis.graph.replay import replay_part, run_edges
+from overlapscope.analysis.graph.scenarios import Change, aligned_starts, changed_times, with_work_of
+from overlapscope.analysis.graph.self_test import (
+    HIDDEN_WAITS,
+    REPLAY,
+    REPLAY_WITHIN,
+    UNKNOWN,
+    StepReplay,
+    Swap,
+    self_test,
+    swap_test,
+)
+from overlapscope.analysis.graph.walk import binding_edges, chain, critical_path
+from overlapscope.timeline.columns import COMM, COMPUTE, Ints, size
+from overlapscope.timeline.intervals import Intervals, clip, difference, intersection, length, union
+from overlapscope.timeline.rows import sum_by
+from overlapscope.timeline.run import Run
+
+WHY_NOT: Final = {
+    REPLAY: "the replay of its dependency graph misses its steps by more than 0.1 %",
+    UNKNOWN: "it does not show what more than 2 % of its launches, or of its critical path, waited for",
+    HIDDEN_WAITS: "in more than a quarter of its long pauses the host may wait without a call that shows it",
+}
+"""Why the graph of a recording may not answer, by the test that fails."""
+NO_HOST_EVENTS: Final = "no host events were recorded"
+NO_DEVICE: Final = "its ranks computed on CPUs"
+"""Threads of CPU ranks share a link and slow each other, which lags of a graph cannot hold."""
+UNLIKE: Final = 1.5
+"""A step that takes so many times the median, or the median so many times the step, did other work."""
+MOST_STEPS: Final = 16
+"""Steps of a recording that are replayed: the last ones."""
+MOST_ASKED: Final = 4
+"""Peers whose time a rank is given, each by a replay from the begin of the recording."""
+MakeChange = Callable[[Graph], Change]
+
+
+class StepRun(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Steps of a graph that follow each other, as one window."""
+
+    graph: Graph
+    window: Bounds
+    steps: int
+    start_ns: int
+    end_ns: int
+    edges: tuple[int, int]
+    """The first edge, in the order of a scan, that a replay of the window needs, and the one after the last."""
+    path: Ints
+    """The edges of the critical path of these steps."""
+
+    @property
+    def recorded_ns(self) -> int:
+        """What the steps took together."""
+        return self.end_ns - self.start_ns
+
+    def times(self, change: Change) -> Ints:
+        """Return the time of each node when a change applies from the begin of these steps on."""
+        nodes, edges = self.graph.nodes, self.graph.edges
+        later = nodes.time_ns > self.start_ns
+        lag = np.where(later[edges.node], change.lag_ns, edges.lag_ns)
+        return replay_part(self.graph, *self.edges, lag, np.where(later, change.own_ns, nodes.own_ns))
+
+    def length_ns(self, value: Ints) -> int:
+        """Return what the steps take together for the times of all nodes."""
+        return int(value[self.window.end].max()) - self.start_ns
+
+    def took_ns(self, change: Change) -> int:
+        """Return what the steps take together under a change."""
+        nodes, edges = self.graph.nodes, self.graph.edges
+        node = edges.node[self.path]
+        kept = (change.lag_ns[self.path] == edges.lag_ns[self.path]).all()
+        if kept and (change.own_ns[node] == nodes.own_ns[node]).all():
+            # Nothing on the critical path changes: what only shortens other work gains nothing.
+            shortens = (change.lag_ns <= edges.lag_ns).all() and (change.own_ns <= nodes.own_ns).all()
+            if shortens:
+                return self.recorded_ns
+        return self.length_ns(self.times(change))
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps without communication, with all overlapped that streams allow, and with nothing overlapped; relative to
+    what the steps took."""
+
+    no_comm: float
+    perfect_overlap: float
+    no_overlap: float
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """What steps take with each of several peers; relative to what they took."""
+
+    least: float
+    middle: float
+    most: float
+
+
+class JobReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The steps of a job that pass the tests of their graphs."""
+
+    runs: tuple[StepRun, ...]
+    steps_ns: Ints
+    """What each step took, from the first rank's start to the last rank's end."""
+    replays: tuple[StepReplay, ...]
+    swap: Swap | None
+    """The error bar of scenarios; None with fewer than three alike steps."""
+    annotated: bool
+    """False where no step was annotated: the whole recording counts as one."""
+    earlier: int
+    """Complete steps before these, which are not replayed because there are many."""
+    unlike: int
+    """Steps that took much longer or shorter than the median, and are left out: they did other work."""
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The graph of each recording window."""
+        return tuple({id(each.graph): each.graph for each in self.runs}.values())
+
+    @property
+    def recorded_ns(self) -> int:
+        """What all steps took together."""
+        return sum(each.recorded_ns for each in self.runs)
+
+    @property
+    def replay_error(self) -> float:
+        """The median relative error of the replay of a step."""
+        return float(np.median([abs(each.error) for each in self.replays]))
+
+    def share(self, change: MakeChange, *, keep_opaque: bool = True) -> float:
+        """Return what the steps take under a change, relative to what they took.
+
+        With `keep_opaque` times that no rule explains are kept; where that makes a difference, the answer lies between.
+        """
+        took = 0
+        for run, made in self._changed(change):
+            nodes = run.graph.nodes
+            opaque = (nodes.gap != NO_GAP) & (nodes.gap != BEGINS)
+            own = made.own_ns if keep_opaque else np.where(opaque, 0, made.own_ns)
+            took += run.took_ns(replace(made, own_ns=own))
+        return took / self.recorded_ns
+
+    def exposed_ns(self, change: MakeChange) -> float:
+        """Return the exposed communication of a step under a change, of the rank that has most."""
+        exposed = 0
+        for run, made in self._changed(change):
+            value = run.times(made)
+            end_ns = run.start_ns + run.length_ns(value)
+            each = [clip(difference(*_busy(part, value)), run.start_ns, end_ns) for part in run.graph.ranks]
+            exposed += max(map(length, each), default=0)
+        return exposed / sum(run.steps for run in self.runs)
+
+    def limits(self, no_communication: MakeChange) -> Limits:
+        """Return the bounds of any overlap: the replay without communication, and what streams and ranks did."""
+        busiest = sum(_busiest_stream(run) for run in self.runs) / self.recorded_ns
+        hidden = sum(_hidden(run) for run in self.runs) / self.recorded_ns
+        nothing = self.share(no_communication)
+        return Limits(no_comm=nothing, perfect_overlap=min(max(nothing, busiest), 1.0), no_overlap=1.0 + hidden)
+
+    def without_excess(self, rank: int) -> Spread | None:
+        """Return what the steps take when a rank's host and kernels take the time of a peer's, over several peers.
+
+        Recordings that start apart are aligned first: relative to that. None where no peer did the same work.
+        """
+        found: list[tuple[float, ...]] = []
+        for graph in self.graphs:
+            aligned = aligned_starts(graph)
+            peers = [part.rank for part in graph.ranks if part.rank != rank]
+            asked = peers[:: max(len(peers) // MOST_ASKED, 1)][:MOST_ASKED]
+            made = [with_work_of(graph, rank, peer, aligned) for peer in asked]
+            changes = [each for each in made if each is not None]
+            if not changes:
+                return None
+            runs = [each for each in self.runs if each.graph is graph]
+            base, *others = ([each.window.length_ns(changed_times(graph, one)) for each in runs]
+                             for one in (aligned, *changes))  # fmt: skip
+            found.append((sum(base), *(sum(each) for each in others)))
+        count = min(map(len, found))
+        base_ns, *took = (sum(each[at] for each in found) for at in range(count))
+        shares = sorted(each / base_ns for each in took)
+        return Spread(least=shares[0], middle=float(np.median(shares)), most=shares[-1])
+
+    def _changed(self, change: MakeChange) -> list[tuple[StepRun, Change]]:
+        made: dict[int, Change] = {}
+        for run in self.runs:
+            if id(run.graph) not in made:
+                made[id(run.graph)] = change(run.graph)
+        return [(run, made[id(run.graph)]) for run in self.runs]
+
+
+def job_replay(run: Run, cross_rank: CrossRank) -> JobReplay | str:
+    """Return the replay of a job's steps, or the reason why its graph may not answer."""
+    ranks = run.ranks
+    if not ranks or not all(each.has_device for each in ranks.values()):
+        return NO_DEVICE
+    if not all(each.has_host_events for each in ranks.values()):
+        return NO_HOST_EVENTS
+    if (too_large := graph_too_large(run)) is not None:
+        return too_large
+    if len(ranks) > 1 and not cross_rank.clocks.comparable(tuple(ranks)):
+        return "its ranks share no collective, so their clocks cannot be aligned"
+    annotated = any(size(each.steps) for each in ranks.values())
+    runs: list[StepRun] = []
+    replays: list[StepReplay] = []
+    steps_ns: list[int] = []
+    earlier, unlike, swap, why = 0, 0, None, "no step was recorded completely on every rank"
+    for recording in range(min(size(each.recordings) for each in ranks.values())):
+        graph = run_graph(run, cross_rank, recording)
+        whole = whole_bounds(graph)
+        if whole is None:
+            continue
+        every = job_bounds(graph, ranks) if annotated else [whole]
+        steps = every[-MOST_STEPS:]
+        earlier += len(every) - len(steps)
+        time = graph.nodes.time_ns
+        path = critical_path(graph, whole.last(time), int(time[whole.start].min()))
+        tested = self_test(graph, path, steps)
+        holds = [step for step, each in zip(steps, tested.windows, strict=True) if abs(each.error) <= REPLAY_WITHIN]
+        others = [name for name in tested.failed if name != REPLAY]
+        if others or (steps and not holds):
+            why = WHY_NOT[others[0] if others else REPLAY]
+            continue
+        binding = binding_edges(graph)
+        length_ns = np.array([each.length_ns(time) for each in holds])
+        middle = float(np.median(length_ns))
+        like = (length_ns <= UNLIKE * middle) & (length_ns * UNLIKE >= middle)
+        unlike += int(np.count_nonzero(~like))
+        holds = [each for each, kept in zip(holds, like.tolist(), strict=True) if kept]
+        runs += [_step_run(graph, window, count, binding) for window, count in step_runs(holds)]
+        replays += [each for each in tested.windows if abs(each.error) <= REPLAY_WITHIN]
+        steps_ns += [each.length_ns(time) for each in holds]
+        swap = swap or swap_test(graph, ranks, [each for each in steps if each.length_ns(time) <= UNLIKE * middle])
+    if not runs or min(each.recorded_ns for each in runs) <= 0:
+        return why
+    return JobReplay(
+        runs=tuple(runs),
+        steps_ns=np.array(steps_ns, np.int64),
+        replays=tuple(replays),
+        swap=swap,
+        annotated=annotated,
+        earlier=earlier,
+        unlike=unlike,
+    )
+
+
+def _step_run(graph: Graph, window: Bounds, steps: int, binding: Ints) -> StepRun:
+    time = graph.nodes.time_ns
+    start_ns, end_ns = int(time[window.start].min()), int(time[window.end].max())
+    edges = (0, graph.num_edges)
+    if not graph.levels.size:  # a wide graph is sorted by level, not by time
+        inside = np.flatnonzero((time[graph.edges.node] > start_ns) & (time[graph.edges.node] <= end_ns))
+        edges = (int(inside[0]), int(inside[-1]) + 1) if inside.size else (0, 0)
+    return StepRun(
+        graph=graph, window=window, steps=steps, start_ns=start_ns, end_ns=end_ns, edges=edges,
+        path=chain(graph, binding, window.last(time), start_ns),
+    )  # fmt: skip
+
+
+def _busiest_stream(run: StepRun) -> int:
+    """Return the time that transfers need on the stream that has most."""
+    most = 0
+    for part in run.graph.ranks:
+        end = run.graph.nodes.time_ns[part.ends()]
+        mine = np.flatnonzero((part.span_kind == COMM) & (end > run.start_ns) & (end <= run.end_ns))
+        if mine.size:
+            alone = run.graph.edges.lag_ns[run_edges(run.graph, part)][mine]
+            most = max(most, int(sum_by(part.span_lane[mine], alone, int(part.span_lane.max()) + 1).max()))
+    return most
+
+
+def _hidden(run: StepRun) -> int:
+    time = run.graph.nodes.time_ns
+    each = [clip(intersection(*_busy(part, time)), run.start_ns, run.end_ns) for part in run.graph.ranks]
+    return max(map(length, each), default=0)
+
+
+def _busy(part: RankPart, value: Ints) -> tuple[Intervals, Intervals]:
+    """Return when a rank communicated, and when it computed."""
+    start, end = value[part.starts()], value[part.ends()]
+    comm, compute = (np.flatnonzero(part.span_kind == kind) for kind in (COMM, COMPUTE))
+    return union((start[comm], end[comm])), union((start[compute], end[compute]))

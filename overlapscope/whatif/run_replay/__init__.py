@@ -1,0 +1,1 @@
+"""Answer from the dependency graph of a recording what changes of its durations are worth."""

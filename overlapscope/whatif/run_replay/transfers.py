@@ -1,0 +1,109 @@
+"""Changes of a recorded run's dependency graph that give its transfers other times."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.analysis.graph.job_replay import JobReplay, MakeChange
+from overlapscope.analysis.graph.model import TRANSFER, Graph, RankPart
+from overlapscope.analysis.graph.replay import run_edges
+from overlapscope.analysis.graph.scenarios import Change
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Floats, Ints
+from overlapscope.timeline.intervals import BusyTime, Intervals, union
+from overlapscope.timeline.run import RankTimeline
+from overlapscope.whatif.replay.graph import P2P, CallShape
+
+CallTimes = Callable[[CallShape, Floats], Floats]
+"""New times in ns of calls of one shape, for their recorded ones."""
+
+
+def retimed(ranks: Mapping[int, RankTimeline], took: CallTimes, *, transfer_share: float = 1.0) -> MakeChange:
+    """Return the change in which transfers take other times; waits between ranks stay.
+
+    `transfer_share` is the share of a recorded time that is transfer: the rest is waiting for members not recorded.
+    """
+
+    def changed(graph: Graph) -> Change:
+        lag = graph.edges.lag_ns.copy()
+        for part in graph.ranks:
+            for shape, edges in _edges_by_shape(graph, part, ranks[part.rank]):
+                old = lag[edges].astype(np.float64)
+                lag[edges] = np.rint(old * (1 - transfer_share) + took(shape, old * transfer_share)).astype(np.int64)
+        return replace(Change.none(graph), lag_ns=lag)
+
+    return changed
+
+
+def relieved(ranks: Mapping[int, RankTimeline], change: MakeChange, slowdown: float) -> MakeChange:
+    """Return a change in which compute is also slowed by so much less, or more, as transfers beside it take less time.
+
+    `slowdown` is how many times as long compute takes beside a transfer.
+    """
+
+    def changed(graph: Graph) -> Change:
+        made = change(graph)
+        lag = made.lag_ns.copy()
+        time = graph.nodes.time_ns
+        for part in graph.ranks:
+            run = run_edges(graph, part)
+            comm, compute = (np.flatnonzero(part.span_kind == kind) for kind in (COMM, COMPUTE))
+            alone = graph.edges.lag_ns[run[comm]]
+            if not alone.sum():
+                continue
+            factor = float(made.lag_ns[run[comm]].sum() / alone.sum())
+            start, end = time[part.starts()][compute], time[part.ends()][compute]
+            ended = time[part.ends()][comm]
+            beside = BusyTime(union((ended - alone, ended))).within(start, end) / np.maximum(end - start, 1)
+            more = np.clip(beside * (factor - 1), -beside, 1 - beside) * (1 - 1 / slowdown)
+            lag[run[compute]] = np.rint(lag[run[compute]] * (1 + more)).astype(np.int64)
+        return replace(made, lag_ns=lag)
+
+    return changed
+
+
+def moving(job: JobReplay, rank: int) -> Intervals:
+    """Return when a rank's collectives moved data, on its own clock."""
+    found = []
+    for graph in job.graphs:
+        for part in graph.ranks:
+            if part.rank == rank:
+                comm = np.flatnonzero(part.span_kind == COMM)
+                ended = part.span_end_ns[comm]
+                found.append((ended - graph.edges.lag_ns[run_edges(graph, part)[comm]], ended))
+    return union(*found)
+
+
+def transfer_times(job: JobReplay, ranks: Mapping[int, RankTimeline]) -> list[tuple[CallShape, Floats]]:
+    """Return the recorded times in ns of the calls of each shape; one entry a rank and recording."""
+    return [
+        (shape, graph.edges.lag_ns[edges].astype(np.float64))
+        for graph in job.graphs
+        for part in graph.ranks
+        for shape, edges in _edges_by_shape(graph, part, ranks[part.rank])
+    ]
+
+
+def _edges_by_shape(graph: Graph, part: RankPart, timeline: RankTimeline) -> Iterator[tuple[CallShape, Ints]]:
+    """Yield the edges that hold the transfer times of a rank, for each shape of its calls."""
+    comm = np.flatnonzero(part.span_kind == COMM)
+    ends = part.ends()
+    transfers = np.flatnonzero(
+        (graph.edges.kind == TRANSFER) & (graph.edges.node >= ends.start) & (graph.edges.node < ends.stop)
+    )
+    spans = np.concatenate([comm, graph.edges.node[transfers] - ends.start])
+    edges = np.concatenate([run_edges(graph, part)[comm], transfers])
+    calls, rows = timeline.collectives, part.collective[spans]
+    at = np.where(rows == NONE, -1, rows)  # communication whose call was not recorded has the row beyond the last
+    columns = np.stack(
+        [np.append(each, np.int64(NONE))[at] for each in (calls.op, calls.bytes, calls.dtype, calls.group_size)]
+    )
+    shapes, which = np.unique(columns, axis=1, return_inverse=True)
+    which = which.reshape(-1)
+    for number, (op, size_bytes, dtype, group_size) in enumerate(shapes.T.tolist()):
+        name = timeline.name(op)
+        shape = CallShape(
+            op="message" if name in P2P else name or "", bytes=max(size_bytes, 0), dtype=timeline.name(dtype),
+            group_size=max(group_size, 0),
+        )  # fmt: skip
+        yield shape, edges[which == number]

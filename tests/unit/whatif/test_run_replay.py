@@ -1,0 +1,151 @@
+"""The run's dependency graph answers what other durations are worth; where it may not, nothing is predicted."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.report.text import whatif as whatif_text
+from overlapscope.timeline.run import Run
+from overlapscope.whatif.predict import predict_recording
+from overlapscope.whatif.result import Bounds, Scenario, WhatIf
+from overlapscope.whatif.run_replay.answers import RunReplay, not_beyond, run_replay
+from overlapscope.whatif.step_graph.graph_case import OLDER
+from overlapscope.whatif.step_graph.graph_changes import TimeParts, in_16_bits, more_ranks, other_algorithm
+from overlapscope.whatif.step_graph.graph_predict import ReplayOptions
+from tests.conftest import shared_file
+from tests.unit.analysis.graph.test_real_traces import TRACES, run_of
+
+
+def answered(run: Run, *speeds: float) -> WhatIf:
+    return predict_recording(run, [], ReplayOptions(link_speeds=speeds or (2.0,)), search=False)
+
+
+def row(answer: WhatIf, **knobs: object) -> Scenario:
+    return next(each for each in answer.scenarios if knobs.items() <= each.knobs.items())
+
+
+def test_a_job_whose_host_is_late_gains_nothing_from_links_and_is_told_why() -> None:
+    answer = answered(run_of("a100_ddp"), 2.0, 1000.0)
+    bounds, base = answer.bounds, answer.baseline
+    assert bounds.no_comm_ns == bounds.perfect_overlap_ns == base.measured_step_ns == 219_732_155
+    for speed in (2.0, 1000.0):
+        assert row(answer, link_speed=speed).gain == 0
+    assert any("waits for the host" in each for each in answer.reasons)
+    paused = row(answer, host_pauses_ms=3.0)
+    assert paused.predicted_step_ns < 0.9 * (base.measured_step_ns or 0)
+    assert paused.hypothetical
+
+
+def test_the_error_bar_of_a_scenario_is_that_of_alike_steps() -> None:
+    run = run_of("a100_ddp")
+    replay = run_replay(run, match_and_align(run))
+    assert isinstance(replay, RunReplay)
+    bar = replay.error_bar()
+    faster = row(answered(run), link_speed=2.0)
+    assert bar == pytest.approx(0.0317, abs=0.0005)
+    assert (faster.gain_low, faster.gain_high) == (-bar, bar)
+    assert faster.high_ns - faster.low_ns == pytest.approx(2 * bar * faster.predicted_step_ns, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["a100_ddp", "a100_rank3of8", "megatron_tp8", "b200", "mi300", "v100_2020"])
+def test_nothing_that_changes_communication_beats_the_step_without_any(name: str) -> None:
+    answer = answered(run_of(name), 0.5, 2.0, 1000.0)
+    bounds = answer.bounds
+    measured = answer.baseline.measured_step_ns or 0
+    assert bounds.no_comm_ns <= bounds.perfect_overlap_ns <= measured <= bounds.no_overlap_ns
+    of_links = [each for each in answer.scenarios if not {"host_pauses_ms", "straggler_removed"} & each.knobs.keys()]
+    assert len(of_links) > 1
+    for each in of_links:
+        assert each.predicted_step_ns >= bounds.no_comm_ns
+        assert each.low_ns <= each.predicted_step_ns <= each.high_ns
+        assert each.gain_low <= each.gain <= each.gain_high
+
+
+def test_of_a_ddp_job_whose_buckets_cannot_be_replayed_the_rest_is_answered() -> None:
+    answer = answered(run_of("a100_rank3of8"))
+    assert answer.kind == "ddp"
+    assert answer.verdict == "insufficient_data"
+    assert answer.reasons[0].startswith("its buckets are not replayed: ")
+    assert row(answer, link_speed=2.0).gain == pytest.approx(1 - 450.069 / 464.594, abs=0.002)
+    assert "buckets" not in whatif_text.render(answer, recorded=True).splitlines()[2]
+
+
+def test_a_graph_that_fails_its_tests_predicts_nothing() -> None:
+    answer = answered(read_inputs([shared_file("ascend/msinsight_text_level0")]))
+    assert answer.verdict == "insufficient_data"
+    assert "nothing is predicted" in answer.reasons[0]
+    assert [each.knobs for each in answer.scenarios] == [{}]
+    assert answer.bounds.no_comm_ns < (answer.baseline.measured_step_ns or 0) < answer.bounds.no_overlap_ns
+
+
+def test_an_older_recording_without_host_events_is_answered_as_before_and_says_so() -> None:
+    run = run_of("a100_ddp")
+    (timeline,) = run.ranks.values()
+    older = replace(timeline.recordings, host_events=timeline.recordings.host_events & False)
+    answer = answered(replace(run, ranks={0: replace(timeline, recordings=older)}))
+    assert OLDER in answer.reasons
+    assert OLDER not in answered(run).reasons
+    assert row(answer, link_speed=2.0)
+    assert not any("host_pauses_ms" in each.knobs for each in answer.scenarios)
+
+
+def test_a_job_without_communication_is_asked_about_its_host_alone() -> None:
+    answer = answered(run_of("resnet50"))
+    assert [each.knobs for each in answer.scenarios] == [{}, {"host_pauses_ms": 3.0}]
+    assert answer.bounds.no_comm_ns == answer.baseline.measured_step_ns
+
+
+@pytest.mark.parametrize("name", ["a100_rank3of8", "mi300"])
+def test_sizes_and_ranks_change_the_calls_they_concern(name: str) -> None:
+    """Gradients of 32 bits are halved, those of 16 are not; the size of a group must be known for more ranks."""
+    run = run_of(name)
+    replay = run_replay(run, match_and_align(run))
+    assert isinstance(replay, RunReplay)
+    shares = []
+    for change in (in_16_bits("traffic_dtype", lambda _: True), more_ranks(2)):
+        times = change.transfers
+        assert times is not None
+        found = replay.of_transfers(
+            lambda shape, own_ns, times=times: times(shape, own_ns, TimeParts()),  # type: ignore[misc]
+            {}, least_transfer=1.0, slowdown=1.0,
+        )  # fmt: skip
+        shares.append(found.share)
+    if name == "mi300":
+        assert replay.limits.no_comm < shares[0] == 1 < shares[1]
+    else:
+        assert replay.limits.no_comm < shares[0] < 1 == shares[1]
+    assert other_algorithm("double_binary_tree").transfers is not None
+
+
+def test_a_step_that_took_much_longer_distorts_nothing(tmp_path: Path) -> None:
+    """The host stops for a second between its third and fourth step, as for a checkpoint."""
+    trace = json.loads(gzip.decompress(shared_file(TRACES["a100_rank3of8"]).read_bytes()))
+    starts = sorted(each["ts"] for each in trace["traceEvents"] if str(each.get("name")).startswith("ProfilerStep#"))
+    pause = starts[len(starts) // 2]
+    for each in trace["traceEvents"]:
+        if each.get("ts", 0) >= pause:
+            each["ts"] += 1_000_000
+    path = tmp_path / "rank3.pt.trace.json"
+    path.write_text(json.dumps(trace), encoding="utf-8")
+    paused, plain = answered(read_inputs([path])), answered(run_of("a100_rank3of8"))
+    assert any("took much longer or shorter" in each for each in paused.reasons)
+    for knobs in ({"link_speed": 2.0}, {"host_pauses_ms": 3.0}):
+        one, other = row(paused, **knobs), row(plain, **knobs)
+        assert one.gain == pytest.approx(other.gain, abs=0.01)
+        assert one.high_ns - one.low_ns < 2 * (other.high_ns - other.low_ns)
+
+
+def test_a_scenario_below_its_bound_is_lifted_to_it() -> None:
+    base = row(answered(run_of("a100_ddp")), host_pauses_ms=3.0)
+    bounds = Bounds(no_comm_ns=90, perfect_overlap_ns=95, no_overlap_ns=120)
+    measured = replace(base, predicted_step_ns=100)
+    below = replace(base, predicted_step_ns=80, low_ns=70, high_ns=85, gain=0.2, gain_low=0.15, gain_high=0.3)
+    lifted = not_beyond(below, bounds, measured)
+    assert (lifted.predicted_step_ns, lifted.low_ns, lifted.high_ns) == (90, 70, 90)
+    assert (round(lifted.gain, 3), round(lifted.gain_low, 3)) == (0.1, 0.1)
+    assert not_beyond(measured, bounds, measured) is measured
