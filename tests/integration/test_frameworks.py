@@ -80,7 +80,9 @@ def test_lightnings_steps_are_its_optimizer_steps(tmp_path: Path) -> None:
     assert trainer.global_step == 4
     assert phases(tmp_path / "run") == [TWO, TWO, TWO, ONE]
     calls = overlapscope.load(tmp_path / "run").table("collectives", 0)
-    assert set(calls[calls.op == "all_reduce"].step) == {0, 1, 2, 3}
+    reduced = calls[calls.op == "all_reduce"]
+    assert set(reduced.step) == {0, 1, 2, 3}
+    assert set(reduced.phase) == {"backward"}
     assert overlapscope.load(tmp_path / "run").run.ranks[0].recorded["ddp"]["bucket_bytes"]
 
 

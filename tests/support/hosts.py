@@ -51,6 +51,7 @@ class LightningCallback:
 class LightningTrainer:
     """`Trainer.fit` with automatic optimization, as loops/training_epoch_loop.py (2.x, 017bff99) runs it.
 
+    The optimizer calls the forward and backward of its step's last batch as a closure (loops/optimization/automatic.py).
     `trainer.model` is the wrapped module, `trainer.global_step` counts optimizer steps; an epoch's last batch steps
     even in the middle of an accumulation. Callbacks that are none of `base` are refused, as is_overridden does.
     """
@@ -94,15 +95,20 @@ class LightningTrainer:
                 if module.on_train_batch_start(batch, index) == -1:
                     break
                 steps = (index + 1) % self.accumulate_grad_batches == 0 or index + 1 == len(batches)
-                # DDPStrategy.block_backward_sync, and its training_step through the wrapper.
-                with nullcontext() if steps or self.model is module else self.model.no_sync():
+
+                def closure(batch: torch.Tensor = batch) -> torch.Tensor:
                     loss = module.training_step(self.model, batch)
                     loss.backward()
+                    return loss.detach()
+
                 if steps:
-                    optimizer.step()
+                    loss = optimizer.step(closure)
                     optimizer.zero_grad()
                     self.global_step += 1
-                self._call("on_train_batch_end", {"loss": loss.detach()}, batch, index)
+                else:  # DDPStrategy.block_backward_sync
+                    with nullcontext() if self.model is module else self.model.no_sync():
+                        loss = closure()
+                self._call("on_train_batch_end", {"loss": loss}, batch, index)
                 if self.val_check_interval and (index + 1) % self.val_check_interval == 0:
                     self._call("on_validation_start")
                     with torch.no_grad():
