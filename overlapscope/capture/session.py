@@ -180,9 +180,7 @@ class Session:
             )
         self._in_step = True
         begun = self.guard("beginning a step", self._step_begins)
-        for name, amount in (("tokens", tokens), ("samples", samples), ("flops", flops)):
-            if amount is not None:
-                self.guard(f"recording {name} of a step", self.steps.note_amount, name, amount)
+        self.count(tokens=tokens, samples=samples, flops=flops)
         try:
             with self.steps.mark():
                 yield
@@ -192,6 +190,12 @@ class Session:
         finally:
             self._in_step = False
             self.guard("ending a step", self.steps.end, begun)
+
+    def count(self, *, tokens: float | None = None, samples: float | None = None, flops: float | None = None) -> None:
+        """Add to what this rank processes in the current step, as `step` takes it; do nothing outside of a step."""
+        for name, amount in (("tokens", tokens), ("samples", samples), ("flops", flops)):
+            if amount is not None:
+                self.guard(f"recording {name} of a step", self.steps.note_amount, name, amount)
 
     def _step_begins(self) -> int:
         if self.steps.count == REBUILT_STEPS:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,7 +51,7 @@ class LightningCallback:
 class LightningTrainer:
     """`Trainer.fit` with automatic optimization, as loops/training_epoch_loop.py (2.x, 017bff99) runs it.
 
-    The optimizer calls the forward and backward of its step's last batch as a closure (loops/optimization/automatic.py).
+    The optimizer calls the forward and backward of its step's last batch (loops/optimization/automatic.py).
     `trainer.model` is the wrapped module, `trainer.global_step` counts optimizer steps; an epoch's last batch steps
     even in the middle of an accumulation. Callbacks that are none of `base` are refused, as is_overridden does.
     """
@@ -387,17 +387,20 @@ class TitanTrainer:
 
     def __init__(self, model: nn.Module, profiler: TitanProfiler | None, *, steps: int, accumulates: int) -> None:
         self.model_parts, self.profiler = [model], profiler
+        self.parallel_dims = SimpleNamespace(non_data_parallel_size=2)
+        self.metrics_processor = SimpleNamespace(num_flops_per_token=10)
         self.steps, self.gradient_accumulation_steps = steps, accumulates
         self.optimizers = torch.optim.SGD(model.parameters(), lr=0.1)
         self.step = 0
 
-    def train_step(self, data_iterator: Iterator[torch.Tensor]) -> None:
+    def train_step(self, data_iterator: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self.optimizers.zero_grad()
         for _ in range(self.gradient_accumulation_steps):
-            self.model_parts[0](next(data_iterator)).square().mean().backward()
+            inputs, labels = next(data_iterator)
+            (self.model_parts[0](inputs) - labels).square().mean().backward()
         self.optimizers.step()
 
-    def train(self, batches: Iterator[torch.Tensor]) -> None:
+    def train(self, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
         with self.profiler or nullcontext() as profiler:
             while self.step < self.steps:
                 self.step += 1
