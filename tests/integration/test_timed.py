@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
 MS = 1_000_000
 
 
-# On busy cores timers of hooks wait for the interpreter: most want a quiet machine. Two jobs are not compared in a trace:
+# On busy cores timers of hooks wait for the interpreter: most want quiet cores. Two jobs are not compared in a trace:
 # its range `gloo:*` is another stretch than the timer's. It begins where a thread of gloo takes the transfer up, when
 # FSDP2 has stood in its call for a while, and ends behind its future's callbacks, in which PowerSGD computes.
 CASES = [
