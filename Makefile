@@ -14,8 +14,8 @@ READY313 := $(if $(shell $(call python_of,3.13) --version 2>/dev/null),.venv313/
 TORCH_INDEX ?=
 comma := ,
 
-.PHONY: demo test tests environments lint bench gpu-check test-long mutants test-versions test-pinned test-torch test-lowest \
-  test-pythons test-py313 check-wheel release schema clean
+.PHONY: demo test tests environments lint bench gpu-check test-long test-extras mutants test-versions test-pinned test-torch \
+  test-lowest test-pythons test-hosts test-py313 check-wheel release schema clean
 
 demo: $(READY)
 	$(BIN)/overlapscope demo -f
@@ -57,6 +57,11 @@ gpu-check: $(READY)
 test-long: $(READY)
 	$(BIN)/python -m tests.run_long
 
+# The adapters inside the real frameworks, each in two processes over gloo; HOSTS=transformers takes those of one.
+HOSTS ?= not none
+test-extras: .venv-extras/.ready
+	.venv-extras/bin/python -m pytest -q -n $(WORKERS) -m extras -k "$(HOSTS)" tests/integration/test_real_hosts.py
+
 # The arithmetic changed, one expression at a time: do its tests fail? Hours for all of it; `make mutants CHUNK=gate` takes
 # the modules of tests/mutants.toml with that word in their path. Its last dated results are kept in tests/MUTANTS.md.
 mutants: $(VENV)/.mutants
@@ -64,8 +69,8 @@ mutants: $(VENV)/.mutants
 
 # The tests that record, with the oldest torch that is promised and the newest there is; all tests with the lowest of all
 # dependencies, and with those of constraints.txt; all on each later Python, on the newest with torch (PYTHONS=3.14 runs one
-# of them). What ran is kept in overlapscope/version_runs.json and shown in docs/versions.md. An hour and more on two cores.
-test-versions: test-lowest test-pinned test-torch test-pythons
+# of them); and what `make test-extras` runs. What ran is kept in overlapscope/version_runs.json and shown in docs/versions.md. An hour and more on two cores.
+test-versions: test-lowest test-pinned test-torch test-pythons test-hosts
 
 test-pinned: $(READY)
 	$(BIN)/python -m tests.run_versions run pinned -n $(WORKERS)
@@ -81,6 +86,9 @@ test-pythons: $(PYTHONS:%=.venv-python-%/.ready)
 	for version in $(PYTHONS); do \
 	  .venv-python-$$version/bin/python -m tests.run_versions run python-$$version -n $(WORKERS) || exit; \
 	done
+
+test-hosts: .venv-extras/.ready
+	.venv-extras/bin/python -m tests.run_versions run hosts -n $(WORKERS) tests/integration/test_real_hosts.py
 
 # A wheel, installed in an empty environment without torch, analyzes a trace.
 check-wheel: $(READY)
@@ -147,6 +155,11 @@ $(VENV)/.mutants $(VENV)/.release: $(VENV)/.%: $(READY)
 .venv313/.ready: pyproject.toml constraints.txt | $(READY)
 	test -x .venv313/bin/python || $(call python_of,3.13) -m venv .venv313
 	.venv313/bin/python -m pip install -q -c constraints.txt -e . pytest pytest-xdist hypothesis jsonschema
+	@touch $@
+
+.venv-extras/.ready: pyproject.toml constraints.txt | $(READY)
+	test -x .venv-extras/bin/python || $(PYTHON) -m venv .venv-extras
+	.venv-extras/bin/python -m pip install -q -c constraints.txt -e '.[torch,hosts]' pytest pytest-xdist hypothesis
 	@touch $@
 
 # The same holds for these, of which pyproject.toml alone says the versions.

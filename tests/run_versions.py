@@ -51,7 +51,15 @@ CASES = {
     "python-3.12": Case("make test-pythons", "Python 3.12", (), "not torch and not long"),
     "python-3.13": Case("make test-pythons", "Python 3.13", (), "not torch and not long"),
     "python-3.14": Case("make test-pythons", "newest of all", (), "not long"),
+    "hosts": Case("make test-hosts", "frameworks", (), "extras"),
 }
+HOSTS = {
+    "lightning": "PyTorch Lightning",
+    "transformers": "transformers",
+    "accelerate": "Accelerate",
+    "deepspeed": "DeepSpeed",
+}
+"""Frameworks of the extra `hosts` by the name of their distribution."""
 INTRODUCTION = """\
 # Versions
 
@@ -115,6 +123,7 @@ def run(name: str, arguments: list[str]) -> int:
         "versions": {
             "Python": platform.python_version(),
             **{each: version(each).partition("+")[0] for each in bounds() if find_spec(MODULES.get(each, each))},
+            **{HOSTS[each]: version(each) for each in HOSTS if name == "hosts"},
         },
     }
     KEPT.write_text(json.dumps({each: kept[each] for each in CASES if each in kept}, indent=2) + "\n", encoding="utf-8")
@@ -129,10 +138,14 @@ def page() -> str:
     runs = version_runs()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needs = {"Python": project["requires-python"].removeprefix(">="), **bounds()}
+    hosts = {name: "" for run in runs.values() for name in run.versions if name not in needs}
     table = [
         ["", "lowest promised", *(CASES[name].title for name in runs)],
         ["---"] * (2 + len(runs)),
-        *([name, lowest, *(run.versions.get(name, "none") for run in runs.values())] for name, lowest in needs.items()),
+        *(
+            [name, lowest, *(run.versions.get(name, "none") for run in runs.values())]
+            for name, lowest in {**needs, **hosts}.items()
+        ),
         ["tests", "", *(f"`{run.selected}`" for run in runs.values())],
         ["passed, failed, skipped", "", *(f"{run.passed}, {run.failed}, {run.skipped}" for run in runs.values())],
         ["by", "", *(f"`{run.command}`, {run.date}" for run in runs.values())],

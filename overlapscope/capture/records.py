@@ -85,5 +85,7 @@ class StepRecord(msgspec.Struct):
     calls: list[CollectiveCall] = []
     gradients: list[tuple[int, int]] = []
     """(index of the parameter, monotonic time at which its gradient was ready)."""
+    amounts: dict[str, float] = {}
+    """What this rank processes in the step, by name, so far."""
     readings: list[tuple[str, int, float]] = []
     """(name, monotonic time, value)."""

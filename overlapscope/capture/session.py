@@ -27,6 +27,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 COMM_MARK = "overlapscope.comm:"
 """Prefix of the name of a communicating region in a trace; the trace reader counts such a range as communication."""
+HOOK_IN_TRACE = (
+    "a trace over gloo does not say when the transfers of DDP's communication hook end, and lacks what a callback "
+    'sends, so communication is not right here; record with mode="events"'
+)
+"""A range `gloo:*` ends behind its future's callbacks: they run in it (finishWorkGloo, ProcessGroupGloo.cpp)."""
 REBUILT_STEPS = 2
 """Steps after which DDP has its final buckets: it rebuilds them in the first or second one."""
 _session_numbers = iter(range(1_000_000))
@@ -132,6 +137,8 @@ class Session:
             self.guard("waiting for collectives", self._settle)
         if self.hooks.traces is not None:
             self.guard("closing the profiler", self.hooks.traces.close)
+            if self.hooks.device is None and self._ddp and self._ddp["comm_hook"] not in BUILT_IN_HOOKS:
+                self.guard.note(HOOK_IN_TRACE)
         self.steps.note_missing()
         self.terminated = not wait and self._termination.ends_process
         """Whether SIGTERM ends the process now; a job that handles it itself is not kept waiting."""
@@ -180,9 +187,7 @@ class Session:
             )
         self._in_step = True
         begun = self.guard("beginning a step", self._step_begins)
-        for name, amount in (("tokens", tokens), ("samples", samples), ("flops", flops)):
-            if amount is not None:
-                self.guard(f"recording {name} of a step", self.steps.note_amount, name, amount)
+        self.count(tokens=tokens, samples=samples, flops=flops)
         try:
             with self.steps.mark():
                 yield
@@ -192,6 +197,12 @@ class Session:
         finally:
             self._in_step = False
             self.guard("ending a step", self.steps.end, begun)
+
+    def count(self, *, tokens: float | None = None, samples: float | None = None, flops: float | None = None) -> None:
+        """Add to what this rank processes in the current step, as `step` takes it; do nothing outside of a step."""
+        for name, amount in (("tokens", tokens), ("samples", samples), ("flops", flops)):
+            if amount is not None:
+                self.guard(f"recording {name} of a step", self.steps.note_amount, name, amount)
 
     def _step_begins(self) -> int:
         if self.steps.count == REBUILT_STEPS:

@@ -73,7 +73,7 @@ class Steps:
         return self._hooks.mark(f"{STEP_MARK}#{self.count}")
 
     def note_amount(self, name: str, amount: object) -> None:
-        """Record how much of `name` this rank processes in the current step, if the step is recorded.
+        """Add to how much of `name` this rank processes in the current step, if the step is recorded.
 
         Raises ValueError for anything but a finite number of 0 or more; a tensor is not read: that would wait for its
         device.
@@ -82,7 +82,7 @@ class Steps:
             raise ValueError(f"{name}=... needs a finite number of 0 or more, not this {type(amount).__name__}")
         record = self._hooks.record
         if record is not None:
-            record.readings.append((name, record.begin_ns, float(amount)))
+            record.amounts[name] = record.amounts.get(name, 0.0) + float(amount)
 
     def cut(self) -> None:
         """Mark the current step as incomplete."""
@@ -99,6 +99,7 @@ class Steps:
         record = hooks.record
         if record is not None:
             hooks.step_ends(record)
+            record.readings += [(name, record.begin_ns, amount) for name, amount in record.amounts.items()]
             self._keep(record)
         hooks.after_step(record)
         ended_ns = time.monotonic_ns()

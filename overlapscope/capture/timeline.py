@@ -269,7 +269,7 @@ def _add_step(rows: _TimelineBuilder, record: StepRecord, window: int) -> None:
     phases, waits, host_waits, regions = (
         _lasted(each, rows) for each in (record.phases, record.waits, record.host_waits, record.regions)
     )
-    calls = _calls(record.calls, rows)
+    calls = _waited_by_ddp(rows, phases, _calls(record.calls, rows))
     unread = sum(marked(mark) is None for each in (*record.phases, *record.waits, *record.regions)
                  for mark in (each.begin, each.end))  # fmt: skip
     unknown = len(record.calls) - len(calls)
@@ -315,6 +315,27 @@ def _calls(calls: Sequence[CollectiveCall], rows: _TimelineBuilder) -> list[_Tim
             left = call.left if rows.clock.on_device else call.returned_ns
             out.append(_TimedCall(call, rows.marked(left) or time.ready_ns, time))
     return out
+
+
+def _waited_by_ddp(
+    rows: _TimelineBuilder, phases: Sequence[_TimedRange], calls: Sequence[_TimedCall]
+) -> Sequence[_TimedCall]:
+    """Return the calls, those of DDP's buckets ended where backward ended: it waits for them.
+
+    On the host the callback at a call's end needs the interpreter, and may get it milliseconds later.
+    """
+    if rows.clock.on_device or rows.buckets not in ("copied", "viewed"):
+        return calls
+    backward = [(begin, end) for name, begin, end, _ in phases if name == "backward"]
+    found = []
+    for each in calls:
+        time = each.time
+        ends = [end for begin, end in backward if begin <= time.ready_ns < end < time.end_ns]
+        if ends and each.call.op == "all_reduce":
+            found.append(each._replace(time=time._replace(end_ns=ends[0], latest_end_ns=ends[0])))
+        else:
+            found.append(each)
+    return found
 
 
 def _blocked(

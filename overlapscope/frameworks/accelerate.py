@@ -16,8 +16,8 @@ from overlapscope.errors import UsageError
 from overlapscope.frameworks import framework_steps as hosted
 
 
-def batches(scope: Session, accelerator: Any) -> Callable[[], AbstractContextManager[None]]:
-    """Return what goes around each batch, outside of `accelerator.accumulate`.
+def batches(scope: Session, accelerator: Any) -> Callable[..., AbstractContextManager[None]]:
+    """Return what goes around each batch, outside of `accelerator.accumulate`; it takes the batch's own amounts.
 
     Raises UsageError when `accelerator` is none.
     """

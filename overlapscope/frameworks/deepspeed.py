@@ -19,8 +19,8 @@ from overlapscope.errors import UsageError
 from overlapscope.frameworks import framework_steps as hosted
 
 
-def batches(scope: Session, engine: Any) -> Callable[[], AbstractContextManager[None]]:
-    """Return what goes around each micro-batch: forward, `engine.backward` and `engine.step`.
+def batches(scope: Session, engine: Any) -> Callable[..., AbstractContextManager[None]]:
+    """Return what goes around each micro-batch (forward, `engine.backward`, `engine.step`); it takes its amounts.
 
     Raises UsageError when `engine` is none.
     """

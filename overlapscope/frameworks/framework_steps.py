@@ -6,11 +6,13 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from os import PathLike
-from typing import Any
+from typing import Any, TypeVar
 
 import overlapscope
 from overlapscope.capture.session import Session
 from overlapscope.errors import UsageError
+
+R = TypeVar("R")
 
 
 class HostedSteps:
@@ -31,6 +33,12 @@ class HostedSteps:
         if self._scope is not None and self._step is None and not self._spoiled:
             self._step = self._scope.step()
             self._step.__enter__()
+
+    def count(self, amounts: Callable[..., Mapping[str, float]], *args: Any) -> None:
+        """Add `amounts(*args)` to what this rank processes in the open step: tokens, samples, flops; guarded."""
+        scope = self._scope
+        if scope is not None and self._step is not None:
+            scope.guard("counting what a step processes", lambda: scope.count(**amounts(*args)))
 
     def end(self, error: BaseException | None = None) -> None:
         """End the step that is open, as not whole where an exception ended it."""
@@ -62,6 +70,10 @@ class HostedProfile:
         scope.__enter__()
         self._scope, self.steps = scope, HostedSteps(scope)
 
+    def attempt(self, what: str, function: Callable[[], R]) -> R | None:
+        """Call a function that belongs to the open profile; its failure is a warning, and None."""
+        return None if self._scope is None else self._scope.guard(what, function)
+
     def close(self, error: BaseException | None = None) -> None:
         """Write the run; does nothing where none is open."""
         scope, steps = self._scope, self.steps
@@ -82,16 +94,18 @@ class _Spoiled(Exception):  # noqa: N818 - no error: it never leaves this file
     """What ends a step that is not whole."""
 
 
-def batches(scope: Session, ends: Callable[[], bool]) -> Callable[[], AbstractContextManager[None]]:
-    """Yield what goes around each batch of a loop in which a step takes several.
+def batches(scope: Session, ends: Callable[[], bool]) -> Callable[..., AbstractContextManager[None]]:
+    """Return what goes around each batch of a loop in which a step takes several.
 
-    A step begins with the first batch and ends with the one after which `ends()` says so.
+    A step begins with the first batch and ends with the one after which `ends()` says so. `tokens`, `samples` and
+    `flops` are those of this rank's batch, and are summed over the batches of a step.
     """
     steps = HostedSteps(scope)
 
     @contextmanager
-    def batch() -> Iterator[None]:
+    def batch(**amounts: float) -> Iterator[None]:
         steps.begin()
+        steps.count(lambda: amounts)
         try:
             yield
         except BaseException as error:  # also KeyboardInterrupt: whatever ends the batch, its step is not whole

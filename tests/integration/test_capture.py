@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 import overlapscope
+from overlapscope.capture.session import HOOK_IN_TRACE
 from overlapscope.cli.main import main
 from tests.support.fork_server import start
 from tests.support.old_torch import needs_fsdp2_without_cuda
@@ -180,6 +181,13 @@ def test_the_users_own_communication_hook_keeps_working(tmp_path: Path) -> None:
     without = passed(train("ddp_hook", tmp_path, mode="without"))
     assert trained.results == without.results
     assert len(overlapscope.load(tmp_path / "run").table("collectives", 0)) > 0
+
+
+@pytest.mark.parametrize("mode", ["events", "trace"])
+def test_a_trace_says_that_it_does_not_know_when_a_hooks_transfers_end(mode: str, tmp_path: Path) -> None:
+    passed(train("ddp_hook", tmp_path, mode=mode))
+    for rank in overlapscope.load(tmp_path / "run").run.ranks.values():
+        assert rank.recorded["failures"] == ([HOOK_IN_TRACE] if mode == "trace" else [])
 
 
 @pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])

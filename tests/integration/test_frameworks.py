@@ -6,11 +6,14 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import overlapscope
+from overlapscope.capture.lifecycle.guard import CaptureWarning
 from overlapscope.errors import UsageError
 from overlapscope.frameworks import accelerate, deepspeed, lightning, megatron, torchtitan, transformers
 
@@ -23,6 +26,7 @@ from tests.support import hosts  # noqa: E402
 pytestmark = pytest.mark.torch
 OPTIONS: dict[str, Any] = {"mode": "events", "warmup": 0, "measure_overhead": False}
 BATCHES = [torch.ones(4, 8)] * 7
+PAIR = (BATCHES[0], BATCHES[0])
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +61,13 @@ def whole(run: Path) -> list[int]:
     return [step.step for step in overlapscope.load(run).analysis().ranks[0].steps if step.complete]
 
 
+def amounts(run: Path) -> dict[str, float]:
+    """What this rank processes in a step, as far as it was recorded."""
+    found = overlapscope.load(run).analysis().throughput
+    known = {name: getattr(found, name) for name in ("tokens", "samples", "flops_per_device")}
+    return {name: each.per_step for name, each in known.items() if each is not None}
+
+
 ONE = ["forward", "backward", "optimizer"]
 TWO = ["forward", "backward", "forward", "backward", "optimizer"]
 
@@ -80,7 +91,9 @@ def test_lightnings_steps_are_its_optimizer_steps(tmp_path: Path) -> None:
     assert trainer.global_step == 4
     assert phases(tmp_path / "run") == [TWO, TWO, TWO, ONE]
     calls = overlapscope.load(tmp_path / "run").table("collectives", 0)
-    assert set(calls[calls.op == "all_reduce"].step) == {0, 1, 2, 3}
+    reduced = calls[calls.op == "all_reduce"]
+    assert set(reduced.step) == {0, 1, 2, 3}
+    assert set(reduced.phase) == {"backward"}
     assert overlapscope.load(tmp_path / "run").run.ranks[0].recorded["ddp"]["bucket_bytes"]
 
 
@@ -198,6 +211,32 @@ def test_a_second_training_is_a_recording_of_its_own(tmp_path: Path) -> None:
     assert len(whole(tmp_path / "run")) == 7
 
 
+@pytest.mark.usefixtures("trainer_package")
+def test_counting_the_trainers_tokens_leaves_the_compilers_graph_as_it_is(tmp_path: Path) -> None:
+    graphs: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        graphs.append(graph.code)
+        return graph.forward
+
+    def trained(recorder: Any) -> None:
+        torch._dynamo.reset()
+        model = LanguageModel()
+        recorder.on_train_begin(SimpleNamespace(), None, None, model=model)
+        called = torch.compile(model, backend=backend, fullgraph=True)
+        for _ in range(3):
+            recorder.on_step_begin(None, None, None)
+            called(input_ids=IDS).mean().backward()
+            recorder.on_step_end(None, None, None)
+        recorder.on_train_end(None, None, None)
+
+    trained(Mock())
+    trained(transformers.callback(tmp_path / "run", **OPTIONS))
+    assert len(graphs) == 2
+    assert graphs[0] == graphs[1]
+    assert amounts(tmp_path / "run") == {}
+
+
 def test_accelerates_steps_end_where_gradients_are_synchronised(tmp_path: Path) -> None:
     module = layers()
     model, optimizer = ddp(module), torch.optim.SGD(module.parameters(), lr=0.1)
@@ -228,6 +267,118 @@ def test_an_exception_in_a_batch_ends_its_step_and_passes_through(tmp_path: Path
             except KeyError:
                 continue
     assert whole(tmp_path / "run") == [0, 2]
+
+
+def test_what_batches_hold_is_summed_over_a_step(tmp_path: Path) -> None:
+    model = layers()
+    accelerator = hosts.Accelerator(gradient_accumulation_steps=2, batches=4)
+    with overlapscope.profile(tmp_path / "run", model=model, **OPTIONS) as scope:
+        batch_of_step = accelerate.batches(scope, accelerator)
+        scope.count(tokens=100)  # outside of a step nothing is counted
+        for batch in BATCHES[:4]:
+            with batch_of_step(tokens=batch.numel(), samples=len(batch)), accelerator.accumulate(model):
+                accelerator.backward(model(batch).mean())
+    assert amounts(tmp_path / "run") == {"tokens": 64, "samples": 8}
+
+
+@pytest.mark.usefixtures("lightning_package")
+def test_samples_are_known_where_every_tensor_has_the_loaders_batch_size(tmp_path: Path) -> None:
+    loader = SimpleNamespace(batch_size=4)
+    for name, batch, size, expected in (
+        ("tensor", torch.ones(4, 8), 4, {"samples": 4}),
+        ("mapping", {"x": torch.ones(4, 8), "name": "a"}, 4, {"samples": 4}),
+        ("images", [torch.ones(3, 8), torch.ones(3, 8)], 4, {}),  # a list of two images
+        ("uneven", (torch.ones(4, 8), torch.ones(2)), 4, {}),
+        ("none", torch.ones(4, 8), None, {}),
+        ("last", torch.ones(3, 8), 4, {"samples": 3}),
+    ):
+        loader.batch_size = size
+        trainer = SimpleNamespace(
+            train_dataloader=loader,
+            strategy=None,
+            world_size=1,
+            is_last_batch=name == "last",
+            global_step=0,
+            model=None,
+        )
+        recorder, model = lightning.callback(tmp_path / name, **OPTIONS), layers()
+        recorder.on_train_start(trainer, model)
+        recorder.on_train_batch_start(trainer, None, batch, 0)
+        model(BATCHES[0]).mean().backward()
+        trainer.global_step = 1
+        recorder.on_train_batch_end(trainer, None, None, batch, 0)
+        recorder.on_train_end(trainer, None)
+        assert amounts(tmp_path / name) == expected, name
+
+
+@pytest.mark.usefixtures("lightning_package")
+def test_lightning_counts_what_the_user_says_of_a_batch_and_its_ranks_part_of_a_shared_one(tmp_path: Path) -> None:
+    module = hosts.LightningModule(layers())
+    counted = {"amounts": lambda batch: {"tokens": batch.numel(), "flops": 2.0}}
+    trainer = hosts.LightningTrainer([lightning.callback(tmp_path / "run", **counted, **OPTIONS)])
+    trainer.fit(module, BATCHES)
+    assert amounts(tmp_path / "run") == {"tokens": 32, "flops_per_device": 2}
+    failing = lightning.callback(tmp_path / "failing", amounts=lambda batch: {"tokens": len(batch) // 0}, **OPTIONS)
+    with pytest.warns(CaptureWarning, match="counting what a step processes"):
+        hosts.LightningTrainer([failing]).fit(module, BATCHES)
+    assert len(whole(tmp_path / "failing")) == 7
+    shared = SimpleNamespace(
+        train_dataloader=SimpleNamespace(batch_size=4), world_size=4,
+        strategy=SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 2, "rank": 0}),
+    )  # fmt: skip
+    assert lightning._known(shared, SimpleNamespace(flops_per_batch=7), BATCHES[0]) == {"samples": 2, "flops": 7}
+
+
+class LanguageModel(nn.Module):
+    """As much of a PreTrainedModel as is asked for."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__()
+        self.layers, self.config = layers(), SimpleNamespace(is_encoder_decoder=False, **config)
+
+    def num_parameters(self, *, exclude_embeddings: bool) -> int:
+        assert exclude_embeddings
+        return 10
+
+    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
+        return self.layers(inputs["input_ids"].float())
+
+
+IDS = torch.ones(4, 8, dtype=torch.int64)
+FULL = {"tokens": 32, "samples": 4, "flops_per_device": 32 * 60}
+
+
+@pytest.mark.usefixtures("trainer_package")
+@pytest.mark.parametrize(
+    ("config", "inputs", "expected"),
+    [
+        ({}, {"input_ids": IDS}, FULL),
+        ({"num_local_experts": 8}, {"input_ids": IDS}, {"tokens": 32, "samples": 4}),
+        ({}, {"input_ids": IDS, "position_ids": IDS}, {"tokens": 32, "flops_per_device": 32 * 60}),
+        ({"is_encoder_decoder": True}, {"input_ids": IDS}, {"samples": 4}),
+        ({"frozen": True}, {"input_ids": IDS}, {"tokens": 32, "samples": 4}),
+        ({"tensor_parallel": 2}, {"input_ids": IDS}, {}),
+    ],
+)
+def test_the_trainers_amounts_are_those_that_shapes_make_certain(
+    config: dict[str, Any], inputs: dict[str, Any], expected: dict[str, float], tmp_path: Path
+) -> None:
+    model = LanguageModel(**{name: value for name, value in config.items() if name != "is_encoder_decoder"})
+    model.config.is_encoder_decoder = config.get("is_encoder_decoder", False)
+    model.layers[0].weight.requires_grad_(not config.get("frozen"))
+    parallel = SimpleNamespace(non_data_parallel_size=config.get("tensor_parallel", 1))
+    recorder = transformers.callback(tmp_path / "run", **OPTIONS)
+    recorder.on_train_begin(SimpleNamespace(parallelism_config=parallel), None, None, model=model)
+    for _ in range(2):
+        recorder.on_step_begin(None, None, None)
+        model(**inputs).mean().backward()
+        with torch.no_grad():
+            model(**inputs)  # generates
+        recorder.on_step_end(None, None, None)
+        model.eval()(**inputs)  # evaluates
+        model.train()
+    recorder.on_train_end(None, None, None)
+    assert amounts(tmp_path / "run") == expected
 
 
 # --- DeepSpeed
@@ -291,7 +442,7 @@ def test_torchtitans_post_processor_says_what_its_trace_tells(
 ) -> None:
     hosts.install(monkeypatch, "torchtitan.config.function", Function=hosts.TitanFunction)
     profiler = hosts.TitanProfiler(str(tmp_path), torchtitan.trace_post_processor())
-    hosts.TitanTrainer(ddp(layers()), profiler, steps=4, accumulates=2).train(repeat(BATCHES[0]))
+    hosts.TitanTrainer(ddp(layers()), profiler, steps=4, accumulates=2).train(repeat(PAIR))
     folder = tmp_path / "profiling" / "traces" / "iteration_4"
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("overlapscope:")]
     assert len(said) == 1
@@ -318,9 +469,11 @@ def test_other_ranks_of_torchtitan_do_not_read(tmp_path: Path, monkeypatch: pyte
 def test_torchtitans_train_step_is_a_step_of_our_own_recording(tmp_path: Path) -> None:
     trainer = hosts.TitanTrainer(ddp(layers()), None, steps=3, accumulates=2)
     with overlapscope.profile(tmp_path / "run", model=trainer.model_parts[0], **OPTIONS) as scope:
-        trainer.train_step = scope(trainer.train_step)
-        trainer.train(repeat(BATCHES[0]))
+        trainer.train_step = torchtitan.train_step(scope, trainer)
+        trainer.train(repeat(PAIR))
     assert phases(tmp_path / "run") == [TWO] * 3
+    # Two batches of 32, which the two ranks of a tensor-parallel pair share.
+    assert amounts(tmp_path / "run") == {"tokens": 32, "flops_per_device": 320}
 
 
 # --- guards
@@ -346,6 +499,8 @@ def test_what_is_no_engine_and_no_accelerator_is_named(tmp_path: Path) -> None:
             accelerate.batches(scope, nn.Linear(1, 1))
         with pytest.raises(UsageError, match=r"Linear is no engine of deepspeed\.initialize"):
             deepspeed.batches(scope, nn.Linear(1, 1))
+        with pytest.raises(UsageError, match=r"Linear is no torchtitan\.trainer\.Trainer"):
+            torchtitan.train_step(scope, nn.Linear(1, 1))
         with scope.step():
             pass
 

@@ -40,7 +40,8 @@ def batch(step: int, width: int = 64) -> torch.Tensor:
 def digest(model: nn.Module) -> str:
     parts = hashlib.sha256()
     for parameter in model.parameters():
-        parts.update(parameter.detach().numpy().tobytes())
+        own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        parts.update(own.detach().numpy().tobytes())
     return parts.hexdigest()
 
 

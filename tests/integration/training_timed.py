@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 
 from overlapscope.timeline.intervals import intersection, length, union
-from tests.integration.training import WORLD, main, profiled, step_of
+from tests.integration.training import MODE, WORLD, digest, main, profiled, step_of
 
 STEPS = 8
 ALL_REDUCE = dist.all_reduce
@@ -74,19 +74,27 @@ def work(seconds: float) -> None:
         value = (value @ value).tanh()
 
 
-def timed(model: nn.Module | None, step: Any) -> dict[str, object]:
+def timed(model: nn.Module | None, trained: nn.Module, step: Any, mode: str) -> dict[str, object]:
+    """Take the steps under a profile of `model`, and return what the timer says and the bits that are trained."""
     timer = Timer()
-    with profiled(model, measure_overhead=False, steps=4, warmup=2) as scope:
+    with profiled(model, mode, measure_overhead=False, steps=4, warmup=2) as scope:
         for number in range(STEPS):
             timer.step()
             with step_of(scope):
                 step(number, timer)
-    return {"exposed_ns": timer.exposed_ns()}
+    return {"exposed_ns": timer.exposed_ns(), "digest": digest(trained)}
 
 
-def asynchronous() -> dict[str, object]:
+def bits() -> dict[str, object]:
+    """Each job without us, and in both modes."""
+    jobs = (asynchronous, clipping, power_sgd, fsdp2)
+    return {job.__name__: [job(mode)["digest"] for mode in ("without", "events", "trace")] for job in jobs}
+
+
+def asynchronous(mode: str = MODE) -> dict[str, object]:
     """An all-reduce by hand under computation that is in no phase."""
-    gradient = torch.ones(SIZE)
+    gradient = torch.linspace(1, 2, SIZE)
+    trained = nn.ParameterList([nn.Parameter(gradient, requires_grad=False)])
 
     def step(number: int, timer: Timer) -> None:
         work(0.02)
@@ -95,14 +103,14 @@ def asynchronous() -> dict[str, object]:
         work(0.01)
         with timer():
             sent.wait()
-        gradient.fill_(1.0)
+        gradient.mul_(0.9 / WORLD)
 
-    return timed(None, step)
+    return timed(None, trained, step, mode)
 
 
-def clipping() -> dict[str, object]:
+def clipping(mode: str = MODE) -> dict[str, object]:
     """Gradients are clipped, sent and averaged between backward and the optimizer."""
-
+    torch.manual_seed(0)
     model = nn.Linear(1500, 1500)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
@@ -118,16 +126,17 @@ def clipping() -> dict[str, object]:
         optimizer.step()
         optimizer.zero_grad()
 
-    return timed(model, step)
+    return timed(model, model, step, mode)
 
 
-def power_sgd() -> dict[str, object]:
+def power_sgd(mode: str = MODE) -> dict[str, object]:
     """A communication hook of several rounds on one bucket: all of it after the last gradient."""
     torch.manual_seed(0)
     width = 1200
     model = nn.parallel.DistributedDataParallel(nn.Linear(width, width, bias=False), bucket_cap_mb=100)
     state = power.PowerSGDState(None, matrix_approximation_rank=400, start_powerSGD_iter=2, warm_start=False)
     model.register_comm_hook(state, power.powerSGD_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     running: list[Timer] = []
 
     def step(number: int, timer: Timer) -> None:
@@ -135,16 +144,17 @@ def power_sgd() -> dict[str, object]:
         loss = model(torch.randn(64, width)).square().mean()
         with timer():  # the flights lie behind the only gradient
             loss.backward()
-        model.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
 
     dist.all_reduce = lambda tensor, **_: running[0].all_reduce(tensor)
     try:
-        return timed(model, step)
+        return timed(model, model, step, mode)
     finally:
         dist.all_reduce = ALL_REDUCE
 
 
-def fsdp2() -> dict[str, object]:
+def fsdp2(mode: str = MODE) -> dict[str, object]:
     """FSDP2 waits in its own calls and waits: the outermost one counts."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -185,7 +195,7 @@ def fsdp2() -> dict[str, object]:
     for owner, name in places:
         setattr(owner, name, standing(getattr(owner, name)))
     try:
-        return timed(model, step)
+        return timed(model, model, step, mode)
     finally:
         for (owner, name), original in zip(places, originals, strict=True):
             setattr(owner, name, original)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,6 +51,7 @@ class LightningCallback:
 class LightningTrainer:
     """`Trainer.fit` with automatic optimization, as loops/training_epoch_loop.py (2.x, 017bff99) runs it.
 
+    The optimizer calls the forward and backward of its step's last batch (loops/optimization/automatic.py).
     `trainer.model` is the wrapped module, `trainer.global_step` counts optimizer steps; an epoch's last batch steps
     even in the middle of an accumulation. Callbacks that are none of `base` are refused, as is_overridden does.
     """
@@ -94,15 +95,20 @@ class LightningTrainer:
                 if module.on_train_batch_start(batch, index) == -1:
                     break
                 steps = (index + 1) % self.accumulate_grad_batches == 0 or index + 1 == len(batches)
-                # DDPStrategy.block_backward_sync, and its training_step through the wrapper.
-                with nullcontext() if steps or self.model is module else self.model.no_sync():
+
+                def closure(batch: torch.Tensor = batch) -> torch.Tensor:
                     loss = module.training_step(self.model, batch)
                     loss.backward()
+                    return loss.detach()
+
                 if steps:
-                    optimizer.step()
+                    loss = optimizer.step(closure)
                     optimizer.zero_grad()
                     self.global_step += 1
-                self._call("on_train_batch_end", {"loss": loss.detach()}, batch, index)
+                else:  # DDPStrategy.block_backward_sync
+                    with nullcontext() if self.model is module else self.model.no_sync():
+                        loss = closure()
+                self._call("on_train_batch_end", {"loss": loss}, batch, index)
                 if self.val_check_interval and (index + 1) % self.val_check_interval == 0:
                     self._call("on_validation_start")
                     with torch.no_grad():
@@ -381,17 +387,20 @@ class TitanTrainer:
 
     def __init__(self, model: nn.Module, profiler: TitanProfiler | None, *, steps: int, accumulates: int) -> None:
         self.model_parts, self.profiler = [model], profiler
+        self.parallel_dims = SimpleNamespace(non_data_parallel_size=2)
+        self.metrics_processor = SimpleNamespace(num_flops_per_token=10)
         self.steps, self.gradient_accumulation_steps = steps, accumulates
         self.optimizers = torch.optim.SGD(model.parameters(), lr=0.1)
         self.step = 0
 
-    def train_step(self, data_iterator: Iterator[torch.Tensor]) -> None:
+    def train_step(self, data_iterator: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self.optimizers.zero_grad()
         for _ in range(self.gradient_accumulation_steps):
-            self.model_parts[0](next(data_iterator)).square().mean().backward()
+            inputs, labels = next(data_iterator)
+            (self.model_parts[0](inputs) - labels).square().mean().backward()
         self.optimizers.step()
 
-    def train(self, batches: Iterator[torch.Tensor]) -> None:
+    def train(self, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
         with self.profiler or nullcontext() as profiler:
             while self.step < self.steps:
                 self.step += 1

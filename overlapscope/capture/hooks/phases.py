@@ -20,7 +20,8 @@ class PhaseWatch:
 
     Forward runs from the model's call to the beginning of backward, so it includes the loss. Without a model, or where
     only parts of the model are called, it starts at the begin of the step or at the end of the last backward. Backward
-    is `torch.autograd.backward`, which `Tensor.backward` calls. The optimizer is every `Optimizer.step`.
+    is `torch.autograd.backward`, which `Tensor.backward` calls. The optimizer is every `Optimizer.step`, without the
+    forward and backward of a closure that it is given.
     """
 
     def __init__(
@@ -39,6 +40,10 @@ class PhaseWatch:
         """Whether the model was called in this step."""
         self._since: tuple[Any, int] | None = None
         """Mark and host time at which forward starts if the model itself is never called."""
+        self._suspended = False
+        """Whether the optimizer is in its closure's forward or backward."""
+        self._resumed = False
+        """Whether the optimizer has come back from its closure."""
 
     def open(self) -> None:
         """Hook the model's call, backward and every optimizer."""
@@ -57,6 +62,7 @@ class PhaseWatch:
 
         def stepped(*_: Any) -> None:
             if not is_compiling():
+                self._suspended = self._resumed = False
                 self._end("optimizer")
 
         if self._model is not None:
@@ -71,12 +77,16 @@ class PhaseWatch:
                 return original(*args, **kwargs)
             self._guard("noting a phase", self._note_uncalled)
             self._end("forward")
+            self._guard("noting a phase", self._suspend_optimizer)
             self._begin("backward")
             try:
                 return original(*args, **kwargs)
             finally:
                 self._end("backward")
                 self._guard("noting a phase", self._note_since)
+                if self._suspended:
+                    self._suspended, self._resumed = False, True
+                    self._begin("optimizer")
 
         torch.autograd.backward = backward
         self._undo.callback(setattr, torch.autograd, "backward", original)
@@ -87,7 +97,7 @@ class PhaseWatch:
 
     def step_begins(self) -> None:
         """Start a step; without a model, forward starts with it."""
-        self._called = False
+        self._called = self._suspended = self._resumed = False
         if self._model is None:
             self._begin("forward")
         self._guard("noting a phase", self._note_since)
@@ -101,6 +111,7 @@ class PhaseWatch:
         # Inside a backward, an activation checkpoint calls the model again.
         if not self._is_open("forward") and not self._is_open("backward"):
             self._guard("noting a phase", self._clock.computes_here)
+            self._guard("noting a phase", self._suspend_optimizer)
             self._begin("forward")
 
     def _is_open(self, name: str) -> bool:
@@ -116,8 +127,21 @@ class PhaseWatch:
         record, since = self._current(), self._since
         if record is None or since is None or self._called:
             return
-        if not self._is_open("forward"):
-            record.phases.append(MarkedRange("forward", *since))
+        if self._is_open("forward"):
+            return
+        self._resumed = False
+        self._suspend_optimizer()
+        record.phases.append(MarkedRange("forward", *since))
+
+    def _suspend_optimizer(self) -> None:
+        """Leave the optimizer for its closure, which it calls before all else; it may compute between two calls."""
+        record = self._current()
+        if record is None or not self._is_open("optimizer"):
+            return
+        self._note_end("optimizer")
+        self._suspended = True
+        if not self._resumed:
+            del record.phases[-1]
 
     def _begin(self, name: str) -> None:
         self._guard("noting a phase", self._note_begin, name)

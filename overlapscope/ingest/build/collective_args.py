@@ -125,7 +125,12 @@ def tensor_elements(dims: object, depth: int = 0) -> int | None:
 def input_elements(args: CollectiveArgs, position: int = 0) -> int | None:
     """Return the number of elements of the tensor (or list of tensors) at `position` of the recorded inputs."""
     dims = args.input_dims if args.input_dims is not None else args.old_input_dims
-    return tensor_elements(dims[position]) if isinstance(dims, list) and len(dims) > position else None
+    if not isinstance(dims, list) or len(dims) <= position:
+        return None
+    types = args.input_type
+    if dims[position] == [] and isinstance(types, list) and len(types) > position and dtype_name(types[position]):
+        return 1  # a tensor without dimensions; what is no tensor has no type of one
+    return tensor_elements(dims[position])
 
 
 def input_dtype(args: CollectiveArgs) -> str | None:

@@ -95,7 +95,7 @@ def _figures(known: Sequence[CaptureSummary], together: Analysis | None) -> list
         lines += [
             f"  exposed  {ms(exposed):>12} ms   {percent(share)} of the step; "
             f"most on rank {worst.rank}: {ms(worst.exposed_ns)} ms",
-            *_between(known),
+            *_between(known, exposed),
             *_waiting(together),
             f"  overlapped {ms(overlapped):>10} ms",
         ]
@@ -104,12 +104,13 @@ def _figures(known: Sequence[CaptureSummary], together: Analysis | None) -> list
     return [*lines, f"  idle     {ms(idle):>12} ms"]
 
 
-def _between(known: Sequence[CaptureSummary]) -> list[str]:
-    """Return a line with the bounds of exposed time where they differ."""
+def _between(known: Sequence[CaptureSummary], exposed_ns: float) -> list[str]:
+    """Return a line with the bounds of exposed time where they differ: as far from it as the ranks' own from theirs."""
     if all(each.exposed_between_ns is None for each in known):
         return []
-    bounds = [each.exposed_between_ns or (each.exposed_ns or 0,) * 2 for each in known]
-    low, high = fmean(each[0] for each in bounds), fmean(each[1] for each in bounds)
+    own = [(each.exposed_ns or 0, each.exposed_between_ns or (each.exposed_ns or 0,) * 2) for each in known]
+    low = max(exposed_ns - fmean(max(point - least, 0) for point, (least, _) in own), 0)
+    high = exposed_ns + fmean(max(most - point, 0) for point, (_, most) in own)
     if high - low <= DETERMINED_WITHIN * high:
         return []
     return [f"    not determined: between {ms(low)} and {ms(high)} ms"]

@@ -486,6 +486,17 @@ def test_gloo_names_a_reduce_scatter_all_reduce_and_the_caller_is_right(folder: 
     assert table.step.tolist() == [3, 3]
 
 
+def test_what_a_gather_over_gloo_gathers_is_known_without_its_group(folder: Path) -> None:
+    """With several groups the trace does not say whose a call is; a tensor without dimensions is one element."""
+    metadata: Any = distributed(0, backend="gloo")
+    config = metadata["distributedInfo"]["pg_config"]
+    metadata["distributedInfo"]["pg_config"] = [*config, {**config[0], "pg_name": "1", "ranks": [0], "pg_size": 1}]
+    table = calls(load(folder, [*cpu_run(), gloo("all_reduce", 16 * MS, MS, [[]])], metadata=metadata))
+    assert table.group.isna().all()
+    assert table.op.tolist() == ["reduce_scatter", "all_gather", "all_reduce"]
+    assert table.bytes.tolist() == [128, 128, 4]
+
+
 def test_a_gloo_collective_whose_call_was_not_recorded_keeps_its_own_name(folder: Path) -> None:
     late = op("c10d::_reduce_scatter_base_", 9 * MS, MS, args={"Input Dims": [[16], [32]], "Input type": ["float"]})
     table = calls(load(folder, [op("aten::mm", 0, MS), gloo("all_reduce", 2 * MS, MS, [[32]]), late]))

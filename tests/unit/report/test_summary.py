@@ -2,7 +2,9 @@
 
 from msgspec.structs import replace
 
+import overlapscope
 from overlapscope.report.text.summary import CaptureSummary, render
+from tests.conftest import ROOT
 
 
 def rank(exposed_ns: float, hidden_ns: float) -> CaptureSummary:
@@ -45,6 +47,15 @@ def test_exposed_time_that_is_not_determined_is_stated_with_its_bounds() -> None
     assert lines[3] == "    not determined: between 1.500 and 3.000 ms"
     for known in (rank(2e6, 1e6), replace(rank(2e6, 1e6), exposed_between_ns=(1.99e6, 2e6))):
         assert "not determined" not in render([known], 1, "r", "events", [])
+
+
+def test_the_bounds_hold_the_headline_where_ranks_are_measured_step_by_step() -> None:
+    known = replace(rank(3e6, 1e6), exposed_between_ns=(2e6, 4e6))
+    analysis = overlapscope.load(ROOT / "traces" / "baseline").analysis()
+    head = replace(analysis.headline, window="step", exposed_comm_ns=5e6)
+    lines = render([known], 1, "runs/a", "events", [], replace(analysis, headline=head)).splitlines()
+    assert "5.000 ms" in lines[2]
+    assert lines[3] == "    not determined: between 4.000 and 6.000 ms"
 
 
 def test_steps_that_are_not_whole_are_counted_with_their_reason() -> None:

@@ -200,7 +200,9 @@ def _collective_values(
     op = (canonical_operation(entered["op"]) if entered else None) or ran
     args = columns.host_args.get(row, _NO_ARGS)
     called = columns.host_args.get(call, _NO_ARGS) if call is not None else _NO_ARGS
-    count = full_elements(op, input_elements(args), None, size)
+    # gloo's range has the input alone; the call also has what it gathers into, whatever the size of its group.
+    gathered = input_elements(called) if op == "all_gather" and input_elements(called, 1) is not None else None
+    count = full_elements(op, input_elements(args), gathered, size)
     dtype = None if op in OPS_WITHOUT_VOLUME else input_dtype(args)
     return _CollectiveValues(
         op=code(op),

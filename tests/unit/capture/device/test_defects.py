@@ -419,5 +419,12 @@ def test_r4_the_tail_behind_a_hook_of_the_users_own_is_waiting() -> None:
     (step,) = steps_of(timeline_of(0, [record], HostClock(), [], {}, buckets="hooked")).values()
     assert step.overlapped_ns == 2 * MS  # from the call at 30 to the last gradient at 32
     assert step.exposed_comm_ns == 53 * MS
+
+
+def test_a_bucket_ends_where_backward_has_waited_for_it_however_late_its_callback_ran() -> None:
+    record = host_step(ran=[(0, 0.0), (50, 50.0), (100, 100.0)])
     (step,) = steps_of(timeline_of(0, [record], HostClock(), [], {}, buckets="viewed")).values()
-    assert step.exposed_comm_ns == 55 * MS
+    # Called at 30, and backward ended at 50: nothing is under way while the thread computes from 50 to 85.
+    assert (step.exposed_comm_ns, step.overlapped_ns) == (20 * MS, 0)
+    (step,) = steps_of(timeline_of(0, [record], HostClock(), [], {}, buckets=None)).values()
+    assert (step.exposed_comm_ns, step.overlapped_ns) == (0, 55 * MS)
