@@ -1,10 +1,9 @@
 """Measure what capture costs, and whether its two modes tell the same; part of `make bench`.
 
 A real job of two ranks over gloo (DDP, steps of more than 0.3 s) runs short blocks of steps in one process, with and
-without capture, in an order that alternates; then a long row of steps of which every second one is captured in `events`
-mode, each of the others being compared to the mean of its two neighbours. Costs are medians (of the mean of the ranks,
-which wait for each other every step) with the 95 % interval of a seeded bootstrap. The modes are compared turn by turn:
-the median over turns of the ratio of their exposed times.
+without capture, in an order that alternates. Costs are medians (of the mean of the ranks, which wait for each other
+every step) with the 95 % interval of a seeded bootstrap. The modes are compared turn by turn: the median over turns of
+the ratio of their exposed times.
 """
 
 import json
@@ -20,11 +19,8 @@ from typing import Any
 import numpy as np
 
 import overlapscope
-from overlapscope.capture.overhead import differences
 from overlapscope.errors import OverlapScopeError
 
-ALONE = int(os.environ.get("OVERLAPSCOPE_BENCH_ALONE", "1000"))
-"""Steps without capture among as many with it."""
 TURNS = int(os.environ.get("OVERLAPSCOPE_BENCH_TURNS", "16"))
 RESAMPLES = 4000
 Result = dict[str, Any]
@@ -33,9 +29,9 @@ Result = dict[str, Any]
 def train(folder: Path) -> list[Result]:
     """Run the job; give each rank's step times."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "benchmarks.capture_training", str(folder), str(folder / "store")]
+    command = [sys.executable, "-m", "benchmarks.training.capture", str(folder), str(folder / "store")]
     processes = [
-        subprocess.Popen([*command, str(rank), str(ALONE), str(TURNS)], env=environment, stdout=subprocess.DEVNULL)
+        subprocess.Popen([*command, str(rank), str(TURNS)], env=environment, stdout=subprocess.DEVNULL)
         for rank in range(2)
     ]
     codes = [process.wait() for process in processes]
@@ -56,19 +52,6 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 def medians(ranks: list[Result], mode: str) -> list[float]:
     """Return each turn's median step, as the mean of the ranks."""
     return [fmean(map(median, blocks)) for blocks in zip(*(rank["turns"][mode] for rank in ranks), strict=True)]
-
-
-def alternated(ranks: list[Result]) -> str:
-    """Return the cost of `events` from the row of steps of which every second one was captured."""
-    captured = [with_us for _, with_us in ranks[0]["alternated"]]
-    times = [fmean(each) for each in zip(*([ns for ns, _ in rank["alternated"]] for rank in ranks), strict=True)]
-    base = median(ns for ns, with_us in zip(times, captured, strict=True) if not with_us)
-    found = differences([round(each) for each in times], captured)
-    middle, low, high = (each / base * 100 for each in interval(found.tolist()))
-    return (
-        f"Cost of `events`, {found.size} steps each between two captured ones: {middle:+.2f} % of a step of "
-        f"{base / 1e6:.0f} ms (95 %: {low:+.2f} to {high:+.2f})."
-    )
 
 
 def exposed_ns(run: Path) -> dict[tuple[int, int], int]:
@@ -119,8 +102,6 @@ def table() -> str:
         steps = medians(ranks, mode)
         costs = interval([a - b for a, b in zip(steps, without, strict=True)])
         lines.append(row(mode, median(steps), base, costs, exposed[mode]))
-    if ALONE:
-        lines += ["", alternated(ranks)]
     ratios = interval([e / t for e, t in zip(exposed["events"], exposed["trace"], strict=True)])
     lines.append(
         f"\nExposed in `events` over exposed in `trace`, {TURNS} turns: {ratios[0]:.3f} "

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import msgspec
 
-from benchmarks import capture, dashboard_speed, host_events, nccl_log, peer, reading, results, scale, start_up
+from benchmarks import capture, dashboard_speed, events, host_events, nccl_log, peer, reading, results, scale, start_up
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -51,9 +51,15 @@ PARTS = {
         "Capture",
         capture,
         f"Two ranks of DDP over gloo on these cores, {capture.TURNS} turns of blocks of 6 steps, modes alternated in "
-        "one process; the cost is the median over turns of the difference to the block without us; the 95 % interval "
-        "is a bootstrap's over turns. Below, every second step of one row was captured, and each of the others is "
-        "compared to its two neighbours.",
+        "one process; the cost, of a recorded step, is the median over turns of the difference to the block without "
+        "us; the 95 % interval is a bootstrap's over turns. What `events` mode costs on average: `events`.",
+    ),
+    "events": Part(
+        "Cost of events mode",
+        events,
+        "Two ranks over gloo on these cores; blocks of steps with and without capture in turn, writing included. "
+        f"Means over {events.RUN_STEPS} steps with the upper bound of their 95 % interval; the first steps, which are "
+        "recorded to measure the cost, count as much as they do in so many.",
     ),
     "nccl_log": Part(
         "NCCL log",

@@ -111,6 +111,9 @@ def profile(
     measure_overhead: bool = True,
     wait_seconds: float = 30.0,
     grace_seconds: float = 10.0,
+    events_every: int | None = None,
+    flush_seconds: float = 30.0,
+    keep: str | None = None,
 ) -> Session:
     """Record training steps on this rank into the run directory `path`; every rank calls it with the same arguments.
 
@@ -120,6 +123,10 @@ def profile(
     With `measure_overhead`, `events` does not capture a quarter of the first 64 steps, to measure the cost of capture;
     `trace` compares with the steps that it does not record. At the end rank 0 waits at most `wait_seconds` for the
     other ranks and prints a summary; at most `grace_seconds` where SIGTERM ends the job and nodes share no disk.
+
+    `events` mode records every step while its mean cost is below 1 % of them, else one in as many as keeps it there;
+    `events_every=1` records all. It writes what is recorded every `flush_seconds`, and keeps all of it, or with
+    `keep="10m"` the last ten minutes.
 
     Raises UsageError for a misuse. Nothing else of ours is raised into the training loop: a failure is a warning, and
     the run is marked as incomplete.
@@ -138,5 +145,8 @@ def profile(
         measure_overhead=measure_overhead,
         wait_seconds=wait_seconds,
         grace_seconds=grace_seconds,
+        events_every=events_every,
+        flush_seconds=flush_seconds,
+        keep=keep,
     )
     return Session(Path(path), model, settings, finish)

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.result import Analysis, StepBreakdown
-from overlapscope.capture.host import environment
 from overlapscope.capture.lifecycle import exchange
 from overlapscope.capture.lifecycle.output import apart_key
 from overlapscope.capture.session import Session
@@ -26,9 +25,8 @@ from overlapscope.report.text.summary import CaptureSummary, render
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run, join_recordings
 from overlapscope.timeline.store.load_save import load_run
-from overlapscope.timeline.store.manifest import rank_folder
-from overlapscope.timeline.store.rank_writer import save_job, save_rank
-from overlapscope.version import __version__
+from overlapscope.timeline.store.manifest import rank_folder, read_manifest, recorded_ranks
+from overlapscope.timeline.store.rank_writer import save_rank
 
 LET_END_SECONDS = 1.0
 """How long rank 0, which often holds the job's store, ends after the ranks that wait for it."""
@@ -62,7 +60,7 @@ def finish(session: Session) -> None:
             if parts and not folder.exists():
                 session.guard("fetching a rank", exchange.receive_folder, store, f"{key}{rank}", parts, folder)
     if timeline is not None:
-        session.guard("writing run.json", _save_job, session, tell_ranks=True)
+        session.guard("writing run.json", session.save_job, tell_ranks=True)
     if store is not None and session.terminated:
         session.guard("telling the other ranks", _release, session, store)
     received = [summary, *(msgspec.convert(each, CaptureSummary) for each in others.values())]
@@ -130,9 +128,11 @@ def _ended_key(session: Session) -> str:
 
 def _together(session: Session) -> Analysis | None:
     """Analyze all ranks together by their columns, unless that would take long."""
+    entries = recorded_ranks(session.path, read_manifest(session.path))
+    if len(entries) < 2 or sum(entry.spans for entry in entries) >= MAX_SUMMARY_SPANS:
+        return None
     run = load_run(session.path)
-    spans = sum(timeline.num_spans for timeline in run.ranks.values())
-    return analyze(run) if len(run.ranks) > 1 and spans < MAX_SUMMARY_SPANS else None
+    return analyze(run) if len(run.ranks) > 1 else None
 
 
 def _send_columns(session: Session, store: Any, key: str) -> int:
@@ -145,7 +145,7 @@ def _send_columns(session: Session, store: Any, key: str) -> int:
 
 def _timeline(session: Session) -> RankTimeline | None:
     if session.settings.mode == "events":
-        return _with_gradients(session, session.timeline()) if session.steps.observed else None
+        return session.timeline()
     hooks, observed = session.hooks, session.steps.observed
     if hooks.traces is None or not hooks.traces.files:
         return None
@@ -161,25 +161,15 @@ def _timeline(session: Session) -> RankTimeline | None:
         return None
     joined = join_recordings(parts)
     names = NameTable(joined.names)
-    return _with_gradients(
-        session,
+    return session.with_gradients(
         replace(
             joined,
             telemetry=telemetry_of(observed, hooks.sampler.readings, hooks.clock, names),
             names=tuple(names.to_list()),
             recorded=session.recorded(),
         ),
+        observed,
     )
-
-
-def _with_gradients(session: Session, timeline: RankTimeline) -> RankTimeline:
-    """Add the gradients of the recorded steps, if they were recorded."""
-    hooks = session.hooks
-    if hooks.gradients is None:
-        return timeline
-    names = NameTable(timeline.names)
-    table = hooks.gradients.table(session.steps.observed, hooks.clock, names)
-    return replace(timeline, gradients=table, names=tuple(names.to_list()))
 
 
 def _kept_name(recording: int, rank: int) -> str:
@@ -197,19 +187,11 @@ def _named_by_its_file(part: RankTimeline, name: str) -> RankTimeline:
     )
 
 
-def _save_job(session: Session, *, tell_ranks: bool) -> None:
-    save_job(
-        session.path,
-        version=__version__,
-        world_size=session.world_size,
-        groups=session.guard("reading the groups", environment.groups) or (),
-        fingerprint=session.guard("reading the software", environment.fingerprint, session.hooks.device) or {},
-        tell_ranks=tell_ranks,
-    )
-
-
 def _write(session: Session, timeline: RankTimeline) -> None:
-    _save_job(session, tell_ranks=False)
+    session.save_job(tell_ranks=False)
+    if session.parts.several:
+        session.parts.save(timeline)
+        return
     files = []
     traces = session.hooks.traces
     for at, file in enumerate(traces.files if traces is not None else ()):
@@ -250,5 +232,6 @@ def _summarise(session: Session, timeline: RankTimeline | None) -> CaptureSummar
         overhead_high_ns=cost.get("mean_high_ns"),
         exposed_between_ns=_between(timeline, steps),
         cut_steps=timeline.recorded.get("cut_steps", {}) if timeline is not None else {},
+        every=recorded["sampled"][-1]["every"],
         failures=recorded["failures"],
     )

@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.occupancy import STATES, Occupancy
+from overlapscope.errors import InputError
 from overlapscope.files.atomic import flush_tree
 from overlapscope.files.safe_open import open_own_file, open_own_folder, open_regular
 from overlapscope.files.source_digest import source_digest
@@ -35,7 +36,9 @@ from overlapscope.timeline.columns import COMM, COMPUTE, COPY, NONE, SPAN_KINDS,
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.store.arrow_tables import open_parquet
 from overlapscope.timeline.store.lazy_rank import check_rank
+from overlapscope.timeline.store.load_save import load_rank
 from overlapscope.timeline.store.manifest import RankEntry, is_rank_folder
+from overlapscope.timeline.store.run_directory import part_folders
 from overlapscope_dashboards.timeline.coarse_sums import CoarseSums, cell_width, cells
 from overlapscope_dashboards.timeline.heat_map import map_rows
 
@@ -114,6 +117,8 @@ def _of_rank(entry: RankEntry, folder: Path) -> tuple[Ints, Any] | None:
     try:
         if not is_rank_folder(folder.name):
             return None
+        if part_folders(folder):
+            return _of_parts(entry, folder)
         # Arrow cannot open paths that are not UTF-8.
         with open_regular(folder / "spans.parquet") as spans, open_regular(folder / "recordings.parquet") as windows:
             file = open_parquet(spans)
@@ -126,6 +131,19 @@ def _of_rank(entry: RankEntry, folder: Path) -> tuple[Ints, Any] | None:
         return None
     if table.num_rows != entry.spans or (end < start).any() or (recording < 0).any() or (recording >= recordings).any():
         return None
+    return _states_of(kinds, recording, start, end)
+
+
+def _of_parts(entry: RankEntry, folder: Path) -> tuple[Ints, Any] | None:
+    """Return the states of a rank that was recorded for long, in parts."""
+    try:
+        spans = load_rank(folder.parent, entry).spans
+    except InputError:
+        return None
+    return _states_of(spans.kind, spans.recording, spans.start_ns, spans.end_ns)
+
+
+def _states_of(kinds: Any, recording: Ints, start: Ints, end: Ints) -> tuple[Ints, Any]:
     cover = Coverage(*(union((start[kinds == each], end[kinds == each])) for each in (COMM, COMPUTE, COPY)))
     occupancy = Occupancy.of(cover, _windows(recording, start, end))
     return occupancy.at_ns, occupancy.state

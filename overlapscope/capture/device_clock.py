@@ -36,6 +36,10 @@ TIGHT: Final = 10
 """The clocks' difference is taken from the side on which so many bounds lie closest together."""
 
 
+MAX_BOUNDS: Final = 8192
+"""Bounds of at least so many steps are kept, of at most twice as many: a long recording is converted part by part."""
+
+
 class Mark(msgspec.Struct):
     """An event, until it is read; then a time on its device's own clock."""
 
@@ -76,6 +80,8 @@ class _Chain:
         for best, kept in zip(self._best, (self.lower, self.upper), strict=True):
             if best is not None:
                 kept.extend(best)
+                if len(kept) > 4 * MAX_BOUNDS:
+                    del kept[: 2 * MAX_BOUNDS]
         self._best = [None, None]
 
 
@@ -228,6 +234,10 @@ class DeviceClock:
             chain.free.append(mark.event)
             mark.event = None
         mark.anchor = None
+
+    def read_until_ns(self) -> int:
+        """Return the host's time at which the oldest mark that is not read was recorded; the present without one."""
+        return self._unread[0].recorded_ns if self._unread else time.monotonic_ns()
 
     def times(self, marks: Sequence[Any]) -> list[int | None]:
         """Return each mark in nanoseconds since the epoch: device times by the fitted difference of the clocks."""

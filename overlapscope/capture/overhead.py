@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 RESAMPLES = 2000
+AT_ONCE = 200_000
+"""Values that are drawn at a time: a job may be running."""
 MIN_STEPS = 4
 """Fewest steps of each kind for an estimate."""
 NEIGHBOURHOOD_STEPS = 12
@@ -38,23 +40,27 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def differences(lasted_ns: Sequence[int], captured: Sequence[bool]) -> Times:
-    """Return, for each uncaptured step between two captured ones, their mean minus its time, in nanoseconds.
+    """Return, for each step between two of the other kind, captured minus uncaptured time, in nanoseconds.
 
-    A machine's speed changes over seconds, so neighbouring steps share it.
+    Of the two neighbours it is the mean: a machine's speed changes over seconds, so neighbouring steps share it. No
+    uncaptured step is used twice.
     """
     times, with_us = np.asarray(lasted_ns, np.float64), np.asarray(captured, np.bool_)
     if times.size < 3:
         return np.zeros(0)
-    inner = with_us[:-2] & ~with_us[1:-1] & with_us[2:]
-    found: Times = ((times[:-2] + times[2:]) / 2 - times[1:-1])[inner]
+    before, middle, after = with_us[:-2], with_us[1:-1], with_us[2:]
+    uncaptured = before & ~middle & after
+    beside = np.r_[False, uncaptured[:-1]] | np.r_[uncaptured[1:], False]
+    chosen = uncaptured | (~before & middle & ~after & ~beside)
+    found: Times = (np.where(middle, -1, 1) * ((times[:-2] + times[2:]) / 2 - times[1:-1]))[chosen]
     return found
 
 
 def overhead(lasted_ns: Sequence[int], captured: Sequence[bool]) -> Overhead | None:
     """Return the cost of capture over consecutive steps, some of them uncaptured; None with too few of either kind.
 
-    `lasted_ns` is the time of each step, `captured` whether it was captured. An uncaptured step between captured ones
-    is compared with its neighbours. Where steps are captured in one block, as by a profiler, the medians of both kinds
+    `lasted_ns` is the time of each step, `captured` whether it was captured. A step between two of the other kind is
+    compared with its neighbours. Where steps are captured in one block, as by a profiler, the medians of both kinds
     are compared, using only uncaptured steps near captured ones.
     """
     times, with_us = np.asarray(lasted_ns, np.float64), np.asarray(captured, np.bool_)
@@ -90,5 +96,6 @@ def overhead(lasted_ns: Sequence[int], captured: Sequence[bool]) -> Overhead | N
 
 
 def _resampled(values: Times, of: Callable[..., Any], rng: np.random.Generator) -> Times:
-    resampled: Times = of(values[rng.integers(0, values.size, (RESAMPLES, values.size))], axis=1)
-    return resampled
+    at_once = max(1, AT_ONCE // values.size)
+    sizes = [min(at_once, RESAMPLES - done) for done in range(0, RESAMPLES, at_once)]
+    return np.concatenate([of(values[rng.integers(0, values.size, (size, values.size))], axis=1) for size in sizes])

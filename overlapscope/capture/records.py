@@ -1,4 +1,8 @@
-"""Records of a running step: small mutable structs, turned into columns later."""
+"""Records of a running step: small mutable structs, turned into columns later.
+
+Those of which there are many are no matter of the garbage collector: there are no cycles, and the more objects it
+counts the more often it stops training.
+"""
 
 from typing import Any, Final
 
@@ -8,7 +12,7 @@ COMM_REGION: Final = "comm:"
 """Prefix of the name of a region that communicates."""
 
 
-class MarkedRange(msgspec.Struct):
+class MarkedRange(msgspec.Struct, gc=False):
     """A named range between two marks: a phase, a wait, a region."""
 
     name: str
@@ -18,7 +22,7 @@ class MarkedRange(msgspec.Struct):
     end: Any = None
 
 
-class Transfer(msgspec.Struct):
+class Transfer(msgspec.Struct, gc=False):
     """What one call, or a batch of calls that is sent as one, hands to the backend, and what is known of its end.
 
     The end is marked where the host sees it (`done`). On a device's own stream nothing of ours may wait for it: there
@@ -41,7 +45,7 @@ class Transfer(msgspec.Struct):
     """The job's first wait for it."""
 
 
-class CollectiveCall(msgspec.Struct):
+class CollectiveCall(msgspec.Struct, gc=False):
     """One call of a collective, from the time its data are ready to its completion."""
 
     op: str

@@ -1,13 +1,19 @@
 """One recording of a training loop: what `overlapscope.profile` returns."""
 
 import atexit
+import math
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from overlapscope.capture.hooks.compiled import leave_untraced
 from overlapscope.capture.hooks.hook_set import HookSet
@@ -15,13 +21,18 @@ from overlapscope.capture.host import environment
 from overlapscope.capture.lifecycle.guard import Guard
 from overlapscope.capture.lifecycle.output import OutputFolder
 from overlapscope.capture.lifecycle.process_exit import GroupDestructionHook, Termination, stop_in_forked_children
-from overlapscope.capture.overhead import overhead
-from overlapscope.capture.records import COMM_REGION
+from overlapscope.capture.overhead import Overhead, overhead
+from overlapscope.capture.parts import OVERDUE, Batch, PartWriter
+from overlapscope.capture.records import COMM_REGION, StepRecord
+from overlapscope.capture.sampling import AHEAD_SECONDS, AHEAD_STEPS, agree, needed_every
 from overlapscope.capture.settings import Settings
-from overlapscope.capture.steps import Steps
-from overlapscope.capture.timeline import BUILT_IN_HOOKS, BucketCopies, timeline_of
+from overlapscope.capture.steps import MEASURED_STEPS, Steps
+from overlapscope.capture.timeline import BUILT_IN_HOOKS, BucketCopies, Carried, timeline_of
 from overlapscope.errors import UsageError
-from overlapscope.timeline.run import RankTimeline
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import RankTimeline, join_recorded
+from overlapscope.timeline.store.rank_writer import save_job
+from overlapscope.version import __version__
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,12 +70,17 @@ class Session:
         self.rank, self.world_size = 0, 1
         self.hooks = HookSet(model, self.guard)
         self.steps = Steps(settings, self.hooks, self.guard)
+        self.parts = PartWriter(path, settings, self.guard, self._columns, self._begin_run)
+        self.hooks.beside = self._beside
+        self._agreeing = threading.Event()
+        self._next_agreement = MEASURED_STEPS
         self.begin_ns = 0
         self._state = "new"
         self._left = False
         """Whether the user has left the `with` block; a profile closed by anything else was closed early."""
         self._in_step = False
         self._ddp: dict[str, Any] = {}
+        self._fingerprint: dict[str, str | int | None] = {}
         self._group_destruction = GroupDestructionHook(self.close)
         self._termination = Termination(self.guard, lambda: self.close(wait=False))
         self._unregister_fork_stop: Callable[[], None] = lambda: None
@@ -160,6 +176,7 @@ class Session:
     def _stop(self) -> None:
         """Stop recording."""
         self._state = "closed"
+        self._agreeing.set()
         self.steps.stop()
         if self in _open_sessions:
             _open_sessions.remove(self)
@@ -197,6 +214,54 @@ class Session:
         finally:
             self._in_step = False
             self.guard("ending a step", self.steps.end, begun)
+            if self._state == "open" and self.settings.mode == "events":
+                self.guard("writing parts", self._between_steps)
+
+    def _between_steps(self) -> None:
+        """Write what is due, and measure whether every step may be recorded; none of it counts as the job's time."""
+        steps, begun_ns = self.steps, time.monotonic_ns()
+        measured = steps.measures and steps.count - self.settings.warmup == self._next_agreement
+        if not (measured or steps.full or self.parts.due()):
+            return
+        self._read_software()
+        self._flush()
+        if measured:
+            self._next_agreement *= 4
+            key = f"session{self.number}/sampled{steps.count}"
+            threading.Thread(
+                target=self.guard, args=("choosing the steps to record", self._agree, key), daemon=True,
+                name="overlapscope-sampling",
+            ).start()  # fmt: skip
+        self.hooks.excuse(time.monotonic_ns() - begun_ns)
+
+    def _beside(self) -> Iterator[tuple[str, float]]:
+        """Write, from the telemetry thread, what is overdue: the training thread may hang in a step. Yield nothing."""
+        if self._state == "open" and self.settings.mode == "events" and self.parts.due(OVERDUE):
+            self.guard("writing parts", self._flush)
+        return iter(())
+
+    def _flush(self) -> None:
+        batch = self.parts.flush(lambda: self.steps.take(ending=False))
+        if batch is not None:
+            self.steps.forget(batch)
+
+    def _agree(self, key: str) -> None:
+        """Choose with the other ranks, on a thread of its own, which steps are recorded from now on."""
+        cost = self._overhead()
+        if cost is None:
+            return
+        toggling_ns = 2 * median(self.steps.toggles) if self.steps.toggles else 0
+        each_ns = max(cost.mean_high_ns, 0) + toggling_ns + self.parts.columns_ns
+        every = needed_every(each_ns, cost.step_ns)
+        lasted = [each for each, _ in self.steps.durations()]
+        ahead = AHEAD_STEPS + math.ceil(AHEAD_SECONDS * 1e9 * len(lasted) / max(1, sum(lasted)))
+        agreed = agree(key, self.rank, self.world_size, every, lambda: self.steps.count + ahead, self._agreeing)
+        if agreed is not None and agreed.every != self.steps.sampled[-1].every:
+            self.steps.sampled.append(agreed)
+
+    def _overhead(self) -> Overhead | None:
+        lasted = self.steps.durations()
+        return overhead(*zip(*lasted, strict=True)) if lasted else None
 
     def count(self, *, tokens: float | None = None, samples: float | None = None, flops: float | None = None) -> None:
         """Add to what this rank processes in the current step, as `step` takes it; do nothing outside of a step."""
@@ -241,29 +306,74 @@ class Session:
 
     # -- results ---------------------------------------------------------------------------------------------------
 
-    def timeline(self) -> RankTimeline:
-        """Return the timeline of `events` mode."""
-        recorded = self.recorded()
+    def timeline(self) -> RankTimeline | None:
+        """Return the timeline of `events` mode, or its last part if there are several; None where no step was recorded.
+
+        Nothing is recorded after that.
+        """
+        last = self.parts.close(lambda: self.steps.take(ending=True))
+        return None if last is None else replace(last, recorded=join_recorded([last.recorded]) | self.recorded())
+
+    def _columns(self, batch: Batch, carried: Carried) -> RankTimeline:
+        recorded = self._how()
         ddp = recorded["ddp"]
         buckets: BucketCopies | None = None
         if ddp:
             buckets = "viewed" if ddp["gradient_as_bucket_view"] else "copied"
             buckets = buckets if ddp["comm_hook"] in BUILT_IN_HOOKS else "hooked"
         hooks = self.hooks
-        return timeline_of(
-            self.rank, self.steps.records, hooks.clock, hooks.sampler.readings, recorded, buckets=buckets
+        made = timeline_of(
+            self.rank, batch.records, hooks.clock, batch.readings, recorded,
+            buckets=buckets, step_times=batch.step_times, carried=carried, following=batch.following,
+        )  # fmt: skip
+        return self.with_gradients(made, batch.records)
+
+    def with_gradients(self, timeline: RankTimeline, records: Sequence[StepRecord]) -> RankTimeline:
+        """Add the gradients of the recorded steps, if they were recorded."""
+        hooks = self.hooks
+        if hooks.gradients is None:
+            return timeline
+        names = NameTable(timeline.names)
+        table = hooks.gradients.table(records, hooks.clock, names)
+        return replace(timeline, gradients=table, names=tuple(names.to_list()))
+
+    def _read_software(self) -> None:
+        """Read which software runs, once: it takes some tenths of a second."""
+        if not self._fingerprint:
+            self._fingerprint = self.guard("reading the software", environment.fingerprint, self.hooks.device) or {}
+
+    def _begin_run(self) -> None:
+        """Prepare the run directory for the first part of this rank."""
+        self.save_job(tell_ranks=False)
+        if self.rank == 0:
+            self.output.remove_older_run(self.hooks.clock.epoch_ns(self.begin_ns))
+
+    def save_job(self, *, tell_ranks: bool) -> None:
+        """Write `run.json`; with `tell_ranks` it lists the ranks that are there. Raises OSError."""
+        self._read_software()
+        save_job(
+            self.path,
+            version=__version__,
+            world_size=self.world_size,
+            groups=self.guard("reading the groups", environment.groups) or (),
+            fingerprint=self._fingerprint,
+            tell_ranks=tell_ranks,
         )
 
     def recorded(self) -> dict[str, Any]:
         """Return how this rank was recorded, as plain values for `rank.json`."""
+        cost = self._overhead()
+        return self._how() | {"overhead": cost.as_json() if cost else None}
+
+    def _how(self) -> dict[str, Any]:
+        """Return the same without the cost."""
         self._read_ddp()
-        lasted = self.steps.durations()
-        cost = overhead(*zip(*lasted, strict=True)) if lasted else None
         return {
             "mode": self.settings.mode,
             "complete": not self.guard.failures,
             "failures": list(self.guard.failures),
-            "overhead": cost.as_json() if cost else None,
+            "overhead": None,
+            "sampled": [msgspec.to_builtins(each) for each in self.steps.sampled],
             "ddp": self._ddp,
             "settings": self.guard("reading the settings", environment.settings) or {},
             "peak_memory_bytes": self.guard("reading memory", environment.peak_memory_bytes, self.hooks.device),

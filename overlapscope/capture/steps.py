@@ -4,14 +4,17 @@ import math
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from numbers import Real
 from typing import Any
 
 from overlapscope.capture.hooks.hook_set import HookSet
 from overlapscope.capture.lifecycle.guard import Guard
+from overlapscope.capture.parts import Batch
 from overlapscope.capture.records import MarkedRange, StepRecord
+from overlapscope.capture.sampling import Sampling
 from overlapscope.capture.settings import Settings
 
 STEP_MARK = "overlapscope.step"
@@ -20,10 +23,18 @@ UNCAPTURED_STEPS = frozenset(2 + 4 * quarter + _CHOICE.choice((1, 2)) for quarte
 """Steps after warm-up that are not captured, to measure the cost of capture: one in four of the first 64, each between
 two captured ones. Chosen at random (with a fixed seed, so the same on all ranks), because a regular choice could
 coincide with gradient accumulation."""
-MAX_STEPS = 20_000
-"""Most steps that are kept; later ones are not recorded, and the run states that."""
+MEASURED_STEPS = 66
+"""After so many steps the cost is known; it is asked for again after four times as many, and so on."""
 MAX_NOTES = 500_000
-"""Most collectives, waits, phases, regions and gradients: about 150 MB, and about ten seconds at the end."""
+"""Most collectives, waits, phases, regions and gradients that wait to be written: about 150 MB."""
+FLUSH_NOTES = 10_000
+"""As many are written before it is time."""
+MAX_TIMES = 10_000
+"""Most times of steps that wait to be written; as many later ones serve to estimate the cost."""
+SETTLED_NS = 5_000_000_000
+"""A step that ended so long ago is written, whether or not all of its transfers have an end."""
+Listener = Callable[[int, int, StepRecord | None], None]
+"""Called after each step with its number, the nanoseconds that it took on the host, and its record if it has one."""
 
 
 class Steps:
@@ -32,41 +43,66 @@ class Steps:
     def __init__(self, settings: Settings, hooks: HookSet, guard: Guard) -> None:
         self._settings, self._hooks, self._guard = settings, hooks, guard
         self.records: list[StepRecord] = []
-        self.lasted: list[tuple[int, bool]] = []
-        """(nanoseconds, whether it was captured) of each step after warm-up."""
-        self.begun: list[tuple[Any, bool]] = []
-        """(mark of the device where it begins, whether it was captured) of each step after warm-up."""
+        """Recorded steps that are not written yet."""
+        self.lasted: deque[tuple[int, bool]] = deque(maxlen=MAX_TIMES)
+        """(nanoseconds, whether it was captured) of the last steps after warm-up."""
+        self.begun: deque[tuple[int, int, Any, bool]] = deque(maxlen=MAX_TIMES)
+        """(number, host time, mark of the device where it begins, whether it was captured) of the same steps."""
         self.count = 0
         """Steps that have ended."""
-        self._lost = self._notes = 0
+        self.sampled: list[Sampling] = [Sampling(since_step=settings.warmup, every=settings.events_every or 1)]
+        """What was recorded from which step on, and what will be."""
+        self.listener: Listener | None = None
+        self.toggles: deque[int] = deque(maxlen=64)
+        """How long removing hooks took, or opening them again, in nanoseconds."""
+        self._times: list[tuple[int, int, int]] = []
+        """(number, host time of its begin, nanoseconds) of steps that are not written yet."""
+        self._times_until = -1
+        """Number of the last step whose time was taken."""
+        self._lost = self._notes = self._recorded = 0
         self._stopped = False
 
     @property
     def observed(self) -> list[StepRecord]:
-        """Steps that were recorded."""
+        """Steps that were recorded and are not written yet."""
         return [record for record in self.records if record.observed]
+
+    @property
+    def measures(self) -> bool:
+        """Whether the cost is measured, and decides which steps are recorded."""
+        chosen = self._settings.mode == "events" and self._settings.events_every is None
+        return chosen and self._settings.measure_overhead
 
     def begin(self) -> int:
         """Begin a step, captured or not; return the time from which it counts (our own work is part of it)."""
         hooks = self._hooks
         begun_ns = time.monotonic_ns()
         after = self.count - self._settings.warmup
-        kept = after >= 0 and len(self.records) < MAX_STEPS and self._notes < MAX_NOTES
-        self._lost += after >= 0 and not kept
         if after == 0:
             self._guard("looking for a device", hooks.look_for_device)
-        left_alone = self._settings.measure_overhead and after in UNCAPTURED_STEPS and hooks.traces is None
-        if left_alone and hooks.step_aside():
-            begun_ns = time.monotonic_ns()
-        if after >= 0 and len(self.begun) < MAX_STEPS:
-            self.begun.append((self._guard("marking a step", hooks.anchor), kept and not left_alone))
-        if hooks.ranges is not None and not left_alone:
+        wanted = after >= 0 and (hooks.traces is not None or self._is_chosen(after))
+        kept = wanted and self._notes < MAX_NOTES
+        self._lost += wanted and not kept
+        if after >= 0 and hooks.traces is None and (hooks.come_back() if kept else hooks.step_aside()):
+            toggled_ns = time.monotonic_ns()
+            self.toggles.append(toggled_ns - begun_ns)
+            hooks.excuse(toggled_ns - begun_ns)
+            begun_ns = toggled_ns
+        if after >= 0:
+            self.begun.append((self.count, begun_ns, self._guard("marking a step", hooks.anchor), kept))
+        if hooks.ranges is not None and (kept or after < 0):
             hooks.ranges.begin_step(self.count)
-        if hooks.traces.recording if hooks.traces is not None else kept and not left_alone:
+        if hooks.traces.recording if hooks.traces is not None else kept:
             hooks.step_begins(
                 StepRecord(number=self.count, begin_ns=time.monotonic_ns(), thread=threading.get_ident(), observed=True)
             )
         return begun_ns
+
+    def _is_chosen(self, after: int) -> bool:
+        if self._settings.events_every is None and self._settings.measure_overhead and after in UNCAPTURED_STEPS:
+            return False
+        current = next(each for each in reversed(self.sampled) if each.since_step <= self.count)
+        return current.records(self.count)
 
     def mark(self) -> AbstractContextManager[Any]:
         """Return a context manager that marks the step in a trace."""
@@ -104,18 +140,74 @@ class Steps:
         hooks.after_step(record)
         ended_ns = time.monotonic_ns()
         warming = hooks.traces is not None and hooks.traces.warming
-        counts = self.count >= self._settings.warmup and not warming
-        if begun_ns is not None and counts and len(self.lasted) < MAX_STEPS:
+        number, counts = self.count, self.count >= self._settings.warmup and not warming
+        if begun_ns is not None and counts:
             self.lasted.append((ended_ns - begun_ns, record is not None))
+            if hooks.traces is None and not hooks.clock.on_device and len(self._times) < 2 * MAX_TIMES:
+                self._times.append((number, begun_ns, ended_ns - begun_ns))
         self.count += 1
-        hooks.come_back()
         if hooks.traces is not None:
             hooks.traces.step()
+        if self.listener is not None and begun_ns is not None:
+            self._guard("calling the listener of steps", self.listener, number, ended_ns - begun_ns, record)
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits to be written that it should be, before it is time."""
+        waiting = len(self._times) if not self._hooks.clock.on_device else self.count - self._times_until
+        return self._notes > FLUSH_NOTES or waiting > MAX_TIMES
+
+    def take(self, *, ending: bool) -> Batch:
+        """Return what is not written yet of steps that are settled, of all steps if `ending`.
+
+        Steps stay in `records` until `forget`.
+        """
+        records = list(self.records)
+        ready = len(records)
+        while ready > 0 and not ending and not self._is_ready(records[ready - 1], last=ready == len(records)):
+            ready -= 1
+        readings = list(self._hooks.sampler.readings)
+        return Batch(
+            records=[each for each in records[:ready] if each.observed],
+            following=records[ready] if ready < len(records) else None,
+            step_times=self._step_times(),
+            readings=readings,
+        )
+
+    def _is_ready(self, record: StepRecord, *, last: bool) -> bool:
+        """Return whether a step may become columns; on a device its last transfers may run under the next step."""
+        if time.monotonic_ns() - record.end_ns > SETTLED_NS:
+            return True
+        return self._hooks.settled(record) and not (last and self._hooks.clock.on_device)
+
+    def _step_times(self) -> list[tuple[int, int, int]]:
+        """Return (number, host time of its begin, nanoseconds) of steps since the last call of `forget`."""
+        if not self._hooks.clock.on_device:
+            return list(self._times)
+        begun = list(self.begun)
+        begins = self._hooks.clock.times([mark for _, _, mark, _ in begun])
+        return [
+            (number, begun_ns, after - before)
+            for (number, begun_ns, _, _), before, after in zip(begun, begins, begins[1:], strict=False)
+            if number > self._times_until and before is not None and after is not None
+        ]
+
+    def forget(self, batch: Batch) -> None:
+        """Forget what of a batch became columns."""
+        if batch.records:
+            last = batch.records[-1].number
+            gone = [each for each in list(self.records) if each.number <= last]
+            del self.records[: len(gone)]  # the training thread may add one meanwhile
+            self._recorded += len(gone)
+            self._notes = sum(map(_notes, list(self.records)))  # counted anew: readings come after a step's end, too
+        if batch.step_times:
+            self._times_until = batch.step_times[-1][0]
+            del self._times[: len(batch.step_times)]
+        del self._hooks.sampler.readings[: len(batch.readings)]
 
     def _keep(self, record: StepRecord) -> None:
         self.records.append(record)
-        self._notes += len(record.calls) + len(record.waits) + len(record.phases) + len(record.regions)
-        self._notes += len(record.gradients)
+        self._notes += _notes(record)
 
     def stop(self) -> None:
         """Stop recording; the current step is lost."""
@@ -147,18 +239,30 @@ class Steps:
         and what capture costs the device arrives in a later step of the host, or never.
         """
         if not self._hooks.clock.on_device:
-            return self.lasted
-        begins = self._hooks.clock.times([mark for mark, _ in self.begun])
-        pairs = zip(begins, begins[1:], self.begun, strict=False)
-        return [(after - before, captured) for before, after, (_, captured) in pairs
+            return list(self.lasted)
+        begun = list(self.begun)
+        begins = self._hooks.clock.times([mark for _, _, mark, _ in begun])
+        pairs = zip(begins, begins[1:], begun, strict=False)
+        return [(after - before, captured) for before, after, (_, _, _, captured) in pairs
                 if before is not None and after is not None]  # fmt: skip
 
     def note_missing(self) -> None:
         """Note which steps are missing from the recording."""
         if self.count == 0:
             self._guard.note("no step was recorded: wrap each training step in `with scope.step():`")
-        elif not self.observed and not (self._hooks.traces is not None and self._hooks.traces.lost):
+        elif (
+            not self._recorded
+            and not self.observed
+            and not (self._hooks.traces is not None and self._hooks.traces.lost)
+        ):
             first = self._settings.warmup
             self._guard.note(f"only {self.count} steps ran and the first {first} are warm-up; use profile(warmup=...)")
         if self._lost:
-            self._guard.note(f"{self._lost} steps after the first {len(self.records)} were not kept")
+            first = self._recorded + len(self.records)
+            self._guard.note(f"{self._lost} steps after the first {first} were not kept")
+
+
+def _notes(record: StepRecord) -> int:
+    """Return how much was noted in a step; a step without anything counts as well."""
+    ranges = len(record.phases) + len(record.waits) + len(record.regions)
+    return 1 + ranges + len(record.calls) + len(record.gradients) + len(record.readings)

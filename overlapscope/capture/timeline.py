@@ -35,7 +35,7 @@ from overlapscope.timeline.columns import (
     make,
     or_missing,
 )
-from overlapscope.timeline.intervals import Intervals, clip, complement, difference, intersection, length, union
+from overlapscope.timeline.intervals import EMPTY, Intervals, clip, complement, difference, intersection, length, union
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import POINT_TO_POINT, volume_bytes
 from overlapscope.timeline.run import RankTimeline
@@ -47,6 +47,9 @@ BUILT_IN_HOOKS = frozenset(
     {None, "ALLREDUCE", "FP16_COMPRESS", "allreduce_hook", "fp16_compress_hook", "bf16_compress_hook"}
 )
 """What DDP reports as its communication hook where each bucket is one all-reduce."""
+STEP_TIME = "step_time_ns"
+"""Reading of each step, recorded or not: how long it took, at its begin."""
+NEVER_NS = 1 << 62
 UNDETERMINED_NS = 20_000
 """Two ends of a transfer that lie closer together are one."""
 TRAINING = "training"
@@ -79,8 +82,8 @@ class _TimelineBuilder(msgspec.Struct, kw_only=True):
     names: NameTable
     lane_of: Mapping[str, int]
     """Row of each group's lane."""
-    numbered: frozenset[str]
-    """Groups whose calls have the same sequence number on every member."""
+    unnumbered: frozenset[str]
+    """Groups whose calls may have another sequence number on each member: gloo also counts sends and receives."""
     buckets: BucketCopies | None
     spans: dict[str, list[int]] = msgspec.field(default_factory=lambda: _columns(Spans))
     calls: dict[str, list[int]] = msgspec.field(default_factory=lambda: _columns(Collectives))
@@ -100,6 +103,23 @@ class _TimelineBuilder(msgspec.Struct, kw_only=True):
     """Why steps are not whole."""
 
 
+class Carried(msgspec.Struct):
+    """What a part of a recording leaves to the next one: what was under way on a device, and which groups exchange."""
+
+    transfers: TransferTimes | None = None
+    """Where the transfers of each lane ended."""
+    unnumbered: frozenset[str] = frozenset()
+    """Groups in which sends and receives were seen."""
+    until_ns: int | None = None
+    """Where the part ended: at the begin of the first phase of the step after it."""
+    busy: list[tuple[int, int, int, int, int]] = []
+    """As in `_TimelineBuilder`, of the steps whose transfers ran on after that."""
+    possible: Intervals = EMPTY
+    """When these steps may have computed, from the begin of their transfers on ..."""
+    unsure: Intervals = EMPTY
+    """... and where that is not determined."""
+
+
 def timeline_of(
     rank: int,
     records: Sequence[StepRecord],
@@ -108,30 +128,46 @@ def timeline_of(
     recorded: Mapping[str, Any],
     *,
     buckets: BucketCopies | None,
+    step_times: Sequence[tuple[int, int, int]] = (),
+    carried: Carried | None = None,
+    following: StepRecord | None = None,
 ) -> RankTimeline:
     """Return the timeline of the observed steps; `readings` are (name, monotonic ns, value).
+
+    `step_times` are (number, begin in monotonic ns, duration) of all steps, recorded or not. Where the steps are a part
+    of a recording, `carried` is what the part before left, and is changed to what this one leaves; `following` is the
+    step after the part.
 
     With `buckets` (the model is DistributedDataParallel) backward waits at its end for buckets in flight: see
     `bucket_waits`. Steps with consecutive numbers form one recording window: the time between windows was not recorded.
     """
+    carried = Carried() if carried is None else carried
     names = NameTable()
     observed = [record for record in records if record.observed and record.end_ns]
-    marked = _Marks(observed, clock)
+    marked = _Marks(observed if following is None else [*observed, following], clock)
+    carried.unnumbered |= {call.group for record in observed for call in record.calls if call.op in POINT_TO_POINT}
+    carried.transfers = TransferTimes(
+        marked, serial=clock.on_device, shared=share_queues(_connections(recorded)), before=carried.transfers
+    )
     groups = sorted({call.group for record in observed for call in record.calls} | {""})
     rows = _TimelineBuilder(
         clock=clock,
         names=names,
         lane_of={group: 1 + at for at, group in enumerate(groups)},
-        numbered=_numbered(observed),
+        unnumbered=carried.unnumbered,
         buckets=buckets,
         marked=marked,
-        transfers=TransferTimes(marked, serial=clock.on_device, shared=share_queues(_connections(recorded))),
+        transfers=carried.transfers,
+        busy=list(carried.busy),
+        undetermined=[carried.unsure],
     )
+    until_ns = _first_begin(following, marked)
     windows = _windows(observed)
     for record, window in zip(observed, windows, strict=True):
         _add_step(rows, record, window)
     if clock.on_device:
-        _add_beside(rows)
+        _add_beside(rows, carried.until_ns, until_ns)
+    exposed = _exposed_between(rows, carried, until_ns)
     reasons = Counter(rows.cut.values())
     return RankTimeline(
         rank=rank,
@@ -143,13 +179,13 @@ def timeline_of(
         steps=_steps(observed, windows, clock, rows.cut),
         lanes=_lanes(groups, clock, names),
         annotations=make(Annotations, len(rows.notes["start_ns"]), **rows.notes),
-        telemetry=telemetry_of(observed, readings, clock, names),
+        telemetry=telemetry_of(observed, readings, clock, names, step_times),
         names=tuple(names.to_list()),
         recorded={
             **recorded,
             "unfinished_collectives": rows.unfinished,
             "cut_steps": dict(reasons),
-            "exposed_between_ns": _exposed_between(rows),
+            "exposed_between_ns": exposed,
         },
     )
 
@@ -185,11 +221,16 @@ def _connections(recorded: Mapping[str, Any]) -> str | None:
 
 
 def telemetry_of(
-    records: Sequence[StepRecord], readings: Sequence[tuple[str, int, float]], clock: Clock, names: NameTable
+    records: Sequence[StepRecord],
+    readings: Sequence[tuple[str, int, float]],
+    clock: Clock,
+    names: NameTable,
+    step_times: Sequence[tuple[int, int, int]] = (),
 ) -> Telemetry:
-    """Return the readings of the steps and of the sampler as one table, sorted by time."""
+    """Return the readings of the steps and of the sampler, and the times of steps, as one table, sorted by time."""
     rows = [(time_ns, record.number, name, value) for record in records for name, time_ns, value in record.readings]
     rows += [(time_ns, NONE, name, value) for name, time_ns, value in readings]
+    rows += [(begin_ns, number, STEP_TIME, float(lasted_ns)) for number, begin_ns, lasted_ns in step_times]
     rows.sort(key=lambda row: row[0])
     return make(
         Telemetry,
@@ -199,15 +240,6 @@ def telemetry_of(
         name=names.encode([row[2] for row in rows]),
         value=[row[3] for row in rows],
     )
-
-
-def _numbered(records: Sequence[StepRecord]) -> frozenset[str]:
-    """Return the groups whose calls have the same sequence number on every member.
-
-    gloo also counts sends and receives, which not every member makes.
-    """
-    calls = [call for record in records for call in record.calls]
-    return frozenset(call.group for call in calls) - {call.group for call in calls if call.op in POINT_TO_POINT}
 
 
 def _windows(records: Sequence[StepRecord]) -> list[int]:
@@ -389,13 +421,22 @@ def _add_between(
     _add_compute(rows, OTHER, gaps, launch_ns, step, window)
 
 
-def _add_beside(rows: _TimelineBuilder) -> None:
-    """Add transfers' time beside the phases of all steps of a device, as between steps, in the step before it."""
+def _first_begin(record: StepRecord | None, marked: "_Marks") -> int | None:
+    begins = [begin for each in (record.phases if record is not None else ()) if (begin := marked(each.begin))]
+    return min(begins, default=None)
+
+
+def _add_beside(rows: _TimelineBuilder, from_ns: int | None, until_ns: int | None) -> None:
+    """Add transfers' time beside the phases of all steps of a device, as between steps, in the step before it.
+
+    Of a part it is that between its own first phase and the first one of the step after it; None for no bound.
+    """
     if not rows.extents:
         return
     extents = np.array(sorted(rows.extents), np.int64)
     flying = union(_arrays([(begin, latest_end) for _, begin, _, _, latest_end in rows.busy]))
     beside = difference(difference(flying, union((extents[:, 0], extents[:, 1]))), union(*rows.blocked))
+    beside = clip(beside, -NEVER_NS if from_ns is None else from_ns, NEVER_NS if until_ns is None else until_ns)
     rows.undetermined.append(beside)
     owners = np.maximum(np.searchsorted(extents[:, 0], beside.starts, side="right") - 1, 0)
     for start, stop, owner in zip(beside.starts, beside.ends, owners, strict=True):
@@ -404,17 +445,24 @@ def _add_beside(rows: _TimelineBuilder) -> None:
         _add_compute(rows, OTHER, piece, launch_ns, step, window)
 
 
-def _exposed_between(rows: _TimelineBuilder) -> dict[str, list[int]]:
+def _exposed_between(rows: _TimelineBuilder, carried: Carried, until_ns: int | None) -> dict[str, list[int]]:
     """Return the least and the most exposed communication of the steps in which it is not determined, in nanoseconds.
 
-    Either the end of a transfer has bounds, or it ran under something that may or may not have been computation.
+    Either the end of a transfer has bounds, or it ran under something that may or may not have been computation. Steps
+    whose transfers run on after `until_ns` are left to the next part, in `carried`.
     """
     kinds = np.array(rows.spans["kind"], np.int64) == COMPUTE
     starts, ends = (np.array(rows.spans[name], np.int64)[kinds] for name in ("start_ns", "end_ns"))
-    possible, unsure = union((starts, ends)), union(*rows.undetermined)
+    possible, unsure = union((starts, ends), carried.possible), union(*rows.undetermined)
+    running = {each[0] for each in rows.busy if until_ns is not None and each[4] > until_ns}
+    carried.until_ns, carried.busy = until_ns, [each for each in rows.busy if each[0] in running]
+    since_ns = min((each[1] for each in carried.busy), default=NEVER_NS)
+    carried.possible, carried.unsure = (clip(each, since_ns, NEVER_NS) for each in (possible, unsure))
     certain = difference(possible, unsure)
     found = {}
     for step, group in groupby(rows.busy, key=lambda each: each[0]):
+        if step in running:
+            continue
         own = np.array([each[1:] for each in group], np.int64)
         window = int(own[:, 0].min()), int(own[:, 3].max())
         here = clip(unsure, *window)
@@ -458,7 +506,7 @@ def _add_calls(
             window,
             step,
             code(call.group),
-            call.seq if call.seq is not None and call.group in rows.numbered else NONE,
+            call.seq if call.seq is not None and call.group not in rows.unnumbered else NONE,
             code(call.op),
             code(call.dtype) if call.dtype else -1,
             NONE if call.elements is None else call.elements,

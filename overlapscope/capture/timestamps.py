@@ -45,6 +45,9 @@ class Clock(Protocol):
     def read(self, most: int) -> bool:
         """Read the times of up to `most` marks, the oldest first, without waiting; return whether all are read."""
 
+    def read_until_ns(self) -> int:
+        """Return the host's monotonic time before which all marks are read."""
+
     def times(self, marks: Sequence[Any]) -> list[int | None]:
         """Return each mark in nanoseconds since the epoch; None for a mark that was not taken or not read."""
 
@@ -107,6 +110,10 @@ class HostClock:
         """Return True: a host time is known at once."""
         del most
         return True
+
+    def read_until_ns(self) -> int:
+        """Return the present: a host time is known at once."""
+        return time.monotonic_ns()
 
     def times(self, marks: Sequence[Any]) -> list[int | None]:
         """Add the offset between the clocks."""

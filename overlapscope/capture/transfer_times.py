@@ -38,12 +38,15 @@ class TransferTime(NamedTuple):
 class TransferTimes:
     """Times transfers in the order of their issue; `epoch_ns` converts a mark, None where it was not read."""
 
-    def __init__(self, epoch_ns: Callable[[Any], int | None], *, serial: bool, shared: bool) -> None:
+    def __init__(
+        self, epoch_ns: Callable[[Any], int | None], *, serial: bool, shared: bool, before: "TransferTimes | None"
+    ) -> None:
+        """Go on from the transfers of an earlier part of the recording, `before`, which stays as it is."""
         self._epoch_ns, self._serial = epoch_ns, serial
         self._shared = shared
-        self._ends: dict[str, tuple[int, int]] = {}
+        self._ends: dict[str, tuple[int, int]] = {} if before is None else dict(before._ends)
         """The end of the last transfer of each lane, and its latest one."""
-        self._begun = 0
+        self._begun: int = 0 if before is None else before._begun
         """The latest begin of any transfer of the device so far."""
 
     def of(self, transfer: Transfer) -> TransferTime | None:

@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -44,7 +44,15 @@ def _flush(handle: int) -> None:
 
 
 def umask() -> int:
-    """Return the process's file creation mask."""
+    """Return the process's file creation mask.
+
+    Where the system does not state it, it is set for a moment, which the other threads of a process may notice.
+    """
+    with (
+        suppress(OSError, StopIteration),
+        open("/proc/thread-self/status", encoding="utf-8", errors="replace") as lines,
+    ):
+        return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
     mask = os.umask(0o022)
     os.umask(mask)
     return mask

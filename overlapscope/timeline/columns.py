@@ -323,6 +323,16 @@ def move_rows(table: T, *, recording: int, lane: int, call: int) -> T:
     return _with_columns(table, moved)
 
 
+def place_rows(table: T, *, recording: Ints, lane: Ints, call: int) -> T:
+    """Return the table with its references to recordings and lanes looked up in these columns, to calls shifted."""
+    changed = {"collective": shift(table.collective, call)} if isinstance(table, Spans) else {}
+    for name, places in {"recording": recording, "lane": lane, "awaited_lane": lane}.items():
+        if name in column_kinds(table):
+            column = getattr(table, name)
+            changed[name] = np.append(places, NONE)[np.where(column == NONE, places.size, column)]
+    return _with_columns(table, changed)
+
+
 def recode(table: T, old: Sequence[str], names: NameTable) -> T:
     """Translate the table's name codes from the list `old` to the table `names`."""
     codes = np.append(names.encode(old), np.int32(-1))  # index -1 is the last: missing stays missing

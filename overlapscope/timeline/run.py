@@ -1,10 +1,12 @@
 """A run: what every rank of a job recorded, as columns."""
 
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.errors import InputError
@@ -15,6 +17,7 @@ from overlapscope.timeline.columns import (
     Columns,
     Gradients,
     HostSpans,
+    Ints,
     Lanes,
     Recordings,
     Spans,
@@ -24,9 +27,11 @@ from overlapscope.timeline.columns import (
     concat,
     make,
     move_rows,
+    place_rows,
     recode,
     size,
     table_fields,
+    take,
 )
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.names import NameTable
@@ -172,6 +177,69 @@ def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
         names=tuple(names.to_list()),
         **{name: concat(tables) for name, tables in joined.items()},
     )
+
+
+class PartRows(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the rows of a part that others refer to are in the joined timeline."""
+
+    recording: Ints
+    lane: Ints
+    call: int
+    """Rows of `Collectives` before its own."""
+
+
+def join_parts(parts: Sequence[RankTimeline]) -> tuple[RankTimeline, list[PartRows]]:
+    """Join consecutive parts of one recording, in order; return the timeline and where each part's rows are.
+
+    Lanes of the same name are one, and a recording window whose next step begins the next part goes on in it.
+    """
+    names = NameTable()
+    joined: dict[str, list[Columns]] = {name: [] for name in TABLES}
+    rows: list[PartRows] = []
+    lanes: dict[tuple[int, ...], int] = {}
+    windows = calls = 0
+    last_step: int | None = None
+    for part in parts:
+        own = {name: recode(getattr(part, name), part.names, names) for name in TABLES}
+        keys = zip(own["lanes"].kind.tolist(), own["lanes"].process.tolist(), own["lanes"].label.tolist(), strict=True)
+        lane = np.array([lanes.setdefault(key, len(lanes)) for key in keys], np.int64)
+        follows = last_step is not None and size(part.steps) > 0 and int(part.steps.step[0]) == last_step + 1
+        recording = np.arange(size(part.recordings), dtype=np.int64) + windows - follows
+        rows.append(PartRows(recording=recording, lane=lane, call=calls))
+        for name, table in own.items():
+            joined[name].append(place_rows(table, recording=recording, lane=lane, call=calls))
+        windows, calls = windows + size(part.recordings) - follows, calls + size(part.collectives)
+        last_step = int(part.steps.step[-1]) if size(part.steps) else last_step
+    tables: dict[str, Any] = {name: concat(each) for name, each in joined.items()}
+    first = np.unique(np.concatenate([each.lane for each in rows]), return_index=True)[1]
+    tables["lanes"] = take(tables["lanes"], first)
+    tables["recordings"] = _merged(tables["recordings"], np.concatenate([each.recording for each in rows]))
+    whole = replace(
+        parts[-1],
+        has_device=any(part.has_device for part in parts),
+        names=tuple(names.to_list()),
+        recorded=join_recorded([part.recorded for part in parts]),
+        **tables,
+    )
+    return whole, rows
+
+
+def _merged(recordings: Recordings, window: Ints) -> Recordings:
+    """Return one row for each run of rows with the same number of a window, until the latest end."""
+    first = np.flatnonzero(np.diff(window, prepend=-1))
+    if not first.size:
+        return recordings
+    return replace(take(recordings, first), end_ns=np.maximum.reduceat(recordings.end_ns, first))
+
+
+def join_recorded(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how consecutive parts were recorded: as the last one states it, with what each states of its own steps."""
+    joined = dict(parts[-1])
+    if any("unfinished_collectives" in each for each in parts):
+        joined["unfinished_collectives"] = sum(each.get("unfinished_collectives", 0) for each in parts)
+        joined["cut_steps"] = dict(sum((Counter(each.get("cut_steps", {})) for each in parts), Counter()))
+        joined["exposed_between_ns"] = dict(ChainMap(*(dict(each.get("exposed_between_ns", {})) for each in parts)))
+    return joined
 
 
 def _source(part: RankTimeline) -> str:

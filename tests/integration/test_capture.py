@@ -321,6 +321,18 @@ def test_ranks_are_known_though_the_job_makes_its_groups_inside_the_profile(mode
     assert all(len(run.table("collectives", rank)) >= 2 for rank in run.ranks)
 
 
+def test_ranks_agree_which_steps_are_recorded(tmp_path: Path) -> None:
+    first, second = passed(train("sampled", tmp_path)).results
+    assert first == second
+    (_, every), (since, agreed) = first["sampled"]
+    assert (every, agreed) == (1, 7)  # what the rank needs that needs most
+    run = overlapscope.load(tmp_path / "run")
+    steps = [run.table("steps", rank).step.tolist() for rank in run.ranks]
+    assert steps[0] == steps[1]
+    assert len([step for step in steps[0] if step >= since]) == pytest.approx((501 - since) / 7, abs=1)
+    assert run.analysis().skew.matched == len(steps[0])
+
+
 def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(overlapscope.UsageError, match="neither empty nor a run"):

@@ -177,6 +177,25 @@ def test_a_warning_turned_into_an_error_stops_no_recording(tmp_path: Path) -> No
     assert overlapscope.load(tmp_path / "run").ranks == [0]
 
 
+@pytest.mark.parametrize("place", ["rank_00000/notes.txt", "facts/table.csv", "rank_00000/part_000000.1/notes.txt"])
+def test_files_of_others_inside_an_older_run_are_not_replaced(place: str, tmp_path: Path) -> None:
+    def record() -> None:
+        with profiled(tmp_path / "run") as scope, scope.step():
+            pass
+
+    record()
+    mine = tmp_path / "run" / place
+    mine.parent.mkdir(parents=True, exist_ok=True)
+    mine.write_text("mine", encoding="utf-8")
+    with pytest.raises(overlapscope.UsageError, match=f"{place} would be deleted with it"):
+        record()
+    assert mine.read_text(encoding="utf-8") == "mine"
+    mine.rename(tmp_path / "run" / "notes.txt")  # beside what is replaced
+    with pytest.warns(CaptureWarning, match="will be replaced"):
+        record()
+    assert (tmp_path / "run" / "notes.txt").is_file()
+
+
 def test_time_between_steps_does_not_hold_a_step_that_was_left_alone(tmp_path: Path) -> None:
     lasts_ns = 100_000_000
     with profiled(tmp_path / "run", measure_overhead=True) as scope:
@@ -218,15 +237,19 @@ def test_a_host_without_load_figures_is_recorded_all_the_same(tmp_path: Path, mo
 
 
 def test_what_is_kept_is_bounded_by_what_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlapscope.capture.steps.MAX_NOTES", 10)
+    monkeypatch.setattr("overlapscope.capture.steps.MAX_NOTES", 60)
     with (
-        pytest.warns(CaptureWarning, match="7 steps after the first 5 were not kept"),
+        pytest.warns(CaptureWarning, match="steps after the first .* were not kept") as shown,
         profiled(tmp_path / "run") as scope,
     ):
-        for _ in range(12):
-            with scope.step(), scope.region("one"):
-                pass
-    assert len(overlapscope.load(tmp_path / "run").table("steps", 0)) == 5
+        for _ in range(40):
+            with scope.step():
+                for _ in range(10):
+                    with scope.region("one"):
+                        pass
+    recorded = len(overlapscope.load(tmp_path / "run").table("steps", 0))
+    assert 1 < recorded <= 6  # of each at least ten regions
+    assert f"{40 - recorded} steps after the first {recorded} were not kept" in str(shown[0].message)
 
 
 @pytest.mark.filterwarnings("ignore:.*cpu.amp.autocast:FutureWarning")  # torch 2.4's own checkpoint

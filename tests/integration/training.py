@@ -363,6 +363,22 @@ def late_groups() -> dict[str, object]:
     return {}
 
 
+def sampled() -> dict[str, object]:
+    """Steps that do not bear the cost: the ranks agree which are recorded; rank 1 answers late."""
+    from overlapscope.capture import sampling, session
+
+    session.AHEAD_SECONDS = 0.5
+    needed = sampling.needed_every
+    session.needed_every = lambda cost, step: (time.sleep(0.2 * RANK), needed(cost, step), 3 + 4 * RANK)[2]
+    tensor = torch.zeros(8)
+    with overlapscope.profile(RUN, mode="events", warmup=1, wait_seconds=10) as scope:
+        for _ in range(500):
+            with scope.step():
+                dist.all_reduce(tensor)
+                time.sleep(0.003)
+    return {"sampled": [[each.since_step, each.every] for each in scope.steps.sampled]}
+
+
 def join() -> None:
     dist.init_process_group("gloo", store=dist.FileStore(STORE, WORLD), rank=RANK, world_size=WORLD)
 

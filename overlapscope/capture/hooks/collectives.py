@@ -9,12 +9,14 @@ gloo, is timed by the host's clock, and a callback runs at its end on the backen
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from functools import cache
 from typing import Any, Final
 
 from overlapscope.capture.hooks.dispatch_hook import DISPATCH_HOOK, Operation
 from overlapscope.capture.hooks.held_works import HeldWorks
 from overlapscope.capture.hooks.nvtx import NvtxRanges
+from overlapscope.capture.hooks.patch import Patch
 from overlapscope.capture.host.thread_times import ThreadTimes
 from overlapscope.capture.lifecycle.guard import Guard
 from overlapscope.capture.records import CollectiveCall, MarkedRange, StepRecord, Transfer
@@ -51,7 +53,7 @@ class CollectiveWatch:
         self._times, self._captured, self._bucket_group = times, captured, bucket_group
         self._shared_queues = shared_queues
         self._threads = threading.local()
-        self._undo = ExitStack()
+        self._patches: list[Patch] = []
         self.works = HeldWorks()
         self._outputs: dict[int, tuple[int, Transfer]] = {}
         """`id()` of a Work and its transfer by the storage of its output: functional collectives wait on the output."""
@@ -69,18 +71,27 @@ class CollectiveWatch:
         self._torch, self._distributed = torch, distributed
         self.listening = True
         DISPATCH_HOOK.open(self._see, self._see_wait)
-        self._patch(distributed.Work, "wait", self._waiting)
-        self._patch(distributed.ProcessGroup, "_start_coalescing", self._starting)
-        self._patch(distributed.ProcessGroup, "_end_coalescing", self._ending)
-        if self._clock.on_device:
-            self._patch(torch.cuda.Stream, "wait_event", self._stream_waiting)
-            self._patch(torch.cuda.Event, "wait", self._event_waiting)
-        self._patch_ranges(torch.autograd.profiler.record_function)
+        if not self._patches:
+            self._patches += [
+                Patch(distributed.Work, "wait", self._waiting),
+                Patch(distributed.ProcessGroup, "_start_coalescing", self._starting),
+                Patch(distributed.ProcessGroup, "_end_coalescing", self._ending),
+                Patch(torch.autograd.profiler.record_function, "__enter__", self._entering_range),
+                Patch(torch.autograd.profiler.record_function, "__exit__", self._leaving_range),
+            ]
+            if self._clock.on_device:
+                self._patches += [
+                    Patch(torch.cuda.Stream, "wait_event", self._stream_waiting),
+                    Patch(torch.cuda.Event, "wait", self._event_waiting),
+                ]
+        for patch in self._patches:
+            patch.open()
 
     def close(self) -> None:
         """Remove the hooks; collectives then run as without them."""
         self.listening = False
-        self._undo.close()
+        for patch in self._patches:
+            patch.close()
         DISPATCH_HOOK.close()
 
     def step_begins(self) -> None:
@@ -103,44 +114,68 @@ class CollectiveWatch:
     def _see(self, operation: Operation, redispatch: Callable[..., Any], keys: Any, args: tuple[Any, ...]) -> Any:
         record = self._current()
         self._captured()
-        call = self._guard("noting a collective", self._describe, operation, args) if record is not None else None
-        if self._times is not None and record is not None:
-            self._guard("noting the thread's time", self._times.note, record)
-        queue = self._guard("noting a queue", self._queue_before, call.transfer) if call is not None else None
-        if self._ranges is None:
-            result = redispatch(keys, *args)
-        else:
-            result = self._ranges.wrap(operation.op, redispatch)(keys, *args)
-        if queue is not None and record is not None and call is not None:
-            self._guard("noting a queue", self._queue_after, record, queue)
-            call.left = queue.end
-        if call is not None and record is not None:
-            if threading.get_ident() == record.thread:
-                call.returned_ns = time.monotonic_ns()
-                self._guard("reading marks", self.read)
-            record.calls.append(call)
-            self._guard("noting a collective's end", self._follow, record, call, operation, args, result)
+        run = redispatch if self._ranges is None else self._ranges.wrap(operation.op, redispatch)
+        if record is None:
+            return run(keys, *args)
+        # Each step through the guard costs: one before the call, and one after it.
+        begun = self._guard("noting a collective", self._before, record, operation, args)
+        result = run(keys, *args)
+        if begun is not None:
+            self._guard("noting a collective's end", self._after, record, begun, operation, args, result)
         return result
 
+    def _before(
+        self, record: StepRecord, operation: Operation, args: tuple[Any, ...]
+    ) -> tuple[CollectiveCall, MarkedRange | None] | None:
+        call = self._describe(operation, args)
+        if self._times is not None:
+            # In a phase it is known that the thread computes but where it waits; outside, only its own times say so.
+            (self._times.note_at_times if _in_phase(record) else self._times.note)(record)
+        if call is None:
+            return None
+        return call, self._queue_before(call.transfer) if self._shared_queues else None
+
+    def _after(
+        self,
+        record: StepRecord,
+        begun: tuple[CollectiveCall, MarkedRange | None],
+        operation: Operation,
+        args: tuple[Any, ...],
+        result: Any,
+    ) -> None:
+        call, queue = begun
+        if queue is not None:
+            self._queue_after(record, queue)
+            call.left = queue.end
+        if threading.get_ident() == record.thread:
+            call.returned_ns = time.monotonic_ns()
+            if self._clock.on_device:
+                self._guard("reading marks", self.read)
+        record.calls.append(call)
+        self._follow(record, call, operation, args, result)
+
     def _describe(self, operation: Operation, args: tuple[Any, ...]) -> CollectiveCall | None:
+        entered_ns = time.monotonic_ns()
         sent, received = operation.sent, operation.received
-        tensors = list(self._tensors(args[sent if sent is not None else received or 0]))
+        tensors = self._tensors(args[sent if sent is not None else received or 0])
         if tensors and tensors[0].is_meta:
             return None  # torch's compiler runs the call on fake tensors first
         group = self._distributed.ProcessGroup.unbox(args[operation.group])
-        size = group.size()
-        elements = full_elements(operation.op, self._elements(args, sent), self._elements(args, received), size)
-        on_host = self._on_host(group, tensors)
+        size, name = group.size(), group.group_name
+        own = _elements(tensors) if sent is not None or received is not None else None
+        others = own if received == sent else self._elements(args, received)
+        elements = full_elements(operation.op, own if sent is not None else None, others, size)
+        on_host = self._on_host(group, name, tensors)
         return CollectiveCall(
             op=operation.op,
-            group=group.group_name,
+            group=name,
             group_size=size,
-            dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors and elements is not None else None,
+            dtype=_dtype(tensors[0].dtype) if tensors and elements is not None else None,
             elements=elements,
             module=getattr(self._threads, "module", None),
-            entered_ns=time.monotonic_ns(),
+            entered_ns=entered_ns,
             transfer=Transfer(
-                lane=_lane(group.group_name, operation, args),
+                lane=_lane(name, operation, args),
                 ready=time.monotonic_ns() if on_host else self._clock.mark(),
                 on_host=on_host,
                 on_compute=not on_host and self._clock.blocks_compute(0),
@@ -148,11 +183,10 @@ class CollectiveWatch:
             seq=_number(group),
         )
 
-    def _on_host(self, group: Any, tensors: list[Any]) -> bool:
+    def _on_host(self, group: Any, name: str, tensors: list[Any]) -> bool:
         """Return whether the host moves these tensors: all without a device, and some of a job that has one."""
         if not self._clock.on_device or (tensors and tensors[0].device.type == "cpu"):
             return True
-        name = group.group_name
         if name not in self._backends:
             self._backends[name] = _device_backend(group, self._torch.device("cuda"))
         backend = self._backends[name]
@@ -173,8 +207,8 @@ class CollectiveWatch:
         if work is None:
             self._end_in_line(record, [call])
             return
-        received = list(self._tensors(args[operation.received])) if operation.received is not None else []
-        if transfer.on_host and not any(tensor.device.type != "cpu" for tensor in received):
+        received = self._tensors(args[operation.received]) if operation.received is not None else []
+        if transfer.on_host and not (self._clock.on_device and any(each.device.type != "cpu" for each in received)):
             try:
                 future = work.get_future()
             except RuntimeError:
@@ -203,17 +237,18 @@ class CollectiveWatch:
         if self._clock.blocks_compute(record.thread) and not (first.on_host and self._clock.on_device):
             record.waits.append(MarkedRange("wait", first.ready, calls[0].entered_ns, end))
 
-    def _tensors(self, value: Any) -> Any:
+    def _tensors(self, value: Any) -> list[Any]:
+        """Return the tensors in an argument: one, a list of them, or lists of lists."""
         if isinstance(value, self._torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            for each in value:
-                yield from self._tensors(each)
+            return [value]
+        if not isinstance(value, (list, tuple)):
+            return []
+        if len(value) == 1 and isinstance(value[0], self._torch.Tensor):
+            return [value[0]]
+        return [tensor for each in value for tensor in self._tensors(each)]
 
     def _elements(self, args: tuple[Any, ...], position: int | None) -> int | None:
-        if position is None:
-            return None
-        return sum(int(tensor.numel()) for tensor in self._tensors(args[position]))
+        return None if position is None else _elements(self._tensors(args[position]))
 
     # -- hardware queues -------------------------------------------------------------------------------------------
 
@@ -302,31 +337,47 @@ class CollectiveWatch:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        clock, guard = self._clock, self._guard
-        on_host = clock.on_device and transfer is not None and transfer.on_host
-
-        def mark() -> Any:
-            return time.monotonic_ns() if on_host else clock.mark(stream)
-
-        # Outside all phases only the thread's own times say what else it did (`other_work`).
-        times = self._times if not (record.phases and record.phases[-1].end is None) else None
-        if times is not None:
-            guard("noting the thread's time", times.note, record)
-        stretch = MarkedRange("wait", guard("marking a wait", mark), time.monotonic_ns())
+        begun = self._guard("marking a wait", self._wait_begins, record, transfer, stream)
         try:
             return original(*args, **kwargs)
         finally:
-            stretch.end = guard("marking a wait", mark)
-            if on_host:
-                record.host_waits.append(stretch)
-            elif stream is not None or guard("marking a wait", clock.blocks_compute, record.thread):
-                record.waits.append(stretch)
-            if transfer is not None and transfer.on_host:
-                transfer.done = transfer.done or stretch.end
-            elif transfer is not None and transfer.waited is None:
-                transfer.waited = stretch
-            if times is not None:
-                guard("noting the thread's time", times.note, record)
+            if begun is not None:
+                self._guard("marking a wait", self._wait_ends, record, transfer, stream, begun)
+
+    def _wait_begins(
+        self, record: StepRecord, transfer: Transfer | None, stream: Any
+    ) -> tuple[MarkedRange, ThreadTimes | None]:
+        # Outside all phases only the thread's own times say what else it did (`other_work`).
+        times = None if _in_phase(record) else self._times
+        if times is not None:
+            times.note(record)
+        now_ns = time.monotonic_ns()
+        return MarkedRange("wait", now_ns if self._waits_on_host(transfer) else self._clock.mark(stream), now_ns), times
+
+    def _wait_ends(
+        self,
+        record: StepRecord,
+        transfer: Transfer | None,
+        stream: Any,
+        begun: tuple[MarkedRange, ThreadTimes | None],
+    ) -> None:
+        stretch, times = begun
+        on_host = self._waits_on_host(transfer)
+        stretch.end = time.monotonic_ns() if on_host else self._clock.mark(stream)
+        if on_host:
+            record.host_waits.append(stretch)
+        elif stream is not None or self._clock.blocks_compute(record.thread):
+            record.waits.append(stretch)
+        if transfer is not None and transfer.on_host:
+            transfer.done = transfer.done or stretch.end
+        elif transfer is not None and transfer.waited is None:
+            transfer.waited = stretch
+        if times is not None:
+            times.note(record)
+
+    def _waits_on_host(self, transfer: Transfer | None) -> bool:
+        """Return whether the host waits where a device computes."""
+        return self._clock.on_device and transfer is not None and transfer.on_host
 
     # -- coalesced calls -------------------------------------------------------------------------------------------
 
@@ -367,35 +418,41 @@ class CollectiveWatch:
         for call in calls:
             call.transfer = joint
 
-    # -- patched functions -----------------------------------------------------------------------------------------
+    # -- modules ---------------------------------------------------------------------------------------------------
 
-    def _patch(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        original = getattr(owner, name)
-        setattr(owner, name, around(original))
-        self._undo.callback(setattr, owner, name, original)
-
-    def _patch_ranges(self, record_function: Any) -> None:
+    def _entering_range(self, enter: Callable[..., Any]) -> Callable[..., Any]:
         """Track the FSDP profiler range that each thread is in: it names the module of a gather or a scatter."""
         threads = self._threads
 
-        def entering(enter: Callable[..., Any]) -> Callable[..., Any]:
-            def entered(range_: Any) -> Any:
-                if isinstance(range_.name, str) and range_.name.startswith("FSDP::"):
-                    threads.module = module_of(range_.name)
-                return enter(range_)
+        def entered(range_: Any) -> Any:
+            if isinstance(range_.name, str) and range_.name.startswith("FSDP::"):
+                threads.module = module_of(range_.name)
+            return enter(range_)
 
-            return entered
+        return entered
 
-        def leaving(leave: Callable[..., Any]) -> Callable[..., Any]:
-            def left(range_: Any, *args: Any) -> Any:
-                if isinstance(range_.name, str) and range_.name.startswith("FSDP::"):
-                    threads.module = None
-                return leave(range_, *args)
+    def _leaving_range(self, leave: Callable[..., Any]) -> Callable[..., Any]:
+        threads = self._threads
 
-            return left
+        def left(range_: Any, *args: Any) -> Any:
+            if isinstance(range_.name, str) and range_.name.startswith("FSDP::"):
+                threads.module = None
+            return leave(range_, *args)
 
-        self._patch(record_function, "__enter__", entering)
-        self._patch(record_function, "__exit__", leaving)
+        return left
+
+
+def _in_phase(record: StepRecord) -> bool:
+    return bool(record.phases) and record.phases[-1].end is None
+
+
+def _elements(tensors: list[Any]) -> int:
+    return sum([tensor.numel() for tensor in tensors])
+
+
+@cache
+def _dtype(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _lane(group: str, operation: Operation, args: tuple[Any, ...]) -> str:

@@ -27,6 +27,7 @@ class GradientWatch:
 
     def open(self) -> None:
         """Hook every parameter that takes a gradient."""
+        self.parameters.clear()
         for at, (name, parameter) in enumerate(self._model.named_parameters() if self._model is not None else ()):
             self.parameters.append((name, parameter.numel(), str(parameter.dtype).removeprefix("torch.")))
             if parameter.requires_grad:

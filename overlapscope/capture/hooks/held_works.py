@@ -54,6 +54,10 @@ class HeldWorks:
         held = self._held.get(key)
         return held.transfer if held is not None else None
 
+    def holds(self, transfer: Transfer) -> bool:
+        """Return whether a transfer is under way on a device's own stream."""
+        return any(each.transfer is transfer for each in self._held.values())
+
     def clear(self) -> None:
         """Remove all works."""
         self._held.clear()

@@ -5,7 +5,7 @@ hooks record everything.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import monotonic, monotonic_ns, sleep
@@ -35,6 +35,9 @@ SETTLE_SECONDS = 1.0
 MARKS_READ = 64
 """Most marks of the device's clock that are read at the end of a step."""
 
+ANCHORS_READ = 2
+"""The same after a step that is not recorded, which has one."""
+
 
 class HookSet:
     """The hooks, and the step record that they write to; a hook that the recording does not need is None."""
@@ -61,7 +64,9 @@ class HookSet:
         self._phases: PhaseWatch | None = None
         self._host_pauses = HostPauseWatch(self._current)
         self._opened: list[Any] = []
-        self._stepped_aside = False
+        self._aside = False
+        self.beside: Callable[[], Iterator[tuple[str, float]]] = lambda: iter(())
+        """Called every half second on the telemetry thread."""
         self._graphs: GraphWatch | None = None
 
     # -- opening and closing ---------------------------------------------------------------------------------------
@@ -103,6 +108,7 @@ class HookSet:
         device = environment.device(self.device)
         self.sampler = Sampler(*device)
         self.sampler.add(self.sockets.sample)
+        self.sampler.add(self.beside)
         self.links, self.unsupported = self._guard("reading links", links.of_device, *device) or ([], [])
         hooks = (
             self.ddp_wrapper,
@@ -189,22 +195,46 @@ class HookSet:
     def after_step(self, record: StepRecord | None) -> None:
         """Record what delayed the step on the host, and read some marks; None for a step that was not recorded."""
         self._guard("recording host pauses", self._host_pauses.step_ends, record)
-        if record is not None and self._collectives is not None:
-            self._guard("reading marks", self._collectives.read, MARKS_READ)
+        if self._collectives is not None:
+            self._guard("reading marks", self._collectives.read, MARKS_READ if record is not None else ANCHORS_READ)
 
     def step_aside(self) -> bool:
-        """Remove the dispatcher hook for an uncaptured step; return whether there was one. Passing calls on costs."""
-        if self._collectives is None:
+        """Remove the hooks in the path of training for steps that are not recorded; return whether there were any.
+
+        A hook that only passes calls on costs, too.
+        """
+        if self._collectives is None or self._aside:
             return False
-        self._collectives.close()
-        self._stepped_aside = True
+        self._aside = True
+        for watch in self._in_the_path():
+            self._guard("closing", watch.close)
         return True
 
-    def come_back(self) -> None:
-        """Open the dispatcher hook again after an uncaptured step."""
-        if self._stepped_aside and self._collectives is not None:
-            self._stepped_aside = False
-            self._collectives.open()
+    def come_back(self) -> bool:
+        """Open these hooks again for a step that is recorded; return whether they had been removed."""
+        if not self._aside:
+            return False
+        self._aside = False
+        for watch in self._in_the_path():
+            self._guard("opening", watch.open)
+        return True
+
+    def _in_the_path(self) -> list[Any]:
+        return [each for each in (self._collectives, self._phases, self.gradients) if each is not None]
+
+    def excuse(self, nanoseconds: int) -> None:
+        """Leave so much time of our own, spent since the last step, out of the time between steps."""
+        self._host_pauses.excuse(nanoseconds)
+
+    def settled(self, record: StepRecord) -> bool:
+        """Return whether all is known of a step that has ended: nothing of it is under way, on no stream."""
+        if record.end_ns >= self.clock.read_until_ns():
+            return False
+        works = self._collectives.works if self._collectives is not None else None
+        return works is None or all(
+            call.transfer.done is not None if call.transfer.on_host else not works.holds(call.transfer)
+            for call in record.calls
+        )
 
     def mark(self, name: str) -> AbstractContextManager[Any]:
         """Return a context manager whose range appears in the trace; it does nothing in `events` mode."""

@@ -3,9 +3,11 @@
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 
 from overlapscope.capture.hooks.nvtx import NvtxRanges
+from overlapscope.capture.hooks.patch import Patch
 from overlapscope.capture.host.thread_times import ThreadTimes
 from overlapscope.capture.lifecycle.guard import Guard
 from overlapscope.capture.records import MarkedRange, StepRecord
@@ -36,6 +38,7 @@ class PhaseWatch:
         self._clock, self._guard, self._current, self._model = clock, guard, current, model
         self._ranges, self._times = ranges, times
         self._undo = ExitStack()
+        self._backward: Patch | None = None
         self._called = False
         """Whether the model was called in this step."""
         self._since: tuple[Any, int] | None = None
@@ -69,8 +72,16 @@ class PhaseWatch:
             self._undo.callback(self._model.register_forward_pre_hook(called).remove)
         self._undo.callback(optimizer.register_optimizer_step_pre_hook(steps).remove)
         self._undo.callback(optimizer.register_optimizer_step_post_hook(stepped).remove)
-        original = torch.autograd.backward
+        if self._backward is None:
+            self._backward = Patch(torch.autograd, "backward", partial(self._around_backward, is_compiling))
+        self._backward.open()
+        self._undo.callback(self._backward.close)
 
+    def close(self) -> None:
+        """Remove all hooks."""
+        self._undo.close()
+
+    def _around_backward(self, is_compiling: Callable[[], bool], original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
             # A backward inside a backward is that of an activation checkpoint, and belongs to the outer one.
             if is_compiling() or self._current() is None or self._is_open("backward"):
@@ -88,12 +99,7 @@ class PhaseWatch:
                     self._suspended, self._resumed = False, True
                     self._begin("optimizer")
 
-        torch.autograd.backward = backward
-        self._undo.callback(setattr, torch.autograd, "backward", original)
-
-    def close(self) -> None:
-        """Remove all hooks."""
-        self._undo.close()
+        return backward
 
     def step_begins(self) -> None:
         """Start a step; without a model, forward starts with it."""

@@ -55,6 +55,11 @@ class HostPauseWatch:
             readings.append(("gc_pause_ns", now, float(now - self._gc_began)))
             self._gc_began = 0
 
+    def excuse(self, nanoseconds: int) -> None:
+        """Leave so much time out of the time between the last step and the next."""
+        if self._last_end_ns is not None:
+            self._last_end_ns += nanoseconds
+
     def step_begins(self, record: StepRecord) -> None:
         """Record the time since the last step, and read the counters."""
         if self._last_end_ns is not None:

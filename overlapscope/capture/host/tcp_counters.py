@@ -8,6 +8,7 @@ interface of each local address, and the link rate that the interface states, ar
 import os
 import socket
 import struct
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,8 @@ MAX_KEPT: Final = 256
 """Most connections that are reported: those that carried most."""
 MIN_BYTES: Final = 64 << 10
 """A connection that carried less shows nothing about its link."""
+MAX_RATES: Final = 1024
+"""Rates of a connection that are kept, the last ones: of some ten minutes."""
 APP_LIMITED_AT, ACKED_AT, RECEIVED_AT, RATE_AT, BUSY_AT, RECEIVER_AT, RESENT_AT = 7, 120, 128, 160, 168, 176, 208
 MIN_INFO_BYTES: Final = 216
 """A kernel that reports less (before 4.19) is not used."""
@@ -59,7 +62,7 @@ class _Connection(msgspec.Struct):
     peer: str
     first: Counts
     last: Counts
-    rates: list[int] = []
+    rates: deque[int] = msgspec.field(default_factory=lambda: deque(maxlen=MAX_RATES))
 
 
 class SocketWatch:

@@ -82,9 +82,9 @@ def send_folder(to: Any, key: str, folder: Path) -> int:
     """Send a folder's columns (not its traces) to rank 0, which shares no file system; return the number of parts."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        for file in sorted(folder.iterdir()):
+        for file in sorted(folder.rglob("*")):
             if file.suffix in (".parquet", ".json"):
-                archive.add(file, arcname=file.name)
+                archive.add(file, arcname=file.relative_to(folder))
     content = packed.getvalue()
     if len(content) > MAX_COLUMNS_BYTES:
         return 0

@@ -3,14 +3,16 @@
 import secrets
 import shutil
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from overlapscope.capture.lifecycle import exchange
 from overlapscope.capture.lifecycle.guard import Guard, warn
-from overlapscope.errors import UsageError
+from overlapscope.errors import InputError, UsageError
 from overlapscope.timeline.store.manifest import is_rank_folder
 from overlapscope.timeline.store.prediction_file import NAME as PREDICTIONS
 from overlapscope.timeline.store.run_directory import FACTS, is_run_directory
+from overlapscope.timeline.store.run_folder import require_own
 
 
 def unfinished(rank: int, pid: int | str) -> str:
@@ -33,13 +35,19 @@ class OutputFolder:
         self._token: Path | None = None
 
     def refuse_foreign(self) -> None:
-        """Raise UsageError if the folder contains anything but a run."""
+        """Raise UsageError if the folder contains anything but a run, or a run with files of others inside.
+
+        Files of others beside a run's own stay.
+        """
         try:
             taken = self.path.is_dir() and any(not each.name.startswith(".") for each in self.path.iterdir())
         except OSError:
             return  # writing will report it
         if taken and not is_run_directory(self.path):
             raise UsageError(f"profile({str(self.path)!r}): the folder is neither empty nor a run; choose another one")
+        if taken:
+            with suppress(InputError):  # as above
+                require_own(self.path, {each.name for each in self.path.iterdir()})
 
     def warn_of_replacing(self) -> None:
         """Warn if the folder contains an older run."""

@@ -23,7 +23,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from overlapscope.capture.lifecycle.guard import Guard
@@ -144,6 +144,27 @@ def _on_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
+_waiting: dict[int, Callable[[], None]] = {}
+"""Functions that the main thread is to call."""
+
+
+def _call_waiting(number: int) -> int:
+    with suppress(OSError, ValueError):  # nothing may be raised into what the main thread runs
+        _waiting.pop(number)()
+    return 0
+
+
+_CALL_WAITING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_call_waiting)
+
+
+def _on_the_main_thread(function: Callable[[], None]) -> None:
+    """Call a function on the main thread as soon as that runs Python; only there handlers may be set."""
+    number = id(function)
+    _waiting[number] = function
+    if ctypes.pythonapi.Py_AddPendingCall(_CALL_WAITING, ctypes.c_void_p(number)):
+        del _waiting[number]  # too many wait: what is open stays open
+
+
 def _deliver(previous: Any, frame: Any) -> None:
     """Do with SIGTERM what the handler that was there before would have done."""
     if callable(previous):
@@ -185,9 +206,11 @@ class StuckProcessWriter:
         self._handled.set()
 
     def close(self) -> None:
-        """Stop the thread; on a thread other than the main one leave it the pipe, which signals still write to."""
+        """Stop the thread, and close the pipe, once the main thread runs: until then signals still write to it."""
         self._handled.set()
-        if self._wake != -1 and _on_main_thread():
+        if self._wake != -1 and not _on_main_thread():
+            _on_the_main_thread(self.close)
+        elif self._wake != -1:
             ours, found = self._wake, signal.set_wakeup_fd(-1)
             if found not in (-1, ours):  # something else, such as asyncio, has taken it over
                 signal.set_wakeup_fd(found)

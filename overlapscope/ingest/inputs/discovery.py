@@ -10,7 +10,13 @@ from overlapscope.display import display_path, url_of
 from overlapscope.errors import InputError
 from overlapscope.ingest.registry import find_reader, read_head
 from overlapscope.timeline.run import Source
-from overlapscope.timeline.store.run_directory import MANIFEST, RANK_ENTRY, is_run_directory
+from overlapscope.timeline.store.run_directory import (
+    MANIFEST,
+    RANK_ENTRY,
+    is_part_folder,
+    is_run_directory,
+    part_folders,
+)
 
 if TYPE_CHECKING:
     from overlapscope.ingest.inputs.remote import Version
@@ -124,11 +130,14 @@ def _require_input(path: Path) -> None:
 def _enclosing_run(path: Path) -> Path | None:
     """Return the run directory that a rank's folder or a file of columns belongs to; None for anything else."""
     if path.is_dir():
-        return path.parent if (path / RANK_ENTRY).is_file() else None
+        if is_part_folder(path.name) and (path / RANK_ENTRY).is_file():
+            return path.parent.parent
+        return path.parent if (path / RANK_ENTRY).is_file() or part_folders(path) else None
     if path.name == MANIFEST:
         return path.parent
     if path.name == RANK_ENTRY or path.suffix == ".parquet":
-        return path.parent.parent if is_run_directory(path.parent.parent) else None
+        rank = path.parent.parent if is_part_folder(path.parent.name) else path.parent
+        return rank.parent if is_run_directory(rank.parent) else None
     return None
 
 

@@ -34,6 +34,8 @@ class CaptureSummary(msgspec.Struct, kw_only=True, frozen=True):
     overhead_ns: float | None = None
     overhead_low_ns: float | None = None
     overhead_high_ns: float | None = None
+    every: int = 1
+    """At last one step in so many was recorded."""
     failures: list[str] = []
     exposed_between_ns: tuple[float, float] | None = None
     """Between which medians `exposed_ns` lies, where some of it is not determined."""
@@ -136,12 +138,16 @@ def _cost(known: Sequence[CaptureSummary], mode: str) -> list[str]:
     lines = [
         "  capture    not measurable: the speed of the machine changed during the recording"
         if high < 0 or (low <= 0 <= high and high - low > TOO_WIDE * step)
-        else f"  capture  {ms(cost.overhead_ns):>12} ms a step (95 %: {ms(cost.overhead_low_ns)} to "
+        else f"  capture  {ms(cost.overhead_ns):>12} ms a {_which(cost)} (95 %: {ms(cost.overhead_low_ns)} to "
         f"{ms(cost.overhead_high_ns)}), most on rank {cost.rank}"
     ]
     if low > DISTURBS * step:
         lines.append("  ! capture slows the step noticeably: without capture, overlap may differ")
     return lines
+
+
+def _which(cost: CaptureSummary) -> str:
+    return "step" if cost.every == 1 else f"recorded step, one in {cost.every}"
 
 
 def _waiting(together: Analysis | None) -> list[str]:

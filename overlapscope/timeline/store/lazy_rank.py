@@ -30,14 +30,23 @@ from overlapscope.timeline.columns import (
     Recordings,
     Syncs,
     T,
+    concat,
     make,
+    place_rows,
     size,
 )
 from overlapscope.timeline.lazy_host_spans import LazyHostSpans, MadeOnce, select_host_spans
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.run import TABLES, RankTimeline
-from overlapscope.timeline.store.arrow_tables import open_parquet, read_columns, stored_columns, whole_numbers, words_of
-from overlapscope.timeline.store.manifest import RankEntry
+from overlapscope.timeline.run import TABLES, PartRows, RankTimeline, join_parts
+from overlapscope.timeline.store.arrow_tables import (
+    open_parquet,
+    read_columns,
+    stored_columns,
+    whole_numbers,
+    words_of,
+)
+from overlapscope.timeline.store.manifest import RankEntry, read_parts
+from overlapscope.timeline.store.rank_files import check_against_entry
 from overlapscope.timeline.store.validity import check_host_events, check_possible
 
 EMPTY: Final[Mapping[str, Any]] = {name: make(kind, 0) for name, kind in TABLES.items()}
@@ -49,6 +58,8 @@ KEPT_ROWS: Final = 1_000_000
 """Rows of these that stay in memory: of a few ranks, or all of a small run ..."""
 KEPT_TABLES: Final = 4
 """... and tables that stay, however large: a user looking at one or two ranks needs theirs repeatedly."""
+MAX_LOST: Final = 3
+"""Most parts of a rank that are listed as left out."""
 UNREADABLE: Final = (OSError, pa.ArrowException, LookupError, ValueError)
 """What reading a damaged table raises."""
 
@@ -137,12 +148,21 @@ class TableCache:
         return size(table) <= self._room or len(self._tables) < KEPT_TABLES
 
 
-class UnloadedTables(msgspec.Struct, frozen=True, kw_only=True):
-    """The large tables of a rank, in its folder."""
+class UnloadedPart(msgspec.Struct, frozen=True, kw_only=True):
+    """The large tables in one folder: those of a rank, or of a part of it."""
 
     folder: Path
     states: Mapping[str, FileState]
     """State of each table's file when the run was opened."""
+    rows: PartRows | None = None
+    """Where a part's rows are in the rank."""
+
+
+class UnloadedTables(msgspec.Struct, frozen=True, kw_only=True):
+    """The large tables of a rank, in its folder or those of its parts."""
+
+    folder: Path
+    parts: tuple[UnloadedPart, ...]
     spans: int
     """Number of spans."""
     cache: TableCache
@@ -155,20 +175,24 @@ class UnloadedTables(msgspec.Struct, frozen=True, kw_only=True):
         file = self.folder / f"{name}.parquet"
         found = self.cache.get(file)
         if found is None:
-            found = self._read(file, name, names)
+            parts = [_read_again(part, name, names) for part in self.parts]
+            found = parts[0] if len(parts) == 1 else concat(parts)
             if keep:
                 self.cache.keep(file, found)
         return found
 
-    def _read(self, file: Path, name: str, names: tuple[str, ...]) -> Columns:
-        try:
-            found = read_table(self.folder, name, TABLES[name], NameTable(names))
-            same = file_state(file.stat()) == self.states[name]  # checked last: the file may be replaced at any time
-        except UNREADABLE as error:
-            raise InputError(f"{file}: cannot be read any more: {first_line(error)}") from error
-        if not same:
-            raise InputError(f"{file}: was changed since the run was opened; open it again")
-        return found
+
+def _read_again(part: UnloadedPart, name: str, names: tuple[str, ...]) -> Columns:
+    file = part.folder / f"{name}.parquet"
+    try:
+        found = read_table(part.folder, name, TABLES[name], NameTable(names))
+        same = file_state(file.stat()) == part.states[name]  # checked last: the file may be replaced at any time
+    except UNREADABLE as error:
+        raise InputError(f"{file}: cannot be read any more: {first_line(error)}") from error
+    if not same:
+        raise InputError(f"{file}: was changed since the run was opened; open it again")
+    rows = part.rows
+    return found if rows is None else place_rows(found, recording=rows.recording, lane=rows.lane, call=rows.call)
 
 
 class UnloadedHostSpans(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,30 +246,64 @@ class OpenedRank(msgspec.Struct, frozen=True, kw_only=True):
 
     timeline: RankTimeline
     lost: str | None = None
-    """Why its host events are left out, if they are."""
+    """Why its host events, or parts of it, are left out, if they are."""
 
 
 def open_rank(bare: RankTimeline, folder: Path, cache: TableCache, entry: RankEntry) -> OpenedRank:
     """Read and check a rank like `read_rank`, and drop its large tables except those that `cache` has room for."""
-    files = {name: folder / f"{name}.parquet" for name in LARGE_TABLES}
-    states = {name: file_state(file.stat()) for name, file in files.items()}
-    opened = read_rank(bare, folder, cache, entry)
+    opened, parts = _read_whole(bare, folder, cache, entry)
     timeline = opened.timeline
-    for name, file in files.items():
+    for name in LARGE_TABLES:
         table = getattr(timeline, name)
         if cache.has_room(table):
-            cache.keep(file, table)
-    spans = size(timeline.spans)
-    unloaded = UnloadedTables(folder=folder, states=states, spans=spans, cache=cache)
+            cache.keep(folder / f"{name}.parquet", table)
+    unloaded = UnloadedTables(folder=folder, parts=parts, spans=size(timeline.spans), cache=cache)
     return replace(opened, timeline=StoredRank.of(timeline, unloaded))
 
 
 def read_rank(bare: RankTimeline, folder: Path, cache: TableCache, entry: RankEntry) -> OpenedRank:
-    """Read all tables of `folder`, checked, except the host spans, which are left for later.
+    """Read all tables of `folder`, or of its parts, checked, except the host spans, which are left for later.
 
-    `entry` states how many there are. Raises one of `UNREADABLE` where a table is damaged; where host events are, only
-    these are left out.
+    `entry` states how many rows there are. Raises one of `UNREADABLE` where a table is damaged, or none of the parts
+    can be read; where host events are damaged, or some parts, only these are left out.
     """
+    return _read_whole(bare, folder, cache, entry)[0]
+
+
+def _read_whole(
+    bare: RankTimeline, folder: Path, cache: TableCache, entry: RankEntry
+) -> tuple[OpenedRank, tuple[UnloadedPart, ...]]:
+    found, lost = read_parts(folder)
+    if not found and not lost:
+        states = _states(folder)
+        opened = _read_folder(bare, folder, cache, entry)
+        check_against_entry(entry, opened.timeline)
+        return opened, (UnloadedPart(folder=folder, states=states),)
+    timelines, parts = [], []
+    for part, own in found:
+        try:
+            states = _states(part)
+            timeline = _read_folder(replace(bare, recorded=own.recorded), part, cache, own).timeline
+            check_against_entry(own, timeline)
+        except UNREADABLE as error:
+            lost.append(f"{part.name}: {first_line(error)}")
+            continue
+        timelines.append(timeline)
+        parts.append(UnloadedPart(folder=part, states=states))
+    if not timelines:
+        raise ValueError(f"none of its parts can be read: {lost[0]}")
+    joined, rows = join_parts(timelines)
+    check_possible(joined)
+    why = f"parts left out: {'; '.join(lost[:MAX_LOST])}{', ...' if len(lost) > MAX_LOST else ''}" if lost else None
+    placed = tuple(replace(part, rows=own_rows) for part, own_rows in zip(parts, rows, strict=True))
+    return OpenedRank(timeline=replace(joined, recorded=bare.recorded), lost=why), placed
+
+
+def _states(folder: Path) -> dict[str, FileState]:
+    return {name: file_state((folder / f"{name}.parquet").stat()) for name in LARGE_TABLES}
+
+
+def _read_folder(bare: RankTimeline, folder: Path, cache: TableCache, entry: RankEntry) -> OpenedRank:
     names = NameTable()
     tables: dict[str, Any] = {
         name: read_table(folder, name, kind, names, bare.rank)

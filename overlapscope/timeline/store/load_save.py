@@ -40,7 +40,7 @@ from overlapscope.timeline.store.manifest import (
     rank_folder,
     read_manifest,
 )
-from overlapscope.timeline.store.rank_files import check_against_entry, write_rank
+from overlapscope.timeline.store.rank_files import write_rank
 from overlapscope.timeline.store.read_ahead import available_cores, in_threads
 from overlapscope.timeline.store.run_directory import FACTS, MANIFEST
 from overlapscope.timeline.store.run_folder import explain_interrupted, replace_run
@@ -182,11 +182,9 @@ def _at_once(entries: Sequence[RankEntry]) -> int:
 def _opened(path: Path, kept: TableCache, entry: RankEntry) -> OpenedRank | str:
     """Return a rank, or why it is left out."""
     try:
-        opened = open_rank(_without_tables(entry), _rank_path(path, entry), kept, entry)
-        check_against_entry(entry, opened.timeline)
+        return open_rank(_without_tables(entry), _rank_path(path, entry), kept, entry)
     except UNREADABLE as error:
         return f"rank {entry.rank} left out: its tables cannot be read ({first_line(error)})"
-    return opened
 
 
 def load_rank(path: Path, entry: RankEntry) -> RankTimeline:
@@ -196,7 +194,6 @@ def load_rank(path: Path, entry: RankEntry) -> RankTimeline:
     """
     try:
         timeline = read_rank(_without_tables(entry), _rank_path(path, entry), TableCache(), entry).timeline
-        check_against_entry(entry, timeline)
     except UNREADABLE as error:
         raise InputError(f"{path}: rank {entry.rank} cannot be read: {first_line(error)}") from error
     return with_dimensions({entry.rank: timeline}, (), None)[entry.rank]

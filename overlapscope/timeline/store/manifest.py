@@ -1,15 +1,18 @@
 """The JSON files of a run directory: `run.json` of the job, `rank.json` of each rank."""
 
 import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from overlapscope.errors import InputError, NewerSchemaError
 from overlapscope.files.safe_open import read_regular
-from overlapscope.timeline.run import MAX_RANKS, Group, Source
-from overlapscope.timeline.store.run_directory import MANIFEST, RANK_ENTRY, is_run_directory
+from overlapscope.timeline.run import MAX_RANKS, Group, Source, join_recorded
+from overlapscope.timeline.store.run_directory import MANIFEST, RANK_ENTRY, is_run_directory, part_folders
 from overlapscope.version import __version__
 
 SCHEMA: Final = "overlapscope.run/2"
@@ -17,7 +20,7 @@ SCHEMA: Final = "overlapscope.run/2"
 _FAMILY, _, _NUMBER = SCHEMA.rpartition("/")
 _MOST_SHOWN: Final = 60
 """Characters of a schema's name that are shown."""
-_DAMAGED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+DAMAGED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding a damaged file raises."""
 
 
@@ -97,7 +100,7 @@ def read_manifest(path: Path) -> Manifest:
         return _possible(msgspec.json.decode(content, type=Manifest), path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise _damaged(path, str(error)) from error
 
 
@@ -105,7 +108,7 @@ def _install(content: bytes) -> str:
     """Return how to install the version that wrote a `run.json`, where it says which."""
     try:
         version = msgspec.json.decode(content, type=_Version).version
-    except _DAMAGED:
+    except DAMAGED:
         return ""
     if re.fullmatch(r"\d{1,5}(\.\d{1,5}){1,3}", version) is None:
         return ""
@@ -169,10 +172,10 @@ def _read_entries(path: Path) -> tuple[dict[int, RankEntry], list[tuple[Path, in
     for folder in sorted(each for each in path.glob("rank_*") if is_rank_folder(each.name)):
         number = int(folder.name.removeprefix("rank_")[:9])
         try:
-            entry = msgspec.json.decode(read_regular(folder / RANK_ENTRY), type=RankEntry)
+            entry = _entry_of_parts(folder) or read_entry(folder)
         except OSError as error:
             unread.append((folder, number, f"{RANK_ENTRY}: {error.strerror}" if error.strerror else str(error)))
-        except _DAMAGED as error:
+        except DAMAGED as error:
             unread.append((folder, number, f"{RANK_ENTRY}: {error}"))
         else:
             if folder.name == entry.folder == rank_folder(entry.rank) and entry.rank <= MAX_RANKS:
@@ -182,6 +185,67 @@ def _read_entries(path: Path) -> tuple[dict[int, RankEntry], list[tuple[Path, in
                 rank = entry.rank if 0 <= entry.rank <= MAX_RANKS else number
                 unread.append((folder, rank, f"{whose}: a copy, or renamed"))
     return entries, unread
+
+
+def read_entry(folder: Path) -> RankEntry:
+    """Read the `rank.json` of a rank's folder, or of one of its parts. Raises OSError, or one of `DAMAGED`."""
+    return msgspec.json.decode(read_regular(folder / RANK_ENTRY), type=RankEntry)
+
+
+def _entry_of_parts(folder: Path) -> RankEntry | None:
+    """Return the entry of a rank whose recording was never closed, from its parts; None for any other rank."""
+    if (folder / RANK_ENTRY).exists():
+        return None
+    parts = [entry for _, entry in read_parts(folder)[0]]
+    if not parts:
+        return None
+    joined = join_entries(parts)
+    at = (
+        "" if joined.end_ns is None else f" at {datetime.fromtimestamp(joined.end_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    )
+    failure = f"rank {joined.rank}: the recording was cut off{at}: it was never closed, and what came after is missing"
+    failures = joined.recorded.get("failures")
+    recorded = joined.recorded | {
+        "complete": False,
+        "failures": [*(failures if isinstance(failures, list) else []), failure],
+    }
+    return replace(joined, recorded=recorded)
+
+
+def read_parts(folder: Path) -> tuple[list[tuple[Path, RankEntry]], list[str]]:
+    """Return the parts in a rank's folder with their entries, in order, and why others cannot be read."""
+    found: list[tuple[Path, RankEntry]] = []
+    lost = []
+    for part in part_folders(folder):
+        try:
+            entry = read_entry(part)
+        except OSError as error:
+            lost.append(f"{part.name}: {RANK_ENTRY}: {error.strerror or error}")
+        except DAMAGED as error:
+            lost.append(f"{part.name}: {RANK_ENTRY}: {error}")
+        else:
+            if entry.folder == folder.name == rank_folder(entry.rank):
+                found.append((part, entry))
+            else:
+                lost.append(f"{part.name}: {RANK_ENTRY} is that of rank {entry.rank}: a copy, or renamed")
+    return found, lost
+
+
+def join_entries(parts: Sequence[RankEntry]) -> RankEntry:
+    """Return the entry of a rank from those of its parts, in order."""
+    ends = [each.end_ns for each in parts if each.end_ns is not None]
+    return replace(
+        parts[-1],
+        has_device=any(each.has_device for each in parts),
+        spans=sum(each.spans for each in parts),
+        collectives=sum(each.collectives for each in parts),
+        steps=[step for each in parts for step in each.steps],
+        start_ns=parts[0].start_ns,
+        end_ns=max(ends, default=None),
+        host_spans=sum(each.host_spans or 0 for each in parts),
+        syncs=sum(each.syncs or 0 for each in parts),
+        recorded=join_recorded([each.recorded for each in parts]),
+    )
 
 
 def rank_folder(rank: int) -> str:

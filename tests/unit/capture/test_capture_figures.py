@@ -58,9 +58,9 @@ def test_a_drifting_machine_does_not_change_the_cost_that_is_found() -> None:
     assert found.median_ns == found.low_ns == found.high_ns == cost
 
 
-def test_only_steps_between_two_captured_ones_have_a_difference() -> None:
+def test_only_steps_between_two_of_the_other_kind_have_a_difference_and_none_is_used_twice() -> None:
     captured = [False, True, False, True, True, False, False, True, False]
-    assert differences([0, 10, 0, 20, 0, 0, 0, 0, 0], captured).tolist() == [15.0]
+    assert differences([0, 10, 0, 20, 0, 0, 4, 9, 6], captured).tolist() == [15.0, 4.0]
 
 
 def test_steps_captured_in_a_block_are_compared_to_the_ones_near_them() -> None:

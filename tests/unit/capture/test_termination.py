@@ -80,6 +80,27 @@ def test_closed_on_another_thread_it_passes_signals_on(delivered: list[int]) -> 
     assert (failed, delivered) == ([], [signal.SIGTERM])
 
 
+@pytest.mark.usefixtures("delivered")
+def test_closed_on_another_thread_it_leaves_no_descriptor_open() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    for _ in range(3):
+        termination = opened(lambda: None)
+        assert descriptors() == before + 2
+        thread = threading.Thread(target=lambda opened=termination: (opened.hold(), opened.close()))
+        thread.start()
+        thread.join()
+        for _ in range(100):  # what waits for the main thread runs between two of its instructions
+            time.sleep(0)
+        assert descriptors() == before
+        assert signal.set_wakeup_fd(-1) == -1
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def test_a_main_thread_that_came_free_waits_for_the_stuck_writer(delivered: list[int]) -> None:
     begun, ended = threading.Event(), threading.Event()
 

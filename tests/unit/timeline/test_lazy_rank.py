@@ -20,14 +20,17 @@ from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import NONE, Steps, make, size
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.run import TABLES, RankTimeline, Run, join_parts
 from overlapscope.timeline.store import lazy_rank as stored
 from overlapscope.timeline.store.arrow_tables import from_arrow
 from overlapscope.timeline.store.lazy_rank import StoredRank, TableCache
 from overlapscope.timeline.store.load_save import load_run, save_run
+from overlapscope.timeline.store.manifest import read_manifest, recorded_ranks
+from overlapscope.timeline.store.rank_writer import close_parts, remove_parts, save_part
 from overlapscope.timeline.store.read_ahead import in_threads, read_ahead
+from overlapscope.timeline.store.run_directory import part_folders
 from tests.property.synthetic import Job, Layout, plant, run_of, simulate
-from tests.support.builders import full_timeline, spelled
+from tests.support.builders import EPOCH_NS, full_timeline, spelled
 
 
 @pytest.fixture(scope="module")
@@ -240,3 +243,54 @@ def test_ranks_are_read_ahead_in_their_order(place: Path, job: Run) -> None:
     assert [(rank, type(each)) for rank, each in read_ahead(load_run(place).ranks)] == [
         (rank, RankTimeline) for rank in job.ranks
     ]
+
+
+def parts_of_a_rank(run: Path) -> list[RankTimeline]:
+    """Write a rank of three parts, as a recording that goes on; return them."""
+    parts = [full_timeline(0, start_ns=EPOCH_NS + 10_000 * at, tag=f" of part {at}") for at in range(3)]
+    for number, part in enumerate(parts):
+        for revision in (1, 2):
+            save_part(part, run, number, revision, first=number == 0 and revision == 1)
+    return parts
+
+
+def test_a_rank_in_parts_is_read_as_they_are_joined_also_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "KEPT_TABLES", 0)
+    monkeypatch.setattr(stored.TableCache.__init__, "__defaults__", (0,))
+    joined, _ = join_parts(parts_of_a_rank(tmp_path / "run"))
+    folders = sorted(each.name for each in (tmp_path / "run" / "rank_00000").iterdir())
+    assert folders == ["part_000000.2", "part_000001.2", "part_000002.2"]
+    run = load_run(tmp_path / "run")
+    reads: list[str] = []
+    reading = stored.read_table
+    monkeypatch.setattr(
+        stored, "read_table", lambda folder, name, *rest: (reads.append(name), reading(folder, name, *rest))[1]
+    )
+    for table in TABLES:
+        assert spelled(getattr(run.ranks[0], table), run.ranks[0].names) == spelled(
+            getattr(joined, table), joined.names
+        )
+    assert reads.count("spans") >= len(folders)
+    assert size(joined.spans) == 3 * size(full_timeline().spans)
+    assert size(joined.recordings) == 3 * size(full_timeline().recordings)
+
+
+def test_a_rank_that_was_never_closed_is_cut_off_where_its_last_part_ends(tmp_path: Path) -> None:
+    parts = parts_of_a_rank(tmp_path / "run")
+    (entry,) = recorded_ranks(tmp_path / "run", read_manifest(tmp_path / "run"))
+    assert entry.end_ns == parts[-1].recordings.end_ns[-1]
+    assert any("the recording was cut off at" in text for text in entry.recorded["failures"])
+    assert not entry.recorded["complete"]
+    close_parts(tmp_path / "run", 0, {"complete": True, "failures": []})
+    (closed,) = recorded_ranks(tmp_path / "run", read_manifest(tmp_path / "run"))
+    assert closed.recorded["complete"]
+    assert closed.steps == entry.steps
+    assert closed.spans == load_run(tmp_path / "run").ranks[0].num_spans
+
+
+def test_older_parts_are_removed_but_never_the_last(tmp_path: Path) -> None:
+    parts = parts_of_a_rank(tmp_path / "run")
+    remove_parts(tmp_path / "run", 0, int(parts[1].recordings.end_ns[-1]))
+    assert [each.name for each in part_folders(tmp_path / "run" / "rank_00000")] == ["part_000001.2", "part_000002.2"]
+    remove_parts(tmp_path / "run", 0, int(parts[2].recordings.end_ns[-1]) + 1)
+    assert [each.name for each in part_folders(tmp_path / "run" / "rank_00000")] == ["part_000002.2"]

@@ -204,7 +204,8 @@ def test_g8_the_cost_of_capture_is_that_of_the_device(monkeypatch: pytest.Monkey
         ranges=None,
         record=None,
         step_aside=lambda: False,
-        come_back=lambda: None,
+        come_back=lambda: False,
+        excuse=lambda _: None,
         after_step=lambda _: job.clock.read(64),
     )
     hooks.step_begins = lambda record: setattr(hooks, "record", record)
@@ -257,6 +258,57 @@ def test_g12_a_device_that_is_first_used_inside_the_profile_is_recorded(
     assert timeline.has_device
     assert timeline.steps.step.tolist() == [2, 3, 4, 5]
     assert not timeline.steps.cut.any()
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_recording_in_parts_on_a_device_has_every_step_whole(
+    every: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
+    from overlapscope.capture.hooks import hook_set
+    from overlapscope.capture.sampling import Sampling
+
+    cuda = VirtualCuda()
+    monkeypatch.setattr(time, "monotonic_ns", cuda.monotonic_ns)
+    monkeypatch.setattr(environment, "device_of", lambda _: (0, True))
+    monkeypatch.setattr(environment, "device", lambda _: (None, None))
+    monkeypatch.setattr(environment, "peak_memory_bytes", lambda _: 1)
+    monkeypatch.setattr(environment, "fingerprint", lambda _: {})
+    monkeypatch.setattr(hook_set, "_device_clock", lambda device: DeviceClock(cuda, device))
+    monkeypatch.setattr(hook_set, "monotonic_ns", cuda.monotonic_ns)
+    monkeypatch.setattr("overlapscope.capture.steps.FLUSH_NOTES", 20)
+    monkeypatch.setattr("overlapscope.capture.parts.PART_BYTES", 3_000)
+
+    class Model(torch.nn.Linear):  # type: ignore[misc,name-defined]
+        def forward(self, batch: Any) -> Any:
+            cuda.launch("forward", 10 * MS)
+            return super().forward(batch)
+
+    model = Model(2, 2)
+    with overlapscope.profile(
+        tmp_path / "run", model=model, mode="events", warmup=0, events_every=every, wait_seconds=1
+    ) as scope:
+        for number in range(60):
+            with scope.step():
+                model(torch.ones(2)).sum().backward()
+            cuda.host(30 * MS if number % 4 == 3 else 3 * MS)  # the device is some steps behind
+            if scope.parts._writing is not None:
+                scope.parts._writing.join()
+        cuda.synchronize()
+    assert scope.guard.failures == []
+    assert scope.parts.several
+    chosen = Sampling(since_step=0, every=every)
+    loaded = overlapscope.load(tmp_path / "run")
+    timeline = loaded.run.ranks[0]
+    assert timeline.steps.step.tolist() == [step for step in range(60) if chosen.records(step)]
+    assert not timeline.steps.cut.any()
+    telemetry = loaded.table("telemetry", 0)
+    times = telemetry[telemetry.name == "step_time_ns"]
+    assert times.step.tolist() == list(range(59))  # of the last one the device's end is not marked
+    assert sum(times.value) == pytest.approx(590 * MS, abs=MS)  # the device is never idle
+    windows = [step.window_ns for step in steps_of(timeline).values()]
+    assert len(windows) == len(timeline.steps.step)
+    assert windows[1:] == pytest.approx([10 * MS] * (len(windows) - 1), abs=10_000)
 
 
 def test_g14_a_collective_of_a_captured_graph_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:

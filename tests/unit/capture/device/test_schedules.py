@@ -3,8 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
+from overlapscope.capture.timeline import Carried, timeline_of
+from overlapscope.timeline.columns import size
+from overlapscope.timeline.run import RankTimeline, join_parts
+from tests.support.builders import spelled
 from tests.support.virtual.device import NcclGroup, Tensor, VirtualCuda
 from tests.support.virtual.job import MS, VirtualJob, agree
 
@@ -148,8 +153,19 @@ KINDS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
 }
 
 
+def left_under_way(job: VirtualJob, groups: Groups) -> None:
+    """A transfer that nobody waits for, and that runs on under the next steps; the next one stands behind it."""
+    compute(job, "forward", 2, 2 * MS)
+    job.call(groups.first, "all_reduce", 9 * MS)
+    compute(job, "optimizer", 1, MS)
+    job.cuda.host(2 * MS)
+
+
+OTHER_KINDS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {"left under way": (left_under_way, {})}
+
+
 def trained(kind: str, queues: int, patch: pytest.MonkeyPatch, *, recorded: bool = True) -> tuple[VirtualJob, Groups]:
-    program, options = KINDS[kind]
+    program, options = (KINDS | OTHER_KINDS)[kind]
     cuda = VirtualCuda(queues=queues, ppm=20.0, resolution_ns=500)
     job = VirtualJob(cuda, patch, recorded=recorded, connections=queues, **options)
     groups = Groups(cuda)
@@ -184,3 +200,41 @@ def test_the_schedule_with_us_is_the_schedule_without_us(
     job, _ = trained(kind, queues, monkeypatch)
     assert job.records
     assert job.cuda.schedule == bare.cuda.schedule
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.parametrize("queues", QUEUES)
+@pytest.mark.parametrize("kind", [*KINDS, *OTHER_KINDS])
+def test_columns_made_part_by_part_are_those_of_the_whole(
+    kind: str, queues: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _ = trained(kind, queues, monkeypatch)
+    job.settle()
+    whole = job.timeline()
+    carried = Carried()
+    parts = [
+        timeline_of(
+            0, job.records[at : at + steps], job.clock, [], {**whole.recorded},
+            buckets=job.buckets, carried=carried, following=next(iter(job.records[at + steps :]), None),
+        )
+        for at in range(0, STEPS, steps)
+    ]  # fmt: skip
+    joined, rows = join_parts(parts)
+    assert [each.call for each in rows] == np.cumsum([0, *(part.collectives.op.size for part in parts)])[:-1].tolist()
+    assert rows_of(joined) == rows_of(whole)
+    assert size(joined.lanes) == size(whole.lanes)
+    for table in ("recordings", "steps"):
+        assert spelled(getattr(joined, table), joined.names) == spelled(getattr(whole, table), whole.names)
+    assert joined.recorded["cut_steps"] == whole.recorded["cut_steps"]
+    assert joined.recorded["exposed_between_ns"] == whole.recorded["exposed_between_ns"]
+
+
+def rows_of(timeline: RankTimeline) -> list[tuple[Any, ...]]:
+    """Return the spans with the names of their lanes and the numbers of their calls, sorted."""
+    spans, labels = spelled(timeline.spans, timeline.names), spelled(timeline.lanes, timeline.names)["label"]
+    calls = spelled(timeline.collectives, timeline.names)
+    own = [None if row is None else tuple(calls[name][row] for name in ("op", "group", "seq", "step", "phase"))
+           for row in spans["collective"]]  # fmt: skip
+    names = ("recording", "kind", "name", "start_ns", "end_ns", "launch_ns", "step")
+    places = [labels[lane] for lane in spans["lane"]]
+    return sorted(zip(places, own, *(spans[name] for name in names), strict=True), key=repr)

@@ -1,6 +1,6 @@
 """One rank of the job that `benchmarks.capture` measures: DDP over gloo, modes alternated in one process.
 
-python -m benchmarks.capture_training FOLDER STORE RANK ALONE TURNS
+python -m benchmarks.training.capture FOLDER STORE RANK TURNS
 """
 
 import json
@@ -15,7 +15,7 @@ import torch
 from torch import distributed, nn
 
 import overlapscope
-from overlapscope.capture import session, steps
+from overlapscope.capture import session
 from overlapscope.capture.session import Session
 
 WORLD_SIZE = 2
@@ -98,24 +98,15 @@ def in_turns(training: Training, turns: int) -> dict[str, list[list[int]]]:
     return found
 
 
-def alternated(training: Training, alone: int) -> list[tuple[int, bool]]:
-    """Capture every second step; give (time, whether captured) of each, as capture measures itself."""
-    steps.UNCAPTURED_STEPS = frozenset(range(1, 2 * alone, 2))
-    place = training.folder / "alternated"
-    with overlapscope.profile(place, model=training.model, mode="events", warmup=WARMUP) as scope:
-        training.steps(scope, WARMUP + 2 * alone + 1)
-    return scope.steps.lasted
-
-
 def main() -> None:
-    folder, store, rank, alone, turns = Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:6])
+    folder, store, rank, turns = Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:5])
     torch.set_num_threads(1)
     torch.manual_seed(0)
     distributed.init_process_group("gloo", store=distributed.FileStore(store, WORLD_SIZE), rank=rank, world_size=2)
     model, optimizer, batch = trained()
     training = Training(folder=folder, model=model, optimizer=optimizer, batch=batch)
     training.steps(None, 4)
-    result = {"turns": in_turns(training, turns), "alternated": alternated(training, alone) if alone else []}
+    result = {"turns": in_turns(training, turns)}
     distributed.barrier()
     (folder / f"rank{rank}.json").write_text(json.dumps(result), encoding="utf-8")
     distributed.destroy_process_group()

@@ -1,0 +1,1 @@
+"""Training jobs that benchmarks of capture measure, one rank a process."""

@@ -1,0 +1,134 @@
+"""One rank of the job that `benchmarks.events` measures: many small collectives a step, recorded in `events` mode.
+
+python -m benchmarks.training.events FOLDER STORE RANK STEP_MS CALLS STEPS BLOCK
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import distributed
+
+import overlapscope
+from overlapscope.capture.session import Session
+from overlapscope.capture.steps import MEASURED_STEPS
+
+WORLD_SIZE = 2
+ELEMENTS = 4096
+WARMUP = 10
+HOST_TURNS, HOST_CALLS = 30, 200
+
+
+class Block(msgspec.Struct):
+    """A block of steps: nanoseconds on the clock and on cores."""
+
+    wall_ns: int
+    cpu_ns: int
+    measuring: bool = False
+    """Whether it is one of the first, in which it is not yet chosen which steps are recorded."""
+
+
+def step_of(calls: int, work: int) -> Callable[[], None]:
+    """Return a step: computation, and an all-reduce under each piece of it."""
+    left, right = torch.randn(64, 64), torch.randn(64, 64)
+    tensors = [torch.zeros(ELEMENTS) for _ in range(calls)]
+
+    def step() -> None:
+        pending = []
+        for tensor in tensors:
+            pending.append(distributed.all_reduce(tensor, async_op=True))
+            for _ in range(work):
+                torch.mm(left, right)
+            if len(pending) > 2:
+                pending.pop(0).wait()
+        for each in pending:
+            each.wait()
+
+    return step
+
+
+def calibrated(step_ms: float, calls: int) -> Callable[[], None]:
+    """Return a step that takes about so long; both ranks do the same work."""
+    took = {}
+    for work in (1, 21):
+        step = step_of(calls, work)
+        step()
+        begin = time.perf_counter()
+        for _ in range(3):
+            step()
+        took[work] = (time.perf_counter() - begin) / 3 * 1e3
+    work = torch.tensor([max(0.0, 1 + 20 * (step_ms - took[1]) / max(took[21] - took[1], 1e-3))])
+    distributed.broadcast(work, 0)
+    return step_of(calls, round(float(work)))
+
+
+def block(scope: Session | None, step: Callable[[], None], steps: int) -> Block:
+    distributed.barrier()
+    wall, cpu = time.perf_counter_ns(), time.process_time_ns()
+    for _ in range(steps):
+        with scope.step() if scope is not None else nullcontext():
+            step()
+    return Block(time.perf_counter_ns() - wall, time.process_time_ns() - cpu)
+
+
+def alternated(folder: Path, step: Callable[[], None], steps: int, size: int) -> dict[str, Any]:
+    """Run blocks with and without capture in turn; the first ones hold the steps that measure the cost."""
+    run = folder / "run"
+    with overlapscope.profile(run, mode="events", warmup=0, wait_seconds=30) as scope:
+        blocks: dict[str, list[Block]] = {"with": [], "without": []}
+        for turn in range(steps // size):
+            measuring = scope.steps.count < max(MEASURED_STEPS, scope.steps.sampled[-1].since_step)
+            for kind in ("with", "without")[:: 1 if turn % 2 else -1]:
+                if kind == "without":
+                    scope.hooks.step_aside()  # until a step is recorded
+                found = block(scope if kind == "with" else None, step, size)
+                blocks[kind].append(msgspec.structs.replace(found, measuring=measuring))
+    return {**msgspec.to_builtins(blocks), "every": scope.steps.sampled[-1].every}
+
+
+def host_cost() -> dict[str, float]:
+    """Return what a recorded call costs the host, in microseconds on the clock and on a core: medians over turns."""
+    tensor = torch.zeros(16)
+
+    def turn() -> tuple[float, float]:
+        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        for _ in range(HOST_CALLS):
+            distributed.all_reduce(tensor, async_op=True).wait()
+        return (time.perf_counter_ns() - wall) / HOST_CALLS / 1e3, (time.thread_time_ns() - cpu) / HOST_CALLS / 1e3
+
+    place = Path(sys.argv[1]) / "host"
+    differences = []
+    with overlapscope.profile(place, mode="events", warmup=0, events_every=1, wait_seconds=30) as scope:
+        for _ in range(HOST_TURNS):
+            scope.hooks.step_aside()
+            bare = turn()
+            with scope.step():
+                recorded = turn()
+            differences.append([after - before for before, after in zip(bare, recorded, strict=True)])
+    wall, cpu = (statistics.median(each) for each in zip(*differences, strict=True))
+    return {"host_wall_us": wall, "host_cpu_us": cpu}
+
+
+def main() -> None:
+    folder, store, rank = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    step_ms, calls, steps, size = float(sys.argv[4]), *map(int, sys.argv[5:8])
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", store=distributed.FileStore(store, WORLD_SIZE), rank=rank, world_size=2)
+    step = calibrated(step_ms, calls)
+    for _ in range(WARMUP):
+        step()
+    result = alternated(folder, step, steps, size) | host_cost()
+    distributed.barrier()
+    (folder / f"rank{rank}.json").write_text(json.dumps(result), encoding="utf-8")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
