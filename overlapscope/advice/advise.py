@@ -1,4 +1,5 @@
-"""All recommendations for a run: only the straggler where waiting dominates, else those of rules and of a replay."""
+"""All recommendations for a run: only shared cores and stragglers where there are any, else those of rules and of a
+replay."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,7 @@ from overlapscope.advice.max_connections import max_connections
 from overlapscope.advice.nccl_trials import algorithm_trial
 from overlapscope.advice.network import repair_link, use_gpu_direct, use_infiniband
 from overlapscope.advice.rule_input import RuleInput
+from overlapscope.advice.shared_cores import shared_cores
 from overlapscope.advice.shared_stream import busy_lane
 from overlapscope.advice.small_collectives import small_collectives
 from overlapscope.analysis.analyze import analyze
@@ -43,6 +45,8 @@ RULES: Final[tuple[Callable[[RuleInput], Recommendation | None], ...]] = (
     repair_link,
     algorithm_trial,
 )
+FIXED_FIRST: Final = ("shared_cores", "late_rank")
+"""Recommendations before which no other helps."""
 
 
 def analyze_with_advice(run: Run, bandwidth: Facts | None = None) -> Analysis:
@@ -59,15 +63,23 @@ def by_rules(
     run: Run, analysis: Analysis, cross_rank: CrossRank, alone: Mapping[int, RankSummary] | None = None
 ) -> list[Recommendation]:
     """Return the recommendations of the rules, best first. They need no replay, which takes ten times as long."""
-    late = late_rank(analysis)
-    if late is not None:
-        return [late]
+    first = _fixed_first(analysis)
+    if first:
+        return first
     given = RuleInput.of(run, analysis, cross_rank, alone)
     found = {each.id: each for rule in RULES if (each := rule(given)) is not None}
     if "flatten_gradients" in found:  # Its burst is what is launched late, and call by call.
         found.pop("late_launches", None)
         found.pop("small_collectives", None)
     return ranked(fitted(list(found.values()), given.job))
+
+
+def _fixed_first(analysis: Analysis) -> list[Recommendation]:
+    """Return what must be mended before anything else helps: shared cores, then a straggler they do not explain."""
+    cores, late = shared_cores(analysis), late_rank(analysis)
+    if cores is None:
+        return [late] if late else []
+    return [cores, late] if late and analysis.skew.stragglers else [cores]
 
 
 def advise(
@@ -84,7 +96,7 @@ def advise(
     """
     cross_rank = cross_rank or match_and_align(run)
     found = by_rules(run, analysis, cross_rank)
-    if any(each.id == "late_rank" for each in found):
+    if any(each.id in FIXED_FIRST for each in found):
         return found, []
     from overlapscope.advice.replayed_settings import by_replay  # noqa: PLC0415 - `by_rules` replays nothing
 

@@ -3,40 +3,64 @@
 from typing import Final
 
 from overlapscope.analysis.result import Analysis, Recommendation
+from overlapscope.analysis.stragglers.stragglers import WEIGHS, Straggler
 
 DOMINATES: Final = 0.5
 """Least share of wait time in the time in collectives, over all ranks."""
+OF_IDLE: Final = 1 / 3
+"""Waiting for nobody in particular comes first unless ranks idle for three times as long: then that is the loss."""
 
 
 def late_rank(analysis: Analysis) -> Recommendation | None:
-    """Return the rank to look at, where wait time is at least half of the time in collectives; else None."""
-    ranks = analysis.skew.ranks
-    total, waited = sum(each.collective_ns for each in ranks), sum(each.wait_ns for each in ranks)
-    if not total or waited < DOMINATES * total:
+    """Return the rank to look at, where waiting for late ranks is the largest loss; else None.
+
+    That is so where wait time is at least half of the time in collectives and matters to the recording, or where the
+    recording would be shorter by much without the excess of the straggler.
+    """
+    ranks, held = analysis.skew.ranks, analysis.skew.stragglers
+    total = sum(each.collective_ns for each in ranks)
+    waited = sum(each.wait_ns - each.start_of_recording_ns for each in ranks)
+    straggler = max(held, key=lambda each: each.blame_ns, default=None)
+    worth = straggler is not None and straggler.removal_ns is not None
+    window = sum(each.whole.window_ns or 0 for each in analysis.ranks)
+    idle = sum(each.idle_ns or 0 for each in ranks)
+    matters = waited >= max(DOMINATES * total, WEIGHS * window) and (straggler or waited >= OF_IDLE * idle)
+    if not total or not (worth or matters):
         return None
-    straggler = max(analysis.skew.stragglers, key=lambda each: each.blame_ns, default=None)
     rank = straggler.rank if straggler else max(ranks, key=lambda each: each.blame_ns).rank
-    cause = f" ({straggler.held_by.replace('_', ' ')})" if straggler and straggler.held_by != "unknown" else ""
-    share = f"waiting is {waited / total:.0%} of the time in collectives"
     return Recommendation(
         id="late_rank",
-        title=f"Look at rank {rank}{cause}: {share}, and tuning will not help until the straggler is fixed"
-        if straggler
-        else f"W{share[1:]}, mostly for rank {rank}, which may be chance: tuning will not help",
+        title=_title(straggler, rank, waited / total),
         verdict="look",
         predicted_gain_ns=None,
-        gain_low_ns=None,
-        gain_high_ns=None,
-        confidence="measured",
+        gain_low_ns=straggler.removal_low_ns if straggler else None,
+        gain_high_ns=straggler.removal_high_ns if straggler else None,
+        confidence="mixed" if worth else "measured",
         memory_bytes=None,
         changes_numerics=False,
         apply={},
         verify="overlapscope analyze RUN --all",
+        per="recording" if worth else "step",
         evidence={
             "rank": rank,
             "waited_ns": waited,
             "collective_ns": total,
             "held_by": straggler.held_by if straggler else None,
+            "late_with": straggler.late_with if straggler else [],
+            "removal_ns": straggler.removal_ns if straggler else None,
         },
         measured=["wait time, separated from transfer time by the shortest call of each collective"],
+        assumed=["that a straggler's own work may take what its peers' takes: a replay, with each of several peers"]
+        if worth
+        else [],
     )
+
+
+def _title(straggler: Straggler | None, rank: int, share: float) -> str:
+    waiting = f"aiting is {share:.0%} of the time in collectives"
+    if straggler is None:
+        return f"W{waiting}, mostly for rank {rank}, which may be chance: tuning will not help"
+    cause = f" ({straggler.held_by.replace('_', ' ')})" if straggler.held_by != "unknown" else ""
+    ranks = sorted([rank, *straggler.late_with])
+    who = f"rank {rank}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    return f"Look at {who}{cause}: w{waiting}, and tuning will not help until the straggler is fixed"

@@ -1,7 +1,8 @@
 """Compute the analysis of a run (`overlapscope.analysis/1`): every figure that other tools rely on, as one value."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,6 +18,7 @@ from overlapscope.analysis.checks.recording_checks import partly_recorded_groups
 from overlapscope.analysis.checks.slow_link import slow_links
 from overlapscope.analysis.checks.timer_findings import timer_findings
 from overlapscope.analysis.checks.topology_findings import topology_findings
+from overlapscope.analysis.common.cause_table import NoRemoval
 from overlapscope.analysis.common.findings import Finding, Listed, recording_gaps, unplaced
 from overlapscope.analysis.common.job_identity import host_of_ranks
 from overlapscope.analysis.cost.throughput import throughput
@@ -25,10 +27,11 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers, 
 from overlapscope.analysis.exposure.collectives import collective_rows
 from overlapscope.analysis.exposure.exposed import exposed_by
 from overlapscope.analysis.exposure.exposed_causes import Causes, each_causes
+from overlapscope.analysis.graph.scenarios import PAUSE_CAP_NS, capped_pauses, outcome
 from overlapscope.analysis.job_step.headline import headline
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.per_rank.breakdown import Breakdown
-from overlapscope.analysis.per_rank.kernels import compared
+from overlapscope.analysis.per_rank.kernels import RankCompute, compared
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import (
     Analysis,
@@ -40,13 +43,25 @@ from overlapscope.analysis.result import (
     StepBreakdown,
 )
 from overlapscope.analysis.source_tables import rows_of_sources
-from overlapscope.analysis.stragglers.host_cause import shared_cores
-from overlapscope.analysis.stragglers.stragglers import Straggler, beside_slow_links, stragglers
+from overlapscope.analysis.stragglers.shared_cores import pinned_hosts, shared_cores
+from overlapscope.analysis.stragglers.stragglers import (
+    Compared,
+    Straggler,
+    beside_slow_links,
+    late_ranks,
+    may_be_late,
+    stragglers,
+)
 from overlapscope.timeline.columns import FUSED, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run, Source
 
+if TYPE_CHECKING:
+    from overlapscope.analysis.graph.removal import Removal, RunGraph
+
 MAX_NAMES = 100
+OF_HOST = ("host", "data_loading", "unknown")
+"""Causes of lateness that hosts which share cores have, too."""
 
 
 def analyze(
@@ -69,8 +84,7 @@ def analyze(
     window_ns = {info.rank: info.whole.window_ns for info in ranks}
     work = compared({rank: own.kernels for rank, own in alone.items()})
     links = slow_links(run, cross_rank.splits, cross_rank.pairs.pairs)
-    held = stragglers(run, (*cross_rank.splits, *cross_rank.uneven), coverage, work, window_ns,
-                      {rank: own.not_launched for rank, own in alone.items()})  # fmt: skip
+    held, shared = late_ranks_of(run, cross_rank, alone, work, window_ns)
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
     findings = [
@@ -78,7 +92,7 @@ def analyze(
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
         *_of_what_was_told(run, ranks),
         *links,
-        *shared_cores(run.ranks),
+        *shared,
         *recording_gaps(run.sources, _linkage(alone)),
         *unread_ranks(run),
         *uneven_stages(run, work, window_ns),
@@ -103,6 +117,66 @@ def analyze(
         throughput=throughput(run, alone),
         headline=headline(rank_windows(ranks, alone), cross_rank),
     )
+
+
+def late_ranks_of(
+    run: Run, cross_rank: CrossRank, alone: Mapping[int, RankSummary], work: Mapping[int, RankCompute],
+    window_ns: Mapping[int, int | None],
+) -> tuple[list[Straggler], list[Finding]]:  # fmt: skip
+    """Return the stragglers, and the findings on cores that hosts share; `work` is compared between the ranks.
+
+    Where hosts share cores it is random which of them is late: that is no straggler.
+    """
+    graph = cache(lambda: _graph_of(run, cross_rank, sum(own.linkage[0] for own in alone.values() if own.linkage)))
+    pinned = pinned_hosts(run, {rank: own.host for rank, own in alone.items() if own.host}, cross_rank.clocks)
+    ranks = Compared(
+        run=run, splits=(*cross_rank.splits, *cross_rank.uneven), clocks=cross_rank.clocks,
+        coverage={rank: own.coverage for rank, own in alone.items()}, work=work, window_ns=window_ns,
+        not_launched={rank: own.not_launched for rank, own in alone.items()},
+    )  # fmt: skip
+    sharing = {rank for each in pinned for rank in each.ranks}
+    held = [
+        each
+        for each in stragglers(ranks, _late(run, cross_rank, window_ns, graph))
+        if each.held_by not in OF_HOST or each.rank not in sharing
+    ]
+    return held, shared_cores(run, pinned, lambda: _with_pauses_capped(graph()))
+
+
+def _graph_of(run: Run, cross_rank: CrossRank, spans: int) -> "RunGraph | NoRemoval":
+    if not all(timeline.has_device and timeline.has_host_events for timeline in run.ranks.values()):
+        return "no_host_events"
+    from overlapscope.analysis.graph.removal import MOST_SPANS, answering_graph  # noqa: PLC0415 - a recording without host events needs no graph
+
+    if spans > MOST_SPANS:
+        return "too_large"
+    return answering_graph(run, cross_rank)
+
+
+def _late(
+    run: Run,
+    cross_rank: CrossRank,
+    window_ns: Mapping[int, int | None],
+    graph: Callable[[], "RunGraph | NoRemoval"],
+) -> "Removal | NoRemoval | None":
+    """Return which ranks are late by the dependency graph, which is asked only where somebody may be."""
+    if not all(timeline.has_device and timeline.has_host_events for timeline in run.ranks.values()):
+        return "no_host_events"
+    if len(run.ranks) < 2:
+        return None
+    split = not cross_rank.uneven and not cross_rank.pairs.pairs
+    if split and not may_be_late(cross_rank.waits, window_ns):
+        return None
+    whole = graph()
+    return whole if isinstance(whole, str) else late_ranks(run, whole)
+
+
+def _with_pauses_capped(whole: "RunGraph | NoRemoval") -> tuple[int, int] | None:
+    """Return the length of the recording, and what it would be with short pauses; None where the graph may not say."""
+    if isinstance(whole, str):
+        return None
+    found = outcome(whole.graph, whole.window, capped_pauses(whole.graph, PAUSE_CAP_NS))
+    return found.recorded_ns, found.kept_ns
 
 
 def _each_rank(
@@ -239,6 +313,7 @@ def _skew(cross_rank: CrossRank, idle_ns: Mapping[int, int | None], held: Sequen
                 wait_fraction=each.wait_ns / each.collective_ns if each.collective_ns else None,
                 blame_ns=each.blame_ns,
                 blame_estimate="upper_bound" if rank in partly else "matched",
+                start_of_recording_ns=each.start_wait_ns,
                 times_last=each.times_last,
                 idle_ns=idle_ns[rank],
             )

@@ -15,6 +15,7 @@ from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
 from overlapscope.analysis.per_rank.interference import Interference, NoInterference, interference
 from overlapscope.analysis.per_rank.kernels import KernelTotals, sum_kernels
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole_windows
+from overlapscope.analysis.stragglers.shared_cores import HostTimes, host_times
 from overlapscope.analysis.stragglers.straggler_cause import before_first_launch
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
 from overlapscope.timeline.intervals import BusyTime, Intervals, WindowSets
@@ -50,6 +51,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """(device spans, device spans without a launch); None for a CPU run."""
     not_launched: Intervals
     """Time in which a step had begun and its host had not launched anything yet."""
+    host: HostTimes | None
+    """What its host did; None where that was not recorded, or no other rank was."""
     stages: Mapping[str, PipelineStage]
     """Its stage in each pipeline, by the name of the group."""
 
@@ -62,11 +65,14 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
 def summarize_ranks(run: Run) -> dict[int, RankSummary]:
     """Summarize every rank, one after the other; only the spans of one rank are in memory at a time."""
     groups = groups_by_rank(run.groups)
-    return {rank: summarize_rank(timeline, groups.get(rank, ())) for rank, timeline in read_ahead(run.ranks)}
+    alone = len(run.ranks) == 1
+    return {
+        rank: summarize_rank(timeline, groups.get(rank, ()), alone=alone) for rank, timeline in read_ahead(run.ranks)
+    }
 
 
-def summarize_rank(timeline: RankTimeline, groups: Sequence[Group]) -> RankSummary:
-    """Summarize one rank; `groups` are its groups with other members."""
+def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], *, alone: bool) -> RankSummary:
+    """Summarize one rank; `groups` are its groups with other members, `alone` says that no other was recorded."""
     spans = timeline.spans
     windows, whole, covered = step_windows(timeline), whole_windows(timeline), Coverage.of(spans)
     causes = own_causes(timeline)
@@ -93,6 +99,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group]) -> RankSumma
         noted={note: _noted(timeline, note) for note in LISTED},
         linkage=linkage,
         not_launched=before_first_launch(timeline),
+        host=None if alone else host_times(timeline),
         stages=own_stages(timeline, groups, windows),
     )
 

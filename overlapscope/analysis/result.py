@@ -83,6 +83,8 @@ class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
     blame_ns: int
     blame_estimate: Literal["matched", "upper_bound"] = "matched"
     """`upper_bound`: some members of its groups were not recorded, so its blame may be smaller and its wait longer."""
+    start_of_recording_ns: int = 0
+    """Of the wait time, what the spread explains with which the ranks began to record; nobody is blamed for it."""
     times_last: int
     idle_ns: int | None
 

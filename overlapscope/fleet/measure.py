@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from overlapscope.analysis.analyze import late_ranks_of
 from overlapscope.analysis.checks.slow_link import slow_links
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.compare.fleet import FleetRun, FleetStraggler
@@ -12,7 +13,7 @@ from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.per_rank.kernels import compared
 from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.analysis.result import Analysis
-from overlapscope.analysis.stragglers.stragglers import Straggler, beside_slow_links, stragglers
+from overlapscope.analysis.stragglers.stragglers import Straggler, beside_slow_links
 from overlapscope.timeline.run import Run, began
 
 
@@ -20,13 +21,10 @@ def measure(run: Run, name: str, job: str) -> FleetRun:
     """Return the figures of a run of a fleet: those of `analyze`, without what a fleet does not show."""
     alone = summarize_ranks(run)
     cross_rank = match_and_align(run)
-    coverage = {rank: own.coverage for rank, own in alone.items()}
     wholes = {rank: own.figures[0] for rank, own in alone.items()}
-    held = stragglers(
-        run, (*cross_rank.splits, *cross_rank.uneven), coverage,
-        compared({rank: own.kernels for rank, own in alone.items()}),
+    held, _ = late_ranks_of(
+        run, cross_rank, alone, compared({rank: own.kernels for rank, own in alone.items()}),
         {rank: whole.window_ns for rank, whole in wholes.items()},
-        {rank: own.not_launched for rank, own in alone.items()},
     )  # fmt: skip
     held = beside_slow_links(held, slow_links(run, cross_rank.splits, cross_rank.pairs.pairs))
     ranks = {

@@ -21,6 +21,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
 
 SLEEPING = Recording(kind="sleep", mode="events", seed=0, rank=1, place="before backward", share=2.0)
 CALM = Recording(kind="control", mode="events", seed=0, rank=None, place="")
+SHARED_CORE, OWN_CORES = (
+    Recording(kind=kind, mode="events", seed=0, rank=None, place="") for kind in ("shared_core", "own_cores")
+)
 SLOW_LINK = Recording(kind="one_slow_link", mode="events", seed=0, rank=2, place="both ways")
 
 
@@ -37,9 +40,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     folder = tmp_path_factory.mktemp("disturbed")
     try:
         with network(WORLD) as links:
-            record([SLEEPING, CALM, SLOW_LINK], folder, links)
+            record([SLEEPING, CALM, SHARED_CORE, OWN_CORES, SLOW_LINK], folder, links)
     except NotAllowedError as error:
-        record([SLEEPING, CALM], folder)
+        record([SLEEPING, CALM, SHARED_CORE, OWN_CORES], folder)
         return Recorded(folder, str(error))
     return Recorded(folder)
 
@@ -52,6 +55,17 @@ def test_a_rank_that_sleeps_is_named_and_held_the_others_up_as_no_undisturbed_on
         for made in (SLEEPING, CALM)
     }
     assert blame[SLEEPING][1] > 2 * max(blame[CALM])
+
+
+@pytest.mark.long
+def test_two_ranks_on_one_core_wait_for_it_longer_than_with_a_core_each(recorded: Recorded) -> None:
+    """A loaded machine makes ranks with a core each wait, too: how many of twenty is what `make test-long` counts."""
+    share = {}
+    for made in (SHARED_CORE, OWN_CORES):
+        findings = overlapscope.load(recorded.folder / "runs" / made.name).analysis().findings
+        share[made] = [each.evidence["median_share"] for each in findings if each.id == "shared_cores"]
+    assert judge(SHARED_CORE, recorded.folder).right
+    assert share[SHARED_CORE] > share[OWN_CORES]
 
 
 @pytest.mark.long

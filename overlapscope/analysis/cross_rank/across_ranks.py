@@ -14,6 +14,7 @@ from overlapscope.analysis.cross_rank.clock_steps import remove_clock_steps
 from overlapscope.analysis.cross_rank.matched_calls import Matching
 from overlapscope.analysis.cross_rank.matching import drop_disagreeing, match
 from overlapscope.analysis.cross_rank.point_to_point import PairMatching, match_pairs
+from overlapscope.analysis.cross_rank.start_delays import start_reasons, with_start_delays
 from overlapscope.analysis.cross_rank.unmatched_ranks import explain_unmatched
 from overlapscope.analysis.cross_rank.wait_transfer import (
     RankWait,
@@ -119,18 +120,18 @@ def match_and_align(run: Run) -> CrossRank:
     if clock_set:
         checked = steady
         clocks = clock_offsets(checked.blocks, hosts)
-    splits = tuple(split_waits(checked.blocks, clocks))
     known = join_by_uneven(clocks, checked.uneven, hosts)
+    every = with_start_delays(run, [*split_waits(checked.blocks, clocks), *split_waits(checked.uneven, known)], known)
+    splits, uneven = tuple(every[: len(checked.blocks)]), tuple(every[len(checked.blocks) :])
     pairs = match_pairs(run, clocks)
-    checked = replace(
-        checked, reasons=(*checked.reasons, *early_end_reasons(splits, clocks), *explain_unmatched(run, checked, pairs))
-    )
+    reasons = (*early_end_reasons(splits, clocks), *start_reasons(every), *explain_unmatched(run, checked, pairs))
+    checked = replace(checked, reasons=(*checked.reasons, *reasons))
     return CrossRank(
         matching=checked,
         clocks=known,
         clock_set=clock_set,
         splits=splits,
-        uneven=tuple(split_waits(checked.uneven, known)),
+        uneven=uneven,
         waits=waits_by_rank(splits, clocks),
         pairs=pairs,
     )

@@ -6,6 +6,7 @@ error was 3 %, where means over ranks had errors of 70 to 850 %.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,9 +31,11 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     last: Ints
     """Row of the rank that arrived last."""
     lead_ns: Floats
-    """How much later than the second-latest rank the last one arrived."""
+    """How much later than the second-latest rank the last one arrived; 0 where recordings began apart."""
     early_ends: int
     """Calls that ended on a rank before their last member had started: there the clocks or the pairing are wrong."""
+    start_wait_ns: Ints | None = None
+    """What of each wait (as `wait_ns`) the spread of the recordings' starts explains; None for nothing."""
 
     @property
     def wait_ns(self) -> Ints:
@@ -53,6 +56,8 @@ class RankWait(msgspec.Struct, frozen=True, kw_only=True):
 
     collective_ns: int = 0
     wait_ns: int = 0
+    start_wait_ns: int = 0
+    """Of it, what the spread of the recordings' starts explains."""
     blame_ns: int = 0
     times_last: int = 0
 
@@ -67,13 +72,12 @@ def split_waits(blocks: Sequence[MatchedCalls], clocks: Clocks) -> list[Split]:
 
 def _of_one_set(blocks: Sequence[MatchedCalls], clocks: Clocks) -> Iterator[Split]:
     """Split blocks of the same ranks."""
-    threshold, ranks = _counts_from(clocks), blocks[0].ranks
+    threshold, ranks = counts_from(clocks), blocks[0].ranks
     start, end = (join_columns([getattr(each, side) for each in blocks]) for side in ("start_ns", "end_ns"))
     transfer = (end - start).min(axis=0)
     starts = clocks.rows(ranks, start)
-    last = starts.argmax(axis=0)
-    second, latest = np.partition(starts, -2, axis=0)[-2:]
-    lead = latest - second
+    latest = starts.max(axis=0)
+    found = leads(starts)
     early = clocks.rows(ranks, end).min(axis=0) + threshold < latest
     cuts = block_bounds(blocks).tolist()
     for block, begin, until in zip(blocks, cuts[:-1], cuts[1:], strict=True):
@@ -81,10 +85,22 @@ def _of_one_set(blocks: Sequence[MatchedCalls], clocks: Clocks) -> Iterator[Spli
         yield Split(
             block=block,
             transfer_ns=transfer[part],
-            last=last[part],
-            lead_ns=lead[part],
+            last=found["last"][part],
+            lead_ns=found["lead_ns"][part],
             early_ends=int(np.count_nonzero(early[part])),
         )
+
+
+def leads(starts: Floats, start_wait_ns: Ints | None = None) -> dict[str, Any]:
+    """Return for each call (column) the row that arrived last, and its lead; as `Split` names them.
+
+    `start_wait_ns` holds waits that the spread of the recordings' starts explains: calls with such have no lead.
+    """
+    second, latest = np.partition(starts, -2, axis=0)[-2:]
+    lead = latest - second
+    if start_wait_ns is not None:
+        lead = np.where(start_wait_ns.any(axis=0), 0.0, lead)
+    return {"last": starts.argmax(axis=0), "lead_ns": lead}
 
 
 def early_end_reasons(splits: Sequence[Split], clocks: Clocks) -> tuple[str, ...]:
@@ -109,7 +125,7 @@ def early_end_reasons(splits: Sequence[Split], clocks: Clocks) -> tuple[str, ...
 
 def waits_by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankWait]:
     """Sum the wait time of each rank and its blame: its leads over the second-latest rank."""
-    threshold = _counts_from(clocks)
+    threshold = counts_from(clocks)
     sums: dict[int, Floats] = {}
     for ranks, places in positions_by_ranks([each.block for each in splits]).items():
         theirs = [splits[at] for at in places]
@@ -119,16 +135,23 @@ def waits_by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankW
         blame, times = (
             np.bincount(last, weights=weights, minlength=len(ranks)) for weights in (lead, lead > threshold)
         )
-        figures = np.stack([collective, collective - transfer, blame, times], axis=1).astype(np.float64)
+        starts = sum(0 if each.start_wait_ns is None else each.start_wait_ns.sum(axis=1) for each in theirs)
+        begun = np.broadcast_to(starts, blame.shape)
+        figures = np.stack([collective, collective - transfer, begun, blame, times], axis=1).astype(np.float64)
         for rank, its in zip(ranks, figures, strict=True):
             sums[rank] = sums[rank] + its if rank in sums else its
     return {
         rank: RankWait(
-            collective_ns=round(collective), wait_ns=round(wait), blame_ns=round(blame), times_last=round(times)
+            collective_ns=round(collective),
+            wait_ns=round(wait),
+            start_wait_ns=round(begun),
+            blame_ns=round(blame),
+            times_last=round(times),
         )
-        for rank, (collective, wait, blame, times) in sorted((rank, its.tolist()) for rank, its in sums.items())
+        for rank, (collective, wait, begun, blame, times) in sorted((rank, its.tolist()) for rank, its in sums.items())
     }
 
 
-def _counts_from(clocks: Clocks) -> float:
+def counts_from(clocks: Clocks) -> float:
+    """Return the least lead in nanoseconds that counts: beyond jitter and the error of the clocks."""
     return max(float(LEADS_COUNT_NS), RESIDUALS * (clocks.residual_ns or 0.0))

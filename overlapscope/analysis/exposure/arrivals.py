@@ -26,6 +26,8 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     """The recorded rank that arrived last."""
     call: Ints
     """Number of the call, the same on all its members; NONE where some member was not recorded."""
+    start_wait_ns: Ints
+    """What of the wait the spread of the recordings' starts explains; 0 for nothing."""
 
 
 def arrivals(run: Run, cross_rank: CrossRank) -> dict[int, Arrivals]:
@@ -43,7 +45,15 @@ def arrivals(run: Run, cross_rank: CrossRank) -> dict[int, Arrivals]:
         by_clock = _ByClocks(latest=came.max(axis=0), last=np.array(ranks)[came.argmax(axis=0)], number=number)
         for rank, own in zip(ranks, rows, strict=True):
             by_clocks.setdefault(rank, []).append((by_clock, own))
-    return {rank: _of_rank(run, index, clocks, rank, by_clocks.get(rank, ())) for rank in run.ranks}
+    start_waits: dict[int, list[tuple[Ints, Ints]]] = {}
+    for split in (*cross_rank.splits, *cross_rank.uneven):
+        if split.start_wait_ns is not None:
+            for rank, rows, waits in zip(split.block.ranks, split.block.rows, split.start_wait_ns, strict=True):
+                start_waits.setdefault(rank, []).append((rows, waits))
+    return {
+        rank: _of_rank(run, index, clocks, rank, by_clocks.get(rank, ()), start_waits.get(rank, ()))
+        for rank in run.ranks
+    }
 
 
 class _ByClocks(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +79,9 @@ def _on_clocks(run: Run, cross_rank: CrossRank) -> Iterator[tuple[Sequence[int],
 
 
 def _of_rank(
-    run: Run, index: CallIndex, clocks: Clocks, rank: int, by_clocks: Sequence[tuple[_ByClocks, Ints]]
-) -> Arrivals:
+    run: Run, index: CallIndex, clocks: Clocks, rank: int, by_clocks: Sequence[tuple[_ByClocks, Ints]],
+    start_waits: Sequence[tuple[Ints, Ints]],
+) -> Arrivals:  # fmt: skip
     """Return the arrivals of one rank.
 
     Arrivals by clocks are left out for calls that the rank had left before the last member arrived: it did not wait.
@@ -92,7 +103,10 @@ def _of_rank(
         arrived[chosen] = np.clip(end_ns[chosen] - before, start_ns[chosen], end_ns[chosen])
         last[chosen] = by_clock.last[stayed]
         number[chosen] = by_clock.number[stayed]
-    return Arrivals(arrived_ns=arrived, last=last, call=number)
+    start_wait = np.zeros(call.size, np.int64)
+    for own, waits in start_waits:
+        start_wait[own] = waits
+    return Arrivals(arrived_ns=arrived, last=last, call=number, start_wait_ns=start_wait)
 
 
 def _came(run: Run, clocks: Clocks, pairs: MessagePairs) -> Floats:

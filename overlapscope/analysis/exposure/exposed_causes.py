@@ -38,6 +38,7 @@ from overlapscope.timeline.rows import sort_order, sum_by
 from overlapscope.timeline.run import RankTimeline, Run
 
 PIPELINE: Final = "pipeline"
+START: Final = "start_of_recording"
 DELAYS: Final = ("late_launch", "queued")
 """Causes before a call began."""
 ROWS_AT_ONCE: Final = 250_000
@@ -191,8 +192,10 @@ class _Waits(msgspec.Struct, frozen=True, kw_only=True):
     transfer: Ints
     of_pipeline: Flags
     arrived: Ints
+    at_start: Intervals
+    """Exposed wait that the spread of the recordings' starts explains."""
     query: PeerQuery
-    """Exposed wait, and the rank that arrived last."""
+    """The rest of the exposed wait, and the rank that arrived last."""
 
     @property
     def rows(self) -> int:
@@ -209,7 +212,8 @@ def _waits_of(
     of_pipeline = _of_rows(_pipeline_rows(timeline), own_comm, False) & (transfer == NONE)
     last = np.where(of_pipeline, NONE, _of_rows(arrived_last.last, own_comm, NONE))
     arrived = np.where(last != NONE, _of_rows(arrived_last.arrived_ns, own_comm, NONE), own_comm.start_ns)
-    begin, until = _cut(own_comm, own_comm.start_ns, arrived)
+    met = np.minimum(own_comm.start_ns + _of_rows(arrived_last.start_wait_ns, own_comm, 0), arrived)
+    begin, until = _cut(own_comm, met, arrived)
     held = np.flatnonzero((last != NONE) & (until > begin))
     held = held[sort_order(begin[held])]  # owned times are disjoint
     pieces, owner = parts_inside(Intervals(begin[held], until[held]), exposed)
@@ -219,6 +223,7 @@ def _waits_of(
         transfer=transfer,
         of_pipeline=of_pipeline,
         arrived=arrived,
+        at_start=intersection(_only(_cut(own_comm, own_comm.start_ns, met), last != NONE), exposed),
         query=PeerQuery(pieces=pieces, others=last[held][owner]),
     )
 
@@ -246,7 +251,7 @@ def _of_rank(
     transfer, of_pipeline = waits.transfer, waits.of_pipeline
     matched = transfer != NONE
     parts: dict[str, list[Intervals]] = {cause: [] for cause in CAUSES}
-    for cause, found in waited.items():
+    for cause, found in (*waited.items(), (START, waits.at_start)):
         parts[cause].append(found)
     slow, late, queued, rest = _transfer_parts(own, transfers, arrived, transfer, matched)
     parts["slow_transfer"].append(intersection(_only(_cut(own_comm, arrived, slow)), exposed))

@@ -13,6 +13,7 @@ from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, ExposedPieces, e
 from overlapscope.analysis.graph.idle import BLOCKERS, BY_CALL, IDLE_CAUSES, STRETCHES, IdlePieces, idle_pieces
 from overlapscope.analysis.graph.model import Graph, RankPart
 from overlapscope.analysis.graph.scenarios import (
+    PAUSE_CAP_NS,
     Change,
     Outcome,
     aligned_starts,
@@ -29,7 +30,6 @@ from overlapscope.timeline.columns import Ints, Small
 from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import RankTimeline, Run
 
-PAUSE_CAP_NS: Final = 3_000_000
 SCENARIOS: Final[Mapping[str, Callable[[Graph], Change]]] = {
     "no_communication": without_communication,
     "instant_transfers": instant_transfers,

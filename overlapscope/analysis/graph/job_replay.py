@@ -15,8 +15,9 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.bounds import Bounds, job_bounds, step_runs, whole_bounds
 from overlapscope.analysis.graph.build import graph_too_large, run_graph
 from overlapscope.analysis.graph.model import BEGINS, NO_GAP, Graph, RankPart
+from overlapscope.analysis.graph.removal import with_work_of
 from overlapscope.analysis.graph.replay import replay_part, run_edges
-from overlapscope.analysis.graph.scenarios import Change, aligned_starts, changed_times, with_work_of
+from overlapscope.analysis.graph.scenarios import Change, aligned_starts, changed_times
 from overlapscope.analysis.graph.self_test import (
     HIDDEN_WAITS,
     REPLAY,
@@ -181,7 +182,7 @@ class JobReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             aligned = aligned_starts(graph)
             peers = [part.rank for part in graph.ranks if part.rank != rank]
             asked = peers[:: max(len(peers) // MOST_ASKED, 1)][:MOST_ASKED]
-            made = [with_work_of(graph, rank, peer, aligned) for peer in asked]
+            made = [with_work_of(graph, {rank: peer}, aligned) for peer in asked]
             changes = [each for each in made if each is not None]
             if not changes:
                 return None

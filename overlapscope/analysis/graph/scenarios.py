@@ -3,7 +3,6 @@
 A recording shows no dependency that never bound in it, so a scenario that shortens the binding chain is optimistic.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -22,14 +21,14 @@ from overlapscope.analysis.graph.model import (
     RUN_COMM,
     TRANSFER,
     Graph,
-    RankPart,
 )
-from overlapscope.analysis.graph.replay import replay, run_edges
-from overlapscope.timeline.columns import COMM, NONE, Flags, Ints
+from overlapscope.analysis.graph.replay import replay
+from overlapscope.timeline.columns import NONE, Flags, Ints
 
+PAUSE_CAP_NS: Final = 3_000_000
+"""Longest pause in the scenario of hosts that always have a core."""
 NEVER: Final = int(np.iinfo(np.int64).min) // 4
 """Lag of an edge that does not hold."""
-MOST_PEERS: Final = 8
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,15 +57,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def gain_ns(self) -> int:
         """How much shorter the window gets, with everything kept."""
         return self.recorded_ns - self.kept_ns
-
-
-class Range(msgspec.Struct, frozen=True, kw_only=True):
-    """Length of a window with ranks replaced by each of several peers; nanoseconds."""
-
-    aligned_ns: int
-    """With all recordings begun together, nothing replaced."""
-    least_ns: int
-    most_ns: int
 
 
 def outcome(graph: Graph, window: Bounds, change: Change) -> Outcome:
@@ -164,75 +154,6 @@ def own_chain_ends(graph: Graph, change: Change | None = None) -> dict[int, int]
     alone = replace(change, own_ns=own, lag_ns=np.where(edges.kind == ARRIVE, NEVER, change.lag_ns))
     value = changed_times(graph, alone)
     return {part.rank: int(value[part.ends()].max()) for part in graph.ranks if part.spans}
-
-
-def with_host_of(graph: Graph, ranks: Sequence[int], peer: int, change: Change | None = None) -> Change | None:
-    """Return a change in which the hosts of ranks take the time that a peer's took, stretch by stretch.
-
-    None where their calls do not align with the peer's one to one. Whole peers are taken, not the median of each
-    stretch: pauses are rare and long, and vanish from medians.
-    """
-    change = change or Change.none(graph)
-    parts = {part.rank: part for part in graph.ranks}
-    theirs = _host_edges(graph, parts[peer])
-    lag = change.lag_ns.copy()
-    for rank in ranks:
-        own = _host_edges(graph, parts[rank])
-        if own.size != theirs.size or (graph.edges.kind[own] != graph.edges.kind[theirs]).any():
-            return None
-        lag[own] = change.lag_ns[theirs]
-    return replace(change, lag_ns=lag)
-
-
-def with_work_of(graph: Graph, rank: int, peer: int, change: Change | None = None) -> Change | None:
-    """Return a change in which the host and the kernels and copies of a rank take the time that a peer's took.
-
-    None where they do not align with the peer's one to one.
-    """
-    change = with_host_of(graph, [rank], peer, change)
-    if change is None:
-        return None
-    parts = {part.rank: part for part in graph.ranks}
-    own, theirs = (_work_edges(graph, parts[each]) for each in (rank, peer))
-    if own.size != theirs.size or (graph.edges.kind[own] != graph.edges.kind[theirs]).any():
-        return None
-    lag = change.lag_ns.copy()
-    lag[own] = change.lag_ns[theirs]
-    return replace(change, lag_ns=lag)
-
-
-def _work_edges(graph: Graph, part: RankPart) -> Ints:
-    """Return the edges of the kernels and copies of a rank, stream by stream."""
-    spans = np.flatnonzero(part.span_kind != COMM)
-    spans = spans[np.argsort(part.span_lane[spans], kind="stable")]
-    return run_edges(graph, part)[spans]
-
-
-def without_excess(graph: Graph, window: Bounds, ranks: Sequence[int], *, most: int = MOST_PEERS) -> Range | None:
-    """Return how long a window takes when the hosts of ranks that are late take the time of a peer, over several peers.
-
-    Recordings that start apart are aligned first. None without a peer whose calls align.
-    """
-    start = aligned_starts(graph)
-    peers = [part.rank for part in graph.ranks if part.rank not in ranks]
-    taken = []
-    for peer in peers[:: max(len(peers) // most, 1)][:most]:
-        change = with_host_of(graph, ranks, peer, start)
-        if change is not None:
-            taken.append(window.length_ns(changed_times(graph, change)))
-    if not taken:
-        return None
-    return Range(aligned_ns=window.length_ns(changed_times(graph, start)), least_ns=min(taken), most_ns=max(taken))
-
-
-def _host_edges(graph: Graph, part: RankPart) -> Ints:
-    """Return the edges of the host of a rank, in the order of its calls."""
-    edges = graph.edges
-    mine = np.flatnonzero(
-        np.isin(edges.kind, (HOST_STRETCH, HAND_OVER, CALL))
-        & (edges.node >= part.first) & (edges.node < part.first + part.nodes)
-    )  # fmt: skip
-    return mine[np.lexsort((edges.kind[mine], edges.node[mine]))]
 
 
 def slack_ns(graph: Graph, ends: Ints) -> Ints:

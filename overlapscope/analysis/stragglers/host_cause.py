@@ -2,8 +2,7 @@
 
 Everything is summed over the intervals between two calls that a group makes together, for each member on its own clock.
 The late rank's sum is compared with the median of its peers': what all ranks do makes none of them late. Readings that
-were not recorded count neither for nor against a cause. `shared_cores` reports training threads that waited for a core:
-with more threads than cores it is chance which rank is late.
+were not recorded count neither for nor against a cause.
 """
 
 import re
@@ -13,7 +12,6 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.common.findings import Finding
 from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
 from overlapscope.timeline.names import rows_named
@@ -51,8 +49,6 @@ CLOCK_FALLS: Final = 0.97
 """A device's clock is low at or below this share of its peers' median ..."""
 EXPLAINS: Final = 0.5
 """... and it is throttled when that explains at least this share of its slowdown."""
-MUCH: Final = 0.05
-"""Waiting for a core is reported from this share of the time between the first and the last reading."""
 
 
 class SharedInterval(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +76,7 @@ def recorded_cause(
     evidence: dict[str, Any] = {}
     members = {each for group in met for each in group.ranks}
     collecting = {each: _pauses(run.ranks[each], COLLECTOR) for each in members}
-    loading = {each: difference(_loading(run.ranks[each]), collecting[each]) for each in members}
+    loading = {each: difference(fetching(run.ranks[each]), collecting[each]) for each in members}
     for name, times in (("garbage_collector", collecting), ("data_loading", loading)):
         more = more_than_peers(rank, met, {each: BusyTime(found) for each, found in times.items()})
         if more > 0:
@@ -215,7 +211,7 @@ def _of(rank: int, met: Sequence[SharedInterval], did: Mapping[int, Any]) -> flo
     return total
 
 
-def _loading(timeline: RankTimeline) -> Intervals:
+def fetching(timeline: RankTimeline) -> Intervals:
     """Return when batches were fetched: between steps, and in ranges named like data loading."""
     notes = timeline.annotations
     ranges = rows_named(notes.name, timeline.names, LOADING.fullmatch)
@@ -281,31 +277,3 @@ def _setting(timeline: RankTimeline, name: str) -> str | None:
     settings = timeline.recorded.get("settings")
     value = settings.get(name) if isinstance(settings, Mapping) else None
     return value if isinstance(value, str) else None
-
-
-def shared_cores(ranks: Mapping[int, RankTimeline]) -> list[Finding]:
-    """Return a finding where training threads often waited for a core; none without readings."""
-    shares: dict[int, float] = {}
-    waited: dict[int, int] = {}
-    for rank, timeline in ranks.items():
-        time_ns, value = reading_series(timeline, QUEUED)
-        if time_ns.size > 1 and time_ns[-1] > time_ns[0]:
-            waited[rank] = round(float(value[-1] - value[0]))
-            shares[rank] = waited[rank] / int(time_ns[-1] - time_ns[0])
-    if not shares or max(shares.values()) < MUCH:
-        return []
-    most = max(shares, key=shares.__getitem__)
-    return [
-        Finding(
-            id="shared_cores",
-            severity="warning",
-            title=f"training threads waited for a CPU core, up to {waited[most] / 1e6:.1f} ms on one rank "
-            f"({shares[most]:.0%} of its time): there are more threads than cores, so it is random which rank is late; "
-            "set OMP_NUM_THREADS and bind each rank to its own cores",
-            evidence={
-                "waited_ns": {str(rank): value for rank, value in waited.items()},
-                "median_share": float(np.median(list(shares.values()))),
-            },
-            known_from="telemetry",
-        )
-    ]

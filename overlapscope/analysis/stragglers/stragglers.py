@@ -1,9 +1,11 @@
-"""Find stragglers: ranks that other ranks waited for repeatedly, and more than is likely by chance.
+"""Find stragglers: ranks without whose own excess the recording would be shorter, more than is likely by chance.
 
-A rank is named only when its blame is a relevant share of the recording, and when it was late more often than one of
-equal ranks would be. Overlapping intervals are one occasion: a single pause makes a rank late in all of its groups.
-Blame that it passes on, because it waited for another rank itself, belongs to that rank (`lateness`); its cause is what
-it did longer than its peers (`straggler_cause`).
+Where the dependency graph of the run may answer, a rank is named for its removal value (`graph/removal.py`): what the
+recording gains if it, or a cluster of ranks that are late together, takes for its own work what its peers take. Where
+the graph may not answer, it is named for its blame alone, and the removal value is not known. Either way it must have
+been late more often than one of equal ranks would be. Overlapping intervals are one occasion: a single pause makes a
+rank late in all of its groups. Blame that it passes on, because it waited for another rank itself, belongs to that rank
+(`lateness`); its cause is what it did longer than its peers (`straggler_cause`).
 
 The chance: each occasion belongs to some rank and has a cost. If all ranks were equal, each occasion would be any
 rank's, and the sum of one rank would be a sum of independent parts. Chernoff's bound (1952) limits how likely such a
@@ -12,14 +14,17 @@ sum is this large. The bound is never too low, and exact for occasions of one si
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
+from overlapscope.analysis.common.cause_table import NoRemoval
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.job_identity import host_of_ranks
-from overlapscope.analysis.cross_rank.wait_transfer import LEADS_COUNT_NS, Split
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.wait_transfer import LEADS_COUNT_NS, RankWait, Split, leads
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.kernels import RankCompute
 from overlapscope.analysis.stragglers.lateness import LateArrivals, attribute_blame, late_arrivals
@@ -27,6 +32,9 @@ from overlapscope.analysis.stragglers.straggler_cause import find_straggler_caus
 from overlapscope.timeline.columns import Floats, Ints, size
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import Run
+
+if TYPE_CHECKING:
+    from overlapscope.analysis.graph.removal import Removal, RunGraph
 
 WEIGHS: Final = 0.05
 WEIGHS_ON_HOST: Final = 0.1
@@ -58,17 +66,74 @@ class Straggler(msgspec.Struct, kw_only=True, frozen=True):
     evidence: dict[str, Any]
     host: str | None = None
     """Its host, where the hosts of several are known."""
+    removal_ns: int | None = None
+    """How much shorter the recording gets if it, together with those in `late_with`, takes for its own work what its
+    peers take: the median over peers; null where that is not known."""
+    removal_low_ns: int | None = None
+    removal_high_ns: int | None = None
+    late_with: list[int] = []
+    """Other ranks that are late together with it."""
+    no_removal_reason: NoRemoval | None = None
 
 
-def stragglers(
-    run: Run,
-    splits: Sequence[Split],
-    coverage: Mapping[int, Coverage],
-    work: Mapping[int, RankCompute],
-    window_ns: Mapping[int, int | None],
-    not_launched: Mapping[int, Intervals],
-) -> list[Straggler]:
-    """Return the stragglers, the most blame first. `splits` may also hold uneven exchanges."""
+class Compared(msgspec.Struct, kw_only=True, frozen=True):
+    """What the ranks of a run did, by rank; `splits` may also hold uneven exchanges."""
+
+    run: Run
+    splits: Sequence[Split]
+    clocks: Clocks
+    coverage: Mapping[int, Coverage]
+    work: Mapping[int, RankCompute]
+    window_ns: Mapping[int, int | None]
+    not_launched: Mapping[int, Intervals]
+
+
+def stragglers(ranks: Compared, late: "Removal | NoRemoval | None") -> list[Straggler]:
+    """Return the stragglers, the most blame first.
+
+    `late` holds the ranks that are late by the dependency graph; None if none is, or why the graph may not answer.
+    """
+    if late is None:
+        return []
+    if isinstance(late, str):
+        return [replace(each, no_removal_reason=late) for each in _by_blame(ranks)]
+    found = []
+    for rank in late.ranks:
+        others = [each for each in late.ranks if each != rank]
+        alone = replace(ranks, splits=_without(ranks.splits, frozenset(others), ranks.clocks))
+        found += [
+            replace(
+                each,
+                removal_ns=late.gain_ns,
+                removal_low_ns=late.low_ns,
+                removal_high_ns=late.high_ns,
+                late_with=others,
+            )
+            for each in _by_blame(alone, named=rank)
+        ]
+    return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
+
+
+def _without(splits: Sequence[Split], left_out: frozenset[int], clocks: Clocks) -> list[Split]:
+    """Return the splits without these ranks, so that leads are those over the other members."""
+    found = []
+    for each in splits:
+        kept = [row for row, rank in enumerate(each.block.ranks) if rank not in left_out]
+        if len(kept) == len(each.block.ranks):
+            found.append(each)
+        elif len(kept) > 1:
+            block = replace(
+                each.block, ranks=tuple(each.block.ranks[row] for row in kept), rows=each.block.rows[kept],
+                start_ns=each.block.start_ns[kept], end_ns=each.block.end_ns[kept],
+            )  # fmt: skip
+            waits = None if each.start_wait_ns is None else each.start_wait_ns[kept]
+            found.append(replace(each, block=block, start_wait_ns=waits, **leads(clocks.starts(block), waits)))
+    return found
+
+
+def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
+    """Return the stragglers by blame; with `named`, that rank however small its blame, and no other."""
+    run, splits, coverage = ranks.run, ranks.splits, ranks.coverage
     late: dict[int, list[LateArrivals]] = {}
     for each in late_arrivals(run, splits, coverage):
         late.setdefault(each.rank, []).append(each)
@@ -81,10 +146,11 @@ def stragglers(
     host = host_of_ranks(run)
     found = []
     for rank, theirs in late.items():
-        window = window_ns.get(rank)
-        if not window or blamed[rank] < (WEIGHS if run.ranks[rank].has_device else WEIGHS_ON_HOST) * window:
+        window = ranks.window_ns.get(rank)
+        weighs = WEIGHS if run.ranks[rank].has_device else WEIGHS_ON_HOST
+        if rank != named and (named is not None or not window or blamed[rank] < weighs * window):
             continue
-        cause, evidence = find_straggler_cause(theirs, run, coverage, work, not_launched)
+        cause, evidence = find_straggler_cause(theirs, run, coverage, ranks.work, ranks.not_launched)
         if cause == "unknown" and not met_whole.issuperset(each.met.ranks for each in theirs):
             continue  # the unknown cause may be a member that was not recorded
         allowed = ALONE if blamed[rank] >= most else CHANCE
@@ -95,6 +161,27 @@ def stragglers(
         known = {"calls": calls, "chance": chance[rank], **evidence}
         found.append(Straggler(rank=rank, held_by=cause, blame_ns=blamed[rank], evidence=known, host=host.get(rank)))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
+
+
+def may_be_late(waits: Mapping[int, RankWait], window_ns: Mapping[int, int | None]) -> bool:
+    """Return whether any rank waited for others long enough: nobody can be worth more than the longest wait."""
+    longest = max((each.wait_ns - each.start_wait_ns for each in waits.values()), default=0)
+    return longest >= WEIGHS * max((window or 0 for window in window_ns.values()), default=0)
+
+
+def late_ranks(run: Run, whole: "RunGraph") -> "Removal | NoRemoval | None":
+    """Return the ranks that are late, and what they are worth; None if that is not much, or why it is not known."""
+    from overlapscope.analysis.graph.removal import late_together, needed, programs_of, removal  # noqa: PLC0415 - a recording without host events needs no graph
+
+    programs = programs_of(run.ranks)
+    late = late_together(whole.graph, programs)
+    if max(late.values(), default=0) < WEIGHS * whole.window.length_ns(whole.graph.nodes.time_ns):
+        return None
+    found = removal(whole, list(late), programs)
+    if found is None:
+        return "no_like_peer"
+    found = needed(whole, found, programs)
+    return found if found.low_ns > 0 and found.gain_ns >= WEIGHS * found.aligned_ns else None
 
 
 def beside_slow_links(held: Sequence[Straggler], links: Sequence[Finding]) -> list[Straggler]:

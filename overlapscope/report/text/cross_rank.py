@@ -77,9 +77,19 @@ def straggler_sentences(analysis: Analysis, limit: int) -> list[str]:
     bound = "at most " if analysis.run.missing_ranks else ""
     return [
         f"Rank {each.rank}{_on_host(each)} is a straggler: it delayed the others by {bound}{_delay(each, listed)}; "
-        f"cause: {_cause(each)}."
+        f"{_worth(each)}cause: {_cause(each)}."
         for each in analysis.skew.stragglers[:limit]
     ]
+
+
+def _worth(each: Straggler) -> str:
+    """Return what the recording would gain without its excess; empty where that is not known."""
+    if each.removal_ns is None or each.removal_low_ns is None or each.removal_high_ns is None:
+        return ""
+    others = f" and of ranks {', '.join(map(str, each.late_with))}, late with it," if each.late_with else ""
+    span = f" ({ms(each.removal_low_ns)} to {ms(each.removal_high_ns)})"
+    between = "" if each.removal_low_ns == each.removal_high_ns else span
+    return f"without its excess{others} the recording would be {ms(each.removal_ns)} ms{between} shorter; "
 
 
 def _on_host(each: Straggler) -> str:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,10 +23,11 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import overlapscope
-from tests.integration.disturbed.plan import INTERFACE, WORLD
+from tests.integration.disturbed.plan import CORES, INTERFACE, WORLD
 
 WIDTH, LAYERS, BATCH = 512, 4, 256
 WARMUP, STEPS = 3, 12
+EVERY_CORE = sorted(os.sched_getaffinity(0))
 RATE, BURST = "160mbit", "32kb"
 
 
@@ -122,6 +123,7 @@ def record(made: dict[str, Any], model: nn.Module, way: InForward, rank: int, fo
     worked: list[float] = []
     held: list[float] = []
     limit(made, rank)
+    bind(made["kind"], rank)
     name = f"{made['kind']}-{made['mode']}-{made['seed']}"
     dist.barrier()
     with overlapscope.profile(
@@ -169,6 +171,14 @@ def limit(made: dict[str, Any], rank: int) -> None:
         slow = made["kind"] == "all_slow_links" or (made["rank"] == rank and made["place"] in ("both ways", way))
         shape = ["tbf", "rate", RATE, "burst", BURST, "latency", "400ms"] if slow else ["pfifo", "limit", "1000"]
         subprocess.run([*inside, "tc", "qdisc", "replace", "dev", device, "root", *shape], check=True)
+
+
+def bind(kind: str, rank: int) -> None:
+    """Let all threads of this rank use its core alone, where the kind says so, else all; as `taskset -a` does."""
+    cores = [EVERY_CORE[CORES[kind][rank] % len(EVERY_CORE)]] if kind in CORES else EVERY_CORE
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 import overlapscope
-from tests.integration.disturbed.plan import WORLD, Recording
+from tests.integration.disturbed.plan import CORES, WORLD, Recording
 
 CAUSES = {
     "compute": "more_work",
@@ -17,7 +17,7 @@ CAUSES = {
     "loader": "data_loading",
     "collector": "garbage_collector",
 }
-SLOW_LINK = "slow_link"
+SLOW_LINK, SHARED_CORES = "slow_link", "shared_cores"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +28,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks and what held them."""
     slow_links: tuple[int | None, ...]
     """For each finding of a slow link, the rank it names."""
+    shared_cores: bool
+    """Whether threads are said to wait for cores: right of `shared_core`, wrong of `own_cores`, and of the others what
+    the machine beside them makes it."""
     share: float | None
     """By the job's own clock, the disturbance's share of the disturbed step; None where nothing was held up."""
     evidence: Any = None
@@ -41,6 +44,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
             return not self.accused and bool(self.slow_links) and set(self.slow_links) <= {rank, None}
         if kind == "all_slow_links":
             return not self.accused and bool(self.slow_links) and set(self.slow_links) == {None}
+        if kind in CORES and self.shared_cores != (kind == "shared_core"):
+            return False
         return not self.accused and not self.slow_links
 
 
@@ -60,6 +65,7 @@ def judge(recording: Recording, folder: Path) -> Verdict:
         slow_links=tuple(
             each.evidence.get("rank") for each in found.findings if each.id.partition(":")[0] == SLOW_LINK
         ),
+        shared_cores=any(each.id.partition(":")[0] == SHARED_CORES for each in found.findings),
         share=share,
         evidence=[each.evidence for each in found.skew.stragglers],
     )
@@ -86,4 +92,5 @@ def table(verdicts: Sequence[Verdict]) -> str:
 def _said(verdict: Verdict) -> str:
     said = [f"rank {rank} {held_by}" for rank, held_by in verdict.accused]
     said += [f"slow link{'' if rank is None else f' of rank {rank}'}" for rank in verdict.slow_links]
+    said += ["shared cores"] if verdict.shared_cores else []
     return ", ".join(said) or "nobody"

@@ -11,8 +11,12 @@ WORLD = 3
 MODES = ("events", "trace")
 INTERFACE = "link0"
 """Name of a rank's only interface where it has a namespace of its own."""
-ON_ONE_HOST = ("control", "compute", "sleep", "loader", "collector")
+ON_ONE_HOST = ("control", "compute", "sleep", "loader", "collector", "own_cores", "shared_core")
 ON_LINKS = ("links_as_they_are", "one_slow_link", "all_slow_links")
+
+
+CORES = {"own_cores": (0, 1, 2), "shared_core": (0, 0, 1)}
+"""Which of the machine's cores each rank may use, in these kinds; in the others all."""
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):

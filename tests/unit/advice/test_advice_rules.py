@@ -383,13 +383,15 @@ def test_a_sound_step_gets_nothing() -> None:
     assert fired(always(WORK, Sent(start=100, end=500))) == {}
 
 
-def test_where_waiting_dominates_nothing_else_is_said_whatever_else_would_be() -> None:
+def test_where_hosts_share_cores_nothing_else_is_said_whatever_else_would_be() -> None:
     run = read_inputs([shared_file("kineto/megatron_tp8")])
     together = match_and_align(run)
     analysis = analyze(run, together)
     assert late_launches(RuleInput.of(run, analysis, together)) is not None
-    assert [each.id for each in by_rules(run, analysis, together)] == ["late_rank"]
-    assert [each.id for each in advise(run, analysis, together)[0]] == ["late_rank"]
+    (cores,) = by_rules(run, analysis, together)
+    assert cores.id == "shared_cores"
+    assert cores.gain_high_ns == pytest.approx(341.8e6, rel=0.01)
+    assert [each.id for each in advise(run, analysis, together)[0]] == ["shared_cores"]
 
 
 def test_a_rank_that_chance_may_have_made_last_is_not_accused() -> None:

@@ -96,11 +96,11 @@ def test_healthy_ranks_are_not_accused() -> None:
     assert sum(bool(accused(job(seed))) for seed in range(40)) == 0
 
 
-def test_megatrons_stragglers_are_its_two_slow_hosts() -> None:
-    found = accused(read_inputs([shared_file("kineto/megatron_tp8")]))
-    assert [(each.rank, each.held_by) for each in found] == [(0, "host"), (6, "host")]
-    assert found[0].evidence["idle_more_ns"] > 100 * MS
-    assert abs(found[0].evidence["computed_more_ns"]) < MS
+def test_a_rank_without_which_the_recording_is_as_long_is_no_straggler() -> None:
+    """Two ranks of megatron_tp8 have nearly all blame; its hosts share two cores, and each is late in turn."""
+    analysis = analyze(read_inputs([shared_file("kineto/megatron_tp8")]))
+    assert max(each.blame_ns for each in analysis.skew.ranks) > 150 * MS
+    assert analysis.skew.stragglers == []
 
 
 @pytest.mark.parametrize("source", ["gloo_torch2.13"])

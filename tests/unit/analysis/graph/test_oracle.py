@@ -22,6 +22,7 @@ from overlapscope.analysis.graph.model import (
     WIDE_RANKS,
     Graph,
 )
+from overlapscope.analysis.graph.removal import with_work_of
 from overlapscope.analysis.graph.replay import replay
 from overlapscope.analysis.graph.scenarios import (
     Change,
@@ -30,7 +31,6 @@ from overlapscope.analysis.graph.scenarios import (
     outcome,
     scaled_edges,
     slack_ns,
-    with_host_of,
 )
 from overlapscope.analysis.graph.walk import critical_path
 from overlapscope.timeline.columns import COMM, NONE
@@ -263,7 +263,7 @@ def test_a_rank_with_the_host_of_a_peer_is_predicted(job: tuple[dict[int, list[O
     graph = _graph(simulated)
     for peer in (1, 2):
         changed = simulate({**programs_of, 0: programs_of[peer]}, transfers)
-        change = with_host_of(graph, [0], peer)
+        change = with_work_of(graph, {0: peer})
         assert change
         assert abs(_predicted(graph, change) - changed.length_ns) <= 1_000
 

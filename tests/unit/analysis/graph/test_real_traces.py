@@ -13,7 +13,8 @@ from overlapscope.analysis.graph.figures import GraphFigures, causes_within, gra
 from overlapscope.analysis.graph.gains import shortening_gains
 from overlapscope.analysis.graph.idle import IDLE_CAUSES, idle_pieces
 from overlapscope.analysis.graph.model import Graph
-from overlapscope.analysis.graph.scenarios import aligned_starts, outcome, own_chain_ends, without_excess
+from overlapscope.analysis.graph.removal import RunGraph, answering_graph, programs_of, removal
+from overlapscope.analysis.graph.scenarios import aligned_starts, outcome, own_chain_ends
 from overlapscope.analysis.graph.self_test import REPLAY, REPLAY_WITHIN
 from overlapscope.analysis.graph.walk import binding_edges, critical_path
 from overlapscope.ingest.read_run import read_inputs
@@ -220,11 +221,13 @@ def test_recordings_of_megatron_begin_apart_and_no_rank_is_a_straggler() -> None
     aligned = aligned_starts(graph)
     together = outcome(graph, window, aligned).kept_ns
     assert together / 1e6 == pytest.approx(613.3, rel=0.005)
+    whole, programs = answering_graph(run, match_and_align(run)), programs_of(run.ranks)
+    assert isinstance(whole, RunGraph)
     for rank in run.ranks:
-        found = without_excess(graph, window, [rank])
+        found = removal(whole, [rank], programs)
         assert found
         assert found.aligned_ns == together
-        assert 0.97 * together < found.least_ns <= found.most_ns
+        assert found.low_ns <= found.gain_ns <= found.high_ns < 0.03 * together
 
 
 def test_a_chain_leads_from_rank_to_rank_and_back_through_the_host() -> None:

@@ -1,0 +1,46 @@
+"""Rule: hosts share too few processor cores; it comes before a straggler, which is then the scheduler's choice."""
+
+from overlapscope.analysis.result import Analysis, Recommendation
+
+VERIFY = "overlapscope analyze NEW_RUN: the finding shared_cores is gone; meanwhile: pidstat -w -p PID 1 (nvcswch/s)"
+
+
+def shared_cores(analysis: Analysis) -> Recommendation | None:
+    """Return the recommendation where hosts are found to share cores and not only while they load data; else None."""
+    found = next(
+        (each for each in analysis.findings if each.id.startswith("shared_cores") and each.severity == "warning"), None
+    )
+    if found is None:
+        return None
+    evidence = dict(found.evidence)
+    cores, ranks = evidence.get("cores"), evidence.get("ranks", ())
+    recorded, capped = evidence.get("recorded_ns"), evidence.get("pauses_capped_ns")
+    gain = None if recorded is None or capped is None else recorded - capped
+    of = f": {len(ranks)} hosts run on about {cores}" if cores else ""
+    return Recommendation(
+        id="shared_cores",
+        title=f"Give each rank cores of its own{of}; nothing else helps before, and who is late is chance",
+        verdict="change",
+        predicted_gain_ns=None,
+        gain_low_ns=None if gain is None else 0,
+        gain_high_ns=gain,
+        confidence="mixed" if gain is not None else "measured",
+        memory_bytes=None,
+        changes_numerics=False,
+        apply={
+            "linux": "nproc; taskset -cp PID  # cores of the job, and of each rank: at least two a rank\n"
+            "taskset -c 0-3 python train.py  # rank 0; 4-7 for rank 1, and so on",
+            "slurm": "srun --cpus-per-task=8 --cpu-bind=cores python train.py",
+            "container": "docker run --cpus=64 ...  # Kubernetes: requests.cpu and limits.cpu, equal and whole",
+            "torch": "export OMP_NUM_THREADS=CORES_A_RANK  # or torch.set_num_threads(); fewer DataLoader workers",
+        },
+        verify=VERIFY,
+        per="recording",
+        evidence=evidence,
+        measured=[
+            "how many hosts ran and paused at each moment, from the calls of all hosts"
+            if found.known_from == "trace"
+            else "how long training threads waited for a core, by the system's account"
+        ],
+        assumed=["that pauses would be cut to 3 ms, and that nothing else keeps that time"] if gain is not None else [],
+    )

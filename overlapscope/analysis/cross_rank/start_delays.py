@@ -1,0 +1,124 @@
+"""How much of the waits is the spread with which the ranks' recordings began: nobody's lateness.
+
+Ranks begin to record at moments of their own (profilers start apart, and so does the first recorded step). Until calls
+have joined the ranks, a rank that began later arrives later. A delay lasts until a call: after it, all its members are
+delayed by as much as the call was.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls
+from overlapscope.analysis.cross_rank.wait_transfer import Split, counts_from
+from overlapscope.timeline.columns import NONE, Floats, Ints, size
+from overlapscope.timeline.run import RankTimeline, Run
+
+MOST_CALLS: Final = 256
+"""Calls of each kind that are looked at: those of one kind have joined their ranks long before."""
+CHECKED_EVERY: Final = 64
+NEVER: Final = int(np.iinfo(np.int64).max)
+JOINED_NS: Final = 1_000.0
+
+
+def with_start_delays(run: Run, splits: Sequence[Split], clocks: Clocks) -> list[Split]:
+    """Return the splits with the part of each wait that the start of the recordings explains."""
+    found: list[Floats | None] = [None] * len(splits)
+    for recording in range(max((size(timeline.recordings) for timeline in run.ranks.values()), default=0)):
+        begun = _begun(run.ranks, recording, clocks)
+        if max(begun.values(), default=0.0) > min(begun.values(), default=0.0):
+            _add(run, splits, clocks, recording, begun, found)
+    threshold = counts_from(clocks)
+    return [each if wait is None else _with(each, wait, threshold) for each, wait in zip(splits, found, strict=True)]
+
+
+def _with(split: Split, wait_ns: Floats, threshold: float) -> Split:
+    apart = wait_ns.max(axis=0) > threshold
+    if not apart.any():
+        return split
+    waits = np.rint(np.where(apart, wait_ns, 0.0)).astype(np.int64)
+    return replace(split, start_wait_ns=waits, lead_ns=np.where(apart, 0.0, split.lead_ns))
+
+
+def start_reasons(splits: Sequence[Split]) -> tuple[str, ...]:
+    """Return a reason where calls are left out of blame because the ranks began to record apart."""
+    waits = [each.start_wait_ns for each in splits if each.start_wait_ns is not None]
+    left_out = sum(int(each.any(axis=0).sum()) for each in waits)
+    if not left_out:
+        return ()
+    most = max(int(each.max()) for each in waits)
+    return (
+        f"{left_out} of {sum(each.block.calls for each in splits)} matched calls came before the ranks, which began to "
+        f"record apart, had met: waits of up to {most / 1e6:.1f} ms in them are nobody's lateness, and no rank is "
+        "blamed for these calls",
+    )
+
+
+def _begun(ranks: Mapping[int, RankTimeline], recording: int, clocks: Clocks) -> dict[int, float]:
+    """Return when each rank began to record: its first step, where steps were recorded; on the common clock."""
+    found = {}
+    for rank, timeline in ranks.items():
+        if size(timeline.recordings) <= recording:
+            continue
+        steps = timeline.steps.start_ns[timeline.steps.recording == recording]
+        start = steps.min() if steps.size else timeline.recordings.start_ns[recording]
+        found[rank] = float(clocks.aligned(rank, np.array([start]))[0])
+    return found
+
+
+def _add(
+    run: Run, splits: Sequence[Split], clocks: Clocks, recording: int, begun: Mapping[int, float],
+    found: list[Floats | None],
+) -> None:  # fmt: skip
+    """Follow the delays from call to call, in the order of their last arrivals, until they are the same everywhere."""
+    first = min(begun.values())
+    delay = {rank: at - first for rank, at in begun.items()}
+    arrivals: dict[int, dict[int, Floats]] = {}
+    order: list[tuple[float, int, int]] = []
+    for at, split in enumerate(splits):
+        block = split.block
+        if not clocks.comparable(block.ranks) or not begun.keys() >= set(block.ranks):
+            continue
+        calls = np.flatnonzero(_recording_of(run, block) == recording)[:MOST_CALLS]
+        arrivals[at] = dict(zip(calls.tolist(), clocks.rows(block.ranks, block.start_ns[:, calls]).T, strict=True))
+        order += [(float(came.max()), at, call) for call, came in arrivals[at].items()]
+    sets = {splits[at].block.ranks for at in arrivals}
+    fresh = {rank: _first_call_ns(run.ranks[rank], recording) for rank in begun}
+    for number, (_, at, call) in enumerate(sorted(order)):
+        if number % CHECKED_EVERY == 0 and all(_joined(delay, ranks) for ranks in sets):
+            break
+        block = splits[at].block
+        came = arrivals[at][call]
+        # Calls that were not matched, as messages, may have joined a rank with others before.
+        met = [rank for row, rank in enumerate(block.ranks) if block.start_ns[row, call] > fresh.get(rank, NEVER)]
+        delay |= dict.fromkeys(met, max((delay[rank] for rank in block.ranks if rank not in met), default=0.0))
+        for rank in block.ranks:
+            fresh.pop(rank, None)
+        late = np.array([delay[rank] for rank in block.ranks])
+        without = came - late
+        waits, would_wait = came.max() - came, without.max() - without
+        wait = found[at]
+        if wait is None:
+            found[at] = wait = np.zeros(block.rows.shape)
+        wait[:, call] = np.clip(waits - would_wait, 0.0, waits)
+        delay |= dict.fromkeys(block.ranks, float(came.max() - without.max()))
+
+
+def _first_call_ns(timeline: RankTimeline, recording: int) -> int:
+    """Return when a rank began its first call of a recording, on its own clock."""
+    calls = timeline.collectives
+    starts = calls.start_ns[(calls.recording == recording) & (calls.start_ns != NONE)]
+    return int(starts.min()) if starts.size else NEVER
+
+
+def _recording_of(run: Run, block: MatchedCalls) -> Ints:
+    column: Ints = run.ranks[block.ranks[0]].collectives.recording[block.rows[0]]
+    return column
+
+
+def _joined(delay: Mapping[int, float], ranks: Sequence[int]) -> bool:
+    values = [delay[rank] for rank in ranks]
+    return max(values) - min(values) < JOINED_NS

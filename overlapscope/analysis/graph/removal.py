@@ -1,0 +1,217 @@
+"""What late ranks are worth: how much shorter a recording gets if their own work takes the time that a peer's takes.
+
+Whole peers are transplanted, never the median of each stretch: pauses are rare and long, and vanish from medians. The
+range over peers says how far the answer depends on the choice. Recordings that start apart are aligned first: jobs do
+not start apart, profilers do.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.analysis.common.cause_table import NoRemoval
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.graph.bounds import Bounds, whole_bounds
+from overlapscope.analysis.graph.build import run_graph
+from overlapscope.analysis.graph.model import (
+    CALL,
+    HAND_OVER,
+    HOST_STRETCH,
+    RUN_COMM,
+    Graph,
+    RankPart,
+)
+from overlapscope.analysis.graph.replay import replay, run_edges
+from overlapscope.analysis.graph.scenarios import Change, aligned_starts, changed_times, own_chain_ends
+from overlapscope.analysis.graph.self_test import HIDDEN_WAITS, REPLAY, REPLAY_WITHIN, UNKNOWN, causes_failed
+from overlapscope.analysis.graph.walk import shown_binding
+from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.rows import sum_by, values_in
+from overlapscope.timeline.run import RankTimeline, Run
+
+MOST_PEERS: Final = 8
+REPLAYED_EDGES: Final = 2_000_000
+"""Edges of all replays of one removal: of large graphs fewer peers are transplanted, but at least two."""
+MOST_SPANS: Final = 250_000
+"""Of all ranks: a larger recording is not replayed rank by rank, which would take longer than everything else."""
+MOST_LATE: Final = 8
+"""Of more ranks that are late together none is tried without."""
+CLUSTER: Final = 0.5
+"""Ranks are late together if their own work is longer than their peers' by this share of the latest one's."""
+NEEDED: Final = 0.9
+"""A rank belongs to those who are late only if without it the others are worth less than this share."""
+
+_OF_TEST: Final[Mapping[str, NoRemoval]] = {
+    UNKNOWN: "unexplained_waits", HIDDEN_WAITS: "hidden_waits", REPLAY: "replay_differs",
+}  # fmt: skip
+
+
+class Removal(msgspec.Struct, frozen=True, kw_only=True):
+    """How much shorter a window gets without the excess of ranks: the median over peers, and its range; nanoseconds."""
+
+    ranks: tuple[int, ...]
+    aligned_ns: int
+    """The window with all recordings begun together, nothing replaced."""
+    gain_ns: int
+    low_ns: int
+    high_ns: int
+
+
+class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """The graph of a run that passes its tests, and its whole window."""
+
+    graph: Graph
+    window: Bounds
+
+
+def answering_graph(run: Run, cross_rank: CrossRank) -> RunGraph | NoRemoval:
+    """Return the graph of the first recording of all ranks, which hold host events, or why it may not answer."""
+    graph = run_graph(run, cross_rank)
+    window = whole_bounds(graph)
+    if window is None:
+        return "no_host_events"
+    failed = causes_failed(graph, shown_binding(graph))
+    if failed is not None:
+        return _OF_TEST[failed]
+    recorded = window.length_ns(graph.nodes.time_ns)
+    if abs(window.length_ns(replay(graph)) - recorded) > REPLAY_WITHIN * recorded:
+        return _OF_TEST[REPLAY]
+    return RunGraph(graph=graph, window=window)
+
+
+def late_together(graph: Graph, programs: Mapping[int, object]) -> dict[int, int]:
+    """Return the ranks whose own work is longer than that of ranks with an equal program, and by how much (ns).
+
+    Compared is when each would end without waits for its peers, with all recordings begun together. Half of the ranks
+    may be late together.
+    """
+    ends = own_chain_ends(graph, aligned_starts(graph))
+    alike: dict[object, list[int]] = {}
+    for rank in ends:
+        alike.setdefault(programs[rank], []).append(rank)
+    excess: dict[int, int] = {}
+    for ranks in alike.values():
+        usual = sorted(ends[rank] for rank in ranks)[(len(ranks) - 1) // 2]
+        excess |= {rank: ends[rank] - usual for rank in ranks}
+    most = max(excess.values(), default=0)
+    return {rank: late for rank, late in sorted(excess.items()) if late > 0 and late >= CLUSTER * most}
+
+
+def programs_of(ranks: Mapping[int, RankTimeline]) -> dict[int, object]:
+    """Return for each rank what identifies its program: how many collectives of each operation it launched."""
+    found: dict[int, object] = {}
+    for rank, timeline in ranks.items():
+        codes, counts = np.unique(timeline.collectives.op, return_counts=True)
+        found[rank] = tuple(
+            sorted((timeline.name(int(code)) or "", int(count)) for code, count in zip(codes, counts, strict=True))
+        )
+    return found
+
+
+def with_work_of(graph: Graph, peer_of: Mapping[int, int], change: Change | None = None) -> Change | None:
+    """Return a change in which the own work of ranks (keys), on host and device, takes the time of a peer's (values).
+
+    None where one launched another number of collectives than its peer.
+    """
+    change = change or Change.none(graph)
+    parts = {part.rank: part for part in graph.ranks}
+    work = {rank: _Work.of(graph, parts[rank]) for rank in {*peer_of, *peer_of.values()}}
+    if not all(work[rank].parts == work[peer].parts for rank, peer in peer_of.items()):
+        return None
+    lag = change.lag_ns.copy()
+    for rank, peer in peer_of.items():
+        _transplant(lag, change.lag_ns, work[rank], work[peer])
+    return replace(change, lag_ns=lag)
+
+
+def removal(
+    whole: RunGraph, ranks: Sequence[int], programs: Mapping[int, object], *, most: int = MOST_PEERS
+) -> Removal | None:
+    """Return what the ranks are worth together; None where no other rank ran the program of one of them."""
+    graph, window = whole.graph, whole.window
+    start = aligned_starts(graph)
+    others = [part.rank for part in graph.ranks if part.spans and part.rank not in ranks]
+    peers = {rank: [each for each in others if programs[each] == programs[rank]] for rank in ranks}
+    if not ranks or not all(peers.values()):
+        return None
+    aligned = window.length_ns(changed_times(graph, start))
+    most = min(most, max(REPLAYED_EDGES // max(graph.num_edges, 1), 2))
+    gains = []
+    for at in range(min(most, max(len(own) for own in peers.values()))):
+        peer_of = {rank: own[at * max(len(own) // most, 1) % len(own)] for rank, own in peers.items()}
+        change = with_work_of(graph, peer_of, start)
+        if change is not None:
+            gains.append(aligned - window.length_ns(changed_times(graph, change)))
+    if not gains:
+        return None
+    return Removal(
+        ranks=tuple(ranks), aligned_ns=aligned, gain_ns=round(float(np.median(gains))), low_ns=min(gains),
+        high_ns=max(gains),
+    )  # fmt: skip
+
+
+def needed(whole: RunGraph, found: Removal, programs: Mapping[int, object]) -> Removal:
+    """Return the value of those of the ranks without whom the others are worth much less."""
+    if not 1 < len(found.ranks) <= MOST_LATE:
+        return found
+    without = {
+        rank: removal(whole, [each for each in found.ranks if each != rank], programs, most=1) for rank in found.ranks
+    }
+    kept = [rank for rank, rest in without.items() if rest is None or rest.gain_ns < NEEDED * found.gain_ns]
+    if not kept or len(kept) == len(found.ranks):
+        return found
+    return removal(whole, kept, programs) or found
+
+
+class _Work(msgspec.Struct, frozen=True, kw_only=True):
+    """The edges of a rank's own work, each with the number of collectives that its host had launched before."""
+
+    host: Ints
+    host_part: Ints
+    device: Ints
+    device_part: Ints
+    parts: int
+
+    @classmethod
+    def of(cls, graph: Graph, part: RankPart) -> "_Work":
+        time, edges = graph.nodes.time_ns, graph.edges
+        begin = time[part.begins()]
+        calls = part.launched_by[(part.collective != NONE) & (part.launched_by >= 0)]
+        bounds = np.sort(begin[values_in(calls)])
+        host = np.flatnonzero(
+            np.isin(edges.kind, (HOST_STRETCH, HAND_OVER, CALL))
+            & (edges.node >= part.first) & (edges.node < part.first + 2 * part.calls)
+        )  # fmt: skip
+        call, returns = np.divmod(edges.node[host] - part.first, max(part.calls, 1))[::-1]
+        host_part = np.searchsorted(bounds, time[edges.node[host]], side="left")
+        order = np.lexsort((edges.kind[host], returns, call, host_part))
+        runs = run_edges(graph, part)
+        own = np.flatnonzero(edges.kind[runs] != RUN_COMM)
+        launched = np.where(part.launched_by >= 0, np.append(begin, NONE)[part.launched_by], time[part.starts()])[own]
+        device_part = np.searchsorted(bounds, launched, side="left")
+        by_launch = np.lexsort((launched, device_part))
+        return cls(
+            host=host[order], host_part=host_part[order], device=runs[own][by_launch],
+            device_part=device_part[by_launch], parts=bounds.size + 1,
+        )  # fmt: skip
+
+
+def _transplant(lag: Ints, recorded: Ints, own: _Work, peer: _Work) -> None:
+    """Give a rank the times of a peer, in place: edge by edge where a part has as many, else its total."""
+    for mine, my_part, theirs, their_part in (
+        (own.host, own.host_part, peer.host, peer.host_part),
+        (own.device, own.device_part, peer.device, peer.device_part),
+    ):
+        my_count, their_count = (np.bincount(each, minlength=own.parts) for each in (my_part, their_part))
+        same = my_count == their_count
+        lag[mine[same[my_part]]] = recorded[theirs[same[their_part]]]
+        my_sum, their_sum = (
+            sum_by(part, recorded[edges], own.parts).astype(np.float64)
+            for part, edges in ((my_part, mine), (their_part, theirs))
+        )
+        scale = np.divide(their_sum, my_sum, out=np.ones(own.parts), where=my_sum > 0)
+        other = ~same[my_part]
+        lag[mine[other]] = np.rint(recorded[mine[other]] * scale[my_part[other]]).astype(np.int64)

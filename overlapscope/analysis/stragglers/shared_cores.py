@@ -1,0 +1,286 @@
+"""Find hosts that share too few processor cores: from what host threads did, or from the system's own account.
+
+Hosts that share k cores never run more than k at a time, and while others pause for lack of a core exactly k run. So
+the pauses of all hosts of a machine are counted together. A host pauses where its process does nothing for a while and
+waits for nothing that is known. What a host does in a wait for its device is not known: it may spin on a core or not.
+Which rank is late is then the scheduler's choice, and may be another one in the next step.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.common.job_identity import ranks_of_hosts
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.graph.host_calls import ALLOCATES, SILENCE_NS, SYNCHRONIZES
+from overlapscope.analysis.graph.self_test import DRAINED_WITHIN_NS
+from overlapscope.analysis.stragglers.host_cause import QUEUED, fetching, reading_series
+from overlapscope.timeline.columns import COPY, NONE, Flags, Ints
+from overlapscope.timeline.intervals import Intervals, difference, length, union
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.rows import unique
+from overlapscope.timeline.run import RankTimeline, Run
+
+MUCH: Final = 0.05
+"""Waiting for a core is reported from this share of the time between the first and the last reading."""
+PINNED: Final = 0.8
+"""Of the time in which more than k hosts wanted to run, k of them may have run for at least this share ..."""
+OF_TIME: Final = 0.03
+"""... and for at least this share of the recording."""
+WIDESPREAD: Final = 0.4
+"""Pauses concern at least this share of the hosts alike (the effective number: the square of the sum of their pauses
+over the sum of squares) ..."""
+FEWEST_PAUSED: Final = 1.5
+"""... and so many: of two hosts both, of which one pauses at least a quarter as long."""
+USUAL_FETCH: Final = 0.1
+"""Fetching a batch is taken to need twice this quantile of all fetches; what is longer may be a pause."""
+SAME_CLOCK_NS: Final = 50_000
+"""Ranks whose clocks are closer than this, or three residuals, may be of one machine where no source names hosts."""
+
+
+class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """What the host of one rank did in its recording, on its own clock; it ran where none of the intervals holds."""
+
+    begin_ns: int
+    end_ns: int
+    paused: Intervals
+    waiting: Intervals
+    """In calls that wait for the device, until what they awaited had ended."""
+    fetching: Intervals
+    """While it fetched a batch, which may be work, a wait for data, or a pause."""
+
+
+class Pinned(msgspec.Struct, frozen=True, kw_only=True):
+    """Hosts of which never more than `cores` ran at once, while others paused."""
+
+    ranks: tuple[int, ...]
+    cores: int
+    share: float
+    """Share of the recording in which more hosts wanted to run than did."""
+    paused_ns: Mapping[int, int]
+    running: float
+    """Mean number of hosts that ran, of the time in which all recorded."""
+    while_fetching: bool
+    """Whether pauses outside of data loading alone do not show it: loaders may have been slow instead."""
+
+
+def host_times(timeline: RankTimeline) -> HostTimes | None:
+    """Return what a rank's host did in its recording; None where its recording holds no calls of the host."""
+    host = timeline.host
+    if not timeline.has_device or not timeline.has_host_events or not host.start_ns.size:
+        return None
+    notes, steps = timeline.annotations, timeline.steps
+    marks = [notes.start_ns, notes.end_ns, steps.start_ns, steps.end_ns]
+    moments = unique(np.concatenate([host.start_ns, host.end_ns, *marks]))
+    silent = np.flatnonzero(np.diff(moments) >= SILENCE_NS)
+    begin, end = moments[silent], moments[silent + 1]
+    drains = _drains_at_end(timeline, begin, end)
+    waiting = union(_device_waits(timeline), (begin[drains], end[drains]))
+    fetches = difference(fetching(timeline), waiting)
+    quiet = difference(difference(Intervals(begin, end), waiting), fetches)
+    long = quiet.ends - quiet.starts >= SILENCE_NS
+    return HostTimes(
+        begin_ns=int(moments[0]), end_ns=int(moments[-1]), paused=Intervals(quiet.starts[long], quiet.ends[long]),
+        waiting=waiting, fetching=fetches,
+    )  # fmt: skip
+
+
+def _device_waits(timeline: RankTimeline) -> tuple[Ints, Ints]:
+    """Return when calls waited for the device: until the last span that ended in them.
+
+    Where a call returned later its thread had not been scheduled: that is a pause.
+    """
+    host, spans = timeline.host, timeline.spans
+    copies = unique(spans.correlation[(spans.kind == COPY) & (spans.correlation != NONE)])
+    blocks = rows_named(host.name, timeline.names, SYNCHRONIZES.search)
+    blocks |= rows_named(host.name, timeline.names, ALLOCATES.search)
+    blocks |= np.isin(host.correlation, copies)
+    begin, end = host.start_ns[blocks], host.end_ns[blocks]
+    return begin, np.maximum(_last_end(timeline, end), begin)
+
+
+def _last_end(timeline: RankTimeline, moment: Ints) -> Ints:
+    """Return for each moment the end of the device span that ended last before; NONE for none."""
+    ends = np.sort(timeline.spans.end_ns)
+    return np.append(NONE, ends)[np.searchsorted(ends, moment, side="right")]
+
+
+def _drains_at_end(timeline: RankTimeline, begin: Ints, end: Ints) -> Flags:
+    """Return which silences end right after the device had drained in them: they may be waits that no call shows."""
+    spans = timeline.spans
+    last = _last_end(timeline, end)
+    begun = np.searchsorted(np.sort(spans.start_ns), end, side="right")
+    ended = np.searchsorted(np.sort(spans.end_ns), end, side="right")
+    drained: Flags = (last > begin) & (last >= end - DRAINED_WITHIN_NS) & (begun == ended)
+    return drained
+
+
+def pinned_hosts(run: Run, hosts: Mapping[int, HostTimes], clocks: Clocks) -> list[Pinned]:
+    """Return the machines whose hosts share too few cores. `hosts` holds the ranks whose host calls were recorded."""
+    found = [_pinned(ranks, hosts, clocks) for ranks in _machines(run, hosts, clocks) if len(ranks) > 1]
+    return [each for each in found if each is not None]
+
+
+def _machines(run: Run, hosts: Mapping[int, HostTimes], clocks: Clocks) -> list[list[int]]:
+    """Return the ranks of each machine: by its name, else those whose clocks agree.
+
+    Two machines taken for one do no harm: if the hosts of each are pinned, so is their number together.
+    """
+    named = ranks_of_hosts(run)
+    if {rank for ranks in named.values() for rank in ranks} >= hosts.keys():
+        return [[rank for rank in ranks if rank in hosts] for ranks in named.values()]
+    found: list[list[int]] = []
+    apart = max(SAME_CLOCK_NS, 3 * (clocks.residual_ns or 0.0))
+    last = -np.inf
+    for rank in sorted(hosts, key=lambda each: (clocks.tied.get(each, each), clocks.offset_ns.get(each, 0.0))):
+        offset = clocks.offset_ns.get(rank, 0.0)
+        if not found or offset - last > apart or not clocks.comparable([found[-1][-1], rank]):
+            found.append([])
+        found[-1].append(rank)
+        last = offset
+    return [sorted(each) for each in found]
+
+
+def _pinned(ranks: Sequence[int], hosts: Mapping[int, HostTimes], clocks: Clocks) -> Pinned | None:
+    lasting = np.concatenate([hosts[rank].fetching.ends - hosts[rank].fetching.starts for rank in ranks])
+    usual = 2 * int(np.quantile(lasting, USUAL_FETCH)) if lasting.size else 0
+    excess = {rank: _beyond(hosts[rank].fetching, usual) for rank in ranks}
+    taken_ns, counts = _counts(ranks, hosts, excess, clocks)
+    recording, paused, waiting, fetches, long_fetch = counts
+    running = recording - paused - waiting - fetches
+    elsewhere = waiting + len(ranks) - recording
+    for wants, while_fetching in ((running + paused, False), (running + paused + long_fetch, True)):
+        cores, held_ns, share = _most_likely(taken_ns, running, wants, fetches + elsewhere, len(ranks))
+        lost = {rank: length(hosts[rank].paused) + (length(excess[rank]) if while_fetching else 0) for rank in ranks}
+        every = np.array(list(lost.values()), np.float64)
+        alike = float(every.sum() ** 2 / max((every**2).sum(), 1.0))
+        if (
+            share >= PINNED
+            and held_ns >= OF_TIME * int(taken_ns.sum())
+            and alike >= max(WIDESPREAD * len(ranks), FEWEST_PAUSED)
+        ):
+            together = taken_ns * (recording == len(ranks))
+            return Pinned(
+                ranks=tuple(ranks), cores=cores, share=held_ns / int(taken_ns.sum()), paused_ns=lost,
+                running=float((running * together).sum() / max(int(together.sum()), 1)),
+                while_fetching=while_fetching,
+            )  # fmt: skip
+    return None
+
+
+def _beyond(fetches: Intervals, usual_ns: int) -> Intervals:
+    """Return what of each fetch is longer than usual, where that is much."""
+    begin = np.minimum(fetches.starts + usual_ns, fetches.ends)
+    long = fetches.ends - begin >= SILENCE_NS
+    return Intervals(begin[long], fetches.ends[long])
+
+
+def _counts(
+    ranks: Sequence[int], hosts: Mapping[int, HostTimes], excess: Mapping[int, Intervals], clocks: Clocks
+) -> tuple[Ints, Ints]:
+    """Return the lengths of the stretches between any two changes, and in each how many hosts record, pause, wait,
+    fetch, and fetch for longer than usual."""
+    at, kind, change = [], [], []
+    for rank in ranks:
+        own = hosts[rank]
+        recording = Intervals(np.array([own.begin_ns]), np.array([own.end_ns]))
+        for code, times in enumerate((recording, own.paused, own.waiting, own.fetching, excess[rank])):
+            for moments, by in ((times.starts, 1), (times.ends, -1)):
+                at.append(np.rint(clocks.aligned(rank, moments)).astype(np.int64))
+                kind.append(np.full(moments.size, code))
+                change.append(np.full(moments.size, by))
+    order = np.argsort(np.concatenate(at), kind="stable")
+    moment, kinds, changes = (np.concatenate(each)[order] for each in (at, kind, change))
+    counts = np.array([np.cumsum(np.where(kinds == each, changes, 0)) for each in range(5)])
+    return np.diff(moment), counts[:, :-1]
+
+
+def _most_likely(taken_ns: Ints, running: Ints, wants: Ints, may_run: Ints, size: int) -> tuple[int, int, float]:
+    """Return the number of cores that fits best, how long they did not suffice, and the share of time that fits.
+
+    With k cores, while more than k hosts want to run: k run, some of them perhaps in waits (`may_run`).
+    """
+    best = (0, 0, 0.0)
+    most = -np.inf
+    for cores in range(1, size):
+        wanted = (wants > cores) & (running <= cores)
+        fits = wanted & (running + may_run >= cores)
+        held, against = int(taken_ns[fits].sum()), int(taken_ns[(running > cores) | (wanted & ~fits)].sum())
+        if held - against > most:
+            most, best = held - against, (cores, held, held / max(held + against, 1))
+    return best
+
+
+def shared_cores(
+    run: Run, pinned: Sequence[Pinned], capped_ns: Callable[[], tuple[int, int] | None] = lambda: None
+) -> list[Finding]:
+    """Return a finding where hosts share too few cores: as the system counted it, else as their pauses show.
+
+    `capped_ns` returns the length of the recording and what it would be with pauses of at most 3 ms, by replay; None
+    where that is not known.
+    """
+    counted = _as_counted(run.ranks)
+    return counted or [_as_paused(each, len(pinned), capped_ns) for each in pinned]
+
+
+def _as_paused(each: Pinned, of: int, capped_ns: Callable[[], tuple[int, int] | None]) -> Finding:
+    size, total = len(each.ranks), sum(each.paused_ns.values())
+    evidence: dict[str, Any] = {
+        "ranks": list(each.ranks), "cores": each.cores, "share_of_time": each.share,
+        "running_hosts": each.running, "paused_ns": {str(rank): ns for rank, ns in each.paused_ns.items()},
+    }  # fmt: skip
+    who = f"never more than {each.cores} of the {size} hosts of ranks {_listed(each.ranks)} ran at once"
+    what = f"{who} while others paused, {each.share:.0%} of the time ({total / size / 1e6:.1f} ms a host)"
+    if each.while_fetching:
+        evidence["while_fetching"] = True
+        return Finding(
+            id="shared_cores" if of == 1 else f"shared_cores:rank{each.ranks[0]}", severity="info",
+            title=f"{what}, in data loading: either they share too few cores, or their data comes late",
+            evidence=evidence, known_from="trace",
+        )  # fmt: skip
+    gain = capped_ns()
+    if gain is not None:
+        evidence |= {"recorded_ns": gain[0], "pauses_capped_ns": gain[1]}
+    without = "" if gain is None else f"; with pauses of at most 3 ms it would take {gain[1] / 1e6:.1f} ms"
+    return Finding(
+        id="shared_cores" if of == 1 else f"shared_cores:rank{each.ranks[0]}", severity="warning",
+        title=f"{what}: they share too few cores, and it is random which rank is late{without}",
+        evidence=evidence, known_from="trace",
+    )  # fmt: skip
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ", ".join(str(rank) for rank in ranks)
+
+
+def _as_counted(ranks: Mapping[int, RankTimeline]) -> list[Finding]:
+    """Return a finding where training threads often waited for a core by the system's account; none without it."""
+    shares: dict[int, float] = {}
+    waited: dict[int, int] = {}
+    for rank, timeline in ranks.items():
+        time_ns, value = reading_series(timeline, QUEUED)
+        if time_ns.size > 1 and time_ns[-1] > time_ns[0]:
+            waited[rank] = round(float(value[-1] - value[0]))
+            shares[rank] = waited[rank] / int(time_ns[-1] - time_ns[0])
+    if not shares or max(shares.values()) < MUCH:
+        return []
+    most = max(shares, key=shares.__getitem__)
+    return [
+        Finding(
+            id="shared_cores",
+            severity="warning",
+            title=f"training threads waited for a CPU core, up to {waited[most] / 1e6:.1f} ms on one rank "
+            f"({shares[most]:.0%} of its time): there are more threads than cores, so it is random which rank is late; "
+            "set OMP_NUM_THREADS and bind each rank to its own cores",
+            evidence={
+                "waited_ns": {str(rank): value for rank, value in waited.items()},
+                "median_share": float(np.median(list(shares.values()))),
+            },
+            known_from="telemetry",
+        )
+    ]

@@ -1,0 +1,144 @@
+"""Hosts that share cores: how many ran, counted by hand over schedules that were made, and on a real trace."""
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from overlapscope.advice.shared_cores import shared_cores as recommended
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.stragglers.shared_cores import HostTimes, Pinned, host_times, pinned_hosts
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.timeline.intervals import Intervals, difference, length, union
+from overlapscope.timeline.run import Run
+from tests.conftest import shared_file
+from tests.support.rank_rows import rank_timeline
+
+MS = 1_000_000
+LENGTH = 400 * MS
+Pairs = Sequence[tuple[int, int]]
+
+
+def intervals(pairs: Pairs) -> Intervals:
+    return union((np.array([one for one, _ in pairs], np.int64), np.array([two for _, two in pairs], np.int64)))
+
+
+def host(paused: Pairs = (), waiting: Pairs = (), fetching: Pairs = ()) -> HostTimes:
+    return HostTimes(
+        begin_ns=0, end_ns=LENGTH, paused=intervals(paused), waiting=intervals(waiting), fetching=intervals(fetching)
+    )
+
+
+def scheduled(hosts: int, cores: int, seed: int) -> list[Pairs]:
+    """Return when each host pauses: a core runs one after the other for 2 to 6 ms, and all hosts want to run."""
+    draw = random.Random(seed)
+    queue, busy, runs = list(range(hosts)), [(0, -1)] * cores, [[] for _ in range(hosts)]
+    while busy:
+        at, ran = busy.pop(busy.index(min(busy)))
+        queue += [ran] if ran >= 0 else []
+        if at < LENGTH:
+            rank = queue.pop(0)
+            until = at + draw.randint(2 * MS, 6 * MS)
+            runs[rank].append((at, until))
+            busy.append((until, rank))
+    whole = intervals([(0, LENGTH)])
+    off = [difference(whole, intervals(each)) for each in runs]
+    return [list(zip(each.starts.tolist(), each.ends.tolist(), strict=True)) for each in off]
+
+
+def found(hosts: Sequence[HostTimes], clocks: Clocks | None = None) -> list[Pinned]:
+    run = Run(world_size=len(hosts), ranks={rank: rank_timeline(rank) for rank in range(len(hosts))})
+    known = clocks or Clocks(tied=dict.fromkeys(range(len(hosts)), 0))
+    return pinned_hosts(run, dict(enumerate(hosts)), known)
+
+
+@pytest.mark.parametrize(("hosts", "cores"), [(2, 1), (4, 1), (4, 3), (8, 2), (8, 6), (16, 5)])
+def test_hosts_that_take_turns_share_so_many_cores(hosts: int, cores: int) -> None:
+    (one,) = found([host(paused) for paused in scheduled(hosts, cores, hosts)])
+    assert (one.cores, one.ranks, one.while_fetching) == (cores, tuple(range(hosts)), False)
+    assert one.share == pytest.approx(1.0, abs=0.05)
+    assert one.running == pytest.approx(cores, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_hosts_that_pause_of_themselves_share_none(seed: int) -> None:
+    draw = random.Random(seed)
+    moments = [sorted(draw.sample(range(0, LENGTH, MS), 60)) for _ in range(8)]
+    assert found([host(list(pairwise(own))[::2]) for own in moments]) == []
+
+
+def test_hosts_that_pause_all_at_once_share_none() -> None:
+    pauses = [(at, at + 5 * MS) for at in range(0, LENGTH, 20 * MS)]
+    assert found([host(pauses)] * 8) == []
+
+
+def test_one_host_that_pauses_alone_is_a_straggler_and_no_lack_of_cores() -> None:
+    pauses = [(at, at + 8 * MS) for at in range(0, LENGTH, 20 * MS)]
+    assert found([host(pauses), *[host()] * 7]) == []
+    assert found([host(pauses), host()]) == []
+
+
+def test_what_a_host_does_in_a_wait_for_its_device_counts_neither_way() -> None:
+    """Three of four hosts take turns on one core; the fourth waits for its device, and spins or not."""
+    turns = [host(paused) for paused in scheduled(3, 1, 5)]
+    (one,) = found([*turns, host(waiting=[(0, LENGTH)])])
+    assert one.cores == 1
+
+
+def test_pauses_in_data_loading_alone_are_not_told_from_slow_loaders() -> None:
+    """Every host also loads quickly, which tells how long loading need take."""
+    loads = scheduled(4, 2, 7)
+    hosts = [host(fetching=[*own, *((end + MS, end + MS + MS // 10) for _, end in own)]) for own in loads]
+    (one,) = found(hosts)
+    assert (one.cores, one.while_fetching) == (2, True)
+
+
+def test_machines_are_told_apart_by_their_clocks() -> None:
+    """Of two machines one has two cores for four hosts; the other has enough."""
+    hosts = [*(host(paused) for paused in scheduled(4, 2, 3)), *[host()] * 4]
+    offsets = {rank: 0.0 if rank < 4 else 7.0 * MS for rank in range(8)}
+    (one,) = found(hosts, Clocks(tied=dict.fromkeys(range(8), 0), offset_ns=offsets))
+    assert (one.ranks, one.cores) == ((0, 1, 2, 3), 2)
+
+
+def test_pauses_are_silences_outside_of_waits_for_the_device() -> None:
+    calls = [
+        {"name": "cudaLaunchKernel", "start_ns": 0, "end_ns": 10_000},
+        {"name": "cudaLaunchKernel", "start_ns": 2 * MS, "end_ns": 2 * MS + 10_000},  # after a pause
+        {"name": "cudaStreamSynchronize", "start_ns": 3 * MS, "end_ns": 9 * MS},  # its span ended at 6 ms
+        {"name": "cudaLaunchKernel", "start_ns": 9 * MS + 100_000, "end_ns": 9 * MS + 110_000},
+    ]
+    timeline = rank_timeline(
+        work=[{"start_ns": MS, "end_ns": 6 * MS, "name": "gemm"}],
+        host=[{"lane": 2, **each} for each in calls],
+        recordings=[{"start_ns": 0, "end_ns": 10 * MS, "host_events": True}],
+    )
+    own = host_times(timeline)
+    assert own
+    pauses = list(zip(own.paused.starts.tolist(), own.paused.ends.tolist(), strict=True))
+    assert pauses == [(10_000, 2 * MS), (2 * MS + 10_000, 3 * MS), (6 * MS, 9 * MS)]
+    assert length(own.waiting) == 3 * MS
+
+
+def test_a_recording_without_host_events_says_nothing_of_hosts() -> None:
+    assert host_times(rank_timeline(work=[{"start_ns": 0, "end_ns": MS, "name": "gemm"}])) is None
+
+
+def test_eight_hosts_of_megatron_share_two_cores() -> None:
+    """By hand: six of eight hosts are silent for more than 1 ms at 92 % of the time, and 1.9 run in the mean."""
+    analysis = analyze(read_inputs([shared_file("kineto/megatron_tp8")]))
+    (finding,) = (each for each in analysis.findings if each.id == "shared_cores")
+    evidence = finding.evidence
+    assert (finding.severity, evidence["cores"], evidence["ranks"]) == ("warning", 2, list(range(8)))
+    assert evidence["share_of_time"] == pytest.approx(0.92, abs=0.02)
+    assert evidence["running_hosts"] == pytest.approx(1.9, abs=0.05)
+    assert all(433 * MS < each < 503 * MS for each in evidence["paused_ns"].values())
+    assert evidence["recorded_ns"] == pytest.approx(630.765 * MS, rel=1e-4)
+    assert evidence["pauses_capped_ns"] == pytest.approx(289 * MS, rel=0.01)
+    advice = recommended(analysis)
+    assert advice
+    assert advice.gain_high_ns == evidence["recorded_ns"] - evidence["pauses_capped_ns"]
+    assert {"linux", "slurm", "torch"} <= set(advice.apply)

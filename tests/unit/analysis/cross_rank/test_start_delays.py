@@ -1,0 +1,111 @@
+"""Recordings that begin apart: what that explains of the waits is charged to nobody."""
+
+from msgspec.structs import replace
+
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.timeline.run import Group, Run
+from tests.support.rank_rows import rank_timeline
+
+MS = 1_000_000
+EPOCH = 1_700_000_000 * 10**9
+
+
+def recorded(starts: list[int], arrivals: list[list[int]], groups: list[list[int]] | None = None) -> Run:
+    """Return ranks that begin to record at `starts` and arrive at call k at `arrivals[k]`, in ms, on one clock.
+
+    A call ends 1 ms after its last member came. Without `groups` all ranks make each call, else those of `groups[k]`.
+    """
+    every = list(range(len(starts)))
+    members = groups or [every] * len(arrivals)
+    named = {tuple(each): "g" + "".join(map(str, each)) for each in members}
+    calls: dict[int, list[dict[str, object]]] = {rank: [] for rank in every}
+    for at, (came, own) in enumerate(zip(arrivals, members, strict=True)):
+        end = max(came) + 1
+        for rank, start in zip(own, came, strict=True):
+            calls[rank].append({
+                "op": "all_reduce", "group": named[tuple(own)], "seq": at, "dtype": "float32", "bytes": 1000,
+                "group_size": len(own), "start_ns": EPOCH + start * MS, "end_ns": EPOCH + end * MS,
+                "launch_ns": EPOCH + start * MS - 1000,
+            })  # fmt: skip
+    last = EPOCH + (max(map(max, arrivals)) + 1) * MS
+    ranks = {
+        rank: rank_timeline(
+            rank, calls=own, recordings=[{"start_ns": EPOCH + starts[rank] * MS, "end_ns": last}],
+            recorded={"settings": {"host": "one"}},
+        )
+        for rank, own in calls.items()
+    }  # fmt: skip
+    known = tuple(Group(name=name, size=len(own), ranks=own) for own, name in named.items())
+    return Run(world_size=len(starts), ranks=ranks, groups=known)
+
+
+def waits(run: Run) -> dict[int, tuple[float, float, float]]:
+    """Return (waited, of it by the start, blame) of each rank in ms."""
+    found = match_and_align(run).waits
+    return {
+        rank: (each.wait_ns / MS, each.start_wait_ns / MS, each.blame_ns / MS) for rank, each in sorted(found.items())
+    }
+
+
+def test_the_first_call_of_a_rank_that_began_later_is_nobodys_lateness() -> None:
+    run = recorded([0, 30], [[10, 40], [50, 51], [60, 62]])
+    assert waits(run) == {0: (33, 30, 0), 1: (0, 0, 3)}
+    analysis = analyze(run)
+    assert "1 of 3 matched calls came before the ranks" in analysis.skew.reasons[0]
+    assert analysis.ranks[0].whole.causes["start_of_recording"] == 30 * MS
+    assert analysis.skew.ranks[0].start_of_recording_ns == 30 * MS
+
+
+def test_ranks_that_begin_together_are_blamed_for_their_first_call() -> None:
+    run = recorded([0, 0], [[10, 40], [50, 51]])
+    assert waits(run) == {0: (31, 0, 0), 1: (0, 0, 31)}
+    assert analyze(run).skew.reasons == []
+
+
+def test_a_rank_that_began_later_and_arrives_with_the_others_leaves_no_wait() -> None:
+    run = recorded([0, 8], [[10, 10], [20, 25]])
+    assert waits(run) == {0: (5, 0, 0), 1: (0, 0, 5)}
+
+
+def test_a_delay_goes_on_from_group_to_group_until_all_have_met() -> None:
+    """Ranks 2 and 3 began 20 ms later; pairs meet first, then all four."""
+    run = recorded(
+        [0, 0, 20, 20],
+        [[5, 5], [25, 25], [10, 10, 30, 30], [40, 40, 40, 44]],
+        [[0, 1], [2, 3], [0, 1, 2, 3], [0, 1, 2, 3]],
+    )
+    found = waits(run)
+    assert [found[rank][1] for rank in range(4)] == [20, 20, 0, 0]
+    assert [found[rank][2] for rank in range(4)] == [0, 0, 0, 4]
+
+
+def test_what_exceeds_the_spread_of_the_starts_is_a_wait_for_a_late_rank() -> None:
+    """Rank 1 began 10 ms later and was 15 ms later still: 10 are nobody's, and the call is left out of blame."""
+    run = recorded([0, 10], [[5, 30], [40, 40]])
+    assert waits(run) == {0: (25, 10, 0), 1: (0, 0, 0)}
+    causes = analyze(run).ranks[0].whole.causes
+    assert causes["start_of_recording"] == 10 * MS
+    assert causes["peer_host"] == 15 * MS
+
+
+def test_calls_that_were_not_matched_may_have_joined_ranks_before() -> None:
+    run = recorded([0, 30], [[40, 60], [70, 71]])
+    timeline = run.ranks[1]
+    earlier = rank_timeline(
+        1,
+        calls=[
+            {"op": "send", "peer": 5, "start_ns": EPOCH + 31 * MS, "end_ns": EPOCH + 35 * MS, "group": "p"},
+            *(
+                {
+                    "op": "all_reduce", "group": "g01", "seq": at, "dtype": "float32", "bytes": 1000, "group_size": 2,
+                    "start_ns": int(timeline.collectives.start_ns[at]), "end_ns": int(timeline.collectives.end_ns[at]),
+                }
+                for at in range(2)
+            ),
+        ],
+        recordings=[{"start_ns": EPOCH + 30 * MS, "end_ns": EPOCH + 72 * MS}],
+        recorded=timeline.recorded,
+    )  # fmt: skip
+    found = waits(replace(run, ranks={0: run.ranks[0], 1: earlier}))
+    assert found[0][1] == 0

@@ -1,0 +1,126 @@
+"""What late ranks are worth: against the generator run again without their excess, and rules of what is said."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.graph.removal import RunGraph, answering_graph, late_together, needed, programs_of, removal
+from overlapscope.analysis.graph.scenarios import aligned_starts, changed_times
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.timeline.run import Run
+from tests.property.synthetic import Job, simulate, write_kineto
+from tests.property.synthetic.job_faults import draw
+
+WITHIN = 0.02
+
+
+def read(job: Job) -> Run:
+    with TemporaryDirectory() as folder:
+        write_kineto(simulate(job), Path(folder) / "job")
+        return read_inputs([Path(folder) / "job"])
+
+
+def graph_of(run: Run) -> RunGraph:
+    found = answering_graph(run, match_and_align(run))
+    assert isinstance(found, RunGraph)
+    return found
+
+
+@cache
+def late_pair(seed: int) -> tuple[Run, tuple[int, ...], int]:
+    """Return a job with two ranks that are late together, who they are, and how long it takes without their excess.
+
+    Without interference: while ranks wait for a late one, their collectives lengthen what they compute meanwhile.
+    """
+    planted = draw("late_pair", seed)
+    job, healthy = (replace(each, interference=1.0) for each in (planted.job, planted.healthy))
+    again = graph_of(read(healthy))
+    return (
+        read(job),
+        job.fault.culprits,
+        again.window.length_ns(changed_times(again.graph, aligned_starts(again.graph))),
+    )
+
+
+def is_predicted(seed: int) -> bool:
+    run, culprits, healthy_ns = late_pair(seed)
+    found = removal(graph_of(run), culprits, programs_of(run.ranks))
+    assert found
+    return abs(found.aligned_ns - found.gain_ns - healthy_ns) <= WITHIN * healthy_ns
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_without_their_excess_a_job_takes_what_the_generator_says(seed: int) -> None:
+    assert is_predicted(seed)
+
+
+@pytest.mark.long
+def test_without_their_excess_most_jobs_take_what_the_generator_says() -> None:
+    assert sum(is_predicted(seed) for seed in range(100, 200)) >= 95
+
+
+def test_ranks_that_are_late_together_are_worth_much_and_one_of_them_is_worth_nothing() -> None:
+    run, culprits, _ = late_pair(0)
+    whole, programs = graph_of(run), programs_of(run.ranks)
+    assert tuple(late_together(whole.graph, programs)) == culprits
+    both = removal(whole, culprits, programs)
+    assert both
+    assert both.low_ns > 0.1 * both.aligned_ns
+    for rank in culprits:
+        one = removal(whole, [rank], programs)
+        assert one
+        assert one.high_ns < 0.1 * both.gain_ns
+
+
+def test_an_innocent_is_not_kept_among_the_late() -> None:
+    run, culprits, _ = late_pair(0)
+    whole, programs = graph_of(run), programs_of(run.ranks)
+    innocent = next(rank for rank in run.ranks if rank not in culprits)
+    three = removal(whole, sorted([*culprits, innocent]), programs)
+    assert three
+    assert needed(whole, three, programs).ranks == culprits
+
+
+def test_a_rank_without_a_peer_has_no_removal_value() -> None:
+    run, culprits, _ = late_pair(0)
+    programs = {**programs_of(run.ranks), culprits[0]: "another"}
+    assert removal(graph_of(run), culprits, programs) is None
+
+
+def test_stragglers_carry_what_they_are_worth_together() -> None:
+    run, culprits, _ = late_pair(0)
+    found = {each.rank: each for each in analyze(run).skew.stragglers}
+    assert tuple(sorted(found)) == culprits
+    for rank, each in found.items():
+        assert each.late_with == [other for other in culprits if other != rank]
+        assert each.no_removal_reason is None
+        assert each.removal_ns is not None
+        assert each.removal_low_ns is not None
+        assert each.removal_high_ns is not None
+        assert 0 < each.removal_low_ns <= each.removal_ns <= each.removal_high_ns
+
+
+def test_where_hosts_were_not_recorded_blame_alone_names_a_straggler_and_says_so() -> None:
+    job = draw("late_pair", 0).job
+    (culprit, _) = job.fault.culprits
+    run = read(replace(job, fault=replace(job.fault, culprits=(culprit,))))
+    without_host = {
+        rank: replace(each, recordings=replace(each.recordings, host_events=each.recordings.host_events & False))
+        for rank, each in run.ranks.items()
+    }
+    (found,) = analyze(replace(run, ranks=without_host)).skew.stragglers
+    assert (found.rank, found.removal_ns, found.no_removal_reason) == (culprit, None, "no_host_events")
+    (found,) = analyze(run).skew.stragglers
+    assert (found.rank, found.late_with, found.no_removal_reason) == (culprit, [], None)
+
+
+def test_a_recording_that_is_too_large_to_replay_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _, _ = late_pair(0)
+    monkeypatch.setattr("overlapscope.analysis.graph.removal.MOST_SPANS", 1)
+    assert {each.no_removal_reason for each in analyze(run).skew.stragglers} <= {"too_large"}
+    assert all(each.removal_ns is None for each in analyze(run).skew.stragglers)
