@@ -7,8 +7,9 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.graph.answers import SelfTest
 from overlapscope.analysis.graph.bounds import Bounds, step_bounds, whole_bounds
-from overlapscope.analysis.graph.build import graph_too_large, rank_graph, run_graph
+from overlapscope.analysis.graph.build import graph_too_large, run_graph
 from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, ExposedPieces, exposed_pieces
 from overlapscope.analysis.graph.idle import BLOCKERS, BY_CALL, IDLE_CAUSES, STRETCHES, IdlePieces, idle_pieces
 from overlapscope.analysis.graph.model import Graph, RankPart
@@ -23,7 +24,7 @@ from overlapscope.analysis.graph.scenarios import (
     scaled_transfers,
     without_communication,
 )
-from overlapscope.analysis.graph.self_test import SelfTest, Swap, self_test, swap_test
+from overlapscope.analysis.graph.self_test import rank_swaps, self_test
 from overlapscope.analysis.graph.walk import binding_edges, critical_path, shown_binding
 from overlapscope.timeline.columns import Ints, Small
 from overlapscope.timeline.rows import sum_by
@@ -89,7 +90,7 @@ def graph_figures(run: Run, cross_rank: CrossRank, recording: int = 0) -> GraphF
     time = graph.nodes.time_ns
     first = int(time[window.start].min())
     path = critical_path(graph, window.last(time), first)
-    tested = self_test(graph, path, [window, *step_bounds(graph, run.ranks)], _swap(run, recording))
+    tested = self_test(graph, path, [window, *step_bounds(graph, run.ranks)], rank_swaps(graph, run))
     # A step that fails the replay loses its own answers, not those of the recording.
     answers = tested.answers(None, None)
     ends = own_chain_ends(graph)
@@ -106,13 +107,6 @@ def graph_figures(run: Run, cross_rank: CrossRank, recording: int = 0) -> GraphF
         ),
         scenarios=_scenarios(graph, window) if answers else None,
     )  # fmt: skip
-
-
-def _swap(run: Run, recording: int) -> Swap | None:
-    """Return the swap test of the first rank; its graph is that of the rank alone."""
-    timeline = next(iter(run.ranks.values()))
-    graph = rank_graph(timeline, recording)
-    return swap_test(graph, timeline, step_bounds(graph, {timeline.rank: timeline}))
 
 
 def _scenarios(graph: Graph, window: Bounds) -> dict[str, Outcome]:

@@ -8,10 +8,19 @@ from collections.abc import Sequence
 from itertools import permutations
 from typing import Final
 
-import msgspec
 import numpy as np
 
-from overlapscope.analysis.graph.bounds import Bounds, whole_bounds
+from overlapscope.analysis.graph.answers import (
+    HIDDEN_WAITS,
+    REPLAY,
+    REPLAY_WITHIN,
+    UNKNOWN,
+    SelfTest,
+    StepReplay,
+    Swap,
+)
+from overlapscope.analysis.graph.bounds import Bounds, step_bounds, whole_bounds
+from overlapscope.analysis.graph.build import rank_graph
 from overlapscope.analysis.graph.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.model import (
     HOST_EDGES,
@@ -20,75 +29,27 @@ from overlapscope.analysis.graph.model import (
     Graph,
     RankPart,
 )
-from overlapscope.analysis.graph.replay import replay, replay_part, run_edges, with_durations
+from overlapscope.analysis.graph.replay import replay, replay_part, run_edges, scans_of, with_durations
 from overlapscope.analysis.graph.walk import Path, chain, unknown_ns
 from overlapscope.timeline.columns import Flags, Ints
 from overlapscope.timeline.rows import values_in
-from overlapscope.timeline.run import RankTimeline
+from overlapscope.timeline.run import RankTimeline, Run
 
-REPLAY_WITHIN: Final = 0.001
 UNKNOWN_WITHIN: Final = 0.02
 HIDDEN_WAITS_WITHIN: Final = 0.25
 DRAINED_WITHIN_NS: Final = 100_000
 """A host stretch that ends this soon after a stream drained in it may have been a wait for it."""
 ALIKE_STEPS: Final = 3
+LEAST_SWAPS: Final = 6
 MOST_SWAPS: Final = 30
-REPLAY, UNKNOWN, HIDDEN_WAITS = "replay", "unknown", "hidden_waits"
-
-
-class StepReplay(msgspec.Struct, frozen=True, kw_only=True):
-    """A window as recorded and as replayed without what no rule explains."""
-
-    step: int | None
-    rank: int | None
-    recorded_ns: int
-    replayed_ns: int
-
-    @property
-    def error(self) -> float:
-        """Relative difference of the replay."""
-        return (self.replayed_ns - self.recorded_ns) / self.recorded_ns if self.recorded_ns else 0.0
-
-
-class Swap(msgspec.Struct, frozen=True, kw_only=True):
-    """Relative errors when each step, with the device durations of another, predicts the length of that one."""
-
-    pairs: int
-    median: float
-    worst: float
-    unchanged: float
-    """Median error of taking the one step's length for the other's."""
-
-
-class SelfTest(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of the four tests; `failed` names those that do not hold."""
-
-    windows: tuple[StepReplay, ...]
-    unknown_share: float
-    """Of the path: what no rule explains, or the recording cannot hold."""
-    unexplained_share: float
-    """Of the spans: those whose start no rule explains."""
-    hidden_wait_share: float
-    """Of the path's long host stretches: those that end right after a stream drained in them."""
-    swap: Swap | None
-    """None with fewer than three alike steps."""
-    failed: tuple[str, ...]
-
-    @property
-    def holds(self) -> bool:
-        """Whether path and scenarios may be answered."""
-        return not self.failed
-
-    def answers(self, step: int | None, rank: int | None) -> bool:
-        """Return whether a window's path and scenarios may be answered: its own replay and the other tests."""
-        own = [each for each in self.windows if each.step == step and each.rank == rank]
-        others = set(self.failed) - {REPLAY}
-        return bool(own) and not others and all(abs(each.error) <= REPLAY_WITHIN for each in own)
+SWAPPED_EDGES: Final = 50_000
+"""Pairs of steps that are swapped, spread over all pairs: so many that their edges stay below a limit."""
 
 
 def self_test(graph: Graph, path: Path, windows: Sequence[Bounds], swap: Swap | None = None) -> SelfTest:
     """Test a graph; `path` is its critical path, `windows` its steps, or the whole recording where there are none."""
-    value = replay(graph)
+    unexplained_starts = bool((graph.nodes.gap == UNEXPLAINED).any())
+    value = replay(graph) if unexplained_starts else graph.nodes.time_ns  # it replays exactly where all is explained
     replays = tuple(
         StepReplay(
             step=each.step, rank=each.rank, recorded_ns=each.length_ns(graph.nodes.time_ns),
@@ -180,6 +141,14 @@ def _drained(graph: Graph, part: RankPart, since: Ints, begin: Ints) -> Flags:
     return found
 
 
+def rank_swaps(graph: Graph, run: Run) -> Swap | None:
+    """Return the swap test of the first rank of a graph, of which its own graph is swapped."""
+    part = graph.ranks[0]
+    timeline = run.ranks[part.rank].at_hand()
+    own = graph if len(graph.ranks) == 1 else rank_graph(timeline, part.recording)
+    return swap_test(own, timeline, step_bounds(own, {part.rank: timeline}))
+
+
 def swap_test(graph: Graph, timeline: RankTimeline, steps: Sequence[Bounds]) -> Swap | None:
     """Predict each of a rank's alike steps from each other; None with fewer than three.
 
@@ -198,9 +167,12 @@ def swap_test(graph: Graph, timeline: RankTimeline, steps: Sequence[Bounds]) -> 
     if len(alike) < ALIKE_STEPS:
         return None
     taken = np.array([each.length_ns(graph.nodes.time_ns) for each in alike])
-    scan = [_scan_of(graph, each) for each in alike]
+    scan = scans_of(graph, [(each.start, each.end) for each in alike])
     errors, unchanged = [], []
-    for one, other in list(permutations(range(len(alike)), 2))[:MOST_SWAPS]:
+    pairs = list(permutations(range(len(alike)), 2))
+    edges = max(last - first for first, last in scan)
+    count = min(max(SWAPPED_EDGES // max(edges, 1), LEAST_SWAPS), MOST_SWAPS, len(pairs))
+    for one, other in (pairs[round(at * (len(pairs) - 1) / (count - 1))] for at in range(count)):
         mine, theirs = members[alike[one].step], members[alike[other].step]
         duration = graph.edges.lag_ns[run].copy()
         duration[mine] = duration[theirs]
@@ -213,15 +185,6 @@ def swap_test(graph: Graph, timeline: RankTimeline, steps: Sequence[Bounds]) -> 
         pairs=len(errors), median=float(np.median(errors)), worst=float(max(errors)),
         unchanged=float(np.median(unchanged)),
     )  # fmt: skip
-
-
-def _scan_of(graph: Graph, window: Bounds) -> tuple[int, int]:
-    """Return the first edge, and the edge after the last, that lie in a window in the order of a scan."""
-    place = np.empty(graph.num_nodes, np.int64)
-    place[graph.order] = np.arange(graph.num_nodes)
-    at = place[graph.edges.node]
-    first, last = place[window.start].min(), place[window.end].max()
-    return int(np.searchsorted(at, first, "right")), int(np.searchsorted(at, last, "right"))
 
 
 def _by_lane(part: RankPart, spans: Ints) -> Ints:
