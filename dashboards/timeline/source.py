@@ -20,7 +20,7 @@ from overlapscope.analysis.per_rank.occupancy import Occupancy
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole_windows
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.report.perfetto.call_args import CallArguments
-from overlapscope.report.perfetto.tracks import lane_name, to_common_clock
+from overlapscope.report.perfetto.tracks import lane_name
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.store.load_save import load_rank
@@ -251,11 +251,11 @@ class TimelineSource:
 
 def _states(occupancy: Mapping[int, Occupancy], clocks: Clocks) -> States:
     """Return the states of each rank converted from its own clock to the common one."""
-    return {rank: (to_common_clock(clocks, rank, each.at_ns), each.state) for rank, each in occupancy.items()}
+    return {rank: (clocks.aligned_ns(rank, each.at_ns), each.state) for rank, each in occupancy.items()}
 
 
 def _to_common_clock(snapshot: AlignedStates, rank: int, times_ns: Ints) -> Ints:
-    return to_common_clock(snapshot.clocks or Clocks(), rank, times_ns) - snapshot.origin_ns
+    return (snapshot.clocks or Clocks()).aligned_ns(rank, times_ns) - snapshot.origin_ns
 
 
 def source_of(opened: OpenRun) -> TimelineSource:

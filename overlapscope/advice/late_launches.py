@@ -10,6 +10,7 @@ from overlapscope.advice.job_kind import FUSABLE, JobKind
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended, time_of
 from overlapscope.analysis.result import Recommendation
 from overlapscope.analysis.stragglers.host_cause import LOADING
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.intervals import difference, intersection, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
@@ -71,8 +72,11 @@ def _profiled(given: RuleInput) -> bool:
 
 
 def _on_path(given: RuleInput) -> int:
-    """Return the host's time on the critical path in ns, mean over its steps."""
-    steps = given.analysis.critical_path.steps
+    """Return the host's time on the critical path in ns, mean over its steps; all idle time where launches alone are
+    recorded, and so no path is known."""
+    steps, ranks = given.analysis.critical_path.steps, given.run.ranks.values()
+    if not any(each.has_host_events for each in ranks) and all((each.spans.launch_ns != NONE).all() for each in ranks):
+        return given.figures.idle_ns or 0
     return round(fmean(sum(each.parts.get(part, 0) for part in HOST) for each in steps)) if steps else 0
 
 

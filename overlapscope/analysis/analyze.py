@@ -22,11 +22,11 @@ from overlapscope.analysis.common.cause_table import NoRemoval
 from overlapscope.analysis.common.findings import Finding, Listed, recording_gaps, unplaced
 from overlapscope.analysis.common.job_identity import host_of_ranks
 from overlapscope.analysis.cost.throughput import throughput
-from overlapscope.analysis.critical_path.critical_path import critical_path
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers, match_and_align
 from overlapscope.analysis.exposure.collectives import collective_rows
 from overlapscope.analysis.exposure.exposed import exposed_by
 from overlapscope.analysis.exposure.exposed_causes import Causes, each_causes
+from overlapscope.analysis.graph.own_causes import critical_paths
 from overlapscope.analysis.graph.scenarios import PAUSE_CAP_NS, capped_pauses, outcome
 from overlapscope.analysis.job_step.headline import headline
 from overlapscope.analysis.job_step.step_table import RankWindows
@@ -113,7 +113,7 @@ def analyze(
         findings=findings,
         recommendations=[],
         told=rows_of_sources(run.facts),
-        critical_path=critical_path(run, windows, cross_rank),
+        critical_path=critical_paths(run, windows, cross_rank),
         throughput=throughput(run, alone),
         headline=headline(rank_windows(ranks, alone), cross_rank),
     )

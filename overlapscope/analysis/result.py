@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.common.findings import Finding, Listed
 from overlapscope.analysis.cost.throughput import Throughput, gpu_hours_a_day
-from overlapscope.analysis.critical_path.critical_path import CriticalPath
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import ExposedBy
+from overlapscope.analysis.graph.answers import CriticalPath
 from overlapscope.analysis.job_step.headline import Headline, headline
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.per_rank.breakdown import Breakdown

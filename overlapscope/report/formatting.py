@@ -88,6 +88,12 @@ def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> Iterable[str]:
         yield "  ".join(cells).rstrip()
 
 
+def short(text: str, longest: int) -> str:
+    """Return a name on one line with at most so many characters."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= longest else flat[: longest - 3] + "..."
+
+
 def inert(text: str) -> str:
     r"""Escape control characters, changes of text direction and CI commands, for example as `\x1b`; keep line feeds."""
     shown = text

@@ -16,6 +16,9 @@ from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from overlapscope.analysis.common.cause_table import CAUSES, IDLE_CAUSES
+from overlapscope.analysis.graph.answers import Doing
+from overlapscope.analysis.graph.model import EDGE_KINDS, GAPS
+from overlapscope.analysis.graph.model import KNOWN as KNOWN_BY
 from overlapscope.ingest.registry import BUILT_IN_READERS
 from overlapscope.report.text.cross_rank import evidence_text
 from overlapscope.timeline.columns import column_kinds
@@ -128,9 +131,9 @@ _KERNEL: Final = (
 KNOWN: Final[Mapping[str, re.Pattern[str]]] = {
     field: re.compile(pattern, re.ASCII)
     for pattern, fields in {
-        rf"{_OURS}|{_NAMES}": "dimension dimension{} phase phase{} side gpu_direct in_place pattern part parts{} name"
-        " Metric.name MetricVerdict.name BudgetVerdict.name values{} Part.name ScalePart.name causes{} idle_causes{}"
-        " told{} held_by verdict known_from format kind_of_id evidence{}",
+        rf"{_OURS}|{_NAMES}": "dimension dimension{} phase phase{} side gpu_direct in_place pattern part parts{}"
+        " bands{} failed name Metric.name MetricVerdict.name BudgetVerdict.name values{} Part.name ScalePart.name"
+        " causes{} idle_causes{} told{} held_by verdict known_from format kind_of_id evidence{}",
         _OPERATION: "op executed_op by_op{}",
         _DTYPE: "dtype",
         "all tensors|transfers|negotiations": "subject",
@@ -145,7 +148,10 @@ KNOWN: Final[Mapping[str, re.Pattern[str]]] = {
         "NVLink|XGMI|PCIe|PIX|PXB|PHB|NODE|SYS|network|info|warning|timeout": "kind",
         rf"(?i:{_LIBRARY}) {_VERSION}": "library",
         _LIBRARY: "backend",
-        _KERNEL: "names host_op KernelChange.name PathOperation.name",
+        _KERNEL: "names host_op KernelChange.name PathOperation.name Link.what Link.op Link.before ExplainedSpan.name"
+        " ExplainedSpan.op",
+        "|".join((*EDGE_KINDS, *KNOWN_BY, *GAPS, *get_args(Doing))): "Link.kind Link.known Link.gap Chain.doing"
+        " ExplainedSpan.kind",
         rf"(?:GPU|NIC) ?\d{{1,2}}|{_MODEL}|network|cpu": "a b pairs peers device links{}",
         "(?:cuda|hip|cu)(?:Device|Ctx|Context|Stream|Event)Synchronize": "synchronising_calls{}",
         "|".join(column for table in FACT_TABLES.values() for column in column_kinds(table)): "rows{}",

@@ -15,9 +15,13 @@ from overlapscope.timeline.columns import (
     COMM,
     COMPUTE,
     COPY,
+    DEVICE,
+    HOST,
     NONE,
+    RUNTIME,
     Annotations,
     Collectives,
+    HostSpans,
     Lanes,
     Recordings,
     Spans,
@@ -147,7 +151,10 @@ def end_of(job: Job) -> int:
 
 
 class Truth(msgspec.Struct, frozen=True, kw_only=True):
-    """The critical path by the graph: nanoseconds by (part, kernel's name), from `begin` to the end on rank `rank`."""
+    """The critical path by the graph: nanoseconds by (part, kernel's name), from `begin` to the end on rank `rank`.
+
+    `begin` is when the first rank begins to compute. What a rank did before its first launch is not recorded.
+    """
 
     rank: int
     begin: int
@@ -158,15 +165,19 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def truth(job: Job) -> Truth:
-    """Follow the latest edge back from the end, to the first compute of the rank that ends last."""
+    """Follow the latest edge back from the end, to the first compute of all ranks."""
     graph, at = edges(job), times(job)
     ends = sorted((time, node) for node, time in at.items() if node[0] == "end")
     node = ends[-1][1]
     of_other_ranks = [time for time, each in ends if each[1] != node[1] and each[0] == "end"]
     closest = min((ends[-1][0] - time for time in of_other_ranks[-1:]), default=1 << 40)
     rank = node[1]
-    computes = [n for n, kernel in enumerate(job.ranks[rank]) if kernel.kind == COMPUTE]
-    begin = min(at["start", rank, number] for number in computes)
+    begin = min(
+        at["start", each, number]
+        for each, program in enumerate(job.ranks)
+        for number, kernel in enumerate(program)
+        if kernel.kind == COMPUTE
+    )
     parts: dict[tuple[str, str], int] = {}
     while at[node] > begin:
         ranked = sorted((at[other] + ns, other) for other, ns in graph[node].items())
@@ -189,7 +200,7 @@ def _part(job: Job, node: Node, before: Node) -> tuple[str, str]:
         return ("copy", TO_HOST) if kernel.kind == COPY else ("compute", name(node[1], node[2]))
     if node[0] == "start":
         return "launch", ""
-    return "host", ""
+    return ("before_recording" if before[0] == "host" and not before[2] else "host"), ""
 
 
 def name(rank: int, number: int) -> str:
@@ -224,6 +235,7 @@ def run_of(job: Job) -> Run:
         names = NameTable(["source", "all", "pair", "float32", TO_HOST])
         shift = base + (job.offsets[rank] if job.offsets else 0)
         calls = [number for number, kernel in enumerate(program) if kernel.call is not None]
+        thread = FIRST_COMM_LANE + 2
 
         def moments(what: str, numbers: list[int], rank: int = rank, shift: int = shift) -> list[int]:
             return [at[what, rank, number] + shift for number in numbers]
@@ -234,7 +246,18 @@ def run_of(job: Job) -> Run:
             rank=rank,
             basis="trace",
             has_device=True,
-            recordings=make(Recordings, 1, source=0, start_ns=shift - 1, end_ns=last + 1),
+            recordings=make(Recordings, 1, source=0, start_ns=shift - 1, end_ns=last + 1, host_events=True),
+            host=make(
+                HostSpans,
+                len(program),
+                recording=0,
+                lane=thread,
+                kind=RUNTIME,
+                name=[names.code("cudaMemcpyAsync" if each.to_host else "cudaLaunchKernel") for each in program],
+                start_ns=moments("launch", every),
+                end_ns=[at["host", rank, number + 1] + shift for number in every],
+                correlation=every,
+            ),
             spans=make(
                 Spans,
                 len(program),
@@ -245,6 +268,7 @@ def run_of(job: Job) -> Run:
                 start_ns=moments("start", every),
                 end_ns=moments("end", every),
                 launch_ns=moments("launch", every),
+                correlation=every,
                 step=5,
                 collective=[calls.index(number) if number in calls else NONE for number in every],
             ),
@@ -265,7 +289,7 @@ def run_of(job: Job) -> Run:
             steps=make(
                 Steps, 1, recording=0, step=5, start_ns=shift, end_ns=at["host", rank, len(program)] + shift + 1
             ),
-            lanes=make(Lanes, FIRST_COMM_LANE + 2),
+            lanes=make(Lanes, thread + 1, kind=[DEVICE] * thread + [HOST]),
             annotations=make(Annotations, 0),
             names=tuple(names.to_list()),
         )

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.result import Analysis, Recommendation
-from tests.property.synthetic import Fault, Job, Layout, run_of, simulate, write_kineto
+from tests.property.synthetic import Fault, Job, Layout, simulate, write_kineto
 from tests.property.synthetic.cores import Cores
 from tests.property.synthetic.evaluate_job_faults import analyzed
 from tests.property.synthetic.job import MS, US
@@ -175,7 +174,7 @@ def advice(kind: str) -> Recommendation:
 def test_the_critical_path_holds_what_decides_a_healthy_step(planted: Planted) -> None:
     if planted.healthy.expert_kernels:
         pytest.skip("sizes and groups of these calls are not recorded: waits stay on the path")
-    steps = analyze(run_of(simulate(planted.healthy))).critical_path.steps
+    steps = analyzed(planted.healthy).critical_path.steps
     length = sum(each.length_ns for each in steps)
     decided = shares(planted.healthy)
     for part, share in (("compute", decided.compute), ("host", decided.host), ("transfer", decided.link)):

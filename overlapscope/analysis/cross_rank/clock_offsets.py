@@ -62,6 +62,13 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
         drifted: Floats = moved - self.offset_ns.get(rank, 0.0) - self.drift.get(rank, 0.0) * moved
         return drifted
 
+    def aligned_ns(self, rank: int, time_ns: Ints) -> Ints:
+        """Return times of a rank (int64, nanoseconds) on the common clock, rounded to the nanosecond."""
+        # As integers: a double does not hold a nanosecond of our days.
+        offset = self.offset_ns.get(rank, 0.0) + self.drift.get(rank, 0.0) * (time_ns - self.reference_ns)
+        moved: Ints = time_ns - np.rint(offset).astype(np.int64)
+        return moved
+
     def rows(self, ranks: Sequence[int], times_ns: Ints) -> Floats:
         """Return times of several ranks (one row each) on the common clock, in nanoseconds after `reference_ns`."""
         offset, drift = (

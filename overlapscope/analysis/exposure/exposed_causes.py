@@ -138,7 +138,8 @@ def own_parts(timeline: RankTimeline, causes: OwnCauses) -> OwnParts:
     own_comm = own_communication(timeline)
     launch = _of_rows(timeline.collectives.launch_ns, own_comm, NONE)
     ready = _ready(timeline, launch)
-    known = (launch != NONE) & (ready != NONE)
+    # Where compute was not recorded, as in graphs without their nodes, nobody knows when data were ready.
+    known = (launch != NONE) & (ready != NONE) & (causes.reason != "unexplained_waits")
     step, after = _of_rows(timeline.collectives.step, own_comm, NONE), following(timeline)
     serial, optimizer_seen = _serial(timeline, own_comm), (step != NONE) & after.known(step)
     last_compute_ns = timeline.spans.start_ns[timeline.spans.kind == COMPUTE].max(initial=NONE)

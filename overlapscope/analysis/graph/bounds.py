@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.graph.model import Graph, RankPart
-from overlapscope.analysis.per_rank.steps import step_windows
-from overlapscope.timeline.columns import COMPUTE, Ints
+from overlapscope.analysis.per_rank.steps import StepWindow, complete_steps, step_windows
+from overlapscope.timeline.columns import COMM, COMPUTE, Ints
 from overlapscope.timeline.run import RankTimeline
 
 
@@ -27,6 +28,65 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     def last(self, value_ns: Ints) -> int:
         """Return the node that ends the window."""
         return int(self.end[value_ns[self.end].argmax()])
+
+
+class JobWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of the job: from the earliest start to the latest end of its windows, on the aligned clock."""
+
+    step: int
+    recording: int
+    start_ns: int
+    end_ns: int
+    ranks: Mapping[int, tuple[int, int]]
+    """The ranks' own windows, on the aligned clock."""
+
+
+def job_windows(windows: Mapping[int, Sequence[StepWindow]], clocks: Clocks) -> list[JobWindow]:
+    """Return the steps that the most ranks recorded completely, in order of time; all steps where none is complete."""
+    known = {rank: [each for each in own if each.window and each.window[1] > each.window[0]]
+             for rank, own in windows.items()}  # fmt: skip
+    found = complete_steps({rank: [(each.step, each.complete, each) for each in own] for rank, own in known.items()})
+    found = found or complete_steps({rank: [(each.step, True, each) for each in own] for rank, own in known.items()})
+    steps = []
+    for column in found:
+        ranks = {rank: _aligned(clocks, rank, each) for rank, each in column.items()}
+        first = next(iter(column.values()))
+        steps.append(
+            JobWindow(
+                step=first.step, recording=first.recording, ranks=ranks,
+                start_ns=min(start for start, _ in ranks.values()), end_ns=max(end for _, end in ranks.values()),
+            )
+        )  # fmt: skip
+    return sorted(steps, key=lambda each: each.start_ns)
+
+
+def _aligned(clocks: Clocks, rank: int, each: StepWindow) -> tuple[int, int]:
+    start, end = clocks.aligned_ns(rank, np.array(each.window, np.int64)).tolist()
+    return start, end
+
+
+def window_bounds(graph: Graph, window: JobWindow) -> Bounds:
+    """Return a step of the job as nodes: those where the windows of its ranks begin and end."""
+    found = [_nodes_of(graph, part, *window.ranks[part.rank]) for part in graph.ranks if part.rank in window.ranks]
+    return Bounds(
+        step=window.step, rank=None,
+        start=np.array([start for start, _ in found], np.int64), end=np.array([end for _, end in found], np.int64),
+    )  # fmt: skip
+
+
+def _nodes_of(graph: Graph, part: RankPart, start_ns: int, end_ns: int) -> tuple[int, int]:
+    """Return the first node of a rank's window and its last: the compute that begins there, or what ended last."""
+    start, end = graph.nodes.time_ns[part.starts()], graph.nodes.time_ns[part.ends()]
+    computes = part.span_kind == COMPUTE
+    first = int(np.where(start >= start_ns, start, np.iinfo(np.int64).max).argmin())
+    follows = np.flatnonzero(computes & (start == end_ns))
+    if follows.size and part.on_device:
+        return part.starts().start + first, part.starts().start + int(follows[0])
+    ended = end <= end_ns
+    if not part.on_device:  # a thread does not wait for what still communicates
+        ended &= part.span_kind != COMM
+    last = int(np.where(ended, end, np.iinfo(np.int64).min).argmax())
+    return part.starts().start + first, part.ends().start + last
 
 
 def whole_bounds(graph: Graph) -> Bounds | None:

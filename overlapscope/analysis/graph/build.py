@@ -32,6 +32,7 @@ from overlapscope.timeline.columns import NONE, RUNTIME, HostSpans, Ints, Small,
 from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.rows import largest_by, sort_order
 from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.store.read_ahead import read_ahead
 
 
 class _Ungrouped(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +110,7 @@ def _of_cpu_rank(timeline: RankTimeline, recording: int, spans: Spans, rows: Int
         rank=timeline.rank, recording=recording, first=0, call_name=np.full(calls, -1, np.int32), call_lane=none,
         call_process=none, blocks=np.zeros(calls, np.bool_), awaited=np.full(calls, -1, np.int64), span_row=rows,
         span_lane=spans.lane, span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=waits.launched_by,
-        collective=spans.collective,
+        collective=spans.collective, on_device=False,
     )  # fmt: skip
     return _Ungrouped(
         time_ns=np.concatenate([waits.begun_ns, waits.begun_ns, spans.start_ns, spans.end_ns]),
@@ -143,17 +144,15 @@ def run_graph(run: Run, cross_rank: CrossRank, recording: int = 0) -> Graph:
     it is in memory at once: ask `graph_too_large` first.
     """
     if len(run.ranks) == 1:
-        return rank_graph(next(iter(run.ranks.values())), recording)
+        return rank_graph(next(iter(run.ranks.values())).at_hand(), recording)
     times, gaps, edges, parts = [], [], [], []
     first, clocks = 0, cross_rank.clocks
-    for rank, timeline in run.ranks.items():
+    for rank, timeline in read_ahead(run.ranks):
         try:
             own = _of_rank(timeline, recording)
         except HostEventsError:  # as if none had been recorded
             own = _of_rank(replace(timeline.at_hand(), host=make(HostSpans, 0)), recording)
-        # As integers: a double does not hold a nanosecond of our days.
-        drifted = clocks.drift.get(rank, 0.0) * (own.time_ns - clocks.reference_ns)
-        times.append(own.time_ns - np.rint(clocks.offset_ns.get(rank, 0.0) + drifted).astype(np.int64))
+        times.append(clocks.aligned_ns(rank, own.time_ns))
         gaps.append(own.gap)
         edges += [replace(each, before=each.before + first, node=each.node + first) for each in own.edges]
         parts.append(replace(own.part, first=first))

@@ -6,13 +6,17 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.graph.answers import Link
 from overlapscope.analysis.graph.model import (
     ARRIVE,
+    BEGINS,
     EDGE_KINDS,
     EVENT,
+    GAPS,
     HOST_EDGES,
     KNOWN,
     LAUNCH,
+    NO_GAP,
     OCCUPANCY,
     ON_LANE,
     OWN_CALL,
@@ -29,37 +33,38 @@ MOST_LINKS: Final = 20
 _WAITS: Final = (LAUNCH, OWN_CALL, ON_LANE, EVENT, OCCUPANCY, SYNC, POLL, ARRIVE)
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """One link of a chain, the latest first; times as in the graph."""
+def chain_of_span(
+    graph: Graph, ranks: Mapping[int, RankTimeline], rank: int, row: int, *, binding: Ints | None = None,
+    most: int = MOST_LINKS,
+) -> tuple[Link, ...]:  # fmt: skip
+    """Return what the start of a span (row in the rank's `Spans`) waited for; empty where it is not in the graph.
 
-    rank: int
-    kind: str
-    """Kind of the edge (`EDGE_KINDS`); `host` stands for all of a thread's calls and the time between them."""
-    known: str
-    what: str | None
-    """Name of the span, or of the last call of the host."""
-    start_ns: int
-    end_ns: int
-    calls: int = 0
-    """Number of calls that a `host` link stands for."""
-
-
-def chain_of_span(graph: Graph, ranks: Mapping[int, RankTimeline], rank: int, row: int) -> tuple[Link, ...]:
-    """Return what the start of a span (row in the rank's `Spans`) waited for; empty where it is not in the graph."""
+    `binding` holds the edges that bound each node (`shown_binding`), where the caller has them already; `most` is the
+    largest number of links.
+    """
     part = _part(graph, rank)
     at = np.flatnonzero(part.span_row == row) if part else np.empty(0, np.int64)
-    return _links(graph, ranks, part.starts().start + int(at[0])) if part and at.size else ()
+    if part is None or not at.size:
+        return ()
+    binding = shown_binding(graph) if binding is None else binding
+    return _links(graph, ranks, part.starts().start + int(at[0]), binding, most)
 
 
 def chain_of_moment(graph: Graph, ranks: Mapping[int, RankTimeline], rank: int, moment_ns: int) -> tuple[Link, ...]:
-    """Return what a rank waited for at a moment (on the graph's clock).
+    """Return what a rank waited for at a moment, on the graph's clock: the chain of `span_of_moment`."""
+    row = span_of_moment(graph, rank, moment_ns)
+    return chain_of_span(graph, ranks, rank, row) if row is not None else ()
 
-    That is what the compute that ran had waited for; with communication alone, what the next compute waited for; while
-    the device was idle, what the next span waited for. Empty after the last span.
+
+def span_of_moment(graph: Graph, rank: int, moment_ns: int) -> int | None:
+    """Return the span (row in the rank's `Spans`) whose start says what a rank waited for at a moment.
+
+    That is the compute that ran; with communication alone, the next compute; while the device was idle, the next span.
+    None after the last.
     """
     part = _part(graph, rank)
     if part is None:
-        return ()
+        return None
     start, end = graph.nodes.time_ns[part.starts()], graph.nodes.time_ns[part.ends()]
     runs = (start <= moment_ns) & (end > moment_ns)
     computing = np.flatnonzero(runs & (part.span_kind == COMPUTE))
@@ -67,25 +72,35 @@ def chain_of_moment(graph: Graph, ranks: Mapping[int, RankTimeline], rank: int, 
     later = start > moment_ns
     following = np.flatnonzero(later & (part.span_kind == COMPUTE)) if exposed else np.flatnonzero(runs | later)
     found = computing if computing.size else following
-    return _links(graph, ranks, part.starts().start + int(found[0])) if found.size else ()
+    return int(part.span_row[found[0]]) if found.size else None
 
 
 def _part(graph: Graph, rank: int) -> RankPart | None:
     return next((part for part in graph.ranks if part.rank == rank), None)
 
 
-def _links(graph: Graph, ranks: Mapping[int, RankTimeline], node: int) -> tuple[Link, ...]:
-    binding = shown_binding(graph)
+def _links(graph: Graph, ranks: Mapping[int, RankTimeline], node: int, binding: Ints, most: int) -> tuple[Link, ...]:
     found: list[Link] = []
     for each in _each_link(graph, ranks, binding, node):
         last = found[-1] if found else None
         if last and last.kind == each.kind == "host" and last.rank == each.rank:
-            found[-1] = msgspec.structs.replace(last, start_ns=each.start_ns, calls=last.calls + each.calls)
-        elif len(found) == MOST_LINKS:
+            found[-1] = _joined(last, each)
+        elif len(found) == most:
             break
         else:
             found.append(each)
     return tuple(found)
+
+
+def _joined(later: Link, earlier: Link) -> Link:
+    """Return two links of a host that follow each other as one."""
+    longest = max((later, earlier), key=lambda each: each.longest_ns)
+    return msgspec.structs.replace(
+        later, start_ns=earlier.start_ns, calls=later.calls + earlier.calls,
+        longest_ns=longest.longest_ns, before=longest.before,
+        unexplained_ns=later.unexplained_ns + earlier.unexplained_ns,
+        gap=earlier.gap if earlier.unexplained_ns else later.gap,
+    )  # fmt: skip
 
 
 def _each_link(graph: Graph, ranks: Mapping[int, RankTimeline], binding: Ints, node: int) -> Iterator[Link]:
@@ -100,12 +115,16 @@ def _each_link(graph: Graph, ranks: Mapping[int, RankTimeline], binding: Ints, n
         named = before if kind in _WAITS else node
         its = graph.part_of(named)
         calls = its.returns() if its else range(0)
-        of_host = kind in HOST_EDGES
+        of_host, gap = kind in HOST_EDGES, int(nodes.gap[node])
+        what, op = (_name(its, ranks, named), _operation(its, ranks, named)) if its else (None, None)
         yield Link(
             rank=its.rank if its else rank, kind="host" if of_host else EDGE_KINDS[kind],
-            known=KNOWN[int(edges.known[edge])], what=_name(its, ranks, named) if its else None,
+            known=KNOWN[int(edges.known[edge])], what=what,
             start_ns=int(nodes.time_ns[before]), end_ns=int(nodes.time_ns[node]),
             calls=int(of_host and calls.start <= node < calls.stop),
+            longest_ns=int(nodes.time_ns[node] - nodes.time_ns[before]) if of_host else 0,
+            before=(op or what) if of_host else None, op=op, span=_row(its, named) if its else None,
+            unexplained_ns=0 if gap in (NO_GAP, BEGINS) else int(nodes.own_ns[node]), gap=GAPS[gap],
         )  # fmt: skip
         node = before
 
@@ -115,3 +134,17 @@ def _name(part: RankPart, ranks: Mapping[int, RankTimeline], node: int) -> str |
     if at < 2 * part.calls:
         return timeline.name(int(part.call_name[at % part.calls]))
     return timeline.name(int(timeline.spans.name[part.span_row[(at - 2 * part.calls) % part.spans]]))
+
+
+def _row(part: RankPart, node: int) -> int | None:
+    at = node - part.first - 2 * part.calls
+    return int(part.span_row[at % part.spans]) if at >= 0 else None
+
+
+def _operation(part: RankPart, ranks: Mapping[int, RankTimeline], node: int) -> str | None:
+    """Return the operation that launched a span, or the first span that a call launched."""
+    timeline, row = ranks[part.rank], _row(part, node)
+    if row is None and part.calls:
+        launched = np.flatnonzero(part.launched_by == (node - part.first) % part.calls)
+        row = int(part.span_row[launched[0]]) if launched.size else None
+    return None if row is None else timeline.name(int(timeline.spans.host_op[row]))

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.graph.answers import SelfTest
 from overlapscope.analysis.graph.bounds import Bounds, job_bounds, step_bounds, whole_bounds
 from overlapscope.analysis.graph.build import graph_too_large, run_graph
 from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, ExposedPieces, exposed_pieces
@@ -24,7 +25,7 @@ from overlapscope.analysis.graph.scenarios import (
     scaled_transfers,
     without_communication,
 )
-from overlapscope.analysis.graph.self_test import SelfTest, self_test, swap_test
+from overlapscope.analysis.graph.self_test import self_test, swap_test
 from overlapscope.analysis.graph.walk import binding_edges, critical_path, shown_binding
 from overlapscope.timeline.columns import Ints, Small
 from overlapscope.timeline.rows import sum_by

@@ -9,6 +9,7 @@ import numpy as np
 from overlapscope.analysis.graph.host_calls import SILENCE_NS, HostCalls
 from overlapscope.timeline.columns import (
     CONTEXT_SYNC,
+    COPY,
     EVENT_SYNC,
     NONE,
     STREAM_SYNC,
@@ -19,7 +20,7 @@ from overlapscope.timeline.columns import (
     Spans,
     Syncs,
 )
-from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.names import NameTable, rows_named
 from overlapscope.timeline.rows import sort_order, values_in
 
 CLOCKS_AGREE_NS: Final = 3_000
@@ -31,6 +32,9 @@ POLL_WITHIN_NS: Final = 100_000
 LAUNCHED_WITHIN_CALLS: Final = 8
 POLLS: Final = 3
 POLL_SHARE: Final = 0.7
+READS: Final = 0.95
+"""Least share of its copies to the host that a host waits for, if it reads them."""
+TO_HOST: Final = re.compile(r"DtoH|Device-to-Host|DeviceToHost|DEVICE_TO_HOST", re.IGNORECASE)
 POLL_CHANCE: Final = 0.001
 """Chance that a class of spans ends that often just before the host goes on, though nobody polls it."""
 TEMPLATE: Final = re.compile(r"<.*")
@@ -161,6 +165,7 @@ def polled_spans(spans: Spans, calls: HostCalls, names: tuple[str, ...]) -> Ints
     silent, span = _opportunities(spans, calls)
     if not span.size:
         return polled
+    _read_copies(spans, calls, names, silent, span, polled)
     table = NameTable()
     of_name = np.array([table.code(TEMPLATE.sub("", name)) for name in names] + [-1], np.int64)
     kind = of_name[spans.name[span]]
@@ -182,6 +187,36 @@ def polled_spans(spans: Spans, calls: HostCalls, names: tuple[str, ...]) -> Ints
             better = ~later | (spans.end_ns[span[these]] > spans.end_ns[np.maximum(polled[call[these]], 0)])
             polled[call[these[better]]] = span[these[better]]
     return polled
+
+
+def _read_copies(
+    spans: Spans, calls: HostCalls, names: tuple[str, ...], silent: Ints, span: Ints, polled: Ints
+) -> None:
+    """Add, in place, copies to the host that were enqueued last before a silence, and that the host then read.
+
+    It works on what it read before it goes on, so the end of the copy is not the end of the silence. But it never goes
+    on before; and if the two had nothing to do with each other, the copies would end anywhere in their silences, not
+    all of them late (the sum of such chances is Edgington's method).
+    """
+    copies = spans.kind == COPY
+    copies[copies] = rows_named(spans.name[copies], names, TO_HOST.search)
+    last = calls.by_begin[np.maximum(silent - 1, 0)] == calls.launched_by[span]
+    chosen = copies[span] & last & ~calls.copies[calls.launched_by[span]]
+    call, span, since = calls.by_begin[silent[chosen]], span[chosen], calls.silent_since[silent[chosen]]
+    if call.size < POLLS:
+        return
+    begin, end = calls.begin_ns[call], spans.end_ns[span]
+    waited = end <= begin + CLOCKS_AGREE_NS
+    chance = np.clip((begin - end) / np.maximum(begin - since, 1), 0.0, 1.0)
+    if waited.mean() >= READS and _all_so_small(chance[waited]) < POLL_CHANCE:
+        polled[call[waited]] = span[waited]
+
+
+def _all_so_small(chance: Floats) -> float:
+    """Return a bound (Chernoff) of the probability that as many uniform numbers in [0, 1] have no larger a sum."""
+    t = np.geomspace(0.1, 1_000.0, 200)
+    exponents = t * float(chance.sum()) + chance.size * np.log(-np.expm1(-t) / t)
+    return float(np.exp(min(exponents.min(), 0.0)))
 
 
 def _opportunities(spans: Spans, calls: HostCalls) -> tuple[Ints, Ints]:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.common import cause_table
 from overlapscope.analysis.graph.host_calls import CALL_TAKES_NS, SILENCE_NS
+from overlapscope.analysis.graph.host_waits import POLL_WITHIN_NS
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
     CALL,
@@ -161,6 +162,12 @@ class _Walk:
             gap, node, edge = gap[~root], node[~root], edge[~root]
             kind, before, call = edges.kind[edge], edges.before[edge], self._call_of(node)
             since = nodes.time_ns[before]
+            # What a host does with what it had polled for is work of its own.
+            read = (kind == POLL) & (nodes.time_ns[node] - since > POLL_WITHIN_NS)
+            self._take(
+                gap[read], (since + POLL_WITHIN_NS)[read], LAUNCH_BOUND,
+                stretch=_stretch((nodes.time_ns[node] - since - POLL_WITHIN_NS)[read]),
+            )  # fmt: skip
             waited = (kind == SYNC) | (kind == POLL)
             held = waited | (kind == ALLOCATE) | (kind == OWN_CALL) | ((kind == CALL) & blocks[call])
             stretches = ~held & np.isin(kind, HOST_EDGES)

@@ -12,22 +12,21 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
-from overlapscope.analysis.graph.bounds import Bounds, job_bounds, step_runs, whole_bounds
-from overlapscope.analysis.graph.build import graph_too_large, run_graph
-from overlapscope.analysis.graph.model import BEGINS, NO_GAP, Graph, RankPart
-from overlapscope.analysis.graph.removal import with_work_of
-from overlapscope.analysis.graph.replay import replay_part, run_edges
-from overlapscope.analysis.graph.scenarios import Change, aligned_starts, changed_times
-from overlapscope.analysis.graph.self_test import (
+from overlapscope.analysis.graph.answers import (
     HIDDEN_WAITS,
     REPLAY,
     REPLAY_WITHIN,
     UNKNOWN,
     StepReplay,
     Swap,
-    self_test,
-    swap_test,
 )
+from overlapscope.analysis.graph.bounds import Bounds, job_bounds, step_runs, whole_bounds
+from overlapscope.analysis.graph.build import graph_too_large, run_graph
+from overlapscope.analysis.graph.model import BEGINS, NO_GAP, Graph, RankPart
+from overlapscope.analysis.graph.removal import with_work_of
+from overlapscope.analysis.graph.replay import replay_part, run_edges
+from overlapscope.analysis.graph.scenarios import Change, aligned_starts, changed_times
+from overlapscope.analysis.graph.self_test import self_test, swap_test
 from overlapscope.analysis.graph.walk import binding_edges, chain, critical_path
 from overlapscope.timeline.columns import COMM, COMPUTE, Ints, size
 from overlapscope.timeline.intervals import Intervals, clip, difference, intersection, length, union

@@ -106,6 +106,8 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     """For each span the call that launched it; -1 without a record."""
     collective: Ints
     """Row of each span in `Collectives`; NONE for all but communication."""
+    on_device: bool = True
+    """False in a CPU run, whose spans are those of its host."""
     early_launches: int = 0
     """Spans that begin before the call that launched them: the clock of the device is shifted."""
 
@@ -167,6 +169,11 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
     def num_edges(self) -> int:
         """Number of edges."""
         return size(self.edges)
+
+    def part_index(self, node: Ints) -> Ints:
+        """Return for each node the position of its rank in `ranks`; for an arrival that of the last."""
+        firsts = np.array([part.first for part in self.ranks], np.int64)
+        return np.searchsorted(firsts, node, side="right") - 1
 
     def part_of(self, node: int) -> RankPart | None:
         """Return the rank that a node belongs to; None for the arrival of a collective."""

@@ -1,13 +1,16 @@
-"""Ask the dependency graph of a rank for the causes of its idle and exposed time, where its recording can hold them."""
+"""Ask dependency graphs, where the recording can hold them: a rank's for the causes of its idle and exposed time, the
+run's for the critical paths of its steps."""
 
 from collections.abc import Mapping
 
 import msgspec
 
 from overlapscope.analysis.common.cause_table import NoCauses
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.graph.answers import CriticalPath, Windows, ranks_of_graph
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.intervals import Intervals
-from overlapscope.timeline.run import RankTimeline
+from overlapscope.timeline.run import RankTimeline, Run
 
 
 class OwnCauses(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,3 +34,13 @@ def own_causes(timeline: RankTimeline) -> OwnCauses:
     except HostEventsError as error:  # the rank's other figures do not need them
         return OwnCauses(reason="unreadable_host_events", unreadable=(error.path, error.why))
     return OwnCauses(reason=found) if isinstance(found, str) else OwnCauses(idle=found[0], exposed=found[1])
+
+
+def critical_paths(run: Run, windows: Windows, cross_rank: CrossRank) -> CriticalPath:
+    """Return the critical paths of a run's steps, with their parts and operations; a reason where there is none."""
+    _, reason = ranks_of_graph(run, cross_rank)
+    if reason is not None:
+        return CriticalPath(reason=reason)
+    from overlapscope.analysis.graph.step_paths import summed_paths  # noqa: PLC0415 - a run without a graph needs none
+
+    return summed_paths(run, windows, cross_rank)

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from overlapscope.analysis.common.cause_table import NoCauses
+from overlapscope.analysis.graph.answers import HIDDEN_WAITS, UNKNOWN
 from overlapscope.analysis.graph.build import rank_graph
 from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, ExposedPieces, exposed_pieces
 from overlapscope.analysis.graph.idle import IDLE_CAUSES, IdlePieces, idle_pieces
-from overlapscope.analysis.graph.self_test import HIDDEN_WAITS, UNKNOWN, causes_failed
+from overlapscope.analysis.graph.self_test import causes_failed
 from overlapscope.analysis.graph.walk import binding_edges, shown_binding
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.intervals import Intervals, union

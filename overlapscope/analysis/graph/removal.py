@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.common.cause_table import NoRemoval
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.graph.answers import HIDDEN_WAITS, REPLAY, REPLAY_WITHIN, UNKNOWN
 from overlapscope.analysis.graph.bounds import Bounds, whole_bounds
 from overlapscope.analysis.graph.build import run_graph
 from overlapscope.analysis.graph.model import (
@@ -26,7 +27,7 @@ from overlapscope.analysis.graph.model import (
 )
 from overlapscope.analysis.graph.replay import replay, run_edges
 from overlapscope.analysis.graph.scenarios import Change, aligned_starts, changed_times, own_chain_ends
-from overlapscope.analysis.graph.self_test import HIDDEN_WAITS, REPLAY, REPLAY_WITHIN, UNKNOWN, causes_failed
+from overlapscope.analysis.graph.self_test import causes_failed
 from overlapscope.analysis.graph.walk import shown_binding
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.rows import sum_by, values_in

@@ -1,5 +1,7 @@
 """Replay a graph with its own lags or with changed ones: one forward scan."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from overlapscope.analysis.graph.model import OCCUPANCY, RUN_KIND, UNEXPLAINED, Graph, RankPart
@@ -28,12 +30,25 @@ def replay_part(graph: Graph, first: int, last: int, lag_ns: Ints | None = None,
     if graph.levels.size and part == slice(0, graph.num_edges):
         return _by_level(graph, start, add)
     start[node] = np.iinfo(np.int64).min
-    value = start.tolist()
-    for before, to, by in zip(edges.before[part].tolist(), node.tolist(), add.tolist(), strict=True):
+    found, number = np.unique(np.concatenate([edges.before[part], node]), return_inverse=True)
+    value = start[found].tolist()
+    for before, to, by in zip(number[: node.size].tolist(), number[node.size :].tolist(), add.tolist(), strict=True):
         then = value[before] + by
         if then > value[to]:  # noqa: PLR1730 - half the time of max()
             value[to] = then
-    return np.array(value, np.int64)
+    start[found] = value
+    return start
+
+
+def scans_of(graph: Graph, windows: Sequence[tuple[Ints, Ints]]) -> list[tuple[int, int]]:
+    """Return for each window (first and last nodes) its first edge, and the edge after its last, in order of a scan."""
+    place = np.empty(graph.num_nodes, np.int64)
+    place[graph.order] = np.arange(graph.num_nodes)
+    at = place[graph.edges.node]
+    bounds = [(place[start].min(), place[end].max()) for start, end in windows]
+    return [
+        (int(np.searchsorted(at, first, "right")), int(np.searchsorted(at, last, "right"))) for first, last in bounds
+    ]
 
 
 def _by_level(graph: Graph, value: Ints, add: Ints) -> Ints:

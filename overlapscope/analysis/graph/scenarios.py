@@ -22,7 +22,7 @@ from overlapscope.analysis.graph.model import (
     TRANSFER,
     Graph,
 )
-from overlapscope.analysis.graph.replay import replay
+from overlapscope.analysis.graph.replay import replay, replay_part, scans_of
 from overlapscope.timeline.columns import NONE, Flags, Ints
 
 PAUSE_CAP_NS: Final = 3_000_000
@@ -147,13 +147,32 @@ def aligned_starts(graph: Graph) -> Change:
 
 def own_chain_ends(graph: Graph, change: Change | None = None) -> dict[int, int]:
     """Return for each rank when its last span would end without waits for its peers; transfers take their time."""
-    change = change or Change.none(graph)
+    value = changed_times(graph, _alone(graph, change or Change.none(graph)))
+    return {part.rank: int(value[part.ends()].max()) for part in graph.ranks if part.spans}
+
+
+def own_chain_lengths(graph: Graph, window: Bounds, since_ns: int) -> dict[int, int]:
+    """Return for each rank how long after a moment it would end a window if it did not wait for its peers in it.
+
+    `window` has one end for each rank, or all nodes; what lies before it is as recorded.
+    """
+    alone = _alone(graph, Change.none(graph))
+    ((first, last),) = scans_of(graph, [(window.start, window.end)])
+    value = replay_part(graph, first, last, alone.lag_ns, alone.own_ns)
+    ranks = graph.part_index(window.end)
+    return {
+        part.rank: int(value[window.end[ranks == at]].max()) - since_ns
+        for at, part in enumerate(graph.ranks)
+        if (ranks == at).any()
+    }
+
+
+def _alone(graph: Graph, change: Change) -> Change:
+    """Return a change in which no rank waits for another."""
     edges = graph.edges
     own = change.own_ns.copy()
     own[edges.node[edges.kind == TRANSFER]] = 0
-    alone = replace(change, own_ns=own, lag_ns=np.where(edges.kind == ARRIVE, NEVER, change.lag_ns))
-    value = changed_times(graph, alone)
-    return {part.rank: int(value[part.ends()].max()) for part in graph.ranks if part.spans}
+    return replace(change, own_ns=own, lag_ns=np.where(edges.kind == ARRIVE, NEVER, change.lag_ns))
 
 
 def slack_ns(graph: Graph, ends: Ints) -> Ints:

@@ -11,6 +11,15 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.graph.answers import (
+    HIDDEN_WAITS,
+    REPLAY,
+    REPLAY_WITHIN,
+    UNKNOWN,
+    SelfTest,
+    StepReplay,
+    Swap,
+)
 from overlapscope.analysis.graph.bounds import Bounds, whole_bounds
 from overlapscope.analysis.graph.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.model import (
@@ -21,83 +30,31 @@ from overlapscope.analysis.graph.model import (
     Graph,
     RankPart,
 )
-from overlapscope.analysis.graph.replay import replay, replay_part, run_edges, with_durations
+from overlapscope.analysis.graph.replay import replay, replay_part, run_edges, scans_of, with_durations
 from overlapscope.analysis.graph.walk import Path, chain, unknown_ns
 from overlapscope.timeline.columns import Flags, Floats, Ints
 from overlapscope.timeline.rows import values_in
 from overlapscope.timeline.run import RankTimeline
 
-REPLAY_WITHIN: Final = 0.001
 UNKNOWN_WITHIN: Final = 0.02
 HIDDEN_WAITS_WITHIN: Final = 0.25
 DRAINED_WITHIN_NS: Final = 100_000
 """A host stretch that ends this soon after a stream drained in it may have been a wait for it."""
 ALIKE_STEPS: Final = 3
+LEAST_SWAPS: Final = 6
 MOST_SWAPS: Final = 30
+SWAPPED_EDGES: Final = 50_000
+"""Edges that are swapped where few are wanted: of so many pairs of steps, spread over all pairs."""
 STUDENT: Final = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 """Student's t that 5 % exceed, for 1 to 10 degrees of freedom ..."""
 STUDENT_TENDS_TO: Final = (1.645, 1.6)
 """... and beyond: the first, plus the second over the degrees of freedom."""
-REPLAY, UNKNOWN, HIDDEN_WAITS = "replay", "unknown", "hidden_waits"
-
-
-class StepReplay(msgspec.Struct, frozen=True, kw_only=True):
-    """A window as recorded and as replayed without what no rule explains."""
-
-    step: int | None
-    rank: int | None
-    recorded_ns: int
-    replayed_ns: int
-
-    @property
-    def error(self) -> float:
-        """Relative difference of the replay."""
-        return (self.replayed_ns - self.recorded_ns) / self.recorded_ns if self.recorded_ns else 0.0
-
-
-class Swap(msgspec.Struct, frozen=True, kw_only=True):
-    """Relative errors when each step, with the device durations of another, predicts the length of that one."""
-
-    pairs: int
-    median: float
-    worst: float
-    unchanged: float
-    """Median error of taking the one step's length for the other's."""
-    interval: float
-    """Half of the 90 % interval of a prediction: see `interval_of`."""
-    errors: tuple[tuple[int, int, float], ...]
-    """Of each pair: the step that was replayed, the one that it predicts, and the signed error."""
-
-
-class SelfTest(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of the four tests; `failed` names those that do not hold."""
-
-    windows: tuple[StepReplay, ...]
-    unknown_share: float
-    """Of the path: what no rule explains, or the recording cannot hold."""
-    unexplained_share: float
-    """Of the spans: those whose start no rule explains."""
-    hidden_wait_share: float
-    """Of the path's long host stretches: those that end right after a stream drained in them."""
-    swap: Swap | None
-    """None with fewer than three alike steps."""
-    failed: tuple[str, ...]
-
-    @property
-    def holds(self) -> bool:
-        """Whether path and scenarios may be answered."""
-        return not self.failed
-
-    def answers(self, step: int | None, rank: int | None) -> bool:
-        """Return whether a window's path and scenarios may be answered: its own replay and the other tests."""
-        own = [each for each in self.windows if each.step == step and each.rank == rank]
-        others = set(self.failed) - {REPLAY}
-        return bool(own) and not others and all(abs(each.error) <= REPLAY_WITHIN for each in own)
 
 
 def self_test(graph: Graph, path: Path, windows: Sequence[Bounds], swap: Swap | None = None) -> SelfTest:
     """Test a graph; `path` is its critical path, `windows` its steps, or the whole recording where there are none."""
-    value = replay(graph)
+    unexplained_starts = bool((graph.nodes.gap == UNEXPLAINED).any())
+    value = replay(graph) if unexplained_starts else graph.nodes.time_ns  # it replays exactly where all is explained
     replays = tuple(
         StepReplay(
             step=each.step, rank=each.rank, recorded_ns=each.length_ns(graph.nodes.time_ns),
@@ -189,7 +146,9 @@ def _drained(graph: Graph, part: RankPart, since: Ints, begin: Ints) -> Flags:
     return found
 
 
-def swap_test(graph: Graph, ranks: Mapping[int, RankTimeline], steps: Sequence[Bounds]) -> Swap | None:
+def swap_test(
+    graph: Graph, ranks: Mapping[int, RankTimeline], steps: Sequence[Bounds], *, most_edges: int | None = None
+) -> Swap | None:
     """Predict each of the alike steps of a graph from each other; None with fewer than three.
 
     Steps are alike if every rank ran the same kernels in the same order on the same streams. `steps` are those of all
@@ -203,11 +162,9 @@ def swap_test(graph: Graph, ranks: Mapping[int, RankTimeline], steps: Sequence[B
     if len(alike) < ALIKE_STEPS:
         return None
     taken = {at: steps[at].length_ns(graph.nodes.time_ns) for at in alike}
-    pairs = list(permutations(alike, 2))
-    chosen = pairs if len(pairs) <= MOST_SWAPS else [pairs[at * len(pairs) // MOST_SWAPS] for at in range(MOST_SWAPS)]
-    scan = {at: _scan_of(graph, steps[at]) for at in dict.fromkeys(one for one, _ in chosen)}
+    scan = dict(zip(alike, scans_of(graph, [(steps[at].start, steps[at].end) for at in alike]), strict=True))
     swaps = []
-    for one, other in chosen:
+    for one, other in _pairs(alike, max(last - first for first, last in scan.values()), most_edges):
         lag = graph.edges.lag_ns
         for each in each_rank:
             lag = each.swapped(graph, lag, one, other)
@@ -221,6 +178,15 @@ def swap_test(graph: Graph, ranks: Mapping[int, RankTimeline], steps: Sequence[B
         unchanged=float(np.median([abs(plain) for *_, plain in swaps])), interval=interval_of(errors, len(alike)),
         errors=tuple((steps[one].step or 0, steps[other].step or 0, error) for one, other, error, _ in swaps),
     )  # fmt: skip
+
+
+def _pairs(steps: Sequence[int], edges: int, most_edges: int | None) -> list[tuple[int, int]]:
+    """Return pairs of steps that are swapped, spread over all: at most `MOST_SWAPS`, fewer with `most_edges`."""
+    pairs = list(permutations(steps, 2))
+    count = min(MOST_SWAPS, len(pairs))
+    if most_edges is not None:
+        count = min(max(most_edges // max(edges, 1), LEAST_SWAPS), count)
+    return [pairs[at * len(pairs) // count] for at in range(count)]
 
 
 def interval_of(errors: Floats, steps: int) -> float:
@@ -268,15 +234,6 @@ class _SwappedRank(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         both = (moved >= 0) & (from_ >= 0)
         lag[moved[both]] = lag_ns[from_[both]]
         return lag
-
-
-def _scan_of(graph: Graph, window: Bounds) -> tuple[int, int]:
-    """Return the first edge, and the edge after the last, that lie in a window in the order of a scan."""
-    place = np.empty(graph.num_nodes, np.int64)
-    place[graph.order] = np.arange(graph.num_nodes)
-    at = place[graph.edges.node]
-    first, last = place[window.start].min(), place[window.end].max()
-    return int(np.searchsorted(at, first, "right")), int(np.searchsorted(at, last, "right"))
 
 
 def _by_lane(part: RankPart, spans: Ints) -> Ints:

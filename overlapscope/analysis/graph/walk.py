@@ -31,21 +31,26 @@ from overlapscope.analysis.graph.model import (
     TRANSFER,
     Graph,
 )
-from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.columns import Ints, Small
 
-PARTS: Final = ("host", "compute", "comm", "copy", "idle", "unknown", "before_recording")
-"""What a path consists of. `idle`: latency of launches, streams and events, and jitter. `unknown`: no rule names it."""
-HOST, COMPUTE, COMM, COPY, IDLE, UNKNOWN, BEFORE_RECORDING = range(7)
+PARTS: Final = (
+    "compute", "transfer", "communication", "copy", "launch", "host", "idle", "unknown", "before_recording"
+)  # fmt: skip
+"""What a path consists of. `transfer`: communication after the arrival of its last member; `communication`: transfer
+and wait, not separated. `launch`: latency of launches. `idle`: latency of streams and events, and jitter. `unknown`: no
+rule names it."""
+COMPUTE, MATCHED, UNMATCHED, COPY, LATENCY, HOST, IDLE, UNKNOWN, BEFORE_RECORDING = range(len(PARTS))
 _PART: Final = np.array([
     {HOST_STRETCH: HOST, HAND_OVER: HOST, CALL: HOST, ALLOCATE: HOST, SYNC: HOST, POLL: HOST, OWN_CALL: HOST,
-     RUN_COMPUTE: COMPUTE, OCCUPANCY: COMPUTE, RUN_COMM: COMM, TRANSFER: COMM, RUN_COPY: COPY}.get(kind, IDLE)
+     LAUNCH: LATENCY, RUN_COMPUTE: COMPUTE, OCCUPANCY: COMPUTE, RUN_COMM: UNMATCHED, TRANSFER: MATCHED,
+     RUN_COPY: COPY}.get(kind, IDLE)
     for kind in range(len(EDGE_KINDS))
 ], np.int8)  # fmt: skip
 """Part of a path that the lag of each kind of edge is; waking after a synchronisation is time of the host."""
 
 _EARLY_BITS: Final = 50
 """Enough for the nanoseconds of thirteen days."""
-RULE: Final = (SYNC, POLL, HAND_OVER, ON_LANE, LAUNCH, EVENT, OCCUPANCY, OWN_CALL)
+RULE: Final = (SYNC, POLL, HAND_OVER, ON_LANE, LAUNCH, EVENT, OCCUPANCY, OWN_CALL, TRANSFER)
 """Which of tied predecessors the path that is shown follows: recorded before inferred, the synchronisation before the
 host, the stream before the launch; then the one that arrived last."""
 
@@ -73,80 +78,107 @@ def shown_binding(graph: Graph) -> Ints:
     return binding_edges(graph, tie_ns=OWN_NS)
 
 
-def critical_path(graph: Graph, end: int, since_ns: int) -> Path:
-    """Return the path that ends at the node `end`, back to a moment or to the first node of its chain."""
-    edges = chain(graph, shown_binding(graph), end, since_ns)
-    sums = _path_parts(graph, edges, since_ns).sum(axis=0)
+def critical_path(
+    graph: Graph, end: int, since_ns: int, *, binding: Ints | None = None, with_bands: bool = True
+) -> Path:
+    """Return the path that ends at the node `end`, back to a moment or to the first node of its chain.
+
+    `binding` is `shown_binding(graph)`, where the caller has it already; without bands they are empty.
+    """
+    edges = chain(graph, shown_binding(graph) if binding is None else binding, end, since_ns)
+    sums = edge_parts(graph, edges, since_ns).sum(axis=0)
     first = int(graph.edges.before[edges[-1]]) if edges.size else end
     sums[BEFORE_RECORDING] += max(int(graph.nodes.time_ns[first]) - since_ns, 0)
     return Path(
         start_ns=since_ns,
         end_ns=int(graph.nodes.time_ns[end]),
         parts=dict(zip(PARTS, sums.tolist(), strict=True)),
-        bands=_bands(graph, end, since_ns),
+        bands=part_bands(graph, end, since_ns) if with_bands else {},
         edges=edges,
     )
 
 
-def _path_parts(graph: Graph, edges: Ints, since_ns: int) -> Ints:
+def edge_parts(graph: Graph, edges: Ints, since_ns: int) -> Ints:
     """Return the time of each part (column) on each edge (row), cut at the begin of the path."""
     nodes, table = graph.nodes, graph.edges
     node, rows = table.node[edges], np.arange(edges.size)
     taken = nodes.time_ns[node] - np.maximum(nodes.time_ns[table.before[edges]], since_ns)
     lag = np.clip(table.lag_ns[edges], np.minimum(taken, 0), np.maximum(taken, 0))
     parts = np.zeros((edges.size, len(PARTS)), np.int64)
-    parts[rows, _PART[table.kind[edges]]] = lag
+    parts[rows, parts_of(graph, edges)] = lag
     parts[rows, np.where(nodes.gap[node] == NO_GAP, IDLE, UNKNOWN)] += taken - lag
     return parts
+
+
+def parts_of(graph: Graph, edges: Ints) -> Small:
+    """Return the part of a path (position in `PARTS`) that the lag of each of these edges is."""
+    table, part = graph.edges, _PART[graph.edges.kind[edges]]
+    if len(graph.ranks) > 1:  # the last member of a collective waited for itself alone
+        joins = np.zeros(graph.num_nodes, np.bool_)
+        joins[table.node[table.kind == TRANSFER]] = True
+        part[(part == UNMATCHED) & joins[table.node[edges]]] = MATCHED
+    return part
 
 
 def unknown_ns(graph: Graph, edges: Ints, since_ns: int) -> Ints:
     """Return what no rule explains of each edge of a path that has such time, cut at the begin of the path."""
     opaque = edges[graph.nodes.gap[graph.edges.node[edges]] != NO_GAP]
-    return _path_parts(graph, opaque, since_ns)[:, UNKNOWN]
+    return edge_parts(graph, opaque, since_ns)[:, UNKNOWN]
 
 
-def _bands(graph: Graph, end: int, since_ns: int) -> dict[str, tuple[int, int]]:
+def part_bands(graph: Graph, end: int, since_ns: int) -> dict[str, tuple[int, int]]:
     """Return the least and the most time of each part over all walks along tied edges."""
     tied = _tied_edges(graph, end, since_ns)
-    time, before, node = graph.nodes.time_ns, graph.edges.before[tied].tolist(), graph.edges.node[tied].tolist()
-    weights = _path_parts(graph, tied, since_ns)
-    found = {}
+    time = graph.nodes.time_ns
+    found, number = np.unique(
+        np.concatenate([graph.edges.before[tied], graph.edges.node[tied], [end]]), return_inverse=True
+    )
+    before, node = number[: tied.size].tolist(), number[tied.size : -1].tolist()
+    weights = edge_parts(graph, tied, since_ns)
+    begins = np.ones(found.size, np.bool_)
+    begins[number[tied.size : -1]] = False
+    bands = {}
     for part, name in enumerate(PARTS):
-        low: dict[int, int] = {}
-        high: dict[int, int] = {}
+        if part == BEFORE_RECORDING:
+            starts = np.where(begins, np.maximum(time[found] - since_ns, 0), 0)
+        elif not weights[:, part].any():
+            bands[name] = 0, 0
+            continue
+        else:
+            starts = np.zeros(found.size, np.int64)
+        low = np.where(begins, starts, _FAR).tolist()
+        high = np.where(begins, starts, -_FAR).tolist()
         for at, to, by in zip(before, node, weights[:, part].tolist(), strict=True):
-            if at not in low:  # the path begins here
-                low[at] = high[at] = max(int(time[at]) - since_ns, 0) if part == BEFORE_RECORDING else 0
             least, most = low[at] + by, high[at] + by
-            if to not in low:
-                low[to], high[to] = least, most
-            else:
-                low[to], high[to] = min(low[to], least), max(high[to], most)
-        found[name] = (low.get(end, 0), high.get(end, 0))
-    return found
+            if least < low[to]:  # noqa: PLR1730 - half the time of min()
+                low[to] = least
+            if most > high[to]:  # noqa: PLR1730
+                high[to] = most
+        last = int(number[-1])
+        bands[name] = low[last], high[last]
+    return bands
+
+
+_FAR: Final = int(np.iinfo(np.int64).max) // 2
 
 
 def _tied_edges(graph: Graph, end: int, since_ns: int) -> Ints:
     """Return the edges, in the order of a scan, of all walks back from a node whose predecessors arrived at most a tie
     before the last."""
     time, edges = graph.nodes.time_ns, graph.edges
-    early = time[edges.node] - graph.nodes.own_ns[edges.node] - time[edges.before] - edges.lag_ns
-    tied = (early <= OWN_NS) & (time[edges.node] > since_ns)
-    opens = np.flatnonzero(np.append(True, np.diff(edges.node) != 0))
-    first, last = np.zeros(graph.num_nodes, np.int64), np.zeros(graph.num_nodes, np.int64)
-    first[edges.node[opens]], last[edges.node[opens]] = opens, np.append(opens[1:], edges.node.size)
-    wanted, kept, reached = {end}, [], [end]
-    while reached:
-        node = reached.pop()
-        for edge in range(int(first[node]), int(last[node])):
-            if tied[edge]:
-                kept.append(edge)
-                before = int(edges.before[edge])
-                if before not in wanted:
-                    wanted.add(before)
-                    reached.append(before)
-    return np.array(sorted(kept), np.int64)
+    at = time[edges.node]
+    near = np.flatnonzero((at > since_ns) & (at <= time[end]))
+    before, node = edges.before[near], edges.node[near]
+    near = near[time[node] - graph.nodes.own_ns[node] - time[before] - edges.lag_ns[near] <= OWN_NS]
+    before, node = edges.before[near].tolist(), edges.node[near].tolist()
+    wanted = {end}
+    kept = []
+    # Backwards each node comes after all that follow from it.
+    for edge in range(len(node) - 1, -1, -1):
+        if node[edge] in wanted:
+            kept.append(edge)
+            wanted.add(before[edge])
+    return near[kept[::-1]]
 
 
 def binding_edges(graph: Graph, *, tie_ns: int = 0) -> Ints:
@@ -180,12 +212,11 @@ def binding_edges(graph: Graph, *, tie_ns: int = 0) -> Ints:
 
 def chain(graph: Graph, binding: Ints, end: int, since_ns: int) -> Ints:
     """Return the binding edges from a node back to a moment, the last first."""
-    if not graph.num_edges:
-        return np.empty(0, np.int64)
-    bound = (binding >= 0) & (graph.nodes.time_ns > since_ns)
-    # A list hands out single numbers in a fraction of the time that an array takes.
-    before = np.where(bound, graph.edges.before[binding], -1).tolist()
-    found, node = [end], end
-    while (node := before[node]) >= 0:
-        found.append(node)
-    return binding[np.array(found[:-1], np.int64)]
+    # A view of the memory hands out single numbers in a fraction of the time that an array takes.
+    edge_of, before, time = binding.data, graph.edges.before.data, graph.nodes.time_ns.data
+    found = []
+    node = end
+    while (edge := edge_of[node]) >= 0 and time[node] > since_ns:
+        found.append(edge)
+        node = before[edge]
+    return np.array(found, np.int64)

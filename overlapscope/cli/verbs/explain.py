@@ -1,43 +1,96 @@
-"""Print the page of a finding or of a recommendation: what it means, how it is found, what to do.
+"""Print the page of a finding or of a recommendation, or what a moment of a run waited for.
 
 examples:
   overlapscope explain straggler
   overlapscope explain bucket_cap low_bandwidth
+  overlapscope explain runs/baseline --at 3:412.5
+  overlapscope explain traces/ --span 0:1024 --json
 """
 
 import argparse
 import json
+import re
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
 import overlapscope
-from overlapscope.cli.output import printable
+from overlapscope.cli.arguments import add_reading, warn
+from overlapscope.cli.output import escaped, printable
 from overlapscope.errors import UsageError
 
 FOLDERS: Final = ("findings", "advice")
+MOST_LINKS: Final = 10_000
+_AT: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,12}(?:\.[0-9]{1,9})?)")
+_SPAN: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,12})")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `explain`."""
-    parser.add_argument("ids", nargs="+", metavar="ID", help="id of a finding or of a recommendation")
+    parser.add_argument(
+        "given", nargs="+", metavar="ID|INPUT",
+        help="ids of findings or recommendations; with --at or --span a run directory, or traces",
+    )  # fmt: skip
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--at", metavar="RANK:MS", help="explain this time of a rank, in ms after the run's first span")
+    asked.add_argument(
+        "--span",
+        metavar="RANK:SPAN",
+        help="explain the begin of a span; SPAN is its row in the table of the rank's spans",
+    )
+    parser.add_argument("--links", type=int, default=60, metavar="N", help="at most so many links (default 60)")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_reading(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the pages."""
+    """Print the pages, or the chain."""
+    if args.at is not None or args.span is not None:
+        return _explain(args)
     known = pages()
     found = []
-    for each in args.ids:
+    for each in args.given:
         kind = each.split(":", 1)[0]
         if kind not in known:
             near = get_close_matches(kind, known, 3, 0.5) or sorted(known)
-            raise UsageError(f"{kind[:80]!r} is no finding and no recommendation; is it one of {', '.join(near)}?")
+            raise UsageError(
+                f"{kind[:80]!r} is no finding and no recommendation; is it one of {', '.join(near)}? "
+                "For a run, add --at RANK:MS or --span RANK:SPAN"
+            )
         found.append({"id": kind, "text": known[kind].read_text(encoding="utf-8")})
     if args.json:
         print(json.dumps({"schema": "overlapscope.pages/1", "pages": found}, indent=2))
     else:
         print(printable("\n".join(each["text"] for each in found)), end="")
+    return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    """Print what a moment or a span of a run waited for."""
+    option, text, form = ("--at", args.at, _AT) if args.at is not None else ("--span", args.span, _SPAN)
+    asked = form.fullmatch(text)
+    if asked is None:
+        example = "3:412.5 (rank 3, 412.5 ms)" if option == "--at" else "3:1024 (rank 3, span 1024)"
+        raise UsageError(f"{option} {text[:80]!r}: write it as {example}")
+    if not 1 <= args.links <= MOST_LINKS:
+        raise UsageError(f"--links {args.links}: give a number from 1 to {MOST_LINKS}")
+    if "" in args.given:
+        raise UsageError("the path is empty: is a variable not set?")
+    args.inputs = [Path(each) for each in args.given]
+
+    from overlapscope.analysis.graph.explained import chain_at, chain_before  # noqa: PLC0415 - keeps --help light
+    from overlapscope.cli.read_run import read_run  # noqa: PLC0415
+    from overlapscope.report.formats import json as as_json  # noqa: PLC0415
+    from overlapscope.report.text import chain  # noqa: PLC0415
+
+    loaded = read_run(args)
+    warn("explain", loaded.sources)
+    rank = int(asked[1])
+    if option == "--at":
+        found = chain_at(loaded, rank, round(float(asked[2]) * 1e6), most=args.links)
+    else:
+        found = chain_before(loaded, rank, int(asked[2]), most=args.links)
+    print(escaped(as_json.render(found)) if args.json else printable(chain.render(found)), end="")
     return 0
 
 

@@ -7,10 +7,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.critical_path.critical_path import FollowedPaths, follow_paths
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers, match_and_align
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.exposed_causes import Causes, causes_of
+from overlapscope.analysis.graph.step_paths import FollowedPaths, follow_paths
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows
 from overlapscope.ingest.formats.perfetto_export import SCHEMA
@@ -73,7 +73,7 @@ class PerfettoTrace(msgspec.Struct):
         figures = _figures(self.run, self.choice, self.together)
         clocks = figures.together.clocks
         starts = [_earliest(self.run.ranks[rank], rank, clocks) for rank in self.ranks]
-        starts += [_to_common_clock(clocks, each.rank, each.start_ns) for each in figures.paths.paths]
+        starts += [each.start_ns for each in figures.paths.paths]
         self.base_ns = min(starts, default=0)
         writer = EventWriter(base_ns=self.base_ns)
         head = {
@@ -91,9 +91,8 @@ class PerfettoTrace(msgspec.Struct):
     def _events(self, writer: EventWriter, figures: _Figures) -> Iterator[str]:
         if figures.paths.paths:
             yield writer.process(PATH_PROCESS, "critical path")
-            yield from writer.slices(
-                PATH_PROCESS, tracks.critical_paths(self.run, figures.paths.paths, figures.together.clocks)
-            )
+            for shown in tracks.critical_paths(self.run, figures.paths.paths):
+                yield from writer.slices(PATH_PROCESS, shown)
         for rank in self.ranks:
             yield from _rank_events(writer, self.run.ranks[rank], rank, figures, self.choice)
 
@@ -116,14 +115,14 @@ def _figures(run: Run, choice: ExportSelection, known: CrossRank | None) -> _Fig
 def _own_window(window: tuple[int, int], clocks: Clocks, rank: int) -> Intervals:
     """Return a window of the common clock on a rank's own clock, to about a microsecond if the clock drifts."""
     edges = np.array(window, np.int64)
-    start, end = 2 * edges - tracks.to_common_clock(clocks, rank, edges)
+    start, end = 2 * edges - clocks.aligned_ns(rank, edges)
     return Intervals(np.array([start]), np.array([end]))
 
 
 def _overlaps(choice: ExportSelection, clocks: Clocks, rank: int, window: tuple[int, int]) -> bool:
     if choice.window is None:
         return True
-    start, end = tracks.to_common_clock(clocks, rank, np.array(window, np.int64)).tolist()
+    start, end = clocks.aligned_ns(rank, np.array(window, np.int64)).tolist()
     return bool(start < choice.window[1] and end > choice.window[0])
 
 
@@ -143,7 +142,7 @@ def _steps(
 
 
 def _to_common_clock(clocks: Clocks, rank: int, time_ns: int) -> int:
-    return int(tracks.to_common_clock(clocks, rank, np.array([time_ns], np.int64))[0])
+    return int(clocks.aligned_ns(rank, np.array([time_ns], np.int64))[0])
 
 
 def _earliest(timeline: RankTimeline, rank: int, clocks: Clocks) -> int:
@@ -173,7 +172,7 @@ def _rank_events(
         exposed = own if exposed is None else intersection(exposed, own)
 
     def on_clock(shown: Slices) -> Slices:
-        start, end = (tracks.to_common_clock(clocks, rank, times) for times in (shown.start_ns, shown.end_ns))
+        start, end = (clocks.aligned_ns(rank, times) for times in (shown.start_ns, shown.end_ns))
         return replace(shown, start_ns=start, end_ns=end)
 
     yield writer.process(process, f"rank {rank}")
@@ -195,7 +194,7 @@ def _counters(
     inside &= tracks.touches(telemetry.time_ns, telemetry.time_ns, reach)
     for code in np.unique(telemetry.name[inside]).tolist():
         rows = inside & (telemetry.name == code)
-        times = tracks.to_common_clock(clocks, rank, telemetry.time_ns[rows])
+        times = clocks.aligned_ns(rank, telemetry.time_ns[rows])
         yield from writer.counter(process, timeline.names[code], times.tolist(), telemetry.value[rows].tolist())
 
 

@@ -1,17 +1,18 @@
 """The tracks of a Perfetto export: slices of what ran on a rank, and of the results of the analysis."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.common.cause_table import CAUSES
-from overlapscope.analysis.critical_path.critical_path import UNNAMED
-from overlapscope.analysis.critical_path.path_walk import PARTS, FollowedPath, Segments
 from overlapscope.analysis.cross_rank.across_ranks import Transfers
-from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.exposed_causes import Causes
+from overlapscope.analysis.graph.path_segments import Segments
+from overlapscope.analysis.graph.step_paths import FollowedPath
+from overlapscope.analysis.graph.walk import PARTS
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.report.perfetto.call_args import CallArguments
@@ -21,13 +22,6 @@ from overlapscope.timeline.intervals import Intervals, intersection
 from overlapscope.timeline.run import RankTimeline, Run
 
 Mask = npt.NDArray[np.bool_]
-
-
-def to_common_clock(clocks: Clocks, rank: int, times_ns: Ints) -> Ints:
-    """Return times of a rank (int64, nanoseconds) on the clock of the reference rank, rounded to the nanosecond."""
-    offset = clocks.offset_ns.get(rank, 0.0) + clocks.drift.get(rank, 0.0) * (times_ns - clocks.reference_ns)
-    moved: Ints = times_ns - np.rint(offset).astype(np.int64)
-    return moved
 
 
 def touches(start_ns: Ints, end_ns: Ints, reach: Intervals | None) -> Mask:
@@ -172,22 +166,25 @@ def _span_args(timeline: RankTimeline, row: int, call_words: CallArguments) -> d
     return args
 
 
-def critical_paths(run: Run, paths: Sequence[FollowedPath], clocks: Clocks) -> Slices:
-    """Return the track of all critical paths, on the common clock."""
-    starts, ends = [], []
+def critical_paths(run: Run, paths: Sequence[FollowedPath]) -> Iterator[Slices]:
+    """Yield the track of all critical paths, on the common clock; two where steps of the job overlap."""
+    overlaps = any(after.start_ns < before.end_ns for before, after in pairwise(paths))
+    yield _paths(run, paths[::2] if overlaps else paths, "critical path")
+    if overlaps:
+        yield _paths(run, paths[1::2], "critical path of every other step")
+
+
+def _paths(run: Run, paths: Sequence[FollowedPath], track: str) -> Slices:
     labels: list[str] = []
     args: list[dict[str, Any]] = []
     for path in paths:
-        moved = to_common_clock(clocks, path.rank, np.append(path.start_ns, path.segments.end_ns))
-        starts.append(moved[:-1])
-        ends.append(moved[1:])
         for rank, part, name in _segments(run, path.segments):
             labels.append(f"rank {rank} {part}{name}")
             args.append({"step": path.step, "part": part, "rank": rank})
     return Slices(
-        track="critical path",
-        start_ns=np.concatenate(starts),
-        end_ns=np.concatenate(ends),
+        track=track,
+        start_ns=np.concatenate([path.segments.start_ns for path in paths]),
+        end_ns=np.concatenate([path.segments.end_ns for path in paths]),
         category=lambda row: "critical_path",
         name=labels.__getitem__,
         args=args.__getitem__,
@@ -195,11 +192,11 @@ def critical_paths(run: Run, paths: Sequence[FollowedPath], clocks: Clocks) -> S
 
 
 def _segments(run: Run, segments: Segments) -> Iterator[tuple[int, str, str]]:
-    """Yield rank, part and, for a segment with a row, the name of each segment of a path."""
+    """Yield rank, part and the name, where it has one, of each segment of a path."""
     words = np.full(segments.row.size, "", object)
     for rank in np.unique(segments.rank).tolist():
-        own = np.flatnonzero((segments.rank == rank) & (segments.row != NONE))
+        own = np.flatnonzero((segments.rank == rank) & (segments.name >= 0))
         names = run.ranks[rank].names
-        words[own] = [f" {names[code] if code >= 0 else UNNAMED}" for code in segments.name[own].tolist()]
+        words[own] = [f" {names[code]}" for code in segments.name[own].tolist()]
     parts = [PARTS[part] for part in segments.part.tolist()]
     return zip(segments.rank.tolist(), parts, words.tolist(), strict=True)

@@ -9,6 +9,7 @@ from overlapscope.analysis.compare.compare import Comparison
 from overlapscope.analysis.compare.fleet import Fleet
 from overlapscope.analysis.compare.history import History
 from overlapscope.analysis.compare.scaling import Scaling
+from overlapscope.analysis.graph.answers import Chain
 from overlapscope.analysis.job_step.metrics import METRICS, OF_JOB_STEPS
 from overlapscope.analysis.result import Analysis, with_headline
 from overlapscope.errors import InputError, NewerSchemaError
@@ -32,6 +33,7 @@ DOCUMENTS: Final[dict[str, type[msgspec.Struct]]] = {
     "scaling": Scaling,
     "fleet": Fleet,
     "floor": NoiseFloor,
+    "chain": Chain,
 }
 """The type of each JSON document by the name in its `schema`: `overlapscope.NAME/1`."""
 _HEAD: Final = re.compile(rf'\s*\{{\s*"schema"\s*:\s*"overlapscope\.({"|".join(DOCUMENTS)})/(\d{{1,9}})"'.encode())

@@ -7,28 +7,29 @@ from typing import Final
 
 from overlapscope.analysis.common.cause_table import NO_CAUSES, cause_label, idle_label
 from overlapscope.analysis.common.wording import rank_list
-from overlapscope.analysis.critical_path.critical_path import CriticalPath
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN, ExposedBy
+from overlapscope.analysis.graph.answers import CriticalPath, LongestLoss
 from overlapscope.analysis.job_step.attribution import divided
 from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import Analysis, RankInfo, StepBreakdown, slowed_by_communication
-from overlapscope.report.formatting import EXPLAIN, aligned, bandwidth, count, ms, one_row, percent, size
+from overlapscope.report.formatting import EXPLAIN, aligned, bandwidth, count, ms, one_row, percent, short, size
 from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_figures, rank_label
 from overlapscope.report.text import advice as advice_text
 from overlapscope.report.text import cross_rank
 from overlapscope.report.text import throughput as throughput_text
+from overlapscope.report.text.chain import stretches
 from overlapscope.report.text.cross_rank import missing_ranks_text
 from overlapscope.report.text.source_tables import source_table_text
 from overlapscope.report.verdicts import SEVERITY_MARKS
 
-MAX_RANKS = 24
+MAX_RANKS = 8
 MAX_WIDTH: Final = 120
 """Characters of a line of sentences."""
-MAX_STEPS = 30
-MAX_COLLECTIVES = 8
-MAX_FINDINGS = 6
+MAX_STEPS = 8
+MAX_COLLECTIVES = 4
+MAX_FINDINGS = 4
 MAX_NAMES = 5
 MAX_PLACE = 28
 _PATH_WORDS: Final = {
@@ -40,7 +41,10 @@ _PATH_WORDS: Final = {
     "host": "host",
     "host_or_wait": "host, or host waiting for the device",
     "idle": "idle",
+    "unknown": "unknown",
+    "before_recording": "before the recording of its rank",
 }
+MOST_LINKS: Final = 5
 MOST_RANKS = 4
 WORTH_SHOWING = 0.001
 WORTH_NAMING = 0.01
@@ -62,21 +66,34 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     `all_rows` lists every rank and step; otherwise long lists are cut and a line states how much is missing.
     """
     rates = "\n".join(fill(line, MAX_WIDTH) for line in throughput_text.lines(analysis.throughput))
+    timed = any(rank.whole.window_ns for rank in analysis.ranks)
+    details = all_rows or not timed
     parts = [headline(analysis), sentence(analysis), rates]
     parts.append(_table(analysis, all_rows=all_rows))
     parts.append(_causes(analysis))
     of_host = " ".join(filter(None, (idle_text(analysis), host_events_text(analysis))))
     parts.append(fill(of_host, MAX_WIDTH, break_on_hyphens=False))
     parts.append(fill(interference_text(analysis), MAX_WIDTH))
-    parts.append(exposed_by_text(analysis.exposed_by, analysis.headline.exposed_comm_ns or 0))
+    if details:
+        parts.append(exposed_by_text(analysis.exposed_by, analysis.headline.exposed_comm_ns or 0))
     parts.append(cross_rank.lines(analysis, all_rows=all_rows))
-    if any(rank.whole.window_ns for rank in analysis.ranks):
+    if timed:
         parts.append(critical_path_text(analysis.critical_path))
-    parts.append(_collectives(analysis.collectives, len(analysis.collectives) if all_rows else MAX_COLLECTIVES))
-    parts.append(source_table_text(analysis.told, all_rows=all_rows))
+        parts.append(longest_loss_text(analysis.critical_path.longest_loss))
+    if details:
+        parts.append(_collectives(analysis.collectives, len(analysis.collectives) if all_rows else MAX_COLLECTIVES))
+        parts.append(source_table_text(analysis.told, all_rows=all_rows))
     parts.append(_findings(analysis, all_rows=all_rows))
     parts.append(advice_text.render_brief(analysis.recommendations))
+    parts.append("" if details else _more(analysis))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _more(analysis: Analysis) -> str:
+    """Return what `--all` adds."""
+    kinds = {"collectives": analysis.collectives, "what other sources report": analysis.told}
+    also = [words for words, found in kinds.items() if found]
+    return f"All ranks and steps{', ' if also else ''}{', '.join(also)}: --all"
 
 
 def headline(analysis: Analysis) -> str:
@@ -343,32 +360,68 @@ def exposed_by_text(exposed: ExposedBy, exposed_ns: int) -> str:
 
 
 def critical_path_text(found: CriticalPath) -> str:
-    """Return the critical path of a step of median length in three lines; the reason where there is no path."""
+    """Return the critical path of a step of median length in a few lines; the reason where there is no path."""
     path = next((each for each in found.steps if each.step == found.median_step), None)
     if path is None or not path.length_ns:
-        return f"No critical path: {found.reason}." if found.reason else ""
+        return fill(f"No critical path: {found.reason}.", MAX_WIDTH) if found.reason else ""
 
     def share(ns: int) -> str:
-        return f"{ns / path.length_ns * 100:.1f} %"
+        return f"{ns / path.length_ns * 100:.1f}"
 
-    what = "the recording" if path.step is None else f"step {path.step} (a typical step)"
+    def band(part: str, ns: int) -> str:
+        least, most = map(share, path.bands.get(part, (ns, ns)))
+        return f"{_PATH_WORDS[part]} {least if least == most else f'{least} to {most}'} %"
+
+    typical = " (a typical step)" if len(found.steps) > 1 else ""
+    what = "the recording" if path.step is None else f"step {path.step}{typical}"
     within = "" if found.scope == "ranks" else f", within rank {path.rank}: its waits for other ranks are not recorded"
     shown = {part: ns for part, ns in path.parts.items() if ns >= WORTH_SHOWING * path.length_ns}
     parts = sorted(shown.items(), key=lambda item: -item[1])
     text = [
-        f"Critical path of {what}: {path.length_ns / 1e6:,.3f} ms{within}.",
-        "  " + ", ".join(f"{_PATH_WORDS[part]} {share(ns)}" for part, ns in parts),
+        f"Critical path of {what}: {ms(path.length_ns)} ms{within}.",
+        ", ".join(band(part, ns) for part, ns in parts),
     ]
     if found.scope == "ranks":
         ranks = list(path.ranks.items())
         more = f", {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
-        text[-1] += "; on " + ", ".join(f"rank {rank} {share(ns)}" for rank, ns in ranks[:MOST_RANKS]) + more
+        text[-1] += "; on " + ", ".join(f"rank {rank} {share(ns)} %" for rank, ns in ranks[:MOST_RANKS]) + more
+    text[-1:] = [f"  {line}" for line in fill(text[-1], MAX_WIDTH - 2).split("\n")]
     if path.operations:
-        named = (f"{each.part}: {_shorten(each.name)} {each.ns / 1e6:,.3f} ms" for each in path.operations[:MOST_NAMES])
+        named = (
+            f"{each.part}: {short(each.name, LONGEST_NAME)} {ms(each.ns)} ms" for each in path.operations[:MOST_NAMES]
+        )
         text.append("  longest operations: " + ", ".join(named))
+    others = {rank: ns for rank, ns in path.own_chains_ns.items() if int(rank) != path.rank}
+    if others:
+        latest, first = (choose(others, key=others.__getitem__) for choose in (max, min))
+        said = (
+            f"The host of rank {path.rank} waits for nothing, so its calls are the path by construction. If no rank "
+            f"waited for another, the step would end after {ms(path.own_chains_ns[str(path.rank)])} ms on rank "
+            f"{path.rank}, after {ms(others[latest])} ms on rank {latest}, first after {ms(others[first])} ms on rank "
+            f"{first}."
+        )
+        text += [f"  {line}" for line in fill(said, MAX_WIDTH - 2).split("\n")]
     return "\n".join(text)
 
 
-def _shorten(name: str) -> str:
-    flat = " ".join(name.split())
-    return flat if len(flat) <= LONGEST_NAME else flat[: LONGEST_NAME - 3] + "..."
+def longest_loss_text(loss: LongestLoss | None) -> str:
+    """Return the longest stretch that a rank lost in a typical step, and what it waited for, in a few lines."""
+    if loss is None:
+        return ""
+    lost_ns = loss.end_ns - loss.start_ns
+    of = "the recording" if loss.step is None else f"step {loss.step}"
+    lines = [f"Longest loss of {of}: {ms(lost_ns)} ms without compute on rank {loss.rank}, because it waited for"]
+    inside = [
+        (min(end, loss.end_ns) - max(start, loss.start_ns), rank, known, words)
+        for start, end, rank, known, words in stretches(loss.chain.chain, brief=True)
+        if end > loss.start_ns
+    ]
+    worth = sorted((each[0] for each in inside), reverse=True)[:MOST_LINKS]
+    shown = [each for each in inside if each[0] >= max(WORTH_NAMING * lost_ns, worth[-1])]
+    cells = aligned([[ms(ns), "ms", f"rank {rank}"] for ns, rank, _, _ in shown], left=0) if shown else ()
+    for line, (_, _, known, words) in zip(cells, shown, strict=True):
+        lines.append(f"  {line}  {short(f'{words} ({known})', MAX_WIDTH - len(line) - 4)}")
+    links = loss.chain.chain
+    if not loss.chain.is_cut and (not links or links[-1].start_ns > loss.start_ns):
+        lines.append(f"  Nothing before that was recorded of rank {links[-1].rank if links else loss.rank}.")
+    return "\n".join(lines)

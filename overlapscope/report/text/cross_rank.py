@@ -9,7 +9,7 @@ from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.report.formatting import EXPLAIN, aligned, count, ms, percent
 
-MAX_ROWS: Final = 8
+MAX_ROWS: Final = 4
 MAX_REASONS: Final = 3
 LONGEST_REASON: Final = 200
 CLOCK_SHOWS_NS: Final = 1_000_000

@@ -6,7 +6,7 @@ from typing import Any
 from overlapscope.analysis.source_tables import Told
 from overlapscope.report.formatting import aligned
 
-MAX_ROWS = 12
+MAX_ROWS = 6
 MAX_CELL = 60
 
 

@@ -192,7 +192,9 @@ def judge(planted: Planted, analysis: Analysis) -> tuple[str, str]:
     """Return whether what is said of a job with a fault is right, and what is said."""
     kind, culprits = planted.kind, set(planted.job.fault.culprits)
     said = claims(planted.job, analysis)
-    if _idle(analysis, "blocked_host") > HALF * (1 - planted.healthy_step_ns / planted.step_ns):
+    # What a wait of the host had emptied is lost to that wait, as the time in it is.
+    blocked = _idle(analysis, "blocked_host") + _idle(analysis, "drained")
+    if blocked > HALF * (1 - planted.healthy_step_ns / planted.step_ns):
         said |= {"blocked_host"} & {EXPECTED[kind]}
     named = {each.rank for each in analysis.skew.stragglers}
     wrong = said - {EXPECTED[kind]} - ALSO_TRUE.get(kind, set())

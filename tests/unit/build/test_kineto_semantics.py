@@ -347,7 +347,7 @@ def test_old_positional_inputs_give_sequence_number_and_group_size(folder: Path)
 def test_sizes_come_from_the_input_dims_of_older_annotations(folder: Path) -> None:
     args = {"Input Dims": [[[300], [10, 10]]], "Input type": ["float"]}
     only = row(one_kernel(folder, around("nccl:all_reduce", args=args), name=NCCL_KERNEL))
-    assert (only.op, only.dtype, only.bytes, only.group_size) == ("all_reduce", "float32", 1600, None)
+    assert (only.op, only.dtype, only.bytes, only.group_size) == ("all_reduce", "float32", 1600, 2)  # of two ranks
     caller = {"Input Dims": [[800], [200], [], []], "Input type": ["float", "float", "", ""]}
     gather = row(
         one_kernel(
@@ -362,7 +362,8 @@ def test_sizes_come_from_the_input_dims_of_older_annotations(folder: Path) -> No
 
 def test_a_size_that_nobody_wrote_is_missing_and_not_zero(folder: Path) -> None:
     only = row(one_kernel(folder, name=NCCL_KERNEL))
-    assert (only.op, only.group, only.group_size, only.dtype, only.bytes) == ("all_reduce", None, None, None, None)
+    assert (only.op, only.group, only.dtype, only.bytes) == ("all_reduce", None, None, None)
+    assert only.group_size == 2  # every group of a job of two ranks
     assert (only.algbw_gbs, only.busbw_gbs) == (None, None)
 
 

@@ -9,15 +9,15 @@ from overlapscope.analysis.compare.kernel_changes import kernel_sums
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.matching import match
 from overlapscope.analysis.cross_rank.point_to_point import match_pairs
+from overlapscope.analysis.per_rank.interference import interference
 from overlapscope.analysis.per_rank.kernels import sum_kernels
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.timeline.columns import Collectives, make, recode
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
-from overlapscope.whatif.cost.interference import slowdown
 from tests.property.synthetic import Job, Layout, run_of, simulate
 from tests.support.builders import full_timeline
-from tests.unit.whatif.test_interference import recorded
+from tests.unit.analysis.figures.test_interference import recorded
 
 NAMED = ("recordings", "spans", "collectives", "lanes", "annotations", "telemetry")
 
@@ -76,6 +76,7 @@ def test_sums_of_kernels_stand_in_the_order_of_their_first_span() -> None:
     assert other == found
 
 
-def test_a_slowdown_is_the_same_to_the_last_digit() -> None:
+def test_interference_is_the_same_to_the_last_digit() -> None:
     spans, transfers = recorded(1.3, steps=6, moves=True)
-    assert slowdown(replace(spans, name=spans.name.max() - spans.name), transfers) == slowdown(spans, transfers)
+    renamed = replace(spans, name=spans.name.max() - spans.name)
+    assert interference(renamed, transfers).value == interference(spans, transfers).value

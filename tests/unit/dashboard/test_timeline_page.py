@@ -15,7 +15,6 @@ from dash._utils import to_json
 
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.occupancy import STATES
-from overlapscope.report.perfetto.tracks import to_common_clock
 from overlapscope.timeline.columns import COMM, NONE
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.load_save import save_run
@@ -58,7 +57,7 @@ def test_times_in_view_are_the_breakdown_of_the_same_window(source: TimelineSour
         cover = Coverage.of(timeline.spans)
         moved = Coverage(
             *(
-                type(part)(to_common_clock(clocks, rank, part.starts), to_common_clock(clocks, rank, part.ends))
+                type(part)(clocks.aligned_ns(rank, part.starts), clocks.aligned_ns(rank, part.ends))
                 for part in (cover.comm, cover.compute, cover.copy)
             )
         )

@@ -17,8 +17,8 @@ from overlapscope.analysis.compare.collective_changes import OUTSIDE
 from overlapscope.analysis.compare.compare import compare
 from overlapscope.analysis.compare.history import History, history
 from overlapscope.analysis.compare.measured_run import measure_run
-from overlapscope.analysis.critical_path.path_walk import PARTS
 from overlapscope.analysis.exposure.exposed_causes import CAUSES
+from overlapscope.analysis.graph.walk import PARTS
 from overlapscope.analysis.job_step.attribution import COMPUTE, COPY, EXPOSED, IDLE, IDLE_OR_COPIES, REMAINDER
 from overlapscope.analysis.job_step.metrics import METRICS
 from overlapscope.analysis.stragglers.host_cause import SHARED_CORES

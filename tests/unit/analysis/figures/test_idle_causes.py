@@ -71,14 +71,16 @@ def test_sums_are_exact_whatever_happens_in_a_trace(timeline: RankTimeline) -> N
         assert min([0, *info.whole.idle_causes.values(), *info.whole.causes.values()]) == 0
 
 
-def test_a_run_without_host_events_loads_no_graph_and_says_so() -> None:
+def test_a_device_without_host_events_loads_no_graph_and_says_so() -> None:
     code = (
-        "import sys; from pathlib import Path; from overlapscope.ingest.read_run import read_inputs;"
+        "import sys; from overlapscope.timeline.run import Run; from tests.support.rank_rows import rank_timeline;"
         "from overlapscope.analysis.analyze import analyze; from overlapscope.report.text.analysis import idle_text;"
-        "print(idle_text(analyze(read_inputs([Path(sys.argv[1])])))); "
+        "work = [{'name': 'k', 'start_ns': at, 'end_ns': at + 10} for at in (0, 50)];"
+        "found = analyze(Run(world_size=1, ranks={0: rank_timeline(work=work)}));"
+        "print(idle_text(found)); print(found.critical_path.reason);"
         "print('overlapscope.analysis.graph.build' in sys.modules)"
     )
-    command = [sys.executable, "-c", code, str(ROOT / "traces" / "baseline")]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    assert lines[0].endswith(f"ms a step: unknown because {NO_CAUSES['no_host_events']}.")
-    assert lines[1] == "False"
+    command = [sys.executable, "-c", code]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout.splitlines()
+    assert lines[0].endswith(f"ms a recording: unknown because {NO_CAUSES['no_host_events']}.")
+    assert lines[1:] == [NO_CAUSES["no_host_events"], "False"]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.graph.answers import UNKNOWN, Swap
 from overlapscope.analysis.graph.bounds import job_bounds
 from overlapscope.analysis.graph.build import run_graph
 from overlapscope.analysis.graph.figures import graph_figures
@@ -21,7 +22,7 @@ from overlapscope.analysis.graph.scenarios import (
     scaled_transfers,
     without_communication,
 )
-from overlapscope.analysis.graph.self_test import UNKNOWN, Swap, interval_of, swap_test
+from overlapscope.analysis.graph.self_test import interval_of, swap_test
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMM
 from overlapscope.timeline.run import Run

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.graph.answers import REPLAY, REPLAY_WITHIN
 from overlapscope.analysis.graph.bounds import step_bounds, whole_bounds
 from overlapscope.analysis.graph.build import run_graph
 from overlapscope.analysis.graph.chains import chain_of_moment
@@ -15,7 +16,6 @@ from overlapscope.analysis.graph.idle import IDLE_CAUSES, idle_pieces
 from overlapscope.analysis.graph.model import Graph
 from overlapscope.analysis.graph.removal import RunGraph, answering_graph, programs_of, removal
 from overlapscope.analysis.graph.scenarios import aligned_starts, outcome, own_chain_ends
-from overlapscope.analysis.graph.self_test import REPLAY, REPLAY_WITHIN
 from overlapscope.analysis.graph.walk import binding_edges, critical_path
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.run import Run
@@ -88,9 +88,9 @@ def test_a_sampled_trace_gets_no_path_and_no_scenarios_though_it_replays() -> No
 PATHS = {
     "megatron_tp8": {"host": 94, "before_recording": 6},
     "a100_ddp": {"host": 100},
-    "a100_rank3of8": {"host": 58, "compute": 22, "comm": 16, "copy": 2},
+    "a100_rank3of8": {"host": 58, "compute": 22, "communication": 16, "copy": 2},
     "v100_2020": {"host": 100},
-    "mi300": {"compute": 11, "comm": 83, "copy": 3, "before_recording": 3},
+    "mi300": {"compute": 11, "communication": 83, "copy": 3, "before_recording": 3},
     "b200": {"host": 100},
     "mi210": {"host": 47, "compute": 52},
     "resnet50": {"host": 94, "copy": 1, "before_recording": 5},

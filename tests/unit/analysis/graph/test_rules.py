@@ -279,6 +279,29 @@ def test_ordinary_pauses_are_no_polls() -> None:
         assert not edges(rank_graph(simulate({0: polling(0, 60, seed=seed)}).rank), POLL)
 
 
+def reading(reads: int, *, waits: bool, seed: int = 1) -> list[Operation]:
+    """Return a program that copies to the host without blocking, waits for the copy or not, and works for a while."""
+    draws = np.random.default_rng(seed)
+    program: list[Operation] = [Launch(0, US)]
+    for _ in range(reads):
+        copy = Launch(0, 5 * US, COPY, "Memcpy DtoH (Device -> Pinned)")
+        program += [Launch(0, int(draws.integers(500, 4_000)) * US), copy, *([Poll()] if waits else [])]
+        program.append(Work(int(draws.integers(250, 900) if waits else draws.integers(250, 4_000)) * US))
+    return [*program, Launch(0, US)]
+
+
+def test_a_host_that_reads_what_it_copied_has_waited_for_it_though_it_works_before_it_goes_on() -> None:
+    for seed in range(10):
+        graph = rank_graph(simulate({0: reading(20, waits=True, seed=seed)}).rank)
+        assert len(edges(graph, POLL)) == 20
+        assert all(lag >= 250 for *_, lag in edges(graph, POLL))
+
+
+def test_a_host_that_works_while_a_copy_runs_does_not_read_it() -> None:
+    for seed in range(50):
+        assert not edges(rank_graph(simulate({0: reading(20, waits=False, seed=seed)}).rank), POLL)
+
+
 def test_two_polls_cannot_be_told_from_chance() -> None:
     assert not edges(rank_graph(simulate({0: polling(2, 0)}).rank), POLL)
 

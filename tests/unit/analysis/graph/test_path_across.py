@@ -2,19 +2,20 @@
 
 import pytest
 
-from overlapscope.analysis.critical_path.critical_path import CriticalPath, StepPath, critical_path
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.matching import match
 from overlapscope.analysis.cross_rank.point_to_point import match_pairs
+from overlapscope.analysis.graph.answers import CriticalPath, StepPath
+from overlapscope.analysis.graph.own_causes import critical_paths
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.timeline.run import Group, RankTimeline, Run
-from tests.property.synthetic import Job, Layout, plant, run_of, simulate
-from tests.unit.analysis.figures.test_critical_path import path_of
+from tests.property.synthetic import Job, Layout, plant
+from tests.property.synthetic.evaluate_job_faults import analyzed
 from tests.unit.analysis.figures.test_exposed_causes import rank_of
 
 MS = 1_000_000
-TIMES = {"early": (10 * MS, 40 * MS, None), "late": (30 * MS, 40 * MS, None)}
+TIMES = {"early": (10 * MS, 40 * MS, 10 * MS), "late": (30 * MS, 40 * MS, 30 * MS)}
 
 
 def followed(*ranks: RankTimeline, drift: float = 0.0) -> StepPath:
@@ -22,7 +23,7 @@ def followed(*ranks: RankTimeline, drift: float = 0.0) -> StepPath:
     run = Run(world_size=2, ranks={each.rank: each for each in ranks}, groups=groups)
     clocks = Clocks(tied={0: 0, 1: 0}, offset_ns={0: 0.0, 1: 0.0}, drift={0: 0.0, 1: drift})
     together = CrossRank(matching=match(run), clocks=clocks, pairs=match_pairs(run, clocks))
-    found = critical_path(run, {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}, together)
+    found = critical_paths(run, {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}, together)
     assert found.scope == "ranks"
     (path,) = found.steps
     return path
@@ -40,7 +41,7 @@ def test_what_waits_for_its_other_end_leads_over_to_what_that_one_did(waits: str
 def test_what_the_other_end_did_is_seen_through_its_drifting_clock() -> None:
     """Rank 1's clock gains a thousandth: at 30 ms it shows 30.03."""
     early = rank_of(0, [TIMES["early"]], [(0, 10 * MS, "short"), (40 * MS, 60 * MS, "last")], op="recv")
-    late = rank_of(1, [(30_030_000, 40_040_000, None)], [(0, 30_030_000, "long")], op="send")
+    late = rank_of(1, [(30_030_000, 40_040_000, 30_030_000)], [(0, 30_030_000, "long")], op="send")
     path = followed(early, late, drift=0.001)
     assert path.parts == pytest.approx({"compute": 50 * MS, "transfer": 10 * MS}, abs=100)
     assert path.ranks == pytest.approx({"0": 30 * MS, "1": 30 * MS}, abs=100)
@@ -72,4 +73,6 @@ def test_a_rank_with_too_many_tokens_holds_the_path_of_its_experts() -> None:
 
 
 def shares(job: Job) -> CriticalPath:
-    return path_of(run_of(simulate(job)))
+    found = analyzed(job).critical_path
+    assert len(found.steps) >= job.steps - 1
+    return found

@@ -1,1 +1,0 @@
-"""The chain of work that decides how long a step takes."""

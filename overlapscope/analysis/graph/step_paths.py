@@ -1,0 +1,250 @@
+"""The critical path of each step of the job, from the dependency graph: what decided how long the step took.
+
+It is followed backwards from the end of the step: from each moment to what bound it, from a collective to the member
+that arrived last, on aligned clocks. So wait time is not on the path; what the other ranks waited for is.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median_low
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.common.cause_table import NO_CAUSES
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.graph.answers import (
+    REFUSED,
+    CriticalPath,
+    LongestLoss,
+    PathOperation,
+    SelfTest,
+    StepPath,
+    Windows,
+    ranks_of_graph,
+)
+from overlapscope.analysis.graph.bounds import Bounds, JobWindow, job_windows, whole_bounds, window_bounds
+from overlapscope.analysis.graph.build import graph_too_large, run_graph
+from overlapscope.analysis.graph.explained import longest_loss
+from overlapscope.analysis.graph.model import Graph
+from overlapscope.analysis.graph.path_segments import Segments, segments_of
+from overlapscope.analysis.graph.scenarios import own_chain_lengths
+from overlapscope.analysis.graph.self_test import SWAPPED_EDGES, self_test, swap_test
+from overlapscope.analysis.graph.walk import LATENCY, PARTS, Path, critical_path, shown_binding
+from overlapscope.errors import HostEventsError
+from overlapscope.timeline.columns import Codes, Ints, Small, size
+from overlapscope.timeline.rows import factorize_rows, sum_by, unique
+from overlapscope.timeline.run import Run
+
+MOST_STEPS: Final = 11
+"""Steps whose path is followed; of more steps, a selection from the shortest to the longest."""
+MOST_OPERATIONS: Final = 20
+BANDED_EDGES: Final = 200_000
+"""In a larger graph only the path of a step of median length gets bands."""
+NEVER_WAITS: Final = 0.99
+"""A host that makes up this share of a path waits for nothing: its calls follow each other to the last launch."""
+
+
+class FollowedPath(msgspec.Struct, frozen=True, kw_only=True):
+    """The critical path of one step with its segments; times on the aligned clock."""
+
+    step: int | None
+    rank: int
+    start_ns: int
+    end_ns: int
+    segments: Segments
+    bands: Mapping[str, tuple[int, int]]
+    own_chains_ns: Mapping[int, int]
+
+
+class FollowedPaths(msgspec.Struct, frozen=True, kw_only=True):
+    """The critical paths with all their segments."""
+
+    scope: Literal["ranks", "rank"] | None = None
+    reason: str | None = None
+    median_step: int | None = None
+    paths: tuple[FollowedPath, ...] = ()
+    left_out: int = 0
+    longest_loss: LongestLoss | None = None
+    self_tests: tuple[SelfTest, ...] = ()
+
+
+def summed_paths(run: Run, windows: Windows, cross_rank: CrossRank) -> CriticalPath:
+    """Return the critical paths of a run's steps, with their parts and operations."""
+    found = follow_paths(run, windows, cross_rank)
+    return CriticalPath(
+        scope=found.scope,
+        reason=found.reason,
+        median_step=found.median_step,
+        steps=[_summed(run, path) for path in found.paths],
+        left_out=found.left_out,
+        longest_loss=found.longest_loss,
+        self_tests=list(found.self_tests),
+    )
+
+
+def follow_paths(
+    run: Run, windows: Windows, cross_rank: CrossRank, only: frozenset[int] | None = None
+) -> FollowedPaths:
+    """Follow the paths of the complete steps (of all steps where none is complete); of `only` these if given."""
+    ranks, reason = ranks_of_graph(run, cross_rank)
+    if reason is not None:
+        return FollowedPaths(reason=reason)
+    try:
+        return _follow(run, windows, cross_rank, ranks, only)
+    except HostEventsError:
+        return FollowedPaths(reason=NO_CAUSES["unreadable_host_events"])
+
+
+def _follow(
+    run: Run, windows: Windows, cross_rank: CrossRank, ranks: Sequence[int], only: frozenset[int] | None
+) -> FollowedPaths:
+    chosen = msgspec.structs.replace(run, ranks={rank: run.ranks[rank] for rank in ranks})
+    if (reason := graph_too_large(chosen)) is not None:
+        return FollowedPaths(reason=reason)
+    marked = any(windows[rank] for rank in ranks)
+    every = [
+        each
+        for each in job_windows({rank: windows[rank] for rank in ranks}, cross_rank.clocks)
+        if only is None or each.step in only
+    ]
+    parts = max(size(timeline.recordings) for timeline in chosen.ranks.values())
+    if not every and (marked or parts > 1 or only is not None):
+        return FollowedPaths(
+            reason="no step with a window was recorded, and the recording has several parts or is empty"
+        )
+    followed = _spread(every)
+    paths: list[FollowedPath] = []
+    tests: list[SelfTest] = []
+    losses: dict[int | None, LongestLoss | None] = {}
+    for recording in sorted({each.recording for each in followed} or {0}):
+        graph = run_graph(chosen, cross_rank, recording)
+        found = [each for each in followed if each.recording == recording]
+        binding = shown_binding(graph)
+        tested, answered = _of_recording(graph, binding, chosen, found)
+        tests.append(tested)
+        paths += answered
+        if answered:
+            losses[recording] = _loss(graph, binding, chosen, _median(answered))
+    count = len(every) if marked else 1
+    if not paths:
+        failed = [name for name in REFUSED if any(name in each.failed for each in tests)]
+        return FollowedPaths(
+            reason=" and ".join(REFUSED[name] for name in failed), left_out=count, self_tests=tuple(tests)
+        )
+    median = _median(paths)
+    return FollowedPaths(
+        scope="ranks" if len(ranks) > 1 else "rank",
+        median_step=median.step,
+        longest_loss=next((each for each in losses.values() if each and each.step == median.step), None),
+        paths=tuple(sorted(paths, key=lambda path: path.start_ns)),
+        left_out=count - len(paths),
+        self_tests=tuple(tests),
+    )
+
+
+def _loss(graph: Graph, binding: Ints, run: Run, path: FollowedPath) -> LongestLoss | None:
+    return longest_loss(graph, binding, run.ranks, path.step, path.start_ns, path.end_ns)
+
+
+def _median(paths: Sequence[FollowedPath]) -> FollowedPath:
+    """Return the path of a step of median length."""
+    middle = median_low(path.end_ns - path.start_ns for path in paths)
+    return next(each for each in paths if each.end_ns - each.start_ns == middle)
+
+
+def _of_recording(
+    graph: Graph, binding: Ints, run: Run, windows: Sequence[JobWindow]
+) -> tuple[SelfTest, list[FollowedPath]]:
+    """Test a graph, and follow the paths of those windows that it may answer; of the whole without windows."""
+    whole = whole_bounds(graph)
+    assert whole is not None
+    time = graph.nodes.time_ns
+    first = int(time[whole.start].min())
+    steps = [window_bounds(graph, each) for each in windows]
+    path = critical_path(graph, whole.last(time), first, binding=binding, with_bands=False)
+    tested = self_test(graph, path, [whole, *steps], swap_test(graph, run.ranks, steps, most_edges=SWAPPED_EDGES))
+    asked: list[tuple[JobWindow | None, Bounds]] = [*zip(windows, steps, strict=True)] or [(None, whole)]
+    asked = [(window, bounds) for window, bounds in asked if tested.answers(bounds.step, None)]
+    typical = median_low([bounds.length_ns(time) for _, bounds in asked] or [0])
+    return tested, [
+        _followed(
+            graph, run, binding, bounds, window,
+            with_bands=graph.num_edges <= BANDED_EDGES or bounds.length_ns(time) == typical,
+        )
+        for window, bounds in asked
+    ]  # fmt: skip
+
+
+def _followed(
+    graph: Graph, run: Run, binding: Ints, bounds: Bounds, window: JobWindow | None, *, with_bands: bool
+) -> FollowedPath:
+    time = graph.nodes.time_ns
+    last = bounds.last(time)
+    start_ns = window.start_ns if window else int(time[bounds.start].min())
+    end_ns = window.end_ns if window else int(time[last])
+    path = critical_path(graph, last, start_ns, binding=binding, with_bands=with_bands)
+    return FollowedPath(
+        step=bounds.step,
+        rank=graph.ranks[int(graph.part_index(np.array([last]))[0])].rank,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        segments=segments_of(graph, run.ranks, path, last, end_ns),
+        bands={part: band for part, band in path.bands.items() if band[1]},
+        own_chains_ns=own_chain_lengths(graph, bounds, start_ns) if _never_waits(graph, path) else {},
+    )
+
+
+def _never_waits(graph: Graph, path: Path) -> bool:
+    """Return whether, of several ranks, a path is the host of one and next to nothing else."""
+    recorded_ns = path.length_ns - path.parts["before_recording"]
+    ranks = graph.part_index(graph.edges.node[path.edges])
+    return bool(
+        len(graph.ranks) > 1 and (ranks == ranks[:1]).all() and path.parts["host"] >= NEVER_WAITS * recorded_ns > 0
+    )
+
+
+def _spread(windows: Sequence[JobWindow]) -> list[JobWindow]:
+    """Return all windows, or one of median length and MOST_STEPS spread evenly over the lengths."""
+    if len(windows) <= MOST_STEPS:
+        return list(windows)
+    by_length = sorted(windows, key=lambda each: each.end_ns - each.start_ns)
+    chosen = {round(at * (len(windows) - 1) / (MOST_STEPS - 1)) for at in range(MOST_STEPS)}
+    return [by_length[at] for at in sorted(chosen | {(len(windows) - 1) // 2})]
+
+
+def _summed(run: Run, path: FollowedPath) -> StepPath:
+    segments = path.segments
+    length = segments.end_ns - segments.start_ns
+    ranks: dict[int, int] = {}
+    operations: dict[tuple[str, str], tuple[int, int]] = {}
+    for rank in unique(segments.rank).tolist():
+        own = segments.rank == rank
+        ranks[rank] = int(length[own].sum())
+        own &= (segments.name >= 0) & (segments.part != LATENCY)
+        names = run.ranks[rank].names
+        for (at, code), ns, count in _totals(segments.part[own], segments.name[own], length[own]):
+            key = PARTS[at], names[code]
+            before = operations.get(key, (0, 0))
+            operations[key] = before[0] + ns, before[1] + count
+    most = sorted(operations.items(), key=lambda item: (-item[1][0], item[0]))[:MOST_OPERATIONS]
+    parts = {part: int(length[segments.part == at].sum()) for at, part in enumerate(PARTS)}
+    return StepPath(
+        step=path.step,
+        rank=path.rank,
+        length_ns=path.end_ns - path.start_ns,
+        parts={part: total for part, total in parts.items() if total},
+        ranks={str(rank): total for rank, total in sorted(ranks.items(), key=lambda item: (-item[1], item[0]))},
+        operations=[PathOperation(part=part, name=name, ns=ns, count=count) for (part, name), (ns, count) in most],
+        bands={part: (min(least, parts[part]), max(most, parts[part])) for part, (least, most) in path.bands.items()},
+        own_chains_ns={str(rank): ns for rank, ns in path.own_chains_ns.items()},
+    )
+
+
+def _totals(part: Small, code: Codes, length: Ints) -> Iterator[tuple[tuple[int, int], int, int]]:
+    """Return ((part, name), nanoseconds, count) of each distinct part and name."""
+    which, first = factorize_rows([part, code])
+    total = sum_by(which, length, first.size)
+    count = np.bincount(which, minlength=first.size)
+    keys = zip(part[first].tolist(), code[first].tolist(), strict=True)
+    return zip(keys, total.tolist(), count.tolist(), strict=True)

@@ -1,0 +1,151 @@
+"""What a moment waited for: known programs, ranks that wait for each other, recordings that cannot hold all."""
+
+import json
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.graph.answers import Chain
+from overlapscope.analysis.graph.explained import chain_at, chain_before
+from overlapscope.cli.main import main
+from overlapscope.errors import UsageError
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.report.text import chain as shown
+from overlapscope.report.text.analysis import longest_loss_text
+from overlapscope.timeline.columns import COMM, Syncs, make
+from overlapscope.timeline.run import Run
+from tests.conftest import ROOT, shared_file
+from tests.support.graph_programs import Launch, Poll, Record, Sync, Wait, Work, simulate
+
+MS = 1_000_000
+US = 1_000
+LATE = [Launch(0, MS), Sync(), Work(5 * MS), Launch(0, 2 * MS, name="slow"), Record("ready", 0), Wait("ready", 1),
+        Launch(1, 0, COMM, "nccl", "sum"), Record("done", 1), Wait("done", 0), Launch(0, MS, name="after")]  # fmt: skip
+EARLY = [Launch(0, MS), Sync(), Work(MS), *LATE[3:]]
+TWO = {0: EARLY, 1: LATE}
+
+
+def two_ranks() -> Run:
+    return simulate(TWO, {"sum": 500 * US}).run
+
+
+def kinds(found: Chain) -> list[tuple[int, str, str | None]]:
+    return [(each.rank, each.kind, each.what) for each in found.chain]
+
+
+def test_a_wait_leads_to_the_rank_that_came_last_and_through_its_host_to_the_kernel_it_had_waited_for() -> None:
+    found = chain_at(two_ranks(), 0, 5 * MS)
+    assert (found.rank, found.moment_ns, found.doing, found.explains.name) == (
+        0, 5 * MS, "exposed communication", "after"
+    )  # fmt: skip
+    assert found.reason is None
+    assert not found.is_cut
+    passed = kinds(found)
+    for expected in [
+        (0, "transfer", "nccl"), (1, "arrive", "nccl"), (1, "compute", "slow"), (1, "launch", "cudaLaunchKernel"),
+        (1, "host", "cudaLaunchKernel"), (1, "sync", "gemm"), (1, "compute", "gemm"),
+    ]:  # fmt: skip
+        assert expected in passed
+        passed = passed[passed.index(expected) :]
+    host = next(each for each in found.chain if each.kind == "host")
+    assert 5 * MS <= host.longest_ns <= 5.1 * MS
+    for later, earlier in zip(found.chain, found.chain[1:], strict=False):
+        assert later.start_ns == earlier.end_ns
+    text = shown.render(found)
+    assert "Rank 0 at 5.000 ms: exposed communication, until compute after begins at" in text
+    assert "late rank: began nccl last" in text
+
+
+def test_a_span_is_explained_as_the_moment_that_it_ended() -> None:
+    at = chain_at(two_ranks(), 0, 5 * MS)
+    before = chain_before(two_ranks(), 0, at.explains.span)
+    assert (before.chain, before.explains) == (at.chain, at.explains)
+    cut = chain_before(two_ranks(), 0, at.explains.span, most=2)
+    assert (cut.chain, cut.is_cut) == (at.chain[:2], True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [(lambda: chain_at(two_ranks(), 0, 60_000 * MS), "outside what was recorded of rank 0"),
+     (lambda: chain_at(two_ranks(), 7, 0), "no times of rank 7 were recorded; there are those of 0, 1"),
+     (lambda: chain_before(two_ranks(), 1, 99), "rank 1 has the spans 0 to")],
+)  # fmt: skip
+def test_what_was_not_recorded_is_refused_in_one_line(asked: object, says: str) -> None:
+    with pytest.raises(UsageError, match=says) as raised:
+        asked()  # type: ignore[operator]
+    assert "\n" not in str(raised.value)
+
+
+def test_without_host_events_the_device_alone_is_explained() -> None:
+    run = two_ranks()
+    bare = {
+        rank: replace(
+            each, host=make(type(each.host), 0), syncs=make(Syncs, 0),
+            recordings=replace(each.recordings, host_events=each.recordings.host_events & False),
+        )
+        for rank, each in run.ranks.items()
+    }  # fmt: skip
+    found = chain_at(replace(run, ranks=bare), 1, 6 * MS)
+    assert found.ranks == [1]
+    assert found.reason == "what the host did was not recorded"
+    assert "host" not in {each.kind for each in found.chain}
+    assert "The rest is not known: what the host did was not recorded." in shown.render(found)
+
+
+def test_a_host_that_may_have_waited_unseen_ends_what_is_explained() -> None:
+    """Fewer than three polls of a kind cannot be told from chance."""
+    program = [Launch(0, 5 * MS), Poll(), Launch(0, 5 * MS), Poll(), Work(4 * MS), Launch(0, 5 * MS)]
+    found = chain_at(simulate({0: program}).run, 0, 15 * MS)
+    assert found.reason == "the host waited for the device in ways that were not recorded"
+    assert [each.kind for each in found.chain] == ["launch", "host"]
+
+
+def test_the_longest_loss_of_a_step_says_what_it_waited_for() -> None:
+    loss = analyze(two_ranks()).critical_path.longest_loss
+    assert loss
+    assert loss.rank == 1
+    assert loss.end_ns - loss.start_ns == pytest.approx(5 * MS, abs=0.1 * MS)
+    text = longest_loss_text(loss)
+    assert "5.004 ms without compute on rank 1, because it waited for" in text
+    assert "rank 1  host: cudaLaunchKernel (order)" in text
+
+
+def test_the_verb_prints_chains_as_well_as_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    baseline = str(ROOT / "traces" / "baseline")
+    assert main(["explain", baseline, "--at", "1:368"]) == 0
+    printed = capsys.readouterr().out
+    assert "late rank: began gloo:all_reduce last" in printed
+    assert main(["explain", baseline, "--at", "1:368", "--links", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["schema"], len(found["chain"]), found["is_cut"]) == ("overlapscope.chain/1", 3, True)
+    assert main(["explain", baseline, "--span", f"1:{found['explains']['span']}", "--links", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["chain"] == found["chain"]
+    for words in (
+        ["--at", "one"],
+        ["--at", "1:99999999"],
+        ["--span", "1:9999999"],
+        ["--at", "9:1"],
+        ["--links", "0", "--at", "1:1"],
+    ):
+        assert main(["explain", baseline, *words]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert main(["explain", "no_such_page"]) == 2
+    assert "--at RANK:MS" in capsys.readouterr().err
+
+
+def test_the_page_shows_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["explain", "traces/baseline", "--at", "1:368", "--links", "12"]) == 0
+    assert f"```text\n{capsys.readouterr().out}```" in Path("docs/explain.md").read_text(encoding="utf-8")
+
+
+def test_a_recording_that_was_sampled_is_explained_up_to_its_first_gap() -> None:
+    found = chain_at(read_inputs([shared_file("kineto/sampled_pair")]), 0, 400 * MS)
+    assert len(found.chain) == 1
+    assert found.chain[0].unexplained_ns > 50 * MS
+    assert found.reason
+    assert "not recorded" in found.reason
