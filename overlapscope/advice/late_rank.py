@@ -32,6 +32,8 @@ def late_rank(analysis: Analysis) -> Recommendation | None:
         changes_numerics=False,
         apply={},
         verify="overlapscope analyze RUN --all",
+        per="recording" if analysis.headline.window == "recording" else "step",
+        loss_ns=analysis.headline.exposed_wait_ns,
         evidence={
             "rank": rank,
             "waited_ns": waited,

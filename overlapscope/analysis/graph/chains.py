@@ -44,11 +44,21 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     """Number of calls that a `host` link stands for."""
 
 
-def chain_of_span(graph: Graph, ranks: Mapping[int, RankTimeline], rank: int, row: int) -> tuple[Link, ...]:
-    """Return what the start of a span (row in the rank's `Spans`) waited for; empty where it is not in the graph."""
+def chain_of_span(
+    graph: Graph, ranks: Mapping[int, RankTimeline], rank: int, row: int, *, binding: Ints | None = None,
+    most: int = MOST_LINKS,
+) -> tuple[Link, ...]:  # fmt: skip
+    """Return what the start of a span (row in the rank's `Spans`) waited for; empty where it is not in the graph.
+
+    `binding` holds the edges that bound each node (`shown_binding`), where the caller has them already; `most` is the
+    largest number of links.
+    """
     part = _part(graph, rank)
     at = np.flatnonzero(part.span_row == row) if part else np.empty(0, np.int64)
-    return _links(graph, ranks, part.starts().start + int(at[0])) if part and at.size else ()
+    if part is None or not at.size:
+        return ()
+    binding = shown_binding(graph) if binding is None else binding
+    return _links(graph, ranks, part.starts().start + int(at[0]), binding, most)
 
 
 def chain_of_moment(graph: Graph, ranks: Mapping[int, RankTimeline], rank: int, moment_ns: int) -> tuple[Link, ...]:
@@ -67,21 +77,21 @@ def chain_of_moment(graph: Graph, ranks: Mapping[int, RankTimeline], rank: int, 
     later = start > moment_ns
     following = np.flatnonzero(later & (part.span_kind == COMPUTE)) if exposed else np.flatnonzero(runs | later)
     found = computing if computing.size else following
-    return _links(graph, ranks, part.starts().start + int(found[0])) if found.size else ()
+    node = part.starts().start + found[:1]
+    return _links(graph, ranks, int(node[0]), shown_binding(graph), MOST_LINKS) if found.size else ()
 
 
 def _part(graph: Graph, rank: int) -> RankPart | None:
     return next((part for part in graph.ranks if part.rank == rank), None)
 
 
-def _links(graph: Graph, ranks: Mapping[int, RankTimeline], node: int) -> tuple[Link, ...]:
-    binding = shown_binding(graph)
+def _links(graph: Graph, ranks: Mapping[int, RankTimeline], node: int, binding: Ints, most: int) -> tuple[Link, ...]:
     found: list[Link] = []
     for each in _each_link(graph, ranks, binding, node):
         last = found[-1] if found else None
         if last and last.kind == each.kind == "host" and last.rank == each.rank:
             found[-1] = msgspec.structs.replace(last, start_ns=each.start_ns, calls=last.calls + each.calls)
-        elif len(found) == MOST_LINKS:
+        elif len(found) == most:
             break
         else:
             found.append(each)
