@@ -127,6 +127,8 @@ def step(analysis: Analysis) -> StepParts | None:
     if head.window is None:
         return None
 
+    on_cpu = not analysis.run.has_device
+
     def part(words: str, name: str, kind: str) -> Segment:
         return Segment(name=words, ns=getattr(head, name) or 0, kind=kind)
 
@@ -134,12 +136,20 @@ def step(analysis: Analysis) -> StepParts | None:
         part("compute only", "compute_only_ns", "compute"),
         part("overlapped communication", "overlapped_ns", "hidden"),
         *(
-            Segment(name=f"exposed: {cause_label(cause)}", ns=ns, kind=cause if cause in CAUSES else "unknown")
+            Segment(
+                name=f"exposed: {cause_label(cause, on_cpu=on_cpu)}",
+                ns=ns,
+                kind=cause if cause in CAUSES else "unknown",
+            )
             for cause, ns in sorted(head.causes.items(), key=lambda each: -each[1])
         ),
         part("memcpy only", "copy_only_ns", "copy"),
         *(
-            Segment(name=f"idle: {idle_label(cause)}", ns=ns, kind=f"idle-{cause}" if cause in IDLE_CAUSES else "idle")
+            Segment(
+                name=f"idle: {idle_label(cause, on_cpu=on_cpu)}",
+                ns=ns,
+                kind=f"idle-{cause}" if cause in IDLE_CAUSES else "idle",
+            )
             for cause, ns in sorted(head.idle_causes.items(), key=lambda each: -each[1])
         ),
         *([] if head.idle_causes else [part("idle", "idle_ns", "idle")]),

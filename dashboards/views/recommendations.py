@@ -8,12 +8,13 @@ import msgspec
 from overlapscope.analysis.compare.prediction_check import Outcome, words
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.report.formatting import count, ms, percent, signed_percent
+from overlapscope.report.text.advice import published_text, shown_text
 from overlapscope.report.text.cross_rank import evidence_text, straggler_sentences
 from overlapscope.report.verdicts import ADVICE, CONFIDENCE
 
 FRAMEWORKS: Final[Mapping[str, str]] = {
     "ddp": "DDP", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed", "megatron": "Megatron", "horovod": "Horovod",
-    "nccl": "NCCL",
+    "nccl": "NCCL", "serving": "serving", "host": "host", "environment": "environment",
 }  # fmt: skip
 MB: Final = 1e6
 
@@ -155,7 +156,8 @@ def _shown(each: Recommendation, current: CurrentStep) -> ShownAdvice:
         share = f", {percent(each.predicted_gain_ns / current.step_ns)}" if current.step_ns else ""
         gain = f"saves {ms(each.predicted_gain_ns)} ms per step{share} ({ms(low)} to {ms(high)} ms, 90 %)"
     elif each.gain_high_ns:
-        gain = f"at most {ms(each.gain_high_ns)} ms: the time its cause takes now"
+        why = "a replay without it" if "replayed_gain_ns" in each.evidence else "the time its cause takes now"
+        gain = f"at most {ms(each.gain_high_ns)} ms: {why}"
     return ShownAdvice(
         id=each.id,
         title=each.title,
@@ -172,6 +174,8 @@ def _facts(each: Recommendation, current: CurrentStep) -> list[tuple[str, str]]:
     evidence: Mapping[str, Any] = getattr(each, "evidence", {})
     words = evidence_text(evidence) if evidence else _evidence(each, current)
     found = [("Evidence", words)] if words else []
+    found += [("Shown by", shown_text(each.shown_by))] if each.shown_by else []
+    found += [("Elsewhere", published_text(each.published))] if each.published else []
     found.append(("Based on", CONFIDENCE[each.confidence]))
     found += [
         (name, "; ".join(items))

@@ -1,5 +1,7 @@
-"""All recommendations for a run: only shared cores and stragglers where there are any, else those of rules and of a
-replay."""
+"""All recommendations for a run, the largest loss first: those of rules and of a replay.
+
+Where hosts share cores, or waiting for a straggler dominates, settings of communication are not recommended.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -10,16 +12,22 @@ from overlapscope.advice.communication_copies import communication_copies
 from overlapscope.advice.embedding_tail import embedding_tail
 from overlapscope.advice.fewer_channels import interference
 from overlapscope.advice.flatten_gradients import flatten_gradients
-from overlapscope.advice.job_kind import fitted, job_kind
-from overlapscope.advice.late_launches import late_launches
+from overlapscope.advice.job_kind import JobKind, fitted, job_kind
 from overlapscope.advice.late_rank import late_rank
+from overlapscope.advice.losses.blocked_host import allocator_churn, blocking_calls, data_loading
+from overlapscope.advice.losses.largest_loss import OF_EXPOSED, largest_loss
+from overlapscope.advice.losses.launch_bound import launch_bound
+from overlapscope.advice.losses.stream_copies import copies_on_compute_stream
 from overlapscope.advice.max_connections import max_connections
+from overlapscope.advice.model_parallel import expert_parallel, tensor_parallel
 from overlapscope.advice.nccl_trials import algorithm_trial
 from overlapscope.advice.network import repair_link, use_gpu_direct, use_infiniband
+from overlapscope.advice.published_effects import with_published
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.advice.shared_cores import shared_cores
 from overlapscope.advice.shared_stream import busy_lane
 from overlapscope.advice.small_collectives import small_collectives
+from overlapscope.advice.step_shape import little_compute, overlap_without_effect, split_all_reduce
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
@@ -31,8 +39,17 @@ if TYPE_CHECKING:
     from overlapscope.whatif.ddp.ddp_recording import RecordedCase
     from overlapscope.whatif.result import WhatIf
 
-RULES: Final[tuple[Callable[[RuleInput], Recommendation | None], ...]] = (
-    late_launches,
+Rule = Callable[[RuleInput], Recommendation | None]
+OF_ONE_RANK: Final[tuple[Rule, ...]] = (
+    launch_bound,
+    data_loading,
+    blocking_calls,
+    allocator_churn,
+    copies_on_compute_stream,
+)
+"""What a rank loses on its own: worth its time whoever waits for whom."""
+RULES: Final[tuple[Rule, ...]] = (
+    *OF_ONE_RANK,
     flatten_gradients,
     embedding_tail,
     small_collectives,
@@ -44,9 +61,20 @@ RULES: Final[tuple[Callable[[RuleInput], Recommendation | None], ...]] = (
     use_gpu_direct,
     repair_link,
     algorithm_trial,
+    tensor_parallel,
+    expert_parallel,
+    split_all_reduce,
+    overlap_without_effect,
+    little_compute,
 )
 FIXED_FIRST: Final = ("shared_cores", "late_rank")
 """Recommendations before which no other helps."""
+
+SAME_TIME: Final = {
+    "flatten_gradients": ("small_collectives",),
+    "shared_cores": ("launch_bound", "blocking_calls"),
+}
+"""Recommendations that name the same time call by call, or pause by pause."""
 
 
 def analyze_with_advice(run: Run, bandwidth: Facts | None = None) -> Analysis:
@@ -64,14 +92,15 @@ def by_rules(
 ) -> list[Recommendation]:
     """Return the recommendations of the rules, best first. They need no replay, which takes ten times as long."""
     first = _fixed_first(analysis)
-    if first:
-        return first
     given = RuleInput.of(run, analysis, cross_rank, alone)
-    found = {each.id: each for rule in RULES if (each := rule(given)) is not None}
-    if "flatten_gradients" in found:  # Its burst is what is launched late, and call by call.
-        found.pop("late_launches", None)
-        found.pop("small_collectives", None)
-    return ranked(fitted(list(found.values()), given.job))
+    found = {each.id: each for each in first}
+    found |= {each.id: each for rule in (OF_ONE_RANK if first else RULES) if (each := rule(given)) is not None}
+    for named, others in SAME_TIME.items():
+        for other in others if named in found else ():
+            found.pop(other, None)
+    every = list(found.values())
+    most = largest_loss(given, every)
+    return _finished([*every, most] if most else every, given.job)
 
 
 def _fixed_first(analysis: Analysis) -> list[Recommendation]:
@@ -95,23 +124,31 @@ def advise(
     one.
     """
     cross_rank = cross_rank or match_and_align(run)
-    found = by_rules(run, analysis, cross_rank)
+    from overlapscope.advice.losses.replayed_losses import with_replayed_gains  # noqa: PLC0415 - `by_rules` replays nothing
+
+    found = with_replayed_gains(by_rules(run, analysis, cross_rank), run, cross_rank)
     if any(each.id in FIXED_FIRST for each in found):
         return found, []
     from overlapscope.advice.replayed_settings import by_replay  # noqa: PLC0415 - `by_rules` replays nothing
 
     found, reasons = by_replay(run, cross_rank, found, caps_mb, keep)
-    return ranked(fitted(found, job_kind(run))), reasons
+    if any(each.verdict == "change" and each.id in OF_EXPOSED for each in found):
+        found = [each for each in found if each.id != "exposed_communication"]
+    return _finished(found, job_kind(run)), reasons
+
+
+def _finished(found: Sequence[Recommendation], job: JobKind) -> list[Recommendation]:
+    return ranked(with_published(fitted(found, job), job))
 
 
 def ranked(found: Sequence[Recommendation]) -> list[Recommendation]:
-    """Sort recommendations: first predicted gains whose interval is above zero, largest first; then other gains, by
-    value or upper bound; then those without a figure. Changes of numerics, and `no_change`, come last.
+    """Sort recommendations by the loss that they address, the largest first, then by gain; those without a figure
+    follow. Changes of numerics, and `no_change`, come last; shared cores first, before which nothing else helps.
     """
     return sorted(found, key=_sort_key)
 
 
-def _sort_key(each: Recommendation) -> tuple[bool, bool, bool, int]:
+def _sort_key(each: Recommendation) -> tuple[bool, bool, bool, int, int]:
     gain = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
-    is_sure = each.predicted_gain_ns is not None and (each.gain_low_ns or 0) > 0
-    return each.verdict == "no_change", each.changes_numerics, not is_sure, -(gain or 0)
+    loss = each.gain_high_ns if each.loss_ns is None else each.loss_ns  # the bound is what the cause takes
+    return each.verdict == "no_change", each.changes_numerics, each.id != "shared_cores", -(loss or 0), -(gain or 0)

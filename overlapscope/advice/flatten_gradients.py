@@ -33,13 +33,10 @@ class _Burst(msgspec.Struct, frozen=True, kw_only=True):
 
 def flatten_gradients(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where most windows of a rank hold such a burst; None for inference and CPU runs."""
-    if given.job.serves:
+    bursts = _longest_bursts(given)
+    if not bursts:
         return None
-    found = [_bursts(timeline, given, own) for timeline, own in given.some_ranks() if timeline.has_device]
-    bursts = max(found, key=lambda each: sum(burst.length_ns for burst in each), default=[])
-    length = fmean([each.length_ns for each in bursts] or [0])
-    if not given.is_worth(length) or 2 * len(bursts) <= given.steps:
-        return None
+    length = fmean(each.length_ns for each in bursts)
     calls, comm = (round(fmean(getattr(each, part) for each in bursts)) for part in ("calls", "comm_ns"))
     return recommended(
         given,
@@ -62,6 +59,22 @@ def flatten_gradients(given: RuleInput) -> Recommendation | None:
         measured=["the time from the first start to the last end, and what the device computes in it"],
         assumed=["that all of it can be overlapped or avoided: the gain is an upper bound"],
     )
+
+
+def idle_in_bursts(given: RuleInput) -> int:
+    """Return the time in bursts, mean over them, in which the device neither communicates nor computes; 0 without."""
+    bursts = _longest_bursts(given)
+    return round(fmean(each.length_ns - each.comm_ns - each.compute_ns for each in bursts)) if bursts else 0
+
+
+def _longest_bursts(given: RuleInput) -> list[_Burst]:
+    """Return the bursts of the rank that has the longest; empty where they are rare, or take next to nothing."""
+    if given.job.serves:
+        return []
+    found = [_bursts(timeline, given, own) for timeline, own in given.some_ranks() if timeline.has_device]
+    bursts = max(found, key=lambda each: sum(burst.length_ns for burst in each), default=[])
+    length = fmean([each.length_ns for each in bursts] or [0])
+    return bursts if given.is_worth(length) and 2 * len(bursts) > given.steps else []
 
 
 def _bursts(timeline: RankTimeline, given: RuleInput, windows: Windows) -> list[_Burst]:

@@ -45,6 +45,8 @@ class JobKind(msgspec.Struct, frozen=True, kw_only=True):
     """Class of torch's optimizer; None where it was not recorded."""
     is_fused: bool
     """Whether the optimizer's kernels are fused."""
+    is_npu: bool
+    """Whether its devices are Ascend's."""
 
 
 def job_kind(run: Run) -> JobKind:
@@ -63,6 +65,7 @@ def job_kind(run: Run) -> JobKind:
         serves=not trains and any(SERVES.match(name) for name in names),
         optimizer=optimizers.pop() if len(optimizers) == 1 else None,
         is_fused=any(FUSED.search(name) for name in names),
+        is_npu="Ascend" in str(run.fingerprint.get("device") or ""),
     )
 
 

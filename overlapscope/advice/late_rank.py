@@ -1,6 +1,6 @@
 """Rule: waiting for a straggler dominates; tuning will not help until the straggler is fixed."""
 
-from typing import Final
+from typing import Final, Literal
 
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.analysis.stragglers.stragglers import WEIGHS, Straggler
@@ -27,6 +27,9 @@ def late_rank(analysis: Analysis) -> Recommendation | None:
     matters = waited >= max(DOMINATES * total, WEIGHS * window) and (straggler or waited >= OF_IDLE * idle)
     if not total or not (worth or matters):
         return None
+    head = analysis.headline
+    window_of: Literal["step", "recording"] = "recording" if head.window == "recording" else "step"
+    steps = max(head.steps, 1) if window_of == "step" else 1
     rank = straggler.rank if straggler else max(ranks, key=lambda each: each.blame_ns).rank
     return Recommendation(
         id="late_rank",
@@ -40,7 +43,8 @@ def late_rank(analysis: Analysis) -> Recommendation | None:
         changes_numerics=False,
         apply={},
         verify="overlapscope analyze RUN --all",
-        per="recording" if worth else "step",
+        per="recording" if worth else window_of,
+        loss_ns=None if head.exposed_wait_ns is None else head.exposed_wait_ns * (steps if worth else 1),
         evidence={
             "rank": rank,
             "waited_ns": waited,

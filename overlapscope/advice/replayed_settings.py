@@ -99,6 +99,7 @@ def scenario_recommendation(
         changes_numerics=row.changes_numerics,
         apply=apply or {},
         verify=VERIFY,
+        loss_ns=result.scenarios[0].exposed_comm_ns if gain is not None else None,
         evidence={
             "step_ns": measured,
             "predicted_step_ns": row.predicted_step_ns,

@@ -1,6 +1,6 @@
 """The input of the rules: a run, its analysis, and its headline."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, Self
 
 import msgspec
@@ -8,10 +8,12 @@ import numpy as np
 
 from overlapscope.advice.job_kind import JobKind, job_kind
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
+from overlapscope.analysis.exposure.collectives import CollectiveRow
+from overlapscope.analysis.graph.found_causes import HostLoss
 from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
-from overlapscope.analysis.result import Analysis, Recommendation
+from overlapscope.analysis.result import Analysis, Recommendation, ShownBy
 from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -38,6 +40,10 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
     """By rank, when it computed, communicated and copied."""
     windows: Mapping[int, Windows]
     """By rank, (start, end) of each step in ns on its own clock."""
+    host_losses: Mapping[int, tuple[HostLoss, ...]]
+    """By rank, the idle time that its host decided."""
+    idle_ns: int
+    """All idle time in these windows, of all ranks."""
     figures: Headline
     """The main figures of a step: those that `analyze` shows."""
 
@@ -57,6 +63,8 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
             coverage={rank: own.coverage for rank, own in alone.items()},
             per="step" if of_steps else "recording",
             windows={rank: each for rank, each in windows.items() if each},
+            host_losses={rank: own.host_losses for rank, own in alone.items() if own.host_losses},
+            idle_ns=sum(_idle_ns(own, of_steps=of_steps) for own in alone.values()),
             figures=analysis.headline,
         )
 
@@ -71,6 +79,11 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
         return max(map(len, self.windows.values()), default=0) if self.per == "step" else 1
 
     @property
+    def run_has_device(self) -> bool:
+        """Return whether any rank's times are of a device."""
+        return self.analysis.run.has_device
+
+    @property
     def is_whole(self) -> bool:
         """Return whether every rank of the job is known to be recorded."""
         return len(self.run.ranks) == self.run.world_size
@@ -78,6 +91,13 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
     def cause_ns(self, cause: str) -> int:
         """Return the exposed time of one cause, in ns a step."""
         return self.figures.causes.get(cause, 0)
+
+    def exposed_ns(self, rows: Iterable[CollectiveRow]) -> float:
+        """Return the exposed time of rows of collectives, ns a step, mean over ranks: groups make theirs at once."""
+        ranks = self.run.ranks
+        members = {group.name: sum(rank in ranks for rank in group.ranks or ()) for group in self.run.groups}
+        sums = sum((row.exposed_ns or 0) * (members.get(row.group or "") or len(ranks)) for row in rows)
+        return sums / len(ranks) / max(self.steps, 1) if ranks else 0.0
 
     def is_worth(self, ns: float) -> bool:
         """Return whether a time in ns is at least the share `WORTH` of a step."""
@@ -102,13 +122,18 @@ def recommended(
     apply: Mapping[str, str],
     evidence: Mapping[str, Any],
     at_most_ns: float | None = None,
+    loss_ns: int | None = None,
+    shown_by: ShownBy | None = None,
     verdict: str = "trial",
     measured: list[str],
     assumed: list[str],
     verify: str = VERIFY,
     memory_bytes: int | None = None,
 ) -> Recommendation:
-    """Return a recommendation without a predicted gain: at most `at_most_ns`, the present cost of its cause."""
+    """Return a recommendation without a predicted gain: at most `at_most_ns`, the present cost of its cause.
+
+    `loss_ns` is that cost where it bounds no gain.
+    """
     return Recommendation(
         id=id,
         title=title,
@@ -122,6 +147,8 @@ def recommended(
         apply=dict(apply),
         verify=verify,
         per=given.per,
+        loss_ns=round(at_most_ns) if loss_ns is None and at_most_ns is not None else loss_ns,
+        shown_by=shown_by,
         evidence=dict(evidence),
         measured=measured,
         assumed=assumed,
@@ -137,6 +164,12 @@ def _windows(own: RankSummary, *, of_steps: bool) -> Windows:
     if of_steps and own.whole:
         return tuple(each.window for each in own.windows if each.complete and each.window)
     return tuple(own.whole)
+
+
+def _idle_ns(own: RankSummary, *, of_steps: bool) -> int:
+    whole, *steps = own.figures
+    figures = [each for window, each in zip(own.windows, steps, strict=True) if window.complete and window.window]
+    return sum(each.idle_ns or 0 for each in (figures if of_steps else [whole]))
 
 
 def time_of(windows: Windows) -> Intervals:

@@ -11,7 +11,7 @@ from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.dimensions import DATA
-from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, POINT_TO_POINT
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run
 
@@ -90,7 +90,7 @@ def _exposed_ns(rows: Sequence[CollectiveRow]) -> float:
 
 
 def _is_candidate(given: RuleInput, row: CollectiveRow) -> bool:
-    if row.op in POINT_TO_POINT or not row.transfer_ns_median:
+    if row.op in POINT_TO_POINT or row.op in OPS_WITHOUT_VOLUME or not row.transfer_ns_median:
         return False
     # Bucket sizes are recommended by the replay wherever gradients were recorded.
     reduces = row.op == "all_reduce" and row.dimension in (None, DATA)

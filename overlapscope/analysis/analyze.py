@@ -214,6 +214,7 @@ def _run_info(run: Run) -> RunInfo:
         missing_ranks=list(run.missing_ranks),
         unread_ranks=list(run.unread_ranks),
         fingerprint=dict(run.fingerprint),
+        has_device=any(each.has_device for each in run.ranks.values()),
     )
 
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.checks.pipeline import PipelineStage, groups_by_rank, own_stages
 from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.exposure.exposed_causes import OwnParts, own_parts
+from overlapscope.analysis.graph.found_causes import HostLoss, marked_losses
 from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
 from overlapscope.analysis.per_rank.interference import Interference, NoInterference, interference
@@ -18,7 +19,7 @@ from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole
 from overlapscope.analysis.stragglers.shared_cores import HostTimes, host_times
 from overlapscope.analysis.stragglers.straggler_cause import before_first_launch
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
-from overlapscope.timeline.intervals import BusyTime, Intervals, WindowSets
+from overlapscope.timeline.intervals import BusyTime, Intervals, WindowSets, difference, union
 from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from overlapscope.timeline.store.read_ahead import read_ahead
@@ -44,6 +45,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Why the dependency graph names no causes; None where it does."""
     unreadable_host: tuple[str, str] | None
     """File of its host events and why it cannot be read, if it cannot."""
+    host_losses: tuple[HostLoss, ...]
+    """Idle time that its host decided; without host events, only what marks and launches show."""
     kernels: KernelTotals
     noted: Mapping[int, Sequence[tuple[str, int, int]]]
     """For each of the notes `LISTED`: (name, count, total nanoseconds) of its spans."""
@@ -95,6 +98,9 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], *, alone: bo
         parts=own_parts(timeline, causes),
         no_causes_reason=causes.reason,
         unreadable_host=causes.unreadable,
+        host_losses=marked_losses(_idle(covered, whole), timeline)
+        if causes.reason == "no_host_events"
+        else causes.host_losses,
         kernels=sum_kernels(timeline),
         noted={note: _noted(timeline, note) for note in LISTED},
         linkage=linkage,
@@ -102,6 +108,11 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], *, alone: bo
         host=None if alone else host_times(timeline),
         stages=own_stages(timeline, groups, windows),
     )
+
+
+def _idle(covered: Coverage, whole: Sequence[tuple[int, int]]) -> Intervals:
+    windows = union((np.array([start for start, _ in whole]), np.array([end for _, end in whole])))
+    return difference(windows, union(covered.comm, covered.compute, covered.copy))
 
 
 def _sets(whole: Sequence[tuple[int, int]], windows: Sequence[StepWindow]) -> list[Sequence[tuple[int, int]]]:

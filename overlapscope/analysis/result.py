@@ -13,7 +13,7 @@ from overlapscope.analysis.cost.throughput import Throughput, gpu_hours_a_day
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import ExposedBy
-from overlapscope.analysis.graph.answers import CriticalPath
+from overlapscope.analysis.graph.answers import CriticalPath, Link
 from overlapscope.analysis.job_step.headline import Headline, headline
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.per_rank.breakdown import Breakdown
@@ -48,6 +48,8 @@ class RunInfo(msgspec.Struct, kw_only=True, frozen=True):
     unread_ranks: list[int] = []
     """Missing ranks that have a file, which could not be read."""
     fingerprint: dict[str, str | int | None]
+    has_device: bool = True
+    """Whether any rank's times are of a device: without one, what computes is the host itself."""
 
 
 class StepBreakdown(Breakdown, kw_only=True, frozen=True):
@@ -103,6 +105,38 @@ class Skew(msgspec.Struct, kw_only=True, frozen=True):
     stragglers: list[Straggler] = []
 
 
+class ShownBy(msgspec.Struct, kw_only=True, frozen=True):
+    """The place in a recording that shows a loss best: its longest piece, on the rank's own clock."""
+
+    rank: int
+    start_ns: int
+    end_ns: int
+    call: str | None = None
+    """The call in which the host was, or that had emptied the device."""
+    op: str | None = None
+    """The operation that made this call."""
+    chain: list[Link] = []
+    """What the span after it waited for, the latest first."""
+
+
+class PublishedEffect(msgspec.Struct, kw_only=True, frozen=True):
+    """What was measured before and after a change elsewhere: a fact about another job, no prediction for this one."""
+
+    change: str
+    condition: str
+    """Model, devices, parallelism and other settings, as far as the source states them."""
+    metric: str
+    """What was measured, in which unit."""
+    before: float
+    after: float
+    gain: float
+    """Of throughput, as a share: 0.1 is ten percent more, negative is a loss."""
+    kind: str
+    """`end-to-end`, or what was measured alone."""
+    source: str
+    """Address of the page that states it."""
+
+
 class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
     """A change worth trying, with its predicted gain.
 
@@ -128,10 +162,15 @@ class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
     """The gain, else its upper bound, in GPU-hours a day of the whole job; null without either, and for CPU runs."""
     price_a_day: float | None = None
     """That times the price of a GPU-hour; null where no price is stated."""
+    loss_ns: int | None = None
+    """The time that its cause takes today; the largest is listed first. Null where it is not known."""
+    shown_by: ShownBy | None = None
     evidence: dict[str, Any] = {}
     """The figures that it is based on."""
     measured: list[str] = []
     assumed: list[str] = []
+    published: list[PublishedEffect] = []
+    """What such changes did elsewhere, losses included."""
 
 
 class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):

@@ -25,7 +25,9 @@ from overlapscope.timeline.columns import column_kinds
 from overlapscope.timeline.facts import FACT_TABLES
 
 D = TypeVar("D", bound=msgspec.Struct)
-FREE_TEXT: Final = frozenset({"title", "warnings", "reason", "reasons", "verify", "measured", "assumed", "apply"})
+FREE_TEXT: Final = frozenset(
+    {"title", "warnings", "reason", "reasons", "verify", "measured", "assumed", "apply", "published"}
+)
 """Fields of sentences. They become an empty value of their type; a title is rebuilt."""
 PLACEHOLDER_KINDS: Final[Mapping[str, str]] = {
     field: kind
@@ -40,7 +42,7 @@ PLACEHOLDER_KINDS: Final[Mapping[str, str]] = {
         "device": "device nic bus cards interfaces a b pairs peers links{}",
         "setting": "fingerprint identity base candidate IdentityChange.before IdentityChange.after knobs present value",
         "message": "text first stuck_because",
-        "call": "called calls{} last_entered",
+        "call": "called calls{} last_entered ShownBy.call ShownBy.op Link.what",
     }.items()
     for field in fields.split()
 }
@@ -83,6 +85,8 @@ _OURS: Final = _words(
     "|tree|trial|truncated|unclassified|unclear|uneven|unfused|unknown|unlinked|unnamed|unread|untold|up|us|use|usual"
     "|v|value|vanished|vc|version|versions|view|w|wait|waited|waiting|warning|warnings|watchdog|while|window|with"
     "|work|world|worst|yes|zb"
+    "|allocation|blocking|bound|churn|collection|effect|little|pageable|parallel|pauses|polls|rate|serving|split|stream"
+    "|without|workers"
 )
 """Match names made of OverlapScope's own words: operations, causes, metrics, findings, figures, formats."""
 _NAMES: Final = "|".join(map(re.escape, [*CAUSES, *IDLE_CAUSES, *(reader.format for reader in BUILT_IN_READERS)]))
@@ -128,13 +132,15 @@ _KERNEL: Final = (
     r"|Mem(?:cpy|set)(?: (?:HtoD|DtoH|DtoD|PtoP|HtoH|->|\(?(?:Device|Pageable|Pinned|Unknown)\)?))*"
 )
 """Match kernel names that torch assigns; names that the job assigns do not match."""
+_RUNTIME: Final = r"(?:cuda|hip|cu|acl|aclrt)[A-Z]\w*"
+"""Match calls of the runtimes and drivers of devices."""
 KNOWN: Final[Mapping[str, re.Pattern[str]]] = {
     field: re.compile(pattern, re.ASCII)
     for pattern, fields in {
         rf"{_OURS}|{_NAMES}": "dimension dimension{} phase phase{} side gpu_direct in_place pattern part parts{}"
         " bands{} failed name Metric.name MetricVerdict.name BudgetVerdict.name values{} Part.name ScalePart.name"
         " causes{} idle_causes{} told{} held_by verdict known_from format kind_of_id evidence{}",
-        _OPERATION: "op executed_op by_op{}",
+        _OPERATION: "op executed_op by_op{} ops",
         _DTYPE: "dtype",
         "all tensors|transfers|negotiations": "subject",
         f"{_GROUP}|{_OPERATION}": "before behind",
@@ -148,12 +154,13 @@ KNOWN: Final[Mapping[str, re.Pattern[str]]] = {
         "NVLink|XGMI|PCIe|PIX|PXB|PHB|NODE|SYS|network|info|warning|timeout": "kind",
         rf"(?i:{_LIBRARY}) {_VERSION}": "library",
         _LIBRARY: "backend",
-        _KERNEL: "names host_op KernelChange.name PathOperation.name Link.what Link.op Link.before ExplainedSpan.name"
+        _KERNEL: "names host_op KernelChange.name PathOperation.name Link.op Link.before ExplainedSpan.name"
         " ExplainedSpan.op",
         "|".join((*EDGE_KINDS, *KNOWN_BY, *GAPS, *get_args(Doing))): "Link.kind Link.known Link.gap Chain.doing"
         " ExplainedSpan.kind",
         rf"(?:GPU|NIC) ?\d{{1,2}}|{_MODEL}|network|cpu": "a b pairs peers device links{}",
-        "(?:cuda|hip|cu)(?:Device|Ctx|Context|Stream|Event)Synchronize": "synchronising_calls{}",
+        _RUNTIME: "ShownBy.call calls{}",
+        rf"{_KERNEL}|{_RUNTIME}": "ShownBy.op Link.what",
         "|".join(column for table in FACT_TABLES.values() for column in column_kinds(table)): "rows{}",
         _KEY: "fingerprint{} identity{} key keys unknown_keys floor_differs",
         _VALUE: "fingerprint identity base candidate IdentityChange.before IdentityChange.after knobs present value",

@@ -161,7 +161,7 @@ def test_the_judge_knows_right_from_wrong_and_from_silence() -> None:
 
     assert judge(planted, with_advice("copies_on_compute_stream"))[0] == RIGHT
     assert judge(planted, with_advice("bucket_cap"))[0] == ABSTAINED
-    assert judge(planted, with_advice("copies_on_compute_stream", "late_launches"))[0] == WRONG
+    assert judge(planted, with_advice("copies_on_compute_stream", "launch_bound"))[0] == WRONG
 
 
 def advice(kind: str) -> Recommendation:

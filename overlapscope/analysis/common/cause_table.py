@@ -4,6 +4,7 @@ The rules that assign a cause are in `exposed_causes.py` and, where the dependen
 `graph/exposed.py` and `graph/idle.py`. A new cause is a row here and a rule there.
 """
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -13,6 +14,8 @@ class Cause(msgspec.Struct, kw_only=True, frozen=True):
     """The texts and colours of one cause."""
 
     label: str
+    on_cpu: str = ""
+    """The label where no device computes; empty where it is the same."""
     description: str
     """One sentence for the docs, in Markdown."""
     waits_for_late_rank: bool = False
@@ -70,6 +73,7 @@ CAUSES: Final[dict[str, Cause]] = {
     ),
     "late_launch": Cause(
         label="late launch by the host",
+        on_cpu="called late by the host",
         description="then the time from when its data was ready until the host launched it, but on the compute stream",
         colour="launch",
     ),
@@ -88,6 +92,7 @@ CAUSES: Final[dict[str, Cause]] = {
     ),
     "host_not_ready": Cause(
         label="the next compute was not launched yet",
+        on_cpu="the host had not come to the next compute",
         description="where the next compute waited for the host: without the call it would not have begun earlier",
         colour="launch",
         pattern="|",
@@ -123,6 +128,7 @@ CAUSES: Final[dict[str, Cause]] = {
 IDLE_CAUSES: Final[dict[str, Cause]] = {
     "launch_bound": Cause(
         label="launch-bound",
+        on_cpu="the host had not come to it",
         description="the host launched what comes next late, without waiting for anything itself",
         colour="launch",
     ),
@@ -141,12 +147,14 @@ IDLE_CAUSES: Final[dict[str, Cause]] = {
     ),
     "launch_latency": Cause(
         label="launch latency",
+        on_cpu="until a thread of the host began",
         description="from the launch until the device began",
         colour="launch",
         pattern="/",
     ),
     "device_wait": Cause(
         label="device waits for its own work",
+        on_cpu="work waits for other work",
         description="an event, or the stream itself: dependencies between spans of the device",
         colour="idle",
         pattern="/",
@@ -194,12 +202,22 @@ WAITS_FOR_LATE_RANK: Final = tuple(name for name, cause in CAUSES.items() if cau
 WAITS_FOR_ANOTHER_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_another_rank)
 
 
-def idle_label(name: str) -> str:
-    """Return the label of a cause of idle time; a name of a later version is returned unchanged."""
-    return IDLE_CAUSES[name].label if name in IDLE_CAUSES else name
+def idle_label(name: str, *, on_cpu: bool = False) -> str:
+    """Return the label of a cause of idle time; a name of a later version is returned unchanged.
+
+    `on_cpu`: of a run in which no device computes.
+    """
+    return _label(IDLE_CAUSES, name, on_cpu=on_cpu)
 
 
-def cause_label(name: str) -> str:
+def cause_label(name: str, *, on_cpu: bool = False) -> str:
     """Return the label of a cause of exposed time; other names, as the remainder of an attribution, are returned
-    unchanged."""
-    return CAUSES[name].label if name in CAUSES else name
+    unchanged. `on_cpu`: of a run in which no device computes.
+    """
+    return _label(CAUSES, name, on_cpu=on_cpu)
+
+
+def _label(table: Mapping[str, Cause], name: str, *, on_cpu: bool) -> str:
+    if name not in table:
+        return name
+    return table[name].on_cpu if on_cpu and table[name].on_cpu else table[name].label

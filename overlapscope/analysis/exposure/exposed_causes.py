@@ -19,7 +19,8 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.arrivals import Arrivals, arrivals
 from overlapscope.analysis.exposure.peer_activity import PeerQuery, peer_activity
-from overlapscope.analysis.graph.own_causes import OwnCauses, own_causes
+from overlapscope.analysis.graph.found_causes import OwnCauses
+from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.following_compute import following
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints
@@ -145,7 +146,7 @@ def own_parts(timeline: RankTimeline, causes: OwnCauses) -> OwnParts:
     last_compute_ns = timeline.spans.start_ns[timeline.spans.kind == COMPUTE].max(initial=NONE)
     return OwnParts(
         own_comm=own_comm,
-        late_ns=np.where(known & ~serial, np.maximum(launch - ready, 0), 0),
+        late_ns=np.where(known & ~serial & _computed_beside(timeline, own_comm), np.maximum(launch - ready, 0), 0),
         queued_ns=np.where(known & ~serial, np.maximum(own_comm.start_ns - np.maximum(launch, ready), 0), 0),
         optimizer_seen=optimizer_seen,
         depends=np.where(
@@ -154,6 +155,14 @@ def own_parts(timeline: RankTimeline, causes: OwnCauses) -> OwnParts:
         serial=serial,
         by_graph=causes.exposed,
     )
+
+
+def _computed_beside(timeline: RankTimeline, own_comm: OwnedComm) -> Flags:
+    """Return beside which calls anything was computed: launched earlier, another one would have hidden nothing."""
+    spans = timeline.spans
+    rows = np.flatnonzero(spans.kind == COMPUTE)
+    computing = BusyTime(union((spans.start_ns[rows], spans.end_ns[rows])))
+    return np.asarray(computing.within(own_comm.start_ns, own_comm.end_ns) > 0, np.bool_)
 
 
 def causes_of(run: Run, cross_rank: CrossRank, coverage: Mapping[int, Coverage]) -> dict[int, Causes]:

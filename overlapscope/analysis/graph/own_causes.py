@@ -1,26 +1,11 @@
 """Ask dependency graphs, where the recording can hold them: a rank's for the causes of its idle and exposed time, the
 run's for the critical paths of its steps."""
 
-from collections.abc import Mapping
-
-import msgspec
-
-from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.answers import CriticalPath, Windows, ranks_of_graph
+from overlapscope.analysis.graph.found_causes import OwnCauses
 from overlapscope.errors import HostEventsError
-from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import RankTimeline, Run
-
-
-class OwnCauses(msgspec.Struct, frozen=True, kw_only=True):
-    """When a rank was idle and when exposed, by cause, on its own clock; None where `reason` says why not."""
-
-    idle: Mapping[str, Intervals] | None = None
-    exposed: Mapping[str, Intervals] | None = None
-    reason: NoCauses | None = None
-    unreadable: tuple[str, str] | None = None
-    """File of its host events and why it cannot be read, if it cannot."""
 
 
 def own_causes(timeline: RankTimeline) -> OwnCauses:
@@ -30,10 +15,9 @@ def own_causes(timeline: RankTimeline) -> OwnCauses:
     from overlapscope.analysis.graph.rank_causes import rank_causes  # noqa: PLC0415 - a recording without host events needs no graph
 
     try:
-        found = rank_causes(timeline)
+        return rank_causes(timeline)
     except HostEventsError as error:  # the rank's other figures do not need them
         return OwnCauses(reason="unreadable_host_events", unreadable=(error.path, error.why))
-    return OwnCauses(reason=found) if isinstance(found, str) else OwnCauses(idle=found[0], exposed=found[1])
 
 
 def critical_paths(run: Run, windows: Windows, cross_rank: CrossRank) -> CriticalPath:

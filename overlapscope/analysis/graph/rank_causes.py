@@ -1,12 +1,17 @@
 """Causes of a rank's idle and exposed time from its own graph."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Final
+
+from msgspec.structs import replace
 
 from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.graph.answers import HIDDEN_WAITS, UNKNOWN
 from overlapscope.analysis.graph.build import rank_graph
 from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, ExposedPieces, exposed_pieces
+from overlapscope.analysis.graph.found_causes import HostLoss, OwnCauses
+from overlapscope.analysis.graph.host_losses import host_losses
 from overlapscope.analysis.graph.idle import IDLE_CAUSES, IdlePieces, idle_pieces
 from overlapscope.analysis.graph.self_test import causes_failed
 from overlapscope.analysis.graph.walk import binding_edges, shown_binding
@@ -14,30 +19,45 @@ from overlapscope.timeline.columns import size
 from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.run import RankTimeline
 
-ByCause = Mapping[str, Intervals]
 REASONS: Final[Mapping[str, NoCauses]] = {UNKNOWN: "unexplained_waits", HIDDEN_WAITS: "hidden_waits"}
 
 
-def rank_causes(timeline: RankTimeline) -> tuple[ByCause, ByCause] | NoCauses:
+def rank_causes(timeline: RankTimeline) -> OwnCauses:
     """Return when a rank was idle and when exposed, by cause, on its own clock; a reason if its graph may not say.
 
     Both cover what lies between the first and the last span of each recording exactly.
     """
-    idle, exposed = [], []
+    idle, exposed, losses = [], [], list[HostLoss]()
     for recording in range(size(timeline.recordings)):
         graph = rank_graph(timeline, recording)
         (part,) = graph.ranks
         shown = shown_binding(graph)
         failed = causes_failed(graph, shown)
         if failed is not None:
-            return REASONS[failed]
+            return OwnCauses(reason=REASONS[failed])
         idle.append(idle_pieces(graph, part, timeline, binding_edges(graph)))
         exposed.append(exposed_pieces(graph, part, shown))
-    return _by_cause(idle, IDLE_CAUSES), _by_cause(exposed, EXPOSED_CAUSES)
+        losses += host_losses(graph, part, timeline, idle[-1], shown)
+    return OwnCauses(
+        idle=_by_cause(idle, IDLE_CAUSES), exposed=_by_cause(exposed, EXPOSED_CAUSES), host_losses=_joined(losses)
+    )
 
 
-def _by_cause(found: Sequence[IdlePieces | ExposedPieces], causes: Sequence[str]) -> ByCause:
+def _by_cause(found: Sequence[IdlePieces | ExposedPieces], causes: Sequence[str]) -> Mapping[str, Intervals]:
     return {
         cause: union(*[(each.start_ns[each.cause == at], each.end_ns[each.cause == at]) for each in found])
         for at, cause in enumerate(causes)
     }
+
+
+def _joined(losses: Sequence[HostLoss]) -> tuple[HostLoss, ...]:
+    """Return the losses of all recordings, one for each kind and call: that with the longest piece, with all times."""
+
+    def what(each: HostLoss) -> tuple[str, str]:
+        return each.kind, each.call or ""
+
+    same = [list(each) for _, each in groupby(sorted(losses, key=what), key=what)]
+    return tuple(
+        replace(max(each, key=lambda one: one.longest[1] - one.longest[0]), when=union(*(one.when for one in each)))
+        for each in same
+    )

@@ -77,9 +77,10 @@ def _of_analysis(analysis: Analysis) -> Iterator[Chart]:
         series=tuple(_part(label, [of_rank[rank][name] for rank in shown]) for name, label in PARTS.items()),
     )
     yield from _steps(head)
-    causes = [(cause_label(name), ns) for name, ns in head.causes.items()]
+    on_cpu = not analysis.run.has_device
+    causes = [(cause_label(name, on_cpu=on_cpu), ns) for name, ns in head.causes.items()]
     yield _parts("Why communication is exposed", f"ms a {what}", causes)
-    idle = [(idle_label(name), ns) for name, ns in head.idle_causes.items()]
+    idle = [(idle_label(name, on_cpu=on_cpu), ns) for name, ns in head.idle_causes.items()]
     if {*head.idle_causes} != {"unknown"}:
         yield _parts("Why time is idle", f"ms a {what}", idle, "idle")
     yield from wait_charts(analysis)

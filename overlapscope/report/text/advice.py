@@ -1,13 +1,24 @@
 """Render recommendations as text: what to change, the gain, how to apply and verify it, and the page to read."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-from overlapscope.analysis.result import Recommendation
-from overlapscope.report.formatting import EXPLAIN, ms, one_row
+from overlapscope.analysis.graph.answers import Link
+from overlapscope.analysis.result import PublishedEffect, Recommendation, ShownBy
+from overlapscope.report.formatting import EXPLAIN, count, ms, one_row
 from overlapscope.report.text.throughput import cost_text
 
 MAX_WIDTH: Final = 120
+MOST_LINKS: Final = 5
+MOST_LETTERS: Final = 40
+LINKS: Final = {
+    "host": "host:", "hand": "another thread:", "call": "inside", "alloc": "allocation by", "launch": "launched by",
+    "owncall": "carried out by", "lane": "stream, after", "event": "event, after", "occupancy": "device full of",
+    "sync": "synchronisation with", "poll": "poll for", "compute": "compute", "comm": "communication", "copy": "copy",
+    "arrive": "arrival of", "transfer": "transfer of",
+}  # fmt: skip
+"""Words for the kinds of links of a chain."""
 
 
 def render(recommendations: Sequence[Recommendation], reasons: Sequence[str]) -> str:
@@ -32,7 +43,38 @@ def _one(number: int, each: Recommendation) -> str:
         lines += [
             f"   {name + ':':11}{line}" if at == 0 else f"   {'':11}{line}" for at, line in enumerate(text.split("\n"))
         ]
+    if each.shown_by is not None:
+        lines.append(f"   {'shown by:':11}{shown_text(each.shown_by)}")
+    if each.published:
+        lines.append(f"   {'elsewhere:':11}{published_text(each.published)}")
     return "\n".join([*lines, f"   verify:    {each.verify}", f"   more:      {EXPLAIN} {each.id}"])
+
+
+def shown_text(shown: ShownBy) -> str:
+    """Return the longest piece of a loss, and the chain of what the span after it waited for."""
+    taken = ms(shown.end_ns - shown.start_ns)
+    by = f" in {one_row(shown.call)}" if shown.call else ""
+    by += f" of {one_row(shown.op)}" if shown.op else ""
+    chain = " <- ".join(one_row(_link(each)) for each in shown.chain[:MOST_LINKS])
+    return f"{taken} ms on rank {shown.rank}{by}{': ' if chain else ''}{chain}"
+
+
+def _link(link: Link) -> str:
+    what = (link.what or "unnamed").partition("(")[0].partition("<")[0][:MOST_LETTERS].strip()
+    if link.kind == "host" and link.calls > 1:
+        return f"{link.calls} calls of the host, until {what}"
+    return f"{LINKS.get(link.kind, link.kind)} {what}"
+
+
+def published_text(effects: Sequence[PublishedEffect]) -> str:
+    """Return the range of what such changes did elsewhere, and the conditions of its ends."""
+    whole = [each for each in effects if each.kind == "end-to-end"] or list(effects)
+    least, most = min(whole, key=lambda each: each.gain), max(whole, key=lambda each: each.gain)
+    number = f"{count(len(whole), 'published measurement')} of other jobs, no prediction for this one"
+    if least is most:
+        return f"{least.gain:+.0%} throughput in {number}: {one_row(f'{least.change} ({least.condition})')}"
+    ends = "; ".join(one_row(f"{each.gain:+.0%} {each.change} ({each.condition})") for each in (least, most))
+    return f"{least.gain:+.0%} to {most.gain:+.0%} throughput in {number}: {ends}"
 
 
 def render_brief(recommendations: Sequence[Recommendation], most: int = 3) -> str:
@@ -41,12 +83,16 @@ def render_brief(recommendations: Sequence[Recommendation], most: int = 3) -> st
         return ""
     lines = []
     for number, each in enumerate(recommendations[:most], 1):
-        title, saved = f"{number}. {one_row(each.title)}", gain_with_cost(each)
-        apart = " " if len(title) + len(saved) + len(" ()") <= MAX_WIDTH else "\n   "
+        title, saved = _wrapped(f"{number}. {one_row(each.title)}"), gain_with_cost(each)
+        apart = " " if len(title.rpartition("\n")[2]) + len(saved) + len(" ()") <= MAX_WIDTH else "\n   "
         lines.append(f"{title}{apart}({saved})" if saved else title)
     left = len(recommendations) - most
     where = f"How: {EXPLAIN} {' '.join(sorted({each.id for each in recommendations[:most]}))}"
     return "\n".join(["What to change:", *lines, *([f"{left} more"] if left > 0 else []), where])
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, MAX_WIDTH, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False)
 
 
 def gain(each: Recommendation) -> str:

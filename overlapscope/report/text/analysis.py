@@ -231,7 +231,11 @@ def _causes(analysis: Analysis) -> str:
     columns += ["GPU-hours a day"] * bool(hours) + ["price a day"] * (price is not None)
     rows = []
     for cause, ns in sorted(head.causes.items(), key=lambda item: -item[1]):
-        row = [cause_label(cause), ms(ns), percent(ns / (head.exposed_comm_ns or 1))]
+        row = [
+            cause_label(cause, on_cpu=not analysis.run.has_device),
+            ms(ns),
+            percent(ns / (head.exposed_comm_ns or 1)),
+        ]
         row += [f"{hours.get(cause, 0.0):,.1f}"] if hours else []
         rows.append([*row, *([] if price is None else [f"{hours.get(cause, 0.0) * price:,.2f}"])])
     return "\n".join(aligned([columns, *rows]))
@@ -248,7 +252,8 @@ def idle_text(analysis: Analysis) -> str:
     if why and {*head.idle_causes} == {"unknown"}:
         return f"Idle {ms(head.idle_ns)} ms a {head.window}: {because}."
     ordered = sorted(head.idle_causes.items(), key=lambda item: -item[1])
-    shown = [(idle_label(cause), ns) for cause, ns in ordered if ns >= WORTH_NAMING * head.idle_ns]
+    on_cpu = not analysis.run.has_device
+    shown = [(idle_label(cause, on_cpu=on_cpu), ns) for cause, ns in ordered if ns >= WORTH_NAMING * head.idle_ns]
     rest_ns = head.idle_ns - sum(ns for _, ns in shown)
     if rest_ns:
         shown.append(("other", rest_ns))

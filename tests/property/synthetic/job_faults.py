@@ -40,7 +40,6 @@ HOSTS_LATE: Final = ("shared_cores", "polling_host", "late_pair", "allocator_chu
 """Hosts do launch late: as a cause of exposed time that is true, though no more than that."""
 ALSO_TRUE: Final = {"shared_cores": {"launch_bound"}, "polling_host": {"launch_bound"}, "late_pair": {"launch_bound"}}
 BLAMES: Final = {
-    "late_launches": "launch_bound",
     "launch_bound": "launch_bound",
     "shared_cores": "shared_cores",
     "blocking_calls": "blocked_host",

@@ -90,6 +90,7 @@ def test_the_json_says_what_the_trace_holds(trace: Path, capsys: pytest.CaptureF
         "missing_ranks": [1],
         "unread_ranks": [],
         "fingerprint": {"backend": "nccl", "nccl_version": "2.21.5"},
+        "has_device": True,
     }
     assert document["sources"][0]["path"] == str(trace)
 

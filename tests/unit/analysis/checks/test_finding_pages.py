@@ -48,7 +48,7 @@ def kinds_in_source() -> Iterator[tuple[str, re.Pattern[str]]]:
 def ids_of_recommendations() -> set[str]:
     """Return every id written in `overlapscope/advice`: `id="..."`, or what a function that takes it third is given."""
     ids = set()
-    for file in sorted((ROOT / "overlapscope" / "advice").glob("*.py")):
+    for file in sorted((ROOT / "overlapscope" / "advice").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call):
                 continue

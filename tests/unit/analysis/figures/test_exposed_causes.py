@@ -18,7 +18,8 @@ from overlapscope.analysis.cross_rank.point_to_point import match_pairs
 from overlapscope.analysis.cross_rank.wait_transfer import split_waits
 from overlapscope.analysis.exposure.exposed_causes import causes_of, each_causes, own_parts
 from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES
-from overlapscope.analysis.graph.own_causes import OwnCauses, own_causes
+from overlapscope.analysis.graph.found_causes import OwnCauses
+from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats.json import schema
@@ -206,16 +207,17 @@ def test_another_clock_of_the_last_rank_is_taken_into_account() -> None:
     assert found[0]["peer_compute"] == 20
 
 
-READY = (0, 20, "gemm")
+READY, BESIDE = (0, 20, "gemm"), (59, 60, "gemm")
 
 
 @pytest.mark.parametrize(
     ("call", "computes", "causes"),
     [
-        # 28 late, of which the transfer's ten are exposed.
-        pytest.param((50, 60, 48), [READY], {"late_launch": 10}, id="launched after the data were ready"),
+        # 28 late, of which nine of the transfer's ten are exposed.
+        pytest.param((50, 60, 48), [READY, BESIDE], {"late_launch": 9}, id="launched after the data were ready"),
         # The second is launched at 48, too: it is not what the call waited for.
-        pytest.param((50, 60, 48), [READY, (49, 50, "gemm")], {"late_launch": 10}, id="launched with compute"),
+        pytest.param((50, 60, 48), [READY, (49, 50, "gemm"), BESIDE], {"late_launch": 9}, id="launched with compute"),
+        pytest.param((50, 60, 48), [READY], {"queued": 2, "unknown": 8}, id="nothing runs beside it"),
         pytest.param((35, 60, 10), [READY], {"queued": 15, "unknown": 10}, id="behind another collective"),
     ],
 )

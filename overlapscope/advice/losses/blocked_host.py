@@ -1,0 +1,104 @@
+"""Rules: the device is idle while its host loads data, waits in calls, or allocates and frees device memory."""
+
+import re
+from collections.abc import Collection
+from typing import Final
+
+from overlapscope.advice.losses.host_time import LEAST_IDLE, host_time
+from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.analysis.result import Recommendation
+
+MOST_NAMED: Final = 3
+VERSIONED: Final = re.compile(r"_v\d+$")
+"""What CUPTI appends to the names of calls."""
+SCALAR: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
+"""Operations that hand one number to Python."""
+SIZED: Final = ("aten::nonzero", "aten::unique", "aten::_unique2", "aten::masked_select", "aten::index")
+"""Operations whose result has a size that only the device knows."""
+BOUND: Final = "that all of it can be avoided: the gain is an upper bound"
+LEAST_LOADING: Final = 0.1
+"""Least share of a step. A choice: to hand over a batch that is ready takes some of each step in sound jobs, too."""
+WORKERS: Final = "_SingleProcessDataLoaderIter"
+
+
+def data_loading(given: RuleInput) -> Recommendation | None:
+    """Return the recommendation where the device is idle while a batch is fetched."""
+    found = host_time(given, "data_loading")
+    if found.ns < LEAST_LOADING * given.step_ns or not found.ns:
+        return None
+    alone = any(WORKERS in name for each in given.run.ranks.values() for name in each.names)
+    return recommended(
+        given,
+        id="data_loading",
+        title=f"Load data beside the step: the device waits {ms(found.ns)} of a {ms(given.step_ns)} {given.per} while "
+        f"a batch is fetched{', by the training process itself' if alone else ''}",
+        at_most_ns=found.ns,
+        apply={
+            "torch": "DataLoader(..., num_workers=8, prefetch_factor=4, pin_memory=True, persistent_workers=True)\n"
+            "batch = batch.to(device, non_blocking=True)  # from pinned memory"
+        },
+        evidence={"data_loading_ns": found.ns, "idle_ns": given.figures.idle_ns, "without_workers": alone},
+        shown_by=found.shown_by,
+        measured=["idle time of the device in which the host was in the loader"],
+        assumed=[f"that storage and cores can deliver batches as fast as the device takes them; {BOUND}"],
+    )
+
+
+def blocking_calls(given: RuleInput) -> Recommendation | None:
+    """Return the recommendation where calls that wait for the device leave it without work."""
+    found = host_time(given, "blocking_call", "poll")
+    if found.ns < LEAST_IDLE * given.step_ns or not found.ns:
+        return None
+    calls = [VERSIONED.sub("", each) for each in found.by_call]
+    named = ", ".join(dict.fromkeys(calls[:MOST_NAMED])) or "a loop that polls"
+    number = ", for .item() or the like" if found.ops & {*SCALAR} else ""
+    return recommended(
+        given,
+        id="blocking_calls",
+        title=f"Let the host run ahead: the device waits {ms(found.ns)} of a {ms(given.step_ns)} {given.per} because "
+        f"the host waits for it ({named}{number})",
+        at_most_ns=found.ns,
+        apply={"torch": "\n".join(_instead_of(calls, found.ops))},
+        evidence={"blocking_ns": found.ns, "polls_ns": found.by_kind.get("poll", 0), "calls": found.by_call},
+        shown_by=found.shown_by,
+        measured=["idle time while the host was in these calls, or launched again after they had emptied the device"],
+        assumed=[f"that results are not needed at once; {BOUND}"],
+    )
+
+
+def _instead_of(calls: Collection[str], ops: Collection[str]) -> list[str]:
+    lines = []
+    if set(ops) & {*SCALAR}:
+        lines.append("total += loss.detach()  # on the device; total.item() once in many steps")
+    if set(ops) & {*SIZED}:
+        lines.append("torch.where(mask, x, 0)  # a result of fixed size, instead of x[mask] or nonzero")
+    if any("Memcpy" in each for each in calls):
+        lines.append("x = x.pin_memory().to(device, non_blocking=True)  # and back: .to('cpu', non_blocking=True)")
+    if any("Synchronize" in each for each in calls):
+        lines.append("# no torch.cuda.synchronize() or event.synchronize() in a step: it empties the device")
+    lines.append('torch.cuda.set_sync_debug_mode("warn")  # prints the line of each call that waits')
+    return lines
+
+
+def allocator_churn(given: RuleInput) -> Recommendation | None:
+    """Return the recommendation where device memory is allocated and freed inside steps."""
+    found = host_time(given, "allocation")
+    if found.ns < LEAST_IDLE * given.step_ns or not found.ns:
+        return None
+    named = ", ".join(dict.fromkeys(VERSIONED.sub("", each) for each in list(found.by_call)[:MOST_NAMED]))
+    return recommended(
+        given,
+        id="allocator_churn",
+        title=f"Keep device memory allocated: {named} leave the device idle for {ms(found.ns)} of a "
+        f"{ms(given.step_ns)} {given.per}",
+        at_most_ns=found.ns,
+        apply={
+            "environment": "unset PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_NO_HIP_MEMORY_CACHING\n"
+            "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True  # PYTORCH_HIP_ALLOC_CONF on AMD",
+            "torch": "# no torch.cuda.empty_cache() in a step; pad batches to a few sizes; leave some memory free",
+        },
+        evidence={"allocation_ns": found.ns, "calls": found.by_call},
+        shown_by=found.shown_by,
+        measured=["idle time while the host was in these calls, or launched again after they had emptied the device"],
+        assumed=[f"that the memory suffices when freed memory is kept; {BOUND}"],
+    )

@@ -1,0 +1,75 @@
+"""Idle time that hosts decided, a step: by kind and by call, with the longest pause and the chain that led to it."""
+
+from collections import defaultdict
+from typing import Final
+
+import msgspec
+
+from overlapscope.advice.rule_input import RuleInput
+from overlapscope.analysis.graph.found_causes import HostLoss, LossKind
+from overlapscope.analysis.result import ShownBy
+from overlapscope.timeline.intervals import BusyTime
+from overlapscope.timeline.run import RankTimeline
+
+LEAST_IDLE: Final = 0.05
+"""Least share of a step that a host leaves its device idle to be recommended. A choice: more than twice `WORTH`,
+because some of it is caused by the profiler, and how much is not known."""
+
+
+class HostTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Idle time of some kinds; ns a step, mean over ranks, as in the headline."""
+
+    ns: int
+    by_kind: dict[str, int]
+    by_call: dict[str, int]
+    """Of calls with a name, the longest first."""
+    ops: frozenset[str]
+    """Operations that made these calls."""
+    shown_by: ShownBy | None
+    """The longest pause."""
+
+
+def host_time(given: RuleInput, *kinds: LossKind) -> HostTime:
+    """Return the idle time of these kinds; the sums of steps are scaled to the idle time of the headline."""
+    sums: dict[tuple[str, str], int] = defaultdict(int)
+    longest: tuple[int, HostLoss] | None = None
+    ops = set()
+    for rank, losses in given.host_losses.items():
+        for each in losses:
+            if each.kind not in kinds:
+                continue
+            sums[each.kind, each.call or ""] += _within(each, given, rank)
+            ops |= {each.op} if each.op else set()
+            if longest is None or _length(each) > _length(longest[1]):
+                longest = rank, each
+    scale = (given.figures.idle_ns or 0) / given.idle_ns if given.idle_ns else 0.0
+    by_kind: dict[str, float] = defaultdict(float)
+    by_call: dict[str, float] = defaultdict(float)
+    for (kind, call), ns in sums.items():
+        by_kind[kind] += ns * scale
+        by_call[call] += ns * scale
+    by_call.pop("", None)
+    return HostTime(
+        ns=round(sum(by_kind.values())),
+        by_kind={kind: round(ns) for kind, ns in by_kind.items()},
+        by_call={call: round(ns) for call, ns in sorted(by_call.items(), key=lambda each: -each[1])},
+        ops=frozenset(ops),
+        shown_by=None if longest is None else shown_by(given.run.ranks[longest[0]], longest[1]),
+    )
+
+
+def shown_by(timeline: RankTimeline, loss: HostLoss) -> ShownBy:
+    """Return the longest piece of a loss as the evidence of a recommendation."""
+    start, end = loss.longest
+    return ShownBy(
+        rank=timeline.rank, start_ns=start, end_ns=end, call=loss.call, op=loss.op, chain=list(loss.chain),
+    )  # fmt: skip
+
+
+def _within(loss: HostLoss, given: RuleInput, rank: int) -> int:
+    busy = BusyTime(loss.when)
+    return sum(int(busy.before(end) - busy.before(start)) for start, end in given.windows.get(rank, ()))
+
+
+def _length(loss: HostLoss) -> int:
+    return loss.longest[1] - loss.longest[0]

@@ -1,0 +1,89 @@
+"""Rule: name the largest loss where no other rule does: exposed communication, or idle time of the device."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from overlapscope.advice.losses.host_time import host_time
+from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.analysis.common.cause_table import NO_CAUSES, cause_label, idle_label
+from overlapscope.analysis.result import Recommendation
+
+MOST_OPS: Final = 3
+ADDRESSED: Final = 0.5
+"""A loss is named by another recommendation if that addresses at least this share of it."""
+OF_EXPOSED: Final = frozenset({
+    "late_rank", "bucket_cap", "bucket_view", "sixteen_bit_gradients", "fsdp_gathers", "flatten_gradients",
+    "embedding_tail", "small_collectives", "busy_lane", "repair_link", "tensor_parallel", "expert_parallel",
+    "split_all_reduce", "overlap_without_effect",
+})  # fmt: skip
+"""Recommendations that address exposed communication."""
+OF_IDLE: Final = frozenset({"launch_bound", "data_loading", "blocking_calls", "allocator_churn", "shared_cores"})
+"""Recommendations that address idle time."""
+INSTEAD: Final = {
+    "dependency": "# the next compute needs the result: give it other work meanwhile (two micro-batches, a part of the "
+    "tensor at a time), or fewer bytes",
+    "tail": "# only the optimizer follows: begin to reduce earlier, in buckets, or gather beside the next forward",
+    "queued": "# calls wait for each other on one stream: a communicator of its own, or another order",
+    "slow_transfer": "# some calls take longer than their like: look at the link, and at what else uses it",
+    "unknown": "# record all ranks, with the host's events: whether this is waiting or transfer is not known",
+}
+RECORD: Final = "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])  # with host calls"
+
+
+def largest_loss(given: RuleInput, found: Sequence[Recommendation]) -> Recommendation | None:
+    """Return what names the largest loss; None where a recommendation of `found` does, or the loss is small."""
+    exposed, idle = given.figures.exposed_comm_ns or 0, given.figures.idle_ns or 0
+    of_exposed = exposed >= idle or not given.run_has_device
+    loss, named = (exposed, OF_EXPOSED) if of_exposed else (idle, OF_IDLE)
+    others = max((each.loss_ns or 0 for each in found), default=0)
+    addressed = sum(each.loss_ns or 0 for each in found if each.id in named)
+    if not given.is_worth(loss) or loss < others or addressed >= ADDRESSED * loss:
+        return None
+    return _exposed(given, exposed) if of_exposed else _idle(given, idle)
+
+
+def _exposed(given: RuleInput, exposed: int) -> Recommendation:
+    rows = given.analysis.collectives
+    by_op = {op: round(given.exposed_ns(row for row in rows if row.op == op)) for op in {row.op for row in rows}}
+    ops = [op for op in sorted(by_op, key=lambda op: (-by_op[op], op)) if by_op[op]][:MOST_OPS]
+    cause, ns = max(given.figures.causes.items(), key=lambda each: each[1], default=("unknown", exposed))
+    of_ops = f" ({', '.join(ops)})" if ops else ""
+    return recommended(
+        given,
+        id="exposed_communication",
+        title=f"Largest loss: {ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed communication{of_ops}, "
+        f"{ms(ns)} of it: {cause_label(cause, on_cpu=not given.run_has_device)}",
+        verdict="look",
+        loss_ns=exposed,
+        apply={"torch": INSTEAD[cause]} if cause in INSTEAD and not given.job.serves else {},
+        evidence={
+            "exposed_comm_ns": exposed,
+            "causes": dict(given.figures.causes),
+            "by_op": {op: {"exposed_ns": by_op[op]} for op in ops},
+        },
+        measured=["communication beside which nothing is computed, and what the next compute waited for"],
+        assumed=[] if given.is_whole else ["that none of it is waiting for ranks that were not recorded"],
+        verify="overlapscope analyze RUN --all",
+    )
+
+
+def _idle(given: RuleInput, idle: int) -> Recommendation:
+    causes = given.figures.idle_causes
+    cause, ns = max(causes.items(), key=lambda each: each[1], default=("unknown", idle))
+    reasons = [each.no_causes_reason for each in given.analysis.ranks if each.no_causes_reason is not None]
+    why = f": {NO_CAUSES[reasons[0]]}" if reasons and cause == "unknown" else ""
+    host = host_time(given, "launch_rate", "pause", "blocking_call", "poll", "data_loading", "allocation")
+    return recommended(
+        given,
+        id="idle_device",
+        title=f"Largest loss: the device is idle for {ms(idle)} of a {ms(given.step_ns)} {given.per}, {ms(ns)} of it: "
+        f"{idle_label(cause)}{why}",
+        verdict="look",
+        loss_ns=idle,
+        apply={"torch": RECORD} if "no_host_events" in reasons else {},
+        evidence={"idle_ns": idle, "idle_causes": dict(causes)},
+        shown_by=host.shown_by,
+        measured=["time in which the device neither computes nor communicates nor copies"],
+        assumed=[],
+        verify="overlapscope analyze RUN --all",
+    )

@@ -1,0 +1,175 @@
+"""What the recording would have gained without a loss: the dependency graph of all ranks, replayed without it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.advice.losses.stream_copies import BETWEEN
+from overlapscope.advice.rule_input import MOST_RANKS
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.graph.bounds import whole_bounds
+from overlapscope.analysis.graph.build import run_graph
+from overlapscope.analysis.graph.host_calls import ALLOCATES, CALL_TAKES_NS
+from overlapscope.analysis.graph.idle import LOADS_DATA
+from overlapscope.analysis.graph.model import (
+    ALLOCATE,
+    CALL,
+    HAND_OVER,
+    HOST_STRETCH,
+    POLL,
+    RUN_COPY,
+    SYNC,
+    Graph,
+    RankPart,
+)
+from overlapscope.analysis.graph.scenarios import NEVER, Change, outcome
+from overlapscope.analysis.graph.self_test import self_test
+from overlapscope.analysis.graph.walk import critical_path
+from overlapscope.analysis.result import Recommendation
+from overlapscope.timeline.columns import Flags, Ints, size
+from overlapscope.timeline.intervals import BusyTime, union
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.run import RankTimeline, Run
+
+Ranks = Mapping[int, RankTimeline]
+HOST_TIME: Final = (HOST_STRETCH, HAND_OVER, CALL)
+REPLAYED: Final = "a replay of the dependency graph without it"
+OPTIMISTIC: Final = "that nothing takes its place which never bound in this recording: the gain is an upper bound"
+
+
+def with_replayed_gains(found: Sequence[Recommendation], run: Run, cross_rank: CrossRank) -> list[Recommendation]:
+    """Return recommendations whose upper bound is what a replay gains, where the graph may answer; others unchanged.
+
+    It may for up to `MOST_RANKS` ranks with host events, recorded at once, whose graph passes its tests.
+    """
+    wanted = {each.id for each in found} & CHANGES.keys()
+    ranks = run.ranks
+    known = all(each.has_host_events and size(each.recordings) == 1 for each in ranks.values())
+    if not wanted or not known or len(ranks) > MOST_RANKS:
+        return list(found)
+    graph = run_graph(run, cross_rank)
+    window = whole_bounds(graph)
+    if window is None:
+        return list(found)
+    time = graph.nodes.time_ns
+    path = critical_path(graph, window.last(time), int(time[window.start].min()))
+    if not self_test(graph, path, [window]).answers(None, None):
+        return list(found)
+    gains = {}
+    for name in wanted:
+        after = outcome(graph, window, CHANGES[name](graph, ranks))
+        gains[name] = max(after.recorded_ns - min(after.kept_ns, after.dropped_ns), 0)
+    steps = max((size(each.steps) for each in ranks.values()), default=0)
+    return [_bounded(each, gains[each.id], steps) if each.id in gains else each for each in found]
+
+
+def _bounded(each: Recommendation, gain_ns: int, steps: int) -> Recommendation:
+    gain = round(gain_ns / max(steps, 1)) if each.per == "step" else gain_ns
+    kept = [one for one in each.assumed if "upper bound" not in one]
+    return replace(
+        each,
+        gain_low_ns=0,
+        gain_high_ns=gain,
+        evidence={**each.evidence, "replayed_gain_ns": gain},
+        measured=[*each.measured, REPLAYED],
+        assumed=[*kept, OPTIMISTIC],
+    )
+
+
+def _instant_hosts(graph: Graph, ranks: Ranks) -> Change:
+    """Return a change in which hosts take no time but for waits, and for fetching batches."""
+    change = Change.none(graph)
+    host = np.isin(graph.edges.kind, HOST_TIME)
+    return replace(change, lag_ns=np.where(host, _loading_ns(graph, ranks), change.lag_ns))
+
+
+def _without_loading(graph: Graph, ranks: Ranks) -> Change:
+    """Return a change in which the host takes no time under marks of fetching a batch."""
+    change = Change.none(graph)
+    return replace(change, lag_ns=change.lag_ns - _loading_ns(graph, ranks))
+
+
+def _loading_ns(graph: Graph, ranks: Ranks) -> Ints:
+    """Return for each edge the time of its host under marks of fetching a batch; 0 for other edges."""
+    edges = graph.edges
+    found = np.zeros(graph.num_edges, np.int64)
+    for part in graph.ranks:
+        timeline = ranks[part.rank]
+        host, notes = timeline.host, timeline.annotations
+        shift = _shift(graph, part, timeline)
+        loads = rows_named(host.name, timeline.names, LOADS_DATA.search)
+        marks = rows_named(notes.name, timeline.names, LOADS_DATA.search)
+        busy = BusyTime(
+            union(
+                (host.start_ns[loads] + shift, host.end_ns[loads] + shift),
+                (notes.start_ns[marks] + shift, notes.end_ns[marks] + shift),
+            )
+        )
+        mine = np.flatnonzero(np.isin(edges.kind, HOST_TIME) & _of_part(graph, part) & (edges.lag_ns > 0))
+        end = graph.nodes.time_ns[edges.node[mine]]
+        found[mine] = busy.within(end - edges.lag_ns[mine], end)
+    return found
+
+
+def _shift(graph: Graph, part: RankPart, timeline: RankTimeline) -> int:
+    """Return how far the graph's clock is ahead of the rank's, at its first span."""
+    if not part.spans:
+        return 0
+    return int(graph.nodes.time_ns[part.starts().start]) - int(timeline.spans.start_ns[part.span_row[0]])
+
+
+def _without_calls(graph: Graph, ranks: Ranks) -> Change:
+    """Return a change in which calls that wait for the device, but for allocations, return at once."""
+    return _returning(graph, ranks, allocations=False)
+
+
+def _without_allocations(graph: Graph, ranks: Ranks) -> Change:
+    """Return a change in which calls that allocate or free return at once."""
+    return _returning(graph, ranks, allocations=True)
+
+
+def _returning(graph: Graph, ranks: Ranks, *, allocations: bool) -> Change:
+    change, edges = Change.none(graph), graph.edges
+    lag = change.lag_ns.copy()
+    for part in graph.ranks:
+        timeline = ranks[part.rank]
+        allocates = rows_named(part.call_name, timeline.names, ALLOCATES.search)
+        chosen = part.blocks & (allocates == allocations)
+        mine = np.flatnonzero(_of_part(graph, part) & (edges.node < part.starts().start))
+        mine = mine[chosen[(edges.node[mine] - part.first) % max(part.calls, 1)]]
+        kind = edges.kind[mine]
+        lag[mine[kind == SYNC]] = NEVER
+        within = mine[np.isin(kind, (CALL, ALLOCATE))]
+        lag[within] = np.minimum(lag[within], CALL_TAKES_NS)
+    if not allocations:
+        lag[edges.kind == POLL] = NEVER
+    return replace(change, lag_ns=lag)
+
+
+def _without_copies(graph: Graph, ranks: Ranks) -> Change:
+    """Return a change in which copies between host and device take no time."""
+    change = Change.none(graph)
+    lag = change.lag_ns.copy()
+    for part in graph.ranks:
+        timeline = ranks[part.rank]
+        copies = rows_named(timeline.spans.name[part.span_row], timeline.names, BETWEEN.search)
+        first = part.ends().start
+        mine = np.flatnonzero((graph.edges.kind == RUN_COPY) & _of_part(graph, part) & (graph.edges.node >= first))
+        lag[mine[copies[graph.edges.node[mine] - first]]] = 0
+    return replace(change, lag_ns=lag)
+
+
+def _of_part(graph: Graph, part: RankPart) -> Flags:
+    return np.asarray((graph.edges.node >= part.first) & (graph.edges.node < part.first + part.nodes), np.bool_)
+
+
+CHANGES: Final[Mapping[str, Callable[[Graph, Ranks], Change]]] = {
+    "launch_bound": _instant_hosts,
+    "data_loading": _without_loading,
+    "blocking_calls": _without_calls,
+    "allocator_churn": _without_allocations,
+    "copies_on_compute_stream": _without_copies,
+}
+"""By id of the recommendation."""

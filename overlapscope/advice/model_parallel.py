@@ -1,0 +1,74 @@
+"""Rules: exposed calls of tensor and of expert parallelism, whose results the next layer needs."""
+
+from typing import Final
+
+from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.analysis.result import Recommendation
+from overlapscope.timeline.dimensions import EXPERT, TENSOR
+
+EXPERTS: Final = frozenset({"dispatch", "combine"})
+"""Operations of the libraries of expert parallelism."""
+IMBALANCE: Final = "expert_imbalance"
+ASSUMED: Final = "that all of it can be overlapped: the gain is an upper bound"
+
+
+def tensor_parallel(given: RuleInput) -> Recommendation | None:
+    """Return the recommendation where tensor-parallel calls are exposed for long enough."""
+    rows = [row for row in given.analysis.collectives if row.dimension == TENSOR]
+    exposed, ops = given.exposed_ns(rows), {row.op for row in rows}
+    if not given.is_worth(exposed):
+        return None
+    whole = not ops & {"all_gather", "reduce_scatter"}
+    return recommended(
+        given,
+        id="tensor_parallel",
+        title=f"Overlap the calls of tensor parallelism: {ms(exposed)} of a {ms(given.step_ns)} {given.per} are "
+        f"exposed ({', '.join(sorted(ops))}){', each of a whole activation' if whole else ''}",
+        at_most_ns=exposed,
+        apply=_serving() if given.job.serves else _training_tp(whole=whole),
+        evidence={"exposed_ns": round(exposed), "ops": sorted(ops)},
+        measured=["communication of these groups beside which nothing is computed"],
+        assumed=[ASSUMED],
+    )
+
+
+def _training_tp(*, whole: bool) -> dict[str, str]:
+    first = "--sequence-parallel  # all-gather and reduce-scatter instead of all-reduce\n" if whole else ""
+    return {
+        "megatron": f"{first}--tp-comm-overlap  # calls in pieces beside the matrix products (Transformer Engine)",
+        "torch": "torch._inductor.config._micro_pipeline_tp = True  # async TP: with torch.compile, SequenceParallel\n"
+        "torch.distributed._symmetric_memory.enable_symm_mem_for_group(tp_group.group_name)",
+    }
+
+
+def _serving() -> dict[str, str]:
+    return {
+        "serving": "vllm serve ...  # without --disable-custom-all-reduce\n"
+        "# fewer devices a replica where the model fits: more replicas, less communication"
+    }
+
+
+def expert_parallel(given: RuleInput) -> Recommendation | None:
+    """Return the recommendation where the exchange of tokens between experts is exposed for long enough."""
+    rows = [row for row in given.analysis.collectives if row.dimension == EXPERT or row.op in EXPERTS]
+    exposed = given.exposed_ns(rows)
+    if not given.is_worth(exposed):
+        return None
+    uneven = next((each for each in given.analysis.findings if each.id.startswith(IMBALANCE)), None)
+    why = ", and tokens are spread unevenly over experts" if uneven else ""
+    return recommended(
+        given,
+        id="expert_parallel",
+        title=f"Overlap the exchange between experts: {ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed "
+        f"({', '.join(sorted({row.op for row in rows}))}){why}",
+        at_most_ns=exposed,
+        apply={"serving": "vllm serve ... --enable-eplb  # experts moved and copied by load"}
+        if given.job.serves
+        else {
+            "megatron": "--overlap-moe-expert-parallel-comm --delay-wgrad-compute  # beside another micro-batch",
+            "deepep": "Buffer.set_num_sms(24)  # multiprocessors that dispatch and combine take from compute",
+        },
+        evidence={"exposed_ns": round(exposed), "uneven": uneven is not None},
+        measured=["communication of these groups beside which nothing is computed"],
+        assumed=[ASSUMED],
+    )

@@ -1,0 +1,94 @@
+"""What is known of the lost time of a rank: its causes, and what its host decided of its idle time."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.common.cause_table import NoCauses
+from overlapscope.analysis.graph.answers import Link
+from overlapscope.analysis.graph.host_calls import SILENCE_NS
+from overlapscope.analysis.graph.idle import LOADS_DATA
+from overlapscope.timeline.columns import NONE, Flags
+from overlapscope.timeline.intervals import Intervals, difference, intersection, union
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.operations import WAITS_FOR_DEVICE
+from overlapscope.timeline.rows import unique
+from overlapscope.timeline.run import RankTimeline
+
+LossKind = Literal["launch_rate", "pause", "data_loading", "garbage_collection", "allocation", "blocking_call", "poll"]
+"""`launch_rate`: one launch after the other, without a pause of 0.2 ms. `pause`: longer host stretches. `allocation`:
+calls that allocate or free device memory. `blocking_call`: other calls that wait for the device, and what they had
+emptied. `poll`: a wait without such a call."""
+
+
+class HostLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """Idle time of a rank that its host decided: of one kind, and of one call where calls are its cause."""
+
+    kind: LossKind
+    call: str | None = None
+    """Name of the call; None for kinds without one."""
+    op: str | None = None
+    """Innermost recorded operation around the call of the longest piece."""
+    when: Intervals
+    """On the rank's own clock."""
+    longest: tuple[int, int]
+    """Start and end of the longest piece, on the rank's own clock."""
+    chain: tuple[Link, ...] = ()
+    """What the span after the longest piece waited for, the latest first."""
+
+
+class OwnCauses(msgspec.Struct, frozen=True, kw_only=True):
+    """When a rank was idle and when exposed, by cause, on its own clock; None where `reason` says why not."""
+
+    idle: Mapping[str, Intervals] | None = None
+    exposed: Mapping[str, Intervals] | None = None
+    host_losses: tuple[HostLoss, ...] = ()
+    """Of the idle time, what its host decided."""
+    reason: NoCauses | None = None
+    unreadable: tuple[str, str] | None = None
+    """File of its host events and why it cannot be read, if it cannot."""
+
+
+def marked_losses(idle: Intervals, timeline: RankTimeline) -> tuple[HostLoss, ...]:
+    """Return the idle times in which marks show that a batch was fetched, or that the host waited for the device, and
+    of the rest those in which the span that ended them was not launched yet.
+
+    For a rank without host events: what its host did else is not known.
+    """
+    notes, names = timeline.annotations, timeline.names
+    loads = rows_named(notes.name, names, LOADS_DATA.search)
+    found = [_idle_in(idle, _times(timeline, loads), "data_loading")]
+    waits = rows_named(notes.name, names, WAITS_FOR_DEVICE.fullmatch)
+    for code in unique(notes.name[waits].astype(np.int64)).tolist():
+        times = _times(timeline, waits & (notes.name == code))
+        found.append(_idle_in(idle, times, "blocking_call", names[code]))
+    rest = difference(idle, union(*(each.when for each in found)))
+    late = _not_launched(idle, timeline)
+    long = late.ends - late.starts >= SILENCE_NS
+    found += [_idle_in(rest, Intervals(late.starts[~long], late.ends[~long]), "launch_rate"),
+              _idle_in(rest, Intervals(late.starts[long], late.ends[long]), "pause")]  # fmt: skip
+    return tuple(each for each in found if each.when.starts.size)
+
+
+def _times(timeline: RankTimeline, marks: Flags) -> Intervals:
+    return union((timeline.annotations.start_ns[marks], timeline.annotations.end_ns[marks]))
+
+
+def _not_launched(idle: Intervals, timeline: RankTimeline) -> Intervals:
+    """Return the begin of each idle time, until the span that ended it was launched."""
+    spans = timeline.spans
+    order = np.argsort(spans.start_ns, kind="stable")
+    at = np.searchsorted(spans.start_ns[order], idle.ends, side="left")
+    launch = np.append(spans.launch_ns[order], NONE)[at]
+    late = launch > idle.starts
+    return Intervals(idle.starts[late], np.minimum(launch, idle.ends)[late])
+
+
+def _idle_in(idle: Intervals, times: Intervals, kind: LossKind, call: str | None = None) -> HostLoss:
+    when = intersection(idle, times)
+    if not when.starts.size:
+        return HostLoss(kind=kind, call=call, when=when, longest=(0, 0))
+    at = int((when.ends - when.starts).argmax())
+    return HostLoss(kind=kind, call=call, when=when, longest=(int(when.starts[at]), int(when.ends[at])))

@@ -1,0 +1,108 @@
+"""What a rank loses to its own host, of its idle time: by kind and by call, with the chain of the longest piece."""
+
+from collections.abc import Callable
+from typing import Final, get_args
+
+import numpy as np
+
+from overlapscope.analysis.graph.chains import chain_of_span
+from overlapscope.analysis.graph.found_causes import HostLoss, LossKind
+from overlapscope.analysis.graph.host_calls import ALLOCATES, SILENCE_NS
+from overlapscope.analysis.graph.idle import (
+    BLOCKED_HOST,
+    BY_POLL,
+    DATA_LOADING,
+    DRAINED,
+    GARBAGE,
+    LAUNCH_BOUND,
+    LAUNCH_LATENCY,
+    RATE,
+    IdlePieces,
+)
+from overlapscope.analysis.graph.model import Graph, RankPart
+from overlapscope.timeline.columns import NONE, OPERATION, Flags, Ints, take
+from overlapscope.timeline.intervals import union
+from overlapscope.timeline.names import Codes, rows_named
+from overlapscope.timeline.rows import sum_by, values_in
+from overlapscope.timeline.run import RankTimeline
+
+KINDS: Final[tuple[LossKind, ...]] = get_args(LossKind)
+NO_LOSS: Final = -1
+LAUNCH_RATE, PAUSE, LOADING, GARBAGE_COLLECTION, ALLOCATION, BLOCKING_CALL, POLL = range(len(KINDS))
+MOST_CALLS: Final = 8
+"""Calls of a kind that are kept apart by name, the costliest; the others are left out."""
+MOST_LINKS: Final = 8
+NO_NAME: Final = -1
+
+
+def host_losses(
+    graph: Graph, part: RankPart, timeline: RankTimeline, idle: IdlePieces, shown: Ints
+) -> tuple[HostLoss, ...]:
+    """Return what a rank loses to its host; `idle` are its idle pieces, `shown` the binding edges of the graph."""
+    kind, name = _kinds(graph, part, timeline, idle)
+    found = []
+    for each in values_in(kind[kind != NO_LOSS]).tolist():
+        of_kind = np.flatnonzero(kind == each)
+        names = values_in(name[of_kind].astype(np.int64))
+        lost = sum_by(np.searchsorted(names, name[of_kind]), (idle.end_ns - idle.start_ns)[of_kind], names.size)
+        for code in names[np.argsort(-lost, kind="stable")[:MOST_CALLS]].tolist():
+            own = take(idle, of_kind[name[of_kind] == code])
+            found.append(_loss(graph, part, timeline, own, KINDS[each], timeline.name(code), shown))
+    return tuple(found)
+
+
+def _kinds(graph: Graph, part: RankPart, timeline: RankTimeline, idle: IdlePieces) -> tuple[Ints, Codes]:
+    """Return the kind of each piece (-1 where the host did not decide), and the name of its call (-1 without one)."""
+    cause, by = idle.cause, idle.blocker
+    name = np.append(part.call_name, np.int32(NO_NAME))[np.where(idle.call == NONE, -1, idle.call)]
+    marked = np.isin(by, (DATA_LOADING, GARBAGE))
+    blocked = np.isin(cause, (BLOCKED_HOST, DRAINED)) & ~marked
+
+    def calls(fits: Callable[[str], object]) -> Flags:
+        return blocked & rows_named(name, timeline.names, fits)
+
+    kind = np.full(cause.size, NO_LOSS, np.int64)
+    kind[np.isin(cause, (LAUNCH_BOUND, LAUNCH_LATENCY))] = LAUNCH_RATE
+    kind[(cause == LAUNCH_BOUND) & (idle.stretch > RATE)] = PAUSE
+    kind[blocked] = BLOCKING_CALL
+    kind[blocked & _woken_late(graph, part)[np.where(idle.call == NONE, -1, idle.call)]] = PAUSE
+    kind[calls(ALLOCATES.search)] = ALLOCATION
+    kind[calls(lambda called: "Launch" in called)] = LAUNCH_RATE
+    kind[blocked & (by == BY_POLL)] = POLL
+    kind[marked & (by == DATA_LOADING)] = LOADING
+    kind[marked & (by == GARBAGE)] = GARBAGE_COLLECTION
+    return kind, np.where(np.isin(kind, (ALLOCATION, BLOCKING_CALL)), name, np.int32(NO_NAME))
+
+
+def _woken_late(graph: Graph, part: RankPart) -> Flags:
+    """Return for each call, and last for none, whether it returned long after what it waited for had ended.
+
+    Then its thread had no core; without the call it would not have had one either.
+    """
+    time = graph.nodes.time_ns
+    ended = time[part.ends()][part.awaited] if part.spans else np.empty(0, np.int64)
+    return np.append((part.awaited >= 0) & (time[part.returns()] - ended >= SILENCE_NS), False)
+
+
+def _loss(
+    graph: Graph, part: RankPart, timeline: RankTimeline, own: IdlePieces, kind: LossKind, call: str | None, shown: Ints
+) -> HostLoss:
+    longest = int((own.end_ns - own.start_ns).argmax())
+    span = int(part.span_row[own.span[longest]])
+    by = int(own.call[longest])
+    return HostLoss(
+        kind=kind, call=call, op=None if by == NONE else _op_around(graph, part, timeline, by),
+        when=union((own.start_ns, own.end_ns)),
+        longest=(int(own.start_ns[longest]), int(own.end_ns[longest])),
+        chain=chain_of_span(graph, {part.rank: timeline}, part.rank, span, binding=shown, most=MOST_LINKS),
+    )  # fmt: skip
+
+
+def _op_around(graph: Graph, part: RankPart, timeline: RankTimeline, call: int) -> str | None:
+    """Return the innermost operation on a call's thread that contains it; the graph is that of the rank alone."""
+    host, time = timeline.host, graph.nodes.time_ns
+    begin, end = int(time[part.begins()][call]), int(time[part.returns()][call])
+    around = np.flatnonzero(
+        (host.kind == OPERATION) & (host.lane == part.call_lane[call]) & (host.start_ns <= begin) & (host.end_ns >= end)
+    )
+    return timeline.name(int(host.name[around[host.start_ns[around].argmax()]])) if around.size else None

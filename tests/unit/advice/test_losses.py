@@ -1,0 +1,316 @@
+"""Losses of a rank on its own: from host events, with the chain that shows them; and what was published elsewhere."""
+
+import json
+import re
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from overlapscope.advice.advise import RULES, advise, analyze_with_advice, by_rules
+from overlapscope.advice.losses.largest_loss import OF_EXPOSED, OF_IDLE
+from overlapscope.advice.published_effects import published_effects
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.graph.own_causes import own_causes
+from overlapscope.analysis.graph.rank_causes import rank_causes
+from overlapscope.analysis.rank_summary import summarize_ranks
+from overlapscope.analysis.result import Recommendation
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.report.formats import json as as_json
+from overlapscope.report.redact import redacted
+from overlapscope.report.text import advice as text
+from overlapscope.timeline.intervals import length, union
+from overlapscope.timeline.run import Group, Run
+from tests.conftest import ROOT, shared_file
+from tests.property.synthetic.evaluate_job_faults import analyzed
+from tests.property.synthetic.job_faults import draw
+from tests.support.graph_programs import Launch, Operation, Program, Simulated, Sync, Work, simulate
+from tests.support.step_cases import Kernel, Range, Sent
+from tests.unit.advice.test_advice_rules import always, fired
+from tests.unit.analysis.graph.test_oracle import programs
+
+US, MS = 1_000, 1_000_000
+STEPS = 12
+
+
+def advised(*program: Operation) -> dict[str, Recommendation]:
+    return fired(simulate({0: [Launch(0, 100 * US), *program]}).run)
+
+
+def repeated(*step: Operation) -> list[Operation]:
+    return [each for _ in range(STEPS) for each in step]
+
+
+def test_pauses_and_the_rate_of_launches_are_told_apart() -> None:
+    rate = advised(*repeated(Work(50 * US), Launch(0, 10 * US)))["launch_bound"]
+    pauses = advised(*repeated(Work(3_000 * US), Launch(0, 500 * US)))["launch_bound"]
+    assert (rate.evidence["pauses_ns"], pauses.evidence["launch_rate_ns"]) == (0, pytest.approx(4 * US * STEPS))
+    assert "one after the other" in rate.title
+    assert "host" not in rate.apply, "cores are no matter of the rate"
+    assert "in pauses of the host" in pauses.title
+    assert next(iter(pauses.apply)) == "host"
+
+
+def test_what_removing_a_synchronisation_saves_is_its_loss() -> None:
+    kernel, work = Launch(0, 1_000 * US), Work(300 * US)
+    found = advised(*repeated(kernel, Sync(), work))["blocking_calls"]
+    with_it, without = (
+        simulate({0: [Launch(0, 100 * US), *repeated(*step)]}).length_ns
+        for step in ([kernel, Sync(), work], [kernel, work])
+    )
+    assert found.loss_ns == pytest.approx(with_it - without, rel=0.1)
+    assert list(found.evidence["calls"]) == ["cudaDeviceSynchronize"]
+
+
+def test_a_thread_that_woke_late_had_no_core() -> None:
+    found = advised(*repeated(Launch(0, 1_000 * US), Sync(wake_ns=500 * US)))
+    assert found["launch_bound"].evidence["pauses_ns"] >= (STEPS - 1) * 490 * US
+    assert "blocking_calls" not in found
+
+
+def test_the_longest_piece_shows_the_loss_with_the_chain_that_led_to_it() -> None:
+    simulated = simulate({0: [Launch(0, 100 * US), Work(700 * US), Launch(0, 10 * US), Work(3_000 * US), Launch(0, 9)]})
+    shown = fired(simulated.run)["launch_bound"].shown_by
+    assert shown
+    assert shown.end_ns - shown.start_ns == pytest.approx(3_000 * US, abs=20 * US)
+    assert [link.kind for link in shown.chain][:2] == ["launch", "host"]
+    starts = simulated.rank.spans.start_ns.tolist()
+    assert shown.start_ns in simulated.rank.spans.end_ns.tolist()
+    assert any(shown.end_ns <= start <= shown.end_ns + 10 * US for start in starts)
+
+
+OF_HOST = ("launch_bound", "launch_latency", "blocked_host", "drained")
+
+
+@settings(max_examples=50)
+@given(programs)
+def test_host_losses_are_disjoint_and_add_up_to_the_causes_of_the_host(program: Program) -> None:
+    found = own_causes(simulate({0: program}).rank)
+    if found.idle is None:
+        return
+    times = [each.when for each in found.host_losses]
+    assert sum(map(length, times)) == length(union(*times)) == sum(length(found.idle[name]) for name in OF_HOST)
+    for each in found.host_losses:
+        assert each.longest[1] - each.longest[0] <= length(each.when)
+        assert each.longest in zip(each.when.starts.tolist(), each.when.ends.tolist(), strict=True) or each.chain
+
+
+@pytest.mark.parametrize(
+    ("path", "kinds"),
+    [
+        ("kineto/kineto_tb_resnet50_nw0_pt1.8.pt.trace.json.gz", {"data_loading": 183.673}),
+        ("kineto/tracelens_b200_eager.json.gz", {}),
+    ],
+)
+def test_losses_of_real_traces_add_up_to_the_causes_of_the_host(path: str, kinds: dict[str, float]) -> None:
+    (timeline,) = read_inputs([shared_file(path)]).ranks.values()
+    found = rank_causes(timeline)
+    assert found.idle is not None
+    of_host = sum(length(found.idle[name]) for name in OF_HOST)
+    assert sum(length(each.when) for each in found.host_losses) == of_host
+    for kind, ms in kinds.items():  # by hand, from raw events: tests/truth
+        assert sum(length(each.when) for each in found.host_losses if each.kind == kind) / MS == pytest.approx(ms)
+
+
+# --- the largest loss ------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_loss_is_named_where_no_rule_addresses_it() -> None:
+    exposed = fired(always(Kernel(start=0, end=300), Sent(start=310, end=900, launch=5), Kernel(start=901, end=990)))
+    assert next(iter(exposed)) == "exposed_communication"
+    assert exposed["exposed_communication"].loss_ns == 590 * US
+    assert exposed["exposed_communication"].gain_high_ns is None, "nothing says that any of it can be saved"
+
+
+def test_a_loss_that_is_addressed_is_not_named_twice() -> None:
+    found = fired(always(Kernel(start=0, end=400), Kernel(start=700, end=990, launch=699)))
+    assert set(found) == {"launch_bound"}
+
+
+def test_recommendations_stand_by_loss_on_every_real_trace() -> None:
+    for path in ("kineto/a100_rank3of8_six_steps.json.gz", "kineto/megatron_tp8", "gloo_torch2.13"):
+        run = read_inputs([shared_file(path)])
+        together = match_and_align(run)
+        losses = [each.loss_ns or 0 for each in by_rules(run, analyze(run, together), together)]
+        assert losses == sorted(losses, reverse=True)
+
+
+def test_the_ids_that_address_a_loss_have_pages() -> None:
+    pages = {page.stem for page in (ROOT / "docs" / "advice").glob("[a-z]*.md")}
+    assert OF_EXPOSED | (OF_IDLE - {"shared_cores"}) <= pages
+    assert {rule.__name__ for rule in RULES} - {"interference"} <= pages
+
+
+# --- the shape of a step, tensor and expert parallelism --------------------------------------------------------------
+
+COMPUTED = (Kernel(start=0, end=300), Kernel(start=901, end=990, launch=2))
+
+
+def test_tensor_parallel_calls_are_counted_once_however_many_groups_make_them() -> None:
+    call = Sent(start=301, end=500, launch=1, dimension="tensor")
+    found = fired(always(*COMPUTED, call))["tensor_parallel"]
+    assert found.loss_ns == 199 * US
+    assert "each of a whole activation" in found.title
+    pair = [msgspec.structs.replace(call, group=name) for name in ("g", "h")]
+    twice = always(*COMPUTED, pair[0], msgspec.structs.replace(pair[1], start=501, end=600))
+    assert fired(twice)["tensor_parallel"].loss_ns == 298 * US, "a rank in both groups"
+    groups = tuple(Group(name=name, size=1, ranks=(rank,)) for rank, name in enumerate("gh"))
+    apart = msgspec.structs.replace(twice, groups=groups)
+    assert fired(apart)["tensor_parallel"].loss_ns == pytest.approx((199 + 99) / 2 * US), "a rank in one of them"
+    gathers = always(*COMPUTED, msgspec.structs.replace(call, op="all_gather"))
+    assert "--sequence-parallel" not in fired(gathers)["tensor_parallel"].apply["torch"]
+
+
+def test_the_exchange_between_experts_is_known_by_its_dimension_or_its_kernels() -> None:
+    for more in ({"op": "all_to_all", "dimension": "expert"}, {"op": "dispatch"}):
+        found = fired(always(*COMPUTED, Sent(start=301, end=800, launch=1, **more)))  # type: ignore[arg-type]
+        assert found["expert_parallel"].loss_ns == 499 * US
+    embeddings = fired(always(*COMPUTED, Sent(start=301, end=800, launch=1, op="all_to_all")))
+    assert "expert_parallel" not in embeddings
+
+
+def test_a_giant_all_reduce_is_to_be_split() -> None:
+    giant = Sent(start=301, end=900, launch=1, size_bytes=2 << 30)
+    found = fired(always(*COMPUTED, giant))
+    assert found["split_all_reduce"].loss_ns == 599 * US
+    assert "exposed_communication" not in found
+    assert "split_all_reduce" not in fired(always(*COMPUTED, msgspec.structs.replace(giant, size_bytes=1 << 30)))
+
+
+def test_overlap_that_was_asked_for_and_is_not_there_is_named() -> None:
+    ddp = Range(name="DistributedDataParallel.forward", start=1, end=2)
+    call = Sent(start=301, end=900, launch=1)
+    assert fired(always(*COMPUTED, call, ddp))["overlap_without_effect"].loss_ns == 599 * US
+    assert "overlap_without_effect" not in fired(always(*COMPUTED, call)), "nothing says that it was asked for"
+    beside = msgspec.structs.replace(call, start=250)
+    assert "overlap_without_effect" not in fired(always(*COMPUTED, beside, ddp))
+
+
+def test_a_step_with_next_to_no_compute_needs_more_of_it() -> None:
+    little = (Kernel(start=0, end=40), Kernel(start=950, end=990, launch=949))
+    assert "little_compute" in fired(always(*little))
+    assert "little_compute" not in fired(always(*COMPUTED))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("offload_copies", "copies_on_compute_stream"), ("allocator_churn", "allocator_churn")]
+)
+def test_a_generated_job_gets_the_advice_for_its_fault_first_and_its_twin_gets_none(kind: str, expected: str) -> None:
+    planted = draw(kind, 3)
+    said, healthy = analyzed(planted.job).recommendations, analyzed(planted.healthy).recommendations
+    assert said[0].id == expected
+    assert said[0].shown_by
+    assert expected not in {each.id for each in healthy}
+
+
+# --- CPU runs --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_a_device_is_spoken_of_without_launches() -> None:
+    analysis = analyze_with_advice(read_inputs([shared_file("gloo_torch2.13")]))
+    assert not analysis.run.has_device
+    from overlapscope.report.text import analysis as analysis_text  # noqa: PLC0415 - the module's name is taken
+
+    said = analysis_text.idle_text(analysis)
+    assert "the host had not come to it" in said
+    assert not re.search("launch", said, re.I)
+
+
+# --- published effects -----------------------------------------------------------------------------------------------
+
+
+def test_every_published_effect_has_a_source_a_condition_and_both_values() -> None:
+    effects = [each for found in published_effects().values() for each in found]
+    assert len(effects) > 30
+    for each in effects:
+        assert re.fullmatch(r"https://[\w.-]+/\S+", each.source), each
+        assert each.condition.strip(), each
+        assert each.metric.strip(), each
+        assert each.before > 0, each
+        assert each.after > 0, each
+        ratio = each.after / each.before
+        assert min(abs(ratio - 1 - each.gain), abs(1 / ratio - 1 - each.gain)) < 0.001, each
+    assert min(each.gain for each in effects) < -0.1, "losses are listed like gains"
+    assert set(published_effects()) <= {page.stem for page in (ROOT / "docs" / "advice").glob("*.md")}
+
+
+def test_they_are_quoted_with_range_and_conditions_and_as_no_prediction() -> None:
+    late = fired(always(Kernel(start=0, end=400), Kernel(start=700, end=990, launch=699)))["launch_bound"]
+    said = text.render([late], [])
+    (line,) = [each for each in said.splitlines() if "elsewhere:" in each]
+    assert "no prediction for this one" in line
+    assert "-2% throughput" in line
+    assert "16 H100" in line
+    assert late.predicted_gain_ns is None
+
+
+# --- redaction -------------------------------------------------------------------------------------------------------
+
+
+def test_names_in_what_shows_a_loss_are_hidden_and_those_of_the_runtime_stay() -> None:
+    secret = "alices_secret_kernel"
+    analysis = analyze_with_advice(_named(simulate({0: [Launch(0, 100 * US), Work(900 * US), Launch(0, 9)]}), secret))
+    (late,) = [each for each in analysis.recommendations if each.id == "launch_bound"]
+    assert late.shown_by
+    assert secret in as_json.render(analysis)
+    hidden = redacted(analysis)
+    shown = json.loads(as_json.render(hidden))["recommendations"][0]
+    assert secret not in as_json.render(hidden)
+    assert shown["id"] == "launch_bound"
+    assert shown["shown_by"]["start_ns"] == late.shown_by.start_ns
+    assert [each["kind"] for each in shown["shown_by"]["chain"]] == [each.kind for each in late.shown_by.chain]
+    assert set(shown["evidence"]) == set(late.evidence)
+
+
+def _named(simulated: Simulated, name: str) -> Run:
+    from msgspec.structs import replace  # noqa: PLC0415
+
+    timeline = simulated.rank
+    names = tuple(name if each not in ("cudaLaunchKernel",) else each for each in timeline.names)
+    return replace(simulated.run, ranks={0: replace(timeline, names=names)})
+
+
+def test_summaries_keep_losses_of_every_rank() -> None:
+    run = read_inputs([shared_file("kineto/megatron_tp8")])
+    kinds: Sequence[set[str]] = [{each.kind for each in own.host_losses} for own in summarize_ranks(run).values()]
+    assert all("pause" in each for each in kinds)
+
+
+# --- gains by replay -------------------------------------------------------------------------------------------------
+
+
+def replayed(path: Sequence[Operation]) -> Recommendation:
+    run = simulate({0: [Launch(0, 100 * US), *path]}).run
+    together = match_and_align(run)
+    return advise(run, analyze(run, together), together)[0][0]
+
+
+def test_the_bound_by_replay_is_what_the_program_gains_without_the_loss() -> None:
+    kernel, work = Launch(0, 1_000 * US), Work(300 * US)
+    found = replayed(repeated(kernel, Sync(), work))
+    with_it, without = (
+        simulate({0: [Launch(0, 100 * US), *repeated(*step)]}).length_ns
+        for step in ([kernel, Sync(), work], [kernel, work])
+    )
+    assert found.id == "blocking_calls"
+    assert found.gain_high_ns == found.evidence["replayed_gain_ns"] == pytest.approx(with_it - without, rel=0.02)
+    assert found.predicted_gain_ns is None, "what never bound in the recording may bind then"
+
+
+def test_the_bound_of_launches_is_a_host_that_takes_no_time() -> None:
+    found = replayed(repeated(Work(3_000 * US), Launch(0, 500 * US)))
+    taken, instant = (
+        simulate({0: [Launch(0, 100 * US), *repeated(Work(work), Launch(0, 500 * US))]}).length_ns
+        for work in (3_000 * US, 0)
+    )
+    assert found.id == "launch_bound"
+    assert found.gain_high_ns == pytest.approx(taken - instant, rel=0.02)
+
+
+def test_a_graph_that_may_not_answer_leaves_the_bound_of_the_times() -> None:
+    run = read_inputs([shared_file("kineto/sampled_pair")])
+    together = match_and_align(run)
+    given, _ = advise(run, analyze(run, together), together)
+    assert all("replayed_gain_ns" not in each.evidence for each in given)
