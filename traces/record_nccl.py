@@ -23,7 +23,7 @@ ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))  # the job is the one that the tests run
 
 from overlapscope.gpu_check.kept_files import clean_log, clean_trace  # noqa: E402 - behind the path
-from tests.integration.training_gpu import environment  # noqa: E402 - behind the path
+from tests.integration.jobs.training_gpu import environment  # noqa: E402 - behind the path
 
 RUNS = {
     "ddp": "2 ranks, DDP over NCCL sockets, 4 layers of 1024 x 1024, buckets of 5 MiB, 3 steps",
@@ -40,7 +40,7 @@ def train(scenario: str, folder: Path) -> None:
         command = [
             sys.executable,
             "-m",
-            "tests.integration.training_gpu",
+            "tests.integration.jobs.training_gpu",
             scenario,
             str(rank),
             "2",

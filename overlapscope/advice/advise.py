@@ -99,7 +99,7 @@ def by_rules(
         for other in others if named in found else ():
             found.pop(other, None)
     every = list(found.values())
-    most = largest_loss(given, every)
+    most = None if "shared_cores" in found else largest_loss(given, every)  # its waiting and idle time have that cause
     return _finished([*every, most] if most else every, given.job)
 
 

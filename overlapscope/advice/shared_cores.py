@@ -36,6 +36,7 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
         },
         verify=VERIFY,
         per="recording",
+        loss_ns=gain,
         evidence=evidence,
         measured=[
             "how many hosts ran and paused at each moment, from the calls of all hosts"

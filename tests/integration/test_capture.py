@@ -40,7 +40,7 @@ def train(
     mode: str = "events",
     runs: list[Path] | None = None,
     terminate: int | None = None,
-    module: str = "tests.integration.training",
+    module: str = "tests.integration.jobs.training",
 ) -> Trained:
     """Run one scenario of training.py (or another module) on `world` processes, each with its run directory.
 

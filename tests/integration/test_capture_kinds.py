@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
 
 
 def train(scenario: str, folder: Path, mode: str = "events", world: int = 2) -> Trained:
-    return passed(train_in(scenario, folder, mode=mode, world=world, module="tests.integration.training_kinds"))
+    return passed(train_in(scenario, folder, mode=mode, world=world, module="tests.integration.jobs.training_kinds"))
 
 
 def runs(folder: Path) -> dict[str, LoadedRun]:
@@ -150,7 +150,7 @@ def test_collectives_of_two_groups_at_once_are_kept_apart_and_right(tmp_path: Pa
 
 
 def test_a_rank_that_ends_early_keeps_its_steps_and_nobody_waits_for_it(tmp_path: Path) -> None:
-    trained = train_in("ends_early", tmp_path, module="tests.integration.training_kinds")
+    trained = train_in("ends_early", tmp_path, module="tests.integration.jobs.training_kinds")
     assert trained.codes == [0, 0], trained.output
     assert "events of 2 of 2 ranks" in trained.output[0]
     run = overlapscope.load(tmp_path / "run")

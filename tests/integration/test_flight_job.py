@@ -33,7 +33,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
         (folder / "dumps").mkdir()
         job = start(
             [
-                ["-m", "tests.integration.flight_job", scenario, str(rank), str(WORLD), str(folder / "store"),
+                ["-m", "tests.integration.jobs.flight_job", scenario, str(rank), str(WORLD), str(folder / "store"),
                  str(folder / "dumps" / "fr_")]
                 for rank in range(WORLD)
             ],
@@ -103,7 +103,7 @@ def test_the_rank_that_does_not_enter_the_last_collective_is_named(recorded: Any
     raw = [json.loads((folder / f"fr_{rank}.json").read_text(encoding="utf-8")) for rank in range(WORLD)]
     made = [sum(each["process_group"][0] == "0" for each in dump["entries"]) for dump in raw]
     assert made == [11, 11, 10]
-    for form, called in (("", "tests/integration/flight_job.py"), (".json", None)):
+    for form, called in (("", "tests/integration/jobs/flight_job.py"), (".json", None)):
         (finding,) = analyze(read(folder, form)).findings
         assert finding.id == "desync:missing:0:11"
         assert finding.evidence["missing_ranks"] == [2]

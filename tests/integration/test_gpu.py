@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 
-from tests.integration.training_gpu import environment  # noqa: E402 - behind the check for torch
+from tests.integration.jobs.training_gpu import environment  # noqa: E402 - behind the check for torch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,12 +31,12 @@ both_modes = pytest.mark.parametrize("mode", ["events", "trace"])
 
 
 def train(scenario: str, folder: Path, *, world: int = 1, mode: str = "events") -> list[dict[str, Any]]:
-    """Run one scenario of tests/integration/training_gpu.py on `world` processes; give what each of them says."""
+    """Run one scenario of tests/integration/jobs/training_gpu.py on `world` processes; give what each of them says."""
     processes, outs = [], []
     for rank in range(world):
         out = folder / f"out-{scenario}-{mode}-{rank}.json"
         outs.append(out)
-        command = [sys.executable, "-m", "tests.integration.training_gpu", scenario, str(rank), str(world)]
+        command = [sys.executable, "-m", "tests.integration.jobs.training_gpu", scenario, str(rank), str(world)]
         command += [str(folder / f"store-{scenario}-{mode}"), str(folder / "run"), mode, str(out)]
         log = folder / f"nccl.{rank}.log"
         processes.append(
@@ -143,7 +143,7 @@ def test_nsight_systems_sees_our_ranges(tmp_path: Path) -> None:
     if nsys is None:
         pytest.skip("nsys (Nsight Systems) is not installed")
     command = [nsys, "profile", "-t", "nvtx", "-s", "none", "--export", "sqlite", "-o", str(tmp_path / "report")]
-    command += [sys.executable, "-m", "tests.integration.training_gpu", "alone", "0", "1", str(tmp_path / "store")]
+    command += [sys.executable, "-m", "tests.integration.jobs.training_gpu", "alone", "0", "1", str(tmp_path / "store")]
     command += [str(tmp_path / "run"), "events", str(tmp_path / "out.json")]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(0), capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS

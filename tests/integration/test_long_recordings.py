@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import overlapscope
-from tests.integration.long_job import FLUSH_SECONDS
+from tests.integration.jobs.long_job import FLUSH_SECONDS
 
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 
@@ -51,7 +51,9 @@ def warnings_of(run: Path) -> str:
 def test_a_recording_killed_at_any_moment_lacks_at_most_the_last_minute(tries: int, tmp_path: Path) -> None:
     chosen = random.Random()
     seconds = [f"{chosen.uniform(1.9, 4) * FLUSH_SECONDS:.3f}" for _ in range(tries)]
-    subprocess.run([sys.executable, "-m", "tests.integration.long_job", tmp_path, *seconds], check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-m", "tests.integration.jobs.long_job", tmp_path, *seconds], check=True, timeout=120
+    )
     for number, lasted in enumerate(seconds):
         run = tmp_path / f"run{number}"
         steps = [line.split() for line in run.with_suffix(".steps").read_text().splitlines()]
@@ -231,7 +233,7 @@ def test_impossible_settings_are_refused(options: dict[str, Any], message: str, 
 
 @pytest.mark.long
 def test_memory_does_not_grow_with_steps(tmp_path: Path) -> None:
-    script = "from tests.integration.long_job import many; import sys; many(sys.argv[1])"
+    script = "from tests.integration.jobs.long_job import many; import sys; many(sys.argv[1])"
     ended = subprocess.run(
         [sys.executable, "-c", script, tmp_path / "run"], check=True, capture_output=True, text=True, timeout=1200
     )

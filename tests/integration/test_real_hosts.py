@@ -63,7 +63,7 @@ def needs(package: str) -> None:
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_real_hosts_training_is_recorded_as_it_ran(host: str, tmp_path: Path) -> None:
     needs(HOSTS[host])
-    torchrun("-m", "tests.integration.training_hosts", host, str(tmp_path))
+    torchrun("-m", "tests.integration.jobs.training_hosts", host, str(tmp_path))
     said = [json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(WORLD)]
     for mode in MODES[1:]:
         check_steps_are_the_hosts_own_and_add_up(said, tmp_path, mode)

@@ -31,7 +31,7 @@ def test_r3_r4_exposed_time_is_what_the_jobs_own_timer_says(job: str, mode: str,
     """In events also: or it lies in the interval that is stated, where a thread partly computed."""
     if job == "fsdp2":
         needs_fsdp2_without_cuda()
-    results = passed(train(job, tmp_path, mode=mode, module="tests.integration.training_timed")).results
+    results = passed(train(job, tmp_path, mode=mode, module="tests.integration.jobs.training_timed")).results
     run = overlapscope.load(tmp_path / "run")
     for rank in run.analysis().ranks:
         result = results[rank.rank]
@@ -50,7 +50,7 @@ def test_r3_r4_exposed_time_is_what_the_jobs_own_timer_says(job: str, mode: str,
 
 def test_timed_jobs_end_with_the_same_bits_with_and_without_us(tmp_path: Path) -> None:
     needs_fsdp2_without_cuda()
-    for result in passed(train("bits", tmp_path, module="tests.integration.training_timed")).results:
+    for result in passed(train("bits", tmp_path, module="tests.integration.jobs.training_timed")).results:
         assert result
         assert {job: len(set(digests)) for job, digests in result.items()} == dict.fromkeys(result, 1)
         assert len(result) == 4

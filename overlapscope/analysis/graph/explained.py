@@ -20,7 +20,7 @@ from overlapscope.analysis.graph.answers import (
     ranks_of_graph,
 )
 from overlapscope.analysis.graph.bounds import whole_bounds
-from overlapscope.analysis.graph.build import graph_too_large, run_graph
+from overlapscope.analysis.graph.building.build import graph_too_large, run_graph
 from overlapscope.analysis.graph.chains import MOST_LINKS, chain_of_span, span_of_moment
 from overlapscope.analysis.graph.model import Graph, RankPart
 from overlapscope.analysis.graph.self_test import self_test

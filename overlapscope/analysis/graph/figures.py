@@ -9,7 +9,7 @@ import numpy as np
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.answers import SelfTest
 from overlapscope.analysis.graph.bounds import Bounds, job_bounds, step_bounds, whole_bounds
-from overlapscope.analysis.graph.build import graph_too_large, run_graph
+from overlapscope.analysis.graph.building.build import graph_too_large, run_graph
 from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, ExposedPieces, exposed_pieces
 from overlapscope.analysis.graph.idle import BLOCKERS, BY_CALL, IDLE_CAUSES, STRETCHES, IdlePieces, idle_pieces
 from overlapscope.analysis.graph.model import Graph, RankPart

@@ -5,9 +5,9 @@ from typing import Final, get_args
 
 import numpy as np
 
+from overlapscope.analysis.graph.building.host_calls import ALLOCATES, SILENCE_NS
 from overlapscope.analysis.graph.chains import chain_of_span
 from overlapscope.analysis.graph.found_causes import HostLoss, LossKind
-from overlapscope.analysis.graph.host_calls import ALLOCATES, SILENCE_NS
 from overlapscope.analysis.graph.idle import (
     BLOCKED_HOST,
     BY_POLL,

@@ -7,8 +7,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.common import cause_table
-from overlapscope.analysis.graph.host_calls import CALL_TAKES_NS, SILENCE_NS
-from overlapscope.analysis.graph.host_waits import POLL_WITHIN_NS
+from overlapscope.analysis.graph.building.host_calls import CALL_TAKES_NS, SILENCE_NS
+from overlapscope.analysis.graph.building.host_waits import POLL_WITHIN_NS
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
     CALL,

@@ -21,7 +21,7 @@ from overlapscope.analysis.graph.answers import (
     Swap,
 )
 from overlapscope.analysis.graph.bounds import Bounds, job_bounds, step_runs, whole_bounds
-from overlapscope.analysis.graph.build import graph_too_large, run_graph
+from overlapscope.analysis.graph.building.build import graph_too_large, run_graph
 from overlapscope.analysis.graph.model import BEGINS, NO_GAP, Graph, RankPart
 from overlapscope.analysis.graph.removal import with_work_of
 from overlapscope.analysis.graph.replay import replay_part, run_edges

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.graph.answers import HIDDEN_WAITS, UNKNOWN
-from overlapscope.analysis.graph.build import rank_graph
+from overlapscope.analysis.graph.building.build import rank_graph
 from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, ExposedPieces, exposed_pieces
 from overlapscope.analysis.graph.found_causes import HostLoss, OwnCauses
 from overlapscope.analysis.graph.host_losses import host_losses

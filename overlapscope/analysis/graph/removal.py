@@ -16,7 +16,7 @@ from overlapscope.analysis.common.cause_table import NoRemoval
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.answers import HIDDEN_WAITS, REPLAY, REPLAY_WITHIN, UNKNOWN
 from overlapscope.analysis.graph.bounds import Bounds, whole_bounds
-from overlapscope.analysis.graph.build import run_graph
+from overlapscope.analysis.graph.building.build import run_graph
 from overlapscope.analysis.graph.model import (
     CALL,
     HAND_OVER,

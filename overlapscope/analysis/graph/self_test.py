@@ -21,7 +21,7 @@ from overlapscope.analysis.graph.answers import (
     Swap,
 )
 from overlapscope.analysis.graph.bounds import Bounds, whole_bounds
-from overlapscope.analysis.graph.host_calls import SILENCE_NS
+from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.model import (
     HOST_EDGES,
     HOST_STRETCH,

@@ -24,7 +24,7 @@ from overlapscope.analysis.graph.answers import (
     ranks_of_graph,
 )
 from overlapscope.analysis.graph.bounds import Bounds, JobWindow, job_windows, whole_bounds, window_bounds
-from overlapscope.analysis.graph.build import graph_too_large, run_graph
+from overlapscope.analysis.graph.building.build import graph_too_large, run_graph
 from overlapscope.analysis.graph.explained import longest_loss
 from overlapscope.analysis.graph.model import Graph
 from overlapscope.analysis.graph.path_segments import Segments, segments_of

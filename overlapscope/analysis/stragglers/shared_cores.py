@@ -15,7 +15,7 @@ import numpy as np
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
-from overlapscope.analysis.graph.host_calls import ALLOCATES, SILENCE_NS, SYNCHRONIZES
+from overlapscope.analysis.graph.building.host_calls import ALLOCATES, SILENCE_NS, SYNCHRONIZES
 from overlapscope.analysis.graph.self_test import DRAINED_WITHIN_NS
 from overlapscope.analysis.stragglers.host_cause import QUEUED, fetching, reading_series
 from overlapscope.timeline.columns import COPY, NONE, Flags, Ints

@@ -22,7 +22,7 @@ from overlapscope.report.perfetto.export import ExportSelection, PerfettoTrace
 from overlapscope.timeline.columns import COMM, NONE, Telemetry, make
 from overlapscope.timeline.run import Run
 from tests.conftest import ROOT, shared_file
-from tests.integration.dag_job import Job, Kernel, run_of
+from tests.integration.jobs.dag_job import Job, Kernel, run_of
 from tests.support.builders import full_timeline
 from tests.support.commands import stdout_of
 from tests.support.writers.kineto import MS, distributed, training, write

@@ -78,7 +78,7 @@ def test_a_device_without_host_events_loads_no_graph_and_says_so() -> None:
         "work = [{'name': 'k', 'start_ns': at, 'end_ns': at + 10} for at in (0, 50)];"
         "found = analyze(Run(world_size=1, ranks={0: rank_timeline(work=work)}));"
         "print(idle_text(found)); print(found.critical_path.reason);"
-        "print('overlapscope.analysis.graph.build' in sys.modules)"
+        "print('overlapscope.analysis.graph.building.build' in sys.modules)"
     )
     command = [sys.executable, "-c", code]
     lines = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout.splitlines()

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.graph.build import rank_graph
+from overlapscope.analysis.graph.building.build import rank_graph
 from overlapscope.analysis.graph.chains import chain_of_moment, chain_of_span
 from overlapscope.analysis.graph.figures import graph_figures
 from overlapscope.analysis.graph.replay import replay

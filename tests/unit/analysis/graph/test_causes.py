@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.graph import build
-from overlapscope.analysis.graph.build import graph_too_large, rank_graph, run_graph
+from overlapscope.analysis.graph.building import build
+from overlapscope.analysis.graph.building.build import graph_too_large, rank_graph, run_graph
 from overlapscope.analysis.graph.exposed import exposed_pieces
 from overlapscope.analysis.graph.figures import RankFigures, graph_figures
 from overlapscope.analysis.graph.idle import DRAINED, IDLE_CAUSES, LAUNCH_BOUND, idle_pieces

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.graph.build import rank_graph
+from overlapscope.analysis.graph.building.build import rank_graph
 from overlapscope.analysis.graph.figures import GraphFigures, graph_figures
 from overlapscope.analysis.graph.model import EDGE_KINDS, Graph
 from overlapscope.ingest.read_run import read_inputs

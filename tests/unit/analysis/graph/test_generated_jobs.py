@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.bounds import whole_bounds
-from overlapscope.analysis.graph.build import rank_graph
+from overlapscope.analysis.graph.building.build import rank_graph
 from overlapscope.analysis.graph.job_replay import JobReplay, job_replay
 from overlapscope.analysis.graph.model import RUN_COMM, RUN_COMPUTE, Graph
 from overlapscope.analysis.graph.scenarios import Change, capped_pauses, earlier_launches, outcome, scaled_edges

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.answers import UNKNOWN, Swap
 from overlapscope.analysis.graph.bounds import job_bounds
-from overlapscope.analysis.graph.build import run_graph
+from overlapscope.analysis.graph.building.build import run_graph
 from overlapscope.analysis.graph.figures import graph_figures
 from overlapscope.analysis.graph.job_replay import NO_DEVICE, NO_HOST_EVENTS, WHY_NOT, JobReplay, job_replay
 from overlapscope.analysis.graph.model import OWN_NS

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.bounds import whole_bounds
-from overlapscope.analysis.graph.build import rank_graph, run_graph
+from overlapscope.analysis.graph.building.build import rank_graph, run_graph
 from overlapscope.analysis.graph.gains import shortening_gains
 from overlapscope.analysis.graph.model import (
     BEGINS,

@@ -8,7 +8,7 @@ import pytest
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.answers import REPLAY, REPLAY_WITHIN
 from overlapscope.analysis.graph.bounds import step_bounds, whole_bounds
-from overlapscope.analysis.graph.build import run_graph
+from overlapscope.analysis.graph.building.build import run_graph
 from overlapscope.analysis.graph.chains import chain_of_moment
 from overlapscope.analysis.graph.figures import GraphFigures, causes_within, graph_figures
 from overlapscope.analysis.graph.gains import shortening_gains

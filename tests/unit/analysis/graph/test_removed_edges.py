@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlapscope.analysis.graph import build, device_waits, host_calls
 from overlapscope.analysis.graph.answers import SelfTest
 from overlapscope.analysis.graph.bounds import step_bounds, whole_bounds
-from overlapscope.analysis.graph.build import rank_graph
-from overlapscope.analysis.graph.host_waits import HostWaits
+from overlapscope.analysis.graph.building import build, device_waits, host_calls
+from overlapscope.analysis.graph.building.build import rank_graph
+from overlapscope.analysis.graph.building.host_waits import HostWaits
 from overlapscope.analysis.graph.model import LAUNCH
 from overlapscope.analysis.graph.self_test import self_test
 from overlapscope.analysis.graph.walk import critical_path

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from overlapscope.analysis.graph.bounds import whole_bounds
-from overlapscope.analysis.graph.build import rank_graph
+from overlapscope.analysis.graph.building.build import rank_graph
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
     CALL,

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 import overlapscope
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.graph import build
 from overlapscope.analysis.graph.answers import CriticalPath, StepPath
+from overlapscope.analysis.graph.building import build
 from overlapscope.analysis.graph.model import OWN_NS
 from overlapscope.analysis.graph.step_paths import MOST_STEPS, FollowedPath, follow_paths
 from overlapscope.analysis.graph.walk import PARTS
@@ -25,7 +25,7 @@ from overlapscope.report.text import analysis as shown
 from overlapscope.timeline.columns import COMM, COMPUTE, Steps, make
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import ROOT, shared_file
-from tests.integration.dag_job import (
+from tests.integration.jobs.dag_job import (
     COMPUTE_LANE,
     FIRST_COMM_LANE,
     Job,

@@ -1,6 +1,6 @@
 """One rank of a real job over gloo that dumps its flight recorder in both forms, for the tests.
 
-    python -m tests.integration.flight_job SCENARIO RANK WORLD_SIZE STORE PREFIX
+    python -m tests.integration.jobs.flight_job SCENARIO RANK WORLD_SIZE STORE PREFIX
 
 Writes PREFIX<rank> (pickle, as torch names them) and PREFIX<rank>.json, and ends without a word: a rank that waits in
 a collective for ever could not be taken down in order.

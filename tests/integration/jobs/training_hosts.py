@@ -1,6 +1,6 @@
 """One rank of a training inside a real framework, started by torchrun.
 
-    python -m torch.distributed.run ... -m tests.integration.training_hosts HOST FOLDER
+    python -m torch.distributed.run ... -m tests.integration.jobs.training_hosts HOST FOLDER
 
 Trains three times from the same start: without us, and recorded in both modes into FOLDER/events and FOLDER/trace; then
 writes what the host itself knows to FOLDER/RANK.json.

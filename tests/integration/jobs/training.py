@@ -1,6 +1,6 @@
 """One rank of a real training, for the tests of capture.
 
-    python -m tests.integration.training SCENARIO RANK WORLD_SIZE STORE RUN MODE OUT
+    python -m tests.integration.jobs.training SCENARIO RANK WORLD_SIZE STORE RUN MODE OUT
 
 Writes what the test asks about to OUT, as JSON.
 """

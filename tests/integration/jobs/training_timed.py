@@ -1,4 +1,4 @@
-"""One rank of a training that times its own exposed communication; called as `tests.integration.training` is.
+"""One rank of a training that times its own exposed communication; called as `tests.integration.jobs.training` is.
 
 Of each job both modes are asked for what the job's own timer says: how long its training thread stood, in calls and in
 waits, while a transfer was under way.
@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 
 from overlapscope.timeline.intervals import intersection, length, union
-from tests.integration.training import MODE, WORLD, digest, main, profiled, step_of
+from tests.integration.jobs.training import MODE, WORLD, digest, main, profiled, step_of
 
 STEPS = 8
 ALL_REDUCE = dist.all_reduce

@@ -8,10 +8,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
-from overlapscope.analysis.graph.cpu_waits import cpu_waits
-from overlapscope.analysis.graph.device_waits import device_waits
-from overlapscope.analysis.graph.host_calls import host_calls, program_order
-from overlapscope.analysis.graph.host_waits import host_waits, polled_spans
+from overlapscope.analysis.graph.building.cpu_waits import cpu_waits
+from overlapscope.analysis.graph.building.device_waits import device_waits
+from overlapscope.analysis.graph.building.host_calls import host_calls, program_order
+from overlapscope.analysis.graph.building.host_waits import host_waits, polled_spans
 from overlapscope.analysis.graph.model import (
     ARRIVE,
     INFERRED,

@@ -5,8 +5,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.graph.host_calls import HostCalls
-from overlapscope.analysis.graph.host_waits import begins_by_correlation
+from overlapscope.analysis.graph.building.host_calls import HostCalls
+from overlapscope.analysis.graph.building.host_waits import begins_by_correlation
 from overlapscope.analysis.graph.model import (
     EVENT,
     FIRST_OF_LANE,

@@ -9,8 +9,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.graph.device_waits import before_on_lane
-from overlapscope.analysis.graph.host_calls import CALL_TAKES_NS, SILENCE_NS
+from overlapscope.analysis.graph.building.device_waits import before_on_lane
+from overlapscope.analysis.graph.building.host_calls import CALL_TAKES_NS, SILENCE_NS
 from overlapscope.analysis.graph.model import (
     HAND_OVER,
     HOST_STRETCH,

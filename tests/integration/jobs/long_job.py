@@ -1,6 +1,6 @@
 """Recordings that are killed, for the tests of long recordings: real processes, forked from one that has loaded torch.
 
-    python -m tests.integration.long_job FOLDER SECONDS... (each at which a recording is killed)
+    python -m tests.integration.jobs.long_job FOLDER SECONDS... (each at which a recording is killed)
 
 Each recording writes to FOLDER/runN; FOLDER/runN.steps has a line for each step that ended, with its time.
 """

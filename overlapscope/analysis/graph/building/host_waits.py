@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.graph.host_calls import SILENCE_NS, HostCalls
+from overlapscope.analysis.graph.building.host_calls import SILENCE_NS, HostCalls
 from overlapscope.timeline.columns import (
     CONTEXT_SYNC,
     COPY,

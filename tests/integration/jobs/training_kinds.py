@@ -1,4 +1,4 @@
-"""One rank of a real training of another kind; called as `tests.integration.training` is.
+"""One rank of a real training of another kind; called as `tests.integration.jobs.training` is.
 
 Kinds of models, and of ends, that are not a plain data-parallel loop.
 """
@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 
 import overlapscope
-from tests.integration.training import (
+from tests.integration.jobs.training import (
     MODE,
     RANK,
     RUN,
