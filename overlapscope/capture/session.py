@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 from overlapscope.capture.hooks.compiled import leave_untraced
 from overlapscope.capture.hooks.hook_set import HookSet
 from overlapscope.capture.host import environment
+from overlapscope.capture.lifecycle import exchange
 from overlapscope.capture.lifecycle.guard import Guard
 from overlapscope.capture.lifecycle.output import OutputFolder
 from overlapscope.capture.lifecycle.process_exit import GroupDestructionHook, Termination, stop_in_forked_children
@@ -20,6 +21,7 @@ from overlapscope.capture.records import COMM_REGION
 from overlapscope.capture.settings import Settings
 from overlapscope.capture.steps import Steps
 from overlapscope.capture.timeline import BUILT_IN_HOOKS, BucketCopies, timeline_of
+from overlapscope.capture.trigger.watch import TriggerWatch
 from overlapscope.errors import UsageError
 from overlapscope.timeline.run import RankTimeline
 
@@ -54,6 +56,7 @@ class Session:
         self.rank, self.world_size = 0, 1
         self.hooks = HookSet(model, self.guard)
         self.steps = Steps(settings, self.hooks, self.guard)
+        self.trigger: TriggerWatch | None = None
         self.begin_ns = 0
         self._state = "new"
         self._left = False
@@ -125,6 +128,8 @@ class Session:
     def _write_run(self, *, wait: bool) -> None:
         self._stop()
         self._unregister_fork_stop()
+        if self.trigger is not None:
+            self.guard("closing the trigger", self.trigger.close)
         self.hooks.close()
         self.guard("closing", self._group_destruction.close)
         self.wait_seconds = self.settings.wait_seconds if wait else 0.0
@@ -196,9 +201,19 @@ class Session:
     def _step_begins(self) -> int:
         if self.steps.count == REBUILT_STEPS:
             self._read_ddp()
+        if self.settings.trigger is not None and self.trigger is None and self.steps.count >= self.settings.warmup:
+            self.guard("opening the trigger", self._open_trigger)  # by now the job has created its groups
         if self.steps.count == 0 and environment.rank_and_world() != (self.rank, self.world_size):
             self.guard("joining the other ranks", self._join_the_others)  # the job created its groups only now
         return self.steps.begin()
+
+    def _open_trigger(self) -> None:
+        assert self.settings.trigger is not None
+        store = exchange.store() if self.world_size > 1 else None
+        self.trigger = TriggerWatch(self.settings.trigger, self.path, store, self.rank, self.world_size, self.guard)
+        self.trigger.open()
+        self.hooks.range_beside = self.trigger.mark
+        self.steps.after_step = self.trigger.after_step
 
     def _read_ddp(self) -> None:
         """Read DDP's buckets, unless the main thread is stuck, where it may hold DDP's lock."""

@@ -4,7 +4,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from numbers import Real
 from typing import Any
@@ -38,6 +38,8 @@ class Steps:
         """(mark of the device where it begins, whether it was captured) of each step after warm-up."""
         self.count = 0
         """Steps that have ended."""
+        self.after_step: Callable[[int, int, StepRecord | None], None] | None = None
+        """Called after each step past warm-up with the next step's number, nanoseconds, and what was recorded of it."""
         self._lost = self._notes = 0
         self._stopped = False
 
@@ -110,6 +112,8 @@ class Steps:
         hooks.come_back()
         if hooks.traces is not None:
             hooks.traces.step()
+        if self.after_step is not None and begun_ns is not None and counts:
+            self._guard("watching a step", self.after_step, self.count, ended_ns - begun_ns, record)
 
     def _keep(self, record: StepRecord) -> None:
         self.records.append(record)
