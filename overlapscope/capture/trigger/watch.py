@@ -1,6 +1,7 @@
 """Watch the steps of a running job, and record a trace of a few of them where the ranks have agreed to."""
 
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any

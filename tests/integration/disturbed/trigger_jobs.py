@@ -1,0 +1,49 @@
+"""Jobs that compute, with a trigger: ten in which a rank is slow for a minute, ten of ten minutes that nothing disturbs.
+
+    python -m tests.integration.disturbed.trigger_jobs
+
+A part of `run_long`: half an hour for the first, an hour for the second, two jobs of two ranks at a time.
+"""
+
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.integration import test_capture
+from tests.support.long_results import keep
+
+JOBS = 10
+AT_ONCE = 2
+LIMIT_SECONDS = 1200
+
+
+def recordings(scenario: str) -> list[str] | None:
+    """Run a job; return the folders of its traces that hold rank 1, None where the job failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = test_capture.train(scenario, Path(folder), module="tests.integration.training_trigger")
+        if any(done.codes):
+            sys.stderr.write("\n".join(done.output))
+            return None
+        return [file for file in (done.results[1] or {})["written"]]
+
+
+def main() -> None:
+    """Run all; the exit code is 1 where a slow rank was missed, or more than one even job was recorded."""
+    test_capture.TIMEOUT_SECONDS = LIMIT_SECONDS
+    counts = {}
+    for scenario in ("slowed", "even"):
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            found = list(pool.map(recordings, [scenario] * JOBS))
+        sys.stderr.write(f"{scenario}: {[None if each is None else len(each) for each in found]}\n")
+        counts[scenario] = sum(bool(each) for each in found)
+    lines = [
+        f"- a rank 30 % slower for a minute: recorded in {counts['slowed']} of {JOBS} jobs",
+        f"- ten minutes without a disturbance: recorded in {counts['even']} of {JOBS} jobs",
+    ]
+    keep("Trigger", "\n".join(lines))
+    sys.exit(counts["slowed"] < JOBS or counts["even"] > 1)
+
+
+if __name__ == "__main__":
+    main()
