@@ -1,4 +1,4 @@
-"""Jobs that compute, with a trigger: ten in which a rank is slow for a minute, ten of ten minutes that nothing disturbs.
+"""Jobs that compute, with a trigger: ten with a rank that is slow for a minute, ten of ten minutes without one.
 
     python -m tests.integration.disturbed.trigger_jobs
 
@@ -19,13 +19,13 @@ LIMIT_SECONDS = 1200
 
 
 def recordings(scenario: str) -> list[str] | None:
-    """Run a job; return the folders of its traces that hold rank 1, None where the job failed."""
+    """Run a job; return the traces of rank 1, None where the job failed."""
     with tempfile.TemporaryDirectory() as folder:
         done = test_capture.train(scenario, Path(folder), module="tests.integration.training_trigger")
         if any(done.codes):
             sys.stderr.write("\n".join(done.output))
             return None
-        return [file for file in (done.results[1] or {})["written"]]
+        return list((done.results[1] or {})["written"])
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ def noisy(
 
 @pytest.mark.parametrize("spread", [0.0, 0.05, 0.3])
 def test_a_job_that_only_scatters_never_leaves_its_range(spread: float) -> None:
-    assert observed(noisy(20_000, spread=spread)) == []
+    assert observed(noisy(6_000, spread=spread)) == []
 
 
 @pytest.mark.parametrize("kind", ["own", "waiting"])
