@@ -5,9 +5,10 @@
 A part of `run_long`: half an hour for the first, an hour for the second, two jobs of two ranks at a time.
 """
 
+import multiprocessing
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from tests.integration import test_capture
@@ -20,6 +21,7 @@ LIMIT_SECONDS = 1200
 
 def recordings(scenario: str) -> list[str] | None:
     """Run a job; return the traces of rank 1, None where the job failed."""
+    test_capture.TIMEOUT_SECONDS = LIMIT_SECONDS
     with tempfile.TemporaryDirectory() as folder:
         done = test_capture.train(scenario, Path(folder), module="tests.integration.training_trigger")
         if any(done.codes):
@@ -30,12 +32,13 @@ def recordings(scenario: str) -> list[str] | None:
 
 def main() -> None:
     """Run all; the exit code is 1 where a slow rank was missed, or more than one even job was recorded."""
-    test_capture.TIMEOUT_SECONDS = LIMIT_SECONDS
     counts = {}
     for scenario in ("slowed", "even"):
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            found = list(pool.map(recordings, [scenario] * JOBS))
-        sys.stderr.write(f"{scenario}: {[None if each is None else len(each) for each in found]}\n")
+        found = []
+        with ProcessPoolExecutor(AT_ONCE, multiprocessing.get_context("spawn")) as pool:
+            for each in pool.map(recordings, [scenario] * JOBS):
+                found.append(each)
+                sys.stderr.write(f"{scenario}: {'failed' if each is None else each}\n")
         counts[scenario] = sum(bool(each) for each in found)
     lines = [
         f"- a rank 30 % slower for a minute: recorded in {counts['slowed']} of {JOBS} jobs",
