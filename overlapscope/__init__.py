@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     from overlapscope.capture.session import Session
+    from overlapscope.capture.settings import Trigger
     from overlapscope.ingest.write_run import Written
     from overlapscope.loaded_run import LoadedRun
 
@@ -34,12 +35,22 @@ __all__ = [
     "NewerSchemaError",
     "NotATraceError",
     "OverlapScopeError",
+    "Trigger",
     "UsageError",
     "__version__",
     "load",
     "profile",
     "write_run",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load `Trigger` where it is first used."""
+    if name == "Trigger":
+        from overlapscope.capture.settings import Trigger  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
+
+        return Trigger
+    raise AttributeError(f"module 'overlapscope' has no attribute {name!r}")
 
 
 def load(
@@ -114,6 +125,7 @@ def profile(
     events_every: int | None = None,
     flush_seconds: float = 30.0,
     keep: str | None = None,
+    trigger: Trigger | None = None,
 ) -> Session:
     """Record training steps on this rank into the run directory `path`; every rank calls it with the same arguments.
 
@@ -122,7 +134,8 @@ def profile(
     runs no profiler and can stay on. `model` is needed to find forward, to name gradients and to read DDP's buckets.
     With `measure_overhead`, `events` does not capture a quarter of the first 64 steps, to measure the cost of capture;
     `trace` compares with the steps that it does not record. At the end rank 0 waits at most `wait_seconds` for the
-    other ranks and prints a summary; at most `grace_seconds` where SIGTERM ends the job and nodes share no disk.
+    other ranks and prints a summary; at most `grace_seconds` where SIGTERM ends the job and nodes share no disk. With
+    `trigger`, `events` records a trace of a few steps where the job becomes slower, or somebody asks for one.
 
     `events` mode records every step while its mean cost is below 1 % of them, else one in as many as keeps it there;
     `events_every=1` records all. It writes what is recorded every `flush_seconds`, and keeps all of it, or with
@@ -148,5 +161,6 @@ def profile(
         events_every=events_every,
         flush_seconds=flush_seconds,
         keep=keep,
+        trigger=trigger,
     )
     return Session(Path(path), model, settings, finish)

@@ -11,6 +11,7 @@ HERE = Path(__file__).parent
 ROUNDS = 5
 PARTS = (
     "tests.integration.disturbed",
+    "tests.integration.disturbed.trigger_jobs",
     "tests.integration.exits.repeated",
     "tests.property.synthetic.evaluate",
     "tests.property.synthetic.evaluate_job_faults",

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from overlapscope.capture.hooks.compiled import leave_untraced
 from overlapscope.capture.hooks.hook_set import HookSet
 from overlapscope.capture.host import environment
+from overlapscope.capture.lifecycle import exchange
 from overlapscope.capture.lifecycle.guard import Guard
 from overlapscope.capture.lifecycle.output import OutputFolder
 from overlapscope.capture.lifecycle.process_exit import GroupDestructionHook, Termination, stop_in_forked_children
@@ -28,6 +29,7 @@ from overlapscope.capture.sampling import AHEAD_SECONDS, AHEAD_STEPS, agree, nee
 from overlapscope.capture.settings import Settings
 from overlapscope.capture.steps import MEASURED_STEPS, Steps
 from overlapscope.capture.timeline import BUILT_IN_HOOKS, BucketCopies, Carried, timeline_of
+from overlapscope.capture.trigger.watch import TriggerWatch
 from overlapscope.errors import UsageError
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, join_recorded
@@ -74,6 +76,7 @@ class Session:
         self.hooks.beside = self._beside
         self._agreeing = threading.Event()
         self._next_agreement = MEASURED_STEPS
+        self.trigger: TriggerWatch | None = None
         self.begin_ns = 0
         self._state = "new"
         self._left = False
@@ -146,6 +149,8 @@ class Session:
     def _write_run(self, *, wait: bool) -> None:
         self._stop()
         self._unregister_fork_stop()
+        if self.trigger is not None:
+            self.guard("closing the trigger", self.trigger.close)
         self.hooks.close()
         self.guard("closing", self._group_destruction.close)
         self.wait_seconds = self.settings.wait_seconds if wait else 0.0
@@ -272,9 +277,19 @@ class Session:
     def _step_begins(self) -> int:
         if self.steps.count == REBUILT_STEPS:
             self._read_ddp()
+        if self.settings.trigger is not None and self.trigger is None and self.steps.count >= self.settings.warmup:
+            self.guard("opening the trigger", self._open_trigger)  # by now the job has created its groups
         if self.steps.count == 0 and environment.rank_and_world() != (self.rank, self.world_size):
             self.guard("joining the other ranks", self._join_the_others)  # the job created its groups only now
         return self.steps.begin()
+
+    def _open_trigger(self) -> None:
+        assert self.settings.trigger is not None
+        store = exchange.store() if self.world_size > 1 else None
+        self.trigger = TriggerWatch(self.settings.trigger, self.path, store, self.rank, self.world_size, self.guard)
+        self.trigger.open()
+        self.hooks.range_beside = self.trigger.mark
+        self.steps.listeners.append(self.trigger.step_ended)
 
     def _read_ddp(self) -> None:
         """Read DDP's buckets, unless the main thread is stuck, where it may hold DDP's lock."""

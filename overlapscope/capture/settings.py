@@ -1,6 +1,7 @@
 """How to record: the settings that the caller of `overlapscope.profile` chooses."""
 
 import re
+import signal
 from typing import Final, Literal
 
 import msgspec
@@ -8,6 +9,41 @@ import msgspec
 from overlapscope.errors import UsageError
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Trigger(msgspec.Struct, frozen=True, kw_only=True):
+    """When a recording by `events` records a trace of a few steps: where the job becomes slower, or somebody asks.
+
+    All ranks state the same. Ranks agree by the job's key-value store on the step, and on which of them record.
+    """
+
+    slower: float = 1.2
+    """How many times as long as usual a step takes, or by which share of a step its waiting grows."""
+    for_seconds: float = 10.0
+    """How long it must last. The usual range is learned in three times that, and kept over its last minutes."""
+    steps: int = 3
+    """Steps of one recording."""
+    ranks: int = 8
+    """Most ranks that record."""
+    every_seconds: float = 600.0
+    """Least time between two recordings, unless somebody asks."""
+    signal: int | None = None
+    """A signal that asks for a recording, such as `signal.SIGUSR2`; a handler that was there is called too."""
+    http: str | None = None
+    """`host:port` at which rank 0 takes `POST /record`, such as `127.0.0.1:9400`."""
+
+    def check(self) -> None:
+        """Raise UsageError for values that are not possible."""
+        if not (self.slower > 1 and self.for_seconds > 0 and self.every_seconds >= 0):
+            raise UsageError("Trigger(): needs slower > 1, for_seconds > 0 and every_seconds >= 0")
+        if self.steps < 1 or self.ranks < 1:
+            raise UsageError("Trigger(): needs steps >= 1 and ranks >= 1")
+        if self.signal is not None and self.signal not in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            raise UsageError(f"Trigger(signal={self.signal}): this signal cannot be handled; take signal.SIGUSR2")
+        if self.http is not None:
+            host, _, port = self.http.rpartition(":")
+            if not host or not port.isdigit() or int(port) > 65535:
+                raise UsageError(f"Trigger(http={self.http!r}): needs host:port, such as '127.0.0.1:9400'")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +67,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How long rank 0 waits for the other ranks at the end."""
     grace_seconds: float = 10.0
     """The same after SIGTERM, where ranks record on disks of their own; launchers kill 30 s after it."""
+    trigger: Trigger | None = None
+    """`events` mode: when to record a trace of a few steps."""
 
     @property
     def keep_ns(self) -> int | None:
@@ -52,3 +90,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         long = (self.keep, self.events_every) != (None, None)
         if self.mode == "trace" and long:
             raise UsageError("profile(): keep and events_every are of mode='events'; in a trace, repeat says how often")
+        if self.trigger is not None:
+            if self.mode != "events":
+                raise UsageError("profile(trigger=...): needs mode='events'; `trace` mode has its own schedule")
+            self.trigger.check()

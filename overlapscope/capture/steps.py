@@ -52,7 +52,7 @@ class Steps:
         """Steps that have ended."""
         self.sampled: list[Sampling] = [Sampling(since_step=settings.warmup, every=settings.events_every or 1)]
         """What was recorded from which step on, and what will be."""
-        self.listener: Listener | None = None
+        self.listeners: list[Listener] = []
         self.toggles: deque[int] = deque(maxlen=64)
         """How long removing hooks took, or opening them again, in nanoseconds."""
         self._times: list[tuple[int, int, int]] = []
@@ -148,8 +148,9 @@ class Steps:
         self.count += 1
         if hooks.traces is not None:
             hooks.traces.step()
-        if self.listener is not None and begun_ns is not None:
-            self._guard("calling the listener of steps", self.listener, number, ended_ns - begun_ns, record)
+        if begun_ns is not None:
+            for listener in self.listeners:
+                self._guard("calling a listener of steps", listener, number, ended_ns - begun_ns, record)
 
     @property
     def full(self) -> bool:

@@ -206,7 +206,7 @@ def test_every_step_can_be_forced(tmp_path: Path) -> None:
 def test_a_listener_is_called_with_each_step_and_its_record(tmp_path: Path) -> None:
     heard: list[tuple[int, int, StepRecord | None]] = []
     with profiled(tmp_path / "run", events_every=4) as scope:
-        scope.steps.listener = lambda *step: heard.append(step)
+        scope.steps.listeners.append(lambda *step: heard.append(step))
         for _ in range(20):
             with scope.step(), scope.region("data"):
                 pass

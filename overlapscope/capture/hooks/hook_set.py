@@ -57,6 +57,8 @@ class HookSet:
         self.sampler = Sampler(None)
         self.sockets = SocketWatch()
         self.ddp_wrapper = DDPWrapperFinder(model)
+        self.range_beside: Callable[[str], AbstractContextManager[Any]] = lambda _: nullcontext()
+        """In `events` mode, marks a range in a trace that is recorded beside it."""
         self.links: list[dict[str, Any]] = []
         self.unsupported: list[str] = []
         """What this host does not offer to read, and why."""
@@ -237,8 +239,8 @@ class HookSet:
         )
 
     def mark(self, name: str) -> AbstractContextManager[Any]:
-        """Return a context manager whose range appears in the trace; it does nothing in `events` mode."""
-        return self.traces.mark(name) if self.traces is not None else nullcontext()
+        """Return a context manager whose range appears in the trace, if one is recorded."""
+        return self.traces.mark(name) if self.traces is not None else self.range_beside(name)
 
 
 def _device_clock(device: int | None) -> Clock:

@@ -41,6 +41,8 @@ class TraceRecorder:
         self.lost = False
         """Whether the recording ended because of another profiler."""
         self.files: list[Path] = []
+        self.metadata: dict[str, str] = {}
+        """What is written into each trace beside its events: JSON values by key."""
 
     @property
     def recording(self) -> bool:
@@ -81,6 +83,8 @@ class TraceRecorder:
             record_shapes=True,
             experimental_config=_with_wait_events(profiler),
         )
+        for key, value in self.metadata.items():
+            self._guard("describing a trace", self._profiler.preset_metadata_json, key, value)
         self._thread = threading.get_ident()
         self._profiler.start()
 

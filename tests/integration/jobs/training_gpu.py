@@ -1,4 +1,4 @@
-"""One rank of a training on a CUDA device; called as `tests.integration.jobs.training` is, and by traces/record_nccl.py.
+"""One rank of a training on a CUDA device; called as `jobs.training` is, and by traces/record_nccl.py.
 
 Several ranks may share one device: NCCL refuses that within a host, so each rank is given a NCCL_HOSTID of its own and
 they meet over sockets.

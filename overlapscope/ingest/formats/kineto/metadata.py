@@ -9,6 +9,8 @@ from msgspec.structs import astuple
 from overlapscope.ingest.build.collective_args import parse_count, parse_ranks
 from overlapscope.timeline.run import MAX_RANKS, Group
 
+MAX_REASON_CHARACTERS = 500
+
 
 class _Fields(msgspec.Struct, gc=False):
     """The keys that are read; all others are skipped."""
@@ -21,6 +23,7 @@ class _Fields(msgspec.Struct, gc=False):
     hip_runtime: Any = msgspec.field(default=None, name="hip_runtime_version")
     torch: Any = msgspec.field(default=None, name="torch_version")
     host: Any = msgspec.field(default=None, name="host_name")
+    trigger: Any = msgspec.field(default=None, name="overlapscope_trigger")
 
 
 class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +35,8 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[Group, ...] = ()
     fingerprint: Mapping[str, str | int | None] = {}
     host: str | None = None
+    reason: str | None = None
+    """Why a running job recorded this trace, where a trigger of ours did."""
     warnings: tuple[str, ...] = ()
 
 
@@ -62,8 +67,14 @@ def read_metadata(head: bytes, tail: bytes, *, is_array: bool) -> TraceMetadata:
         groups=groups,
         fingerprint=_fingerprint(merged, info),
         host=merged.host if isinstance(merged.host, str) else None,
+        reason=_reason(merged.trigger),
         warnings=tuple(warnings),
     )
+
+
+def _reason(trigger: Any) -> str | None:
+    reason = trigger.get("reason") if isinstance(trigger, dict) else None
+    return reason[:MAX_REASON_CHARACTERS] if isinstance(reason, str) else None
 
 
 def _decode(text: bytes, where: str, warnings: list[str]) -> _Fields:

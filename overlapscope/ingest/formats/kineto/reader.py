@@ -58,7 +58,10 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
     built = build(columns, metadata, context.classifier, display_path(path), truncated)
     rank = UNKNOWN_RANK if metadata.rank is None else metadata.rank
     timeline = with_ready_gradients(built.timeline, columns, metadata.base_ns)
-    recorded = {} if metadata.host is None else {"host": metadata.host}
+    stated = {"host": metadata.host, "trigger": metadata.reason}
+    recorded = {name: value for name, value in stated.items() if value is not None}
+    if metadata.reason is not None:
+        warnings.append(f"recorded by a trigger: {metadata.reason}")
     return Reading(
         timelines=(replace(timeline, rank=rank, recorded=recorded),),
         world_size=metadata.world_size,

@@ -1,0 +1,82 @@
+"""A trace is recorded where a running job becomes slower, or where somebody asks for one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import overlapscope
+
+pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
+
+from tests.conftest import ROOT
+from tests.integration.test_capture import passed, train
+
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
+
+
+def test_a_slower_rank_is_recorded_and_the_trace_says_why(tmp_path: Path) -> None:
+    results = passed(train("soon", tmp_path, module="tests.integration.jobs.training_trigger")).results
+    assert [each["failures"] for each in results if each] == [[], []]
+    written = [Path(file) for each in results if each for file in each["written"]]
+    assert [file.name for file in written] == ["rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz"]
+    assert len({file.parent for file in written}) == 1
+    assert written[0].parent.parent == tmp_path / "run" / "triggered"
+    run = overlapscope.load(written[0].parent)
+    assert run.ranks == [0, 1]
+    for rank in run.ranks:
+        reason = run.run.ranks[rank].recorded["trigger"]
+        assert "rank 1: own work a step took" in reason
+        assert len([step for step in run.analysis().ranks[rank].steps if step.complete]) == 2
+    assert any("recorded by a trigger: rank 1" in each for source in run.run.sources for each in source.warnings)
+    assert overlapscope.load(tmp_path / "run").ranks == [0, 1]  # the recording by events goes on beside it
+
+
+def asked(how: str, options: str, ask: Callable[[int], None], folder: Path) -> str:
+    """Run a job of one process, ask for a trace once it has said that it trains, and return the reason in its trace."""
+    run = folder / "run"
+    job = subprocess.Popen(
+        [sys.executable, "-m", "tests.integration.exits.asked_for_trace", str(run), options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdout is not None
+    assert job.stdout.readline() == "training\n"
+    ask(job.pid)
+    output, _ = job.communicate(timeout=120)
+    assert job.returncode == 0, output
+    (trace,) = (run / "triggered").glob("*/rank0.pt.trace.json.gz")
+    reason = overlapscope.load(trace).run.ranks[0].recorded["trigger"]
+    assert isinstance(reason, str)
+    return reason + ("; handled" if "handled before" in output else "")
+
+
+def test_a_signal_asks_for_a_trace_and_the_handler_before_it_is_called_too(tmp_path: Path) -> None:
+    reason = asked("signal", "signal", lambda pid: os.kill(pid, signal.SIGUSR2), tmp_path)
+    assert reason == "signal SIGUSR2 asked for it; handled"
+
+
+def test_a_request_over_http_asks_for_a_trace_and_strangers_names_are_refused(tmp_path: Path) -> None:
+    port = 20_000 + os.getpid() % 20_000
+    url = f"http://127.0.0.1:{port}"
+    answers = []
+
+    def ask(_: int) -> None:
+        for path, host in (("/record", "elsewhere.example"), ("/other", None), ("/record", None)):
+            request = urllib.request.Request(url + path, method="POST", headers={"Host": host} if host else {})
+            try:
+                with urllib.request.urlopen(request, timeout=10) as answer:
+                    answers.append((answer.status, json.load(answer)["status"]))
+            except urllib.error.HTTPError as error:
+                answers.append((error.code, json.load(error)["status"]))
+
+    assert asked("http", f"127.0.0.1:{port}", ask, tmp_path) == "HTTP request of 127.0.0.1 asked for it"
+    assert [status for status, _ in answers] == [403, 404, 202]
