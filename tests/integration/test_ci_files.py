@@ -214,7 +214,8 @@ def test_the_gitlab_job_ends_with_the_gates_code_and_leaves_its_reports(tmp_path
     named = re.search(r"paths: \[(.*)\]", text)
     kept = re.findall(r"(?:junit|metrics): (\S+)", text)
     assert named
-    assert all((tmp_path / each).stat().st_size for each in [*named[1].split(", "), *kept])
+    files = [each.replace("$CANDIDATE", str(CANDIDATE)) for each in named[1].split(", ")]
+    assert all((tmp_path / each).stat().st_size for each in [*files, *kept])
 
 
 def test_the_workflow_names_inputs_that_the_action_has() -> None:

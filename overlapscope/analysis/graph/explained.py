@@ -46,9 +46,13 @@ def chain_at(run: Run, rank: int, after_ns: int, *, most: int = MOST_LINKS) -> C
     first, last = cross_rank.clocks.aligned_ns(
         rank, np.array([known.spans.start_ns.min(), known.spans.end_ns.max()])
     ).tolist()
+    if first <= moment < last:
+        raise UsageError(
+            f"{after_ns / 1e6:.3f} ms lies between two recorded parts of rank {rank}: nothing recorded followed"
+        )
     raise UsageError(
         f"{after_ns / 1e6:.3f} ms is outside what was recorded of rank {rank}, "
-        f"{(first - origin_ns) / 1e6:.3f} to {(last - origin_ns) / 1e6:.3f} ms, or nothing ran after it"
+        f"{(first - origin_ns) / 1e6:.3f} to {(last - origin_ns) / 1e6:.3f} ms"
     )
 
 

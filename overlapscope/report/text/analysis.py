@@ -415,7 +415,10 @@ def longest_loss_text(loss: LongestLoss | None) -> str:
         return ""
     lost_ns = loss.end_ns - loss.start_ns
     of = "the recording" if loss.step is None else f"step {loss.step}"
-    lines = [f"Longest loss of {of}: {ms(lost_ns)} ms without compute on rank {loss.rank}, because it waited for"]
+    middle = f"explain --at {loss.rank}:{(loss.start_ns + loss.end_ns) / 2e6:.3f}"
+    lines = [
+        f"Longest loss of {of}: {ms(lost_ns)} ms without compute on rank {loss.rank}, because it waited for ({middle})"
+    ]
     inside = [
         (min(end, loss.end_ns) - max(start, loss.start_ns), rank, known, words)
         for start, end, rank, known, words in stretches(loss.chain.chain, brief=True)

@@ -11,6 +11,8 @@ from overlapscope.report.formatting import aligned, ms, short
 
 LONGEST_NAME: Final = 36
 _ON_STREAM: Final = ("lane", "compute", "copy")
+PAUSE_NS: Final = 200_000
+"""Between two pieces of work, a thread that did nothing for so long is a row of its own."""
 _WORDS: Final = {
     "launch": "launched by {what}",
     "owncall": "carried out by its own call {what}",
@@ -47,7 +49,7 @@ def render(found: Chain) -> str:
     elif not found.reason:
         lines.append("Nothing before it was recorded.")
     if found.is_cut:
-        lines.append("Earlier links: --links N")
+        lines.append(f"Earlier links: --links {2 * len(found.chain)}")
     if found.reason:
         lines.append(f"The rest is not known: {found.reason}.")
     return "\n".join(lines) + "\n"
@@ -56,7 +58,7 @@ def render(found: Chain) -> str:
 def chain_lines(chain: Sequence[Link]) -> list[str]:
     """Return a table of the links; what ran on one stream without waiting for anything else is one row."""
     found = stretches(chain)
-    times = [[ms(start), ms(end - start), str(rank)] for start, end, rank, *_ in found]
+    times = [[ms(start), ms(max(end - start, 0)), str(rank)] for start, end, rank, *_ in found]
     rows = [["begins at ms", "lasts ms", "rank"], *times]
     words = ["known     it waited for, the latest first", *(f"{known:9} {said}" for *_, known, said in found)]
     return [f"{line}  {said}" for line, said in zip(aligned(rows, left=0), words, strict=True)]
@@ -79,7 +81,8 @@ def _stretch() -> Callable[[Link], tuple[int, int]]:
 
     def key(each: Link) -> tuple[int, int]:
         nonlocal last
-        follows = each.kind in _ON_STREAM or (each.kind == "host" and each.span is not None)  # between work of a thread
+        between_work = each.kind == "host" and each.span is not None and each.end_ns - each.start_ns < PAUSE_NS
+        follows = each.kind in _ON_STREAM or between_work
         if not follows or each.unexplained_ns:
             next(number)
             last = -1, next(number)
@@ -109,7 +112,9 @@ def link_words(each: Link, *, brief: bool = False) -> str:
     elif each.kind == "host":
         last = _named(each.what, each.op, brief=brief)
         words = f"host: {last}"
-        if each.calls > 1:
+        if each.span is not None and each.calls <= 1:
+            words = "no recorded work of the thread: it waited, slept, or ran Python"
+        elif each.calls > 1:
             pause = f"{ms(each.longest_ns)} ms before {short(each.before or 'a call', LONGEST_NAME)}"
             words = f"host: {each.calls} calls to {last}, longest pause {pause}"
     if not each.unexplained_ns:

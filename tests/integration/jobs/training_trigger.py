@@ -11,6 +11,8 @@ from tests.integration.jobs.training import RANK, batch, digest, main, mlp, prof
 
 STEP_SECONDS = 0.02
 SLOWER = 1.3
+MUCH_SLOWER = 4.0
+"""Also where other tests keep the cores busy."""
 
 
 def _products_a_second(left: torch.Tensor) -> float:
@@ -25,14 +27,20 @@ def _products_a_second(left: torch.Tensor) -> float:
 
 
 def trained(
-    even_seconds: float, slow_seconds: float, for_seconds: float, steps_each: float, *, computes: bool = False
+    even_seconds: float,
+    slow_seconds: float,
+    for_seconds: float,
+    steps_each: float,
+    *,
+    slower: float = SLOWER,
+    computes: bool = False,
 ) -> dict[str, object]:
     """Take even steps, then steps in which rank 1 is slower; each computes, or sleeps, about its length."""
     model = nn.parallel.DistributedDataParallel(mlp(), bucket_cap_mb=0.03)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trigger = overlapscope.Trigger(slower=1.15, for_seconds=for_seconds, steps=2)
-    slow = steps_each * (SLOWER if RANK == 1 else 1.0)
-    lengths = [steps_each] * round(even_seconds / steps_each) + [slow] * round(slow_seconds / steps_each / SLOWER)
+    slow = steps_each * (slower if RANK == 1 else 1.0)
+    lengths = [steps_each] * round(even_seconds / steps_each) + [slow] * round(slow_seconds / steps_each / slower)
     left = torch.randn(256, 256)
     products_a_second = _products_a_second(left) if computes else 0.0
     with profiled(model, "events", trigger=trigger) as scope:
@@ -66,7 +74,7 @@ def slowed() -> dict[str, object]:
 
 def soon() -> dict[str, object]:
     """The same in some seconds."""
-    return trained(5, 6, 1, STEP_SECONDS)
+    return trained(5, 8, 1, STEP_SECONDS, slower=MUCH_SLOWER)
 
 
 if __name__ == "__main__":

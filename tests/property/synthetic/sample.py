@@ -13,7 +13,7 @@ from tests.property.synthetic.draw import Drawn, faulty, healthy
 from tests.property.synthetic.job import Fault, Job, Layout
 
 FILE: Final = Path(__file__).parent / "sample.json"
-FAULTY: Final = (84, 73, 26, 15, 64, 65, 30, 68, 69, 46, 11)
+FAULTY: Final = (84, 109, 26, 15, 64, 65, 30, 68, 69, 46, 11)
 HEALTHY: Final = (15, 30, 54)
 """Seeds of jobs that are quickly simulated, one of each kind of fault that such a job can show, and healthy ones."""
 
@@ -33,7 +33,7 @@ def _drawn(kept: dict[str, Any]) -> Drawn:
 def main() -> None:
     """Draw and keep them."""
     drawn = [*map(faulty, FAULTY), *map(healthy, HEALTHY)]
-    FILE.write_text(json.dumps(msgspec.to_builtins(drawn), indent=1) + "\n", encoding="utf-8")
+    FILE.write_text(json.dumps(msgspec.to_builtins(drawn, enc_hook=float), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def placed(tmp_path: Path, content: bytes, name: str = "worker.json") -> Path:
 
 def read(path: Path, capsys: pytest.CaptureFixture[str]) -> Document:
     """Return the analysis, read through the library and through the command line, which must agree."""
-    analysis = msgspec.to_builtins(overlapscope.load(path).analysis())
+    analysis = json.loads(msgspec.json.encode(overlapscope.load(path).analysis()))
     assert main(["analyze", str(path), "--json"]) == 0
     shown = capsys.readouterr()
     assert "Traceback" not in shown.err

@@ -90,7 +90,7 @@ def test_host_spans_are_read_when_a_column_is_accessed_and_not_before(place: Pat
         (["advise", "RUN"], 1),
         (["compare", "RUN", "RUN"], 2),
         (["gate", "RUN", "RUN"], 2),
-        (["whatif", "RUN", "--list"], 0),
+        (["whatif", "RUN", "--list"], 1),
         (["report", "RUN", "-o", "OUT.html"], 1),
         (["export", "RUN", "-o", "OUT.json.gz"], 1),
     ],
