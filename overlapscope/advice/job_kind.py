@@ -28,6 +28,8 @@ OPTIMIZER: Final = re.compile(r"^Optimizer\.(?:step|zero_grad)#(?P<name>\w+)\.")
 FUSABLE: Final = ("SGD", "Adam", "AdamW", "Adagrad")
 """Optimizers of torch with `fused=True`."""
 FUSED: Final = re.compile(r"Fused(?:Adam|Sgd|Adagrad)|_fused_(?:adam|sgd|adagrad)", re.I)
+MANY_AT_ONCE: Final = re.compile(r"^aten::_foreach_(?:add|addcdiv|addcmul|lerp)_")
+"""Operations of torch's optimizers that take many parameters in one launch; clipping by norm makes other ones."""
 TRAINS: Final = re.compile(r"Backward\d*$|^autograd::|^Optimizer\.|AccumulateGrad")
 SERVES: Final = re.compile(
     r"^(?:void )?(?:vllm|sglang|sgl_kernel|tensorrt_llm|flashinfer|lmdeploy)(?:::|\.)|^execute_context"
@@ -44,7 +46,7 @@ class JobKind(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: str | None
     """Class of torch's optimizer; None where it was not recorded."""
     is_fused: bool
-    """Whether the optimizer's kernels are fused."""
+    """Whether the optimizer's kernels are fused, or take many parameters each."""
     is_npu: bool
     """Whether its devices are Ascend's."""
 
@@ -64,7 +66,7 @@ def job_kind(run: Run) -> JobKind:
         frameworks=tuple(key for key in NAMES if key in found),
         serves=not trains and any(SERVES.match(name) for name in names),
         optimizer=optimizers.pop() if len(optimizers) == 1 else None,
-        is_fused=any(FUSED.search(name) for name in names),
+        is_fused=any(FUSED.search(name) or MANY_AT_ONCE.search(name) for name in names),
         is_npu="Ascend" in str(run.fingerprint.get("device") or ""),
     )
 

@@ -16,6 +16,8 @@ OVERLAPPING: Final = {
     "fsdp2": "FSDP2 gathers the next module while this one computes",
 }
 """What these do unless they are kept from it."""
+OVERLAPPED: Final = {"ddp": ("all_reduce",), "fsdp2": ("all_gather", "reduce_scatter", "all_reduce")}
+"""The operations that they overlap; others may be needed at once."""
 BLOCKING: Final = "CUDA_LAUNCH_BLOCKING"
 
 
@@ -76,9 +78,11 @@ def overlap_without_effect(given: RuleInput) -> Recommendation | None:
     comm, overlapped = given.figures.comm_ns or 0, given.figures.overlapped_ns or 0
     if given.job.serves or not given.run_has_device or not used:
         return None
-    if not given.is_worth(comm) or overlapped > NOTHING * comm:
+    ops = {op for key in used for op in OVERLAPPED[key]}
+    rows = given.analysis.collectives
+    exposed = given.exposed_ns(row for row in rows if row.op in ops and row.dimension in (None, DATA))
+    if not given.is_worth(exposed) or overlapped > NOTHING * comm:
         return None
-    exposed = given.figures.exposed_comm_ns or 0
     return recommended(
         given,
         id="overlap_without_effect",

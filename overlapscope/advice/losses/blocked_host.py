@@ -58,7 +58,7 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
         title=f"Let the host run ahead: the device waits {ms(found.ns)} of a {ms(given.step_ns)} {given.per} because "
         f"the host waits for it ({named}{number})",
         at_most_ns=found.ns,
-        apply={"torch": "\n".join(_instead_of(calls, found.ops))},
+        apply={"torch": "\n".join(instead_of(calls, found.ops))},
         evidence={"blocking_ns": found.ns, "polls_ns": found.by_kind.get("poll", 0), "calls": found.by_call},
         shown_by=found.shown_by,
         measured=["idle time while the host was in these calls, or launched again after they had emptied the device"],
@@ -66,7 +66,8 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
     )
 
 
-def _instead_of(calls: Collection[str], ops: Collection[str]) -> list[str]:
+def instead_of(calls: Collection[str], ops: Collection[str]) -> list[str]:
+    """Return code in place of calls that wait for the device, made by these operations."""
     lines = []
     if set(ops) & {*SCALAR}:
         lines.append("total += loss.detach()  # on the device; total.item() once in many steps")

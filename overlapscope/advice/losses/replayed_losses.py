@@ -6,8 +6,10 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
+from overlapscope.advice.losses.blocked_host import MOST_NAMED, VERSIONED, instead_of
+from overlapscope.advice.losses.host_time import LEAST_IDLE
 from overlapscope.advice.losses.stream_copies import BETWEEN
-from overlapscope.advice.rule_input import MOST_RANKS
+from overlapscope.advice.rule_input import MOST_RANKS, ms
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.build import run_graph
@@ -42,9 +44,12 @@ OPTIMISTIC: Final = "that nothing takes its place which never bound in this reco
 def with_replayed_gains(found: Sequence[Recommendation], run: Run, cross_rank: CrossRank) -> list[Recommendation]:
     """Return recommendations whose upper bound is what a replay gains, where the graph may answer; others unchanged.
 
-    It may for up to `MOST_RANKS` ranks with host events, recorded at once, whose graph passes its tests.
+    It may for up to `MOST_RANKS` ranks with host events, recorded at once, whose graph passes its tests. A host that is
+    late only because it waits for its device is seen by replay alone: `blocking_calls` is added beside `launch_bound`
+    where removing these calls gains `LEAST_IDLE` of the recording or more.
     """
     wanted = {each.id for each in found} & CHANGES.keys()
+    wanted |= {"blocking_calls"} & CHANGES.keys() if "launch_bound" in wanted else set()
     ranks = run.ranks
     known = all(each.has_host_events and size(each.recordings) == 1 for each in ranks.values())
     if not wanted or not known or len(ranks) > MOST_RANKS:
@@ -57,16 +62,64 @@ def with_replayed_gains(found: Sequence[Recommendation], run: Run, cross_rank: C
     path = critical_path(graph, window.last(time), int(time[window.start].min()))
     if not self_test(graph, path, [window]).answers(None, None):
         return list(found)
-    gains = {}
+    gains, least_ns = {}, 0.0
     for name in wanted:
         after = outcome(graph, window, CHANGES[name](graph, ranks))
         gains[name] = max(after.recorded_ns - min(after.kept_ns, after.dropped_ns), 0)
+        least_ns = LEAST_IDLE * after.recorded_ns
     steps = max((size(each.steps) for each in ranks.values()), default=0)
-    return [_bounded(each, gains[each.id], steps) if each.id in gains else each for each in found]
+    bounded = [_bounded(each, gains[each.id], steps) if each.id in gains else each for each in found]
+    by_id = {each.id: each for each in bounded}
+    if "blocking_calls" in gains.keys() - by_id.keys() and gains["blocking_calls"] >= least_ns:
+        bounded.append(_run_ahead(by_id["launch_bound"], gains["blocking_calls"], steps, _waiting_calls(graph, ranks)))
+    return bounded
+
+
+def _run_ahead(launches: Recommendation, gain_ns: int, steps: int, calls: Mapping[str, int]) -> Recommendation:
+    """Return `blocking_calls` for a host whose launches, by replay, are late because it had waited in `calls`."""
+    gain = _each_step(launches, gain_ns, steps)
+    named = ", ".join(list(calls)[:MOST_NAMED]) or "a loop that polls"
+    return replace(
+        launches,
+        id="blocking_calls",
+        title=f"Let the host run ahead: its launches are late because it waits for the device ({named}); a "
+        f"{launches.per} takes at most {ms(gain)} less if it does not",
+        gain_low_ns=0,
+        gain_high_ns=gain,
+        loss_ns=gain,
+        apply={"torch": "\n".join(instead_of(calls, ()))},
+        evidence={"replayed_gain_ns": gain, "waited_in_ns": dict(calls)},
+        measured=["calls that wait for the device", REPLAYED],
+        assumed=["that results are not needed at once", OPTIMISTIC],
+    )
+
+
+def _waiting_calls(graph: Graph, ranks: Ranks) -> dict[str, int]:
+    """Return the time in calls that wait for the device, but for allocations, by name, the longest first, in ns.
+
+    Calls after a rank's last launch, as a profiler makes at its end, make no launch late.
+    """
+    found: dict[str, int] = {}
+    time = graph.nodes.time_ns
+    for part in graph.ranks:
+        names = ranks[part.rank].names
+        begin = time[part.begins()]
+        launches = begin[part.launched_by[part.launched_by >= 0]]
+        waits = part.blocks & ~rows_named(part.call_name, names, ALLOCATES.search)
+        waits &= begin < launches.max(initial=0)
+        taken = (time[part.returns()] - begin)[waits]
+        for code, ns in zip(part.call_name[waits].tolist(), taken.tolist(), strict=True):
+            name = VERSIONED.sub("", names[code])
+            found[name] = found.get(name, 0) + ns
+    return dict(sorted(found.items(), key=lambda each: -each[1]))
+
+
+def _each_step(each: Recommendation, gain_ns: int, steps: int) -> int:
+    return round(gain_ns / max(steps, 1)) if each.per == "step" else gain_ns
 
 
 def _bounded(each: Recommendation, gain_ns: int, steps: int) -> Recommendation:
-    gain = round(gain_ns / max(steps, 1)) if each.per == "step" else gain_ns
+    gain = _each_step(each, gain_ns, steps)
     kept = [one for one in each.assumed if "upper bound" not in one]
     return replace(
         each,

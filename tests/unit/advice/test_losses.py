@@ -186,6 +186,8 @@ def test_overlap_that_was_asked_for_and_is_not_there_is_named() -> None:
     assert "overlap_without_effect" not in fired(always(*COMPUTED, call)), "nothing says that it was asked for"
     beside = msgspec.structs.replace(call, start=250)
     assert "overlap_without_effect" not in fired(always(*COMPUTED, beside, ddp))
+    other = msgspec.structs.replace(call, op="all_to_all")
+    assert "overlap_without_effect" not in fired(always(*COMPUTED, other, ddp)), "DDP overlaps its all-reduces alone"
 
 
 def test_a_step_with_next_to_no_compute_needs_more_of_it() -> None:
@@ -281,10 +283,15 @@ def test_summaries_keep_losses_of_every_rank() -> None:
 # --- gains by replay -------------------------------------------------------------------------------------------------
 
 
-def replayed(path: Sequence[Operation]) -> Recommendation:
+def advised_by_replay(path: Sequence[Operation]) -> dict[str, Recommendation]:
+    """By id, the first recommendation first."""
     run = simulate({0: [Launch(0, 100 * US), *path]}).run
     together = match_and_align(run)
-    return advise(run, analyze(run, together), together)[0][0]
+    return {each.id: each for each in advise(run, analyze(run, together), together)[0]}
+
+
+def replayed(path: Sequence[Operation]) -> Recommendation:
+    return next(iter(advised_by_replay(path).values()))
 
 
 def test_the_bound_by_replay_is_what_the_program_gains_without_the_loss() -> None:
@@ -297,6 +304,25 @@ def test_the_bound_by_replay_is_what_the_program_gains_without_the_loss() -> Non
     assert found.id == "blocking_calls"
     assert found.gain_high_ns == found.evidence["replayed_gain_ns"] == pytest.approx(with_it - without, rel=0.02)
     assert found.predicted_gain_ns is None, "what never bound in the recording may bind then"
+
+
+def test_launches_that_are_late_because_the_host_had_waited_are_laid_to_the_wait() -> None:
+    kernel, small = Launch(0, 2_000 * US), [Work(40 * US), Launch(0, 5 * US)] * 20
+    path = repeated(kernel, Sync(), *small)
+    with_it, without = (
+        simulate({0: [Launch(0, 100 * US), *each]}).length_ns for each in (path, repeated(kernel, *small))
+    )
+    first, second, *_ = advised_by_replay(path).values()
+    assert (first.id, second.id) == ("blocking_calls", "launch_bound")
+    assert "blocking_calls" not in advised(*path), "the call itself leaves the device idle only for a moment"
+    assert first.gain_high_ns == first.loss_ns == pytest.approx(with_it - without, rel=0.02)
+    assert list(first.evidence["waited_in_ns"]) == ["cudaDeviceSynchronize"]
+
+
+def test_waiting_calls_are_not_blamed_where_the_host_would_be_as_late_without_them() -> None:
+    found = advised_by_replay(repeated(Launch(0, 40 * US), Sync(), *[Work(400 * US), Launch(0, 5 * US)] * 4))
+    assert "launch_bound" in found
+    assert "blocking_calls" not in found
 
 
 def test_the_bound_of_launches_is_a_host_that_takes_no_time() -> None:
