@@ -150,6 +150,15 @@ def test_what_is_recommended_is_held_against_what_is_lost(sound: Output) -> None
     assert "nothing to recommend, a large loss" in said_of(replace(advised, advice=[], reasons=[]))
 
 
+def test_a_scenario_of_communication_below_its_bound_is_found(sound: Output) -> None:
+    predicted = sound.predicted
+    assert predicted is not None
+    (faster,) = (each for each in predicted.scenarios if "link_speed" in each.knobs)
+    too_fast = predicted.bounds.no_comm_ns // 2
+    beyond = replace(faster, predicted_step_ns=too_fast, low_ns=too_fast)
+    assert "a scenario, its bounds" in said_of(replace(sound, predicted=replace(predicted, scenarios=[beyond])))
+
+
 @pytest.mark.parametrize("name", SENTENCES)
 def test_a_pair_of_sentences_excludes_only_itself(name: str) -> None:
     one, other = SENTENCES[name]
