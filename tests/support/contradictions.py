@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from overlapscope.analysis.per_rank.breakdown import Breakdown
-from overlapscope.analysis.result import Analysis, Recommendation
+from overlapscope.analysis.result import Analysis, Recommendation, recording_ns
 from overlapscope.report.formatting import ms, percent
 from overlapscope.report.rank_columns import rank_figures
 from overlapscope.report.text import advice as advice_text
@@ -43,7 +43,7 @@ LARGE_LOSS: Final = 0.1
 BUSY: Final = 0.02
 MOSTLY: Final = 0.5
 SAVES_COMPUTE: Final = frozenset({"communication_copies", "fewer_channels", "bucket_view", "bucket_cap", "fsdp_gathers",
-                                  "sixteen_bit_gradients"})  # fmt: skip
+                                  "sixteen_bit_gradients", "late_rank"})  # fmt: skip
 """Recommendations that shorten more than exposed, idle and copy time."""
 CHANGES_WORK: Final = frozenset(
     {"straggler_removed", "late_ranks", "host_pauses_ms", "gradient_as_bucket_view", "no_sync"}
@@ -244,7 +244,8 @@ def _gains(output: Output) -> Said:
     lost = sum(each or 0 for each in (head.exposed_comm_ns, head.idle_ns, head.copy_only_ns, head.outside_ns))
     for each in output.advice:
         low, gain, high = each.gain_low_ns, each.predicted_gain_ns, each.gain_high_ns
-        known = [value for value in (low, gain, high) if value is not None]
+        of = recording_ns(output.analysis) / (step_ns or 1) if each.per == "recording" else 1
+        known = [value / of for value in (low, gain, high) if value is not None]
         if sorted(known) != known:
             yield f"{each.id}: gain {gain}, from {low} to {high}"
         if step_ns and max(known, default=0) > step_ns + ROUNDING_NS:
