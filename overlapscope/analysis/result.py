@@ -219,7 +219,7 @@ def with_costs(analysis: Analysis) -> Analysis:
 
 
 def recording_ns(analysis: Analysis) -> int:
-    """Return how long the job was recorded: the headline's window where it is the recording, else the longest rank's."""
+    """Return how long the job was recorded: the headline's window if that is the recording, else the longest rank's."""
     head = analysis.headline
     whole = [info.whole.window_ns or 0 for info in analysis.ranks]
     return (head.step_ns or 0) if head.window == "recording" else max(whole, default=0)
