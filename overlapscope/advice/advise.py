@@ -100,7 +100,7 @@ def by_rules(
             found.pop(other, None)
     every = list(found.values())
     most = None if "shared_cores" in found else largest_loss(given, every)  # its waiting and idle time have that cause
-    return _finished([*every, most] if most else every, given.job)
+    return _finished([*every, most] if most else every, given.job, analysis)
 
 
 def _fixed_first(analysis: Analysis) -> list[Recommendation]:
@@ -134,21 +134,26 @@ def advise(
     found, reasons = by_replay(run, cross_rank, found, caps_mb, keep)
     if any(each.verdict == "change" and each.id in OF_EXPOSED for each in found):
         found = [each for each in found if each.id != "exposed_communication"]
-    return _finished(found, job_kind(run)), reasons
+    return _finished(found, job_kind(run), analysis), reasons
 
 
-def _finished(found: Sequence[Recommendation], job: JobKind) -> list[Recommendation]:
-    return ranked(with_published(fitted(found, job), job))
+def _finished(found: Sequence[Recommendation], job: JobKind, analysis: Analysis) -> list[Recommendation]:
+    head = analysis.headline
+    return ranked(with_published(fitted(found, job), job), head.steps if head.window == "step" else 1)
 
 
-def ranked(found: Sequence[Recommendation]) -> list[Recommendation]:
-    """Sort recommendations by the loss that they address, the largest first, then by gain; those without a figure
-    follow. Changes of numerics, and `no_change`, come last; shared cores first, before which nothing else helps.
+def ranked(found: Sequence[Recommendation], steps: int = 1) -> list[Recommendation]:
+    """Sort recommendations by the loss of a step that they address, the largest first, then by gain; those without a
+    figure follow. Changes of numerics, and `no_change`, come last; shared cores first, before which nothing else helps.
+
+    `steps` divides the figures of those that are of the whole recording.
     """
-    return sorted(found, key=_sort_key)
 
+    def key(each: Recommendation) -> tuple[bool, bool, bool, float, float]:
+        of = max(steps, 1) if each.per == "recording" else 1
+        gain = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
+        loss = each.gain_high_ns if each.loss_ns is None else each.loss_ns  # the bound is what the cause takes
+        first = each.id == "shared_cores"
+        return each.verdict == "no_change", each.changes_numerics, not first, -(loss or 0) / of, -(gain or 0) / of
 
-def _sort_key(each: Recommendation) -> tuple[bool, bool, bool, int, int]:
-    gain = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
-    loss = each.gain_high_ns if each.loss_ns is None else each.loss_ns  # the bound is what the cause takes
-    return each.verdict == "no_change", each.changes_numerics, each.id != "shared_cores", -(loss or 0), -(gain or 0)
+    return sorted(found, key=key)

@@ -157,7 +157,7 @@ class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
     """What to change, by framework, in that framework's units."""
     verify: str
     per: Literal["step", "recording"] = "step"
-    """What the gains refer to: one step, or the whole recording where no steps were recorded."""
+    """What the gains, and `loss_ns`, refer to: one step, or the whole recording."""
     gpu_hours_a_day: float | None = None
     """The gain, else its upper bound, in GPU-hours a day of the whole job; null without either, and for CPU runs."""
     price_a_day: float | None = None
@@ -210,11 +210,19 @@ def with_costs(analysis: Analysis) -> Analysis:
     recommendations = []
     for each in analysis.recommendations:
         saved_ns = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
-        share = None if saved_ns is None or not head.step_ns else saved_ns / head.step_ns
+        of_ns = recording_ns(analysis) if each.per == "recording" else head.step_ns
+        share = None if saved_ns is None or not of_ns else saved_ns / of_ns
         hours, rate = gpu_hours_a_day(share, found.devices or 0), found.price_per_gpu_hour
         price = None if hours is None or rate is None else hours * rate
         recommendations.append(replace(each, gpu_hours_a_day=hours, price_a_day=price))
     return replace(analysis, throughput=found, recommendations=recommendations)
+
+
+def recording_ns(analysis: Analysis) -> int:
+    """Return how long the job was recorded: the headline's window if that is the recording, else the longest rank's."""
+    head = analysis.headline
+    whole = [info.whole.window_ns or 0 for info in analysis.ranks]
+    return (head.step_ns or 0) if head.window == "recording" else max(whole, default=0)
 
 
 def _divided(hours: float | None, causes: Mapping[str, int]) -> dict[str, float]:

@@ -63,6 +63,13 @@ def jobs(draw: st.DrawFn) -> Job:
     )  # fmt: skip
 
 
+def written(job: Job) -> Run:
+    """Return a job as read from its traces, with host events."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_kineto(simulate(job), Path(folder) / "job")
+        return read_inputs([Path(folder) / "job"])
+
+
 def output_of(run: Run) -> Output:
     together = match_and_align(run)
     analysis = analyze(run, together)
@@ -77,15 +84,12 @@ def output_of(run: Run) -> Output:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(jobs())
 def test_nothing_that_is_said_of_a_job_excludes_something_else(job: Job) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        write_kineto(simulate(job), Path(folder) / "job")
-        run = read_inputs([Path(folder) / "job"])
-    assert list(contradictions(output_of(run))) == []
+    assert list(contradictions(output_of(written(job)))) == []
 
 
 @pytest.fixture(scope="module")
 def sound() -> Output:
-    return output_of(run_of(simulate(Job(layout=Layout(dp=4), fault=Fault(culprits=(0,), stall_ns=20 * MS)))))
+    return output_of(written(Job(layout=Layout(dp=4), fault=Fault(culprits=(0,), stall_ns=20 * MS))))
 
 
 def said_of(output: Output) -> set[str]:
@@ -148,6 +152,15 @@ def test_what_is_recommended_is_held_against_what_is_lost(sound: Output) -> None
         assert "a gain, what is lost" in said_of(replace(advised, advice=[wrong]))
     assert "a gain, what is lost" in said_of(replace(advised, advice=[first, first]))
     assert "nothing to recommend, a large loss" in said_of(replace(advised, advice=[], reasons=[]))
+
+
+def test_a_scenario_of_communication_below_its_bound_is_found(sound: Output) -> None:
+    predicted = sound.predicted
+    assert predicted is not None
+    (faster,) = (each for each in predicted.scenarios if "link_speed" in each.knobs)
+    too_fast = predicted.bounds.no_comm_ns // 2
+    beyond = replace(faster, predicted_step_ns=too_fast, low_ns=too_fast)
+    assert "a scenario, its bounds" in said_of(replace(sound, predicted=replace(predicted, scenarios=[beyond])))
 
 
 @pytest.mark.parametrize("name", SENTENCES)

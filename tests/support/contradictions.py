@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from overlapscope.analysis.per_rank.breakdown import Breakdown
-from overlapscope.analysis.result import Analysis, Recommendation
+from overlapscope.analysis.result import Analysis, Recommendation, recording_ns
 from overlapscope.report.formatting import ms, percent
 from overlapscope.report.rank_columns import rank_figures
 from overlapscope.report.text import advice as advice_text
@@ -39,12 +39,16 @@ SENTENCES: Final[dict[str, tuple[str, str]]] = {
 }  # fmt: skip
 """By name: one pattern, and the pattern that excludes it, of what `analyze` and `advise` print."""
 LARGE_LOSS: Final = 0.1
-"""A step that loses more has something to recommend, or a reason why not."""
+"""A step that loses more has something to recommend."""
 BUSY: Final = 0.02
 MOSTLY: Final = 0.5
 SAVES_COMPUTE: Final = frozenset({"communication_copies", "fewer_channels", "bucket_view", "bucket_cap", "fsdp_gathers",
-                                  "sixteen_bit_gradients"})  # fmt: skip
+                                  "sixteen_bit_gradients", "late_rank"})  # fmt: skip
 """Recommendations that shorten more than exposed, idle and copy time."""
+CHANGES_WORK: Final = frozenset(
+    {"straggler_removed", "late_ranks", "host_pauses_ms", "gradient_as_bucket_view", "no_sync"}
+)
+"""Knobs that shorten what hosts or compute do: with them a step may be shorter than without communication."""
 ROUNDING_NS: Final = 2
 
 
@@ -60,8 +64,8 @@ class Output(msgspec.Struct, kw_only=True, frozen=True):
     @property
     def text(self) -> str:
         """What `analyze` and `advise` print."""
-        told = msgspec.structs.replace(self.analysis, recommendations=[])
-        return analysis_text.render(told) + advice_text.render(self.advice, self.reasons)
+        alone = msgspec.structs.replace(self.analysis, recommendations=[])
+        return analysis_text.render(alone) + advice_text.render(self.advice, self.reasons)
 
 
 def contradictions(output: Output) -> Iterator[tuple[str, str]]:
@@ -230,7 +234,7 @@ def _late_launch(output: Output) -> Said:
 def _nothing_to_recommend(output: Output) -> Said:
     head = output.analysis.headline
     lost = (head.exposed_comm_ns or 0) + (head.idle_ns or 0)
-    if head.step_ns and lost > LARGE_LOSS * head.step_ns and not output.advice and not output.reasons:
+    if head.step_ns and lost > LARGE_LOSS * head.step_ns and not output.advice:
         yield f"nothing to recommend, and {lost} of {head.step_ns} ns exposed or idle"
 
 
@@ -240,7 +244,8 @@ def _gains(output: Output) -> Said:
     lost = sum(each or 0 for each in (head.exposed_comm_ns, head.idle_ns, head.copy_only_ns, head.outside_ns))
     for each in output.advice:
         low, gain, high = each.gain_low_ns, each.predicted_gain_ns, each.gain_high_ns
-        known = [value for value in (low, gain, high) if value is not None]
+        of = recording_ns(output.analysis) / (step_ns or 1) if each.per == "recording" else 1
+        known = [value / of for value in (low, gain, high) if value is not None]
         if sorted(known) != known:
             yield f"{each.id}: gain {gain}, from {low} to {high}"
         if step_ns and max(known, default=0) > step_ns + ROUNDING_NS:
@@ -315,8 +320,8 @@ def _predictions(output: Output) -> Said:
             yield f"{each.knobs}: {each.predicted_step_ns} from {each.low_ns} to {each.high_ns}"
         if not each.gain_low <= each.gain <= each.gain_high:
             yield f"{each.knobs}: gain {each.gain} from {each.gain_low} to {each.gain_high}"
-        # Of a step graph, bounds are of its middle step and scenarios of all steps: not comparable yet.
-        if found.kind == "ddp" and each.predicted_step_ns < bounds.no_comm_ns - error - ROUNDING_NS:
+        changed = {name for name, value in each.knobs.items() if base.knobs.get(name) != value}
+        if not changed & CHANGES_WORK and each.predicted_step_ns < bounds.no_comm_ns - error - ROUNDING_NS:
             yield f"{each.knobs}: {each.predicted_step_ns}, without communication {bounds.no_comm_ns}"
     best = next((each for each in found.scenarios if each.knobs == found.best.knobs), None)
     if found.verdict == "change" and (best is None or best.gain <= 0):

@@ -189,14 +189,6 @@ NO_CAUSES: Final[dict[NoCauses, str]] = {
 NoRemoval = Literal[
     "no_host_events", "unexplained_waits", "hidden_waits", "replay_differs", "too_large", "no_like_peer"
 ]
-NO_REMOVAL: Final[dict[NoRemoval, str]] = {
-    "no_host_events": "what the hosts did was not recorded",
-    "unexplained_waits": NO_CAUSES["unexplained_waits"],
-    "hidden_waits": NO_CAUSES["hidden_waits"],
-    "replay_differs": "the replay of the recording does not take as long as it did",
-    "too_large": "the recording is too long to replay for each rank",
-    "no_like_peer": "no other rank ran the same program",
-}
 """Why it is not known what the removal of a late rank is worth."""
 WAITS_FOR_LATE_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_late_rank)
 WAITS_FOR_ANOTHER_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_another_rank)

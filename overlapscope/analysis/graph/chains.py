@@ -30,24 +30,26 @@ from overlapscope.timeline.columns import COMM, COMPUTE, Ints
 from overlapscope.timeline.run import RankTimeline
 
 MOST_LINKS: Final = 20
+BEGIN: Final = int(np.iinfo(np.int64).min)
 _WAITS: Final = (LAUNCH, OWN_CALL, ON_LANE, EVENT, OCCUPANCY, SYNC, POLL, ARRIVE)
 
 
 def chain_of_span(
     graph: Graph, ranks: Mapping[int, RankTimeline], rank: int, row: int, *, binding: Ints | None = None,
-    most: int = MOST_LINKS,
+    most: int = MOST_LINKS, since_ns: int = BEGIN,
 ) -> tuple[Link, ...]:  # fmt: skip
     """Return what the start of a span (row in the rank's `Spans`) waited for; empty where it is not in the graph.
 
     `binding` holds the edges that bound each node (`shown_binding`), where the caller has them already; `most` is the
-    largest number of links.
+    largest number of links. The link of a host that reaches back beyond `since_ns`, on the graph's clock, counts calls
+    and pauses after it alone.
     """
     part = _part(graph, rank)
     at = np.flatnonzero(part.span_row == row) if part else np.empty(0, np.int64)
     if part is None or not at.size:
         return ()
     binding = shown_binding(graph) if binding is None else binding
-    return _links(graph, ranks, part.starts().start + int(at[0]), binding, most)
+    return _links(_each_link(graph, ranks, binding, part.starts().start + int(at[0])), most, since_ns)
 
 
 def chain_of_moment(graph: Graph, ranks: Mapping[int, RankTimeline], rank: int, moment_ns: int) -> tuple[Link, ...]:
@@ -79,17 +81,23 @@ def _part(graph: Graph, rank: int) -> RankPart | None:
     return next((part for part in graph.ranks if part.rank == rank), None)
 
 
-def _links(graph: Graph, ranks: Mapping[int, RankTimeline], node: int, binding: Ints, most: int) -> tuple[Link, ...]:
+def _links(links: Iterator[Link], most: int, since_ns: int) -> tuple[Link, ...]:
     found: list[Link] = []
-    for each in _each_link(graph, ranks, binding, node):
+    for each in links:
         last = found[-1] if found else None
-        if last and last.kind == each.kind == "host" and last.rank == each.rank:
-            found[-1] = _joined(last, each)
+        if last and last.kind == each.kind == "host" and last.rank == each.rank and last.start_ns > since_ns:
+            found[-1] = _joined(last, _after(each, since_ns))
         elif len(found) == most:
             break
         else:
-            found.append(each)
+            found.append(_after(each, since_ns))
     return tuple(found)
+
+
+def _after(each: Link, since_ns: int) -> Link:
+    """Return a link whose pause counts from a moment on, where it ends after it."""
+    pause_ns = each.end_ns - since_ns
+    return msgspec.structs.replace(each, longest_ns=pause_ns) if 0 < pause_ns < each.longest_ns else each
 
 
 def _joined(later: Link, earlier: Link) -> Link:

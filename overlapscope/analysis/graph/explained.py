@@ -21,7 +21,7 @@ from overlapscope.analysis.graph.answers import (
 )
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.build import graph_too_large, run_graph
-from overlapscope.analysis.graph.chains import MOST_LINKS, chain_of_span, span_of_moment
+from overlapscope.analysis.graph.chains import BEGIN, MOST_LINKS, chain_of_span, span_of_moment
 from overlapscope.analysis.graph.model import Graph, RankPart
 from overlapscope.analysis.graph.self_test import self_test
 from overlapscope.analysis.graph.walk import critical_path, shown_binding
@@ -126,10 +126,13 @@ def _tested(
 
 def explained(
     ranks: Mapping[int, RankTimeline], graph: Graph, binding: Ints, rank: int, row: int, moment: int, origin_ns: int,
-    most: int = MOST_LINKS,
+    most: int = MOST_LINKS, since_ns: int = BEGIN,
 ) -> Chain:  # fmt: skip
-    """Return what a span (row in the table of its rank) waited for, asked at a moment on the graph's clock."""
-    links = chain_of_span(graph, ranks, rank, row, binding=binding, most=most + 1)
+    """Return what a span (row in the table of its rank) waited for, asked at a moment on the graph's clock.
+
+    `since_ns` as for `chain_of_span`.
+    """
+    links = chain_of_span(graph, ranks, rank, row, binding=binding, most=most + 1, since_ns=since_ns)
     is_cut, links = len(links) > most, links[:most]
     timeline = ranks[rank]
     spans = timeline.spans
@@ -205,7 +208,7 @@ def longest_loss(
     origin_ns = min(int(graph.nodes.time_ns[part.starts()].min()) for part in graph.ranks if part.spans)
     first = None
     for start, end, rank, row in sorted(lost, key=lambda each: (each[0] - each[1], each[0]))[:MOST_ASKED]:
-        chain = explained(ranks, graph, binding, rank, row, start, origin_ns)
+        chain = explained(ranks, graph, binding, rank, row, start, origin_ns, since_ns=start)
         loss = LongestLoss(step=step, rank=rank, start_ns=start - origin_ns, end_ns=end - origin_ns, chain=chain)
         if chain.is_cut or (chain.chain and chain.chain[-1].start_ns <= loss.start_ns):
             return loss

@@ -142,7 +142,7 @@ def _table(analysis: "Analysis", args: argparse.Namespace, *, all_rows: bool = F
     given = [display_path(path) for path in args.inputs]
     for option in ("rank", "comm", "compute"):
         given += [word for value in getattr(args, option) for word in (f"--{option}", value)]
-    if any(each.whole.comm_ns for each in analysis.ranks):
+    if analysis.recommendations or any(each.whole.comm_ns for each in analysis.ranks):
         table += f"\nFor predicted gains and how to apply them:\nnext: overlapscope advise {shell_words(given)}\n"
     if not is_run_directory(args.inputs[0]):
         table += f"\nTo store this as a run that opens fast:\nnext: overlapscope ingest {shell_words(given)} -o RUN\n"

@@ -285,7 +285,10 @@ def interference_text(analysis: Analysis) -> str:
 
 
 def host_events_text(analysis: Analysis) -> str:
-    """Return which answers are missing for want of host events, in a sentence; empty where all ranks have them."""
+    """Return which answers are missing for want of host events, in a sentence; empty where all ranks have them, and for
+    CPU runs, which launch nothing."""
+    if not analysis.run.has_device:
+        return ""
     lack = ("no_host_events", "unreadable_host_events")
     ranks = [info.rank for info in analysis.ranks if info.no_causes_reason in lack]
     if not ranks:

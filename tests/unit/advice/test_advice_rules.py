@@ -442,6 +442,8 @@ def test_the_largest_loss_stands_first_whatever_is_known_of_its_gain() -> None:
     ]
     order = ["largest", "large", "large_and_gains_less", "small", "no_figure", "loses_bits", "keeps"]
     assert [each.id for each in ranked(found)] == order
+    whole = [one("of_six_steps", 120, per="recording"), one("of_a_step", 30)]
+    assert [each.id for each in ranked(whole, steps=6)] == ["of_a_step", "of_six_steps"]
 
 
 @pytest.mark.parametrize(

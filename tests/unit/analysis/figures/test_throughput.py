@@ -270,6 +270,15 @@ def test_every_loss_and_gain_is_a_share_of_a_day_by_the_same_formula() -> None:
     assert gain_with_cost(priced[2]) == ""
 
 
+def test_a_gain_of_a_whole_recording_is_a_share_of_the_recording() -> None:
+    analysis = analyze(Run(world_size=64, ranks={0: rank_of(0, STEPS, device=True)}))
+    whole_ns = analysis.ranks[0].whole.window_ns
+    assert whole_ns == 41 * MS
+    gain = replace(recommending(None, 6 * MS), per="recording")
+    (costed,) = with_costs(replace(analysis, recommendations=[gain])).recommendations
+    assert costed.gpu_hours_a_day == pytest.approx(6 / 41 * 64 * 24)
+
+
 def test_a_cpu_run_has_no_gpu_hours_of_any_cause_or_gain() -> None:
     analysis = analyze(Run(world_size=1, ranks={0: rank_of(0, STEPS)}))
     costed = with_costs(replace(analysis, recommendations=[recommending(3 * MS, None)]))
