@@ -22,6 +22,7 @@ from tests.integration.test_capture import passed, train
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
 
 
+@pytest.mark.long  # which rank is slower shows on quiet cores
 def test_a_slower_rank_is_recorded_and_the_trace_says_why(tmp_path: Path) -> None:
     results = passed(train("soon", tmp_path, module="tests.integration.jobs.training_trigger")).results
     assert [each["failures"] for each in results if each] == [[], []]

@@ -1,6 +1,7 @@
 """The usual range of a job's step time and of its waiting, learned from the job itself."""
 
 from collections import deque
+from collections.abc import Sequence
 from statistics import median
 from typing import Literal
 
@@ -11,6 +12,8 @@ SUSTAINED_BLOCKS = 5
 LEARNED_BLOCKS = 15
 """Blocks before the usual range is known."""
 KEPT_BLOCKS = 300
+LEAST_KNOWN = 3
+"""Fewest usual blocks of which the waiting is known, to tell it from the rank's own work."""
 SPREADS = 6.0
 """How many standard deviations, estimated by the median absolute deviation, a block may lie above the median."""
 DEVIATIONS_TO_SIGMA = 1.4826
@@ -112,10 +115,14 @@ class UsualRange:
 
     def _excursion(self) -> Excursion:
         step, usual_step = _mean_and_usual(self._outside, self._usual, "step_ns")
-        own, usual_own = _mean_and_usual(self._outside, self._usual, "own_ns")
-        waited, usual_waited = step - own, usual_step - usual_own
         kind: Kind = "step"
-        if any(each.waited_ns is not None for each in self._outside):
+        own = usual_own = waited = usual_waited = 0.0
+        outside, usual = (
+            [each for each in blocks if each.waited_ns is not None] for blocks in (self._outside, self._usual)
+        )
+        if outside and len(usual) >= LEAST_KNOWN:
+            own, usual_own = _mean_and_usual(outside, usual, "own_ns")
+            waited, usual_waited = _mean_and_usual(outside, usual, "waited_ns")
             grown = max(step - usual_step, waited - usual_waited)
             kind = (
                 "own" if own - usual_own >= grown / 2 else "waiting" if waited - usual_waited >= grown / 2 else "step"
@@ -137,6 +144,6 @@ def _above(usual: list[float], value: float, more: float) -> bool:
     return value > middle + max(more, SPREADS * DEVIATIONS_TO_SIGMA * deviation)
 
 
-def _mean_and_usual(outside: list[_Block], usual: "deque[_Block]", field: str) -> tuple[float, float]:
+def _mean_and_usual(outside: Sequence[_Block], usual: Sequence[_Block], field: str) -> tuple[float, float]:
     values = [getattr(each, field) for each in outside]
     return sum(values) / len(values), median(getattr(each, field) for each in usual)

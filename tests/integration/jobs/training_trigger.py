@@ -43,7 +43,7 @@ def trained(
     lengths = [steps_each] * round(even_seconds / steps_each) + [slow] * round(slow_seconds / steps_each / slower)
     left = torch.randn(256, 256)
     products_a_second = _products_a_second(left) if computes else 0.0
-    with profiled(model, "events", trigger=trigger) as scope:
+    with profiled(model, "events", trigger=trigger, events_every=1) as scope:
         for number, seconds in enumerate(lengths):
             with scope.step():
                 end = time.monotonic() + seconds

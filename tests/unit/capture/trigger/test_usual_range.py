@@ -69,3 +69,12 @@ def test_nothing_is_said_before_the_range_is_learned() -> None:
 def test_a_slower_job_is_the_usual_one_from_then_on_and_can_become_slower_still() -> None:
     steps = noisy(1000) + noisy(1000, times=1.4) + noisy(1000, times=2.0)
     assert [found.usual_ns < 1.2 * STEP for _, found in observed(steps)] == [True, False]
+
+
+def test_steps_of_which_the_waiting_is_not_known_do_not_count_as_own_work() -> None:
+    def sampled(steps: list[tuple[int, int | None]]) -> list[tuple[int, int | None]]:
+        return [(length, waited if number % 50 == 0 else None) for number, (length, waited) in enumerate(steps)]
+
+    ((_, found),) = observed(sampled(noisy(1000, waits=0.5)) + sampled(noisy(500, times=1.4, waits=0.9)))
+    assert found.kind == "waiting"
+    assert found.usual_ns == pytest.approx(0.5 * STEP, rel=0.02)
