@@ -201,7 +201,7 @@ class _Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _transplant(lag: Ints, recorded: Ints, own: _Work, peer: _Work) -> None:
-    """Replace the times of a rank by those of a peer, in place: edge by edge where a part has as many, else its total."""
+    """Replace a rank's times by those of a peer, in place: edge by edge where a part has as many, else the total."""
     for mine, my_part, theirs, their_part in (
         (own.host, own.host_part, peer.host, peer.host_part),
         (own.device, own.device_part, peer.device, peer.device_part),
