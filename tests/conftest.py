@@ -1,6 +1,7 @@
 """Where data lies, how Hypothesis runs, and a closing word on what was skipped and why."""
 
 import os
+import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -50,6 +51,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Keep older versions of torch from hanging the tests that need it."""
     if item.get_closest_marker("torch") and find_spec("torch"):
         rest_before_groups_are_destroyed()
+
+
+needs_archives = pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="archives need Python 3.11.4")
 
 
 def shared_file(relative: str) -> Path:

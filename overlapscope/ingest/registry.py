@@ -130,7 +130,7 @@ _UNREAD_FORMS: Final = (
         "holds events of NCCL's example profiler plugin, which are not read: use the records of NCCL Inspector",
     ),
     (
-        re.compile(rb"\s*(?:<\?xml[^>]{0,200}\?>\s*)?(?:<!--(?:[^-]|-(?!->))*+-->\s*+)*+<graphs\s+version\s*="),
+        re.compile(rb"\s*(?:<\?xml[^>]{0,200}\?>\s*)?(?:<!--(?:[^-]|-(?!->))*-->\s*)*<graphs\s+version\s*="),
         "is a dump of NCCL's graphs (NCCL_GRAPH_DUMP_FILE), which is not read: use the topology "
         "(NCCL_TOPO_DUMP_FILE), or a log with NCCL_DEBUG_SUBSYS=INIT,GRAPH for rings and trees",
     ),

@@ -1,13 +1,13 @@
 """Send messages between ranks at the end of a run, by the job's own key-value store: no collective, a bounded wait."""
 
-import io
 import json
-import tarfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 PREFIX = "overlapscope"
 POLL_SECONDS = 0.05
@@ -80,12 +80,8 @@ MAX_COLUMNS_BYTES = 64 << 20
 @_store_lasts()
 def send_folder(to: Any, key: str, folder: Path) -> int:
     """Send a folder's columns (not its traces) to rank 0, which shares no file system; return the number of parts."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        for file in sorted(folder.rglob("*")):
-            if file.suffix in (".parquet", ".json"):
-                archive.add(file, arcname=file.relative_to(folder))
-    content = packed.getvalue()
+    files = [each for each in sorted(folder.rglob("*")) if each.suffix in (".parquet", ".json")]
+    content = msgspec.msgpack.encode({each.relative_to(folder).as_posix(): each.read_bytes() for each in files})
     if len(content) > MAX_COLUMNS_BYTES:
         return 0
     parts = [content[at : at + PART_BYTES] for at in range(0, len(content), PART_BYTES)]
@@ -98,6 +94,7 @@ def send_folder(to: Any, key: str, folder: Path) -> int:
 def receive_folder(of: Any, key: str, parts: int, folder: Path) -> None:
     """Unpack a folder that `send_folder` sent."""
     content = b"".join(of.get(f"{key}/part{number}") for number in range(parts))
-    folder.mkdir(parents=True)
-    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        archive.extractall(folder, filter="data")
+    for name, columns in msgspec.msgpack.decode(content, type=dict[str, bytes]).items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(columns)

@@ -15,7 +15,7 @@ import pytest
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest.read_run import read_inputs
-from tests.conftest import shared_file
+from tests.conftest import needs_archives, shared_file
 from tests.support.writers.nccl_log import VERSIONS, Communicator, Process, initialised
 
 LOG = "\n".join(initialised(VERSIONS[7], Process(rank=0), 0, 1, Communicator())) + "\n"
@@ -88,7 +88,9 @@ def test_a_format_that_is_not_read_is_refused_in_one_line_that_says_what_to_give
     assert "not read" in line
 
 
-@pytest.mark.parametrize("name", ["nccl_topo_xml/azure_ncv4-graph.xml", "chakra_et/json_trace.tar.gz"])
+@pytest.mark.parametrize(
+    "name", ["nccl_topo_xml/azure_ncv4-graph.xml", pytest.param("chakra_et/json_trace.tar.gz", marks=needs_archives)]
+)
 def test_real_files_that_are_not_read_are_refused(name: str) -> None:
     with pytest.raises(InputError, match=r"dump of NCCL's graphs|holds no file that can be read"):
         read_inputs([shared_file(name)])

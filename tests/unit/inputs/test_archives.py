@@ -22,10 +22,10 @@ from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest.inputs import archives, unpacked
 from overlapscope.ingest.parsing import gzip_stream
-from tests.conftest import shared_file
+from tests.conftest import needs_archives, shared_file
 from tests.support.writers.kineto import distributed, training, write, write_job
 
-pytestmark = pytest.mark.usefixtures("temporary_folder")
+pytestmark = [pytest.mark.usefixtures("temporary_folder"), needs_archives]
 Packer = Callable[[Path, dict[str, bytes]], Path]
 
 

@@ -24,6 +24,7 @@ from overlapscope.ingest.parallel.work_dir import work_dir_of
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.store.manifest import SCHEMA
+from tests.conftest import needs_archives
 from tests.support.reading_processes import Here
 from tests.support.writers.kineto import distributed, training, write
 from tests.unit.parallel.test_write_run import (
@@ -171,6 +172,7 @@ def older(tmp_path: Path) -> tuple[list[Path], Path]:
     return inputs, out
 
 
+@needs_archives
 def test_an_older_run_is_not_replaced_by_one_that_lost_what_it_has(older: tuple[list[Path], Path]) -> None:
     inputs, out = older
     before = files_in(out)
@@ -183,6 +185,7 @@ def test_an_older_run_is_not_replaced_by_one_that_lost_what_it_has(older: tuple[
     assert files_in(out) == before
 
 
+@needs_archives
 def test_an_older_run_is_replaced_by_one_that_lost_no_more(tmp_path: Path) -> None:
     inputs, out = job(tmp_path / "job"), tmp_path / "apart"
     assert write_run(inputs, out, executor=_Losing("rank1.json", "rank_2.json")).ranks == (0, 1)

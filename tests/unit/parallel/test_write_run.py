@@ -28,7 +28,7 @@ from overlapscope.ingest.write_run import Written, write_run
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.load_save import save_run
 from overlapscope.version import __version__
-from tests.conftest import shared_file
+from tests.conftest import needs_archives, shared_file
 from tests.support.reading_processes import Here, dead, workers_die_over
 from tests.support.writers.kineto import TORCH_2022, distributed, training, write
 
@@ -337,6 +337,7 @@ def test_an_executor_that_breaks_down_is_no_reason_to_begin_anew(tmp_path: Path)
     assert assert_as_if_read_at_once(inputs, tmp_path, workers=1).resumed_files == 1
 
 
+@needs_archives
 def test_workers_that_write_to_another_disk_are_noticed(tmp_path: Path) -> None:
     class Elsewhere(Here):
         def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -348,6 +349,7 @@ def test_workers_that_write_to_another_disk_are_noticed(tmp_path: Path) -> None:
         write_run(job(tmp_path / "job"), tmp_path / "apart", executor=Elsewhere())
 
 
+@needs_archives
 def test_progress_counts_files_and_bytes_on_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

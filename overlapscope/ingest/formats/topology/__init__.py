@@ -35,7 +35,7 @@ MATRIX = Reader(
     read=lazy_read("overlapscope.ingest.formats.topology.matrix:read_topo_matrix"),
     holds_some=holds_some,
 )
-_BEGIN: Final = r"\s*(?:<\?xml[^>]{0,200}\?>\s*)?(?:<!--(?:[^-]|-(?!->))*+-->\s*+)*+<system\s+version\s*="
+_BEGIN: Final = r"\s*(?:<\?xml[^>]{0,200}\?>\s*)?(?:<!--(?:[^-]|-(?!->))*-->\s*)*<system\s+version\s*="
 
 
 def is_xml(head: Head) -> bool:

@@ -11,6 +11,7 @@ import pytest
 import overlapscope
 from overlapscope.cli.main import main
 from overlapscope.report.text.cross_rank import missing_ranks_text
+from tests.conftest import needs_archives
 from tests.support.writers.kineto import distributed, training, write
 
 
@@ -72,6 +73,7 @@ def test_a_damaged_rank_of_a_run_directory_counts_as_not_readable(
     assert unread(answer)[0]["title"].startswith("ranks 1, 2 are missing, whose files could not be read: ")
 
 
+@needs_archives
 def test_a_member_of_an_archive_that_cannot_be_read_counts_as_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
