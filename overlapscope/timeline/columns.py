@@ -137,7 +137,8 @@ class Recordings(Columns, frozen=True, kw_only=True):
     last_launch_ns: Ints
     """Latest launch that has a device span; NONE without launches."""
     lost_launch_ns: Ints
-    """Earliest kernel launch after that whose device span is missing (the recording's end is cut); else NONE."""
+    """Earliest launch after that whose device span is missing (the recording's end is cut), or, without a device, of a
+    collective whose end is missing; else NONE."""
     truncated: Flags
     """True if the file ends in the middle of the recording."""
     host_events: Flags
