@@ -389,6 +389,7 @@ class Session:
             "failures": list(self.guard.failures),
             "overhead": None,
             "sampled": [msgspec.to_builtins(each) for each in self.steps.sampled],
+            "triggered": list(self.trigger.recorded) if self.trigger is not None else [],
             "ddp": self._ddp,
             "settings": self.guard("reading the settings", environment.settings) or {},
             "peak_memory_bytes": self.guard("reading memory", environment.peak_memory_bytes, self.hooks.device),

@@ -60,8 +60,6 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
     timeline = with_ready_gradients(built.timeline, columns, metadata.base_ns)
     stated = {"host": metadata.host, "trigger": metadata.reason}
     recorded = {name: value for name, value in stated.items() if value is not None}
-    if metadata.reason is not None:
-        warnings.append(f"recorded by a trigger: {metadata.reason}")
     return Reading(
         timelines=(replace(timeline, rank=rank, recorded=recorded),),
         world_size=metadata.world_size,
