@@ -220,12 +220,12 @@ def _run_info(run: Run) -> RunInfo:
         unread_ranks=list(run.unread_ranks),
         fingerprint=dict(run.fingerprint),
         has_device=any(each.has_device for each in run.ranks.values()),
-        sampled=_sampled(run),
+        recorded_steps=_recorded_steps(run),
         triggers=_triggers(run),
     )
 
 
-def _sampled(run: Run) -> RecordedSteps | None:
+def _recorded_steps(run: Run) -> RecordedSteps | None:
     """Return how many steps were recorded on the rank that recorded most, None where it left none out."""
     found = []
     for timeline in run.ranks.values():

@@ -68,7 +68,7 @@ class RunInfo(msgspec.Struct, kw_only=True, frozen=True):
     fingerprint: dict[str, str | int | None]
     has_device: bool = True
     """Whether any rank's times are of a device: without one, what computes is the host itself."""
-    sampled: RecordedSteps | None = None
+    recorded_steps: RecordedSteps | None = None
     """How many steps were recorded; null where all were, or nobody counted the others."""
     triggers: list[TriggeredTrace] = []
 

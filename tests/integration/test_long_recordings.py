@@ -195,7 +195,7 @@ def test_unrecorded_steps_have_no_hook_and_every_step_has_its_time(tmp_path: Pat
     loaded = overlapscope.load(tmp_path / "run")
     assert loaded.table("steps", 0).step.tolist() == recorded
     assert loaded.run.ranks[0].recorded["sampled"] == [{"since_step": 0, "every": 5}]
-    assert loaded.analysis().run.sampled == RecordedSteps(recorded=12, of=60, every=5)
+    assert loaded.analysis().run.recorded_steps == RecordedSteps(recorded=12, of=60, every=5)
     assert "12 of 60 steps recorded, at last one in 5" in headline(loaded.analysis())
     telemetry = loaded.table("telemetry", 0)
     assert telemetry[telemetry.name == "step_time_ns"].step.tolist() == list(range(60))
@@ -227,7 +227,7 @@ def test_every_step_can_be_forced(tmp_path: Path) -> None:
                 pass
     loaded = overlapscope.load(tmp_path / "run")
     assert loaded.table("steps", 0).step.tolist() == list(range(100))
-    assert loaded.analysis().run.sampled is None
+    assert loaded.analysis().run.recorded_steps is None
     assert "100 steps" in headline(loaded.analysis())
 
 

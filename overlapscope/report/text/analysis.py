@@ -118,17 +118,17 @@ def headline(analysis: Analysis) -> str:
     known = [" ".join(str(info[key]).split()) for key in ("device", "backend") if info.get(key)]
     if info.get("nccl_version"):
         known.append(f"NCCL {info['nccl_version']}")
-    return ", ".join([who, _recorded_steps(steps, analysis.run.sampled), *known])
+    return ", ".join([who, _steps(steps, analysis.run.recorded_steps), *known])
 
 
-def _recorded_steps(steps: int, sampled: RecordedSteps | None) -> str:
+def _steps(steps: int, recorded: RecordedSteps | None) -> str:
     """Return how many steps were recorded, and of how many where that is known and not all of them."""
     if not steps:
         return "no step marks"
-    if sampled is None:
+    if recorded is None:
         return count(steps, "step")
-    every = f", at last one in {sampled.every}" if sampled.every > 1 else ""
-    return f"{sampled.recorded} of {count(sampled.of, 'step')} recorded{every}"
+    every = f", at last one in {recorded.every}" if recorded.every > 1 else ""
+    return f"{recorded.recorded} of {count(recorded.of, 'step')} recorded{every}"
 
 
 def triggers_text(analysis: Analysis) -> list[str]:

@@ -41,4 +41,4 @@ def test_a_reason_that_all_ranks_state_is_one_and_many_traces_are_counted(tmp_pa
 )
 def test_what_is_no_such_statement_is_none(recorded: dict[str, Any], tmp_path: Path) -> None:
     run, _ = run_info(tmp_path, **recorded)
-    assert (run.triggers, run.sampled) == ([], None)
+    assert (run.triggers, run.recorded_steps) == ([], None)
