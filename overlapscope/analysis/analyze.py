@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+import numpy as np
 
 from overlapscope.analysis.checks.desync import desync
 from overlapscope.analysis.checks.expert_imbalance import expert_imbalance
@@ -36,11 +37,13 @@ from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import (
     Analysis,
     RankInfo,
+    RecordedSteps,
     RunInfo,
     Skew,
     SkewRank,
     SourceInfo,
     StepBreakdown,
+    TriggeredTrace,
 )
 from overlapscope.analysis.source_tables import rows_of_sources
 from overlapscope.analysis.stragglers.shared_cores import pinned_hosts, shared_cores
@@ -52,13 +55,15 @@ from overlapscope.analysis.stragglers.stragglers import (
     may_be_late,
     stragglers,
 )
-from overlapscope.timeline.columns import FUSED, UNCLASSIFIED, Ints
+from overlapscope.timeline.columns import FUSED, STEP_TIME, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
+from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run, Source
 
 if TYPE_CHECKING:
     from overlapscope.analysis.graph.removal import Removal, RunGraph
 
+T = TypeVar("T")
 MAX_NAMES = 100
 OF_HOST = ("host", "data_loading", "unknown")
 """Causes of lateness that hosts which share cores have, too."""
@@ -215,7 +220,46 @@ def _run_info(run: Run) -> RunInfo:
         unread_ranks=list(run.unread_ranks),
         fingerprint=dict(run.fingerprint),
         has_device=any(each.has_device for each in run.ranks.values()),
+        recorded_steps=_recorded_steps(run),
+        triggers=_triggers(run),
     )
+
+
+def _recorded_steps(run: Run) -> RecordedSteps | None:
+    """Return how many steps were recorded on the rank that recorded most, None where it left none out."""
+    found = []
+    for timeline in run.ranks.values():
+        chosen = _stated(timeline.recorded.get("sampled"), list[_Sampled])
+        if timeline.basis == "events" and chosen and STEP_TIME in timeline.names:
+            readings = timeline.telemetry
+            timed = readings.step[readings.name == timeline.names.index(STEP_TIME)]
+            steps = unique(timeline.steps.step)
+            of = np.union1d(timed, steps).size
+            found.append(RecordedSteps(recorded=steps.size, of=of, every=chosen[-1].every))
+    most = max(found, key=lambda each: each.recorded, default=None)
+    return None if most is None or most.recorded == most.of else most
+
+
+def _triggers(run: Run) -> list[TriggeredTrace]:
+    """Return why a running job recorded this trace, or the traces beside this recording; each once."""
+    found = []
+    for timeline in run.ranks.values():
+        reason = _stated(timeline.recorded.get("trigger"), str)
+        found += [TriggeredTrace(reason=reason)] if reason else []
+        found += _stated(timeline.recorded.get("triggered"), list[TriggeredTrace]) or []
+    return list({(each.trace, each.reason): each for each in found}.values())
+
+
+class _Sampled(msgspec.Struct):
+    every: int
+
+
+def _stated(value: Any, kind: type[T]) -> T | None:
+    """Return a value that a recording states of itself; None where it is not of this type."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return None
 
 
 def _rank_info(rank: int, host: str | None, basis: str, own: RankSummary, causes: Causes) -> RankInfo:

@@ -137,7 +137,8 @@ class Recordings(Columns, frozen=True, kw_only=True):
     last_launch_ns: Ints
     """Latest launch that has a device span; NONE without launches."""
     lost_launch_ns: Ints
-    """Earliest kernel launch after that whose device span is missing (the recording's end is cut); else NONE."""
+    """Earliest launch after that whose device span is missing (the recording's end is cut), or, without a device, of a
+    collective whose end is missing; else NONE."""
     truncated: Flags
     """True if the file ends in the middle of the recording."""
     host_events: Flags
@@ -209,6 +210,8 @@ class Telemetry(Columns, frozen=True, kw_only=True):
     value: Floats
 
 
+STEP_TIME: Final = "step_time_ns"
+"""Reading of each step, recorded or not: how long it took, at its begin."""
 T = TypeVar("T", bound=Columns)
 DTYPES: Final = {"int64": np.int64, "float64": np.float64, "name": np.int32, "enum": np.int8, "bool": np.bool_}
 MISSING: Final = {"int64": NONE, "float64": np.nan, "name": -1, "enum": 0, "bool": False}
