@@ -59,8 +59,8 @@ class StepRun(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     steps: int
     start_ns: int
     end_ns: int
-    edges: tuple[int, int]
-    """The first edge, in the order of a scan, that a replay of the window needs, and the one after the last."""
+    edges: slice
+    """The edges that a replay of the window needs."""
     path: Ints
     """The edges of the critical path of these steps."""
 
@@ -74,7 +74,7 @@ class StepRun(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         nodes, edges = self.graph.nodes, self.graph.edges
         later = nodes.time_ns > self.start_ns
         lag = np.where(later[edges.node], change.lag_ns, edges.lag_ns)
-        return replay_part(self.graph, *self.edges, lag, np.where(later, change.own_ns, nodes.own_ns))
+        return replay_part(self.graph, self.edges, lag, np.where(later, change.own_ns, nodes.own_ns))
 
     def length_ns(self, value: Ints) -> int:
         """Return what the steps take together for the times of all nodes."""
@@ -260,10 +260,10 @@ def job_replay(run: Run, cross_rank: CrossRank) -> JobReplay | str:
 def _step_run(graph: Graph, window: Bounds, steps: int, binding: Ints) -> StepRun:
     time = graph.nodes.time_ns
     start_ns, end_ns = int(time[window.start].min()), int(time[window.end].max())
-    edges = (0, graph.num_edges)
+    edges = slice(0, graph.num_edges)
     if not graph.levels.size:  # a wide graph is sorted by level, not by time
         inside = np.flatnonzero((time[graph.edges.node] > start_ns) & (time[graph.edges.node] <= end_ns))
-        edges = (int(inside[0]), int(inside[-1]) + 1) if inside.size else (0, 0)
+        edges = slice(int(inside[0]), int(inside[-1]) + 1) if inside.size else slice(0, 0)
     return StepRun(
         graph=graph, window=window, steps=steps, start_ns=start_ns, end_ns=end_ns, edges=edges,
         path=chain(graph, binding, window.last(time), start_ns),

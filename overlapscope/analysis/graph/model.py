@@ -8,6 +8,7 @@ a collective matched across ranks one for the arrival of its last member. In a r
 and with the recorded lags and own times every value is the recorded time.
 """
 
+from functools import cached_property
 from typing import Annotated, Final
 
 import msgspec
@@ -145,7 +146,7 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
         return slice(at, at + self.spans)
 
 
-class Graph(msgspec.Struct, frozen=True, kw_only=True):
+class Graph(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
     """The dependency graph of one rank, or of ranks joined at their collectives."""
 
     nodes: Nodes
@@ -169,6 +170,21 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
     def num_edges(self) -> int:
         """Number of edges."""
         return size(self.edges)
+
+    @cached_property
+    def edge_to_end(self) -> Ints:
+        """For each node that is the end of a span the edge that runs it; -1 for others."""
+        found = np.full(self.num_nodes, -1, np.int64)
+        runs = np.flatnonzero(np.isin(self.edges.kind, list(RUN_KIND.values())))
+        found[self.edges.node[runs]] = runs
+        return found
+
+    @cached_property
+    def last_waves(self) -> tuple[Ints, Ints]:
+        """The `occupancy` edges, and for each the end of the span in whose last wave its own began."""
+        waves = np.flatnonzero(self.edges.kind == OCCUPANCY)
+        start = self.edges.before[waves]
+        return waves, start + np.array([part.spans for part in self.ranks], np.int64)[self.part_index(start)]
 
     def part_index(self, node: Ints) -> Ints:
         """Return for each node the position of its rank in `ranks`; for an arrival that of the last."""

@@ -157,8 +157,8 @@ def own_chain_lengths(graph: Graph, window: Bounds, since_ns: int) -> dict[int, 
     `window` has one end for each rank, or all nodes; what lies before it is as recorded.
     """
     alone = _alone(graph, Change.none(graph))
-    ((first, last),) = scans_of(graph, [(window.start, window.end)])
-    value = replay_part(graph, first, last, alone.lag_ns, alone.own_ns)
+    (edges,) = scans_of(graph, [(window.start, window.end)])
+    value = replay_part(graph, edges, alone.lag_ns, alone.own_ns)
     ranks = graph.part_index(window.end)
     return {
         part.rank: int(value[window.end[ranks == at]].max()) - since_ns

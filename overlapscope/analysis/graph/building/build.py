@@ -200,6 +200,8 @@ def _members(parts: Sequence[RankPart], cross_rank: CrossRank, time_ns: Ints, on
     begun = 0
 
     def add(rank: int, rows: Ints, transfer_ns: Ints) -> None:
+        if rank not in spans:  # it shares no collective with the ranks of this graph
+            return
         starts, ends = spans[rank]
         there = np.flatnonzero(starts[np.minimum(rows, starts.size - 1)] >= 0)
         found.append((begun + there, starts[rows[there]], ends[rows[there]], transfer_ns[there]))
