@@ -8,8 +8,9 @@ a collective matched across ranks one for the arrival of its last member. In a r
 and with the recorded lags and own times every value is the recorded time.
 """
 
-from functools import cached_property
-from typing import Annotated, Final
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,6 +30,8 @@ from overlapscope.timeline.columns import (
     take,
 )
 from overlapscope.timeline.rows import sort_order
+
+Answer = TypeVar("Answer")
 
 HOST_STRETCH, HAND_OVER, CALL, ALLOCATE, LAUNCH, OWN_CALL, ON_LANE, EVENT, OCCUPANCY, SYNC, POLL = range(11)
 RUN_COMPUTE, RUN_COMM, RUN_COPY, ARRIVE, TRANSFER = range(11, 16)
@@ -171,21 +174,6 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
         """Number of edges."""
         return size(self.edges)
 
-    @cached_property
-    def edge_to_end(self) -> Ints:
-        """For each node that is the end of a span the edge that runs it; -1 for others."""
-        found = np.full(self.num_nodes, -1, np.int64)
-        runs = np.flatnonzero(np.isin(self.edges.kind, list(RUN_KIND.values())))
-        found[self.edges.node[runs]] = runs
-        return found
-
-    @cached_property
-    def last_waves(self) -> tuple[Ints, Ints]:
-        """The `occupancy` edges, and for each the end of the span in whose last wave its own began."""
-        waves = np.flatnonzero(self.edges.kind == OCCUPANCY)
-        start = self.edges.before[waves]
-        return waves, start + np.array([part.spans for part in self.ranks], np.int64)[self.part_index(start)]
-
     def part_index(self, node: Ints) -> Ints:
         """Return for each node the position of its rank in `ranks`; for an arrival that of the last."""
         firsts = np.array([part.first for part in self.ranks], np.int64)
@@ -197,6 +185,20 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
             if part.first <= node < part.first + part.nodes:
                 return part
         return None
+
+
+def once_a_graph(compute: Callable[[Graph], Answer]) -> Callable[[Graph], Answer]:
+    """Return a function that keeps its result with the graph, which does not change: it is computed once."""
+
+    @wraps(compute)
+    def kept(graph: Graph) -> Answer:
+        results = vars(graph)
+        if compute.__name__ not in results:
+            results[compute.__name__] = compute(graph)
+        found: Answer = results[compute.__name__]
+        return found
+
+    return kept
 
 
 def edges_of(before: Ints, node: Ints, kind: int | Small, known: int | Small, lag_ns: Ints | int) -> Edges:

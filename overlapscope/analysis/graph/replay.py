@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from overlapscope.analysis.graph.model import UNEXPLAINED, Graph, RankPart
+from overlapscope.analysis.graph.model import OCCUPANCY, RUN_KIND, UNEXPLAINED, Graph, RankPart, once_a_graph
 from overlapscope.timeline.columns import Ints
 
 
@@ -74,7 +74,24 @@ def explained_own(graph: Graph) -> Ints:
 
 def run_edges(graph: Graph, part: RankPart) -> Ints:
     """Return for each span of a rank the edge that runs it."""
-    return graph.edge_to_end[part.ends()]
+    return edge_to_end(graph)[part.ends()]
+
+
+@once_a_graph
+def edge_to_end(graph: Graph) -> Ints:
+    """Return for each node that is the end of a span the edge that runs it; -1 for others."""
+    found = np.full(graph.num_nodes, -1, np.int64)
+    runs = np.flatnonzero(np.isin(graph.edges.kind, list(RUN_KIND.values())))
+    found[graph.edges.node[runs]] = runs
+    return found
+
+
+@once_a_graph
+def _last_waves(graph: Graph) -> tuple[Ints, Ints]:
+    """Return the `occupancy` edges, and for each the end of the span in whose last wave its own began."""
+    waves = np.flatnonzero(graph.edges.kind == OCCUPANCY)
+    start = graph.edges.before[waves]
+    return waves, start + np.array([part.spans for part in graph.ranks], np.int64)[graph.part_index(start)]
 
 
 def with_durations(graph: Graph, ends: Ints, duration_ns: Ints, lag_ns: Ints) -> Ints:
@@ -83,10 +100,10 @@ def with_durations(graph: Graph, ends: Ints, duration_ns: Ints, lag_ns: Ints) ->
     Waits for a last wave scale with its span.
     """
     lag = lag_ns.copy()
-    run = graph.edge_to_end[ends]
+    run = edge_to_end(graph)[ends]
     lag[run] = duration_ns
-    waves, holders = graph.last_waves
-    of_holder = graph.edge_to_end[holders]
+    waves, holders = _last_waves(graph)
+    of_holder = edge_to_end(graph)[holders]
     changed = np.isin(holders, ends)
     waves, of_holder = waves[changed], of_holder[changed]
     lag[waves] = np.rint(lag[waves] * (lag[of_holder] / np.maximum(lag_ns[of_holder], 1))).astype(np.int64)

@@ -20,7 +20,7 @@ from overlapscope.analysis.graph.answers import (
     StepReplay,
     Swap,
 )
-from overlapscope.analysis.graph.bounds import Bounds, whole_bounds
+from overlapscope.analysis.graph.bounds import Bounds
 from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.model import (
     HOST_EDGES,
@@ -30,8 +30,8 @@ from overlapscope.analysis.graph.model import (
     Graph,
     RankPart,
 )
-from overlapscope.analysis.graph.replay import replay, replay_part, scans_of, with_durations
-from overlapscope.analysis.graph.walk import Path, chain, unknown_ns
+from overlapscope.analysis.graph.replay import edge_to_end, replay, replay_part, scans_of, with_durations
+from overlapscope.analysis.graph.walk import Path, whole_path
 from overlapscope.timeline.columns import Flags, Floats, Ints
 from overlapscope.timeline.rows import values_in
 from overlapscope.timeline.run import RankTimeline
@@ -76,22 +76,19 @@ def self_test(graph: Graph, path: Path, windows: Sequence[Bounds], swap: Swap | 
     )  # fmt: skip
 
 
-def causes_failed(graph: Graph, binding: Ints) -> str | None:
+def causes_failed(graph: Graph) -> str | None:
     """Return which test forbids the graph of one rank to name causes; None if none does.
 
-    `binding` holds the edges that bound each node, as paths show them. A replay is not needed: what it lacks, the
-    causes call `unknown`.
+    A replay is not needed: what it lacks, the causes call `unknown`.
     """
     if unexplained_share(graph) > UNKNOWN_WITHIN:
         return UNKNOWN
-    window, time = whole_bounds(graph), graph.nodes.time_ns
-    if window is None:
+    path = whole_path(graph)
+    if path is None:
         return None
-    first = int(time[window.start].min())
-    edges = chain(graph, binding, window.last(time), first)
-    if int(unknown_ns(graph, edges, first).sum()) > UNKNOWN_WITHIN * window.length_ns(time):
+    if path.parts["unknown"] > UNKNOWN_WITHIN * path.length_ns:
         return UNKNOWN
-    return HIDDEN_WAITS if hidden_wait_share(graph, edges) > HIDDEN_WAITS_WITHIN else None
+    return HIDDEN_WAITS if hidden_wait_share(graph, path.edges) > HIDDEN_WAITS_WITHIN else None
 
 
 def unexplained_share(graph: Graph) -> float:
@@ -231,7 +228,7 @@ class _SwappedSteps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def lag_ns(self, graph: Graph, one: int, other: int) -> Ints:
         """Return the lags where the spans of one step take as long as those of another."""
         mine, theirs, recorded = self.ends[one], self.ends[other], graph.edges.lag_ns
-        lag = with_durations(graph, mine, recorded[graph.edge_to_end[theirs]], recorded)
+        lag = with_durations(graph, mine, recorded[edge_to_end(graph)[theirs]], recorded)
         moved, from_ = self.transfer[mine], self.transfer[theirs]
         both = (moved >= 0) & (from_ >= 0)
         lag[moved[both]] = recorded[from_[both]]

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
     CALL,
@@ -30,6 +31,7 @@ from overlapscope.analysis.graph.model import (
     SYNC,
     TRANSFER,
     Graph,
+    once_a_graph,
 )
 from overlapscope.timeline.columns import Ints, Small
 
@@ -73,19 +75,27 @@ class Path(msgspec.Struct, frozen=True, kw_only=True):
         return self.end_ns - self.start_ns
 
 
+@once_a_graph
 def shown_binding(graph: Graph) -> Ints:
     """Return the edges that bound each node, as paths and chains show them: ties are decided by `RULE`."""
     return binding_edges(graph, tie_ns=OWN_NS)
 
 
-def critical_path(
-    graph: Graph, end: int, since_ns: int, *, binding: Ints | None = None, with_bands: bool = True
-) -> Path:
+@once_a_graph
+def whole_path(graph: Graph) -> Path | None:
+    """Return the path of the whole recording, without bands; None without spans."""
+    window, time = whole_bounds(graph), graph.nodes.time_ns
+    if window is None:
+        return None
+    return critical_path(graph, window.last(time), int(time[window.start].min()), with_bands=False)
+
+
+def critical_path(graph: Graph, end: int, since_ns: int, *, with_bands: bool = True) -> Path:
     """Return the path that ends at the node `end`, back to a moment or to the first node of its chain.
 
-    `binding` is `shown_binding(graph)`, where the caller has it already; without bands they are empty.
+    Without bands they are empty.
     """
-    edges = chain(graph, shown_binding(graph) if binding is None else binding, end, since_ns)
+    edges = chain(graph, shown_binding(graph), end, since_ns)
     sums = edge_parts(graph, edges, since_ns).sum(axis=0)
     first = int(graph.edges.before[edges[-1]]) if edges.size else end
     sums[BEFORE_RECORDING] += max(int(graph.nodes.time_ns[first]) - since_ns, 0)
@@ -118,12 +128,6 @@ def parts_of(graph: Graph, edges: Ints) -> Small:
         joins[table.node[table.kind == TRANSFER]] = True
         part[(part == UNMATCHED) & joins[table.node[edges]]] = MATCHED
     return part
-
-
-def unknown_ns(graph: Graph, edges: Ints, since_ns: int) -> Ints:
-    """Return what no rule explains of each edge of a path that has such time, cut at the begin of the path."""
-    opaque = edges[graph.nodes.gap[graph.edges.node[edges]] != NO_GAP]
-    return edge_parts(graph, opaque, since_ns)[:, UNKNOWN]
 
 
 def part_bands(graph: Graph, end: int, since_ns: int) -> dict[str, tuple[int, int]]:

@@ -1,6 +1,6 @@
 """Build the dependency graph of one rank, and join ranks at their collectives."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, MutableMapping, Sequence, Set
 from typing import Final
 
 import msgspec
@@ -35,22 +35,27 @@ from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.store.read_ahead import read_ahead
 
 
-class _Ungrouped(msgspec.Struct, frozen=True, kw_only=True):
+class RankNodes(msgspec.Struct, frozen=True, kw_only=True):
     """The nodes and edges of one rank, before they are ordered; node numbers begin at 0, times are the rank's own."""
 
     time_ns: Ints
     gap: Small
-    edges: list[Edges]
+    edges: Edges
     part: RankPart
 
 
 def rank_graph(timeline: RankTimeline, recording: int = 0) -> Graph:
-    """Return the graph of one recording of a rank; its times are the rank's own."""
-    own = _of_rank(timeline, recording)
-    return assemble(own.time_ns, own.gap, own.edges, (own.part,))
+    """Return the graph of one recording of a rank; its times are the rank's own. May raise HostEventsError."""
+    return alone(rank_nodes(timeline, recording))
 
 
-def _of_rank(timeline: RankTimeline, recording: int) -> _Ungrouped:
+def alone(own: RankNodes) -> Graph:
+    """Return the graph of a rank without others."""
+    return assemble(own.time_ns, own.gap, [own.edges], (own.part,))
+
+
+def rank_nodes(timeline: RankTimeline, recording: int = 0) -> RankNodes:
+    """Return the nodes and edges of one recording of a rank. May raise HostEventsError."""
     rows = np.flatnonzero(timeline.spans.recording == recording)
     rows = rows[sort_order(timeline.spans.start_ns[rows], timeline.spans.end_ns[rows])]
     spans = take(timeline.spans, rows)
@@ -97,10 +102,10 @@ def _of_rank(timeline: RankTimeline, recording: int) -> _Ungrouped:
         span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=calls.launched_by, collective=spans.collective,
         early_launches=waits.early_launches,
     )  # fmt: skip
-    return _Ungrouped(time_ns=time, gap=gap, edges=edges, part=part)
+    return RankNodes(time_ns=time, gap=gap, edges=concat(edges), part=part)
 
 
-def _of_cpu_rank(timeline: RankTimeline, recording: int, spans: Spans, rows: Ints) -> _Ungrouped:
+def _of_cpu_rank(timeline: RankTimeline, recording: int, spans: Spans, rows: Ints) -> RankNodes:
     waits = cpu_waits(spans)
     calls, at = waits.begun_ns.size, np.arange(rows.size)
     none = np.full(calls, NONE, np.int64)
@@ -112,10 +117,10 @@ def _of_cpu_rank(timeline: RankTimeline, recording: int, spans: Spans, rows: Int
         span_lane=spans.lane, span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=waits.launched_by,
         collective=spans.collective, on_device=False,
     )  # fmt: skip
-    return _Ungrouped(
+    return RankNodes(
         time_ns=np.concatenate([waits.begun_ns, waits.begun_ns, spans.start_ns, spans.end_ns]),
         gap=np.concatenate([np.full(2 * calls, NO_GAP, np.int8), waits.gap, np.full(rows.size, NO_GAP, np.int8)]),
-        edges=[runs, *waits.edges],
+        edges=concat([runs, *waits.edges]),
         part=part,
     )
 
@@ -136,25 +141,24 @@ def graph_too_large(run: Run) -> str | None:
     )
 
 
-def run_graph(run: Run, cross_rank: CrossRank, recording: int = 0) -> Graph:
+def run_graph(
+    run: Run, cross_rank: CrossRank, recording: int = 0, built: MutableMapping[tuple[int, int], RankNodes] | None = None
+) -> Graph:
     """Return the graph of all recorded ranks, joined at their matched collectives, on the aligned clock.
 
     Every member of a matched collective ends its transfer time after the last member arrived; one node a call stands
     for that arrival. Of an exchange of different sizes, each member ends so long after the arrival as recorded. All of
-    it is in memory at once: ask `graph_too_large` first.
+    it is in memory at once: ask `graph_too_large` first. `built` holds nodes by rank and recording; those used
+    are taken out.
     """
     if len(run.ranks) == 1:
         return rank_graph(next(iter(run.ranks.values())).at_hand(), recording)
     times, gaps, edges, parts = [], [], [], []
     first, clocks = 0, cross_rank.clocks
-    for rank, timeline in read_ahead(run.ranks):
-        try:
-            own = _of_rank(timeline, recording)
-        except HostEventsError:  # as if none had been recorded
-            own = _of_rank(replace(timeline.at_hand(), host=make(HostSpans, 0)), recording)
+    for rank, own in _each_rank(run, recording, {} if built is None else built):
         times.append(clocks.aligned_ns(rank, own.time_ns))
         gaps.append(own.gap)
-        edges += [replace(each, before=each.before + first, node=each.node + first) for each in own.edges]
+        edges.append(replace(own.edges, before=own.edges.before + first, node=own.edges.node + first))
         parts.append(replace(own.part, first=first))
         first += own.part.nodes
     time = np.concatenate(times)
@@ -179,6 +183,22 @@ def run_graph(run: Run, cross_rank: CrossRank, recording: int = 0) -> Graph:
     del every  # a thousand ranks have millions
     gap = np.concatenate([*gaps, np.full(calls.size, NO_GAP, np.int8)])
     return assemble(np.concatenate([time, arrived]), gap, edges, tuple(parts))
+
+
+def _each_rank(
+    run: Run, recording: int, built: MutableMapping[tuple[int, int], RankNodes]
+) -> Iterator[tuple[int, RankNodes]]:
+    """Yield the nodes of each rank; only ranks whose nodes are not built already are read."""
+    missing = read_ahead({rank: each for rank, each in run.ranks.items() if (rank, recording) not in built})
+    for rank in run.ranks:
+        own = built.pop((rank, recording), None)
+        if own is None:
+            _, timeline = next(missing)
+            try:
+                own = rank_nodes(timeline, recording)
+            except HostEventsError:  # as if none had been recorded
+                own = rank_nodes(replace(timeline.at_hand(), host=make(HostSpans, 0)), recording)
+        yield rank, own
 
 
 class _Members(msgspec.Struct, frozen=True, kw_only=True):
