@@ -4,8 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from overlapscope.analysis.graph.model import OCCUPANCY, RUN_KIND, UNEXPLAINED, Graph, RankPart, once_a_graph
-from overlapscope.timeline.columns import Ints
+from overlapscope.analysis.graph.model import (
+    OCCUPANCY,
+    RUN_KIND,
+    UNEXPLAINED,
+    Graph,
+    NodeNumbers,
+    RankPart,
+    once_a_graph,
+)
+from overlapscope.timeline.columns import Codes, Ints
 
 
 def replay(graph: Graph, lag_ns: Ints | None = None, own_ns: Ints | None = None) -> Ints:
@@ -17,7 +25,7 @@ def replay(graph: Graph, lag_ns: Ints | None = None, own_ns: Ints | None = None)
     return replay_part(graph, slice(0, graph.num_edges), lag_ns, own_ns)
 
 
-Scan = slice | Ints
+Scan = slice | Codes
 """Edges in the order of a scan, with every edge of each node that they lead to."""
 
 
@@ -28,8 +36,8 @@ def replay_part(graph: Graph, edges: Scan, lag_ns: Ints | None = None, own_ns: I
     add = (graph.edges.lag_ns if lag_ns is None else lag_ns)[edges] + own[node]
     start = nodes.time_ns.copy()
     if graph.levels.size:
-        at = np.arange(edges.start, edges.stop) if isinstance(edges, slice) else edges
-        return _by_level(start, graph.edges.before[edges], node, add, np.searchsorted(at, graph.levels))
+        levels = graph.levels if isinstance(edges, slice) else np.searchsorted(edges, graph.levels.astype(np.int32))
+        return _by_level(start, graph.edges.before[edges], node, add, levels)
     start[node] = np.iinfo(np.int64).min
     found, number = np.unique(np.concatenate([graph.edges.before[edges], node]), return_inverse=True)
     value = start[found].tolist()
@@ -45,8 +53,10 @@ def scans_of(graph: Graph, windows: Sequence[tuple[Ints, Ints]]) -> list[Scan]:
     """Return for each window (first and last nodes) the edges to its nodes, from after the first to the last."""
     time, node = graph.nodes.time_ns, graph.edges.node
     if graph.levels.size:  # a wide graph is sorted by level, not by time
+        ends = time[node]
         return [
-            np.flatnonzero((time[node] > time[start].min()) & (time[node] <= time[end].max())) for start, end in windows
+            np.flatnonzero((ends > time[start].min()) & (ends <= time[end].max())).astype(np.int32)
+            for start, end in windows
         ]
     place = np.empty(graph.num_nodes, np.int64)
     place[graph.order] = np.arange(graph.num_nodes)
@@ -55,7 +65,7 @@ def scans_of(graph: Graph, windows: Sequence[tuple[Ints, Ints]]) -> list[Scan]:
     return [slice(*np.searchsorted(at, each, "right").tolist()) for each in bounds]
 
 
-def _by_level(value: Ints, before: Ints, node: Ints, add: Ints, levels: Ints) -> Ints:
+def _by_level(value: Ints, before: NodeNumbers, node: NodeNumbers, add: Ints, levels: Ints) -> Ints:
     """Replay, in place, one level after the other."""
     opens = np.flatnonzero(np.append(True, node[1:] != node[:-1])[: node.size])
     bounds = np.searchsorted(opens, levels).tolist()
@@ -74,13 +84,13 @@ def explained_own(graph: Graph) -> Ints:
 
 def run_edges(graph: Graph, part: RankPart) -> Ints:
     """Return for each span of a rank the edge that runs it."""
-    return edge_to_end(graph)[part.ends()]
+    return edge_to_end(graph)[part.ends()].astype(np.int64)
 
 
 @once_a_graph
-def edge_to_end(graph: Graph) -> Ints:
+def edge_to_end(graph: Graph) -> Codes:
     """Return for each node that is the end of a span the edge that runs it; -1 for others."""
-    found = np.full(graph.num_nodes, -1, np.int64)
+    found = np.full(graph.num_nodes, -1, np.int32)
     runs = np.flatnonzero(np.isin(graph.edges.kind, list(RUN_KIND.values())))
     found[graph.edges.node[runs]] = runs
     return found
@@ -90,7 +100,7 @@ def edge_to_end(graph: Graph) -> Ints:
 def _last_waves(graph: Graph) -> tuple[Ints, Ints]:
     """Return the `occupancy` edges, and for each the end of the span in whose last wave its own began."""
     waves = np.flatnonzero(graph.edges.kind == OCCUPANCY)
-    start = graph.edges.before[waves]
+    start = graph.edges.before[waves].astype(np.int64)
     return waves, start + np.array([part.spans for part in graph.ranks], np.int64)[graph.part_index(start)]
 
 

@@ -32,7 +32,7 @@ from overlapscope.analysis.graph.model import (
 )
 from overlapscope.analysis.graph.replay import edge_to_end, replay, replay_part, scans_of, with_durations
 from overlapscope.analysis.graph.walk import Path, whole_path
-from overlapscope.timeline.columns import Flags, Floats, Ints
+from overlapscope.timeline.columns import Codes, Flags, Floats, Ints
 from overlapscope.timeline.rows import values_in
 from overlapscope.timeline.run import RankTimeline
 
@@ -105,7 +105,7 @@ def hidden_wait_share(graph: Graph, edges: Ints) -> float:
     """
     kind, lag = graph.edges.kind[edges], graph.edges.lag_ns[edges]
     long = edges[np.isin(kind, HOST_EDGES) & (lag >= SILENCE_NS)]
-    node, taken = graph.edges.node[long], graph.edges.lag_ns[long]
+    node, taken = graph.edges.node[long].astype(np.int64), graph.edges.lag_ns[long]
     begin = graph.nodes.time_ns[node]
     own_stretch = graph.edges.kind[long] == HOST_STRETCH
     hidden = np.zeros(long.size, np.bool_)
@@ -164,8 +164,8 @@ def swap_test(
     scan = dict(zip(alike, scans_of(graph, [(steps[at].start, steps[at].end) for at in alike]), strict=True))
     swaps = []
     for one, other in _pairs(alike, max(graph.edges.node[each].size for each in scan.values()), most_edges):
-        lag = swapped.lag_ns(graph, one, other)
-        predicted = steps[one].length_ns(replay_part(graph, scan[one], lag, graph.nodes.own_ns))
+        value = replay_part(graph, scan[one], swapped.lag_ns(graph, one, other), graph.nodes.own_ns)
+        predicted = steps[one].length_ns(value)
         swaps.append(
             (one, other, (predicted - taken[other]) / taken[other], (taken[one] - taken[other]) / taken[other])
         )
@@ -199,7 +199,7 @@ def interval_of(errors: Floats, steps: int) -> float:
 class _SwappedSteps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The spans of each step, on all ranks in the same order, and the edges that hold their transfer times."""
 
-    transfer: Ints
+    transfer: Codes
     """For each node that is the end of a span the edge from its collective's last arrival; -1 without one."""
     ends: tuple[Ints, ...]
     """Nodes of the ends of each step's spans."""
@@ -208,7 +208,7 @@ class _SwappedSteps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @classmethod
     def of(cls, graph: Graph, ranks: Mapping[int, RankTimeline], steps: Sequence[Bounds]) -> "_SwappedSteps":
-        transfer = np.full(graph.num_nodes, -1, np.int64)
+        transfer = np.full(graph.num_nodes, -1, np.int32)
         found = np.flatnonzero(graph.edges.kind == TRANSFER)
         transfer[graph.edges.node[found]] = found
         numbers = np.array([each.step for each in steps], np.int64)

@@ -31,6 +31,7 @@ from overlapscope.analysis.graph.model import (
     SYNC,
     TRANSFER,
     Graph,
+    in_parts,
     once_a_graph,
 )
 from overlapscope.timeline.columns import Ints, Small
@@ -190,28 +191,32 @@ def binding_edges(graph: Graph, *, tie_ns: int = 0) -> Ints:
 
     Of the edges whose predecessor arrived within `tie_ns` of the last, the first by `RULE` binds, then the latest.
     """
-    nodes, edges = graph.nodes, graph.edges
     binding = np.full(graph.num_nodes, -1, np.int64)
-    if not edges.node.size:
-        return binding
-    opens = np.append(True, edges.node[1:] != edges.node[:-1])  # edges are grouped by node
+    for some in in_parts(graph.edges):
+        _bind(graph, some, tie_ns, binding)
+    return binding
+
+
+def _bind(graph: Graph, part: slice, tie_ns: int, binding: Ints) -> None:
+    """Write the edges that bound the nodes of some edges, which are all that lead to these nodes."""
+    nodes, edges = graph.nodes, graph.edges
+    node = edges.node[part]
+    opens = np.append(True, np.diff(node) != 0)
     alone = opens & np.append(opens[1:], True)
     only, several = np.flatnonzero(alone), np.flatnonzero(~alone)
-    binding[edges.node[only]] = only
+    binding[node[only]] = part.start + only
     if not several.size:
-        return binding
-    node = edges.node[several]
+        return
+    opens, several, node = opens[several], part.start + several, node[several]
     arrived = nodes.time_ns[node] - nodes.own_ns[node]
     early = arrived - nodes.time_ns[edges.before[several]] - edges.lag_ns[several]
     rank = np.full(len(EDGE_KINDS), len(EDGE_KINDS), np.int64)
     rank[list(RULE)] = np.arange(len(RULE))
     key = np.where(early <= tie_ns, rank[edges.kind[several]], 2 * len(EDGE_KINDS)) << _EARLY_BITS
     key += np.minimum(early, (1 << _EARLY_BITS) - 1)
-    opens = opens[several]
     least = np.minimum.reduceat(key, np.flatnonzero(opens))
     binds = key == least[np.cumsum(opens) - 1]
     binding[node[binds]] = several[binds]
-    return binding
 
 
 def chain(graph: Graph, binding: Ints, end: int, since_ns: int) -> Ints:

@@ -51,7 +51,7 @@ def rank_graph(timeline: RankTimeline, recording: int = 0) -> Graph:
 
 def alone(own: RankNodes) -> Graph:
     """Return the graph of a rank without others."""
-    return assemble(own.time_ns, own.gap, [own.edges], (own.part,))
+    return assemble(own.time_ns, own.gap, own.edges, (own.part,))
 
 
 def rank_nodes(timeline: RankTimeline, recording: int = 0) -> RankNodes:
@@ -153,15 +153,15 @@ def run_graph(
     """
     if len(run.ranks) == 1:
         return rank_graph(next(iter(run.ranks.values())).at_hand(), recording)
-    times, gaps, edges, parts = [], [], [], []
+    each_rank, times, parts = [], [], []
     first, clocks = 0, cross_rank.clocks
     for rank, own in _each_rank(run, recording, {} if built is None else built):
+        each_rank.append(own)
         times.append(clocks.aligned_ns(rank, own.time_ns))
-        gaps.append(own.gap)
-        edges.append(replace(own.edges, before=own.edges.before + first, node=own.edges.node + first))
         parts.append(replace(own.part, first=first))
         first += own.part.nodes
     time = np.concatenate(times)
+    del times, own
     on_cpu = {rank for rank, timeline in run.ranks.items() if not timeline.has_device}
     members = _members(parts, cross_rank, time, on_cpu)
     calls, number = np.unique(members.call, return_inverse=True)
@@ -169,20 +169,44 @@ def run_graph(
     waits = members.end >= 0
     node, end = (first + number)[waits], members.end[waits]
     transfer = np.where(members.transfer_ns == NONE, time[members.end] - arrived[number], members.transfer_ns)[waits]
-    every = concat(edges)
-    edges.clear()
     # On its own a member takes the transfer time, not the wait that its duration contains.
     alone = np.full(first, np.iinfo(np.int64).max, np.int64)
     np.minimum.at(alone, end, transfer)
-    runs = np.isin(every.kind, list(RUN_KIND.values()))
-    edges = [
-        replace(every, lag_ns=np.where(runs, np.minimum(alone[every.node], every.lag_ns), every.lag_ns)),
+    between = [
         edges_of(members.start, first + number, ARRIVE, RECORDED, 0),
         edges_of(node, end, TRANSFER, RECORDED, transfer),
     ]
-    del every  # a thousand ranks have millions
-    gap = np.concatenate([*gaps, np.full(calls.size, NO_GAP, np.int8)])
-    return assemble(np.concatenate([time, arrived]), gap, edges, tuple(parts))
+    gap = np.concatenate([*(own.gap for own in each_rank), np.full(calls.size, NO_GAP, np.int8)])
+    time = np.concatenate([time, arrived])
+    return assemble(time, gap, _joined(each_rank, parts, between, alone), tuple(parts))
+
+
+def _joined(each_rank: list[RankNodes], parts: Sequence[RankPart], between: Sequence[Edges], alone_ns: Ints) -> Edges:
+    """Return all edges: those of the ranks, which are taken from the list one by one, and those between ranks.
+
+    `alone_ns` is for each node the longest time that its span takes on its own.
+    """
+    count = sum(size(own.edges) for own in each_rank)
+    edges = make(Edges, count + sum(map(size, between)), before=0, node=0, kind=0, known=0, lag_ns=0)
+    at = 0
+    each_rank.reverse()
+    for part in parts:
+        own = each_rank.pop().edges
+        runs = np.isin(own.kind, list(RUN_KIND.values()))
+        alone = np.minimum(alone_ns[part.first + own.node], own.lag_ns)
+        lag = np.where(runs, alone, own.lag_ns)
+        at = _put(edges, at, replace(own, before=own.before + part.first, node=own.node + part.first, lag_ns=lag))
+    for each in between:
+        at = _put(edges, at, each)
+    return edges
+
+
+def _put(edges: Edges, at: int, some: Edges) -> int:
+    """Write rows into a table from a row on; return the row after them."""
+    after = at + size(some)
+    for name in Edges.__struct_fields__:
+        getattr(edges, name)[at:after] = getattr(some, name)
+    return after
 
 
 def _each_rank(
