@@ -50,12 +50,6 @@ def chain_of_span(
     return _links(_each_link(graph, ranks, part.starts().start + int(at[0])), most, since_ns)
 
 
-def chain_of_moment(graph: Graph, ranks: Mapping[int, RankTimeline], rank: int, moment_ns: int) -> tuple[Link, ...]:
-    """Return what a rank waited for at a moment, on the graph's clock: the chain of `span_of_moment`."""
-    row = span_of_moment(graph, rank, moment_ns)
-    return chain_of_span(graph, ranks, rank, row) if row is not None else ()
-
-
 def span_of_moment(graph: Graph, rank: int, moment_ns: int) -> int | None:
     """Return the span (row in the rank's `Spans`) whose start says what a rank waited for at a moment.
 

@@ -23,11 +23,12 @@ from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.build import graph_too_large, run_graph
 from overlapscope.analysis.graph.chains import BEGIN, MOST_LINKS, chain_of_span, span_of_moment
 from overlapscope.analysis.graph.model import Graph, RankPart
+from overlapscope.analysis.graph.scenarios import slack_ns
 from overlapscope.analysis.graph.self_test import self_test
 from overlapscope.analysis.graph.walk import whole_path
 from overlapscope.display import list_some
 from overlapscope.errors import UsageError
-from overlapscope.timeline.columns import COMM, COMPUTE, SPAN_KINDS, size
+from overlapscope.timeline.columns import COMM, COMPUTE, SPAN_KINDS, or_none, size
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -118,7 +119,7 @@ def _tested(
         reason = " and ".join(REFUSED[each] for each in failed) or reason
     chain = explained(run.ranks, graph, rank, row, moment, origin_ns, most)
     if reason is None:
-        return chain
+        return msgspec.structs.replace(chain, slack_ns=_slack_ns(graph, rank, row))
     known = _known_part(chain.chain, failed)
     return msgspec.structs.replace(chain, chain=known, is_cut=chain.is_cut and len(known) == most, reason=reason)
 
@@ -157,6 +158,15 @@ def explained(
         is_cut=is_cut,
         ranks=[each.rank for each in graph.ranks],
     )
+
+
+def _slack_ns(graph: Graph, rank: int, row: int) -> int | None:
+    """Return how much later a span could have begun without delaying the end of the recording."""
+    whole = whole_bounds(graph)
+    assert whole is not None
+    part = next(each for each in graph.ranks if each.rank == rank)
+    node = part.starts().start + int(np.flatnonzero(part.span_row == row)[0])
+    return or_none(int(slack_ns(graph, whole.end)[node]))
 
 
 def _failed(graph: Graph) -> tuple[str, ...]:
