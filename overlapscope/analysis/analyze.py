@@ -27,6 +27,7 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers, 
 from overlapscope.analysis.exposure.collectives import collective_rows
 from overlapscope.analysis.exposure.exposed import exposed_by
 from overlapscope.analysis.exposure.exposed_causes import Causes, each_causes
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.own_causes import critical_paths
 from overlapscope.analysis.graph.scenarios import PAUSE_CAP_NS, capped_pauses, outcome
 from overlapscope.analysis.job_step.headline import headline
@@ -74,13 +75,15 @@ def analyze(
     cross_rank: CrossRank | None = None,
     bandwidth: Facts | None = None,
     alone: Mapping[int, RankSummary] | None = None,
+    graphs: BuiltGraphs | None = None,
 ) -> Analysis:
     """Return all figures of a run.
 
-    `cross_rank` is the result of `match_and_align` and `summaries` that of `summarize_ranks`, where the caller has
-    them already; `bandwidth` holds measurements of the bandwidth that its collectives could reach.
+    `cross_rank` is the result of `match_and_align`, `alone` that of `summarize_ranks`, and `graphs` those of the run,
+    where the caller has them already; `bandwidth` holds measurements of the bandwidth that its collectives could reach.
     """
-    alone = alone or summarize_ranks(run)
+    graphs = graphs or BuiltGraphs(run)
+    alone = alone or summarize_ranks(run, graphs)
     cross_rank = cross_rank or match_and_align(run)
     windows = {rank: own.windows for rank, own in alone.items()}
     coverage = {rank: own.coverage for rank, own in alone.items()}
@@ -89,7 +92,7 @@ def analyze(
     window_ns = {info.rank: info.whole.window_ns for info in ranks}
     work = compared({rank: own.kernels for rank, own in alone.items()})
     links = slow_links(run, cross_rank.splits, cross_rank.pairs.pairs)
-    held, shared = late_ranks_of(run, cross_rank, alone, work, window_ns)
+    held, shared = late_ranks_of(run, cross_rank, alone, work, window_ns, graphs)
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
     findings = [
@@ -118,7 +121,7 @@ def analyze(
         findings=findings,
         recommendations=[],
         told=rows_of_sources(run.facts),
-        critical_path=critical_paths(run, windows, cross_rank),
+        critical_path=critical_paths(run, windows, cross_rank, graphs),
         throughput=throughput(run, alone),
         headline=headline(rank_windows(ranks, alone), cross_rank),
     )
@@ -126,13 +129,14 @@ def analyze(
 
 def late_ranks_of(
     run: Run, cross_rank: CrossRank, alone: Mapping[int, RankSummary], work: Mapping[int, RankCompute],
-    window_ns: Mapping[int, int | None],
+    window_ns: Mapping[int, int | None], graphs: BuiltGraphs,
 ) -> tuple[list[Straggler], list[Finding]]:  # fmt: skip
     """Return the stragglers, and the findings on cores that hosts share; `work` is compared between the ranks.
 
     Where hosts share cores it is random which of them is late: that is no straggler.
     """
-    graph = cache(lambda: _graph_of(run, cross_rank, sum(own.linkage[0] for own in alone.values() if own.linkage)))
+    spans = sum(own.linkage[0] for own in alone.values() if own.linkage)
+    graph = cache(lambda: _graph_of(run, cross_rank, graphs, spans))
     pinned = pinned_hosts(run, {rank: own.host for rank, own in alone.items() if own.host}, cross_rank.clocks)
     ranks = Compared(
         run=run, splits=(*cross_rank.splits, *cross_rank.uneven), clocks=cross_rank.clocks,
@@ -148,14 +152,14 @@ def late_ranks_of(
     return held, shared_cores(run, pinned, lambda: _with_pauses_capped(graph()))
 
 
-def _graph_of(run: Run, cross_rank: CrossRank, spans: int) -> "RunGraph | NoRemoval":
+def _graph_of(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs, spans: int) -> "RunGraph | NoRemoval":
     if not all(timeline.has_device and timeline.has_host_events for timeline in run.ranks.values()):
         return "no_host_events"
     from overlapscope.analysis.graph.removal import MOST_SPANS, answering_graph  # noqa: PLC0415 - a recording without host events needs no graph
 
     if spans > MOST_SPANS:
         return "too_large"
-    return answering_graph(run, cross_rank)
+    return answering_graph(run, cross_rank, graphs)
 
 
 def _late(
