@@ -171,8 +171,11 @@ def _tied_edges(graph: Graph, end: int, since_ns: int) -> Ints:
     """Return the edges, in the order of a scan, of all walks back from a node whose predecessors arrived at most a tie
     before the last."""
     time, edges = graph.nodes.time_ns, graph.edges
-    at = time[edges.node]
-    near = np.flatnonzero((at > since_ns) & (at <= time[end]))
+    to_end = np.flatnonzero(edges.node == end)
+    if not to_end.size:
+        return to_end
+    # Not cut by the time of the end: what a node waited for may be recorded later than the node.
+    near = np.flatnonzero(time[edges.node[: int(to_end[-1]) + 1]] > since_ns)
     before, node = edges.before[near], edges.node[near]
     near = near[time[node] - graph.nodes.own_ns[node] - time[before] - edges.lag_ns[near] <= OWN_NS]
     before, node = edges.before[near].tolist(), edges.node[near].tolist()

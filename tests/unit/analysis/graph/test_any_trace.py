@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
@@ -38,8 +38,18 @@ def traces(draw: st.DrawFn) -> RankTimeline:
     )
 
 
+LAUNCHED_LATE = trace(
+    [("cudaLaunchKernel", 0, 0, 2), ("cudaLaunchKernel", 23, 23, 1)] + 4 * [("cudaLaunchKernel", 0, 0, 1)],
+    [(0, 0, 0, 2), (0, 22, 22, 1)],
+    [0, 0, 1, 1, 1, 1],
+    {0: COMPUTE, 1: COMPUTE},
+)
+"""A kernel that is recorded before the last of the calls that may have launched it."""
+
+
 @settings(deadline=None, max_examples=100)
 @given(traces(), st.integers(-10, 3_100))
+@example(LAUNCHED_LATE, 0)
 def test_any_trace_has_a_graph_whose_figures_add_up(timeline: RankTimeline, at_us: int) -> None:
     graph = rank_graph(timeline)
     assert (replay(graph, own_ns=graph.nodes.own_ns) == graph.nodes.time_ns).all()
