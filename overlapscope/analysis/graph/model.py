@@ -307,6 +307,10 @@ def scan_order(time_ns: Ints, edges: Edges) -> tuple[Ints, Flags]:
     that close a circle are left out: inferred ones that lead backwards in time, then all that do.
     """
     ahead = time_ns[edges.node] - time_ns[edges.before]
+    if not (ahead < 0).any():
+        order = _deepest(time_ns, edges.before, edges.node, ahead == 0)
+        if order is not None:
+            return order, np.ones(ahead.size, np.bool_)
     kept = np.ones(ahead.size, np.bool_)
     for doubtful in (
         kept & False,
@@ -322,10 +326,13 @@ def scan_order(time_ns: Ints, edges: Edges) -> tuple[Ints, Flags]:
 
 
 def _sorted(time_ns: Ints, before: NodeNumbers, node: NodeNumbers) -> Ints | None:
-    at, depth = time_ns.copy(), np.zeros(time_ns.size, np.int64)
-    if not _settled(at, before, node):
-        return None
-    level = at[before] == at[node]
+    at = time_ns.copy()
+    return _deepest(at, before, node, at[before] == at[node]) if _settled(at, before, node) else None
+
+
+def _deepest(at: Ints, before: NodeNumbers, node: NodeNumbers, level: Flags) -> Ints | None:
+    """Return the nodes by time, those of one moment by their depth; `level` edges join nodes of one moment."""
+    depth = np.zeros(at.size, np.int64)
     return sort_order(at, depth) if _deepened(depth, before[level], node[level]) else None
 
 

@@ -226,9 +226,19 @@ def chain(graph: Graph, binding: Ints, end: int, since_ns: int) -> Ints:
     """Return the binding edges from a node back to a moment, the last first."""
     # A view of the memory hands out single numbers in a fraction of the time that an array takes.
     edge_of, before, time = binding.data, graph.edges.before.data, graph.nodes.time_ns.data
-    found = []
+    found: list[int] = []
     node = end
-    while (edge := edge_of[node]) >= 0 and time[node] > since_ns:
-        found.append(edge)
-        node = before[edge]
-    return np.array(found, np.int64)
+    while node >= 0 and time[node] > since_ns:  # the moment is looked at once in so many links
+        for _ in range(_LINKS_AT_ONCE):
+            edge = edge_of[node]
+            if edge < 0:
+                node = -1
+                break
+            found.append(edge)
+            node = before[edge]
+    edges = np.array(found, np.int64)
+    early = np.flatnonzero(graph.nodes.time_ns[graph.edges.node[edges]] <= since_ns)
+    return edges[: early[0]] if early.size else edges
+
+
+_LINKS_AT_ONCE: Final = 256
