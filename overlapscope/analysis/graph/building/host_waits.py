@@ -7,6 +7,8 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.graph.building.host_calls import SILENCE_NS, HostCalls
+from overlapscope.analysis.graph.building.stream_waits import last_before_sync
+from overlapscope.analysis.graph.model import OWN_NS
 from overlapscope.timeline.columns import (
     CONTEXT_SYNC,
     COPY,
@@ -59,14 +61,18 @@ def host_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs) ->
     """
     launch = np.append(calls.begin_ns, NONE)[calls.launched_by]  # NONE is early: launched before the recording
     awaited = _awaited(spans, calls, launch)
+    for_stream = last_before_sync(spans, calls, launch, awaited)
+    near = (for_stream >= 0) & (awaited >= 0)
+    near[near] = abs(spans.end_ns[awaited[near]] - spans.end_ns[for_stream[near]]) <= OWN_NS
+    awaited = np.where(near, for_stream, awaited)
     stated_span, stated_call = _stated(spans, calls, host, syncs, launch)
     waits = (spans.end_ns[stated_span] > calls.begin_ns[stated_call]) & ~calls.copies[stated_call]
     awaited[stated_call] = np.where(calls.copies[stated_call], awaited[stated_call], -1)
     awaited[stated_call[waits]] = stated_span[waits]
     lane_span, lane_call = _last_of_lanes(spans, calls, launch)
-    binding = np.flatnonzero(awaited >= 0)
-    span = np.concatenate([awaited[binding], stated_span[~waits], lane_span])
-    call = np.concatenate([binding, stated_call[~waits], lane_call])
+    binding, over = np.flatnonzero(awaited >= 0), np.flatnonzero(for_stream >= 0)
+    span = np.concatenate([awaited[binding], stated_span[~waits], lane_span, for_stream[over]])
+    call = np.concatenate([binding, stated_call[~waits], lane_call, over])
     stated = np.arange(call.size) < binding.size + int(np.count_nonzero(~waits))
     recorded = stated & np.isin(call, stated_call)
     first = np.sort(np.unique(call * max(spans.lane.size, 1) + span, return_index=True)[1])
