@@ -61,11 +61,12 @@ def host_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs) ->
     """
     launch = np.append(calls.begin_ns, NONE)[calls.launched_by]  # NONE is early: launched before the recording
     awaited = _awaited(spans, calls, launch)
+    stated_span, stated_call = _stated(spans, calls, host, syncs, launch)
     for_stream = last_before_sync(spans, calls, launch, awaited)
+    for_stream[stated_call] = -1
     near = (for_stream >= 0) & (awaited >= 0)
     near[near] = abs(spans.end_ns[awaited[near]] - spans.end_ns[for_stream[near]]) <= OWN_NS
     awaited = np.where(near, for_stream, awaited)
-    stated_span, stated_call = _stated(spans, calls, host, syncs, launch)
     waits = (spans.end_ns[stated_span] > calls.begin_ns[stated_call]) & ~calls.copies[stated_call]
     awaited[stated_call] = np.where(calls.copies[stated_call], awaited[stated_call], -1)
     awaited[stated_call[waits]] = stated_span[waits]
@@ -87,20 +88,33 @@ def _awaited(spans: Spans, calls: HostCalls, launch: Ints) -> Ints:
     own[calls.launched_by[launched]] = launched  # the last of several assignments stays
     found[calls.copies] = own[calls.copies]
     by_end = sort_order(spans.end_ns)
-    ends = spans.end_ns[by_end]
     asking = np.flatnonzero(calls.blocks & (found < 0))
-    at = np.searchsorted(ends, calls.end_ns[asking] + CLOCKS_AGREE_NS, side="right")
-    for _ in range(LOOK_BACK):
-        at = at - 1
-        inside = (at >= 0) & (ends[at] > calls.begin_ns[asking])
-        asking, at = asking[inside], at[inside]
-        if not asking.size:
-            break
-        fits = launch[by_end[at]] < calls.begin_ns[asking]
-        found[asking[fits]] = by_end[at[fits]]
-        asking, at = asking[~fits], at[~fits]
+    last = _ended_inside(spans, calls, launch, by_end, asking, calls.end_ns[asking] + CLOCKS_AGREE_NS)
+    # Of spans that end together the one that ended before the call returned.
+    after = np.flatnonzero((last >= 0) & (spans.end_ns[last] > calls.end_ns[asking]))
+    other = _ended_inside(spans, calls, launch, by_end, asking[after], calls.end_ns[asking[after]])
+    tied = (other >= 0) & (spans.end_ns[other] >= calls.end_ns[asking[after]] - CLOCKS_AGREE_NS)
+    last[after[tied]] = other[tied]
+    found[asking] = last
     # An allocation waits for the whole device or for nothing: not where something launched before it runs on after it.
     return np.where(calls.allocates & ~calls.synchronizes & _runs_on(spans, calls, launch), -1, found)
+
+
+def _ended_inside(spans: Spans, calls: HostCalls, launch: Ints, by_end: Ints, asking: Ints, until_ns: Ints) -> Ints:
+    """Return for each of the calls the span launched before it that ended last inside it, until a moment; else -1."""
+    found = np.full(asking.size, -1, np.int64)
+    ends, rows = spans.end_ns[by_end], np.arange(asking.size)
+    at = np.searchsorted(ends, until_ns, side="right")
+    for _ in range(LOOK_BACK):
+        at = at - 1
+        inside = (at >= 0) & (ends[at] > calls.begin_ns[asking[rows]])
+        rows, at = rows[inside], at[inside]
+        if not rows.size:
+            break
+        fits = launch[by_end[at]] < calls.begin_ns[asking[rows]]
+        found[rows[fits]] = by_end[at[fits]]
+        rows, at = rows[~fits], at[~fits]
+    return found
 
 
 def _runs_on(spans: Spans, calls: HostCalls, launch: Ints) -> Flags:
