@@ -7,7 +7,7 @@ import numpy as np
 
 from overlapscope.analysis.graph.building.host_calls import HostCalls
 from overlapscope.analysis.graph.building.host_waits import begins_by_correlation
-from overlapscope.analysis.graph.building.stream_waits import awaited_spans, made_to_wait
+from overlapscope.analysis.graph.building.stream_waits import StreamWaits, awaited_spans, stream_waits
 from overlapscope.analysis.graph.model import (
     EVENT,
     FIRST_OF_LANE,
@@ -99,7 +99,7 @@ def device_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs, 
     best = np.maximum(arrived, free)
     best = _with_recorded_events(spans, begin, best, edges, first_start, recorded)
     guess = not recorded[0].size
-    made = made_to_wait(spans, calls, host, names) if guess else None
+    made = stream_waits(spans, calls, host, names) if guess else None
     best = _with_events(spans, begin, best, edges, first_start, made)
     waits = start - best > OWN_NS
     carried = waits & launched & (returned - begin > LONG_CALL_NS) & (start < returned)
@@ -193,11 +193,11 @@ def _with_recorded_events(
 
 
 def _with_events(
-    spans: Spans, launch: Ints, best: Ints, edges: list[Edges], first_start: int, made: tuple[Ints, Ints] | None
+    spans: Spans, launch: Ints, best: Ints, edges: list[Edges], first_start: int, made: StreamWaits | None
 ) -> Ints:
     """Add inferred events; return the latest of all that each span waited for.
 
-    `made` holds the spans whose streams were made to wait, and when; None where the recording states for what. Without
+    `made` holds the waits that calls show; None where the recording states for what. Without
     it, an event is a dependency also where launch and stream explain the start: it did not bind. So is one that ended
     just before communication began.
     """
@@ -205,7 +205,7 @@ def _with_events(
     waits = start - best > OWN_NS
     found = _ended_before(spans, launch, np.flatnonzero(waits | ((spans.kind == COMM) & (made is not None))))
     if made is not None:
-        known = awaited_spans(spans, launch, *made, np.where(waits, found, -1))
+        known = awaited_spans(spans, launch, made, np.where(waits, found, -1))
         found[(known >= 0) & ~waits] = -1
         more = np.flatnonzero((known >= 0) & (known != found))
         edges.append(edges_of(first_start + count + known[more], first_start + more, EVENT, INFERRED, 0))

@@ -8,61 +8,84 @@ were for that stream, too: a replay needs them as soon as something else takes l
 import re
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.graph.building.host_calls import HostCalls
-from overlapscope.timeline.columns import Flags, HostSpans, Ints, Spans
+from overlapscope.analysis.graph.model import OWN_NS
+from overlapscope.timeline.columns import HostSpans, Ints, Spans
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import sort_order, values_in
 
 WAITS_FOR_EVENT: Final = re.compile(r"StreamWaitEvent")
 """cudaStreamWaitEvent, hipStreamWaitEvent, cuStreamWaitEvent, aclrtStreamWaitEvent."""
+RECORDS_EVENT: Final = re.compile(r"EventRecord|RecordEvent")
 CLOCKS_AGREE_NS: Final = 3_000
 """A span may seem to end this much after what waited for it."""
 AGREE: Final = 0.9
 """Least share of the waits that bound which point to the last span of one stream."""
 
 
-def made_to_wait(spans: Spans, calls: HostCalls, host: HostSpans, names: tuple[str, ...]) -> tuple[Ints, Ints]:
-    """Return the spans whose stream was made to wait since the call before their launch, and when, the last time."""
-    nothing = np.empty(0, np.int64)
-    rows = np.flatnonzero(rows_named(host.name, names, WAITS_FOR_EVENT.search))
+class StreamWaits(msgspec.Struct, frozen=True, kw_only=True):
+    """Spans before whose launch a call made their stream wait for an event; of several such calls the last."""
+
+    span: Ints
+    moment_ns: Ints
+    """When the call began."""
+    recorded: Ints
+    """The span that the thread had launched last when it recorded an event before; -1 where no such call is known."""
+
+
+def stream_waits(spans: Spans, calls: HostCalls, host: HostSpans, names: tuple[str, ...]) -> StreamWaits:
+    """Return the waits that the runtime calls of one recording show."""
+    rows, events = (
+        np.flatnonzero(rows_named(host.name, names, each.search)) for each in (WAITS_FOR_EVENT, RECORDS_EVENT)
+    )
     launches = np.unique(calls.launched_by[calls.launched_by >= 0])
     if not rows.size or not launches.size:
-        return nothing, nothing
-    rows = rows[sort_order(host.lane[rows], host.start_ns[rows])]
-    # Calls are by thread and begin: of those that launch, the next one after each wait, on its thread.
-    first_ns = min(int(host.start_ns[rows].min()), int(calls.begin_ns.min()))
-    length = max(int(host.start_ns[rows].max()), int(calls.begin_ns.max())) - first_ns + 1
-    at = np.searchsorted(
-        calls.lane[launches].astype(np.int64) * length + calls.begin_ns[launches] - first_ns,
-        host.lane[rows].astype(np.int64) * length + host.start_ns[rows] - first_ns,
-    )
-    there = at < launches.size
+        nothing = np.empty(0, np.int64)
+        return StreamWaits(span=nothing, moment_ns=nothing, recorded=nothing)
+    # Threads follow each other on one axis, so that one search serves all.
+    first_ns, end_ns = int(host.start_ns.min()), int(host.start_ns.max()) + 1
+
+    def on_axis(lane: Ints, begin_ns: Ints) -> Ints:
+        return lane.astype(np.int64) * (end_ns - first_ns) + begin_ns - first_ns
+
+    rows, events = (each[sort_order(host.lane[each], host.start_ns[each])] for each in (rows, events))
+    launched = on_axis(calls.lane[launches], calls.begin_ns[launches])
+    at = np.searchsorted(launched, on_axis(host.lane[rows], host.start_ns[rows]))
+    there = np.flatnonzero(at < launches.size)
+    there = there[calls.lane[launches[at[there]]] == host.lane[rows[there]]]
+    there = there[np.append(np.diff(at[there]) != 0, True)[: there.size]]
     rows, at = rows[there], at[there]
-    same = calls.lane[launches[at]] == host.lane[rows]
-    rows, at = rows[same], at[same]
-    last = np.append(np.diff(at) != 0, True)[: at.size]
-    span_of = np.full(calls.row.size, -1, np.int64)
+    span_of = np.full(calls.row.size + 1, -1, np.int64)
     span_of[calls.launched_by[::-1]] = np.arange(spans.lane.size)[::-1]  # the last assigned is the first that starts
-    return span_of[launches[at[last]]], host.start_ns[rows[last]]
+    span_of[-1] = -1
+    time = on_axis(host.lane[events], host.start_ns[events])
+    event = np.searchsorted(time, on_axis(host.lane[rows], host.start_ns[rows])) - 1
+    before = np.searchsorted(launched, np.append(time, -1)[event]) - 1
+    before = np.append(launches, -1)[before]
+    before = np.where(calls.lane[before] == host.lane[rows], before, -1)
+    return StreamWaits(span=span_of[launches[at]], moment_ns=host.start_ns[rows], recorded=span_of[before])
 
 
-def awaited_spans(spans: Spans, launch: Ints, waiting: Ints, moment_ns: Ints, bound: Ints) -> Ints:
+def awaited_spans(spans: Spans, launch: Ints, waits: StreamWaits, bound: Ints) -> Ints:
     """Return for each span the span of another stream that its stream was made to wait for; -1 where that is not known.
 
-    `waiting` holds the spans whose streams were made to wait at `moment_ns`, `bound` for each span the one whose end
-    explains its start; -1 for none. `launch` is when each span was launched.
+    `bound` holds for each span the one whose end explains its start, -1 for none; `launch` is when each was launched.
+    Where no wait of a stream bound, its events were recorded on the stream to which their thread had launched last.
     """
     found = np.full(spans.lane.size, -1, np.int64)
-    other = bound[waiting]
-    shown = other >= 0
-    for lane in values_in(spans.lane[waiting]).tolist():
-        mine = spans.lane[waiting] == lane
-        for awaited in values_in(spans.lane[other[mine & shown]]).tolist():
-            last = _last_launched(spans, launch, awaited, moment_ns[mine])
-            if _agree(last, other[mine], spans.end_ns, spans.start_ns[waiting[mine]]):
-                found[waiting[mine]] = last
+    for lane in values_in(spans.lane[waits.span]).tolist():
+        mine = spans.lane[waits.span] == lane
+        waiting, moment_ns = waits.span[mine], waits.moment_ns[mine]
+        shown = bound[waiting]
+        if not (shown >= 0).any():
+            shown = waits.recorded[mine]
+        for awaited in values_in(spans.lane[shown[shown >= 0]]).tolist():
+            last = _last_launched(spans, launch, awaited, moment_ns)
+            if awaited != lane and _agree(last, shown, spans.end_ns, spans.start_ns[waiting]):
+                found[waiting] = last
     return found
 
 
@@ -70,16 +93,18 @@ def last_before_sync(spans: Spans, calls: HostCalls, launch: Ints, awaited: Ints
     """Return for each synchronisation of a stream the span that it was for; -1 where that is not known, and for other
     calls.
 
-    `awaited` holds the span whose end explains the end of each call; -1 for none.
+    `awaited` holds the span whose end explains the end of each call; -1 for none. In a call of `OWN_NS` a span may
+    have ended by chance.
     """
     found = np.full(calls.row.size, -1, np.int64)
     waiting = np.flatnonzero(calls.waits_for_stream)
+    waited = np.where(calls.end_ns - calls.begin_ns > OWN_NS, awaited, -1)
     for process in values_in(calls.process[waiting]).tolist():
         mine = waiting[calls.process[waiting] == process]
-        other = awaited[mine]
-        for lane in values_in(spans.lane[other[other >= 0]]).tolist():
+        shown = waited[mine]
+        for lane in values_in(spans.lane[shown[shown >= 0]]).tolist():
             last = _last_launched(spans, launch, lane, calls.begin_ns[mine])
-            if _agree(last, other, spans.end_ns, calls.end_ns[mine]):
+            if _agree(last, shown, spans.end_ns, calls.end_ns[mine]):
                 found[mine] = last
     return found
 
@@ -89,12 +114,11 @@ def _last_launched(spans: Spans, launch: Ints, lane: int, moment_ns: Ints) -> In
     on_lane = np.flatnonzero(spans.lane == lane)
     on_lane = on_lane[np.argsort(launch[on_lane], kind="stable")]
     at = np.searchsorted(launch[on_lane], moment_ns, side="left")
-    return np.append(-1, on_lane)[at]
+    return np.append(on_lane, -1)[at - 1]
 
 
 def _agree(last: Ints, shown: Ints, end_ns: Ints, until_ns: Ints) -> bool:
-    """Return whether the waits that bound were for `last`, and no wait was over before it ended."""
-    there = last >= 0
-    outrun: Flags = end_ns[last] > until_ns + CLOCKS_AGREE_NS
+    """Return whether the waits that show what they were for were for `last`, and no wait was over before that ended."""
+    outrun = (last >= 0) & (end_ns[last] > until_ns + CLOCKS_AGREE_NS)
     votes = shown >= 0
-    return not (outrun & there).any() and bool(np.mean(last[votes] == shown[votes]) >= AGREE)
+    return not outrun.any() and bool(np.mean(last[votes] == shown[votes]) >= AGREE)
