@@ -174,8 +174,9 @@ def begins_by_correlation(host: HostSpans) -> dict[int, int]:
     return dict(zip(host.correlation[rows].tolist(), host.start_ns[rows].tolist(), strict=True))
 
 
-def polled_spans(spans: Spans, calls: HostCalls, names: tuple[str, ...]) -> Ints:
-    """Return for each call the span whose end its host had polled before it; -1 for none.
+def polled_spans(spans: Spans, calls: HostCalls, names: tuple[str, ...]) -> tuple[Ints, Flags]:
+    """Return for each call the span whose end its host had polled before it, -1 for none; and whether it may have
+    waited before it for a copy that it reads, which so few or short silences do not show.
 
     A host polls a class of spans (by name, without template arguments) if its silences end shortly after a span of the
     class in most of their opportunities, and so often that chance does not explain it. Fewer than three polls of a kind
@@ -184,8 +185,8 @@ def polled_spans(spans: Spans, calls: HostCalls, names: tuple[str, ...]) -> Ints
     polled = np.full(calls.row.size, -1, np.int64)
     silent, span = _opportunities(spans, calls)
     if not span.size:
-        return polled
-    _read_copies(spans, calls, names, silent, span, polled)
+        return polled, np.zeros(calls.row.size, np.bool_)
+    reads = _read_copies(spans, calls, names, silent, span, polled)
     table = NameTable()
     of_name = np.array([table.code(TEMPLATE.sub("", name)) for name in names] + [-1], np.int64)
     kind = of_name[spans.name[span]]
@@ -206,13 +207,15 @@ def polled_spans(spans: Spans, calls: HostCalls, names: tuple[str, ...]) -> Ints
             later = polled[call[these]] >= 0
             better = ~later | (spans.end_ns[span[these]] > spans.end_ns[np.maximum(polled[call[these]], 0)])
             polled[call[these[better]]] = span[these[better]]
-    return polled
+    return polled, reads & (polled < 0)
 
 
 def _read_copies(
     spans: Spans, calls: HostCalls, names: tuple[str, ...], silent: Ints, span: Ints, polled: Ints
-) -> None:
+) -> Flags:
     """Add, in place, copies to the host that were enqueued last before a silence, and that the host then read.
+
+    Return the calls after silences in which such copies ended, where the host never went on before.
 
     It works on what it read before it goes on, so the end of the copy is not the end of the silence. But it never goes
     on before; and if the two had nothing to do with each other, the copies would end anywhere in their silences, not
@@ -223,13 +226,16 @@ def _read_copies(
     last = calls.by_begin[np.maximum(silent - 1, 0)] == calls.launched_by[span]
     chosen = copies[span] & last & ~calls.copies[calls.launched_by[span]]
     call, span, since = calls.by_begin[silent[chosen]], span[chosen], calls.silent_since[silent[chosen]]
-    if call.size < POLLS:
-        return
     begin, end = calls.begin_ns[call], spans.end_ns[span]
     waited = end <= begin + CLOCKS_AGREE_NS
+    reads = np.zeros(calls.row.size, np.bool_)
+    if not call.size or waited.mean() < READS:
+        return reads
+    reads[call[waited]] = True
     chance = np.clip((begin - end) / np.maximum(begin - since, 1), 0.0, 1.0)
-    if waited.mean() >= READS and _all_so_small(chance[waited]) < POLL_CHANCE:
+    if call.size >= POLLS and _all_so_small(chance[waited]) < POLL_CHANCE:
         polled[call[waited]] = span[waited]
+    return reads
 
 
 def _all_so_small(chance: Floats) -> float:
