@@ -50,14 +50,26 @@ _OF_TEST: Final[Mapping[str, NoRemoval]] = {
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
-    """How much shorter a window gets without the excess of ranks: the median over peers, and its range; nanoseconds."""
+    """How much shorter windows get without the excess of ranks: the median over peers, and its range; nanoseconds."""
 
     ranks: tuple[int, ...]
     aligned_ns: int
-    """The window with all recordings begun together, nothing replaced."""
+    """The windows with all recordings begun together, nothing replaced."""
     gain_ns: int
     low_ns: int
     high_ns: int
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """Windows of the graph of one recording."""
+
+    graph: Graph
+    windows: tuple[Bounds, ...]
+
+    def length_ns(self, change: Change) -> int:
+        """Return what the windows take together under a change, replayed from the begin of the recording."""
+        value = changed_times(self.graph, change)
+        return sum(each.length_ns(value) for each in self.windows)
 
 
 class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +77,11 @@ class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
 
     graph: Graph
     window: Bounds
+
+    @property
+    def replayed(self) -> tuple[Replayed, ...]:
+        """The whole window, for `removal`."""
+        return (Replayed(graph=self.graph, windows=(self.window,)),)
 
 
 def answering_graph(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = None) -> RunGraph | NoRemoval:
@@ -128,42 +145,54 @@ def with_work_of(graph: Graph, peer_of: Mapping[int, int], change: Change | None
 
 
 def removal(
-    whole: RunGraph, ranks: Sequence[int], programs: Mapping[int, object], *, most: int = MOST_PEERS
+    recordings: Sequence[Replayed], ranks: Sequence[int], programs: Mapping[int, object], *, most: int = MOST_PEERS
 ) -> Removal | None:
-    """Return what the ranks are worth together; None where no other rank ran the program of one of them."""
-    graph, window = whole.graph, whole.window
-    start = aligned_starts(graph)
-    others = [part.rank for part in graph.ranks if part.spans and part.rank not in ranks]
-    peers = {rank: [each for each in others if programs[each] == programs[rank]] for rank in ranks}
-    if not ranks or not all(peers.values()):
+    """Return what the ranks are worth together in the windows of one recording or several.
+
+    None where no other rank ran the program of one of them.
+    """
+    found = [_lengths(each, ranks, programs, most) for each in recordings]
+    count = min(map(len, found), default=0)
+    if count < 2:
         return None
-    aligned = window.length_ns(changed_times(graph, start))
-    most = min(most, max(REPLAYED_EDGES // max(graph.num_edges, 1), 2))
-    gains = []
-    for at in range(min(most, max(len(own) for own in peers.values()))):
-        peer_of = {rank: own[at * max(len(own) // most, 1) % len(own)] for rank, own in peers.items()}
-        change = with_work_of(graph, peer_of, start)
-        if change is not None:
-            gains.append(aligned - window.length_ns(changed_times(graph, change)))
-    if not gains:
-        return None
+    aligned, *taken = (sum(each[at] for each in found) for at in range(count))
+    gains = [aligned - each for each in taken]
     return Removal(
         ranks=tuple(ranks), aligned_ns=aligned, gain_ns=round(float(np.median(gains))), low_ns=min(gains),
         high_ns=max(gains),
     )  # fmt: skip
 
 
-def needed(whole: RunGraph, found: Removal, programs: Mapping[int, object]) -> Removal:
+def _lengths(one: Replayed, ranks: Sequence[int], programs: Mapping[int, object], most: int) -> list[int]:
+    """Return what the windows take with all recordings begun together, then with the work of each of several peers."""
+    graph = one.graph
+    start = aligned_starts(graph)
+    others = [part.rank for part in graph.ranks if part.spans and part.rank not in ranks]
+    peers = {rank: [each for each in others if programs[each] == programs[rank]] for rank in ranks}
+    if not ranks or not all(peers.values()):
+        return []
+    most = min(most, max(REPLAYED_EDGES // max(graph.num_edges, 1), 2))
+    found = [one.length_ns(start)]
+    for at in range(min(most, max(len(own) for own in peers.values()))):
+        peer_of = {rank: own[at * max(len(own) // most, 1) % len(own)] for rank, own in peers.items()}
+        change = with_work_of(graph, peer_of, start)
+        if change is not None:
+            found.append(one.length_ns(change))
+    return found
+
+
+def needed(recordings: Sequence[Replayed], found: Removal, programs: Mapping[int, object]) -> Removal:
     """Return the value of those of the ranks without whom the others are worth much less."""
     if not 1 < len(found.ranks) <= MOST_LATE:
         return found
     without = {
-        rank: removal(whole, [each for each in found.ranks if each != rank], programs, most=1) for rank in found.ranks
+        rank: removal(recordings, [each for each in found.ranks if each != rank], programs, most=1)
+        for rank in found.ranks
     }
     kept = [rank for rank, rest in without.items() if rest is None or rest.gain_ns < NEEDED * found.gain_ns]
     if not kept or len(kept) == len(found.ranks):
         return found
-    return removal(whole, kept, programs) or found
+    return removal(recordings, kept, programs) or found
 
 
 class _Work(msgspec.Struct, frozen=True, kw_only=True):

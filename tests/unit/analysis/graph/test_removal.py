@@ -49,7 +49,7 @@ def late_pair(seed: int) -> tuple[Run, tuple[int, ...], int]:
 
 def is_predicted(seed: int) -> bool:
     run, culprits, healthy_ns = late_pair(seed)
-    found = removal(graph_of(run), culprits, programs_of(run.ranks))
+    found = removal(graph_of(run).replayed, culprits, programs_of(run.ranks))
     assert found
     return abs(found.aligned_ns - found.gain_ns - healthy_ns) <= WITHIN * healthy_ns
 
@@ -68,11 +68,11 @@ def test_ranks_that_are_late_together_are_worth_much_and_one_of_them_is_worth_no
     run, culprits, _ = late_pair(0)
     whole, programs = graph_of(run), programs_of(run.ranks)
     assert tuple(late_together(whole.graph, programs)) == culprits
-    both = removal(whole, culprits, programs)
+    both = removal(whole.replayed, culprits, programs)
     assert both
     assert both.low_ns > 0.1 * both.aligned_ns
     for rank in culprits:
-        one = removal(whole, [rank], programs)
+        one = removal(whole.replayed, [rank], programs)
         assert one
         assert one.high_ns < 0.1 * both.gain_ns
 
@@ -81,15 +81,15 @@ def test_an_innocent_is_not_kept_among_the_late() -> None:
     run, culprits, _ = late_pair(0)
     whole, programs = graph_of(run), programs_of(run.ranks)
     innocent = next(rank for rank in run.ranks if rank not in culprits)
-    three = removal(whole, sorted([*culprits, innocent]), programs)
+    three = removal(whole.replayed, sorted([*culprits, innocent]), programs)
     assert three
-    assert needed(whole, three, programs).ranks == culprits
+    assert needed(whole.replayed, three, programs).ranks == culprits
 
 
 def test_a_rank_without_a_peer_has_no_removal_value() -> None:
     run, culprits, _ = late_pair(0)
     programs = {**programs_of(run.ranks), culprits[0]: "another"}
-    assert removal(graph_of(run), culprits, programs) is None
+    assert removal(graph_of(run).replayed, culprits, programs) is None
 
 
 def test_stragglers_carry_what_they_are_worth_together() -> None:
