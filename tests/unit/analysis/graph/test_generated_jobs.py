@@ -205,8 +205,8 @@ def test_changes_are_predicted_where_synchronisations_are_recorded(name: str) ->
 
 @pytest.mark.parametrize("name", COUNTERFACTUALS)
 def test_changes_are_predicted_within_two_percent_where_waits_are_inferred(name: str) -> None:
-    """Dependencies that did not bind in the recording are unknown: a few jobs miss by more."""
+    """Dependencies that never bound in the recording may be unknown: a job in some hundred misses by more."""
     found = np.array([each.error for each in answered(name, JOBS, record_syncs=False)])
     assert found.size >= 0.9 * JOBS
     assert np.median(found) < 0.005
-    assert np.mean(found <= 0.02) >= 0.85
+    assert (found <= 0.02).all()
