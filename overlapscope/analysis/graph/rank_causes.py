@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
+import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.common.cause_table import NoCauses
@@ -13,10 +14,12 @@ from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, ExposedPieces, e
 from overlapscope.analysis.graph.found_causes import HostLoss, OwnCauses
 from overlapscope.analysis.graph.host_losses import host_losses
 from overlapscope.analysis.graph.idle import IDLE_CAUSES, IdlePieces, idle_pieces
+from overlapscope.analysis.graph.model import HAND_OVER, HOST_STRETCH, POLL, Graph
 from overlapscope.analysis.graph.self_test import causes_failed
 from overlapscope.analysis.graph.walk import binding_edges, shown_binding
-from overlapscope.timeline.columns import size
+from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.intervals import Intervals, union
+from overlapscope.timeline.rows import largest_by
 from overlapscope.timeline.run import RankTimeline, Run
 
 REASONS: Final[Mapping[str, NoCauses]] = {UNKNOWN: "unexplained_waits", HIDDEN_WAITS: "hidden_waits"}
@@ -28,10 +31,11 @@ def rank_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> Ow
     Both cover what lies between the first and the last span of each recording exactly.
     """
     graphs = graphs or BuiltGraphs(Run(world_size=None, ranks={timeline.rank: timeline}))
-    idle, exposed, losses = [], [], list[HostLoss]()
+    idle, exposed, losses, polled = [], [], list[HostLoss](), []
     for recording in range(size(timeline.recordings)):
         graph = graphs.of_rank(timeline, recording)
         (part,) = graph.ranks
+        polled.append(_polled(graph))
         shown = shown_binding(graph)
         failed = causes_failed(graph)
         if failed is not None:
@@ -40,8 +44,22 @@ def rank_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> Ow
         exposed.append(exposed_pieces(graph, part, shown))
         losses += host_losses(graph, part, timeline, idle[-1])
     return OwnCauses(
-        idle=_by_cause(idle, IDLE_CAUSES), exposed=_by_cause(exposed, EXPOSED_CAUSES), host_losses=_joined(losses)
+        idle=_by_cause(idle, IDLE_CAUSES),
+        exposed=_by_cause(exposed, EXPOSED_CAUSES),
+        host_losses=_joined(losses),
+        polled=union(*polled),
     )
+
+
+def _polled(graph: Graph) -> tuple[Ints, Ints]:
+    """Return when the host polled: from the return of the call before, on its thread, to the end of the span."""
+    edges, time = graph.edges, graph.nodes.time_ns
+    polls = np.flatnonzero(edges.kind == POLL)
+    hosts = np.flatnonzero(np.isin(edges.kind, (HOST_STRETCH, HAND_OVER)))
+    since = largest_by(edges.node[hosts], time[edges.before[hosts]], graph.num_nodes, NONE)[edges.node[polls]]
+    until = time[edges.before[polls]]
+    known = (since != NONE) & (since < until)
+    return since[known], until[known]
 
 
 def _by_cause(found: Sequence[IdlePieces | ExposedPieces], causes: Sequence[str]) -> Mapping[str, Intervals]:

@@ -67,8 +67,11 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
     """Whether pauses outside of data loading alone do not show it: loaders may have been slow instead."""
 
 
-def host_times(timeline: RankTimeline) -> HostTimes | None:
-    """Return what a rank's host did in its recording; None where its recording holds no calls of the host."""
+def host_times(timeline: RankTimeline, polled: Intervals | None = None) -> HostTimes | None:
+    """Return what a rank's host did in its recording; None where its recording holds no calls of the host.
+
+    `polled` is when it is known to have polled for its device, on its own clock.
+    """
     host = timeline.host
     if not timeline.has_device or not timeline.has_host_events or not host.start_ns.size:
         return None
@@ -78,7 +81,7 @@ def host_times(timeline: RankTimeline) -> HostTimes | None:
     silent = np.flatnonzero(np.diff(moments) >= SILENCE_NS)
     begin, end = moments[silent], moments[silent + 1]
     drains = _drains_at_end(timeline, begin, end)
-    waiting = union(_device_waits(timeline), (begin[drains], end[drains]))
+    waiting = union(_device_waits(timeline), (begin[drains], end[drains]), *(() if polled is None else (polled,)))
     fetches = difference(fetching(timeline), waiting)
     quiet = difference(difference(Intervals(begin, end), waiting), fetches)
     long = quiet.ends - quiet.starts >= SILENCE_NS

@@ -139,6 +139,9 @@ def test_pauses_are_silences_outside_of_waits_for_the_device() -> None:
     pauses = list(zip(own.paused.starts.tolist(), own.paused.ends.tolist(), strict=True))
     assert pauses == [(10_000, 2 * MS), (2 * MS + 10_000, 3 * MS), (6 * MS, 9 * MS)]
     assert length(own.waiting) == 3 * MS
+    polls = host_times(timeline, intervals([(10_000, 2 * MS)]))
+    assert polls
+    assert length(polls.paused) == length(own.paused) - (2 * MS - 10_000)
 
 
 def test_a_recording_without_host_events_says_nothing_of_hosts() -> None:
