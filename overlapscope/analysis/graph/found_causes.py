@@ -48,7 +48,7 @@ class OwnCauses(msgspec.Struct, frozen=True, kw_only=True):
     """Of the idle time, what its host decided."""
     reason: NoCauses | None = None
     polled: Intervals | None = None
-    """When its host waited in loops that poll, which no call shows; None where that is not known."""
+    """Silences of its host that hold a poll, or what may be one; how much of each it worked is not known."""
     unreadable: tuple[str, str] | None = None
     """File of its host events and why it cannot be read, if it cannot."""
 

@@ -14,12 +14,11 @@ from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, ExposedPieces, e
 from overlapscope.analysis.graph.found_causes import HostLoss, OwnCauses
 from overlapscope.analysis.graph.host_losses import host_losses
 from overlapscope.analysis.graph.idle import IDLE_CAUSES, IdlePieces, idle_pieces
-from overlapscope.analysis.graph.model import HAND_OVER, HOST_STRETCH, POLL, Graph
+from overlapscope.analysis.graph.model import HAND_OVER, HOST_STRETCH, POLL, Graph, RankPart
 from overlapscope.analysis.graph.self_test import causes_failed
 from overlapscope.analysis.graph.walk import binding_edges, shown_binding
-from overlapscope.timeline.columns import NONE, Ints, size
+from overlapscope.timeline.columns import Ints, size
 from overlapscope.timeline.intervals import Intervals, union
-from overlapscope.timeline.rows import largest_by
 from overlapscope.timeline.run import RankTimeline, Run
 
 REASONS: Final[Mapping[str, NoCauses]] = {UNKNOWN: "unexplained_waits", HIDDEN_WAITS: "hidden_waits"}
@@ -35,11 +34,11 @@ def rank_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> Ow
     for recording in range(size(timeline.recordings)):
         graph = graphs.of_rank(timeline, recording)
         (part,) = graph.ranks
-        polled.append(_polled(graph))
+        polled.append(_polled(graph, part))
         shown = shown_binding(graph)
         failed = causes_failed(graph)
         if failed is not None:
-            return OwnCauses(reason=REASONS[failed])
+            return OwnCauses(reason=REASONS[failed], polled=union(*polled))
         idle.append(idle_pieces(graph, part, timeline, binding_edges(graph)))
         exposed.append(exposed_pieces(graph, part, shown))
         losses += host_losses(graph, part, timeline, idle[-1])
@@ -51,15 +50,15 @@ def rank_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> Ow
     )
 
 
-def _polled(graph: Graph) -> tuple[Ints, Ints]:
-    """Return when the host polled: from the return of the call before, on its thread, to the end of the span."""
+def _polled(graph: Graph, part: RankPart) -> tuple[Ints, Ints]:
+    """Return the silences of the host in which it polled, or may have waited for a copy: from call to call."""
     edges, time = graph.edges, graph.nodes.time_ns
-    polls = np.flatnonzero(edges.kind == POLL)
-    hosts = np.flatnonzero(np.isin(edges.kind, (HOST_STRETCH, HAND_OVER)))
-    since = largest_by(edges.node[hosts], time[edges.before[hosts]], graph.num_nodes, NONE)[edges.node[polls]]
-    until = time[edges.before[polls]]
-    known = (since != NONE) & (since < until)
-    return since[known], until[known]
+    silent = np.zeros(graph.num_nodes, np.bool_)
+    silent[edges.node[edges.kind == POLL]] = True
+    if part.may_wait is not None:
+        silent[part.begins()] |= part.may_wait
+    hosts = np.flatnonzero(np.isin(edges.kind, (HOST_STRETCH, HAND_OVER)) & silent[edges.node])
+    return time[edges.before[hosts]], time[edges.node[hosts]]
 
 
 def _by_cause(found: Sequence[IdlePieces | ExposedPieces], causes: Sequence[str]) -> Mapping[str, Intervals]:

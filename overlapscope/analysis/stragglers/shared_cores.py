@@ -70,7 +70,7 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
 def host_times(timeline: RankTimeline, polled: Intervals | None = None) -> HostTimes | None:
     """Return what a rank's host did in its recording; None where its recording holds no calls of the host.
 
-    `polled` is when it is known to have polled for its device, on its own clock.
+    `polled` holds its silences with a poll for its device, and work on what it had polled for, on its own clock.
     """
     host = timeline.host
     if not timeline.has_device or not timeline.has_host_events or not host.start_ns.size:
