@@ -89,7 +89,12 @@ def lead(analysis: Analysis) -> tuple[str, ...]:
     """Return the first sentences: how much is exposed, how much of it is wait time and for which rank; throughput."""
     lines = [line for line in sentence(analysis).splitlines() if line]
     waits = waiting(analysis)
-    return (*lines[:1], *([waits] if waits else []), *lines[1:], *throughput.lines(analysis.throughput))
+    return (
+        *lines[:1],
+        *([waits] if waits else []),
+        *lines[1:],
+        *throughput.lines(analysis.throughput, analysis.headline),
+    )
 
 
 def waiting(analysis: Analysis) -> str:

@@ -123,6 +123,7 @@ def recommended(
     evidence: Mapping[str, Any],
     at_most_ns: float | None = None,
     loss_ns: int | None = None,
+    bound_from: Literal["loss"] | None = None,
     shown_by: ShownBy | None = None,
     verdict: str = "trial",
     measured: list[str],
@@ -132,7 +133,7 @@ def recommended(
 ) -> Recommendation:
     """Return a recommendation without a predicted gain: at most `at_most_ns`, the present cost of its cause.
 
-    `loss_ns` is that cost where it bounds no gain.
+    `loss_ns` is that cost where it bounds no gain; with `bound_from` a replay can say more.
     """
     return Recommendation(
         id=id,
@@ -148,6 +149,7 @@ def recommended(
         verify=verify,
         per=given.per,
         loss_ns=round(at_most_ns) if loss_ns is None and at_most_ns is not None else loss_ns,
+        bound_from=bound_from,
         shown_by=shown_by,
         evidence=dict(evidence),
         measured=measured,

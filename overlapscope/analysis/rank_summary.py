@@ -110,7 +110,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
         noted={note: _noted(timeline, note) for note in LISTED},
         linkage=linkage,
         not_launched=before_first_launch(timeline),
-        host=None if alone or causes.unreadable else host_times(timeline),
+        host=None if alone or causes.unreadable else host_times(timeline, causes.polled),
         stages=own_stages(timeline, groups, windows),
     )
 

@@ -161,8 +161,8 @@ class PublishedEffect(msgspec.Struct, kw_only=True, frozen=True):
 class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
     """A change worth trying, with its predicted gain.
 
-    Without a predicted gain, `gain_high_ns` is an upper bound: the time that the cause takes today, which no change
-    may save completely.
+    Without a predicted gain, `gain_high_ns` is an upper bound, which no change may save completely: `bound_from` says
+    of what.
     """
 
     id: str
@@ -183,6 +183,10 @@ class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
     """The gain, else its upper bound, in GPU-hours a day of the whole job; null without either, and for CPU runs."""
     price_a_day: float | None = None
     """That times the price of a GPU-hour; null where no price is stated."""
+    bound_from: Literal["loss", "replay"] | None = None
+    """What `gain_high_ns` is, where a replay can say more than the time that the cause takes: that time, which is not
+    replayed (`loss`; others may lose more by waiting, or less), or what a replay without it gains (`replay`). Null for
+    other recommendations."""
     loss_ns: int | None = None
     """The time that its cause takes today; the largest is listed first. Null where it is not known."""
     shown_by: ShownBy | None = None

@@ -33,6 +33,7 @@ def data_loading(given: RuleInput) -> Recommendation | None:
         title=f"Load data beside the step: the device waits {ms(found.ns)} of a {ms(given.step_ns)} {given.per} while "
         f"a batch is fetched{', by the training process itself' if alone else ''}",
         at_most_ns=found.ns,
+        bound_from="loss",
         apply={
             "torch": "DataLoader(..., num_workers=8, prefetch_factor=4, pin_memory=True, persistent_workers=True)\n"
             "batch = batch.to(device, non_blocking=True)  # from pinned memory"
@@ -58,6 +59,7 @@ def blocking_calls(given: RuleInput) -> Recommendation | None:
         title=f"Let the host run ahead: the device waits {ms(found.ns)} of a {ms(given.step_ns)} {given.per} because "
         f"the host waits for it ({named}{number})",
         at_most_ns=found.ns,
+        bound_from="loss",
         apply={"torch": "\n".join(instead_of(calls, found.ops))},
         evidence={"blocking_ns": found.ns, "polls_ns": found.by_kind.get("poll", 0), "calls": found.by_call},
         shown_by=found.shown_by,
@@ -93,6 +95,7 @@ def allocator_churn(given: RuleInput) -> Recommendation | None:
         title=f"Keep device memory allocated: {named} leave the device idle for {ms(found.ns)} of a "
         f"{ms(given.step_ns)} {given.per}",
         at_most_ns=found.ns,
+        bound_from="loss",
         apply={
             "environment": "unset PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_NO_HIP_MEMORY_CACHING\n"
             "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True  # PYTORCH_HIP_ALLOC_CONF on AMD",

@@ -33,6 +33,7 @@ def launch_bound(given: RuleInput) -> Recommendation | None:
         id="launch_bound",
         title=f"Launch-bound: in a {ms(given.step_ns)} {given.per} {' and '.join(parts)}",
         at_most_ns=max(late, idle),  # the device idles while a call is launched late
+        bound_from="loss",
         apply=(_pausing(given) if mostly_pauses else {}) | _launching(given.job, capture=not in_bursts),
         evidence={
             "late_launch_ns": late,

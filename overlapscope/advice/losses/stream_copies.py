@@ -44,6 +44,7 @@ def copies_on_compute_stream(given: RuleInput) -> Recommendation | None:
         title=f"Copy on a stream of its own: copies between host and device on the compute stream take {ms(mean)} of a "
         f"{ms(given.step_ns)} {given.per}, and nothing is computed beside them",
         at_most_ns=mean,
+        bound_from="loss",
         apply=_apply(given, pageable=pageable),
         evidence={"copies_alone_ns": round(mean), "to_device_ns": round(to_device), "pageable": pageable},
         shown_by=shown_by(given.run.ranks[rank], longest),

@@ -47,6 +47,8 @@ class OwnCauses(msgspec.Struct, frozen=True, kw_only=True):
     host_losses: tuple[HostLoss, ...] = ()
     """Of the idle time, what its host decided."""
     reason: NoCauses | None = None
+    polled: Intervals | None = None
+    """Silences of its host that hold a poll, or what may be one; how much of each it worked is not known."""
     unreadable: tuple[str, str] | None = None
     """File of its host events and why it cannot be read, if it cannot."""
 

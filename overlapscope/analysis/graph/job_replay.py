@@ -24,9 +24,9 @@ from overlapscope.analysis.graph.bounds import Bounds, job_bounds, step_runs, wh
 from overlapscope.analysis.graph.building.build import graph_too_large
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.model import BEGINS, NO_GAP, Graph, RankPart
-from overlapscope.analysis.graph.removal import with_work_of
+from overlapscope.analysis.graph.removal import Replayed
 from overlapscope.analysis.graph.replay import replay_part, run_edges
-from overlapscope.analysis.graph.scenarios import Change, aligned_starts, changed_times
+from overlapscope.analysis.graph.scenarios import Change
 from overlapscope.analysis.graph.self_test import self_test, swap_test
 from overlapscope.analysis.graph.walk import binding_edges, chain, whole_path
 from overlapscope.timeline.columns import COMM, COMPUTE, Ints, size
@@ -47,8 +47,6 @@ UNLIKE: Final = 1.5
 """A step that takes so many times the median, or the median so many times the step, did other work."""
 MOST_STEPS: Final = 16
 """Steps of a recording that are replayed: the last ones."""
-MOST_ASKED: Final = 4
-"""Peers whose time a rank is given, each by a replay from the begin of the recording."""
 MakeChange = Callable[[Graph], Change]
 
 
@@ -103,14 +101,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     no_overlap: float
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """What steps take with each of several peers; relative to what they took."""
-
-    least: float
-    middle: float
-    most: float
-
-
 class JobReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The steps of a job that pass the tests of their graphs."""
 
@@ -131,6 +121,14 @@ class JobReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def graphs(self) -> tuple[Graph, ...]:
         """The graph of each recording window."""
         return tuple({id(each.graph): each.graph for each in self.runs}.values())
+
+    @property
+    def replayed(self) -> tuple[Replayed, ...]:
+        """The steps of each recording, for `removal`."""
+        return tuple(
+            Replayed(graph=graph, windows=tuple(each.window for each in self.runs if each.graph is graph))
+            for graph in self.graphs
+        )
 
     @property
     def recorded_ns(self) -> int:
@@ -171,29 +169,6 @@ class JobReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         hidden = sum(_hidden(run) for run in self.runs) / self.recorded_ns
         nothing = self.share(no_communication)
         return Limits(no_comm=nothing, perfect_overlap=min(max(nothing, busiest), 1.0), no_overlap=1.0 + hidden)
-
-    def without_excess(self, rank: int) -> Spread | None:
-        """Return what the steps take when a rank's host and kernels take the time of a peer's, over several peers.
-
-        Recordings that start apart are aligned first: relative to that. None where no peer did the same work.
-        """
-        found: list[tuple[float, ...]] = []
-        for graph in self.graphs:
-            aligned = aligned_starts(graph)
-            peers = [part.rank for part in graph.ranks if part.rank != rank]
-            asked = peers[:: max(len(peers) // MOST_ASKED, 1)][:MOST_ASKED]
-            made = [with_work_of(graph, {rank: peer}, aligned) for peer in asked]
-            changes = [each for each in made if each is not None]
-            if not changes:
-                return None
-            runs = [each for each in self.runs if each.graph is graph]
-            base, *others = ([each.window.length_ns(changed_times(graph, one)) for each in runs]
-                             for one in (aligned, *changes))  # fmt: skip
-            found.append((sum(base), *(sum(each) for each in others)))
-        count = min(map(len, found))
-        base_ns, *took = (sum(each[at] for each in found) for at in range(count))
-        shares = sorted(each / base_ns for each in took)
-        return Spread(least=shares[0], middle=float(np.median(shares)), most=shares[-1])
 
     def _changed(self, change: MakeChange) -> list[tuple[StepRun, Change]]:
         made: dict[int, Change] = {}

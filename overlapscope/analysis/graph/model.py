@@ -112,6 +112,8 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     """For each span the call that launched it; -1 without a record."""
     collective: Ints
     """Row of each span in `Collectives`; NONE for all but communication."""
+    may_wait: Flags | None = None
+    """For each call whether the host may have waited before it for a copy to it; None in a CPU run."""
     on_device: bool = True
     """False in a CPU run, whose spans are those of its host."""
     early_launches: int = 0

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
+import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.common.cause_table import NoCauses
@@ -13,9 +14,10 @@ from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, ExposedPieces, e
 from overlapscope.analysis.graph.found_causes import HostLoss, OwnCauses
 from overlapscope.analysis.graph.host_losses import host_losses
 from overlapscope.analysis.graph.idle import IDLE_CAUSES, IdlePieces, idle_pieces
+from overlapscope.analysis.graph.model import HAND_OVER, HOST_STRETCH, POLL, Graph, RankPart
 from overlapscope.analysis.graph.self_test import causes_failed
 from overlapscope.analysis.graph.walk import binding_edges, shown_binding
-from overlapscope.timeline.columns import size
+from overlapscope.timeline.columns import Ints, size
 from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -28,20 +30,35 @@ def rank_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> Ow
     Both cover what lies between the first and the last span of each recording exactly.
     """
     graphs = graphs or BuiltGraphs(Run(world_size=None, ranks={timeline.rank: timeline}))
-    idle, exposed, losses = [], [], list[HostLoss]()
+    idle, exposed, losses, polled = [], [], list[HostLoss](), []
     for recording in range(size(timeline.recordings)):
         graph = graphs.of_rank(timeline, recording)
         (part,) = graph.ranks
+        polled.append(_polled(graph, part))
         shown = shown_binding(graph)
         failed = causes_failed(graph)
         if failed is not None:
-            return OwnCauses(reason=REASONS[failed])
+            return OwnCauses(reason=REASONS[failed], polled=union(*polled))
         idle.append(idle_pieces(graph, part, timeline, binding_edges(graph)))
         exposed.append(exposed_pieces(graph, part, shown))
         losses += host_losses(graph, part, timeline, idle[-1])
     return OwnCauses(
-        idle=_by_cause(idle, IDLE_CAUSES), exposed=_by_cause(exposed, EXPOSED_CAUSES), host_losses=_joined(losses)
+        idle=_by_cause(idle, IDLE_CAUSES),
+        exposed=_by_cause(exposed, EXPOSED_CAUSES),
+        host_losses=_joined(losses),
+        polled=union(*polled),
     )
+
+
+def _polled(graph: Graph, part: RankPart) -> tuple[Ints, Ints]:
+    """Return the silences of the host in which it polled, or may have waited for a copy: from call to call."""
+    edges, time = graph.edges, graph.nodes.time_ns
+    silent = np.zeros(graph.num_nodes, np.bool_)
+    silent[edges.node[edges.kind == POLL]] = True
+    if part.may_wait is not None:
+        silent[part.begins()] |= part.may_wait
+    hosts = np.flatnonzero(np.isin(edges.kind, (HOST_STRETCH, HAND_OVER)) & silent[edges.node])
+    return time[edges.before[hosts]], time[edges.node[hosts]]
 
 
 def _by_cause(found: Sequence[IdlePieces | ExposedPieces], causes: Sequence[str]) -> Mapping[str, Intervals]:

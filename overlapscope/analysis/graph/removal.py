@@ -28,13 +28,18 @@ from overlapscope.analysis.graph.model import (
 from overlapscope.analysis.graph.replay import replay, run_edges
 from overlapscope.analysis.graph.scenarios import Change, aligned_starts, changed_times, own_chain_ends
 from overlapscope.analysis.graph.self_test import causes_failed
-from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints
+from overlapscope.timeline.intervals import BusyTime, union
 from overlapscope.timeline.rows import sum_by, values_in
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST_PEERS: Final = 8
 REPLAYED_EDGES: Final = 2_000_000
 """Edges of all replays of one removal: of large graphs fewer peers are transplanted, but at least two."""
+SLOWDOWN: Final = 1.3
+"""Compute is taken to last up to so many times as long beside communication (Echo, arXiv 2412.12487, measured 1.27 for
+matrix products): waits that are gone no longer slow what ran beside them."""
+ROUNDS: Final = 3
 MOST_SPANS: Final = 250_000
 """Of all ranks: a larger recording is not replayed rank by rank, which would take longer than everything else."""
 MOST_LATE: Final = 8
@@ -50,14 +55,29 @@ _OF_TEST: Final[Mapping[str, NoRemoval]] = {
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
-    """How much shorter a window gets without the excess of ranks: the median over peers, and its range; nanoseconds."""
+    """How much shorter windows get without the excess of ranks: the median over peers, and its range; nanoseconds.
+
+    The range also holds what compute gains that no longer runs beside waits for these ranks.
+    """
 
     ranks: tuple[int, ...]
     aligned_ns: int
-    """The window with all recordings begun together, nothing replaced."""
+    """The windows with all recordings begun together, nothing replaced."""
     gain_ns: int
     low_ns: int
     high_ns: int
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """Windows of the graph of one recording."""
+
+    graph: Graph
+    windows: tuple[Bounds, ...]
+
+    def length_ns(self, change: Change) -> int:
+        """Return what the windows take together under a change, replayed from the begin of the recording."""
+        value = changed_times(self.graph, change)
+        return sum(each.length_ns(value) for each in self.windows)
 
 
 class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +85,11 @@ class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
 
     graph: Graph
     window: Bounds
+
+    @property
+    def replayed(self) -> tuple[Replayed, ...]:
+        """The whole window, for `removal`."""
+        return (Replayed(graph=self.graph, windows=(self.window,)),)
 
 
 def answering_graph(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = None) -> RunGraph | NoRemoval:
@@ -128,42 +153,92 @@ def with_work_of(graph: Graph, peer_of: Mapping[int, int], change: Change | None
 
 
 def removal(
-    whole: RunGraph, ranks: Sequence[int], programs: Mapping[int, object], *, most: int = MOST_PEERS
+    recordings: Sequence[Replayed], ranks: Sequence[int], programs: Mapping[int, object], *, most: int = MOST_PEERS
 ) -> Removal | None:
-    """Return what the ranks are worth together; None where no other rank ran the program of one of them."""
-    graph, window = whole.graph, whole.window
-    start = aligned_starts(graph)
-    others = [part.rank for part in graph.ranks if part.spans and part.rank not in ranks]
-    peers = {rank: [each for each in others if programs[each] == programs[rank]] for rank in ranks}
-    if not ranks or not all(peers.values()):
+    """Return what the ranks are worth together in the windows of one recording or several.
+
+    None where no other rank ran the program of one of them.
+    """
+    found = [_lengths(each, ranks, programs, most) for each in recordings]
+    count = min(map(len, found), default=0)
+    if count < 2:
         return None
-    aligned = window.length_ns(changed_times(graph, start))
+    aligned, *taken = (sum(each[at] for each in found) for at in range(count))
+    gains = [aligned - each for each in taken]
+    relieved = [aligned]
+    if most > 1 and sum(each.graph.num_edges for each in recordings) * MOST_PEERS <= REPLAYED_EDGES:
+        relieved.append(sum(_relieved_ns(each, ranks, programs) for each in recordings))
+    return Removal(
+        ranks=tuple(ranks), aligned_ns=aligned, gain_ns=round(float(np.median(gains))), low_ns=min(gains),
+        high_ns=max(*gains, aligned - relieved[-1]),
+    )  # fmt: skip
+
+
+def _lengths(one: Replayed, ranks: Sequence[int], programs: Mapping[int, object], most: int) -> list[int]:
+    """Return what the windows take with all recordings begun together, then with the work of each of several peers."""
+    graph = one.graph
+    start = aligned_starts(graph)
+    peers = _peers(graph, ranks, programs)
+    if not ranks or not all(peers.values()):
+        return []
     most = min(most, max(REPLAYED_EDGES // max(graph.num_edges, 1), 2))
-    gains = []
+    found = [one.length_ns(start)]
     for at in range(min(most, max(len(own) for own in peers.values()))):
         peer_of = {rank: own[at * max(len(own) // most, 1) % len(own)] for rank, own in peers.items()}
         change = with_work_of(graph, peer_of, start)
         if change is not None:
-            gains.append(aligned - window.length_ns(changed_times(graph, change)))
-    if not gains:
-        return None
-    return Removal(
-        ranks=tuple(ranks), aligned_ns=aligned, gain_ns=round(float(np.median(gains))), low_ns=min(gains),
-        high_ns=max(gains),
-    )  # fmt: skip
+            found.append(one.length_ns(change))
+    return found
 
 
-def needed(whole: RunGraph, found: Removal, programs: Mapping[int, object]) -> Removal:
+def _peers(graph: Graph, ranks: Sequence[int], programs: Mapping[int, object]) -> dict[int, list[int]]:
+    """Return for each rank the others that ran its program."""
+    others = [part.rank for part in graph.ranks if part.spans and part.rank not in ranks]
+    return {rank: [each for each in others if programs[each] == programs[rank]] for rank in ranks}
+
+
+def _relieved_ns(one: Replayed, ranks: Sequence[int], programs: Mapping[int, object]) -> int:
+    """Return what windows take with the work of a peer, if compute is `SLOWDOWN` times as long beside communication.
+
+    What ran beside a wait that is gone is then shorter. Where communication runs depends on that in turn: the times are
+    replayed until it settles.
+    """
+    graph = one.graph
+    free = _scaled_compute(graph, aligned_starts(graph), graph.nodes.time_ns, faster=True)
+    change = with_work_of(graph, {rank: own[0] for rank, own in _peers(graph, ranks, programs).items()}, free)
+    if change is None:
+        return one.length_ns(aligned_starts(graph))
+    value = changed_times(graph, change)
+    for _ in range(ROUNDS):
+        value = changed_times(graph, _scaled_compute(graph, change, value, faster=False))
+    return sum(each.length_ns(value) for each in one.windows)
+
+
+def _scaled_compute(graph: Graph, change: Change, value: Ints, *, faster: bool) -> Change:
+    """Return a change in which compute takes the time that it needs free of communication, or beside it again."""
+    lag = change.lag_ns.copy()
+    for part in graph.ranks:
+        comm, compute = (np.flatnonzero(part.span_kind == kind) for kind in (COMM, COMPUTE))
+        start, end = value[part.starts()], value[part.ends()]
+        busy = BusyTime(union((start[comm], end[comm]))).within(start[compute], end[compute])
+        needs = 1 - busy / np.maximum(end[compute] - start[compute], 1) * (1 - 1 / SLOWDOWN)
+        edges = run_edges(graph, part)[compute]
+        lag[edges] = np.rint(lag[edges] * (needs if faster else 1 / needs)).astype(np.int64)
+    return replace(change, lag_ns=lag)
+
+
+def needed(recordings: Sequence[Replayed], found: Removal, programs: Mapping[int, object]) -> Removal:
     """Return the value of those of the ranks without whom the others are worth much less."""
     if not 1 < len(found.ranks) <= MOST_LATE:
         return found
     without = {
-        rank: removal(whole, [each for each in found.ranks if each != rank], programs, most=1) for rank in found.ranks
+        rank: removal(recordings, [each for each in found.ranks if each != rank], programs, most=1)
+        for rank in found.ranks
     }
     kept = [rank for rank, rest in without.items() if rest is None or rest.gain_ns < NEEDED * found.gain_ns]
     if not kept or len(kept) == len(found.ranks):
         return found
-    return removal(whole, kept, programs) or found
+    return removal(recordings, kept, programs) or found
 
 
 class _Work(msgspec.Struct, frozen=True, kw_only=True):

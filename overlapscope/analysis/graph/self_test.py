@@ -101,7 +101,8 @@ def unexplained_share(graph: Graph) -> float:
 def hidden_wait_share(graph: Graph, edges: Ints) -> float:
     """Return the share of the long host stretches among a path's edges that may be waits.
 
-    Those end right after a stream drained in them, or another thread of the process called meanwhile.
+    Those end right after a stream drained in them, or a copy to the host that was asked for last ended in them, or
+    another thread of the process called meanwhile.
     """
     kind, lag = graph.edges.kind[edges], graph.edges.lag_ns[edges]
     long = edges[np.isin(kind, HOST_EDGES) & (lag >= SILENCE_NS)]
@@ -114,6 +115,9 @@ def hidden_wait_share(graph: Graph, edges: Ints) -> float:
         since = (begin - taken)[mine]
         others = own_stretch[mine] & _others_returned(graph, part, node[mine] - part.first, since)
         hidden[mine] = others | _drained(graph, part, since, begin[mine])
+        if part.may_wait is not None and part.calls:
+            call = node[mine] - part.first
+            hidden[mine] |= (call < part.calls) & part.may_wait[np.minimum(call, part.calls - 1)]
     total = int(taken.sum())
     return int(taken[hidden].sum()) / total if total else 0.0
 

@@ -48,7 +48,7 @@ class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
     end_ns: int
     paused: Intervals
     waiting: Intervals
-    """In calls that wait for the device, until what they awaited had ended."""
+    """In calls that wait for the device, until what they awaited had ended, and in those that allocate or free."""
     fetching: Intervals
     """While it fetched a batch, which may be work, a wait for data, or a pause."""
 
@@ -67,8 +67,11 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
     """Whether pauses outside of data loading alone do not show it: loaders may have been slow instead."""
 
 
-def host_times(timeline: RankTimeline) -> HostTimes | None:
-    """Return what a rank's host did in its recording; None where its recording holds no calls of the host."""
+def host_times(timeline: RankTimeline, polled: Intervals | None = None) -> HostTimes | None:
+    """Return what a rank's host did in its recording; None where its recording holds no calls of the host.
+
+    `polled` holds its silences with a poll for its device, and work on what it had polled for, on its own clock.
+    """
     host = timeline.host
     if not timeline.has_device or not timeline.has_host_events or not host.start_ns.size:
         return None
@@ -78,7 +81,7 @@ def host_times(timeline: RankTimeline) -> HostTimes | None:
     silent = np.flatnonzero(np.diff(moments) >= SILENCE_NS)
     begin, end = moments[silent], moments[silent + 1]
     drains = _drains_at_end(timeline, begin, end)
-    waiting = union(_device_waits(timeline), (begin[drains], end[drains]))
+    waiting = union(_device_waits(timeline), (begin[drains], end[drains]), *(() if polled is None else (polled,)))
     fetches = difference(fetching(timeline), waiting)
     quiet = difference(difference(Intervals(begin, end), waiting), fetches)
     long = quiet.ends - quiet.starts >= SILENCE_NS
@@ -91,15 +94,16 @@ def host_times(timeline: RankTimeline) -> HostTimes | None:
 def _device_waits(timeline: RankTimeline) -> tuple[Ints, Ints]:
     """Return when calls waited for the device: until the last span that ended in them.
 
-    Where a call returned later its thread had not been scheduled: that is a pause.
+    Where a call returned later its thread had not been scheduled: that is a pause. But to allocate and to free is work
+    of the driver, which takes its time besides.
     """
     host, spans = timeline.host, timeline.spans
     copies = unique(spans.correlation[(spans.kind == COPY) & (spans.correlation != NONE)])
-    blocks = rows_named(host.name, timeline.names, SYNCHRONIZES.search)
-    blocks |= rows_named(host.name, timeline.names, ALLOCATES.search)
+    allocates = rows_named(host.name, timeline.names, ALLOCATES.search)
+    blocks = allocates | rows_named(host.name, timeline.names, SYNCHRONIZES.search)
     blocks |= np.isin(host.correlation, copies)
     begin, end = host.start_ns[blocks], host.end_ns[blocks]
-    return begin, np.maximum(_last_end(timeline, end), begin)
+    return begin, np.where(allocates[blocks], end, np.maximum(_last_end(timeline, end), begin))
 
 
 def _last_end(timeline: RankTimeline, moment: Ints) -> Ints:

@@ -177,10 +177,10 @@ def late_ranks(run: Run, whole: "RunGraph") -> "Removal | NoRemoval | None":
     late = late_together(whole.graph, programs)
     if max(late.values(), default=0) < WEIGHS * whole.window.length_ns(whole.graph.nodes.time_ns):
         return None
-    found = removal(whole, list(late), programs)
+    found = removal(whole.replayed, list(late), programs)
     if found is None:
         return "no_like_peer"
-    found = needed(whole, found, programs)
+    found = needed(whole.replayed, found, programs)
     return found if found.low_ns > 0 and found.gain_ns >= WEIGHS * found.aligned_ns else None
 
 

@@ -69,7 +69,7 @@ def _of_analysis(analysis: Analysis) -> Sheet:
             *filter(
                 None, (text.idle_text(analysis), text.host_events_text(analysis), text.interference_text(analysis))
             ),
-            *throughput_text.lines(analysis.throughput),
+            *throughput_text.lines(analysis.throughput, analysis.headline),
         ),
         why=cross_rank_sentences(analysis),
         why_table=straggler_table(analysis),

@@ -96,10 +96,16 @@ def _wrapped(text: str) -> str:
 
 
 def gain(each: Recommendation) -> str:
-    """Return the predicted gain, or its upper bound, as text; empty where neither is known."""
+    """Return the predicted gain, or its upper bound and what that is, as text; empty where neither is known."""
     if each.predicted_gain_ns is not None:
         return f"saves {ms(each.predicted_gain_ns)} ms a {each.per}"
-    return "" if each.gain_high_ns is None else f"saves at most {ms(each.gain_high_ns)} ms a {each.per}"
+    if each.gain_high_ns is None:
+        return ""
+    if each.bound_from == "loss":
+        return f"costs {ms(each.gain_high_ns)} ms a {each.per}"
+    if each.bound_from == "replay" and each.loss_ns is not None and each.loss_ns != each.gain_high_ns:
+        return f"costs {ms(each.loss_ns)} ms a {each.per}; a replay without it is {ms(each.gain_high_ns)} ms shorter"
+    return f"saves at most {ms(each.gain_high_ns)} ms a {each.per}"
 
 
 def gain_with_cost(each: Recommendation) -> str:

@@ -72,7 +72,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
 
     `all_rows` lists every rank and step; otherwise long lists are cut and a line states how much is missing.
     """
-    rates = "\n".join(fill(line, MAX_WIDTH) for line in throughput_text.lines(analysis.throughput))
+    rates = "\n".join(fill(line, MAX_WIDTH) for line in throughput_text.lines(analysis.throughput, analysis.headline))
     timed = any(rank.whole.window_ns for rank in analysis.ranks)
     details = all_rows or not timed
     why = (fill(line, MAX_WIDTH) for line in triggers_text(analysis))

@@ -1,12 +1,19 @@
 """Render what a run processes and what its losses cost, in sentences; what is not known is left out."""
 
-from overlapscope.analysis.cost.throughput import Amount, Throughput
+from typing import Final
+
+from overlapscope.analysis.cost.throughput import Amount, Throughput, gpu_hours_a_day
+from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.report.formatting import count, ms, percent
 
 _KNOWN_FROM = {"recorded": "", "log": "by the log", "option": "as stated"}
 
 
-def lines(found: Throughput | None) -> list[str]:
+APART: Final = 0.02
+"""Least relative difference between the mean of all steps and their median that is named."""
+
+
+def lines(found: Throughput | None, head: Headline) -> list[str]:
     """Return sentences on throughput, GPU-hours a day and goodput; those without a known figure are left out.
 
     Goodput stands beside the rates that it is to be read with.
@@ -14,7 +21,7 @@ def lines(found: Throughput | None) -> list[str]:
     if found is None:
         return []
     rates = _rates(found)
-    return [each for each in (rates, _goodput(found) if rates else "", _hours(found)) if each]
+    return [each for each in (rates, _goodput(found) if rates else "", _hours(found, head)) if each]
 
 
 def number(value: float) -> str:
@@ -54,7 +61,7 @@ def _known(amount: Amount, found: Throughput) -> str:
     return f" ({words})" if words else ""
 
 
-def _hours(found: Throughput) -> str:
+def _hours(found: Throughput, head: Headline) -> str:
     parts = [
         f"{hours:,.1f} GPU-hours {name}" + ("" if price is None else f" ({price:,.2f})")
         for name, hours, price in (
@@ -65,7 +72,26 @@ def _hours(found: Throughput) -> str:
     ]
     some = found.ranks < (found.devices or 0)
     alike = f", if all are as the {count(found.ranks, 'recorded rank')}" if some else ""
-    return f"A day on {count(found.devices or 0, 'GPU')}{alike}: {', '.join(parts)}." if parts else ""
+    return (
+        f"A day on {count(found.devices or 0, 'GPU')}{alike}: {', '.join(parts)}{_of_median(found, head)}."
+        if parts
+        else ""
+    )
+
+
+def _of_median(found: Throughput, head: Headline) -> str:
+    """Return what the headline's median step gives, where that is another figure than all steps together give."""
+    pairs = [
+        (gpu_hours_a_day(ns / head.step_ns, found.devices or 0), hours)
+        for ns, hours in (
+            (head.exposed_comm_ns, found.exposed_gpu_hours_a_day), (head.idle_ns, found.idle_gpu_hours_a_day),
+        )
+        if ns is not None and hours is not None and head.step_ns and head.window == "step"
+    ]  # fmt: skip
+    if all(median is None or abs(median - hours) <= APART * max(median, hours) for median, hours in pairs):
+        return ""
+    medians = " and ".join(f"{median:,.1f}" for median, _ in pairs)
+    return f", over all {count(found.steps, 'step')}; the median step, which milliseconds are of, gives {medians}"
 
 
 def cost_text(hours: float | None, price: float | None) -> str:

@@ -268,11 +268,12 @@ def _of_link(case: DdpCase, graph: RunReplay, speed: float) -> Answer:
 
 
 def _without_excess(case: DdpCase) -> Answer | None:
-    """Return what it is worth that the latest rank works as fast as another; None where they did other work."""
+    """Return what it is worth that the latest rank, and those late with it, work as fast as others; None where no other
+    did the same work."""
     late = case.lateness_ns
     if case.replay is None or not late:
         return None
-    return case.replay.without_excess(sorted(case.replay.ranks)[late.index(max(late))])
+    return case.replay.without_excess(case.replay.late_with(sorted(case.replay.ranks)[late.index(max(late))]))
 
 
 def _pauses(case: DdpCase, base: Scenario) -> list[Scenario]:

@@ -10,6 +10,7 @@ import numpy as np
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.job_replay import JobReplay, Limits, MakeChange, job_replay
+from overlapscope.analysis.graph.removal import late_together, needed, programs_of, removal
 from overlapscope.analysis.graph.scenarios import Change, capped_pauses, without_communication
 from overlapscope.timeline.columns import COMM, Floats
 from overlapscope.timeline.intervals import Intervals
@@ -105,14 +106,24 @@ class RunReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Return what it is worth that no host pause is longer than a cap."""
         return self._answer(lambda graph: capped_pauses(graph, round(cap_ms * 1e6)), {})
 
-    def without_excess(self, rank: int) -> Answer | None:
-        """Return what it is worth that a rank works as fast as its peers; None where they did other work."""
-        found = self.job.without_excess(rank)
+    def late_with(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that are late together with a rank, and the rank; ascending."""
+        programs, recordings = programs_of(self.ranks), self.job.replayed
+        late = late_together(recordings[0].graph, programs)
+        if rank not in late or len(late) == 1:
+            return (rank,)
+        found = removal(recordings, list(late), programs)
+        kept = found and needed(recordings, found, programs).ranks
+        return kept if kept and rank in kept else (rank,)
+
+    def without_excess(self, late: Sequence[int]) -> Answer | None:
+        """Return what it is worth that ranks work as fast as their peers; None where no other did the same work."""
+        found = removal(self.job.replayed, late, programs_of(self.ranks))
         if found is None:
             return None
-        others = {"which_peer": (found.least, found.most)}
+        middle, *ends = (1 - gain / found.aligned_ns for gain in (found.gain_ns, found.high_ns, found.low_ns))
         # How much of it is exposed is not asked: every peer leaves another step.
-        return Answer(share=found.middle, others=others, exposed_ns=self.unchanged.exposed_ns * found.middle)
+        return Answer(share=middle, others={"which_peer": (*ends,)}, exposed_ns=self.unchanged.exposed_ns * middle)
 
     def error_bar(self) -> float | None:
         """Return half of the 90 % interval of a prediction, from alike steps that predict each other; None without."""

@@ -43,8 +43,8 @@ class GraphChange(msgspec.Struct, frozen=True, kw_only=True):
     """Where only transfers take other times: these."""
     pause_cap_ms: float | None = None
     """Where only host pauses are capped: the longest that stays."""
-    straggler: int | None = None
-    """Where only a rank works as fast as the others: that rank."""
+    late: tuple[int, ...] = ()
+    """Where only some ranks work as fast as the others: these."""
     depends_on: tuple[str, ...] = ()
     """Names of the assumptions on the parts of a call's time that the change depends on."""
     memory_bytes: int = 0
@@ -54,7 +54,7 @@ class GraphChange(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def keeps_programme(self) -> bool:
         """Whether only durations change, so that the run's dependency graph can answer."""
-        return self.transfers is not None or self.pause_cap_ms is not None or self.straggler is not None
+        return self.transfers is not None or self.pause_cap_ms is not None or bool(self.late)
 
 
 def _of_transfers(
@@ -144,12 +144,15 @@ def pauses_capped(cap_ms: float) -> GraphChange:
     )
 
 
-def straggler_removed(rank: int) -> GraphChange:
-    """Return the change in which a rank is as fast between two launches as the others; all must make the same calls."""
+def straggler_removed(rank: int, late: tuple[int, ...]) -> GraphChange:
+    """Return the change in which a rank is as fast between two launches as the others; all must make the same calls.
+
+    `late` holds all ranks that are late together, which a dependency graph removes together.
+    """
     return GraphChange(
-        knobs={"straggler_removed": rank},
+        knobs={"straggler_removed": rank if len(late) < 2 else "+".join(map(str, late))},
         change=lambda graph, _: _without_delay(graph, rank),
-        straggler=rank,
+        late=late or (rank,),
         hypothetical=True,
     )
 

@@ -133,7 +133,8 @@ def changes_of(case: GraphCase, options: ReplayOptions) -> tuple[list[GraphChang
     found += [faster_link(each) for each in options.link_speeds]
     found += [other_algorithm(each) for each in options.algorithms]
     if options.straggler and case.straggler is not None:
-        found.append(straggler_removed(case.straggler))
+        late = () if case.replay is None else case.replay.late_with(case.straggler)
+        found.append(straggler_removed(case.straggler, late))
     if case.replay is not None:
         found.append(pauses_capped(PAUSE_CAP_MS))
     return found, why
@@ -222,8 +223,8 @@ def _answered(case: GraphCase, replay: RunReplay, change: GraphChange) -> Answer
     """Return what the dependency graph says of a change of durations; None where ranks cannot be compared."""
     if change.pause_cap_ms is not None:
         return replay.of_pauses(change.pause_cap_ms)
-    if change.straggler is not None:
-        return replay.without_excess(change.straggler)
+    if change.late:
+        return replay.without_excess(change.late)
     took = change.transfers
     assert took is not None
     known = {each.name: each for each in case.assumptions}
@@ -350,7 +351,7 @@ def _within(rows: Sequence[Scenario], changes: Sequence[GraphChange], bounds: Bo
     return [
         rows[0],
         *(
-            row if change.straggler is not None or change.pause_cap_ms is not None else not_beyond(row, bounds, rows[0])
+            row if change.late or change.pause_cap_ms is not None else not_beyond(row, bounds, rows[0])
             for row, change in zip(rows[1:], changes, strict=True)
         ),
     ]

@@ -516,12 +516,12 @@ def test_an_analysis_holds_them_and_its_text_shows_the_first_three_with_millisec
     assert [each.id for each in analysis.recommendations] == ["launch_bound"]
     said = text.render(analysis)
     assert "What to change:\n1. Launch-bound" in said
-    assert "(saves at most 0.069 ms a step, 3.3 GPU-hours a day) How: overlapscope explain launch_bound" in " ".join(
+    assert "(costs 0.069 ms a step, 3.3 GPU-hours a day) How: overlapscope explain launch_bound" in " ".join(
         said.split()
     )
     steps = next_steps(analysis)
     assert steps[0].command == "overlapscope explain launch_bound"
-    assert "(saves at most 0.069 ms a step, 3.3 GPU-hours a day)" in steps[0].words
+    assert "(costs 0.069 ms a step, 3.3 GPU-hours a day)" in steps[0].words
     shown = advice_text.render_brief(analysis.recommendations * 5)
     assert [line[:2] for line in shown.splitlines()[1:] if line[0] != " "][:4] == ["1.", "2.", "3.", "2 "]
     assert all(len(line) <= 120 for line in shown.splitlines())

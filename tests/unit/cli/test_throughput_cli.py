@@ -28,17 +28,24 @@ def job(tmp_path: Path) -> Path:
 
 
 def test_analyze_shows_what_follows_from_what_is_stated(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By hand: 24,600 tokens and 24.6 TFLOP in 41 ms on 2 devices; 12 / 41 exposed and 5 / 41 idle of 48 hours."""
+    """By hand: 24,600 tokens and 24.6 TFLOP in 41 ms on 2 devices; 12 / 41 exposed and 5 / 41 idle of 48 hours.
+
+    Of the median step, of 12 ms, 3 ms are exposed and 2 ms idle.
+    """
     shown = stdout_of(capsys, "analyze", job, *STATED)
     assert max(map(len, shown.splitlines()[:8])) <= 120
     assert (
         "600,000 tokens/s: 8,200 a step (as stated); 300 TFLOP/s a device (as stated), "
         "MFU 30.3 % of 989 TFLOP/s (bf16, published). "
     ) in " ".join(shown.split())
-    assert "A day on 2 GPUs: 14.0 GPU-hours exposed (35.12), 5.9 GPU-hours idle (14.63).\n" in shown
+    day = (
+        "A day on 2 GPUs: 14.0 GPU-hours exposed{}, 5.9 GPU-hours idle{}, over all 3 steps; the median step, which "
+        "milliseconds are of, gives 12.0 and 8.0."
+    )
+    assert day.format(" (35.12)", " (14.63)") in " ".join(shown.split())
     assert "40.000 of 43.000 ms recorded lie in complete steps: goodput 93.0 %" in shown
     plain = stdout_of(capsys, "analyze", job)
-    assert "A day on 2 GPUs: 14.0 GPU-hours exposed, 5.9 GPU-hours idle.\n" in plain
+    assert day.format("", "") in " ".join(plain.split())
     assert "tokens/s" not in plain
     assert "MFU" not in plain
     document = json.loads(stdout_of(capsys, "analyze", job, "--json", *STATED))["throughput"]

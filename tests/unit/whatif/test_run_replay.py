@@ -8,6 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.graph.removal import Removal
+from overlapscope.analysis.stragglers.stragglers import late_ranks
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import whatif as whatif_text
 from overlapscope.timeline.run import Run
@@ -19,6 +21,7 @@ from overlapscope.whatif.step_graph.graph_changes import TimeParts, in_16_bits, 
 from overlapscope.whatif.step_graph.graph_predict import ReplayOptions
 from tests.conftest import shared_file
 from tests.unit.analysis.graph.test_real_traces import TRACES, run_of
+from tests.unit.analysis.graph.test_removal import graph_of, late_pair
 
 
 def answered(run: Run, *speeds: float) -> WhatIf:
@@ -64,6 +67,21 @@ def test_nothing_that_changes_communication_beats_the_step_without_any(name: str
         assert each.predicted_step_ns >= bounds.no_comm_ns
         assert each.low_ns <= each.predicted_step_ns <= each.high_ns
         assert each.gain_low <= each.gain <= each.gain_high
+
+
+def test_ranks_that_are_late_together_are_removed_together_as_in_the_analysis() -> None:
+    run, culprits, _ = late_pair(0)
+    replay = run_replay(run, match_and_align(run))
+    assert isinstance(replay, RunReplay)
+    innocent = next(rank for rank in run.ranks if rank not in culprits)
+    assert [replay.late_with(rank) for rank in (*culprits, innocent)] == [culprits, culprits, (innocent,)]
+    both, one = (replay.without_excess(ranks) for ranks in (culprits, culprits[:1]))
+    assert both
+    assert one
+    assert 1 - one.share < 0.1 * (1 - both.share)
+    recording = late_ranks(run, graph_of(run))
+    assert isinstance(recording, Removal)
+    assert both.share == pytest.approx(1 - recording.gain_ns / recording.aligned_ns, abs=0.01)
 
 
 def test_of_a_ddp_job_whose_buckets_cannot_be_replayed_the_rest_is_answered() -> None:

@@ -66,8 +66,8 @@ def rank_nodes(timeline: RankTimeline, recording: int = 0) -> RankNodes:
         host, syncs = take(host, host.recording == recording), take(syncs, syncs.recording == recording)
     calls = host_calls(timeline, spans, host)
     awaited, depends = host_waits(spans, calls, host, syncs)
-    polled = polled_spans(spans, calls, timeline.names)
-    waits = device_waits(spans, calls, host, syncs)
+    polled, may_wait = polled_spans(spans, calls, timeline.names)
+    waits = device_waits(spans, calls, host, syncs, timeline.names)
     num_calls, num_spans = calls.row.size, rows.size
     first_start = 2 * num_calls
     at = np.arange(num_spans)
@@ -101,6 +101,7 @@ def rank_nodes(timeline: RankTimeline, recording: int = 0) -> RankNodes:
         call_process=calls.process, blocks=calls.blocks, awaited=awaited, span_row=rows, span_lane=spans.lane,
         span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=calls.launched_by, collective=spans.collective,
         early_launches=waits.early_launches,
+        may_wait=may_wait,
     )  # fmt: skip
     return RankNodes(time_ns=time, gap=gap, edges=concat(edges), part=part)
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from overlapscope.analysis.graph.building.host_calls import HostCalls
 from overlapscope.analysis.graph.building.host_waits import begins_by_correlation
+from overlapscope.analysis.graph.building.stream_waits import StreamWaits, awaited_spans, stream_waits
 from overlapscope.analysis.graph.model import (
     EVENT,
     FIRST_OF_LANE,
@@ -57,7 +58,7 @@ class DeviceWaits(msgspec.Struct, frozen=True, kw_only=True):
     early_launches: int
 
 
-def device_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs) -> DeviceWaits:
+def device_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs, names: tuple[str, ...]) -> DeviceWaits:
     """Return what the spans of one recording (by start) waited for.
 
     Where the recording states which events streams waited for, others are inferred only for starts that these do not
@@ -97,7 +98,9 @@ def device_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs) 
 
     best = np.maximum(arrived, free)
     best = _with_recorded_events(spans, begin, best, edges, first_start, recorded)
-    best = _with_events(spans, begin, best, edges, first_start, guess=not recorded[0].size)
+    guess = not recorded[0].size
+    made = stream_waits(spans, calls, host, names) if guess else None
+    best = _with_events(spans, begin, best, edges, first_start, made)
     waits = start - best > OWN_NS
     carried = waits & launched & (returned - begin > LONG_CALL_NS) & (start < returned)
     edges.append(edges_of(by[carried], first_start + at[carried], OWN_CALL, INFERRED, (start - begin)[carried]))
@@ -189,15 +192,23 @@ def _with_recorded_events(
     return last
 
 
-def _with_events(spans: Spans, launch: Ints, best: Ints, edges: list[Edges], first_start: int, *, guess: bool) -> Ints:
+def _with_events(
+    spans: Spans, launch: Ints, best: Ints, edges: list[Edges], first_start: int, made: StreamWaits | None
+) -> Ints:
     """Add inferred events; return the latest of all that each span waited for.
 
-    With `guess`, an event before communication is a dependency also where launch and stream explain the start: it did
-    not bind.
+    `made` holds the waits that calls show; None where the recording states for what. Without
+    it, an event is a dependency also where launch and stream explain the start: it did not bind. So is one that ended
+    just before communication began.
     """
     start, end, count = spans.start_ns, spans.end_ns, spans.lane.size
     waits = start - best > OWN_NS
-    found = _ended_before(spans, launch, np.flatnonzero(waits | ((spans.kind == COMM) & guess)))
+    found = _ended_before(spans, launch, np.flatnonzero(waits | ((spans.kind == COMM) & (made is not None))))
+    if made is not None:
+        known = awaited_spans(spans, launch, made, np.where(waits, found, -1))
+        found[(known >= 0) & ~waits] = -1
+        more = np.flatnonzero((known >= 0) & (known != found))
+        edges.append(edges_of(first_start + count + known[more], first_start + more, EVENT, INFERRED, 0))
     has = np.flatnonzero(found >= 0)
     lag = np.where(waits[has], start[has] - end[found[has]], 0)
     edges.append(edges_of(first_start + count + found[has], first_start + has, EVENT, INFERRED, lag))

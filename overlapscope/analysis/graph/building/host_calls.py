@@ -24,6 +24,7 @@ from overlapscope.timeline.run import RankTimeline
 
 SYNCHRONIZES: Final = re.compile(r"Synchronize")
 """cudaDeviceSynchronize, hipStreamSynchronize, cuCtxSynchronize, aclrtSynchronizeStream and their kin."""
+WAITS_FOR_STREAM: Final = re.compile(r"StreamSynchronize|SynchronizeStream")
 WAITS_FOR_ALL: Final = re.compile(r"(Device|Ctx|Context)Synchronize|SynchronizeDevice")
 ALLOCATES: Final = re.compile(r"Malloc|Free(?!ze)|HostAlloc|HostRegister|HostUnregister")
 LAUNCHES_GRAPH: Final = re.compile(r"GraphLaunch")
@@ -46,6 +47,8 @@ class HostCalls(msgspec.Struct, frozen=True, kw_only=True):
     begin_ns: Ints
     end_ns: Ints
     synchronizes: Flags
+    waits_for_stream: Flags
+    """Synchronisations of one stream."""
     waits_for_all: Flags
     """Synchronisations of the whole device."""
     copies: Flags
@@ -122,6 +125,7 @@ def host_calls(timeline: RankTimeline, spans: Spans, host: HostSpans) -> HostCal
         begin_ns=begin,
         end_ns=end,
         synchronizes=of_outer(synchronizes),
+        waits_for_stream=of_outer(rows_named(table.name, names, WAITS_FOR_STREAM.search)),
         waits_for_all=of_outer(rows_named(table.name, names, WAITS_FOR_ALL.search)),
         copies=is_copy & (after >= 0) & (after <= COPY_RETURNS_NS),
         allocates=of_outer(allocates),

@@ -7,6 +7,8 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.graph.building.host_calls import SILENCE_NS, HostCalls
+from overlapscope.analysis.graph.building.stream_waits import last_before_sync
+from overlapscope.analysis.graph.model import OWN_NS
 from overlapscope.timeline.columns import (
     CONTEXT_SYNC,
     COPY,
@@ -60,13 +62,18 @@ def host_waits(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs) ->
     launch = np.append(calls.begin_ns, NONE)[calls.launched_by]  # NONE is early: launched before the recording
     awaited = _awaited(spans, calls, launch)
     stated_span, stated_call = _stated(spans, calls, host, syncs, launch)
+    for_stream = last_before_sync(spans, calls, launch, awaited)
+    for_stream[stated_call] = -1
+    near = (for_stream >= 0) & (awaited >= 0)
+    near[near] = abs(spans.end_ns[awaited[near]] - spans.end_ns[for_stream[near]]) <= OWN_NS
+    awaited = np.where(near, for_stream, awaited)
     waits = (spans.end_ns[stated_span] > calls.begin_ns[stated_call]) & ~calls.copies[stated_call]
     awaited[stated_call] = np.where(calls.copies[stated_call], awaited[stated_call], -1)
     awaited[stated_call[waits]] = stated_span[waits]
     lane_span, lane_call = _last_of_lanes(spans, calls, launch)
-    binding = np.flatnonzero(awaited >= 0)
-    span = np.concatenate([awaited[binding], stated_span[~waits], lane_span])
-    call = np.concatenate([binding, stated_call[~waits], lane_call])
+    binding, over = np.flatnonzero(awaited >= 0), np.flatnonzero(for_stream >= 0)
+    span = np.concatenate([awaited[binding], stated_span[~waits], lane_span, for_stream[over]])
+    call = np.concatenate([binding, stated_call[~waits], lane_call, over])
     stated = np.arange(call.size) < binding.size + int(np.count_nonzero(~waits))
     recorded = stated & np.isin(call, stated_call)
     first = np.sort(np.unique(call * max(spans.lane.size, 1) + span, return_index=True)[1])
@@ -81,20 +88,33 @@ def _awaited(spans: Spans, calls: HostCalls, launch: Ints) -> Ints:
     own[calls.launched_by[launched]] = launched  # the last of several assignments stays
     found[calls.copies] = own[calls.copies]
     by_end = sort_order(spans.end_ns)
-    ends = spans.end_ns[by_end]
     asking = np.flatnonzero(calls.blocks & (found < 0))
-    at = np.searchsorted(ends, calls.end_ns[asking] + CLOCKS_AGREE_NS, side="right")
-    for _ in range(LOOK_BACK):
-        at = at - 1
-        inside = (at >= 0) & (ends[at] > calls.begin_ns[asking])
-        asking, at = asking[inside], at[inside]
-        if not asking.size:
-            break
-        fits = launch[by_end[at]] < calls.begin_ns[asking]
-        found[asking[fits]] = by_end[at[fits]]
-        asking, at = asking[~fits], at[~fits]
+    last = _ended_inside(spans, calls, launch, by_end, asking, calls.end_ns[asking] + CLOCKS_AGREE_NS)
+    # Of spans that end together the one that ended before the call returned.
+    after = np.flatnonzero((last >= 0) & (spans.end_ns[last] > calls.end_ns[asking]))
+    other = _ended_inside(spans, calls, launch, by_end, asking[after], calls.end_ns[asking[after]])
+    tied = (other >= 0) & (spans.end_ns[other] >= calls.end_ns[asking[after]] - CLOCKS_AGREE_NS)
+    last[after[tied]] = other[tied]
+    found[asking] = last
     # An allocation waits for the whole device or for nothing: not where something launched before it runs on after it.
     return np.where(calls.allocates & ~calls.synchronizes & _runs_on(spans, calls, launch), -1, found)
+
+
+def _ended_inside(spans: Spans, calls: HostCalls, launch: Ints, by_end: Ints, asking: Ints, until_ns: Ints) -> Ints:
+    """Return for each of the calls the span launched before it that ended last inside it, until a moment; else -1."""
+    found = np.full(asking.size, -1, np.int64)
+    ends, rows = spans.end_ns[by_end], np.arange(asking.size)
+    at = np.searchsorted(ends, until_ns, side="right")
+    for _ in range(LOOK_BACK):
+        at = at - 1
+        inside = (at >= 0) & (ends[at] > calls.begin_ns[asking[rows]])
+        rows, at = rows[inside], at[inside]
+        if not rows.size:
+            break
+        fits = launch[by_end[at]] < calls.begin_ns[asking[rows]]
+        found[rows[fits]] = by_end[at[fits]]
+        rows, at = rows[~fits], at[~fits]
+    return found
 
 
 def _runs_on(spans: Spans, calls: HostCalls, launch: Ints) -> Flags:
@@ -154,8 +174,9 @@ def begins_by_correlation(host: HostSpans) -> dict[int, int]:
     return dict(zip(host.correlation[rows].tolist(), host.start_ns[rows].tolist(), strict=True))
 
 
-def polled_spans(spans: Spans, calls: HostCalls, names: tuple[str, ...]) -> Ints:
-    """Return for each call the span whose end its host had polled before it; -1 for none.
+def polled_spans(spans: Spans, calls: HostCalls, names: tuple[str, ...]) -> tuple[Ints, Flags]:
+    """Return for each call the span whose end its host had polled before it, -1 for none; and whether it may have
+    waited before it for a copy that it reads, which so few or short silences do not show.
 
     A host polls a class of spans (by name, without template arguments) if its silences end shortly after a span of the
     class in most of their opportunities, and so often that chance does not explain it. Fewer than three polls of a kind
@@ -164,8 +185,8 @@ def polled_spans(spans: Spans, calls: HostCalls, names: tuple[str, ...]) -> Ints
     polled = np.full(calls.row.size, -1, np.int64)
     silent, span = _opportunities(spans, calls)
     if not span.size:
-        return polled
-    _read_copies(spans, calls, names, silent, span, polled)
+        return polled, np.zeros(calls.row.size, np.bool_)
+    reads = _read_copies(spans, calls, names, silent, span, polled)
     table = NameTable()
     of_name = np.array([table.code(TEMPLATE.sub("", name)) for name in names] + [-1], np.int64)
     kind = of_name[spans.name[span]]
@@ -186,13 +207,15 @@ def polled_spans(spans: Spans, calls: HostCalls, names: tuple[str, ...]) -> Ints
             later = polled[call[these]] >= 0
             better = ~later | (spans.end_ns[span[these]] > spans.end_ns[np.maximum(polled[call[these]], 0)])
             polled[call[these[better]]] = span[these[better]]
-    return polled
+    return polled, reads & (polled < 0)
 
 
 def _read_copies(
     spans: Spans, calls: HostCalls, names: tuple[str, ...], silent: Ints, span: Ints, polled: Ints
-) -> None:
+) -> Flags:
     """Add, in place, copies to the host that were enqueued last before a silence, and that the host then read.
+
+    Return the calls after silences in which such copies ended, where the host never went on before.
 
     It works on what it read before it goes on, so the end of the copy is not the end of the silence. But it never goes
     on before; and if the two had nothing to do with each other, the copies would end anywhere in their silences, not
@@ -203,13 +226,16 @@ def _read_copies(
     last = calls.by_begin[np.maximum(silent - 1, 0)] == calls.launched_by[span]
     chosen = copies[span] & last & ~calls.copies[calls.launched_by[span]]
     call, span, since = calls.by_begin[silent[chosen]], span[chosen], calls.silent_since[silent[chosen]]
-    if call.size < POLLS:
-        return
     begin, end = calls.begin_ns[call], spans.end_ns[span]
     waited = end <= begin + CLOCKS_AGREE_NS
+    reads = np.zeros(calls.row.size, np.bool_)
+    if not call.size or waited.mean() < READS:
+        return reads
+    reads[call[waited]] = True
     chance = np.clip((begin - end) / np.maximum(begin - since, 1), 0.0, 1.0)
-    if waited.mean() >= READS and _all_so_small(chance[waited]) < POLL_CHANCE:
+    if call.size >= POLLS and _all_so_small(chance[waited]) < POLL_CHANCE:
         polled[call[waited]] = span[waited]
+    return reads
 
 
 def _all_so_small(chance: Floats) -> float:

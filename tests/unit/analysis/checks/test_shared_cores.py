@@ -104,6 +104,24 @@ def test_machines_are_told_apart_by_their_clocks() -> None:
     assert (one.ranks, one.cores) == ((0, 1, 2, 3), 2)
 
 
+@pytest.mark.parametrize(("call", "pauses"), [("cudaFree", 0), ("cudaStreamSynchronize", 3 * MS)])
+def test_what_the_driver_does_in_the_allocator_after_a_wait_is_no_pause(call: str, pauses: int) -> None:
+    calls = [
+        {"name": "cudaLaunchKernel", "start_ns": 0, "end_ns": 10_000},
+        {"name": call, "start_ns": 20_000, "end_ns": 9 * MS},  # the device was empty at 6 ms
+        {"name": "cudaLaunchKernel", "start_ns": 9 * MS + 10_000, "end_ns": 9 * MS + 20_000},
+    ]
+    own = host_times(
+        rank_timeline(
+            work=[{"start_ns": MS, "end_ns": 6 * MS, "name": "gemm"}],
+            host=[{"lane": 2, **each} for each in calls],
+            recordings=[{"start_ns": 0, "end_ns": 10 * MS, "host_events": True}],
+        )
+    )
+    assert own
+    assert length(own.paused) == pauses
+
+
 def test_pauses_are_silences_outside_of_waits_for_the_device() -> None:
     calls = [
         {"name": "cudaLaunchKernel", "start_ns": 0, "end_ns": 10_000},
@@ -121,6 +139,9 @@ def test_pauses_are_silences_outside_of_waits_for_the_device() -> None:
     pauses = list(zip(own.paused.starts.tolist(), own.paused.ends.tolist(), strict=True))
     assert pauses == [(10_000, 2 * MS), (2 * MS + 10_000, 3 * MS), (6 * MS, 9 * MS)]
     assert length(own.waiting) == 3 * MS
+    polls = host_times(timeline, intervals([(10_000, 2 * MS)]))
+    assert polls
+    assert length(polls.paused) == length(own.paused) - (2 * MS - 10_000)
 
 
 def test_a_recording_without_host_events_says_nothing_of_hosts() -> None:

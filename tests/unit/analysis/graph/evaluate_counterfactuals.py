@@ -1,7 +1,7 @@
 """Changes predicted by the dependency graph against the generator run again; part of `make test-long`.
 
 The result is kept in tests/LONG.md; the exit code is 1 where a prediction of a job whose synchronisations are recorded
-is off by more than 2 %.
+is off by more than 2 %, or more than one in a hundred of the others.
 """
 
 import sys
@@ -20,7 +20,7 @@ def main() -> int:
     for record_syncs in (True, False):
         for name in COUNTERFACTUALS:
             errors = np.array([each.error for each in answered(name, JOBS, record_syncs=record_syncs)])
-            worst = max(worst, float(errors.max())) if record_syncs else worst
+            worst = max(worst, float(np.quantile(errors, 1.0 if record_syncs else 0.99, method="lower")))
             waits = "recorded" if record_syncs else "inferred"
             rows.append(
                 f"| {name} | {waits} | {errors.size} | {np.mean(errors <= 0.02):.1%} | {np.median(errors):.2%} | "

@@ -15,6 +15,7 @@ from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.build import rank_graph
 from overlapscope.analysis.graph.job_replay import JobReplay, job_replay
 from overlapscope.analysis.graph.model import RUN_COMM, RUN_COMPUTE, Graph
+from overlapscope.analysis.graph.removal import programs_of, removal
 from overlapscope.analysis.graph.scenarios import Change, capped_pauses, outcome
 from overlapscope.timeline.columns import COMM, COMPUTE
 from tests.support.graph_programs import (
@@ -174,10 +175,10 @@ def excess_gone(seed: int, *, record_syncs: bool) -> Counterfactual:
     )
     again = simulate(dict.fromkeys(range(3), plain), transfers)
     found = job_replay(simulated.run, match_and_align(simulated.run))
-    excess = found.without_excess(late) if isinstance(found, JobReplay) else None
-    share = excess.middle if excess else 1.0
+    excess = removal(found.replayed, [late], programs_of(simulated.run.ranks)) if isinstance(found, JobReplay) else None
+    gain = excess.gain_ns if excess else 0
     return Counterfactual(
-        predicted_ns=share * simulated.length_ns, again_ns=again.length_ns, recorded_ns=simulated.length_ns,
+        predicted_ns=simulated.length_ns - gain, again_ns=again.length_ns, recorded_ns=simulated.length_ns,
         answers=excess is not None,
     )  # fmt: skip
 
@@ -204,8 +205,8 @@ def test_changes_are_predicted_where_synchronisations_are_recorded(name: str) ->
 
 @pytest.mark.parametrize("name", COUNTERFACTUALS)
 def test_changes_are_predicted_within_two_percent_where_waits_are_inferred(name: str) -> None:
-    """Dependencies that did not bind in the recording are unknown: a few jobs miss by more."""
+    """Dependencies that never bound in the recording may be unknown: a job in some hundred misses by more."""
     found = np.array([each.error for each in answered(name, JOBS, record_syncs=False)])
     assert found.size >= 0.9 * JOBS
     assert np.median(found) < 0.005
-    assert np.mean(found <= 0.02) >= 0.85
+    assert (found <= 0.02).all()

@@ -223,7 +223,7 @@ def test_recordings_of_megatron_begin_apart_and_no_rank_is_a_straggler() -> None
     whole, programs = answering_graph(run, match_and_align(run)), programs_of(run.ranks)
     assert isinstance(whole, RunGraph)
     for rank in run.ranks:
-        found = removal(whole, [rank], programs)
+        found = removal(whole.replayed, [rank], programs)
         assert found
         assert found.aligned_ns == together
         assert found.low_ns <= found.gain_ns <= found.high_ns < 0.03 * together

@@ -32,13 +32,13 @@ def graph_of(run: Run) -> RunGraph:
 
 
 @cache
-def late_pair(seed: int) -> tuple[Run, tuple[int, ...], int]:
+def late_pair(seed: int, *, interferes: bool = False) -> tuple[Run, tuple[int, ...], int]:
     """Return a job with two ranks that are late together, who they are, and how long it takes without their excess.
 
-    Without interference: while ranks wait for a late one, their collectives lengthen what they compute meanwhile.
+    If communication `interferes`, collectives that wait for a late rank lengthen what the others compute meanwhile.
     """
     planted = draw("late_pair", seed)
-    job, healthy = (replace(each, interference=1.0) for each in (planted.job, planted.healthy))
+    job, healthy = (each if interferes else replace(each, interference=1.0) for each in (planted.job, planted.healthy))
     again = graph_of(read(healthy))
     return (
         read(job),
@@ -49,7 +49,7 @@ def late_pair(seed: int) -> tuple[Run, tuple[int, ...], int]:
 
 def is_predicted(seed: int) -> bool:
     run, culprits, healthy_ns = late_pair(seed)
-    found = removal(graph_of(run), culprits, programs_of(run.ranks))
+    found = removal(graph_of(run).replayed, culprits, programs_of(run.ranks))
     assert found
     return abs(found.aligned_ns - found.gain_ns - healthy_ns) <= WITHIN * healthy_ns
 
@@ -57,6 +57,29 @@ def is_predicted(seed: int) -> bool:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_without_their_excess_a_job_takes_what_the_generator_says(seed: int) -> None:
     assert is_predicted(seed)
+
+
+def is_in_range(seed: int) -> bool:
+    run, culprits, healthy_ns = late_pair(seed, interferes=True)
+    found = removal(graph_of(run).replayed, culprits, programs_of(run.ranks))
+    assert found
+    least, most = (found.aligned_ns - each for each in (found.high_ns, found.low_ns))
+    return least - WITHIN * healthy_ns <= healthy_ns <= most + WITHIN * healthy_ns
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+def test_where_communication_slows_compute_the_range_holds_what_the_generator_says(seed: int) -> None:
+    """The figure itself does not: how much compute is slowed is not known."""
+    run, culprits, healthy_ns = late_pair(seed, interferes=True)
+    found = removal(graph_of(run).replayed, culprits, programs_of(run.ranks))
+    assert found
+    assert found.aligned_ns - found.gain_ns > (1 + WITHIN) * healthy_ns
+    assert is_in_range(seed)
+
+
+@pytest.mark.long
+def test_where_communication_slows_compute_most_ranges_hold_what_the_generator_says() -> None:
+    assert sum(is_in_range(seed) for seed in range(100, 200)) >= 95
 
 
 @pytest.mark.long
@@ -68,11 +91,11 @@ def test_ranks_that_are_late_together_are_worth_much_and_one_of_them_is_worth_no
     run, culprits, _ = late_pair(0)
     whole, programs = graph_of(run), programs_of(run.ranks)
     assert tuple(late_together(whole.graph, programs)) == culprits
-    both = removal(whole, culprits, programs)
+    both = removal(whole.replayed, culprits, programs)
     assert both
     assert both.low_ns > 0.1 * both.aligned_ns
     for rank in culprits:
-        one = removal(whole, [rank], programs)
+        one = removal(whole.replayed, [rank], programs)
         assert one
         assert one.high_ns < 0.1 * both.gain_ns
 
@@ -81,15 +104,15 @@ def test_an_innocent_is_not_kept_among_the_late() -> None:
     run, culprits, _ = late_pair(0)
     whole, programs = graph_of(run), programs_of(run.ranks)
     innocent = next(rank for rank in run.ranks if rank not in culprits)
-    three = removal(whole, sorted([*culprits, innocent]), programs)
+    three = removal(whole.replayed, sorted([*culprits, innocent]), programs)
     assert three
-    assert needed(whole, three, programs).ranks == culprits
+    assert needed(whole.replayed, three, programs).ranks == culprits
 
 
 def test_a_rank_without_a_peer_has_no_removal_value() -> None:
     run, culprits, _ = late_pair(0)
     programs = {**programs_of(run.ranks), culprits[0]: "another"}
-    assert removal(graph_of(run), culprits, programs) is None
+    assert removal(graph_of(run).replayed, culprits, programs) is None
 
 
 def test_stragglers_carry_what_they_are_worth_together() -> None:

@@ -46,7 +46,7 @@ REMOVED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "events": (device_waits, "_ended_before", lambda spans, *_: _none(spans.lane.size)),
     "occupancy": (device_waits, "_is_full", lambda spans, ready, start: np.zeros(ready.size, np.bool_)),
     "launches": (build, "device_waits", _without_launches),
-    "polls": (build, "polled_spans", lambda spans, calls, names: _none(calls.row.size)),
+    "polls": (build, "polled_spans", lambda spans, calls, names: (_none(calls.row.size), _none(calls.row.size) >= 0)),
 }
 FAILS = {
     "synchronisations": "hidden_waits",

@@ -14,6 +14,7 @@ from overlapscope.analysis.graph.model import (
     EVENT,
     GAPS,
     HAND_OVER,
+    HOST_STRETCH,
     IN_GRAPH,
     LAUNCH,
     OCCUPANCY,
@@ -27,6 +28,7 @@ from overlapscope.analysis.graph.model import (
     Graph,
 )
 from overlapscope.analysis.graph.replay import replay
+from overlapscope.analysis.graph.self_test import hidden_wait_share
 from overlapscope.timeline.columns import COMPUTE, COPY, HOST, RUNTIME
 from overlapscope.timeline.run import RankTimeline
 from tests.support.graph_programs import Launch, Operation, Poll, Record, Sync, Thread, Wait, Work, simulate
@@ -300,6 +302,27 @@ def test_a_host_that_reads_what_it_copied_has_waited_for_it_though_it_works_befo
 def test_a_host_that_works_while_a_copy_runs_does_not_read_it() -> None:
     for seed in range(50):
         assert not edges(rank_graph(simulate({0: reading(20, waits=False, seed=seed)}).rank), POLL)
+
+
+@pytest.mark.parametrize(("waits", "share"), [(True, 1.0), (False, 0.0)])
+def test_too_few_reads_to_show_that_a_host_waits_leave_its_pauses_doubtful(waits: bool, share: float) -> None:
+    """It works for longer than it waited, so that its silences do not end with the copies."""
+    program: list[Operation] = [Launch(0, US)]
+    for at in range(6):
+        copy = Launch(0, 5 * US, COPY, "Memcpy DtoH (Device -> Pinned)")
+        program += [
+            Launch(0, 1_000 * US),
+            copy,
+            *([Poll()] if waits else []),
+            Work((1_000 if waits else 300 + at) * US),
+        ]
+    graph = rank_graph(simulate({0: [*program, Launch(0, US), Sync()]}).rank)
+    assert not edges(graph, POLL)
+    window = whole_bounds(graph)
+    assert window
+    hosts = np.flatnonzero((graph.edges.kind == HOST_STRETCH) & (graph.edges.lag_ns > 200 * US))
+    assert hosts.size == 6
+    assert hidden_wait_share(graph, hosts) == share
 
 
 def test_two_polls_cannot_be_told_from_chance() -> None:

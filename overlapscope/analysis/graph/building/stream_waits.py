@@ -1,0 +1,124 @@
+"""Which spans streams and hosts waited for, where calls show that they waited but not for what.
+
+A call that lets a stream wait for an event names neither in most recordings. Where the wait bound, times show what it
+was for; if all that bound point to the same stream, and no other wait contradicts it, then the waits that did not bind
+were for that stream, too: a replay needs them as soon as something else takes longer.
+"""
+
+import re
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.graph.building.host_calls import HostCalls
+from overlapscope.analysis.graph.model import OWN_NS
+from overlapscope.timeline.columns import HostSpans, Ints, Spans
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.rows import sort_order, values_in
+
+WAITS_FOR_EVENT: Final = re.compile(r"StreamWaitEvent")
+"""cudaStreamWaitEvent, hipStreamWaitEvent, cuStreamWaitEvent, aclrtStreamWaitEvent."""
+RECORDS_EVENT: Final = re.compile(r"EventRecord|RecordEvent")
+CLOCKS_AGREE_NS: Final = 3_000
+"""A span may seem to end this much after what waited for it."""
+AGREE: Final = 0.9
+"""Least share of the waits that bound which point to the last span of one stream."""
+
+
+class StreamWaits(msgspec.Struct, frozen=True, kw_only=True):
+    """Spans before whose launch a call made their stream wait for an event; of several such calls the last."""
+
+    span: Ints
+    moment_ns: Ints
+    """When the call began."""
+    recorded: Ints
+    """The span that the thread had launched last when it recorded an event before; -1 where no such call is known."""
+
+
+def stream_waits(spans: Spans, calls: HostCalls, host: HostSpans, names: tuple[str, ...]) -> StreamWaits:
+    """Return the waits that the runtime calls of one recording show."""
+    rows, events = (
+        np.flatnonzero(rows_named(host.name, names, each.search)) for each in (WAITS_FOR_EVENT, RECORDS_EVENT)
+    )
+    launches = np.unique(calls.launched_by[calls.launched_by >= 0])
+    if not rows.size or not launches.size:
+        nothing = np.empty(0, np.int64)
+        return StreamWaits(span=nothing, moment_ns=nothing, recorded=nothing)
+    # Threads follow each other on one axis, so that one search serves all.
+    first_ns, end_ns = int(host.start_ns.min()), int(host.start_ns.max()) + 1
+
+    def on_axis(lane: Ints, begin_ns: Ints) -> Ints:
+        return lane.astype(np.int64) * (end_ns - first_ns) + begin_ns - first_ns
+
+    rows, events = (each[sort_order(host.lane[each], host.start_ns[each])] for each in (rows, events))
+    launched = on_axis(calls.lane[launches], calls.begin_ns[launches])
+    at = np.searchsorted(launched, on_axis(host.lane[rows], host.start_ns[rows]))
+    there = np.flatnonzero(at < launches.size)
+    there = there[calls.lane[launches[at[there]]] == host.lane[rows[there]]]
+    there = there[np.append(np.diff(at[there]) != 0, True)[: there.size]]
+    rows, at = rows[there], at[there]
+    span_of = np.full(calls.row.size + 1, -1, np.int64)
+    span_of[calls.launched_by[::-1]] = np.arange(spans.lane.size)[::-1]  # the last assigned is the first that starts
+    span_of[-1] = -1
+    time = on_axis(host.lane[events], host.start_ns[events])
+    event = np.searchsorted(time, on_axis(host.lane[rows], host.start_ns[rows])) - 1
+    before = np.searchsorted(launched, np.append(time, -1)[event]) - 1
+    before = np.append(launches, -1)[before]
+    before = np.where(calls.lane[before] == host.lane[rows], before, -1)
+    return StreamWaits(span=span_of[launches[at]], moment_ns=host.start_ns[rows], recorded=span_of[before])
+
+
+def awaited_spans(spans: Spans, launch: Ints, waits: StreamWaits, bound: Ints) -> Ints:
+    """Return for each span the span of another stream that its stream was made to wait for; -1 where that is not known.
+
+    `bound` holds for each span the one whose end explains its start, -1 for none; `launch` is when each was launched.
+    Where no wait of a stream bound, its events were recorded on the stream to which their thread had launched last.
+    """
+    found = np.full(spans.lane.size, -1, np.int64)
+    for lane in values_in(spans.lane[waits.span]).tolist():
+        mine = spans.lane[waits.span] == lane
+        waiting, moment_ns = waits.span[mine], waits.moment_ns[mine]
+        shown = bound[waiting]
+        if not (shown >= 0).any():
+            shown = waits.recorded[mine]
+        for awaited in values_in(spans.lane[shown[shown >= 0]]).tolist():
+            last = _last_launched(spans, launch, awaited, moment_ns)
+            if awaited != lane and _agree(last, shown, spans.end_ns, spans.start_ns[waiting]):
+                found[waiting] = last
+    return found
+
+
+def last_before_sync(spans: Spans, calls: HostCalls, launch: Ints, awaited: Ints) -> Ints:
+    """Return for each synchronisation of a stream the span that it was for; -1 where that is not known, and for other
+    calls.
+
+    `awaited` holds the span whose end explains the end of each call; -1 for none. In a call of `OWN_NS` a span may
+    have ended by chance.
+    """
+    found = np.full(calls.row.size, -1, np.int64)
+    waiting = np.flatnonzero(calls.waits_for_stream)
+    waited = np.where(calls.end_ns - calls.begin_ns > OWN_NS, awaited, -1)
+    for process in values_in(calls.process[waiting]).tolist():
+        mine = waiting[calls.process[waiting] == process]
+        shown = waited[mine]
+        for lane in values_in(spans.lane[shown[shown >= 0]]).tolist():
+            last = _last_launched(spans, launch, lane, calls.begin_ns[mine])
+            if _agree(last, shown, spans.end_ns, calls.end_ns[mine]):
+                found[mine] = last
+    return found
+
+
+def _last_launched(spans: Spans, launch: Ints, lane: int, moment_ns: Ints) -> Ints:
+    """Return the span that was launched last on a lane before each moment; -1 for none."""
+    on_lane = np.flatnonzero(spans.lane == lane)
+    on_lane = on_lane[np.argsort(launch[on_lane], kind="stable")]
+    at = np.searchsorted(launch[on_lane], moment_ns, side="left")
+    return np.append(on_lane, -1)[at - 1]
+
+
+def _agree(last: Ints, shown: Ints, end_ns: Ints, until_ns: Ints) -> bool:
+    """Return whether the waits that show what they were for were for `last`, and no wait was over before that ended."""
+    outrun = (last >= 0) & (end_ns[last] > until_ns + CLOCKS_AGREE_NS)
+    votes = shown >= 0
+    return not outrun.any() and bool(np.mean(last[votes] == shown[votes]) >= AGREE)

@@ -1,0 +1,78 @@
+"""Waits that did not bind: which stream they were for, by those that did, and by the order of calls."""
+
+import numpy as np
+import pytest
+
+from overlapscope.analysis.graph.building.build import rank_graph
+from overlapscope.analysis.graph.model import EVENT, SYNC, Graph
+from overlapscope.timeline.columns import COMM
+from tests.support.graph_programs import Launch, Operation, Record, Sync, Wait, Work, simulate
+from tests.unit.analysis.graph.test_rules import edges, trace
+
+US = 1_000
+
+
+def graph_of(program: list[Operation]) -> Graph:
+    return rank_graph(simulate({0: [*program, Sync()]}, record_syncs=False).rank)
+
+
+def awaited(graph: Graph, kind: int = EVENT) -> list[tuple[str, str]]:
+    """Return (span that ended, span that began or call that returned) of all edges of a kind, as `stream.place`."""
+    (part,) = graph.ranks
+    places = [f"{lane}.{(part.span_lane[:at] == lane).sum()}" for at, lane in enumerate(part.span_lane.tolist())]
+    found = []
+    for before, node, _ in edges(graph, kind):
+        to = places[node - part.starts().start] if kind == EVENT else f"call {node - part.returns().start}"
+        found.append((places[before - part.ends().start], to))
+    return sorted(found)
+
+
+def reduced(at: int, compute_us: int, *, pause_us: int = 0) -> list[Operation]:
+    """A kernel on stream 0, and a collective on stream 1 that waits for it."""
+    return [
+        Work(20 * US), Launch(0, compute_us * US), Record(f"{at}", 0), Work(pause_us * US), Wait(f"{at}", 1),
+        Launch(1, 50 * US, COMM, "nccl"),
+    ]  # fmt: skip
+
+
+def test_a_wait_that_did_not_bind_was_for_the_stream_of_those_that_did() -> None:
+    graph = graph_of([*reduced(0, 900), *reduced(1, 900), *reduced(2, 20, pause_us=3_000)])
+    assert awaited(graph) == [("0.0", "1.0"), ("0.1", "1.1"), ("0.2", "1.2")]
+
+
+def test_a_wait_that_was_over_before_the_stream_had_come_so_far_was_for_another() -> None:
+    """The third call is launched after a kernel that still runs when it begins: it cannot wait for what came last."""
+    program = [*reduced(0, 900), *reduced(1, 900), *reduced(2, 20, pause_us=3_000)]
+    program[-2:-2] = [Launch(0, 5_000 * US)]
+    assert awaited(graph_of(program)) == [("0.0", "1.0"), ("0.1", "1.1")]
+
+
+def test_without_a_wait_that_bound_events_are_on_the_stream_that_was_launched_to_last() -> None:
+    graph = graph_of([*reduced(0, 20, pause_us=3_000), *reduced(1, 20, pause_us=3_000)])
+    assert awaited(graph) == [("0.0", "1.0"), ("0.1", "1.1")]
+
+
+def test_streams_that_nothing_made_wait_have_no_such_dependency() -> None:
+    program = [each for each in [*reduced(0, 900), *reduced(1, 20, pause_us=3_000)] if not isinstance(each, Wait)]
+    assert awaited(graph_of([each for each in program if not isinstance(each, Record)])) == []
+
+
+def test_a_synchronisation_that_returned_at_once_was_for_the_stream_of_those_that_waited() -> None:
+    program = [Launch(0, 500 * US), Launch(1, 40 * US), Sync(0), Launch(0, 10 * US), Launch(1, 5 * US)]
+    found = awaited(graph_of([*program, Work(500 * US), Sync(0), Launch(0, 10 * US)]), SYNC)
+    assert ("0.0", "call 2") in found
+    assert ("0.1", "call 5") in found
+
+
+def test_where_no_synchronisation_waited_its_stream_is_not_known() -> None:
+    program = [Launch(0, 50 * US), Launch(1, 40 * US), Work(500 * US), Sync(0), Launch(0, 10 * US)]
+    assert [call for _, call in awaited(graph_of(program), SYNC) if call == "call 2"] == []
+
+
+@pytest.mark.parametrize(("other_us", "is_first"), [(101, True), (99, False)])
+def test_of_spans_that_end_together_a_call_waited_for_the_one_before_its_return(other_us: int, is_first: bool) -> None:
+    calls = [("cudaLaunchKernel", 0, 3, 1), ("cudaLaunchKernel", 5, 8, 2), ("cudaStreamSynchronize", 10, 100, 3)]
+    graph = rank_graph(trace(calls, [(0, 5, 100, 1), (1, 9, other_us, 2)]))
+    (part,) = graph.ranks
+    assert part.awaited[2] == 0
+    assert bool(np.max(part.span_end_ns) == part.span_end_ns[0]) is not is_first
