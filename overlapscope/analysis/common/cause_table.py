@@ -140,8 +140,8 @@ IDLE_CAUSES: Final[dict[str, Cause]] = {
     ),
     "drained": Cause(
         label="device drained by a wait of the host",
-        description="the host launched again after such a call had emptied the device, for at most as long as the call "
-        "had waited: what removing it saves",
+        description="the host launched again after such a call had emptied the device, until it led by as much again "
+        "or waited again, for at most as long as the call had waited: what removing it saves",
         colour="waiting",
         pattern="/",
     ),

@@ -78,6 +78,32 @@ def test_time_after_a_synchronisation_is_what_removing_it_saves() -> None:
     assert (with_it - without) // US == found["drained"] + found["launch_latency"] - 1
 
 
+SHORT_KERNELS = [Work(40 * US), Launch(0, 5 * US)] * 20
+
+
+def test_gaps_after_a_synchronisation_are_charged_to_it_until_the_host_leads_again() -> None:
+    # The host launches slower than the device computes: it lives on the lead that a long kernel gives it.
+    program = [Launch(0, 2_000 * US), Sync(), *SHORT_KERNELS]
+    found = idle(*program)
+    with_it, without = (
+        simulate({0: [Launch(0, 10 * US), *each]}).length_ns for each in (program, [program[0], *program[2:]])
+    )
+    saved = found["drained"] + found["launch_latency"]
+    assert saved == pytest.approx((with_it - without) / US, abs=25), "1 us a kernel on its stream remains"
+    assert "launch_bound" not in found
+    # Behind a kernel as long as the wait the host leads again: the pause that uses that up is its own.
+    again = idle(*program, Launch(0, 3_000 * US), Launch(0, 5 * US), Work(5_000 * US), Launch(0, 5 * US))
+    assert again["drained"] == pytest.approx(found["drained"], abs=50)
+    assert again["launch_bound"] == pytest.approx(2_000, abs=50)
+
+
+def test_a_synchronisation_that_follows_soon_ends_what_the_one_before_it_took() -> None:
+    after = [each for _ in range(5) for each in (Work(400 * US), Launch(0, 5 * US), Sync())]
+    found = idle(Launch(0, 2_000 * US), Sync(), *after)
+    assert found["drained"] < 500, "without the first alone the host would have waited in the second"
+    assert found["launch_bound"] > 1_400
+
+
 def test_a_short_synchronisation_is_not_charged_with_a_long_pause_after_it() -> None:
     found = idle(Work(20 * US), Launch(0, 50 * US), Sync(), Work(2_000 * US), Launch(0, 10 * US))
     assert found["drained"] <= 55
