@@ -25,6 +25,8 @@ INSTEAD: Final = {
     "tail": "# only the optimizer follows: begin to reduce earlier, in buckets, or gather beside the next forward",
     "queued": "# calls wait for each other on one stream: a communicator of its own, or another order",
     "slow_transfer": "# some calls take longer than their like: look at the link, and at what else uses it",
+    "pipeline": "# give the stages equal work, and each step more micro-batches: a stage waits for its slowest "
+    "neighbour, and while the pipeline fills and empties",
     "unknown": "# record all ranks, with the host's events: whether this is waiting or transfer is not known",
 }
 RECORD: Final = "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])  # with host calls"
