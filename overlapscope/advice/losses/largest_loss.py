@@ -35,7 +35,7 @@ RECORD: Final = "torch.profiler.profile(activities=[ProfilerActivity.CPU, Profil
 def largest_loss(given: RuleInput, found: Sequence[Recommendation]) -> Recommendation | None:
     """Return what names the largest loss; None where a recommendation of `found` does, or the loss is small."""
     exposed, idle = given.figures.exposed_comm_ns or 0, given.figures.idle_ns or 0
-    of_exposed = exposed >= idle or not given.run_has_device
+    of_exposed = exposed >= idle or not given.run_has_device  # between its operations a host may do what it must
     loss, named = (exposed, OF_EXPOSED) if of_exposed else (idle, OF_IDLE)
     others = max((each.loss_ns or 0 for each in found), default=0)
     addressed = sum(each.loss_ns or 0 for each in found if each.id in named)
@@ -50,10 +50,11 @@ def _exposed(given: RuleInput, exposed: int) -> Recommendation:
     ops = [op for op in sorted(by_op, key=lambda op: (-by_op[op], op)) if by_op[op]][:MOST_OPS]
     cause, ns = max(given.figures.causes.items(), key=lambda each: each[1], default=("unknown", exposed))
     of_ops = f" ({', '.join(ops)})" if ops else ""
+    largest = "Largest loss: " if exposed >= (given.figures.idle_ns or 0) else ""
     return recommended(
         given,
         id="exposed_communication",
-        title=f"Largest loss: {ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed communication{of_ops}, "
+        title=f"{largest}{ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed communication{of_ops}, "
         f"{ms(ns)} of it: {cause_label(cause, on_cpu=not given.run_has_device)}",
         verdict="look",
         loss_ns=exposed,

@@ -14,7 +14,7 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.build import run_graph
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, CALL_TAKES_NS
-from overlapscope.analysis.graph.idle import LOADS_DATA
+from overlapscope.analysis.graph.building.host_marks import LOADS_DATA
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
     CALL,

@@ -1,6 +1,5 @@
 """Assign one cause to every idle nanosecond of a rank: what the span that ended the idle time had waited for."""
 
-import re
 from typing import Annotated, Final
 
 import numpy as np
@@ -8,6 +7,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.common import cause_table
 from overlapscope.analysis.graph.building.host_calls import CALL_TAKES_NS, SILENCE_NS
+from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE, LOADS_DATA, marked_times
 from overlapscope.analysis.graph.building.host_waits import POLL_WITHIN_NS
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
@@ -29,10 +29,8 @@ from overlapscope.analysis.graph.model import (
     RankPart,
 )
 from overlapscope.timeline.columns import (
-    ANNOTATION,
     COMM,
     NONE,
-    OPERATION,
     Columns,
     Flags,
     Ints,
@@ -42,7 +40,6 @@ from overlapscope.timeline.columns import (
     take,
 )
 from overlapscope.timeline.intervals import Intervals, complement, union
-from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.rows import sort_order, values_in
 from overlapscope.timeline.run import RankTimeline
 
@@ -54,8 +51,6 @@ NO_BLOCKER, BY_CALL, BY_POLL, DATA_LOADING, GARBAGE = range(5)
 STRETCHES: Final = ("none", "rate", "pause", "long_pause")
 """Host stretches below 0.2 ms (the rate of launches), below 3 ms, and longer."""
 NO_STRETCH, RATE, PAUSE, LONG_PAUSE = range(4)
-LOADS_DATA: Final = re.compile(r"DataLoader|(?i:data_?load|load_?batch|fetch_?batch|next_?batch)")
-COLLECTS_GARBAGE: Final = re.compile(r"(?i)\bgc\b|garbage")
 DRAINED_WITHIN_NS: Final = 100_000
 """A call had emptied the device if what it waited for ended at most so long before the idle time began."""
 LONG_PAUSE_NS: Final = 3_000_000
@@ -262,12 +257,9 @@ def _marked(pieces: IdlePieces, graph: Graph, part: RankPart, timeline: RankTime
     if timeline.has_device and not part.calls:  # no idle time is the host's
         return pieces
     shift = int(graph.nodes.time_ns[part.starts()][0]) - int(timeline.spans.start_ns[part.span_row[0]])
-    for blocker, fits in ((DATA_LOADING, LOADS_DATA.search), (GARBAGE, COLLECTS_GARBAGE.search)):
-        fitting = np.array([fits(name) is not None for name in timeline.names], np.bool_)
-        if not fitting.any():  # names are few, host spans may be millions
-            continue
-        marks = select_host_spans(timeline.host, (OPERATION, ANNOTATION), fitting)
-        if not marks.name.size:
+    for blocker, name in ((DATA_LOADING, LOADS_DATA), (GARBAGE, COLLECTS_GARBAGE)):
+        marks = marked_times(timeline, name)
+        if marks is None:
             continue
         marked = union((marks.start_ns + shift, marks.end_ns + shift))
         pieces = _cut(pieces, np.sort(np.concatenate(marked)))

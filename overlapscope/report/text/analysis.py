@@ -71,7 +71,9 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     parts = [headline(analysis), sentence(analysis), rates]
     parts.append(_table(analysis, all_rows=all_rows))
     parts.append(_causes(analysis))
-    of_host = " ".join(filter(None, (idle_text(analysis), host_events_text(analysis))))
+    of_host = idle_text(analysis)
+    if NO_CAUSES["no_host_events"] not in of_host:
+        of_host = " ".join(filter(None, (of_host, host_events_text(analysis))))
     parts.append(fill(of_host, MAX_WIDTH, break_on_hyphens=False))
     parts.append(fill(interference_text(analysis), MAX_WIDTH))
     if details:

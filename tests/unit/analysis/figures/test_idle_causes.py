@@ -12,7 +12,7 @@ from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.figures import graph_figures
 from overlapscope.analysis.result import Analysis
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.report.text.analysis import idle_text
+from overlapscope.report.text.analysis import idle_text, render
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.conftest import ROOT, shared_file
 from tests.unit.analysis.graph.test_any_trace import traces
@@ -60,6 +60,14 @@ def test_a_sampled_trace_says_why_its_idle_time_is_unknown() -> None:
         assert info.no_causes_reason == "unexplained_waits"
         assert info.whole.idle_causes == {"unknown": info.whole.idle_ns}
     assert idle_text(found).count(NO_CAUSES["unexplained_waits"]) == 1
+
+
+def test_that_the_host_was_not_recorded_is_said_once() -> None:
+    shown = render(analyzed("rocprof/tracelens_rocprofv3_908_results.json.gz"))
+    assert shown.count("Idle ") == 1
+    (idle,) = (each for each in shown.split("\n\n") if each.startswith("Idle "))
+    assert "what the host did was not recorded" in idle
+    assert "No host events" not in idle
 
 
 @settings(deadline=None, max_examples=60)

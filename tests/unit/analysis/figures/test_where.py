@@ -113,6 +113,17 @@ def test_ranges_around_the_launch_tell_phase_and_module(tmp_path):
     ]
 
 
+def test_broadcasts_inside_ddps_forward_are_those_of_its_buffers(tmp_path):
+    events = [
+        kineto.annotation("DistributedDataParallel.forward", 1 * MS, 2 * MS),
+        *launched("default_pg", 1 * MS + 200 * US, 1, op="broadcast"),
+        *launched("default_pg", 2 * MS, 2),
+        *launched("default_pg", 9 * MS, 3, op="broadcast"),
+    ]
+    found = places(tmp_path, events)
+    assert found == [("data", "forward", "DDP buffers"), (None, "forward", None), (None, None, None)]
+
+
 def test_recomputation_inside_the_backward_pass_is_backward(tmp_path):
     node = "autograd::engine::evaluate_function: CheckpointFunctionBackward"
     events = [

@@ -6,14 +6,17 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.graph.answers import Link
 from overlapscope.analysis.graph.building import build
 from overlapscope.analysis.graph.building.build import graph_too_large, rank_graph, run_graph
+from overlapscope.analysis.graph.explained import chain_before
 from overlapscope.analysis.graph.exposed import exposed_pieces
 from overlapscope.analysis.graph.figures import RankFigures, graph_figures
 from overlapscope.analysis.graph.idle import DRAINED, IDLE_CAUSES, LAUNCH_BOUND, idle_pieces
 from overlapscope.analysis.graph.model import EDGE_KINDS, LAUNCH, Graph
 from overlapscope.analysis.graph.walk import binding_edges, shown_binding
 from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.report.text.chain import link_words
 from overlapscope.timeline.columns import COMM, COPY, HOST, OPERATION
 from overlapscope.timeline.intervals import difference, length, union
 from tests.support.graph_programs import (
@@ -143,6 +146,29 @@ def test_loading_data_blocks_the_host() -> None:
     found = figures(Simulated(replace(simulated.run, ranks={0: timeline}), simulated.length_ns))
     assert found.blocked_by_ns == {"data_loading": 400 * US}
     assert found.idle_causes["launch_bound"] == (1_003 - 14 - 400) * US
+
+
+def test_a_pause_is_named_by_what_the_host_did_in_it_rather_than_by_what_followed() -> None:
+    simulated = simulate({0: [Launch(0, 10 * US), Work(1_000 * US), Launch(0, 10 * US)]})
+    timeline, row = simulated.rank, int(np.argmax(simulated.rank.spans.start_ns))
+
+    def host_of(loading_us: int) -> Link:
+        note = {"start_ns": START_NS + 100 * US, "end_ns": START_NS + (100 + loading_us) * US, "lane": 1}
+        loads = rank_timeline(
+            names=timeline.names,
+            lanes=[{}, {"kind": HOST}],
+            host=[{**note, "kind": OPERATION, "name": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"}],
+        )
+        columns = timeline.host.__struct_fields__
+        host = type(timeline.host)(
+            **{each: np.concatenate([getattr(timeline.host, each), getattr(loads.host, each)]) for each in columns}
+        )
+        run = replace(simulated.run, ranks={0: replace(timeline, names=loads.names, host=host)})
+        return next(each for each in chain_before(run, 0, row).chain if each.kind == "host")
+
+    assert host_of(800).during == "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    assert "in enumerate(DataLoader)#_SingleProc..., before cudaLaunchKernel" in link_words(host_of(800))
+    assert host_of(200).during is None, "most of the pause was something else"
 
 
 COMPUTE_WAITS = (Record("done", 1), Wait("done", 0))
