@@ -227,11 +227,30 @@ def test_what_analyze_lists_and_a_setting_would_shorten_is_said_beside_the_setti
     assert not any("_" in each or " us" in each for each in cap.assumed), "names of values are no words"
 
 
+@pytest.mark.parametrize(
+    ("causes", "said"),
+    [
+        ({"peer_host": 30, "peer_comm": 15, "peer_compute": 10, "host_not_ready": 35}, "wait: for late ranks"),
+        ({"peer_host": 40, "peer_compute": 10, "dependency": 35}, "wait: the late rank idled longer"),
+        ({"peer_host": 10, "peer_compute": 10, "dependency": 35}, "later compute of the step depends on it"),
+    ],
+)
+def test_waits_for_late_ranks_are_one_cause_of_the_largest_loss(causes: dict[str, int], said: str) -> None:
+    run = recorded(ONE)
+    analysis = analyze(run)
+    head = replace(
+        analysis.headline, causes={name: ms * 10**6 for name, ms in causes.items()}, exposed_comm_ns=90 * 10**6
+    )
+    named = largest_loss(RuleInput.of(run, replace(analysis, headline=head), match_and_align(run)), [])
+    assert named
+    assert said in named.title
+
+
 def test_exposed_communication_is_not_the_largest_loss_of_hosts_that_did_nothing_for_longer() -> None:
     run = recorded(ONE)
     analysis = analyze(run)
     for idle_ns, said in ((10**6, "Largest loss: "), (10**12, "")):
-        head = replace(analysis.headline, idle_ns=idle_ns)
+        head = replace(analysis.headline, idle_ns=idle_ns, exposed_comm_ns=10**8)
         given = RuleInput.of(run, replace(analysis, headline=head), match_and_align(run))
         named = largest_loss(given, [])
         assert named
