@@ -56,6 +56,8 @@ def _exposed(given: RuleInput, exposed: int) -> Recommendation:
     late_ns = sum(causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
     if late_ns > (2 * ns if cause in WAITS_FOR_LATE_RANK else ns):  # what they did longer divides one wait
         cause, ns, label = LATE_RANKS, late_ns, "wait: for late ranks"
+    elif cause == "dependency" and given.figures.exposed_wait_ns is None and len(given.analysis.ranks) > 1:
+        cause, label = "unknown", f"{label}, waiting for other ranks included"
     of_ops = f" ({', '.join(ops)})" if ops else ""
     largest = "Largest loss: " if exposed >= (given.figures.idle_ns or 0) else ""
     return recommended(

@@ -246,6 +246,18 @@ def test_waits_for_late_ranks_are_one_cause_of_the_largest_loss(causes: dict[str
     assert said in named.title
 
 
+def test_what_depends_on_calls_that_were_not_matched_may_be_waiting() -> None:
+    run = recorded(ONE)
+    analysis = analyze(run)
+    for wait_ns, included in ((0, False), (None, True)):
+        causes = {"dependency": 90 * 10**6}
+        head = replace(analysis.headline, causes=causes, exposed_comm_ns=90 * 10**6, exposed_wait_ns=wait_ns)
+        named = largest_loss(RuleInput.of(run, replace(analysis, headline=head), match_and_align(run)), [])
+        assert named
+        assert ("waiting for other ranks included" in named.title) == included
+        assert ("give it other work" in named.apply["torch"]) != included
+
+
 def test_exposed_communication_is_not_the_largest_loss_of_hosts_that_did_nothing_for_longer() -> None:
     run = recorded(ONE)
     analysis = analyze(run)
