@@ -240,7 +240,7 @@ def _causes(analysis: Analysis) -> str:
         ]
         row += [f"{hours.get(cause, 0.0):,.1f}"] if hours else []
         rows.append([*row, *([] if price is None else [f"{hours.get(cause, 0.0) * price:,.2f}"])])
-    lines = aligned([columns, *rows])
+    lines = list(aligned([columns, *rows]))
     if head.exposed_wait_ns is None and len(analysis.ranks) > 1 and "dependency" in head.causes:
         lines.append("Not all calls could be matched across ranks: this holds waiting for other ranks, too.")
     return "\n".join(lines)

@@ -62,6 +62,14 @@ def test_a_sampled_trace_says_why_its_idle_time_is_unknown() -> None:
     assert idle_text(found).count(NO_CAUSES["unexplained_waits"]) == 1
 
 
+def test_causes_of_calls_that_were_not_matched_are_said_to_hold_waiting() -> None:
+    said = "Not all calls could be matched across ranks: this holds waiting for other ranks, too."
+    for name, some_unmatched in (("hot_experts_moe3", True), ("starved_tp2", False)):
+        analysis = analyze(read_inputs([ROOT / "tests" / "truth" / "recordings" / name]))
+        assert (analysis.headline.exposed_wait_ns is None) == some_unmatched
+        assert (said in render(analysis)) == some_unmatched
+
+
 def test_that_the_host_was_not_recorded_is_said_once() -> None:
     shown = render(analyzed("rocprof/tracelens_rocprofv3_908_results.json.gz"))
     assert shown.count("Idle ") == 1
