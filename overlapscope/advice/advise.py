@@ -33,6 +33,7 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_a
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import Analysis, Recommendation, with_costs
+from overlapscope.display import list_some
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
 
@@ -137,8 +138,11 @@ def advise(
     from overlapscope.advice.replayed_settings import by_replay  # noqa: PLC0415 - `by_rules` replays nothing
 
     found, reasons = by_replay(run, cross_rank, found, caps_mb, keep, graphs)
-    if any(each.verdict == "change" and each.id in OF_EXPOSED for each in found):
+    changes = [each.id for each in found if each.verdict == "change" and each.id in OF_EXPOSED]
+    if changes and any(each.id == "exposed_communication" for each in found):
         found = [each for each in found if each.id != "exposed_communication"]
+        said = f"exposed_communication, which `analyze` lists, is what {list_some(changes)} would shorten"
+        reasons = [*reasons, said]
     return _finished(found, job_kind(run), analysis), reasons
 
 

@@ -1,5 +1,6 @@
 """Rule: waiting for a straggler dominates; tuning will not help until the straggler is fixed."""
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 from overlapscope.analysis.result import Analysis, Recommendation
@@ -9,6 +10,21 @@ DOMINATES: Final = 0.5
 """Least share of wait time in the time in collectives, over all ranks."""
 OF_IDLE: Final = 1 / 3
 """Waiting for nobody in particular comes first unless ranks idle for three times as long: then that is the loss."""
+
+LOOK: Final[Mapping[str, Mapping[str, str]]] = {
+    "host": {"python": "py-spy record --pid PID --duration 30 --output host.svg  # what its host does meanwhile"},
+    "data_loading": {"torch": "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True)"},
+    "garbage_collector": {"python": "gc.collect(); gc.freeze(); gc.disable()  # and gc.collect() on all ranks at once"},
+    "allocator": {"environment": "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"},
+    "throttled": {"nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER"},
+    "slower_compute": {"nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,ECC; nvidia-smi dmon -s pucm -c 10"},
+    "more_work": {"torch": 'print(rank, batch["input_ids"].shape)  # are batches, layers, tokens of experts equal?'},
+    "longer_compute": {
+        "linux": "pidstat -u -w -p PID 1  # does it lose its core?",
+        "torch": 'print(rank, batch["input_ids"].shape)  # are batches, layers, tokens of experts equal?',
+    },
+}
+"""What shows or mends the cause of a late rank, by `held_by`."""
 
 
 def late_rank(analysis: Analysis) -> Recommendation | None:
@@ -41,7 +57,7 @@ def late_rank(analysis: Analysis) -> Recommendation | None:
         confidence="mixed" if worth else "measured",
         memory_bytes=None,
         changes_numerics=False,
-        apply={},
+        apply=_look(straggler, rank),
         verify="overlapscope analyze RUN --all",
         per="recording" if worth else window_of,
         loss_ns=None if head.exposed_wait_ns is None else head.exposed_wait_ns * (steps if worth else 1),
@@ -58,6 +74,17 @@ def late_rank(analysis: Analysis) -> Recommendation | None:
         if worth
         else [],
     )
+
+
+def _look(straggler: Straggler | None, rank: int) -> dict[str, str]:
+    """Return what to type to see why the rank is late."""
+    if straggler is None:
+        return {"look": "overlapscope explain RUN  # the longest waits; more steps show whether it is always one rank"}
+    return {
+        "look": "overlapscope explain RUN  # the longest waits, as commands",
+        **LOOK.get(straggler.held_by, {}),
+        "host": f"hostname; lscpu; nvidia-smi -L  # where rank {rank} runs: is another rank late there, too?",
+    }
 
 
 def _title(straggler: Straggler | None, rank: int, share: float) -> str:

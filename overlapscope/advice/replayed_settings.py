@@ -33,6 +33,18 @@ APPLY: Final = {
 }
 """Code for FSDP2 (torch 2.6 and later) by knob."""
 
+ASSUMED: Final = {
+    "per_bucket_us": "what a bucket costs its host",
+    "latency_us": "the part of a transfer that does not depend on its bytes",
+    "comm_share": "how much compute slows transfers that run beside it",
+    "transfer_beside_compute": "how much compute slows transfers that run beside it",
+    "transfer_time": "how much transfers vary, or wait for ranks unseen",
+    "compute_time": "how much compute varies between steps",
+    "late_ends_of_links": "how much of transfers that end late is their link's",
+    "host_share": "the part of a transfer that is host work",
+}
+"""What the values are, in words, that the replay varies, by their names in `overlapscope.whatif/1`."""
+
 
 def by_replay(
     run: Run,
@@ -111,7 +123,7 @@ def scenario_recommendation(
             "replay_error": result.baseline.replay_error,
         },
         measured=["the present step, its gradients and transfers"] if result.baseline.measured_step_ns else [],
-        assumed=[each.name.replace("_", " ") for each in result.assumptions],
+        assumed=list(dict.fromkeys(ASSUMED[each.name] for each in result.assumptions)),
     )
 
 

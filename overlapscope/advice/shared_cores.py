@@ -19,7 +19,7 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     of = f": {len(ranks)} hosts run on about {cores}" if cores else ""
     return Recommendation(
         id="shared_cores",
-        title=f"Give each rank cores of its own{of}; nothing else helps before, and who is late is chance",
+        title=f"Give each rank cores of its own{of}; nothing else helps before, and the scheduler decides who is late",
         verdict="change",
         predicted_gain_ns=None,
         gain_low_ns=None if gain is None else 0,

@@ -373,7 +373,13 @@ def _skew(cross_rank: CrossRank, idle_ns: Mapping[int, int | None], held: Sequen
 
 
 def _complete(info: RankInfo) -> list[tuple[int, int | None, int | None]]:
-    return [(step.step, step.window_ns, step.comm_ns) for step in info.steps if step.complete]
+    """Return number, length and communication of complete steps, without waits for recordings that began later."""
+    found = []
+    for step in info.steps:
+        apart = step.causes.get("start_of_recording", 0)
+        window, comm = (None if ns is None else ns - apart for ns in (step.window_ns, step.comm_ns))
+        found += [(step.step, window, comm)] if step.complete else []
+    return found
 
 
 def _linkage(alone: Mapping[int, RankSummary]) -> dict[int, tuple[int, int]]:

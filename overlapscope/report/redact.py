@@ -85,7 +85,7 @@ _OURS: Final = _words(
     "|tree|trial|truncated|unclassified|unclear|uneven|unfused|unknown|unlinked|unnamed|unread|untold|up|us|use|usual"
     "|v|value|vanished|vc|version|versions|view|w|wait|waited|waiting|warning|warnings|watchdog|while|window|with"
     "|work|world|worst|yes|zb"
-    "|allocation|blocking|bound|churn|collection|effect|little|pageable|parallel|pauses|polls|rate|serving|split|stream"
+    "|allocation|blocking|bound|churn|collection|effect|little|longer|pageable|parallel|pauses|polls|rate|serving|split|stream"
     "|without|workers"
 )
 """Match names made of OverlapScope's own words: operations, causes, metrics, findings, figures, formats."""

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Group, RankTimeline
 
@@ -78,6 +79,7 @@ def with_dimensions(
                 named[name] = stated
     if not named:
         named = _by_shape(ranks, groups, world_size)
+    named |= {group.name: PIPELINE for group in groups if group.name not in named and _is_chain(ranks, group)}
     return {rank: _with_named(timeline, named) for rank, timeline in ranks.items()}
 
 
@@ -118,6 +120,28 @@ def _by_shape(ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], worl
     if any(forward.get(group.name) for group in data):
         return {}
     return {group.name: TENSOR for group in tensor} | {group.name: DATA for group in data}
+
+
+def _is_chain(ranks: Mapping[int, RankTimeline], group: Group) -> bool:
+    """Return whether the recorded members of a group only send to and receive from their neighbours in it, but not
+    around: a ring, as of context parallelism, closes. Of two ranks it is not known."""
+    members = np.array(group.ranks or (), np.int64)
+    if members.size < 3:
+        return False
+    found = False
+    for rank in members[np.isin(members, list(ranks))].tolist():
+        calls, names = ranks[rank].collectives, ranks[rank].names
+        if group.name not in names:
+            continue
+        rows = calls.group == names.index(group.name)
+        place = int(np.flatnonzero(members == rank)[0])
+        neighbours = members[[at for at in (place - 1, place + 1) if 0 <= at < members.size]]
+        if any(names[code] not in POINT_TO_POINT for code in unique(calls.op[rows]).tolist() if code >= 0):
+            return False
+        if not np.isin(calls.peer[rows], neighbours).all():
+            return False
+        found |= bool(rows.any())
+    return found
 
 
 def _in_use(ranks: Mapping[int, RankTimeline]) -> tuple[set[str], dict[str, set[str]]]:

@@ -7,6 +7,10 @@ import msgspec
 
 from overlapscope.whatif.parallelism import Parallelism
 
+WAITS_FIRST: Final = (
+    "tuning will not help while ranks wait for each other; `overlapscope analyze` says whether one is a straggler"
+)
+"""Said where waiting dominates; whether one rank makes the others wait is tested elsewhere."""
 CAP: Final = "bucket_cap_mb"
 DEFAULT_CAP_MB: Final = 25.0
 SCHEMA: Literal["overlapscope.whatif/1"] = "overlapscope.whatif/1"

@@ -44,7 +44,7 @@ Failures = Iterator[tuple[str, str]]
 
 def path_of(truth: dict[str, Any]) -> Path:
     given = truth["input"]
-    return ROOT / given if given.startswith("traces/") else shared_file(given)
+    return ROOT / given if given.startswith(("traces/", "tests/")) else shared_file(given)
 
 
 @pytest.mark.parametrize("name", TRUTHS)
@@ -92,6 +92,10 @@ def failures(truth: dict[str, Any], path: Path) -> Failures:
     yield from _advice(truth, given)
     said_twice = contradictions(Output(run=run, analysis=analysis, advice=given, reasons=reasons))
     yield from ((f"contradiction.{name}", said) for name, said in said_twice)
+    named = {each.id for each in analysis.findings}
+    yield from (
+        (f"finding.{each}", str(named)) for each in truth.get("claims", {}).get("must", ()) if each not in named
+    )
     for claim in truth.get("claims", {}).get("must_not", ()):
         if (said := CLAIMS[claim](analysis, given)) is not None:
             yield f"claim.{claim}", said
@@ -201,6 +205,10 @@ def _gain(_: Analysis, given: list[Recommendation]) -> str | None:
     return "; ".join(said) or None
 
 
+def _odd_step(analysis: Analysis, _: list[Recommendation]) -> str | None:
+    return "; ".join(each.title for each in analysis.findings if each.id.startswith("odd_step")) or None
+
+
 def _hang(analysis: Analysis, _: list[Recommendation]) -> str | None:
     said = [
         each.title
@@ -211,4 +219,4 @@ def _hang(analysis: Analysis, _: list[Recommendation]) -> str | None:
 
 
 CLAIMS = {"straggler": _late, "slow_link": _slow_link, "late_launch": _late_launch, "exposure": _exposure,
-          "path": _path_claimed, "gain": _gain, "hang": _hang}  # fmt: skip
+          "path": _path_claimed, "gain": _gain, "hang": _hang, "odd_step": _odd_step}  # fmt: skip

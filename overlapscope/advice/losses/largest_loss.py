@@ -5,7 +5,7 @@ from typing import Final
 
 from overlapscope.advice.losses.host_time import host_time
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
-from overlapscope.analysis.common.cause_table import NO_CAUSES, cause_label, idle_label
+from overlapscope.analysis.common.cause_table import NO_CAUSES, WAITS_FOR_LATE_RANK, cause_label, idle_label
 from overlapscope.analysis.result import Recommendation
 
 MOST_OPS: Final = 3
@@ -19,12 +19,16 @@ OF_EXPOSED: Final = frozenset({
 """Recommendations that address exposed communication."""
 OF_IDLE: Final = frozenset({"launch_bound", "data_loading", "blocking_calls", "allocator_churn", "shared_cores"})
 """Recommendations that address idle time."""
+LATE_RANKS: Final = "late_ranks"
 INSTEAD: Final = {
     "dependency": "# the next compute needs the result: give it other work meanwhile (two micro-batches, a part of the "
     "tensor at a time), or fewer bytes",
     "tail": "# only the optimizer follows: begin to reduce earlier, in buckets, or gather beside the next forward",
     "queued": "# calls wait for each other on one stream: a communicator of its own, or another order",
     "slow_transfer": "# some calls take longer than their like: look at the link, and at what else uses it",
+    "pipeline": "# give the stages equal work, and each step more micro-batches: a stage waits for its slowest "
+    "neighbour, and while the pipeline fills and empties",
+    LATE_RANKS: "# overlapscope explain RUN lists the longest waits: who was late, and what it did before",
     "unknown": "# record all ranks, with the host's events: whether this is waiting or transfer is not known",
 }
 RECORD: Final = "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])  # with host calls"
@@ -33,7 +37,7 @@ RECORD: Final = "torch.profiler.profile(activities=[ProfilerActivity.CPU, Profil
 def largest_loss(given: RuleInput, found: Sequence[Recommendation]) -> Recommendation | None:
     """Return what names the largest loss; None where a recommendation of `found` does, or the loss is small."""
     exposed, idle = given.figures.exposed_comm_ns or 0, given.figures.idle_ns or 0
-    of_exposed = exposed >= idle or not given.run_has_device
+    of_exposed = exposed >= idle or not given.run_has_device  # between its operations a host may do what it must
     loss, named = (exposed, OF_EXPOSED) if of_exposed else (idle, OF_IDLE)
     others = max((each.loss_ns or 0 for each in found), default=0)
     addressed = sum(each.loss_ns or 0 for each in found if each.id in named)
@@ -46,13 +50,21 @@ def _exposed(given: RuleInput, exposed: int) -> Recommendation:
     rows = given.analysis.collectives
     by_op = {op: round(given.exposed_ns(row for row in rows if row.op == op)) for op in {row.op for row in rows}}
     ops = [op for op in sorted(by_op, key=lambda op: (-by_op[op], op)) if by_op[op]][:MOST_OPS]
-    cause, ns = max(given.figures.causes.items(), key=lambda each: each[1], default=("unknown", exposed))
+    causes = given.figures.causes
+    cause, ns = max(causes.items(), key=lambda each: each[1], default=("unknown", exposed))
+    label = cause_label(cause, on_cpu=not given.run_has_device)
+    late_ns = sum(causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
+    if late_ns > (2 * ns if cause in WAITS_FOR_LATE_RANK else ns):  # what they did longer divides one wait
+        cause, ns, label = LATE_RANKS, late_ns, "wait: for late ranks"
+    elif cause == "dependency" and given.figures.exposed_wait_ns is None and len(given.analysis.ranks) > 1:
+        cause, label = "unknown", f"{label}, waiting for other ranks included"
     of_ops = f" ({', '.join(ops)})" if ops else ""
+    largest = "Largest loss: " if exposed >= (given.figures.idle_ns or 0) else ""
     return recommended(
         given,
         id="exposed_communication",
-        title=f"Largest loss: {ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed communication{of_ops}, "
-        f"{ms(ns)} of it: {cause_label(cause, on_cpu=not given.run_has_device)}",
+        title=f"{largest}{ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed communication{of_ops}, "
+        f"{ms(ns)} of it: {label}",
         verdict="look",
         loss_ns=exposed,
         apply={"torch": INSTEAD[cause]} if cause in INSTEAD and not given.job.serves else {},

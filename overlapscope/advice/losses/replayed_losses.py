@@ -13,8 +13,8 @@ from overlapscope.advice.rule_input import MOST_RANKS, ms
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, CALL_TAKES_NS
+from overlapscope.analysis.graph.building.host_marks import LOADS_DATA
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
-from overlapscope.analysis.graph.idle import LOADS_DATA
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
     CALL,

@@ -15,7 +15,8 @@ from overlapscope.analysis.common.findings import MILLISECOND_NS, Finding, forma
 ODD_FACTOR: Final = 1.5
 """A step is an outlier when a figure is at least this many times the median of the other steps ..."""
 ODD_PAST_LARGEST: Final = 1.25
-"""... and at least this many times their maximum: where several steps are high, the figure simply varies ..."""
+"""... and at least this many times their maximum, and farther from it than it is from their minimum: where other steps
+are high too, the figure simply varies ..."""
 ODD_AT_LEAST_NS: Final = MILLISECOND_NS
 """... and the difference to the median is at least this."""
 FIGURES: Final = (("comm_ns", "communicates for", 2), ("window_ns", "takes", 1))
@@ -68,22 +69,22 @@ def _of_rank(rank: int, steps: Sequence[tuple[int, int | None]]) -> list[Outlier
         return []
     found = []
     for step, value in known:
-        usual, largest = _median_and_largest_without(ordered, bisect_left(ordered, value))
+        usual, smallest, largest = _without(ordered, bisect_left(ordered, value))
         stands_out = value >= ODD_FACTOR * usual and value >= ODD_PAST_LARGEST * largest
-        if stands_out and value - usual >= ODD_AT_LEAST_NS:
+        if stands_out and value - largest > largest - smallest and value - usual >= ODD_AT_LEAST_NS:
             found.append(OutlierStep(rank=rank, step=step, value_ns=value, usual_ns=usual))
     return found
 
 
-def _median_and_largest_without(ordered: Sequence[int], left_out: int) -> tuple[float, int]:
-    """Return the median and the largest of sorted values without the one at `left_out`."""
+def _without(ordered: Sequence[int], left_out: int) -> tuple[float, int, int]:
+    """Return the median, the smallest and the largest of sorted values without the one at `left_out`."""
     rest = len(ordered) - 1
 
     def at(row: int) -> int:
         return ordered[row + (row >= left_out)]
 
     middle = (at((rest - 1) // 2) + at(rest // 2)) / 2
-    return middle, at(rest - 1)
+    return middle, at(0), at(rest - 1)
 
 
 def _finding(name: str, verb: str, found: Sequence[OutlierStep], known_from: Mapping[int, str]) -> Finding:

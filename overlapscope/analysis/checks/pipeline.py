@@ -206,12 +206,15 @@ def uneven_stages(run: Run, work: Mapping[int, RankCompute], window_ns: Mapping[
         return []
     ranks = sorted(by_stage[heaviest])
     shown = list_some(ranks)
+    times = f"{usual[heaviest] / others:.2f} times"
+    # Without kernels a slow host looks like more work.
+    has = f"has {times} the work of" if any(work[rank].compared for rank in ranks) else f"computes {times} as long as"
     return [
         Finding(
             id=f"uneven_stages:stage{heaviest}",
             severity="warning",
-            title=f"pipeline stage {heaviest} (rank {shown}) has {usual[heaviest] / others:.2f} times the work of the "
-            f"other stages, {more / 1e6:.3f} ms more in total: the other stages wait for it; move layers to them",
+            title=f"pipeline stage {heaviest} (rank {shown}) {has} the other stages, "
+            f"{more / 1e6:.3f} ms more in total: the other stages wait for it; move layers to them",
             evidence={
                 "stage": heaviest,
                 "ranks": ranks,

@@ -37,23 +37,24 @@ CAUSES: Final[dict[str, Cause]] = {
         pattern="|",
     ),
     "peer_compute": Cause(
-        label="wait: the late rank was computing",
-        description="waiting for the recorded rank that arrived last, while that rank was computing",
+        label="wait: the late rank computed longer",
+        description="waiting for the recorded rank that arrived last, as far as it had computed longer since the two "
+        "last met",
         waits_for_late_rank=True,
         waits_for_another_rank=True,
         colour="waiting",
     ),
     "peer_comm": Cause(
-        label="wait: the late rank was communicating elsewhere",
-        description="waiting for the rank that arrived last, while that rank was communicating",
+        label="wait: the late rank communicated longer",
+        description="likewise, as far as it had communicated longer, without computing",
         waits_for_late_rank=True,
         waits_for_another_rank=True,
         colour="waiting",
         pattern="/",
     ),
     "peer_host": Cause(
-        label="wait: the late rank was idle (host)",
-        description="waiting for the rank that arrived last, while that rank did neither",
+        label="wait: the late rank idled longer (host)",
+        description="likewise, as far as it had done neither for longer: its host, or copies",
         waits_for_late_rank=True,
         waits_for_another_rank=True,
         colour="waiting",
@@ -140,8 +141,8 @@ IDLE_CAUSES: Final[dict[str, Cause]] = {
     ),
     "drained": Cause(
         label="device drained by a wait of the host",
-        description="the host launched again after such a call had emptied the device, for at most as long as the call "
-        "had waited: what removing it saves",
+        description="the host launched again after such a call had emptied the device, until it led by as much again "
+        "or waited again, for at most as long as the call had waited: what removing it saves",
         colour="waiting",
         pattern="/",
     ),

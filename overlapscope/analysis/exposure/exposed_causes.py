@@ -1,10 +1,10 @@
 """Assign exactly one cause to every exposed nanosecond of communication (docs/definitions.md).
 
 Each moment belongs to the collective in flight that ends last (ties: the one that began first). A collective is divided
-from its start on: wait for the last member, by what that rank was doing; transfer beyond the baseline; and the rest as
-the rank's dependency graph says, by what the next compute waited for. Where the graph may not say: delay by a late
-launch; delay by queueing; and the rest, by what the step computes after it; where the transfer time of a call is not
-known, the time until the last member arrived is still wait, and the rest is `unknown`.
+from its start on: wait for the last member, by what that rank did longer since the two last met; transfer beyond the
+baseline; and the rest as the rank's dependency graph says, by what the next compute waited for. Where the graph may not
+say: delay by a late launch; delay by queueing; and the rest, by what the step computes after it; where the transfer
+time of a call is not known, the time until the last member arrived is still wait, and the rest is `unknown`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,7 +36,7 @@ from overlapscope.timeline.intervals import (
 )
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import POINT_TO_POINT
-from overlapscope.timeline.rows import sort_order, sum_by
+from overlapscope.timeline.rows import sort_order, sum_by, values_in
 from overlapscope.timeline.run import RankTimeline, Run
 
 PIPELINE: Final = "pipeline"
@@ -187,10 +187,11 @@ def each_causes(
     Ranks are processed in batches: what the ranks of a batch waited for is looked up in one other rank after the other.
     """
     arrived = arrivals(run, cross_rank)
+    members = {group.name: np.array(group.ranks, np.int64) for group in run.groups if group.ranks}
     waits: dict[int, _Waits] = {}
     rows = 0
     for rank, timeline in run.ranks.items():
-        waits[rank] = _waits_of(timeline, parts[rank], coverage[rank], transfers[rank], arrived[rank])
+        waits[rank] = _waits_of(timeline, parts[rank], coverage[rank], transfers[rank], arrived[rank], members)
         rows += waits[rank].rows
         if rows >= ROWS_AT_ONCE:
             yield from _causes_of(run, parts, coverage, transfers, waits, cross_rank.clocks)
@@ -208,18 +209,25 @@ class _Waits(msgspec.Struct, frozen=True, kw_only=True):
     arrived: Ints
     at_start: Intervals
     """Exposed wait that the spread of the recordings' starts explains."""
+    pieces: Intervals
+    """The rest of the exposed wait."""
+    asked: Ints
+    """Which window of the query each piece is about."""
+    own: tuple[Ints, Ints, Ints]
+    """For each window how long this rank computed, communicated without computing, and did neither, until it came."""
     query: PeerQuery
-    """The rest of the exposed wait, and the rank that arrived last."""
+    """From when this rank and the one that arrived last had last met, until that one came."""
 
     @property
     def rows(self) -> int:
         """Number of rows held in memory."""
-        return self.exposed.starts.size + self.hidden.starts.size + self.arrived.size + self.query.others.size
+        return self.exposed.starts.size + self.hidden.starts.size + self.arrived.size + self.pieces.starts.size
 
 
 def _waits_of(
-    timeline: RankTimeline, own: OwnParts, cover: Coverage, transfers: Transfers, arrived_last: Arrivals
-) -> _Waits:
+    timeline: RankTimeline, own: OwnParts, cover: Coverage, transfers: Transfers, arrived_last: Arrivals,
+    members: Mapping[str, Ints],
+) -> _Waits:  # fmt: skip
     own_comm, comm, compute = own.own_comm, cover.comm, cover.compute
     exposed = difference(comm, compute)
     transfer = _of_rows(transfers.transfer_ns, own_comm, NONE)
@@ -230,7 +238,10 @@ def _waits_of(
     begin, until = _cut(own_comm, met, arrived)
     held = np.flatnonzero((last != NONE) & (until > begin))
     held = held[sort_order(begin[held])]  # owned times are disjoint
-    pieces, owner = parts_inside(Intervals(begin[held], until[held]), exposed)
+    pieces, asked = parts_inside(Intervals(begin[held], until[held]), exposed)
+    came = own_comm.start_ns[held]
+    met_before = np.minimum(_last_met(timeline, own_comm.row[held], came, last[held], members), came)
+    computed, communicated = (BusyTime(times).within(met_before, came) for times in (compute, exposed))
     return _Waits(
         exposed=exposed,
         hidden=intersection(comm, compute),
@@ -238,8 +249,29 @@ def _waits_of(
         of_pipeline=of_pipeline,
         arrived=arrived,
         at_start=intersection(_only(_cut(own_comm, own_comm.start_ns, met), last != NONE), exposed),
-        query=PeerQuery(pieces=pieces, others=last[held][owner]),
+        pieces=pieces,
+        asked=asked,
+        own=(computed, communicated, came - met_before - computed - communicated),
+        query=PeerQuery(windows=Intervals(met_before, arrived[held]), others=last[held]),
     )
+
+
+def _last_met(timeline: RankTimeline, rows: Ints, came: Ints, others: Ints, members: Mapping[str, Ints]) -> Ints:
+    """Return when the latest earlier call with each other rank ended; without one, when the rank's first span began.
+
+    Two ranks meet in calls of the group in question, and of each group that is known to hold both.
+    """
+    calls, spans = timeline.collectives, timeline.spans
+    met = np.full(rows.size, spans.start_ns.min(initial=np.iinfo(np.int64).max), np.int64)
+    timed = calls.end_ns != NONE
+    for code in values_in(calls.group[timed]).tolist():
+        name = timeline.names[code] if code != NONE else None
+        both = (calls.group[rows] == code) | np.isin(others, members.get(name or "", ()))
+        ends = np.sort(calls.end_ns[timed & (calls.group == code)])
+        before = np.searchsorted(ends, came, side="right") - 1
+        found = both & (before >= 0)
+        met[found] = np.maximum(met[found], ends[before[found]])
+    return met
 
 
 def _causes_of(
@@ -252,9 +284,9 @@ def _causes_of(
 ) -> Iterator[tuple[int, Causes]]:
     query = {rank: each.query for rank, each in waits.items()}
     computed = peer_activity(query, lambda rank: coverage[rank].compute, clocks)
-    communicated = peer_activity(query, lambda rank: coverage[rank].comm, clocks)
+    communicated = peer_activity(query, lambda rank: difference(coverage[rank].comm, coverage[rank].compute), clocks)
     for rank, its in waits.items():
-        waited = _by_what_the_last_did(its.query.pieces, computed[rank], communicated[rank])
+        waited = _by_what_the_last_did_longer(its, computed[rank], communicated[rank])
         yield rank, _of_rank(run.ranks[rank], parts[rank], transfers[rank], its, waited)
 
 
@@ -301,11 +333,19 @@ def _only(parts: tuple[Ints, Ints], chosen: Flags | None = None) -> Intervals:
     return union(parts) if chosen is None else union((parts[0][chosen], parts[1][chosen]))
 
 
-def _by_what_the_last_did(pieces: Intervals, compute: Intervals, communicated: Intervals) -> dict[str, Intervals]:
-    """Split exposed wait by what the rank that arrived last did at that moment: computed, communicated, or neither."""
-    comm = difference(communicated, compute)
-    host = difference(difference(union(pieces), compute), comm)
-    return {"peer_compute": compute, "peer_comm": comm, "peer_host": host}
+def _by_what_the_last_did_longer(waits: _Waits, computed: Ints, communicated: Ints) -> dict[str, Intervals]:
+    """Divide exposed wait by what the rank that arrived last did longer than the waiting rank since they last met."""
+    windows = waits.query.windows
+    theirs = (computed, communicated, windows.ends - windows.starts - computed - communicated)
+    longer = np.maximum(np.array(theirs) - np.array(waits.own), 0)
+    until = np.cumsum(longer, axis=0) / np.maximum(longer.sum(axis=0), 1)
+    begin, length = waits.pieces.starts, waits.pieces.ends - waits.pieces.starts
+    first, second = (begin + np.rint(length * share[waits.asked]).astype(np.int64) for share in until[:2])
+    return {
+        "peer_compute": union((begin, first)),
+        "peer_comm": union((first, second)),
+        "peer_host": union((second, waits.pieces.ends)),
+    }
 
 
 def _transfer_parts(

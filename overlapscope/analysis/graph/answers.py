@@ -1,7 +1,7 @@
 """What the graph of a run answers, as it is published: its tests and critical paths; and which ranks have a graph."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -123,6 +123,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     """Of the times in and between the calls of a `host` link the longest ..."""
     before: str | None = None
     """... and the operation or call that it led to."""
+    during: str | None = None
+    """Of a `host` link that lay mostly in data loading or garbage collection: the range that says so."""
     op: str | None = None
     """Operation that made this call, or that launched this span."""
     span: int | None = None
@@ -131,6 +133,14 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     """Of its time, what no rule explains."""
     gap: str = GAPS[NO_GAP]
     """Why, by name in `GAPS`."""
+
+
+class Moment(NamedTuple):
+    """A time in which a rank computed and copied nothing; its times as `chain_at` takes them."""
+
+    rank: int
+    start_ns: int
+    end_ns: int
 
 
 class ExplainedSpan(msgspec.Struct, kw_only=True, frozen=True):

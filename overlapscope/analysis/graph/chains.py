@@ -7,6 +7,8 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.graph.answers import Link
+from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
+from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE, LOADS_DATA, marked_times
 from overlapscope.analysis.graph.model import (
     ARRIVE,
     BEGINS,
@@ -27,6 +29,7 @@ from overlapscope.analysis.graph.model import (
 )
 from overlapscope.analysis.graph.walk import shown_binding
 from overlapscope.timeline.columns import COMM, COMPUTE
+from overlapscope.timeline.intervals import clip, length, union
 from overlapscope.timeline.run import RankTimeline
 
 MOST_LINKS: Final = 20
@@ -47,7 +50,8 @@ def chain_of_span(
     at = np.flatnonzero(part.span_row == row) if part else np.empty(0, np.int64)
     if part is None or not at.size:
         return ()
-    return _links(_each_link(graph, ranks, part.starts().start + int(at[0])), most, since_ns)
+    found = _links(_each_link(graph, ranks, part.starts().start + int(at[0])), most, since_ns)
+    return tuple(_said(graph, ranks, each, max(since_ns, each.start_ns)) for each in found)
 
 
 def span_of_moment(graph: Graph, rank: int, moment_ns: int) -> int | None:
@@ -84,6 +88,25 @@ def _links(links: Iterator[Link], most: int, since_ns: int) -> tuple[Link, ...]:
         else:
             found.append(_after(each, since_ns))
     return tuple(found)
+
+
+def _said(graph: Graph, ranks: Mapping[int, RankTimeline], link: Link, since_ns: int) -> Link:
+    """Return a link of a host with the range of data loading or garbage collection in which most of its time lay."""
+    part = _part(graph, link.rank)
+    if link.kind != "host" or link.longest_ns < SILENCE_NS or part is None or not part.spans:
+        return link
+    timeline = ranks[link.rank]
+    shift = int(graph.nodes.time_ns[part.starts().start]) - int(timeline.spans.start_ns[part.span_row[0]])
+    for name in (LOADS_DATA, COLLECTS_GARBAGE):
+        marks = marked_times(timeline, name)
+        if marks is None:
+            continue
+        start, end = marks.start_ns + shift, marks.end_ns + shift
+        covered = length(clip(union((start, end)), since_ns, link.end_ns))
+        if 2 * covered >= link.end_ns - since_ns:
+            inside = np.minimum(end, link.end_ns) - np.maximum(start, since_ns)
+            return msgspec.structs.replace(link, during=timeline.name(int(marks.name[inside.argmax()])))
+    return link
 
 
 def _after(each: Link, since_ns: int) -> Link:

@@ -17,6 +17,7 @@ from overlapscope.analysis.graph.answers import (
     ExplainedSpan,
     Link,
     LongestLoss,
+    Moment,
     ranks_of_graph,
 )
 from overlapscope.analysis.graph.bounds import whole_bounds
@@ -31,6 +32,8 @@ from overlapscope.errors import UsageError
 from overlapscope.timeline.columns import COMM, COMPUTE, SPAN_KINDS, or_none, size
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.run import RankTimeline, Run
+
+MOST_OF_RANK: Final = 5
 
 
 def chain_at(run: Run, rank: int, after_ns: int, *, most: int = MOST_LINKS) -> Chain:
@@ -66,6 +69,29 @@ def chain_before(run: Run, rank: int, row: int, *, most: int = MOST_LINKS) -> Ch
     graph = _graph(run, cross_rank, ranks, int(known.spans.recording[row]))
     moment = int(cross_rank.clocks.aligned_ns(rank, known.spans.start_ns[row : row + 1])[0])
     return _tested(run, graph, rank, row, moment, _origin_ns(run, cross_rank), reason, most)
+
+
+def longest_moments(run: Run, most: int = MOST_OF_RANK) -> list[Moment]:
+    """Return the longest times without compute and copies, the longest first; of ranks that lose the same time, the one
+    that loses most of it."""
+    cross_rank = match_and_align(run)
+    found = []
+    for rank, timeline in run.ranks.items():
+        if not timeline.num_spans:
+            continue
+        spans = timeline.at_hand().spans
+        works = spans.kind != COMM
+        busy = union((spans.start_ns[works], spans.end_ns[works]))
+        start, end = (cross_rank.clocks.aligned_ns(rank, each) for each in (busy.ends[:-1], busy.starts[1:]))
+        longest = np.argsort(start - end, kind="stable")[: MOST_OF_RANK * len(run.ranks)]
+        found += [(int(end[at] - start[at]), int(start[at]), int(end[at]), rank) for at in longest.tolist()]
+    origin_ns = _origin_ns(run, cross_rank) if found else 0
+    chosen: list[Moment] = []
+    for _, start_ns, end_ns, rank in sorted(found, key=lambda each: (-each[0], each[1], each[3])):
+        begun, ended = start_ns - origin_ns, end_ns - origin_ns
+        if len(chosen) < most and all(ended <= one.start_ns or begun >= one.end_ns for one in chosen):
+            chosen.append(Moment(rank=rank, start_ns=begun, end_ns=ended))
+    return chosen
 
 
 def _known_ranks(run: Run, rank: int) -> RankTimeline:
@@ -179,7 +205,6 @@ def _failed(graph: Graph) -> tuple[str, ...]:
 
 
 _HOST: Final = ("host", "alloc")
-MOST_OF_RANK: Final = 5
 MOST_ASKED: Final = 40
 """Stretches, the longest first, of which the first that the recording explains is taken."""
 

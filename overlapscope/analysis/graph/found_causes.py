@@ -9,7 +9,7 @@ import numpy as np
 from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.graph.answers import Link
 from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
-from overlapscope.analysis.graph.idle import LOADS_DATA
+from overlapscope.analysis.graph.building.host_marks import LOADS_DATA
 from overlapscope.timeline.columns import NONE, Flags
 from overlapscope.timeline.intervals import Intervals, difference, intersection, union
 from overlapscope.timeline.names import rows_named

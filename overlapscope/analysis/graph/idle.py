@@ -1,6 +1,5 @@
 """Assign one cause to every idle nanosecond of a rank: what the span that ended the idle time had waited for."""
 
-import re
 from typing import Annotated, Final
 
 import numpy as np
@@ -8,6 +7,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.common import cause_table
 from overlapscope.analysis.graph.building.host_calls import CALL_TAKES_NS, SILENCE_NS
+from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE, LOADS_DATA, marked_times
 from overlapscope.analysis.graph.building.host_waits import POLL_WITHIN_NS
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
@@ -28,9 +28,18 @@ from overlapscope.analysis.graph.model import (
     Graph,
     RankPart,
 )
-from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, Columns, Flags, Ints, Small, concat, make, take
+from overlapscope.timeline.columns import (
+    COMM,
+    NONE,
+    Columns,
+    Flags,
+    Ints,
+    Small,
+    concat,
+    make,
+    take,
+)
 from overlapscope.timeline.intervals import Intervals, complement, union
-from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.rows import sort_order, values_in
 from overlapscope.timeline.run import RankTimeline
 
@@ -42,8 +51,6 @@ NO_BLOCKER, BY_CALL, BY_POLL, DATA_LOADING, GARBAGE = range(5)
 STRETCHES: Final = ("none", "rate", "pause", "long_pause")
 """Host stretches below 0.2 ms (the rate of launches), below 3 ms, and longer."""
 NO_STRETCH, RATE, PAUSE, LONG_PAUSE = range(4)
-LOADS_DATA: Final = re.compile(r"DataLoader|(?i:data_?load|load_?batch|fetch_?batch|next_?batch)")
-COLLECTS_GARBAGE: Final = re.compile(r"(?i)\bgc\b|garbage")
 DRAINED_WITHIN_NS: Final = 100_000
 """A call had emptied the device if what it waited for ended at most so long before the idle time began."""
 LONG_PAUSE_NS: Final = 3_000_000
@@ -137,19 +144,38 @@ class _Walk:
     def _with_drained(self, pieces: IdlePieces) -> IdlePieces:
         """Charge launch-bound time after a call that had emptied the device to it: at most as much as it had waited."""
         gap = np.searchsorted(self.gaps.ends, pieces.end_ns, side="left")
-        bound = (pieces.cause == LAUNCH_BOUND) & (self.emptied != NONE)[gap]
+        after = self._gap_of_wait()[gap]
+        bound = (pieces.cause == LAUNCH_BOUND) & (self.emptied != NONE)[after]
         taken = np.where(bound, pieces.end_ns - pieces.start_ns, 0)
         before = np.cumsum(taken) - taken
-        first = np.searchsorted(gap, gap, side="left")
-        saved = np.clip(self.waited_ns[gap] - (before - before[first]), 0, taken)
+        first = np.searchsorted(after, after, side="left")
+        saved = np.clip(self.waited_ns[after] - (before - before[first]), 0, taken)
         cut = pieces.start_ns + saved
         some, rest = saved > 0, cut < pieces.end_ns
         drained = replace(
             take(pieces, some), end_ns=cut[some], cause=np.full(int(some.sum()), DRAINED, np.int8),
-            call=self.emptied[gap[some]],
-            blocker=np.where(self.by_poll[gap[some]], BY_POLL, BY_CALL).astype(np.int8),
+            call=self.emptied[after[some]],
+            blocker=np.where(self.by_poll[after[some]], BY_POLL, BY_CALL).astype(np.int8),
         )  # fmt: skip
         return concat([drained, replace(take(pieces, rest), start_ns=cut[rest])])
+
+    def _gap_of_wait(self) -> Ints:
+        """Return for each gap the one in which the wait ended that took the host's lead; the gap itself without one.
+
+        It takes as much of the lead as it lasted: until a kernel was launched that long before it began, or the host
+        waits again, gaps follow from it.
+        """
+        every, waits = np.arange(self.span.size), np.flatnonzero(self.emptied != NONE)
+        if not waits.size:
+            return every
+        part, time = self.part, self.graph.nodes.time_ns
+        launched = np.flatnonzero((part.launched_by >= 0) & (part.span_kind != COMM))
+        lead = time[part.starts()][launched] - time[part.begins()][part.launched_by[launched]]
+        at = np.searchsorted(self.span[waits], launched, side="right") - 1
+        full = launched[(at >= 0) & (lead >= self.waited_ns[waits[at]])]
+        wait = np.searchsorted(waits, every, side="right") - 1
+        next_full = np.append(full, part.spans)[np.searchsorted(full, self.span[waits[wait]], side="left")]
+        return np.where((wait >= 0) & (self.span <= next_full), waits[wait], every)
 
     def _along_host(self, gap: Ints, node: Ints) -> None:
         """Follow the host's chain back through each gap, one edge a round, until a wait or the gap's begin."""
@@ -231,12 +257,9 @@ def _marked(pieces: IdlePieces, graph: Graph, part: RankPart, timeline: RankTime
     if timeline.has_device and not part.calls:  # no idle time is the host's
         return pieces
     shift = int(graph.nodes.time_ns[part.starts()][0]) - int(timeline.spans.start_ns[part.span_row[0]])
-    for blocker, fits in ((DATA_LOADING, LOADS_DATA.search), (GARBAGE, COLLECTS_GARBAGE.search)):
-        fitting = np.array([fits(name) is not None for name in timeline.names], np.bool_)
-        if not fitting.any():  # names are few, host spans may be millions
-            continue
-        marks = select_host_spans(timeline.host, (OPERATION, ANNOTATION), fitting)
-        if not marks.name.size:
+    for blocker, name in ((DATA_LOADING, LOADS_DATA), (GARBAGE, COLLECTS_GARBAGE)):
+        marks = marked_times(timeline, name)
+        if marks is None:
             continue
         marked = union((marks.start_ns + shift, marks.end_ns + shift))
         pieces = _cut(pieces, np.sort(np.concatenate(marked)))

@@ -46,11 +46,14 @@ class KernelTotals(msgspec.Struct, frozen=True, kw_only=True):
     blocks: Ints
     count: Ints
     total_ns: Ints
+    alike: bool = True
+    """Whether one of the same name and grid does the same work on every rank; not so where compute is a union of host
+    operations, as in CPU runs."""
 
 
 def compared(tables: Mapping[int, KernelTotals]) -> dict[int, RankCompute]:
     """Compare the kernels of all ranks that have any."""
-    usual = _Usual.of([table for table in tables.values() if table.name])
+    usual = _Usual.of([table for table in tables.values() if table.name and table.alike])
     return {rank: _compared(table, usual) for rank, table in tables.items() if table.name}
 
 
@@ -136,15 +139,20 @@ def sum_kernels(timeline: RankTimeline) -> KernelTotals:
         blocks=blocks[opens[first]],
         count=count[first],
         total_ns=total[first],
+        alike=timeline.has_device,
     )
 
 
 def _compared(table: KernelTotals, usual: _Usual) -> RankCompute:
     taken = table.total_ns.astype(np.float64)
+    compute = float(taken.sum())
+    if not table.alike:
+        return RankCompute(
+            compute_ns=round(compute), slowness=1.0, evenness=0.0, compared=0.0, larger=0.0, usual_ns=compute
+        )
     name = usual.names.encode(table.name)
     expected = usual.expected_ns(table, name)
     known = np.isfinite(expected) & (expected > 0)
-    compute = float(taken.sum())
     sizes = usual.sizes[name]
     larger = table.blocks > LARGER * np.where(np.isnan(sizes), np.inf, sizes)
     share = float(taken[larger].sum() / compute) if compute else 0.0

@@ -251,7 +251,7 @@ def _as_paused(each: Pinned, of: int, capped_ns: Callable[[], tuple[int, int] | 
     without = "" if gain is None else f"; with pauses of at most 3 ms it would take {gain[1] / 1e6:.1f} ms"
     return Finding(
         id="shared_cores" if of == 1 else f"shared_cores:rank{each.ranks[0]}", severity="warning",
-        title=f"{what}: they share too few cores, and it is random which rank is late{without}",
+        title=f"{what}: they share too few cores, and the scheduler decides which rank is late{without}",
         evidence=evidence, known_from="trace",
     )  # fmt: skip
 
@@ -279,8 +279,8 @@ def _as_counted(ranks: Mapping[int, RankTimeline]) -> list[Finding]:
             id="shared_cores",
             severity="warning",
             title=f"training threads waited for a CPU core, up to {waited[most] / 1e6:.1f} ms on one rank "
-            f"({shares[most]:.0%} of its time): there are more threads than cores, so it is random which rank is late; "
-            "set OMP_NUM_THREADS and bind each rank to its own cores",
+            f"({shares[most]:.0%} of its time): there are more threads than cores, and the scheduler decides which "
+            "rank is late; set OMP_NUM_THREADS and bind each rank to its own cores",
             evidence={
                 "waited_ns": {str(rank): value for rank, value in waited.items()},
                 "median_share": float(np.median(list(shares.values()))),

@@ -46,6 +46,7 @@ STRAGGLER_CAUSES: Final[Mapping[str, str]] = {
     "throttled": "throttling (of its clocks, or of its processes' CPU share)",
     "more_work": "more work (it ran more or larger kernels than its peers)",
     "slower_compute": "slower compute (its kernels took longer than its peers')",
+    "longer_compute": "longer compute (more to compute, or slower: its operations do not show which)",
     "unknown": "cause not known",
 }
 
@@ -77,7 +78,7 @@ def find_straggler_cause(
     if cause is not None and (idle > MOST * lead_ns or not run.ranks[rank].has_device):
         return _refined(cause, rank, run, met, lead_ns, evidence | more)
     if computed > MOST * lead_ns:
-        cause, more = _by_compute(rank, met, work)
+        cause, more = _by_compute(rank, met, work, device=run.ranks[rank].has_device)
         if cause == "unknown" and more["compute_ns"] < MORE * more.get("peers_compute_ns", np.inf):
             at_once = more["launched_late_ns"] = _launched_late(late)
             cause = "host" if at_once > MOST * lead_ns else cause
@@ -114,9 +115,9 @@ def _busy(coverage: Mapping[int, Coverage], ranks: Sequence[int], begin: Ints, e
 
 
 def _by_compute(
-    rank: int, met: Sequence[SharedInterval], work: Mapping[int, RankCompute]
+    rank: int, met: Sequence[SharedInterval], work: Mapping[int, RankCompute], *, device: bool
 ) -> tuple[str, dict[str, Any]]:
-    """Decide between more work and slower compute, from the kernels."""
+    """Decide between more work and slower compute, from the kernels where there are any."""
     mine = work[rank]
     peers = [work[each] for each in sorted({each for group in met for each in group.ranks} - {rank}) if each in work]
     if not peers:
@@ -129,6 +130,8 @@ def _by_compute(
     }  # fmt: skip
     if mine.compute_ns < MORE * usual_compute:
         return "unknown", evidence  # it computed in these intervals, but in total not longer than its peers
+    if not device and not mine.compared:
+        return "longer_compute", {"compute_ns": mine.compute_ns, "peers_compute_ns": usual_compute}
     slower, more = mine.compute_ns - mine.usual_ns, mine.usual_ns - usual_work
     if more >= slower:
         return "more_work", evidence

@@ -42,7 +42,7 @@ WEIGHS_ON_HOST: Final = 0.1
 CHANCE: Final = 0.01
 """Maximum probability that, among equal ranks, any rank would have this much blame (p times the number of ranks)."""
 LASTING: Final = 1.15
-OF_COMPUTE: Final = frozenset({"slower_compute", "throttled", "more_work"})
+OF_COMPUTE: Final = frozenset({"slower_compute", "throttled", "more_work", "longer_compute"})
 """With one of these causes and LASTING times its peers' compute over the whole recording, lateness is not by chance,
 even with few steps."""
 MANY_STEPS: Final = 4

@@ -1,7 +1,10 @@
 """Print the page of a finding or of a recommendation, or what a moment of a run waited for.
 
+Of a run without a moment it names the longest times without compute, as commands to type.
+
 examples:
   overlapscope explain straggler
+  overlapscope explain runs/baseline
   overlapscope explain bucket_cap low_bandwidth
   overlapscope explain runs/baseline --at 3:412.5
   overlapscope explain traces/ --span 0:1024 --json
@@ -10,6 +13,7 @@ examples:
 import argparse
 import json
 import re
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
@@ -17,11 +21,13 @@ from typing import Final
 import overlapscope
 from overlapscope.cli.arguments import add_reading, warn
 from overlapscope.cli.output import escaped, printable
+from overlapscope.display import shell_words
 from overlapscope.errors import UsageError
 
-FOLDERS: Final = ("findings", "advice")
+FOLDERS: Final = {"findings": "finding", "advice": "recommendation"}
 MOST_LINKS: Final = 10_000
 _AT: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,12}(?:\.[0-9]{1,9})?)")
+_LINK: Final = re.compile(r"\[([^\[\]]+)\]\(([^()\s]+)\)")
 _SPAN: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,12})")
 
 
@@ -29,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `explain`."""
     parser.add_argument(
         "given", nargs="+", metavar="ID|INPUT",
-        help="ids of findings or recommendations; with --at or --span a run directory, or traces",
+        help="ids of findings or recommendations; or a run directory, or traces: their longest losses, or --at, --span",
     )  # fmt: skip
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--at", metavar="RANK:MS", help="explain this time of a rank, in ms after the run's first span")
@@ -48,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     if args.at is not None or args.span is not None:
         return _explain(args)
     known = pages()
+    if not any(each.split(":", 1)[0] in known for each in args.given) and all(map(_exists, args.given)):
+        return _list_moments(args)
     found = []
     for each in args.given:
         kind = each.split(":", 1)[0]
@@ -57,11 +65,46 @@ def run(args: argparse.Namespace) -> int:
                 f"{kind[:80]!r} is no finding and no recommendation; is it one of {', '.join(near)}? "
                 "For a run, add --at RANK:MS or --span RANK:SPAN"
             )
-        found.append({"id": kind, "text": known[kind].read_text(encoding="utf-8")})
+        found += [{"id": kind, "of": of, "text": page.read_text(encoding="utf-8")} for of, page in known[kind].items()]
     if args.json:
         print(json.dumps({"schema": "overlapscope.pages/1", "pages": found}, indent=2))
     else:
-        print(printable("\n".join(each["text"] for each in found)), end="")
+        print(printable("\n".join(_in_terminal(each["text"], known) for each in found)), end="")
+    return 0
+
+
+def _exists(given: str) -> bool:
+    return bool(given) and Path(given).exists()
+
+
+def _in_terminal(text: str, known: Mapping[str, object]) -> str:
+    """Return a page whose links to other pages are commands; other links keep their text alone."""
+
+    def shown(link: re.Match[str]) -> str:
+        words, target = link.groups()
+        page = Path(target.partition("#")[0]).stem
+        if "://" in target:
+            return f"{words} ({target})"
+        return f"{words} (overlapscope explain {page})" if page in known else words
+
+    return _LINK.sub(shown, text)
+
+
+def _list_moments(args: argparse.Namespace) -> int:
+    """Print the longest times in which ranks computed nothing, each with the command that explains it."""
+    args.inputs = [Path(each) for each in args.given]
+
+    from overlapscope.analysis.graph.explained import longest_moments  # noqa: PLC0415 - keeps --help light
+    from overlapscope.cli.read_run import read_run  # noqa: PLC0415
+    from overlapscope.report.text import chain  # noqa: PLC0415
+
+    loaded = read_run(args)
+    warn("explain", loaded.sources)
+    found = longest_moments(loaded)
+    if args.json:
+        print(json.dumps({"schema": "overlapscope.moments/1", "moments": [each._asdict() for each in found]}, indent=2))
+    else:
+        print(printable(chain.moments_text(found, shell_words(args.given))), end="")
     return 0
 
 
@@ -94,8 +137,15 @@ def _explain(args: argparse.Namespace) -> int:
     return 0
 
 
-def pages() -> dict[str, Path]:
-    """Return the page of each id: in an installed package `pages` in it, in the repository `docs` beside it."""
+def pages() -> dict[str, dict[str, Path]]:
+    """Return the pages of each id by what they are of (`finding`, `recommendation`).
+
+    In an installed package they are `pages` in it, in the repository `docs` beside it.
+    """
     here = Path(overlapscope.__file__).parent
     inside = here / "pages" if (here / "pages").is_dir() else here.parent / "docs"
-    return {file.stem: file for folder in FOLDERS for file in (inside / folder).glob("[a-z]*.md")}
+    found: dict[str, dict[str, Path]] = {}
+    for folder, of in FOLDERS.items():
+        for file in (inside / folder).glob("[a-z]*.md"):
+            found.setdefault(file.stem, {})[of] = file
+    return found

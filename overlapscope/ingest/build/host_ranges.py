@@ -39,6 +39,9 @@ _MODULE: Final = re.compile(r"^FSDP::\w+ (?:\((?P<of>[^()]+)\)|for (?P<next>.+))
 _ACCUMULATES: Final = re.compile(r"^autograd::engine::evaluate_function: (?:torch::autograd::)?AccumulateGrad\b")
 """Hooks on a gradient run here: DDP's, FSDP's and similar ones."""
 _SUMS: Final = ("all_reduce", "reduce_scatter")
+_DDP_FORWARD: Final = re.compile(r"^DistributedDataParallel\.forward$")
+DDP_BUFFERS: Final = "DDP buffers"
+"""Named as the module of broadcasts inside DDP's forward, with which it keeps buffers alike (`broadcast_buffers`)."""
 
 
 def innermost_range(ranges: Ranges | Annotations, at_lanes: Ints, at: Ints, chosen: Mask | None = None) -> Ints:
@@ -149,10 +152,15 @@ def launch_context(host: Ranges, names: NameTable, ops: Codes, lane: Ints, at_ns
             phase[inside] = names.code(name)
     sharding = around(_SHARDING)
     sums = np.isin(ops, [code for code, name in enumerate(spelled) if name in _SUMS])
-    is_data = (sharding != NOWHERE) | (sums & (around(_ACCUMULATES) != NOWHERE))
+    buffers = np.isin(ops, [code for code, name in enumerate(spelled) if name == "broadcast"])
+    buffers &= around(_DDP_FORWARD) != NOWHERE
+    is_data = (sharding != NOWHERE) | (sums & (around(_ACCUMULATES) != NOWHERE)) | buffers
+    module = _modules(host, names, spelled, np.where(sharding == NOWHERE, around(_MODULE), sharding))
+    if buffers.any():
+        module[buffers] = names.code(DDP_BUFFERS)
     return LaunchContext(
         phase=phase,
-        module=_modules(host, names, spelled, np.where(sharding == NOWHERE, around(_MODULE), sharding)),
+        module=module,
         dimension=np.where(is_data, names.code(DATA), -1).astype(np.int32)
         if is_data.any()
         else np.full_like(phase, -1),

@@ -6,6 +6,7 @@ clocks of hosts may differ, and a job may be recorded for an hour of each day.
 """
 
 import datetime
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     readings: Readings
     why: str = ""
+    with_folders: bool = False
+    """Whether its files are named with their folders, because another job has files of the same names."""
 
     @property
     def title(self) -> str:
@@ -39,9 +42,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         when = datetime.datetime.fromtimestamp(min(begins) / NS, datetime.UTC) if begins else None
         said = [f"world of {each}" for each in worlds[:1]] + devices[:2]
         if when is not None and when.year > 2000:
-            said.append(f"{when:%Y-%m-%d %H:%M} UTC")
-        names = [display_name(path) for path, _ in self.readings]
+            said.append(f"{when:%Y-%m-%d %H:%M:%S} UTC")
+        names = self.names
+        if self.with_folders:
+            folders = [display_name(path.parent) for path, _ in self.readings]
+            names = [f"{folder}/{name}" for folder, name in zip(folders, names, strict=True)]
         return f"{', '.join(said) or 'unknown'}: {list_some(names, 2)}"
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its files."""
+        return [display_name(path) for path, _ in self.readings]
 
 
 def split_jobs(readings: Readings, given: Mapping[str, int]) -> list[Job]:
@@ -73,7 +84,9 @@ def split_jobs(readings: Readings, given: Mapping[str, int]) -> list[Job]:
             source = reading.source
             reading = Reading(source=replace(source, ranks=(), warnings=(*source.warnings, why)))  # noqa: PLW2901
         found[number or 0].append((path, reading))
-    return [Job(readings=each, why=why) for each, why in zip(found, whys, strict=True)]
+    split = [Job(readings=each, why=why) for each, why in zip(found, whys, strict=True)]
+    often = Counter(name for job in split for name in {*job.names})
+    return [replace(job, with_folders=any(often[name] > 1 for name in job.names)) for job in split]
 
 
 class _Member(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,6 +61,8 @@ def shown_text(shown: ShownBy) -> str:
 
 def _link(link: Link) -> str:
     what = (link.what or "unnamed").partition("(")[0].partition("<")[0][:MOST_LETTERS].strip()
+    if link.during:
+        return f"host in {link.during[:MOST_LETTERS]}, before {what}"
     if link.kind == "host" and link.calls > 1:
         return f"{link.calls} calls of the host, until {what}"
     return f"{LINKS.get(link.kind, link.kind)} {what}"

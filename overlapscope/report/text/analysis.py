@@ -79,7 +79,9 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     parts = ["\n".join([headline(analysis), *why]), sentence(analysis), rates]
     parts.append(_table(analysis, all_rows=all_rows))
     parts.append(_causes(analysis))
-    of_host = " ".join(filter(None, (idle_text(analysis), host_events_text(analysis))))
+    of_host = idle_text(analysis)
+    if NO_CAUSES["no_host_events"] not in of_host:
+        of_host = " ".join(filter(None, (of_host, host_events_text(analysis))))
     parts.append(fill(of_host, MAX_WIDTH, break_on_hyphens=False))
     parts.append(fill(interference_text(analysis), MAX_WIDTH))
     if details:
@@ -265,7 +267,10 @@ def _causes(analysis: Analysis) -> str:
         ]
         row += [f"{hours.get(cause, 0.0):,.1f}"] if hours else []
         rows.append([*row, *([] if price is None else [f"{hours.get(cause, 0.0) * price:,.2f}"])])
-    return "\n".join(aligned([columns, *rows]))
+    lines = list(aligned([columns, *rows]))
+    if head.exposed_wait_ns is None and len(analysis.ranks) > 1 and "dependency" in head.causes:
+        lines.append("Not all calls could be matched across ranks: this holds waiting for other ranks, too.")
+    return "\n".join(lines)
 
 
 def idle_text(analysis: Analysis) -> str:

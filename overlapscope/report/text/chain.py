@@ -5,9 +5,9 @@ from itertools import count as count_from
 from itertools import groupby
 from typing import Final
 
-from overlapscope.analysis.graph.answers import Chain, Link
+from overlapscope.analysis.graph.answers import Chain, Link, Moment
 from overlapscope.analysis.graph.model import KNOWN, ORDER
-from overlapscope.report.formatting import aligned, ms, short
+from overlapscope.report.formatting import EXPLAIN, aligned, ms, short
 
 LONGEST_NAME: Final = 36
 _ON_STREAM: Final = ("lane", "compute", "copy")
@@ -61,6 +61,18 @@ def _slack_words(slack_ns: int, name: str) -> str:
     if not slack_ns:
         return f"Slack of {name}: none; had it begun later, the recording would have ended later."
     return f"Slack of {name}: {ms(slack_ns)} ms; had it begun so much later, the recording would have ended no later."
+
+
+def moments_text(moments: Sequence[Moment], given: str) -> str:
+    """Return the longest times without compute with the commands that explain them; `given` is the input as typed."""
+    if not moments:
+        return "No time without compute lies between two recorded pieces of work.\n"
+    rows = [
+        [f"{ms(each.end_ns - each.start_ns)} ms", f"rank {each.rank}",
+         f"{EXPLAIN} {given} --at {each.rank}:{(each.start_ns + each.end_ns) / 2e6:.3f}"]
+        for each in moments
+    ]  # fmt: skip
+    return "\n".join(["Longest times without compute, and what explains each:", *aligned(rows, left=0)]) + "\n"
 
 
 def chain_lines(chain: Sequence[Link]) -> list[str]:
@@ -125,6 +137,10 @@ def link_words(each: Link, *, brief: bool = False) -> str:
         elif each.calls > 1:
             pause = f"{ms(each.longest_ns)} ms before {short(each.before or 'a call', LONGEST_NAME)}"
             words = f"host: {each.calls} calls to {last}, longest pause {pause}"
+        elif each.longest_ns >= PAUSE_NS:
+            words = f"host: until {last}"
+        if each.during:
+            words = f"host: in {_named(each.during, None, brief=brief)}, before {last}"
     if not each.unexplained_ns:
         return words
     return f"{words}; {ms(each.unexplained_ns)} ms not explained: {_GAPS.get(each.gap, 'no rule names why')}"

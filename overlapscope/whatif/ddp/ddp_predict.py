@@ -26,7 +26,18 @@ from overlapscope.whatif.ddp.paired_gain import gains
 from overlapscope.whatif.ddp.plan import MS
 from overlapscope.whatif.ddp.search import can_list, caps_to_try, improved, merged, with_cap, with_groups
 from overlapscope.whatif.replay.replay import Gap, Work
-from overlapscope.whatif.result import CAP, Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf, equally_good
+from overlapscope.whatif.result import (
+    CAP,
+    WAITS_FIRST,
+    Assumed,
+    Baseline,
+    Best,
+    Bounds,
+    Interval,
+    Scenario,
+    WhatIf,
+    equally_good,
+)
 from overlapscope.whatif.run_replay.answers import PAUSE_CAP_MS, Answer, RunReplay, not_beyond, nothing_to_gain
 from overlapscope.whatif.workload.workload import Workload
 
@@ -35,7 +46,6 @@ WAITING: Final = 0.5
 COMPRESSED: Final = (
     "compressed gradients: bytes sent are counted, the cost of compressing is assumed, accuracy is not predicted"
 )
-FIX_STRAGGLER: Final = "tuning will not help until the straggler is fixed"
 SEVERAL: Final = 3
 """With so many measured settings a verdict rests on them alone."""
 RANGE_OF: Final = (1.0, 1.25, 1.39, 1.49, 1.57, 1.63, 1.69, 1.74, 1.77)
@@ -339,8 +349,8 @@ def _verdict(
     if waits:
         late, last = case.lateness_ns, max(case.lateness_ns)
         waited_ms = (last - min(late)) / MS
-        held = f"rank {late.index(last)} is late: waiting {waited_ms:.3f} ms for it dominates the exposed time"
-        return "no_change", [f"{held}; {FIX_STRAGGLER}", *reasons]
+        held = f"waiting {waited_ms:.3f} ms, mostly for rank {late.index(last)}, dominates the exposed time"
+        return "no_change", [f"{held}; {WAITS_FIRST}", *reasons]
     against = _against(case, predictions, scenarios, place)
     return ("no_change", [against, *reasons]) if against else ("change", reasons)
 

@@ -20,6 +20,7 @@ from overlapscope.whatif.ddp.recorded_settings import recorded_settings, sent_el
 from overlapscope.whatif.ddp.recorded_steps import GLOO_THREADS, Recorded, recorded_steps
 from overlapscope.whatif.ddp.slowdown import estimate_slowdown
 from overlapscope.whatif.ddp.split_graphs import split_graphs
+from overlapscope.whatif.result import WAITS_FIRST
 from overlapscope.whatif.run_replay.answers import RunReplay, run_replay
 from overlapscope.whatif.workload.workload import Gradients, Interference, Workload, without_interference
 
@@ -320,6 +321,5 @@ def _waiting_message(cross_rank: CrossRank) -> str:
         return ""
     rank = max(cross_rank.waits, key=lambda each: cross_rank.waits[each].blame_ns)
     return (
-        f"waiting is {waited / total:.0%} of the time in its collectives, mostly for rank {rank}: tuning will not help "
-        "until the straggler is fixed (`overlapscope analyze` shows the cause); also, "
+        f"waiting is {waited / total:.0%} of the time in its collectives, mostly for rank {rank}: {WAITS_FIRST}; also, "
     )

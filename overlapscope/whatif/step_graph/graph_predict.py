@@ -21,11 +21,21 @@ from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.cost.link_fit import SPREAD
 from overlapscope.whatif.ddp.calibrate import SELF_TEST, SLOWDOWN
-from overlapscope.whatif.ddp.ddp_predict import FIX_STRAGGLER
 from overlapscope.whatif.ddp.ddp_recording import US, WAITING
 from overlapscope.whatif.replay.graph import Busy, Graph, Item, MutualSlowdown, graph_job
 from overlapscope.whatif.replay.replay import Launch, Replay, StuckError, Wait, replay
-from overlapscope.whatif.result import Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf, around, knob_words
+from overlapscope.whatif.result import (
+    WAITS_FIRST,
+    Assumed,
+    Baseline,
+    Best,
+    Bounds,
+    Interval,
+    Scenario,
+    WhatIf,
+    around,
+    knob_words,
+)
 from overlapscope.whatif.run_replay.answers import PAUSE_CAP_MS, Answer, RunReplay, not_beyond, nothing_to_gain
 from overlapscope.whatif.run_replay.transfers import CallTimes
 from overlapscope.whatif.step_graph.fsdp_changes import fsdp_graph_changes
@@ -397,7 +407,7 @@ def _waiting(case: GraphCase, rows: Sequence[Scenario]) -> str:
     share, rank = f"waiting is {case.waited:.0%} of the time in its collectives", case.waited_for
     removed = next((each for each in rows if "straggler_removed" in each.knobs), None)
     if case.replay is None or (removed is not None and removed.gain > case.noise):
-        return f"{share}, mostly for rank {rank}; {FIX_STRAGGLER}"
+        return f"{share}, mostly for rank {rank}; {WAITS_FIRST}"
     worth = (
         ""
         if removed is None

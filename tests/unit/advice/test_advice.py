@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,18 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.advise import advise
-from overlapscope.advice.late_rank import late_rank
+from overlapscope.advice.advise import advise, by_rules
+from overlapscope.advice.late_rank import LOOK, late_rank
+from overlapscope.advice.losses.largest_loss import largest_loss
 from overlapscope.advice.replayed_settings import bucket_advice
+from overlapscope.advice.rule_input import RuleInput
 from overlapscope.advice.setting_code import snippets
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
+from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.cli.main import main
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.ddp.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp.ddp_recording import ddp_case_of_run
@@ -183,7 +189,13 @@ def test_a_run_that_waits_gets_its_late_rank_and_nothing_else() -> None:
     late = advised(recorded(replace(ONE, late=(0, 4000), ticks_per_mb=20)))
     assert list(late) == ["late_rank"]
     assert "rank 1" in late["late_rank"].title
+    assert late["late_rank"].apply["look"].startswith("overlapscope explain RUN")
     assert late_rank(analyze(recorded(ONE))) is None
+
+
+@pytest.mark.parametrize("cause", [each for each in STRAGGLER_CAUSES if each != "unknown"])
+def test_each_cause_of_a_late_rank_has_something_to_type(cause: str) -> None:
+    assert LOOK[cause]
 
 
 def test_no_setting_is_advised_while_waiting_for_a_late_rank_dominates_what_is_exposed() -> None:
@@ -194,11 +206,67 @@ def test_no_setting_is_advised_while_waiting_for_a_late_rank_dominates_what_is_e
     assert (case.verdict, case.waiting) == ("no_change", True)
     found, reasons = advise(run, analyze(run))
     assert not {"keep_buckets", "bucket_cap", "bucket_view", "sixteen_bit_gradients"} & {each.id for each in found}
-    assert "tuning will not help until the straggler is fixed" in reasons[0]
+    assert "tuning will not help while ranks wait for each other" in reasons[0]
+    assert "rank 1 is late" not in reasons[0], "no test against chance was made of it"
     soon = replayed(replace(late, late=(0, 60)))
     assert not soon.waiting
     assert [each.id for each in bucket_advice(soon, 4)] == ["keep_buckets", "sixteen_bit_gradients"]
     assert not bucket_advice(replace(soon, waiting=True), 4)
+
+
+def test_what_analyze_lists_and_a_setting_would_shorten_is_said_beside_the_setting() -> None:
+    run = read_inputs([ROOT / "traces" / "regressed"])
+    analysis = analyze(run)
+    listed = [each.id for each in by_rules(run, analysis, match_and_align(run))]
+    found, reasons = advise(run, analysis)
+    assert "exposed_communication" in listed
+    assert "exposed_communication" not in [each.id for each in found]
+    assert any("exposed_communication, which `analyze` lists, is what bucket_cap" in each for each in reasons)
+    (cap,) = (each for each in found if each.id == "bucket_cap")
+    assert "what a bucket costs its host" in cap.assumed
+    assert not any("_" in each or " us" in each for each in cap.assumed), "names of values are no words"
+
+
+@pytest.mark.parametrize(
+    ("causes", "said"),
+    [
+        ({"peer_host": 30, "peer_comm": 15, "peer_compute": 10, "host_not_ready": 35}, "wait: for late ranks"),
+        ({"peer_host": 40, "peer_compute": 10, "dependency": 35}, "wait: the late rank idled longer"),
+        ({"peer_host": 10, "peer_compute": 10, "dependency": 35}, "later compute of the step depends on it"),
+    ],
+)
+def test_waits_for_late_ranks_are_one_cause_of_the_largest_loss(causes: dict[str, int], said: str) -> None:
+    run = recorded(ONE)
+    analysis = analyze(run)
+    head = replace(
+        analysis.headline, causes={name: ms * 10**6 for name, ms in causes.items()}, exposed_comm_ns=90 * 10**6
+    )
+    named = largest_loss(RuleInput.of(run, replace(analysis, headline=head), match_and_align(run)), [])
+    assert named
+    assert said in named.title
+
+
+def test_what_depends_on_calls_that_were_not_matched_may_be_waiting() -> None:
+    run = recorded(ONE)
+    analysis = analyze(run)
+    for wait_ns, included in ((0, False), (None, True)):
+        causes = {"dependency": 90 * 10**6}
+        head = replace(analysis.headline, causes=causes, exposed_comm_ns=90 * 10**6, exposed_wait_ns=wait_ns)
+        named = largest_loss(RuleInput.of(run, replace(analysis, headline=head), match_and_align(run)), [])
+        assert named
+        assert ("waiting for other ranks included" in named.title) == included
+        assert ("give it other work" in named.apply["torch"]) != included
+
+
+def test_exposed_communication_is_not_the_largest_loss_of_hosts_that_did_nothing_for_longer() -> None:
+    run = recorded(ONE)
+    analysis = analyze(run)
+    for idle_ns, said in ((10**6, "Largest loss: "), (10**12, "")):
+        head = replace(analysis.headline, idle_ns=idle_ns, exposed_comm_ns=10**8)
+        given = RuleInput.of(run, replace(analysis, headline=head), match_and_align(run))
+        named = largest_loss(given, [])
+        assert named
+        assert re.match(rf"{said}\d", named.title)
 
 
 def test_what_is_not_understood_gives_no_advice() -> None:

@@ -399,6 +399,10 @@ def test_where_hosts_share_cores_that_comes_first_and_no_setting_is_advised() ->
     analysis = analyze(run, together)
     (cores,) = by_rules(run, analysis, together)
     assert cores.id == "shared_cores"
+    found = next(each for each in analysis.findings if each.id == "shared_cores")
+    for title in (cores.title, found.title):
+        assert "scheduler decides" in title, "one recording does not show that the same rank is late in no other"
+        assert "random" not in title
     assert cores.gain_high_ns == pytest.approx(341.8e6, rel=0.01)
     assert [each.id for each in advise(run, analysis, together)[0]] == ["shared_cores"]
 

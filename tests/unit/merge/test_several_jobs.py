@@ -136,6 +136,19 @@ def test_each_job_has_its_table_and_its_document(tmp_path: Path, capsys: pytest.
         read_inputs([tmp_path / "all"])
 
 
+def test_jobs_with_files_of_the_same_names_have_headings_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, at_ns in (("monday", 0), ("tuesday", 2 * DAY_NS)):
+        for rank in range(2):
+            record(tmp_path / folder / f"rank{rank}.json", rank, at_ns=at_ns)
+    assert main(["analyze", str(tmp_path)]) == 0
+    headings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Job ")]
+    assert [line.partition("UTC: ")[2] for line in headings] == [
+        "monday/rank0.json, monday/rank1.json", "tuesday/rank0.json, tuesday/rank1.json"
+    ]  # fmt: skip
+
+
 def test_a_folder_of_nine_real_jobs_has_nine_tables() -> None:
     jobs = read_jobs([shared_file("kineto/v100_rank1of2_2020_allreduces.json.gz").parent])
     assert sorted((job.run.world_size or 0, len(job.run.ranks)) for job in jobs) == [

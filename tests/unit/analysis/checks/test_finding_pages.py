@@ -136,10 +136,29 @@ def test_the_text_names_the_pages_of_what_it_shows() -> None:
     assert "What to do: overlapscope explain low_bandwidth odd_step\n" in text
 
 
-@pytest.mark.parametrize("kind", [*PAGES, *ADVICE])
-def test_explain_prints_the_page(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", sorted({*PAGES, *ADVICE}))
+def test_explain_prints_the_pages_of_an_id_without_links(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", f"{kind}:rank1"]) == 0
-    assert capsys.readouterr().out == (PAGES | ADVICE)[kind].read_text(encoding="utf-8")
+    printed = capsys.readouterr().out
+    pages = [known[kind].read_text(encoding="utf-8") for known in (PAGES, ADVICE) if kind in known]
+    assert not re.search(r"\]\([^)]+\.md", printed), "a link to a file leads nowhere in a terminal"
+    for page in pages:
+        assert page.splitlines()[0] in printed
+    linked = {Path(target).stem for page in pages for target in re.findall(r"\]\(([^)#]+)\.md", page)}
+    for other in linked & {*PAGES, *ADVICE}:
+        assert f"(overlapscope explain {other})" in printed
+
+
+def test_explain_shows_the_finding_as_well_as_the_recommendation_of_one_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert {*PAGES} & {*ADVICE} == {"shared_cores"}
+    assert main(["explain", "shared_cores", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["pages"]
+    assert [(each["id"], each["of"]) for each in found] == [
+        ("shared_cores", "finding"),
+        ("shared_cores", "recommendation"),
+    ]
 
 
 def test_explain_gives_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,6 +111,16 @@ def test_an_uneven_stage_makes_the_others_wait_for_longer_than_they_need():
     assert min(evidence["bubble_ns"], key=evidence["bubble_ns"].get) == "2"
 
 
+def test_of_a_cpu_run_it_is_said_how_long_an_uneven_stage_computes():
+    def stages(device):
+        run = pipeline([5, 5, 9, 5], 8)
+        ranks = {rank: replace(each, has_device=device) for rank, each in run.ranks.items()}
+        (found,) = (each for each in analyze(replace(run, ranks=ranks)).findings if each.id.startswith("uneven_stages"))
+        return found.title
+
+    assert "stage 2 (rank 2) computes 1.80 times as long as the other stages" in stages(False)
+
+
 def test_one_recorded_stage_is_enough():
     run = pipeline([5, 5, 9, 5], 8)
     (finding,) = said(replace(run, ranks={1: run.ranks[1]}))

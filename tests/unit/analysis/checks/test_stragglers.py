@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.result import Straggler
@@ -90,6 +91,14 @@ def test_the_culprit_and_what_held_it_are_named(fault: str, held_by: str, seed: 
     found = accused(job(seed, fault=fault))
     assert [(each.rank, each.held_by) for each in found] == [(CULPRIT, held_by)]
     assert found[0].blame_ns > STEPS * 15 * MS
+
+
+@pytest.mark.parametrize("fault", ["more_work", "slower_compute"])
+def test_without_kernels_it_is_not_known_why_compute_took_longer(fault: str) -> None:
+    """Compute of a CPU run is a union of host operations: neither its pieces nor their lengths can be compared."""
+    run = job(fault=fault)
+    on_cpu = replace(run, ranks={rank: replace(each, has_device=False) for rank, each in run.ranks.items()})
+    assert [(each.rank, each.held_by) for each in accused(on_cpu)] == [(CULPRIT, "longer_compute")]
 
 
 def test_healthy_ranks_are_not_accused() -> None:

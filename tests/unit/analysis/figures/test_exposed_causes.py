@@ -1,6 +1,7 @@
 """One cause for every exposed nanosecond: against a raster that looks at each nanosecond, and constructed truth."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -67,12 +68,15 @@ def rank_of(
 
 
 def explained(
-    *ranks: RankTimeline, clocks: Clocks | None = None, members: tuple[int, ...] = (0, 1)
+    *ranks: RankTimeline,
+    clocks: Clocks | None = None,
+    members: tuple[int, ...] = (0, 1),
+    groups: tuple[Group, ...] = (),
 ) -> tuple[Run, dict[int, dict[str, int]]]:
     run = Run(
         world_size=len(members),
         ranks={each.rank: each for each in ranks},
-        groups=(Group(name="0", size=len(members), ranks=members),),
+        groups=(Group(name="0", size=len(members), ranks=members), *groups),
     )
     matching = match(run)
     known = clocks or Clocks(tied={0: 0, 1: 0}, offset_ns={0: 0.0, 1: 0.0})
@@ -107,6 +111,7 @@ def by_raster(run: Run, baseline: int | None) -> dict[int, dict[str, int]]:
         busy = [each[:2] for each in computes[rank]]
         optimizes = any(name == "optimizer" for _, _, name in computes[rank])
         last_other = max((start for start, _, name in computes[rank] if name != "optimizer"), default=NONE)
+        waited: dict[int, list[int]] = {}
         for moment in range(max((end for _, end, _ in mine), default=0)):
             flying = [row for row, (start, end, _) in enumerate(mine) if start <= moment < end]
             if not flying or covers(busy, moment):
@@ -119,12 +124,7 @@ def by_raster(run: Run, baseline: int | None) -> dict[int, dict[str, int]]:
             slow = at + (max(0, transfer - baseline) if baseline is not None else 0)
             queued = min(slow, end) + max(0, start - launch)
             if moment < at:
-                if covers([each[:2] for each in computes[last]], moment):
-                    sums["peer_compute"] += 1
-                elif covers([each[:2] for each in calls[last]], moment):
-                    sums["peer_comm"] += 1
-                else:
-                    sums["peer_host"] += 1
+                waited.setdefault(row, []).append(moment)
             elif moment < slow:
                 sums["slow_transfer"] += 1
             elif moment < queued:
@@ -133,8 +133,37 @@ def by_raster(run: Run, baseline: int | None) -> dict[int, dict[str, int]]:
                 sums["unknown"] += 1
             else:
                 sums["dependency" if last_other >= end else "tail"] += 1
+        for row, moments in waited.items():
+            start, end, _ = mine[row]
+            at = end - min(calls[other][row][1] - calls[other][row][0] for other in calls)
+            last = max(calls, key=lambda other: (calls[other][row][0], -other))
+            ends = [until for _, until, _ in mine if until <= start]
+            met = max(ends) if ends else min(begin for begin, *_ in (*mine, *computes[rank]))
+            its, own = did(calls, computes, last, met, at), did(calls, computes, rank, met, start)
+            longer = [max(theirs - ours, 0) for theirs, ours in zip(its, own, strict=True)]
+            cuts = [sum(longer[:upto]) / max(sum(longer), 1) for upto in (1, 2)]
+            for run_of in runs_of(moments):
+                first, second = (round(run_of * cut) for cut in cuts)
+                parts = (first, second - first, run_of - second)
+                for cause, part in zip(("peer_compute", "peer_comm", "peer_host"), parts, strict=True):
+                    sums[cause] += part
         found[rank] = {cause: total for cause, total in sums.items() if total}
     return found
+
+
+def did(calls: Any, computes: Any, rank: int, since: int, until: int) -> tuple[int, int, int]:
+    """Count for how long a rank computed, communicated without computing, and did neither."""
+    counts = [0, 0, 0]
+    for moment in range(since, until):
+        computing = covers([each[:2] for each in computes[rank]], moment)
+        counts[0 if computing else 1 if covers([each[:2] for each in calls[rank]], moment) else 2] += 1
+    return counts[0], counts[1], counts[2]
+
+
+def runs_of(moments: list[int]) -> list[int]:
+    """Return the lengths of runs of consecutive moments."""
+    begins = [at for at, moment in enumerate(moments) if not at or moment != moments[at - 1] + 1]
+    return [until - begin for begin, until in pairwise([*begins, len(moments)])]
 
 
 pieces = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30), st.integers(0, 5)), min_size=1, max_size=7)
@@ -199,6 +228,37 @@ LATE = (30, 40, 30)
 def test_waiting_for_a_rank_that_communicates_elsewhere() -> None:
     _, found = explained(rank_of(0, [CALL], []), rank_of(1, [LATE], [], elsewhere=[(5, 30)]))
     assert found[0]["peer_comm"] == 20
+
+
+def test_a_rank_that_computes_as_long_but_began_later_is_late_by_its_host() -> None:
+    met, late = (0, 10, 0), rank_of(1, [(0, 10, 0), (60, 70, 60)], [(40, 60, "gemm")])
+    _, found = explained(rank_of(0, [met, (30, 70, 30)], [(10, 30, "gemm")]), late)
+    assert found[0]["peer_host"] == 30
+    assert "peer_compute" not in found[0], "it computes while it is waited for, but no longer than the other did"
+    slower = rank_of(1, [met, (60, 70, 60)], [(20, 60, "gemm")])
+    _, found = explained(rank_of(0, [met, (30, 70, 30)], [(10, 30, "gemm")]), slower)
+    assert (found[0]["peer_compute"], found[0]["peer_host"]) == (20, 10)
+
+
+def test_ranks_meet_in_each_group_that_holds_both() -> None:
+    # A call of the world just before: what a rank did longer before it made nobody wait in the call after it.
+    def rank(number: int, second: int, computes: list[tuple[int, int, str]]) -> RankTimeline:
+        timeline = rank_of(number, [(0, 10, 0), (40, 50, 40), (second, 90, second)], computes)
+        return replace(
+            timeline,
+            names=(*timeline.names, "world"),
+            collectives=replace(
+                timeline.collectives,
+                group=np.where(timeline.collectives.seq == 1, len(timeline.names), timeline.collectives.group),
+            ),
+        )
+
+    _, found = explained(rank(0, 60, []), rank(1, 80, [(10, 40, "gemm"), (70, 80, "gemm")]))
+    assert found[0]["peer_compute"] == 20
+    assert "peer_host" not in found[0]
+    own = Group(name="world", size=2, ranks=(0, 1))
+    _, found = explained(rank(0, 60, []), rank(1, 80, [(10, 40, "gemm"), (70, 80, "gemm")]), groups=(own,))
+    assert (found[0]["peer_compute"], found[0]["peer_host"]) == (10, 10)
 
 
 def test_another_clock_of_the_last_rank_is_taken_into_account() -> None:

@@ -11,7 +11,7 @@ from overlapscope.analysis.common.cause_table import NO_CAUSES
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Analysis
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.report.text.analysis import idle_text
+from overlapscope.report.text.analysis import idle_text, render
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.conftest import ROOT, shared_file
 from tests.unit.analysis.graph.graph_figures import graph_figures
@@ -60,6 +60,22 @@ def test_a_sampled_trace_says_why_its_idle_time_is_unknown() -> None:
         assert info.no_causes_reason == "unexplained_waits"
         assert info.whole.idle_causes == {"unknown": info.whole.idle_ns}
     assert idle_text(found).count(NO_CAUSES["unexplained_waits"]) == 1
+
+
+def test_causes_of_calls_that_were_not_matched_are_said_to_hold_waiting() -> None:
+    said = "Not all calls could be matched across ranks: this holds waiting for other ranks, too."
+    for name, some_unmatched in (("hot_experts_moe3", True), ("starved_tp2", False)):
+        analysis = analyze(read_inputs([ROOT / "tests" / "truth" / "recordings" / name]))
+        assert (analysis.headline.exposed_wait_ns is None) == some_unmatched
+        assert (said in render(analysis)) == some_unmatched
+
+
+def test_that_the_host_was_not_recorded_is_said_once() -> None:
+    shown = render(analyzed("rocprof/tracelens_rocprofv3_908_results.json.gz"))
+    assert shown.count("Idle ") == 1
+    (idle,) = (each for each in shown.split("\n\n") if each.startswith("Idle "))
+    assert "what the host did was not recorded" in idle
+    assert "No host events" not in idle
 
 
 @settings(deadline=None, max_examples=60)

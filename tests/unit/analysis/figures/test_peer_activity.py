@@ -1,12 +1,13 @@
-"""What others did in pieces of a rank's time: the same as moving each other rank's whole time onto its clock."""
+"""How long others did a thing in windows of a rank's time: as if each other rank were moved whole onto its clock."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.peer_activity import PeerQuery, peer_activity
-from overlapscope.timeline.intervals import Intervals, WindowSets, intersection, union
+from overlapscope.timeline.intervals import Intervals, WindowSets, intersection, length, union
 from tests.support.builders import EPOCH_NS
 
 SPANS = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40)), max_size=12)
@@ -31,7 +32,7 @@ def moved(times: Intervals, apart: float, drift: float) -> Intervals:
     clocks=CLOCKS,
     asked=st.lists(st.integers(0, 2)),
 )
-def test_pieces_are_looked_up_as_if_each_rank_were_moved_whole(
+def test_windows_are_looked_up_as_if_each_rank_were_moved_whole(
     times: list[list[tuple[int, int]]],
     cuts: list[list[tuple[int, int]]],
     clocks: list[tuple[int, float]],
@@ -42,26 +43,28 @@ def test_pieces_are_looked_up_as_if_each_rank_were_moved_whole(
     theirs = {rank: covered(pairs, EPOCH_NS + offsets[rank]) for rank, pairs in enumerate(times)}
     questions = {}
     for rank, cut in zip((0, 2), cuts, strict=True):
-        pieces = covered(cut, EPOCH_NS + offsets[rank])
-        others = np.array([asked[at % len(asked)] if asked else 1 for at in range(pieces.starts.size)], np.int64)
-        questions[rank] = PeerQuery(pieces=pieces, others=others)
+        starts = np.array([start for start, _ in cut], np.int64) + EPOCH_NS + offsets[rank]
+        windows = Intervals(starts, starts + np.array([length for _, length in cut], np.int64))
+        others = np.array([asked[at % len(asked)] if asked else 1 for at in range(starts.size)], np.int64)
+        questions[rank] = PeerQuery(windows=windows, others=others)
     found = peer_activity(questions, lambda rank: theirs[rank], known)
     for rank, question in questions.items():
-        expected = union()
-        for start, end, other in zip(*question.pieces, question.others.tolist(), strict=True):
-            its = moved(theirs[other], offsets[rank] - offsets[other], drifts[rank] - drifts[other])
-            expected = union(expected, intersection(its, Intervals(np.array([start]), np.array([end]))))
-        assert [each.tolist() for each in found[rank]] == [each.tolist() for each in expected]
+        for its, start, end, other in zip(
+            found[rank].tolist(), *question.windows, question.others.tolist(), strict=True
+        ):
+            whole = moved(theirs[other], offsets[rank] - offsets[other], drifts[rank] - drifts[other])
+            window = Intervals(np.array([start]), np.array([end]))
+            assert its == pytest.approx(length(intersection(whole, window)), abs=2 + len(times[other]))
 
 
-def test_no_pieces_and_no_times_give_nothing() -> None:
-    piece = Intervals(np.array([5], np.int64), np.array([9], np.int64))
+def test_no_windows_and_no_times_give_nothing() -> None:
+    window = Intervals(np.array([5], np.int64), np.array([9], np.int64))
     questions = {
-        0: PeerQuery(pieces=piece, others=np.array([1])),
-        1: PeerQuery(pieces=union(), others=np.array([], np.int64)),
+        0: PeerQuery(windows=window, others=np.array([1])),
+        1: PeerQuery(windows=union(), others=np.array([], np.int64)),
     }
     nothing = peer_activity(questions, lambda _: union(), Clocks())
-    assert {rank: times.starts.size for rank, times in nothing.items()} == {0: 0, 1: 0}
+    assert {rank: times.tolist() for rank, times in nothing.items()} == {0: [0], 1: []}
     assert peer_activity({}, lambda _: union(), Clocks()) == {}
 
 

@@ -15,6 +15,7 @@ from overlapscope.timeline.dimensions import dimension_of, with_dimensions
 from overlapscope.timeline.run import Group
 from tests.conftest import shared_file
 from tests.support import oracle
+from tests.support.rank_rows import rank_timeline
 from tests.support.writers import kineto
 from tests.support.writers.kineto import BACKWARD, MAIN, MS, US
 
@@ -112,6 +113,17 @@ def test_ranges_around_the_launch_tell_phase_and_module(tmp_path):
     ]
 
 
+def test_broadcasts_inside_ddps_forward_are_those_of_its_buffers(tmp_path):
+    events = [
+        kineto.annotation("DistributedDataParallel.forward", 1 * MS, 2 * MS),
+        *launched("default_pg", 1 * MS + 200 * US, 1, op="broadcast"),
+        *launched("default_pg", 2 * MS, 2),
+        *launched("default_pg", 9 * MS, 3, op="broadcast"),
+    ]
+    found = places(tmp_path, events)
+    assert found == [("data", "forward", "DDP buffers"), (None, "forward", None), (None, None, None)]
+
+
 def test_recomputation_inside_the_backward_pass_is_backward(tmp_path):
     node = "autograd::engine::evaluate_function: CheckpointFunctionBackward"
     events = [
@@ -188,6 +200,32 @@ def test_the_shape_of_groups_tells_only_where_one_reading_is_possible(tmp_path):
     assert dimensions(rows) == [None, None]
     # Neighbours that do not all-reduce in the forward pass may as well shard parameters.
     assert dimensions(Group(name="2", size=2, ranks=(0, 1)), Group(name="1", size=2, ranks=(0, 2))) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("peers", "dimension"),
+    [
+        pytest.param({0: [1], 1: [0, 2], 2: [1]}, "pipeline", id="a chain"),
+        pytest.param({0: [1, 2], 1: [0, 2], 2: [1, 0]}, None, id="a ring"),
+        pytest.param({0: [1], 1: [0]}, None, id="two ranks"),
+    ],
+)
+@pytest.mark.parametrize("op", ["send", "all_reduce"])
+def test_a_group_that_only_sends_to_neighbours_is_a_pipeline(peers, dimension, op):
+    def rank(number):
+        calls = [
+            {"op": op if at else "send", "group": "0", "peer": peer, "start_ns": at * MS, "end_ns": at * MS + US}
+            for at, peer in enumerate(peers[number] * 2)
+        ]
+        return rank_timeline(number, calls=calls)
+
+    group = Group(name="0", description="default_pg", size=len(peers), ranks=tuple(peers))
+    found = with_dimensions({number: rank(number) for number in peers}, (group,), len(peers))
+    expected = dimension if op == "send" else None
+    for timeline in found.values():
+        assert {None if code < 0 else timeline.names[code] for code in timeline.collectives.dimension.tolist()} == {
+            expected
+        }
 
 
 def phases_by_hand(path: Path) -> dict[str, int]:

@@ -6,13 +6,16 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.graph.answers import Link
 from overlapscope.analysis.graph.building import build
 from overlapscope.analysis.graph.building.build import graph_too_large, rank_graph, run_graph
+from overlapscope.analysis.graph.explained import chain_before
 from overlapscope.analysis.graph.exposed import exposed_pieces
 from overlapscope.analysis.graph.idle import DRAINED, IDLE_CAUSES, LAUNCH_BOUND, idle_pieces
 from overlapscope.analysis.graph.model import EDGE_KINDS, LAUNCH, Graph
 from overlapscope.analysis.graph.walk import binding_edges, shown_binding
 from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.report.text.chain import link_words
 from overlapscope.timeline.columns import COMM, COPY, HOST, OPERATION
 from overlapscope.timeline.intervals import difference, length, union
 from tests.support.graph_programs import (
@@ -78,6 +81,32 @@ def test_time_after_a_synchronisation_is_what_removing_it_saves() -> None:
     assert (with_it - without) // US == found["drained"] + found["launch_latency"] - 1
 
 
+SHORT_KERNELS = [Work(40 * US), Launch(0, 5 * US)] * 20
+
+
+def test_gaps_after_a_synchronisation_are_charged_to_it_until_the_host_leads_again() -> None:
+    # The host launches slower than the device computes: it lives on the lead that a long kernel gives it.
+    program = [Launch(0, 2_000 * US), Sync(), *SHORT_KERNELS]
+    found = idle(*program)
+    with_it, without = (
+        simulate({0: [Launch(0, 10 * US), *each]}).length_ns for each in (program, [program[0], *program[2:]])
+    )
+    saved = found["drained"] + found["launch_latency"]
+    assert saved == pytest.approx((with_it - without) / US, abs=25), "1 us a kernel on its stream remains"
+    assert "launch_bound" not in found
+    # Behind a kernel as long as the wait the host leads again: the pause that uses that up is its own.
+    again = idle(*program, Launch(0, 3_000 * US), Launch(0, 5 * US), Work(5_000 * US), Launch(0, 5 * US))
+    assert again["drained"] == pytest.approx(found["drained"], abs=50)
+    assert again["launch_bound"] == pytest.approx(2_000, abs=50)
+
+
+def test_a_synchronisation_that_follows_soon_ends_what_the_one_before_it_took() -> None:
+    after = [each for _ in range(5) for each in (Work(400 * US), Launch(0, 5 * US), Sync())]
+    found = idle(Launch(0, 2_000 * US), Sync(), *after)
+    assert found["drained"] < 500, "without the first alone the host would have waited in the second"
+    assert found["launch_bound"] > 1_400
+
+
 def test_a_short_synchronisation_is_not_charged_with_a_long_pause_after_it() -> None:
     found = idle(Work(20 * US), Launch(0, 50 * US), Sync(), Work(2_000 * US), Launch(0, 10 * US))
     assert found["drained"] <= 55
@@ -117,6 +146,29 @@ def test_loading_data_blocks_the_host() -> None:
     found = figures(Simulated(replace(simulated.run, ranks={0: timeline}), simulated.length_ns))
     assert found.blocked_by_ns == {"data_loading": 400 * US}
     assert found.idle_causes["launch_bound"] == (1_003 - 14 - 400) * US
+
+
+def test_a_pause_is_named_by_what_the_host_did_in_it_rather_than_by_what_followed() -> None:
+    simulated = simulate({0: [Launch(0, 10 * US), Work(1_000 * US), Launch(0, 10 * US)]})
+    timeline, row = simulated.rank, int(np.argmax(simulated.rank.spans.start_ns))
+
+    def host_of(loading_us: int) -> Link:
+        note = {"start_ns": START_NS + 100 * US, "end_ns": START_NS + (100 + loading_us) * US, "lane": 1}
+        loads = rank_timeline(
+            names=timeline.names,
+            lanes=[{}, {"kind": HOST}],
+            host=[{**note, "kind": OPERATION, "name": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"}],
+        )
+        columns = timeline.host.__struct_fields__
+        host = type(timeline.host)(
+            **{each: np.concatenate([getattr(timeline.host, each), getattr(loads.host, each)]) for each in columns}
+        )
+        run = replace(simulated.run, ranks={0: replace(timeline, names=loads.names, host=host)})
+        return next(each for each in chain_before(run, 0, row).chain if each.kind == "host")
+
+    assert host_of(800).during == "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    assert "in enumerate(DataLoader)#_SingleProc..., before cudaLaunchKernel" in link_words(host_of(800))
+    assert host_of(200).during is None, "most of the pause was something else"
 
 
 COMPUTE_WAITS = (Record("done", 1), Wait("done", 0))

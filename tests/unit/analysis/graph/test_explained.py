@@ -124,7 +124,7 @@ def test_the_longest_loss_of_a_step_says_what_it_waited_for() -> None:
     assert loss.end_ns - loss.start_ns == pytest.approx(5 * MS, abs=0.1 * MS)
     text = longest_loss_text(loss)
     assert "5.004 ms without compute on rank 1, because it waited for" in text
-    assert "rank 1  host: cudaLaunchKernel (order)" in text
+    assert "rank 1  host: until cudaLaunchKernel (order)" in text
 
 
 def test_the_verb_prints_chains_as_well_as_pages(capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,6 +146,16 @@ def test_the_verb_prints_chains_as_well_as_pages(capsys: pytest.CaptureFixture[s
     ):
         assert main(["explain", baseline, *words]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+    assert main(["explain", baseline, "--json"]) == 0
+    (longest, *_) = json.loads(capsys.readouterr().out)["moments"]
+    assert main(["explain", baseline]) == 0
+    listed = capsys.readouterr().out.splitlines()[1:]
+    commands = [line[line.index("overlapscope explain ") :].split()[1:] for line in listed]
+    assert len(commands) == 5
+    assert commands[0][-1] == f"{longest['rank']}:{(longest['start_ns'] + longest['end_ns']) / 2e6:.3f}"
+    for command in commands:
+        assert main(command) == 0, "each can be typed as it is"
+        assert "exposed communication, until" in capsys.readouterr().out
     assert main(["explain", "no_such_page"]) == 2
     assert "--at RANK:MS" in capsys.readouterr().err
 
