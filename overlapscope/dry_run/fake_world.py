@@ -16,9 +16,12 @@ from overlapscope.dry_run.source_lines import line_of_caller
 from overlapscope.dry_run.streams import Stream
 from overlapscope.errors import InputError, UsageError
 
-_MESH_MODULES: Final = ("torch.distributed.device_mesh", "torch.distributed._mesh_layout")
-"""Modules whose tensors are tables of ranks, which they read again."""
-_FACTORIES: Final = frozenset({"arange", "tensor", "empty", "zeros", "ones", "full"})
+_READ_AGAIN: Final = (
+    "torch.distributed.device_mesh", "torch.distributed._mesh_layout", "torch.utils.data.dataloader",
+    "torch.utils.data.sampler", "torch.utils.data.distributed",
+)  # fmt: skip
+"""Modules that read the tensors which they make: tables of ranks, seeds and orders of samples."""
+_FACTORIES: Final = frozenset({"arange", "tensor", "empty", "zeros", "ones", "full", "randperm", "randint"})
 
 
 class FakeWorld:
@@ -49,11 +52,13 @@ class FakeWorld:
         with self._undo:
             self._environment()
             self._process_group(distributed)
-            self._meshes(torch)
+            self._read_again(torch)
             self._streams(torch)
             self._ddp(torch, distributed)
             self._fsdp()
             self._pipelines(torch, distributed)
+            self._objects(distributed)
+            self._values(torch)
             self._others(torch)
             self.recorder.places.open()
             self._undo.callback(self.recorder.places.close)
@@ -105,7 +110,7 @@ class FakeWorld:
             for owner in (distributed, distributed.distributed_c10d):
                 self.replace(owner, name, lambda *_, **__: None)
 
-    def _meshes(self, torch: Any) -> None:
+    def _read_again(self, torch: Any) -> None:
         from torch._subclasses.fake_tensor import unset_fake_temporarily  # noqa: PLC0415
 
         def for_real(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,13 +121,13 @@ class FakeWorld:
             return called
 
         class RealFactories:
-            """Torch as the modules of meshes see it: what they make are real tensors."""
+            """Torch as these modules see it: what they make are real tensors."""
 
             def __getattr__(self, name: str) -> Any:
                 found = getattr(torch, name)
                 return for_real(found) if name in _FACTORIES else found
 
-        for name in _MESH_MODULES:
+        for name in _READ_AGAIN:
             module = sys.modules.get(name)
             if module is not None and hasattr(module, "torch"):
                 self.replace(module, "torch", RealFactories())
@@ -211,6 +216,51 @@ class FakeWorld:
         self.replace(stage.PipelineStage, "_warmup_backward_result", lambda own, received_result=None: (
             vote(own, True) if received_result is None else received_result
         ))  # fmt: skip
+
+    def _objects(self, distributed: Any) -> None:
+        """Let ranks exchange objects: each sends what this one does."""
+        noted = self.recorder.assumptions
+
+        def note() -> None:
+            line = line_of_caller() or "torch"
+            noted[f"{line}: objects from other ranks are taken to be this rank's own; their calls are not recorded"] = (
+                None
+            )
+
+        def gathered(objects: Any, own: Any, *_: Any, **__: Any) -> None:
+            note()
+            objects[:] = [own] * len(objects)
+
+        def gathered_at_one(own: Any, objects: Any = None, *_: Any, **__: Any) -> None:
+            note()
+            if objects is not None:
+                objects[:] = [own] * len(objects)
+
+        functions = {
+            "all_gather_object": gathered,
+            "gather_object": gathered_at_one,
+            "broadcast_object_list": lambda *_, **__: note(),
+        }
+        for name, instead in functions.items():
+            for owner in (distributed, distributed.distributed_c10d):
+                self.replace(owner, name, instead)
+
+    def _values(self, torch: Any) -> None:
+        """Let the host print a tensor of one element, or make an array of one: it reads the device."""
+        from torch._subclasses.fake_tensor import FakeTensor  # noqa: PLC0415
+
+        def formatted(tensor: Any, spec: str) -> str:
+            return format(tensor.item(), spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
+
+        def as_array(tensor: Any, **_: Any) -> Any:
+            value = self.recorder.read_of_device(tensor, "numpy")
+            with unset_fake_temporarily():
+                return torch.full(tuple(tensor.shape), value, dtype=tensor.dtype).numpy()
+
+        from torch._subclasses.fake_tensor import unset_fake_temporarily  # noqa: PLC0415
+
+        self.replace(FakeTensor, "__format__", formatted)
+        self.replace(FakeTensor, "numpy", as_array)
 
     def _others(self, torch: Any) -> None:
         from torch.optim import optimizer  # noqa: PLC0415

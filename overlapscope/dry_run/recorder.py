@@ -165,10 +165,13 @@ class Recorder:
         try:
             return func(*args, **kwargs)  # a constant of the program
         except DataDependentOutputException:
-            pass
+            return self.read_of_device(args[0], str(func))
+
+    def read_of_device(self, tensor: Any, name: str) -> Any:
+        """Note that the host waits for a tensor's value, and return one for it."""
         if self.places.phase != OPTIMIZER and self.recording:
-            self._add(self._row(HOST_SYNC, str(func)))
-        return self._assumed(args[0])
+            self._add(self._row(HOST_SYNC, name))
+        return self._assumed(tensor)
 
     def _assumed(self, tensor: Any) -> Any:
         """Return a value for a number that the host reads from the device."""

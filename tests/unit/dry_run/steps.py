@@ -121,5 +121,58 @@ def changes_dtype(device: torch.device) -> Step:
     return step
 
 
+def scales_and_prints(device: torch.device) -> Step:
+    model = nn.parallel.DistributedDataParallel(layers(1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler, x = torch.amp.GradScaler("cpu"), torch.randn(4, 256, device=device)
+
+    def step() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(x).square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        f"{loss:.3f} {loss.detach().cpu().numpy()}"
+
+    return step
+
+
+def loads(_: torch.device) -> Step:
+    dist.init_process_group("nccl")  # a script's own call meets the group that is there
+    samples = torch.utils.data.TensorDataset(torch.randn(32, 256))
+    batches = iter(torch.utils.data.DataLoader(samples, batch_size=8, shuffle=True))
+    model = torch.compile(layers(1))
+
+    def step() -> None:
+        (x,) = next(batches)
+        model(x).sum().backward()
+
+    return step
+
+
+def exchanges_objects(device: torch.device) -> Step:
+    model, x = layers(1), torch.randn(4, 256, device=device)
+
+    def step() -> None:
+        found = [None] * dist.get_world_size()
+        dist.all_gather_object(found, {"loss": 1})
+        if found != [{"loss": 1}] * dist.get_world_size():
+            raise RuntimeError("objects are this rank's own")
+        model(x).sum().backward()
+
+    return step
+
+
+def on_meta(device: torch.device) -> Step:
+    with torch.device("meta"):
+        model = layers(2)
+    model = nn.parallel.DistributedDataParallel(model.to_empty(device=device))
+    x = torch.randn(4, 256, device=device)
+    return lambda: model(x).sum().backward()
+
+
 def module() -> tuple[nn.Module, torch.Tensor]:
     return layers(3), torch.randn(8, 256)

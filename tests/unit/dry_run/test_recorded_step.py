@@ -106,6 +106,14 @@ def test_a_module_changes_its_dtype() -> None:
     assert set(operations[operations.work == "matmul"].dtype) == {"bfloat16"}
 
 
+def test_usual_loops_run() -> None:
+    for build in (steps.scales_and_prints, steps.loads, steps.exchanges_objects, steps.on_meta):
+        operations, _, _ = tables(build)
+        assert (operations.work == "matmul").any()
+    syncs = tables(steps.scales_and_prints)[0].query("work == 'host_sync'")
+    assert {"numpy", "aten._local_scalar_dense.default"} == set(syncs.name)
+
+
 def test_nothing_is_timed() -> None:
     run = overlapscope.dryrun(steps.ddp, world_size=4)
     found = run.analysis()
