@@ -135,7 +135,7 @@ def scales_and_prints(device: torch.device) -> Step:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        f"{loss:.3f} {loss.detach().cpu().numpy()}"
+        f"{loss:.3f} {loss.detach().float().cpu().numpy()}"
 
     return step
 
