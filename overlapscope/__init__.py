@@ -154,6 +154,7 @@ def profile(
     flush_seconds: float = 30.0,
     keep: str | None = None,
     trigger: Trigger | None = None,
+    expect: str | PathLike[str] | None = None,
 ) -> Session:
     """Record training steps on this rank into the run directory `path`; every rank calls it with the same arguments.
 
@@ -168,6 +169,8 @@ def profile(
     `events` mode records every step while its mean cost is below 1 % of them, else one in as many as keeps it there;
     `events_every=1` records all. It writes what is recorded every `flush_seconds`, and keeps all of it, or with
     `keep="10m"` the last ten minutes.
+
+    With `expect`, a dry run of the job, rank 0 also prints how the recorded steps differ from it.
 
     Raises UsageError for a misuse. Nothing else of ours is raised into the training loop: a failure is a warning, and
     the run is marked as incomplete.
@@ -190,5 +193,6 @@ def profile(
         flush_seconds=flush_seconds,
         keep=keep,
         trigger=trigger,
+        expect=None if expect is None else str(Path(expect)),
     )
     return Session(Path(path), model, settings, finish)

@@ -182,6 +182,14 @@ class FakeWorld:
                     stream.label = name.removesuffix("_stream")
 
         self.replace(group.FSDPCommContext, "lazy_init", lazy_init)
+        make, places = group.FSDPParamGroup.__init__, self.recorder.places
+
+        def init(parameters: Any, *args: Any, **kwargs: Any) -> None:
+            make(parameters, *args, **kwargs)
+            for module in getattr(parameters, "modules", ()):
+                places.wrapped_at[id(module)] = line_of_caller()
+
+        self.replace(group.FSDPParamGroup, "__init__", init)
         for name in ("foreach_all_gather", "foreach_reduce"):
             self.replace(group, name, _counting_parameters(self.recorder, getattr(group, name)))
 

@@ -42,6 +42,8 @@ class Places:
         """By autograd's sequence number of a forward operation: where it belongs."""
         self._undo = ExitStack()
         self.parameters: dict[int, Any] = {}
+        self.wrapped_at: dict[int, str | None] = {}
+        """By id of a module that was wrapped for communication: the line of the user's code that did it."""
 
     def open(self) -> None:
         """Hook modules, backward, optimizers and FSDP's ranges."""
@@ -92,6 +94,11 @@ class Places:
         if not self._backward or self._stack:
             self._made_by.setdefault(torch.autograd._get_sequence_nr() - 1, place)
         return place
+
+    def wrapping_lines(self) -> dict[str, str]:
+        """Return by a module's name the line that wrapped it for communication."""
+        named = ((self._names.get(module), line) for module, line in self.wrapped_at.items())
+        return {name: line for name, line in named if name is not None and line is not None}
 
     @property
     def after_backward(self) -> bool:

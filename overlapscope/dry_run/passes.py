@@ -199,6 +199,7 @@ def _timeline(world: FakeWorld, seconds: Sequence[float]) -> RankTimeline:
                 "at_peak_bytes": {kind: size for kind, size in memory.peak.items() if size},
             },
             "assumptions": list(recorder.assumptions),
+            "set_up": recorder.places.wrapping_lines(),
             "seconds": dict(zip(("build", "warm_up", "record"), [round(each, 3) for each in seconds], strict=True)),
         },
     )

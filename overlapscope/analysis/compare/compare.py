@@ -179,14 +179,14 @@ def compare(
     findings = [*difference_findings(differ), *unknown_job(base, candidate)]
     for name, side, own, unread in zip(("base", "candidate"), sides, tables, left_out, strict=True):
         findings += unread_findings(name, side, unread)
-        if structure is None:
+        if not all(run.structure for run in side):
             findings += side_findings(
                 name, side, own, of_steps=window == "step", communicates=any(communicates(table) for table in own)
             )
     findings += rank_findings((*base, *candidate), ranks)
     findings += change_findings(families, kernels)
     findings += straggler_changes(base, candidate)
-    findings += few_runs(len(base), len(candidate)) if structure is None else []
+    findings += [] if base[0].structure else few_runs(len(base), len(candidate))
     return Comparison(
         base=[_described(run, table) for run, table in zip(base, tables[0], strict=True)],
         candidate=[_described(run, table) for run, table in zip(candidate, tables[1], strict=True)],

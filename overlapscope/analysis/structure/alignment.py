@@ -10,7 +10,10 @@ from overlapscope.timeline.columns import Ints
 MOST_CELLS: Final = 50_000_000
 """Pairs of calls that are weighed at most; longer sequences are paired by equal calls alone, in order."""
 _EQUAL: Final = 1 << 40
-_ALIKE: Final = 1 << 20
+_ALIKE: Final = 1 << 24
+_HINT: Final = 16
+_NEAR: Final = 64
+_SAME_POSITION: Final = 1e-6
 """One equal pair outweighs all alike ones, one alike pair all hints; sequences are shorter than 100,000 calls there."""
 
 
@@ -25,6 +28,8 @@ class Sequence(NamedTuple):
     """Shape (calls, traits): the more of these are equal, the more alike two calls are."""
     hints: npt.NDArray[np.int64]
     """Shape (calls, hints): the same, where it only decides which of several equal calls is meant, such as modules."""
+    position: npt.NDArray[np.float64]
+    """Where in the step a call is, from 0 to 1: the nearer, the better; also a hint."""
 
 
 class Pairs(NamedTuple):
@@ -57,15 +62,21 @@ def _ends(base: Sequence, candidate: Sequence) -> tuple[int, int]:
     ours = np.column_stack([base.key, base.hints])
     theirs = np.column_stack([candidate.key, candidate.hints])
     shorter = min(len(ours), len(theirs))
-    same = (ours[:shorter] == theirs[:shorter]).all(axis=1)
+    near = np.abs(base.position[:shorter] - candidate.position[:shorter]) < _SAME_POSITION
+    same = (ours[:shorter] == theirs[:shorter]).all(axis=1) & near
     first = shorter if same.all() else int(np.argmin(same))
     left = shorter - first
-    same = (ours[len(ours) - left :] == theirs[len(theirs) - left :]).all(axis=1)[::-1]
+    ends = base.position[len(ours) - left :], candidate.position[len(theirs) - left :]
+    near = np.abs(ends[0] - ends[1]) < _SAME_POSITION
+    same = ((ours[len(ours) - left :] == theirs[len(theirs) - left :]).all(axis=1) & near)[::-1]
     return first, left if same.all() else int(np.argmin(same))
 
 
 def _cut(sequence: Sequence, first: int, calls: int) -> Sequence:
-    return Sequence(*(column[first : first + calls] for column in sequence))
+    part = slice(first, first + calls)
+    return Sequence(
+        sequence.key[part], sequence.sort[part], sequence.traits[part], sequence.hints[part], sequence.position[part]
+    )
 
 
 def _weighed(base: Sequence, candidate: Sequence) -> tuple[Ints, Ints]:
@@ -75,7 +86,8 @@ def _weighed(base: Sequence, candidate: Sequence) -> tuple[Ints, Ints]:
     paired = np.zeros((rows + 1, columns + 1), np.bool_)
     skipped = np.zeros((rows + 1, columns + 1), np.bool_)
     for row in range(rows):
-        hints = (candidate.hints == base.hints[row]).sum(axis=1)
+        away = np.abs(candidate.position - base.position[row])
+        hints = _HINT * (candidate.hints == base.hints[row]).sum(axis=1) + (_NEAR * (1 - away)).astype(np.int64)
         traits = 1 + (candidate.traits == base.traits[row]).sum(axis=1)
         weight = np.where(candidate.key == base.key[row], _EQUAL, traits * _ALIKE) + hints
         with_pair = np.where(candidate.sort == base.sort[row], best[:-1] + weight, -1)

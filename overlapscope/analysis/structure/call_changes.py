@@ -64,7 +64,7 @@ def pair_calls(base: Calls, candidate: Calls, ratio: Fraction = SAME) -> CallPai
         if not rows[0].size or not rows[1].size:
             continue
         pairs: Pairs = align(*(
-            Sequence(key[side][own], sort[side][own], traits[side][own], hints[side][own])
+            Sequence(key[side][own], sort[side][own], traits[side][own], hints[side][own], sides[side].position[own])
             for side, own in enumerate(rows)
         ))  # fmt: skip
         found.append((rows[0][pairs.base], rows[1][pairs.candidate]))

@@ -1,6 +1,6 @@
 """Compare the structure of two dry runs: what the candidate's step communicates, waits for and computes otherwise."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final
@@ -44,13 +44,17 @@ class StructureComparison(msgspec.Struct, kw_only=True, frozen=True):
     where the compared ranks differ in it."""
     changes: list[StructureChange]
     totals: list[CallTotal]
-    base_flops: int
-    candidate_flops: int
+    base_flops: int | None
+    candidate_flops: int | None
     base_peak_bytes: int | None
     """Memory at the peak of the fullest rank."""
     candidate_peak_bytes: int | None
     not_comparable: list[str] = []
     """Why bytes cannot be compared: batch or sequence differ, and they do not follow them by one factor."""
+    of_recording: bool = False
+    """Whether the candidate is a recorded job, held against its dry run."""
+    notes: list[str] = []
+    """What of a recorded job could not be compared."""
 
 
 def compare_structures(
@@ -78,13 +82,13 @@ def compare_structures(
             *_memory(ours, theirs, ratios[rank]),
         ]
         for each in changes:
-            found.setdefault(_hashable(each), []).append(rank)
+            found.setdefault(each, []).append(rank)
     shared = set(ratios.values())
     return StructureComparison(
         ranks=ranks,
         workload=float(next(iter(shared))) if len(shared) == 1 else None,
-        changes=in_order(msgspec.structs.replace(_listed(each), ranks=own) for each, own in found.items()),
-        totals=_totals([(base[rank].calls, candidate[rank].calls) for rank in ranks]),
+        changes=merged(found),
+        totals=call_totals([(base[rank].calls, candidate[rank].calls) for rank in ranks]),
         base_flops=sum(int(base[rank].computes.flops.sum()) for rank in ranks),
         candidate_flops=sum(int(candidate[rank].computes.flops.sum()) for rank in ranks),
         base_peak_bytes=_fullest(base[rank] for rank in ranks),
@@ -93,9 +97,17 @@ def compare_structures(
     )
 
 
-def in_order(changes: Iterable[StructureChange]) -> list[StructureChange]:
-    """Return differences in the order of KINDS, the most calls first."""
+def merged(found: Mapping[StructureChange, list[int]]) -> list[StructureChange]:
+    """Return differences with the ranks that have them, in the order of KINDS, the most calls first."""
     order = {kind: at for at, kind in enumerate(KINDS)}
+    changes = [
+        msgspec.structs.replace(
+            each,
+            ranks=tuple(ranks),
+            **{name: getattr(each, name)[:MAX_LISTED] for name in ("modules", "sources", "set_up")},
+        )
+        for each, ranks in found.items()
+    ]
     return sorted(changes, key=lambda each: (order[each.kind], -each.count))
 
 
@@ -127,7 +139,6 @@ def _change(base: RankStructure, candidate: RankStructure, alike: Sequence[CallD
     return StructureChange(
         kind=first.kind,
         count=len(alike),
-        ranks=[],
         op=side.op[row],
         dimension=side.dimension[row],
         group_size=_number(side.group_size[row]),
@@ -139,8 +150,11 @@ def _change(base: RankStructure, candidate: RankStructure, alike: Sequence[CallD
         base_is=was,
         candidate_is=became,
         modules=modules,
-        sources=_distinct(side.source[rows].tolist()),
-        set_up=_distinct([owner.set_up.get(name or "") for name in side.module[rows].tolist()]),
+        sources=_most_first(side.source[rows].tolist()),
+        set_up=_most_first(
+            owner.set_up.get(name or "") if of_parameters else None
+            for name, of_parameters in zip(side.module[rows].tolist(), side.parameters[rows] != NONE, strict=True)
+        ),
     )
 
 
@@ -178,7 +192,7 @@ def _waits(base: RankStructure, candidate: RankStructure) -> list[StructureChang
         kind: ChangeKind = "graph_break_added" if more > 0 else "graph_break_removed"
         if more:
             shown = lines if more > 0 else []
-            found.append(StructureChange(kind=kind, count=abs(more), ranks=[], sources=_distinct(shown)))
+            found.append(StructureChange(kind=kind, count=abs(more), sources=_distinct(shown)))
     return found
 
 
@@ -189,7 +203,6 @@ def _of_work(kind: ChangeKind, work: Work, rows: Ints) -> list[StructureChange]:
         StructureChange(
             kind=kind,
             count=int(rows.size),
-            ranks=[],
             modules=_distinct(work.module[rows].tolist()),
             sources=_distinct(work.source[rows].tolist()),
         )
@@ -213,12 +226,11 @@ def _flops(base: RankStructure, candidate: RankStructure, ratio: Fraction) -> li
         StructureChange(
             kind="flops_grew" if more else "flops_shrank",
             count=int(rows.size),
-            ranks=[],
             unit="flops",
             base=ours,
             candidate=theirs,
             modules=_distinct(side.module[rows].tolist()),
-            sources=heaviest,
+            sources=tuple(heaviest),
         )
     ]
 
@@ -234,8 +246,8 @@ def _unpaired(base: Work, candidate: Work) -> tuple[Ints, Ints]:
     cut = base.flops.size
     hints = np.stack([columns[3], *contexts], axis=1)
     own, other = (
-        Aligned(key[part], key[part], np.zeros((key[part].size, 0), np.int64), hints[part])
-        for part in (slice(None, cut), slice(cut, None))
+        Aligned(key[part], key[part], np.zeros((key[part].size, 0), np.int64), hints[part], side.position)
+        for part, side in ((slice(None, cut), base), (slice(cut, None), candidate))
     )
     pairs = align(own, other)
     return pairs.removed, pairs.added
@@ -273,7 +285,6 @@ def _memory(base: RankStructure, candidate: RankStructure, ratio: Fraction) -> l
         StructureChange(
             kind="memory_grew" if grew else "memory_shrank",
             count=1,
-            ranks=[],
             unit="bytes",
             base=ours,
             candidate=theirs,
@@ -300,15 +311,23 @@ def _without_unclear(
     return kept, words
 
 
-def _totals(ranks: Sequence[tuple[Calls, Calls]]) -> list[CallTotal]:
+def call_totals(ranks: Sequence[tuple[Calls, Calls]]) -> list[CallTotal]:
+    """Return the sums of both sides' calls over ranks, the most bytes first; `ranks` holds base and candidate."""
     sums: dict[tuple[str, str | None, int | None], list[int]] = {}
+    stated = {
+        group: dimension
+        for sides in ranks
+        for calls in sides
+        for group, dimension in zip(calls.group.tolist(), calls.dimension.tolist(), strict=True)
+        if dimension is not None
+    }
     for sides in ranks:
         for side, calls in enumerate(sides):
             sizes = np.where(calls.size_bytes == NONE, 0, calls.size_bytes)
-            for op, dimension, members, size in zip(
-                calls.op.tolist(), calls.dimension.tolist(), calls.group_size.tolist(), sizes.tolist(), strict=True
+            for op, group, members, size in zip(
+                calls.op.tolist(), calls.group.tolist(), calls.group_size.tolist(), sizes.tolist(), strict=True
             ):
-                own = sums.setdefault((op, dimension, _number(members)), [0, 0, 0, 0])
+                own = sums.setdefault((op, stated.get(group), _number(members)), [0, 0, 0, 0])
                 own[side] += 1
                 own[side + 2] += size
     return [
@@ -333,15 +352,10 @@ def _number(value: Any) -> int | None:
     return None if value == NONE else int(value)
 
 
-def _distinct(names: Iterable[str | None]) -> list[str]:
-    return list(dict.fromkeys(name for name in names if name))
+def _distinct(names: Iterable[str | None]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for name in names if name))
 
 
-def _hashable(change: StructureChange) -> Any:
-    return msgspec.json.encode(change)
-
-
-def _listed(encoded: Any) -> StructureChange:
-    change = msgspec.json.decode(encoded, type=StructureChange)
-    shown = {name: getattr(change, name)[:MAX_LISTED] for name in ("modules", "sources", "set_up")}
-    return msgspec.structs.replace(change, **shown)
+def _most_first(names: Iterable[str | None]) -> tuple[str, ...]:
+    """Return distinct names, those that occur most often first."""
+    return tuple(name for name, _ in Counter(name for name in names if name).most_common())

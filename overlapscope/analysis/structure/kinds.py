@@ -54,7 +54,7 @@ class StructureChange(msgspec.Struct, kw_only=True, frozen=True):
     kind: ChangeKind
     count: int
     """Calls, waits or operations that differ, on one rank."""
-    ranks: list[int]
+    ranks: tuple[int, ...] = ()
     """Ranks that differ in this way."""
     op: str | None = None
     dimension: str | None = None
@@ -68,8 +68,8 @@ class StructureChange(msgspec.Struct, kw_only=True, frozen=True):
     base_is: str | None = None
     """What was changed: the dtype, phase or group of the base."""
     candidate_is: str | None = None
-    modules: list[str] = []
-    sources: list[str] = []
+    modules: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     """Lines of the user's code that launch what is new, `train.py:34`; of the base for what is gone."""
-    set_up: list[str] = []
+    set_up: tuple[str, ...] = ()
     """Lines that wrapped these modules for communication."""

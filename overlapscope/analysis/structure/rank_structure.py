@@ -57,6 +57,8 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
     """Whether backward has compute after its launch."""
     context: npt.NDArray[np.object_]
     """Shape (calls, 2): names of the operations before and after it."""
+    position: npt.NDArray[np.float64]
+    """Share of the step's FLOPs before its launch."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +70,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     module: Names
     source: Names
     context: npt.NDArray[np.object_]
+    position: npt.NDArray[np.float64]
 
 
 class RankStructure(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +108,7 @@ def _rank(timeline: RankTimeline, members: Mapping[str, str]) -> RankStructure:
     sources = named(operations.source)
     computes, syncs = operations.flops > 0, operations.work == HOST_SYNC
     does = named(operations.name)
+    position = _position(operations.flops)
     neighbours = _neighbours(does, ~np.isin(operations.work, (WAIT, COLLECTIVE)))
 
     def work(rows: Flags) -> Work:
@@ -115,6 +119,7 @@ def _rank(timeline: RankTimeline, members: Mapping[str, str]) -> RankStructure:
             module=named(operations.module)[rows],
             source=sources[rows],
             context=neighbours[rows],
+            position=position[rows],
         )
 
     memory = timeline.recorded.get("memory") or {}
@@ -187,7 +192,14 @@ def _calls(timeline: RankTimeline, members: Mapping[str, str], named: _Named, ne
         known=known & (schedule.prefetched != UNKNOWN_PREFETCH),
         before_backward_ends=until_backward[-1] > until_backward[schedule.launch_order],
         context=neighbours[schedule.launch_order],
+        position=_position(operations.flops)[schedule.launch_order],
     )
+
+
+def _position(flops: Ints) -> npt.NDArray[np.float64]:
+    """Return for each row the share of all FLOPs before it."""
+    shares: npt.NDArray[np.float64] = (np.cumsum(flops) - flops) / max(1, int(flops.sum()))
+    return shares
 
 
 def _neighbours(names: Names, rows: Flags) -> Names:

@@ -5,20 +5,21 @@ from typing import Final
 
 from overlapscope.analysis.common.wording import first_and_count, rank_list, short
 from overlapscope.analysis.structure.compare_structure import StructureComparison
-from overlapscope.analysis.structure.kinds import KINDS, StructureChange
+from overlapscope.analysis.structure.kinds import KINDS, ChangeKind, StructureChange
 from overlapscope.report.formatting import NOT_APPLICABLE, aligned, count, signed_percent, signed_size, size
 from overlapscope.report.model import Table
 
 MAX_ROWS: Final = 12
 MAX_PLACES: Final = 3
+MAX_PRINTED: Final = 4
 NO_TIMES: Final = (
     "Dry runs have no times: what their steps do is compared, exactly; n/a is what a price would be needed for."
 )
 
 
-def change_words(change: StructureChange, *, places: bool = True) -> str:
+def change_words(change: StructureChange, *, places: bool = True, of_recording: bool = False) -> str:
     """Return a difference in one line: what, of which calls, how much, and where it is launched."""
-    what, calls = KINDS[change.kind].words, count(change.count, "call")
+    what, calls = words_of(change.kind, of_recording=of_recording), count(change.count, "call")
     if change.op is None:
         words = f"{what}{_amounts(change)}"
     else:
@@ -31,6 +32,19 @@ def change_words(change: StructureChange, *, places: bool = True) -> str:
     if places and change.sources:
         words += f"; {lines_words(change)}"
     return words
+
+
+def words_of(kind: ChangeKind, *, of_recording: bool = False) -> str:
+    """Return what a kind of difference is, in a few words; `of_recording`: of a recorded job and its dry run."""
+    return _OF_RECORDING.get(kind, KINDS[kind].words) if of_recording else KINDS[kind].words
+
+
+_OF_RECORDING: Final[dict[ChangeKind, str]] = {
+    "prefetch_lost": "was to overlap with compute (prefetch), and did not",
+    "overlap_lost": "was to overlap with compute, and did not",
+    "moved_behind_backward": "was to be reduced during backward",
+    "reduction_removed": "gradients not reduced",
+}
 
 
 def modules_words(change: StructureChange) -> str:
@@ -75,10 +89,12 @@ def structure_table(structure: StructureComparison, failed: Collection[int] = ()
     cells = []
     for at in rows if all_rows else rows[:MAX_ROWS]:
         each = structure.changes[at]
-        ranks = rank_list(each.ranks) if each.ranks != structure.ranks else ""
+        ranks = rank_list(each.ranks) if list(each.ranks) != structure.ranks else ""
         where = "; ".join(filter(None, [modules_words(each), ranks]))
         mark = ("fails" if at in failed else "") if failed else ""
-        cells.append((mark, change_words(each, places=False), where, lines_words(each)))
+        cells.append(
+            (mark, change_words(each, places=False, of_recording=structure.of_recording), where, lines_words(each))
+        )
     more = len(rows) - len(cells)
     note = f"{count(more, 'more difference')}: --all" if more else ""
     return Table(head=("", "what differs", "module", "launched at"), rows=tuple(cells), left=4, note=note)
@@ -89,6 +105,9 @@ def structure_sentence(structure: StructureComparison) -> str:
     ranks = rank_list(structure.ranks)
     other = structure.workload not in (None, 1.0)
     batch = f" of {structure.workload:g} times the batch or sequence" if other else ""
+    if structure.of_recording:
+        differ = f"differs from it in {count(len(structure.changes), 'way')}" if structure.changes else "does the same"
+        return f"Held against its dry run, the usual step {differ}: {ranks}, {_calls(structure)} on all of them."
     if not structure.changes:
         return f"The steps{batch} do the same: {ranks}, {_calls(structure)}."
     return f"The steps{batch} differ in {count(len(structure.changes), 'way')}: {ranks}, {_calls(structure)}."
@@ -109,16 +128,30 @@ def totals_table(structure: StructureComparison) -> Table:
         group = f"{each.dimension or ''} {each.group_size if each.group_size is not None else '?'} ranks".strip()
         sides = [(each.base_count, each.base_bytes), (each.candidate_count, each.candidate_bytes)]
         rows.append((each.op, group, *(f"{calls} of {size(moved)}" if calls else "none" for calls, moved in sides)))
-    rows.append(("FLOPs", "", f"{structure.base_flops:,}", f"{structure.candidate_flops:,}"))
+    if structure.base_flops is not None and structure.candidate_flops is not None:
+        rows.append(("FLOPs", "", f"{structure.base_flops:,}", f"{structure.candidate_flops:,}"))
     peaks = [NOT_APPLICABLE if each is None else size(each)
              for each in (structure.base_peak_bytes, structure.candidate_peak_bytes)]  # fmt: skip
-    rows.append(("memory at the peak", "", *peaks))
+    if not structure.of_recording:
+        rows.append(("memory at the peak", "", *peaks))
     return Table(head=("a step", "group", "base", "candidate"), rows=tuple(rows), left=2)
 
 
 def tables(structure: StructureComparison | None) -> tuple[Table, ...]:
     """Return the differences of two dry runs and what both do in all; nothing for other runs."""
     return () if structure is None else (structure_table(structure), totals_table(structure))
+
+
+def conformance_lines(found: StructureComparison | None, name: str) -> list[str]:
+    """Return the few lines that a recording prints of how it conforms to the dry run `name`."""
+    if found is None:
+        return [f"  dry run       {name}: no complete step to hold against it"]
+    lines = [f"  dry run       {name}: {structure_sentence(found)}"]
+    changes = [change_words(each, of_recording=True) for each in found.changes]
+    lines += [f"    {each}" for each in changes[:MAX_PRINTED]]
+    if len(changes) > MAX_PRINTED:
+        lines.append(f"    {count(len(changes) - MAX_PRINTED, 'more difference')}: overlapscope compare")
+    return lines
 
 
 def render(structure: StructureComparison, *, all_rows: bool) -> str:
@@ -128,5 +161,5 @@ def render(structure: StructureComparison, *, all_rows: bool) -> str:
         if table.rows:
             lines: Sequence[str] = list(aligned([table.head, *table.rows], table.left))
             found.append("\n".join([*lines, *([table.note] if table.note else [])]))
-    found += structure.not_comparable
+    found += [*structure.not_comparable, *structure.notes]
     return "\n\n".join(found)

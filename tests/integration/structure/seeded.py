@@ -143,7 +143,7 @@ def main(out: Path, part: int, parts: int) -> None:
     from overlapscope.timeline.store.load_save import save_run  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
 
-    bases = [Patch(name="base", example=example) for example in WORLDS if example != "pipeline.py"]
+    bases = [Patch(name="base", example=example) for example in WORLDS]
     for at, patch in enumerate([*bases, *regressions(), *neutral()]):
         if at % parts != part or (out / patch.label).exists():
             continue

@@ -41,7 +41,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Judged:
 
 
 def test_the_lists_hold_as_many_patches_as_promised() -> None:
-    assert len(regressions()) == 24
+    assert len(regressions()) >= 24
     assert len(neutral()) >= 60
 
 

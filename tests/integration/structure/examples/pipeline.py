@@ -40,7 +40,11 @@ def build(device):
     model = (First if rank == 0 else Last)(device, torch.bfloat16)
     tokens = torch.randint(VOCABULARY, (BATCH, LENGTH), device=device)
     targets = torch.randint(VOCABULARY, (BATCH, LENGTH), device=device)
-    stage = PipelineStage(model, rank, stages, device)
+    part = BATCH // MICRO_BATCHES
+    hidden = torch.empty(part, LENGTH, DIM, dtype=torch.bfloat16, device=device)
+    logits = torch.empty(part, LENGTH, VOCABULARY, dtype=torch.bfloat16, device=device)
+    shapes = (tokens[:part], hidden) if rank == 0 else (hidden, logits)
+    stage = PipelineStage(model, rank, stages, device, input_args=shapes[0], output_args=shapes[1])
     schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 
