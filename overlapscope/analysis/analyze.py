@@ -10,6 +10,7 @@ import numpy as np
 from overlapscope.analysis.checks.desync import desync
 from overlapscope.analysis.checks.expert_imbalance import expert_imbalance
 from overlapscope.analysis.checks.horovod_findings import horovod_findings
+from overlapscope.analysis.checks.intent import intent_findings
 from overlapscope.analysis.checks.nccl_findings import nccl_findings
 from overlapscope.analysis.checks.outlier_steps import outlier_steps
 from overlapscope.analysis.checks.pipeline import pipeline_bubbles, uneven_stages
@@ -109,6 +110,7 @@ def analyze(
         *pipeline_bubbles(run, {rank: own.stages for rank, own in alone.items()}),
         *expert_imbalance(run, cross_rank, coverage, window_ns),
         *possible_bandwidth(run, collectives, bandwidth),
+        *intent_findings(run),
     ]
     return Analysis(
         sources=[*map(_source_info, run.sources), *_unreadable_host_events(alone)],

@@ -130,6 +130,7 @@ def recorded_steps(timeline: RankTimeline, members: Mapping[str, str]) -> Record
     chosen = take(calls, rows)
     every = np.stack([rows_of[step] for step in alike])
     names = call_names(chosen, timeline.names, members)
+    nowhere = np.full(rows.size, NONE, np.int64)
     nothing, none = np.full(rows.size, None, np.object_), np.zeros(rows.size, np.bool_)
     return RecordedSteps(
         calls=Calls(
@@ -140,13 +141,16 @@ def recorded_steps(timeline: RankTimeline, members: Mapping[str, str]) -> Record
             peer=chosen.peer,
             source=nothing,
             stream=nothing,
-            parameters=np.full(rows.size, NONE, np.int64),
+            parameters=nowhere,
             prefetched=none,
             overlappable=none,
             known=none,
             before_backward_ends=none,
             context=np.full((rows.size, 2), None, np.object_),
             position=np.zeros(rows.size),
+            launch_order=nowhere,
+            ready_order=nowhere,
+            needed_order=nowhere,
         ),
         steps=steps,
         other_steps=sorted(keys.keys() - set(alike)),

@@ -25,6 +25,14 @@ from overlapscope.timeline.run import Group, RankTimeline, Run
 Names = npt.NDArray[np.object_]
 """Names of rows; None where a row has none."""
 COMPUTE_STREAM: Final = "compute"
+BUCKET_COPIES: Final = (
+    "aten.mul.out",
+    "aten.copy_.default",
+    "aten.div_.Scalar",
+    "aten.mul_.Tensor",
+    "aten.div_.Tensor",
+)
+"""What DDP runs once for each gradient before its bucket is reduced."""
 
 
 class Calls(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +67,10 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
     """Shape (calls, 2): names of the operations before and after it."""
     position: npt.NDArray[np.float64]
     """Share of the step's FLOPs before its launch."""
+    launch_order: Ints
+    """Rows of the table of operations, as in `Schedule`; NONE where there is none."""
+    ready_order: Ints
+    needed_order: Ints
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +98,10 @@ class RankStructure(msgspec.Struct, frozen=True, kw_only=True):
     peak_source: str | None
     graph_breaks: Sequence[str] | None = None
     """Lines at which a compiler leaves its graph; None where that was not recorded."""
+    flops_until: Ints
+    """FLOPs of the compute stream before each row of the table of operations, and at last of all rows."""
+    bucket_copies: Ints
+    """Rows in which a gradient is copied into a bucket of DDP."""
     set_up: Mapping[str, str] = {}
     """Line that wrapped a module for communication, by the module's name; empty where that was not recorded."""
 
@@ -136,6 +152,10 @@ def _rank(timeline: RankTimeline, members: Mapping[str, str]) -> RankStructure:
         peak_source=sources[peak] if has_peak else None,
         graph_breaks=timeline.recorded.get("graph_breaks"),
         set_up=dict(timeline.recorded.get("set_up") or {}),
+        flops_until=_flops_until(timeline, named),
+        bucket_copies=np.flatnonzero(
+            (named(operations.phase) == BACKWARD) & (operations.module < 0) & np.isin(does.astype(str), BUCKET_COPIES)
+        ),
     )
 
 
@@ -170,10 +190,8 @@ def _calls(timeline: RankTimeline, members: Mapping[str, str], named: _Named, ne
     schedule, operations = timeline.schedule, timeline.operations
     launched = np.argsort(schedule.launch_order, kind="stable")
     calls, schedule = take(timeline.collectives, launched), take(schedule, launched)
-    on_compute = named(operations.stream) == COMPUTE_STREAM
-    flops = np.where(on_compute, operations.flops, 0)
-    until = np.concatenate([[0], np.cumsum(flops)])
-    backward = np.where(named(operations.phase) == BACKWARD, flops, 0)
+    until = _flops_until(timeline, named)
+    backward = np.where(named(operations.phase) == BACKWARD, np.diff(until), 0)
     until_backward = np.concatenate([[0], np.cumsum(backward)])
     known = schedule.needed_order != NONE
     needed = np.where(known, schedule.needed_order, 0)
@@ -193,7 +211,17 @@ def _calls(timeline: RankTimeline, members: Mapping[str, str], named: _Named, ne
         before_backward_ends=until_backward[-1] > until_backward[schedule.launch_order],
         context=neighbours[schedule.launch_order],
         position=_position(operations.flops)[schedule.launch_order],
+        launch_order=schedule.launch_order,
+        ready_order=schedule.ready_order,
+        needed_order=schedule.needed_order,
     )
+
+
+def _flops_until(timeline: RankTimeline, named: _Named) -> Ints:
+    operations = timeline.operations
+    flops = np.where(named(operations.stream) == COMPUTE_STREAM, operations.flops, 0)
+    found: Ints = np.concatenate([[0], np.cumsum(flops)])
+    return found
 
 
 def _position(flops: Ints) -> npt.NDArray[np.float64]:

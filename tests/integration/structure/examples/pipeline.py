@@ -41,8 +41,8 @@ def build(device):
     tokens = torch.randint(VOCABULARY, (BATCH, LENGTH), device=device)
     targets = torch.randint(VOCABULARY, (BATCH, LENGTH), device=device)
     part = BATCH // MICRO_BATCHES
-    hidden = torch.empty(part, LENGTH, DIM, dtype=torch.bfloat16, device=device)
-    logits = torch.empty(part, LENGTH, VOCABULARY, dtype=torch.bfloat16, device=device)
+    hidden = torch.empty(part, LENGTH, DIM, dtype=torch.bfloat16, device=device, requires_grad=True)
+    logits = torch.empty(part, LENGTH, VOCABULARY, dtype=torch.bfloat16, device=device, requires_grad=True)
     shapes = (tokens[:part], hidden) if rank == 0 else (hidden, logits)
     stage = PipelineStage(model, rank, stages, device, input_args=shapes[0], output_args=shapes[1])
     schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=loss_of)
