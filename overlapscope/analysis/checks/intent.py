@@ -72,7 +72,7 @@ def gradient_reductions(rank: RankStructure) -> Flags:
     calls = rank.calls
     reduces = np.isin(calls.op, REDUCTIONS) & (calls.phase == BACKWARD)
     needed = np.where(calls.known, calls.needed_order, 0)
-    at_end = calls.known & (rank.flops_until[needed] >= _backward_ends(rank)) & np.equal(calls.module, None)
+    at_end = calls.known & (rank.flops_until[needed] >= _backward_ends(rank)) & (calls.module.astype(str) == str(None))
     found: Flags = reduces & ((calls.parameters != NONE) | at_end)
     return found
 

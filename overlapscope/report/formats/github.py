@@ -30,8 +30,9 @@ def annotations(gate: Gate) -> list[str]:
 
 
 def _line(change: StructureChange) -> tuple[str, str] | None:
-    """Return file and number of the line that an annotation is shown at: the first that launches what is new."""
-    for place in change.sources:
+    """Return file and number of the line that an annotation is shown at: where a module that differs was wrapped, which
+    is what a change to settings changes, else the first line that launches what is new."""
+    for place in (*change.set_up, *change.sources):
         file, _, number = place.rpartition(":")
         if file and number.isdecimal():
             return file, number

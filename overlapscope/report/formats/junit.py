@@ -96,7 +96,7 @@ def _of_changes(gate: Gate) -> Iterator[_Case]:
     for kind, its in KINDS.items():
         own = [change_words(each) for each in failed if each.kind == kind]
         if its.worse or own:
-            yield _Case(f"structure {kind}", "failure" if own else "passed", "\n".join(own) or f"not {its.words}")
+            yield _Case(f"structure {kind}", "failure" if own else "passed", "\n".join(own) or "none")
 
 
 def _of_comparison(comparison: Comparison) -> Iterator[_Case]:
