@@ -17,6 +17,10 @@ from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.timeline.run import DRY_RUN, Run
 
 LEAST_BUCKETS: Final = 4
+LEAST_SINGLE: Final = 0.7
+"""Least share of the buckets that hold one gradient."""
+SMALL_BUCKET_BYTES: Final = 1 << 20
+"""A larger gradient alone in its bucket is no loss: its transfer outweighs the call."""
 RANKS_OF_NODE: Final = 8
 """Assumed: a dry run does not know how ranks lie on machines."""
 SAME_SHARE: Final = 0.9
@@ -36,8 +40,8 @@ def _of_rank(rank: RankStructure, world_size: int | None) -> Iterator[Finding]:
     calls = rank.calls
     if not calls.op.size:
         return
-    yield from _without_overlap(rank)
-    yield from _prefetch_without_effect(rank)
+    yield from _without_overlap(calls)
+    yield from _prefetch_without_effect(calls)
     yield from _buckets_of_one(rank)
     yield from _gathered_twice(calls)
     yield from _reduced_then_split(calls)
@@ -46,17 +50,20 @@ def _of_rank(rank: RankStructure, world_size: int | None) -> Iterator[Finding]:
     yield from _across_nodes(calls, world_size)
 
 
-def _finding(kind: str, severity: Any, title: str, calls: Calls, rows: Sequence[int], **evidence: Any) -> Finding:
-    modules = [name for name in dict.fromkeys(calls.module[list(rows)].tolist()) if name]
-    sources = [name for name in dict.fromkeys(calls.source[list(rows)].tolist()) if name]
-    at = f"; launched at {first_and_count([short(each) for each in sources], 2, ', ')}" if sources else ""
-    return Finding(
-        id=kind,
-        severity=severity,
-        title=f"{title}{at}",
-        evidence={"calls": len(rows), **evidence, "modules": modules[:MAX_LISTED], "sources": sources[:MAX_LISTED]},
-        known_from=DRY_RUN,
-    )
+def _at(calls: Calls, rows: Sequence[int]) -> str:
+    """Return the lines that launch these calls, as the end of a title."""
+    sources = _named(calls.source[list(rows)].tolist())
+    return f"; launched at {first_and_count([short(each) for each in sources], 2, ', ')}" if sources else ""
+
+
+def _evidence(calls: Calls, rows: Sequence[int], **others: int) -> dict[str, Any]:
+    at = list(rows)
+    places = {"modules": _named(calls.module[at].tolist()), "sources": _named(calls.source[at].tolist())}
+    return {"calls": len(at), "bytes": _bytes(calls, at), **others, **places}
+
+
+def _named(names: Sequence[str | None]) -> list[str]:
+    return [name for name in dict.fromkeys(names) if name][:MAX_LISTED]
 
 
 def _bytes(calls: Calls, rows: Any) -> int:
@@ -64,16 +71,10 @@ def _bytes(calls: Calls, rows: Any) -> int:
     return int(sizes[sizes != NONE].sum())
 
 
-def gradient_reductions(rank: RankStructure) -> Flags:
-    """Return which calls reduce gradients beside backward: FSDP's, and those awaited when backward has ended.
-
-    Tensor parallelism's are calls of a module; DDP's, and those of hooks, of none.
-    """
-    calls = rank.calls
+def gradient_reductions(calls: Calls) -> Flags:
+    """Return which calls reduce gradients: FSDP's, and those of backward outside all modules, as DDP's and hooks'."""
     reduces = np.isin(calls.op, REDUCTIONS) & (calls.phase == BACKWARD)
-    needed = np.where(calls.known, calls.needed_order, 0)
-    at_end = calls.known & (rank.flops_until[needed] >= _backward_ends(rank)) & (calls.module.astype(str) == str(None))
-    found: Flags = reduces & ((calls.parameters != NONE) | at_end)
+    found: Flags = reduces & ((calls.parameters != NONE) | (calls.module.astype(str) == str(None)))
     return found
 
 
@@ -83,45 +84,54 @@ def _backward_ends(rank: RankStructure) -> int:
     return int(rank.computes.flops[(phases == FORWARD) | (phases == BACKWARD)].sum())
 
 
-def _without_overlap(rank: RankStructure) -> Iterator[Finding]:
-    calls = rank.calls
-    rows = np.flatnonzero(gradient_reductions(rank))
+def _without_overlap(calls: Calls) -> Iterator[Finding]:
+    rows = np.flatnonzero(gradient_reductions(calls))
     if rows.size and calls.known[rows].all() and not calls.overlappable[rows].any():
-        yield _finding(
-            "overlap_without_effect", "warning",
-            f"none of the {rows.size} gradient reductions ({size_text(_bytes(calls, rows))}) can overlap with "
-            "backward: all begin when it has ended", calls, rows.tolist(), bytes=_bytes(calls, rows),
-        )  # fmt: skip
+        yield Finding(
+            id="overlap_without_effect",
+            severity="warning",
+            title=f"none of the {rows.size} gradient reductions ({size_text(_bytes(calls, rows))}) can overlap with "
+            "backward" + _at(calls, rows.tolist()),
+            evidence=_evidence(calls, rows.tolist()),
+            known_from=DRY_RUN,
+        )
 
 
-def _prefetch_without_effect(rank: RankStructure) -> Iterator[Finding]:
-    calls = rank.calls
+def _prefetch_without_effect(calls: Calls) -> Iterator[Finding]:
     gathers = (calls.op == "all_gather") & (calls.parameters != NONE) & calls.known
     needed = np.sort(calls.needed_order[gathers])
     ahead = np.searchsorted(needed, calls.launch_order, side="right") < np.searchsorted(needed, calls.needed_order)
     first = calls.ready_order == NONE
     rows = np.flatnonzero(gathers & ahead & ~calls.overlappable & ~first)
     if rows.size:
-        yield _finding(
-            "prefetch_without_effect", "info",
-            f"{rows.size} of {int(gathers.sum())} gathers are prefetched, and no compute runs until they are needed",
-            calls, rows.tolist(), bytes=_bytes(calls, rows),
-        )  # fmt: skip
+        yield Finding(
+            id="prefetch_without_effect",
+            severity="info",
+            title=f"{rows.size} of {int(gathers.sum())} gathers are prefetched, and no compute runs until they are "
+            "needed" + _at(calls, rows.tolist()),
+            evidence=_evidence(calls, rows.tolist()),
+            known_from=DRY_RUN,
+        )
 
 
 def _buckets_of_one(rank: RankStructure) -> Iterator[Finding]:
     calls = rank.calls
-    rows = np.flatnonzero(gradient_reductions(rank) & (calls.parameters == NONE) & (calls.op == "all_reduce"))
+    rows = np.flatnonzero(gradient_reductions(calls) & (calls.parameters == NONE) & (calls.op == "all_reduce"))
     if rows.size < LEAST_BUCKETS:
         return
     launches = calls.launch_order[rows]
     copies = np.diff(np.searchsorted(rank.bucket_copies, np.concatenate([[0], launches])))
-    if copies.size and (copies == 1).sum() >= SAME_SHARE * rows.size:
-        yield _finding(
-            "buckets_of_one", "warning",
-            f"nearly each of the {rows.size} buckets holds one gradient, {size_text(_bytes(calls, rows) // rows.size)} "
-            "on average: each is a call of its own", calls, rows.tolist(), bytes=_bytes(calls, rows),
-        )  # fmt: skip
+    single = copies == 1
+    small = _bytes(calls, rows[single]) < SMALL_BUCKET_BYTES * single.sum()
+    if single.sum() >= LEAST_SINGLE * rows.size and small:
+        yield Finding(
+            id="buckets_of_one",
+            severity="warning",
+            title=f"{int(single.sum())} of {rows.size} buckets hold one gradient each "
+            f"({size_text(_bytes(calls, rows) // rows.size)} on average)" + _at(calls, rows.tolist()),
+            evidence=_evidence(calls, rows.tolist()),
+            known_from=DRY_RUN,
+        )
 
 
 def _gathered_twice(calls: Calls) -> Iterator[Finding]:
@@ -133,11 +143,14 @@ def _gathered_twice(calls: Calls) -> Iterator[Finding]:
         if calls.module[before] == calls.module[row] and calls.parameters[before] == calls.parameters[row]
     ]
     if again:
-        yield _finding(
-            "gathered_twice", "info",
-            f"parameters are gathered twice in a row ({len(again)} a step, {size_text(_bytes(calls, again))}): "
-            "they could stay gathered", calls, again, bytes=_bytes(calls, again),
-        )  # fmt: skip
+        yield Finding(
+            id="gathered_twice",
+            severity="info",
+            title=f"parameters are gathered twice in a row ({len(again)} a step, {size_text(_bytes(calls, again))}): "
+            "they could stay gathered" + _at(calls, again),
+            evidence=_evidence(calls, again),
+            known_from=DRY_RUN,
+        )
 
 
 def _reduced_then_split(calls: Calls) -> Iterator[Finding]:
@@ -156,11 +169,14 @@ def _reduced_then_split(calls: Calls) -> Iterator[Finding]:
         if theirs and SAME_SHARE * ours <= theirs <= ours:  # sharded optimizer state, updated by one rank each
             rows += reduced.tolist()
     if rows:
-        yield _finding(
-            "all_reduce_then_split", "info",
-            f"{len(rows)} all-reduces ({size_text(_bytes(calls, rows))}) are followed by a gather of the same size: a "
-            "reduce-scatter moves half as much", calls, rows, bytes=_bytes(calls, rows),
-        )  # fmt: skip
+        yield Finding(
+            id="all_reduce_then_split",
+            severity="info",
+            title=f"{len(rows)} all-reduces ({size_text(_bytes(calls, rows))}) are followed by a gather of their size: "
+            "a reduce-scatter moves half as much" + _at(calls, rows),
+            evidence=_evidence(calls, rows),
+            known_from=DRY_RUN,
+        )
 
 
 def _compute_between(rank: RankStructure) -> Iterator[Finding]:
@@ -178,11 +194,14 @@ def _compute_between(rank: RankStructure) -> Iterator[Finding]:
             rows.append(after)
             flops += between
     if rows:
-        yield _finding(
-            "compute_between_collectives", "info",
-            f"{len(rows)} times after backward, compute runs between two collectives that depend on it, and overlaps "
-            "with neither", calls, rows, flops=flops,
-        )  # fmt: skip
+        yield Finding(
+            id="compute_between_collectives",
+            severity="info",
+            title=f"{len(rows)} times after backward, compute runs between two dependent collectives and overlaps with "
+            "neither" + _at(calls, rows),
+            evidence=_evidence(calls, rows, flops=flops),
+            known_from=DRY_RUN,
+        )
 
 
 def _wide_gradients(calls: Calls) -> Iterator[Finding]:
@@ -195,18 +214,22 @@ def _wide_gradients(calls: Calls) -> Iterator[Finding]:
         if ITEM_BYTES.get(calls.dtype[row], 0) > (own := width.get(calls.module[row], 0)) and own in (1, 2)
     ]
     if rows:
-        yield _finding(
-            "wide_gradients", "info",
-            f"{len(rows)} reductions of gradients are {calls.dtype[rows[0]]}, where parameters are gathered in fewer "
-            f"bits: {size_text(_bytes(calls, rows))} a step", calls, rows, bytes=_bytes(calls, rows),
-        )  # fmt: skip
+        yield Finding(
+            id="wide_gradients",
+            severity="info",
+            title=f"{len(rows)} reductions of gradients are {calls.dtype[rows[0]]}, where parameters are gathered in "
+            f"fewer bits: {size_text(_bytes(calls, rows))} a step" + _at(calls, rows),
+            evidence=_evidence(calls, rows),
+            known_from=DRY_RUN,
+        )
 
 
 def _across_nodes(calls: Calls, world_size: int | None) -> Iterator[Finding]:
     """Find a group across nodes whose calls wait, beside a group inside a node whose calls wait for fewer bytes."""
     if world_size is None or world_size <= RANKS_OF_NODE:
         return
-    waits = calls.known & ~calls.overlappable
+    of_activations = (calls.parameters == NONE) & (calls.module.astype(str) != str(None))
+    waits = calls.known & ~calls.overlappable & of_activations
     exposed: dict[bool, list[tuple[int, Ints]]] = {True: [], False: []}
     for group in dict.fromkeys(calls.group.tolist()):
         members = [int(each) for each in str(group).split() if each.isdecimal()]
@@ -219,9 +242,12 @@ def _across_nodes(calls: Calls, world_size: int | None) -> Iterator[Finding]:
     most = max(exposed[False], key=lambda each: each[0], default=None)
     if least is not None and most is not None and most[0] > least[0]:
         rows = most[1]
-        yield _finding(
-            "group_across_nodes", "warning",
-            f"a group of {int(calls.group_size[rows[0]])} ranks across nodes (of {RANKS_OF_NODE} ranks, assumed) waits "
-            f"for {size_text(most[0])} a step, a group inside a node for {size_text(least[0])}: exchange the "
-            "dimensions of the mesh", calls, rows.tolist(), bytes=most[0], bytes_inside=least[0],
-        )  # fmt: skip
+        yield Finding(
+            id="group_across_nodes",
+            severity="warning",
+            title=f"a group of {int(calls.group_size[rows[0]])} ranks across nodes (of {RANKS_OF_NODE} ranks, assumed) "
+            f"waits for {size_text(most[0])} a step, a group inside a node for {size_text(least[0])}: exchange the "
+            "dimensions of the mesh" + _at(calls, rows.tolist()),
+            evidence=_evidence(calls, rows.tolist(), bytes_inside=least[0]),
+            known_from=DRY_RUN,
+        )
