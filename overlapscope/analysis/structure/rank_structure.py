@@ -25,14 +25,8 @@ from overlapscope.timeline.run import Group, RankTimeline, Run
 Names = npt.NDArray[np.object_]
 """Names of rows; None where a row has none."""
 COMPUTE_STREAM: Final = "compute"
-BUCKET_COPIES: Final = (
-    "aten.mul.out",
-    "aten.copy_.default",
-    "aten.div_.Scalar",
-    "aten.mul_.Tensor",
-    "aten.div_.Tensor",
-)
-"""What DDP runs once for each gradient before its bucket is reduced."""
+BUCKET_COPIES: Final = ("aten.mul.out", "aten.copy_.default")
+"""What DDP runs once for each gradient before its bucket is reduced, unless gradients are views of the bucket."""
 
 
 class Calls(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +148,10 @@ def _rank(timeline: RankTimeline, members: Mapping[str, str]) -> RankStructure:
         set_up=dict(timeline.recorded.get("set_up") or {}),
         flops_until=_flops_until(timeline, named),
         bucket_copies=np.flatnonzero(
-            (named(operations.phase) == BACKWARD) & (operations.module < 0) & np.isin(does.astype(str), BUCKET_COPIES)
+            (named(operations.phase) == BACKWARD)
+            & (operations.module < 0)
+            & (named(operations.stream) == COMPUTE_STREAM)
+            & np.isin(does.astype(str), BUCKET_COPIES)
         ),
     )
 
