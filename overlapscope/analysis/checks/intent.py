@@ -17,7 +17,7 @@ from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.timeline.run import DRY_RUN, Run
 
 LEAST_BUCKETS: Final = 4
-LEAST_SINGLE: Final = 0.7
+LEAST_SINGLE: Final = 0.5
 """Least share of the buckets that hold one gradient."""
 SMALL_BUCKET_BYTES: Final = 1 << 20
 """A larger gradient alone in its bucket is no loss: its transfer outweighs the call."""

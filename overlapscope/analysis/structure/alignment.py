@@ -111,18 +111,18 @@ def _weighed(base: Sequence, candidate: Sequence) -> tuple[Ints, Ints]:
 
 def _in_order(base: Sequence, candidate: Sequence) -> tuple[Ints, Ints]:
     """Pair the n-th call of each key with the n-th of the other sequence."""
-    (ours, at), (theirs, there) = (_numbered(each.key) for each in (base, candidate))
-    _, rows, columns = np.intersect1d(ours, theirs, assume_unique=True, return_indices=True)
-    found, other = at[rows], there[columns]
-    order = np.argsort(found, kind="stable")
-    return found[order], other[order]
+    _, rows, columns = np.intersect1d(
+        numbered(base.key), numbered(candidate.key), assume_unique=True, return_indices=True
+    )
+    order = np.argsort(rows, kind="stable")
+    return rows[order], columns[order]
 
 
-def _numbered(key: Ints) -> tuple[Ints, Ints]:
-    """Return for each call its key and how often it occurred before, as one number, and the call's row."""
-    order = np.argsort(key, kind="stable")
-    ordered = key[order]
-    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if ordered.size else ordered
-    lengths = np.diff(np.concatenate([starts, [ordered.size]]))
-    number = np.arange(ordered.size) - np.repeat(starts, lengths)
-    return ordered * (key.size + 1_000_000_007) + number, order
+def numbered(codes: Ints) -> Ints:
+    """Return one number for each row: its code, and how often the code occurred before."""
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    number = np.empty(codes.size, np.int64)
+    number[order] = np.arange(codes.size) - np.searchsorted(ordered, ordered, side="left")
+    found: Ints = codes * (1 << 32) + number
+    return found

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.structure.alignment import Pairs, Sequence, align
+from overlapscope.analysis.structure.alignment import Pairs, Sequence, align, numbered
 from overlapscope.analysis.structure.kinds import ChangeKind
 from overlapscope.analysis.structure.rank_structure import Calls
 from overlapscope.analysis.structure.workload import SAME, scaled_back
@@ -145,13 +145,17 @@ def _moved_behind(base: Calls, candidate: Calls, ours: Ints, theirs: Ints) -> Fl
 def _add_overlap(base: Calls, candidate: Calls, ours: Ints, theirs: Ints, rows: Flags, add: Any) -> None:
     known = rows & base.known[ours] & candidate.known[theirs]
     gathers = np.isin(base.op[ours], GATHERS)
-    for name, lost, gained in (("overlappable", "overlap_lost", "overlap_gained"),
-                               ("prefetched", "prefetch_lost", "prefetch_gained")):  # fmt: skip
-        before, after = getattr(base, name)[ours], getattr(candidate, name)[theirs]
-        # A reduction is launched when its gradients are ready: only what is gathered can be launched ahead of need.
-        some = known & gathers if name == "prefetched" else known
-        add(lost, some & before & ~after)
-        add(gained, some & ~before & after)
+    before, after = (
+        (side.overlappable[rows_of], side.prefetched[rows_of]) for side, rows_of in ((base, ours), (candidate, theirs))
+    )
+    # A reduction is launched when its gradients are ready: only what is gathered can be launched ahead of need.
+    for some, lost, gained, columns in (
+        (known & gathers, "prefetch_lost", "prefetch_gained", (0, 1)),
+        (known & ~gathers, "overlap_lost", "overlap_gained", (0,)),
+    ):
+        fell = np.any([before[at] & ~after[at] for at in columns], axis=0)
+        add(lost, some & fell)
+        add(gained, some & ~fell & np.any([after[at] & ~before[at] for at in columns], axis=0))
 
 
 def _reduces_less(base: Calls, candidate: Calls, pairs: CallPairs) -> bool:
@@ -176,19 +180,9 @@ def _of_replaced_groups(sides: tuple[Calls, Calls], removed: Ints, added: Ints) 
 
 def _equal_left(codes: tuple[Ints, Ints], removed: Ints, added: Ints) -> tuple[Ints, Ints]:
     """Pair rows without a partner that have the same code, the first with the first."""
-    ours, theirs = (_numbered(code[rows]) for code, rows in zip(codes, (removed, added), strict=True))
+    ours, theirs = (numbered(code[rows]) for code, rows in zip(codes, (removed, added), strict=True))
     _, rows, columns = np.intersect1d(ours, theirs, assume_unique=True, return_indices=True)
     return removed[rows], added[columns]
-
-
-def _numbered(codes: Ints) -> npt.NDArray[np.int64]:
-    """Return one number for each row: its code, and how often the code occurred before."""
-    order = np.argsort(codes, kind="stable")
-    ordered = codes[order]
-    starts = np.searchsorted(ordered, ordered, side="left")
-    number = np.empty(codes.size, np.int64)
-    number[order] = np.arange(codes.size) - starts
-    return codes * (1 << 32) + number
 
 
 def _codes(sides: tuple[Calls, Calls], *columns: str) -> tuple[Ints, Ints]:
