@@ -10,7 +10,13 @@ import numpy as np
 
 from overlapscope.analysis.structure.alignment import Sequence as Aligned
 from overlapscope.analysis.structure.alignment import align
-from overlapscope.analysis.structure.call_changes import CallDifference, CallPairs, call_differences, pair_calls
+from overlapscope.analysis.structure.call_changes import (
+    GATHERS,
+    CallDifference,
+    CallPairs,
+    call_differences,
+    pair_calls,
+)
 from overlapscope.analysis.structure.kinds import KINDS, ChangeKind, StructureChange
 from overlapscope.analysis.structure.rank_structure import Calls, RankStructure, Work
 from overlapscope.analysis.structure.workload import SAME, workload_ratio
@@ -79,7 +85,7 @@ def compare_structures(
             *grouped(ours, theirs, differences),
             *_waits(ours, theirs),
             *_flops(ours, theirs, ratios[rank]),
-            *_memory(ours, theirs, ratios[rank]),
+            *_memory(ours, theirs, ratios[rank], _kept_gathered(ours.calls, differences)),
         ]
         for each in changes:
             found.setdefault(each, []).append(rank)
@@ -263,7 +269,18 @@ def _shared_rows(columns: Sequence[Ints]) -> Ints:
     return codes
 
 
-def _memory(base: RankStructure, candidate: RankStructure, ratio: Fraction) -> list[StructureChange]:
+def _kept_gathered(base: Calls, differences: Sequence[CallDifference]) -> list[str | None]:
+    """Return the modules whose parameters are gathered less often, so that they stay gathered."""
+    return [
+        base.module[each.base]
+        for each in differences
+        if each.kind == "collective_removed" and base.op[each.base] in GATHERS and base.parameters[each.base] != NONE
+    ]
+
+
+def _memory(
+    base: RankStructure, candidate: RankStructure, ratio: Fraction, kept_gathered: Sequence[str | None]
+) -> list[StructureChange]:
     """Return by how much the peak of memory changed; with another batch only of what does not depend on it."""
     ours, theirs = base.peak_bytes, candidate.peak_bytes
     if ratio != SAME:
@@ -291,6 +308,7 @@ def _memory(base: RankStructure, candidate: RankStructure, ratio: Fraction) -> l
             candidate_is=most,
             modules=_distinct([side.peak_module]),
             sources=_distinct([side.peak_source]),
+            set_up=_distinct(candidate.set_up.get(name or "") for name in kept_gathered) if grew else (),
         )
     ]
 
