@@ -130,6 +130,7 @@ def recorded_steps(timeline: RankTimeline, members: Mapping[str, str]) -> Record
     chosen = take(calls, rows)
     every = np.stack([rows_of[step] for step in alike])
     names = call_names(chosen, timeline.names, members)
+    messages = np.isin(names["op"].astype(str), list(POINT_TO_POINT))
     nowhere = np.full(rows.size, NONE, np.int64)
     nothing, none = np.full(rows.size, None, np.object_), np.zeros(rows.size, np.bool_)
     return RecordedSteps(
@@ -156,7 +157,10 @@ def recorded_steps(timeline: RankTimeline, members: Mapping[str, str]) -> Record
         other_steps=sorted(keys.keys() - set(alike)),
         overlapped=_overlapped(timeline, every),
         duration_ns=_durations(timeline, every),
-        lacking=tuple(name for name in COMPARED if _is_missing(names.get(name, chosen.elements))),
+        lacking=(
+            *(name for name in COMPARED if _is_missing(names.get(name, chosen.elements))),
+            *(["peer"] if messages.any() and (chosen.peer[messages] == NONE).all() else []),
+        ),
     )
 
 
@@ -222,7 +226,7 @@ def _comparable(dry: Calls, steps: RecordedSteps, *, by_size: bool) -> tuple[Cal
             "position": np.zeros(calls.op.size),
         }
         for name in steps.lacking:
-            changed[name] = np.full(calls.op.size, NONE, np.int64) if name == "elements" else nothing
+            changed[name] = np.full(calls.op.size, NONE, np.int64) if name in ("elements", "peer") else nothing
         if by_size:
             changed["group"] = calls.group_size.astype(object)
         sides[side] = msgspec.structs.replace(calls, **changed)
