@@ -16,7 +16,7 @@ from overlapscope.report.sheet import gate_text
 from overlapscope.report.sheet.analysis import sheet_of
 from overlapscope.report.sheet.document import decoded
 from overlapscope.timeline.run import Run
-from tests.support.dry_programs import Program, dry_run, sharded_step
+from tests.unit.analysis.structure.dry_programs import Program, dry_run, sharded_step
 from tests.unit.gate.test_gate import run as recorded_run
 
 

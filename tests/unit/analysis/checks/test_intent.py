@@ -4,7 +4,7 @@ left alone."""
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.checks.intent import intent_findings
 from overlapscope.analysis.common.findings import Finding
-from tests.support.dry_programs import Program, dry_run, sharded_step
+from tests.unit.analysis.structure.dry_programs import Program, dry_run, sharded_step
 
 
 def found(step: Program) -> dict[str, Finding]:

@@ -5,7 +5,7 @@ import pytest
 from overlapscope.analysis.structure.compare_structure import StructureComparison, compare_structures
 from overlapscope.analysis.structure.kinds import StructureChange
 from overlapscope.analysis.structure.rank_structure import structure_of
-from tests.support.dry_programs import Program, dry_run, sharded_step
+from tests.unit.analysis.structure.dry_programs import Program, dry_run, sharded_step
 
 
 def compared(base: Program, candidate: Program, **memory: int) -> StructureComparison:

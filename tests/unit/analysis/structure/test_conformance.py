@@ -8,7 +8,7 @@ from overlapscope.analysis.structure.compare_structure import StructureCompariso
 from overlapscope.analysis.structure.conformance import conformance
 from overlapscope.timeline.columns import COMM, COMPUTE, DEVICE, NONE, Lanes, Spans, Steps, make, take
 from overlapscope.timeline.run import RankTimeline, Run
-from tests.support.dry_programs import Program, dry_run, sharded_step
+from tests.unit.analysis.structure.dry_programs import Program, dry_run, sharded_step
 
 STEPS = 3
 STEP_NS = 1_000_000
