@@ -20,7 +20,7 @@ from overlapscope.errors import InputError, NewerSchemaError, NotATraceError, Ov
 from overlapscope.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
     from os import PathLike
     from typing import Any, Literal
@@ -38,6 +38,7 @@ __all__ = [
     "Trigger",
     "UsageError",
     "__version__",
+    "dryrun",
     "load",
     "profile",
     "write_run",
@@ -111,6 +112,33 @@ def write_run(
     return write(inputs, out, options, workers=workers, executor=check_executor(executor, workers), force=force)
 
 
+def dryrun(
+    build: Callable[[Any], Callable[[], Any]],
+    *,
+    world_size: int,
+    ranks: Sequence[int] = (0,),
+    to: str | PathLike[str] | None = None,
+    force: bool = False,
+) -> LoadedRun:
+    """Run one training step on fake tensors as each rank in `ranks` of a job of `world_size`, and record it.
+
+    `build(device)` makes model, optimizer and batch on that device and returns the step, a function without arguments.
+    It is called in a fake process group; nothing is computed, allocated or sent. The run has every collective with
+    operation, group, bytes and order, every operation with FLOPs and bytes, and memory; it has no times. With `to` the
+    run directory is written; `force` replaces an existing one.
+
+    Raises UsageError for a misuse, InputError where the step needs a device or the values of tensors.
+    """
+    from overlapscope.dry_run.passes import record  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
+    from overlapscope.loaded_run import LoadedRun  # noqa: PLC0415
+
+    name = f"{getattr(build, '__module__', '')}:{getattr(build, '__qualname__', '')}"
+    run = LoadedRun(record(build, world_size=world_size, ranks=ranks, name=name))
+    if to is not None:
+        run.save(to, force=force)
+    return run
+
+
 def profile(
     path: str | PathLike[str],
     *,
@@ -126,6 +154,7 @@ def profile(
     flush_seconds: float = 30.0,
     keep: str | None = None,
     trigger: Trigger | None = None,
+    expect: str | PathLike[str] | None = None,
 ) -> Session:
     """Record training steps on this rank into the run directory `path`; every rank calls it with the same arguments.
 
@@ -140,6 +169,8 @@ def profile(
     `events` mode records every step while its mean cost is below 1 % of them, else one in as many as keeps it there;
     `events_every=1` records all. It writes what is recorded every `flush_seconds`, and keeps all of it, or with
     `keep="10m"` the last ten minutes.
+
+    With `expect`, a dry run of the job, rank 0 also prints how the recorded steps differ from it.
 
     Raises UsageError for a misuse. Nothing else of ours is raised into the training loop: a failure is a warning, and
     the run is marked as incomplete.
@@ -162,5 +193,6 @@ def profile(
         flush_seconds=flush_seconds,
         keep=keep,
         trigger=trigger,
+        expect=None if expect is None else str(Path(expect)),
     )
     return Session(Path(path), model, settings, finish)

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -14,14 +15,18 @@ from msgspec.structs import replace
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.result import Analysis, StepBreakdown
+from overlapscope.analysis.structure.conformance import conformance
 from overlapscope.capture.lifecycle import exchange
 from overlapscope.capture.lifecycle.output import apart_key
 from overlapscope.capture.session import Session
 from overlapscope.capture.timeline import telemetry_of
 from overlapscope.display import shell_words
+from overlapscope.errors import OverlapScopeError
 from overlapscope.ingest.formats.kineto.reader import read_kineto
 from overlapscope.ingest.reader import ReadContext
+from overlapscope.report.formatting import inert, one_row
 from overlapscope.report.rank_columns import complete_steps, rank_figures
+from overlapscope.report.text.structure import conformance_lines
 from overlapscope.report.text.summary import CaptureSummary, render
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run, join_recordings
@@ -79,10 +84,23 @@ def finish(session: Session) -> None:
         missing,
         together,
     )
+    if session.settings.expect is not None and timeline is not None:
+        lines = session.guard("holding the run against its dry run", _held_against, session)
+        text += "".join(f"{inert(one_row(each))}\n" for each in lines or ())
     sys.stdout.write(text)
     sys.stdout.flush()
     if store is not None and session.terminated:
         session.guard("letting the other ranks end", _let_end, session, store)
+
+
+def _held_against(session: Session) -> list[str]:
+    """Return how the recorded run differs from the dry run that `expect` names, in a few lines."""
+    place = str(session.settings.expect)
+    try:
+        dry = load_run(Path(place))
+    except OverlapScopeError as error:
+        return [f"  dry run       {error}"]
+    return conformance_lines(conformance(dry, load_run(session.path)), shell_words([place]))
 
 
 def _send(session: Session, store: Any, key: str, summary: CaptureSummary) -> None:

@@ -7,6 +7,8 @@
                 with scope.step():
                     train(batch)
 
+The fixture `overlapscope_dryrun` does the same with a dry run, which needs no device.
+
 `pytest --overlap-save` saves the recordings of such tests as their baselines. Nothing heavy is imported before a marked
 test ends, and this file never imports torch: the test does.
 """
@@ -21,12 +23,13 @@ import pytest
 from overlapscope.errors import OverlapScopeError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from overlapscope.analysis.compare.measured_run import MeasuredRun
     from overlapscope.capture.session import Session
     from overlapscope.gate.policy import Policy
     from overlapscope.gate.verdict import Gate
+    from overlapscope.timeline.run import Run
 
 MARK: Final = "overlap"
 SAVE: Final = "--overlap-save"
@@ -57,6 +60,44 @@ class Recorder:
         return overlapscope.profile(self.new_run(), **{"mode": "events", "measure_overhead": False, **options})
 
 
+class DryRunGate:
+    """The value of the fixture `overlapscope_dryrun`: runs a step on fake tensors, and judges it against a baseline."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self._item = item
+
+    def __call__(
+        self,
+        build: Callable[[Any], Callable[[], Any]],
+        *,
+        world_size: int,
+        baseline: str,
+        ranks: Sequence[int] = (0,),
+        policy: str | None = None,
+        **settings: Any,
+    ) -> None:
+        """Call `overlapscope.dryrun` with `build`, `world_size` and `ranks`, and gate the run against `baseline`.
+
+        `policy` and the other arguments are as those of the marker `overlap`. With `--overlap-save` the run is saved as
+        the baseline instead. A regression, and what cannot be judged, fails the test with the gate's words.
+        """
+        __tracebackhide__ = True
+        import overlapscope  # noqa: PLC0415 - nothing is imported before it is needed
+
+        place = self._item.config.rootpath / baseline
+        try:
+            known = _policy(self._item, {"baseline": baseline, "policy": policy, **settings})
+            run = overlapscope.dryrun(build, world_size=world_size, ranks=ranks).run
+            if self._item.config.getoption(SAVE):
+                _save_runs([run], place)
+                return
+            words = _words(self._item, _judge_dry_run(run, place, known))
+        except OverlapScopeError as error:
+            words = f"overlapscope_dryrun: {error}"
+        if words is not None:
+            pytest.fail(words, pytrace=False)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--overlap-save`."""
     parser.getgroup("overlap").addoption(
@@ -79,6 +120,12 @@ def overlap(request: pytest.FixtureRequest, tmp_path: Path) -> Recorder:
     recorder = Recorder(tmp_path / "overlap")
     request.node.stash[_RECORDER] = recorder
     return recorder
+
+
+@pytest.fixture
+def overlapscope_dryrun(request: pytest.FixtureRequest) -> DryRunGate:
+    """Dry-run a training step, and fail the test where it does something else than its baseline; needs no device."""
+    return DryRunGate(request.node)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -108,8 +155,11 @@ def _judged(item: pytest.Item, mark: pytest.Mark) -> str | None:
     if item.config.getoption(SAVE) and baseline is not None:
         _save(recorder, item.config.rootpath / baseline)
         return None
-    gate = _gate(recorder, None if baseline is None else item.config.rootpath / baseline, policy)
+    return _words(item, _gate(recorder, None if baseline is None else item.config.rootpath / baseline, policy))
 
+
+def _words(item: pytest.Item, gate: Gate) -> str | None:
+    """Add the gate's words to the test's report; return them where it fails the test."""
     from overlapscope.cli.output import printable  # noqa: PLC0415
     from overlapscope.report.sheet import gate_text  # noqa: PLC0415
 
@@ -142,18 +192,37 @@ def _policy(item: pytest.Item, given: Mapping[str, Any]) -> Policy:
 
 def _save(recorder: Recorder, place: Path) -> None:
     from overlapscope.ingest.run_folder import read_side  # noqa: PLC0415
+
+    _save_runs([run for _, run in read_side(recorder.folder)], place)
+
+
+def _save_runs(runs: Sequence[Run], place: Path) -> None:
     from overlapscope.timeline.store.baselines import save_baseline  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
 
-    save_baseline([run for _, run in read_side(recorder.folder)], place, version=__version__, force=True)
+    save_baseline(runs, place, version=__version__, force=True)
+
+
+def _judge_dry_run(run: Run, place: Path, policy: Policy) -> Gate:
+    from overlapscope.analysis.compare.measured_run import measure_run  # noqa: PLC0415
+    from overlapscope.gate.verdict import judge  # noqa: PLC0415
+
+    _require(place)
+    left_out: tuple[list[str], list[str]] = ([], [])
+    return judge(_measured(place, left_out[0]), [measure_run(run, "dry run")], policy, None, left_out)
+
+
+def _require(place: Path) -> None:
+    if not place.exists():
+        raise UsageError(f"there is no baseline {place}: record it with `pytest {SAVE}`")
 
 
 def _gate(recorder: Recorder, place: Path | None, policy: Policy) -> Gate:
     from overlapscope.cli.policy_file import read_floor  # noqa: PLC0415
     from overlapscope.gate.verdict import judge  # noqa: PLC0415
 
-    if place is not None and not place.exists():
-        raise UsageError(f"there is no baseline {place}: record it with `pytest {SAVE}`")
+    if place is not None:
+        _require(place)
     left_out: tuple[list[str], list[str]] = ([], [])
     candidate = _measured(recorder.folder, left_out[1])
     base = candidate if place is None else _measured(place, left_out[0])

@@ -10,6 +10,7 @@ import numpy as np
 from overlapscope.analysis.checks.desync import desync
 from overlapscope.analysis.checks.expert_imbalance import expert_imbalance
 from overlapscope.analysis.checks.horovod_findings import horovod_findings
+from overlapscope.analysis.checks.intent import intent_findings
 from overlapscope.analysis.checks.nccl_findings import nccl_findings
 from overlapscope.analysis.checks.outlier_steps import outlier_steps
 from overlapscope.analysis.checks.pipeline import pipeline_bubbles, uneven_stages
@@ -24,6 +25,7 @@ from overlapscope.analysis.common.findings import Finding, Listed, recording_gap
 from overlapscope.analysis.common.job_identity import host_of_ranks
 from overlapscope.analysis.cost.throughput import throughput
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers, match_and_align
+from overlapscope.analysis.dry_step import dry_step
 from overlapscope.analysis.exposure.collectives import collective_rows
 from overlapscope.analysis.exposure.exposed import exposed_by
 from overlapscope.analysis.exposure.exposed_causes import Causes, each_causes
@@ -108,6 +110,7 @@ def analyze(
         *pipeline_bubbles(run, {rank: own.stages for rank, own in alone.items()}),
         *expert_imbalance(run, cross_rank, coverage, window_ns),
         *possible_bandwidth(run, collectives, bandwidth),
+        *intent_findings(run),
     ]
     return Analysis(
         sources=[*map(_source_info, run.sources), *_unreadable_host_events(alone)],
@@ -124,6 +127,7 @@ def analyze(
         critical_path=critical_paths(run, windows, cross_rank, graphs),
         throughput=throughput(run, alone),
         headline=headline(rank_windows(ranks, alone), cross_rank),
+        dry_step=dry_step(run),
     )
 
 

@@ -57,6 +57,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     repeat: int | None = None
     """`trace` mode: record again every `repeat` steps."""
     measure_overhead: bool = True
+    expect: str | None = None
+    """Dry run that the recorded steps are held against at the end."""
     events_every: int | None = None
     """`events` mode: record one step in so many; None: as many as its own measured cost allows."""
     flush_seconds: float = 30.0

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from overlapscope.analysis.compare.measured_run import MeasuredRun
     from overlapscope.analysis.compare.prediction_check import Outcome
     from overlapscope.analysis.compare.scaling import Scaling
+    from overlapscope.analysis.structure.compare_structure import StructureComparison
     from overlapscope.timeline.run import Run
 
 
@@ -25,8 +26,8 @@ def read_both_sides(
     `look` is called with the name and the run of each candidate run while it is in memory.
     """
     left_out: tuple[list[str], list[str]] = ([], [])
-    base = read_replicates(verb, paths[0], args, left_out=left_out[0])
-    return [base, read_replicates(verb, paths[1], args, look, left_out[1])], left_out
+    base = read_replicates(verb, paths[0], args, left_out=left_out[0], timed=False)
+    return [base, read_replicates(verb, paths[1], args, look, left_out[1], timed=False)], left_out
 
 
 def read_replicates(
@@ -35,24 +36,30 @@ def read_replicates(
     args: argparse.Namespace,
     look: "Callable[[str, Run], None] | None" = None,
     left_out: list[str] | None = None,
+    *,
+    timed: bool = True,
 ) -> "list[MeasuredRun]":
     """Read and measure the runs of one side, one after another. Raises InputError if none of them contains times.
 
-    `look` is called with each run's name and the run while it is in memory; reasons why runs could not be read are
-    added to `left_out`.
+    Without `timed` dry runs are taken too, whose structure is compared. `look` is called with each run's name and the
+    run while it is in memory; reasons why runs could not be read are added to `left_out`.
     """
     from overlapscope.analysis.compare.measured_run import measure_run  # noqa: PLC0415 - keeps --help light
     from overlapscope.ingest.run_folder import read_side  # noqa: PLC0415
+    from overlapscope.timeline.run import is_untimed_dry_run  # noqa: PLC0415
 
-    found = []
+    found, dry = [], False
     noted = partial(note, verb, args=args)
     with Progress("reading") as progress:
         for name, loaded in read_side(path, read_options(args), progress=progress, note=noted, left_out=left_out):
             warn(verb, loaded.sources, args)
+            dry = dry or is_untimed_dry_run(loaded)
             found.append(measure_run(loaded, name))
             if look is not None:
                 look(name, loaded)
-    if not any(each.ranks for each in found):
+    if not any(each.ranks or (each.structure and not timed) for each in found):
+        if dry:
+            raise InputError(f"{path}: a dry run, which has no times to compare: see overlapscope analyze")
         raise InputError(f"{path}: contains no times of any rank, so there is nothing to compare")
     return found
 
@@ -82,6 +89,34 @@ class PredictionTester:
         self.outcomes += found
         for words in without:
             note(self._verb, words, self._args, kind="predictions")
+
+
+class DryRunHolder:
+    """Holds recorded runs against the dry run at `path`, if one is there."""
+
+    def __init__(self, path: Path) -> None:
+        self.dry = _dry_run(path)
+        self.found: StructureComparison | None = None
+
+    def look(self, run: "Run") -> None:
+        """Compare the first run that is none itself."""
+        from overlapscope.analysis.structure.conformance import conformance  # noqa: PLC0415 - keeps --help light
+        from overlapscope.timeline.run import DRY_RUN  # noqa: PLC0415
+
+        recorded = any(timeline.basis != DRY_RUN for timeline in run.ranks.values())
+        if self.dry is not None and self.found is None and recorded:
+            self.found = conformance(self.dry, run)
+
+
+def _dry_run(path: Path) -> "Run | None":
+    from overlapscope.timeline.run import DRY_RUN  # noqa: PLC0415 - keeps --help light
+    from overlapscope.timeline.store.load_save import load_run  # noqa: PLC0415
+    from overlapscope.timeline.store.run_directory import is_run_directory  # noqa: PLC0415
+
+    if not is_run_directory(path):
+        return None
+    run = load_run(path)
+    return run if run.ranks and all(each.basis == DRY_RUN for each in run.ranks.values()) else None
 
 
 def add_scale(parser: argparse.ArgumentParser) -> None:

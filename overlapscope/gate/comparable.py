@@ -16,6 +16,8 @@ BLOCKING: Final = (
     "world_size", "device", "dtype", "parameters", "parallelism", f"{RECORDING}basis", f"{RECORDING}mode", RANKS,
 )  # fmt: skip
 """Keys that make runs not comparable where they differ, unless the policy allows it. Other differences are reported."""
+BLOCKING_DRY_RUNS: Final = ("world_size", f"{RECORDING}basis")
+"""The same for dry runs, of which all other differences are differences of the code."""
 JOB: Final = BLOCKING[:5]
 
 
@@ -32,6 +34,7 @@ def mismatches(
     base: Sequence[MeasuredRun], candidate: Sequence[MeasuredRun], comparison: Comparison, allowed: Collection[str]
 ) -> list[Mismatch]:
     """Return the differences that make runs not comparable, including those that the policy allows."""
+    dry = all(run.structure for run in (*base, *candidate))
     found = [
         Mismatch(
             key=each.key,
@@ -40,12 +43,16 @@ def mismatches(
             allowed=each.key in allowed,
         )
         for each in comparison.differences
-        if each.key in BLOCKING
+        if each.key in (BLOCKING_DRY_RUNS if dry else BLOCKING)
     ]
     sizes = any(each.key == "world_size" for each in found)
-    recorded = [sorted({rank_list(run.ranks) for run in side if run.ranks})[:MAX_LISTED] for side in (base, candidate)]
+    recorded = [
+        sorted({rank_list(ranks) for run in side if (ranks := run.ranks or run.structure)})[:MAX_LISTED]
+        for side in (base, candidate)
+    ]
+    compared = comparison.structure.ranks if comparison.structure is not None else comparison.ranks
     # Other ranks of one job do other work, so their figures cannot be compared.
-    if not sizes and not comparison.ranks and all(recorded):
+    if not sizes and not compared and all(recorded):
         found.append(Mismatch(key=RANKS, base=recorded[0], candidate=recorded[1], allowed=RANKS in allowed))
     return found
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from overlapscope.analysis.job_step.metrics import METRICS, STEP_TIME
+from overlapscope.analysis.structure.kinds import KINDS, ChangeKind
 from overlapscope.errors import UsageError
 from overlapscope.gate.comparable import BLOCKING
 
@@ -48,6 +49,42 @@ def _whole(key: str, value: Any) -> int:
     return value
 
 
+class StructurePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """The table `structure` of the policy: which differences between dry runs fail."""
+
+    fail: tuple[ChangeKind, ...] = tuple(kind for kind, each in KINDS.items() if each.worse)
+    """Kinds of differences that fail the gate; others are only reported."""
+    max_bytes_growth: float = 0.0
+    """By this share of the base the bytes of calls that are otherwise alike may grow ..."""
+    max_memory_growth: float = 0.05
+    """... by this share memory at the peak ..."""
+    max_flops_growth: float = 0.01
+    """... and by this share the FLOPs of the step."""
+
+
+def structure_policy_of(key: str, table: Any) -> StructurePolicy:
+    """Parse the table `structure` of a policy. Raises UsageError, naming the wrong key and the nearest known one."""
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{key} must be a table")
+    for name in table:
+        if name not in StructurePolicy.__struct_fields__:
+            raise UsageError(unknown_name_message("key", f"{key}.{name}", _STRUCTURE_KEYS))
+    values: dict[str, Any] = {name: _number(f"{key}.{name}", value) for name, value in table.items() if name != "fail"}
+    if "fail" in table:
+        values["fail"] = tuple(map(_known_kind, _words(f"{key}.fail", table["fail"])))
+    return StructurePolicy(**values)
+
+
+_STRUCTURE_KEYS: Final = [f"structure.{name}" for name in StructurePolicy.__struct_fields__]
+
+
+def _known_kind(word: str) -> ChangeKind:
+    for kind in KINDS:
+        if kind == word:
+            return kind
+    raise UsageError(f"structure.fail: {unknown_name_message('kind of difference', word, KINDS)}")
+
+
 _READERS: Final[Mapping[str, Callable[[str, Any], object]]] = {
     "metrics": lambda key, value: tuple(map(known_metric, _words(key, value))),
     "min_relative": _number,
@@ -59,6 +96,7 @@ _READERS: Final[Mapping[str, Callable[[str, Any], object]]] = {
     "fail_on": lambda key, value: tuple(map(known_failure, _words(key, value))),
     "floor": _text,
     "seed": _whole,
+    "structure": structure_policy_of,
 }
 LONGEST: Final = 80
 
@@ -86,6 +124,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """File that `gate --calibrate` wrote; relative to the file that names it."""
     seed: int = 0
     """Seed of the bootstrap."""
+    structure: StructurePolicy = StructurePolicy()
 
 
 def policy_of(table: Mapping[str, Any]) -> Policy:

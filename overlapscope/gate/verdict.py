@@ -8,10 +8,12 @@ import msgspec
 from overlapscope.analysis.compare.compare import Comparison, common_steps, compare
 from overlapscope.analysis.compare.measured_run import MeasuredRun
 from overlapscope.analysis.job_step.metrics import Metric, Unit
+from overlapscope.analysis.structure.compare_structure import StructureComparison
+from overlapscope.analysis.structure.kinds import StructureChange
 from overlapscope.gate.calibrate import NoiseFloor
 from overlapscope.gate.comparable import JOB, Mismatch, mismatches, unknown_keys
 from overlapscope.gate.judge import MetricVerdict, judge_metrics
-from overlapscope.gate.policy import INCONCLUSIVE, JUDGED, Policy
+from overlapscope.gate.policy import INCONCLUSIVE, JUDGED, Policy, StructurePolicy
 
 SCHEMA: Literal["overlapscope.gate/1"] = "overlapscope.gate/1"
 GateOutcome = Literal["passed", "regressed", "inconclusive", "missing", "not_comparable"]
@@ -51,6 +53,8 @@ class Gate(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema
     """Keys in which the calibration runs differ from these runs."""
     alpha: float
     comparison: Comparison
+    failed_changes: list[int] = []
+    """Differences between dry runs that fail the gate, as positions in `comparison.structure.changes`."""
 
 
 def judge(
@@ -68,11 +72,19 @@ def judge(
     comparison = compare(base, candidate, chosen, left_out)
     differ = mismatches(base, candidate, comparison, policy.allow_mismatch)
     comparable = all(each.allowed for each in differ)
-    metrics, budgets = list[MetricVerdict](), list[BudgetVerdict]()
-    if comparable:
+    metrics, budgets, failed = list[MetricVerdict](), list[BudgetVerdict](), list[int]()
+    structure = comparison.structure
+    if comparable and structure is not None:
+        failed = failing(structure, policy.structure)
+        comparable = bool(failed) or not structure.not_comparable
+        # Metrics are times: they are judged where the dry runs are priced.
+        budgets = [_budget(name, limit, comparison.metrics) for name, limit in policy.budgets.items()]
+    elif comparable:
         metrics = judge_metrics(comparison.metrics, chosen.tables, policy, floor)
         budgets = [_budget(name, limit, comparison.metrics) for name, limit in policy.budgets.items()]
-    verdict = _whole(metrics, budgets) if comparable else "not_comparable"
+    verdict: GateOutcome = "not_comparable"
+    if comparable:
+        verdict = _of_structure(failed, budgets) if structure is not None else _whole(metrics, budgets)
     return Gate(
         verdict=verdict,
         exit_code=_exit_code(verdict, metrics, policy),
@@ -84,7 +96,31 @@ def judge(
         floor_differs=[] if floor is None else _other_job(floor, base),
         alpha=policy.alpha,
         comparison=comparison,
+        failed_changes=failed,
     )
+
+
+def failing(structure: StructureComparison, policy: StructurePolicy) -> list[int]:
+    """Return which differences of two dry runs fail the gate, as positions in their list."""
+    return [at for at, each in enumerate(structure.changes) if each.kind in policy.fail and _grew(each, policy)]
+
+
+def _grew(change: StructureChange, policy: StructurePolicy) -> bool:
+    """Return whether a difference is larger than the policy allows; those that are no growth always are."""
+    allowed = {
+        "bytes_grew": policy.max_bytes_growth,
+        "memory_grew": policy.max_memory_growth,
+        "flops_grew": policy.max_flops_growth,
+    }.get(change.kind)
+    if allowed is None or not change.base or change.candidate is None:
+        return True
+    return change.candidate - change.base > allowed * change.base
+
+
+def _of_structure(failed: Sequence[int], budgets: Sequence[BudgetVerdict]) -> GateOutcome:
+    if failed or any(each.kept is False for each in budgets):
+        return "regressed"
+    return "missing" if any(each.kept is None for each in budgets) else "passed"
 
 
 def _budget(name: str, limit: float, metrics: Sequence[Metric]) -> BudgetVerdict:

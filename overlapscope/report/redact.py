@@ -26,17 +26,29 @@ from overlapscope.timeline.facts import FACT_TABLES
 
 D = TypeVar("D", bound=msgspec.Struct)
 FREE_TEXT: Final = frozenset(
-    {"title", "warnings", "reason", "reasons", "verify", "measured", "assumed", "apply", "published"}
+    {
+        "title",
+        "warnings",
+        "notes",
+        "not_comparable",
+        "reason",
+        "reasons",
+        "verify",
+        "measured",
+        "assumed",
+        "apply",
+        "published",
+    }
 )
 """Fields of sentences. They become an empty value of their type; a title is rebuilt."""
 PLACEHOLDER_KINDS: Final[Mapping[str, str]] = {
     field: kind
     for kind, fields in {
-        "file": "path source called_at files trace",
+        "file": "path source sources set_up called_at files trace",
         "run": "run runs ComparedRun.name HistoryRun.name",
         "host": "host hosts",
         "group": "group groups communicator communicators before behind",
-        "module": "module module{}",
+        "module": "module modules module{}",
         "kernel": "names host_op KernelChange.name PathOperation.name",
         "collective": "Part.name",
         "device": "device nic bus cards interfaces a b pairs peers links{}",
@@ -85,6 +97,7 @@ _OURS: Final = _words(
     "|tree|trial|truncated|unclassified|unclear|uneven|unfused|unknown|unlinked|unnamed|unread|untold|up|us|use|usual"
     "|v|value|vanished|vc|version|versions|view|w|wait|waited|waiting|warning|warnings|watchdog|while|window|with"
     "|work|world|worst|yes|zb"
+    "|across|between|effect|gathered|nodes|prefetch|then|twice|wide"
     "|allocation|blocking|bound|churn|collection|effect|little|longer|pageable|parallel|pauses|polls|rate|serving|split|stream"
     "|without|workers"
 )
@@ -148,6 +161,8 @@ KNOWN: Final[Mapping[str, re.Pattern[str]]] = {
         "unknown": "module{}",
         "(?i:ring|tree|collnet|direct|chain|nvls|pat|mesh|nhr|nb|hd|[-_])+": "algorithm algorithms",
         "(?i:simple|ll|ll128)": "protocol",
+        rf"{_DTYPE}|(?:(?:data|tensor|pipeline|expert|context), )?(?:\d+|\?) ranks|forward|backward|optimizer"
+        "|parameters|gradients|optimizer_state|activations|gathered_parameters|other": "base_is candidate_is",
         _words(
             "P2P|IPC|CUMEM|SHM|NET|IB|RoCE|Socket|AWS Libfabric|COLLNET|GDRDMA|read|direct|indirect|\\d", "/"
         ): "transport transports network",
@@ -210,8 +225,8 @@ class _Redactor:
             return self._id(value) if field == "id" else self._text(value, field)
         if isinstance(value, msgspec.Struct):
             return self.struct(value)
-        if isinstance(value, list):
-            return [self._value(each, field, is_fields=True) for each in value]
+        if isinstance(value, list | tuple):
+            return type(value)(self._value(each, field, is_fields=True) for each in value)
         if isinstance(value, dict):
             is_fields = is_fields or field == "evidence"
             keys = "evidence{}" if is_fields and field != "rows" else f"{field}{{}}"

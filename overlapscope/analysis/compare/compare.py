@@ -46,6 +46,7 @@ from overlapscope.analysis.job_step.attribution import (
 from overlapscope.analysis.job_step.headline import StepsBy
 from overlapscope.analysis.job_step.metrics import STEP_TIME, Metric, communicates, metrics
 from overlapscope.analysis.job_step.step_table import WHOLE, StepTable
+from overlapscope.analysis.structure.compare_structure import StructureComparison, compare_structures
 
 SCHEMA: Literal["overlapscope.comparison/1"] = "overlapscope.comparison/1"
 
@@ -68,7 +69,7 @@ class ComparedRun(msgspec.Struct, kw_only=True, frozen=True):
     unread_ranks: list[int] = []
     """Missing ranks that have a file, which could not be read."""
     steps: list[int]
-    """Numbers of the compared steps; empty where the whole recording is compared."""
+    """Numbers of the compared steps; empty where the whole recording is compared, and for a dry run."""
     left_out: int
     """Complete steps that were left out because fewer ranks recorded them completely than other steps."""
     identity: dict[str, str]
@@ -123,6 +124,8 @@ class Comparison(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "
     steps_by: StepsBy = "longest_window"
     """`job_step`: a step lasts from the earliest start to the latest end over its ranks. `longest_window`: for as long
     as the longest window of any rank, because version 0.1 recorded a run, or the clocks of one cannot be aligned."""
+    structure: StructureComparison | None = None
+    """How the steps of two dry runs differ, the first of each side; null for other runs, or without a common rank."""
 
 
 class CommonSteps(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,16 +175,18 @@ def compare(
         attribution, collectives = _attributed(sides, tables)
         kernels = kernel_changes(*([_kernels(run, ranks) for run in side if run.ranks] for side in sides))
     families = family_changes(collectives)
+    structure = compare_structures(base[0].structure, candidate[0].structure)
     findings = [*difference_findings(differ), *unknown_job(base, candidate)]
     for name, side, own, unread in zip(("base", "candidate"), sides, tables, left_out, strict=True):
         findings += unread_findings(name, side, unread)
-        findings += side_findings(
-            name, side, own, of_steps=window == "step", communicates=any(communicates(table) for table in own)
-        )
+        if not all(run.structure for run in side):
+            findings += side_findings(
+                name, side, own, of_steps=window == "step", communicates=any(communicates(table) for table in own)
+            )
     findings += rank_findings((*base, *candidate), ranks)
     findings += change_findings(families, kernels)
     findings += straggler_changes(base, candidate)
-    findings += few_runs(len(base), len(candidate))
+    findings += [] if base[0].structure else few_runs(len(base), len(candidate))
     return Comparison(
         base=[_described(run, table) for run, table in zip(base, tables[0], strict=True)],
         candidate=[_described(run, table) for run, table in zip(candidate, tables[1], strict=True)],
@@ -197,6 +202,7 @@ def compare(
         families=families,
         kernels=kernels,
         findings=findings,
+        structure=structure,
     )
 
 
@@ -313,7 +319,7 @@ def _described(run: MeasuredRun, table: StepTable) -> ComparedRun:
     return ComparedRun(
         name=run.name,
         world_size=run.world_size,
-        ranks=list(table.ranks),
+        ranks=list(table.ranks or run.structure),
         missing_ranks=list(run.missing_ranks),
         unread_ranks=list(run.unread_ranks),
         steps=[step for step, _ in table.steps] if of_steps else [],

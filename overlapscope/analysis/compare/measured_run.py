@@ -22,6 +22,7 @@ from overlapscope.analysis.job_step.step_table import (
 )
 from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.analysis.stragglers.stragglers import Straggler
+from overlapscope.analysis.structure.rank_structure import RankStructure, structure_of
 from overlapscope.timeline.run import Run
 
 OLDER: Final = "0.1."
@@ -48,6 +49,8 @@ class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
     """Of the whole job, over its own complete steps."""
     damaged: Sequence[Finding] = ()
     """Findings about damaged files of the run."""
+    structure: Mapping[int, RankStructure] = {}
+    """What each rank's step does, of a dry run; empty for other runs."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -86,4 +89,5 @@ def measure_run(run: Run, name: str = "run") -> MeasuredRun:
         stragglers=analysis.skew.stragglers,
         tokens_per_s=tokens.per_second if analysis.throughput and (tokens := analysis.throughput.tokens) else None,
         damaged=[each for each in analysis.findings if each.id.startswith("damaged_source:")],
+        structure=structure_of(run),
     )

@@ -6,18 +6,23 @@ examples:
   overlapscope compare runs/baseline runs/candidate
   overlapscope compare runs/baseline/ runs/candidate/ --json -o comparison.json
   overlapscope compare runs/baseline runs/candidate --record
+  overlapscope compare runs/dry runs/recorded
   overlapscope compare --scale runs/8 runs/16 runs/32
   overlapscope compare --fleet runs/
 """
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_output, add_reading, add_workers, emit, given_path
-from overlapscope.cli.inputs import PredictionTester, add_scale, read_both_sides, read_scaling
+from overlapscope.cli.inputs import DryRunHolder, PredictionTester, add_scale, read_both_sides, read_scaling
 from overlapscope.cli.output import one_line
 from overlapscope.display import display_path, shell_words
 from overlapscope.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from overlapscope.timeline.run import Run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,8 +72,18 @@ def run(args: argparse.Namespace) -> int:
     if args.record:
         require_run_directory(args.inputs[0])
     tested = PredictionTester("compare", args.inputs[:1], args)
-    (base, candidate), left_out = read_both_sides("compare", args.inputs, args, tested.look)
+    held = DryRunHolder(args.inputs[0])
+
+    def look(name: str, run: "Run") -> None:
+        tested.look(name, run)
+        held.look(run)
+
+    (base, candidate), left_out = read_both_sides("compare", args.inputs, args, look)
     comparison = msgspec.structs.replace(compare(base, candidate, left_out=left_out), predictions=tested.outcomes)
+    if held.found is not None:
+        # A dry run has another basis, and no device: that is no finding.
+        kept = [each for each in comparison.findings if not each.id.startswith(("differs_job:device", "differs_rec"))]
+        comparison = msgspec.structs.replace(comparison, structure=held.found, findings=kept)
     if args.record and tested.outcomes:
         add_noted(args.inputs[0], tested=tested.outcomes)
     if args.json:

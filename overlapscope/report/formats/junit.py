@@ -9,12 +9,14 @@ from overlapscope.analysis.compare.history import History
 from overlapscope.analysis.compare.scaling import Scaling
 from overlapscope.analysis.job_step.metrics import METRICS
 from overlapscope.analysis.result import Analysis
+from overlapscope.analysis.structure.kinds import KINDS
 from overlapscope.gate.policy import GATING
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.formatting import change, inert, ms, percent, with_unit
 from overlapscope.report.rank_columns import RATIOS, rank_figures
 from overlapscope.report.sheet.document import Document
-from overlapscope.report.sheet.gate import budget_words, grown_table, headline, label, metric_words
+from overlapscope.report.sheet.gate import budget_words, failed_changes, grown_table, headline, label, metric_words
+from overlapscope.report.text.structure import change_words
 
 CaseOutcome = Literal["passed", "failure", "error", "skipped"]
 _COUNTED: dict[CaseOutcome, str] = {"failure": "failures", "error": "errors", "skipped": "skipped"}
@@ -68,6 +70,7 @@ def _of_gate(gate: Gate) -> Iterator[_Case]:
     if gate.verdict == "not_comparable":
         yield _Case("comparable", "error", headline(gate))
     grown = [" ".join(row) for row in grown_table(gate.comparison).rows]
+    yield from _of_changes(gate)
     for each in gate.metrics:
         outcome: CaseOutcome = "passed"
         if each.gates and each.verdict == "regressed":
@@ -82,6 +85,18 @@ def _of_gate(gate: Gate) -> Iterator[_Case]:
     for budget in gate.budgets:
         outcome = "error" if budget.kept is None else "passed" if budget.kept else "failure"
         yield _Case(f"budget of {budget.name}", outcome, budget_words(budget))
+
+
+def _of_changes(gate: Gate) -> Iterator[_Case]:
+    """Yield a case per kind of difference between dry runs that is worse, which fails where one of them does."""
+    structure = gate.comparison.structure
+    if structure is None:
+        return
+    failed = failed_changes(gate)
+    for kind, its in KINDS.items():
+        own = [change_words(each) for each in failed if each.kind == kind]
+        if its.worse or own:
+            yield _Case(f"structure {kind}", "failure" if own else "passed", "\n".join(own) or "none")
 
 
 def _of_comparison(comparison: Comparison) -> Iterator[_Case]:

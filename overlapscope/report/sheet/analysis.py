@@ -19,6 +19,7 @@ from overlapscope.report.sheet.waiting import cross_rank_sentences, straggler_ta
 from overlapscope.report.text import analysis as text
 from overlapscope.report.text import compare as compare_text
 from overlapscope.report.text import predictions as predictions_text
+from overlapscope.report.text import structure as structure_text
 from overlapscope.report.text import throughput as throughput_text
 
 MAX_RANKS = 64
@@ -50,6 +51,7 @@ def _of_comparison(comparison: Comparison) -> Sheet:
         title=f"Compared: {title}",
         lead=tuple(compare_text.sentence(comparison).splitlines()),
         tables=(
+            *structure_text.tables(comparison.structure),
             Table(head=head, rows=(*map(compare_text.metric_cells, known[: compare_text.SHORT]), *rates)),
             grown_table(comparison),
             *predictions_text.tables(comparison.predictions),

@@ -9,6 +9,8 @@ from overlapscope.analysis.common.findings import Finding, titles
 from overlapscope.analysis.common.wording import first_and_count, short
 from overlapscope.analysis.compare.compare import Comparison, headline_attributions
 from overlapscope.analysis.job_step.attribution import EXPOSED, REST, Attribution, Part
+from overlapscope.analysis.structure.compare_structure import StructureComparison
+from overlapscope.analysis.structure.kinds import StructureChange
 from overlapscope.gate.calibrate import DEFAULT_SHARE
 from overlapscope.gate.judge import MetricVerdict, OutcomeReason
 from overlapscope.gate.statistics import LEAST_STEPS
@@ -25,10 +27,13 @@ from overlapscope.report.formatting import (
     with_unit,
 )
 from overlapscope.report.model import Sheet, Table
+from overlapscope.report.text import structure as structure_text
 from overlapscope.report.text.compare import LONGEST_WINDOW, METRIC_LABELS, SHARES_NOTE, by_longest_window, part_names
 from overlapscope.report.verdicts import GATE
 
 MAX_INFORMING = 4
+MAX_NAMED = 2
+"""Differences of dry runs in the headline."""
 MAX_NOTES = 4
 STATED_BY_GATE = ("differs_job", "single_runs", "job_not_known")
 """Findings of the comparison that the gate states in its own warnings."""
@@ -56,8 +61,12 @@ def headline(gate: Gate) -> str:
     """Return the verdict in one line, with the metrics and figures that decided it."""
     gating = [each for each in gate.metrics if each.gates]
     word = GATE[gate.verdict].words.upper()
+    structure = gate.comparison.structure
     if gate.verdict == "not_comparable":
-        return f"{word}: {_mismatches(gate, allowed=False)}"
+        unclear = [] if structure is None else structure.not_comparable
+        return f"{word}: {'; '.join(filter(None, [_mismatches(gate, allowed=False), *unclear]))}"
+    if structure is not None:
+        return f"{word}: {_structure_words(gate, structure)}"
     if gate.verdict == "missing":
         lacking = [label(each.name) for each in gating if each.verdict == "not_applicable"]
         lacking += [f"{label(each.name)} (budget)" for each in gate.budgets if each.kept is None]
@@ -73,6 +82,23 @@ def headline(gate: Gate) -> str:
     words = [_changed(each) for each in improved]
     words += [f"{first_and_count([label(each.name) for each in same], 4, ' and ')} unchanged"] if same else []
     return f"{word}: {', '.join(words) or 'all budgets kept'}"
+
+
+def failed_changes(gate: Gate) -> list[StructureChange]:
+    """Return the differences between dry runs that fail the gate."""
+    structure = gate.comparison.structure
+    return [] if structure is None else [structure.changes[at] for at in gate.failed_changes]
+
+
+def _structure_words(gate: Gate, structure: StructureComparison) -> str:
+    failed = [structure_text.change_words(each) for each in failed_changes(gate)]
+    failed += [budget_words(each) for each in gate.budgets if not each.kept]
+    if failed:
+        more = len(failed) - MAX_NAMED
+        return "; ".join(failed[:MAX_NAMED]) + (f"; {count(more, 'more difference')}" if more > 0 else "")
+    if not structure.changes:
+        return structure_text.structure_sentence(structure)
+    return f"{count(len(structure.changes), 'difference')}, none of which fails"
 
 
 def label(name: str) -> str:
@@ -145,11 +171,19 @@ def _tables(gate: Gate) -> tuple[Table, ...]:
             note="Threshold: the larger of the minimum and the noise floor; smaller differences do not count.",
         ),
         Table(head=("other metrics", "", *figures), rows=tuple(_row(each) for each in moved[:MAX_INFORMING]), left=2),
+        *_structure_tables(gate),
         Table(head=("budget", "", "candidate", "limit"), rows=tuple(map(_budget_row, gate.budgets)), left=2),
     ]
-    if gate.verdict in ("regressed", "inconclusive"):
+    if gate.verdict in ("regressed", "inconclusive") and gate.comparison.window is not None:
         tables.append(grown_table(gate.comparison))
     return tuple(tables)
+
+
+def _structure_tables(gate: Gate) -> list[Table]:
+    structure = gate.comparison.structure
+    if structure is None:
+        return []
+    return [structure_text.structure_table(structure, gate.failed_changes), structure_text.totals_table(structure)]
 
 
 def _budget_row(each: BudgetVerdict) -> tuple[str, ...]:
@@ -172,7 +206,7 @@ def _row(each: MetricVerdict) -> tuple[str, ...]:
 
 def _warnings(gate: Gate) -> Iterable[str]:
     """Yield the conditions that limit the verdict, then the warnings of the comparison."""
-    if gate.verdict == "not_comparable":
+    if gate.verdict == "not_comparable" and gate.mismatches:
         keys = " ".join(f"--allow-mismatch {each.key}" for each in gate.mismatches if not each.allowed)
         yield f"nothing was judged; if the runs differ in this on purpose, add {keys}"
     if any(each.allowed for each in gate.mismatches):
@@ -189,6 +223,8 @@ def _warnings(gate: Gate) -> Iterable[str]:
     if gate.floor_differs:
         yield f"the noise floor was calibrated on another job: {', '.join(gate.floor_differs)}"
     for side, side_runs in (("base", gate.comparison.base), ("candidate", gate.comparison.candidate)):
+        if gate.comparison.structure is not None:  # a dry run is made of the ranks that were asked for
+            break
         lost = {rank for run in side_runs for rank in run.missing_ranks}
         unread = {rank for run in side_runs for rank in run.unread_ranks}
         for ranks, how in ((lost - unread, "not recorded"), (unread, "not readable, although their files exist")):
@@ -204,6 +240,8 @@ def _other_findings(gate: Gate) -> list[Finding]:
 
 def _notes(gate: Gate) -> list[str]:
     _, found = titles(_other_findings(gate))
+    if gate.comparison.structure is not None and gate.comparison.window is None:
+        found = [structure_text.NO_TIMES, *found]
     if by_longest_window(gate.comparison):
         found = [LONGEST_WINDOW, *found]
     more = len(found) - MAX_NOTES

@@ -23,7 +23,9 @@ from overlapscope.report.formatting import (
     size,
 )
 from overlapscope.report.text import predictions as predictions_text
+from overlapscope.report.text import structure as structure_text
 from overlapscope.report.verdicts import SEVERITY_MARKS
+from overlapscope.timeline.run import DRY_RUN
 
 MAX_PARTS = 5
 MAX_FINDINGS = 6
@@ -66,8 +68,9 @@ def render(comparison: Comparison, *, all_rows: bool = False) -> str:
     parts = [
         "\n".join([*_side("base", comparison.base), *_side("candidate", comparison.candidate)]),
         "\n".join(f"{SEVERITY_MARKS['warning']} {one_row(each)}" for each in warnings),
+        structure_text.render(comparison.structure, all_rows=all_rows) if comparison.structure is not None else "",
         sentence(comparison),
-        _metrics(comparison, all_rows=all_rows),
+        _metrics(comparison, all_rows=all_rows) if comparison.window is not None else "",
         _attributions(comparison, all_rows=all_rows),
         _bandwidths(comparison.collectives) if all_rows else "",
         _kernels(comparison, all_rows=all_rows),
@@ -83,6 +86,7 @@ def _side(title: str, runs: Sequence[ComparedRun]) -> list[str]:
         of_world = f" of {run.world_size}" if run.world_size else ""
         ranks = rank_list(run.ranks) if len(run.ranks) == 1 else f"{len(run.ranks)} ranks"
         steps = count(len(run.steps), "step") if run.steps else "whole recording"
+        steps = "dry run" if run.identity.get("recording.basis") == DRY_RUN else steps
         lines.append(f"{title:<10} {short(run.name)}: {ranks}{of_world}, {steps}")
         title = ""
     if len(runs) > MAX_RUNS:
@@ -92,6 +96,8 @@ def _side(title: str, runs: Sequence[ComparedRun]) -> list[str]:
 
 def sentence(comparison: Comparison) -> str:
     """Return how exposed communication and step time changed, one sentence each."""
+    if comparison.structure is not None and comparison.window is None:
+        return structure_text.NO_TIMES
     if comparison.window is None:
         return "No times were recorded on both sides: there is nothing to compare."
     by_name = {each.name: each for each in comparison.metrics}

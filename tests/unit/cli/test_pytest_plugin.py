@@ -149,3 +149,56 @@ def test_the_plugin_costs_next_to_nothing_until_it_is_used() -> None:
 def test_the_entry_point_is_the_plugin() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert '[project.entry-points.pytest11]\noverlapscope = "overlapscope.pytest_plugin"' in text
+
+
+DRY = """
+import os
+
+import torch
+
+
+def build(device):
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8, device=device))
+    batch = torch.randn(4, 8, device=device)
+
+    def step():
+        loss = model(batch).sum()
+        loss.backward()
+        if os.environ.get("LOGGED"):
+            loss.item()
+
+    return step
+
+
+def test_what_a_step_does(overlapscope_dryrun):
+    overlapscope_dryrun(build, world_size=4, baseline="kept/dry")
+
+
+def test_with_a_policy(overlapscope_dryrun):
+    overlapscope_dryrun(build, world_size=4, baseline="kept/dry", structure={"fail": ["collective_added"]})
+
+
+def test_with_an_unknown_key(overlapscope_dryrun):
+    overlapscope_dryrun(build, world_size=4, baseline="kept/dry", structures={})
+"""
+
+
+@pytest.mark.torch
+def test_a_dry_run_is_kept_and_judged(tmp_path: Path) -> None:
+    if find_spec("torch") is None:
+        pytest.skip("torch is not installed: nothing can be dry-run")
+    (tmp_path / "test_dry.py").write_text(DRY, encoding="utf-8")
+    shown, ended = pytest_of(tmp_path)
+    assert set(ended.values()) == {"failure"}
+    assert "pytest --overlap-save" in shown
+    assert "did you mean 'structure'" in shown
+
+    pytest_of(tmp_path, "--overlap-save")
+    assert (tmp_path / "kept" / "dry" / "run.json").exists()
+
+    shown, ended = pytest_of(tmp_path, LOGGED="1")
+    assert ended.pop("test_with_an_unknown_key") == "failure"
+    assert ended == {"test_what_a_step_does": "failure", "test_with_a_policy": "passed"}
+    assert "REGRESSED: the host waits for the device" in shown
+    assert "test_dry.py:15" in shown
+    assert "Traceback" not in shown
