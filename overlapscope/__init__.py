@@ -20,7 +20,7 @@ from overlapscope.errors import InputError, NewerSchemaError, NotATraceError, Ov
 from overlapscope.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
     from os import PathLike
     from typing import Any, Literal
@@ -38,6 +38,7 @@ __all__ = [
     "Trigger",
     "UsageError",
     "__version__",
+    "dryrun",
     "load",
     "profile",
     "write_run",
@@ -109,6 +110,33 @@ def write_run(
     inputs, (out,) = check_paths("write_run", paths), check_paths("write_run", [to])
     workers = check_workers(workers)
     return write(inputs, out, options, workers=workers, executor=check_executor(executor, workers), force=force)
+
+
+def dryrun(
+    build: Callable[[Any], Callable[[], Any]],
+    *,
+    world_size: int,
+    ranks: Sequence[int] = (0,),
+    to: str | PathLike[str] | None = None,
+    force: bool = False,
+) -> LoadedRun:
+    """Run one training step on fake tensors as each rank in `ranks` of a job of `world_size`, and record it.
+
+    `build(device)` makes model, optimizer and batch on that device and returns the step, a function without arguments.
+    It is called in a fake process group; nothing is computed, allocated or sent. The run has every collective with
+    operation, group, bytes and order, every operation with FLOPs and bytes, and memory; it has no times. With `to` the
+    run directory is written; `force` replaces an existing one.
+
+    Raises UsageError for a misuse, InputError where the step needs a device or the values of tensors.
+    """
+    from overlapscope.dry_run.passes import record  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
+    from overlapscope.loaded_run import LoadedRun  # noqa: PLC0415
+
+    name = f"{getattr(build, '__module__', '')}:{getattr(build, '__qualname__', '')}"
+    run = LoadedRun(record(build, world_size=world_size, ranks=ranks, name=name))
+    if to is not None:
+        run.save(to, force=force)
+    return run
 
 
 def profile(

@@ -32,6 +32,7 @@ VERBS = {
     "export": "write a run as one trace to view in ui.perfetto.dev",
     "advise": "recommend what to change, with its predicted gain and how to verify it",
     "whatif": "predict the step of a recorded job under other settings",
+    "dryrun": "record one step of your code without a device: what it communicates",
     "plan": "predict the step of a described workload under other settings",
     "gate": "fail if a candidate regressed against a baseline",
     "baseline": "keep runs to compare with later, in a folder for a repository",
@@ -167,7 +168,7 @@ def require_output(args: argparse.Namespace) -> None:
             f"-o {display_path(output)}: output can only be written to a disk of this machine; "
             "name a path, and copy the file afterwards"
         )
-    if args.verb in ("ingest", "demo") or (args.verb == "doctor" and args.gpu):
+    if args.verb in ("ingest", "demo", "dryrun") or (args.verb == "doctor" and args.gpu):
         return
     if output.is_dir():
         raise UsageError(f"{output} is a folder; name a file")

@@ -34,6 +34,12 @@ CALL_STATES: Final = ("unknown", "scheduled", "started", "completed")
 OPERATION, ANNOTATION, RUNTIME, PYTHON, OVERHEAD, SYSTEM = range(6)
 HOST_SPAN_KINDS: Final = ("operation", "annotation", "runtime", "python", "overhead", "system")
 
+MATMUL, ATTENTION, MEMORY, FRAMEWORK_COPY, OPTIMIZER_UPDATE, COLLECTIVE, WAIT, HOST_SYNC = range(8)
+WORK_KINDS: Final = ("matmul", "attention", "memory", "copy", "optimizer", "collective", "wait", "host_sync")
+
+UNKNOWN_PREFETCH, NOT_PREFETCHED, IS_PREFETCHED = range(3)
+PREFETCHED: Final = ("unknown", "no", "yes")
+
 STREAM_WAIT_EVENT, EVENT_SYNC, STREAM_SYNC, CONTEXT_SYNC = range(4)
 SYNC_KINDS: Final = ("stream_wait_event", "event", "stream", "context")
 
@@ -207,6 +213,58 @@ class Telemetry(Columns, frozen=True, kw_only=True):
     step: Ints
     name: Codes
     value: Floats
+
+
+class Operations(Columns, frozen=True, kw_only=True):
+    """What a dry run's step does, in the order of the program: operations, calls of collectives, and waits.
+
+    Views and allocations, which do no work, have no row. Rows of one stream run one after the other; a collective runs
+    beside its stream, on that of its group, until a row `wait`.
+    """
+
+    order: Ints
+    """Row of this table, which `awaited` and `Schedule` refer to."""
+    work: Annotated[Small, WORK_KINDS]
+    """`copy`: a framework's own copies into and out of what it communicates; `optimizer`: what an optimizer's step does
+    but for matrix products; `wait`: the stream waits; `host_sync`: the host waits for a value of the device."""
+    name: Codes
+    """As torch writes it: `aten.mm.default`."""
+    stream: Codes
+    """`compute`, or the stream that a framework or the user made."""
+    phase: Codes
+    module: Codes
+    dtype: Codes
+    flops: Ints
+    """Floating-point operations; of causal attention half of the full product's. 0 for what only moves memory."""
+    read_bytes: Ints
+    written_bytes: Ints
+    fused_bytes: Ints
+    """Bytes read and written where each run of `memory` and `optimizer` rows between two others were one kernel."""
+    live_bytes: Ints
+    """Memory in use after the row."""
+    collective: Ints
+    """Row in `Collectives`, for `collective`."""
+    awaited: Ints
+    """Order of the last row that `wait` waits for: all rows of that stream until it."""
+    source: Codes
+    """Line of the user's code: `train.py:34`; in backward that of the operation whose gradient it is."""
+
+
+class Schedule(Columns, frozen=True, kw_only=True):
+    """When each collective of a dry run can begin and must have ended, one row for each row of `Collectives`."""
+
+    launch_order: Ints
+    """Its own row in `Operations`."""
+    ready_order: Ints
+    """Last row of the compute stream that it waits for before it begins; NONE if it waits for none of the step."""
+    needed_order: Ints
+    """First row after the compute stream's wait for its result; NONE if nothing in the step waits for it."""
+    prefetched: Annotated[Small, PREFETCHED]
+    """Whether the compute stream has work between `ready_order` and `needed_order`."""
+    parameters: Ints
+    """Elements of the parameters that FSDP gathers, or whose gradients it reduces, without padding."""
+    source: Codes
+    """Line of the user's code, as in `Operations`."""
 
 
 T = TypeVar("T", bound=Columns)

@@ -19,7 +19,9 @@ from overlapscope.timeline.columns import (
     HostSpans,
     Ints,
     Lanes,
+    Operations,
     Recordings,
+    Schedule,
     Spans,
     Steps,
     Syncs,
@@ -71,7 +73,8 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     basis: str
-    """Kind of source: `trace`, `events` or `log`. A log contains calls, in order, but no times of device work."""
+    """Kind of source: `trace`, `events`, `log` or `dryrun`. A log contains calls, in order, but no times of device
+    work; a dry run contains a step's operations and calls, in order, and no times at all."""
     has_device: bool
     """False for a CPU run, whose host spans take the place of device spans."""
     names: tuple[str, ...]
@@ -85,6 +88,8 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
     telemetry: Telemetry = msgspec.field(default_factory=lambda: make(Telemetry, 0))
     host: HostSpans = msgspec.field(default_factory=lambda: make(HostSpans, 0))
     syncs: Syncs = msgspec.field(default_factory=lambda: make(Syncs, 0))
+    operations: Operations = msgspec.field(default_factory=lambda: make(Operations, 0))
+    schedule: Schedule = msgspec.field(default_factory=lambda: make(Schedule, 0))
     recorded: Mapping[str, Any] = {}
     """How our own capture recorded it, and its readings of the machine; of other sources at most `host`, the name of
     the machine. Plain JSON values."""
@@ -112,8 +117,17 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, names=names, collectives=replace(self.collectives, dimension=dimension))
 
 
+DRY_RUN: Final = "dryrun"
+"""Basis of a dry run."""
 TABLES: Final = table_fields(RankTimeline)
 """The tables of a rank."""
+DRY_RUN_TABLES: Final = ("operations", "schedule")
+"""Those that only dry runs have."""
+
+
+def tables_of(basis: str) -> dict[str, type[Columns]]:
+    """Return the tables that a run directory holds of a rank of this basis."""
+    return {name: kind for name, kind in TABLES.items() if basis == DRY_RUN or name not in DRY_RUN_TABLES}
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -69,6 +69,8 @@ def groups() -> tuple[Group, ...]:
     world = distributed.distributed_c10d._world
     found = []
     for group, members in world.pg_group_ranks.items():
+        if not isinstance(group, distributed.ProcessGroup):
+            continue  # torch notes groups that this rank is not in under a number
         ranks = tuple(sorted(members))
         found.append(Group(name=group.group_name, description=group.group_desc or None, size=len(ranks), ranks=ranks))
     return tuple(sorted(found, key=lambda each: each.name))

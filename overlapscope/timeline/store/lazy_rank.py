@@ -37,7 +37,7 @@ from overlapscope.timeline.columns import (
 )
 from overlapscope.timeline.lazy_host_spans import LazyHostSpans, MadeOnce, select_host_spans
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.run import TABLES, PartRows, RankTimeline, join_parts
+from overlapscope.timeline.run import TABLES, PartRows, RankTimeline, join_parts, tables_of
 from overlapscope.timeline.store.arrow_tables import (
     open_parquet,
     read_columns,
@@ -307,7 +307,7 @@ def _read_folder(bare: RankTimeline, folder: Path, cache: TableCache, entry: Ran
     names = NameTable()
     tables: dict[str, Any] = {
         name: read_table(folder, name, kind, names, bare.rank)
-        for name, kind in TABLES.items()
+        for name, kind in tables_of(bare.basis).items()
         if name not in HOST_TABLES
     }
     windows, lanes = size(tables["recordings"]), size(tables["lanes"])

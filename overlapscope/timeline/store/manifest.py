@@ -29,7 +29,7 @@ class RankEntry(msgspec.Struct, kw_only=True):
 
     rank: int
     folder: str
-    basis: Literal["trace", "events", "log"]
+    basis: Literal["trace", "events", "log", "dryrun"]
     has_device: bool
     spans: int
     collectives: int

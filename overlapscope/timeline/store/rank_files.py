@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from overlapscope.timeline.columns import Columns, make, or_none, size
-from overlapscope.timeline.run import TABLES, RankTimeline
+from overlapscope.timeline.run import RankTimeline, tables_of
 from overlapscope.timeline.store.arrow_tables import as_stored, parquet_bytes, to_arrow, write_parquet
 from overlapscope.timeline.store.manifest import RankEntry, rank_folder
 from overlapscope.timeline.store.run_directory import RANK_ENTRY
@@ -15,7 +15,7 @@ from overlapscope.timeline.store.run_directory import RANK_ENTRY
 
 def write_rank(timeline: RankTimeline, folder: Path) -> RankEntry:
     """Write a rank into an empty folder, and return its entry. Raises OSError."""
-    for name in TABLES:
+    for name in tables_of(timeline.basis):
         write_table(getattr(timeline, name), timeline.names, timeline.rank, table_file(folder, name))
     rows = RowCounts(spans=size(timeline.spans), host_spans=size(timeline.host), syncs=size(timeline.syncs))
     return write_entry(timeline, folder, rows)

@@ -24,7 +24,7 @@ _PART: Final = re.compile(r"part_(\d{6,12})\.(\d{1,12})")
 """A part of a rank that was recorded for long: its number, and how often it had been written before."""
 _OWN_OF_RANK: Final = re.compile(
     rf"rank\.json|{_TRACE}|{_PART.pattern}|\.part_\d+\.\d+\.overlapscope-new-.*|\.rank\.json.*"
-    r"|(annotations|collectives|gradients|host|lanes|recordings|spans|steps|syncs|telemetry)\.parquet"
+    r"|(annotations|collectives|gradients|host|lanes|operations|recordings|schedule|spans|steps|syncs|telemetry)\.parquet"
 )
 _OWN_OF_FACTS: Final = re.compile(
     r"(connections|cost_models|figures|links|measurements|members|messages|paths|progress)\.parquet"

@@ -6,7 +6,7 @@ import numpy as np
 
 from overlapscope.timeline.columns import NONE, Annotations, Collectives, HostSpans, Ints, Spans, Steps, Syncs, size
 from overlapscope.timeline.operations import MAX_COUNT
-from overlapscope.timeline.run import RankTimeline
+from overlapscope.timeline.run import DRY_RUN, RankTimeline
 
 MAX_TIME_NS: Final = 1 << 62
 """No time is farther from the epoch, so that the difference of two times fits in int64."""
@@ -35,7 +35,9 @@ def _check_references(timeline: RankTimeline) -> None:
     windows, lanes, calls = size(timeline.recordings), size(timeline.lanes), size(timeline.collectives)
     if windows == 0:
         raise ValueError("no recording window")
-    spans = timeline.spans
+    spans, operations = timeline.spans, timeline.operations
+    if size(timeline.schedule) not in (0, calls):
+        raise ValueError(f"schedule has {size(timeline.schedule)} rows for {calls} collectives")
     for name, column, rows in (
         ("spans.recording", spans.recording, windows),
         ("spans.lane", spans.lane, lanes),
@@ -43,6 +45,9 @@ def _check_references(timeline: RankTimeline) -> None:
         ("collectives.recording", timeline.collectives.recording, windows),
         ("steps.recording", timeline.steps.recording, windows),
         ("annotations.recording", timeline.annotations.recording, windows),
+        ("operations.collective", operations.collective[operations.collective != NONE], calls),
+        ("operations.awaited", operations.awaited[operations.awaited != NONE], size(operations)),
+        ("schedule.launch_order", timeline.schedule.launch_order, size(operations)),
         ("annotations.lane", timeline.annotations.lane, lanes),
     ):
         _check_rows(name, column, rows)
@@ -61,8 +66,8 @@ def _check_times(timeline: RankTimeline) -> None:
         ("collectives.start_ns", timeline.collectives.start_ns, False),
         ("collectives.end_ns", timeline.collectives.end_ns, False),
         ("collectives.launch_ns", timeline.collectives.launch_ns, False),
-        ("steps.start_ns", timeline.steps.start_ns, True),
-        ("steps.end_ns", timeline.steps.end_ns, True),
+        ("steps.start_ns", timeline.steps.start_ns, timeline.basis != DRY_RUN),
+        ("steps.end_ns", timeline.steps.end_ns, timeline.basis != DRY_RUN),
         ("annotations.start_ns", timeline.annotations.start_ns, True),
         ("annotations.end_ns", timeline.annotations.end_ns, True),
         ("recordings.start_ns", timeline.recordings.start_ns, False),
@@ -82,6 +87,11 @@ def _check_sizes(timeline: RankTimeline) -> None:
         ("collectives.received_bytes", timeline.collectives.received_bytes),
         ("collectives.group_size", timeline.collectives.group_size),
         ("gradients.elements", timeline.gradients.elements),
+        ("operations.flops", timeline.operations.flops),
+        ("operations.read_bytes", timeline.operations.read_bytes),
+        ("operations.written_bytes", timeline.operations.written_bytes),
+        ("operations.fused_bytes", timeline.operations.fused_bytes),
+        ("operations.live_bytes", timeline.operations.live_bytes),
     ):
         _check_range(name, column, -1, MAX_COUNT, required=False)
 

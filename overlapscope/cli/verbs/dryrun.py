@@ -1,0 +1,76 @@
+"""Run one training step of your code without a device, weights or a network, and record what it communicates.
+
+FUNCTION(device) makes model, optimizer and batch on that device and returns the step: a function without arguments.
+The module is imported and the function is called: this runs their code.
+
+examples:
+  overlapscope dryrun train:build --world 1024 -o runs/dry
+  overlapscope dryrun train.py:build --world 64 --rank 0,8,16 -o runs/dry
+  overlapscope dryrun models:make --fsdp2 --input 8x2048:int64 --world 256 -o runs/dry
+"""
+
+import argparse
+import sys
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING
+
+from overlapscope.cli.arguments import given_path
+from overlapscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from overlapscope.timeline.run import Run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `dryrun`."""
+    parser.add_argument("function", metavar="MODULE:FUNCTION", help="builds the step; also FILE.py:NAME")
+    parser.add_argument("--world", type=int, required=True, metavar="N", help="ranks of the job")
+    parser.add_argument(
+        "--rank", action="append", default=[], metavar="R,...",
+        help="ranks to run as, one after the other (default: 0): one of each pipeline stage, others are alike",
+    )  # fmt: skip
+    wrapper = parser.add_mutually_exclusive_group()
+    wrapper.add_argument("--ddp", dest="wrapper", action="store_const", const="ddp",
+                         help="FUNCTION() returns a module, or a module and inputs: wrap it in DDP")  # fmt: skip
+    wrapper.add_argument("--fsdp2", dest="wrapper", action="store_const", const="fsdp2",
+                         help="the same, sharded by FSDP2: each block of a ModuleList or Sequential")  # fmt: skip
+    parser.add_argument("--input", action="append", default=[], metavar="SHAPE[:DTYPE]",
+                        help="example input for --ddp or --fsdp2, such as 8x2048:int64")  # fmt: skip
+    parser.add_argument("-o", "--output", type=given_path, required=True, metavar="RUN", help="run directory to write")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing run")
+    parser.add_argument("--json", action="store_true", help="print the analysis as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the step as each rank, write the run, print what it communicates."""
+    if args.input and not args.wrapper:
+        raise UsageError("--input is for --ddp and --fsdp2")
+    ranks = _ranks(args.rank)
+    from overlapscope.ingest.write_run import require_output_free  # noqa: PLC0415 - keeps --help light
+
+    require_output_free(args.output, force=args.force)
+    from overlapscope.dry_run.adapters import step_of_module  # noqa: PLC0415 - keeps --help light
+    from overlapscope.dry_run.build_function import find_function  # noqa: PLC0415
+    from overlapscope.dry_run.passes import record  # noqa: PLC0415
+
+    with redirect_stdout(sys.stderr):  # what the user's code prints is no output of ours
+        build = find_function(args.function)
+        if args.wrapper:
+            build = step_of_module(build, args.wrapper, args.input)
+        recorded = record(build, world_size=args.world, ranks=ranks, name=args.function)
+    _save(recorded, args)
+    return 0
+
+
+def _ranks(given: list[str]) -> list[int]:
+    words = [word for each in given for word in each.split(",")] or ["0"]
+    if not all(word.isdecimal() for word in words):
+        raise UsageError(f"--rank must be numbers of ranks, such as 0,8,16, not {','.join(words)!r}")
+    return [int(word) for word in words]
+
+
+def _save(recorded: "Run", args: argparse.Namespace) -> None:
+    from overlapscope.timeline.store.load_save import save_run  # noqa: PLC0415
+    from overlapscope.version import __version__  # noqa: PLC0415
+
+    save_run(recorded, args.output, version=__version__, force=args.force)

@@ -1,0 +1,72 @@
+"""Find the function that builds a step: by the name of its module, or of its file."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from overlapscope.dry_run.source_lines import line_of_traceback
+from overlapscope.errors import InputError, UsageError
+
+_MODULE: Final = "overlapscope_dry_run_target"
+
+
+def find_function(spec: str) -> Callable[..., Any]:
+    """Return what `MODULE:FUNCTION` names, or `FILE.py:FUNCTION`; modules are also found from the current folder.
+
+    The module is imported, which runs its code. Raises UsageError for another form or an unknown name, InputError
+    where the import fails.
+    """
+    place, _, name = spec.rpartition(":")
+    if not place or not all(part.isidentifier() for part in name.split(".")):
+        raise UsageError(f"{spec!r} is not MODULE:FUNCTION, such as train:build")
+    found: Any = _imported(place)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            there = sorted(each for each, value in vars(found).items() if callable(value) and not each.startswith("_"))
+            raise UsageError(f"{place} has no {name}; it has {', '.join(there[:8]) or 'no functions'}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(f"{spec} is {type(found).__name__}, no function")
+    return found  # type: ignore[no-any-return] # it was looked up by name
+
+
+def _imported(place: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        if place.endswith(".py"):
+            return _from_file(Path(place))
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing and (place == missing or place.startswith(f"{missing}.")):
+            raise UsageError(
+                f"there is no module {place}, neither installed nor in the current folder: name a module, or FILE.py"
+            ) from error
+        raise InputError(f"{place} needs the package {missing}: pip install {missing.split('.')[0]}") from error
+    except (Exception, SystemExit) as error:
+        if isinstance(error, UsageError):
+            raise
+        line = line_of_traceback(error.__traceback__)
+        raise InputError(f"{line or place}: the import fails: {type(error).__name__}: {_short(error)}") from error
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(_MODULE, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_MODULE] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

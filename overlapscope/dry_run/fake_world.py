@@ -1,0 +1,267 @@
+"""The pretended job of one rank: torch's fake process group, fake tensors, and what must differ to run on them.
+
+Nothing here opens a socket: the fake process group has a store in memory. Each replacement is undone at the end, so the
+next rank, or the caller's own code, has torch as it was.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+from overlapscope.dry_run.memory import following_resizes
+from overlapscope.dry_run.recorder import Recorder
+from overlapscope.dry_run.streams import Stream
+from overlapscope.errors import UsageError
+
+_MESH_MODULES: Final = ("torch.distributed.device_mesh", "torch.distributed._mesh_layout")
+"""Modules whose tensors are tables of ranks, which they read again."""
+_FACTORIES: Final = frozenset({"arange", "tensor", "empty", "zeros", "ones", "full"})
+
+
+class FakeWorld:
+    """One rank of the pretended job, with the recorder that sees its operations."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.recorder = Recorder()
+        self.reducers: list[Any] = []
+        self.hook_states: list[Any] = []
+        self.optimizers: list[Any] = []
+        self._undo = ExitStack()
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Start the process group and put all replacements in place; undo everything at the end."""
+        import torch  # noqa: PLC0415 - loaded only where a step runs
+        from torch import distributed  # noqa: PLC0415
+        from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
+
+        if distributed.is_initialized():
+            raise UsageError(
+                "a process group exists already: a dry run starts its own; call it before init_process_group, or in "
+                "another process"
+            )
+        with self._undo:
+            self._environment()
+            self._process_group(distributed)
+            self._meshes(torch)
+            self._streams(torch)
+            self._ddp(torch, distributed)
+            self._fsdp()
+            self._others(torch)
+            self.recorder.places.open()
+            self._undo.callback(self.recorder.places.close)
+            self._undo.enter_context(torch.random.fork_rng(devices=()))
+            self._undo.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            self._undo.enter_context(_mode(self.recorder))
+            yield
+
+    def replace(self, owner: Any, name: str, new: Any) -> None:
+        """Put `new` in the place of an attribute until the end."""
+        if name in owner.__dict__:
+            self._undo.callback(setattr, owner, name, owner.__dict__[name])
+        else:  # it belongs to a class above
+            self._undo.callback(delattr, owner, name)
+        setattr(owner, name, new)
+
+    def end_rebuilds(self) -> None:
+        """Let DDP rebuild its buckets in the order of the gradients, as it does before its second forward."""
+        for reducer in self.reducers:
+            reducer._rebuild_buckets()
+
+    # -- what is replaced ------------------------------------------------------------------------------------------
+
+    def _environment(self) -> None:
+        values = {
+            "RANK": self.rank, "LOCAL_RANK": self.rank, "WORLD_SIZE": self.world_size,
+            "LOCAL_WORLD_SIZE": self.world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
+        }  # fmt: skip
+        before = {name: os.environ.get(name) for name in values}
+        os.environ.update({name: str(value) for name, value in values.items()})
+
+        def restore() -> None:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+        self._undo.callback(restore)
+
+    def _process_group(self, distributed: Any) -> None:
+        from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
+
+        distributed.init_process_group("fake", store=FakeStore(), rank=self.rank, world_size=self.world_size)
+        destroy = distributed.destroy_process_group
+        self._undo.callback(destroy)
+        for name in ("init_process_group", "destroy_process_group"):
+            # A script that starts and ends its own group meets the fake one.
+            for owner in (distributed, distributed.distributed_c10d):
+                self.replace(owner, name, lambda *_, **__: None)
+
+    def _meshes(self, torch: Any) -> None:
+        from torch._subclasses.fake_tensor import unset_fake_temporarily  # noqa: PLC0415
+
+        def for_real(function: Callable[..., Any]) -> Callable[..., Any]:
+            def called(*args: Any, **kwargs: Any) -> Any:
+                with unset_fake_temporarily():
+                    return function(*args, **kwargs)
+
+            return called
+
+        class RealFactories:
+            """Torch as the modules of meshes see it: what they make are real tensors."""
+
+            def __getattr__(self, name: str) -> Any:
+                found = getattr(torch, name)
+                return for_real(found) if name in _FACTORIES else found
+
+        for name in _MESH_MODULES:
+            module = sys.modules.get(name)
+            if module is not None and hasattr(module, "torch"):
+                self.replace(module, "torch", RealFactories())
+
+    def _streams(self, torch: Any) -> None:
+        for name, function in self.recorder.streams.interface().items():
+            self.replace(torch.cpu, name, function)
+
+    def _ddp(self, torch: Any, distributed: Any) -> None:
+        recorder, reducers, states = self.recorder, self.reducers, self.hook_states
+        from torch.nn.parallel import distributed as ddp  # noqa: PLC0415
+
+        class Reducer(distributed.Reducer):  # type: ignore[misc] # torch is Any at our rim
+            """DDP's own, whose tables of integers are real tensors: it reads them again."""
+
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                recorder.real_integers += 1
+                try:
+                    super().__init__(*args, **kwargs)
+                finally:
+                    recorder.real_integers -= 1
+                reducers.append(self)
+
+            def _rebuild_buckets(self) -> bool:
+                recorder.real_integers += 1
+                try:
+                    return bool(super()._rebuild_buckets())
+                finally:
+                    recorder.real_integers -= 1
+
+        self.replace(distributed, "Reducer", Reducer)
+        self.replace(ddp, "_verify_param_shape_across_processes", lambda *_, **__: True)
+        register = ddp.DistributedDataParallel.register_comm_hook
+
+        def register_comm_hook(model: Any, state: Any, hook: Any) -> Any:
+            states.append(state)
+            return register(model, state, hook)
+
+        self.replace(ddp.DistributedDataParallel, "register_comm_hook", register_comm_hook)
+
+    def _fsdp(self) -> None:
+        try:
+            from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group  # noqa: PLC0415
+        except ImportError:  # before torch 2.6
+            return
+        original = group.FSDPCommContext.lazy_init
+
+        def lazy_init(context: Any, *args: Any, **kwargs: Any) -> None:
+            original(context, *args, **kwargs)
+            for name, stream in vars(context).items():
+                if isinstance(stream, Stream):
+                    stream.label = name.removesuffix("_stream")
+
+        self.replace(group.FSDPCommContext, "lazy_init", lazy_init)
+        for name in ("foreach_all_gather", "foreach_reduce"):
+            self.replace(group, name, _counting_parameters(self.recorder, getattr(group, name)))
+
+    def _others(self, torch: Any) -> None:
+        from torch.optim import optimizer  # noqa: PLC0415
+
+        self.replace(torch.nn.Module, "_apply", _apply)
+        self.replace(
+            torch.UntypedStorage, "resize_", following_resizes(self.recorder.memory)(torch.UntypedStorage.resize_)
+        )
+        # On a device optimizers take the implementation for lists of tensors; on the CPU one tensor after the other.
+        self.replace(optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cuda", "cpu"])
+        from torch._subclasses.fake_tensor import FakeTensor  # noqa: PLC0415
+
+        types = [*optimizer._foreach_supported_types, FakeTensor]
+        self.replace(optimizer, "_foreach_supported_types", types)
+        original, made = optimizer.Optimizer.__init__, self.optimizers
+
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            made.append(self)
+
+        self.replace(optimizer.Optimizer, "__init__", init)
+        if hasattr(torch.compiler, "set_stance"):
+            self._undo.enter_context(torch.compiler.set_stance("force_eager"))
+
+
+def _mode(recorder: Recorder) -> Any:
+    """Return the dispatch mode that shows each operation to the recorder."""
+    import torch  # noqa: PLC0415
+    from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily  # noqa: PLC0415
+    from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415
+
+    plain = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor}
+
+    class RecordingMode(TorchDispatchMode):  # type: ignore[misc] # torch is Any at our rim
+        """Shows each operation on plain tensors to the recorder."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if not isinstance(func, torch._ops.OpOverload):
+                return func(*args, **kwargs)
+            if any(each not in plain for each in types):
+                return NotImplemented  # a DTensor: its own dispatch makes operations on the local tensors
+            if func.namespace == "aten" and _on_real_tensors(func, args, kwargs):
+                with unset_fake_temporarily():
+                    return func(*args, **kwargs)
+            return recorder.dispatch(func, args, kwargs)
+
+    def _on_real_tensors(func: Any, args: Any, kwargs: Any) -> bool:
+        from overlapscope.dry_run.work import tensors_in  # noqa: PLC0415
+
+        tensors = tensors_in((args, kwargs))
+        if tensors:
+            return not any(isinstance(each, FakeTensor) for each in tensors)
+        return recorder.real_integers > 0 and kwargs.get("dtype") is torch.int32
+
+    return RecordingMode()
+
+
+def _apply(module: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+    """Change a module's tensors as `Module._apply` does; torch's own cannot swap fake ones (pytorch#148977)."""
+    import torch  # noqa: PLC0415
+
+    if recurse:
+        for child in module.children():
+            child._apply(fn)
+    with torch.no_grad():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            changed = fn(parameter)
+            if changed is parameter:
+                continue
+            if changed.device == parameter.device and type(changed) is type(parameter.data):
+                parameter.data = changed
+            else:
+                module._parameters[name] = torch.nn.Parameter(changed, parameter.requires_grad)
+            if parameter.grad is not None:
+                module._parameters[name].grad = fn(parameter.grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = fn(buffer)
+    return module
+
+
+def _counting_parameters(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def called(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        with recorder.moving(sum(int(each._orig_size.numel()) for each in parameters)):
+            return original(parameters, *args, **kwargs)
+
+    return called
