@@ -50,6 +50,7 @@ class FakeWorld:
             self._streams(torch)
             self._ddp(torch, distributed)
             self._fsdp()
+            self._shape_propagation()
             self._others(torch)
             self.recorder.places.open()
             self._undo.callback(self.recorder.places.close)
@@ -175,6 +176,25 @@ class FakeWorld:
         self.replace(group.FSDPCommContext, "lazy_init", lazy_init)
         for name in ("foreach_all_gather", "foreach_reduce"):
             self.replace(group, name, _counting_parameters(self.recorder, getattr(group, name)))
+
+    def _shape_propagation(self) -> None:
+        """Keep out what DTensor runs on tensors of the full size to learn an output's shape: no device does that."""
+        try:
+            from torch.distributed.tensor._sharding_prop import ShardingPropagator  # noqa: PLC0415
+        except ImportError:  # before torch 2.5
+            return
+        name = "_propagate_tensor_meta_non_cached"
+        original, recorder = getattr(ShardingPropagator, name, None), self.recorder
+
+        def unseen(*args: Any, **kwargs: Any) -> Any:
+            was, recorder.recording = recorder.recording, False
+            try:
+                return original(*args, **kwargs)
+            finally:
+                recorder.recording = was
+
+        if original is not None:
+            self.replace(ShardingPropagator, name, unseen)
 
     def _others(self, torch: Any) -> None:
         from torch.optim import optimizer  # noqa: PLC0415

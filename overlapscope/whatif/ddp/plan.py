@@ -14,13 +14,12 @@ from overlapscope.whatif.cost.formulas import ALGORITHMS, INTER, INTRA, LinkCost
 from overlapscope.whatif.ddp.buckets import DdpSettings
 from overlapscope.whatif.ddp.calibrate import Assumption, Fit, Measured, Values
 from overlapscope.whatif.ddp.ddp_step import HALF, Settings
+from overlapscope.whatif.pricing.constants import COMM_SHARE, FORMULA_ERROR, MEMORY_SHARES
 from overlapscope.whatif.workload.model import Piece, gradients_of, head_share, optimizer_bytes, piece, transformer
 from overlapscope.whatif.workload.workload import Workload
 from overlapscope.whatif.workload.workload_file import MAX_MODEL_BYTES, CollectiveTimes, Ddp, WorkloadDocument
 
 MS: Final = 1e6
-ACHIEVED: Final = (0.5, 0.8, 1.0)
-"""Share of the memory bandwidth that streaming kernels reach on a device: low, usual, all."""
 BACKWARD: Final = (0.62, 2 / 3, 0.72)
 """Backward's share of forward and backward: two thirds, because it has twice the operations."""
 HEAD: Final = (0.75, 1.0, 1.33)
@@ -29,10 +28,6 @@ GUESSED_OPTIMIZER: Final = (0.0, 0.03, 0.08)
 """The optimizer's share of the step, where it is not known: low, usual, high."""
 PER_BUCKET_NS: Final = (0.0, 30e3, 100e3)
 """Cost of a bucket besides its transfer (hooks, launch, events between streams): low, usual, high."""
-COMM_SHARE: Final = (0.0, 1.0, 1.0)
-"""How much of compute's slowdown a collective suffers too: both compete for the same units and memory."""
-FORMULA_ERROR: Final = 0.3
-"""Relative error of a formula: the cost model of NCCL itself is off by 25 % at best."""
 _SIZES: Final = np.geomspace(1 << 10, 1 << 34, 97)
 
 
@@ -109,7 +104,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             by_channels=tuple((channels, _slower(each, scale)) for channels, each in self.by_channels),
             host_gap_ns=given.host_gap_ms * MS,
             per_bucket_ns=values["per_bucket_us"] * 1e3,
-            pass_ns_per_byte=2 / (memory * ACHIEVED[1]) if memory else 0.0,
+            pass_ns_per_byte=2 / (memory * MEMORY_SHARES[1]) if memory else 0.0,
             lateness_ns=self.lateness_ns,
             comm_share=values["comm_share"],
             comm_width=self.document.collectives.at_once,
@@ -189,8 +184,8 @@ def _assumptions(document: WorkloadDocument, pieces: Sequence[Piece], found: Cur
         result.append(Assumption.of("backward_share", BACKWARD, counted))
     if given.optimizer_ms is None and memory:
         moved = optimizer_bytes(pieces, document.optimizer.name) / memory / MS
-        low, usual, high = (moved / share for share in reversed(ACHIEVED))
-        how = f"{document.optimizer.name} moves so many bytes at {ACHIEVED[1]:.0%} of the memory's bandwidth"
+        low, usual, high = (moved / share for share in reversed(MEMORY_SHARES))
+        how = f"{document.optimizer.name} moves so many bytes at {MEMORY_SHARES[1]:.0%} of the memory's bandwidth"
         result.append(Assumption.of("optimizer_ms", (low, usual, high), how))
     elif given.optimizer_ms is None and given.step_ms is not None:
         shares = tuple(share * given.step_ms for share in GUESSED_OPTIMIZER)

@@ -85,7 +85,7 @@ def calibrated(measured: Sequence[Measured], device: Device, links: Links, value
 
 def priced_ns(program: Program, device: Device, links: Links, recipe: Recipe, values: Constants) -> float:
     """Return the time of a step in ns under these constants."""
-    return step_ns(program, links, times_of(program, device, links, recipe, values), values)
+    return step_ns(program, links, recipe, times_of(program, device, links, recipe, values), values)
 
 
 def times_of(program: Program, device: Device, links: Links, recipe: Recipe, values: Constants) -> Times:

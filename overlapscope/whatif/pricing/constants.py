@@ -12,9 +12,9 @@ import numpy as np
 
 MEMORY_SHARES: Final = (0.5, 0.8, 1.0)
 """Share of the memory bandwidth that one streaming kernel reaches: low, usual, all."""
-SLOWDOWN: Final = (1.2, 1.3, 1.4)
+SLOWDOWN_PRIOR: Final = (1.2, 1.3, 1.4)
 """Slowdown of compute where it could not be measured: low, middle, high. Echo (arXiv 2412.12487) measured 1.27 for
-GPUs."""
+matrix products and 1.38 over all kernels."""
 COMM_SHARE: Final = (0.0, 1.0, 1.0)
 """How much of compute's slowdown a collective suffers too: both compete for the same units and memory."""
 FORMULA_ERROR: Final = 0.3
@@ -43,7 +43,7 @@ PRIORS: Final[Mapping[str, Prior]] = {
     "hidden": Prior(0.25, 0.4, 0.75, "share of a tensor-parallel collective that async TP overlaps; assumed"),
     "inside": Prior(0.87, 1.0, 1.15, "times the measured time of a collective inside a node"),
     "between": Prior(0.8, 1.0, 1.3, "times the formula's time of a collective across nodes"),
-    "slowdown": Prior(*SLOWDOWN, "compute beside a collective; assumed, Echo (arXiv 2412.12487) measured 1.27"),
+    "slowdown": Prior(*SLOWDOWN_PRIOR, "compute beside a collective; assumed, Echo (arXiv 2412.12487) measured 1.27"),
     "slowed_comm": Prior(*COMM_SHARE, "share of that slowdown that the collective suffers too; assumed"),
     "another_device": Prior(0.82, 1.0, 1.22, "pace of a device over that of the measured one; assumed"),
     "noise": Prior(0.985, 1.0, 1.015, "a step over another of the same job; published repetitions differ by 1 %"),

@@ -1,144 +1,190 @@
 """The price of a dry run: step time, exposed communication and critical path, each with an interval."""
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from overlapscope.timeline.columns import Floats
+from overlapscope.timeline.columns import NONE as MISSING
+from overlapscope.timeline.columns import Floats, Ints
+from overlapscope.timeline.run import Run
 from overlapscope.whatif.cost.curves import ASSUMED, EXTRAPOLATED
-from overlapscope.whatif.pricing.calibration import Measured, calibrated, fitted_constant, priced_ns, times_of
+from overlapscope.whatif.pricing.calibration import (
+    Calibration,
+    Measured,
+    calibrated,
+    fitted_constant,
+    priced_ns,
+    times_of,
+)
 from overlapscope.whatif.pricing.constants import PRIORS, draws, usual
 from overlapscope.whatif.pricing.devices import Device
 from overlapscope.whatif.pricing.links import Links
-from overlapscope.whatif.pricing.program import Program
+from overlapscope.whatif.pricing.program import Program, program_of
 from overlapscope.whatif.pricing.recipe import Recipe
+from overlapscope.whatif.pricing.result import Constant, Interval, Prices, RankPrice
 from overlapscope.whatif.pricing.step_replay import ReplayedStep, replayed
-from overlapscope.whatif.pricing.support import NONE, Support, host_notes, support
+from overlapscope.whatif.pricing.support import ESTIMATE, NONE, host_notes, support
 
 DRAWS: Final = 120
 INTERVAL: Final = (0.1, 0.9)
 """Quantiles of the 80 % interval."""
 
 
-class Interval(msgspec.Struct, frozen=True, kw_only=True):
-    """A time in ns with its 80 % interval."""
+class Terms(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What a dry run is priced for."""
 
-    value_ns: float
-    low_ns: float
-    high_ns: float
-
-
-class Price(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What a dry run's step would take on a device. Every figure is an estimate; counts and bytes are not in it."""
-
-    device: str
-    links: str
-    recipe: str
-    support: Support
-    step: Interval | None
-    """None where `support.kind` is `none`."""
-    exposed_comm: Interval | None
-    path: Mapping[str, float]
-    """Shares of the critical path: what the compute stream did, and what it waited for; they sum to 1."""
-    constants: Mapping[str, float]
-    """Value of each constant."""
-    measured: tuple[str, ...]
-    """Steps that it was calibrated with, and the constant that each fixed."""
-    assumed: tuple[str, ...]
-    """What was assumed, with its source."""
-    notes: tuple[str, ...]
-    replayed: ReplayedStep | None
+    device: Device
+    links: Links
+    recipe: Recipe = Recipe()
+    measured: tuple[Measured, ...] = ()
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A step to price."""
+class PricedRun(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A dry run with priced times beside its exact columns, and the document that says what they rest on."""
 
-    program: Program
-    recipe: Recipe
+    run: Run
+    prices: Prices
 
 
-def price(program: Program, device: Device, links: Links, recipe: Recipe, measured: Sequence[Measured] = ()) -> Price:
-    """Return the price of a step. Raises UsageError where the device has no rate for a dtype, or links are missing."""
-    found = support(program, recipe, measured)
-    values = calibrated(measured, device, links, usual()).applied(usual(), recipe)
-    step = None
-    spread: tuple[Interval, Interval] | None = None
-    if found.kind != NONE:
-        step = replayed(program, links, times_of(program, device, links, recipe, values), values)
-        spread = _intervals(program, device, links, recipe, measured, step)
-    return Price(
-        device=device.key,
-        links=links.name,
-        recipe=str(recipe),
-        support=found,
-        step=spread[0] if spread else None,
-        exposed_comm=spread[1] if spread else None,
-        path={name: each / step.step_ns for name, each in step.path_ns.items()} if step else {},
-        constants={name: values[name] for name in _used(recipe)},
-        measured=tuple(f"{each.source}: {each.recipe}, fixes {fitted_constant(each.recipe)}" for each in measured),
-        assumed=tuple(_assumed(program, device, links, recipe, measured)),
-        notes=tuple(host_notes(program, recipe, step.step_ns)) if step else (),
-        replayed=step,
+def price_run(run: Run, terms: Terms) -> PricedRun:
+    """Return a dry run with its prices.
+
+    Raises InputError for a run that is no dry run, UsageError where the device has no rate for a dtype or a group spans
+    nodes without links between them.
+    """
+    programs = {rank: program_of(run, rank) for rank in run.ranks}
+    found: dict[int, tuple[RankPrice, ReplayedStep | None]] = {
+        rank: price_program(program, terms) for rank, program in programs.items()
+    }
+    prices = Prices(
+        device=terms.device.key,
+        links=terms.links.name,
+        recipe=str(terms.recipe),
+        measured=[f"{each.source}: {each.recipe}, fixes {fitted_constant(each.recipe)}" for each in terms.measured],
+        ranks=[each for each, _ in found.values()],
+        constants=_constants(terms),
+        sources=_sources(list(programs.values()), terms),
     )
+    ranks = {rank: _with_times(run, rank, step, prices) for rank, (_, step) in found.items()}
+    return PricedRun(run=replace(run, ranks=ranks), prices=prices)
 
 
-def drawn_steps(
-    targets: Sequence[Target], device: Device, links: Links, measured: Sequence[Measured] = (), number: int = DRAWS
-) -> Floats:
-    """Return the step times in ns, shape (draws, targets), under draws of all constants, each calibrated again.
+def price_program(program: Program, terms: Terms) -> tuple[RankPrice, ReplayedStep | None]:
+    """Return the price of one rank's step, and its replay; None where it cannot be priced."""
+    allowed = support(program, terms.recipe, terms.measured)
+    if allowed.kind == NONE:
+        return RankPrice(rank=program.rank, kind=allowed.kind, reasons=list(allowed.reasons)), None
+    step = _replayed(program, terms, usual())
+    drawn = [_replayed(program, terms, values) for values in draws(DRAWS)]
+    noise = [values["noise"] for values in draws(DRAWS, seed=1)]
+    only_range = allowed.kind != ESTIMATE
+    price = RankPrice(
+        rank=program.rank,
+        kind=allowed.kind,
+        reasons=list(allowed.reasons),
+        step=_interval(step.step_ns, [each.step_ns * n for each, n in zip(drawn, noise, strict=True)], only_range),
+        exposed_comm=_interval(step.exposed_comm_ns, [each.exposed_comm_ns for each in drawn], only_range),
+        path={name: each / step.step_ns for name, each in step.path_ns.items()} if step.step_ns else {},
+        notes=host_notes(program, terms.recipe, step.step_ns),
+    )
+    return price, step
 
-    One draw holds for all targets, so that two columns can be compared draw by draw.
+
+def drawn_steps(targets: Sequence[tuple[Program, Recipe]], terms: Terms, number: int = DRAWS) -> Floats:
+    """Return step times in ns, shape (draws, targets), under draws of all constants, each calibrated again.
+
+    A draw holds for all targets, so that two columns can be compared draw by draw; the noise of a measurement is each
+    target's own. `terms.recipe` does not count.
     """
     found = np.empty((number, len(targets)))
     for row, values in enumerate(draws(number)):
-        fit = calibrated(measured, device, links, values)
-        for column, each in enumerate(targets):
-            own = fit.applied(values, each.recipe)
-            found[row, column] = priced_ns(each.program, device, links, each.recipe, own)
-    # What is predicted was measured once too, with a noise of its own.
-    return found * np.array([each["noise"] for each in draws(number, seed=1)])[:, None]
+        fit = _fit(terms, values)
+        for column, (program, recipe) in enumerate(targets):
+            found[row, column] = priced_ns(program, terms.device, terms.links, recipe, fit.applied(values, recipe))
+    for column in range(len(targets)):
+        found[:, column] *= [values["noise"] for values in draws(number, seed=column + 1)]
+    return found
 
 
-def _intervals(
-    program: Program, device: Device, links: Links, recipe: Recipe, measured: Sequence[Measured], step: ReplayedStep
-) -> tuple[Interval, Interval]:
-    steps, exposed = [], []
-    for values, noise in zip(draws(DRAWS), draws(DRAWS, seed=1), strict=True):
-        own = calibrated(measured, device, links, values).applied(values, recipe)
-        found = replayed(program, links, times_of(program, device, links, recipe, own), own)
-        steps.append(found.step_ns * noise["noise"])
-        exposed.append(found.exposed_comm_ns)
-    return _interval(step.step_ns, steps), _interval(step.exposed_comm_ns, exposed)
+def _fit(terms: Terms, values: dict[str, float]) -> Calibration:
+    return calibrated(terms.measured, terms.device, terms.links, values)
 
 
-def _interval(value: float, drawn: Sequence[float]) -> Interval:
-    low, high = np.quantile(drawn, INTERVAL)
-    return Interval(value_ns=value, low_ns=min(float(low), value), high_ns=max(float(high), value))
+def _replayed(program: Program, terms: Terms, values: dict[str, float]) -> ReplayedStep:
+    device, links, recipe = terms.device, terms.links, terms.recipe
+    own = _fit(terms, values).applied(values, recipe)
+    return replayed(program, links, recipe, times_of(program, device, links, recipe, own), own)
 
 
-def _used(recipe: Recipe) -> list[str]:
-    other = {f"{kind}_bytes" for kind in ("tensorwise", "rowwise")} - {f"{recipe.float8}_bytes"}
-    unused = {*other, *(() if recipe.float8 else ("float8",)), *(() if recipe.async_tp else ("hidden",))}
-    return [name for name in PRIORS if name not in unused]
+def _interval(value: float, drawn: Sequence[float], only_range: bool) -> Interval:
+    low, high = np.quantile(drawn, INTERVAL).tolist()
+    return Interval(
+        value_ns=None if only_range else round(value), low_ns=round(min(low, value)), high_ns=round(max(high, value))
+    )
 
 
-def _assumed(program: Program, device: Device, links: Links, recipe: Recipe, measured: Sequence[Measured]) -> list[str]:
-    fixed = {fitted_constant(each.recipe) for each in measured}
-    found = [f"{device.name}: {device.source}", f"links: {links.inside.source}"]
-    if links.between is not None:
-        found.append(f"links: {links.between.source}")
-    kinds = {(call.op, len(call.ranks), links.nodes(call.ranks)): call for call in program.calls}
-    for (op, size, nodes), call in kinds.items():
-        how = links.known_from(op, call.ranks, call.size_bytes)
-        if how in (ASSUMED, EXTRAPOLATED):
-            where = "one node" if nodes == 1 else f"{nodes} nodes"
-            found.append(f"{op} over {size} ranks on {where}: {how}, from bandwidth and latency")
-    if recipe.compiled is not None:
-        found.append(
-            "compile: each run of memory-bound operations is one kernel; what a compiler really joins may differ"
+def _constants(terms: Terms) -> list[Constant]:
+    fixed = {fitted_constant(each.recipe): each.source for each in terms.measured}
+    values = _fit(terms, usual()).applied(usual(), terms.recipe)
+    other = {f"{kind}_bytes" for kind in ("tensorwise", "rowwise") if kind != terms.recipe.float8}
+    unused = {*other, *(() if terms.recipe.float8 else ("float8",)), *(() if terms.recipe.async_tp else ("hidden",))}
+    if all(each.device is None for each in terms.measured):
+        unused.add("another_device")
+    return [
+        Constant(
+            name=name,
+            value=values[name],
+            low=None if name in fixed else prior.low,
+            high=None if name in fixed else prior.high,
+            source=f"fitted to {fixed[name]}" if name in fixed else prior.source,
         )
-    found += [f"{name} {PRIORS[name].low:g} .. {PRIORS[name].usual:g} .. {PRIORS[name].high:g}: {PRIORS[name].source}"
-              for name in _used(recipe) if name not in fixed]  # fmt: skip
+        for name, prior in PRIORS.items()
+        if name not in unused
+    ]
+
+
+def _sources(programs: Sequence[Program], terms: Terms) -> list[str]:
+    links = terms.links
+    found = [f"{terms.device.name}: {terms.device.source}", f"links inside a node: {links.inside.source}"]
+    if links.between is not None:
+        found.append(f"links between nodes: {links.between.source}")
+    assumed: dict[str, None] = {}
+    for call in (each for program in programs for each in program.calls if len(each.ranks) > 1):
+        how = links.known_from(call.op, call.ranks, call.size_bytes)
+        if how in (ASSUMED, EXTRAPOLATED):
+            nodes = links.nodes(call.ranks)
+            where = "one node" if nodes == 1 else f"{nodes} nodes"
+            assumed[f"{call.op} over {len(call.ranks)} ranks on {where}: {how}, from bandwidth and latency"] = None
+    found += assumed
+    if terms.recipe.compiled is not None:
+        found.append("compile: each run of memory-bound operations is taken to be one kernel; a compiler may join less")
+    return found
+
+
+def _with_times(run: Run, rank: int, step: ReplayedStep | None, prices: Prices) -> Any:
+    """Return a rank with priced times in its own columns, and the prices in what is recorded of it."""
+    timeline = run.ranks[rank]
+    own = replace(prices, ranks=[each for each in prices.ranks if each.rank == rank])
+    recorded = {**timeline.recorded, "price": msgspec.to_builtins(own)}
+    if step is None:
+        return replace(timeline, recorded=recorded)
+    return replace(
+        timeline,
+        recorded=recorded,
+        operations=replace(
+            timeline.operations, priced_start_ns=_rounded(step.row_start_ns), priced_end_ns=_rounded(step.row_end_ns)
+        ),
+        schedule=replace(
+            timeline.schedule, priced_start_ns=_rounded(step.call_start_ns), priced_end_ns=_rounded(step.call_end_ns)
+        ),
+    )
+
+
+def _rounded(times_ns: Floats) -> Ints:
+    found = np.full(times_ns.size, MISSING, np.int64)
+    known = np.isfinite(times_ns)
+    found[known] = np.rint(times_ns[known]).astype(np.int64)
     return found

@@ -9,9 +9,12 @@ from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.whatif.pricing.calibration import Measured
 from overlapscope.whatif.pricing.program import Program
 from overlapscope.whatif.pricing.recipe import Recipe
+from overlapscope.whatif.pricing.result import Kind
 
-ESTIMATE, RANGE, NONE = "estimate", "range", "none"
-_ORDER: Final = (ESTIMATE, RANGE, NONE)
+ESTIMATE: Final = "estimate"
+RANGE: Final = "range"
+NONE: Final = "none"
+_ORDER: Final[tuple[Kind, ...]] = (ESTIMATE, RANGE, NONE)
 CONTEXT: Final = "context"
 HOST_NS: Final = 6e3
 """Time of the host for one operation, as an order of magnitude: PyTorch's eager mode takes 5 to 10 microseconds."""
@@ -20,13 +23,13 @@ HOST_NS: Final = 6e3
 class Support(msgspec.Struct, frozen=True, kw_only=True):
     """How far a price can be trusted."""
 
-    kind: str
+    kind: Kind
     reasons: tuple[str, ...]
 
 
 def support(program: Program, recipe: Recipe, measured: Sequence[Measured]) -> Support:
     """Return what a price of this step may be called when it rests on these measured steps."""
-    found: list[tuple[str, str]] = []
+    found: list[tuple[Kind, str]] = []
     if any(call.op in POINT_TO_POINT for call in program.calls):
         found.append((NONE, "it sends between pipeline stages or ring neighbours, whose time rests on what other ranks "
                             "do: a measured step of the same layout would be needed"))  # fmt: skip
@@ -42,7 +45,7 @@ def support(program: Program, recipe: Recipe, measured: Sequence[Measured]) -> S
         found.append((RANGE, f"it rests on {here}: --calibrate with one of this device and power limit"))
     if any(call.op == "all_to_all" for call in program.calls):
         found.append((RANGE, "an all-to-all takes as long as its most loaded rank, and the routing is assumed"))
-    kind = max((each for each, _ in found), key=_ORDER.index, default=ESTIMATE)
+    kind: Kind = max((each for each, _ in found), key=_ORDER.index, default=ESTIMATE)
     return Support(kind=kind, reasons=tuple(why for _, why in found))
 
 
