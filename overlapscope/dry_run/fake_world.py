@@ -184,7 +184,9 @@ class FakeWorld:
         except ImportError:  # before torch 2.5
             return
         name = "_propagate_tensor_meta_non_cached"
-        original, recorder = getattr(ShardingPropagator, name, None), self.recorder
+        if not hasattr(ShardingPropagator, name):
+            return
+        original, recorder = getattr(ShardingPropagator, name), self.recorder
 
         def unseen(*args: Any, **kwargs: Any) -> Any:
             was, recorder.recording = recorder.recording, False
@@ -193,8 +195,7 @@ class FakeWorld:
             finally:
                 recorder.recording = was
 
-        if original is not None:
-            self.replace(ShardingPropagator, name, unseen)
+        self.replace(ShardingPropagator, name, unseen)
 
     def _others(self, torch: Any) -> None:
         from torch.optim import optimizer  # noqa: PLC0415

@@ -9,12 +9,15 @@ from msgspec.structs import replace
 
 from overlapscope.errors import UsageError
 from overlapscope.timeline.facts import Facts
-from overlapscope.whatif.cost.curves import Curve, curve, other_curves, table_curve
+from overlapscope.whatif.cost.curves import OTHERS, Curve, curve, other_curves, table_curve
 from overlapscope.whatif.cost.formulas import ALGORITHMS, INTER, INTRA, LinkCost, hierarchical, time_ns
 from overlapscope.whatif.ddp.buckets import DdpSettings
 from overlapscope.whatif.ddp.calibrate import Assumption, Fit, Measured, Values
 from overlapscope.whatif.ddp.ddp_step import HALF, Settings
 from overlapscope.whatif.pricing.constants import COMM_SHARE, FORMULA_ERROR, MEMORY_SHARES
+from overlapscope.whatif.pricing.described import compute_range, link_curve, phase_times
+from overlapscope.whatif.pricing.devices import Device, device
+from overlapscope.whatif.pricing.links import Links, links
 from overlapscope.whatif.workload.model import Piece, gradients_of, head_share, optimizer_bytes, piece, transformer
 from overlapscope.whatif.workload.workload import Workload
 from overlapscope.whatif.workload.workload_file import MAX_MODEL_BYTES, CollectiveTimes, Ddp, WorkloadDocument
@@ -37,6 +40,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     document: WorkloadDocument
     pieces: tuple[Piece, ...]
     curve: Curve
+    device: Device | None = None
+    """Where its name is given."""
     others: tuple[Curve, ...] = ()
     """Curves of other operations from the same table."""
     by_channels: tuple[tuple[int, Curve], ...] = ()
@@ -89,10 +94,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             rest = max((given.step_ms - given.host_gap_ms) * MS - optimizer_ns, 1.0)
             backward_ns = rest * values["backward_share"]
             forward_ns = rest - backward_ns
+        elif given.tokens is not None and self.device is not None:
+            priced = phase_times(self.pieces, given.tokens, self.device, given.dtype)
+            forward_ns, backward_ns = (each * values["compute_time"] for each in priced)
         else:
             forward_ns, backward_ns = (given.forward_ms or 0.0) * MS, (given.backward_ms or 0.0) * MS
         gradients = gradients_of(self.pieces, forward_ns, backward_ns, head_scale=values.get("head_share", 1.0))
-        memory = self.document.device.memory_gbs
+        memory = memory_gbs(self.document, self.device)
         scale = values.get("transfer_time", 1.0)
         return Workload(
             world_size=self.document.world_size,
@@ -122,20 +130,26 @@ def plan(
     pieces = tuple(_pieces(document))
     if sum(each.bytes for each in pieces) > MAX_MODEL_BYTES:
         raise UsageError(f"the gradients are more than {MAX_MODEL_BYTES >> 40} TiB together; are their shapes right?")
-    found, notes = _curve(document, tables)
+    named = None if document.device.name is None else device(document.device.name)
+    priced = None if document.collectives.links is None else links(document.collectives.links)
+    found, notes = _curve(document, tables, priced)
+    others = other_curves(tables or Facts(), document.world_size)
+    if priced is not None:
+        others = tuple(link_curve(priced, op, document.world_size) for op in OTHERS)
     baseline = settings_of(document.ddp)
     measured = tuple(Measured(settings=settings_of(each), step_ns=each.step_ms * MS) for each in document.measured)
     return Plan(
         document=document,
         pieces=pieces,
         curve=found,
-        others=other_curves(tables or Facts(), document.world_size),
+        device=named,
+        others=others,
         by_channels=tuple(
             (channels, table_curve(table, name, document.world_size)[0]) for channels, name, table in by_channels
         ),
         baseline=baseline,
         measured=measured,
-        assumptions=tuple(_assumptions(document, pieces, found)),
+        assumptions=tuple(_assumptions(document, pieces, found, named)),
         noise=document.noise_percent / 100,
         notes=(*notes, *found.corners()),
     )
@@ -175,10 +189,20 @@ def _pieces(document: WorkloadDocument) -> Sequence[Piece]:
     )
 
 
-def _assumptions(document: WorkloadDocument, pieces: Sequence[Piece], found: Curve) -> list[Assumption]:
+def memory_gbs(document: WorkloadDocument, named: Device | None) -> float | None:
+    """Return the memory bandwidth of the device: stated, or of its data sheet; None if neither is known."""
+    return document.device.memory_gbs if named is None else named.memory_gbs
+
+
+def _assumptions(
+    document: WorkloadDocument, pieces: Sequence[Piece], found: Curve, named: Device | None
+) -> list[Assumption]:
     """Return an assumption for each value that the document does not state, with its source."""
-    given, memory = document.compute, document.device.memory_gbs
+    given, memory = document.compute, memory_gbs(document, named)
     result = []
+    if given.tokens is not None and named is not None:
+        how = f"priced from operations and the peak of {named.name}; memory-bound operations are not in it"
+        result.append(Assumption.of("compute_time", compute_range(), how))
     if given.step_ms is not None:
         counted = "backward has twice the operations of forward"
         result.append(Assumption.of("backward_share", BACKWARD, counted))
@@ -208,8 +232,13 @@ def _curve_error(found: Curve, most_bytes: int) -> float:
     return float(np.mean([found.error(each) for each in np.geomspace(1 << 20, max(most_bytes, 2 << 20), 12)]))
 
 
-def _curve(document: WorkloadDocument, tables: Facts | None) -> tuple[Curve, list[str]]:
+def _curve(document: WorkloadDocument, tables: Facts | None, priced: Links | None) -> tuple[Curve, list[str]]:
     given, ranks = document.collectives, document.world_size
+    if priced is not None:
+        found = link_curve(priced, "all_reduce", ranks)
+        return found, [] if found.measured.all() else [
+            f"all-reduces are priced by {found.source}, beyond what is measured"
+        ]
     if given.algorithm is not None:
         times = [_formula_ns(given, ranks, size) for size in _SIZES.tolist()]
         name = f"the formula of {given.algorithm}"
