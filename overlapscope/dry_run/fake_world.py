@@ -95,8 +95,8 @@ class FakeWorld:
         from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
 
         distributed.init_process_group("fake", store=FakeStore(), rank=self.rank, world_size=self.world_size)
-        destroy = distributed.destroy_process_group
-        self._undo.callback(destroy)
+        self._undo.callback(distributed.destroy_process_group)
+        self._undo.callback(_forget_meshes)
         for name in ("init_process_group", "destroy_process_group"):
             # A script that starts and ends its own group meets the fake one.
             for owner in (distributed, distributed.distributed_c10d):
@@ -136,19 +136,17 @@ class FakeWorld:
             """DDP's own, whose tables of integers are real tensors: it reads them again."""
 
             def __init__(self, *args: Any, **kwargs: Any) -> None:
-                recorder.real_integers += 1
-                try:
+                with recorder.integers():
                     super().__init__(*args, **kwargs)
-                finally:
-                    recorder.real_integers -= 1
                 reducers.append(self)
 
             def _rebuild_buckets(self) -> bool:
-                recorder.real_integers += 1
-                try:
+                with recorder.integers():
                     return bool(super()._rebuild_buckets())
-                finally:
-                    recorder.real_integers -= 1
+
+            def _set_static_graph(self) -> None:
+                with recorder.integers():
+                    super()._set_static_graph()
 
         self.replace(distributed, "Reducer", Reducer)
         self.replace(ddp, "_verify_param_shape_across_processes", lambda *_, **__: True)
@@ -219,6 +217,21 @@ class FakeWorld:
         self.replace(optimizer.Optimizer, "__init__", init)
         if hasattr(torch.compiler, "set_stance"):
             self._undo.enter_context(torch.compiler.set_stance("force_eager"))
+
+
+def _forget_meshes() -> None:
+    """Clear what DTensor keeps from call to call: it names the process groups of this rank."""
+    try:
+        from torch.distributed.tensor import _redistribute, debug  # noqa: PLC0415
+    except ImportError:  # before torch 2.5
+        return
+    for owner, name in ((debug, "_clear_sharding_prop_cache"), (_redistribute, "clear_redistribute_planner_cache")):
+        clear = getattr(owner, name, None)
+        if clear is not None:
+            clear()
+    cached = getattr(getattr(_redistribute, "_gen_transform_infos", None), "cache_clear", None)
+    if cached is not None:
+        cached()
 
 
 def _mode(recorder: Recorder) -> Any:

@@ -75,7 +75,7 @@ class Recorder:
         self.parameters_moved: int | None = None
         """Elements of the parameters of the FSDP group whose communication is being launched."""
         self.real_integers = 0
-        """Above 0 while DDP makes small tables of integers that it reads again."""
+        """Above 0 inside `integers`."""
         self._outputs: dict[int, Any] = {}
         """By storage of a functional collective's output: its work."""
         self._futures: list[Any] = []
@@ -265,6 +265,15 @@ class Recorder:
                 if work.has_future:
                     self._wait_for(work)
             self._futures.clear()
+
+    @contextmanager
+    def integers(self) -> Iterator[None]:
+        """While open, new tensors of integers are real ones: DDP reads them again."""
+        self.real_integers += 1
+        try:
+            yield
+        finally:
+            self.real_integers -= 1
 
     @contextmanager
     def moving(self, parameters: int) -> Iterator[None]:

@@ -1,0 +1,47 @@
+"""One rank of a real job over gloo that runs every kind of step of `dry_steps`, each recorded into its own run.
+
+python -m tests.integration.jobs.dry_truth RANK WORLD_SIZE STORE FOLDER KIND...
+"""
+
+import faulthandler
+import json
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+from torch import distributed as dist
+
+import overlapscope
+from overlapscope.capture.host.environment import groups
+from tests.integration.jobs import dry_steps
+
+WARM_UP = 4
+"""DDP rebuilds its buckets after the first step; PowerSGD of these jobs compresses from the third."""
+
+
+def main() -> None:
+    faulthandler.dump_traceback_later(60, exit=True)
+    rank, world, store, folder, *kinds = sys.argv[1:]
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world))
+    torch.set_num_threads(1)
+    for kind in kinds:
+        try:
+            step = getattr(dry_steps, kind)(torch.device("cpu"))
+            with overlapscope.profile(
+                f"{folder}/{kind}", mode="events", warmup=WARM_UP, events_every=1, measure_overhead=False
+            ) as scope:
+                for _ in range(WARM_UP + 1):
+                    with scope.step():
+                        step()
+        except Exception:  # noqa: BLE001 - the other kinds are still to be tried
+            traceback.print_exc()
+            sys.stderr.write(f"FAILED {kind}\n")
+        names = {group.name: group.ranks for group in groups()}
+        Path(folder, f"{kind}.groups{rank}.json").write_text(json.dumps(names))
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
