@@ -5,12 +5,14 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from overlapscope.timeline.run import Run
     from overlapscope.whatif.pricing.calibration import Measured
-    from overlapscope.whatif.pricing.prices import PricedRun
+    from overlapscope.whatif.pricing.prices import PricedRun, Terms
 
 _MEASURED: Final = re.compile(
     r"(?:(?P<dry_run>[^=:@]+)=)?(?P<step>[^=:@]+)(?::(?P<recipe>[^@]*))?(?:@(?P<device>[\w.-]+))?"
@@ -37,8 +39,9 @@ def add_price_options(parser: argparse.ArgumentParser) -> None:
 
 
 def require_price_options(args: argparse.Namespace) -> bool:
-    """Return whether a price is asked for. Raises UsageError where its options are not complete."""
+    """Return whether a price is asked for. Raises UsageError for incomplete options and unknown names."""
     if args.device and args.links:
+        _named(args)
         return True
     if args.device:
         raise UsageError("--device needs --links, such as 8xh100-nvswitch,roce-400")
@@ -49,22 +52,21 @@ def require_price_options(args: argparse.Namespace) -> bool:
 
 
 def priced(run: "Run", args: argparse.Namespace) -> "PricedRun":
-    """Return a dry run with its prices. Raises UsageError and InputError."""
-    from overlapscope.whatif.pricing.devices import device  # noqa: PLC0415 - keeps --help light
+    """Return the prices of a dry run. Raises UsageError and InputError."""
+    from overlapscope.whatif.pricing.prices import price_run  # noqa: PLC0415 - keeps --help light
+
+    measured = tuple(_measured(each, run, args.recipe or "", args.device) for each in args.calibrate)
+    return price_run(run, msgspec.structs.replace(_named(args), measured=measured))
+
+
+def _named(args: argparse.Namespace) -> "Terms":
+    """Return what is priced for, without measured steps."""
+    from overlapscope.whatif.pricing.devices import device  # noqa: PLC0415
     from overlapscope.whatif.pricing.links import links  # noqa: PLC0415
-    from overlapscope.whatif.pricing.prices import Terms, price_run  # noqa: PLC0415
+    from overlapscope.whatif.pricing.prices import Terms  # noqa: PLC0415
     from overlapscope.whatif.pricing.recipe import parse_recipe  # noqa: PLC0415
 
-    recipe = parse_recipe(args.recipe or "")
-    return price_run(
-        run,
-        Terms(
-            device=device(args.device),
-            links=links(args.links),
-            recipe=recipe,
-            measured=tuple(_measured(each, run, args.recipe or "", args.device) for each in args.calibrate),
-        ),
-    )
+    return Terms(device=device(args.device), links=links(args.links), recipe=parse_recipe(args.recipe or ""))
 
 
 def _measured(text: str, run: "Run", recipe: str, device_key: str) -> "Measured":

@@ -63,8 +63,10 @@ def run(args: argparse.Namespace) -> int:
             build = step_of_module(build, args.wrapper, args.input)
         recorded = record(build, world_size=args.world, ranks=ranks, name=args.function)
     if prices:
+        from overlapscope.whatif.pricing.prices import with_prices  # noqa: PLC0415
+
         found = priced(recorded, args)
-        _save(found.run, args)
+        _save(with_prices(recorded, found), args)
         sys.stdout.write(_price_text(found.prices))
     else:
         _save(recorded, args)

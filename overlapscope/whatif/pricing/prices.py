@@ -1,7 +1,7 @@
 """The price of a dry run: step time, exposed communication and critical path, each with an interval."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from overlapscope.timeline.columns import NONE as MISSING
 from overlapscope.timeline.columns import Floats, Ints
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.cost.curves import ASSUMED, EXTRAPOLATED
 from overlapscope.whatif.pricing.calibration import (
     Calibration,
@@ -43,14 +43,14 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class PricedRun(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A dry run with priced times beside its exact columns, and the document that says what they rest on."""
+    """The prices of a dry run, and the replayed step of each rank that has one."""
 
-    run: Run
     prices: Prices
+    steps: Mapping[int, ReplayedStep]
 
 
 def price_run(run: Run, terms: Terms) -> PricedRun:
-    """Return a dry run with its prices.
+    """Return the prices of a dry run.
 
     Raises InputError for a run that is no dry run, UsageError where the device has no rate for a dtype or a group spans
     nodes without links between them.
@@ -68,8 +68,7 @@ def price_run(run: Run, terms: Terms) -> PricedRun:
         constants=_constants(terms),
         sources=_sources(list(programs.values()), terms),
     )
-    ranks = {rank: _with_times(run, rank, step, prices) for rank, (_, step) in found.items()}
-    return PricedRun(run=replace(run, ranks=ranks), prices=prices)
+    return PricedRun(prices=prices, steps={rank: step for rank, (_, step) in found.items() if step is not None})
 
 
 def price_program(program: Program, terms: Terms) -> tuple[RankPrice, ReplayedStep | None]:
@@ -164,22 +163,24 @@ def _sources(programs: Sequence[Program], terms: Terms) -> list[str]:
     return found
 
 
-def _with_times(run: Run, rank: int, step: ReplayedStep | None, prices: Prices) -> Any:
-    """Return a rank with priced times in its own columns, and the prices in what is recorded of it."""
-    timeline = run.ranks[rank]
-    own = replace(prices, ranks=[each for each in prices.ranks if each.rank == rank])
-    recorded = {**timeline.recorded, "price": msgspec.to_builtins(own)}
+def with_prices(run: Run, priced: PricedRun) -> Run:
+    """Return a dry run with priced times beside its exact columns, and its prices in what is recorded of each rank."""
+    return replace(run, ranks={rank: _with_times(each, priced) for rank, each in run.ranks.items()})
+
+
+def _with_times(timeline: RankTimeline, priced: PricedRun) -> RankTimeline:
+    own = [each for each in priced.prices.ranks if each.rank == timeline.rank]
+    recorded = {**timeline.recorded, "price": msgspec.to_builtins(replace(priced.prices, ranks=own))}
+    step = priced.steps.get(timeline.rank)
     if step is None:
         return replace(timeline, recorded=recorded)
+    starts, ends = _rounded(step.row_start_ns), _rounded(step.row_end_ns)
+    begins, finishes = _rounded(step.call_start_ns), _rounded(step.call_end_ns)
     return replace(
         timeline,
         recorded=recorded,
-        operations=replace(
-            timeline.operations, priced_start_ns=_rounded(step.row_start_ns), priced_end_ns=_rounded(step.row_end_ns)
-        ),
-        schedule=replace(
-            timeline.schedule, priced_start_ns=_rounded(step.call_start_ns), priced_end_ns=_rounded(step.call_end_ns)
-        ),
+        operations=replace(timeline.operations, priced_start_ns=starts, priced_end_ns=ends),
+        schedule=replace(timeline.schedule, priced_start_ns=begins, priced_end_ns=finishes),
     )
 
 

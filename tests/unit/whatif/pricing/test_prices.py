@@ -11,7 +11,7 @@ from overlapscope.whatif.pricing.calibration import Measured, calibrated, priced
 from overlapscope.whatif.pricing.constants import PRIORS, draws, usual
 from overlapscope.whatif.pricing.devices import device
 from overlapscope.whatif.pricing.links import links
-from overlapscope.whatif.pricing.prices import Terms, drawn_steps, price_run
+from overlapscope.whatif.pricing.prices import Terms, drawn_steps, price_run, with_prices
 from overlapscope.whatif.pricing.program import program_of
 from overlapscope.whatif.pricing.recipe import parse_recipe
 from tests.unit.whatif.pricing.dry_runs import Row, call, dry_run, wait
@@ -96,7 +96,9 @@ def test_a_step_of_another_device_gives_a_wider_range_than_one_of_this() -> None
 
 def test_scales_a_row_are_refused_without_a_step_of_their_own() -> None:
     recipe = "compile,float8=rowwise"
-    run = priced(job(), recipe, measured(4e8, "compile"), measured(4e8, "compile,float8=tensorwise")).run
+    run = job()
+    steps = measured(4e8, "compile"), measured(4e8, "compile,float8=tensorwise")
+    run = with_prices(run, priced(run, recipe, *steps))
     found = run.ranks[0].recorded["price"]["ranks"][0]
     assert found["kind"] == "none"
     assert found["step"] is None
@@ -123,7 +125,7 @@ def test_an_expert_exchange_has_a_range_because_routing_is_assumed() -> None:
 def test_priced_times_stand_beside_exact_columns_and_say_what_they_are() -> None:
     run = job()
     found = priced(run, "", measured(4e8))
-    before, after = run.ranks[0], found.run.ranks[0]
+    before, after = run.ranks[0], with_prices(run, found).ranks[0]
     assert (before.operations.priced_start_ns == NONE).all()
     assert "price" not in before.recorded
     assert after.operations.priced_end_ns.max() == found.prices.ranks[0].step.value_ns
