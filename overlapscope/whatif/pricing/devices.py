@@ -29,6 +29,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     attention: tuple[float, float] = ATTENTION
     """Share of the 16-bit peak that attention reaches: forward, backward."""
     source: str
+    host_computes: bool = False
+    """Whether the host does the work itself: a CPU."""
 
     def peak_flops_per_ns(self, dtype: str) -> float:
         """Return the peak rate of a dtype in operations a nanosecond. Raises UsageError without one."""

@@ -55,7 +55,7 @@ def price_run(run: Run, terms: Terms) -> PricedRun:
     Raises InputError for a run that is no dry run, UsageError where the device has no rate for a dtype or a group spans
     nodes without links between them.
     """
-    programs = {rank: program_of(run, rank) for rank in run.ranks}
+    programs = {rank: program_of(run, rank, host_computes=terms.device.host_computes) for rank in run.ranks}
     found: dict[int, tuple[RankPrice, ReplayedStep | None]] = {
         rank: price_program(program, terms) for rank, program in programs.items()
     }

@@ -69,16 +69,23 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """How often the host waits for a value of the device."""
 
 
-def program_of(run: Run, rank: int) -> Program:
-    """Return the program of a rank of a dry run. Raises InputError for a recording or a run without operations."""
+def program_of(run: Run, rank: int, *, host_computes: bool = False) -> Program:
+    """Return the program of a rank of a dry run.
+
+    A device's host is ahead of it: a call begins when what it needs is there. Where the host computes itself, as on a
+    CPU, a call begins where the program makes it, and a wait of any stream is a wait of the host. Raises InputError for
+    a recording or a run without operations.
+    """
     timeline = run.ranks[rank]
     if timeline.basis != DRY_RUN or not timeline.operations.order.size:
         raise InputError("only a dry run has operations to price; make one with overlapscope dryrun")
     groups = {each.name: tuple(each.ranks or ()) for each in run.groups}
-    return _program(timeline, groups, run.world_size or 1)
+    return _program(timeline, groups, run.world_size or 1, host_computes)
 
 
-def _program(timeline: RankTimeline, groups: Mapping[str, tuple[int, ...]], world_size: int) -> Program:
+def _program(
+    timeline: RankTimeline, groups: Mapping[str, tuple[int, ...]], world_size: int, host_computes: bool
+) -> Program:
     operations = timeline.operations
     streams, names = _texts(timeline, operations.stream), _texts(timeline, operations.name)
     dtypes = _texts(timeline, operations.dtype)
@@ -96,7 +103,8 @@ def _program(timeline: RankTimeline, groups: Mapping[str, tuple[int, ...]], worl
         on_compute=on_compute,
     )
     calls = _calls(timeline, groups, world_size, streams, rows)
-    instructions, segments = _instructions(timeline, calls, int(rows.work.size))
+    when = _when_the_host_computes(timeline) if host_computes else _when_the_host_is_ahead(timeline)
+    instructions, segments = _instructions(timeline, calls, *when)
     return Program(
         rank=timeline.rank,
         rows=rows,
@@ -174,26 +182,40 @@ def _rows_before(rows: Rows, launch: Sequence[int]) -> list[tuple[int, ...]]:
     return found
 
 
-def _instructions(
-    timeline: RankTimeline, calls: Sequence[Call], rows: int
-) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
-    """Return the programme of the compute stream, and its segments of work."""
+def _when_the_host_is_ahead(timeline: RankTimeline) -> tuple[Ints, Ints]:
+    """Return for each call the last row that it waits for, -1 for none, and where it is needed, or NONE."""
     schedule = timeline.schedule
-    launch = np.maximum(schedule.launch_order, 0)
     ready = np.where(schedule.ready_order == NONE, -1, schedule.ready_order)
     syncs = np.flatnonzero(timeline.operations.work == HOST_SYNC)
     if syncs.size:  # the host launches nothing that follows before it has the value
-        place = np.searchsorted(syncs, launch) - 1
+        place = np.searchsorted(syncs, schedule.launch_order) - 1
         ready = np.where(place >= 0, np.maximum(ready, syncs[np.maximum(place, 0)]), ready)
+    return ready, schedule.needed_order
+
+
+def _when_the_host_computes(timeline: RankTimeline) -> tuple[Ints, Ints]:
+    """Return the same where the host does the work itself."""
+    launch, needed = timeline.schedule.launch_order, timeline.schedule.needed_order
+    waits = np.flatnonzero(timeline.operations.work == WAIT)
+    first = {int(timeline.operations.awaited[at]): int(at) + 1 for at in waits[::-1].tolist()}
+    waited = np.array([first.get(at, NONE) for at in launch.tolist()], np.int64)
+    earlier = (waited != NONE) & ((needed == NONE) | (waited < needed))
+    return launch, np.where(earlier, waited, needed)
+
+
+def _instructions(
+    timeline: RankTimeline, calls: Sequence[Call], ready: Ints, needed: Ints
+) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+    """Return the programme of the compute stream, and its segments of work."""
+    launch, rows = timeline.schedule.launch_order, timeline.operations.order.size
     events: list[tuple[int, int, int, int]] = []
     latest: dict[str, int] = {}
     for number in np.argsort(launch, kind="stable").tolist():
         group = calls[number].group
         latest[group] = max(latest.get(group, -1), int(ready[number]))
         events.append((latest[group] + 1, 0, int(launch[number]), number))
-        needed = int(schedule.needed_order[number])
-        if needed != NONE:
-            events.append((max(needed, latest[group] + 1), 1, int(launch[number]), number))
+        if needed[number] != NONE:
+            events.append((max(int(needed[number]), latest[group] + 1), 1, int(launch[number]), number))
     instructions: list[tuple[int, int]] = []
     segments: list[tuple[int, int]] = []
     at = 0
