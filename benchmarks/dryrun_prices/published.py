@@ -1,17 +1,11 @@
 """Prices of dry runs against published steps: Llama 3.1 8B in torchtitan's benchmarks, and other rows and pairs.
 
-    python -m benchmarks.dryrun_prices [--runs FOLDER]
-
-Records each distinct step once (a minute each on one core; kept in FOLDER where given), prices it for the device and
-links of its rows, and prints tables of predictions beside what was published. Needs `measured/points.csv`, which does
-not travel with the project (tests/README.md says where it is looked for). Prints Markdown, writes nothing else.
+Each distinct step is recorded once, which takes up to a minute on one core. Needs `measured/points.csv`, which does not
+travel with the project (tests/README.md says where it is looked for).
 """
 
-import argparse
 import csv
 import os
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -30,7 +24,7 @@ from overlapscope.whatif.pricing.program import Program, program_of
 from overlapscope.whatif.pricing.recipe import parse_recipe
 from overlapscope.whatif.pricing.support import ESTIMATE, NONE, support
 
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).parents[2]
 DATA: Final = Path(os.environ.get("OVERLAPSCOPE_DATA", ROOT.parent / "shared" / "data"))
 JOBS: Final[dict[str, dict[str, Any]]] = {
     "fsdp8": {"world_size": 8},
@@ -39,11 +33,14 @@ JOBS: Final[dict[str, dict[str, Any]]] = {
     "32k": {"world_size": 8, "batch": 1, "sequence": 32768, "checkpoint": "full"},
     "tp8": {"world_size": 64, "tp": 8, "batch": 12},
 }
-"""Steps of `benchmarks.training.llama` by name."""
+"""Steps of `benchmarks.dryrun_prices.llama` by name."""
 TITAN: Final = ("h100-96gb-hbm2e", "8xh100-nvswitch,roce-400")
 COMPILED: Final = "compile=layers"
 FLOAT8: Final = "compile=layers,float8=tensorwise"
 ROWWISE: Final = "compile=layers,float8=rowwise"
+OPTIONS: Final = "options(async TP, float8, compile...)"
+SPEED: Final = "step_time_ms or tokens_per_s_per_gpu"
+Points = Sequence[dict[str, str]]
 
 
 class Row(NamedTuple):
@@ -104,21 +101,25 @@ PAIRS: Final = (
     ("8 GPUs, compile", "128 GPUs, compile", "16 times the ranks"),
     ("8 GPUs, float8", "128 GPUs, float8", "16 times the ranks"),
 )
+OTHER_DEVICES: Final = (
+    ("32 H100 80 GB over EFA, torchtitan, batch assumed", "fsdp32", "torchtitan/slurm", "default config", 16384),
+    ("8 H100, graph trainer of a pull request", "fsdp8", "184236", "A transformer-block bucketing", 16384),
+)
+"""What, which job it is, where `points.csv` has it, and the tokens of a GPU. The first was seen, not the second."""
 
 
-def published_ns(row: Row, points: Sequence[dict[str, str]]) -> float:
+def published_ns(row: Row, points: Points) -> float:
     """Return the step of a row in ns, from its tokens a second and GPU."""
-    options, speed = "options(async TP, float8, compile...)", "step_time_ms or tokens_per_s_per_gpu"
     found = [
         each
         for each in points
-        if row.source in each["source"] and each[options] == row.options and each["gpus"] == row.gpus
+        if row.source in each["source"] and each[OPTIONS] == row.options and each["gpus"] == row.gpus
         and each["seq"] == row.sequence and row.dtype in ("", each["dtype"])
     ]  # fmt: skip
     if len(found) != 1:
         raise SystemExit(f"points.csv holds {len(found)} rows of {row.name}, instead of 1")
     tokens = int(found[0]["global_batch"]) * int(found[0]["seq"]) / int(found[0]["gpus"])
-    return tokens / float(found[0][speed].split()[0]) * 1e9
+    return tokens / float(found[0][SPEED].split()[0]) * 1e9
 
 
 def programs(folder: Path) -> Callable[[str], Program]:
@@ -136,7 +137,7 @@ def programs(folder: Path) -> Callable[[str], Program]:
 
 def _record(name: str, path: Path) -> None:
     import overlapscope  # noqa: PLC0415
-    from benchmarks.training.llama import build  # noqa: PLC0415 - loads torch
+    from benchmarks.dryrun_prices.llama import build  # noqa: PLC0415 - loads torch
 
     options = dict(JOBS[name])
     world_size = options.pop("world_size")
@@ -243,7 +244,7 @@ def pair_table(program: Callable[[str], Program], measured_ns: dict[str, float])
         "| change | from | published gain | predicted, 80 % interval | called | sign |",
         "|---|---|---|---|---|---|",
     ]
-    right = called = plus = 0
+    right = called = plus = priced = 0
     for before, after, change in PAIRS:
         gain = measured_ns[before] / measured_ns[after] - 1
         plus += gain > 0
@@ -252,43 +253,52 @@ def pair_table(program: Callable[[str], Program], measured_ns: dict[str, float])
         call = "" if refused or low <= 0 <= high else "gain" if low > 0 else "loss"
         said = "not priced" if refused else f"{low:+.1%} .. {high:+.1%}"
         good = not call or (call == "gain") == (gain > 0)
-        right, called = right + good, called + bool(call)
+        right, called, priced = right + good, called + bool(call), priced + (not refused)
         word = "too close to call" if not call and not refused else call
         sign = "" if not call else "right" if good else "wrong"
         lines.append(f"| {change} | {before} | {gain:+.1%} | {said} | {word} | {sign} |")
     count = len(PAIRS)
     lines += [
         "",
-        f"{count} pairs: {right} ({right / count:.0%}) right or not called, {called} ({called / count:.0%}) called; "
+        f"{count} pairs: {right} ({right / count:.0%}) right or not called, {called} ({called / count:.0%}) called, "
+        f"{called / priced:.0%} of the {priced} that are priced; "
         f'a constant "+" is right in {plus} ({plus / count:.0%}).',
     ]
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="where recorded dry runs are kept")
-    args = parser.parse_args(argv)
+def other_devices(program: Callable[[str], Program], measured_ns: dict[str, float], points: Points) -> str:
+    """Return the table of steps for which only a range, or nothing, is given."""
+    lines = ["| step | published s | range | inside |", "|---|---|---|---|"]
+    for name, job, source, options, tokens in OTHER_DEVICES:
+        row = next(each for each in points if source in each["source"] and options in each[OPTIONS])
+        value = row[SPEED].split()
+        step_ns = float(value[0]) * 1e6 if value[1] == "ms" else tokens / float(value[0]) * 1e9
+        terms = terms_of(FIRST_ROW, program, measured_ns, "h100-sxm")
+        low, high = np.quantile(drawn_steps([(program(job), parse_recipe("eager"))], terms), INTERVAL).tolist()
+        inside = "yes" if low <= step_ns <= high else f"no: {'above' if step_ns > high else 'below'}"
+        spread = f"{low / 1e9:.2f} .. {high / 1e9:.2f} ({(high - low) / (high + low):.0%} to each side)"
+        lines.append(f"| {name} | {step_ns / 1e9:.2f} | {spread} | {inside} |")
+    return "\n".join(lines)
+
+
+def tables(folder: Path) -> str:
+    """Return all tables as Markdown; dry runs are kept in `folder`."""
     file = DATA / "measured" / "points.csv"
     if not file.exists():
         raise SystemExit(f"{file}: not there; name the folder of public inputs in OVERLAPSCOPE_DATA")
     with file.open(newline="") as opened:
         points = list(csv.DictReader(opened))
     measured_ns = {each.name: published_ns(each, points) for each in ROWS}
-    with tempfile.TemporaryDirectory() as scratch:
-        program = programs(args.runs or Path(scratch))
-        parts = [
-            "## A measured row for each recipe, and one with async TP",
-            row_table(predict(A_ROW_EACH, program, measured_ns), program, measured_ns),
-            "## The first row alone",
-            row_table(predict(FIRST_ROW, program, measured_ns), program, measured_ns),
-            "## On and off, from the first row alone",
-            pair_table(program, measured_ns),
-        ]
-    sys.stdout.write("\n\n".join(parts) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    program = programs(folder)
+    parts = [
+        "## A measured row for each recipe, and one with async TP",
+        row_table(predict(A_ROW_EACH, program, measured_ns), program, measured_ns),
+        "## The first row alone",
+        row_table(predict(FIRST_ROW, program, measured_ns), program, measured_ns),
+        "## On and off, from the first row alone",
+        pair_table(program, measured_ns),
+        "## On another device, from the first row: a range",
+        other_devices(program, measured_ns, points),
+    ]
+    return "\n\n".join(parts) + "\n"
