@@ -10,6 +10,7 @@ import msgspec
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
+    from overlapscope.analysis.result import Analysis
     from overlapscope.timeline.run import Run
     from overlapscope.whatif.pricing.calibration import Measured
     from overlapscope.whatif.pricing.prices import PricedRun, Terms
@@ -53,10 +54,15 @@ def require_price_options(args: argparse.Namespace) -> bool:
 
 def priced(run: "Run", args: argparse.Namespace) -> "PricedRun":
     """Return the prices of a dry run. Raises UsageError and InputError."""
+    from overlapscope.whatif.pricing.links import with_recorded  # noqa: PLC0415
     from overlapscope.whatif.pricing.prices import price_run  # noqa: PLC0415 - keeps --help light
 
-    measured = tuple(_measured(each, run, args.recipe or "", args.device) for each in args.calibrate)
-    return price_run(run, msgspec.structs.replace(_named(args), measured=measured))
+    terms = _named(args)
+    for text in args.calibrate:
+        step, recorded = _measured(text, run, args.recipe or "", args.device)
+        links = with_recorded(terms.links, recorded.collectives) if recorded and not step.device else terms.links
+        terms = msgspec.structs.replace(terms, links=links, measured=(*terms.measured, step))
+    return price_run(run, terms)
 
 
 def _named(args: argparse.Namespace) -> "Terms":
@@ -69,7 +75,8 @@ def _named(args: argparse.Namespace) -> "Terms":
     return Terms(device=device(args.device), links=links(args.links), recipe=parse_recipe(args.recipe or ""))
 
 
-def _measured(text: str, run: "Run", recipe: str, device_key: str) -> "Measured":
+def _measured(text: str, run: "Run", recipe: str, device_key: str) -> "tuple[Measured, Analysis | None]":
+    """Return a measured step, and what was recorded of it where it was."""
     from overlapscope.whatif.pricing.calibration import Measured  # noqa: PLC0415
     from overlapscope.whatif.pricing.devices import device  # noqa: PLC0415
     from overlapscope.whatif.pricing.program import program_of  # noqa: PLC0415
@@ -80,31 +87,33 @@ def _measured(text: str, run: "Run", recipe: str, device_key: str) -> "Measured"
         raise UsageError(f"--calibrate {text}: must be [DRYRUN=]STEP[:RECIPE][@DEVICE], such as dry8=2843ms:compile")
     described = run if found["dry_run"] is None else _read(found["dry_run"])
     other = found["device"]
-    return Measured(
+    step_ns, recorded = _step(found["step"])
+    measured = Measured(
         program=program_of(described, min(described.ranks)),
         recipe=parse_recipe(recipe if found["recipe"] is None else found["recipe"]),
-        step_ns=_step_ns(found["step"]),
+        step_ns=step_ns,
         source=text,
         device=device(other) if other and other != device_key else None,
     )
+    return measured, recorded
 
 
-def _step_ns(text: str) -> float:
-    """Return a stated step, or the median step of a recorded run."""
+def _step(text: str) -> "tuple[float, Analysis | None]":
+    """Return a stated step, or the median step of a recorded run and its analysis."""
     time = _TIME.fullmatch(text)
     if time is not None:
         step_ns = float(time["number"]) * _NS[time["unit"]]
         if not step_ns:
             raise UsageError(f"--calibrate {text}: a step takes more than 0")
-        return step_ns
+        return step_ns, None
     if not Path(text).exists():
         raise UsageError(f"--calibrate {text}: no such run, and no time such as 2843ms or 2.843s")
     from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
 
-    measured = analyze(_read(text)).headline.step_ns
-    if measured is None:
+    found = analyze(_read(text))
+    if found.headline is None or found.headline.step_ns is None:
         raise InputError(f"--calibrate {text}: has no complete step to calibrate with; record one with steps")
-    return float(measured)
+    return float(found.headline.step_ns), found
 
 
 def _read(path: str) -> "Run":

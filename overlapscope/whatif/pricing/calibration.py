@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.whatif.pricing.constants import Constants
+from overlapscope.whatif.pricing.constants import PRIORS, Constants
 from overlapscope.whatif.pricing.devices import Device
 from overlapscope.whatif.pricing.links import Links
 from overlapscope.whatif.pricing.program import Program
@@ -18,6 +18,8 @@ from overlapscope.whatif.pricing.recipe import Recipe
 from overlapscope.whatif.pricing.step_replay import step_ns
 from overlapscope.whatif.pricing.times import Times, call_times, row_times
 
+MET: Final = 0.01
+"""Relative error from which on a measured step counts as not met."""
 _STEPS: Final = 30
 _CLOSE: Final = 1e-5
 _WIDEST: Final = {"pace": (0.05, 40.0), "hidden": (0.0, 1.0)}
@@ -41,6 +43,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     pace: tuple[tuple[bool, float], ...] = ()
     """(whether compiled, value)."""
     others: tuple[tuple[str, float], ...] = ()
+    missed: tuple[str, ...] = ()
+    """Steps that no value of their constant meets."""
+    unusual: tuple[str, ...] = ()
+    """Constants that were fitted to values outside their ranges."""
 
     def applied(self, values: Constants, recipe: Recipe) -> dict[str, float]:
         """Return the constants of a recipe: fitted where they were, `values` else."""
@@ -73,7 +79,13 @@ def calibrated(measured: Sequence[Measured], device: Device, links: Links, value
         def predicted(value: float, each: Measured = each, name: str = name, given: Constants = given) -> float:
             return priced_ns(each.program, each.device or device, links, each.recipe, {**given, name: value})
 
-        value = _solve(predicted, each.step_ns * values["noise"], *_WIDEST.get(name, (0.0, 100.0)), start=given[name])
+        aim = each.step_ns * values["noise"]
+        value, off_ns = _solve(predicted, aim, *_WIDEST.get(name, (0.0, 100.0)), start=given[name])
+        if abs(off_ns) > MET * aim:
+            found = msgspec.structs.replace(found, missed=(*found.missed, each.source))
+        elif not PRIORS[name].low <= value <= PRIORS[name].high:
+            said = f"{name} was fitted to {value:.3g}, outside {PRIORS[name].low:g} to {PRIORS[name].high:g}"
+            found = msgspec.structs.replace(found, unusual=(*found.unusual, said))
         if name == "pace":
             value *= values["another_device"] if each.device else 1.0
             paces = {**dict(found.pace), each.recipe.compiled is not None: value}
@@ -94,8 +106,10 @@ def times_of(program: Program, device: Device, links: Links, recipe: Recipe, val
     return Times(rows=rows, calls=call_times(program, links, recipe, values, rows))
 
 
-def _solve(function: Callable[[float], float], wanted: float, low: float, high: float, start: float) -> float:
-    """Return where a monotone function has a value, by secants kept between both ends; the nearer end if nowhere."""
+def _solve(
+    function: Callable[[float], float], wanted: float, low: float, high: float, start: float
+) -> tuple[float, float]:
+    """Return where a monotone function has a value, and by how much it misses it, by secants kept between both ends."""
     x, y = start, function(start) - wanted
     other, at_other = start * 1.1 + 1e-3, 0.0
     other = min(max(other, low), high)
@@ -109,4 +123,4 @@ def _solve(function: Callable[[float], float], wanted: float, low: float, high: 
         if x == other:
             break
         y = function(x) - wanted
-    return x
+    return x, y

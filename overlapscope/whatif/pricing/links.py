@@ -1,6 +1,7 @@
 """How long collectives take on the links of a machine: measured tables first, then presets, then formulas."""
 
 import tomllib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pkgutil import get_data
@@ -9,6 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.errors import UsageError
 from overlapscope.ingest.reference_bandwidth import preset_names, reference_bandwidths
 from overlapscope.timeline.operations import POINT_TO_POINT, bus_factor
@@ -45,16 +47,18 @@ class Links(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     between: Preset | None
     curves: tuple[Curve, ...]
     """Of measured operations over all ranks of a node."""
+    recorded: tuple[Curve, ...] = ()
+    """Of a recorded job's own groups, by operation and number of ranks; they go before all others."""
 
     def time_ns(self, op: str, ranks: Sequence[int], size_bytes: int) -> float:
         """Return the time of a collective among `ranks`. Raises UsageError for a group across nodes without links."""
         size = len(ranks)
         if size < 2:
             return 0.0
+        found = self._measured(op, ranks)
+        if found is not None and size_bytes:
+            return float(found.at(size_bytes))
         if self.nodes(ranks) == 1:
-            found = self._measured(op, size)
-            if found is not None and size_bytes:
-                return float(found.at(size_bytes))
             return _formula_ns(op, size, size_bytes, self.inside.gbs, self.inside.latency_us)
         return _formula_ns(op, size, size_bytes, self.across_gbs(ranks), self._between().latency_us)
 
@@ -69,7 +73,7 @@ class Links(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def known_from(self, op: str, ranks: Sequence[int], size_bytes: int) -> str:
         """Return how the time of such a collective is known: measured, interpolated, extrapolated or assumed."""
-        found = self._measured(op, len(ranks)) if self.nodes(ranks) == 1 else None
+        found = self._measured(op, ranks)
         return found.known_from(size_bytes) if found is not None else ASSUMED
 
     def _between(self) -> Preset:
@@ -80,8 +84,9 @@ class Links(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             )
         return self.between
 
-    def _measured(self, op: str, size: int) -> Curve | None:
-        return next((each for each in self.curves if each.op == op and each.ranks == size), None)
+    def _measured(self, op: str, ranks: Sequence[int]) -> Curve | None:
+        known = (*self.recorded, *(self.curves if self.nodes(ranks) == 1 else ()))
+        return next((each for each in known if each.op == op and each.ranks == len(ranks)), None)
 
 
 def _formula_ns(op: str, size: int, size_bytes: int, gbs: float, latency_us: float) -> float:
@@ -119,6 +124,20 @@ def links(text: str) -> Links:
     if "." not in names[0] and "/" not in names[0] and names[0] not in preset_names():
         raise UsageError(f"--links {names[0]}: no such preset, and no file; presets are {_names(INSIDE)}")
     return _from_table(text, names[0], between)
+
+
+def with_recorded(links: Links, rows: Sequence[CollectiveRow]) -> Links:
+    """Return the links with the times of a recorded job's collectives: matched transfers, without waiting."""
+    kinds: dict[tuple[str, int], list[CollectiveRow]] = defaultdict(list)
+    for row in rows:
+        if row.estimate == "matched" and row.group_size and row.bytes and row.transfer_ns_median:
+            kinds[row.op, row.group_size].append(row)
+    found = [
+        curve(op, [each.bytes or 0 for each in own], [float(each.transfer_ns_median or 0) for each in own],
+              ranks=ranks, source="the recording")
+        for (op, ranks), own in kinds.items()
+    ]  # fmt: skip
+    return msgspec.structs.replace(links, recorded=(*found, *links.recorded))
 
 
 def _names(level: str) -> str:

@@ -32,6 +32,8 @@ DRAWS: Final = 120
 INTERVAL: Final = (0.1, 0.9)
 """Quantiles of the 80 % interval."""
 
+WHY_UNUSUAL: Final = "device, links or recipe may not be those that the step was measured with"
+
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a dry run is priced for."""
@@ -73,7 +75,8 @@ def price_run(run: Run, terms: Terms) -> PricedRun:
 
 def price_program(program: Program, terms: Terms) -> tuple[RankPrice, ReplayedStep | None]:
     """Return the price of one rank's step, and its replay; None where it cannot be priced."""
-    allowed = support(program, terms.recipe, terms.measured)
+    fit = _fit(terms, usual())
+    allowed = support(program, terms.recipe, terms.measured, fit.missed)
     if allowed.kind == NONE:
         return RankPrice(rank=program.rank, kind=allowed.kind, reasons=list(allowed.reasons)), None
     step = _replayed(program, terms, usual())
@@ -87,7 +90,7 @@ def price_program(program: Program, terms: Terms) -> tuple[RankPrice, ReplayedSt
         step=_interval(step.step_ns, [each.step_ns * n for each, n in zip(drawn, noise, strict=True)], only_range),
         exposed_comm=_interval(step.exposed_comm_ns, [each.exposed_comm_ns for each in drawn], only_range),
         path={name: each / step.step_ns for name, each in step.path_ns.items()} if step.step_ns else {},
-        notes=host_notes(program, terms.recipe, step.step_ns),
+        notes=[*host_notes(program, terms.recipe, step.step_ns), *(f"{each}: {WHY_UNUSUAL}" for each in fit.unusual)],
     )
     return price, step
 
@@ -150,6 +153,7 @@ def _sources(programs: Sequence[Program], terms: Terms) -> list[str]:
     found = [f"{terms.device.name}: {terms.device.source}", f"links inside a node: {links.inside.source}"]
     if links.between is not None:
         found.append(f"links between nodes: {links.between.source}")
+    found += [f"{each.op} over {each.ranks} ranks: transfers of the recorded run" for each in links.recorded]
     assumed: dict[str, None] = {}
     for call in (each for program in programs for each in program.calls if len(each.ranks) > 1):
         how = links.known_from(call.op, call.ranks, call.size_bytes)

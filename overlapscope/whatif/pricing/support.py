@@ -27,9 +27,18 @@ class Support(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...]
 
 
-def support(program: Program, recipe: Recipe, measured: Sequence[Measured]) -> Support:
-    """Return what a price of this step may be called when it rests on these measured steps."""
-    found: list[tuple[Kind, str]] = []
+def support(program: Program, recipe: Recipe, measured: Sequence[Measured], missed: Sequence[str] = ()) -> Support:
+    """Return what a price of this step may be called when it rests on these measured steps.
+
+    `missed` are the sources of those that calibration could not meet.
+    """
+    found: list[tuple[Kind, str]] = [
+        (
+            NONE,
+            f"no pace meets the measured step {each}: device, links or recipe are not those that it was measured with",
+        )
+        for each in missed
+    ]
     if any(call.op in POINT_TO_POINT for call in program.calls):
         found.append((NONE, "it sends between pipeline stages or ring neighbours, whose time rests on what other ranks "
                             "do: a measured step of the same layout would be needed"))  # fmt: skip
