@@ -137,13 +137,13 @@ def _built(build: Build, device: Any) -> Callable[[], None]:
 def _warm_up(world: FakeWorld, step: Callable[[], Any]) -> None:
     """Call the step until what is recorded next is what a long job does."""
     step()
-    late = [each for each in world.hook_states if hasattr(each, "start_powerSGD_iter") and hasattr(each, "iter")]
-    if late:  # PowerSGD begins to compress after so many steps
-        for state in late:
-            state.iter = max(state.iter, state.start_powerSGD_iter)
-        world.end_rebuilds()
-        step()
     world.end_rebuilds()
+    if world.more_warm_up:
+        for state in world.hook_states:
+            if hasattr(state, "start_powerSGD_iter"):  # it begins to compress after so many steps
+                state.iter = max(state.iter, state.start_powerSGD_iter)
+        step()
+        world.end_rebuilds()
 
 
 def _classify(world: FakeWorld) -> None:
