@@ -114,6 +114,7 @@ def _pass(world: FakeWorld, build: Build) -> RankTimeline:
         times.append(time.perf_counter())
         _warm_up(world, step)
         _classify(world)
+        recorder.on_backward_end = lambda: _classify(world)
         times.append(time.perf_counter())
         recorder.begin()
         step()
@@ -287,4 +288,4 @@ def _source(name: str, timeline: RankTimeline) -> Source:
 def _fingerprint() -> dict[str, str | int | None]:
     import torch  # noqa: PLC0415
 
-    return {"torch_version": str(torch.__version__), "python": platform.python_version(), "device": "none (dry run)"}
+    return {"torch_version": str(torch.__version__), "python": platform.python_version(), "device": "dry run"}

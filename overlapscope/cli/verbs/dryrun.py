@@ -15,6 +15,7 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import given_path
+from overlapscope.display import shell_words
 from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
             build = step_of_module(build, args.wrapper, args.input)
         recorded = record(build, world_size=args.world, ranks=ranks, name=args.function)
     _save(recorded, args)
+    _show(recorded, args)
     return 0
 
 
@@ -67,6 +69,22 @@ def _ranks(given: list[str]) -> list[int]:
     if not all(word.isdecimal() for word in words):
         raise UsageError(f"--rank must be numbers of ranks, such as 0,8,16, not {','.join(words)!r}")
     return [int(word) for word in words]
+
+
+def _show(recorded: "Run", args: argparse.Namespace) -> None:
+    from overlapscope.advice.advise import analyze_with_advice  # noqa: PLC0415
+    from overlapscope.cli.arguments import warn  # noqa: PLC0415
+    from overlapscope.cli.output import escaped, printable  # noqa: PLC0415
+    from overlapscope.report.formats import json  # noqa: PLC0415
+    from overlapscope.report.text import analysis as text  # noqa: PLC0415
+
+    warn("dryrun", recorded.sources)
+    found = analyze_with_advice(recorded)
+    if args.json:
+        sys.stdout.write(escaped(json.render(found)))
+        return
+    next_command = f"next: overlapscope analyze {shell_words([str(args.output)])}"
+    sys.stdout.write(printable(f"{text.render(found)}\n{next_command}\n"))
 
 
 def _save(recorded: "Run", args: argparse.Namespace) -> None:
