@@ -84,9 +84,8 @@ def ddp_accumulates(device: torch.device) -> Step:
 
 def ddp_no_sync(device: torch.device) -> Step:
     model = replicated()
-    return trained(
-        model, batch(device), micro=3, between=lambda number: model.no_sync() if number < 2 else nullcontext()
-    )
+    last = nullcontext()
+    return trained(model, batch(device), micro=3, between=lambda number: model.no_sync() if number < 2 else last)
 
 
 def ddp_fp16(device: torch.device) -> Step:
@@ -247,27 +246,7 @@ def pipeline_interleaved(device: torch.device) -> Step:
     return step
 
 
-# -- context parallelism, experts, calls by hand -----------------------------------------------------------------------
-
-
-def context(device: torch.device) -> Step:
-    from torch.distributed.tensor.experimental import context_parallel
-
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("cp",))
-    torch.manual_seed(7)
-    projection = nn.Linear(WIDTH, 3 * WIDTH).to(device)
-    optimizer = torch.optim.AdamW(projection.parameters())
-
-    def step() -> None:
-        x = torch.randn(2, 32, WIDTH, device=device)
-        with context_parallel(mesh, buffers=(x,), buffer_seq_dims=(1,)):
-            q, k, v = projection(x).view(2, -1, 4, 3 * WIDTH // 4).transpose(1, 2).chunk(3, -1)
-            out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            out.square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+# -- context parallelism (torch's own does not run on the CPU), experts, calls by hand ---------------------------------
 
 
 def ring(device: torch.device) -> Step:
@@ -405,6 +384,6 @@ def coalesced(device: torch.device) -> Step:
 KINDS = (
     ddp, ddp_static_graph, ddp_views, ddp_unused, ddp_buffers, ddp_accumulates, ddp_no_sync, ddp_fp16, ddp_power_sgd,
     fsdp, fsdp_no_reshard, fsdp_mixed_precision, fsdp_prefetch, fsdp_accumulates,
-    fsdp_checkpointed, hsdp, tensor, tensor_sequence, fsdp_tensor, pipeline, pipeline_interleaved, context, ring,
+    fsdp_checkpointed, hsdp, tensor, tensor_sequence, fsdp_tensor, pipeline, pipeline_interleaved, ring,
     experts, functional, by_hand, coalesced,
 )  # fmt: skip
