@@ -23,6 +23,7 @@ from overlapscope.analysis.common.findings import Finding, Listed, recording_gap
 from overlapscope.analysis.common.job_identity import host_of_ranks
 from overlapscope.analysis.cost.throughput import throughput
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers, match_and_align
+from overlapscope.analysis.dry_step import dry_step
 from overlapscope.analysis.exposure.collectives import collective_rows
 from overlapscope.analysis.exposure.exposed import exposed_by
 from overlapscope.analysis.exposure.exposed_causes import Causes, each_causes
@@ -116,6 +117,7 @@ def analyze(
         critical_path=critical_paths(run, windows, cross_rank),
         throughput=throughput(run, alone),
         headline=headline(rank_windows(ranks, alone), cross_rank),
+        dry_step=dry_step(run),
     )
 
 

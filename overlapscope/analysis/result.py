@@ -11,6 +11,7 @@ from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.common.findings import Finding, Listed
 from overlapscope.analysis.cost.throughput import Throughput, gpu_hours_a_day
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.dry_step import DryStep
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import ExposedBy
 from overlapscope.analysis.graph.answers import CriticalPath, Link
@@ -195,6 +196,8 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     """The chain of dependencies that decided how long each step took."""
     headline: Headline = Headline()
     """The main figures, the same in every output: medians over the steps of the job."""
+    dry_step: DryStep | None = None
+    """What a dry run says of the step; null for a recorded run."""
 
 
 def with_costs(analysis: Analysis) -> Analysis:

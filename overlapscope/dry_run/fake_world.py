@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from overlapscope.dry_run.memory import following_resizes
 from overlapscope.dry_run.recorder import Recorder
+from overlapscope.dry_run.source_lines import line_of_caller
 from overlapscope.dry_run.streams import Stream
-from overlapscope.errors import UsageError
+from overlapscope.errors import InputError, UsageError
 
 _MESH_MODULES: Final = ("torch.distributed.device_mesh", "torch.distributed._mesh_layout")
 """Modules whose tensors are tables of ranks, which they read again."""
@@ -29,6 +30,8 @@ class FakeWorld:
         self.reducers: list[Any] = []
         self.hook_states: list[Any] = []
         self.optimizers: list[Any] = []
+        self.more_warm_up = False
+        """Whether one step is not enough until the next one is like those of a long job."""
         self._undo = ExitStack()
 
     @contextmanager
@@ -51,6 +54,7 @@ class FakeWorld:
             self._ddp(torch, distributed)
             self._fsdp()
             self._shape_propagation()
+            self._pipelines(torch, distributed)
             self._others(torch)
             self.recorder.places.open()
             self._undo.callback(self.recorder.places.close)
@@ -129,7 +133,7 @@ class FakeWorld:
             self.replace(torch.cpu, name, function)
 
     def _ddp(self, torch: Any, distributed: Any) -> None:
-        recorder, reducers, states = self.recorder, self.reducers, self.hook_states
+        world, recorder, reducers, states = self, self.recorder, self.reducers, self.hook_states
         from torch.nn.parallel import distributed as ddp  # noqa: PLC0415
 
         class Reducer(distributed.Reducer):  # type: ignore[misc] # torch is Any at our rim
@@ -145,6 +149,7 @@ class FakeWorld:
                     return bool(super()._rebuild_buckets())
 
             def _set_static_graph(self) -> None:
+                world.more_warm_up = True  # its buckets are rebuilt after the second step
                 with recorder.integers():
                     super()._set_static_graph()
 
@@ -154,6 +159,7 @@ class FakeWorld:
 
         def register_comm_hook(model: Any, state: Any, hook: Any) -> Any:
             states.append(state)
+            world.more_warm_up |= hasattr(state, "start_powerSGD_iter")
             return register(model, state, hook)
 
         self.replace(ddp.DistributedDataParallel, "register_comm_hook", register_comm_hook)
@@ -194,6 +200,38 @@ class FakeWorld:
                 recorder.recording = was
 
         self.replace(ShardingPropagator, name, unseen)
+
+    def _pipelines(self, torch: Any, distributed: Any) -> None:
+        """Let stages begin without asking each other for shapes: no other stage is there to answer."""
+        from torch._subclasses.fake_tensor import unset_fake_temporarily  # noqa: PLC0415
+
+        def received(*_: Any, **__: Any) -> None:
+            raise InputError(
+                f"{line_of_caller() or 'torch'}: the step receives an object from another rank, which a dry run does "
+                "not have; give each PipelineStage input_args and output_args, with requires_grad where gradients flow"
+            )
+
+        for name, instead in (("recv_object_list", received), ("send_object_list", lambda *_, **__: None)):
+            for owner in (distributed, distributed.distributed_c10d):
+                if hasattr(owner, name):
+                    self.replace(owner, name, instead)
+        try:
+            from torch.distributed.pipelining import stage  # noqa: PLC0415
+        except ImportError:  # before torch 2.4
+            return
+        if not hasattr(stage.PipelineStage, "_warmup_forward_vote"):  # before torch 2.13
+            return
+
+        def vote(own: Any, has_backward: bool, received_acc: Any = None) -> Any:
+            if stage.InferenceMode.needs_dynamic(own._user_meta, has_backward):
+                received()
+            with unset_fake_temporarily():
+                return torch.ones(1, dtype=torch.int32)
+
+        self.replace(stage.PipelineStage, "_warmup_forward_vote", vote)
+        self.replace(stage.PipelineStage, "_warmup_backward_result", lambda own, received_result=None: (
+            vote(own, True) if received_result is None else received_result
+        ))  # fmt: skip
 
     def _others(self, torch: Any) -> None:
         from torch.optim import optimizer  # noqa: PLC0415

@@ -52,17 +52,14 @@ class Memory:
     def classify(self, tensor: Any, kind: str) -> None:
         """Let a tensor's storage count as `kind` from now on."""
         self.number(tensor, kind)
-        held = self._held[tensor.untyped_storage()._cdata]
-        if held.kind != kind:
-            self.by_kind[held.kind] -= held.size_bytes
-            self.by_kind[kind] += held.size_bytes
-            held.kind = kind
+        self._move(self._held[tensor.untyped_storage()._cdata], kind)
 
     def resized(self, storage: Any) -> None:
-        """Note that a storage has another size: FSDP2 frees what it gathered so."""
+        """Note that a storage has another size: so FSDP2 frees and allocates what it gathers."""
         held = self._held.get(storage._cdata)
         if held is not None:
             self._resize(held, int(storage.nbytes()))
+            self._move(held, GATHERED)
 
     def note_peak(self, order: int) -> None:
         """Keep what is in use if it is more than ever before."""
@@ -76,6 +73,11 @@ class Memory:
     def numbers(self) -> frozenset[int]:
         """Return the numbers of the storages that are alive."""
         return frozenset(held.number for held in self._held.values())
+
+    def _move(self, held: _Held, kind: str) -> None:
+        self.by_kind[held.kind] -= held.size_bytes
+        self.by_kind[kind] += held.size_bytes
+        held.kind = kind
 
     def _resize(self, held: _Held, size_bytes: int) -> None:
         self.live_bytes += size_bytes - held.size_bytes

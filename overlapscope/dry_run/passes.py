@@ -114,6 +114,7 @@ def _pass(world: FakeWorld, build: Build) -> RankTimeline:
         times.append(time.perf_counter())
         _warm_up(world, step)
         _classify(world)
+        recorder.on_backward_end = lambda: _classify(world)
         times.append(time.perf_counter())
         recorder.begin()
         step()
@@ -137,13 +138,13 @@ def _built(build: Build, device: Any) -> Callable[[], None]:
 def _warm_up(world: FakeWorld, step: Callable[[], Any]) -> None:
     """Call the step until what is recorded next is what a long job does."""
     step()
-    late = [each for each in world.hook_states if hasattr(each, "start_powerSGD_iter") and hasattr(each, "iter")]
-    if late:  # PowerSGD begins to compress after so many steps
-        for state in late:
-            state.iter = max(state.iter, state.start_powerSGD_iter)
-        world.end_rebuilds()
-        step()
     world.end_rebuilds()
+    if world.more_warm_up:
+        for state in world.hook_states:
+            if hasattr(state, "start_powerSGD_iter"):  # it begins to compress after so many steps
+                state.iter = max(state.iter, state.start_powerSGD_iter)
+        step()
+        world.end_rebuilds()
 
 
 def _classify(world: FakeWorld) -> None:
@@ -287,4 +288,4 @@ def _source(name: str, timeline: RankTimeline) -> Source:
 def _fingerprint() -> dict[str, str | int | None]:
     import torch  # noqa: PLC0415
 
-    return {"torch_version": str(torch.__version__), "python": platform.python_version(), "device": "none (dry run)"}
+    return {"torch_version": str(torch.__version__), "python": platform.python_version(), "device": "dry run"}

@@ -72,6 +72,7 @@ class Recorder:
         self.streams = Streams(self._stream_waits)
         self.works = Works(self._wait_for, self._run_chained)
         self.assumptions: dict[str, None] = {}
+        self.on_backward_end: Callable[[], None] = lambda: None
         self.parameters_moved: int | None = None
         """Elements of the parameters of the FSDP group whose communication is being launched."""
         self.real_integers = 0
@@ -261,6 +262,7 @@ class Recorder:
     def _phase_ends(self, phase: str) -> None:
         """Wait for what DDP waits for at the end of backward: the futures of its buckets."""
         if phase == BACKWARD:
+            self.on_backward_end()
             for work in self._futures:
                 if work.has_future:
                     self._wait_for(work)

@@ -163,6 +163,7 @@ class CollectiveWatch:
         group = self._distributed.ProcessGroup.unbox(args[operation.group])
         size, name = group.size(), group.group_name
         own = _elements(tensors) if sent is not None or received is not None else None
+        typed = tensors or (self._tensors(args[received]) if received is not None else [])
         others = own if received == sent else self._elements(args, received)
         elements = full_elements(operation.op, own if sent is not None else None, others, size)
         on_host = self._on_host(group, name, tensors)
@@ -170,7 +171,7 @@ class CollectiveWatch:
             op=operation.op,
             group=name,
             group_size=size,
-            dtype=_dtype(tensors[0].dtype) if tensors and elements is not None else None,
+            dtype=_dtype(typed[0].dtype) if typed and elements is not None else None,
             elements=elements,
             module=getattr(self._threads, "module", None),
             entered_ns=entered_ns,

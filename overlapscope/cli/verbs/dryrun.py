@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import given_path
 from overlapscope.cli.price_options import add_price_options, priced, require_price_options
+from overlapscope.display import shell_words
 from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:
     from overlapscope.timeline.run import Run
-    from overlapscope.whatif.pricing.result import Prices
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,21 +62,21 @@ def run(args: argparse.Namespace) -> int:
         if args.wrapper:
             build = step_of_module(build, args.wrapper, args.input)
         recorded = record(build, world_size=args.world, ranks=ranks, name=args.function)
+    text = ""
     if prices:
-        from overlapscope.whatif.pricing.prices import with_prices  # noqa: PLC0415
-
-        found = priced(recorded, args)
-        _save(with_prices(recorded, found), args)
-        sys.stdout.write(_price_text(found.prices))
-    else:
-        _save(recorded, args)
+        recorded, text = _with_prices(recorded, args)
+    _save(recorded, args)
+    _show(recorded, args, text)
     return 0
 
 
-def _price_text(prices: "Prices") -> str:
+def _with_prices(recorded: "Run", args: argparse.Namespace) -> "tuple[Run, str]":
+    """Return the run with priced times, and the text that says what they are."""
     from overlapscope.report.text import price  # noqa: PLC0415
+    from overlapscope.whatif.pricing.prices import with_prices  # noqa: PLC0415
 
-    return price.render(prices)
+    found = priced(recorded, args)
+    return with_prices(recorded, found), price.render(found.prices)
 
 
 def _ranks(given: list[str]) -> list[int]:
@@ -84,6 +84,22 @@ def _ranks(given: list[str]) -> list[int]:
     if not all(word.isdecimal() for word in words):
         raise UsageError(f"--rank must be numbers of ranks, such as 0,8,16, not {','.join(words)!r}")
     return [int(word) for word in words]
+
+
+def _show(recorded: "Run", args: argparse.Namespace, prices: str) -> None:
+    from overlapscope.advice.advise import analyze_with_advice  # noqa: PLC0415
+    from overlapscope.cli.arguments import warn  # noqa: PLC0415
+    from overlapscope.cli.output import escaped, printable  # noqa: PLC0415
+    from overlapscope.report.formats import json  # noqa: PLC0415
+    from overlapscope.report.text import analysis as text  # noqa: PLC0415
+
+    warn("dryrun", recorded.sources)
+    found = analyze_with_advice(recorded)
+    if args.json:
+        sys.stdout.write(escaped(json.render(found)))
+        return
+    next_command = f"next: overlapscope analyze {shell_words([str(args.output)])}"
+    sys.stdout.write(printable("\n".join(filter(None, [text.render(found), prices, f"{next_command}\n"]))))
 
 
 def _save(recorded: "Run", args: argparse.Namespace) -> None:

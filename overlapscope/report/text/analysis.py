@@ -17,10 +17,11 @@ from overlapscope.analysis.result import Analysis, RankInfo, StepBreakdown, slow
 from overlapscope.report.formatting import EXPLAIN, aligned, bandwidth, count, ms, one_row, percent, short, size
 from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_figures, rank_label
 from overlapscope.report.text import advice as advice_text
-from overlapscope.report.text import cross_rank
+from overlapscope.report.text import cross_rank, dry_step
 from overlapscope.report.text import throughput as throughput_text
 from overlapscope.report.text.chain import stretches
 from overlapscope.report.text.cross_rank import missing_ranks_text
+from overlapscope.report.text.dry_step import UNTIMED
 from overlapscope.report.text.source_tables import source_table_text
 from overlapscope.report.verdicts import SEVERITY_MARKS
 
@@ -80,8 +81,10 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     if timed:
         parts.append(critical_path_text(analysis.critical_path))
         parts.append(longest_loss_text(analysis.critical_path.longest_loss))
-    if details:
+    parts.append(dry_step.lines(analysis.dry_step, all_rows=all_rows))
+    if details and analysis.dry_step is None:
         parts.append(_collectives(analysis.collectives, len(analysis.collectives) if all_rows else MAX_COLLECTIVES))
+    if details:
         parts.append(source_table_text(analysis.told, all_rows=all_rows))
     parts.append(_findings(analysis, all_rows=all_rows))
     parts.append(advice_text.render_brief(analysis.recommendations))
@@ -116,6 +119,8 @@ def headline(analysis: Analysis) -> str:
 def sentence(analysis: Analysis) -> str:
     """Return the main figures in sentences, those of the headline; then what they are of, and the worst rank."""
     head = analysis.headline
+    if head.window is None and analysis.dry_step is not None:
+        return UNTIMED
     if head.window is None:
         return "No times were recorded: exposed communication cannot be measured from these sources."
     lines = [

@@ -84,9 +84,8 @@ def ddp_accumulates(device: torch.device) -> Step:
 
 def ddp_no_sync(device: torch.device) -> Step:
     model = replicated()
-    return trained(
-        model, batch(device), micro=3, between=lambda number: model.no_sync() if number < 2 else nullcontext()
-    )
+    last = nullcontext()
+    return trained(model, batch(device), micro=3, between=lambda number: model.no_sync() if number < 2 else last)
 
 
 def ddp_fp16(device: torch.device) -> Step:
@@ -200,13 +199,19 @@ def fsdp_tensor(device: torch.device) -> Step:
 # -- pipelines ---------------------------------------------------------------------------------------------------------
 
 
+def passed(micro: torch.Tensor, *, first: bool) -> dict[str, tuple[torch.Tensor]]:
+    """Return what a stage is given and returns: stated, as in a dry run no other stage sends its shapes."""
+    given = micro.clone().requires_grad_(not first)
+    return {"input_args": (given,), "output_args": (micro.clone().requires_grad_(),)}
+
+
 def pipeline(device: torch.device) -> Step:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     rank, world = dist.get_rank(), dist.get_world_size()
     x = batch(device)
     model = blocks(1).to(device)
-    stage = PipelineStage(model, rank, world, device, input_args=(x[:2],), output_args=(x[:2],))
+    stage = PipelineStage(model, rank, world, device, **passed(x[:2], first=rank == 0))
     schedule = Schedule1F1B(stage, 4, loss_fn=lambda out, target: (out - target).square().mean())
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -226,7 +231,7 @@ def pipeline_interleaved(device: torch.device) -> Step:
     x = batch(device)
     models = [blocks(1).to(device) for _ in range(2)]
     stages = [
-        PipelineStage(model, rank + at * world, 2 * world, device, input_args=(x[:2],), output_args=(x[:2],))
+        PipelineStage(model, rank + at * world, 2 * world, device, **passed(x[:2], first=rank + at == 0))
         for at, model in enumerate(models)
     ]
     schedule = ScheduleInterleaved1F1B(stages, 4, loss_fn=lambda out, target: (out - target).square().mean())
@@ -241,27 +246,7 @@ def pipeline_interleaved(device: torch.device) -> Step:
     return step
 
 
-# -- context parallelism, experts, calls by hand -----------------------------------------------------------------------
-
-
-def context(device: torch.device) -> Step:
-    from torch.distributed.tensor.experimental import context_parallel
-
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("cp",))
-    torch.manual_seed(7)
-    projection = nn.Linear(WIDTH, 3 * WIDTH).to(device)
-    optimizer = torch.optim.AdamW(projection.parameters())
-
-    def step() -> None:
-        x = torch.randn(2, 32, WIDTH, device=device)
-        with context_parallel(mesh, buffers=(x,), buffer_seq_dims=(1,)):
-            q, k, v = projection(x).view(2, -1, 4, 3 * WIDTH // 4).transpose(1, 2).chunk(3, -1)
-            out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            out.square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+# -- context parallelism (torch's own does not run on the CPU), experts, calls by hand ---------------------------------
 
 
 def ring(device: torch.device) -> Step:
@@ -399,6 +384,6 @@ def coalesced(device: torch.device) -> Step:
 KINDS = (
     ddp, ddp_static_graph, ddp_views, ddp_unused, ddp_buffers, ddp_accumulates, ddp_no_sync, ddp_fp16, ddp_power_sgd,
     fsdp, fsdp_no_reshard, fsdp_mixed_precision, fsdp_prefetch, fsdp_accumulates,
-    fsdp_checkpointed, hsdp, tensor, tensor_sequence, fsdp_tensor, pipeline, pipeline_interleaved, context, ring,
+    fsdp_checkpointed, hsdp, tensor, tensor_sequence, fsdp_tensor, pipeline, pipeline_interleaved, ring,
     experts, functional, by_hand, coalesced,
 )  # fmt: skip

@@ -21,7 +21,7 @@ WARM_UP = 4
 
 
 def main() -> None:
-    faulthandler.dump_traceback_later(60, exit=True)
+    faulthandler.dump_traceback_later(540, exit=True)
     rank, world, store, folder, *kinds = sys.argv[1:]
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world))
     torch.set_num_threads(1)

@@ -104,7 +104,8 @@ def test_scales_a_row_are_refused_without_a_step_of_their_own() -> None:
     assert found["step"] is None
     assert any("scale a row" in each for each in found["reasons"])
     assert (run.ranks[0].operations.priced_start_ns == NONE).all()
-    assert priced(job(), recipe, measured(4e8, recipe)).prices.ranks[0].kind == "estimate"
+    steps = measured(3.8e8, "compile"), measured(2.5e8, recipe)
+    assert priced(job(), recipe, *steps).prices.ranks[0].kind == "estimate"
 
 
 def test_pipelines_and_long_rings_have_no_price() -> None:

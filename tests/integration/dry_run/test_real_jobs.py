@@ -1,0 +1,116 @@
+"""The collectives of a dry run are those that `overlapscope.profile` records of the same code on 4 real processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import overlapscope
+from overlapscope.loaded_run import LoadedRun
+
+pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
+
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
+
+WORLD = 4
+AT_ONCE = (
+    "ddp_no_sync", "ddp_fp16", "fsdp_mixed_precision", "hsdp", "fsdp_tensor", "tensor_sequence", "pipeline", "experts",
+    "by_hand",
+)  # fmt: skip
+"""Kinds that every run of the suite tries; the others are tried with `long`."""
+LATER = (
+    "ddp", "ddp_static_graph", "ddp_views", "ddp_unused", "ddp_buffers", "ddp_accumulates", "ddp_power_sgd", "fsdp",
+    "fsdp_no_reshard", "fsdp_prefetch", "fsdp_accumulates", "fsdp_checkpointed", "tensor", "pipeline_interleaved",
+    "ring", "functional", "coalesced",
+)  # fmt: skip
+Calls = dict[tuple[int, ...], list[tuple[str, int | None, str | None]]]
+Modules = dict[tuple[int, ...], list[str | None]]
+
+
+def trained(kinds: tuple[str, ...], folder: Path, timeout: float) -> Path:
+    """Run every kind on real processes; each leaves its run in a folder of its name."""
+    job = [sys.executable, "-m", "tests.integration.jobs.dry_truth"]
+    ranks = [
+        subprocess.Popen(
+            [*job, str(rank), str(WORLD), str(folder / "store"), str(folder), *kinds],
+            stdout=subprocess.DEVNULL,
+            stderr=(folder / f"stderr{rank}").open("w"),
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(WORLD)
+    ]
+    try:
+        codes = [each.wait(timeout) for each in ranks]
+    finally:
+        for each in ranks:
+            each.kill()
+            each.wait()
+    assert codes == [0] * WORLD, (folder / "stderr0").read_text()[-2000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(AT_ONCE, tmp_path_factory.mktemp("real"), timeout=240)
+
+
+@pytest.fixture(scope="module")
+def really(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(LATER, tmp_path_factory.mktemp("really"), timeout=600)
+
+
+def dry(kind: str) -> LoadedRun:
+    from tests.integration.jobs import dry_steps  # noqa: PLC0415 - it imports torch
+
+    return overlapscope.dryrun(getattr(dry_steps, kind), world_size=WORLD, ranks=range(WORLD))
+
+
+def by_group(
+    calls: pd.DataFrame, members: dict[str, list[int]]
+) -> tuple[Calls, dict[tuple[int, ...], list[str | None]]]:
+    """Operation, bytes and dtype of the calls on each group in their order, and the modules that they are of."""
+    found: Calls = {}
+    modules: Modules = {}
+    for call in calls.itertuples():
+        group = tuple(members[call.group])
+        size = None if pd.isna(call.bytes) else int(call.bytes)
+        found.setdefault(group, []).append((call.op, size, None if pd.isna(call.dtype) else call.dtype))
+        modules.setdefault(group, []).append(None if pd.isna(call.module) else call.module)
+    return found, modules
+
+
+def check(kind: str, folder: Path) -> None:
+    recorded, dried = overlapscope.load(folder / kind), dry(kind)
+    assert len(recorded.ranks) == len(dried.ranks) == WORLD
+    named = {group.name: list(group.ranks or ()) for group in dried.run.groups}
+    for rank in range(WORLD):
+        table = recorded.table("collectives", rank).sort_values("launch_ns", kind="stable")
+        members = json.loads((folder / f"{kind}.groups{rank}.json").read_text())
+        real_calls, real_modules = by_group(table[table.step == table.step.max()], members)
+        dry_calls, dry_modules = by_group(dried.table("collectives", rank), named)
+        assert real_calls
+        assert dry_calls == real_calls, f"rank {rank}"
+        for group, modules in real_modules.items():  # a recording knows the modules of FSDP's calls alone
+            pairs = zip(modules, dry_modules[group], strict=True)
+            assert all(ours == theirs for theirs, ours in pairs if theirs is not None), f"rank {rank}"
+
+
+@pytest.mark.parametrize("kind", AT_ONCE)
+def test_a_dry_run_has_the_collectives_of_the_real_job(kind: str, real: Path) -> None:
+    check(kind, real)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", LATER)
+def test_a_dry_run_of_a_rarer_kind_has_the_collectives_of_the_real_job(kind: str, really: Path) -> None:
+    check(kind, really)
+
+
+def test_every_kind_is_tried() -> None:
+    from tests.integration.jobs import dry_steps  # noqa: PLC0415 - as above
+
+    assert {each.__name__ for each in dry_steps.KINDS} == {*AT_ONCE, *LATER}
