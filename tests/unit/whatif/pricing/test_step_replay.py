@@ -117,3 +117,20 @@ def test_the_path_sums_to_the_step() -> None:
         slowdown=1.3, stragglers=1.02,
     )  # fmt: skip
     assert sum(found.path_ns.values()) == pytest.approx(found.step_ns)
+
+
+def test_faster_links_and_a_faster_device_never_make_a_step_longer() -> None:
+    rows = [
+        work(1000), call("all_gather", MIB8, ready=0, needed=3, group="1"), wait(1), work(70_000),
+        call("reduce_scatter", MIB8, ready=3, needed=7, stream="r", group="1"), work(20_000), wait(4), work(5),
+    ]  # fmt: skip
+    program = program_of(dry_run(rows, {"1": range(0, 64, 8)}), 0)
+    given = {**ONES, "slowdown": 1.3, "slowed_comm": 0.5}
+
+    def step_ns(device_name: str, between: str) -> float:
+        machine, own = device(device_name), links(f"8xh100-nvswitch,{between}")
+        return replayed(program, own, Recipe(), times_of(program, machine, own, Recipe(), given), given).step_ns
+
+    steps = [step_ns("h100-sxm", each) for each in ("ethernet-100", "ib-200", "ib-400")]
+    assert steps == sorted(steps, reverse=True)
+    assert step_ns("h200", "ib-200") < step_ns("h100-sxm", "ib-200") < step_ns("h100-pcie", "ib-200")
