@@ -41,14 +41,14 @@ def run(args: argparse.Namespace) -> int:
     import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.advice.nccl_trials import channel_trials  # noqa: PLC0415
-    from overlapscope.cli.read_run import read_run  # noqa: PLC0415
+    from overlapscope.cli.read_run import read_timed_run  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import whatif as whatif_text  # noqa: PLC0415
     from overlapscope.whatif.predict import predict_recording  # noqa: PLC0415
 
     caps, wanted, asked = parse_caps(args.bucket_cap_mb), _wanted(args), requested_of(args)
     channels = requested_channels(args.channels)
-    loaded = read_run(args)
+    loaded = read_timed_run(args)
     warn("whatif", loaded.sources)
     try:
         if args.list:
