@@ -43,16 +43,20 @@ def read_replicates(
     """
     from overlapscope.analysis.compare.measured_run import measure_run  # noqa: PLC0415 - keeps --help light
     from overlapscope.ingest.run_folder import read_side  # noqa: PLC0415
+    from overlapscope.timeline.run import is_untimed_dry_run  # noqa: PLC0415
 
-    found = []
+    found, dry = [], False
     noted = partial(note, verb, args=args)
     with Progress("reading") as progress:
         for name, loaded in read_side(path, read_options(args), progress=progress, note=noted, left_out=left_out):
             warn(verb, loaded.sources, args)
+            dry = dry or is_untimed_dry_run(loaded)
             found.append(measure_run(loaded, name))
             if look is not None:
                 look(name, loaded)
     if not any(each.ranks for each in found):
+        if dry:
+            raise InputError(f"{path}: a dry run, which has no times to compare: see overlapscope analyze")
         raise InputError(f"{path}: contains no times of any rank, so there is nothing to compare")
     return found
 

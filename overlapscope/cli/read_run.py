@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import read_options
+from overlapscope.errors import InputError
 from overlapscope.ingest.parallel.worker_count import start_ahead
 
 if TYPE_CHECKING:
@@ -21,6 +22,19 @@ def read_run(args: argparse.Namespace) -> "Run":
     from overlapscope.ingest.read_run import only_one  # noqa: PLC0415
 
     return only_one(jobs, args.inputs)
+
+
+def read_timed_run(args: argparse.Namespace) -> "Run":
+    """Read as `read_run` does; raises InputError, too, for a dry run, which has no times."""
+    loaded = read_run(args)
+    from overlapscope.timeline.run import is_untimed_dry_run  # noqa: PLC0415
+
+    if is_untimed_dry_run(loaded):
+        raise InputError(
+            f"{args.inputs[0]}: a dry run, which has no times: overlapscope analyze shows what it communicates, and "
+            "overlapscope whatif --device what its step may take"
+        )
+    return loaded
 
 
 def read_jobs(args: argparse.Namespace, meanwhile: Callable[[], None] | None = None) -> "list[ReadJob]":

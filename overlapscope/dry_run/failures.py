@@ -23,6 +23,10 @@ def explained(error: Exception) -> OverlapScopeError:
         )
     if isinstance(error, ModuleNotFoundError):
         return InputError(f"{line}: the package {error.name} is not installed: pip install {error.name}")
+    if re.search(r"\bmesh\b", text, re.IGNORECASE):
+        return InputError(
+            f"{line}: the mesh does not fit the world ({text}): choose a world that is the product of its dimensions"
+        )
     if _DEVICE.search(text):
         return InputError(
             f"{line}: the code needs a device ({text}): create tensors and modules on the device that build is given"

@@ -224,7 +224,7 @@ class Recorder:
                 parameters=self.parameters_moved,
             )
         )
-        work.known = Known(known.calls | 1 << number, known.compute_order, order)
+        work.known = Known(known.calls | 1 << number, known.orders, order)
 
     def _wait_for(self, work: Any) -> None:
         """Let the current stream wait for a call."""

@@ -9,6 +9,8 @@ from typing import Final
 
 _OWN: Final = str(Path(__file__).parents[1])
 _PACKAGES: Final = "site-packages"
+_NOT_USERS: Final = frozenset({"torch", "torchgen", "functorch", "numpy", "typing_extensions"})
+"""Packages whose lines say nothing of a step: another package, such as one of models, counts as the user's code."""
 
 
 def line_of_caller() -> str | None:
@@ -42,7 +44,7 @@ def _user_file(code: CodeType) -> str | None:
     path = Path(name)
     if _PACKAGES in path.parts:
         inside = path.parts[path.parts.index(_PACKAGES) + 1 :]
-        return None if inside[0] in ("torch", "torchgen", "functorch") else "/".join(inside)
+        return None if inside[0].removesuffix(".py") in _NOT_USERS else "/".join(inside)
     if name.startswith(_standard_library()) or ("torch/" in name.replace("\\", "/") and _is_torch(name)):
         return None
     try:

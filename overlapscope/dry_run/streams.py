@@ -2,10 +2,10 @@
 
 Torch's interface for the CPU has streams that do nothing. These take their place and note what each stream has waited
 for, so that a framework's own streams (FSDP2's for gathers and reductions) give the dependencies that they would have
-on a device. What a stream knows of is a bit mask of collectives, and the last row of the compute stream.
+on a device. What a stream knows of is a bit mask of collectives, and the last row of each stream.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -21,14 +21,22 @@ class Known(msgspec.Struct, frozen=True):
 
     calls: int = 0
     """Bit mask of collectives, by number."""
-    compute_order: int = NEVER
-    """Last row of the compute stream."""
+    orders: Mapping[str, int] = {}
+    """Last row of each stream."""
     last_order: int = NEVER
     """Last row of the stream itself."""
 
+    @property
+    def compute_order(self) -> int:
+        """Last row of the compute stream."""
+        return self.orders.get(COMPUTE_STREAM, NEVER)
+
     def joined(self, other: "Known") -> "Known":
         """Return what is certain where both are."""
-        return Known(self.calls | other.calls, max(self.compute_order, other.compute_order), self.last_order)
+        later = {name: order for name, order in other.orders.items() if order > self.orders.get(name, NEVER)}
+        if not later and not other.calls & ~self.calls:
+            return self
+        return Known(self.calls | other.calls, {**self.orders, **later}, self.last_order)
 
 
 class Streams:
@@ -47,16 +55,14 @@ class Streams:
     def wait(self, stream: "Stream", awaited: Known) -> None:
         """Let a stream wait until `awaited` is certain."""
         before = stream.known
-        joined = before.joined(awaited)
-        if joined != before:
+        if before.joined(awaited) is not before:
             self.on_wait(stream, awaited, before)
-            stream.known = Known(joined.calls, joined.compute_order, stream.known.last_order)
+            stream.known = stream.known.joined(awaited)
 
     def advance(self, order: int) -> None:
         """Note that the current stream runs a row."""
         stream = self.current
-        compute = order if stream is self.compute else stream.known.compute_order
-        stream.known = Known(stream.known.calls, compute, order)
+        stream.known = Known(stream.known.calls, {**stream.known.orders, stream.label: order}, order)
 
     def interface(self) -> dict[str, Any]:
         """Return what takes the place of the functions and classes of `torch.cpu`."""

@@ -246,6 +246,11 @@ def _merged(recordings: Recordings, window: Ints) -> Recordings:
     return replace(take(recordings, first), end_ns=np.maximum.reduceat(recordings.end_ns, first))
 
 
+def is_untimed_dry_run(run: Run) -> bool:
+    """Return whether all that a run has are dry runs without times."""
+    return bool(run.ranks) and all(each.basis == DRY_RUN and not each.num_spans for each in run.ranks.values())
+
+
 def join_recorded(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return how consecutive parts were recorded: as the last one states it, with what each states of its own steps."""
     joined = dict(parts[-1])

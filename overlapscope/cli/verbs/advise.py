@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.analysis.cross_rank.across_ranks import match_and_align  # noqa: PLC0415
     from overlapscope.analysis.result import with_costs  # noqa: PLC0415
     from overlapscope.cli.prediction_file import read_noted  # noqa: PLC0415
-    from overlapscope.cli.read_run import read_run  # noqa: PLC0415
+    from overlapscope.cli.read_run import read_timed_run  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import advice as advice_text  # noqa: PLC0415
     from overlapscope.report.text import predictions as predictions_text  # noqa: PLC0415
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
     caps, made_at = parse_caps(args.bucket_cap_mb), _date(args)
     kept = read_noted(args.inputs)
-    loaded = read_run(args)
+    loaded = read_timed_run(args)
     warn("advise", loaded.sources)
     together = match_and_align(loaded)
     analysis = analyze(loaded, together)

@@ -79,11 +79,11 @@ def _explain(args: argparse.Namespace) -> int:
     args.inputs = [Path(each) for each in args.given]
 
     from overlapscope.analysis.graph.explained import chain_at, chain_before  # noqa: PLC0415 - keeps --help light
-    from overlapscope.cli.read_run import read_run  # noqa: PLC0415
+    from overlapscope.cli.read_run import read_timed_run  # noqa: PLC0415
     from overlapscope.report.formats import json as as_json  # noqa: PLC0415
     from overlapscope.report.text import chain  # noqa: PLC0415
 
-    loaded = read_run(args)
+    loaded = read_timed_run(args)
     warn("explain", loaded.sources)
     rank = int(asked[1])
     if option == "--at":

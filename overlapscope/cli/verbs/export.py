@@ -41,13 +41,13 @@ def run(args: argparse.Namespace) -> int:
     """Read the inputs, write the trace."""
     import msgspec  # noqa: PLC0415 - keeps --help light
 
-    from overlapscope.cli.read_run import read_run  # noqa: PLC0415
+    from overlapscope.cli.read_run import read_timed_run  # noqa: PLC0415
     from overlapscope.report.formatting import count, size  # noqa: PLC0415
     from overlapscope.report.perfetto.export import ExportSelection, PerfettoTrace  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
 
     ranges = {option: numbers(option, getattr(args, option)) for option in ("ranks", "steps")}
-    loaded = read_run(args)
+    loaded = read_timed_run(args)
     warn("export", loaded.sources)
     steps = {step for timeline in loaded.ranks.values() for step in timeline.steps.step.tolist()}
     choice = ExportSelection(

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.advice.nccl_trials import channel_trials  # noqa: PLC0415
-    from overlapscope.cli.read_run import read_run  # noqa: PLC0415
+    from overlapscope.cli.read_run import read_run, read_timed_run  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import price as price_text  # noqa: PLC0415
     from overlapscope.report.text import whatif as whatif_text  # noqa: PLC0415
@@ -53,14 +53,13 @@ def run(args: argparse.Namespace) -> int:
     caps, wanted, asked = parse_caps(args.bucket_cap_mb), _wanted(args), requested_of(args)
     channels = requested_channels(args.channels)
     prices = require_price_options(args)
-    loaded = read_run(args)
+    loaded = read_run(args) if prices else read_timed_run(args)
     warn("whatif", loaded.sources)
     try:
         if prices:
             found_prices = priced(loaded, args).prices
             emit(json.render(found_prices) if args.json else price_text.render(found_prices), args)
             return 0
-        _require_recording(loaded)
         if args.list:
             emit(_listed(loaded, as_json=args.json), args)
             return 0
@@ -72,14 +71,6 @@ def run(args: argparse.Namespace) -> int:
     found = msgspec.structs.replace(found, trials=[] if found.waiting else trials)
     emit(json.render(found) if args.json else whatif_text.render(found, recorded=True), args)
     return 0
-
-
-def _require_recording(run: "Run") -> None:
-    """Raise UsageError for a dry run, which has no times to replay."""
-    from overlapscope.timeline.run import DRY_RUN  # noqa: PLC0415
-
-    if any(each.basis == DRY_RUN for each in run.ranks.values()):
-        raise UsageError("a dry run has no times: price it with --device and --links, such as h100-sxm 8xh100-nvswitch")
 
 
 def _fitting(run: "Run", args: argparse.Namespace) -> None:

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pandas as pd
@@ -14,15 +16,17 @@ from overlapscope.loaded_run import LoadedRun
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.xdist_group("training"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # torch renames functions from version to version
+]
 
 WORLD = 4
-AT_ONCE = (
-    "ddp_no_sync", "ddp_fp16", "fsdp_mixed_precision", "hsdp", "fsdp_tensor", "tensor_sequence", "pipeline", "experts",
-    "by_hand",
-)  # fmt: skip
+AT_ONCE = ("ddp_no_sync", "fsdp_mixed_precision", "fsdp_tensor", "pipeline", "by_hand")
 """Kinds that every run of the suite tries; the others are tried with `long`."""
 LATER = (
+    "ddp_fp16", "hsdp", "tensor_sequence", "experts",
     "ddp", "ddp_static_graph", "ddp_views", "ddp_unused", "ddp_buffers", "ddp_accumulates", "ddp_power_sgd", "fsdp",
     "fsdp_no_reshard", "fsdp_prefetch", "fsdp_accumulates", "fsdp_checkpointed", "tensor", "pipeline_interleaved",
     "ring", "functional", "coalesced",
@@ -34,21 +38,23 @@ Modules = dict[tuple[int, ...], list[str | None]]
 def trained(kinds: tuple[str, ...], folder: Path, timeout: float) -> Path:
     """Run every kind on real processes; each leaves its run in a folder of its name."""
     job = [sys.executable, "-m", "tests.integration.jobs.dry_truth"]
-    ranks = [
-        subprocess.Popen(
-            [*job, str(rank), str(WORLD), str(folder / "store"), str(folder), *kinds],
-            stdout=subprocess.DEVNULL,
-            stderr=(folder / f"stderr{rank}").open("w"),
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        codes = [each.wait(timeout) for each in ranks]
-    finally:
-        for each in ranks:
-            each.kill()
-            each.wait()
+    with ExitStack() as files:
+        errors = [files.enter_context((folder / f"stderr{rank}").open("w")) for rank in range(WORLD)]
+        ranks = [
+            subprocess.Popen(
+                [*job, str(rank), str(WORLD), str(folder / "store"), str(folder), *kinds],
+                stdout=subprocess.DEVNULL,
+                stderr=errors[rank],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            for rank in range(WORLD)
+        ]
+        try:
+            codes = [each.wait(timeout) for each in ranks]
+        finally:
+            for each in ranks:
+                each.kill()
+                each.wait()
     assert codes == [0] * WORLD, (folder / "stderr0").read_text()[-2000:]
     return folder
 
@@ -63,10 +69,10 @@ def really(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(LATER, tmp_path_factory.mktemp("really"), timeout=600)
 
 
-def dry(kind: str) -> LoadedRun:
+def dry(kind: str, ranks: Sequence[int]) -> LoadedRun:
     from tests.integration.jobs import dry_steps  # noqa: PLC0415 - it imports torch
 
-    return overlapscope.dryrun(getattr(dry_steps, kind), world_size=WORLD, ranks=range(WORLD))
+    return overlapscope.dryrun(getattr(dry_steps, kind), world_size=WORLD, ranks=ranks)
 
 
 def by_group(
@@ -83,11 +89,11 @@ def by_group(
     return found, modules
 
 
-def check(kind: str, folder: Path) -> None:
-    recorded, dried = overlapscope.load(folder / kind), dry(kind)
-    assert len(recorded.ranks) == len(dried.ranks) == WORLD
+def check(kind: str, folder: Path, ranks: Sequence[int]) -> None:
+    recorded, dried = overlapscope.load(folder / kind), dry(kind, ranks)
+    assert len(recorded.ranks) == WORLD
     named = {group.name: list(group.ranks or ()) for group in dried.run.groups}
-    for rank in range(WORLD):
+    for rank in ranks:
         table = recorded.table("collectives", rank).sort_values("launch_ns", kind="stable")
         members = json.loads((folder / f"{kind}.groups{rank}.json").read_text())
         real_calls, real_modules = by_group(table[table.step == table.step.max()], members)
@@ -101,13 +107,13 @@ def check(kind: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", AT_ONCE)
 def test_a_dry_run_has_the_collectives_of_the_real_job(kind: str, real: Path) -> None:
-    check(kind, real)
+    check(kind, real, (0, 3))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", LATER)
 def test_a_dry_run_of_a_rarer_kind_has_the_collectives_of_the_real_job(kind: str, really: Path) -> None:
-    check(kind, really)
+    check(kind, really, range(WORLD))
 
 
 def test_every_kind_is_tried() -> None:

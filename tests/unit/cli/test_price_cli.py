@@ -99,7 +99,7 @@ def test_text_says_that_nothing_was_measured_here(run: str, capsys: pytest.Captu
 
 
 def test_a_dry_run_has_no_prediction_without_a_device(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "a dry run has no times" in refused(capsys, 2, [run])
+    assert "whatif --device what its step may take" in refused(capsys, 3, [run])
 
 
 @pytest.mark.parametrize(
