@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -87,33 +88,38 @@ def _measured(text: str, run: "Run", recipe: str, device_key: str) -> "tuple[Mea
         raise UsageError(f"--calibrate {text}: must be [DRYRUN=]STEP[:RECIPE][@DEVICE], such as dry8=2843ms:compile")
     described = run if found["dry_run"] is None else _read(found["dry_run"])
     other = found["device"]
-    step_ns, recorded = _step(found["step"])
+    step_ns, recorded, work_ns = _step(found["step"])
     measured = Measured(
         program=program_of(described, min(described.ranks)),
         recipe=parse_recipe(recipe if found["recipe"] is None else found["recipe"]),
         step_ns=step_ns,
+        work_ns=work_ns,
         source=text,
         device=device(other) if other and other != device_key else None,
     )
     return measured, recorded
 
 
-def _step(text: str) -> "tuple[float, Analysis | None]":
-    """Return a stated step, or the median step of a recorded run and its analysis."""
+def _step(text: str) -> "tuple[float, Analysis | None, Mapping[int, float]]":
+    """Return a stated step, or the median step of a recorded run with its analysis and the times of its kernels."""
     time = _TIME.fullmatch(text)
     if time is not None:
         step_ns = float(time["number"]) * _NS[time["unit"]]
         if not step_ns:
             raise UsageError(f"--calibrate {text}: a step takes more than 0")
-        return step_ns, None
+        return step_ns, None, {}
     if not Path(text).exists():
         raise UsageError(f"--calibrate {text}: no such run, and no time such as 2843ms or 2.843s")
     from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
+    from overlapscope.whatif.pricing.recorded_work import recorded_work  # noqa: PLC0415
 
-    found = analyze(_read(text))
+    run = _read(text)
+    found = analyze(run)
     if found.headline is None or found.headline.step_ns is None:
         raise InputError(f"--calibrate {text}: has no complete step to calibrate with; record one with steps")
-    return float(found.headline.step_ns), found
+    first = found.ranks[0]
+    complete = [each.step for each in first.steps if each.complete]
+    return float(found.headline.step_ns), found, recorded_work(run.ranks[first.rank], complete)
 
 
 def _read(path: str) -> "Run":

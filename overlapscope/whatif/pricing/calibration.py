@@ -1,15 +1,18 @@
 """Fit constants of a price to measured steps: one constant for each, the one that its recipe brings in.
 
 A step in 16 bits fixes `pace`; one with float8 products the bytes of its casts; one with async TP the share that it
-overlaps. So a measured step is met exactly, and changes nothing else. Each compile setting has its own pace, because
-what a compiler joins is only estimated; where just one was measured, the other takes it over.
+overlaps. So a measured step is met exactly, and changes nothing else. A step recorded on a device also shows how long
+its kernels took by class: they fix `attention` and `memory` before. Each compile setting has its own pace, because what
+a compiler joins is only estimated; where just one was measured, the other takes it over.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
+import numpy as np
 
+from overlapscope.timeline.columns import ATTENTION, MATMUL, MEMORY
 from overlapscope.whatif.pricing.constants import PRIORS, Constants
 from overlapscope.whatif.pricing.devices import Device
 from overlapscope.whatif.pricing.links import Links
@@ -35,6 +38,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     source: str
     device: Device | None = None
     """Where it was measured, if not on the device that is priced."""
+    work_ns: Mapping[int, float] = {}
+    """Time of its kernels by class, as `recorded_work` returns it."""
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +63,11 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
+def fitted_constants(measured: Measured) -> tuple[str, ...]:
+    """Return the names of the constants that a measured step fixes."""
+    return (*_classes_of(measured), fitted_constant(measured.recipe))
+
+
 def fitted_constant(recipe: Recipe) -> str:
     """Return the name of the constant that a measured step of this recipe fixes."""
     if recipe.async_tp:
@@ -74,6 +84,8 @@ def calibrated(measured: Sequence[Measured], device: Device, links: Links, value
     order = sorted(measured, key=lambda each: (each.recipe.async_tp, each.recipe.float8 is not None))
     for each in order:
         name = fitted_constant(each.recipe)
+        by_class = _by_class(each, device, found.applied(values, each.recipe))
+        found = msgspec.structs.replace(found, others=tuple({**dict(found.others), **by_class}.items()))
         given = found.applied(values, each.recipe)
 
         def predicted(value: float, each: Measured = each, name: str = name, given: Constants = given) -> float:
@@ -93,6 +105,32 @@ def calibrated(measured: Sequence[Measured], device: Device, links: Links, value
         else:
             found = msgspec.structs.replace(found, others=tuple({**dict(found.others), name: value}.items()))
     return found
+
+
+def _classes_of(measured: Measured) -> tuple[str, ...]:
+    """Return which constants the kernels of a step fix: none where casts are among them, or of another device."""
+    program, recorded = measured.program, measured.work_ns
+    if measured.device is not None or measured.recipe.float8 or not recorded:
+        return ()
+    attends = recorded[ATTENTION] > 0 and bool((program.rows.work == ATTENTION).any())
+    return (*(("attention",) if attends else ()), *(("memory",) if recorded[MEMORY] > 0 else ()))
+
+
+def _by_class(measured: Measured, device: Device, values: Constants) -> dict[str, float]:
+    """Return the constants at which attention has its recorded share beside products, and other kernels their time."""
+    rows, found = measured.program.rows, {}
+    classes = _classes_of(measured)
+    if not classes:
+        return {}
+    times = np.where(rows.on_compute, row_times(rows, device, measured.recipe, values), 0.0)
+    products, attention = times[rows.work == MATMUL].sum(), times[rows.work == ATTENTION].sum()
+    others = times.sum() - products - attention
+    recorded = measured.work_ns
+    if "attention" in classes:
+        found["attention"] = values["attention"] * attention / products * recorded[MATMUL] / recorded[ATTENTION]
+    if "memory" in classes:
+        found["memory"] = values["memory"] * others / recorded[MEMORY]
+    return {name: float(each) for name, each in found.items()}
 
 
 def priced_ns(program: Program, device: Device, links: Links, recipe: Recipe, values: Constants) -> float:

@@ -15,7 +15,7 @@ from overlapscope.whatif.pricing.calibration import (
     Calibration,
     Measured,
     calibrated,
-    fitted_constant,
+    fitted_constants,
     priced_ns,
     times_of,
 )
@@ -65,7 +65,9 @@ def price_run(run: Run, terms: Terms) -> PricedRun:
         device=terms.device.key,
         links=terms.links.name,
         recipe=str(terms.recipe),
-        measured=[f"{each.source}: {each.recipe}, fixes {fitted_constant(each.recipe)}" for each in terms.measured],
+        measured=[
+            f"{each.source}: {each.recipe}, fixes {', '.join(fitted_constants(each))}" for each in terms.measured
+        ],
         ranks=[each for each, _ in found.values()],
         constants=_constants(terms),
         sources=_sources(list(programs.values()), terms),
@@ -129,7 +131,7 @@ def _interval(value: float, drawn: Sequence[float], only_range: bool) -> Interva
 
 
 def _constants(terms: Terms) -> list[Constant]:
-    fixed = {fitted_constant(each.recipe): each.source for each in terms.measured}
+    fixed = {name: each.source for each in terms.measured for name in fitted_constants(each)}
     values = _fit(terms, usual()).applied(usual(), terms.recipe)
     other = {f"{kind}_bytes" for kind in ("tensorwise", "rowwise") if kind != terms.recipe.float8}
     unused = {*other, *(() if terms.recipe.float8 else ("float8",)), *(() if terms.recipe.async_tp else ("hidden",))}

@@ -7,13 +7,14 @@ from msgspec.structs import replace
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import ATTENTION, MATMUL, MEMORY, NONE
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.pricing.calibration import Measured, calibrated, priced_ns
+from overlapscope.whatif.pricing.calibration import Measured, calibrated, fitted_constants, priced_ns
 from overlapscope.whatif.pricing.constants import PRIORS, draws, usual
 from overlapscope.whatif.pricing.devices import device
 from overlapscope.whatif.pricing.links import links
 from overlapscope.whatif.pricing.prices import Terms, drawn_steps, price_run, with_prices
 from overlapscope.whatif.pricing.program import program_of
 from overlapscope.whatif.pricing.recipe import parse_recipe
+from overlapscope.whatif.pricing.times import row_times
 from tests.unit.whatif.pricing.dry_runs import Row, call, dry_run, wait
 
 H100 = device("h100-sxm")
@@ -184,3 +185,28 @@ def test_a_constant_far_from_what_is_known_is_noted() -> None:
     found = priced(job(), "", measured(4e9)).prices.ranks[0]
     assert found.kind == "estimate"
     assert "outside 0.95 to 1.45" in found.notes[0]
+
+
+def test_the_kernels_of_a_recorded_step_fix_attention_and_memory_and_the_step_the_pace() -> None:
+    program, truth = program_of(job(), 0), {**usual(), "attention": 0.8, "memory": 0.9, "pace": 1.4}
+    rows = row_times(program.rows, H100, parse_recipe(""), truth)
+    work_ns = {kind: float(rows[program.rows.work == kind].sum()) for kind in (MATMUL, ATTENTION, MEMORY)}
+    step_ns = priced_ns(program, H100, BOTH, parse_recipe(""), truth)
+    step = measured(step_ns, work_ns=work_ns)
+    found = calibrated([step], H100, BOTH, usual()).applied(usual(), parse_recipe(""))
+    assert {name: found[name] for name in ("attention", "memory", "pace")} == pytest.approx(
+        {"attention": 0.8, "memory": 0.9, "pace": 1.4}, rel=1e-3
+    )
+    # Another job then has each class right, which the step alone would not give.
+    other = program_of(job(3), 0)
+    aim = priced_ns(other, H100, BOTH, parse_recipe(""), truth)
+    alone = calibrated([measured(step_ns)], H100, BOTH, usual()).applied(usual(), parse_recipe(""))
+    assert priced_ns(other, H100, BOTH, parse_recipe(""), found) == pytest.approx(aim, rel=1e-3)
+    assert abs(priced_ns(other, H100, BOTH, parse_recipe(""), alone) / aim - 1) > 0.02
+    assert "fixes attention, memory, pace" in priced(job(), "", step).prices.measured[0]
+
+
+def test_kernels_of_another_device_or_with_casts_fix_no_class() -> None:
+    work_ns = {MATMUL: 2e8, ATTENTION: 3e7, MEMORY: 4e6}
+    assert fitted_constants(measured(4e8, work_ns=work_ns, device=device("h200"))) == ("pace",)
+    assert fitted_constants(measured(4e8, "float8=tensorwise", work_ns=work_ns)) == ("tensorwise_bytes",)
