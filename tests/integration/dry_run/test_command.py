@@ -1,0 +1,135 @@
+"""`overlapscope dryrun` as a user types it: what it prints and writes, and what it refuses in one line."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from overlapscope.cli.main import main
+from tests.conftest import ROOT
+
+torch = pytest.importorskip("torch", reason="torch is not installed: no step can run")
+
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
+
+EXAMPLE = str(ROOT / "examples" / "sharded_step.py:build")
+
+
+def ended(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = main(words)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_it_prints_what_the_readme_shows_and_writes_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    code, out, _ = ended(["dryrun", EXAMPLE, "--world", "1024", "-o", run], capsys)
+    assert code == 0
+    shown = re.search(r"```text\n(collective .*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert shown
+    assert shown[1] in out
+    assert f"next: overlapscope analyze {run}" in out
+    code, again, _ = ended(["analyze", run], capsys)
+    assert code == 0
+    assert again == out.removesuffix(f"\nnext: overlapscope analyze {run}\n")
+    code, document, _ = ended(["analyze", run, "--json"], capsys)
+    found = json.loads(document)
+    assert [each["calls"] for each in found["dry_step"]["ranks"][0]["calls"]] == [4, 4, 4]
+    assert found["headline"]["step_ns"] is None
+    trace = ["--format", "perfetto", "-o", str(tmp_path / "trace.json")]
+    timed = ("compare", run), ("gate", run), ("whatif",), ("advise",), ("explain", "--at", "0:1"), ("export", *trace)
+    for verb, *rest in timed:
+        words = [verb, run, *rest]
+        code, out, err = ended(words, capsys)
+        assert code == 3, words
+        assert out == ""
+        assert "a dry run, which has no times" in err
+        assert err.count("\n") == 1
+
+
+def test_an_existing_run_is_replaced_only_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["dryrun", EXAMPLE, "--world", "8", "-o", str(tmp_path / "run")]
+    assert ended(words, capsys)[0] == 0
+    code, _, err = ended(words, capsys)
+    assert code == 2
+    assert "exists already" in err
+    assert ended([*words, "-f"], capsys)[0] == 0
+
+
+def write(folder: Path, text: str) -> str:
+    (folder / "job.py").write_text(text)
+    return str(folder / "job.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("import nowhere_at_all", 3, "pip install nowhere_at_all"),
+        ("1 / 0", 3, "the import fails: ZeroDivisionError"),
+        ("def other(device): ...", 2, "has no build; it has other"),
+        ("build = 3", 2, "no function"),
+        ("def build(device): return lambda: None", 0, ""),
+        ("def build(device): return lambda: print('hello')", 0, ""),
+        (
+            "import torch\ndef build(d): return lambda: torch.ones(2, device='cuda') + torch.ones(2, device=d)",
+            3,
+            "needs a device",
+        ),
+        ("def build(device): raise ValueError('no\\nway')", 3, "ValueError: no way"),
+    ],
+)
+def test_what_a_module_does_wrong_is_one_line(
+    text: str, code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["dryrun", f"{write(tmp_path, text)}:build", "--world", "4", "-o", str(tmp_path / "run")]
+    found, out, err = ended(given, capsys)
+    assert found == code
+    assert words in err
+    assert "hello" not in out
+    if code:
+        assert err.count("\n") == 1
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--world", "0"], "--world must be"),
+        (["--world", "4", "--rank", "4"], "rank 4"),
+        (["--world", "4", "--rank", "a"], "--rank must be"),
+        (["--world", "4", "--input", "8x8"], "--input is for"),
+    ],
+)
+def test_wrong_options_are_refused(
+    options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = ended(["dryrun", EXAMPLE, *options, "-o", str(tmp_path / "run")], capsys)
+    assert code == 2
+    assert words in err
+
+
+@pytest.mark.parametrize("wrapper", ["--ddp", "--fsdp2"])
+def test_a_plain_module_is_wrapped(wrapper: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "import torch\ndef model(): return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))"
+    given = ["dryrun", f"{write(tmp_path, text)}:model", wrapper, "--world", "8", "-o", str(tmp_path / "run")]
+    code, _, err = ended(given, capsys)
+    assert code == 2
+    assert "no example input" in err
+    code, out, _ = ended([*given, "--input", "4x64"], capsys)
+    assert code == 0
+    assert ("all_reduce" if wrapper == "--ddp" else "reduce_scatter") in out
+
+
+def test_help_and_import_load_no_torch() -> None:
+    code = """
+import sys
+from overlapscope.cli.main import main
+try:
+    main(["dryrun", "--help"])
+except SystemExit:
+    assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
