@@ -1,6 +1,7 @@
 """Simulated jobs of any size with a straggler planted, as run directories or as trace files.
 
     python -m benchmarks.scale_runs run PLACE RANKS STEPS
+    python -m benchmarks.scale_runs hosts PLACE RANKS STEPS    # with host events, 210 spans a rank and step
     python -m benchmarks.scale_runs traces PLACE RANKS STEPS   # of the first ranks of a larger job
 
 The model is that of the tests (`tests.property.synthetic`), which shares no code with the analysis.
@@ -37,15 +38,20 @@ def offsets_ns(ranks: int, steps: int) -> np.ndarray[tuple[int], np.dtype[np.flo
     return healthy(ranks, steps).clocks()[0]
 
 
-def _job(ranks: int, steps: int) -> Job:
-    return plant(healthy(ranks, steps), "slow_compute", share=SHARE, culprit=CULPRIT, seed=SEED)
+def _job(ranks: int, steps: int, *, small: bool = False) -> Job:
+    job = healthy(ranks, steps)
+    job = replace(job, layers=2, kernels_each=1) if small else job
+    return plant(job, "slow_compute", share=SHARE, culprit=CULPRIT, seed=SEED)
 
 
-def write_run(place: Path, ranks: int, steps: int) -> int:
-    """Write the run directory of so many ranks, rank by rank; give the number of its spans."""
-    simulated = simulate(_job(ranks, steps))
+def write_run(place: Path, ranks: int, steps: int, *, host_events: bool = False) -> int:
+    """Write the run directory of so many ranks, rank by rank; give the number of its spans.
+
+    With host events its steps are a tenth as long: each span then has a launch and an operation beside it.
+    """
+    simulated = simulate(_job(ranks, steps, small=host_events))
     spans = 0
-    for timeline in timelines_of(simulated):
+    for timeline in timelines_of(simulated, host_events=host_events):
         save_rank(timeline, place)
         spans += timeline.num_spans
     save_job(
@@ -64,4 +70,7 @@ def write_traces(place: Path, ranks: int, steps: int) -> int:
 
 if __name__ == "__main__":
     form, place, ranks, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    print((write_run if form == "run" else write_traces)(place, ranks, steps))
+    if form == "traces":
+        print(write_traces(place, ranks, steps))
+    else:
+        print(write_run(place, ranks, steps, host_events=form == "hosts"))

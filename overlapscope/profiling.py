@@ -21,6 +21,7 @@ from overlapscope.capture.timeline import telemetry_of
 from overlapscope.display import shell_words
 from overlapscope.ingest.formats.kineto.reader import read_kineto
 from overlapscope.ingest.reader import ReadContext
+from overlapscope.report.rank_columns import complete_steps, rank_figures
 from overlapscope.report.text.summary import CaptureSummary, render
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run, join_recordings
@@ -64,6 +65,10 @@ def finish(session: Session) -> None:
     if store is not None and session.terminated:
         session.guard("telling the other ranks", _release, session, store)
     received = [summary, *(msgspec.convert(each, CaptureSummary) for each in others.values())]
+    run = session.guard("reading the whole run", _whole_run, session) if timeline is not None else None
+    together = session.guard("analyzing all ranks together", analyze, run) if run is not None else None
+    if run is not None and together is not None:
+        received = [_of_whole_run(each, run, together) for each in received]
     missing = [rank for rank in range(1, session.world_size) if f"{key}{rank}" not in others]
     session.guard("cleaning up", session.output.remove_unfinished, missing)
     text = render(
@@ -72,7 +77,7 @@ def finish(session: Session) -> None:
         shell_words([str(session.path)]),
         session.settings.mode,
         missing,
-        session.guard("analyzing all ranks together", _together, session) if timeline is not None else None,
+        together,
     )
     sys.stdout.write(text)
     sys.stdout.flush()
@@ -126,13 +131,35 @@ def _ended_key(session: Session) -> str:
     return f"session{session.number}/ended"
 
 
-def _together(session: Session) -> Analysis | None:
-    """Analyze all ranks together by their columns, unless that would take long."""
+def _whole_run(session: Session) -> Run | None:
+    """Return the run with all ranks and all parts; None where this rank's timeline is all of it, or where analyzing it
+    would take long."""
     entries = recorded_ranks(session.path, read_manifest(session.path))
-    if len(entries) < 2 or sum(entry.spans for entry in entries) >= MAX_SUMMARY_SPANS:
+    if (len(entries) < 2 and not session.parts.several) or sum(entry.spans for entry in entries) >= MAX_SUMMARY_SPANS:
         return None
     run = load_run(session.path)
-    return analyze(run) if len(run.ranks) > 1 else None
+    return run if len(run.ranks) > 1 or session.parts.several else None
+
+
+def _of_whole_run(summary: CaptureSummary, run: Run, analysis: Analysis) -> CaptureSummary:
+    """Return a rank's summary with its figures of the whole run, as `analyze` gives them; its own may be of a part."""
+    info = next((each for each in analysis.ranks if each.rank == summary.rank), None)
+    steps = complete_steps(info) if info is not None else []
+    if info is None or not steps:
+        return summary
+    figures = rank_figures(info)
+    return replace(
+        summary,
+        steps=len(steps),
+        step_ns=figures["window_ns"],
+        exposed_ns=figures["exposed_comm_ns"],
+        hidden_ns=figures["overlapped_ns"],
+        idle_ns=figures["idle_ns"],
+        exposed_fraction=figures["exposed_fraction"],
+        exposed_between_ns=_between(run.ranks[summary.rank], steps),
+        cut_steps=run.ranks[summary.rank].recorded.get("cut_steps", {}),
+        of_last_part=False,
+    )
 
 
 def _send_columns(session: Session, store: Any, key: str) -> int:
@@ -234,4 +261,5 @@ def _summarise(session: Session, timeline: RankTimeline | None) -> CaptureSummar
         cut_steps=timeline.recorded.get("cut_steps", {}) if timeline is not None else {},
         every=recorded["sampled"][-1]["every"],
         failures=recorded["failures"],
+        of_last_part=session.parts.several,
     )

@@ -11,7 +11,7 @@ from overlapscope.analysis.common.findings import titles
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.report.formatting import ms
 from overlapscope.report.sheet.charts import charts_of
-from overlapscope.report.text.analysis import headline
+from overlapscope.report.text.analysis import headline, triggers_text
 from overlapscope.timeline.columns import NONE
 from overlapscope_dashboards.parts import (
     BarRow,
@@ -49,8 +49,9 @@ def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
     sentences = view.lead(analysis)
     figures = view.key_figures(analysis)
     head = [html.P(sentences[0], className="lead"), *(html.P(each, className="under-lead") for each in sentences[1:])]
+    what = [html.P(line, className="note") for line in (headline(analysis), *triggers_text(analysis))]
     return [
-        html.Div([*head, html.P(headline(analysis), className="note")], className="intro"),
+        html.Div([*head, *what], className="intro"),
         *([key_figures(figures)] if figures else []),
         html.Div(
             [

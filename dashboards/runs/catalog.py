@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from overlapscope.display import display_path, shell_words
 from overlapscope.errors import InputError, OverlapScopeError
@@ -37,7 +38,9 @@ class RunLocation(msgspec.Struct, frozen=True, kw_only=True):
     root: Path
     """Nothing outside this folder is read."""
     quoted_path: str
-    """Its path as typed, quoted for a command line; empty for several paths."""
+    """Its path as typed, quoted for a command line; empty for several paths, and for one job of several."""
+    job: int | None = None
+    """Which job of the inputs it is, where they are known to hold several."""
 
 
 class RunLocations(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +94,14 @@ def find_runs(roots: Sequence[Path]) -> RunLocations:
     if not found and any(_files(only)):
         found = [_locate((only,), only, display_path(Path(only.resolve().name)))]
     return RunLocations(runs=tuple(found), notes=notes)
+
+
+def each_job(location: RunLocation, titles: Sequence[str]) -> list[RunLocation]:
+    """Return one location for each job of these titles that the inputs of a location hold."""
+    return [
+        replace(location, id=f"{location.id}-{number}", name=f"{location.name}: {title}", quoted_path="", job=number)
+        for number, title in enumerate(titles)
+    ]
 
 
 def run_revision(location: RunLocation) -> tuple[str, int]:

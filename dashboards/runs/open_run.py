@@ -14,9 +14,9 @@ from overlapscope.analysis.compare.measured_run import MeasuredRun, measure_run
 from overlapscope.analysis.compare.prediction_check import Noted, Outcome
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.result import Analysis, Recommendation
-from overlapscope.errors import OverlapScopeError
+from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.ingest.options import ReadOptions
-from overlapscope.ingest.read_run import read_inputs
+from overlapscope.ingest.read_run import only_one, read_jobs
 from overlapscope.report.formatting import count
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.manifest import RankEntry, read_manifest, recorded_ranks
@@ -36,10 +36,12 @@ class OpenRun:
     Each may raise InputError, which the router shows as the reason why there is no page.
     """
 
-    def __init__(self, location: RunLocation, revision: str, options: ReadOptions, reading: Lock) -> None:
+    def __init__(
+        self, location: RunLocation, revision: str, options: ReadOptions, reading: Lock, jobs: dict[str, list[str]]
+    ) -> None:
         self.id, self.name, self.revision = location.id, location.name, revision
         """`revision` changes as soon as a file of the run changes."""
-        self._location, self._options, self._reading = location, options, reading
+        self._location, self._options, self._reading, self._jobs = location, options, reading, jobs
         self.doing = ""
         """Progress as a sentence, while the run is read and analysed."""
         self._results: dict[str, Any] = {}
@@ -128,7 +130,15 @@ class OpenRun:
         self.doing = "Waiting for another run to be read."
         with self._reading:
             self.doing = f"Reading {count(len(self.entries), 'rank') if self.entries else 'the recording'}."
-            return read_inputs(list(self._location.inputs), self._options, progress=self._note, workers=None)
+            jobs = read_jobs(list(self._location.inputs), self._options, progress=self._note, workers=None)
+        number = self._location.job
+        if number is None:
+            if len(jobs) > 1:
+                self._jobs[self.id] = [job.title for job in jobs]
+            return only_one(jobs, self._location.inputs)
+        if number >= len(jobs):
+            raise InputError(f"{self.name}: there are only {count(len(jobs), 'job')} left")
+        return jobs[number].run
 
     def _match(self) -> CrossRank:
         run = self.run
@@ -155,6 +165,8 @@ class OpenRuns:
     def __init__(self, options: ReadOptions | None = None, limit: int = MAX_OPEN) -> None:
         self._options, self._limit = options or ReadOptions(), limit
         self._runs: OrderedDict[str, OpenRun] = OrderedDict()
+        self.jobs: dict[str, list[str]] = {}
+        """Of runs that turned out to be recordings of several jobs when they were read, by id, the title of each."""
         self._checked_s: dict[str, float] = {}
         self._lock, self._reading = Lock(), Lock()  # one run is read at a time: memory suffices for one
 
@@ -176,7 +188,7 @@ class OpenRuns:
         with self._lock:
             opened = self._runs.get(location.id)
             if opened is None or opened.revision != revision:
-                opened = self._runs[location.id] = OpenRun(location, revision, self._options, self._reading)
+                opened = self._runs[location.id] = OpenRun(location, revision, self._options, self._reading, self.jobs)
             self._runs.move_to_end(location.id)
             self._checked_s[location.id] = monotonic()
             while len(self._runs) > self._limit:

@@ -5,9 +5,18 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
+from msgspec.structs import replace
+
 from overlapscope.display import display_path, shell_words
 from overlapscope.ingest.options import ReadOptions
-from overlapscope_dashboards.runs.catalog import CatalogEntry, RunLocation, RunLocations, find_runs, list_newest_first
+from overlapscope_dashboards.runs.catalog import (
+    CatalogEntry,
+    RunLocation,
+    RunLocations,
+    each_job,
+    find_runs,
+    list_newest_first,
+)
 from overlapscope_dashboards.runs.fleet import ServedFleet
 from overlapscope_dashboards.runs.open_run import OpenRun, OpenRuns
 from overlapscope_dashboards.runs.work import BackgroundWork
@@ -45,8 +54,10 @@ class Site:
         return shell_words([display_path(self.roots[0])])
 
     def find_runs(self) -> RunLocations:
-        """Return the runs that exist now."""
-        return find_runs(self.roots)
+        """Return the runs that exist now; recordings found to be of several jobs are one run a job."""
+        found, jobs = find_runs(self.roots), self.open_runs.jobs
+        runs = [run for each in found.runs for run in (each_job(each, jobs[each.id]) if each.id in jobs else [each])]
+        return replace(found, runs=tuple(runs))
 
     def catalog(self) -> list[CatalogEntry]:
         """Return the entries of all runs, newest first."""
@@ -58,7 +69,10 @@ class Site:
         for each in runs:
             if each.id == run:
                 return each
-        raise NotFound("There is no such run here.", [(each.name, run_address(each.id)) for each in runs])
+        links = [(each.name, run_address(each.id)) for each in runs]
+        if run in self.open_runs.jobs:
+            raise NotFound("These are recordings of several jobs; each is a run of its own.", links)
+        raise NotFound("There is no such run here.", links)
 
     def run(self, run: str) -> OpenRun:
         """Return the open run with an id; raises NotFound, or InputError where it cannot be opened."""

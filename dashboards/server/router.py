@@ -145,6 +145,8 @@ def _page(site: Site, run: str, name: str, query: Mapping[str, str]) -> Rendered
         growing = opened.is_missing_ranks
         title = page.TITLE
     except OverlapScopeError as error:
+        if run in site.open_runs.jobs:
+            site.location(run)  # raises NotFound with the jobs
         words = without_root(str(error), place)
         revision = opened.revision if opened else ""
         return _problem("This run cannot be read", words, nav=nav, revision=revision)

@@ -30,6 +30,7 @@ from overlapscope.advice.small_collectives import small_collectives
 from overlapscope.advice.step_shape import little_compute, overlap_without_effect, split_all_reduce
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import Analysis, Recommendation, with_costs
 from overlapscope.timeline.facts import Facts
@@ -82,8 +83,9 @@ def analyze_with_advice(run: Run, bandwidth: Facts | None = None) -> Analysis:
 
     `bandwidth` holds measurements of the bandwidth that the run's collectives could reach.
     """
-    cross_rank, alone = match_and_align(run), summarize_ranks(run)
-    analysis = analyze(run, cross_rank, bandwidth, alone)
+    cross_rank, graphs = match_and_align(run), BuiltGraphs(run)
+    alone = summarize_ranks(run, graphs)
+    analysis = analyze(run, cross_rank, bandwidth, alone, graphs)
     return with_costs(msgspec.structs.replace(analysis, recommendations=by_rules(run, analysis, cross_rank, alone)))
 
 
@@ -117,21 +119,24 @@ def advise(
     cross_rank: CrossRank | None = None,
     caps_mb: Sequence[float] = (),
     keep: "Callable[[RecordedCase, WhatIf], None] | None" = None,
+    alone: Mapping[int, RankSummary] | None = None,
+    graphs: BuiltGraphs | None = None,
 ) -> tuple[list[Recommendation], list[str]]:
     """Return recommendations, best first, and the reasons for them or for having none.
 
     `caps_mb` are the bucket caps to try, in MiB; `keep` is called with the replayed case and its result, if there is
-    one.
+    one; `alone` and `graphs` are what `analyze` was given.
     """
-    cross_rank = cross_rank or match_and_align(run)
+    cross_rank, graphs = cross_rank or match_and_align(run), graphs or BuiltGraphs(run)
+    alone = alone or summarize_ranks(run, graphs)
     from overlapscope.advice.losses.replayed_losses import with_replayed_gains  # noqa: PLC0415 - `by_rules` replays nothing
 
-    found = with_replayed_gains(by_rules(run, analysis, cross_rank), run, cross_rank)
+    found = with_replayed_gains(by_rules(run, analysis, cross_rank, alone), run, cross_rank, graphs)
     if any(each.id in FIXED_FIRST for each in found):
         return found, []
     from overlapscope.advice.replayed_settings import by_replay  # noqa: PLC0415 - `by_rules` replays nothing
 
-    found, reasons = by_replay(run, cross_rank, found, caps_mb, keep)
+    found, reasons = by_replay(run, cross_rank, found, caps_mb, keep, graphs)
     if any(each.verdict == "change" and each.id in OF_EXPOSED for each in found):
         found = [each for each in found if each.id != "exposed_communication"]
     return _finished(found, job_kind(run), analysis), reasons

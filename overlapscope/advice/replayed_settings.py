@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from overlapscope.advice.rule_input import VERIFY, WORTH
 from overlapscope.advice.setting_code import HOOK, setting_code, spelled
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.result import Recommendation
 from overlapscope.errors import InputError
 from overlapscope.timeline.operations import ITEM_BYTES
@@ -39,6 +40,7 @@ def by_replay(
     found: list[Recommendation],
     caps_mb: Sequence[float],
     keep: Callable[[RecordedCase, WhatIf], None] | None,
+    graphs: BuiltGraphs,
 ) -> tuple[list[Recommendation], list[str]]:
     """Return the recommendations of a replay and of the rules (`found`), and the reasons for them or for no replay.
 
@@ -46,9 +48,9 @@ def by_replay(
     one.
     """
     try:
-        case = ddp_case_of_run(run, cross_rank)
+        case = ddp_case_of_run(run, cross_rank, graphs)
     except InputError as error:
-        return _by_fsdp_replay(run, cross_rank, found, error)
+        return _by_fsdp_replay(run, cross_rank, graphs, found, error)
     result = predict_ddp(case, caps_mb)
     if keep is not None:
         keep(case, result)
@@ -60,13 +62,13 @@ def by_replay(
 
 
 def _by_fsdp_replay(
-    run: Run, cross_rank: CrossRank, found: list[Recommendation], not_ddp: InputError
+    run: Run, cross_rank: CrossRank, graphs: BuiltGraphs, found: list[Recommendation], not_ddp: InputError
 ) -> tuple[list[Recommendation], list[str]]:
     """Add the recommendations of a replay of FSDP2; `not_ddp` says why the recording is not DDP."""
     if parallelism_of(run) != "fsdp":
         return found, [f"no setting was replayed: {not_ddp}"]
     try:
-        result = predict_graph_run(run, cross_rank, not_ddp=str(not_ddp))
+        result = predict_graph_run(run, cross_rank, not_ddp=str(not_ddp), graphs=graphs)
     except InputError as error:
         return found, [f"no setting was replayed: {error}"]
     return [*fsdp_advice(result), *found], list(result.reasons)

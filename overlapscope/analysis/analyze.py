@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+import numpy as np
 
 from overlapscope.analysis.checks.desync import desync
 from overlapscope.analysis.checks.expert_imbalance import expert_imbalance
@@ -27,6 +28,7 @@ from overlapscope.analysis.dry_step import dry_step
 from overlapscope.analysis.exposure.collectives import collective_rows
 from overlapscope.analysis.exposure.exposed import exposed_by
 from overlapscope.analysis.exposure.exposed_causes import Causes, each_causes
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.own_causes import critical_paths
 from overlapscope.analysis.graph.scenarios import PAUSE_CAP_NS, capped_pauses, outcome
 from overlapscope.analysis.job_step.headline import headline
@@ -37,11 +39,13 @@ from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import (
     Analysis,
     RankInfo,
+    RecordedSteps,
     RunInfo,
     Skew,
     SkewRank,
     SourceInfo,
     StepBreakdown,
+    TriggeredTrace,
 )
 from overlapscope.analysis.source_tables import rows_of_sources
 from overlapscope.analysis.stragglers.shared_cores import pinned_hosts, shared_cores
@@ -53,13 +57,15 @@ from overlapscope.analysis.stragglers.stragglers import (
     may_be_late,
     stragglers,
 )
-from overlapscope.timeline.columns import FUSED, UNCLASSIFIED, Ints
+from overlapscope.timeline.columns import FUSED, STEP_TIME, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
+from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run, Source
 
 if TYPE_CHECKING:
     from overlapscope.analysis.graph.removal import Removal, RunGraph
 
+T = TypeVar("T")
 MAX_NAMES = 100
 OF_HOST = ("host", "data_loading", "unknown")
 """Causes of lateness that hosts which share cores have, too."""
@@ -70,13 +76,15 @@ def analyze(
     cross_rank: CrossRank | None = None,
     bandwidth: Facts | None = None,
     alone: Mapping[int, RankSummary] | None = None,
+    graphs: BuiltGraphs | None = None,
 ) -> Analysis:
     """Return all figures of a run.
 
-    `cross_rank` is the result of `match_and_align` and `summaries` that of `summarize_ranks`, where the caller has
-    them already; `bandwidth` holds measurements of the bandwidth that its collectives could reach.
+    `cross_rank` is the result of `match_and_align`, `alone` that of `summarize_ranks`, and `graphs` those of the run,
+    where the caller has them already; `bandwidth` holds measurements of the bandwidth that its collectives could reach.
     """
-    alone = alone or summarize_ranks(run)
+    graphs = graphs or BuiltGraphs(run)
+    alone = alone or summarize_ranks(run, graphs)
     cross_rank = cross_rank or match_and_align(run)
     windows = {rank: own.windows for rank, own in alone.items()}
     coverage = {rank: own.coverage for rank, own in alone.items()}
@@ -85,7 +93,7 @@ def analyze(
     window_ns = {info.rank: info.whole.window_ns for info in ranks}
     work = compared({rank: own.kernels for rank, own in alone.items()})
     links = slow_links(run, cross_rank.splits, cross_rank.pairs.pairs)
-    held, shared = late_ranks_of(run, cross_rank, alone, work, window_ns)
+    held, shared = late_ranks_of(run, cross_rank, alone, work, window_ns, graphs)
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
     findings = [
@@ -114,7 +122,7 @@ def analyze(
         findings=findings,
         recommendations=[],
         told=rows_of_sources(run.facts),
-        critical_path=critical_paths(run, windows, cross_rank),
+        critical_path=critical_paths(run, windows, cross_rank, graphs),
         throughput=throughput(run, alone),
         headline=headline(rank_windows(ranks, alone), cross_rank),
         dry_step=dry_step(run),
@@ -123,13 +131,14 @@ def analyze(
 
 def late_ranks_of(
     run: Run, cross_rank: CrossRank, alone: Mapping[int, RankSummary], work: Mapping[int, RankCompute],
-    window_ns: Mapping[int, int | None],
+    window_ns: Mapping[int, int | None], graphs: BuiltGraphs,
 ) -> tuple[list[Straggler], list[Finding]]:  # fmt: skip
     """Return the stragglers, and the findings on cores that hosts share; `work` is compared between the ranks.
 
     Where hosts share cores it is random which of them is late: that is no straggler.
     """
-    graph = cache(lambda: _graph_of(run, cross_rank, sum(own.linkage[0] for own in alone.values() if own.linkage)))
+    spans = sum(own.linkage[0] for own in alone.values() if own.linkage)
+    graph = cache(lambda: _graph_of(run, cross_rank, graphs, spans))
     pinned = pinned_hosts(run, {rank: own.host for rank, own in alone.items() if own.host}, cross_rank.clocks)
     ranks = Compared(
         run=run, splits=(*cross_rank.splits, *cross_rank.uneven), clocks=cross_rank.clocks,
@@ -145,14 +154,14 @@ def late_ranks_of(
     return held, shared_cores(run, pinned, lambda: _with_pauses_capped(graph()))
 
 
-def _graph_of(run: Run, cross_rank: CrossRank, spans: int) -> "RunGraph | NoRemoval":
+def _graph_of(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs, spans: int) -> "RunGraph | NoRemoval":
     if not all(timeline.has_device and timeline.has_host_events for timeline in run.ranks.values()):
         return "no_host_events"
     from overlapscope.analysis.graph.removal import MOST_SPANS, answering_graph  # noqa: PLC0415 - a recording without host events needs no graph
 
     if spans > MOST_SPANS:
         return "too_large"
-    return answering_graph(run, cross_rank)
+    return answering_graph(run, cross_rank, graphs)
 
 
 def _late(
@@ -217,7 +226,46 @@ def _run_info(run: Run) -> RunInfo:
         unread_ranks=list(run.unread_ranks),
         fingerprint=dict(run.fingerprint),
         has_device=any(each.has_device for each in run.ranks.values()),
+        recorded_steps=_recorded_steps(run),
+        triggers=_triggers(run),
     )
+
+
+def _recorded_steps(run: Run) -> RecordedSteps | None:
+    """Return how many steps were recorded on the rank that recorded most, None where it left none out."""
+    found = []
+    for timeline in run.ranks.values():
+        chosen = _stated(timeline.recorded.get("sampled"), list[_Sampled])
+        if timeline.basis == "events" and chosen and STEP_TIME in timeline.names:
+            readings = timeline.telemetry
+            timed = readings.step[readings.name == timeline.names.index(STEP_TIME)]
+            steps = unique(timeline.steps.step)
+            of = np.union1d(timed, steps).size
+            found.append(RecordedSteps(recorded=steps.size, of=of, every=chosen[-1].every))
+    most = max(found, key=lambda each: each.recorded, default=None)
+    return None if most is None or most.recorded == most.of else most
+
+
+def _triggers(run: Run) -> list[TriggeredTrace]:
+    """Return why a running job recorded this trace, or the traces beside this recording; each once."""
+    found = []
+    for timeline in run.ranks.values():
+        reason = _stated(timeline.recorded.get("trigger"), str)
+        found += [TriggeredTrace(reason=reason)] if reason else []
+        found += _stated(timeline.recorded.get("triggered"), list[TriggeredTrace]) or []
+    return list({(each.trace, each.reason): each for each in found}.values())
+
+
+class _Sampled(msgspec.Struct):
+    every: int
+
+
+def _stated(value: Any, kind: type[T]) -> T | None:
+    """Return a value that a recording states of itself; None where it is not of this type."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return None
 
 
 def _rank_info(rank: int, host: str | None, basis: str, own: RankSummary, causes: Causes) -> RankInfo:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.checks.pipeline import PipelineStage, groups_by_rank, own_stages
 from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.exposure.exposed_causes import OwnParts, own_parts
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import HostLoss, marked_losses
 from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
@@ -65,20 +66,24 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
         return WindowSets.of(_sets(self.whole, self.windows))
 
 
-def summarize_ranks(run: Run) -> dict[int, RankSummary]:
-    """Summarize every rank, one after the other; only the spans of one rank are in memory at a time."""
-    groups = groups_by_rank(run.groups)
+def summarize_ranks(run: Run, graphs: BuiltGraphs | None = None) -> dict[int, RankSummary]:
+    """Summarize every rank, one after the other; only the spans of one rank are in memory at a time.
+
+    `graphs` keeps the graphs that are built of them for later questions.
+    """
+    groups, graphs = groups_by_rank(run.groups), graphs or BuiltGraphs(run)
     alone = len(run.ranks) == 1
     return {
-        rank: summarize_rank(timeline, groups.get(rank, ()), alone=alone) for rank, timeline in read_ahead(run.ranks)
+        rank: summarize_rank(timeline, groups.get(rank, ()), graphs, alone=alone)
+        for rank, timeline in read_ahead(run.ranks)
     }
 
 
-def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], *, alone: bool) -> RankSummary:
+def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: BuiltGraphs, *, alone: bool) -> RankSummary:
     """Summarize one rank; `groups` are its groups with other members, `alone` says that no other was recorded."""
     spans = timeline.spans
     windows, whole, covered = step_windows(timeline), whole_windows(timeline), Coverage.of(spans)
-    causes = own_causes(timeline)
+    causes = own_causes(timeline, graphs)
     sets = _sets(whole, windows)
     slowed = interference(spans, has_kernels=timeline.has_device and timeline.basis == "trace")
     linkage = (size(spans), int((spans.launch_ns == NONE).sum())) if timeline.has_device else None

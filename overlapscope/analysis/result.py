@@ -39,6 +39,24 @@ class SourceInfo(msgspec.Struct, kw_only=True, frozen=True):
     warnings: list[str]
 
 
+class RecordedSteps(msgspec.Struct, kw_only=True, frozen=True):
+    """How many of a job's steps were recorded, where not all were."""
+
+    recorded: int
+    of: int
+    """Steps after warm-up that the recording timed, recorded or not."""
+    every: int
+    """At last one step in so many was recorded."""
+
+
+class TriggeredTrace(msgspec.Struct, kw_only=True, frozen=True):
+    """A trace that a running job recorded of itself, because its trigger found a reason."""
+
+    reason: str
+    trace: str | None = None
+    """Its folder in the run directory; null where this recording is that trace."""
+
+
 class RunInfo(msgspec.Struct, kw_only=True, frozen=True):
     """The job as a whole."""
 
@@ -51,6 +69,9 @@ class RunInfo(msgspec.Struct, kw_only=True, frozen=True):
     fingerprint: dict[str, str | int | None]
     has_device: bool = True
     """Whether any rank's times are of a device: without one, what computes is the host itself."""
+    recorded_steps: RecordedSteps | None = None
+    """How many steps were recorded; null where all were, or nobody counted the others."""
+    triggers: list[TriggeredTrace] = []
 
 
 class StepBreakdown(Breakdown, kw_only=True, frozen=True):

@@ -208,6 +208,8 @@ class Session:
                 "a step inside a step: close the first one; for parts of a step there is scope.region(name)"
             )
         self._in_step = True
+        if self.steps.count in (0, REBUILT_STEPS):
+            self.guard("looking at the process groups", self._note_unseen_groups)
         begun = self.guard("beginning a step", self._step_begins)
         self.count(tokens=tokens, samples=samples, flops=flops)
         try:
@@ -290,6 +292,14 @@ class Session:
         self.trigger.open()
         self.hooks.range_beside = self.trigger.mark
         self.steps.listeners.append(self.trigger.step_ended)
+
+    def _note_unseen_groups(self) -> None:
+        """Note the groups whose communication is missing in the recording, whatever the mode."""
+        for kind in environment.groups_outside_the_dispatcher():
+            self.guard.note(
+                f"communication of process groups of the class {kind} is written in Python: what it does not send "
+                "through torch's own groups is not recorded; mark it with scope.comm(name)"
+            )
 
     def _read_ddp(self) -> None:
         """Read DDP's buckets, unless the main thread is stuck, where it may hold DDP's lock."""
@@ -389,6 +399,7 @@ class Session:
             "failures": list(self.guard.failures),
             "overhead": None,
             "sampled": [msgspec.to_builtins(each) for each in self.steps.sampled],
+            "triggered": list(self.trigger.recorded) if self.trigger is not None else [],
             "ddp": self._ddp,
             "settings": self.guard("reading the settings", environment.settings) or {},
             "peak_memory_bytes": self.guard("reading memory", environment.peak_memory_bytes, self.hooks.device),

@@ -24,6 +24,7 @@ from overlapscope.timeline.columns import (
     DEVICE,
     HOST,
     NONE,
+    STEP_TIME,
     Annotations,
     Collectives,
     Ints,
@@ -47,8 +48,6 @@ BUILT_IN_HOOKS = frozenset(
     {None, "ALLREDUCE", "FP16_COMPRESS", "allreduce_hook", "fp16_compress_hook", "bf16_compress_hook"}
 )
 """What DDP reports as its communication hook where each bucket is one all-reduce."""
-STEP_TIME = "step_time_ns"
-"""Reading of each step, recorded or not: how long it took, at its begin."""
 NEVER_NS = 1 << 62
 UNDETERMINED_NS = 20_000
 """Two ends of a transfer that lie closer together are one."""

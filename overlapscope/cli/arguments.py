@@ -129,6 +129,8 @@ def with_stated(verb: str, analysis: "Analysis", args: argparse.Namespace) -> "A
         if name in given and known is not None:
             note(verb, f"--{name.replace('_', '-')} is not used: the run knows it ({known.known_from})", args)
     stated = throughput.with_stated(found, throughput.Stated(**given))
+    if "price_per_gpu_hour" in given and stated.exposed_price_a_day is stated.idle_price_a_day is None:
+        note(verb, f"--price is not used: {stated.reasons['idle_gpu_hours_a_day']}", args)
     return with_costs(msgspec.structs.replace(analysis, throughput=stated))
 
 

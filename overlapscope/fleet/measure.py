@@ -8,6 +8,7 @@ from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.compare.fleet import FleetRun, FleetStraggler
 from overlapscope.analysis.cost.throughput import Throughput, throughput
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.job_step.headline import Headline, headline
 from overlapscope.analysis.job_step.step_table import RankWindows
 from overlapscope.analysis.per_rank.kernels import compared
@@ -19,12 +20,13 @@ from overlapscope.timeline.run import Run, began
 
 def measure(run: Run, name: str, job: str) -> FleetRun:
     """Return the figures of a run of a fleet: those of `analyze`, without what a fleet does not show."""
-    alone = summarize_ranks(run)
+    graphs = BuiltGraphs(run)
+    alone = summarize_ranks(run, graphs)
     cross_rank = match_and_align(run)
     wholes = {rank: own.figures[0] for rank, own in alone.items()}
     held, _ = late_ranks_of(
         run, cross_rank, alone, compared({rank: own.kernels for rank, own in alone.items()}),
-        {rank: whole.window_ns for rank, whole in wholes.items()},
+        {rank: whole.window_ns for rank, whole in wholes.items()}, graphs,
     )  # fmt: skip
     held = beside_slow_links(held, slow_links(run, cross_rank.splits, cross_rank.pairs.pairs))
     ranks = {

@@ -32,7 +32,7 @@ FREE_TEXT: Final = frozenset(
 PLACEHOLDER_KINDS: Final[Mapping[str, str]] = {
     field: kind
     for kind, fields in {
-        "file": "path source called_at files",
+        "file": "path source called_at files trace",
         "run": "run runs ComparedRun.name HistoryRun.name",
         "host": "host hosts",
         "group": "group groups communicator communicators before behind",

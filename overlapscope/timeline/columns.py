@@ -143,7 +143,8 @@ class Recordings(Columns, frozen=True, kw_only=True):
     last_launch_ns: Ints
     """Latest launch that has a device span; NONE without launches."""
     lost_launch_ns: Ints
-    """Earliest kernel launch after that whose device span is missing (the recording's end is cut); else NONE."""
+    """Earliest launch after that whose device span is missing (the recording's end is cut), or, without a device, of a
+    collective whose end is missing; else NONE."""
     truncated: Flags
     """True if the file ends in the middle of the recording."""
     host_events: Flags
@@ -213,6 +214,10 @@ class Telemetry(Columns, frozen=True, kw_only=True):
     step: Ints
     name: Codes
     value: Floats
+
+
+STEP_TIME: Final = "step_time_ns"
+"""Reading of each step, recorded or not: how long it took, at its begin."""
 
 
 class Operations(Columns, frozen=True, kw_only=True):

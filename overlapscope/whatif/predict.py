@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.errors import InputError
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.ddp.ddp_predict import predict_ddp
@@ -23,15 +24,15 @@ def predict_recording(
 
     `asked` applies to DistributedDataParallel only. Raises InputError, which says what is missing and what to do.
     """
-    cross_rank = match_and_align(run)
+    cross_rank, graphs = match_and_align(run), BuiltGraphs(run)
     try:
-        case = ddp_case_of_run(run, cross_rank)
+        case = ddp_case_of_run(run, cross_rank, graphs)
     except InputError as error:
         if parallelism_of(run) != "ddp":
-            return _predict_other(run, cross_rank, options, error)
-        if caps_mb or asked or isinstance(run_replay(run, cross_rank), str):
+            return _predict_other(run, cross_rank, graphs, options, error)
+        if caps_mb or asked or isinstance(run_replay(run, cross_rank, graphs), str):
             raise
-        return _without_buckets(predict_graph_run(run, cross_rank, options), error)
+        return _without_buckets(predict_graph_run(run, cross_rank, options, graphs=graphs), error)
     return with_requested(predict_ddp(case, caps_mb, search=search), case, asked)
 
 
@@ -43,11 +44,13 @@ def _without_buckets(found: WhatIf, error: InputError) -> WhatIf:
     )  # fmt: skip
 
 
-def _predict_other(run: Run, cross_rank: CrossRank, options: ReplayOptions, not_ddp: InputError) -> WhatIf:
+def _predict_other(
+    run: Run, cross_rank: CrossRank, graphs: BuiltGraphs, options: ReplayOptions, not_ddp: InputError
+) -> WhatIf:
     """Predict a recording that is not DDP; `not_ddp` says why it is not."""
     why = str(not_ddp.__cause__ or not_ddp)  # without what it says of waiting
     try:
-        return predict_graph_run(run, cross_rank, options, why)
+        return predict_graph_run(run, cross_rank, options, why, graphs)
     except InputError as error:
         message = f"{error}; not recognised as DDP: {not_ddp}" if parallelism_of(run) == "other" else str(error)
         raise InputError(message) from error

@@ -101,6 +101,20 @@ def test_fsdp2_of_mixed_precision_gathers_one_type_and_reduces_the_other(tmp_pat
     assert set(gathers[gathers.op == "all_gather"].dtype) == {"bfloat16"}
 
 
+@pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])
+def test_g24_a_process_group_written_in_python_is_named_as_not_recorded(mode: str, tmp_path: Path) -> None:
+    trained = train("python_group", tmp_path, mode)
+    assert [each["sum"] for each in trained.results if each] == [float(4**3)] * 2
+    run = overlapscope.load(tmp_path / "run")
+    for rank in (0, 1):
+        recorded = run.run.ranks[rank].recorded
+        (failure,) = recorded["failures"]
+        assert "PythonGroup is written in Python: what it does not send" in failure
+        assert not recorded["complete"]
+        assert len(run.table("collectives", rank)) == 3  # those of the other group
+    assert "! rank 1: communication of process groups of the class" in trained.output[0]
+
+
 def test_a_static_graphs_buckets_are_seen(tmp_path: Path) -> None:
     trained = train("static_graph", tmp_path)
     assert trained.results[0]

@@ -1,5 +1,6 @@
 """Every command and every piece of Python in the documentation runs, in the order it stands there."""
 
+import ast
 import json
 import os
 import re
@@ -61,6 +62,22 @@ def test_every_block_runs(page: Path, tmp_path: Path) -> None:
             assert done.returncode == 0, (command, done.stderr)
     if missing and any("import torch" in text for _, text in blocks(page)):
         pytest.skip("torch is not installed: the examples that record were left out")
+
+
+def test_no_example_hides_a_package_behind_its_adapter() -> None:
+    """`from overlapscope.frameworks import deepspeed` would take the name of the package itself."""
+    code = re.compile(r"^```py\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    examples = code.findall((ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8"))
+    assert len(examples) >= 6
+    adapters = {path.stem for path in (ROOT / "overlapscope" / "frameworks").glob("*.py")}
+    for example in examples:
+        bound = [
+            (alias.asname or alias.name, node.module if isinstance(node, ast.ImportFrom) else None)
+            for node in ast.walk(ast.parse(example))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        ]
+        assert not [name for name, module in bound if module == "overlapscope.frameworks" and name in adapters]
 
 
 @pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="not a checkout: an sdist has no .ci")

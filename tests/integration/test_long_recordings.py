@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 import overlapscope
+from overlapscope.analysis.result import RecordedSteps
+from overlapscope.report.formatting import ms, percent
+from overlapscope.report.rank_columns import rank_figures
+from overlapscope.report.text.analysis import headline
 from tests.integration.jobs.long_job import FLUSH_SECONDS
 
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
@@ -90,6 +94,24 @@ def test_a_recording_of_many_parts_is_one_recording(tmp_path: Path) -> None:
     assert telemetry[telemetry.name == "step_time_ns"].step.tolist() == list(range(300))
     assert warnings_of(tmp_path / "run") == ""
     assert (tmp_path / "run" / "rank_00000" / "rank.json").is_file()
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_the_summary_of_many_parts_has_the_figures_of_analyze(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with profiled(tmp_path / "run", events_every=1) as scope:
+        for number in range(200):
+            with scope.step(), scope.comm("own transport"):
+                time.sleep(0.0002 if number < 150 else 0.003)
+            waiting(scope)
+    summary = capsys.readouterr().out
+    assert len(parts_of(tmp_path / "run")) > 3
+    analysis = overlapscope.load(tmp_path / "run").analysis()
+    own = ms(rank_figures(analysis.ranks[0])["exposed_comm_ns"])
+    share = percent(analysis.headline.exposed_fraction)
+    assert f"Medians of {analysis.headline.steps} steps\n" in summary
+    assert f"{ms(analysis.headline.exposed_comm_ns)} ms   {share} of the step; most on rank 0: {own} ms" in summary
 
 
 def test_what_became_columns_counts_once_though_a_signal_ended_the_flush(tmp_path: Path) -> None:
@@ -173,6 +195,8 @@ def test_unrecorded_steps_have_no_hook_and_every_step_has_its_time(tmp_path: Pat
     loaded = overlapscope.load(tmp_path / "run")
     assert loaded.table("steps", 0).step.tolist() == recorded
     assert loaded.run.ranks[0].recorded["sampled"] == [{"since_step": 0, "every": 5}]
+    assert loaded.analysis().run.recorded_steps == RecordedSteps(recorded=12, of=60, every=5)
+    assert "12 of 60 steps recorded, at last one in 5" in headline(loaded.analysis())
     telemetry = loaded.table("telemetry", 0)
     assert telemetry[telemetry.name == "step_time_ns"].step.tolist() == list(range(60))
     assert sorted(set(loaded.table("gradients", 0).step)) == recorded
@@ -201,7 +225,10 @@ def test_every_step_can_be_forced(tmp_path: Path) -> None:
         for _ in range(100):
             with scope.step():
                 pass
-    assert overlapscope.load(tmp_path / "run").table("steps", 0).step.tolist() == list(range(100))
+    loaded = overlapscope.load(tmp_path / "run")
+    assert loaded.table("steps", 0).step.tolist() == list(range(100))
+    assert loaded.analysis().run.recorded_steps is None
+    assert "100 steps" in headline(loaded.analysis())
 
 
 def test_a_listener_is_called_with_each_step_and_its_record(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import overlapscope
+from overlapscope.analysis.result import TriggeredTrace
+from overlapscope.report.text.analysis import render
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 
@@ -36,8 +38,11 @@ def test_a_slower_rank_is_recorded_and_the_trace_says_why(tmp_path: Path) -> Non
         reason = run.run.ranks[rank].recorded["trigger"]
         assert "rank 1: own work a step took" in reason
         assert len([step for step in run.analysis().ranks[rank].steps if step.complete]) == 2
-    assert any("recorded by a trigger: rank 1" in each for source in run.run.sources for each in source.warnings)
-    assert overlapscope.load(tmp_path / "run").ranks == [0, 1]  # the recording by events goes on beside it
+    assert [each.reason for each in run.analysis().run.triggers] == [reason]
+    beside = overlapscope.load(tmp_path / "run")  # the recording by events goes on
+    assert beside.ranks == [0, 1]
+    folder = f"triggered/{written[0].parent.name}"
+    assert beside.analysis().run.triggers == [TriggeredTrace(reason=reason, trace=folder)]
 
 
 def asked(how: str, options: str, ask: Callable[[int], None], folder: Path) -> str:
@@ -55,8 +60,15 @@ def asked(how: str, options: str, ask: Callable[[int], None], folder: Path) -> s
     output, _ = job.communicate(timeout=120)
     assert job.returncode == 0, output
     (trace,) = (run / "triggered").glob("*/rank0.pt.trace.json.gz")
-    reason = overlapscope.load(trace).run.ranks[0].recorded["trigger"]
-    assert isinstance(reason, str)
+    analysis = overlapscope.load(trace).analysis()
+    (found,) = analysis.run.triggers
+    reason = found.reason
+    assert found.trace is None
+    assert render(analysis).splitlines()[1] == f"Recorded by a trigger: {reason}"
+    assert not any(source.warnings for source in analysis.sources)
+    beside = overlapscope.load(run).analysis()
+    assert beside.run.triggers == [TriggeredTrace(reason=reason, trace=f"triggered/{trace.parent.name}")]
+    assert render(beside).splitlines()[1] == f"A trigger recorded triggered/{trace.parent.name}: {reason}"
     return reason + ("; handled" if "handled before" in output else "")
 
 

@@ -12,8 +12,8 @@ from overlapscope.advice.losses.stream_copies import BETWEEN
 from overlapscope.advice.rule_input import MOST_RANKS, ms
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.bounds import whole_bounds
-from overlapscope.analysis.graph.building.build import run_graph
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, CALL_TAKES_NS
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.idle import LOADS_DATA
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
@@ -28,7 +28,7 @@ from overlapscope.analysis.graph.model import (
 )
 from overlapscope.analysis.graph.scenarios import NEVER, Change, outcome
 from overlapscope.analysis.graph.self_test import self_test
-from overlapscope.analysis.graph.walk import critical_path
+from overlapscope.analysis.graph.walk import whole_path
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import Flags, Ints, size
 from overlapscope.timeline.intervals import BusyTime, union
@@ -41,7 +41,9 @@ REPLAYED: Final = "a replay of the dependency graph without it"
 OPTIMISTIC: Final = "that nothing takes its place which never bound in this recording: the gain is an upper bound"
 
 
-def with_replayed_gains(found: Sequence[Recommendation], run: Run, cross_rank: CrossRank) -> list[Recommendation]:
+def with_replayed_gains(
+    found: Sequence[Recommendation], run: Run, cross_rank: CrossRank, graphs: BuiltGraphs
+) -> list[Recommendation]:
     """Return recommendations whose upper bound is what a replay gains, where the graph may answer; others unchanged.
 
     It may for up to `MOST_RANKS` ranks with host events, recorded at once, whose graph passes its tests. A host that is
@@ -54,13 +56,9 @@ def with_replayed_gains(found: Sequence[Recommendation], run: Run, cross_rank: C
     known = all(each.has_host_events and size(each.recordings) == 1 for each in ranks.values())
     if not wanted or not known or len(ranks) > MOST_RANKS:
         return list(found)
-    graph = run_graph(run, cross_rank)
-    window = whole_bounds(graph)
-    if window is None:
-        return list(found)
-    time = graph.nodes.time_ns
-    path = critical_path(graph, window.last(time), int(time[window.start].min()))
-    if not self_test(graph, path, [window]).answers(None, None):
+    graph = graphs.of_ranks(tuple(ranks), cross_rank, 0)
+    window, path = whole_bounds(graph), whole_path(graph)
+    if window is None or path is None or not self_test(graph, path, [window]).answers(None, None):
         return list(found)
     gains, least_ns = {}, 0.0
     for name in wanted:

@@ -12,6 +12,7 @@ from overlapscope.analysis.compare.kernel_changes import KernelSums, kernel_sums
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import ExposedShares
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.job_step.step_table import (
     StepFigures,
     StepTable,
@@ -62,8 +63,9 @@ def is_older(version: str) -> bool:
 def measure_run(run: Run, name: str = "run") -> MeasuredRun:
     """Compute the compared figures of a run; `name` is its name in the comparison."""
     cross_rank = match_and_align(run)
-    alone = summarize_ranks(run)
-    analysis = analyze(run, cross_rank, alone=alone)
+    graphs = BuiltGraphs(run)
+    alone = summarize_ranks(run, graphs)
+    analysis = analyze(run, cross_rank, alone=alone, graphs=graphs)
     ranks = rank_windows(analysis.ranks, alone)
     exposed = {rank: ExposedShares(run.ranks[rank]) for rank in ranks}
 

@@ -19,6 +19,7 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.arrivals import Arrivals, arrivals
 from overlapscope.analysis.exposure.peer_activity import PeerQuery, peer_activity
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import OwnCauses
 from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.per_rank.breakdown import Coverage
@@ -165,9 +166,12 @@ def _computed_beside(timeline: RankTimeline, own_comm: OwnedComm) -> Flags:
     return np.asarray(computing.within(own_comm.start_ns, own_comm.end_ns) > 0, np.bool_)
 
 
-def causes_of(run: Run, cross_rank: CrossRank, coverage: Mapping[int, Coverage]) -> dict[int, Causes]:
-    """Return the causes of every rank."""
-    parts = {rank: own_parts(timeline, own_causes(timeline)) for rank, timeline in run.ranks.items()}
+def causes_of(
+    run: Run, cross_rank: CrossRank, coverage: Mapping[int, Coverage], graphs: BuiltGraphs | None = None
+) -> dict[int, Causes]:
+    """Return the causes of every rank; `graphs` are those of the run, where the caller has them."""
+    graphs = graphs or BuiltGraphs(run)
+    parts = {rank: own_parts(timeline, own_causes(timeline, graphs)) for rank, timeline in run.ranks.items()}
     return dict(each_causes(run, cross_rank, coverage, parts, cross_rank.transfers(run)))
 
 

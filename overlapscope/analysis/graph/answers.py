@@ -165,6 +165,9 @@ class Chain(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schem
     """Whether more links would follow."""
     ranks: list[int]
     """The ranks that the chain may lead to."""
+    slack_ns: int | None = None
+    """How much later the span could have begun without the recorded ranks ending later, with all else as recorded; null
+    where the recording cannot say, and in a `LongestLoss`."""
     reason: str | None = None
     """Why the chain ends where it does, where the recording cannot hold the rest; null where it can."""
 

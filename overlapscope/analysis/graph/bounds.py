@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
-from overlapscope.analysis.graph.model import Graph, RankPart
+from overlapscope.analysis.graph.model import Graph, RankPart, once_a_graph
 from overlapscope.analysis.per_rank.steps import StepWindow, complete_steps, step_windows
 from overlapscope.timeline.columns import COMM, COMPUTE, Ints
 from overlapscope.timeline.run import RankTimeline
@@ -89,6 +89,7 @@ def _nodes_of(graph: Graph, part: RankPart, start_ns: int, end_ns: int) -> tuple
     return part.starts().start + first, part.ends().start + last
 
 
+@once_a_graph
 def whole_bounds(graph: Graph) -> Bounds | None:
     """Return the window from the first span's start to the last span's end over all ranks; None without spans."""
     if not any(part.spans for part in graph.ranks):

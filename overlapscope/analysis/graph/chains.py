@@ -26,7 +26,7 @@ from overlapscope.analysis.graph.model import (
     RankPart,
 )
 from overlapscope.analysis.graph.walk import shown_binding
-from overlapscope.timeline.columns import COMM, COMPUTE, Ints
+from overlapscope.timeline.columns import COMM, COMPUTE
 from overlapscope.timeline.run import RankTimeline
 
 MOST_LINKS: Final = 20
@@ -35,27 +35,19 @@ _WAITS: Final = (LAUNCH, OWN_CALL, ON_LANE, EVENT, OCCUPANCY, SYNC, POLL, ARRIVE
 
 
 def chain_of_span(
-    graph: Graph, ranks: Mapping[int, RankTimeline], rank: int, row: int, *, binding: Ints | None = None,
-    most: int = MOST_LINKS, since_ns: int = BEGIN,
+    graph: Graph, ranks: Mapping[int, RankTimeline], rank: int, row: int, *, most: int = MOST_LINKS,
+    since_ns: int = BEGIN,
 ) -> tuple[Link, ...]:  # fmt: skip
     """Return what the start of a span (row in the rank's `Spans`) waited for; empty where it is not in the graph.
 
-    `binding` holds the edges that bound each node (`shown_binding`), where the caller has them already; `most` is the
-    largest number of links. The link of a host that reaches back beyond `since_ns`, on the graph's clock, counts calls
-    and pauses after it alone.
+    `most` is the largest number of links. The link of a host that reaches back beyond `since_ns`, on the graph's clock,
+    counts calls and pauses after it alone.
     """
     part = _part(graph, rank)
     at = np.flatnonzero(part.span_row == row) if part else np.empty(0, np.int64)
     if part is None or not at.size:
         return ()
-    binding = shown_binding(graph) if binding is None else binding
-    return _links(_each_link(graph, ranks, binding, part.starts().start + int(at[0])), most, since_ns)
-
-
-def chain_of_moment(graph: Graph, ranks: Mapping[int, RankTimeline], rank: int, moment_ns: int) -> tuple[Link, ...]:
-    """Return what a rank waited for at a moment, on the graph's clock: the chain of `span_of_moment`."""
-    row = span_of_moment(graph, rank, moment_ns)
-    return chain_of_span(graph, ranks, rank, row) if row is not None else ()
+    return _links(_each_link(graph, ranks, part.starts().start + int(at[0])), most, since_ns)
 
 
 def span_of_moment(graph: Graph, rank: int, moment_ns: int) -> int | None:
@@ -111,8 +103,8 @@ def _joined(later: Link, earlier: Link) -> Link:
     )  # fmt: skip
 
 
-def _each_link(graph: Graph, ranks: Mapping[int, RankTimeline], binding: Ints, node: int) -> Iterator[Link]:
-    nodes, edges = graph.nodes, graph.edges
+def _each_link(graph: Graph, ranks: Mapping[int, RankTimeline], node: int) -> Iterator[Link]:
+    nodes, edges, binding = graph.nodes, graph.edges, shown_binding(graph)
     rank = -1
     while (edge := int(binding[node])) >= 0:
         before, kind = int(edges.before[edge]), int(edges.kind[edge])

@@ -23,11 +23,12 @@ from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.build import graph_too_large, run_graph
 from overlapscope.analysis.graph.chains import BEGIN, MOST_LINKS, chain_of_span, span_of_moment
 from overlapscope.analysis.graph.model import Graph, RankPart
+from overlapscope.analysis.graph.scenarios import slack_ns
 from overlapscope.analysis.graph.self_test import self_test
-from overlapscope.analysis.graph.walk import critical_path, shown_binding
+from overlapscope.analysis.graph.walk import whole_path
 from overlapscope.display import list_some
 from overlapscope.errors import UsageError
-from overlapscope.timeline.columns import COMM, COMPUTE, SPAN_KINDS, Ints, size
+from overlapscope.timeline.columns import COMM, COMPUTE, SPAN_KINDS, or_none, size
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -113,26 +114,25 @@ def _tested(
     run: Run, graph: Graph, rank: int, row: int, moment: int, origin_ns: int, reason: str | None, most: int
 ) -> Chain:
     """Explain a span; if a test of the graph fails, or it cannot hold all, the chain ends where that may begin."""
-    binding = shown_binding(graph)
-    failed = _failed(graph, binding)
+    failed = _failed(graph)
     if reason != NO_CAUSES["no_host_events"]:
         reason = " and ".join(REFUSED[each] for each in failed) or reason
-    chain = explained(run.ranks, graph, binding, rank, row, moment, origin_ns, most)
+    chain = explained(run.ranks, graph, rank, row, moment, origin_ns, most)
     if reason is None:
-        return chain
+        return msgspec.structs.replace(chain, slack_ns=_slack_ns(graph, rank, row))
     known = _known_part(chain.chain, failed)
     return msgspec.structs.replace(chain, chain=known, is_cut=chain.is_cut and len(known) == most, reason=reason)
 
 
 def explained(
-    ranks: Mapping[int, RankTimeline], graph: Graph, binding: Ints, rank: int, row: int, moment: int, origin_ns: int,
+    ranks: Mapping[int, RankTimeline], graph: Graph, rank: int, row: int, moment: int, origin_ns: int,
     most: int = MOST_LINKS, since_ns: int = BEGIN,
 ) -> Chain:  # fmt: skip
     """Return what a span (row in the table of its rank) waited for, asked at a moment on the graph's clock.
 
     `since_ns` as for `chain_of_span`.
     """
-    links = chain_of_span(graph, ranks, rank, row, binding=binding, most=most + 1, since_ns=since_ns)
+    links = chain_of_span(graph, ranks, rank, row, most=most + 1, since_ns=since_ns)
     is_cut, links = len(links) > most, links[:most]
     timeline = ranks[rank]
     spans = timeline.spans
@@ -160,12 +160,20 @@ def explained(
     )
 
 
-def _failed(graph: Graph, binding: Ints) -> tuple[str, ...]:
-    """Return the tests that a graph fails and that chains rest on."""
+def _slack_ns(graph: Graph, rank: int, row: int) -> int | None:
+    """Return how much later a span could have begun without delaying the end of the recording."""
     whole = whole_bounds(graph)
     assert whole is not None
-    time = graph.nodes.time_ns
-    path = critical_path(graph, whole.last(time), int(time[whole.start].min()), binding=binding, with_bands=False)
+    part = next(each for each in graph.ranks if each.rank == rank)
+    node = part.starts().start + int(np.flatnonzero(part.span_row == row)[0])
+    return or_none(int(slack_ns(graph, whole.end)[node]))
+
+
+def _failed(graph: Graph) -> tuple[str, ...]:
+    """Return the tests that a graph fails and that chains rest on."""
+    whole, path = whole_bounds(graph), whole_path(graph)
+    assert whole is not None
+    assert path is not None
     failed = self_test(graph, path, [whole]).failed
     return tuple(each for each in failed if each in (UNKNOWN, HIDDEN_WAITS))
 
@@ -197,18 +205,17 @@ def _doing(graph: Graph, rank: int, moment_ns: int) -> Doing:
 
 
 def longest_loss(
-    graph: Graph, binding: Ints, ranks: Mapping[int, RankTimeline], step: int | None, start_ns: int, end_ns: int
+    graph: Graph, ranks: Mapping[int, RankTimeline], step: int | None, start_ns: int, end_ns: int
 ) -> LongestLoss | None:
     """Return the longest stretch of a window in which a rank neither computed nor copied; None if there is none.
 
-    Stretches that begin before what they waited for was recorded are passed over where there are others. `binding` is
-    `shown_binding(graph)`.
+    Stretches that begin before what they waited for was recorded are passed over where there are others.
     """
     lost = [each for part in graph.ranks for each in _lost(graph, part, start_ns, end_ns)]
     origin_ns = min(int(graph.nodes.time_ns[part.starts()].min()) for part in graph.ranks if part.spans)
     first = None
     for start, end, rank, row in sorted(lost, key=lambda each: (each[0] - each[1], each[0]))[:MOST_ASKED]:
-        chain = explained(ranks, graph, binding, rank, row, start, origin_ns, since_ns=start)
+        chain = explained(ranks, graph, rank, row, start, origin_ns, since_ns=start)
         loss = LongestLoss(step=step, rank=rank, start_ns=start - origin_ns, end_ns=end - origin_ns, chain=chain)
         if chain.is_cut or (chain.chain and chain.chain[-1].start_ns <= loss.start_ns):
             return loss

@@ -1,6 +1,7 @@
 """What a rank loses to its own host, of its idle time: by kind and by call, with the chain of the longest piece."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Final, get_args
 
 import numpy as np
@@ -20,8 +21,9 @@ from overlapscope.analysis.graph.idle import (
     IdlePieces,
 )
 from overlapscope.analysis.graph.model import Graph, RankPart
-from overlapscope.timeline.columns import NONE, OPERATION, Flags, Ints, take
+from overlapscope.timeline.columns import NONE, OPERATION, Flags, HostSpans, Ints, take
 from overlapscope.timeline.intervals import union
+from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.names import Codes, rows_named
 from overlapscope.timeline.rows import sum_by, values_in
 from overlapscope.timeline.run import RankTimeline
@@ -35,11 +37,10 @@ MOST_LINKS: Final = 8
 NO_NAME: Final = -1
 
 
-def host_losses(
-    graph: Graph, part: RankPart, timeline: RankTimeline, idle: IdlePieces, shown: Ints
-) -> tuple[HostLoss, ...]:
-    """Return what a rank loses to its host; `idle` are its idle pieces, `shown` the binding edges of the graph."""
+def host_losses(graph: Graph, part: RankPart, timeline: RankTimeline, idle: IdlePieces) -> tuple[HostLoss, ...]:
+    """Return what a rank loses to its host; `idle` are its idle pieces."""
     kind, name = _kinds(graph, part, timeline, idle)
+    operations = cache(lambda: select_host_spans(timeline.host, (OPERATION,)))
     found = []
     for each in values_in(kind[kind != NO_LOSS]).tolist():
         of_kind = np.flatnonzero(kind == each)
@@ -47,7 +48,7 @@ def host_losses(
         lost = sum_by(np.searchsorted(names, name[of_kind]), (idle.end_ns - idle.start_ns)[of_kind], names.size)
         for code in names[np.argsort(-lost, kind="stable")[:MOST_CALLS]].tolist():
             own = take(idle, of_kind[name[of_kind] == code])
-            found.append(_loss(graph, part, timeline, own, KINDS[each], timeline.name(code), shown))
+            found.append(_loss(graph, part, timeline, operations, own, KINDS[each], timeline.name(code)))
     return tuple(found)
 
 
@@ -85,24 +86,31 @@ def _woken_late(graph: Graph, part: RankPart) -> Flags:
 
 
 def _loss(
-    graph: Graph, part: RankPart, timeline: RankTimeline, own: IdlePieces, kind: LossKind, call: str | None, shown: Ints
+    graph: Graph,
+    part: RankPart,
+    timeline: RankTimeline,
+    operations: Callable[[], HostSpans],
+    own: IdlePieces,
+    kind: LossKind,
+    call: str | None,
 ) -> HostLoss:
     longest = int((own.end_ns - own.start_ns).argmax())
     span = int(part.span_row[own.span[longest]])
     by = int(own.call[longest])
     return HostLoss(
-        kind=kind, call=call, op=None if by == NONE else _op_around(graph, part, timeline, by),
+        kind=kind, call=call, op=None if by == NONE else _op_around(graph, part, timeline, operations(), by),
         when=union((own.start_ns, own.end_ns)),
         longest=(int(own.start_ns[longest]), int(own.end_ns[longest])),
-        chain=chain_of_span(graph, {part.rank: timeline}, part.rank, span, binding=shown, most=MOST_LINKS),
+        chain=chain_of_span(graph, {part.rank: timeline}, part.rank, span, most=MOST_LINKS),
     )  # fmt: skip
 
 
-def _op_around(graph: Graph, part: RankPart, timeline: RankTimeline, call: int) -> str | None:
-    """Return the innermost operation on a call's thread that contains it; the graph is that of the rank alone."""
-    host, time = timeline.host, graph.nodes.time_ns
+def _op_around(graph: Graph, part: RankPart, timeline: RankTimeline, host: HostSpans, call: int) -> str | None:
+    """Return the innermost operation on a call's thread that contains it, of the operations in `host`.
+
+    The graph is that of the rank alone.
+    """
+    time = graph.nodes.time_ns
     begin, end = int(time[part.begins()][call]), int(time[part.returns()][call])
-    around = np.flatnonzero(
-        (host.kind == OPERATION) & (host.lane == part.call_lane[call]) & (host.start_ns <= begin) & (host.end_ns >= end)
-    )
+    around = np.flatnonzero((host.lane == part.call_lane[call]) & (host.start_ns <= begin) & (host.end_ns >= end))
     return timeline.name(int(host.name[around[host.start_ns[around].argmax()]])) if around.size else None

@@ -182,7 +182,7 @@ class _Walk:
             self.waited_ns[gap[emptied]] = self._waited(call, kind == POLL)[emptied]
             # A span without length may lie inside a gap: what the host waited for began in it.
             on = since > self.gaps.starts[gap] - np.where(waited, 0, DRAINED_WITHIN_NS)
-            gap, node = gap[on], before[on]
+            gap, node = gap[on], before[on].astype(np.int64)
 
     def _waited(self, call: Ints, polls: Flags) -> Ints:
         """Return how long a call waited; for a poll, how long its thread had been silent before it."""

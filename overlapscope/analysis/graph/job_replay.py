@@ -21,13 +21,14 @@ from overlapscope.analysis.graph.answers import (
     Swap,
 )
 from overlapscope.analysis.graph.bounds import Bounds, job_bounds, step_runs, whole_bounds
-from overlapscope.analysis.graph.building.build import graph_too_large, run_graph
+from overlapscope.analysis.graph.building.build import graph_too_large
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.model import BEGINS, NO_GAP, Graph, RankPart
 from overlapscope.analysis.graph.removal import with_work_of
 from overlapscope.analysis.graph.replay import replay_part, run_edges
 from overlapscope.analysis.graph.scenarios import Change, aligned_starts, changed_times
 from overlapscope.analysis.graph.self_test import self_test, swap_test
-from overlapscope.analysis.graph.walk import binding_edges, chain, critical_path
+from overlapscope.analysis.graph.walk import binding_edges, chain, whole_path
 from overlapscope.timeline.columns import COMM, COMPUTE, Ints, size
 from overlapscope.timeline.intervals import Intervals, clip, difference, intersection, length, union
 from overlapscope.timeline.rows import sum_by
@@ -59,8 +60,8 @@ class StepRun(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     steps: int
     start_ns: int
     end_ns: int
-    edges: tuple[int, int]
-    """The first edge, in the order of a scan, that a replay of the window needs, and the one after the last."""
+    edges: slice
+    """The edges that a replay of the window needs."""
     path: Ints
     """The edges of the critical path of these steps."""
 
@@ -74,7 +75,7 @@ class StepRun(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         nodes, edges = self.graph.nodes, self.graph.edges
         later = nodes.time_ns > self.start_ns
         lag = np.where(later[edges.node], change.lag_ns, edges.lag_ns)
-        return replay_part(self.graph, *self.edges, lag, np.where(later, change.own_ns, nodes.own_ns))
+        return replay_part(self.graph, self.edges, lag, np.where(later, change.own_ns, nodes.own_ns))
 
     def length_ns(self, value: Ints) -> int:
         """Return what the steps take together for the times of all nodes."""
@@ -202,9 +203,9 @@ class JobReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return [(run, made[id(run.graph)]) for run in self.runs]
 
 
-def job_replay(run: Run, cross_rank: CrossRank) -> JobReplay | str:
+def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = None) -> JobReplay | str:
     """Return the replay of a job's steps, or the reason why its graph may not answer."""
-    ranks = run.ranks
+    ranks, graphs = run.ranks, graphs or BuiltGraphs(run)
     if not ranks or not all(each.has_device for each in ranks.values()):
         return NO_DEVICE
     if not all(each.has_host_events for each in ranks.values()):
@@ -219,15 +220,14 @@ def job_replay(run: Run, cross_rank: CrossRank) -> JobReplay | str:
     steps_ns: list[int] = []
     earlier, unlike, swap, why = 0, 0, None, "no step was recorded completely on every rank"
     for recording in range(min(size(each.recordings) for each in ranks.values())):
-        graph = run_graph(run, cross_rank, recording)
-        whole = whole_bounds(graph)
-        if whole is None:
+        graph = graphs.of_ranks(tuple(ranks), cross_rank, recording)
+        whole, path = whole_bounds(graph), whole_path(graph)
+        if whole is None or path is None:
             continue
         every = job_bounds(graph, ranks) if annotated else [whole]
         steps = every[-MOST_STEPS:]
         earlier += len(every) - len(steps)
         time = graph.nodes.time_ns
-        path = critical_path(graph, whole.last(time), int(time[whole.start].min()))
         tested = self_test(graph, path, steps)
         holds = [step for step, each in zip(steps, tested.windows, strict=True) if abs(each.error) <= REPLAY_WITHIN]
         others = [name for name in tested.failed if name != REPLAY]
@@ -260,10 +260,10 @@ def job_replay(run: Run, cross_rank: CrossRank) -> JobReplay | str:
 def _step_run(graph: Graph, window: Bounds, steps: int, binding: Ints) -> StepRun:
     time = graph.nodes.time_ns
     start_ns, end_ns = int(time[window.start].min()), int(time[window.end].max())
-    edges = (0, graph.num_edges)
+    edges = slice(0, graph.num_edges)
     if not graph.levels.size:  # a wide graph is sorted by level, not by time
         inside = np.flatnonzero((time[graph.edges.node] > start_ns) & (time[graph.edges.node] <= end_ns))
-        edges = (int(inside[0]), int(inside[-1]) + 1) if inside.size else (0, 0)
+        edges = slice(int(inside[0]), int(inside[-1]) + 1) if inside.size else slice(0, 0)
     return StepRun(
         graph=graph, window=window, steps=steps, start_ns=start_ns, end_ns=end_ns, edges=edges,
         path=chain(graph, binding, window.last(time), start_ns),

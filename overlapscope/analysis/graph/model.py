@@ -8,10 +8,13 @@ a collective matched across ranks one for the arrival of its last member. In a r
 and with the recorded lags and own times every value is the recorded time.
 """
 
-from typing import Annotated, Final
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.timeline.columns import (
     COMM,
@@ -22,12 +25,15 @@ from overlapscope.timeline.columns import (
     Flags,
     Ints,
     Small,
-    concat,
     make,
     size,
     take,
 )
 from overlapscope.timeline.rows import sort_order
+
+Answer = TypeVar("Answer")
+NodeNumbers = Codes
+"""Positions in `Nodes`: there are many edges, and 32 bits are enough."""
 
 HOST_STRETCH, HAND_OVER, CALL, ALLOCATE, LAUNCH, OWN_CALL, ON_LANE, EVENT, OCCUPANCY, SYNC, POLL = range(11)
 RUN_COMPUTE, RUN_COMM, RUN_COPY, ARRIVE, TRANSFER = range(11, 16)
@@ -74,8 +80,8 @@ class Nodes(Columns, frozen=True, kw_only=True):
 class Edges(Columns, frozen=True, kw_only=True):
     """Dependencies: `node` is not earlier than `lag_ns` after `before`."""
 
-    before: Ints
-    node: Ints
+    before: NodeNumbers
+    node: NodeNumbers
     kind: Annotated[Small, EDGE_KINDS]
     known: Annotated[Small, KNOWN]
     lag_ns: Ints
@@ -145,7 +151,7 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
         return slice(at, at + self.spans)
 
 
-class Graph(msgspec.Struct, frozen=True, kw_only=True):
+class Graph(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
     """The dependency graph of one rank, or of ranks joined at their collectives."""
 
     nodes: Nodes
@@ -170,7 +176,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
         """Number of edges."""
         return size(self.edges)
 
-    def part_index(self, node: Ints) -> Ints:
+    def part_index(self, node: Ints | NodeNumbers) -> Ints:
         """Return for each node the position of its rank in `ranks`; for an arrival that of the last."""
         firsts = np.array([part.first for part in self.ranks], np.int64)
         return np.searchsorted(firsts, node, side="right") - 1
@@ -183,66 +189,108 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
+def once_a_graph(compute: Callable[[Graph], Answer]) -> Callable[[Graph], Answer]:
+    """Return a function that keeps its result with the graph, which does not change: it is computed once."""
+
+    @wraps(compute)
+    def kept(graph: Graph) -> Answer:
+        results = vars(graph)
+        if compute.__name__ not in results:
+            results[compute.__name__] = compute(graph)
+        found: Answer = results[compute.__name__]
+        return found
+
+    return kept
+
+
 def edges_of(before: Ints, node: Ints, kind: int | Small, known: int | Small, lag_ns: Ints | int) -> Edges:
     """Return a table of edges; `kind`, `known` and `lag_ns` may be one value for all."""
     return make(Edges, before.size, before=before, node=node, kind=kind, known=known, lag_ns=lag_ns)
 
 
-def assemble(time_ns: Ints, gap: Small, edges: list[Edges], ranks: tuple[RankPart, ...]) -> Graph:
+def assemble(time_ns: Ints, gap: Small, edges: Edges, ranks: tuple[RankPart, ...]) -> Graph:
     """Return the graph of these nodes and edges: ordered, lags cut at the recorded time, own times filled in.
 
-    `gap` names why a node may have time of its own that is more than jitter. The list of edges is emptied.
+    `gap` names why a node may have time of its own that is more than jitter. Of a thousand ranks there are many edges:
+    no more than one column of them is held twice.
     """
-    every = concat(edges)
-    edges.clear()
-    lag = np.minimum(every.lag_ns, time_ns[every.node] - time_ns[every.before])
-    every = msgspec.structs.replace(every, lag_ns=lag)
-    order, kept = scan_order(time_ns, every)
-    late = size(every) - int(np.count_nonzero(kept))
-    if late:
-        every = take(every, kept)
-    level = _levels(time_ns.size, every) if len(ranks) >= WIDE_RANKS else None
+    lag = np.empty(size(edges), np.int64)
+    for at in range(0, lag.size, _EDGES_AT_ONCE):
+        some = slice(at, at + _EDGES_AT_ONCE)
+        lag[some] = np.minimum(edges.lag_ns[some], time_ns[edges.node[some]] - time_ns[edges.before[some]])
+    edges, late = replace(edges, lag_ns=lag), 0
+    del lag
+    level = _levels(time_ns.size, edges) if len(ranks) >= WIDE_RANKS else None
+    if level is None:
+        order, kept = scan_order(time_ns, edges)
+        late = int(np.count_nonzero(~kept))
+        edges = take(edges, kept) if late else edges
+        level = _levels(time_ns.size, edges) if len(ranks) >= WIDE_RANKS else None
     if level is not None:
         order = sort_order(level)
-    place = np.empty(time_ns.size, np.int64)
-    place[order] = np.arange(order.size)
-    every = take(every, np.argsort(place[every.node], kind="stable"))
-    levels = _level_bounds(level[every.node]) if level is not None else np.empty(0, np.int64)
-    arrived = np.full(time_ns.size, np.iinfo(np.int64).min, np.int64)
-    np.maximum.at(arrived, every.node, time_ns[every.before] + every.lag_ns)
-    has_edge = np.zeros(time_ns.size, np.bool_)
-    has_edge[every.node] = True
-    own = np.where(has_edge, time_ns - arrived, 0)
+    place = np.empty(time_ns.size, np.int32)
+    place[order] = np.arange(order.size, dtype=np.int32)
+    rows = np.argsort(place[edges.node], kind="stable")
+    del place
+    columns = {name: getattr(edges, name) for name in Edges.__struct_fields__}
+    del edges
+    edges = Edges(**{name: columns.pop(name)[rows] for name in Edges.__struct_fields__})
+    del rows
+    levels = _level_bounds(level[edges.node]) if level is not None else np.empty(0, np.int64)
+    own, has_edge = np.zeros(time_ns.size, np.int64), np.zeros(time_ns.size, np.bool_)
+    for some in in_parts(edges):
+        opens = np.flatnonzero(np.append(True, np.diff(edges.node[some]) != 0))
+        node = edges.node[some][opens]
+        arrived = time_ns[edges.before[some]] + edges.lag_ns[some]
+        own[node] = time_ns[node] - np.maximum.reduceat(arrived, opens)
+        has_edge[node] = True
     joins = np.zeros(time_ns.size, np.bool_)
-    joins[every.node[every.kind == TRANSFER]] = True
+    joins[edges.node[edges.kind == TRANSFER]] = True
     jitter = own <= np.where(joins, ENDS_APART_NS, OWN_NS)
-    gap = np.where(~has_edge, BEGINS, np.where(jitter, NO_GAP, np.where(gap == NO_GAP, UNEXPLAINED, gap)))
-    nodes = make(Nodes, time_ns.size, time_ns=time_ns, own_ns=own, gap=gap)
-    return Graph(nodes=nodes, edges=every, order=order, ranks=ranks, levels=levels, late_edges=late)
+    named = np.where(gap == NO_GAP, np.int8(UNEXPLAINED), gap)
+    gap = np.where(~has_edge, np.int8(BEGINS), np.where(jitter, np.int8(NO_GAP), named))
+    nodes = Nodes(time_ns=time_ns, own_ns=own, gap=gap)
+    return Graph(nodes=nodes, edges=edges, order=order, ranks=ranks, levels=levels, late_edges=late)
+
+
+_EDGES_AT_ONCE: Final = 1 << 20
+
+
+def in_parts(edges: Edges) -> Iterator[slice]:
+    """Yield slices of about a million edges, sorted by node, each with all the edges of its nodes."""
+    count = size(edges)
+    begin = 0
+    while begin < count:
+        end = min(begin + _EDGES_AT_ONCE, count)
+        same = edges.node[end - 1]
+        end += int(np.argmax(np.append(edges.node[end:] != same, True)))
+        yield slice(begin, end)
+        begin = end
 
 
 WIDE_RANKS: Final = 32
 """With so many ranks a scan takes one level of the graph after the other, all ranks at once."""
 
 
-def _levels(nodes: int, edges: Edges) -> Ints:
-    """Return for each node the number of edges of the longest chain that leads to it."""
-    out = np.argsort(edges.before, kind="stable")
-    first = np.searchsorted(edges.before[out], np.arange(nodes + 1))
-    missing = np.bincount(edges.node, minlength=nodes)
-    level = np.zeros(nodes, np.int64)
+def _levels(nodes: int, edges: Edges) -> Codes | None:
+    """Return for each node the number of edges of the longest chain that leads to it; None if edges close a circle."""
+    follower = edges.node[np.argsort(edges.before, kind="stable")]
+    first = np.zeros(nodes + 1, np.int32)
+    np.cumsum(np.bincount(edges.before, minlength=nodes), out=first[1:])
+    missing = np.bincount(edges.node, minlength=nodes).astype(np.int32)
+    level = np.full(nodes, -1, np.int32)
     reached, at = np.flatnonzero(missing == 0), 0
     while reached.size:
         level[reached] = at
         counts = first[reached + 1] - first[reached]
         leaving = np.repeat(first[reached] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        followers, edges_in = np.unique(edges.node[out[leaving]], return_counts=True)
+        followers, edges_in = np.unique(follower[leaving], return_counts=True)
         missing[followers] -= edges_in
         reached, at = followers[missing[followers] == 0], at + 1
-    return level
+    return level if (level >= 0).all() else None
 
 
-def _level_bounds(level: Ints) -> Ints:
+def _level_bounds(level: Codes) -> Ints:
     """Return where each level begins among edges sorted by it, and their number."""
     return np.append(np.flatnonzero(np.append(True, np.diff(level) != 0)[: level.size]), level.size)
 
@@ -273,15 +321,15 @@ def scan_order(time_ns: Ints, edges: Edges) -> tuple[Ints, Flags]:
     raise AssertionError("spans and calls of no length follow each other in a circle")
 
 
-def _sorted(time_ns: Ints, before: Ints, node: Ints) -> Ints | None:
+def _sorted(time_ns: Ints, before: NodeNumbers, node: NodeNumbers) -> Ints | None:
     at, depth = time_ns.copy(), np.zeros(time_ns.size, np.int64)
     if not _settled(at, before, node):
         return None
     level = at[before] == at[node]
-    return np.lexsort((depth, at)) if _deepened(depth, before[level], node[level]) else None
+    return sort_order(at, depth) if _deepened(depth, before[level], node[level]) else None
 
 
-def _settled(at: Ints, before: Ints, node: Ints) -> bool:
+def _settled(at: Ints, before: NodeNumbers, node: NodeNumbers) -> bool:
     """Lower the time of predecessors, in place, to that of their nodes; return False if that does not end."""
     for _ in range(MOST_ROUNDS):
         late = np.flatnonzero(at[before] > at[node])
@@ -291,7 +339,7 @@ def _settled(at: Ints, before: Ints, node: Ints) -> bool:
     return False
 
 
-def _deepened(depth: Ints, before: Ints, node: Ints) -> bool:
+def _deepened(depth: Ints, before: NodeNumbers, node: NodeNumbers) -> bool:
     """Raise the depth of nodes, in place, above that of their predecessors; return False if that does not end."""
     for _ in range(MOST_ROUNDS):
         low = np.flatnonzero(depth[before] >= depth[node])

@@ -3,28 +3,31 @@ run's for the critical paths of its steps."""
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.answers import CriticalPath, Windows, ranks_of_graph
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import OwnCauses
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.run import RankTimeline, Run
 
 
-def own_causes(timeline: RankTimeline) -> OwnCauses:
+def own_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> OwnCauses:
     """Return the causes that the graph of a rank names."""
     if not timeline.has_host_events:
         return OwnCauses(reason="no_host_events")
     from overlapscope.analysis.graph.rank_causes import rank_causes  # noqa: PLC0415 - a recording without host events needs no graph
 
     try:
-        return rank_causes(timeline)
+        return rank_causes(timeline, graphs)
     except HostEventsError as error:  # the rank's other figures do not need them
         return OwnCauses(reason="unreadable_host_events", unreadable=(error.path, error.why))
 
 
-def critical_paths(run: Run, windows: Windows, cross_rank: CrossRank) -> CriticalPath:
+def critical_paths(
+    run: Run, windows: Windows, cross_rank: CrossRank, graphs: BuiltGraphs | None = None
+) -> CriticalPath:
     """Return the critical paths of a run's steps, with their parts and operations; a reason where there is none."""
     _, reason = ranks_of_graph(run, cross_rank)
     if reason is not None:
         return CriticalPath(reason=reason)
     from overlapscope.analysis.graph.step_paths import summed_paths  # noqa: PLC0415 - a run without a graph needs none
 
-    return summed_paths(run, windows, cross_rank)
+    return summed_paths(run, windows, cross_rank, graphs or BuiltGraphs(run))

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.graph.answers import HIDDEN_WAITS, UNKNOWN
-from overlapscope.analysis.graph.building.build import rank_graph
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, ExposedPieces, exposed_pieces
 from overlapscope.analysis.graph.found_causes import HostLoss, OwnCauses
 from overlapscope.analysis.graph.host_losses import host_losses
@@ -17,27 +17,28 @@ from overlapscope.analysis.graph.self_test import causes_failed
 from overlapscope.analysis.graph.walk import binding_edges, shown_binding
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.intervals import Intervals, union
-from overlapscope.timeline.run import RankTimeline
+from overlapscope.timeline.run import RankTimeline, Run
 
 REASONS: Final[Mapping[str, NoCauses]] = {UNKNOWN: "unexplained_waits", HIDDEN_WAITS: "hidden_waits"}
 
 
-def rank_causes(timeline: RankTimeline) -> OwnCauses:
+def rank_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> OwnCauses:
     """Return when a rank was idle and when exposed, by cause, on its own clock; a reason if its graph may not say.
 
     Both cover what lies between the first and the last span of each recording exactly.
     """
+    graphs = graphs or BuiltGraphs(Run(world_size=None, ranks={timeline.rank: timeline}))
     idle, exposed, losses = [], [], list[HostLoss]()
     for recording in range(size(timeline.recordings)):
-        graph = rank_graph(timeline, recording)
+        graph = graphs.of_rank(timeline, recording)
         (part,) = graph.ranks
         shown = shown_binding(graph)
-        failed = causes_failed(graph, shown)
+        failed = causes_failed(graph)
         if failed is not None:
             return OwnCauses(reason=REASONS[failed])
         idle.append(idle_pieces(graph, part, timeline, binding_edges(graph)))
         exposed.append(exposed_pieces(graph, part, shown))
-        losses += host_losses(graph, part, timeline, idle[-1], shown)
+        losses += host_losses(graph, part, timeline, idle[-1])
     return OwnCauses(
         idle=_by_cause(idle, IDLE_CAUSES), exposed=_by_cause(exposed, EXPOSED_CAUSES), host_losses=_joined(losses)
     )

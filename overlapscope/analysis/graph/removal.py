@@ -16,7 +16,7 @@ from overlapscope.analysis.common.cause_table import NoRemoval
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.answers import HIDDEN_WAITS, REPLAY, REPLAY_WITHIN, UNKNOWN
 from overlapscope.analysis.graph.bounds import Bounds, whole_bounds
-from overlapscope.analysis.graph.building.build import run_graph
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.model import (
     CALL,
     HAND_OVER,
@@ -28,7 +28,6 @@ from overlapscope.analysis.graph.model import (
 from overlapscope.analysis.graph.replay import replay, run_edges
 from overlapscope.analysis.graph.scenarios import Change, aligned_starts, changed_times, own_chain_ends
 from overlapscope.analysis.graph.self_test import causes_failed
-from overlapscope.analysis.graph.walk import shown_binding
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.rows import sum_by, values_in
 from overlapscope.timeline.run import RankTimeline, Run
@@ -68,13 +67,13 @@ class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
     window: Bounds
 
 
-def answering_graph(run: Run, cross_rank: CrossRank) -> RunGraph | NoRemoval:
+def answering_graph(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = None) -> RunGraph | NoRemoval:
     """Return the graph of the first recording of all ranks, which hold host events, or why it may not answer."""
-    graph = run_graph(run, cross_rank)
+    graph = (graphs or BuiltGraphs(run)).of_ranks(tuple(run.ranks), cross_rank, 0)
     window = whole_bounds(graph)
     if window is None:
         return "no_host_events"
-    failed = causes_failed(graph, shown_binding(graph))
+    failed = causes_failed(graph)
     if failed is not None:
         return _OF_TEST[failed]
     recorded = window.length_ns(graph.nodes.time_ns)

@@ -4,8 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from overlapscope.analysis.graph.model import OCCUPANCY, RUN_KIND, UNEXPLAINED, Graph, RankPart
-from overlapscope.timeline.columns import Ints
+from overlapscope.analysis.graph.model import (
+    OCCUPANCY,
+    RUN_KIND,
+    UNEXPLAINED,
+    Graph,
+    NodeNumbers,
+    RankPart,
+    once_a_graph,
+)
+from overlapscope.timeline.columns import Codes, Ints
 
 
 def replay(graph: Graph, lag_ns: Ints | None = None, own_ns: Ints | None = None) -> Ints:
@@ -14,23 +22,24 @@ def replay(graph: Graph, lag_ns: Ints | None = None, own_ns: Ints | None = None)
     Without `own_ns`, own times are kept but those that no rule explains: a graph that lacks an edge then ends early.
     Nodes without predecessors stay at their recorded time.
     """
-    return replay_part(graph, 0, graph.num_edges, lag_ns, own_ns)
+    return replay_part(graph, slice(0, graph.num_edges), lag_ns, own_ns)
 
 
-def replay_part(graph: Graph, first: int, last: int, lag_ns: Ints | None = None, own_ns: Ints | None = None) -> Ints:
-    """Return the time of each node; only those of the edges [first, last) are replayed, others are as recorded.
+Scan = slice | Codes
+"""Edges in the order of a scan, with every edge of each node that they lead to."""
 
-    Edges are in the order of the scan, so all that lies before stays as it was.
-    """
-    nodes, edges, part = graph.nodes, graph.edges, slice(first, last)
-    node = edges.node[part]
+
+def replay_part(graph: Graph, edges: Scan, lag_ns: Ints | None = None, own_ns: Ints | None = None) -> Ints:
+    """Return the time of each node; only those that `edges` lead to are replayed, others are as recorded."""
+    nodes, node = graph.nodes, graph.edges.node[edges]
     own = explained_own(graph) if own_ns is None else own_ns
-    add = (edges.lag_ns if lag_ns is None else lag_ns)[part] + own[node]
+    add = (graph.edges.lag_ns if lag_ns is None else lag_ns)[edges] + own[node]
     start = nodes.time_ns.copy()
-    if graph.levels.size and part == slice(0, graph.num_edges):
-        return _by_level(graph, start, add)
+    if graph.levels.size:
+        levels = graph.levels if isinstance(edges, slice) else np.searchsorted(edges, graph.levels.astype(np.int32))
+        return _by_level(start, graph.edges.before[edges], node, add, levels)
     start[node] = np.iinfo(np.int64).min
-    found, number = np.unique(np.concatenate([edges.before[part], node]), return_inverse=True)
+    found, number = np.unique(np.concatenate([graph.edges.before[edges], node]), return_inverse=True)
     value = start[found].tolist()
     for before, to, by in zip(number[: node.size].tolist(), number[node.size :].tolist(), add.tolist(), strict=True):
         then = value[before] + by
@@ -40,26 +49,30 @@ def replay_part(graph: Graph, first: int, last: int, lag_ns: Ints | None = None,
     return start
 
 
-def scans_of(graph: Graph, windows: Sequence[tuple[Ints, Ints]]) -> list[tuple[int, int]]:
-    """Return for each window (first and last nodes) its first edge, and the edge after its last, in order of a scan."""
+def scans_of(graph: Graph, windows: Sequence[tuple[Ints, Ints]]) -> list[Scan]:
+    """Return for each window (first and last nodes) the edges to its nodes, from after the first to the last."""
+    time, node = graph.nodes.time_ns, graph.edges.node
+    if graph.levels.size:  # a wide graph is sorted by level, not by time
+        ends = time[node]
+        return [
+            np.flatnonzero((ends > time[start].min()) & (ends <= time[end].max())).astype(np.int32)
+            for start, end in windows
+        ]
     place = np.empty(graph.num_nodes, np.int64)
     place[graph.order] = np.arange(graph.num_nodes)
-    at = place[graph.edges.node]
+    at = place[node]
     bounds = [(place[start].min(), place[end].max()) for start, end in windows]
-    return [
-        (int(np.searchsorted(at, first, "right")), int(np.searchsorted(at, last, "right"))) for first, last in bounds
-    ]
+    return [slice(*np.searchsorted(at, each, "right").tolist()) for each in bounds]
 
 
-def _by_level(graph: Graph, value: Ints, add: Ints) -> Ints:
+def _by_level(value: Ints, before: NodeNumbers, node: NodeNumbers, add: Ints, levels: Ints) -> Ints:
     """Replay, in place, one level after the other."""
-    before, node = graph.edges.before, graph.edges.node
-    opens = np.flatnonzero(np.append(True, node[1:] != node[:-1]))
-    bounds = np.searchsorted(opens, graph.levels).tolist()
-    levels = graph.levels.tolist()
-    for begin, end, low, high in zip(levels, levels[1:], bounds, bounds[1:], strict=False):
-        arrived = value[before[begin:end]] + add[begin:end]
-        value[node[opens[low:high]]] = np.maximum.reduceat(arrived, opens[low:high] - begin)
+    opens = np.flatnonzero(np.append(True, node[1:] != node[:-1])[: node.size])
+    bounds = np.searchsorted(opens, levels).tolist()
+    for begin, end, low, high in zip(levels.tolist(), levels[1:].tolist(), bounds, bounds[1:], strict=False):
+        if end > begin:
+            arrived = value[before[begin:end]] + add[begin:end]
+            value[node[opens[low:high]]] = np.maximum.reduceat(arrived, opens[low:high] - begin)
     return value
 
 
@@ -70,24 +83,38 @@ def explained_own(graph: Graph) -> Ints:
 
 
 def run_edges(graph: Graph, part: RankPart) -> Ints:
-    """Return for each span the edge that runs it."""
-    ends = part.ends()
-    runs = np.isin(graph.edges.kind, list(RUN_KIND.values()))
-    edges = np.flatnonzero(runs & (graph.edges.node >= ends.start) & (graph.edges.node < ends.stop))
-    found = np.empty(part.spans, np.int64)
-    found[graph.edges.node[edges] - ends.start] = edges
+    """Return for each span of a rank the edge that runs it."""
+    return edge_to_end(graph)[part.ends()].astype(np.int64)
+
+
+@once_a_graph
+def edge_to_end(graph: Graph) -> Codes:
+    """Return for each node that is the end of a span the edge that runs it; -1 for others."""
+    found = np.full(graph.num_nodes, -1, np.int32)
+    runs = np.flatnonzero(np.isin(graph.edges.kind, list(RUN_KIND.values())))
+    found[graph.edges.node[runs]] = runs
     return found
 
 
-def with_durations(graph: Graph, part: RankPart, run: Ints, duration_ns: Ints, lag_ns: Ints | None = None) -> Ints:
-    """Return the lags of all edges where a rank's spans take these durations; waits for a last wave scale with its
-    span. `lag_ns` are the lags otherwise; without it, the recorded ones."""
-    lag = (graph.edges.lag_ns if lag_ns is None else lag_ns).copy()
-    old = lag[run]
+@once_a_graph
+def _last_waves(graph: Graph) -> tuple[Ints, Ints]:
+    """Return the `occupancy` edges, and for each the end of the span in whose last wave its own began."""
+    waves = np.flatnonzero(graph.edges.kind == OCCUPANCY)
+    start = graph.edges.before[waves].astype(np.int64)
+    return waves, start + np.array([part.spans for part in graph.ranks], np.int64)[graph.part_index(start)]
+
+
+def with_durations(graph: Graph, ends: Ints, duration_ns: Ints, lag_ns: Ints) -> Ints:
+    """Return the lags of all edges where spans (nodes of their ends) take these durations, and otherwise `lag_ns`.
+
+    Waits for a last wave scale with its span.
+    """
+    lag = lag_ns.copy()
+    run = edge_to_end(graph)[ends]
     lag[run] = duration_ns
-    starts = part.starts()
-    before = graph.edges.before
-    waves = np.flatnonzero((graph.edges.kind == OCCUPANCY) & (before >= starts.start) & (before < starts.stop))
-    holder = before[waves] - starts.start
-    lag[waves] = np.rint(lag[waves] * (duration_ns[holder] / np.maximum(old[holder], 1))).astype(np.int64)
+    waves, holders = _last_waves(graph)
+    of_holder = edge_to_end(graph)[holders]
+    changed = np.isin(holders, ends)
+    waves, of_holder = waves[changed], of_holder[changed]
+    lag[waves] = np.rint(lag[waves] * (lag[of_holder] / np.maximum(lag_ns[of_holder], 1))).astype(np.int64)
     return lag

@@ -16,14 +16,13 @@ from overlapscope.analysis.graph.model import (
     CALL,
     HAND_OVER,
     HOST_STRETCH,
-    LAUNCH,
     NO_GAP,
     RUN_COMM,
     TRANSFER,
     Graph,
 )
 from overlapscope.analysis.graph.replay import replay, replay_part, scans_of
-from overlapscope.timeline.columns import NONE, Flags, Ints
+from overlapscope.timeline.columns import NONE, Ints
 
 PAUSE_CAP_NS: Final = 3_000_000
 """Longest pause in the scenario of hosts that always have a core."""
@@ -85,26 +84,11 @@ def without_communication(graph: Graph) -> Change:
 
 def instant_transfers(graph: Graph) -> Change:
     """Return a change in which transfers take no time; members still wait for each other."""
-    return _scaled_transfers(graph, 0.0)
-
-
-def scaled_transfers(graph: Graph, factor: float) -> Change:
-    """Return a change in which transfers take so many times as long; 0.5 is a link twice as fast.
-
-    Without peers the whole call scales, the wait that it contains too: an upper bound of the effect.
-    """
-    return _scaled_transfers(graph, factor)
-
-
-def _scaled_transfers(graph: Graph, factor: float) -> Change:
-    edges, nodes = graph.edges, graph.nodes
+    edges = graph.edges
     transfers = (edges.kind == TRANSFER) | (edges.kind == RUN_COMM)
-    lag = np.where(transfers, np.rint(edges.lag_ns * factor).astype(np.int64), edges.lag_ns)
-    own = nodes.own_ns
-    if not factor:  # jitter of the ends is no time of its own
-        own = own.copy()
-        own[edges.node[transfers]] = 0
-    return replace(Change.none(graph), lag_ns=lag, own_ns=own)
+    own = graph.nodes.own_ns.copy()
+    own[edges.node[transfers]] = 0  # jitter of the ends is no time of its own
+    return replace(Change.none(graph), lag_ns=np.where(transfers, 0, edges.lag_ns), own_ns=own)
 
 
 def capped_pauses(graph: Graph, cap_ns: int) -> Change:
@@ -112,26 +96,6 @@ def capped_pauses(graph: Graph, cap_ns: int) -> Change:
     edges = graph.edges
     host = np.isin(edges.kind, (HOST_STRETCH, HAND_OVER, CALL))
     return replace(Change.none(graph), lag_ns=np.where(host, np.minimum(edges.lag_ns, cap_ns), edges.lag_ns))
-
-
-def scaled_edges(graph: Graph, chosen: Flags, factor: float) -> Change:
-    """Return a change in which the chosen edges take so many times as long: what a kernel or call is worth."""
-    lag = graph.edges.lag_ns
-    return replace(Change.none(graph), lag_ns=np.where(chosen, np.rint(lag * factor).astype(np.int64), lag))
-
-
-def earlier_launches(graph: Graph, starts: Ints, by_ns: int) -> Change:
-    """Return a change in which spans (nodes of their starts) are launched so much earlier.
-
-    They still wait for their streams and events; a span that waits for nothing else keeps its launch.
-    """
-    edges = graph.edges
-    others = np.zeros(graph.num_nodes, np.bool_)
-    others[edges.node[edges.kind != LAUNCH]] = True
-    chosen = np.zeros(graph.num_nodes, np.bool_)
-    chosen[starts] = True
-    moved = (edges.kind == LAUNCH) & chosen[edges.node] & others[edges.node]
-    return replace(Change.none(graph), lag_ns=np.where(moved, edges.lag_ns - by_ns, edges.lag_ns))
 
 
 def aligned_starts(graph: Graph) -> Change:
@@ -157,8 +121,8 @@ def own_chain_lengths(graph: Graph, window: Bounds, since_ns: int) -> dict[int, 
     `window` has one end for each rank, or all nodes; what lies before it is as recorded.
     """
     alone = _alone(graph, Change.none(graph))
-    ((first, last),) = scans_of(graph, [(window.start, window.end)])
-    value = replay_part(graph, first, last, alone.lag_ns, alone.own_ns)
+    (edges,) = scans_of(graph, [(window.start, window.end)])
+    value = replay_part(graph, edges, alone.lag_ns, alone.own_ns)
     ranks = graph.part_index(window.end)
     return {
         part.rank: int(value[window.end[ranks == at]].max()) - since_ns

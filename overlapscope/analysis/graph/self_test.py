@@ -20,7 +20,7 @@ from overlapscope.analysis.graph.answers import (
     StepReplay,
     Swap,
 )
-from overlapscope.analysis.graph.bounds import Bounds, whole_bounds
+from overlapscope.analysis.graph.bounds import Bounds
 from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.model import (
     HOST_EDGES,
@@ -30,9 +30,9 @@ from overlapscope.analysis.graph.model import (
     Graph,
     RankPart,
 )
-from overlapscope.analysis.graph.replay import replay, replay_part, run_edges, scans_of, with_durations
-from overlapscope.analysis.graph.walk import Path, chain, unknown_ns
-from overlapscope.timeline.columns import Flags, Floats, Ints
+from overlapscope.analysis.graph.replay import edge_to_end, replay, replay_part, scans_of, with_durations
+from overlapscope.analysis.graph.walk import Path, whole_path
+from overlapscope.timeline.columns import Codes, Flags, Floats, Ints
 from overlapscope.timeline.rows import values_in
 from overlapscope.timeline.run import RankTimeline
 
@@ -76,22 +76,19 @@ def self_test(graph: Graph, path: Path, windows: Sequence[Bounds], swap: Swap | 
     )  # fmt: skip
 
 
-def causes_failed(graph: Graph, binding: Ints) -> str | None:
+def causes_failed(graph: Graph) -> str | None:
     """Return which test forbids the graph of one rank to name causes; None if none does.
 
-    `binding` holds the edges that bound each node, as paths show them. A replay is not needed: what it lacks, the
-    causes call `unknown`.
+    A replay is not needed: what it lacks, the causes call `unknown`.
     """
     if unexplained_share(graph) > UNKNOWN_WITHIN:
         return UNKNOWN
-    window, time = whole_bounds(graph), graph.nodes.time_ns
-    if window is None:
+    path = whole_path(graph)
+    if path is None:
         return None
-    first = int(time[window.start].min())
-    edges = chain(graph, binding, window.last(time), first)
-    if int(unknown_ns(graph, edges, first).sum()) > UNKNOWN_WITHIN * window.length_ns(time):
+    if path.parts["unknown"] > UNKNOWN_WITHIN * path.length_ns:
         return UNKNOWN
-    return HIDDEN_WAITS if hidden_wait_share(graph, edges) > HIDDEN_WAITS_WITHIN else None
+    return HIDDEN_WAITS if hidden_wait_share(graph, path.edges) > HIDDEN_WAITS_WITHIN else None
 
 
 def unexplained_share(graph: Graph) -> float:
@@ -108,7 +105,7 @@ def hidden_wait_share(graph: Graph, edges: Ints) -> float:
     """
     kind, lag = graph.edges.kind[edges], graph.edges.lag_ns[edges]
     long = edges[np.isin(kind, HOST_EDGES) & (lag >= SILENCE_NS)]
-    node, taken = graph.edges.node[long], graph.edges.lag_ns[long]
+    node, taken = graph.edges.node[long].astype(np.int64), graph.edges.lag_ns[long]
     begin = graph.nodes.time_ns[node]
     own_stretch = graph.edges.kind[long] == HOST_STRETCH
     hidden = np.zeros(long.size, np.bool_)
@@ -154,21 +151,21 @@ def swap_test(
     Steps are alike if every rank ran the same kernels in the same order on the same streams. `steps` are those of all
     ranks of the graph (`job_bounds`). All durations are swapped: of kernels and copies, and of transfers.
     """
-    each_rank = [_SwappedRank.of(graph, part, ranks[part.rank], steps) for part in graph.ranks]
+    if len(steps) < ALIKE_STEPS:
+        return None
+    swapped = _SwappedSteps.of(graph, ranks, steps)
     kinds: dict[tuple[bytes, ...], list[int]] = {}
-    for at in range(len(steps)):
-        kinds.setdefault(tuple(key for each in each_rank for key in each.kinds[at]), []).append(at)
+    for at, kind in enumerate(swapped.kinds):
+        kinds.setdefault(kind, []).append(at)
     alike = max(kinds.values(), key=len, default=[])
     if len(alike) < ALIKE_STEPS:
         return None
     taken = {at: steps[at].length_ns(graph.nodes.time_ns) for at in alike}
     scan = dict(zip(alike, scans_of(graph, [(steps[at].start, steps[at].end) for at in alike]), strict=True))
     swaps = []
-    for one, other in _pairs(alike, max(last - first for first, last in scan.values()), most_edges):
-        lag = graph.edges.lag_ns
-        for each in each_rank:
-            lag = each.swapped(graph, lag, one, other)
-        predicted = steps[one].length_ns(replay_part(graph, *scan[one], lag, graph.nodes.own_ns))
+    for one, other in _pairs(alike, max(graph.edges.node[each].size for each in scan.values()), most_edges):
+        value = replay_part(graph, scan[one], swapped.lag_ns(graph, one, other), graph.nodes.own_ns)
+        predicted = steps[one].length_ns(value)
         swaps.append(
             (one, other, (predicted - taken[other]) / taken[other], (taken[one] - taken[other]) / taken[other])
         )
@@ -199,42 +196,40 @@ def interval_of(errors: Floats, steps: int) -> float:
     return factor * float(np.sqrt(np.mean(np.square(errors))))
 
 
-class _SwappedRank(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The spans of a rank by step, each step's in the same order, and the edges that hold their durations."""
+class _SwappedSteps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The spans of each step, on all ranks in the same order, and the edges that hold their transfer times."""
 
-    part: RankPart
-    run: Ints
-    transfer: Ints
-    """Edge from a collective's last arrival to the end of each span; -1 without one."""
-    members: tuple[Ints, ...]
-    kinds: tuple[tuple[bytes, bytes], ...]
+    transfer: Codes
+    """For each node that is the end of a span the edge from its collective's last arrival; -1 without one."""
+    ends: tuple[Ints, ...]
+    """Nodes of the ends of each step's spans."""
+    kinds: tuple[tuple[bytes, ...], ...]
+    """Lanes and names of each step's spans, by rank."""
 
     @classmethod
-    def of(cls, graph: Graph, part: RankPart, timeline: RankTimeline, steps: Sequence[Bounds]) -> "_SwappedRank":
-        step, name = timeline.spans.step[part.span_row], timeline.spans.name[part.span_row]
-        ends = part.ends()
-        transfer = np.full(part.spans, -1, np.int64)
-        found = np.flatnonzero(
-            (graph.edges.kind == TRANSFER) & (graph.edges.node >= ends.start) & (graph.edges.node < ends.stop)
-        )
-        transfer[graph.edges.node[found] - ends.start] = found
-        members = tuple(_by_lane(part, np.flatnonzero(step == each.step)) for each in steps)
-        return cls(
-            part=part, run=run_edges(graph, part), transfer=transfer, members=members,
-            kinds=tuple((part.span_lane[rows].tobytes(), name[rows].tobytes()) for rows in members),
-        )  # fmt: skip
+    def of(cls, graph: Graph, ranks: Mapping[int, RankTimeline], steps: Sequence[Bounds]) -> "_SwappedSteps":
+        transfer = np.full(graph.num_nodes, -1, np.int32)
+        found = np.flatnonzero(graph.edges.kind == TRANSFER)
+        transfer[graph.edges.node[found]] = found
+        numbers = np.array([each.step for each in steps], np.int64)
+        ends: list[list[Ints]] = [[] for _ in steps]
+        kinds: list[list[bytes]] = [[] for _ in steps]
+        for part in graph.ranks:
+            spans = ranks[part.rank].spans
+            step, name = spans.step[part.span_row], spans.name[part.span_row]
+            order = np.lexsort((part.span_lane, step))
+            begin, end = (np.searchsorted(step[order], numbers, side) for side in ("left", "right"))
+            for at in range(len(steps)):
+                members = order[begin[at] : end[at]]
+                ends[at].append(part.ends().start + members)
+                kinds[at] += [part.span_lane[members].tobytes(), name[members].tobytes()]
+        return cls(transfer=transfer, ends=tuple(map(np.concatenate, ends)), kinds=tuple(map(tuple, kinds)))
 
-    def swapped(self, graph: Graph, lag_ns: Ints, one: int, other: int) -> Ints:
+    def lag_ns(self, graph: Graph, one: int, other: int) -> Ints:
         """Return the lags where the spans of one step take as long as those of another."""
-        mine, theirs = self.members[one], self.members[other]
-        duration = lag_ns[self.run].copy()
-        duration[mine] = duration[theirs]
-        lag = with_durations(graph, self.part, self.run, duration, lag_ns)
+        mine, theirs, recorded = self.ends[one], self.ends[other], graph.edges.lag_ns
+        lag = with_durations(graph, mine, recorded[edge_to_end(graph)[theirs]], recorded)
         moved, from_ = self.transfer[mine], self.transfer[theirs]
         both = (moved >= 0) & (from_ >= 0)
-        lag[moved[both]] = lag_ns[from_[both]]
+        lag[moved[both]] = recorded[from_[both]]
         return lag
-
-
-def _by_lane(part: RankPart, spans: Ints) -> Ints:
-    return spans[np.argsort(part.span_lane[spans], kind="stable")]

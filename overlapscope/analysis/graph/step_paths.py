@@ -24,13 +24,14 @@ from overlapscope.analysis.graph.answers import (
     ranks_of_graph,
 )
 from overlapscope.analysis.graph.bounds import Bounds, JobWindow, job_windows, whole_bounds, window_bounds
-from overlapscope.analysis.graph.building.build import graph_too_large, run_graph
+from overlapscope.analysis.graph.building.build import graph_too_large
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.explained import longest_loss
 from overlapscope.analysis.graph.model import Graph
 from overlapscope.analysis.graph.path_segments import Segments, segments_of
 from overlapscope.analysis.graph.scenarios import own_chain_lengths
 from overlapscope.analysis.graph.self_test import SWAPPED_EDGES, self_test, swap_test
-from overlapscope.analysis.graph.walk import LATENCY, PARTS, Path, critical_path, shown_binding
+from overlapscope.analysis.graph.walk import LATENCY, PARTS, Path, critical_path, whole_path
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import Codes, Ints, Small, size
 from overlapscope.timeline.rows import factorize_rows, sum_by, unique
@@ -69,9 +70,9 @@ class FollowedPaths(msgspec.Struct, frozen=True, kw_only=True):
     self_tests: tuple[SelfTest, ...] = ()
 
 
-def summed_paths(run: Run, windows: Windows, cross_rank: CrossRank) -> CriticalPath:
+def summed_paths(run: Run, windows: Windows, cross_rank: CrossRank, graphs: BuiltGraphs) -> CriticalPath:
     """Return the critical paths of a run's steps, with their parts and operations."""
-    found = follow_paths(run, windows, cross_rank)
+    found = follow_paths(run, windows, cross_rank, graphs)
     return CriticalPath(
         scope=found.scope,
         reason=found.reason,
@@ -84,20 +85,29 @@ def summed_paths(run: Run, windows: Windows, cross_rank: CrossRank) -> CriticalP
 
 
 def follow_paths(
-    run: Run, windows: Windows, cross_rank: CrossRank, only: frozenset[int] | None = None
+    run: Run,
+    windows: Windows,
+    cross_rank: CrossRank,
+    graphs: BuiltGraphs | None = None,
+    only: frozenset[int] | None = None,
 ) -> FollowedPaths:
     """Follow the paths of the complete steps (of all steps where none is complete); of `only` these if given."""
     ranks, reason = ranks_of_graph(run, cross_rank)
     if reason is not None:
         return FollowedPaths(reason=reason)
     try:
-        return _follow(run, windows, cross_rank, ranks, only)
+        return _follow(run, windows, cross_rank, graphs or BuiltGraphs(run), ranks, only)
     except HostEventsError:
         return FollowedPaths(reason=NO_CAUSES["unreadable_host_events"])
 
 
 def _follow(
-    run: Run, windows: Windows, cross_rank: CrossRank, ranks: Sequence[int], only: frozenset[int] | None
+    run: Run,
+    windows: Windows,
+    cross_rank: CrossRank,
+    graphs: BuiltGraphs,
+    ranks: Sequence[int],
+    only: frozenset[int] | None,
 ) -> FollowedPaths:
     chosen = msgspec.structs.replace(run, ranks={rank: run.ranks[rank] for rank in ranks})
     if (reason := graph_too_large(chosen)) is not None:
@@ -118,14 +128,13 @@ def _follow(
     tests: list[SelfTest] = []
     losses: dict[int | None, LongestLoss | None] = {}
     for recording in sorted({each.recording for each in followed} or {0}):
-        graph = run_graph(chosen, cross_rank, recording)
+        graph = graphs.of_ranks(ranks, cross_rank, recording)
         found = [each for each in followed if each.recording == recording]
-        binding = shown_binding(graph)
-        tested, answered = _of_recording(graph, binding, chosen, found)
+        tested, answered = _of_recording(graph, chosen, found)
         tests.append(tested)
         paths += answered
         if answered:
-            losses[recording] = _loss(graph, binding, chosen, _median(answered))
+            losses[recording] = _loss(graph, chosen, _median(answered))
     count = len(every) if marked else 1
     if not paths:
         failed = [name for name in REFUSED if any(name in each.failed for each in tests)]
@@ -143,8 +152,8 @@ def _follow(
     )
 
 
-def _loss(graph: Graph, binding: Ints, run: Run, path: FollowedPath) -> LongestLoss | None:
-    return longest_loss(graph, binding, run.ranks, path.step, path.start_ns, path.end_ns)
+def _loss(graph: Graph, run: Run, path: FollowedPath) -> LongestLoss | None:
+    return longest_loss(graph, run.ranks, path.step, path.start_ns, path.end_ns)
 
 
 def _median(paths: Sequence[FollowedPath]) -> FollowedPath:
@@ -153,37 +162,32 @@ def _median(paths: Sequence[FollowedPath]) -> FollowedPath:
     return next(each for each in paths if each.end_ns - each.start_ns == middle)
 
 
-def _of_recording(
-    graph: Graph, binding: Ints, run: Run, windows: Sequence[JobWindow]
-) -> tuple[SelfTest, list[FollowedPath]]:
+def _of_recording(graph: Graph, run: Run, windows: Sequence[JobWindow]) -> tuple[SelfTest, list[FollowedPath]]:
     """Test a graph, and follow the paths of those windows that it may answer; of the whole without windows."""
-    whole = whole_bounds(graph)
+    whole, path = whole_bounds(graph), whole_path(graph)
     assert whole is not None
+    assert path is not None
     time = graph.nodes.time_ns
-    first = int(time[whole.start].min())
     steps = [window_bounds(graph, each) for each in windows]
-    path = critical_path(graph, whole.last(time), first, binding=binding, with_bands=False)
     tested = self_test(graph, path, [whole, *steps], swap_test(graph, run.ranks, steps, most_edges=SWAPPED_EDGES))
     asked: list[tuple[JobWindow | None, Bounds]] = [*zip(windows, steps, strict=True)] or [(None, whole)]
     asked = [(window, bounds) for window, bounds in asked if tested.answers(bounds.step, None)]
     typical = median_low([bounds.length_ns(time) for _, bounds in asked] or [0])
     return tested, [
         _followed(
-            graph, run, binding, bounds, window,
+            graph, run, bounds, window,
             with_bands=graph.num_edges <= BANDED_EDGES or bounds.length_ns(time) == typical,
         )
         for window, bounds in asked
     ]  # fmt: skip
 
 
-def _followed(
-    graph: Graph, run: Run, binding: Ints, bounds: Bounds, window: JobWindow | None, *, with_bands: bool
-) -> FollowedPath:
+def _followed(graph: Graph, run: Run, bounds: Bounds, window: JobWindow | None, *, with_bands: bool) -> FollowedPath:
     time = graph.nodes.time_ns
     last = bounds.last(time)
     start_ns = window.start_ns if window else int(time[bounds.start].min())
     end_ns = window.end_ns if window else int(time[last])
-    path = critical_path(graph, last, start_ns, binding=binding, with_bands=with_bands)
+    path = critical_path(graph, last, start_ns, with_bands=with_bands)
     return FollowedPath(
         step=bounds.step,
         rank=graph.ranks[int(graph.part_index(np.array([last]))[0])].rank,

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
     CALL,
@@ -30,6 +31,8 @@ from overlapscope.analysis.graph.model import (
     SYNC,
     TRANSFER,
     Graph,
+    in_parts,
+    once_a_graph,
 )
 from overlapscope.timeline.columns import Ints, Small
 
@@ -73,19 +76,27 @@ class Path(msgspec.Struct, frozen=True, kw_only=True):
         return self.end_ns - self.start_ns
 
 
+@once_a_graph
 def shown_binding(graph: Graph) -> Ints:
     """Return the edges that bound each node, as paths and chains show them: ties are decided by `RULE`."""
     return binding_edges(graph, tie_ns=OWN_NS)
 
 
-def critical_path(
-    graph: Graph, end: int, since_ns: int, *, binding: Ints | None = None, with_bands: bool = True
-) -> Path:
+@once_a_graph
+def whole_path(graph: Graph) -> Path | None:
+    """Return the path of the whole recording, without bands; None without spans."""
+    window, time = whole_bounds(graph), graph.nodes.time_ns
+    if window is None:
+        return None
+    return critical_path(graph, window.last(time), int(time[window.start].min()), with_bands=False)
+
+
+def critical_path(graph: Graph, end: int, since_ns: int, *, with_bands: bool = True) -> Path:
     """Return the path that ends at the node `end`, back to a moment or to the first node of its chain.
 
-    `binding` is `shown_binding(graph)`, where the caller has it already; without bands they are empty.
+    Without bands they are empty.
     """
-    edges = chain(graph, shown_binding(graph) if binding is None else binding, end, since_ns)
+    edges = chain(graph, shown_binding(graph), end, since_ns)
     sums = edge_parts(graph, edges, since_ns).sum(axis=0)
     first = int(graph.edges.before[edges[-1]]) if edges.size else end
     sums[BEFORE_RECORDING] += max(int(graph.nodes.time_ns[first]) - since_ns, 0)
@@ -118,12 +129,6 @@ def parts_of(graph: Graph, edges: Ints) -> Small:
         joins[table.node[table.kind == TRANSFER]] = True
         part[(part == UNMATCHED) & joins[table.node[edges]]] = MATCHED
     return part
-
-
-def unknown_ns(graph: Graph, edges: Ints, since_ns: int) -> Ints:
-    """Return what no rule explains of each edge of a path that has such time, cut at the begin of the path."""
-    opaque = edges[graph.nodes.gap[graph.edges.node[edges]] != NO_GAP]
-    return edge_parts(graph, opaque, since_ns)[:, UNKNOWN]
 
 
 def part_bands(graph: Graph, end: int, since_ns: int) -> dict[str, tuple[int, int]]:
@@ -186,28 +191,32 @@ def binding_edges(graph: Graph, *, tie_ns: int = 0) -> Ints:
 
     Of the edges whose predecessor arrived within `tie_ns` of the last, the first by `RULE` binds, then the latest.
     """
-    nodes, edges = graph.nodes, graph.edges
     binding = np.full(graph.num_nodes, -1, np.int64)
-    if not edges.node.size:
-        return binding
-    opens = np.append(True, edges.node[1:] != edges.node[:-1])  # edges are grouped by node
+    for some in in_parts(graph.edges):
+        _bind(graph, some, tie_ns, binding)
+    return binding
+
+
+def _bind(graph: Graph, part: slice, tie_ns: int, binding: Ints) -> None:
+    """Write the edges that bound the nodes of some edges, which are all that lead to these nodes."""
+    nodes, edges = graph.nodes, graph.edges
+    node = edges.node[part]
+    opens = np.append(True, np.diff(node) != 0)
     alone = opens & np.append(opens[1:], True)
     only, several = np.flatnonzero(alone), np.flatnonzero(~alone)
-    binding[edges.node[only]] = only
+    binding[node[only]] = part.start + only
     if not several.size:
-        return binding
-    node = edges.node[several]
+        return
+    opens, several, node = opens[several], part.start + several, node[several]
     arrived = nodes.time_ns[node] - nodes.own_ns[node]
     early = arrived - nodes.time_ns[edges.before[several]] - edges.lag_ns[several]
     rank = np.full(len(EDGE_KINDS), len(EDGE_KINDS), np.int64)
     rank[list(RULE)] = np.arange(len(RULE))
     key = np.where(early <= tie_ns, rank[edges.kind[several]], 2 * len(EDGE_KINDS)) << _EARLY_BITS
     key += np.minimum(early, (1 << _EARLY_BITS) - 1)
-    opens = opens[several]
     least = np.minimum.reduceat(key, np.flatnonzero(opens))
     binds = key == least[np.cumsum(opens) - 1]
     binding[node[binds]] = several[binds]
-    return binding
 
 
 def chain(graph: Graph, binding: Ints, end: int, since_ns: int) -> Ints:

@@ -13,12 +13,15 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from overlapscope.capture.host.thread_times import let_other_threads_rest
 from overlapscope.capture.lifecycle.guard import Guard
 from overlapscope.capture.lifecycle.output import unfinished
 
 if TYPE_CHECKING:
     from overlapscope.capture.settings import Settings
 
+REST_SECONDS: Final = 0.5
+"""How long at most a recording waits for the ends of ranges of other threads, once, before it is written."""
 ARMED: Final = ("WARMUP", "RECORD", "RECORD_AND_SAVE")
 """Actions in which a profiler has prepared or begun to record."""
 
@@ -129,6 +132,8 @@ class TraceRecorder:
         """Advance the profiler's schedule after a step."""
         self._steps += 1
         if self._profiler is not None:
+            if self._action == "RECORD_AND_SAVE":
+                self._guard("ending a recording", let_other_threads_rest, REST_SECONDS)
             self._advance(self._profiler.step)
         else:
             self._start_when_due()
@@ -146,6 +151,8 @@ class TraceRecorder:
         if self._profiler is None:
             return
         if self._thread == threading.get_ident():
+            if self.recording:
+                self._guard("ending a recording", let_other_threads_rest, REST_SECONDS)
             self._profiler.stop()
         elif self.recording:
             self._guard.note("the profiler runs in a thread that is stuck: the unfinished recording is lost")

@@ -76,6 +76,35 @@ def groups() -> tuple[Group, ...]:
     return tuple(sorted(found, key=lambda each: each.name))
 
 
+OVERRIDDEN = (
+    "allreduce",
+    "allgather",
+    "_allgather_base",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "broadcast",
+    "send",
+)
+"""Methods of a process group that begin its communication; those of torch pass its dispatcher."""
+
+
+def groups_outside_the_dispatcher() -> tuple[str, ...]:
+    """Return the classes of this process's groups whose communication is written in Python: nothing of it is seen."""
+    from torch import distributed  # noqa: PLC0415
+
+    if not distributed.is_available() or not distributed.is_initialized():
+        return ()
+    own = distributed.ProcessGroup
+    kinds = {type(group) for group in distributed.distributed_c10d._world.pg_group_ranks}
+    return tuple(
+        sorted(
+            f"{kind.__module__}.{kind.__qualname__}"
+            for kind in kinds
+            if any(getattr(kind, name, None) is not getattr(own, name, None) for name in OVERRIDDEN)
+        )
+    )
+
+
 def fingerprint(index: int | None) -> dict[str, str | int | None]:
     """Return the versions of the software and the name of the device with this CUDA index; None without one."""
     import torch  # noqa: PLC0415

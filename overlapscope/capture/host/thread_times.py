@@ -1,14 +1,20 @@
-"""Record how long the training thread ran on a core and how long it waited for one: separates sleep from CPU work."""
+"""Record how long the training thread ran on a core and how long it waited for one: separates sleep from CPU work.
+
+Also wait for the other threads of the process.
+"""
 
 import os
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from overlapscope.capture.records import StepRecord
 
 SCHEDULING: Final = "/proc/thread-self/schedstat"
 """Time on a core (ns), time waiting for one (ns), number of time slices; the first lags by up to a scheduler tick."""
+THREADS: Final = Path("/proc/self/task")
 LEAST_INTERVAL_NS: Final = 1_000_000
 RAN, QUEUED = "thread_cpu_ns", "thread_queue_ns"
 
@@ -54,3 +60,26 @@ class ThreadTimes:
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor = self._thread = None
+
+
+def let_other_threads_rest(seconds: float) -> None:
+    """Return once no other thread of this process runs or is ready to, seen twice, or after `seconds`.
+
+    A thread of gloo completes the future that the training thread waits for before it ends the range of the call: on
+    busy cores that thread may not be on one by the time the step ends. Without /proc this waits for a moment only.
+    """
+    end = time.monotonic() + seconds
+    rests = 0
+    while rests < 2 and time.monotonic() < end:
+        time.sleep(0.0005)  # also hands over the interpreter's lock
+        rests = 0 if _others_run() else rests + 1
+
+
+def _others_run() -> bool:
+    own = threading.get_native_id()
+    for task in THREADS.glob("[0-9]*/stat"):
+        with suppress(OSError):  # a thread that ended meanwhile
+            # pid (name) state ...: the name may hold anything.
+            if task.read_bytes().rpartition(b")")[2].split()[0] == b"R" and int(task.parent.name) != own:
+                return True
+    return False

@@ -1,8 +1,8 @@
 """Ranks agree, through the job's key-value store, on the step from which which of them record a trace.
 
 Nothing is sent between ranks but small values of the store, every few seconds, by a thread. A rank that sees a reason
-adds a claim. The first one to claim collects the others' claims a moment later, and writes the plan: a step that all
-ranks have still before them, and the ranks that record. Every rank counts the same steps.
+adds a claim. The first one to claim collects the others' claims some moments later, and writes the plan: a step that
+all ranks have still before them, and the ranks that record. Every rank counts the same steps.
 """
 
 import json
@@ -19,6 +19,8 @@ from overlapscope.capture.trigger.usual_range import Kind
 MARGIN_POLLS = 4
 """How many polls of the store lie at least between the writing of a plan and its step."""
 MARGIN_STEPS = 5
+CLAIM_POLLS = 2
+"""How many polls the first rank to claim waits for the claims of others: of the rank that is late, above all."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +86,9 @@ class Agreement:
         self._rank, self._world_size, self._most = rank, world_size, most_ranks
         self._poll_seconds, self._progress, self._folder = poll_seconds, progress, folder
         self._wanted: Claim | None = None
-        self._claimed = self._leads = False
+        self._claimed = False
+        self._polls_to_plan: int | None = None
+        """Of the first rank to claim: polls until it writes the plan."""
         self._number = 0
         """How many plans this rank has been through."""
         self._plan: Plan | None = None
@@ -114,7 +118,7 @@ class Agreement:
 
     def done(self) -> None:
         """Go on after the plan: a later claim makes the next one."""
-        self._wanted, self._claimed, self._leads = None, False, False
+        self._wanted, self._claimed, self._polls_to_plan = None, False, None
         self._number += 1
         self._plan = None
 
@@ -131,12 +135,15 @@ class Agreement:
         found = exchange.receive(self._store, [f"{key}/plan"], 0.0)
         if found:
             self._plan = msgspec.convert(found[f"{key}/plan"], Plan)
-        elif self._leads:
-            self._write_plan(key)
+        elif self._polls_to_plan is not None:
+            self._polls_to_plan -= 1
+            if self._polls_to_plan == 0:
+                self._write_plan(key)
         elif self._wanted is not None and not self._claimed:
             at = exchange.count(self._store, f"{key}/claims", 1)
             exchange.send(self._store, f"{key}/claim{at}", msgspec.to_builtins(self._wanted))
-            self._claimed, self._leads = True, at == 1
+            self._claimed = True
+            self._polls_to_plan = CLAIM_POLLS if at == 1 else None
 
     def _write_plan(self, key: str) -> None:
         keys = [f"{key}/claim{at}" for at in range(1, 1 + exchange.count(self._store, f"{key}/claims"))]

@@ -57,7 +57,8 @@ class UsualRange:
     """Learns the usual range of blocks of steps, and says when it was left for `for_seconds` or longer.
 
     A block lies outside when its mean step, or its mean waiting, exceeds the median of the blocks before by the share
-    `slower` - 1 of the median step, and by six standard deviations. Outside for five blocks in a row, of a fifth of
+    `slower` - 1 of the median step, and by six standard deviations; or when its own work does, and its mean step
+    exceeds the median by half of that share. Outside for five blocks in a row, of a fifth of
     `for_seconds` each, it is an excursion; the usual range is then learned anew, so that one change is said once.
     """
 
@@ -105,13 +106,18 @@ class UsualRange:
         return found
 
     def _is_outside(self, block: _Block) -> bool:
-        more_ns = (self._slower - 1) * median(each.step_ns for each in self._usual)
-        if _above([each.step_ns for each in self._usual], block.step_ns, more_ns):
+        usual_step = [each.step_ns for each in self._usual]
+        more_ns = (self._slower - 1) * median(usual_step)
+        if _above(usual_step, block.step_ns, more_ns):
             return True
-        waited = [each.waited_ns for each in self._usual if each.waited_ns is not None]
-        return (
-            block.waited_ns is not None and len(waited) >= LEARNED_BLOCKS and _above(waited, block.waited_ns, more_ns)
-        )
+        known = [each for each in self._usual if each.waited_ns is not None]
+        if block.waited_ns is None or len(known) < LEARNED_BLOCKS:
+            return False
+        if _above([each.waited_ns or 0.0 for each in known], block.waited_ns, more_ns):
+            return True
+        # A step grows less than the work of the rank that the others wait for, by what that rank waited before.
+        is_slower = block.step_ns > median(usual_step) + more_ns / 2
+        return is_slower and _above([each.own_ns for each in known], block.own_ns, more_ns)
 
     def _excursion(self) -> Excursion:
         step, usual_step = _mean_and_usual(self._outside, self._usual, "step_ns")

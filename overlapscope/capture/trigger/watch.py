@@ -68,6 +68,8 @@ class TriggerWatch:
             self._requests.append(HttpRequests(trigger.http, self._asked))
         self.written: list[Path] = []
         """Traces of this rank."""
+        self.recorded: list[dict[str, str]] = []
+        """Folder in the run directory, and reason, of each of them."""
 
     def open(self) -> None:
         """Begin to listen; what cannot be opened is a warning."""
@@ -136,12 +138,13 @@ class TriggerWatch:
         if plan is not None:
             folder = self._path / FOLDER / plan.folder
             for file in recorder.files:
-                self._guard("keeping a triggered trace", self._keep, file, folder)
+                self._guard("keeping a triggered trace", self._keep, file, folder, plan.reason)
         self._finish_plan()
 
-    def _keep(self, file: Path, folder: Path) -> None:
+    def _keep(self, file: Path, folder: Path, reason: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.written.append(file.rename(folder / f"rank{self._rank}.pt.trace.json.gz"))
+        self.recorded.append({"trace": folder.relative_to(self._path).as_posix(), "reason": reason})
 
     def _finish_plan(self) -> None:
         self._quiet_until = time.monotonic() + self._trigger.every_seconds

@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.advice.noted_predictions import predictions_to_record  # noqa: PLC0415
     from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
     from overlapscope.analysis.cross_rank.across_ranks import match_and_align  # noqa: PLC0415
+    from overlapscope.analysis.graph.built_graphs import BuiltGraphs  # noqa: PLC0415
+    from overlapscope.analysis.rank_summary import summarize_ranks  # noqa: PLC0415
     from overlapscope.analysis.result import with_costs  # noqa: PLC0415
     from overlapscope.cli.prediction_file import read_noted  # noqa: PLC0415
     from overlapscope.cli.read_run import read_timed_run  # noqa: PLC0415
@@ -55,13 +57,15 @@ def run(args: argparse.Namespace) -> int:
     loaded = read_timed_run(args)
     warn("advise", loaded.sources)
     together = match_and_align(loaded)
-    analysis = analyze(loaded, together)
+    graphs = BuiltGraphs(loaded)
+    alone = summarize_ranks(loaded, graphs)
+    analysis = analyze(loaded, together, None, alone, graphs)
     predictions: list[Prediction] = []
 
     def keep(case: "RecordedCase", predicted: "WhatIf") -> None:
         predictions.extend(predictions_to_record(predicted, case.recorded, made_at=made_at, version=__version__))
 
-    found, reasons = advise(loaded, analysis, together, caps, keep)
+    found, reasons = advise(loaded, analysis, together, caps, keep, alone, graphs)
     analysis = with_costs(msgspec.structs.replace(analysis, recommendations=found))
     analysis = with_stated("advise", analysis, args)
     if args.json:

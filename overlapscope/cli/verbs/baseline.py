@@ -5,6 +5,7 @@ A baseline is a run directory, or a folder of them: pass its path to gate, compa
 examples:
   overlapscope baseline save main runs/today
   overlapscope baseline save main runs/ --folder ci/baselines -f
+  overlapscope baseline save main runs/today --without-hosts
   overlapscope baseline list --json
   overlapscope baseline show main
   overlapscope gate baselines/main runs/candidate
@@ -36,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     save.add_argument("name", metavar="NAME")
     save.add_argument("runs", type=given_path, metavar="RUNS", help="run, trace, folder of traces, or folder of runs")
     save.add_argument("-f", "--force", action="store_true", help="replace a baseline of that name")
+    save.add_argument(
+        "--without-hosts",
+        action="store_true",
+        help="write host-1, host-2, ... for names of hosts, no addresses and no folders of sources; figures stay",
+    )
     add_reading(save)
     show = actions.add_parser("show", help="show the figures of one baseline")
     show.add_argument("name", metavar="NAME")
@@ -56,6 +62,7 @@ def _save(args: argparse.Namespace) -> int:
     from overlapscope.ingest.run_folder import read_runs  # noqa: PLC0415
     from overlapscope.timeline.store.baselines import baseline_path, baselines, save_baseline  # noqa: PLC0415
     from overlapscope.timeline.store.run_folder import require_apart  # noqa: PLC0415
+    from overlapscope.timeline.without_hosts import without_hosts  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
 
     place = baseline_path(args.folder, args.name)
@@ -73,6 +80,8 @@ def _save(args: argparse.Namespace) -> int:
             kept.append(read_noted([path]))  # before anything is written
     if not any(each.ranks for each in found):
         raise InputError(f"{args.runs}: contains no times of any rank, so there is nothing to compare with later")
+    if args.without_hosts:
+        found = [without_hosts(each) for each in found]
     save_baseline(found, place, version=__version__, force=args.force)
     _keep_predictions(kept, place)
     saved = next(each for each in baselines(args.folder) if each.name == args.name)

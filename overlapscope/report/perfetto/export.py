@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers, match_and_align
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.exposed_causes import Causes, causes_of
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.step_paths import FollowedPaths, follow_paths
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows
@@ -101,14 +102,14 @@ def _figures(run: Run, choice: ExportSelection, known: CrossRank | None) -> _Fig
     windows = {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}
     coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
     together = known or match_and_align(run)
-    transfers = together.transfers(run)
+    transfers, graphs = together.transfers(run), BuiltGraphs(run)
     return _Figures(
         windows=windows,
         coverage=coverage,
         together=together,
         transfers=transfers,
-        causes=causes_of(run, together, coverage),
-        paths=follow_paths(run, windows, together, _steps(windows, choice, together.clocks)),
+        causes=causes_of(run, together, coverage, graphs),
+        paths=follow_paths(run, windows, together, graphs, _steps(windows, choice, together.clocks)),
     )
 
 

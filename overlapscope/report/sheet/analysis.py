@@ -64,6 +64,7 @@ def _of_analysis(analysis: Analysis) -> Sheet:
     return Sheet(
         title=text.headline(analysis),
         lead=(
+            *text.triggers_text(analysis),
             *(line for line in text.sentence(analysis).splitlines() if line),
             *filter(
                 None, (text.idle_text(analysis), text.host_events_text(analysis), text.interference_text(analysis))

@@ -13,7 +13,13 @@ from overlapscope.analysis.graph.answers import CriticalPath, LongestLoss
 from overlapscope.analysis.job_step.attribution import divided
 from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.per_rank.breakdown import Breakdown
-from overlapscope.analysis.result import Analysis, RankInfo, StepBreakdown, slowed_by_communication
+from overlapscope.analysis.result import (
+    Analysis,
+    RankInfo,
+    RecordedSteps,
+    StepBreakdown,
+    slowed_by_communication,
+)
 from overlapscope.report.formatting import EXPLAIN, aligned, bandwidth, count, ms, one_row, percent, short, size
 from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_figures, rank_label
 from overlapscope.report.text import advice as advice_text
@@ -32,6 +38,7 @@ MAX_STEPS = 8
 MAX_COLLECTIVES = 4
 MAX_FINDINGS = 4
 MAX_NAMES = 5
+MOST_TRIGGERS = 3
 MAX_PLACE = 28
 _PATH_WORDS: Final = {
     "compute": "compute",
@@ -69,7 +76,8 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     rates = "\n".join(fill(line, MAX_WIDTH) for line in throughput_text.lines(analysis.throughput))
     timed = any(rank.whole.window_ns for rank in analysis.ranks)
     details = all_rows or not timed
-    parts = [headline(analysis), sentence(analysis), rates]
+    why = (fill(line, MAX_WIDTH) for line in triggers_text(analysis))
+    parts = ["\n".join([headline(analysis), *why]), sentence(analysis), rates]
     parts.append(_table(analysis, all_rows=all_rows))
     parts.append(_causes(analysis))
     of_host = " ".join(filter(None, (idle_text(analysis), host_events_text(analysis))))
@@ -113,7 +121,26 @@ def headline(analysis: Analysis) -> str:
     known = [" ".join(str(info[key]).split()) for key in ("device", "backend") if info.get(key)]
     if info.get("nccl_version"):
         known.append(f"NCCL {info['nccl_version']}")
-    return ", ".join([who, count(steps, "step") if steps else "no step marks", *known])
+    return ", ".join([who, _steps(steps, analysis.run.recorded_steps), *known])
+
+
+def _steps(steps: int, recorded: RecordedSteps | None) -> str:
+    """Return how many steps were recorded, and of how many where that is known and not all of them."""
+    if not steps:
+        return "no step marks"
+    if recorded is None:
+        return count(steps, "step")
+    every = f", at last one in {recorded.every}" if recorded.every > 1 else ""
+    return f"{recorded.recorded} of {count(recorded.of, 'step')} recorded{every}"
+
+
+def triggers_text(analysis: Analysis) -> list[str]:
+    """Return lines on why a running job recorded this trace, and on the traces that it recorded beside this run."""
+    made = [f"Recorded by a trigger: {one_row(each.reason)}" for each in analysis.run.triggers if each.trace is None]
+    beside = [(each.trace, each.reason) for each in analysis.run.triggers if each.trace is not None]
+    made += [f"A trigger recorded {one_row(trace)}: {one_row(reason)}" for trace, reason in beside[:MOST_TRIGGERS]]
+    more = len(beside) - MOST_TRIGGERS
+    return [*made, *([f"{count(more, 'more trace')} of triggers"] if more > 0 else [])]
 
 
 def sentence(analysis: Analysis) -> str:

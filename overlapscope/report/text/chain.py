@@ -48,11 +48,19 @@ def render(found: Chain) -> str:
         lines += ["", *chain_lines(found.chain)]
     elif not found.reason:
         lines.append("Nothing before it was recorded.")
+    if found.slack_ns is not None:
+        lines.append(_slack_words(found.slack_ns, name))
     if found.is_cut:
         lines.append(f"Earlier links: --links {2 * len(found.chain)}")
     if found.reason:
         lines.append(f"The rest is not known: {found.reason}.")
     return "\n".join(lines) + "\n"
+
+
+def _slack_words(slack_ns: int, name: str) -> str:
+    if not slack_ns:
+        return f"Slack of {name}: none; had it begun later, the recording would have ended later."
+    return f"Slack of {name}: {ms(slack_ns)} ms; had it begun so much later, the recording would have ended no later."
 
 
 def chain_lines(chain: Sequence[Link]) -> list[str]:

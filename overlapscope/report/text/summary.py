@@ -41,6 +41,8 @@ class CaptureSummary(msgspec.Struct, kw_only=True, frozen=True):
     """Between which medians `exposed_ns` lies, where some of it is not determined."""
     cut_steps: dict[str, int] = {}
     """How many steps are not whole, by reason."""
+    of_last_part: bool = False
+    """Whether the figures are only of the last part of a long recording."""
 
 
 def render(
@@ -88,8 +90,9 @@ def _figures(known: Sequence[CaptureSummary], together: Analysis | None) -> list
         ]
         share = fmean(each.exposed_fraction or 0 for each in known)
         fewest = count(min(each.steps for each in known), "step")
+        last = " of the last part of the recording" if any(each.of_last_part for each in known) else ""
         own = f", means over {len(known)} ranks, each by its own steps" if len(known) > 1 else ""
-        basis = f"Medians of {fewest}{own}"
+        basis = f"Medians of {fewest}{last}{own}"
     step, exposed, overlapped, idle = figures
     worst = max(known, key=lambda each: each.exposed_ns or 0)
     lines = [f"  step     {ms(step):>12} ms   {basis}".rstrip()]

@@ -7,6 +7,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.job_replay import WHY_NOT
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, Floats, Ints
@@ -150,7 +151,7 @@ class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return buckets * values["per_bucket_us"] * US + before * self.copied_ns_per_byte
 
 
-def ddp_case_of_run(run: Run, cross_rank: CrossRank | None = None) -> RecordedCase:
+def ddp_case_of_run(run: Run, cross_rank: CrossRank | None = None, graphs: BuiltGraphs | None = None) -> RecordedCase:
     """Return the workload of a recording. Raises InputError, saying what is missing and what to do."""
     cross_rank = cross_rank or match_and_align(run)
     try:
@@ -173,7 +174,7 @@ def ddp_case_of_run(run: Run, cross_rank: CrossRank | None = None) -> RecordedCa
     copied, optimizer = _copy_and_optimizer(run, seen, baseline)
     spread = float(np.median(np.abs(measured_ns - np.median(measured_ns))) * 1.4826 / np.median(measured_ns))
     steps_error = 1.2533 * spread / len(seen.steps) ** 0.5
-    asked = run_replay(run, cross_rank)
+    asked = run_replay(run, cross_rank, graphs)
     return RecordedCase(
         recorded=seen,
         baseline=baseline,

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.job_replay import JobReplay, Limits, MakeChange, job_replay
 from overlapscope.analysis.graph.scenarios import Change, capped_pauses, without_communication
 from overlapscope.timeline.columns import COMM, Floats
@@ -123,9 +124,9 @@ class RunReplay(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return Answer(share=self.job.share(change), others=found, exposed_ns=self.job.exposed_ns(change))
 
 
-def run_replay(run: Run, cross_rank: CrossRank) -> RunReplay | str:
+def run_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = None) -> RunReplay | str:
     """Return the replay of a recording, or the reason why its graph may not answer."""
-    found = job_replay(run, cross_rank)
+    found = job_replay(run, cross_rank, graphs)
     if isinstance(found, str):
         return found
     return RunReplay(

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.job_replay import NO_HOST_EVENTS, WHY_NOT
 from overlapscope.analysis.per_rank.interference import NO_INTERFERENCE, Interference, interference
 from overlapscope.errors import InputError
@@ -78,10 +79,10 @@ class GraphCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return sorted(self.graphs, key=lambda each: each.measured_ns)[(len(self.graphs) - 1) // 2]
 
 
-def graph_case(run: Run, cross_rank: CrossRank) -> GraphCase:
+def graph_case(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = None) -> GraphCase:
     """Build the case of a recording. Raises InputError, which says what is missing and what to do."""
     kind = parallelism_of(run)
-    asked = run_replay(run, cross_rank)
+    asked = run_replay(run, cross_rank, graphs)
     replay = None if isinstance(asked, str) else asked
     found, notes = _recorded_graphs(run, cross_rank, kind, replay)
     steps_ns = np.array([each.measured_ns for each in found.graphs]) if found else _of(replay).job.steps_ns

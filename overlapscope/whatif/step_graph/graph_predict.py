@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.checks.pipeline import ideal_bubble_ns, pipeline_stages
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Floats
@@ -72,9 +73,12 @@ class _Replayed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Median over the steps of the relative error of the replay."""
 
 
-def predict_graph_run(run: Run, cross_rank: CrossRank, options: ReplayOptions = DEFAULTS, not_ddp: str = "") -> WhatIf:
+def predict_graph_run(
+    run: Run, cross_rank: CrossRank, options: ReplayOptions = DEFAULTS, not_ddp: str = "",
+    graphs: BuiltGraphs | None = None,
+) -> WhatIf:  # fmt: skip
     """Predict a recording of any kind; `not_ddp` says why it is not DDP. Raises InputError for missing data."""
-    return predict_graph_case(graph_case(run, cross_rank), run, options, not_ddp)
+    return predict_graph_case(graph_case(run, cross_rank, graphs), run, options, not_ddp)
 
 
 def predict_graph_case(case: GraphCase, run: Run, options: ReplayOptions = DEFAULTS, not_ddp: str = "") -> WhatIf:

@@ -198,6 +198,38 @@ def tensor_parallel() -> dict[str, object]:
     return {}
 
 
+class DoneWork(dist.Work):
+    """What a group's method returns where it has waited itself."""
+
+    def wait(self, timeout: object = None) -> bool:
+        return True
+
+
+class PythonGroup(dist.ProcessGroup):
+    """A process group written in Python, as torchft's are: its all-reduce passes no dispatcher."""
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's own name
+        return "python_group"
+
+    def allreduce(self, tensors: list[torch.Tensor], options: object = None) -> dist.Work:
+        for tensor in tensors:
+            tensor.mul_(WORLD)
+        return DoneWork()
+
+
+def python_group() -> dict[str, object]:
+    """A group that is written in Python beside one that is not."""
+    dist.Backend.register_backend("python_group", lambda _, rank, size, __: PythonGroup(rank, size), devices=["cpu"])
+    group = dist.new_group(backend="python_group")
+    value = torch.ones(8)
+    with profiled(None, warmup=0, measure_overhead=False) as scope:
+        for _ in range(3):
+            with scope.step():
+                dist.all_reduce(value, group=group)
+                dist.all_reduce(value)
+    return {"sum": float(value[0])}
+
+
 def ends_early() -> dict[str, object]:
     """The last rank is done after half the steps, and leaves without a word to the others."""
     model = mlp()

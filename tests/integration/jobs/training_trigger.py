@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import nn
@@ -35,26 +36,35 @@ def trained(
     slower: float = SLOWER,
     computes: bool = False,
 ) -> dict[str, object]:
-    """Take even steps, then steps in which rank 1 is slower; each computes, or sleeps, about its length."""
+    """Take even steps, then steps in which rank 1 takes `slower` times as long as it took; each computes, or sleeps."""
     model = nn.parallel.DistributedDataParallel(mlp(), bucket_cap_mb=0.03)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trigger = overlapscope.Trigger(slower=1.15, for_seconds=for_seconds, steps=2)
-    slow = steps_each * (slower if RANK == 1 else 1.0)
-    lengths = [steps_each] * round(even_seconds / steps_each) + [slow] * round(slow_seconds / steps_each / slower)
+    even, slow = round(even_seconds / steps_each), round(slow_seconds / steps_each / slower)
     left = torch.randn(256, 256)
-    products_a_second = _products_a_second(left) if computes else 0.0
+    products = round(steps_each * _products_a_second(left)) if computes else 0
+    step_seconds, product_seconds = [], []
+    more_seconds, more_products = (slower - 1) * steps_each, 0
     with profiled(model, "events", trigger=trigger, events_every=1) as scope:
-        for number, seconds in enumerate(lengths):
+        for number in range(even + slow):
+            late = RANK == 1 and number >= even
+            if computes and number == even:
+                more_products = round((slower - 1) * median(step_seconds) / median(product_seconds))
             with scope.step():
-                end = time.monotonic() + seconds
+                begin = time.monotonic()
                 model(batch(number)).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 if computes:
-                    for _ in range(round(seconds * products_a_second)):
+                    computing = time.monotonic()
+                    for _ in range(products + late * more_products):
                         left @ left
+                    if number < even:
+                        product_seconds.append((time.monotonic() - computing) / products)
                 else:
-                    time.sleep(max(0.0, end - time.monotonic()))
+                    time.sleep(max(0.0, begin + steps_each + late * more_seconds - time.monotonic()))
+                if computes and number < even:
+                    step_seconds.append(time.monotonic() - begin)
     return {
         "digest": digest(model),
         "written": [str(Path(file)) for file in scope.trigger.written],

@@ -9,22 +9,27 @@ from overlapscope.timeline.columns import (
     DEVICE,
     HOST,
     NONE,
+    OPERATION,
+    RUNTIME,
     Annotations,
     Collectives,
+    HostSpans,
     Lanes,
     Recordings,
     Spans,
     Steps,
     Telemetry,
     make,
+    take,
 )
 from overlapscope.timeline.dimensions import with_dimensions
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.property.synthetic.job import Job
 from tests.property.synthetic.joined import Clock, Joined, NamedGroup, named_groups
+from tests.property.synthetic.kineto import AFTER_NS, BEFORE_NS, CALLS_FROM
 from tests.property.synthetic.machine import Simulated
-from tests.property.synthetic.record import Record
+from tests.property.synthetic.record import COPY, MAIN, Record
 
 CLOCK_MHZ, CLOCK_JITTER = 1410.0, 0.005
 DTYPES = {"BFloat16": ("bfloat16", 2), "Float": ("float32", 4)}
@@ -43,14 +48,14 @@ def run_of(simulated: Simulated) -> Run:
     )
 
 
-def timelines_of(simulated: Simulated) -> Iterator[RankTimeline]:
+def timelines_of(simulated: Simulated, *, host_events: bool = False) -> Iterator[RankTimeline]:
     """Yield the recorded ranks one by one, stage by stage, without the dimensions of their collectives."""
     groups = named_groups(simulated.job)
     for record in simulated.records:
         if record.ranks.size:
             joined = Joined(record)
             for row, rank in enumerate(joined.ranks.tolist()):
-                yield _timeline(simulated.job, record, joined, row, _own(groups, rank))
+                yield _timeline(simulated.job, record, joined, row, _own(groups, rank), host_events=host_events)
 
 
 def recorded_groups(simulated: Simulated) -> tuple[Group, ...]:
@@ -67,7 +72,9 @@ def _own(groups: list[NamedGroup], rank: int) -> dict[str, NamedGroup]:
     return {each.dimension: each for each in groups if rank in each.ranks}
 
 
-def _timeline(job: Job, record: Record, joined: Joined, row: int, groups: Mapping[str, NamedGroup]) -> RankTimeline:
+def _timeline(
+    job: Job, record: Record, joined: Joined, row: int, groups: Mapping[str, NamedGroup], *, host_events: bool
+) -> RankTimeline:
     clock = Clock(job, int(joined.ranks[row]))
     names = NameTable(joined.names)
     there = np.flatnonzero(joined.present[row])
@@ -92,11 +99,12 @@ def _timeline(job: Job, record: Record, joined: Joined, row: int, groups: Mappin
     threads = np.unique(joined.thread)
     marks = [*record.marks, *((f"ProfilerStep#{number}", 0, begun, ended) for number, begun, ended in record.steps)]
     marks += [(name, 0, begun, ended) for name, begun, ended in record.waits]
+    host = _host_spans(record, joined, row, there, clock, names, streams.size) if host_events else make(HostSpans, 0)
     return RankTimeline(
         rank=int(joined.ranks[row]), basis="trace", has_device=True,
         recordings=make(
             Recordings, 1, source=names.code("synthetic"), start_ns=int(min(start.min(), steps.start_ns.min())),
-            end_ns=int(max(end.max(), steps.end_ns.max())), last_launch_ns=int(launch.max()),
+            end_ns=int(max(end.max(), steps.end_ns.max())), last_launch_ns=int(launch.max()), host_events=host_events,
         ),
         spans=spans,
         collectives=_collectives(job, joined, row, groups, names, step[calls], start[calls], end[calls], launch[calls]),
@@ -111,8 +119,40 @@ def _timeline(job: Job, record: Record, joined: Joined, row: int, groups: Mappin
             start_ns=clock.shows(np.array([begun[row] for _, _, begun, _ in marks])),
             end_ns=clock.shows(np.array([ended[row] for _, _, _, ended in marks])),
         ),
-        telemetry=_telemetry(job, record, row, clock, names), names=tuple(names.to_list()),
+        telemetry=_telemetry(job, record, row, clock, names), host=host, names=tuple(names.to_list()),
     )  # fmt: skip
+
+
+def _host_spans(
+    record: Record, joined: Joined, row: int, there: npt.NDArray[np.int64], clock: Clock, names: NameTable,
+    first_lane: int,
+) -> HostSpans:  # fmt: skip
+    """Return one operation and one call for each launch, and the calls without a span; threads follow the streams."""
+    correlation = joined.correlation[there]
+    first = np.flatnonzero(np.diff(correlation, prepend=-1) != 0)
+    at = there[first]
+    begun, ended = clock.shows(joined.launch[row, at]), clock.shows(joined.returned[row, at])
+    lane = first_lane + np.searchsorted(np.unique(joined.thread), joined.thread[at])
+    api = np.where(
+        joined.graph[at], names.code("cudaGraphLaunch"),
+        np.where(joined.kind[at] == COPY, names.code("cudaMemcpyAsync"), names.code("cudaLaunchKernel")),
+    )  # fmt: skip
+    others = [(name, begun, ended, NONE) for name, begun, ended in record.waits]
+    others += [(name, begun, ended, number) for number, (name, begun, ended) in enumerate(record.calls, CALLS_FROM)]
+    found = make(
+        HostSpans, 2 * at.size + len(others), recording=0,
+        lane=np.concatenate([lane, lane, np.full(len(others), first_lane + MAIN)]),
+        kind=np.repeat([OPERATION, RUNTIME, RUNTIME], [at.size, at.size, len(others)]),
+        name=np.concatenate([joined.op[at], api, np.array([names.code(each[0]) for each in others], np.int64)]),
+        start_ns=np.concatenate(
+            [begun - BEFORE_NS, begun, clock.shows(np.array([each[1][row] for each in others]))]
+        ),
+        end_ns=np.concatenate([ended + AFTER_NS, ended, clock.shows(np.array([each[2][row] for each in others]))]),
+        correlation=np.concatenate(
+            [np.full(at.size, NONE), correlation[first], np.array([each[3] for each in others], np.int64)]
+        ),
+    )  # fmt: skip
+    return take(found, np.lexsort((-found.end_ns, found.start_ns, found.lane)))
 
 
 def _collectives(

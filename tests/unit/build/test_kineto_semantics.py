@@ -505,6 +505,69 @@ def test_a_gloo_collective_whose_call_was_not_recorded_keeps_its_own_name(folder
     assert table.launch_ns.isna().all()
 
 
+def allreduce(start_ns: int, elements: int) -> Event:
+    args = {"Input Dims": [[[elements]], [], [], [], []], "Input type": ["TensorList", "", "", "", "Scalar"]}
+    return op("c10d::allreduce_", start_ns, 20 * US, args=args)
+
+
+def unended(start_ns: int, thread: int) -> Event:
+    """What torch 2.4 wrote of a call whose future was done, but not its range, when the profiler stopped."""
+    return annotation("gloo:all_reduce", start_ns, 0, thread=thread, args={"External id": 519, "Ev Idx": 1802})
+
+
+def two_steps_whose_last_call_has_no_end() -> list[Event]:
+    """The last two steps of a DDP job over gloo, recorded with torch 2.4 on busy cores; times rounded."""
+    other = WORKER + 1
+    return [
+        step(2, 0, 8880 * US),
+        *(allreduce(at * US, elements) for at, elements in ((1300, 8256), (1620, 8320), (1770, 8320), (1790, 64))),
+        gloo("all_reduce", 1330 * US, 3286 * US, [[8256]]),
+        gloo("all_reduce", 1800 * US, 6900 * US, [[8320]], thread=other),
+        gloo("all_reduce", 4623 * US, 3615 * US, [[8320]]),
+        gloo("all_reduce", 8242 * US, 182 * US, [[64]]),
+        step(3, 8900 * US, 18850 * US),
+        *(allreduce(at * US, elements) for at, elements in ((10140, 8256), (10340, 8320), (10480, 8320), (10500, 64))),
+        gloo("all_reduce", 10520 * US, 5786 * US, [[8256]], thread=other),
+        gloo("all_reduce", 10600 * US, 8695 * US, [[8320]]),
+        gloo("all_reduce", 16310 * US, 10780 * US, [[8320]], thread=other),
+        unended(19300 * US, WORKER),
+    ]
+
+
+def test_a_call_over_gloo_whose_end_the_profiler_missed_is_left_out_with_its_step(folder: Path) -> None:
+    run = load(folder, two_steps_whose_last_call_has_no_end())
+    table = calls(run)
+    assert table.bytes.tolist() == [4 * each for each in (8256, 8320, 8320, 64, 8256, 8320, 8320)]
+    assert table.step.tolist() == [2, 2, 2, 2, 3, 3, 3]
+    assert (table.end_ns > table.start_ns).all()
+    assert [(each.step, each.complete) for each in run.analysis().ranks[0].steps] == [(2, True), (3, False)]
+    assert ["had recorded their end: 1;" in warning for source in run.sources for warning in source.warnings] == [True]
+
+
+def test_a_call_without_an_end_takes_no_others_call(folder: Path) -> None:
+    """Two workers took two calls at once: the range of the second call begins first, and has no end."""
+    events = [step(4, 0, 9 * MS), step(5, 10 * MS, 10 * MS), allreduce(11 * MS, 32), allreduce(12 * MS, 8)]
+    events += [unended(13 * MS, WORKER), gloo("all_reduce", 13 * MS + US, MS, [[32]], thread=WORKER + 1)]
+    table = calls(load(folder, [op("aten::mm", 0, MS), *events]))
+    assert (table.bytes.tolist(), (table.start_ns - table.launch_ns).tolist()) == ([128], [2 * MS + US])
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_steps_before_the_launch_of_a_call_without_an_end_stay_complete(recorded: bool, folder: Path) -> None:
+    """Where the call itself was not recorded, the begin of its range counts."""
+    events = [step(number, 10 * number * MS, 10 * MS) for number in range(3)]
+    events += [op("aten::mm", 0, 30 * MS), *([allreduce(15 * MS, 8)] if recorded else []), unended(22 * MS, WORKER)]
+    steps = load(folder, events).analysis().ranks[0].steps
+    assert [each.complete for each in steps] == [True, not recorded, False]
+
+
+def test_a_range_of_no_length_before_another_of_its_thread_has_ended(folder: Path) -> None:
+    """Old versions write whole microseconds; and a message's range is one of a thread that goes on."""
+    events = [op("aten::mm", 0, MS), unended(2 * MS, WORKER), gloo("all_reduce", 3 * MS, MS, [[8]])]
+    events.append(annotation("gloo:send", 4 * MS, 0))
+    assert calls(load(folder, events)).op.tolist() == ["all_reduce", "all_reduce", "send"]
+
+
 def test_one_device_span_makes_it_a_device_run(folder: Path) -> None:
     run = load(folder, [*cpu_run(), kernel(GEMM, 3 * MS, MS)])
     assert run.run.ranks[0].has_device

@@ -91,6 +91,8 @@ def test_the_json_says_what_the_trace_holds(trace: Path, capsys: pytest.CaptureF
         "unread_ranks": [],
         "fingerprint": {"backend": "nccl", "nccl_version": "2.21.5"},
         "has_device": True,
+        "recorded_steps": None,
+        "triggers": [],
     }
     assert document["sources"][0]["path"] == str(trace)
 

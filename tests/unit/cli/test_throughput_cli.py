@@ -140,6 +140,19 @@ def test_without_a_complete_step_it_is_said_why_there_is_no_rate(
 
 def test_a_cpu_run_shows_no_gpu_hours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ranks = [rank_of(rank, STEPS, {"tokens": [5] * 3}) for rank in (0, 1)]
-    shown = stdout_of(capsys, "analyze", saved(tmp_path / "run", *ranks, device="cpu"), "--price", "1")
+    run = saved(tmp_path / "run", *ranks, device="cpu")
+    assert main(["analyze", str(run), "--price", "1"]) == 0
+    shown, said = capsys.readouterr()
     assert "750 tokens/s: 10 a step.\n" in shown
     assert "GPU-hours" not in shown
+    assert said.count("analyze: warning: --price is not used: a run without GPUs spends no GPU-hours\n") == 1
+    assert main(["analyze", str(run), "--peak-tflops", "1"]) == 0
+    assert "--price" not in capsys.readouterr().err
+
+
+def test_a_price_that_is_used_is_not_remarked_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = saved(tmp_path / "run", *(rank_of(rank, STEPS, device=True) for rank in (0, 1)))
+    assert main(["analyze", str(run), "--price", "1"]) == 0
+    shown, said = capsys.readouterr()
+    assert "GPU-hours" in shown
+    assert "--price" not in said

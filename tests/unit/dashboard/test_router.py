@@ -19,6 +19,7 @@ from overlapscope_dashboards.runs.site import Site, parse_query, run_address
 from overlapscope_dashboards.server import listing, router
 from tests.conftest import ROOT
 from tests.support.dashboard_runs import copy_run, folder_of_runs, ids, words
+from tests.unit.merge.test_several_jobs import record
 
 
 @pytest.fixture
@@ -124,8 +125,8 @@ def test_a_run_is_read_once_while_its_files_stay_as_they_are(site: Site, monkeyp
     from overlapscope_dashboards.runs import open_run as opened  # noqa: PLC0415
 
     read = []
-    plain = opened.read_inputs
-    monkeypatch.setattr(opened, "read_inputs", lambda *args, **more: read.append(args) or plain(*args, **more))
+    plain = opened.read_jobs
+    monkeypatch.setattr(opened, "read_jobs", lambda *args, **more: read.append(args) or plain(*args, **more))
     path = run_address(ids(site)["baseline"])
     for _ in range(3):
         router.show(site, path, {})
@@ -227,6 +228,26 @@ def test_one_run_a_folder_of_traces_and_single_traces_are_one_run_each(tmp_path:
         site = Site(roots)
         (place,) = site.find_runs().runs
         assert "124.175 ms" in words(router.show(site, run_address(place.id), {}).content)
+
+
+def test_recordings_of_several_jobs_are_listed_as_one_run_each(tmp_path: Path) -> None:
+    for rank in range(2):
+        record(tmp_path / f"a{rank}.json", rank)
+        record(tmp_path / f"b{rank}.json", rank, world=4, process=7)
+    site = Site([tmp_path])
+    (place,) = site.find_runs().runs
+    shown = router.show(site, run_address(place.id), {})
+    assert shown.status == 404
+    assert "recordings of several jobs; each is a run of its own" in words(shown.content)
+    places = site.find_runs().runs
+    assert ["world of 2" in places[0].name, "world of 4" in places[1].name] == [True, True]
+    assert all(each.name in words(router.show(site, "/", {}).content) for each in places)
+    assert [site.run(each.id).run.world_size for each in places] == [2, 4]
+    for each in places:
+        assert router.show(site, run_address(each.id), {}).title.startswith("Overview")
+    for rank in range(2):
+        (tmp_path / f"b{rank}.json").unlink()
+    assert "only 1 job left" in words(router.show(site, run_address(places[1].id), {}).content)
 
 
 def test_a_folder_without_runs_says_how_to_make_one(tmp_path: Path) -> None:

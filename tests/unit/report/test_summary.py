@@ -26,6 +26,13 @@ def test_exposed_comes_in_milliseconds_then_as_a_share() -> None:
     assert summary.splitlines()[-1] == "next: overlapscope analyze runs/a"
 
 
+def test_figures_of_the_last_part_alone_say_so() -> None:
+    both = [replace(rank(2e6, 1e6), of_last_part=True), replace(rank(2e6, 1e6), rank=1)]
+    assert "Medians of 4 steps of the last part of the recording" in render(both[:1], 1, "runs/a", "events", [])
+    assert "last part of the recording, means over 2 ranks" in render(both, 2, "runs/a", "events", [])
+    assert "last part" not in render(both[1:], 1, "runs/a", "events", [])
+
+
 def test_a_run_without_communication_says_so_and_no_figure() -> None:
     summary = render([rank(0.0, 0.0)], 1, "runs/a", "trace", [])
     assert "no communication was recorded" in summary

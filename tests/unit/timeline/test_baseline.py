@@ -2,12 +2,20 @@
 
 import json
 import shutil
+from copy import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.cli.main import main
+from overlapscope.timeline.columns import make
+from overlapscope.timeline.facts import Facts, Messages
+from overlapscope.timeline.run import Source
+from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.conftest import ROOT, shared_file
 from tests.support.commands import failed
 
@@ -50,6 +58,52 @@ def test_the_report_says_the_same_figures(capsys: pytest.CaptureFixture[str]) ->
         del document["sources"]
         shown.append(document)
     assert shown[0] == shown[1]
+
+
+def test_names_of_hosts_and_addresses_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = load_run(Path(BASE))
+    stated = {
+        rank: {**timeline.recorded, "settings": {"host": f"node{rank}.lab", "environment": {"NCCL_X": f"node{rank}"}}}
+        for rank, timeline in run.ranks.items()
+    }
+    named = replace(
+        run,
+        ranks={
+            rank: replace(
+                copy(timeline), recorded=stated[rank], names=(*timeline.names, "tcp 10.1.2.3", "tcp 10.1.2.4")
+            )
+            for rank, timeline in run.ranks.items()
+        },
+        sources=(Source(path="/home/someone/node0.json", warnings=("node1 is slow",)),),
+        facts=Facts(
+            names=("node1.lab: link down", "node10 is another host", "10.1.2.3 to 10.1.2.4, and 10.1.2.3"),
+            messages=replace(make(Messages, 3), text=np.arange(3, dtype=np.int32)),
+        ),
+    )
+    save_run(named, tmp_path / "run", version="0")
+    saved("named", "run")
+    saved("main", "run", "--without-hosts")
+    kept = load_run(tmp_path / "baselines" / "main")
+    assert [kept.ranks[rank].recorded["settings"] for rank in (0, 1)] == [
+        {"host": "host-1", "environment": {"NCCL_X": "host-1"}},
+        {"host": "host-2", "environment": {"NCCL_X": "host-2"}},
+    ]
+    assert [(each.path, each.warnings) for each in kept.sources] == [("host-1.json", ())]
+    texts = {"host-2: link down", "node10 is another host", "address-1 to address-2, and address-1"}
+    assert texts <= set(kept.facts.names)
+    everything = b"".join(
+        each.read_bytes() if each.suffix == ".json" else str(pq.read_table(each).to_pydict()).encode()
+        for each in (tmp_path / "baselines" / "main").rglob("*")
+        if each.is_file()
+    )
+    for name in (b"node0", b"node1.", b".lab", b"10.1.2", b"someone"):
+        assert name not in everything
+    answers = [gated(capsys, f"baselines/{name}", CANDIDATE, 1) for name in ("named", "main")]
+    for each in answers:
+        for one in each["comparison"]["base"]:
+            one["name"] = ""
+    assert answers[0]["metrics"] == answers[1]["metrics"]
+    assert answers[0]["verdict"] == answers[1]["verdict"] == "regressed"
 
 
 def test_it_is_columns_only_and_small(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 import overlapscope
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.graph.figures import graph_figures
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import HOST_SPAN_KINDS, NONE, OPERATION, RUNTIME, HostSpans, make, size, take
@@ -28,6 +27,7 @@ from overlapscope.timeline.store.manifest import SCHEMA, read_manifest, recorded
 from tests.conftest import ROOT
 from tests.support.builders import EPOCH_NS, full_timeline, spelled
 from tests.support.writers.kineto import write_job
+from tests.unit.analysis.graph.graph_figures import graph_figures
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Build the dependency graph of one rank, and join ranks at their collectives."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, MutableMapping, Sequence, Set
 from typing import Final
 
 import msgspec
@@ -35,22 +35,27 @@ from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.store.read_ahead import read_ahead
 
 
-class _Ungrouped(msgspec.Struct, frozen=True, kw_only=True):
+class RankNodes(msgspec.Struct, frozen=True, kw_only=True):
     """The nodes and edges of one rank, before they are ordered; node numbers begin at 0, times are the rank's own."""
 
     time_ns: Ints
     gap: Small
-    edges: list[Edges]
+    edges: Edges
     part: RankPart
 
 
 def rank_graph(timeline: RankTimeline, recording: int = 0) -> Graph:
-    """Return the graph of one recording of a rank; its times are the rank's own."""
-    own = _of_rank(timeline, recording)
+    """Return the graph of one recording of a rank; its times are the rank's own. May raise HostEventsError."""
+    return alone(rank_nodes(timeline, recording))
+
+
+def alone(own: RankNodes) -> Graph:
+    """Return the graph of a rank without others."""
     return assemble(own.time_ns, own.gap, own.edges, (own.part,))
 
 
-def _of_rank(timeline: RankTimeline, recording: int) -> _Ungrouped:
+def rank_nodes(timeline: RankTimeline, recording: int = 0) -> RankNodes:
+    """Return the nodes and edges of one recording of a rank. May raise HostEventsError."""
     rows = np.flatnonzero(timeline.spans.recording == recording)
     rows = rows[sort_order(timeline.spans.start_ns[rows], timeline.spans.end_ns[rows])]
     spans = take(timeline.spans, rows)
@@ -97,10 +102,10 @@ def _of_rank(timeline: RankTimeline, recording: int) -> _Ungrouped:
         span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=calls.launched_by, collective=spans.collective,
         early_launches=waits.early_launches,
     )  # fmt: skip
-    return _Ungrouped(time_ns=time, gap=gap, edges=edges, part=part)
+    return RankNodes(time_ns=time, gap=gap, edges=concat(edges), part=part)
 
 
-def _of_cpu_rank(timeline: RankTimeline, recording: int, spans: Spans, rows: Ints) -> _Ungrouped:
+def _of_cpu_rank(timeline: RankTimeline, recording: int, spans: Spans, rows: Ints) -> RankNodes:
     waits = cpu_waits(spans)
     calls, at = waits.begun_ns.size, np.arange(rows.size)
     none = np.full(calls, NONE, np.int64)
@@ -112,16 +117,16 @@ def _of_cpu_rank(timeline: RankTimeline, recording: int, spans: Spans, rows: Int
         span_lane=spans.lane, span_kind=spans.kind, span_end_ns=spans.end_ns, launched_by=waits.launched_by,
         collective=spans.collective, on_device=False,
     )  # fmt: skip
-    return _Ungrouped(
+    return RankNodes(
         time_ns=np.concatenate([waits.begun_ns, waits.begun_ns, spans.start_ns, spans.end_ns]),
         gap=np.concatenate([np.full(2 * calls, NO_GAP, np.int8), waits.gap, np.full(rows.size, NO_GAP, np.int8)]),
-        edges=[runs, *waits.edges],
+        edges=concat([runs, *waits.edges]),
         part=part,
     )
 
 
-MOST_NODES: Final = 5_000_000
-"""Of the graph of a run: it takes up to 180 bytes a node while it is built, so this many take 0.9 GiB."""
+MOST_NODES: Final = 6_500_000
+"""Of the graph of a run: it takes up to 170 bytes a node while it is built and tested, so this many take 1.1 GiB."""
 
 
 def graph_too_large(run: Run) -> str | None:
@@ -136,28 +141,27 @@ def graph_too_large(run: Run) -> str | None:
     )
 
 
-def run_graph(run: Run, cross_rank: CrossRank, recording: int = 0) -> Graph:
+def run_graph(
+    run: Run, cross_rank: CrossRank, recording: int = 0, built: MutableMapping[tuple[int, int], RankNodes] | None = None
+) -> Graph:
     """Return the graph of all recorded ranks, joined at their matched collectives, on the aligned clock.
 
     Every member of a matched collective ends its transfer time after the last member arrived; one node a call stands
     for that arrival. Of an exchange of different sizes, each member ends so long after the arrival as recorded. All of
-    it is in memory at once: ask `graph_too_large` first.
+    it is in memory at once: ask `graph_too_large` first. `built` holds nodes by rank and recording; those used
+    are taken out.
     """
     if len(run.ranks) == 1:
         return rank_graph(next(iter(run.ranks.values())).at_hand(), recording)
-    times, gaps, edges, parts = [], [], [], []
+    each_rank, times, parts = [], [], []
     first, clocks = 0, cross_rank.clocks
-    for rank, timeline in read_ahead(run.ranks):
-        try:
-            own = _of_rank(timeline, recording)
-        except HostEventsError:  # as if none had been recorded
-            own = _of_rank(replace(timeline.at_hand(), host=make(HostSpans, 0)), recording)
+    for rank, own in _each_rank(run, recording, {} if built is None else built):
+        each_rank.append(own)
         times.append(clocks.aligned_ns(rank, own.time_ns))
-        gaps.append(own.gap)
-        edges += [replace(each, before=each.before + first, node=each.node + first) for each in own.edges]
         parts.append(replace(own.part, first=first))
         first += own.part.nodes
     time = np.concatenate(times)
+    del times, own
     on_cpu = {rank for rank, timeline in run.ranks.items() if not timeline.has_device}
     members = _members(parts, cross_rank, time, on_cpu)
     calls, number = np.unique(members.call, return_inverse=True)
@@ -165,20 +169,60 @@ def run_graph(run: Run, cross_rank: CrossRank, recording: int = 0) -> Graph:
     waits = members.end >= 0
     node, end = (first + number)[waits], members.end[waits]
     transfer = np.where(members.transfer_ns == NONE, time[members.end] - arrived[number], members.transfer_ns)[waits]
-    every = concat(edges)
-    edges.clear()
     # On its own a member takes the transfer time, not the wait that its duration contains.
     alone = np.full(first, np.iinfo(np.int64).max, np.int64)
     np.minimum.at(alone, end, transfer)
-    runs = np.isin(every.kind, list(RUN_KIND.values()))
-    edges = [
-        replace(every, lag_ns=np.where(runs, np.minimum(alone[every.node], every.lag_ns), every.lag_ns)),
+    between = [
         edges_of(members.start, first + number, ARRIVE, RECORDED, 0),
         edges_of(node, end, TRANSFER, RECORDED, transfer),
     ]
-    del every  # a thousand ranks have millions
-    gap = np.concatenate([*gaps, np.full(calls.size, NO_GAP, np.int8)])
-    return assemble(np.concatenate([time, arrived]), gap, edges, tuple(parts))
+    gap = np.concatenate([*(own.gap for own in each_rank), np.full(calls.size, NO_GAP, np.int8)])
+    time = np.concatenate([time, arrived])
+    return assemble(time, gap, _joined(each_rank, parts, between, alone), tuple(parts))
+
+
+def _joined(each_rank: list[RankNodes], parts: Sequence[RankPart], between: Sequence[Edges], alone_ns: Ints) -> Edges:
+    """Return all edges: those of the ranks, which are taken from the list one by one, and those between ranks.
+
+    `alone_ns` is for each node the longest time that its span takes on its own.
+    """
+    count = sum(size(own.edges) for own in each_rank)
+    edges = make(Edges, count + sum(map(size, between)), before=0, node=0, kind=0, known=0, lag_ns=0)
+    at = 0
+    each_rank.reverse()
+    for part in parts:
+        own = each_rank.pop().edges
+        runs = np.isin(own.kind, list(RUN_KIND.values()))
+        alone = np.minimum(alone_ns[part.first + own.node], own.lag_ns)
+        lag = np.where(runs, alone, own.lag_ns)
+        at = _put(edges, at, replace(own, before=own.before + part.first, node=own.node + part.first, lag_ns=lag))
+    for each in between:
+        at = _put(edges, at, each)
+    return edges
+
+
+def _put(edges: Edges, at: int, some: Edges) -> int:
+    """Write rows into a table from a row on; return the row after them."""
+    after = at + size(some)
+    for name in Edges.__struct_fields__:
+        getattr(edges, name)[at:after] = getattr(some, name)
+    return after
+
+
+def _each_rank(
+    run: Run, recording: int, built: MutableMapping[tuple[int, int], RankNodes]
+) -> Iterator[tuple[int, RankNodes]]:
+    """Yield the nodes of each rank; only ranks whose nodes are not built already are read."""
+    missing = read_ahead({rank: each for rank, each in run.ranks.items() if (rank, recording) not in built})
+    for rank in run.ranks:
+        own = built.pop((rank, recording), None)
+        if own is None:
+            _, timeline = next(missing)
+            try:
+                own = rank_nodes(timeline, recording)
+            except HostEventsError:  # as if none had been recorded
+                own = rank_nodes(replace(timeline.at_hand(), host=make(HostSpans, 0)), recording)
+        yield rank, own
 
 
 class _Members(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +244,8 @@ def _members(parts: Sequence[RankPart], cross_rank: CrossRank, time_ns: Ints, on
     begun = 0
 
     def add(rank: int, rows: Ints, transfer_ns: Ints) -> None:
+        if rank not in spans:  # it shares no collective with the ranks of this graph
+            return
         starts, ends = spans[rank]
         there = np.flatnonzero(starts[np.minimum(rows, starts.size - 1)] >= 0)
         found.append((begun + there, starts[rows[there]], ends[rows[there]], transfer_ns[there]))

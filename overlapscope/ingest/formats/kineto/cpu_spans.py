@@ -4,7 +4,7 @@ Collectives run on worker threads, computation on all other threads.
 """
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from overlapscope.ingest.build.collective_args import (
 )
 from overlapscope.ingest.build.host_ranges import launch_context
 from overlapscope.ingest.build.kernel_names import C10D_CALL, ENTERS_COLLECTIVE, HOST_COLLECTIVE, canonical_operation
-from overlapscope.ingest.build.trace_columns import TraceColumns
+from overlapscope.ingest.build.trace_columns import Mask, TraceColumns
 from overlapscope.ingest.build.user_marks import comm_marks
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Flags, Ints, Spans, make, or_missing
 from overlapscope.timeline.intervals import Intervals, difference, union
@@ -35,12 +35,25 @@ _OUTPUT_FIRST = ("all_gather", "reduce_scatter", "all_to_all")
 _ENGINE = "autograd::engine::evaluate_function: "
 """Start of the names of ranges in which autograd runs a node and its hooks. The node's work has a range of its own."""
 _DIRECT_CALL = "c10d::"
+_Key = tuple[str | None, int | None]
+"""Operation and number of elements."""
 COMPUTATION = "host operations"
 """Name of the compute spans: each is a union of host operations, which have no common name."""
 
 
-def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Group]) -> tuple[Spans, Collectives]:
-    """Return the spans of a CPU run and its collectives, in the trace's own time base and without steps.
+class CpuSpans(NamedTuple):
+    """What a CPU run did, in the trace's own time base and without steps."""
+
+    spans: Spans
+    collectives: Collectives
+    unended: int
+    """Number of collectives left out because the profiler stopped before it had recorded their end."""
+    lost_launch_ns: int
+    """Earliest launch of these; NONE without any."""
+
+
+def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Group]) -> CpuSpans:
+    """Return the spans and the collectives of a CPU run.
 
     `gloo:*` ranges are communication. On every thread without such ranges, computation is the union of its operations
     minus its `c10d::*` and `_c10d_functional::*` operations (enqueueing, waiting) and minus the ranges of our own
@@ -48,7 +61,7 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
     encloses a `c10d::*` call, waits in the stretches outside of all operations inside it (a hook of FSDP2, for example)
     up to the last end of a collective in each. Functional collectives have ranges for their waits: a compiled region
     around them computes where it has no other range. A thread whose only `gloo:*` ranges are sends and receives is the
-    caller's thread: it waits inside them and computes outside of them.
+    caller's thread: it waits inside them and computes outside of them. A collective without a recorded end is left out.
 
     If the run has exactly one group, every collective belongs to it.
     """
@@ -60,8 +73,10 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
     works = ~host.is_annotation & ~talks
     waiting = (enters & works) | comm_marks(columns) | talks
     messages = np.array([_MESSAGE.match(name) is not None for name in names], np.bool_)[host.name]
-    comm = np.flatnonzero(talks)
-    comm = comm[np.argsort(host.start_ns[comm], kind="stable")]
+    executed = np.flatnonzero(talks)
+    executed = executed[np.argsort(host.start_ns[executed], kind="stable")]
+    ended = ~_unended(columns, executed, messages)
+    comm = executed[ended]
     calls_directly = np.array([name.startswith(_DIRECT_CALL) for name in names], np.bool_)[host.name] & works
     engine = np.array([name.startswith(_ENGINE) for name in names], np.bool_)[host.name] & works
     finished = np.sort(host.end_ns[comm])
@@ -82,7 +97,8 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
     compute_start = np.concatenate([none, *starts])
     entered = np.flatnonzero(calls)
     entered = entered[np.argsort(host.start_ns[entered], kind="stable")]
-    call_of = _match(columns, names, comm, entered)
+    calls_of = _match(columns, names, executed, ended, entered)
+    call_of = [call for call, whole in zip(calls_of, ended.tolist(), strict=True) if whole]
     collectives = _collectives(columns, names, comm, call_of, world_size, groups)
     total = comm.size + compute_start.size
     spans = make(
@@ -97,7 +113,23 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
         launch_ns=np.concatenate([collectives.launch_ns, np.full(compute_start.size, NONE)]),
         collective=np.where(np.arange(total) < comm.size, np.arange(total), NONE),
     )
-    return spans, collectives
+    lost = [row if call is None else call for row, call in zip(executed.tolist(), calls_of, strict=True)]
+    lost_launch_ns = min(host.start_ns[np.array(lost, np.int64)[~ended]].tolist(), default=NONE)
+    return CpuSpans(spans, collectives, unended=int((~ended).sum()), lost_launch_ns=lost_launch_ns)
+
+
+def _unended(columns: TraceColumns, executed: Ints, messages: Flags) -> Mask:
+    """Return a mask of the executed collectives whose end was not recorded.
+
+    gloo completes a work's future, for which the training thread waits, before it ends the work's range
+    (`finishWorkGloo` in ProcessGroupGloo.cpp): a profiler that is stopped in between writes the range without
+    arguments and as long as 0 ns. A worker thread has none behind such a range. A message's range is of its caller's
+    thread, which goes on.
+    """
+    host = columns.host
+    last = dict(zip(host.lane[executed].tolist(), executed.tolist(), strict=True))
+    is_last = np.isin(executed, list(last.values()))
+    return np.asarray(is_last & (host.end_ns[executed] == host.start_ns[executed]) & ~messages[executed], np.bool_)
 
 
 def _merged(columns: TraceColumns, chosen: Flags) -> Intervals:
@@ -111,13 +143,15 @@ def _waited(own: Intervals, finished: Ints) -> Intervals:
     return Intervals(own.starts[has_end], finished[last[has_end] - 1])
 
 
-def _match(columns: TraceColumns, names: list[str], comm: Ints, entered: Ints) -> list[int | None]:
+def _match(columns: TraceColumns, names: list[str], executed: Ints, ended: Mask, entered: Ints) -> list[int | None]:
     """Return for each executed collective the call it came from (row of the host ranges), or None.
 
     A process group executes its queue in order, so the call is the first one of the same operation and size that began
-    before the execution. None where the call was not recorded.
+    before the execution. One without an end has no size either: its call is the first one of its operation of a size
+    that was called more often than it was executed to the end. None where the call was not recorded.
     """
-    waiting: dict[tuple[str | None, int | None], deque[int]] = {}
+    start_ns = columns.host.start_ns
+    waiting: dict[_Key, deque[int]] = {}
     for row in entered.tolist():
         found = C10D_CALL.match(names[int(columns.host.name[row])])
         op = canonical_operation(found["op"]) if found else None
@@ -125,13 +159,21 @@ def _match(columns: TraceColumns, names: list[str], comm: Ints, entered: Ints) -
         position = 1 if op in _OUTPUT_FIRST and input_elements(args, 1) is not None else 0
         size = input_elements(args, position)
         waiting.setdefault((_EXECUTED_AS.get(op or "", op), size), deque()).append(row)
-    out: list[int | None] = []
-    for row in comm.tolist():
+    keys: list[_Key] = []
+    for row in executed.tolist():
         found = HOST_COLLECTIVE.match(names[int(columns.host.name[row])])
         op = canonical_operation(found["op"]) if found else None
-        size = input_elements(columns.host_args.get(row, _NO_ARGS))
-        queue = waiting.get((op, size)) or waiting.get((op, None))
-        out.append(queue.popleft() if queue and columns.host.start_ns[queue[0]] <= columns.host.start_ns[row] else None)
+        keys.append((op, input_elements(columns.host_args.get(row, _NO_ARGS))))
+    whole = Counter(key for key, is_whole in zip(keys, ended.tolist(), strict=True) if is_whole)
+    left = {key for key, queue in waiting.items() if len(queue) > whole[key]}
+    out: list[int | None] = []
+    for row, key, is_whole in zip(executed.tolist(), keys, ended.tolist(), strict=True):
+        if is_whole:
+            queue = waiting.get(key) or waiting.get((key[0], None))
+        else:
+            queues = [waiting[each] for each in left if each[0] == key[0] and waiting[each]]
+            queue = min(queues, key=lambda each: int(start_ns[each[0]]), default=None)
+        out.append(queue.popleft() if queue and start_ns[queue[0]] <= start_ns[row] else None)
     return out
 
 

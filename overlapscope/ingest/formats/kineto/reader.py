@@ -60,8 +60,6 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
     timeline = with_ready_gradients(built.timeline, columns, metadata.base_ns)
     stated = {"host": metadata.host, "trigger": metadata.reason}
     recorded = {name: value for name, value in stated.items() if value is not None}
-    if metadata.reason is not None:
-        warnings.append(f"recorded by a trigger: {metadata.reason}")
     return Reading(
         timelines=(replace(timeline, rank=rank, recorded=recorded),),
         world_size=metadata.world_size,
@@ -113,7 +111,7 @@ def _cpu_timeline(
 ) -> BuiltTimeline:
     del classifier  # host ranges are classified by their names alone
     base = metadata.base_ns
-    spans, collectives = cpu_spans(columns, metadata.world_size, metadata.groups)
+    spans, collectives, unended, lost_launch_ns = cpu_spans(columns, metadata.world_size, metadata.groups)
     if spans.start_ns.size == 0:
         raise InputError(f"{path}: holds neither device work nor host operations")
     steps, repeated = host_steps(columns.host, columns.names.to_list(), base)
@@ -129,8 +127,14 @@ def _cpu_timeline(
         source=path,
         truncated=truncated,
         has_device=False,
+        lost_launch_ns=lost_launch_ns,
     )
     notes = tuple(repeated_step_warnings(repeated))
+    if unended:
+        notes += (
+            f"collectives left out because the profiler stopped before it had recorded their end: {unended}; the steps "
+            "from there on are not complete",
+        )
     names = columns.names.to_list()
     if not collectives.op.size and any(C10D_CALL.match(names[code]) for code in set(columns.host.name.tolist())):
         notes += (

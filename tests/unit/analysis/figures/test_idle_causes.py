@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.cause_table import NO_CAUSES
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.graph.figures import graph_figures
 from overlapscope.analysis.result import Analysis
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text.analysis import idle_text
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.conftest import ROOT, shared_file
+from tests.unit.analysis.graph.graph_figures import graph_figures
 from tests.unit.analysis.graph.test_any_trace import traces
 
 

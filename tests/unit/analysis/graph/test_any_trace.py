@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.building.build import rank_graph
-from overlapscope.analysis.graph.chains import chain_of_moment, chain_of_span
-from overlapscope.analysis.graph.figures import graph_figures
+from overlapscope.analysis.graph.chains import chain_of_span, span_of_moment
 from overlapscope.analysis.graph.replay import replay
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY
 from overlapscope.timeline.intervals import difference, length, union
 from overlapscope.timeline.run import RankTimeline, Run
+from tests.unit.analysis.graph.graph_figures import graph_figures
 from tests.unit.analysis.graph.test_rules import BEGIN_NS, US, trace
 
 NAMES = (
@@ -57,8 +57,7 @@ def test_any_trace_has_a_graph_whose_figures_add_up(timeline: RankTimeline, at_u
         assert sum(found.path.parts_ns.values()) == found.path.length_ns == window_ns
         for part, (least, most) in found.path.bands_ns.items():
             assert least <= found.path.parts_ns[part] <= most
-    for links in (
-        chain_of_moment(graph, {0: timeline}, 0, BEGIN_NS + at_us * US), chain_of_span(graph, {0: timeline}, 0, 0)
-    ):  # fmt: skip
+    for row in {span_of_moment(graph, 0, BEGIN_NS + at_us * US), 0} - {None}:
+        links = chain_of_span(graph, {0: timeline}, 0, row)
         for later, earlier in pairwise(links):
             assert earlier.end_ns == later.start_ns

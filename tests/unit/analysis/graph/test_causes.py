@@ -9,7 +9,6 @@ from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.building import build
 from overlapscope.analysis.graph.building.build import graph_too_large, rank_graph, run_graph
 from overlapscope.analysis.graph.exposed import exposed_pieces
-from overlapscope.analysis.graph.figures import RankFigures, graph_figures
 from overlapscope.analysis.graph.idle import DRAINED, IDLE_CAUSES, LAUNCH_BOUND, idle_pieces
 from overlapscope.analysis.graph.model import EDGE_KINDS, LAUNCH, Graph
 from overlapscope.analysis.graph.walk import binding_edges, shown_binding
@@ -29,6 +28,7 @@ from tests.support.graph_programs import (
     simulate,
 )
 from tests.support.rank_rows import rank_timeline
+from tests.unit.analysis.graph.graph_figures import RankFigures, graph_figures
 from tests.unit.analysis.graph.test_oracle import programs
 from tests.unit.analysis.graph.test_rules import polling, trace
 

@@ -6,12 +6,12 @@ import pytest
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.building.build import rank_graph
-from overlapscope.analysis.graph.figures import GraphFigures, graph_figures
 from overlapscope.analysis.graph.model import EDGE_KINDS, Graph
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMM, COMPUTE, HOST
 from tests.conftest import ROOT, shared_file
 from tests.support.rank_rows import rank_timeline
+from tests.unit.analysis.graph.graph_figures import GraphFigures, graph_figures
 
 US = 1_000
 

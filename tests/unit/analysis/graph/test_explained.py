@@ -78,6 +78,20 @@ def test_what_was_not_recorded_is_refused_in_one_line(asked: object, says: str) 
     assert "\n" not in str(raised.value)
 
 
+def test_slack_is_how_much_later_a_span_could_begin_without_a_later_end() -> None:
+    """A short kernel on a stream of its own may begin up to the end of the long one; the long one may not wait."""
+    short, long = Launch(1, 2 * MS), Launch(0, 9 * MS)
+    run = simulate({0: [short, long, Sync()]}).run
+    spans = run.ranks[0].spans
+    lasts = (spans.end_ns - spans.start_ns).tolist()
+    may_wait, may_not = (chain_before(run, 0, lasts.index(each.ns)) for each in (short, long))
+    row = lasts.index(short.ns)
+    assert may_wait.slack_ns == int(spans.end_ns.max() - spans.end_ns[row])
+    assert may_not.slack_ns == 0
+    assert f"{may_wait.slack_ns / MS:.3f} ms; had it begun so much later" in shown.render(may_wait)
+    assert "none; had it begun later, the recording would have ended later" in shown.render(may_not)
+
+
 def test_without_host_events_the_device_alone_is_explained() -> None:
     run = two_ranks()
     bare = {
@@ -89,6 +103,7 @@ def test_without_host_events_the_device_alone_is_explained() -> None:
     }  # fmt: skip
     found = chain_at(replace(run, ranks=bare), 1, 6 * MS)
     assert found.ranks == [1]
+    assert found.slack_ns is None
     assert found.reason == "what the host did was not recorded"
     assert "host" not in {each.kind for each in found.chain}
     assert "The rest is not known: what the host did was not recorded." in shown.render(found)

@@ -15,7 +15,7 @@ from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.build import rank_graph
 from overlapscope.analysis.graph.job_replay import JobReplay, job_replay
 from overlapscope.analysis.graph.model import RUN_COMM, RUN_COMPUTE, Graph
-from overlapscope.analysis.graph.scenarios import Change, capped_pauses, earlier_launches, outcome, scaled_edges
+from overlapscope.analysis.graph.scenarios import Change, capped_pauses, outcome
 from overlapscope.timeline.columns import COMM, COMPUTE
 from tests.support.graph_programs import (
     CopyBack,
@@ -29,6 +29,7 @@ from tests.support.graph_programs import (
     Work,
     simulate,
 )
+from tests.unit.analysis.graph.graph_changes import earlier_launches, scaled_edges
 
 US = 1_000
 JOBS = 20

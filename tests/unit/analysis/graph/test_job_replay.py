@@ -13,13 +13,11 @@ from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.answers import UNKNOWN, Swap
 from overlapscope.analysis.graph.bounds import job_bounds
 from overlapscope.analysis.graph.building.build import run_graph
-from overlapscope.analysis.graph.figures import graph_figures
 from overlapscope.analysis.graph.job_replay import NO_DEVICE, NO_HOST_EVENTS, WHY_NOT, JobReplay, job_replay
 from overlapscope.analysis.graph.model import OWN_NS
 from overlapscope.analysis.graph.scenarios import (
     capped_pauses,
     instant_transfers,
-    scaled_transfers,
     without_communication,
 )
 from overlapscope.analysis.graph.self_test import interval_of, swap_test
@@ -30,6 +28,8 @@ from overlapscope.whatif.run_replay.answers import run_replay
 from overlapscope.whatif.run_replay.transfers import relieved, retimed
 from tests.conftest import ROOT, shared_file
 from tests.support.graph_programs import CopyBack, Launch, Program, Sync, simulate
+from tests.unit.analysis.graph.graph_changes import scaled_transfers
+from tests.unit.analysis.graph.graph_figures import graph_figures
 from tests.unit.analysis.graph.test_generated_jobs import job
 from tests.unit.analysis.graph.test_oracle import jobs, programs
 from tests.unit.analysis.graph.test_real_traces import TRACES, run_of

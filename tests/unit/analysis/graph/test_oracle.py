@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.build import rank_graph, run_graph
-from overlapscope.analysis.graph.gains import shortening_gains
 from overlapscope.analysis.graph.model import (
     BEGINS,
     HAND_OVER,
@@ -27,9 +26,7 @@ from overlapscope.analysis.graph.replay import replay
 from overlapscope.analysis.graph.scenarios import (
     Change,
     capped_pauses,
-    earlier_launches,
     outcome,
-    scaled_edges,
     slack_ns,
 )
 from overlapscope.analysis.graph.walk import critical_path
@@ -47,6 +44,7 @@ from tests.support.graph_programs import (
     Work,
     simulate,
 )
+from tests.unit.analysis.graph.graph_changes import earlier_launches, scaled_edges
 
 US = 1_000
 FIRST = Launch(0, 10 * US)
@@ -335,20 +333,3 @@ def test_many_ranks_are_replayed_level_by_level_as_edge_by_edge(parts: list[tupl
     window = whole_bounds(graph)
     assert window
     assert window.length_ns(replay(graph)) == simulated.length_ns
-
-
-@settings(deadline=None, max_examples=30)
-@given(programs)
-def test_the_gain_of_shorter_kernels_and_host_stretches_is_predicted(program: Program) -> None:
-    merged = [each for each in _merged(program) if not isinstance(each, Thread)]
-    simulated = simulate({0: merged})
-    graph = rank_graph(simulated.rank)
-    window = whole_bounds(graph)
-    assert window
-    time = graph.nodes.time_ns
-    path = critical_path(graph, window.last(time), int(time[window.start].min()))
-    changed = simulate({0: _scaled_kernels(merged, 90)})
-    for gain in shortening_gains(graph, window, path, simulated.run.ranks):
-        assert 0 <= gain.gain_ns <= 0.1 * simulated.length_ns + len(merged)  # a tenth, and what rounding adds
-        if (gain.kind, gain.name) == ("compute", "gemm"):
-            assert abs(gain.gain_ns - (simulated.length_ns - changed.length_ns)) <= _resolution(program)

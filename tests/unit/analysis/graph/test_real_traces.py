@@ -9,17 +9,16 @@ from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.answers import REPLAY, REPLAY_WITHIN
 from overlapscope.analysis.graph.bounds import step_bounds, whole_bounds
 from overlapscope.analysis.graph.building.build import run_graph
-from overlapscope.analysis.graph.chains import chain_of_moment
-from overlapscope.analysis.graph.figures import GraphFigures, causes_within, graph_figures
-from overlapscope.analysis.graph.gains import shortening_gains
+from overlapscope.analysis.graph.chains import chain_of_span, span_of_moment
 from overlapscope.analysis.graph.idle import IDLE_CAUSES, idle_pieces
 from overlapscope.analysis.graph.model import Graph
 from overlapscope.analysis.graph.removal import RunGraph, answering_graph, programs_of, removal
 from overlapscope.analysis.graph.scenarios import aligned_starts, outcome, own_chain_ends
-from overlapscope.analysis.graph.walk import binding_edges, critical_path
+from overlapscope.analysis.graph.walk import binding_edges
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.run import Run
 from tests.conftest import shared_file
+from tests.unit.analysis.graph.graph_figures import GraphFigures, causes_within, graph_figures
 
 TRACES = {
     "megatron_tp8": "kineto/megatron_tp8",
@@ -233,20 +232,10 @@ def test_recordings_of_megatron_begin_apart_and_no_rank_is_a_straggler() -> None
 def test_a_chain_leads_from_rank_to_rank_and_back_through_the_host() -> None:
     run, graph = run_of("megatron_tp8"), graph_of("megatron_tp8")
     moment = int(graph.nodes.time_ns.min()) + 400_000_000
-    chain = chain_of_moment(graph, run.ranks, 3, moment)
+    row = span_of_moment(graph, 3, moment)
+    assert row is not None
+    chain = chain_of_span(graph, run.ranks, 3, row)
     assert len({link.rank for link in chain}) > 1
     assert {"transfer", "launch", "host"} <= {link.kind for link in chain}
     for later, earlier in pairwise(chain):
         assert earlier.end_ns == later.start_ns
-
-
-def test_where_the_host_is_the_path_no_kernel_is_worth_shortening() -> None:
-    run, graph = run_of("a100_ddp"), graph_of("a100_ddp")
-    window = whole_bounds(graph)
-    assert window
-    time = graph.nodes.time_ns
-    path = critical_path(graph, window.last(time), int(time[window.start].min()))
-    gains = shortening_gains(graph, window, path, run.ranks)
-    assert {gain.kind for gain in gains} <= {"host", "hand", "call"}
-    assert gains[0].name == "cudaLaunchKernel"
-    assert gains[0].gain_ns == pytest.approx(0.1 * gains[0].path_ns, rel=0.05)

@@ -25,6 +25,7 @@
 | g21 | some 20 steps of events were alive at once |
 | g22 | the allocator's lock was taken twice a step |
 | g23 | events were asked while another thread captured a CUDA graph, which breaks the capture (test_device_clock) |
+| g24 | process groups written in Python were missing without a word (test_capture_kinds) |
 | r3 | computation outside forward, backward and optimizer was idle, and communication under it exposed |
 | r4 | each call of a communication hook was taken for a bucket of DDP |
 """

@@ -94,6 +94,27 @@ def test_all_ranks_have_one_plan_whoever_claims_and_again_after_it() -> None:
                 agreement.done()
 
 
+def test_the_late_rank_may_notice_a_little_after_those_that_wait_for_it() -> None:
+    store = _OwnStore()
+    waiting, late = (
+        Agreement(
+            store, rank, 2, most_ranks=8, poll_seconds=POLL_SECONDS, progress=lambda: (0, STEP_SECONDS),
+            folder=lambda step: f"step{step}",
+        )
+        for rank in (0, 1)
+    )  # fmt: skip
+    waiting.claim(claim(0, "waiting", 9))
+    waiting._poll()
+    waiting._poll()
+    late.claim(claim(1, "own", 5))
+    late._poll()
+    waiting._poll()
+    late._poll()
+    assert late.plan is not None
+    assert late.plan.ranks == [0, 1]
+    assert late.plan.reason == "rank 1: own of 1"
+
+
 def test_the_step_of_a_plan_lies_before_every_rank_when_it_learns_of_it() -> None:
     with job(3, _OwnStore()) as (agreements, counting):
         agreements[0].claim(claim(0))

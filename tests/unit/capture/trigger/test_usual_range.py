@@ -56,6 +56,22 @@ def test_waiting_that_grows_at_the_cost_of_work_is_an_excursion_too() -> None:
     assert found.kind == "waiting"
 
 
+def late_rank(steps: int, work: float, seed: int = 0) -> list[tuple[int, int | None]]:
+    """Steps of a rank that waits for others until its own work is longer than theirs."""
+    draw = random.Random(seed)
+    own = [STEP * work * draw.lognormvariate(0, 0.02) for _ in range(steps)]
+    return [(round(max(STEP, each) + 0.01 * STEP), round(max(STEP - each, 0) + 0.01 * STEP)) for each in own]
+
+
+def test_a_rank_whose_waiting_hides_how_much_its_work_grew_says_so() -> None:
+    ((_, found),) = observed(late_rank(1000, 0.85) + late_rank(500, 1.13), slower=1.2)
+    assert found.kind == "own"
+
+
+def test_work_that_grows_into_the_waiting_makes_no_slower_job() -> None:
+    assert observed(late_rank(1000, 0.6) + late_rank(1000, 0.95), slower=1.2) == []
+
+
 def test_what_passes_soon_is_no_excursion() -> None:
     calm, checkpoint = noisy(1000), [(50 * STEP, 0)]
     assert observed(calm + checkpoint + noisy(1000, seed=1) + noisy(60, times=1.5) + noisy(500, seed=2)) == []

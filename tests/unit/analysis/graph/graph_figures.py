@@ -1,4 +1,4 @@
-"""All that the graph of a run answers, as one value that JSON can hold; what it may not answer is None."""
+"""All that the graph of a run answers, as one value that tests look at; what it may not answer is None."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -22,7 +22,6 @@ from overlapscope.analysis.graph.scenarios import (
     instant_transfers,
     outcome,
     own_chain_ends,
-    scaled_transfers,
     without_communication,
 )
 from overlapscope.analysis.graph.self_test import self_test, swap_test
@@ -30,6 +29,7 @@ from overlapscope.analysis.graph.walk import binding_edges, critical_path, shown
 from overlapscope.timeline.columns import Ints, Small
 from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import RankTimeline, Run
+from tests.unit.analysis.graph.graph_changes import scaled_transfers
 
 SCENARIOS: Final[Mapping[str, Callable[[Graph], Change]]] = {
     "no_communication": without_communication,
