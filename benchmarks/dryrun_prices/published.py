@@ -213,12 +213,12 @@ def row_table(found: Sequence[Predicted], program: Callable[[str], Program], mea
     ]
     counted = [each for each in found if not each.calibration and not each.refused]
     for each in found:
-        told = f"{each.error:+.1%}" if not each.calibration else "calibration"
+        shown = f"{each.error:+.1%}" if not each.calibration else "calibration"
         value = f"{each.value_ns / 1e9:.3f} | {each.low_ns / 1e9:.3f} .. {each.high_ns / 1e9:.3f}"
         if each.refused:
-            value, told = "refused | ", "refused"
+            value, shown = "refused | ", "refused"
         other = "" if each.calibration else f"{transferred(each.row, program, measured_ns):+.1%}"
-        lines.append(f"| {each.row.name} | {each.measured_ns / 1e9:.3f} | {value} | {told} | {other} |")
+        lines.append(f"| {each.row.name} | {each.measured_ns / 1e9:.3f} | {value} | {shown} | {other} |")
     errors = [abs(each.error) for each in counted]
     naive = [abs(transferred(each.row, program, measured_ns)) for each in counted]
     tp = [each for each in counted if each.row.name.startswith("TP8")]

@@ -171,14 +171,18 @@ def _after(timeline: RankTimeline, streams: Sequence[str | None]) -> list[tuple[
 
 
 def _rows_before(rows: Rows, launch: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return for each call the rows of work on other streams since the call before it in program order."""
+    """Return for each call the rows of work on other streams since the call before it in program order.
+
+    Those after the last call count with it: what a hook does with the last result is waited for like it.
+    """
     found: list[tuple[int, ...]] = [()] * len(launch)
     beside = np.flatnonzero(~rows.on_compute & (rows.moved_bytes > 0) & ~np.isin(rows.work, (COLLECTIVE, WAIT)))
     order = np.argsort(launch, kind="stable")
     at = np.searchsorted(np.asarray(launch)[order], beside)
     for row, place in zip(beside.tolist(), at.tolist(), strict=True):
-        if place < len(launch):
-            found[order[place]] = (*found[order[place]], row)
+        if launch:
+            number = order[min(place, len(launch) - 1)]
+            found[number] = (*found[number], row)
     return found
 
 

@@ -79,16 +79,17 @@ def test_more_work_and_worse_constants_never_take_less() -> None:
         assert all(np.array(times(*work, **{name: 0.5})) >= np.array(found))
 
 
-def test_a_call_takes_its_copies_and_its_transfer() -> None:
+def test_a_call_takes_its_copies_its_transfer_and_what_follows_the_last() -> None:
     rows = (
         Row(work=MEMORY, read=3_350_000, stream="side"),
         call("all_gather", 8 << 20, stream="gather"),
         call("all_gather", 8 << 20, stream="gather"),
+        Row(work=MEMORY, read=6_700_000, stream="callbacks"),
     )
     step = program(*rows)
     alone = row_times(step.rows, H100, Recipe(), ONES)
     assert call_times(step, BOTH, Recipe(), {**ONES, "inside": 2.0}, alone).tolist() == pytest.approx(
-        [1e3 + 2 * 43.4e3, 2 * 43.4e3]
+        [1e3 + 2 * 43.4e3, 2 * 43.4e3 + 2e3]
     )
 
 
