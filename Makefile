@@ -137,7 +137,7 @@ test-py313: $(READY313)
 
 # The published JSON Schemas, from the code.
 schema: $(READY)
-	for name in analysis comparison whatif gate history scaling fleet floor chain; do \
+	for name in analysis comparison whatif gate history scaling fleet floor chain price; do \
 	  $(BIN)/python -m overlapscope.report.formats.json $$name > docs/overlapscope.$$name-1.schema.json; \
 	done
 

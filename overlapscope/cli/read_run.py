@@ -31,7 +31,8 @@ def read_timed_run(args: argparse.Namespace) -> "Run":
 
     if is_untimed_dry_run(loaded):
         raise InputError(
-            f"{args.inputs[0]}: a dry run, which has no times: overlapscope analyze shows what it communicates"
+            f"{args.inputs[0]}: a dry run, which has no times: overlapscope analyze shows what it communicates, and "
+            "overlapscope whatif --device what its step may take"
         )
     return loaded
 

@@ -56,6 +56,7 @@ class FakeWorld:
             self._streams(torch)
             self._ddp(torch, distributed)
             self._fsdp()
+            self._shape_propagation()
             self._pipelines(torch, distributed)
             self._objects(distributed)
             self._values(torch)
@@ -192,6 +193,26 @@ class FakeWorld:
         self.replace(group.FSDPParamGroup, "__init__", init)
         for name in ("foreach_all_gather", "foreach_reduce"):
             self.replace(group, name, _counting_parameters(self.recorder, getattr(group, name)))
+
+    def _shape_propagation(self) -> None:
+        """Keep out what DTensor runs on tensors of the full size to learn an output's shape: no device does that."""
+        try:
+            from torch.distributed.tensor._sharding_prop import ShardingPropagator  # noqa: PLC0415
+        except ImportError:  # before torch 2.5
+            return
+        name = "_propagate_tensor_meta_non_cached"
+        if not hasattr(ShardingPropagator, name):
+            return
+        original, recorder = getattr(ShardingPropagator, name), self.recorder
+
+        def unseen(*args: Any, **kwargs: Any) -> Any:
+            was, recorder.recording = recorder.recording, False
+            try:
+                return original(*args, **kwargs)
+            finally:
+                recorder.recording = was
+
+        self.replace(ShardingPropagator, name, unseen)
 
     def _pipelines(self, torch: Any, distributed: Any) -> None:
         """Let stages begin without asking each other for shapes: no other stage is there to answer."""

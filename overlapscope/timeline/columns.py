@@ -253,6 +253,9 @@ class Operations(Columns, frozen=True, kw_only=True):
     """Order of the last row that `wait` waits for: all rows of that stream until it."""
     source: Codes
     """Line of the user's code: `train.py:34`; in backward that of the operation whose gradient it is."""
+    priced_start_ns: Ints
+    """Start from the step's start, as a price says: an estimate, never measured; NONE where it is not priced."""
+    priced_end_ns: Ints
 
 
 class Schedule(Columns, frozen=True, kw_only=True):
@@ -270,6 +273,9 @@ class Schedule(Columns, frozen=True, kw_only=True):
     """Elements of the parameters that FSDP gathers, or whose gradients it reduces, without padding."""
     source: Codes
     """Line of the user's code, as in `Operations`."""
+    priced_start_ns: Ints
+    """As in `Operations`: when its rank would begin it, with the copies before it."""
+    priced_end_ns: Ints
 
 
 T = TypeVar("T", bound=Columns)

@@ -6,6 +6,7 @@ The module is imported and the function is called: this runs their code.
 examples:
   overlapscope dryrun train:build --world 1024 -o runs/dry
   overlapscope dryrun train.py:build --world 64 --rank 0,8,16 -o runs/dry
+  overlapscope dryrun train:build --world 64 --device h100-sxm --links 8xh100-nvswitch,roce-400 -o runs/dry
   overlapscope dryrun models:make --fsdp2 --input 8x2048:int64 --world 256 -o runs/dry
 """
 
@@ -15,6 +16,7 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import given_path
+from overlapscope.cli.price_options import add_price_options, priced, require_price_options
 from overlapscope.display import shell_words
 from overlapscope.errors import UsageError
 
@@ -37,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                          help="the same, sharded by FSDP2: each block of a ModuleList or Sequential")  # fmt: skip
     parser.add_argument("--input", action="append", default=[], metavar="SHAPE[:DTYPE]",
                         help="example input for --ddp or --fsdp2, such as 8x2048:int64")  # fmt: skip
+    add_price_options(parser)
     parser.add_argument("-o", "--output", type=given_path, required=True, metavar="RUN", help="run directory to write")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing run")
     parser.add_argument("--json", action="store_true", help="print the analysis as JSON")
@@ -46,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the step as each rank, write the run, print what it communicates."""
     if args.input and not args.wrapper:
         raise UsageError("--input is for --ddp and --fsdp2")
-    ranks = _ranks(args.rank)
+    ranks, prices = _ranks(args.rank), require_price_options(args)
     from overlapscope.ingest.write_run import require_output_free  # noqa: PLC0415 - keeps --help light
 
     require_output_free(args.output, force=args.force)
@@ -59,9 +62,21 @@ def run(args: argparse.Namespace) -> int:
         if args.wrapper:
             build = step_of_module(build, args.wrapper, args.input)
         recorded = record(build, world_size=args.world, ranks=ranks, name=args.function)
+    text = ""
+    if prices:
+        recorded, text = _with_prices(recorded, args)
     _save(recorded, args)
-    _show(recorded, args)
+    _show(recorded, args, text)
     return 0
+
+
+def _with_prices(recorded: "Run", args: argparse.Namespace) -> "tuple[Run, str]":
+    """Return the run with priced times, and the text that says what they are."""
+    from overlapscope.report.text import price  # noqa: PLC0415
+    from overlapscope.whatif.pricing.prices import with_prices  # noqa: PLC0415
+
+    found = priced(recorded, args)
+    return with_prices(recorded, found), price.render(found.prices)
 
 
 def _ranks(given: list[str]) -> list[int]:
@@ -71,7 +86,7 @@ def _ranks(given: list[str]) -> list[int]:
     return [int(word) for word in words]
 
 
-def _show(recorded: "Run", args: argparse.Namespace) -> None:
+def _show(recorded: "Run", args: argparse.Namespace, prices: str) -> None:
     from overlapscope.advice.advise import analyze_with_advice  # noqa: PLC0415
     from overlapscope.cli.arguments import warn  # noqa: PLC0415
     from overlapscope.cli.output import escaped, printable  # noqa: PLC0415
@@ -84,7 +99,7 @@ def _show(recorded: "Run", args: argparse.Namespace) -> None:
         sys.stdout.write(escaped(json.render(found)))
         return
     next_command = f"next: overlapscope analyze {shell_words([str(args.output)])}"
-    sys.stdout.write(printable(f"{text.render(found)}\n{next_command}\n"))
+    sys.stdout.write(printable("\n".join(filter(None, [text.render(found), prices, f"{next_command}\n"]))))
 
 
 def _save(recorded: "Run", args: argparse.Namespace) -> None:

@@ -5,12 +5,14 @@ examples:
   overlapscope whatif runs/baseline --bucket-cap-mb 1,5,10,25,100 --json
   overlapscope whatif runs/baseline --zero-stage 1,2,3 --no-search
   overlapscope whatif runs/fsdp --link-speed 0.5,2 --list
+  overlapscope whatif runs/dry --device h100-sxm --links 8xh100-nvswitch,roce-400
 """
 
 import argparse
 from typing import TYPE_CHECKING, Final
 
 from overlapscope.cli.arguments import add_inputs, add_output, emit, warn
+from overlapscope.cli.price_options import add_price_options, priced, require_price_options
 from overlapscope.cli.scenario_options import add_scenario_options, parse_caps, requested_channels, requested_of
 from overlapscope.errors import InputError, UsageError
 
@@ -28,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--link-speed", metavar="N,N,...", help="links N times as fast (not for DDP)")
     parser.add_argument("--algorithm", metavar="NAME,...", help="time collectives by these formulas (not for DDP)")
     add_scenario_options(parser)
+    add_price_options(parser)
     parser.add_argument(
         "--channels", metavar="N,N,...", help="show how to try N NCCL channels; their gain is not predicted"
     )
@@ -41,16 +44,22 @@ def run(args: argparse.Namespace) -> int:
     import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.advice.nccl_trials import channel_trials  # noqa: PLC0415
-    from overlapscope.cli.read_run import read_timed_run  # noqa: PLC0415
+    from overlapscope.cli.read_run import read_run, read_timed_run  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
+    from overlapscope.report.text import price as price_text  # noqa: PLC0415
     from overlapscope.report.text import whatif as whatif_text  # noqa: PLC0415
     from overlapscope.whatif.predict import predict_recording  # noqa: PLC0415
 
     caps, wanted, asked = parse_caps(args.bucket_cap_mb), _wanted(args), requested_of(args)
     channels = requested_channels(args.channels)
-    loaded = read_timed_run(args)
+    prices = require_price_options(args)
+    loaded = read_run(args) if prices else read_timed_run(args)
     warn("whatif", loaded.sources)
     try:
+        if prices:
+            found_prices = priced(loaded, args).prices
+            emit(json.render(found_prices) if args.json else price_text.render(found_prices), args)
+            return 0
         if args.list:
             emit(_listed(loaded, as_json=args.json), args)
             return 0

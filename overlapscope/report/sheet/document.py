@@ -16,6 +16,7 @@ from overlapscope.errors import InputError, NewerSchemaError
 from overlapscope.gate.calibrate import NoiseFloor
 from overlapscope.gate.policy import GATING
 from overlapscope.gate.verdict import Gate
+from overlapscope.whatif.pricing.result import Prices
 from overlapscope.whatif.result import WhatIf
 
 Document = Analysis | Comparison | Gate | History | Scaling
@@ -34,6 +35,7 @@ DOCUMENTS: Final[dict[str, type[msgspec.Struct]]] = {
     "fleet": Fleet,
     "floor": NoiseFloor,
     "chain": Chain,
+    "price": Prices,
 }
 """The type of each JSON document by the name in its `schema`: `overlapscope.NAME/1`."""
 _HEAD: Final = re.compile(rf'\s*\{{\s*"schema"\s*:\s*"overlapscope\.({"|".join(DOCUMENTS)})/(\d{{1,9}})"'.encode())

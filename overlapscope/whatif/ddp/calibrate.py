@@ -16,12 +16,10 @@ from overlapscope.timeline.columns import Floats
 from overlapscope.whatif.ddp.ddp_step import Settings, ddp_job
 from overlapscope.whatif.ddp.priority_step import priority_job
 from overlapscope.whatif.ddp.sharded_step import sharded_job
+from overlapscope.whatif.pricing.constants import SLOWDOWN_PRIOR
 from overlapscope.whatif.replay.replay import Job, Replay, replay
 from overlapscope.whatif.workload.workload import Interference, Workload
 
-PRIOR: Final = (1.2, 1.3, 1.4)
-"""Slowdown of compute where it could not be measured: low, middle, high. Echo (arXiv 2412.12487) measured 1.27 for
-matrix products and 1.38 over all kernels."""
 WIDE_PRIOR: Final = (1.0, 1.6)
 """The range of the slowdown where it could not be measured."""
 MOST_SLOWDOWN: Final = 2.0
@@ -30,7 +28,8 @@ SELF_TEST: Final = 0.03
 """Largest relative error of the replay of a recorded step that still allows advice; predicted steps may be off by
 it."""
 IDENTIFIED: Final = 2.0
-"""The slowdown counts as identified where the range of `PRIOR` changes the step by at least so many times the noise."""
+"""The slowdown counts as identified where the range of `SLOWDOWN_PRIOR` changes the step by at least so many times the
+noise."""
 LEAST_NOISE: Final = 0.01
 """Lower limit of the noise in that test: the model is not more precise than that."""
 TOLERANCE: Final = 1e-5
@@ -87,17 +86,17 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 def fit(workload: Workload, measured: Sequence[Measured], noise: float) -> Fit:
     """Fit the slowdown beside communication to measured steps.
 
-    Returns the assumed range `PRIOR`, with the reason, where the steps do not determine it. `noise` is the relative
-    difference of two measurements of one setting. The ends of the interval are fits to steps that are lower and higher
-    by the noise.
+    Returns the assumed range `SLOWDOWN_PRIOR`, with the reason, where the steps do not determine it. `noise` is the
+    relative difference of two measurements of one setting. The ends of the interval are fits to steps that are lower
+    and higher by the noise.
     """
     if not measured:
         return assumed_slowdown("no measured step was given")
     missed = _missed(workload, measured)
-    moved = missed(PRIOR[2]) - missed(PRIOR[0])
+    moved = missed(SLOWDOWN_PRIOR[2]) - missed(SLOWDOWN_PRIOR[0])
     if moved < IDENTIFIED * max(noise, LEAST_NOISE):
         return assumed_slowdown(
-            f"the measured settings overlap too little: a slowdown of {PRIOR[0]:g} to {PRIOR[2]:g} "
+            f"the measured settings overlap too little: a slowdown of {SLOWDOWN_PRIOR[0]:g} to {SLOWDOWN_PRIOR[2]:g} "
             f"changes their steps by only {moved * 100:.1f} %"
         )
     best = _root(missed)
@@ -294,7 +293,7 @@ def _root(missed: Callable[[float], float]) -> float:
 
 def assumed_slowdown(reason: str) -> Fit:
     """Return the assumed slowdown, with the reason why it could not be measured."""
-    return Fit(slowdown=PRIOR[1], low=WIDE_PRIOR[0], high=WIDE_PRIOR[1], identified=False, reason=reason)
+    return Fit(slowdown=SLOWDOWN_PRIOR[1], low=WIDE_PRIOR[0], high=WIDE_PRIOR[1], identified=False, reason=reason)
 
 
 def step_job(workload: Workload, settings: Settings) -> Job:

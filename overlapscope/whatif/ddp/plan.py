@@ -9,18 +9,20 @@ from msgspec.structs import replace
 
 from overlapscope.errors import UsageError
 from overlapscope.timeline.facts import Facts
-from overlapscope.whatif.cost.curves import Curve, curve, other_curves, table_curve
+from overlapscope.whatif.cost.curves import OTHERS, Curve, curve, other_curves, table_curve
 from overlapscope.whatif.cost.formulas import ALGORITHMS, INTER, INTRA, LinkCost, hierarchical, time_ns
 from overlapscope.whatif.ddp.buckets import DdpSettings
 from overlapscope.whatif.ddp.calibrate import Assumption, Fit, Measured, Values
 from overlapscope.whatif.ddp.ddp_step import HALF, Settings
+from overlapscope.whatif.pricing.constants import COMM_SHARE, FORMULA_ERROR, MEMORY_SHARES
+from overlapscope.whatif.pricing.described import compute_range, link_curve, phase_times
+from overlapscope.whatif.pricing.devices import Device, device
+from overlapscope.whatif.pricing.links import Links, links
 from overlapscope.whatif.workload.model import Piece, gradients_of, head_share, optimizer_bytes, piece, transformer
 from overlapscope.whatif.workload.workload import Workload
 from overlapscope.whatif.workload.workload_file import MAX_MODEL_BYTES, CollectiveTimes, Ddp, WorkloadDocument
 
 MS: Final = 1e6
-ACHIEVED: Final = (0.5, 0.8, 1.0)
-"""Share of the memory bandwidth that streaming kernels reach on a device: low, usual, all."""
 BACKWARD: Final = (0.62, 2 / 3, 0.72)
 """Backward's share of forward and backward: two thirds, because it has twice the operations."""
 HEAD: Final = (0.75, 1.0, 1.33)
@@ -29,10 +31,6 @@ GUESSED_OPTIMIZER: Final = (0.0, 0.03, 0.08)
 """The optimizer's share of the step, where it is not known: low, usual, high."""
 PER_BUCKET_NS: Final = (0.0, 30e3, 100e3)
 """Cost of a bucket besides its transfer (hooks, launch, events between streams): low, usual, high."""
-COMM_SHARE: Final = (0.0, 1.0, 1.0)
-"""How much of compute's slowdown a collective suffers too: both compete for the same units and memory."""
-FORMULA_ERROR: Final = 0.3
-"""Relative error of a formula: the cost model of NCCL itself is off by 25 % at best."""
 _SIZES: Final = np.geomspace(1 << 10, 1 << 34, 97)
 
 
@@ -42,6 +40,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     document: WorkloadDocument
     pieces: tuple[Piece, ...]
     curve: Curve
+    device: Device | None = None
+    """Where its name is given."""
     others: tuple[Curve, ...] = ()
     """Curves of other operations from the same table."""
     by_channels: tuple[tuple[int, Curve], ...] = ()
@@ -94,10 +94,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             rest = max((given.step_ms - given.host_gap_ms) * MS - optimizer_ns, 1.0)
             backward_ns = rest * values["backward_share"]
             forward_ns = rest - backward_ns
+        elif given.tokens is not None and self.device is not None:
+            priced = phase_times(self.pieces, given.tokens, self.device, given.dtype)
+            forward_ns, backward_ns = (each * values["compute_time"] for each in priced)
         else:
             forward_ns, backward_ns = (given.forward_ms or 0.0) * MS, (given.backward_ms or 0.0) * MS
         gradients = gradients_of(self.pieces, forward_ns, backward_ns, head_scale=values.get("head_share", 1.0))
-        memory = self.document.device.memory_gbs
+        memory = memory_gbs(self.document, self.device)
         scale = values.get("transfer_time", 1.0)
         return Workload(
             world_size=self.document.world_size,
@@ -109,7 +112,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             by_channels=tuple((channels, _slower(each, scale)) for channels, each in self.by_channels),
             host_gap_ns=given.host_gap_ms * MS,
             per_bucket_ns=values["per_bucket_us"] * 1e3,
-            pass_ns_per_byte=2 / (memory * ACHIEVED[1]) if memory else 0.0,
+            pass_ns_per_byte=2 / (memory * MEMORY_SHARES[1]) if memory else 0.0,
             lateness_ns=self.lateness_ns,
             comm_share=values["comm_share"],
             comm_width=self.document.collectives.at_once,
@@ -127,20 +130,26 @@ def plan(
     pieces = tuple(_pieces(document))
     if sum(each.bytes for each in pieces) > MAX_MODEL_BYTES:
         raise UsageError(f"the gradients are more than {MAX_MODEL_BYTES >> 40} TiB together; are their shapes right?")
-    found, notes = _curve(document, tables)
+    named = None if document.device.name is None else device(document.device.name)
+    priced = None if document.collectives.links is None else links(document.collectives.links)
+    found, notes = _curve(document, tables, priced)
+    others = other_curves(tables or Facts(), document.world_size)
+    if priced is not None:
+        others = tuple(link_curve(priced, op, document.world_size) for op in OTHERS)
     baseline = settings_of(document.ddp)
     measured = tuple(Measured(settings=settings_of(each), step_ns=each.step_ms * MS) for each in document.measured)
     return Plan(
         document=document,
         pieces=pieces,
         curve=found,
-        others=other_curves(tables or Facts(), document.world_size),
+        device=named,
+        others=others,
         by_channels=tuple(
             (channels, table_curve(table, name, document.world_size)[0]) for channels, name, table in by_channels
         ),
         baseline=baseline,
         measured=measured,
-        assumptions=tuple(_assumptions(document, pieces, found)),
+        assumptions=tuple(_assumptions(document, pieces, found, named)),
         noise=document.noise_percent / 100,
         notes=(*notes, *found.corners()),
     )
@@ -180,17 +189,27 @@ def _pieces(document: WorkloadDocument) -> Sequence[Piece]:
     )
 
 
-def _assumptions(document: WorkloadDocument, pieces: Sequence[Piece], found: Curve) -> list[Assumption]:
+def memory_gbs(document: WorkloadDocument, named: Device | None) -> float | None:
+    """Return the memory bandwidth of the device: stated, or of its data sheet; None if neither is known."""
+    return document.device.memory_gbs if named is None else named.memory_gbs
+
+
+def _assumptions(
+    document: WorkloadDocument, pieces: Sequence[Piece], found: Curve, named: Device | None
+) -> list[Assumption]:
     """Return an assumption for each value that the document does not state, with its source."""
-    given, memory = document.compute, document.device.memory_gbs
+    given, memory = document.compute, memory_gbs(document, named)
     result = []
+    if given.tokens is not None and named is not None:
+        how = f"priced from operations and the peak of {named.name}; memory-bound operations are not in it"
+        result.append(Assumption.of("compute_time", compute_range(), how))
     if given.step_ms is not None:
         counted = "backward has twice the operations of forward"
         result.append(Assumption.of("backward_share", BACKWARD, counted))
     if given.optimizer_ms is None and memory:
         moved = optimizer_bytes(pieces, document.optimizer.name) / memory / MS
-        low, usual, high = (moved / share for share in reversed(ACHIEVED))
-        how = f"{document.optimizer.name} moves so many bytes at {ACHIEVED[1]:.0%} of the memory's bandwidth"
+        low, usual, high = (moved / share for share in reversed(MEMORY_SHARES))
+        how = f"{document.optimizer.name} moves so many bytes at {MEMORY_SHARES[1]:.0%} of the memory's bandwidth"
         result.append(Assumption.of("optimizer_ms", (low, usual, high), how))
     elif given.optimizer_ms is None and given.step_ms is not None:
         shares = tuple(share * given.step_ms for share in GUESSED_OPTIMIZER)
@@ -213,8 +232,13 @@ def _curve_error(found: Curve, most_bytes: int) -> float:
     return float(np.mean([found.error(each) for each in np.geomspace(1 << 20, max(most_bytes, 2 << 20), 12)]))
 
 
-def _curve(document: WorkloadDocument, tables: Facts | None) -> tuple[Curve, list[str]]:
+def _curve(document: WorkloadDocument, tables: Facts | None, priced: Links | None) -> tuple[Curve, list[str]]:
     given, ranks = document.collectives, document.world_size
+    if priced is not None:
+        found = link_curve(priced, "all_reduce", ranks)
+        return found, [] if found.measured.all() else [
+            f"all-reduces are priced by {found.source}, beyond what is measured"
+        ]
     if given.algorithm is not None:
         times = [_formula_ns(given, ranks, size) for size in _SIZES.tolist()]
         name = f"the formula of {given.algorithm}"

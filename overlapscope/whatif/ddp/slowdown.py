@@ -20,8 +20,9 @@ from overlapscope.timeline.columns import Flags, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, complement, intersection, length, union
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.cost.link_fit import SPREAD
-from overlapscope.whatif.ddp.calibrate import PRIOR, WIDE_PRIOR, Fit, assumed_slowdown
+from overlapscope.whatif.ddp.calibrate import WIDE_PRIOR, Fit, assumed_slowdown
 from overlapscope.whatif.ddp.recorded_steps import Recorded
+from overlapscope.whatif.pricing.constants import SLOWDOWN_PRIOR
 
 THREAD_CPU_TIME: Final = "thread_cpu_ns"
 LEAST_STEPS: Final = 3
@@ -71,9 +72,9 @@ def estimate_slowdown(
     # The scheduler does not count what caches, memory and interrupts slow: this is a lower bound of the slowdown.
     least = max(_ratio(sums.sum(axis=0)), 1.0)
     at_least = Fit(
-        slowdown=max(PRIOR[1], least),
+        slowdown=max(SLOWDOWN_PRIOR[1], least),
         low=least,
-        high=max(WIDE_PRIOR[1], PRIOR[2] / PRIOR[1] * least),
+        high=max(WIDE_PRIOR[1], SLOWDOWN_PRIOR[2] / SLOWDOWN_PRIOR[1] * least),
         identified=False,
         reason=f"{why}; waiting for a core alone gives at least {least:.2f}x",
     )

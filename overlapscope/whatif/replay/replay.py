@@ -53,6 +53,8 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     """Its time with the link alone and without compute beside it."""
     stream: str = "comm"
     link: str = "link"
+    after: tuple[int, ...] = ()
+    """Collectives that a rank must have the result of before it begins this one."""
     early: Mapping[int, float] = {}
     """Ranks that have the result before the transfer ends, with the share of the transfer after which: between 0 and
     1."""
@@ -245,7 +247,10 @@ class _Machine:
     def _feed(self, rank: int, stream: _Stream, now: float) -> None:
         """Begin collectives on a rank while its stream has room."""
         while stream.queue and stream.running < self.job.width:
-            collective = stream.queue.popleft()
+            collective = stream.queue[0]
+            if any(rank not in self.moving[each].has for each in self.job.transfers[collective].after):
+                return
+            stream.queue.popleft()
             stream.running += 1
             state, moving = self.ranks[rank], self.moving[collective]
             state.count(now)
@@ -315,9 +320,10 @@ class _Machine:
             if not state.transferring:
                 self._repace_compute(rank, now)
         for rank in ranks:
-            stream = self.ranks[rank].streams[self.job.transfers[collective].stream]
-            stream.running -= 1
-            self._feed(rank, stream, now)
+            streams = self.ranks[rank].streams
+            streams[self.job.transfers[collective].stream].running -= 1
+            for stream in streams.values():
+                self._feed(rank, stream, now)
         for rank in ranks:
             if self.ranks[rank].waits_for == collective:
                 self._advance(rank, now)

@@ -35,6 +35,10 @@ class Compute(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     optimizer_ms: float | None = None
     host_gap_ms: float = 0.0
     """Part of the step in which the device waits for its host."""
+    tokens: int | None = None
+    """Tokens of one rank in a step, in place of times: prices them from `device.name`."""
+    dtype: str = "bfloat16"
+    """Of the products that `tokens` prices."""
 
 
 class Model(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -70,6 +74,8 @@ class Device(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
 
     memory_gbs: float | None = None
     """Memory bandwidth from the data sheet: prices the optimizer and copies by the bytes that they move."""
+    name: str | None = None
+    """A device whose data sheet is known, in place of `memory_gbs`: one that `overlapscope dryrun --device` takes."""
 
 
 class Optimizer(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -98,6 +104,8 @@ class CollectiveTimes(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_
     intra: LinkSpeed | None = None
     inter: LinkSpeed | None = None
     ranks_per_node: int | None = None
+    links: str | None = None
+    """Links by name, inside a node and between nodes, as `overlapscope dryrun --links` takes them."""
     at_once: int = 1
     """Collectives that run at the same time: 1 with NCCL, 2 with gloo."""
 
@@ -201,9 +209,15 @@ def _check(document: WorkloadDocument) -> None:
     spent = times.host_gap_ms + (times.optimizer_ms or 0.0)
     _require(times.step_ms is None or spent < times.step_ms, "compute.step_ms", "must be more than its parts")
     whole, parts = times.step_ms is not None, (times.forward_ms, times.backward_ms)
-    _require(whole != all(parts), "compute", "needs step_ms, or forward_ms and backward_ms, but not both")
+    priced = times.tokens is not None
+    ways = (whole, all(parts), priced)
+    _require(sum(ways) == 1, "compute", "needs step_ms, or forward_ms and backward_ms, or tokens, but not both")
+    _require(not priced or document.device.name is not None, "device.name", "is needed to price compute.tokens")
+    _require(not priced or 0 < (times.tokens or 0) < 1 << 40, "compute.tokens", "must be more than 0")
+    stated = document.device.name is None or document.device.memory_gbs is None
+    _require(stated, "device", "needs name or memory_gbs, but not both")
     _require(
-        whole or times.optimizer_ms is not None,
+        whole or priced or times.optimizer_ms is not None,
         "compute",
         "needs optimizer_ms together with forward_ms and backward_ms",
     )
@@ -252,8 +266,8 @@ def _check_model(document: WorkloadDocument) -> None:
 
 
 def _check_collectives(given: CollectiveTimes, world_size: int) -> None:
-    ways = [each is not None for each in (given.file, given.points, given.algorithm)]
-    _require(sum(ways) == 1, "collectives", "needs one of file, points and algorithm")
+    ways = [each is not None for each in (given.file, given.points, given.algorithm, given.links)]
+    _require(sum(ways) == 1, "collectives", "needs one of file, points, algorithm and links")
     _require(1 <= given.at_once <= 64, "collectives.at_once", "must be from 1 to 64")
     for size, time in given.points or []:
         _require(

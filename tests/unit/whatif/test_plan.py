@@ -316,7 +316,7 @@ def test_every_answer_is_in_order(step: float, cap: float, late: list[float], vi
         ({"parameters": [{"name": "a", "shape": [2]}] * 2}, "hold the same name twice"),
         ({"parameters": [{"name": "a", "shape": [2], "dtype": "float33"}]}, "needs a dtype that is one of float64"),
         ({"parameters": [{"name": "a", "shape": [-2]}]}, "impossible shape"),
-        ({"collectives": {}}, "needs one of file, points and algorithm"),
+        ({"collectives": {}}, "needs one of file, points, algorithm and links"),
         ({"collectives": {"points": []}}, "is empty"),
         ({"collectives": {"algorithm": "rings", "intra": {"gbs": 3}}}, "must be one of ring"),
         ({"collectives": {"algorithm": "bruck", "intra": {"gbs": 3}}}, "must be one of ring"),

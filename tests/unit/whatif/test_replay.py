@@ -29,6 +29,18 @@ def test_a_hidden_collective_costs_nothing_and_an_exposed_one_its_rest() -> None
     assert (done.step_ns, done.exposed_comm_ns[0], done.hidden_comm_ns[0]) == (190, 30, 50)
 
 
+def test_a_collective_begins_after_those_of_other_streams_that_it_needs() -> None:
+    first, other = Transfer(ranks=(0, 1), alone_ns=30, stream="a"), Transfer(ranks=(0, 1), alone_ns=5, stream="c")
+    after = Transfer(ranks=(0, 1), alone_ns=20, stream="b", link="other", after=(0,))
+    programme = [Launch(0), Launch(1), Launch(2), Wait(1), Wait(2)]
+    found = replay(Job(programmes={0: programme, 1: [Work(10), *programme]}, transfers=[first, after, other]))
+    assert found.transferring_ns[0] == (10, 45)  # it shares its link with the third until that ends
+    assert found.transferring_ns[1] == (45, 65)
+    alone = Transfer(ranks=(0, 1), alone_ns=20, stream="b", link="other")
+    free = replay(Job(programmes={0: programme, 1: [Work(10), *programme]}, transfers=[first, alone, other]))
+    assert free.transferring_ns[1] == (10, 30)
+
+
 def test_compute_slows_beside_a_collective() -> None:
     # 30 ns of transfer hide 20 ns of compute; 30 more run alone.
     done = replay(one_rank([Launch(0), Work(50), Wait(0)], 30, compute=1.5))

@@ -1,0 +1,1 @@
+"""Prices of dry runs against steps that were measured."""

@@ -1,0 +1,304 @@
+"""Prices of dry runs against published steps: Llama 3.1 8B in torchtitan's benchmarks, and other rows and pairs.
+
+Each distinct step is recorded once, which takes up to a minute on one core. Needs `measured/points.csv`, which does not
+travel with the project (tests/README.md says where it is looked for).
+"""
+
+import csv
+import os
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.whatif.pricing.calibration import Measured, calibrated, priced_ns
+from overlapscope.whatif.pricing.constants import usual
+from overlapscope.whatif.pricing.devices import device
+from overlapscope.whatif.pricing.links import links
+from overlapscope.whatif.pricing.prices import INTERVAL, Terms, drawn_steps
+from overlapscope.whatif.pricing.program import Program, program_of
+from overlapscope.whatif.pricing.recipe import parse_recipe
+from overlapscope.whatif.pricing.support import ESTIMATE, NONE, support
+
+ROOT: Final = Path(__file__).parents[2]
+DATA: Final = Path(os.environ.get("OVERLAPSCOPE_DATA", ROOT.parent / "shared" / "data"))
+JOBS: Final[dict[str, dict[str, Any]]] = {
+    "fsdp8": {"world_size": 8},
+    "fsdp128": {"world_size": 128},
+    "fsdp32": {"world_size": 32},
+    "32k": {"world_size": 8, "batch": 1, "sequence": 32768, "checkpoint": "full"},
+    "tp8": {"world_size": 64, "tp": 8, "batch": 12},
+}
+"""Steps of `benchmarks.dryrun_prices.llama` by name."""
+TITAN: Final = ("h100-96gb-hbm2e", "8xh100-nvswitch,roce-400")
+COMPILED: Final = "compile=layers"
+FLOAT8: Final = "compile=layers,float8=tensorwise"
+ROWWISE: Final = "compile=layers,float8=rowwise"
+OPTIONS: Final = "options(async TP, float8, compile...)"
+SPEED: Final = "step_time_ms or tokens_per_s_per_gpu"
+Points = Sequence[dict[str, str]]
+
+
+class Row(NamedTuple):
+    """A published step: which job it is, and where `points.csv` has it."""
+
+    name: str
+    job: str
+    recipe: str
+    source: str
+    options: str
+    gpus: str
+    sequence: str = "8192"
+    dtype: str = ""
+
+
+_A = "llama3_h100_202412"
+_B = "asyncTP_llama3_h100_2025-06"
+ROWS: Final = (
+    Row("8 GPUs, eager", "fsdp8", "eager", _A, "FSDP2; SAC", "8"),
+    Row("8 GPUs, compile", "fsdp8", COMPILED, _A, "FSDP2; compile; SAC", "8"),
+    Row("8 GPUs, float8", "fsdp8", FLOAT8, _A, "FSDP2; compile; float8; SAC", "8"),
+    Row("128 GPUs, eager", "fsdp128", "eager", _A, "FSDP2; SAC", "128"),
+    Row("128 GPUs, compile", "fsdp128", COMPILED, _A, "FSDP2; compile; SAC", "128"),
+    Row("128 GPUs, float8", "fsdp128", FLOAT8, _A, "FSDP2; compile; float8; SAC", "128"),
+    Row("8 GPUs, float8, sequence 32k", "32k", FLOAT8, _A, "compile; float8; full AC; CP", "8", "32768"),
+    Row("TP8", "tp8", COMPILED, _B, "compile; per-op SAC; vanilla TP", "64", dtype="bf16"),
+    Row("TP8, async TP", "tp8", f"{COMPILED},async-tp", _B, "compile; per-op SAC; async TP", "64", dtype="bf16"),
+    Row("TP8, tensorwise", "tp8", FLOAT8, _B, "compile; per-op SAC; vanilla TP", "64", dtype="float8 tensorwise"),
+    Row("TP8, tensorwise, async TP", "tp8", f"{FLOAT8},async-tp", _B, "compile; per-op SAC; async TP", "64",
+        dtype="float8 tensorwise"),
+    Row("TP8, rowwise", "tp8", ROWWISE, _B, "compile; per-op SAC; vanilla TP", "64", dtype="float8 rowwise"),
+    Row("TP8, rowwise, async TP", "tp8", f"{ROWWISE},async-tp", _B, "compile; per-op SAC; async TP", "64",
+        dtype="float8 rowwise"),
+)  # fmt: skip
+"""All were seen while the prices were built: their errors led to what is modelled, not to any constant but those that a
+calibration row fixes."""
+A_ROW_EACH: Final = ("8 GPUs, eager", "8 GPUs, compile", "8 GPUs, float8", "TP8, rowwise", "TP8, async TP")
+FIRST_ROW: Final = ("8 GPUs, eager",)
+LIKE: Final = {
+    "TP8": "8 GPUs, compile",
+    "TP8, tensorwise": "8 GPUs, float8",
+    "TP8, tensorwise, async TP": "8 GPUs, float8",
+    "TP8, rowwise, async TP": "TP8, rowwise",
+}
+"""The row whose FLOP/s would be taken over, where nothing were priced; others take that of their own recipe."""
+PAIRS: Final = (
+    ("8 GPUs, eager", "8 GPUs, compile", "compile"),
+    ("128 GPUs, eager", "128 GPUs, compile", "compile"),
+    ("8 GPUs, compile", "8 GPUs, float8", "float8"),
+    ("128 GPUs, compile", "128 GPUs, float8", "float8"),
+    ("TP8", "TP8, async TP", "async TP"),
+    ("TP8, tensorwise", "TP8, tensorwise, async TP", "async TP"),
+    ("TP8, rowwise", "TP8, rowwise, async TP", "async TP"),
+    ("TP8", "TP8, tensorwise", "float8"),
+    ("TP8", "TP8, rowwise", "float8, a scale a row"),
+    ("TP8, tensorwise", "TP8, rowwise", "a scale a row"),
+    ("8 GPUs, eager", "128 GPUs, eager", "16 times the ranks"),
+    ("8 GPUs, compile", "128 GPUs, compile", "16 times the ranks"),
+    ("8 GPUs, float8", "128 GPUs, float8", "16 times the ranks"),
+)
+OTHER_DEVICES: Final = (
+    ("32 H100 80 GB over EFA, torchtitan, batch assumed", "fsdp32", "torchtitan/slurm", "default config", 16384),
+    ("8 H100, graph trainer of a pull request", "fsdp8", "184236", "A transformer-block bucketing", 16384),
+)
+"""What, which job it is, where `points.csv` has it, and the tokens of a GPU. The first was seen, not the second."""
+
+
+def published_ns(row: Row, points: Points) -> float:
+    """Return the step of a row in ns, from its tokens a second and GPU."""
+    found = [
+        each
+        for each in points
+        if row.source in each["source"] and each[OPTIONS] == row.options and each["gpus"] == row.gpus
+        and each["seq"] == row.sequence and row.dtype in ("", each["dtype"])
+    ]  # fmt: skip
+    if len(found) != 1:
+        raise SystemExit(f"points.csv holds {len(found)} rows of {row.name}, instead of 1")
+    tokens = int(found[0]["global_batch"]) * int(found[0]["seq"]) / int(found[0]["gpus"])
+    return tokens / float(found[0][SPEED].split()[0]) * 1e9
+
+
+def programs(folder: Path) -> Callable[[str], Program]:
+    """Return the program of a job by name; it is recorded into `folder` where it is not there."""
+
+    @cache
+    def found(name: str) -> Program:
+        path = folder / name
+        if not path.exists():
+            _record(name, path)
+        return program_of(read_inputs([path]), 0)
+
+    return found
+
+
+def _record(name: str, path: Path) -> None:
+    import overlapscope  # noqa: PLC0415
+    from benchmarks.dryrun_prices.llama import build  # noqa: PLC0415 - loads torch
+
+    options = dict(JOBS[name])
+    world_size = options.pop("world_size")
+    overlapscope.dryrun(partial(build, **options), world_size=world_size, to=path)
+
+
+class Predicted(NamedTuple):
+    """One row of the table."""
+
+    row: Row
+    measured_ns: float
+    value_ns: float
+    low_ns: float
+    high_ns: float
+    calibration: bool
+    refused: bool
+
+    @property
+    def error(self) -> float:
+        """Relative error."""
+        return self.value_ns / self.measured_ns - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured step lies in the interval."""
+        return self.low_ns <= self.measured_ns <= self.high_ns
+
+
+def predict(
+    with_rows: Sequence[str], program: Callable[[str], Program], measured_ns: dict[str, float]
+) -> list[Predicted]:
+    """Return all rows predicted from those named."""
+    terms = terms_of(with_rows, program, measured_ns)
+    fit = calibrated(terms.measured, terms.device, terms.links, usual())
+    targets = [(program(each.job), parse_recipe(each.recipe)) for each in ROWS]
+    low, high = np.quantile(drawn_steps(targets, terms), INTERVAL, axis=0)
+    found = []
+    for at, (row, (step, recipe)) in enumerate(zip(ROWS, targets, strict=True)):
+        value = priced_ns(step, terms.device, terms.links, recipe, fit.applied(usual(), recipe))
+        refused = support(step, recipe, terms.measured).kind != ESTIMATE
+        least, most = min(float(low[at]), value), max(float(high[at]), value)
+        found.append(Predicted(row, measured_ns[row.name], value, least, most, row.name in with_rows, refused))
+    return found
+
+
+def terms_of(
+    with_rows: Sequence[str], program: Callable[[str], Program], measured_ns: dict[str, float], key: str = TITAN[0]
+) -> Terms:
+    """Return what rows are priced for, calibrated with those named."""
+    measured = tuple(
+        Measured(program=program(each.job), recipe=parse_recipe(each.recipe), step_ns=measured_ns[each.name],
+                 source=each.name, device=None if key == TITAN[0] else device(TITAN[0]))
+        for each in ROWS
+        if each.name in with_rows
+    )  # fmt: skip
+    return Terms(device=device(key), links=links(TITAN[1]), measured=measured)
+
+
+def transferred(row: Row, program: Callable[[str], Program], measured_ns: dict[str, float]) -> float:
+    """Return the error of a row's step where the FLOP/s of the row with its recipe were taken over."""
+    plain = row.recipe.removesuffix(",async-tp")
+    like = LIKE.get(row.name) or next(each.name for each in ROWS if each.recipe == plain)
+    base = next(each for each in ROWS if each.name == like)
+    work = program(row.job).rows.flops.sum() / program(base.job).rows.flops.sum()
+    return float(measured_ns[like] * work / measured_ns[row.name] - 1)
+
+
+def row_table(found: Sequence[Predicted], program: Callable[[str], Program], measured_ns: dict[str, float]) -> str:
+    """Return the table of rows with a summary."""
+    lines = [
+        "| row | published s | predicted s | 80 % interval | error | FLOP/s taken over |",
+        "|---|---|---|---|---|---|",
+    ]
+    counted = [each for each in found if not each.calibration and not each.refused]
+    for each in found:
+        shown = f"{each.error:+.1%}" if not each.calibration else "calibration"
+        value = f"{each.value_ns / 1e9:.3f} | {each.low_ns / 1e9:.3f} .. {each.high_ns / 1e9:.3f}"
+        if each.refused:
+            value, shown = "refused | ", "refused"
+        other = "" if each.calibration else f"{transferred(each.row, program, measured_ns):+.1%}"
+        lines.append(f"| {each.row.name} | {each.measured_ns / 1e9:.3f} | {value} | {shown} | {other} |")
+    errors = [abs(each.error) for each in counted]
+    naive = [abs(transferred(each.row, program, measured_ns)) for each in counted]
+    tp = [each for each in counted if each.row.name.startswith("TP8")]
+    widths = [(each.high_ns - each.low_ns) / each.value_ns for each in counted]
+    better = sum(abs(each.error) < abs(transferred(each.row, program, measured_ns)) for each in tp)
+    inside = sum(each.inside for each in counted)
+    lines += [
+        "",
+        f"{len(counted)} predicted rows: median error {median(errors):.1%}, largest {max(errors):.1%}; FLOP/s taken "
+        f"over: {median(naive):.1%}, {max(naive):.1%}; of {len(tp)} TP rows {better} are better than that.",
+        f"{inside} of {len(counted)} inside the 80 % interval, of median width {median(widths):.0%}.",
+    ]
+    return "\n".join(lines)
+
+
+def pair_table(program: Callable[[str], Program], measured_ns: dict[str, float]) -> str:
+    """Return the table of on/off pairs, predicted from the first row alone."""
+    terms = terms_of(FIRST_ROW, program, measured_ns)
+    at = {each.name: place for place, each in enumerate(ROWS)}
+    targets = [(program(each.job), parse_recipe(each.recipe)) for each in ROWS]
+    drawn = drawn_steps(targets, terms)
+    lines = [
+        "| change | from | published gain | predicted, 80 % interval | called | sign |",
+        "|---|---|---|---|---|---|",
+    ]
+    right = called = plus = priced = 0
+    for before, after, change in PAIRS:
+        gain = measured_ns[before] / measured_ns[after] - 1
+        plus += gain > 0
+        refused = any(support(*targets[at[each]], terms.measured).kind == NONE for each in (before, after))
+        low, high = np.quantile(drawn[:, at[before]] / drawn[:, at[after]] - 1, INTERVAL).tolist()
+        call = "" if refused or low <= 0 <= high else "gain" if low > 0 else "loss"
+        said = "not priced" if refused else f"{low:+.1%} .. {high:+.1%}"
+        good = not call or (call == "gain") == (gain > 0)
+        right, called, priced = right + good, called + bool(call), priced + (not refused)
+        word = "too close to call" if not call and not refused else call
+        sign = "" if not call else "right" if good else "wrong"
+        lines.append(f"| {change} | {before} | {gain:+.1%} | {said} | {word} | {sign} |")
+    count = len(PAIRS)
+    lines += [
+        "",
+        f"{count} pairs: {right} ({right / count:.0%}) right or not called, {called} ({called / count:.0%}) called, "
+        f"{called / priced:.0%} of the {priced} that are priced; "
+        f'a constant "+" is right in {plus} ({plus / count:.0%}).',
+    ]
+    return "\n".join(lines)
+
+
+def other_devices(program: Callable[[str], Program], measured_ns: dict[str, float], points: Points) -> str:
+    """Return the table of steps for which only a range, or nothing, is given."""
+    lines = ["| step | published s | range | inside |", "|---|---|---|---|"]
+    for name, job, source, options, tokens in OTHER_DEVICES:
+        row = next(each for each in points if source in each["source"] and options in each[OPTIONS])
+        value = row[SPEED].split()
+        step_ns = float(value[0]) * 1e6 if value[1] == "ms" else tokens / float(value[0]) * 1e9
+        terms = terms_of(FIRST_ROW, program, measured_ns, "h100-sxm")
+        low, high = np.quantile(drawn_steps([(program(job), parse_recipe("eager"))], terms), INTERVAL).tolist()
+        inside = "yes" if low <= step_ns <= high else f"no: {'above' if step_ns > high else 'below'}"
+        spread = f"{low / 1e9:.2f} .. {high / 1e9:.2f} ({(high - low) / (high + low):.0%} to each side)"
+        lines.append(f"| {name} | {step_ns / 1e9:.2f} | {spread} | {inside} |")
+    return "\n".join(lines)
+
+
+def tables(folder: Path) -> str:
+    """Return all tables as Markdown; dry runs are kept in `folder`."""
+    file = DATA / "measured" / "points.csv"
+    if not file.exists():
+        raise SystemExit(f"{file}: not there; name the folder of public inputs in OVERLAPSCOPE_DATA")
+    with file.open(newline="") as opened:
+        points = list(csv.DictReader(opened))
+    measured_ns = {each.name: published_ns(each, points) for each in ROWS}
+    program = programs(folder)
+    parts = [
+        "## A measured row for each recipe, and one with async TP",
+        row_table(predict(A_ROW_EACH, program, measured_ns), program, measured_ns),
+        "## The first row alone",
+        row_table(predict(FIRST_ROW, program, measured_ns), program, measured_ns),
+        "## On and off, from the first row alone",
+        pair_table(program, measured_ns),
+        "## On another device, from the first row: a range",
+        other_devices(program, measured_ns, points),
+    ]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,74 @@
+"""What a price may be called: an estimate, a range only, or nothing, with the reason."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.whatif.pricing.calibration import Measured
+from overlapscope.whatif.pricing.program import Program
+from overlapscope.whatif.pricing.recipe import Recipe
+from overlapscope.whatif.pricing.result import Kind
+
+ESTIMATE: Final = "estimate"
+RANGE: Final = "range"
+NONE: Final = "none"
+_ORDER: Final[tuple[Kind, ...]] = (ESTIMATE, RANGE, NONE)
+CONTEXT: Final = "context"
+HOST_NS: Final = 6e3
+"""Time of the host for one operation, as an order of magnitude: PyTorch's eager mode takes 5 to 10 microseconds."""
+
+
+class Support(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a price can be trusted."""
+
+    kind: Kind
+    reasons: tuple[str, ...]
+
+
+def support(program: Program, recipe: Recipe, measured: Sequence[Measured], missed: Sequence[str] = ()) -> Support:
+    """Return what a price of this step may be called when it rests on these measured steps.
+
+    `missed` are the sources of those that calibration could not meet.
+    """
+    found: list[tuple[Kind, str]] = [
+        (
+            NONE,
+            f"no pace meets the measured step {each}: device, links or recipe are not those that it was measured with",
+        )
+        for each in missed
+    ]
+    if any(call.op in POINT_TO_POINT for call in program.calls):
+        found.append((NONE, "it sends between pipeline stages or ring neighbours, whose time rests on what other ranks "
+                            "do: a measured step of the same layout would be needed"))  # fmt: skip
+    context = max((len(call.ranks) for call in program.calls if call.dimension == CONTEXT), default=1)
+    if context > 2:
+        found.append((NONE, f"context parallelism over {context} ranks was off by 30 % or more where it was tried"))
+    own = [each for each in measured if each.device is None]
+    if recipe.float8 == "rowwise" and not any(each.recipe.float8 == "rowwise" for each in own):
+        found.append((NONE, "float8 with a scale a row depends on kernels that no other recipe shows: calibrate with a "
+                            "measured step of it"))  # fmt: skip
+    if not own:
+        here = "no measured step" if not measured else "only a step of another device"
+        found.append((RANGE, f"it rests on {here}: --calibrate with one of this device and power limit"))
+    if any(call.op == "all_to_all" for call in program.calls):
+        found.append((RANGE, "an all-to-all takes as long as its most loaded rank, and the routing is assumed"))
+    kind: Kind = max((each for each, _ in found), key=_ORDER.index, default=ESTIMATE)
+    return Support(kind=kind, reasons=tuple(why for _, why in found))
+
+
+def host_notes(program: Program, recipe: Recipe, step_ns: float) -> list[str]:
+    """Return notes on what the host may add, which a price leaves out."""
+    notes = []
+    launched = int(((program.rows.moved_bytes > 0) | (program.rows.flops > 0)).sum()) + len(program.calls)
+    if recipe.compiled is None and launched * HOST_NS > step_ns:
+        notes.append(
+            f"{launched} operations may be launch-bound: a host that needs {HOST_NS / 1e3:.0f} us for each takes "
+            "longer than the step; the price assumes a host that is always ahead"
+        )
+    if program.host_syncs:
+        notes.append(
+            f"the host waits for the device {program.host_syncs} times; what it then needs to launch is left out"
+        )
+    return notes
