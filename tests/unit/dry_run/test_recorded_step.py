@@ -106,6 +106,7 @@ def test_a_module_changes_its_dtype() -> None:
     assert set(operations[operations.work == "matmul"].dtype) == {"bfloat16"}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, where its compiler is imported first
 def test_usual_loops_run() -> None:
     for build in (steps.scales_and_prints, steps.loads, steps.exchanges_objects, steps.on_meta):
         operations, _, _ = tables(build)
