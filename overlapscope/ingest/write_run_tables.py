@@ -12,7 +12,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.parallel.spool_format import LARGE, SMALL, Part, calls_digest, load_part
 from overlapscope.timeline.columns import Columns, Spans, concat, make, move_rows, recode, size
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.run import RankTimeline, Run, tables_of
 from overlapscope.timeline.store.manifest import RankEntry, rank_folder
 from overlapscope.timeline.store.rank_files import RowCounts, table_file, write_entry, write_table
 
@@ -71,7 +71,7 @@ def join_all(joinings: Sequence[Joining], executor: Executor) -> None:
 def _small_tables(timeline: RankTimeline, parts: Sequence[Part], folder: Path) -> None:
     """Put the small tables into the rank's folder."""
     whole = _as_it_is(timeline, parts)
-    for name in SMALL:
+    for name in tables_of(timeline.basis).keys() & SMALL.keys():
         target = table_file(folder, name)
         if whole is not None and _is_written(name, timeline, whole):
             take_over(name, whole, target)

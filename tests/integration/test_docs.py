@@ -127,4 +127,4 @@ def test_the_paths_of_the_architecture_exist() -> None:
 def test_the_published_schema_is_the_codes_own() -> None:
     for name in DOCUMENTS:
         published = json.loads((ROOT / "docs" / f"overlapscope.{name}-1.schema.json").read_text(encoding="utf-8"))
-        assert published == schema(name)
+        assert published == json.loads(json.dumps(schema(name)))  # whose defaults are tuples

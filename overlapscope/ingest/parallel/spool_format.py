@@ -36,7 +36,7 @@ from overlapscope.timeline.columns import (
 )
 from overlapscope.timeline.dimensions import fill_group_columns
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.run import TABLES, UNKNOWN_RANK, Group, RankTimeline, Source
+from overlapscope.timeline.run import TABLES, UNKNOWN_RANK, Group, RankTimeline, Source, tables_of
 from overlapscope.timeline.store.arrow_tables import read_columns, read_parquet
 from overlapscope.timeline.store.fact_files import load_facts, save_facts
 from overlapscope.timeline.store.rank_files import table_file, write_table
@@ -114,7 +114,7 @@ def save_reading(reading: Reading, path: Path, folder: Path) -> None:
         # Most often the rank that it will have: then its tables can stay as they are.
         rank = timeline.rank if timeline.rank != UNKNOWN_RANK else rank_from_path(path) or 0
         rows = {name: rows for name in TABLES if (rows := size(getattr(timeline, name)))}
-        for name in TABLES:
+        for name in tables_of(timeline.basis):
             write_table(getattr(ready, name), ready.names, rank, table_file(place, name))
         _save_small(timeline, place / _SMALL)
         timelines.append(

@@ -40,7 +40,9 @@ def test_it_prints_what_the_readme_shows_and_writes_a_run(tmp_path: Path, capsys
     assert [each["calls"] for each in found["dry_step"]["ranks"][0]["calls"]] == [4, 4, 4]
     assert found["headline"]["step_ns"] is None
     trace = ["--format", "perfetto", "-o", str(tmp_path / "trace.json")]
-    timed = ("compare", run), ("gate", run), ("whatif",), ("advise",), ("explain", "--at", "0:1"), ("export", *trace)
+    for verb in ("compare", "gate"):
+        assert ended([verb, run, run], capsys)[0] == 0, verb
+    timed = ("whatif",), ("advise",), ("explain", "--at", "0:1"), ("export", *trace)
     for verb, *rest in timed:
         words = [verb, run, *rest]
         code, out, err = ended(words, capsys)

@@ -152,13 +152,12 @@ def test_explain_prints_the_pages_of_an_id_without_links(kind: str, capsys: pyte
 def test_explain_shows_the_finding_as_well_as_the_recommendation_of_one_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert {*PAGES} & {*ADVICE} == {"shared_cores"}
-    assert main(["explain", "shared_cores", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["pages"]
-    assert [(each["id"], each["of"]) for each in found] == [
-        ("shared_cores", "finding"),
-        ("shared_cores", "recommendation"),
-    ]
+    both = {*PAGES} & {*ADVICE}
+    assert "shared_cores" in both
+    for name in both:
+        assert main(["explain", name, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["pages"]
+        assert [(each["id"], each["of"]) for each in found] == [(name, "finding"), (name, "recommendation")]
 
 
 def test_explain_gives_json(capsys: pytest.CaptureFixture[str]) -> None:
