@@ -8,9 +8,9 @@ from werkzeug.wrappers import Response as AnyResponse
 
 SITE: Final = Path(__file__).parents[1] / "site"
 """Where the wheel has the built site; in a checkout `make docs` writes it there."""
-HOW: Final = """This copy of OverlapScope has no documentation pages, because it runs from its source.
+HOW: Final = """This copy of OverlapScope has no documentation pages: it comes from the source, and they were not built.
 
-Build them, then reload this page:
+Build them there, then reload this page:
 
   make docs
 

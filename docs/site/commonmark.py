@@ -16,6 +16,8 @@ from pygments.util import ClassNotFound
 
 LEXERS: Final = {"py": "python", "text": "text", "console": "console", "": "text"}
 """Names of code blocks that Pygments calls otherwise."""
+SHORT: Final = 28
+"""Code of so many characters is not broken: an option breaks at its hyphens."""
 TYPED: Final = ("bash", "python", "py", "toml", "yaml", "json")
 """Languages of blocks that a reader copies; others are output."""
 
@@ -89,6 +91,7 @@ def render(
                 below.content = found.title
     parser.add_render_rule("image", _image_rule(image))
     parser.add_render_rule("fence", _fence)
+    parser.add_render_rule("code_inline", _code_inline)
     parser.add_render_rule("heading_close", _heading_close)
     parser.add_render_rule("table_open", lambda *_: '<div class="wide" tabindex="0"><table>\n')
     parser.add_render_rule("table_close", lambda *_: "</table></div>\n")
@@ -127,6 +130,12 @@ def code(text: str, language: str) -> str:
     inner = highlight(text, lexer, HtmlFormatter(nowrap=True))
     kind = "typed" if language in TYPED else "output"
     return f'<div class="code {kind}"><pre tabindex="0"><code>{inner}</code></pre></div>\n'
+
+
+def _code_inline(_: Any, tokens: Sequence[Token], at: int, *__: Any) -> str:
+    words = tokens[at].content
+    kind = ' class="short"' if len(words) <= SHORT else ""
+    return f"<code{kind}>{escape(words)}</code>"
 
 
 def _fence(_: Any, tokens: Sequence[Token], at: int, *__: Any) -> str:

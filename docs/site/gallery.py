@@ -50,7 +50,7 @@ def verdict(path: str) -> str:
 
 
 def parts(head: Headline) -> list[tuple[str, str, int]]:
-    """Return label, CSS class and nanoseconds of each part of a step of the job; they add up to all but skew."""
+    """Return label, CSS class and nanoseconds of each part of a step of the job; medians, which need not add up."""
     exposed = sorted(head.causes.items(), key=lambda each: -each[1])
     found = [
         ("compute", "c-compute", head.compute_only_ns),

@@ -31,7 +31,8 @@ def text() -> str:
         "# Fields of the JSON documents",
         "",
         "Every field of every document, from the types that write them. Which command prints which document: "
-        "[json.md](../json.md). Fields may be added, none is renamed. What ends in `_ns` is an integer of nanoseconds.",
+        "[JSON, run directory, exit codes](../json.md). Fields may be added, none is renamed. What ends in `_ns` is an "
+        "integer of nanoseconds.",
         "",
     ]
     seen: set[type] = set()

@@ -20,7 +20,7 @@ SHOWN = FOLDER / "shown.json"
 """The words that stand in each picture, by its name."""
 WIDTH, MAX_BYTES, MAX_ALL_BYTES, QUALITY = 1200, 80_000, 600_000, 82
 STEP = "?t0=278000000&t1=424000000"
-"""The third step of the run, in ns from the start of the run."""
+"""One step of the run, in ns from the run's start."""
 DRAWN = """() => [...document.querySelectorAll(".tl-chart")].every((each) => each.querySelector(".barlayer path"))"""
 """The timeline asks for its bars when its axes stand already."""
 WORDS = """(height) => {

@@ -56,7 +56,7 @@ def test_every_option_of_a_verb_is_documented_once(
     shared = {row[0]: row[1] for row in rows(page["Options of several commands"])}
     for option in said:
         row = [words for name, words in shared.items() if option in re.split(r"[ ,]+", name)]
-        assert (option in named) != (bool(row) and f"<code>{option}</code>" in also), f"{option} of {' '.join(command)}"
+        assert (option in named) != (bool(row) and f">{option}</code>" in also), f"{option} of {' '.join(command)}"
     assert all(row[1] for row in rows(own))
 
 
