@@ -73,8 +73,14 @@ def main() -> int:
 
 
 def build(folder: Path) -> Problems:
-    """Write the site into a folder, which is replaced, and return what is wrong; then nothing is written."""
+    """Write the site into a folder, and return what is wrong; then nothing is written.
+
+    A site that is there is replaced; a folder with anything else is left alone.
+    """
     problems = Problems()
+    if folder.exists() and any(folder.iterdir()) and not (folder / "search.js").is_file():
+        problems.append(f"{folder}: holds something else than a site; name another folder")
+        return problems
     pages = collect(problems)
     groups = navigation()
     listed = [each for group in groups.values() for each in group]

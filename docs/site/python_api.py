@@ -50,8 +50,8 @@ def text() -> str:
     lines += ["## Frameworks", "", "How each is used: [frameworks](../frameworks.md).", ""]
     for name in FRAMEWORKS:
         module = importlib.import_module(f"overlapscope.frameworks.{name}")
-        for each in public_functions(module):
-            lines += _entry(f"overlapscope.frameworks.{name}.{each.__name__}", each)
+        for function in public_functions(module):
+            lines += _entry(f"overlapscope.frameworks.{name}.{function.__name__}", function)
     lines += ["## pytest", "", "How fixtures are used: [in a test](../pytest.md).", ""]
     for name, cls in FIXTURES.items():
         lines += _class(cls, name, None, words="Fixture. ")

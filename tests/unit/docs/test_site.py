@@ -89,6 +89,12 @@ def test_a_page_that_is_not_in_the_navigation_fails(monkeypatch: pytest.MonkeyPa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_with_anything_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
+    assert site_build.build(tmp_path) == [f"{tmp_path}: holds something else than a site; name another folder"]
+    assert [each.name for each in tmp_path.iterdir()] == ["thesis.txt"]
+
+
 def test_the_size_of_a_picture_is_read_from_it() -> None:
     assert size_of((ROOT / "docs" / "dashboard.png").read_bytes()) == (1280, 760)
     assert {size_of(each.read_bytes())[0] for each in (ROOT / "docs" / "pictures").glob("*.webp")} == {1200}
