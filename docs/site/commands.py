@@ -15,7 +15,7 @@ class Option(NamedTuple):
     """An option or a positional argument of a verb."""
 
     name: str
-    """As it is typed, with its value: `-o FILE, --output FILE`."""
+    """As it is typed, with its value: `-o, --output FILE`."""
     meaning: str
     positional: bool = False
 
@@ -84,12 +84,19 @@ def shared_options(known: list[Verb]) -> Mapping[Option, list[str]]:
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[Option]:
-    formatter = argparse.HelpFormatter("")
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
             continue
-        meaning = formatter._expand_help(action) if action.help else ""
-        yield Option(formatter._format_action_invocation(action), meaning, not action.option_strings)
+        meaning = (action.help or "") % {**vars(action), "prog": parser.prog}
+        yield Option(_typed(action), meaning, not action.option_strings)
+
+
+def _typed(action: argparse.Action) -> str:
+    """Return an option as it is typed, with its value. Pythons write this differently in their own help."""
+    choices = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest.upper()
+    value = action.metavar if isinstance(action.metavar, str) else choices
+    names = ", ".join(action.option_strings)
+    return (f"{names} {value}" if action.nargs != 0 else names) if names else value
 
 
 def _nested(parser: argparse.ArgumentParser) -> list["argparse._SubParsersAction[argparse.ArgumentParser]"]:
