@@ -14,7 +14,7 @@ READY313 := $(if $(shell $(call python_of,3.13) --version 2>/dev/null),.venv313/
 TORCH_INDEX ?=
 comma := ,
 
-.PHONY: demo test tests environments lint bench gpu-check test-long test-extras mutants test-versions test-pinned test-torch \
+.PHONY: demo test tests environments lint bench docs gpu-check test-long test-extras mutants test-versions test-pinned test-torch \
   test-lowest test-pythons test-hosts test-py313 check-wheel release schema clean
 
 demo: $(READY)
@@ -90,14 +90,18 @@ test-pythons: $(PYTHONS:%=.venv-python-%/.ready)
 test-hosts: .venv-extras/.ready
 	.venv-extras/bin/python -m tests.run_versions run hosts -n $(WORKERS) tests/integration/test_real_hosts.py
 
-# A wheel, installed in an empty environment without torch, analyzes a trace.
-check-wheel: $(READY)
+# The pages of docs/ and a reference from the code, as a site in dashboards/site/: the wheel takes it from there.
+docs: $(READY)
+	$(BIN)/python -m docs.site.build
+
+# A wheel, installed in an empty environment without torch, analyzes a trace and has the documentation.
+check-wheel: docs
 	$(BIN)/python tests/check_wheel.py
 
 # What is uploaded, in dist/: built, checked, installed on every Python there is, README's commands run from there; then
 # the unpacked sdist runs its own tests, which takes as long as `make test` (SDIST_TESTS="torch" leaves most of them out).
 SDIST_TESTS ?= not long
-release: $(VENV)/.release
+release: $(VENV)/.release docs
 	$(BIN)/python tests/check_release.py -n $(WORKERS) -m "$(SDIST_TESTS)"
 
 # On Python 3.13 without torch, where there is such a Python: what tells Pythons apart, which is files, processes, text and
@@ -176,4 +180,4 @@ $(OTHERS:%=.venv-%/.ready): .venv-%/.ready: pyproject.toml | $(READY)
 environments: $(READY) $(READY313)
 
 clean:
-	rm -rf $(VENV) .venv313 .venv-* build dist *.egg-info overlapscope-demo benchmarks/.cache
+	rm -rf $(VENV) .venv313 .venv-* build dist dashboards/site *.egg-info overlapscope-demo benchmarks/.cache

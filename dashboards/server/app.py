@@ -15,7 +15,7 @@ from overlapscope_dashboards.compare import steps as comparison_steps
 from overlapscope_dashboards.parts import empty
 from overlapscope_dashboards.runs.site import Site, parse_query
 from overlapscope_dashboards.runs.work import BackgroundWork
-from overlapscope_dashboards.server import router, security, shell
+from overlapscope_dashboards.server import documentation, router, security, shell
 
 PATIENCE_S: Final = 1.0
 """How long a request waits for a page before it is answered with the progress instead."""
@@ -51,6 +51,7 @@ def create_app(
     _register(app, site)
     pages.register(app, site)
     comparison_steps.register(app)
+    documentation.register(app.server)
     content_policy = security.policy([shell.theme_script_hash(), *app.csp_hashes()])
     security.protect(app.server, guard or security.guard_for("127.0.0.1"), lambda: content_policy)
     app.server.register_error_handler(DependencyException, _no_such_suite)

@@ -74,6 +74,7 @@ def shell() -> Component:
                     dcc.Link([html.Span(className="mark"), "OverlapScope"], href="/", className="brand"),
                     html.Nav(id="nav", **aria(label="Pages of this run")),
                     html.Nav(dcc.Link("All runs", href="/"), className="all", **aria(label="Runs")),
+                    html.A("Docs", href="/docs/", className="docs"),
                     html.Button("Dark", id="theme", type="button"),
                 ],
                 className="top",

@@ -216,9 +216,9 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     told: dict[str, Told] = {}
     """What the sources report besides times: communicators, links, measurements, their own figures."""
     critical_path: CriticalPath = CriticalPath()
-    throughput: Throughput | None = None
-    """Null in documents of versions that did not compute it."""
     """The chain of dependencies that decided how long each step took."""
+    throughput: Throughput | None = None
+    """Tokens, samples, FLOPs and GPU-hours; null in documents of versions that did not compute it."""
     headline: Headline = Headline()
     """The main figures, the same in every output: medians over the steps of the job."""
     dry_step: DryStep | None = None

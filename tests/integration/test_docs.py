@@ -16,7 +16,7 @@ import pytest
 from overlapscope.analysis.common.cause_table import CAUSES
 from overlapscope.report.formats.json import schema
 from overlapscope.report.sheet.document import DOCUMENTS
-from tests.conftest import ROOT
+from tests.conftest import ROOT, shared_file
 from tests.support.fork_server import start
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -27,6 +27,13 @@ BY_CHECK_WHEEL = "pip install '.[torch]'"
 COMMAND = "import sys; from overlapscope.cli.main import main; sys.exit(main())"
 OF_A_SHELL = frozenset("*?[]{}()<>|&;$`~#!\\")
 """A command with one of these is given to a shell; others begin where Python and what we import stand already."""
+
+
+GALLERY = re.findall(
+    r"^## ([^\n]*)\n(.*?)(?=^## |\Z)",
+    (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8"),
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -40,6 +47,7 @@ def test_every_block_runs(page: Path, tmp_path: Path) -> None:
         shutil.copytree(ROOT / folder, tmp_path / folder)
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     missing = find_spec("torch") is None
+    printed = ""
     for language, text in blocks(page):
         if language == "python" and "import torch" in text and missing:
             continue
@@ -55,13 +63,37 @@ def test_every_block_runs(page: Path, tmp_path: Path) -> None:
             if command.startswith("overlapscope ") and not missing and not OF_A_SHELL & set(command):
                 (ended,) = start([["-c", COMMAND, *shlex.split(command)[1:]]], folder=tmp_path).wait(300)
                 assert ended.code == 0, (command, ended.output)
+                printed += ended.output
                 continue
             done = subprocess.run(
                 command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
             )
             assert done.returncode == 0, (command, done.stderr)
+    if page.name == "tutorial.md" and printed:
+        shown = re.findall(r"^```text\n(?!\$)(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        assert len(shown) > 5
+        assert [each for block in shown for each in not_printed(block, printed)] == []
     if missing and any("import torch" in text for _, text in blocks(page)):
         pytest.skip("torch is not installed: the examples that record were left out")
+
+
+def not_printed(block: str, printed: str) -> list[str]:
+    """Return the lines of a block that a command did not print; runs of white space are one."""
+    known = " ".join(printed.split())
+    return [line for line in block.splitlines() if " ".join(line.split()) not in known]
+
+
+@pytest.mark.parametrize(("title", "section"), GALLERY, ids=[title for title, _ in GALLERY])
+def test_the_gallery_shows_what_the_command_prints(title: str, section: str) -> None:
+    of, path = re.findall(r"^<!-- (input|computed): (\S+) -->$", section, re.MULTILINE)[0]
+    place = shared_file(path) if of == "input" else ROOT / path
+    printed = subprocess.run(
+        [sys.executable, "-m", "overlapscope.cli.main", "analyze", str(place)],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    shown = re.findall(r"^```text\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    assert len(shown) == 1, title
+    assert not_printed(shown[0], printed) == []
 
 
 def test_no_example_hides_a_package_behind_its_adapter() -> None:

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `baseline`."""
     actions = parser.add_subparsers(dest="action", metavar="save|list|show", required=True)
     save = actions.add_parser("save", help="keep a run, or a folder of runs of the same code, under a name")
-    save.add_argument("name", metavar="NAME")
+    save.add_argument("name", metavar="NAME", help="name of the baseline")
     save.add_argument("runs", type=given_path, metavar="RUNS", help="run, trace, folder of traces, or folder of runs")
     save.add_argument("-f", "--force", action="store_true", help="replace a baseline of that name")
     save.add_argument(
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_reading(save)
     show = actions.add_parser("show", help="show the figures of one baseline")
-    show.add_argument("name", metavar="NAME")
+    show.add_argument("name", metavar="NAME", help="name of the baseline")
     for each in (save, actions.add_parser("list", help="list the baselines"), show):
         each.add_argument(
             "--folder", type=Path, default=Path("baselines"), metavar="DIR", help="where they are (default: baselines)"

@@ -1,0 +1,1 @@
+"""The documentation site and what it must name."""
