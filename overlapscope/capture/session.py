@@ -148,6 +148,8 @@ class Session:
 
     def _write_run(self, *, wait: bool) -> None:
         self._stop()
+        if wait and not self._in_step:
+            self._read_ddp()
         self._unregister_fork_stop()
         if self.trigger is not None:
             self.guard("closing the trigger", self.trigger.close)
@@ -231,6 +233,7 @@ class Session:
         if not (measured or steps.full or self.parts.due()):
             return
         self._read_software()
+        self._read_ddp()
         self._flush()
         if measured:
             self._next_agreement *= 4
@@ -277,7 +280,7 @@ class Session:
                 self.guard(f"recording {name} of a step", self.steps.note_amount, name, amount)
 
     def _step_begins(self) -> int:
-        if self.steps.count == REBUILT_STEPS:
+        if 0 < self.steps.count <= REBUILT_STEPS:
             self._read_ddp()
         if self.settings.trigger is not None and self.trigger is None and self.steps.count >= self.settings.warmup:
             self.guard("opening the trigger", self._open_trigger)  # by now the job has created its groups
@@ -302,10 +305,10 @@ class Session:
             )
 
     def _read_ddp(self) -> None:
-        """Read DDP's buckets, unless the main thread is stuck, where it may hold DDP's lock."""
-        if not self._termination.stuck:
-            model = self.hooks.ddp_wrapper.found
-            self._ddp = self.guard("reading DDP's buckets", environment.ddp_buckets, model) or {}
+        """Read DDP's buckets, outside of steps alone: inside its hooks, where SIGTERM may find the main thread, DDP
+        holds the lock that it would wait for."""
+        model = self.hooks.ddp_wrapper.found
+        self._ddp = self.guard("reading DDP's buckets", environment.ddp_buckets, model) or {}
 
     def region(self, name: str) -> AbstractContextManager[None]:
         """Record the block as a named part of a step, such as `data`."""
@@ -392,7 +395,6 @@ class Session:
 
     def _how(self) -> dict[str, Any]:
         """Return the same without the cost."""
-        self._read_ddp()
         return {
             "mode": self.settings.mode,
             "complete": not self.guard.failures,

@@ -102,6 +102,35 @@ def test_a_second_sigterm_while_the_run_is_written_costs_no_run(tmp_path: Path) 
     assert overlapscope.load(tmp_path / "run").ranks == [0]
 
 
+def test_sigterm_inside_a_hook_of_ddp_which_holds_its_lock_costs_no_run(tmp_path: Path) -> None:
+    done = run(
+        """
+        import os, signal, sys, torch, overlapscope
+        import torch.distributed as dist
+        dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=0, world_size=1)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        seen = []
+        def hook(state, bucket):
+            seen.append(0)
+            if len(seen) == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+            future = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+        model.register_comm_hook(None, hook)
+        with overlapscope.profile(sys.argv[1], model=model, mode="events", warmup=0, measure_overhead=False) as scope:
+            while True:
+                with scope.step():
+                    model(torch.ones(1, 4)).sum().backward()
+        """,
+        str(tmp_path / "run"),
+        str(tmp_path / "store"),
+    )
+    assert done.code == -signal.SIGTERM, done.output
+    (rank,) = overlapscope.load(tmp_path / "run").run.ranks.values()
+    assert (rank.steps.step.size, rank.recorded["ddp"]["bucket_bytes"]) == (3, [80])  # the fourth was cut
+
+
 def test_a_profile_that_is_closed_elsewhere_or_interrupted_leaves_sigterm_to_the_job(tmp_path: Path) -> None:
     def interrupt(session: Any) -> None:
         raise KeyboardInterrupt
