@@ -20,6 +20,12 @@ WORLDS: Final = {
     "two_d.py": (8, (0,)),
     "pipeline.py": (2, (0, 1)),
     "own_overlap.py": (8, (0,)),
+    "conv.py": (8, (0,)),
+    "grouped_query.py": (4, (0,)),
+    "hybrid.py": (8, (0,)),
+    "experts.py": (8, (0,)),
+    "sharded_optimizer.py": (8, (0,)),
+    "ring.py": (4, (0,)),
 }
 """Ranks of the job of each example, and those that are run."""
 
@@ -41,7 +47,7 @@ class Patch(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def regressions() -> list[Patch]:
-    """Return the seeded regressions of the list."""
+    """Return the seeded regressions of both lists."""
     return [
         Patch(
             name=each["name"],
@@ -53,15 +59,15 @@ def regressions() -> list[Patch]:
             kinds=tuple(each["kinds"]),
             line=each["line"],
         )
-        for each in _listed("regressions.toml", "regression")
+        for each in _listed("regressions.toml", "regression") + _listed("more_regressions.toml", "regression")
     ]
 
 
 def neutral() -> list[Patch]:
-    """Return the neutral patches of the list, one for each example."""
+    """Return the neutral patches of both lists, one for each example."""
     return [
         Patch(name=each["name"], example=example, edits=tuple(_edits(each, example)))
-        for each in _listed("neutral.toml", "neutral")
+        for each in _listed("neutral.toml", "neutral") + _listed("more_neutral.toml", "neutral")
         for example in each["examples"]
     ]
 
