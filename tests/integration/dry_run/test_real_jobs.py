@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import overlapscope
+from overlapscope.analysis.structure.conformance import conformance
 from overlapscope.loaded_run import LoadedRun
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
@@ -31,6 +32,7 @@ LATER = (
     "fsdp_no_reshard", "fsdp_prefetch", "fsdp_accumulates", "fsdp_checkpointed", "tensor", "pipeline_interleaved",
     "ring", "functional", "coalesced",
 )  # fmt: skip
+OVERLAP = {"prefetch_lost", "overlap_lost"}
 Calls = dict[tuple[int, ...], list[tuple[str, int | None, str | None]]]
 Modules = dict[tuple[int, ...], list[str | None]]
 
@@ -103,6 +105,27 @@ def check(kind: str, folder: Path, ranks: Sequence[int]) -> None:
         for group, modules in real_modules.items():  # a recording knows the modules of FSDP's calls alone
             pairs = zip(modules, dry_modules[group], strict=True)
             assert all(ours == theirs for theirs, ours in pairs if theirs is not None), f"rank {rank}"
+        program = json.loads((folder / f"{kind}.program{rank}.json").read_text())
+        assert products_and_waits(dried.table("operations", rank)) == program, f"rank {rank}"
+    held = conformance(dried.run, recorded.run)
+    assert held is not None
+    assert {each.kind for each in held.changes} <= OVERLAP  # gloo takes its time from the same cores
+    assert set(ranks) <= set(held.ranks)
+
+
+def products_and_waits(operations: pd.DataFrame) -> list[str]:
+    """The order of matrix products, functional collectives, and waits for these."""
+    rows: list[str] = []
+    calls: dict[int, int] = {}
+    for each in operations.itertuples():
+        if each.work == "matmul" and each.name.split(".")[1] != "bmm":  # of a hook, in a thread of gloo's
+            rows.append(each.name.split(".")[1])
+        elif each.name.startswith("_c10d_functional."):
+            rows.append(f"call {len(calls)}")
+            calls[each.order] = len(calls)
+        elif each.work == "wait" and each.awaited in calls:
+            rows.append(f"wait {calls[each.awaited]}")
+    return rows
 
 
 @pytest.mark.parametrize("kind", AT_ONCE)
