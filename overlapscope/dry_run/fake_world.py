@@ -141,8 +141,10 @@ class FakeWorld:
 
     def _meshes(self) -> None:
         """Refuse a mesh that leaves ranks of the world out, which torch lets pass."""
-        from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415
-
+        try:
+            from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415
+        except ImportError:  # before torch 2.2
+            return
         make, world_size = DeviceMesh.__init__, self.world_size
 
         def init(mesh: Any, *args: Any, **kwargs: Any) -> None:
@@ -174,8 +176,10 @@ class FakeWorld:
 
             return init
 
-        for owner in (torch.amp.autocast_mode.autocast, torch.amp.GradScaler):
-            self.replace(owner, "__init__", around(owner.__init__))
+        for name in ("autocast", "GradScaler"):
+            owner = getattr(torch.amp, name, None)
+            if owner is not None:  # torch.amp.GradScaler: from torch 2.3
+                self.replace(owner, "__init__", around(owner.__init__))
 
     def _loaders(self) -> None:
         """Let loaders load in this process, as the host: no worker could send a fake tensor."""
