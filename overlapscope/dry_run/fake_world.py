@@ -399,8 +399,9 @@ class FakeWorld:
         self.replace(optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cuda", "cpu"])
         from torch._subclasses.fake_tensor import FakeTensor  # noqa: PLC0415
 
-        types = [*optimizer._foreach_supported_types, FakeTensor]
-        self.replace(optimizer, "_foreach_supported_types", types)
+        # In place: torch's tensors of other kinds add themselves to this list when they are imported.
+        optimizer._foreach_supported_types.append(FakeTensor)
+        self._undo.callback(optimizer._foreach_supported_types.remove, FakeTensor)
         original, made = optimizer.Optimizer.__init__, self.optimizers
 
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -410,6 +411,18 @@ class FakeWorld:
         self.replace(optimizer.Optimizer, "__init__", init)
         if hasattr(torch.compiler, "set_stance"):
             self._undo.enter_context(torch.compiler.set_stance("force_eager"))
+        noted = self.recorder.assumptions
+
+        def noting(compiled: Callable[..., Any]) -> Callable[..., Any]:
+            def called(*args: Any, **kwargs: Any) -> Any:
+                line = line_of_caller() or "torch"
+                noted[f"{line}: torch.compile is left out: all runs as it is, and graph breaks are not recorded"] = None
+                return compiled(*args, **kwargs)
+
+            return called
+
+        for owner in (torch, torch.nn.Module):
+            self.replace(owner, "compile", noting(owner.compile))
 
 
 def _forget_meshes() -> None:

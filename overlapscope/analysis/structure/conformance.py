@@ -241,13 +241,16 @@ def _comparable(dry: Calls, steps: RecordedSteps, *, by_size: bool) -> tuple[Cal
 
 
 def _differences(base: Calls, candidate: Calls, steps: RecordedSteps) -> list[CallDifference]:
-    # A recording without the model cannot tell forward from what comes before, between and after it.
-    sides = [
-        msgspec.structs.replace(each, phase=np.where(each.phase == FORWARD, None, each.phase))
-        for each in (base, candidate)
-    ]
-    pairs = pair_calls(*sides)
-    return [*call_differences(*sides, pairs, scheduled=False), *_overlap(base, candidate, pairs, steps)]
+    ours, theirs = _before_backward_alike(base), _before_backward_alike(candidate)
+    pairs = pair_calls(ours, theirs)
+    return [*call_differences(ours, theirs, pairs, scheduled=False), *_overlap(base, candidate, pairs, steps)]
+
+
+def _before_backward_alike(calls: Calls) -> Calls:
+    """Return calls without the phase `forward`, which a recording without the model also calls what is around it."""
+    phases = calls.phase.copy()
+    phases[phases == FORWARD] = None
+    return msgspec.structs.replace(calls, phase=phases)
 
 
 def _overlap(base: Calls, candidate: Calls, pairs: CallPairs, steps: RecordedSteps) -> list[CallDifference]:

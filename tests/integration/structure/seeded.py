@@ -1,5 +1,4 @@
-"""Patch the examples as the lists say, and make a dry run of each; `python -m tests.integration.structure.seeded OUT`
-makes all of them."""
+"""Patch the examples as the lists say, and make a dry run of each."""
 
 import shutil
 import sys
@@ -141,22 +140,3 @@ def lines_of(folder: Path, text: str) -> set[str]:
             if any(part in line for part in text.split("|")):
                 found.add(f"{file.name}:{number}")
     return found
-
-
-def main(out: Path, part: int, parts: int) -> None:
-    """Write the runs of all examples and patches below a folder."""
-    from overlapscope.timeline.store.load_save import save_run  # noqa: PLC0415
-    from overlapscope.version import __version__  # noqa: PLC0415
-
-    bases = [Patch(name="base", example=example) for example in WORLDS]
-    for at, patch in enumerate([*bases, *regressions(), *neutral()]):
-        if at % parts != part or (out / patch.label).exists():
-            continue
-        folder = out / "code" / patch.label
-        if not folder.exists():
-            patched(patch, folder)
-        save_run(dry_run(folder, patch.example), out / patch.label, version=__version__)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -134,6 +134,19 @@ def test_usual_loops_run() -> None:
     assert {"cpu", "aten._local_scalar_dense.default"} == set(syncs.name)
 
 
+def test_a_compiled_module_runs_as_it_is_and_a_warning_says_so() -> None:
+    (warning,) = overlapscope.dryrun(steps.loads, world_size=1).sources[0].warnings
+    assert "steps.py:" in warning
+    assert "torch.compile is left out" in warning
+
+
+def test_ranks_that_run_one_after_the_other_do_the_same() -> None:
+    needs_fsdp2_without_cuda()
+    run = overlapscope.dryrun(steps.fsdp, world_size=4, ranks=(0, 1))
+    first, second = (run.table("operations", rank).drop(columns="rank") for rank in (0, 1))
+    pd.testing.assert_frame_equal(first, second)
+
+
 def test_nothing_is_timed() -> None:
     run = overlapscope.dryrun(steps.ddp, world_size=4)
     found = run.analysis()
