@@ -134,6 +134,7 @@ def test_usual_loops_run() -> None:
     assert {"cpu", "aten._local_scalar_dense.default"} == set(syncs.name)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, where its compiler is imported first
 def test_a_compiled_module_runs_as_it_is_and_a_warning_says_so() -> None:
     (warning,) = overlapscope.dryrun(steps.loads, world_size=1).sources[0].warnings
     assert "steps.py:" in warning
