@@ -31,6 +31,11 @@ LATER = (
     "fsdp_no_reshard", "fsdp_prefetch", "fsdp_accumulates", "fsdp_checkpointed", "tensor", "pipeline_interleaved",
     "ring", "functional", "coalesced",
 )  # fmt: skip
+EXAMPLES = (
+    "ddp.py", "fsdp.py", "tensor_parallel.py", "two_d.py", "own_overlap.py", "conv.py", "grouped_query.py", "hybrid.py",
+    "experts.py", "sharded_optimizer.py", "ring.py",
+)  # fmt: skip
+"""Models of the seeded changes."""
 OVERLAP = {"prefetch_lost", "overlap_lost"}
 Calls = dict[tuple[int, ...], list[tuple[str, int | None, str | None]]]
 Modules = dict[tuple[int, ...], list[str | None]]
@@ -67,13 +72,13 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def really(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(LATER, tmp_path_factory.mktemp("really"), timeout=600)
+    return trained((*LATER, *EXAMPLES), tmp_path_factory.mktemp("really"), timeout=600)
 
 
 def dry(kind: str) -> LoadedRun:
     from tests.integration.jobs import dry_steps  # noqa: PLC0415 - it imports torch
 
-    return overlapscope.dryrun(getattr(dry_steps, kind), world_size=WORLD, ranks=range(WORLD))
+    return overlapscope.dryrun(dry_steps.build_of(kind), world_size=WORLD, ranks=range(WORLD))
 
 
 def by_group(
@@ -114,10 +119,12 @@ def check(kind: str, folder: Path) -> None:
 
 def products_and_waits(operations: pd.DataFrame) -> list[str]:
     """The order of matrix products, functional collectives, and waits for these."""
+    from tests.integration.jobs.dry_truth import PRODUCTS  # noqa: PLC0415 - it imports torch
+
     rows: list[str] = []
     calls: dict[int, int] = {}
     for each in operations.itertuples():
-        if each.work == "matmul" and each.name.split(".")[1] != "bmm":  # of a hook, in a thread of gloo's
+        if each.name.split(".")[1:2] in ([name] for name in PRODUCTS):
             rows.append(each.name.split(".")[1])
         elif each.name.startswith("_c10d_functional."):
             rows.append(f"call {len(calls)}")
@@ -133,7 +140,7 @@ def test_a_dry_run_has_the_collectives_of_the_real_job(kind: str, real: Path) ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", LATER)
+@pytest.mark.parametrize("kind", [*LATER, *EXAMPLES])
 def test_a_dry_run_of_a_rarer_kind_has_the_collectives_of_the_real_job(kind: str, really: Path) -> None:
     check(kind, really)
 

@@ -55,7 +55,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for kind in kinds:
         try:
-            step = getattr(dry_steps, kind)(torch.device("cpu"))
+            step = dry_steps.build_of(kind)(torch.device("cpu"))
             with overlapscope.profile(
                 f"{folder}/{kind}", mode="events", warmup=WARM_UP, events_every=1, measure_overhead=False
             ) as scope:
