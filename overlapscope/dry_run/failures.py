@@ -8,7 +8,7 @@ from overlapscope.dry_run.recorder import NO_DEVICE
 from overlapscope.dry_run.source_lines import line_of_traceback
 from overlapscope.errors import InputError, OverlapScopeError
 
-_DEVICE: Final = re.compile(r"CUDA|NVIDIA|HIP|\bcuda\b|\bxpu\b|Torch not compiled", re.IGNORECASE)
+_DEVICE: Final = re.compile(r"CUDA|NVIDIA|HIP|\bcuda\b|\bxpu\b|Torch not compiled|\baccelerator\b", re.IGNORECASE)
 _MESH: Final = re.compile(r"\bmesh\b.*\b(world|ranks)\b", re.IGNORECASE)
 _MOST_SHOWN: Final = 200
 
@@ -33,7 +33,8 @@ def explained(error: Exception | SystemExit) -> OverlapScopeError:
             f"{line}: the mesh does not fit the world ({text}): choose a world that is the product of its dimensions"
         )
     if _DEVICE.search(text):
-        return InputError(f"{line}: the code needs a device ({text}): {NO_DEVICE}")
+        remedy = "shard with fully_shard (FSDP2)" if text.startswith("FSDP") else NO_DEVICE
+        return InputError(f"{line}: the code needs a device ({text}): {remedy}")
     return InputError(f"{line}: the step cannot run as a dry run: {kind}: {text}")
 
 

@@ -116,6 +116,15 @@ class FakeWorld:
             # A script that starts and ends its own group meets the fake one.
             for owner in (distributed, distributed.distributed_c10d):
                 self.replace(owner, name, lambda *_, **__: None)
+        make = distributed.distributed_c10d._new_group_with_tag
+        signature = inspect.signature(make)
+
+        def group(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            given.arguments["backend"] = None  # a group of gloo or nccl is as fake as the others
+            return make(*given.args, **given.kwargs)
+
+        self.replace(distributed.distributed_c10d, "_new_group_with_tag", group)
 
     def _read_again(self, torch: Any) -> None:
         from torch._subclasses.fake_tensor import unset_fake_temporarily  # noqa: PLC0415

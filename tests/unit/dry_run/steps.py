@@ -137,6 +137,22 @@ def leaves_ranks_out(device: torch.device) -> Step:
     return lambda: None
 
 
+def reduces_in_groups_of_their_own(device: torch.device) -> Step:
+    groups = [dist.new_group([0, 1], backend=backend) for backend in ("nccl", "gloo", None)]
+    x = torch.ones(4, device=device)
+
+    def step() -> None:
+        for group in groups:
+            dist.all_reduce(x, group=group)
+
+    return step
+
+
+def shards_with_the_first_fsdp(_: torch.device) -> Step:
+    torch.distributed.fsdp.FullyShardedDataParallel(layers(1))
+    return lambda: None
+
+
 def ends(_: torch.device) -> Step:
     raise SystemExit(1)
 

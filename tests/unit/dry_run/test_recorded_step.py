@@ -141,6 +141,13 @@ def test_a_compiled_module_runs_as_it_is_and_a_warning_says_so() -> None:
     assert "torch.compile is left out" in warning
 
 
+@pytest.mark.filterwarnings("ignore:Backend nccl:UserWarning")
+def test_groups_of_every_backend_are_pretended() -> None:
+    _, calls, _ = tables(steps.reduces_in_groups_of_their_own)
+    assert calls.group_size.tolist() == [2, 2, 2]
+    assert calls.group.nunique() == 3
+
+
 def test_ranks_that_run_one_after_the_other_do_the_same() -> None:
     needs_fsdp2_without_cuda()
     run = overlapscope.dryrun(steps.fsdp, world_size=4, ranks=(0, 1))
@@ -182,6 +189,7 @@ def test_a_run_directory_holds_all_of_it(tmp_path: Path) -> None:
         (steps.imports_what_is_missing, "package nowhere_at_all is not installed: install what the job"),
         (steps.does_not_factor, "mesh does not fit the world.*choose a world that is the product"),
         (steps.leaves_ranks_out, "mesh has 3 ranks, the world 4: choose a world that is the product"),
+        (steps.shards_with_the_first_fsdp, r"needs a device.*: shard with fully_shard \(FSDP2\)"),
         (steps.asserts, "AssertionError: assert dist.get_world_size"),
         (steps.ends, "SystemExit: 1"),
     ],
