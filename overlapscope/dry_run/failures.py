@@ -8,7 +8,7 @@ from overlapscope.dry_run.recorder import NO_DEVICE
 from overlapscope.dry_run.source_lines import line_of_traceback
 from overlapscope.errors import InputError, OverlapScopeError
 
-_DEVICE: Final = re.compile(r"CUDA|NVIDIA|HIP|\bcuda\b|\bxpu\b|Torch not compiled|\baccelerator\b", re.IGNORECASE)
+_DEVICE: Final = re.compile(r"cuda|nvidia|\bhip\b|\bxpu\b|\baccelerator\b", re.IGNORECASE)
 _MESH: Final = re.compile(r"\bmesh\b.*\b(world|ranks)\b", re.IGNORECASE)
 _MOST_SHOWN: Final = 200
 
