@@ -9,6 +9,11 @@ from tests.support.long_results import keep
 
 HERE = Path(__file__).parent
 ROUNDS = 5
+MARKED = {
+    "Dry runs against real jobs": HERE / "integration" / "dry_run",
+    "Seeded changes of dry runs": HERE / "integration" / "structure",
+}
+"""Folders whose tests marked `long` have a section of their own; those of all others share one."""
 PARTS = (
     "tests.integration.disturbed",
     "tests.integration.disturbed.trigger_jobs",
@@ -26,21 +31,22 @@ def main() -> None:
     """Run everything; the exit code is that of the first part that failed."""
     codes = [
         properties(),
-        marked(),
+        *(marked(title, folder) for title, folder in MARKED.items()),
+        marked("Marked as long", HERE, *(f"--ignore={folder}" for folder in MARKED.values())),
         *(subprocess.run([sys.executable, "-m", part], cwd=HERE.parent, check=False).returncode for part in PARTS),
     ]
     sys.exit(next((code for code in codes if code), 0))
 
 
-def marked() -> int:
+def marked(title: str, folder: Path, *others: str) -> int:
     """Run what is marked `long` once: variants of training tests that differ little from those of `make test`."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "long", str(HERE)]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "long", str(folder), *others]
     done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, check=False)
     last = done.stdout.strip().splitlines()[-1]
-    print(f"marked long: {last}", flush=True)
+    print(f"{title}: {last}", flush=True)
     if done.returncode:
         print(done.stdout)
-    keep("Marked as long", f"    {last}")
+    keep(title, f"    {last}")
     return done.returncode
 
 

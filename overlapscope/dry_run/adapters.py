@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
+from overlapscope.dry_run.build_function import accepts
 from overlapscope.errors import InputError, UsageError
 
 Wrapper = Literal["ddp", "fsdp2"]
@@ -21,6 +22,10 @@ def step_of_module(make: Callable[..., Any], wrapper: Wrapper, inputs: Sequence[
     def build(device: Any) -> Callable[[], None]:
         import torch  # noqa: PLC0415 - loaded only where a step runs
 
+        if not accepts(make):
+            raise InputError(
+                "the function takes arguments: to be wrapped, it returns the module without being given any"
+            )
         made = make()
         module, given = made if isinstance(made, tuple) else (made, ())
         if not isinstance(module, torch.nn.Module):

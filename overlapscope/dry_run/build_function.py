@@ -2,11 +2,13 @@
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from overlapscope.dry_run.failures import missing_package
 from overlapscope.dry_run.source_lines import line_of_traceback
 from overlapscope.errors import InputError, UsageError
 
@@ -33,6 +35,17 @@ def find_function(spec: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return] # it was looked up by name
 
 
+def accepts(function: Callable[..., Any], *arguments: Any) -> bool:
+    """Return whether a function can be called with these arguments; True where its signature is not known."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except ValueError:
+        return True
+    except TypeError:
+        return False
+    return True
+
+
 def _imported(place: str) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:
@@ -47,7 +60,7 @@ def _imported(place: str) -> Any:
             raise UsageError(
                 f"there is no module {place}, neither installed nor in the current folder: name a module, or FILE.py"
             ) from error
-        raise InputError(f"{place} needs the package {missing}: pip install {missing.split('.')[0]}") from error
+        raise InputError(f"{place}: {missing_package(error)}") from error
     except (Exception, SystemExit) as error:
         if isinstance(error, UsageError):
             raise

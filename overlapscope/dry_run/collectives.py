@@ -100,16 +100,15 @@ def _functional(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result
 
 def _call(op: str, group: Any, sent: list[Any], received: list[Any], peer: int | None) -> Call:
     size = int(group.size())
-    moved_in = sum(int(each.numel()) for each in sent) if sent or op not in ("recv",) else None
-    moved_out = sum(int(each.numel()) for each in received) if received else None
-    elements = full_elements(op, moved_in, moved_out, size) if sent or received else None
     tensors = sent or received
-    elements = None if op == "barrier" else elements
+    moved_in = sum(int(each.numel()) for each in sent) if sent or op != "recv" else None
+    moved_out = sum(int(each.numel()) for each in received) if received else None
+    elements = full_elements(op, moved_in, moved_out, size) if tensors and op != "barrier" else None
     return Call(
         op=op,
         group=group.group_name,
         group_size=size,
-        dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors and elements is not None else None,
+        dtype=str(tensors[0].dtype).removeprefix("torch.") if elements is not None else None,
         elements=elements,
         sent=sent,
         received=received,

@@ -4,6 +4,8 @@ Nothing here opens a socket: the fake process group has a store in memory. Each 
 next rank, or the caller's own code, has torch as it was.
 """
 
+import copy
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -53,7 +55,11 @@ class FakeWorld:
             self._environment()
             self._process_group(distributed)
             self._read_again(torch)
+            self._loaders()
+            self._meshes()
+            self._mixed_precision(torch)
             self._streams(torch)
+            self._functional_collectives(torch)
             self._ddp(torch, distributed)
             self._fsdp()
             self._shape_propagation()
@@ -110,6 +116,15 @@ class FakeWorld:
             # A script that starts and ends its own group meets the fake one.
             for owner in (distributed, distributed.distributed_c10d):
                 self.replace(owner, name, lambda *_, **__: None)
+        make = distributed.distributed_c10d._new_group_with_tag
+        signature = inspect.signature(make)
+
+        def group(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            given.arguments["backend"] = None  # a group of gloo or nccl is as fake as the others
+            return make(*given.args, **given.kwargs)
+
+        self.replace(distributed.distributed_c10d, "_new_group_with_tag", group)
 
     def _read_again(self, torch: Any) -> None:
         from torch._subclasses.fake_tensor import unset_fake_temporarily  # noqa: PLC0415
@@ -132,6 +147,85 @@ class FakeWorld:
             module = sys.modules.get(name)
             if module is not None and hasattr(module, "torch"):
                 self.replace(module, "torch", RealFactories())
+
+    def _meshes(self) -> None:
+        """Refuse a mesh that leaves ranks of the world out, which torch lets pass."""
+        try:
+            from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415
+        except ImportError:  # before torch 2.2
+            return
+        make, world_size = DeviceMesh.__init__, self.world_size
+
+        def init(mesh: Any, *args: Any, **kwargs: Any) -> None:
+            make(mesh, *args, **kwargs)
+            if sys._getframe(1).f_code.co_name == "init_device_mesh" and mesh.size() != world_size:
+                raise InputError(
+                    f"{line_of_caller() or 'torch'}: the mesh has {mesh.size()} ranks, the world {world_size}: choose "
+                    "a world that is the product of its dimensions"
+                )
+
+        self.replace(DeviceMesh, "__init__", init)
+
+    def _mixed_precision(self, torch: Any) -> None:
+        """Refuse CUDA's own mixed precision, which torch leaves out with a warning where there is no CUDA."""
+
+        def around(make: Callable[..., Any]) -> Callable[..., Any]:
+            signature = inspect.signature(make)
+
+            def init(own: Any, *args: Any, **kwargs: Any) -> None:
+                given = signature.bind(own, *args, **kwargs)
+                given.apply_defaults()
+                device = given.arguments.get("device_type", given.arguments.get("device"))
+                if given.arguments["enabled"] and str(device) != "cpu":
+                    raise InputError(
+                        f"{line_of_caller() or 'torch'}: {type(own).__name__} is that of {device}: give it the type of "
+                        "the device that build is given, device.type"
+                    )
+                make(own, *args, **kwargs)
+
+            return init
+
+        for name in ("autocast", "GradScaler"):
+            owner = getattr(torch.amp, name, None)
+            if owner is not None:  # torch.amp.GradScaler: from torch 2.3
+                self.replace(owner, "__init__", around(owner.__init__))
+
+    def _loaders(self) -> None:
+        """Let loaders load in this process, as the host: no worker could send a fake tensor."""
+        from torch.utils.data import DataLoader, dataloader  # noqa: PLC0415
+
+        recorder, load = self.recorder, dataloader._BaseDataLoaderIter.__next__
+
+        def loaded(iterator: Any) -> Any:
+            with recorder.on_host():
+                return load(iterator)
+
+        def in_this_process(loader: Any) -> Any:
+            loader = copy.copy(loader)
+            loader.num_workers, loader.timeout, loader.pin_memory = 0, 0, False
+            return dataloader._SingleProcessDataLoaderIter(loader)
+
+        self.replace(dataloader._BaseDataLoaderIter, "__next__", loaded)
+        self.replace(DataLoader, "_get_iterator", in_this_process)
+
+    def _functional_collectives(self, torch: Any) -> None:
+        """Let functional collectives be awaited where their result is used, as outside of tracing; torch takes fake
+        tensors for a sign that it traces, and waits at once."""
+        from torch.distributed import _functional_collectives as functional  # noqa: PLC0415
+
+        class Awaited(torch.autograd.Function):  # type: ignore[misc] # torch is Any at our rim
+            """The result of a collective, waited for by its first use; gradients pass unchanged."""
+
+            @staticmethod
+            def forward(ctx: Any, tensor: Any) -> Any:
+                return functional.AsyncCollectiveTensor(tensor)
+
+            @staticmethod
+            def backward(ctx: Any, gradient: Any) -> Any:
+                return gradient
+
+        self.replace(functional, "_maybe_wrap_tensor", Awaited.apply)
+        self.replace(functional, "_are_we_tracing", lambda: False)
 
     def _streams(self, torch: Any) -> None:
         for name, function in self.recorder.streams.interface().items():
@@ -275,8 +369,8 @@ class FakeWorld:
                 self.replace(owner, name, instead)
 
     def _values(self, torch: Any) -> None:
-        """Let the host print a tensor of one element, or make an array of one: it reads the device."""
-        from torch._subclasses.fake_tensor import FakeTensor  # noqa: PLC0415
+        """Let the host print a tensor, make an array of one, or copy it: it reads the device."""
+        from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily  # noqa: PLC0415
 
         def formatted(tensor: Any, spec: str) -> str:
             return format(tensor.item(), spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
@@ -286,10 +380,22 @@ class FakeWorld:
             with unset_fake_temporarily():
                 return torch.full(tuple(tensor.shape), value, dtype=tensor.dtype).numpy()
 
-        from torch._subclasses.fake_tensor import unset_fake_temporarily  # noqa: PLC0415
+        move, to_host = torch.Tensor.to, self.recorder.copied_to_host
+
+        def cpu(tensor: Any, **_: Any) -> Any:
+            return to_host(tensor, "cpu", waits=True)
+
+        def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            moved = move(tensor, *args, **kwargs)
+            # Whoever means the device that `build` is given has no need to write its name.
+            if "cpu" not in (*args[:1], kwargs.get("device")):
+                return moved
+            return to_host(moved, "to", waits=not (kwargs.get("non_blocking") or args[2:3] == (True,)))
 
         self.replace(FakeTensor, "__format__", formatted)
         self.replace(FakeTensor, "numpy", as_array)
+        self.replace(FakeTensor, "cpu", cpu)
+        self.replace(FakeTensor, "to", to)
 
     def _others(self, torch: Any) -> None:
         from torch.optim import optimizer  # noqa: PLC0415
@@ -302,8 +408,9 @@ class FakeWorld:
         self.replace(optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cuda", "cpu"])
         from torch._subclasses.fake_tensor import FakeTensor  # noqa: PLC0415
 
-        types = [*optimizer._foreach_supported_types, FakeTensor]
-        self.replace(optimizer, "_foreach_supported_types", types)
+        # In place: torch's tensors of other kinds add themselves to this list when they are imported.
+        optimizer._foreach_supported_types.append(FakeTensor)
+        self._undo.callback(optimizer._foreach_supported_types.remove, FakeTensor)
         original, made = optimizer.Optimizer.__init__, self.optimizers
 
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -313,6 +420,18 @@ class FakeWorld:
         self.replace(optimizer.Optimizer, "__init__", init)
         if hasattr(torch.compiler, "set_stance"):
             self._undo.enter_context(torch.compiler.set_stance("force_eager"))
+        noted = self.recorder.assumptions
+
+        def noting(compiled: Callable[..., Any]) -> Callable[..., Any]:
+            def called(*args: Any, **kwargs: Any) -> Any:
+                line = line_of_caller() or "torch"
+                noted[f"{line}: torch.compile is left out: all runs as it is, and graph breaks are not recorded"] = None
+                return compiled(*args, **kwargs)
+
+            return called
+
+        for owner in (torch, torch.nn.Module):
+            self.replace(owner, "compile", noting(owner.compile))
 
 
 def _forget_meshes() -> None:

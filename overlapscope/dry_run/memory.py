@@ -11,6 +11,8 @@ PARAMETER, GRADIENT, OPTIMIZER_STATE, ACTIVATION, GATHERED, OTHER = (
     "parameters", "gradients", "optimizer_state", "activations", "gathered_parameters", "other"
 )  # fmt: skip
 KINDS: Final = (PARAMETER, GRADIENT, OPTIMIZER_STATE, ACTIVATION, GATHERED, OTHER)
+HOST: Final = "host"
+"""What loaders make, and copies for the host: no memory of the device."""
 
 
 class _Held(msgspec.Struct):
@@ -23,7 +25,8 @@ class _Held(msgspec.Struct):
 
 
 class Memory:
-    """Bytes in use, by kind, and their peak. A storage counts as what it was first used for.
+    """Bytes in use, by kind, and their peak. A storage counts as what it was first used for; one of the host counts
+    once the device uses it.
 
     Sizes are those of storages, without an allocator's rounding and fragments.
     """
@@ -47,7 +50,14 @@ class Memory:
             reference = weakref.ref(storage, partial(self._freed, key))
             held = self._held[key] = _Held(self.made, 0, kind, reference)
             self._resize(held, int(storage.nbytes()))
+        elif held.kind == HOST:
+            self._move(held, kind)
         return held.number
+
+    def is_host(self, tensor: Any) -> bool:
+        """Return whether a tensor is one of the host."""
+        held = self._held.get(tensor.untyped_storage()._cdata)
+        return held is not None and held.kind == HOST
 
     def classify(self, tensor: Any, kind: str) -> None:
         """Let a tensor's storage count as `kind` from now on."""
@@ -75,14 +85,18 @@ class Memory:
         return frozenset(held.number for held in self._held.values())
 
     def _move(self, held: _Held, kind: str) -> None:
-        self.by_kind[held.kind] -= held.size_bytes
-        self.by_kind[kind] += held.size_bytes
+        self._count(held.kind, -held.size_bytes)
+        self._count(kind, held.size_bytes)
         held.kind = kind
 
     def _resize(self, held: _Held, size_bytes: int) -> None:
-        self.live_bytes += size_bytes - held.size_bytes
-        self.by_kind[held.kind] += size_bytes - held.size_bytes
+        self._count(held.kind, size_bytes - held.size_bytes)
         held.size_bytes = size_bytes
+
+    def _count(self, kind: str, size_bytes: int) -> None:
+        if kind != HOST:
+            self.live_bytes += size_bytes
+            self.by_kind[kind] += size_bytes
 
     def _freed(self, key: int, reference: Any) -> None:
         held = self._held.get(key)

@@ -32,6 +32,8 @@ class Places:
     def __init__(self, on_phase_end: Callable[[str], None]) -> None:
         self._on_phase_end = on_phase_end
         self._names: dict[int, str] = {}
+        self._roots: list[Any] = []
+        """Modules that were called from outside of any: kept, so that none takes the place of another in `_names`."""
         self._stack: list[Any] = []
         self._forward = False
         self._backward = 0
@@ -131,6 +133,7 @@ class Places:
     def _name_all(self, root: Any) -> None:
         if id(root) in self._names:
             return
+        self._roots.append(root)
         for name, module in root.named_modules():
             self._names.setdefault(id(module), _without_wrappers(name, root))
         for parameter in root.parameters():

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from overlapscope.capture.host.environment import groups
+from overlapscope.dry_run.build_function import accepts
 from overlapscope.dry_run.failures import explained
 from overlapscope.dry_run.fake_world import FakeWorld
 from overlapscope.dry_run.fusion import fused_bytes
@@ -120,19 +121,33 @@ def _pass(world: FakeWorld, build: Build) -> RankTimeline:
         step()
         recorder.recording = False
         times.append(time.perf_counter())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise explained(error) from error
     return _timeline(world, np.diff(times).tolist())
 
 
 def _built(build: Build, device: Any) -> Callable[[], None]:
+    import torch  # noqa: PLC0415
+
+    if not accepts(build, device):
+        raise InputError(f"{_name(build)} cannot be called with the device alone: write def build(device)")
     step = build(device)
-    if callable(step):
-        return step  # type: ignore[no-any-return] # whatever build returns
-    raise InputError(
-        f"build returned {type(step).__name__} instead of a function: return the step, a function without arguments "
-        "that does forward, backward and the optimizer"
-    )
+    what = "a function without arguments that does forward, backward and the optimizer"
+    if isinstance(step, torch.nn.Module):
+        raise InputError(
+            f"{_name(build)} returned a module instead of the step: return {what}, or let --ddp or --fsdp2 make it"
+        )
+    if not callable(step):
+        raise InputError(
+            f"{_name(build)} returned {type(step).__name__} instead of a function: return the step, {what}"
+        )
+    if not accepts(step):
+        raise InputError(f"the step that {_name(build)} returned takes arguments: return {what}")
+    return step  # type: ignore[no-any-return] # whatever build returns
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _warm_up(world: FakeWorld, step: Callable[[], Any]) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from overlapscope.dry_run.collectives import Call, Works, answer, call_of, is_collective, is_wait
 from overlapscope.dry_run.fusion import Traffic
-from overlapscope.dry_run.memory import ACTIVATION, OTHER, Memory
+from overlapscope.dry_run.memory import ACTIVATION, HOST, OTHER, Memory
 from overlapscope.dry_run.modules import Place, Places
 from overlapscope.dry_run.source_lines import line_of_caller
 from overlapscope.dry_run.streams import CALLBACK_STREAM, NEVER, Known, Stream, StreamContext, Streams
@@ -21,8 +21,7 @@ from overlapscope.timeline.dimensions import BACKWARD, FORWARD, OPTIMIZER
 
 READS_OF_DEVICE: Final = "_local_scalar_dense"
 """What `.item()`, `float()`, `if tensor:` and `tolist()` of one element dispatch."""
-
-
+NO_DEVICE: Final = "create tensors and modules on the device that build is given"
 NOT_OPERATIONS: Final = frozenset({"c10d", "_c10d_functional", "prim", "profiler", "streams"})
 """Namespaces of what does no work on a device."""
 
@@ -77,6 +76,7 @@ class Recorder:
         """Elements of the parameters of the FSDP group whose communication is being launched."""
         self.real_integers = 0
         """Above 0 inside `integers`."""
+        self._on_host = False
         self._outputs: dict[int, Any] = {}
         """By storage of a functional collective's output: its work."""
         self._futures: list[Any] = []
@@ -105,6 +105,11 @@ class Recorder:
             return args[0]
         if func.overloadpacket.__name__ == READS_OF_DEVICE:
             return self._read_of_device(func, args, kwargs)
+        if self._on_host:
+            result = func(*args, **kwargs)
+            for each in tensors_in((args, kwargs, result)):
+                self.memory.classify(each, HOST)
+            return result
         if self._futures and self.places.after_backward:
             self._phase_ends(BACKWARD)  # DDP copies its buckets out only then
         result = func(*args, **kwargs)
@@ -117,6 +122,8 @@ class Recorder:
         phase = self.places.phase
         kind = ACTIVATION if phase == FORWARD else OTHER
         for each in tensors_in(result):
+            if each.device.type not in ("cpu", "meta"):
+                raise InputError(f"{line_of_caller() or 'torch'}: the code needs a device ({each.device}): {NO_DEVICE}")
             self.memory.number(each, kind)
         if not self.recording:
             return
@@ -169,9 +176,24 @@ class Recorder:
 
     def read_of_device(self, tensor: Any, name: str) -> Any:
         """Note that the host waits for a tensor's value, and return one for it."""
-        if self.places.phase != OPTIMIZER and self.recording:
-            self._add(self._row(HOST_SYNC, name))
+        self._host_waits(tensor, name)
         return self._assumed(tensor)
+
+    def copied_to_host(self, tensor: Any, name: str, *, waits: bool) -> Any:
+        """Return a tensor of the host with the shape of a fake one; `waits` says whether the host waits for it."""
+        import torch  # noqa: PLC0415
+
+        if waits:
+            self._host_waits(tensor, name)
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return tensor  # its copy would have a gradient
+        with self.on_host():
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+    def _host_waits(self, tensor: Any, name: str) -> None:
+        waits = self.recording and not self._on_host and self.places.phase != OPTIMIZER
+        if waits and not self.memory.is_host(tensor):
+            self._add(self._row(HOST_SYNC, name))
 
     def _assumed(self, tensor: Any) -> Any:
         """Return a value for a number that the host reads from the device."""
@@ -270,6 +292,15 @@ class Recorder:
                 if work.has_future:
                     self._wait_for(work)
             self._futures.clear()
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """While open, operations are those of the host, on its own tensors: a loader's."""
+        before, self._on_host = self._on_host, True
+        try:
+            yield
+        finally:
+            self._on_host = before
 
     @contextmanager
     def integers(self) -> Iterator[None]:

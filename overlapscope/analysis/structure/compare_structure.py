@@ -186,20 +186,12 @@ def group_words(calls: Calls, row: int) -> str:
 
 
 def _waits(base: RankStructure, candidate: RankStructure) -> list[StructureChange]:
-    """Return host synchronisations, and graph breaks, that were added or removed."""
+    """Return host synchronisations that were added or removed."""
     removed, added = _unpaired(base.host_syncs, candidate.host_syncs)
-    found = [
+    return [
         *_of_work("host_sync_added", candidate.host_syncs, added),
         *_of_work("host_sync_removed", base.host_syncs, removed),
     ]
-    if base.graph_breaks is not None and candidate.graph_breaks is not None:
-        more = len(candidate.graph_breaks) - len(base.graph_breaks)
-        lines = [each for each in candidate.graph_breaks if each not in base.graph_breaks] or [*candidate.graph_breaks]
-        kind: ChangeKind = "graph_break_added" if more > 0 else "graph_break_removed"
-        if more:
-            shown = lines if more > 0 else []
-            found.append(StructureChange(kind=kind, count=abs(more), sources=_distinct(shown)))
-    return found
 
 
 def _of_work(kind: ChangeKind, work: Work, rows: Ints) -> list[StructureChange]:

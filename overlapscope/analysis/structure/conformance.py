@@ -11,7 +11,13 @@ import numpy.typing as npt
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.steps import step_windows
-from overlapscope.analysis.structure.call_changes import GATHERS, CallDifference, call_differences, pair_calls
+from overlapscope.analysis.structure.call_changes import (
+    GATHERS,
+    CallDifference,
+    CallPairs,
+    call_differences,
+    pair_calls,
+)
 from overlapscope.analysis.structure.compare_structure import StructureComparison, call_totals, grouped, merged
 from overlapscope.analysis.structure.kinds import StructureChange
 from overlapscope.analysis.structure.rank_structure import (
@@ -22,6 +28,7 @@ from overlapscope.analysis.structure.rank_structure import (
     structure_of,
 )
 from overlapscope.timeline.columns import NONE, Flags, Ints, take
+from overlapscope.timeline.dimensions import FORWARD
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, POINT_TO_POINT
@@ -77,7 +84,7 @@ def conformance(dry: Run, recorded: Run) -> StructureComparison | None:
         by_size = rank not in intended or not all(name in members for name in set(steps.calls.group_name.tolist()))
         base, candidate = _comparable(own.calls, steps, by_size=by_size)
         totals.append((base, candidate))
-        differences = [*_structural(base, candidate), *_overlap(base, candidate, steps)]
+        differences = _differences(base, candidate, steps)
         lacking |= set(steps.lacking)
         if steps.other_steps:
             others[rank] = steps.other_steps
@@ -233,13 +240,21 @@ def _comparable(dry: Calls, steps: RecordedSteps, *, by_size: bool) -> tuple[Cal
     return sides[0], sides[1]
 
 
-def _structural(base: Calls, candidate: Calls) -> list[CallDifference]:
-    return call_differences(base, candidate, pair_calls(base, candidate), scheduled=False)
+def _differences(base: Calls, candidate: Calls, steps: RecordedSteps) -> list[CallDifference]:
+    ours, theirs = _before_backward_alike(base), _before_backward_alike(candidate)
+    pairs = pair_calls(ours, theirs)
+    return [*call_differences(ours, theirs, pairs, scheduled=False), *_overlap(base, candidate, pairs, steps)]
 
 
-def _overlap(base: Calls, candidate: Calls, steps: RecordedSteps) -> list[CallDifference]:
+def _before_backward_alike(calls: Calls) -> Calls:
+    """Return calls without the phase `forward`, which a recording without the model also calls what is around it."""
+    phases = calls.phase.copy()
+    phases[phases == FORWARD] = None
+    return msgspec.structs.replace(calls, phase=phases)
+
+
+def _overlap(base: Calls, candidate: Calls, pairs: CallPairs, steps: RecordedSteps) -> list[CallDifference]:
     """Return the calls that could have overlapped with compute and did not, where their times are known."""
-    pairs = pair_calls(base, candidate)
     ours, theirs = pairs.base, pairs.candidate
     intended = base.known[ours] & base.overlappable[ours] & (candidate.group_size[theirs] != 1)
     long = steps.duration_ns >= LEAST_SHARE * np.nansum(steps.duration_ns)

@@ -7,8 +7,8 @@ import msgspec
 ChangeKind = Literal[
     "collective_added", "collective_removed", "reduction_removed", "bytes_grew", "bytes_shrank", "dtype_widened",
     "dtype_narrowed", "group_changed", "order_changed", "moved_behind_backward", "phase_changed", "prefetch_lost",
-    "prefetch_gained", "overlap_lost", "overlap_gained", "host_sync_added", "host_sync_removed", "graph_break_added",
-    "graph_break_removed", "flops_grew", "flops_shrank", "memory_grew", "memory_shrank",
+    "prefetch_gained", "overlap_lost", "overlap_gained", "host_sync_added", "host_sync_removed", "flops_grew",
+    "flops_shrank", "memory_grew", "memory_shrank",
 ]  # fmt: skip
 
 
@@ -25,7 +25,6 @@ KINDS: Final[dict[ChangeKind, Kind]] = {
     "prefetch_lost": Kind("no longer prefetched", worse=True),
     "overlap_lost": Kind("can no longer overlap with compute", worse=True),
     "host_sync_added": Kind("the host waits for the device", worse=True),
-    "graph_break_added": Kind("a graph break", worse=True),
     "collective_added": Kind("more calls", worse=True),
     "dtype_widened": Kind("a wider dtype", worse=True),
     "bytes_grew": Kind("more bytes", worse=True),
@@ -41,7 +40,6 @@ KINDS: Final[dict[ChangeKind, Kind]] = {
     "prefetch_gained": Kind("now prefetched", worse=False),
     "overlap_gained": Kind("can now overlap with compute", worse=False),
     "host_sync_removed": Kind("the host no longer waits for the device", worse=False),
-    "graph_break_removed": Kind("a graph break less", worse=False),
     "flops_shrank": Kind("fewer FLOPs", worse=False),
     "memory_shrank": Kind("less memory at the peak", worse=False),
 }

@@ -90,8 +90,6 @@ class RankStructure(msgspec.Struct, frozen=True, kw_only=True):
     at_peak_bytes: Mapping[str, int]
     peak_module: str | None
     peak_source: str | None
-    graph_breaks: Sequence[str] | None = None
-    """Lines at which a compiler leaves its graph; None where that was not recorded."""
     flops_until: Ints
     """FLOPs of the compute stream before each row of the table of operations, and at last of all rows."""
     bucket_copies: Ints
@@ -144,7 +142,6 @@ def _rank(timeline: RankTimeline, members: Mapping[str, str]) -> RankStructure:
         at_peak_bytes=dict(memory.get("at_peak_bytes") or {}),
         peak_module=named(operations.module)[peak] if has_peak else None,
         peak_source=sources[peak] if has_peak else None,
-        graph_breaks=timeline.recorded.get("graph_breaks"),
         set_up=dict(timeline.recorded.get("set_up") or {}),
         flops_until=_flops_until(timeline, named),
         bucket_copies=np.flatnonzero(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from overlapscope.cli.main import main
 from tests.conftest import ROOT
+from tests.integration.jobs.without_sockets import NOT_HERE
 
 torch = pytest.importorskip("torch", reason="torch is not installed: no step can run")
 
@@ -69,7 +71,7 @@ def write(folder: Path, text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "code", "words"),
     [
-        ("import nowhere_at_all", 3, "pip install nowhere_at_all"),
+        ("import nowhere_at_all", 3, "nowhere_at_all is not installed: install what the job"),
         ("1 / 0", 3, "the import fails: ZeroDivisionError"),
         ("def other(device): ...", 2, "has no build; it has other"),
         ("build = 3", 2, "no function"),
@@ -80,6 +82,15 @@ def write(folder: Path, text: str) -> str:
             3,
             "needs a device",
         ),
+        ("def build(device): pass", 3, "return the step"),
+        ("import torch\ndef build(d): return lambda: torch.ones(4, device=d).nonzero()", 3, "use fixed shapes"),
+        (
+            "from torch.distributed.device_mesh import init_device_mesh as m\ndef build(d): m(d.type, (1, 3))",
+            3,
+            "choose a world",
+        ),
+        ("raise SystemExit(2)", 3, "the import fails: SystemExit: 2"),
+        ("def build(device): raise SystemExit(2)", 3, "SystemExit: 2"),
         ("def build(device): raise ValueError('no\\nway')", 3, "ValueError: no way"),
     ],
 )
@@ -123,6 +134,26 @@ def test_a_plain_module_is_wrapped(wrapper: str, tmp_path: Path, capsys: pytest.
     code, out, _ = ended([*given, "--input", "4x64"], capsys)
     assert code == 0
     assert ("all_reduce" if wrapper == "--ddp" else "reduce_scatter") in out
+
+
+def without_sockets(folder: Path, *specs: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.integration.jobs.without_sockets", str(folder), *specs]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    if done.returncode == NOT_HERE:
+        pytest.skip("the kernel takes no filter of system calls")
+    return done
+
+
+def test_dry_runs_work_where_no_socket_may_be_opened(tmp_path: Path) -> None:
+    kinds = ("ddp", "fsdp", "fsdp_tensor", "pipeline", "by_hand")
+    specs = [f"tests.integration.jobs.dry_steps:{kind}" for kind in kinds]
+    done = without_sockets(tmp_path, *specs, "tests.unit.dry_run.steps:loads_with_workers")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_socket_would_have_been_seen(tmp_path: Path) -> None:
+    build = write(tmp_path, "import socket\ndef build(device): socket.socket()")
+    assert without_sockets(tmp_path, f"{build}:build").returncode == -signal.SIGSYS
 
 
 def test_help_and_import_load_no_torch() -> None:

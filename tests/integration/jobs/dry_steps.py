@@ -10,6 +10,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from overlapscope.dry_run.build_function import find_function
+from tests.integration.structure.seeded import EXAMPLES
+
 Step = Callable[[], None]
 WIDTH = 64
 
@@ -379,6 +382,13 @@ def coalesced(device: torch.device) -> Step:
         manager.wait()
 
     return step
+
+
+def build_of(kind: str) -> Callable[[torch.device], Step]:
+    """Return the `build` function of a kind: of one here, or of an example of the seeded changes, such as `conv.py`."""
+    if kind.endswith(".py"):
+        return find_function(f"{EXAMPLES / kind}:build")
+    return globals()[kind]
 
 
 KINDS = (

@@ -1,5 +1,4 @@
-"""Patch the examples as the lists say, and make a dry run of each; `python -m tests.integration.structure.seeded OUT`
-makes all of them."""
+"""Patch the examples as the lists say, and make a dry run of each."""
 
 import shutil
 import sys
@@ -20,6 +19,12 @@ WORLDS: Final = {
     "two_d.py": (8, (0,)),
     "pipeline.py": (2, (0, 1)),
     "own_overlap.py": (8, (0,)),
+    "conv.py": (8, (0,)),
+    "grouped_query.py": (4, (0,)),
+    "hybrid.py": (8, (0,)),
+    "experts.py": (8, (0,)),
+    "sharded_optimizer.py": (8, (0,)),
+    "ring.py": (4, (0,)),
 }
 """Ranks of the job of each example, and those that are run."""
 
@@ -41,7 +46,7 @@ class Patch(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def regressions() -> list[Patch]:
-    """Return the seeded regressions of the list."""
+    """Return the seeded regressions of both lists."""
     return [
         Patch(
             name=each["name"],
@@ -53,15 +58,15 @@ def regressions() -> list[Patch]:
             kinds=tuple(each["kinds"]),
             line=each["line"],
         )
-        for each in _listed("regressions.toml", "regression")
+        for each in _listed("regressions.toml", "regression") + _listed("more_regressions.toml", "regression")
     ]
 
 
 def neutral() -> list[Patch]:
-    """Return the neutral patches of the list, one for each example."""
+    """Return the neutral patches of both lists, one for each example."""
     return [
         Patch(name=each["name"], example=example, edits=tuple(_edits(each, example)))
-        for each in _listed("neutral.toml", "neutral")
+        for each in _listed("neutral.toml", "neutral") + _listed("more_neutral.toml", "neutral")
         for example in each["examples"]
     ]
 
@@ -135,22 +140,3 @@ def lines_of(folder: Path, text: str) -> set[str]:
             if any(part in line for part in text.split("|")):
                 found.add(f"{file.name}:{number}")
     return found
-
-
-def main(out: Path, part: int, parts: int) -> None:
-    """Write the runs of all examples and patches below a folder."""
-    from overlapscope.timeline.store.load_save import save_run  # noqa: PLC0415
-    from overlapscope.version import __version__  # noqa: PLC0415
-
-    bases = [Patch(name="base", example=example) for example in WORLDS]
-    for at, patch in enumerate([*bases, *regressions(), *neutral()]):
-        if at % parts != part or (out / patch.label).exists():
-            continue
-        folder = out / "code" / patch.label
-        if not folder.exists():
-            patched(patch, folder)
-        save_run(dry_run(folder, patch.example), out / patch.label, version=__version__)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed import _functional_collectives as functions
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
@@ -102,12 +103,80 @@ def needs_device(_: torch.device) -> Step:
     return lambda: None
 
 
+def autocast_of_cuda(device: torch.device) -> Step:
+    model, x = layers(1), torch.randn(4, 256, device=device)
+
+    def step() -> None:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            model(x).sum().backward()
+
+    return step
+
+
+def scaler_of_cuda(_: torch.device) -> Step:
+    torch.amp.GradScaler()
+    return lambda: None
+
+
+def makes_tensor_of_cuda(device: torch.device) -> Step:
+    x = torch.randn(4, 256, device=device)
+    return lambda: x.to("cuda:0")
+
+
 def nothing(_: torch.device) -> None:
     return None
 
 
 def does_not_factor(device: torch.device) -> Step:
     init_device_mesh(device.type, (2, 3))
+    return lambda: None
+
+
+def leaves_ranks_out(device: torch.device) -> Step:
+    init_device_mesh(device.type, (dist.get_world_size() // 3, 3))
+    return lambda: None
+
+
+def reduces_in_groups_of_their_own(device: torch.device) -> Step:
+    groups = [dist.new_group([0, 1], backend=backend) for backend in ("nccl", "gloo", None)]
+    x = torch.ones(4, device=device)
+
+    def step() -> None:
+        for group in groups:
+            dist.all_reduce(x, group=group)
+
+    return step
+
+
+def shards_with_the_first_fsdp(_: torch.device) -> Step:
+    torch.distributed.fsdp.FullyShardedDataParallel(layers(1))
+    return lambda: None
+
+
+def ends(_: torch.device) -> Step:
+    raise SystemExit(1)
+
+
+def asserts(_: torch.device) -> Step:
+    assert dist.get_world_size() % 3 == 0
+    return lambda: None
+
+
+def takes_nothing() -> Step:
+    return lambda: None
+
+
+def takes_a_batch(_: torch.device) -> Callable[[torch.Tensor], None]:
+    return lambda _: None
+
+
+def a_module(_: torch.device) -> nn.Module:
+    return layers(1)
+
+
+def imports_what_is_missing(_: torch.device) -> Step:
+    import nowhere_at_all.inside  # type: ignore[import-not-found] # noqa: F401, PLC0415
+
     return lambda: None
 
 
@@ -149,6 +218,56 @@ def loads(_: torch.device) -> Step:
     def step() -> None:
         (x,) = next(batches)
         model(x).sum().backward()
+
+    return step
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __init__(self) -> None:
+        self.numbers = torch.zeros(1 << 16, 256)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        return self.numbers[at]
+
+
+def loads_with_workers(device: torch.device) -> Step:
+    loader = torch.utils.data.DataLoader(
+        Numbers(), batch_size=8, num_workers=2, pin_memory=True, persistent_workers=True
+    )
+    batches, model = iter(loader), layers(1)
+
+    def step() -> None:
+        model(next(batches).to(device, non_blocking=True)).sum().backward()
+
+    return step
+
+
+def copies_to_the_host(device: torch.device) -> Step:
+    model, x = layers(1), torch.randn(4, 256, device=device)
+
+    def step() -> None:
+        loss = model(x).square().mean()
+        loss.backward()
+        copied = loss.detach().cpu()  # waits
+        copied.item()  # is there already
+        loss.detach().to("cpu", non_blocking=True)
+        loss.detach().to("cpu")  # waits
+        loss.to(device)
+
+    return step
+
+
+def reduces_beside_compute(device: torch.device) -> Step:
+    model, x = layers(2), torch.randn(4, 256, device=device)
+
+    def step() -> None:
+        early = functions.all_reduce(x, "sum", dist.group.WORLD)
+        y = model(x) + early
+        late = functions.all_reduce(y.detach(), "sum", dist.group.WORLD)
+        (y + late).sum().backward()
 
     return step
 

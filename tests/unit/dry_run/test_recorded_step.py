@@ -1,8 +1,6 @@
 """Rows of small steps against sums by hand; what is refused; and torch as it was afterwards."""
 
 import os
-import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -101,6 +99,27 @@ def test_a_number_that_the_host_reads_is_a_row_with_its_line_and_an_assumption()
     )
 
 
+def test_a_functional_collective_is_needed_where_its_result_is_used() -> None:
+    operations, calls, schedule = tables(steps.reduces_beside_compute)
+    assert calls.op.tolist() == ["all_reduce"] * 2
+    assert schedule.prefetched.tolist() == ["yes", "no"]
+    first_sum = operations[operations.name.str.startswith("aten.add.")].order.min()
+    assert schedule.needed_order.tolist()[0] == first_sum
+
+
+def test_what_a_loader_makes_is_the_hosts() -> None:
+    operations, _, _ = tables(steps.loads_with_workers)
+    assert not operations.name.str.contains("stack").any()
+    peak = overlapscope.dryrun(steps.loads_with_workers, world_size=1).run.ranks[0].recorded["memory"]["peak_bytes"]
+    weights, batch = 256 * KIB, 8 * KIB
+    assert 3 * weights + batch <= peak < 3 * weights + 2 * batch  # with gradients of before and of this step
+
+
+def test_the_host_waits_once_for_what_it_copies() -> None:
+    operations, _, _ = tables(steps.copies_to_the_host)
+    assert operations[operations.work == "host_sync"].name.tolist() == ["cpu", "to"]
+
+
 def test_a_module_changes_its_dtype() -> None:
     operations, _, _ = tables(steps.changes_dtype)
     assert set(operations[operations.work == "matmul"].dtype) == {"bfloat16"}
@@ -112,7 +131,28 @@ def test_usual_loops_run() -> None:
         operations, _, _ = tables(build)
         assert (operations.work == "matmul").any()
     syncs = tables(steps.scales_and_prints)[0].query("work == 'host_sync'")
-    assert {"numpy", "aten._local_scalar_dense.default"} == set(syncs.name)
+    assert {"cpu", "aten._local_scalar_dense.default"} == set(syncs.name)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, where its compiler is imported first
+def test_a_compiled_module_runs_as_it_is_and_a_warning_says_so() -> None:
+    (warning,) = overlapscope.dryrun(steps.loads, world_size=1).sources[0].warnings
+    assert "steps.py:" in warning
+    assert "torch.compile is left out" in warning
+
+
+@pytest.mark.filterwarnings("ignore:Backend nccl:UserWarning")
+def test_groups_of_every_backend_are_pretended() -> None:
+    _, calls, _ = tables(steps.reduces_in_groups_of_their_own)
+    assert calls.group_size.tolist() == [2, 2, 2]
+    assert calls.group.nunique() == 3
+
+
+def test_ranks_that_run_one_after_the_other_do_the_same() -> None:
+    needs_fsdp2_without_cuda()
+    run = overlapscope.dryrun(steps.fsdp, world_size=4, ranks=(0, 1))
+    first, second = (run.table("operations", rank).drop(columns="rank") for rank in (0, 1))
+    pd.testing.assert_frame_equal(first, second)
 
 
 def test_nothing_is_timed() -> None:
@@ -136,11 +176,22 @@ def test_a_run_directory_holds_all_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (steps.reads_integer, "reads an integer from a tensor"),
-        (steps.selects, "depends on data"),
-        (steps.needs_device, "needs a device"),
-        (steps.nothing, "build returned NoneType instead of a function"),
-        (steps.does_not_factor, "mesh"),
+        (steps.reads_integer, "reads an integer from a tensor.*compute with the tensor, or take the number from"),
+        (steps.selects, "depends on data.*use fixed shapes"),
+        (steps.needs_device, "needs a device.*on the device that build is given"),
+        (steps.makes_tensor_of_cuda, r"needs a device \(cuda:0\).*on the device that build is given"),
+        (steps.autocast_of_cuda, "autocast is that of cuda: give it the type of the device"),
+        (steps.scaler_of_cuda, "GradScaler is that of cuda: give it the type of the device"),
+        (steps.nothing, "nothing returned NoneType instead of a function: return the step"),
+        (steps.a_module, "a_module returned a module instead of the step: return a function"),
+        (steps.takes_nothing, "takes_nothing cannot be called with the device alone: write def build"),
+        (steps.takes_a_batch, "the step that takes_a_batch returned takes arguments: return a function without"),
+        (steps.imports_what_is_missing, "package nowhere_at_all is not installed: install what the job"),
+        (steps.does_not_factor, "mesh does not fit the world.*choose a world that is the product"),
+        (steps.leaves_ranks_out, "mesh has 3 ranks, the world 4: choose a world that is the product"),
+        (steps.shards_with_the_first_fsdp, r"needs a device.*: shard with fully_shard \(FSDP2\)"),
+        (steps.asserts, "AssertionError: assert dist.get_world_size"),
+        (steps.ends, "SystemExit: 1"),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_line_with_a_remedy(build: Callable[[Any], Any], words: str) -> None:
@@ -157,12 +208,16 @@ def test_a_misuse_is_refused() -> None:
 
 def test_torch_is_as_it_was_afterwards() -> None:
     from torch import distributed  # noqa: PLC0415
-    from torch.distributed import device_mesh  # noqa: PLC0415
+    from torch._subclasses.fake_tensor import FakeTensor  # noqa: PLC0415
+    from torch.distributed import _functional_collectives, device_mesh  # noqa: PLC0415
     from torch.optim import optimizer  # noqa: PLC0415
 
     def state() -> list[Any]:
         return [
-            torch.cpu.Stream, torch.cpu.Event, torch.cpu.current_stream, torch.nn.Module.__call__,
+            torch.cpu.Stream, torch.cpu.Event, torch.autocast.__init__, torch.amp.GradScaler.__init__,
+            device_mesh.DeviceMesh.__init__, torch.utils.data.DataLoader._get_iterator,
+            _functional_collectives._maybe_wrap_tensor, FakeTensor.__dict__.get("to"),
+            torch.cpu.current_stream, torch.nn.Module.__call__,
             torch.nn.Module._apply, torch.autograd.backward, distributed.Reducer, distributed.init_process_group,
             distributed.recv_object_list,
             device_mesh.torch, optimizer._get_foreach_kernels_supported_devices,
@@ -176,40 +231,3 @@ def test_torch_is_as_it_was_afterwards() -> None:
             overlapscope.dryrun(build, world_size=4)
     assert state() == before
     assert not distributed.is_initialized()
-
-
-def test_no_socket_is_opened() -> None:
-    """Python's own are seen by an audit hook, those of C++ among the open files."""
-    opened: list[str] = []
-    watching = [True]
-    sys.addaudithook(lambda event, _: opened.append(event) if watching[0] and event.startswith("socket.") else None)
-    files = Path("/proc/self/fd")
-    before = sockets(files)
-
-    def build(device: Any) -> Callable[[], None]:
-        step = steps.ddp(device)
-
-        def watched() -> None:
-            step()
-            opened.extend(sockets(files) - before)
-
-        return watched
-
-    try:
-        overlapscope.dryrun(build, world_size=4)
-    finally:
-        watching[0] = False
-    assert opened == []
-    assert socket.socket is not None
-
-
-def sockets(files: Path) -> set[str]:
-    if not files.exists():
-        return set()
-    links = set()
-    for each in files.iterdir():
-        try:
-            links.add(os.readlink(each))
-        except OSError:  # it was closed meanwhile
-            continue
-    return {each for each in links if each.startswith("socket:")}
