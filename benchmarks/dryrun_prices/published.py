@@ -19,9 +19,10 @@ from overlapscope.whatif.pricing.calibration import Measured, calibrated, priced
 from overlapscope.whatif.pricing.constants import usual
 from overlapscope.whatif.pricing.devices import device
 from overlapscope.whatif.pricing.links import links
-from overlapscope.whatif.pricing.prices import INTERVAL, Terms, drawn_steps
+from overlapscope.whatif.pricing.prices import Terms, drawn_steps
 from overlapscope.whatif.pricing.program import Program, program_of
 from overlapscope.whatif.pricing.recipe import parse_recipe
+from overlapscope.whatif.pricing.result import INTERVAL
 from overlapscope.whatif.pricing.support import ESTIMATE, NONE, support
 
 ROOT: Final = Path(__file__).parents[2]

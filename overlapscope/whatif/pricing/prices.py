@@ -24,14 +24,11 @@ from overlapscope.whatif.pricing.devices import Device
 from overlapscope.whatif.pricing.links import Links
 from overlapscope.whatif.pricing.program import Program, program_of
 from overlapscope.whatif.pricing.recipe import Recipe
-from overlapscope.whatif.pricing.result import Constant, Interval, Prices, RankPrice
+from overlapscope.whatif.pricing.result import INTERVAL, Constant, Interval, Prices, RankPrice
 from overlapscope.whatif.pricing.step_replay import ReplayedStep, replayed
 from overlapscope.whatif.pricing.support import ESTIMATE, NONE, host_notes, support
 
 DRAWS: Final = 120
-INTERVAL: Final = (0.1, 0.9)
-"""Quantiles of the 80 % interval."""
-
 WHY_UNUSUAL: Final = "device, links or recipe may not be those that the step was measured with"
 
 
@@ -89,7 +86,7 @@ def price_program(program: Program, terms: Terms) -> tuple[RankPrice, ReplayedSt
         rank=program.rank,
         kind=allowed.kind,
         reasons=list(allowed.reasons),
-        step=_interval(step.step_ns, [each.step_ns * n for each, n in zip(drawn, noise, strict=True)], only_range),
+        step=_interval(step.step_ns, [each.step_ns for each in drawn], only_range, noise),
         exposed_comm=_interval(step.exposed_comm_ns, [each.exposed_comm_ns for each in drawn], only_range),
         path={name: each / step.step_ns for name, each in step.path_ns.items()} if step.step_ns else {},
         notes=[*host_notes(program, terms.recipe, step.step_ns), *(f"{each}: {WHY_UNUSUAL}" for each in fit.unusual)],
@@ -123,10 +120,13 @@ def _replayed(program: Program, terms: Terms, values: dict[str, float]) -> Repla
     return replayed(program, links, recipe, times_of(program, device, links, recipe, own), own)
 
 
-def _interval(value: float, drawn: Sequence[float], only_range: bool) -> Interval:
-    low, high = np.quantile(drawn, INTERVAL).tolist()
+def _interval(value: float, drawn: Sequence[float], only_range: bool, noise: Sequence[float] = (1.0,)) -> Interval:
+    low, high = np.quantile(np.array(drawn) * noise, INTERVAL).tolist()
     return Interval(
-        value_ns=None if only_range else round(value), low_ns=round(min(low, value)), high_ns=round(max(high, value))
+        value_ns=None if only_range else round(value),
+        low_ns=round(min(low, value)),
+        high_ns=round(max(high, value)),
+        draws_ns=[round(each) for each in drawn],
     )
 
 
