@@ -95,6 +95,22 @@ def test_a_step_of_another_device_gives_a_wider_range_than_one_of_this() -> None
     assert other.step.high_ns - other.step.low_ns > own.high_ns - own.low_ns
 
 
+def test_a_range_is_never_narrower_than_devices_differ_nor_too_wide_to_use() -> None:
+    def half(step) -> float:  # type: ignore[no-untyped-def]
+        return (step.high_ns - step.low_ns) / (step.high_ns + step.low_ns)
+
+    moved = dry_run([Row(work=MEMORY, read=10**11)])  # only the memory bandwidth is uncertain: 0.7 to 0.92
+    narrow = priced(moved).prices.ranks[0]
+    assert half(narrow.step) == pytest.approx(0.15, abs=1e-6)
+    assert 0.15 < half(priced(job(2), "", measured(4e8, device=device("h200"))).prices.ranks[0].step) < 0.35
+    gathered = [call("all_gather", 1 << 32, ready=at - 1, needed=at + 2, dimension="tensor") for at in (0,)]
+    split = dry_run([*gathered, wait(0), Row(work=MEMORY, read=10**6)])
+    wide = priced(split, "async-tp").prices.ranks[0]
+    assert (wide.kind, wide.step) == ("none", None)
+    assert "to each side: calibrate" in wide.reasons[-1]
+    assert half(priced(split).prices.ranks[0].step) >= 0.15 - 1e-6
+
+
 def test_scales_a_row_are_refused_without_a_step_of_their_own() -> None:
     recipe = "compile,float8=rowwise"
     run = job()
