@@ -331,23 +331,32 @@ def from_before(before: Step, after: Step) -> Call:
     return Call((low, high))
 
 
-def from_first_row(before: Step, after: Step, first: Measured) -> Call:
-    """Return what the first row alone says of a gain: both steps are predicted, draw by draw."""
+def from_first_row(names: Sequence[str], steps: dict[str, Step], first: Measured) -> Callable[[str, str], Call]:
+    """Return what the first row alone says of the gain of a pair: all steps are predicted, draw by draw."""
     terms = Terms(device=device(TITAN[0]), links=links(TITAN[1]), measured=(first,))
-    if any(
-        each.machine != TITAN or support(each.program, each.recipe, (first,)).kind == NONE for each in (before, after)
-    ):
-        return Call(None)
-    drawn = drawn_steps([(each.program, each.recipe) for each in (before, after)], terms)
-    gains = drawn[:, 0] / before.tokens * after.tokens / drawn[:, 1] - 1
-    low, high = np.quantile(gains, INTERVAL).tolist()
-    return Call((low, high))
+    known = [
+        name
+        for name in names
+        if steps[name].machine == TITAN and support(steps[name].program, steps[name].recipe, (first,)).kind != NONE
+    ]
+    drawn = drawn_steps([(steps[name].program, steps[name].recipe) for name in known], terms)
+    by_name = dict(zip(known, drawn.T, strict=True))
+
+    def call(before: str, after: str) -> Call:
+        if not {before, after} <= by_name.keys():
+            return Call(None)
+        gains = by_name[before] / steps[before].tokens * steps[after].tokens / by_name[after] - 1
+        low, high = np.quantile(gains, INTERVAL).tolist()
+        return Call((low, high))
+
+    return call
 
 
 def pair_table(program: Callable[[str], Program], measured_ns: dict[str, float]) -> str:
     """Return the table of on/off pairs, predicted from the step before each change, and from the first row alone."""
     steps = steps_by_name(program, measured_ns)
-    first = terms_of(FIRST_ROW, program, measured_ns).measured[0]
+    first_row = terms_of(FIRST_ROW, program, measured_ns).measured[0]
+    alone_of = from_first_row(list(dict.fromkeys(name for pair in PAIRS for name in pair[:2])), steps, first_row)
     lines = [
         "| change | from | published gain | from the step before it | sign | from the first row alone |",
         "|---|---|---|---|---|---|",
@@ -356,7 +365,7 @@ def pair_table(program: Callable[[str], Program], measured_ns: dict[str, float])
     for before, after, change in PAIRS:
         ours, theirs = steps[before], steps[after]
         gain = (ours.step_ns / ours.tokens) / (theirs.step_ns / theirs.tokens) - 1
-        call, alone = from_before(ours, theirs), from_first_row(ours, theirs, first)
+        call, alone = from_before(ours, theirs), alone_of(before, after)
         found.append((gain, call, alone))
         sign = "" if not call.word else "right" if call.right(gain) else "wrong"
         lines.append(f"| {change} | {before} | {gain:+.1%} | {call} | {sign} | {alone} |")

@@ -135,6 +135,17 @@ def test_pipelines_and_long_rings_have_no_price() -> None:
         assert priced(ring, "", measured(4e8)).prices.ranks[0].kind == kind
 
 
+def test_a_context_over_all_ranks_is_known_by_its_long_keys() -> None:
+    """Its group is the default one, which has no dimension."""
+    for keys, kind in ((8, "none"), (1, "estimate")):
+        attention = Row(work=ATTENTION, flops=10**13, read=(1 + 2 * keys) << 20, written=1 << 20)
+        run = dry_run([call("all_gather", 1 << 20, ready=-1, needed=2), wait(0), attention, PRODUCT])
+        assert priced(run, "", measured(4e8)).prices.ranks[0].kind == kind
+    crossed = Row(work=ATTENTION, flops=10**13, read=17 << 20, written=1 << 20)  # of an encoder's longer output
+    of_parameters = dry_run([call("all_gather", 1 << 20, parameters=5), wait(0), crossed, PRODUCT])
+    assert priced(of_parameters, "", measured(4e8)).prices.ranks[0].kind == "estimate"
+
+
 def test_an_expert_exchange_has_a_range_because_routing_is_assumed() -> None:
     experts = dry_run([PRODUCT, call("all_to_all", 1 << 20, ready=0)])
     assert priced(experts, "", measured(4e8)).prices.ranks[0].kind == "range"
