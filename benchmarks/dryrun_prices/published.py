@@ -111,6 +111,7 @@ A100_SPEEDS: Final = {
 
 They were found, and their pairs listed, when all constants stood; none was predicted before.
 """
+NEUTRAL: Final = 0.03
 PAIRS: Final = (
     ("8 GPUs, eager", "8 GPUs, compile", "compile"),
     ("128 GPUs, eager", "128 GPUs, compile", "compile"),
@@ -375,10 +376,23 @@ def pair_table(program: Callable[[str], Program], measured_ns: dict[str, float])
         "",
         f"From the step before: {_score([(gain, call) for gain, call, _ in found])}; {sum(inside)} of {len(inside)} "
         "published gains lie in the interval.",
+        _beyond([(gain, call) for gain, call, _ in found]),
         f"From the first row alone: {_score([(gain, alone) for gain, _, alone in found])}.",
         f'A constant "+" is right in {plus} of {len(found)} ({plus / len(found):.0%}).',
     ]
     return "\n".join(lines)
+
+
+def _beyond(found: Sequence[tuple[float, Call]]) -> str:
+    """Return how many pairs were called of those that change something, and of the others."""
+    large = [call for gain, call in found if abs(gain) > NEUTRAL]
+    called = sum(bool(call.word) for call in large)
+    refused = sum(call.interval is None for call in large)
+    small = [call for gain, call in found if abs(gain) <= NEUTRAL]
+    return (
+        f"Of {len(large)} pairs that differ by more than {NEUTRAL:.0%}, {called} called and {refused} not priced; of "
+        f"{len(small)} that differ by less, {sum(bool(call.word) for call in small)} called."
+    )
 
 
 def _score(found: Sequence[tuple[float, Call]]) -> str:

@@ -1,12 +1,13 @@
 """What a price may be called: an estimate, a range only, or nothing, with the reason."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.whatif.pricing.calibration import Measured
+from overlapscope.whatif.pricing.devices import Device
 from overlapscope.whatif.pricing.program import Call, Program
 from overlapscope.whatif.pricing.recipe import Recipe
 from overlapscope.whatif.pricing.result import Kind
@@ -69,6 +70,14 @@ def _of_context(call: Call, program: Program) -> bool:
     if call.dimension is not None:
         return call.dimension == CONTEXT
     return program.keys_over_queries > LONG_KEYS and call.op == "all_gather" and not call.of_parameters
+
+
+def memory_notes(recorded: Mapping[str, Any], device: Device) -> list[str]:
+    """Return a note where a dry run, of which this is recorded, needs more memory at its peak than the device has."""
+    peak_bytes = (recorded.get("memory") or {}).get("peak_bytes") or 0
+    if peak_bytes <= device.memory_gb * 1e9:
+        return []
+    return [f"it needs {peak_bytes / 1e9:.0f} GB at the peak, and the device has {device.memory_gb:g}"]
 
 
 def host_notes(program: Program, recipe: Recipe, step_ns: float) -> list[str]:
