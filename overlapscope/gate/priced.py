@@ -80,15 +80,12 @@ def _words(price: Prices) -> str:
 
 
 def _differing(base: Prices, candidate: Prices) -> tuple[list[str], list[str]]:
-    """Return the constants that are not the same, and the numbers of draws where both have some, in words."""
+    """Return the constants that are not the same, in words."""
     known = [{each.name: each for each in side.constants} for side in (base, candidate)]
     names = [name for name in {**known[0], **known[1]} if not _alike(known[0].get(name), known[1].get(name))]
     ours, theirs = (
         [f"{name} {found.value:.4g}" if (found := side.get(name)) else f"no {name}" for name in names] for side in known
     )
-    draws = [_draws(each.ranks[0].step) for each in (base, candidate)]
-    if all(draws) and draws[0] != draws[1]:
-        ours, theirs = [*ours, f"{draws[0]} draws"], [*theirs, f"{draws[1]} draws"]
     return ours, theirs
 
 
@@ -140,7 +137,8 @@ def _judged(
         reason = "other_workload"
     else:
         size = candidate.middle_ns - base.middle_ns
-        low, high = np.quantile(candidate.draws_ns - base.draws_ns, INTERVAL).tolist()
+        common = min(base.draws_ns.size, candidate.draws_ns.size)  # versions may draw more often, from the same seed
+        low, high = np.quantile(candidate.draws_ns[:common] - base.draws_ns[:common], INTERVAL).tolist()
         low, high = min(low, size), max(high, size)
         minimum = max(policy.min_relative * base.middle_ns, float(policy.min_absolute_ns))
         reason = "within_interval" if low <= 0 <= high else "told"

@@ -12,6 +12,7 @@ from overlapscope.gate.policy import Policy, policy_of
 from overlapscope.gate.verdict import Gate, judge
 from overlapscope.report.formats import json as documents
 from overlapscope.report.formats import junit, openmetrics
+from overlapscope.report.redact import redacted
 from overlapscope.report.sheet import gate_text
 from overlapscope.timeline.columns import MATMUL, MEMORY
 from overlapscope.timeline.run import Run
@@ -151,6 +152,16 @@ def test_a_policy_may_allow_another_price() -> None:
     assert [each.test for each in compiled.metrics] == ["priced", "priced"]
 
 
+def test_a_price_with_more_draws_is_compared_in_those_that_both_have() -> None:
+    base, slower = priced(step()), priced(step(moved=3 * 10**10))
+    fewer = json.loads(json.dumps(slower.prices[0]))
+    for name in ("step", "exposed_comm"):
+        fewer["ranks"][0][name]["draws_ns"] = fewer["ranks"][0][name]["draws_ns"][:60]
+    found = judged(base, replace(slower, prices={0: fewer})).metrics[0]
+    ours, theirs = (np.array(each.prices[0]["ranks"][0]["step"]["draws_ns"][:60]) for each in (base, slower))
+    assert found.low == pytest.approx(np.quantile(theirs - ours, 0.1))
+
+
 def test_unpriced_runs_have_no_times() -> None:
     gate = judged(measure_run(step(), "dry"), measure_run(step(moved=3 * 10**10), "dry"))
     assert (gate.verdict, gate.metrics, gate.mismatches) == ("passed", [], [])
@@ -205,3 +216,14 @@ def test_reports_say_that_times_are_priced() -> None:
     document = json.loads(documents.render(gate))
     assert document["metrics"][0]["test"] == "priced"
     assert document["comparison"]["metrics"][0]["candidate"]["value"] is None  # a comparison holds what was measured
+
+
+def test_without_names_the_key_stays_and_what_was_priced_goes() -> None:
+    other = redacted(judged(priced(step()), priced(step(), key="h200")))
+    assert isinstance(other, Gate)
+    assert other.mismatches[0].key == "price"
+    assert "h200" not in documents.render(other)
+    slower = judged(priced(step()), priced(step(moved=3 * 10**10)))
+    found = redacted(slower)
+    assert isinstance(found, Gate)
+    assert found.metrics == slower.metrics
