@@ -40,7 +40,7 @@ PLAIN = Recipe()
 def link_of(rate_mbit: float) -> Links:
     """Return the link of a job."""
     gbs = rate_mbit / 8e3 * PAYLOAD
-    preset = Preset(level="inside", ranks=WORLD_SIZE, gbs=gbs, low_gbs=gbs, high_gbs=gbs, latency_us=LATENCY_NS / 1e3,
+    preset = Preset(level="inside", ranks=WORLD_SIZE, gbs=gbs, latency_us=LATENCY_NS / 1e3,
                     source="tc tbf")  # fmt: skip
     return Links(name="gloo", inside=preset, between=None, curves=tuple(_curve(op, gbs) for op in ON_THE_LINK))
 

@@ -1,6 +1,6 @@
-"""Llama 3.1 on torch's own FSDP2 and tensor parallelism, in the shapes of published benchmarks, as a step to dry-run.
+"""Llama on torch's own FSDP2 and tensor parallelism, in the shapes of published benchmarks, as a step to dry-run.
 
-overlapscope dryrun benchmarks/training/llama.py:build --world 8 -o RUN
+overlapscope dryrun benchmarks.dryrun_prices.llama:build --world 8 -o RUN
 """
 
 from collections.abc import Callable
@@ -9,6 +9,8 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import distributed, nn
+from torch.distributed import ProcessGroup
+from torch.distributed._functional_collectives import all_gather_single_autograd
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -25,12 +27,15 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 SIZES: Final = {
     "8b": {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "hidden": 14336, "vocabulary": 128256},
-    "70b": {"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672, "vocabulary": 128256},
+    "2-13b": {"layers": 40, "width": 5120, "heads": 40, "kv_heads": 40, "hidden": 13824, "vocabulary": 32000},
+    "2-70b": {"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672, "vocabulary": 32000},
 }
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions."""
+    """Grouped-query attention with rotary positions; keys and values are gathered over `context` where it is set."""
+
+    context: ProcessGroup | None = None
 
     def __init__(self, width: int, heads: int, kv_heads: int) -> None:
         super().__init__()
@@ -46,6 +51,8 @@ class Attention(nn.Module):
         q, k, v = (each(x).view(batch, length, -1, self.head) for each in (self.wq, self.wk, self.wv))
         q, k = _rotated(q, turns), _rotated(k, turns)
         k, v = (each.repeat_interleave(self.repeated, dim=2) for each in (k, v))
+        if self.context is not None:
+            k, v = (all_gather_single_autograd(each.contiguous(), 1, self.context) for each in (k, v))
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))
         found = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.wo(found.transpose(1, 2).contiguous().view(batch, length, -1))
@@ -109,24 +116,30 @@ def build(
     *,
     size: str = "8b",
     tp: int = 1,
+    cp: int = 1,
     batch: int = 2,
     sequence: int = 8192,
     checkpoint: str = "operations",
 ) -> Callable[[], None]:
     """Return the step of FSDP2, over `tp` ranks of tensor parallelism with sequence parallelism.
 
-    `checkpoint`: `none`; `operations` keeps attention, reduce-scatters and every second product, as torchtitan's
-    selective option; `full` keeps the input of each block.
+    `sequence` is that of a rank, of `cp` that attend to the keys and values of all of them. `checkpoint`: `none`;
+    `operations` keeps attention, reduce-scatters and every second product, as torchtitan's selective option; `layers`
+    keeps of every second block its input alone, `full` of each.
     """
     world = distributed.get_world_size()
     mesh = init_device_mesh(device.type, (world // tp, tp), mesh_dim_names=("fsdp", "tp"))
+    around = init_device_mesh(device.type, (world // cp, cp), mesh_dim_names=("dp", "cp"))
     with device:
         model = Llama(sequence=sequence, **SIZES[size])
     if tp > 1:
         _tensor_parallel(model, mesh["tp"])
+    if cp > 1:
+        for block in model.layers.values():
+            block.attention.context = around.get_group("cp")
     if checkpoint != "none":
         context = {"context_fn": _operations_kept} if checkpoint == "operations" else {}
-        for name, block in model.layers.items():
+        for name, block in list(model.layers.items())[:: 2 if checkpoint == "layers" else 1]:
             model.layers[name] = checkpoint_wrapper(block, preserve_rng_state=False, **context)
     sharded = mesh["fsdp"]
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

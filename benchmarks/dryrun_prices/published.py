@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from overlapscope.ingest.read_run import read_inputs
@@ -19,9 +20,10 @@ from overlapscope.whatif.pricing.calibration import Measured, calibrated, priced
 from overlapscope.whatif.pricing.constants import usual
 from overlapscope.whatif.pricing.devices import device
 from overlapscope.whatif.pricing.links import links
-from overlapscope.whatif.pricing.prices import INTERVAL, Terms, drawn_steps
+from overlapscope.whatif.pricing.prices import Terms, drawn_steps, price_program
 from overlapscope.whatif.pricing.program import Program, program_of
-from overlapscope.whatif.pricing.recipe import parse_recipe
+from overlapscope.whatif.pricing.recipe import Recipe, parse_recipe
+from overlapscope.whatif.pricing.result import INTERVAL
 from overlapscope.whatif.pricing.support import ESTIMATE, NONE, support
 
 ROOT: Final = Path(__file__).parents[2]
@@ -31,10 +33,22 @@ JOBS: Final[dict[str, dict[str, Any]]] = {
     "fsdp128": {"world_size": 128},
     "fsdp32": {"world_size": 32},
     "32k": {"world_size": 8, "batch": 1, "sequence": 32768, "checkpoint": "full"},
+    "64k": {"world_size": 8, "cp": 2, "batch": 1, "sequence": 32768, "checkpoint": "full"},
+    "128k": {"world_size": 8, "cp": 4, "batch": 1, "sequence": 32768, "checkpoint": "full"},
+    "256k": {"world_size": 8, "cp": 8, "batch": 1, "sequence": 32768, "checkpoint": "full"},
     "tp8": {"world_size": 64, "tp": 8, "batch": 12},
+    "8b layers": {"world_size": 64, "batch": 1, "checkpoint": "layers"},
+    "8b operations": {"world_size": 64, "batch": 1},
+    "13b none": {"world_size": 64, "size": "2-13b", "sequence": 4096, "checkpoint": "none"},
+    "13b layers": {"world_size": 64, "size": "2-13b", "sequence": 4096, "checkpoint": "layers"},
+    "13b operations": {"world_size": 64, "size": "2-13b", "sequence": 4096},
+    "70b operations": {"world_size": 64, "size": "2-70b", "batch": 1, "sequence": 4096},
+    "70b full": {"world_size": 64, "size": "2-70b", "sequence": 4096, "checkpoint": "full"},
 }
 """Steps of `benchmarks.dryrun_prices.llama` by name."""
 TITAN: Final = ("h100-96gb-hbm2e", "8xh100-nvswitch,roce-400")
+A100: Final = ("a100-80", "8xa100-nvswitch,ib-200")
+"""The network is not published; assumed."""
 COMPILED: Final = "compile=layers"
 FLOAT8: Final = "compile=layers,float8=tensorwise"
 ROWWISE: Final = "compile=layers,float8=rowwise"
@@ -66,6 +80,9 @@ ROWS: Final = (
     Row("128 GPUs, compile", "fsdp128", COMPILED, _A, "FSDP2; compile; SAC", "128"),
     Row("128 GPUs, float8", "fsdp128", FLOAT8, _A, "FSDP2; compile; float8; SAC", "128"),
     Row("8 GPUs, float8, sequence 32k", "32k", FLOAT8, _A, "compile; float8; full AC; CP", "8", "32768"),
+    Row("64k over CP2", "64k", FLOAT8, _A, "compile; float8; full AC; CP", "8", "65536"),
+    Row("128k over CP4", "128k", FLOAT8, _A, "compile; float8; full AC; CP", "8", "131072"),
+    Row("256k over CP8", "256k", FLOAT8, _A, "compile; float8; full AC; CP", "8", "262144"),
     Row("TP8", "tp8", COMPILED, _B, "compile; per-op SAC; vanilla TP", "64", dtype="bf16"),
     Row("TP8, async TP", "tp8", f"{COMPILED},async-tp", _B, "compile; per-op SAC; async TP", "64", dtype="bf16"),
     Row("TP8, tensorwise", "tp8", FLOAT8, _B, "compile; per-op SAC; vanilla TP", "64", dtype="float8 tensorwise"),
@@ -86,6 +103,15 @@ LIKE: Final = {
     "TP8, rowwise, async TP": "TP8, rowwise",
 }
 """The row whose FLOP/s would be taken over, where nothing were priced; others take that of their own recipe."""
+A100_SPEEDS: Final = {
+    "8b layers": 2904, "8b operations": 2973, "13b none": 2162, "13b layers": 1914, "13b operations": 1904,
+    "70b operations": 355, "70b full": 353,
+}  # fmt: skip
+"""Tokens a second and GPU of Llama 3 8B and Llama 2 on 64 A100 80 GB: pytorch/torchtitan@0413364, docs/performance.md.
+
+They were found, and their pairs listed, when all constants stood; none was predicted before.
+"""
+NEUTRAL: Final = 0.03
 PAIRS: Final = (
     ("8 GPUs, eager", "8 GPUs, compile", "compile"),
     ("128 GPUs, eager", "128 GPUs, compile", "compile"),
@@ -100,7 +126,16 @@ PAIRS: Final = (
     ("8 GPUs, eager", "128 GPUs, eager", "16 times the ranks"),
     ("8 GPUs, compile", "128 GPUs, compile", "16 times the ranks"),
     ("8 GPUs, float8", "128 GPUs, float8", "16 times the ranks"),
+    ("8 GPUs, float8, sequence 32k", "64k over CP2", "twice the sequence over twice the ranks"),
+    ("64k over CP2", "128k over CP4", "twice the sequence over twice the ranks"),
+    ("128k over CP4", "256k over CP8", "twice the sequence over twice the ranks"),
+    ("8b layers", "8b operations", "recompute operations, not layers"),
+    ("13b none", "13b layers", "recompute every second layer"),
+    ("13b none", "13b operations", "recompute operations"),
+    ("13b layers", "13b operations", "recompute operations, not layers"),
+    ("70b operations", "70b full", "recompute all, at twice the batch"),
 )
+"""Pairs of rows of one table. A gain is that of tokens a second."""
 OTHER_DEVICES: Final = (
     ("32 H100 80 GB over EFA, torchtitan, batch assumed", "fsdp32", "torchtitan/slurm", "default config", 16384),
     ("8 H100, graph trainer of a pull request", "fsdp8", "184236", "A transformer-block bucketing", 16384),
@@ -234,51 +269,174 @@ def row_table(found: Sequence[Predicted], program: Callable[[str], Program], mea
     return "\n".join(lines)
 
 
+class Step(NamedTuple):
+    """A published step of one side of a pair."""
+
+    program: Program
+    recipe: Recipe
+    step_ns: float
+    tokens: int
+    machine: tuple[str, str]
+
+
+def steps_by_name(program: Callable[[str], Program], measured_ns: dict[str, float]) -> dict[str, Step]:
+    """Return all published steps by the name of their row, or of their job."""
+    found = {
+        row.name: Step(program(row.job), parse_recipe(row.recipe), measured_ns[row.name], _tokens(row.job), TITAN)
+        for row in ROWS
+    }
+    return found | {
+        job: Step(program(job), parse_recipe("eager"), _tokens(job) / speed * 1e9, _tokens(job), A100)
+        for job, speed in A100_SPEEDS.items()
+    }
+
+
+def _tokens(job: str) -> int:
+    """Return the tokens of a job's step, for each rank of data and context parallelism, over its ranks of `tp`."""
+    options = JOBS[job]
+    return int(options.get("batch", 2) * options.get("sequence", 8192) // options.get("tp", 1))
+
+
+class Call(NamedTuple):
+    """What is predicted of a pair: the interval of its gain, or None where it has no price."""
+
+    interval: tuple[float, float] | None
+
+    @property
+    def word(self) -> str:
+        """`gain` or `loss` where the interval lies on one side of 0."""
+        if self.interval is None or self.interval[0] <= 0 <= self.interval[1]:
+            return ""
+        return "gain" if self.interval[0] > 0 else "loss"
+
+    def right(self, gain: float) -> bool:
+        """Return whether nothing was called, or the sign of the gain."""
+        return not self.word or (self.word == "gain") == (gain > 0)
+
+    def __str__(self) -> str:
+        """Return the interval and what is called."""
+        if self.interval is None:
+            return "not priced"
+        return f"{self.interval[0]:+.1%} .. {self.interval[1]:+.1%}: {self.word or 'too close to call'}"
+
+
+def from_before(before: Step, after: Step) -> Call:
+    """Return what the measured step before a change says of its gain."""
+    measured = Measured(program=before.program, recipe=before.recipe, step_ns=before.step_ns, source="before")
+    terms = Terms(device=device(before.machine[0]), links=links(before.machine[1]), measured=(measured,))
+    if support(after.program, after.recipe, terms.measured).kind == NONE:
+        return Call(None)
+    drawn = drawn_steps([(after.program, after.recipe)], terms)[:, 0]
+    gains = before.step_ns / before.tokens * after.tokens / drawn - 1
+    low, high = np.quantile(gains, INTERVAL).tolist()
+    return Call((low, high))
+
+
+def from_first_row(names: Sequence[str], steps: dict[str, Step], first: Measured) -> Callable[[str, str], Call]:
+    """Return what the first row alone says of the gain of a pair: all steps are predicted, draw by draw."""
+    terms = Terms(device=device(TITAN[0]), links=links(TITAN[1]), measured=(first,))
+    known = [
+        name
+        for name in names
+        if steps[name].machine == TITAN and support(steps[name].program, steps[name].recipe, (first,)).kind != NONE
+    ]
+    drawn = drawn_steps([(steps[name].program, steps[name].recipe) for name in known], terms)
+    by_name = dict(zip(known, drawn.T, strict=True))
+
+    def call(before: str, after: str) -> Call:
+        if not {before, after} <= by_name.keys():
+            return Call(None)
+        gains = by_name[before] / steps[before].tokens * steps[after].tokens / by_name[after] - 1
+        low, high = np.quantile(gains, INTERVAL).tolist()
+        return Call((low, high))
+
+    return call
+
+
 def pair_table(program: Callable[[str], Program], measured_ns: dict[str, float]) -> str:
-    """Return the table of on/off pairs, predicted from the first row alone."""
-    terms = terms_of(FIRST_ROW, program, measured_ns)
-    at = {each.name: place for place, each in enumerate(ROWS)}
-    targets = [(program(each.job), parse_recipe(each.recipe)) for each in ROWS]
-    drawn = drawn_steps(targets, terms)
+    """Return the table of on/off pairs, predicted from the step before each change, and from the first row alone."""
+    steps = steps_by_name(program, measured_ns)
+    first_row = terms_of(FIRST_ROW, program, measured_ns).measured[0]
+    alone_of = from_first_row(list(dict.fromkeys(name for pair in PAIRS for name in pair[:2])), steps, first_row)
     lines = [
-        "| change | from | published gain | predicted, 80 % interval | called | sign |",
+        "| change | from | published gain | from the step before it | sign | from the first row alone |",
         "|---|---|---|---|---|---|",
     ]
-    right = called = plus = priced = 0
+    found: list[tuple[float, Call, Call]] = []
     for before, after, change in PAIRS:
-        gain = measured_ns[before] / measured_ns[after] - 1
-        plus += gain > 0
-        refused = any(support(*targets[at[each]], terms.measured).kind == NONE for each in (before, after))
-        low, high = np.quantile(drawn[:, at[before]] / drawn[:, at[after]] - 1, INTERVAL).tolist()
-        call = "" if refused or low <= 0 <= high else "gain" if low > 0 else "loss"
-        said = "not priced" if refused else f"{low:+.1%} .. {high:+.1%}"
-        good = not call or (call == "gain") == (gain > 0)
-        right, called, priced = right + good, called + bool(call), priced + (not refused)
-        word = "too close to call" if not call and not refused else call
-        sign = "" if not call else "right" if good else "wrong"
-        lines.append(f"| {change} | {before} | {gain:+.1%} | {said} | {word} | {sign} |")
-    count = len(PAIRS)
+        ours, theirs = steps[before], steps[after]
+        gain = (ours.step_ns / ours.tokens) / (theirs.step_ns / theirs.tokens) - 1
+        call, alone = from_before(ours, theirs), alone_of(before, after)
+        found.append((gain, call, alone))
+        sign = "" if not call.word else "right" if call.right(gain) else "wrong"
+        lines.append(f"| {change} | {before} | {gain:+.1%} | {call} | {sign} | {alone} |")
+    inside = [low <= gain <= high for gain, call, _ in found if call.interval for low, high in [call.interval]]
+    plus = sum(gain > 0 for gain, _, _ in found)
     lines += [
         "",
-        f"{count} pairs: {right} ({right / count:.0%}) right or not called, {called} ({called / count:.0%}) called, "
-        f"{called / priced:.0%} of the {priced} that are priced; "
-        f'a constant "+" is right in {plus} ({plus / count:.0%}).',
+        f"From the step before: {_score([(gain, call) for gain, call, _ in found])}; {sum(inside)} of {len(inside)} "
+        "published gains lie in the interval.",
+        _beyond([(gain, call) for gain, call, _ in found]),
+        f"From the first row alone: {_score([(gain, alone) for gain, _, alone in found])}.",
+        f'A constant "+" is right in {plus} of {len(found)} ({plus / len(found):.0%}).',
     ]
     return "\n".join(lines)
 
 
+def _beyond(found: Sequence[tuple[float, Call]]) -> str:
+    """Return how many pairs were called of those that change something, and of the others."""
+    large = [call for gain, call in found if abs(gain) > NEUTRAL]
+    called = sum(bool(call.word) for call in large)
+    refused = sum(call.interval is None for call in large)
+    small = [call for gain, call in found if abs(gain) <= NEUTRAL]
+    return (
+        f"Of {len(large)} pairs that differ by more than {NEUTRAL:.0%}, {called} called and {refused} not priced; of "
+        f"{len(small)} that differ by less, {sum(bool(call.word) for call in small)} called."
+    )
+
+
+def _score(found: Sequence[tuple[float, Call]]) -> str:
+    """Return how many pairs were called, and how many of them wrong."""
+    right = sum(call.right(gain) for gain, call in found)
+    called = sum(bool(call.word) for _, call in found)
+    priced = sum(call.interval is not None for _, call in found)
+    return (
+        f"{right} of {len(found)} ({right / len(found):.0%}) right or not called, {called} ({called / len(found):.0%}) "
+        f"called, {called / priced:.0%} of the {priced} that are priced"
+    )
+
+
 def other_devices(program: Callable[[str], Program], measured_ns: dict[str, float], points: Points) -> str:
-    """Return the table of steps for which only a range, or nothing, is given."""
-    lines = ["| step | published s | range | inside |", "|---|---|---|---|"]
+    """Return the table of steps for which only a range is given: without a measured step, and from the first row."""
+    lines = [
+        "| step | published s | from the data sheet alone | from the first row |",
+        "|---|---|---|---|",
+    ]
+    steps: list[tuple[str, str, float, tuple[str, str]]] = []
     for name, job, source, options, tokens in OTHER_DEVICES:
         row = next(each for each in points if source in each["source"] and options in each[OPTIONS])
         value = row[SPEED].split()
         step_ns = float(value[0]) * 1e6 if value[1] == "ms" else tokens / float(value[0]) * 1e9
-        terms = terms_of(FIRST_ROW, program, measured_ns, "h100-sxm")
-        low, high = np.quantile(drawn_steps([(program(job), parse_recipe("eager"))], terms), INTERVAL).tolist()
-        inside = "yes" if low <= step_ns <= high else f"no: {'above' if step_ns > high else 'below'}"
-        spread = f"{low / 1e9:.2f} .. {high / 1e9:.2f} ({(high - low) / (high + low):.0%} to each side)"
-        lines.append(f"| {name} | {step_ns / 1e9:.2f} | {spread} | {inside} |")
+        steps.append((name, job, step_ns, ("h100-sxm", TITAN[1])))
+    for job, speed in A100_SPEEDS.items():
+        steps.append((f"64 A100, {job}", job, _tokens(job) / speed * 1e9, A100))
+    first = terms_of(FIRST_ROW, program, measured_ns).measured[0]
+    first = msgspec.structs.replace(first, device=device(TITAN[0]))
+    inside = [0, 0]
+    for name, job, step_ns, machine in steps:
+        cells = []
+        for at, measured in enumerate(((), (first,))):
+            terms = Terms(device=device(machine[0]), links=links(machine[1]), measured=measured)
+            found = price_program(program(job), terms)[0].step
+            if found is None:
+                cells.append("no answer")
+                continue
+            inside[at] += found.low_ns <= step_ns <= found.high_ns
+            where = "" if found.low_ns <= step_ns <= found.high_ns else ", outside"
+            half = (found.high_ns - found.low_ns) / (found.high_ns + found.low_ns)
+            cells.append(f"{found.low_ns / 1e9:.2f} .. {found.high_ns / 1e9:.2f} ({half:.0%}){where}")
+        lines.append(f"| {name} | {step_ns / 1e9:.2f} | {' | '.join(cells)} |")
+    lines += ["", f"Inside the range: {inside[0]} and {inside[1]} of {len(steps)}. In brackets the half-width."]
     return "\n".join(lines)
 
 
@@ -296,9 +454,9 @@ def tables(folder: Path) -> str:
         row_table(predict(A_ROW_EACH, program, measured_ns), program, measured_ns),
         "## The first row alone",
         row_table(predict(FIRST_ROW, program, measured_ns), program, measured_ns),
-        "## On and off, from the first row alone",
+        "## On and off",
         pair_table(program, measured_ns),
-        "## On another device, from the first row: a range",
+        "## On another device: a range",
         other_devices(program, measured_ns, points),
     ]
     return "\n\n".join(parts) + "\n"

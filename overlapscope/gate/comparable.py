@@ -12,8 +12,9 @@ from overlapscope.analysis.compare.comparison_findings import MAX_LISTED
 from overlapscope.analysis.compare.measured_run import MeasuredRun
 
 RANKS: Final = "ranks"
+PRICE: Final = "price"
 BLOCKING: Final = (
-    "world_size", "device", "dtype", "parameters", "parallelism", f"{RECORDING}basis", f"{RECORDING}mode", RANKS,
+    "world_size", "device", "dtype", "parameters", "parallelism", f"{RECORDING}basis", f"{RECORDING}mode", RANKS, PRICE,
 )  # fmt: skip
 """Keys that make runs not comparable where they differ, unless the policy allows it. Other differences are reported."""
 BLOCKING_DRY_RUNS: Final = ("world_size", f"{RECORDING}basis")

@@ -16,7 +16,7 @@ from overlapscope.gate.statistics import ROUNDING, bootstrap, holm, permutation_
 MetricOutcome = Literal["improved", "unchanged", "regressed", "inconclusive", "not_applicable"]
 OutcomeReason = Literal[
     "told", "within_minimum", "within_noise", "not_significant", "too_few_runs", "too_few_steps",
-    "missing", "missing_in_base", "missing_in_candidate",
+    "missing", "missing_in_base", "missing_in_candidate", "within_interval", "other_workload",
 ]  # fmt: skip
 MANY_RUNS: Final = 4
 """With so many runs on each side, the runs themselves are tested; with fewer, their steps and the noise floor."""
@@ -33,7 +33,8 @@ class MetricVerdict(msgspec.Struct, kw_only=True, frozen=True):
     """Whether it can fail the gate; otherwise it is only reported."""
     verdict: MetricOutcome
     reason: OutcomeReason
-    """`told`: the difference exceeds the minimum and is more than chance."""
+    """`told`: the difference exceeds the minimum and is more than chance. Of priced times only: `within_interval`, the
+    interval holds 0; `other_workload`, batch or sequence differ."""
     base: int | float | None
     candidate: int | float | None
     difference: int | float | None
@@ -43,12 +44,13 @@ class MetricVerdict(msgspec.Struct, kw_only=True, frozen=True):
     candidate_runs: int
     minimum: float | None
     """The least difference that counts: the larger of the relative and the absolute minimum."""
-    test: Literal["permutation", "bootstrap"] | None
-    """`permutation` over runs where each side has four or more; else `bootstrap` over their steps."""
+    test: Literal["permutation", "bootstrap", "priced"] | None
+    """`permutation` over runs where each side has four or more; else `bootstrap` over their steps. `priced`: these are
+    estimated times of dry runs, and the difference is over draws of the price's constants."""
     probability: float | None
     """Probability of so large a difference in this direction by chance; adjusted for the number of gating metrics."""
     low: float | None
-    """90 % interval of the difference: over runs, or over the steps of these runs."""
+    """90 % interval of the difference: over runs, or over the steps of these runs; 80 % of priced times."""
     high: float | None
     floor: float | None
     """With fewer than four runs, the difference that unchanged code stays below; null where the runs are tested."""

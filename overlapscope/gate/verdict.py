@@ -1,7 +1,7 @@
 """Judge two sides by a policy (`overlapscope.gate/1`): a verdict for each metric, one overall, and its exit code."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -11,14 +11,16 @@ from overlapscope.analysis.job_step.metrics import Metric, Unit
 from overlapscope.analysis.structure.compare_structure import StructureComparison
 from overlapscope.analysis.structure.kinds import StructureChange
 from overlapscope.gate.calibrate import NoiseFloor
-from overlapscope.gate.comparable import JOB, Mismatch, mismatches, unknown_keys
+from overlapscope.gate.comparable import JOB, PRICE, Mismatch, mismatches, unknown_keys
 from overlapscope.gate.judge import MetricVerdict, judge_metrics
 from overlapscope.gate.policy import INCONCLUSIVE, JUDGED, Policy, StructurePolicy
+from overlapscope.gate.priced import judge_priced, price_mismatch, prices_of
 
 SCHEMA: Literal["overlapscope.gate/1"] = "overlapscope.gate/1"
 GateOutcome = Literal["passed", "regressed", "inconclusive", "missing", "not_comparable"]
 _EXIT_CODES: dict[GateOutcome, int] = {"passed": 0, "regressed": 1, "missing": 3, "not_comparable": 3}
 INCONCLUSIVE_CODE = 4
+ONE_SIDED: Final = ("missing_in_base", "missing_in_candidate")
 
 
 class BudgetVerdict(msgspec.Struct, kw_only=True, frozen=True):
@@ -76,15 +78,20 @@ def judge(
     structure = comparison.structure
     if comparable and structure is not None:
         failed = failing(structure, policy.structure)
-        comparable = bool(failed) or not structure.not_comparable
-        # Metrics are times: they are judged where the dry runs are priced.
+        ours, theirs = (prices_of(side[0], structure.ranks) for side in (base, candidate))
+        otherwise = price_mismatch(ours, theirs, allowed=PRICE in policy.allow_mismatch)
+        differ += [] if otherwise is None else [otherwise]
+        unlike = otherwise is not None and not otherwise.allowed
+        comparable = bool(failed) or not (structure.not_comparable or unlike)
+        if ours and theirs and not unlike:
+            metrics = judge_priced(ours, theirs, structure, policy)
         budgets = [_budget(name, limit, comparison.metrics) for name, limit in policy.budgets.items()]
     elif comparable:
         metrics = judge_metrics(comparison.metrics, chosen.tables, policy, floor)
         budgets = [_budget(name, limit, comparison.metrics) for name, limit in policy.budgets.items()]
     verdict: GateOutcome = "not_comparable"
     if comparable:
-        verdict = _of_structure(failed, budgets) if structure is not None else _whole(metrics, budgets)
+        verdict = _of_dry_runs(failed, metrics, budgets) if structure is not None else _whole(metrics, budgets)
     return Gate(
         verdict=verdict,
         exit_code=_exit_code(verdict, metrics, policy),
@@ -117,10 +124,15 @@ def _grew(change: StructureChange, policy: StructurePolicy) -> bool:
     return change.candidate - change.base > allowed * change.base
 
 
-def _of_structure(failed: Sequence[int], budgets: Sequence[BudgetVerdict]) -> GateOutcome:
-    if failed or any(each.kept is False for each in budgets):
+def _of_dry_runs(
+    failed: Sequence[int], metrics: Sequence[MetricVerdict], budgets: Sequence[BudgetVerdict]
+) -> GateOutcome:
+    """Return the verdict on structure and prices; dry runs without a price pass by their structure alone."""
+    if failed:
         return "regressed"
-    return "missing" if any(each.kept is None for each in budgets) else "passed"
+    known = any(each.gates and each.verdict != "not_applicable" for each in metrics)
+    one_sided = any(each.gates and each.reason in ONE_SIDED for each in metrics)
+    return _whole(metrics, budgets) if known or one_sided or budgets else "passed"
 
 
 def _budget(name: str, limit: float, metrics: Sequence[Metric]) -> BudgetVerdict:
@@ -136,7 +148,7 @@ def _whole(metrics: Sequence[MetricVerdict], budgets: Sequence[BudgetVerdict]) -
     gating = [each for each in metrics if each.gates]
     if any(each.verdict == "regressed" for each in gating) or any(each.kept is False for each in budgets):
         return "regressed"
-    one_sided = any(each.reason in ("missing_in_base", "missing_in_candidate") for each in gating)
+    one_sided = any(each.reason in ONE_SIDED for each in gating)
     nothing = all(each.verdict == "not_applicable" for each in gating) and not budgets
     if one_sided or nothing or any(each.kept is None for each in budgets):
         return "missing"

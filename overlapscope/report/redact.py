@@ -130,7 +130,7 @@ _KNOB: Final = (
     "|channels|link_speed|late_ranks|host_pauses_ms"
 )
 _KEY: Final = (
-    rf"world_size|device|backend|python|dtype|parallelism|parameters|ranks|recording\.(?:basis|mode)|ddp\.(?:{_KNOB})"
+    rf"world_size|device|backend|python|dtype|parallelism|parameters|price|ranks|recording\.(?:basis|mode)|ddp\.(?:{_KNOB})"
     r"|(?:torch|torch_npu|cann|cuda_driver|cuda_runtime|hip_runtime|nccl|comm_lib)_version"
     r"|environment\.(?:NCCL|RCCL|TORCH|PYTORCH|GLOO|UCX|FI|OMP|CUDA)_[A-Z0-9_]+"
 )

@@ -1,7 +1,7 @@
 """A run as a side of a comparison needs it: every figure that is compared, without the run's own tables."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -51,6 +51,8 @@ class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
     """Findings about damaged files of the run."""
     structure: Mapping[int, RankStructure] = {}
     """What each rank's step does, of a dry run; empty for other runs."""
+    prices: Mapping[int, Mapping[str, Any]] = {}
+    """What each rank's step takes on a device, of a dry run that was priced: `overlapscope.price/1`, as recorded."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -90,4 +92,5 @@ def measure_run(run: Run, name: str = "run") -> MeasuredRun:
         tokens_per_s=tokens.per_second if analysis.throughput and (tokens := analysis.throughput.tokens) else None,
         damaged=[each for each in analysis.findings if each.id.startswith("damaged_source:")],
         structure=structure_of(run),
+        prices={rank: price for rank, each in run.ranks.items() if (price := each.recorded.get("price"))},
     )

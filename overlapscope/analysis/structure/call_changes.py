@@ -1,5 +1,6 @@
 """Compare the collectives of two steps of one rank: which were added or removed, and what differs in the others."""
 
+import math
 from collections.abc import Sequence as SequenceOf
 from fractions import Fraction
 from typing import Any, Final
@@ -191,7 +192,7 @@ def _codes(sides: tuple[Calls, Calls], *columns: str) -> tuple[Ints, Ints]:
     for name in columns:
         both = np.concatenate([getattr(side, name) for side in sides])
         text = both.astype(str)
-        for each in text.reshape(text.shape[0], -1).T:
+        for each in text.reshape(text.shape[0], math.prod(text.shape[1:])).T:
             parts.append(np.unique(each, return_inverse=True)[1].reshape(-1))
     _, which = np.unique(np.stack(parts, axis=1), axis=0, return_inverse=True)
     codes = which.reshape(-1).astype(np.int64)

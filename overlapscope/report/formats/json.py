@@ -33,7 +33,7 @@ def _plain(content: Any) -> Any:
         if isinstance(plain.get("anyOf"), list):
             plain["anyOf"].sort(key=lambda each: each.get("type") == "null")
         return plain
-    return [_plain(each) for each in content] if isinstance(content, list) else content
+    return [_plain(each) for each in content] if isinstance(content, list | tuple) else content
 
 
 if __name__ == "__main__":

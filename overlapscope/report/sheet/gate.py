@@ -12,9 +12,10 @@ from overlapscope.analysis.job_step.attribution import EXPOSED, REST, Attributio
 from overlapscope.analysis.structure.compare_structure import StructureComparison
 from overlapscope.analysis.structure.kinds import StructureChange
 from overlapscope.gate.calibrate import DEFAULT_SHARE
+from overlapscope.gate.comparable import PRICE
 from overlapscope.gate.judge import MetricVerdict, OutcomeReason
 from overlapscope.gate.statistics import LEAST_STEPS
-from overlapscope.gate.verdict import BudgetVerdict, Gate
+from overlapscope.gate.verdict import ONE_SIDED, BudgetVerdict, Gate
 from overlapscope.report.formatting import (
     NOT_APPLICABLE,
     amount,
@@ -38,6 +39,9 @@ MAX_NOTES = 4
 STATED_BY_GATE = ("differs_job", "single_runs", "job_not_known")
 """Findings of the comparison that the gate states in its own warnings."""
 MAX_GROWN = 3
+FLOOR = "Threshold: the larger of the minimum and the noise floor; smaller differences do not count."
+NO_FLOOR = "Threshold: the minimum; smaller differences do not count."
+UNDECIDED = ("inconclusive", "not_applicable")
 LEAST_SHARE = 0.05
 """A part is left out that grew by less than this share of the largest growth."""
 
@@ -49,7 +53,7 @@ def sheet_of_gate(gate: Gate) -> Sheet:
         lead=tuple(
             metric_words(each)
             for each in gate.metrics
-            if each.gates and each.verdict in ("inconclusive", "not_applicable")
+            if each.gates and (each.verdict in UNDECIDED or (each.test == "priced" and not _decides(each)))
         ),
         tables=_tables(gate),
         warnings=tuple(_warnings(gate)),
@@ -92,6 +96,7 @@ def failed_changes(gate: Gate) -> list[StructureChange]:
 
 def _structure_words(gate: Gate, structure: StructureComparison) -> str:
     failed = [structure_text.change_words(each) for each in failed_changes(gate)]
+    failed += [metric_words(each) for each in gate.metrics if each.gates and _decides(each)]
     failed += [budget_words(each) for each in gate.budgets if not each.kept]
     if failed:
         more = len(failed) - MAX_NAMED
@@ -101,6 +106,11 @@ def _structure_words(gate: Gate, structure: StructureComparison) -> str:
     return f"{count(len(structure.changes), 'difference')}, none of which fails"
 
 
+def _decides(each: MetricVerdict) -> bool:
+    """Return whether a priced time is why the gate did not pass."""
+    return each.verdict in ("regressed", "inconclusive") or each.reason in ONE_SIDED
+
+
 def label(name: str) -> str:
     """Return the label of a metric; its own name where it has no label."""
     return METRIC_LABELS.get(name, short(name))
@@ -108,6 +118,8 @@ def label(name: str) -> str:
 
 def metric_words(each: MetricVerdict) -> str:
     """Return in one line why a metric has its verdict."""
+    if each.test == "priced":
+        return _priced_words(each)
     by = change(each.difference, each.unit) + (" ms" if each.unit == "ns" else "")
     minimum, floor = size_of_change(each.minimum, each.unit), size_of_change(each.floor, each.unit)
     p_value = "p = n/a" if each.probability is None else f"p = {each.probability:.4f}"
@@ -129,6 +141,30 @@ def metric_words(each: MetricVerdict) -> str:
     return f"{label(each.name)}: {words[each.reason]}"
 
 
+def _priced_words(each: MetricVerdict) -> str:
+    reasons: dict[OutcomeReason, str] = {
+        "missing": "n/a, neither side has a price",
+        "missing_in_base": "n/a, the base has no price",
+        "missing_in_candidate": "n/a, the candidate has no price",
+        "other_workload": "n/a, batch or sequence differ",
+    }
+    words = reasons.get(each.reason)
+    if words is None:
+        by = "" if each.difference is None else f"{_changed_by(each)}, "
+        against = "less" if each.reason == "within_minimum" else "more"
+        words = (
+            f"{by}80 % interval {change(each.low, each.unit)} to {change(each.high, each.unit)} ms; {against} than the "
+            f"minimum of {size_of_change(each.minimum, each.unit)}"
+        )
+        words += ", but too close to call" if each.reason == "within_interval" else ""
+    return f"{_named(each)}: {words}"
+
+
+def _named(each: MetricVerdict) -> str:
+    """Return the label of a metric, with the word that its value is estimated where it is."""
+    return f"{label(each.name)}, priced" if each.test == "priced" else label(each.name)
+
+
 def budget_words(each: BudgetVerdict) -> str:
     """Return in one line whether a budget was kept."""
     name, limit, value = label(each.name), with_unit(each.limit, each.unit), with_unit(each.value, each.unit)
@@ -141,9 +177,13 @@ def budget_words(each: BudgetVerdict) -> str:
 
 
 def _changed(each: MetricVerdict) -> str:
+    return f"{label(each.name)} {_changed_by(each)}"
+
+
+def _changed_by(each: MetricVerdict) -> str:
     unit = " ms" if each.unit == "ns" else ""
     share = f" ({signed_percent(each.relative)})" if each.relative is not None and each.unit == "ns" else ""
-    return f"{label(each.name)} {change(each.difference, each.unit)}{unit}{share}"
+    return f"{change(each.difference, each.unit)}{unit}{share}"
 
 
 def _mismatches(gate: Gate, *, allowed: bool) -> str:
@@ -168,7 +208,7 @@ def _tables(gate: Gate) -> tuple[Table, ...]:
             head=("verdict", f"ms a {gate.comparison.window or 'step'}", *figures),
             rows=tuple(_row(each) for each in gating),
             left=2,
-            note="Threshold: the larger of the minimum and the noise floor; smaller differences do not count.",
+            note=NO_FLOOR if all(each.test == "priced" for each in gating) else FLOOR,
         ),
         Table(head=("other metrics", "", *figures), rows=tuple(_row(each) for each in moved[:MAX_INFORMING]), left=2),
         *_structure_tables(gate),
@@ -195,7 +235,7 @@ def _row(each: MetricVerdict) -> tuple[str, ...]:
     needed = max((value for value in (each.minimum, each.floor) if value is not None), default=None)
     return (
         GATE[each.verdict].words,
-        label(each.name),
+        _named(each),
         amount(each.base, each.unit),
         amount(each.candidate, each.unit),
         change(each.difference, each.unit),
@@ -206,8 +246,12 @@ def _row(each: MetricVerdict) -> tuple[str, ...]:
 
 def _warnings(gate: Gate) -> Iterable[str]:
     """Yield the conditions that limit the verdict, then the warnings of the comparison."""
-    if gate.verdict == "not_comparable" and gate.mismatches:
-        keys = " ".join(f"--allow-mismatch {each.key}" for each in gate.mismatches if not each.allowed)
+    unlike = [each.key for each in gate.mismatches if not each.allowed]
+    keys = " ".join(f"--allow-mismatch {each}" for each in unlike)
+    if PRICE in unlike:
+        alike = "give both the same device, links, recipe and measured steps (--calibrate BASE=STEP on both)"
+        yield f"times are judged of dry runs that are priced alike: {alike}, or add {keys}"
+    elif gate.verdict == "not_comparable" and unlike:
         yield f"nothing was judged; if the runs differ in this on purpose, add {keys}"
     if any(each.allowed for each in gate.mismatches):
         yield f"judged despite these differences, as allowed: {_mismatches(gate, allowed=True)}"
@@ -241,7 +285,7 @@ def _other_findings(gate: Gate) -> list[Finding]:
 def _notes(gate: Gate) -> list[str]:
     _, found = titles(_other_findings(gate))
     if gate.comparison.structure is not None and gate.comparison.window is None:
-        found = [structure_text.NO_TIMES, *found]
+        found = [structure_text.PRICED_TIMES if gate.metrics else structure_text.NO_TIMES, *found]
     if by_longest_window(gate.comparison):
         found = [LONGEST_WINDOW, *found]
     more = len(found) - MAX_NOTES

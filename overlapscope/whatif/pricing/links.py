@@ -29,8 +29,6 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
 
     level: str
     gbs: float
-    low_gbs: float
-    high_gbs: float
     latency_us: float
     source: str
     ranks: int = 0
@@ -180,5 +178,5 @@ def _from_table(text: str, file: str, between: Preset | None) -> Links:
     if not found:
         raise UsageError(f"--links {file}: holds none of all_reduce, {', '.join(OTHERS)}")
     best = max(float(each.sizes_bytes[-1] / each.times_ns[-1]) * bus_factor(each.op, ranks) for each in found)
-    preset = Preset(level=INSIDE, ranks=ranks, gbs=best, low_gbs=best, high_gbs=best, latency_us=2.0, source=file)
+    preset = Preset(level=INSIDE, ranks=ranks, gbs=best, latency_us=2.0, source=file)
     return Links(name=text, inside=preset, between=between, curves=tuple(found))

@@ -24,14 +24,15 @@ from overlapscope.whatif.pricing.devices import Device
 from overlapscope.whatif.pricing.links import Links
 from overlapscope.whatif.pricing.program import Program, program_of
 from overlapscope.whatif.pricing.recipe import Recipe
-from overlapscope.whatif.pricing.result import Constant, Interval, Prices, RankPrice
+from overlapscope.whatif.pricing.result import INTERVAL, Constant, Interval, Prices, RankPrice
 from overlapscope.whatif.pricing.step_replay import ReplayedStep, replayed
-from overlapscope.whatif.pricing.support import ESTIMATE, NONE, host_notes, support
+from overlapscope.whatif.pricing.support import ESTIMATE, NONE, host_notes, memory_notes, support
 
 DRAWS: Final = 120
-INTERVAL: Final = (0.1, 0.9)
-"""Quantiles of the 80 % interval."""
-
+LEAST_RANGE: Final = 0.15
+"""Least half-width of a range, over its middle: from a step of another H100, an H100's was off by 12 to 17 %."""
+MOST_RANGE: Final = 0.35
+"""A wider range says nothing that a decision could rest on."""
 WHY_UNUSUAL: Final = "device, links or recipe may not be those that the step was measured with"
 
 
@@ -58,9 +59,11 @@ def price_run(run: Run, terms: Terms) -> PricedRun:
     nodes without links between them.
     """
     programs = {rank: program_of(run, rank, host_computes=terms.device.host_computes) for rank in run.ranks}
-    found: dict[int, tuple[RankPrice, ReplayedStep | None]] = {
-        rank: price_program(program, terms) for rank, program in programs.items()
-    }
+    found = {rank: price_program(program, terms) for rank, program in programs.items()}
+    noted = [
+        replace(price, notes=[*price.notes, *memory_notes(run.ranks[rank].recorded, terms.device)])
+        for rank, (price, _) in found.items()
+    ]
     prices = Prices(
         device=terms.device.key,
         links=terms.links.name,
@@ -68,7 +71,7 @@ def price_run(run: Run, terms: Terms) -> PricedRun:
         measured=[
             f"{each.source}: {each.recipe}, fixes {', '.join(fitted_constants(each))}" for each in terms.measured
         ],
-        ranks=[each for each, _ in found.values()],
+        ranks=noted,
         constants=_constants(terms),
         sources=_sources(list(programs.values()), terms),
     )
@@ -85,11 +88,19 @@ def price_program(program: Program, terms: Terms) -> tuple[RankPrice, ReplayedSt
     drawn = [_replayed(program, terms, values) for values in draws(DRAWS)]
     noise = [values["noise"] for values in draws(DRAWS, seed=1)]
     only_range = allowed.kind != ESTIMATE
+    took = _interval(step.step_ns, [each.step_ns for each in drawn], only_range, noise)
+    if only_range:
+        middle, half = (took.high_ns + took.low_ns) / 2, (took.high_ns - took.low_ns) / 2
+        if half > MOST_RANGE * middle:
+            wide = f"its range would be {half / middle:.0%} to each side: calibrate with a measured step"
+            return RankPrice(rank=program.rank, kind=NONE, reasons=[*allowed.reasons, wide]), None
+        half = max(half, LEAST_RANGE * middle)
+        took = replace(took, low_ns=round(middle - half), high_ns=round(middle + half))
     price = RankPrice(
         rank=program.rank,
         kind=allowed.kind,
         reasons=list(allowed.reasons),
-        step=_interval(step.step_ns, [each.step_ns * n for each, n in zip(drawn, noise, strict=True)], only_range),
+        step=took,
         exposed_comm=_interval(step.exposed_comm_ns, [each.exposed_comm_ns for each in drawn], only_range),
         path={name: each / step.step_ns for name, each in step.path_ns.items()} if step.step_ns else {},
         notes=[*host_notes(program, terms.recipe, step.step_ns), *(f"{each}: {WHY_UNUSUAL}" for each in fit.unusual)],
@@ -107,7 +118,8 @@ def drawn_steps(targets: Sequence[tuple[Program, Recipe]], terms: Terms, number:
     for row, values in enumerate(draws(number)):
         fit = _fit(terms, values)
         for column, (program, recipe) in enumerate(targets):
-            found[row, column] = priced_ns(program, terms.device, terms.links, recipe, fit.applied(values, recipe))
+            own = _applied(fit, terms, values, recipe)
+            found[row, column] = priced_ns(program, terms.device, terms.links, recipe, own)
     for column in range(len(targets)):
         found[:, column] *= [values["noise"] for values in draws(number, seed=column + 1)]
     return found
@@ -117,25 +129,36 @@ def _fit(terms: Terms, values: dict[str, float]) -> Calibration:
     return calibrated(terms.measured, terms.device, terms.links, values)
 
 
+def _applied(fit: Calibration, terms: Terms, values: dict[str, float], recipe: Recipe) -> dict[str, float]:
+    """Return the constants of a recipe. Without any measured step, no less is unknown than with another device's."""
+    found = fit.applied(values, recipe)
+    if not terms.measured:
+        found["pace"] *= values["another_device"]
+    return found
+
+
 def _replayed(program: Program, terms: Terms, values: dict[str, float]) -> ReplayedStep:
     device, links, recipe = terms.device, terms.links, terms.recipe
-    own = _fit(terms, values).applied(values, recipe)
+    own = _applied(_fit(terms, values), terms, values, recipe)
     return replayed(program, links, recipe, times_of(program, device, links, recipe, own), own)
 
 
-def _interval(value: float, drawn: Sequence[float], only_range: bool) -> Interval:
-    low, high = np.quantile(drawn, INTERVAL).tolist()
+def _interval(value: float, drawn: Sequence[float], only_range: bool, noise: Sequence[float] = (1.0,)) -> Interval:
+    low, high = np.quantile(np.array(drawn) * noise, INTERVAL).tolist()
     return Interval(
-        value_ns=None if only_range else round(value), low_ns=round(min(low, value)), high_ns=round(max(high, value))
+        value_ns=None if only_range else round(value),
+        low_ns=round(min(low, value)),
+        high_ns=round(max(high, value)),
+        draws_ns=[round(each) for each in drawn],
     )
 
 
 def _constants(terms: Terms) -> list[Constant]:
     fixed = {name: each.source for each in terms.measured for name in fitted_constants(each)}
-    values = _fit(terms, usual()).applied(usual(), terms.recipe)
+    values = _applied(_fit(terms, usual()), terms, usual(), terms.recipe)
     other = {f"{kind}_bytes" for kind in ("tensorwise", "rowwise") if kind != terms.recipe.float8}
     unused = {*other, *(() if terms.recipe.float8 else ("float8",)), *(() if terms.recipe.async_tp else ("hidden",))}
-    if all(each.device is None for each in terms.measured):
+    if terms.measured and all(each.device is None for each in terms.measured):
         unused.add("another_device")
     return [
         Constant(
@@ -152,7 +175,10 @@ def _constants(terms: Terms) -> list[Constant]:
 
 def _sources(programs: Sequence[Program], terms: Terms) -> list[str]:
     links = terms.links
-    found = [f"{terms.device.name}: {terms.device.source}", f"links inside a node: {links.inside.source}"]
+    found = [
+        f"{terms.device.name}, {terms.device.power_w:g} W: {terms.device.source}",
+        f"links inside a node: {links.inside.source}",
+    ]
     if links.between is not None:
         found.append(f"links between nodes: {links.between.source}")
     found += [f"{each.op} over {each.ranks} ranks: transfers of the recorded run" for each in links.recorded]

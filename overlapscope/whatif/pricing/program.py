@@ -8,6 +8,7 @@ import numpy as np
 
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import (
+    ATTENTION,
     COLLECTIVE,
     HOST_SYNC,
     NONE,
@@ -46,6 +47,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     """Members of its group."""
     dimension: str | None
+    of_parameters: bool
+    """Whether it gathers parameters or reduces their gradients."""
     module: str | None
     group: str
     """Calls of one group run one after the other, in the order of their launches: its communicator sees to that."""
@@ -65,6 +68,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """(WORK, segment), (LAUNCH, call) or (WAITING, call), in the order of the compute stream."""
     segments: tuple[tuple[int, int], ...]
     """First row, and the row after the last, of each segment of work."""
+    keys_over_queries: float
+    """How many times as long as its queries are the keys of attention, at most; 0 without attention."""
     host_syncs: int
     """How often the host waits for a value of the device."""
 
@@ -111,8 +116,17 @@ def _program(
         calls=calls,
         instructions=instructions,
         segments=segments,
+        keys_over_queries=_keys_over_queries(timeline, rows),
         host_syncs=int((rows.work == HOST_SYNC).sum()),
     )
+
+
+def _keys_over_queries(timeline: RankTimeline, rows: Rows) -> float:
+    """Return the ratio from bytes: forward reads queries, keys and values, and writes as much as the queries have."""
+    table = timeline.operations
+    forward = (rows.work == ATTENTION) & ~rows.backward_attention & (table.written_bytes > 0)
+    written = table.written_bytes[forward]
+    return float(((table.read_bytes[forward] - written) / (2 * written)).max(initial=0.0))
 
 
 def _texts(timeline: RankTimeline, codes: Any) -> list[str | None]:
@@ -143,6 +157,7 @@ def _calls(
             dtype=dtypes[number],
             ranks=members,
             dimension=dimensions[number],
+            of_parameters=int(timeline.schedule.parameters[number]) != NONE,
             module=modules[number],
             group=names[number] or "",
             after=after[number],

@@ -1,9 +1,11 @@
 """The prices of a dry run as a document: `overlapscope.price/1`."""
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
+INTERVAL: Final = (0.1, 0.9)
+"""Quantiles of the 80 % interval."""
 Kind = Literal["estimate", "range", "none"]
 
 
@@ -14,6 +16,9 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     """Null where only the range can be given."""
     low_ns: int
     high_ns: int
+    draws_ns: list[int] = []
+    """Times under draws of all constants, without the noise of a measurement. A draw has the same place in each price,
+    so that the times of two runs that are priced alike are compared draw by draw."""
 
 
 class RankPrice(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,26 +1,29 @@
 """Prices from the command line: what is asked for, calibrated, refused, and never invented."""
 
 import json
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from overlapscope.cli.main import main
+from overlapscope.cli.price_options import add_price_options, priced
 from overlapscope.timeline.columns import MATMUL, MEMORY
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.load_save import save_run
 from overlapscope.whatif.pricing.links import links, with_recorded
+from overlapscope.whatif.pricing.prices import with_prices
 from tests.unit.whatif.pricing.dry_runs import Row, call, dry_run, wait
 
 RECORDED = Path(__file__).parents[3] / "traces" / "baseline"
 PRICED = ("--device", "h100-sxm", "--links", "8xh100-nvswitch,roce-400")
 
 
-def job(scale: int = 1) -> Run:
+def job(scale: int = 1, moved: int = 10**10) -> Run:
     return dry_run([
         Row(work=MATMUL, flops=10**14 * scale, read=10**9),
-        Row(work=MEMORY, read=10**10, fused=10**9),
+        Row(work=MEMORY, read=moved, fused=10**9),
         call("all_reduce", 1 << 20, ready=1, needed=4, group="1"),
         wait(2),
         Row(work=MEMORY, read=10**6),
@@ -89,6 +92,26 @@ def test_a_step_of_another_device_gives_a_range(run: str, capsys: pytest.Capture
     found = prices(capsys, run, "--calibrate", "300ms:eager@h200")["ranks"][0]  # type: ignore[index]
     assert found["kind"] == "range"
     assert found["step"]["value_ns"] is None
+
+
+def test_priced_runs_are_gated_on_their_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As two calls of `dryrun --device` leave them, both calibrated with the base's step."""
+    for name, run in (("base", job()), ("slower", job(moved=10**11))):
+        save_run(run, tmp_path / f"{name}-plain", version="0")
+        options = [*PRICED, "--calibrate", f"{tmp_path}/base-plain=321ms"]
+        parser = ArgumentParser()
+        add_price_options(parser)
+        args = parser.parse_args(options)
+        save_run(with_prices(run, priced(run, args)), tmp_path / name, version="0")
+    policy = tmp_path / "policy.toml"
+    policy.write_text("structure = { fail = [] }\n")
+    for candidate, code in (("base", 0), ("slower", 1)):
+        assert main(["gate", f"{tmp_path}/base", f"{tmp_path}/{candidate}", "--policy", str(policy), "--json"]) == code
+        found = json.loads(capsys.readouterr().out)
+        assert [each["test"] for each in found["metrics"]] == ["priced", "priced"]
+    assert found["metrics"][0]["base"] == pytest.approx(321e6, rel=1e-4)
+    assert main(["gate", f"{tmp_path}/base", f"{tmp_path}/base-plain"]) == 3
+    assert "price" in capsys.readouterr().out
 
 
 def test_text_says_that_nothing_was_measured_here(run: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,6 +43,7 @@ class Row(msgspec.Struct, kw_only=True):
     dimension: str | None = None
     ready: int = NONE
     needed: int = NONE
+    parameters: int = NONE
 
 
 def call(op: str, size: int, *, ready: int = NONE, needed: int = NONE, **others: Any) -> Row:
@@ -98,6 +99,7 @@ def dry_run(rows: Sequence[Row], groups: dict[str, Sequence[int]] | None = None)
         launch_order=[at for at, _ in calls],
         ready_order=[row.ready for row in found],
         needed_order=[row.needed for row in found],
+        parameters=[row.parameters for row in found],
     )
     timeline = RankTimeline(
         rank=0,

@@ -54,6 +54,21 @@ def test_a_curve_across_nodes_is_an_assumption_throughout() -> None:
     assert not found.measured.any()
 
 
+def test_three_measured_settings_decide_a_priced_plan_by_their_spread() -> None:
+    """The price, off by half, no longer matters: with two measured settings it does."""
+    priced_ms = (plan(parse_workload(DOCUMENT)).workload().forward_ns * 3) / 1e6
+    apart = {cap: priced_ms * scale for cap, scale in ((25, 2.0), (50, 1.9), (100, 1.6))}
+    alike = {cap: priced_ms * scale for cap, scale in ((25, 2.0), (50, 2.003), (100, 1.998))}
+    for steps, verdict in ((apart, "change"), (alike, "no_change")):
+        measured = [{"bucket_cap_mb": cap, "step_ms": step} for cap, step in steps.items()]
+        found = predict_ddp(plan(parse_workload({**DOCUMENT, "measured": measured})), [10.0], search=False)
+        assert found.verdict == verdict
+        assert found.reasons[0].startswith("3 settings were measured; their steps differ by")
+        two = predict_ddp(plan(parse_workload({**DOCUMENT, "measured": measured[:2]})), [10.0], search=False)
+        assert not any("settings were measured" in each for each in two.reasons)
+    assert found.best.knobs["bucket_cap_mb"] in steps
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

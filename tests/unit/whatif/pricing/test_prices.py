@@ -95,6 +95,24 @@ def test_a_step_of_another_device_gives_a_wider_range_than_one_of_this() -> None
     assert other.step.high_ns - other.step.low_ns > own.high_ns - own.low_ns
 
 
+def test_a_range_is_never_narrower_than_devices_differ_nor_too_wide_to_use() -> None:
+    def half(step) -> float:  # type: ignore[no-untyped-def]
+        return (step.high_ns - step.low_ns) / (step.high_ns + step.low_ns)
+
+    moved = dry_run([Row(work=MEMORY, read=10**11)])  # only the memory bandwidth is uncertain: 0.7 to 0.92
+    narrow = priced(moved).prices.ranks[0]
+    assert half(narrow.step) == pytest.approx(0.15, abs=1e-6)
+    other = half(priced(job(2), "", measured(4e8, device=device("h200"))).prices.ranks[0].step)
+    nothing = half(priced(job(2)).prices.ranks[0].step)
+    assert 0.15 < other <= nothing < 0.35  # to know less gives no narrower range
+    gathered = [call("all_gather", 1 << 32, ready=at - 1, needed=at + 2, dimension="tensor") for at in (0,)]
+    split = dry_run([*gathered, wait(0), Row(work=MEMORY, read=10**6)])
+    wide = priced(split, "async-tp").prices.ranks[0]
+    assert (wide.kind, wide.step) == ("none", None)
+    assert "to each side: calibrate" in wide.reasons[-1]
+    assert half(priced(split).prices.ranks[0].step) >= 0.15 - 1e-6
+
+
 def test_scales_a_row_are_refused_without_a_step_of_their_own() -> None:
     recipe = "compile,float8=rowwise"
     run = job()
@@ -117,6 +135,17 @@ def test_pipelines_and_long_rings_have_no_price() -> None:
             [PRODUCT, call("all_gather", 1 << 20, dimension="context", group="1", ready=0)], {"1": range(degree)}
         )
         assert priced(ring, "", measured(4e8)).prices.ranks[0].kind == kind
+
+
+def test_a_context_over_all_ranks_is_known_by_its_long_keys() -> None:
+    """Its group is the default one, which has no dimension."""
+    for keys, kind in ((8, "none"), (1, "estimate")):
+        attention = Row(work=ATTENTION, flops=10**13, read=(1 + 2 * keys) << 20, written=1 << 20)
+        run = dry_run([call("all_gather", 1 << 20, ready=-1, needed=2), wait(0), attention, PRODUCT])
+        assert priced(run, "", measured(4e8)).prices.ranks[0].kind == kind
+    crossed = Row(work=ATTENTION, flops=10**13, read=17 << 20, written=1 << 20)  # of an encoder's longer output
+    of_parameters = dry_run([call("all_gather", 1 << 20, parameters=5), wait(0), crossed, PRODUCT])
+    assert priced(of_parameters, "", measured(4e8)).prices.ranks[0].kind == "estimate"
 
 
 def test_an_expert_exchange_has_a_range_because_routing_is_assumed() -> None:
@@ -156,6 +185,14 @@ def test_many_operations_on_a_short_step_are_noted_as_launch_bound() -> None:
     small = dry_run([Row(work=MEMORY, read=1000) for _ in range(2000)])
     assert "launch-bound" in priced(small).prices.ranks[0].notes[0]
     assert not priced(job()).prices.ranks[0].notes
+
+
+def test_more_memory_than_the_device_has_is_noted() -> None:
+    run = job()
+    for peak_bytes, noted in ((80 * 10**9, False), (81 * 10**9, True)):
+        recorded = {"memory": {"peak_bytes": peak_bytes}}
+        found = priced(replace(run, ranks={0: replace(run.ranks[0], recorded=recorded)})).prices.ranks[0]
+        assert any("the device has 80" in each for each in found.notes) == noted
 
 
 def test_draws_stay_in_their_ranges_and_are_the_same_each_time() -> None:
