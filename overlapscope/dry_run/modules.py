@@ -74,12 +74,12 @@ class Places:
 
     @property
     def phase(self) -> str:
-        """The phase that runs."""
-        if self._optimizer:
-            return OPTIMIZER
+        """The phase that runs; an optimizer may call forward and backward itself, as its closure."""
         if self._backward:
             return BACKWARD
-        return FORWARD if self._forward else OTHER
+        if self._forward:
+            return FORWARD
+        return OPTIMIZER if self._optimizer else OTHER
 
     def here(self, line: Callable[[], str | None]) -> Place:
         """Return where the current operation belongs; `line()` finds the line of the user's code."""
