@@ -38,6 +38,8 @@ class Places:
         self._optimizer = 0
         self.range: str | None = None
         """Module that the FSDP range around the current operation names."""
+        self.optimizer_steps: list[Any] = []
+        """Optimizers that stepped since `restart`, once for each time."""
         self._made_by: dict[int, Place] = {}
         """By autograd's sequence number of a forward operation: where it belongs."""
         self._undo = ExitStack()
@@ -69,6 +71,7 @@ class Places:
     def restart(self) -> None:
         """Begin a step."""
         self._made_by.clear()
+        self.optimizer_steps.clear()
         self._stack.clear()
         self._forward = False
 
@@ -162,6 +165,7 @@ class Places:
 
     def _optimizer_ends(self, optimizer: Any, *_: Any) -> None:
         self._optimizer = max(0, self._optimizer - 1)
+        self.optimizer_steps.append(optimizer)
 
     # -- FSDP's ranges ---------------------------------------------------------------------------------------------
 

@@ -75,10 +75,22 @@ class Program:
         recorder = self._world.recorder
         if recorder.recording:
             recorder.recording, self._recorded = False, True
+            self._note_loop()
             self.ended_seconds = time.perf_counter()
             raise StepRecorded
         self._warmed_up += 1
         self._world.end_warm_up_step()
+
+    def _note_loop(self) -> None:
+        """Warn where the function is a whole loop of steps."""
+        recorder = self._world.recorder
+        stepped = recorder.places.optimizer_steps
+        most = max(stepped, key=stepped.count, default=None)
+        if stepped.count(most) > 1:
+            recorder.assumptions[
+                f"the function ran {stepped.count(most)} steps of {type(most).__name__}, which count as one: return a "
+                "function of one step, or mark the steps by overlapscope.profile"
+            ] = None
 
     def _hear_profiles(self) -> None:
         """Let the profiles that the program opens mark its steps."""
