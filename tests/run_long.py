@@ -17,6 +17,7 @@ PARTS = (
     "tests.property.synthetic.evaluate_job_faults",
     "tests.property.synthetic.fleets",
     "tests.unit.analysis.graph.evaluate_counterfactuals",
+    "tests.support.dryrun_scale",
     "tests.support.whatif_measured",
 )
 """Modules that run a part of their own and keep its section."""
