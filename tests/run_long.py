@@ -12,12 +12,12 @@ ROUNDS = 5
 PARTS = (
     "tests.integration.disturbed",
     "tests.integration.disturbed.trigger_jobs",
+    "tests.integration.dry_run.scale",
     "tests.integration.exits.repeated",
     "tests.property.synthetic.evaluate",
     "tests.property.synthetic.evaluate_job_faults",
     "tests.property.synthetic.fleets",
     "tests.unit.analysis.graph.evaluate_counterfactuals",
-    "tests.support.dryrun_scale",
     "tests.support.whatif_measured",
 )
 """Modules that run a part of their own and keep its section."""

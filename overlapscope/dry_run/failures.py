@@ -6,7 +6,7 @@ from typing import Final
 from overlapscope.dry_run.source_lines import line_of_traceback
 from overlapscope.errors import InputError, OverlapScopeError
 
-_DEVICE: Final = re.compile(r"CUDA|NVIDIA|HIP|\bcuda\b|\bxpu\b|Torch not compiled", re.IGNORECASE)
+_DEVICE: Final = re.compile(r"CUDA|NVIDIA|HIP|\bcuda\b|\bxpu\b|Torch not compiled|dummy base class", re.IGNORECASE)
 _MOST_SHOWN: Final = 200
 
 
@@ -31,4 +31,5 @@ def explained(error: Exception) -> OverlapScopeError:
         return InputError(
             f"{line}: the code needs a device ({text}): create tensors and modules on the device that build is given"
         )
-    return InputError(f"{line}: the step cannot run as a dry run: {kind}: {text}")
+    remedy = "; tensors have no values to write: leave saving out of the step" if "pickle" in text else ""
+    return InputError(f"{line}: the step cannot run as a dry run: {kind}: {text}{remedy}")

@@ -4,6 +4,7 @@ Nothing here opens a socket: the fake process group has a store in memory. Each 
 next rank, or the caller's own code, has torch as it was.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -297,9 +298,10 @@ class FakeWorld:
         self.replace(FakeTensor, "__format__", formatted)
 
         def address(tensor: Any) -> int:
-            return (int(tensor.untyped_storage()._cdata) << 40) + tensor.storage_offset() * tensor.element_size()
+            return (int(tensor.untyped_storage()._cdata) << 40) + int(tensor.storage_offset() * tensor.element_size())
 
         self.replace(FakeTensor, "numpy", as_array)
+        self.replace(FakeTensor, "pin_memory", lambda tensor, *_: tensor)
         self.replace(FakeTensor, "data_ptr", address)  # Accelerate finds a sharded parameter's optimizer by it
 
     def _others(self, torch: Any) -> None:
@@ -322,6 +324,8 @@ class FakeWorld:
             made.append(self)
 
         self.replace(optimizer.Optimizer, "__init__", init)
+        # What fails is explained in one line; torch would write the traceback beside it.
+        self.replace(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
         if hasattr(torch.compiler, "set_stance"):
             self._undo.enter_context(torch.compiler.set_stance("force_eager"))
 

@@ -1,4 +1,4 @@
-"""How long dry runs of a Llama of 70 billion parameters take: `python -m tests.support.dryrun_scale`.
+"""How long dry runs of a Llama of 70 billion parameters take: `python -m tests.integration.dry_run.scale`.
 
 Each is a process of its own on one core. Times are the processor's, so that what else runs does not count.
 """
