@@ -358,7 +358,7 @@ def _mode(recorder: Recorder) -> Any:
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            if getattr(kwargs.get("device"), "index", None) is not None:
+            if str(kwargs.get("device")).startswith("cpu:"):
                 kwargs = kwargs | {"device": torch.device("cpu")}  # a real tensor on cpu:0 is on cpu, a fake one is not
             if not isinstance(func, torch._ops.OpOverload):
                 return func(*args, **kwargs)

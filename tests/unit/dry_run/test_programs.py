@@ -102,3 +102,8 @@ def test_tensors_are_where_real_ones_are_and_have_addresses_of_their_own() -> No
     overlapscope.dryrun(build, world_size=2)
     assert found[:2] == [torch.device("cpu")] * 2
     assert len(found[2]) == 3
+
+
+def test_a_tensor_of_another_device_is_none_of_the_cpu() -> None:
+    with pytest.raises(InputError, match="device"):
+        overlapscope.dryrun(lambda _: lambda: torch.ones(8, device="cuda:0") + torch.ones(8), world_size=2)
