@@ -2,7 +2,8 @@
 
     overlapscope dryrun examples/llama_70b.py:build --world 1024 -o runs/llama-70b
 
-`build(device)` trains for real where torchrun starts enough devices.
+`build_pipeline(device)` has 8 pipeline stages, too: `--rank 0,128,256,384,512,640,768,896` is a rank of each.
+Both train for real where torchrun starts enough devices.
 """
 
 import torch
@@ -10,6 +11,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -23,7 +25,7 @@ from torch.nn import functional
 LAYERS, WIDTH, HEADS, KEY_HEADS, HIDDEN, VOCABULARY = 80, 8192, 64, 8, 28672, 128256
 HEAD_WIDTH = WIDTH // HEADS
 BATCH, LENGTH = 1, 8192
-TENSOR = 8
+TENSOR, STAGES, MICRO_BATCHES = 8, 8, 8
 
 
 def rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
@@ -69,32 +71,31 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(self, layers: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Block() for _ in range(layers))
-        self.norm = nn.RMSNorm(WIDTH)
-        self.output = nn.Linear(WIDTH, VOCABULARY, bias=False)
+    """All layers, or those of one pipeline stage: the first one embeds, the last one has the logits."""
 
-    def forward(self, tokens: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
+    def __init__(self, layers: int, *, first: bool = True, last: bool = True) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH) if first else None
+        self.layers = nn.ModuleList(Block() for _ in range(layers))
+        self.norm = nn.RMSNorm(WIDTH) if last else None
+        self.output = nn.Linear(WIDTH, VOCABULARY, bias=False) if last else None
+
+    def forward(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+        x = x if self.embedding is None else self.embedding(x)
         for block in self.layers:
             x = block(x, cosine, sine)
-        return self.output(self.norm(x))
+        return x if self.output is None or self.norm is None else self.output(self.norm(x))
 
 
 def parallelized(model: Llama, mesh: DeviceMesh) -> None:
     """Split the model over `mesh`, with activations between the blocks split along the sequence."""
-    parallelize_module(
-        model,
-        mesh,
-        {
-            "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-            "norm": SequenceParallel(),
-            "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
-        },
-        src_data_rank=None,
-    )
+    ends = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
+    present = {name: style for name, style in ends.items() if getattr(model, name) is not None}
+    parallelize_module(model, mesh, present, src_data_rank=None)
     for block in model.layers:
         parallelize_module(
             block,
@@ -118,23 +119,36 @@ def parallelized(model: Llama, mesh: DeviceMesh) -> None:
         )
 
 
-def build(device: torch.device, layers: int = LAYERS):
-    mesh = init_device_mesh(device.type, (dist.get_world_size() // TENSOR, TENSOR), mesh_dim_names=("dp", "tp"))
-    with torch.device(device):
-        model = Llama(layers)
-        tokens = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
-        angle = torch.arange(LENGTH)[:, None] / 500000 ** (torch.arange(0, HEAD_WIDTH, 2) / HEAD_WIDTH)
-        cosine, sine = (torch.cat((each, each), dim=-1).to(torch.bfloat16) for each in (angle.cos(), angle.sin()))
+def sharded(model: Llama, mesh: DeviceMesh) -> None:
+    """Split the model over `mesh["tp"]`, and shard it over `mesh["dp"]`."""
     parallelized(model, mesh["tp"])
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in model.layers:
         fully_shard(block, mesh=mesh["dp"], mp_policy=policy)
     fully_shard(model, mesh=mesh["dp"], mp_policy=policy)
+
+
+def inputs(batch: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return tokens, and the tables of the rotary embedding."""
+    angle = torch.arange(LENGTH)[:, None] / 500000 ** (torch.arange(0, HEAD_WIDTH, 2) / HEAD_WIDTH)
+    cosine, sine = (torch.cat((each, each), dim=-1).to(torch.bfloat16) for each in (angle.cos(), angle.sin()))
+    return torch.zeros(batch, LENGTH, dtype=torch.int64), cosine, sine
+
+
+def loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
+
+
+def build(device: torch.device, layers: int = LAYERS):
+    mesh = init_device_mesh(device.type, (dist.get_world_size() // TENSOR, TENSOR), mesh_dim_names=("dp", "tp"))
+    with torch.device(device):
+        model = Llama(layers)
+        tokens, cosine, sine = inputs(BATCH)
+    sharded(model, mesh)
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> None:
-        logits = model(tokens, cosine, sine)
-        functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten()).backward()
+        loss(model(tokens, cosine, sine), tokens).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -143,3 +157,32 @@ def build(device: torch.device, layers: int = LAYERS):
 
 def build_8_layers(device: torch.device):
     return build(device, layers=8)
+
+
+def build_pipeline(device: torch.device):
+    shape = (STAGES, dist.get_world_size() // STAGES // TENSOR, TENSOR)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pp", "dp", "tp"))
+    rank = mesh["pp"].get_local_rank()
+    first, last = rank == 0, rank == STAGES - 1
+    with torch.device(device):
+        model = Llama(LAYERS // STAGES, first=first, last=last)
+        tokens, cosine, sine = inputs(MICRO_BATCHES)
+        between = torch.zeros(1, LENGTH // TENSOR, WIDTH, dtype=torch.bfloat16).requires_grad_()
+        logits = torch.zeros(1, LENGTH, VOCABULARY, dtype=torch.bfloat16).requires_grad_()
+    sharded(model, mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    stage = PipelineStage(
+        model, rank, STAGES, device,
+        input_args=(tokens[:1] if first else between,), output_args=(logits if last else between,),
+        group=mesh["pp"].get_group(),
+    )  # fmt: skip
+    schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=loss)
+    tables = {"cosine": cosine.repeat(MICRO_BATCHES, 1), "sine": sine.repeat(MICRO_BATCHES, 1)}  # split like tokens
+
+    def step() -> None:
+        given = (tokens,) if first else ()
+        schedule.step(*given, target=tokens if last else None, **tables)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step

@@ -17,6 +17,7 @@ MARKED = {
 PARTS = (
     "tests.integration.disturbed",
     "tests.integration.disturbed.trigger_jobs",
+    "tests.integration.dry_run.scale",
     "tests.integration.exits.repeated",
     "tests.property.synthetic.evaluate",
     "tests.property.synthetic.evaluate_job_faults",

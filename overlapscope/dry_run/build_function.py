@@ -64,8 +64,13 @@ def _imported(place: str) -> Any:
     except (Exception, SystemExit) as error:
         if isinstance(error, UsageError):
             raise
-        line = line_of_traceback(error.__traceback__)
-        raise InputError(f"{line or place}: the import fails: {type(error).__name__}: {_short(error)}") from error
+        line = line_of_traceback(error.__traceback__) or place
+        if isinstance(error, SystemExit):
+            raise InputError(
+                f"{line}: the module ends the process as it is imported (SystemExit: {_short(error)}): parse arguments "
+                'and train under if __name__ == "__main__"'
+            ) from error
+        raise InputError(f"{line}: the import fails: {type(error).__name__}: {_short(error)}") from error
 
 
 def _from_file(path: Path) -> Any:

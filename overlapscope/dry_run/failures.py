@@ -8,7 +8,7 @@ from overlapscope.dry_run.recorder import NO_DEVICE
 from overlapscope.dry_run.source_lines import line_of_traceback
 from overlapscope.errors import InputError, OverlapScopeError
 
-_DEVICE: Final = re.compile(r"cuda|nvidia|\bhip\b|\bxpu\b|\baccelerator\b", re.IGNORECASE)
+_DEVICE: Final = re.compile(r"cuda|nvidia|\bhip\b|\bxpu\b|\baccelerator\b|dummy base class", re.IGNORECASE)
 _MESH: Final = re.compile(r"\bmesh\b.*\b(world|ranks)\b", re.IGNORECASE)
 _MOST_SHOWN: Final = 200
 
@@ -35,7 +35,8 @@ def explained(error: Exception | SystemExit) -> OverlapScopeError:
     if _DEVICE.search(text):
         remedy = "shard with fully_shard (FSDP2)" if text.startswith("FSDP") else NO_DEVICE
         return InputError(f"{line}: the code needs a device ({text}): {remedy}")
-    return InputError(f"{line}: the step cannot run as a dry run: {kind}: {text}")
+    remedy = "; tensors have no values to write: leave saving out of the step" if "pickle" in text else ""
+    return InputError(f"{line}: the step cannot run as a dry run: {kind}: {text}{remedy}")
 
 
 def missing_package(error: ModuleNotFoundError) -> str:

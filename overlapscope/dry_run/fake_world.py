@@ -6,12 +6,14 @@ next rank, or the caller's own code, has torch as it was.
 
 import copy
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
+from overlapscope.dry_run.hosts import AccelerateHost
 from overlapscope.dry_run.memory import following_resizes
 from overlapscope.dry_run.recorder import Recorder
 from overlapscope.dry_run.source_lines import line_of_caller
@@ -67,6 +69,8 @@ class FakeWorld:
             self._objects(distributed)
             self._values(torch)
             self._others(torch)
+            self.accelerate = AccelerateHost(self.replace)
+            self._undo.callback(self.accelerate.forget)
             self.recorder.places.open()
             self._undo.callback(self.recorder.places.close)
             self._undo.enter_context(torch.random.fork_rng(devices=()))
@@ -82,10 +86,14 @@ class FakeWorld:
             self._undo.callback(delattr, owner, name)
         setattr(owner, name, new)
 
-    def end_rebuilds(self) -> None:
-        """Let DDP rebuild its buckets in the order of the gradients, as it does before its second forward."""
+    def end_warm_up_step(self) -> None:
+        """Let DDP rebuild its buckets in the order of the gradients, as it does before its second forward, and PowerSGD
+        compress, as it does after so many steps."""
         for reducer in self.reducers:
             reducer._rebuild_buckets()
+        for state in self.hook_states:
+            if hasattr(state, "start_powerSGD_iter"):
+                state.iter = max(state.iter, state.start_powerSGD_iter)
 
     # -- what is replaced ------------------------------------------------------------------------------------------
 
@@ -93,16 +101,15 @@ class FakeWorld:
         values = {
             "RANK": self.rank, "LOCAL_RANK": self.rank, "WORLD_SIZE": self.world_size,
             "LOCAL_WORLD_SIZE": self.world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
+            "TORCHELASTIC_RUN_ID": "dry-run",  # as under torchrun, by which frameworks know who starts the ranks
+            "ACCELERATE_USE_CPU": "true",  # else Accelerate takes a machine without a device for a job of one rank
         }  # fmt: skip
-        before = {name: os.environ.get(name) for name in values}
+        before = dict(os.environ)
         os.environ.update({name: str(value) for name, value in values.items()})
 
         def restore() -> None:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+            os.environ.clear()
+            os.environ.update(before)
 
         self._undo.callback(restore)
 
@@ -393,9 +400,15 @@ class FakeWorld:
             return to_host(moved, "to", waits=not (kwargs.get("non_blocking") or args[2:3] == (True,)))
 
         self.replace(FakeTensor, "__format__", formatted)
+
+        def address(tensor: Any) -> int:
+            return (int(tensor.untyped_storage()._cdata) << 40) + int(tensor.storage_offset() * tensor.element_size())
+
         self.replace(FakeTensor, "numpy", as_array)
         self.replace(FakeTensor, "cpu", cpu)
         self.replace(FakeTensor, "to", to)
+        self.replace(FakeTensor, "pin_memory", lambda tensor, *_: tensor)
+        self.replace(FakeTensor, "data_ptr", address)  # Accelerate finds a sharded parameter's optimizer by it
 
     def _others(self, torch: Any) -> None:
         from torch.optim import optimizer  # noqa: PLC0415
@@ -418,6 +431,8 @@ class FakeWorld:
             made.append(self)
 
         self.replace(optimizer.Optimizer, "__init__", init)
+        # What fails is explained in one line; torch would write the traceback beside it.
+        self.replace(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
         if hasattr(torch.compiler, "set_stance"):
             self._undo.enter_context(torch.compiler.set_stance("force_eager"))
         noted = self.recorder.assumptions
@@ -462,6 +477,8 @@ def _mode(recorder: Recorder) -> Any:
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
+            if str(kwargs.get("device")).startswith("cpu:"):
+                kwargs = kwargs | {"device": torch.device("cpu")}  # a real tensor on cpu:0 is on cpu, a fake one is not
             if not isinstance(func, torch._ops.OpOverload):
                 return func(*args, **kwargs)
             if any(each not in plain for each in types):

@@ -40,6 +40,8 @@ class Places:
         self._optimizer = 0
         self.range: str | None = None
         """Module that the FSDP range around the current operation names."""
+        self.optimizer_steps: list[Any] = []
+        """Optimizers that stepped since `restart`, once for each time."""
         self._made_by: dict[int, Place] = {}
         """By autograd's sequence number of a forward operation: where it belongs."""
         self._undo = ExitStack()
@@ -71,17 +73,18 @@ class Places:
     def restart(self) -> None:
         """Begin a step."""
         self._made_by.clear()
+        self.optimizer_steps.clear()
         self._stack.clear()
         self._forward = False
 
     @property
     def phase(self) -> str:
-        """The phase that runs."""
-        if self._optimizer:
-            return OPTIMIZER
+        """The phase that runs; an optimizer may call forward and backward itself, as its closure."""
         if self._backward:
             return BACKWARD
-        return FORWARD if self._forward else OTHER
+        if self._forward:
+            return FORWARD
+        return OPTIMIZER if self._optimizer else OTHER
 
     def here(self, line: Callable[[], str | None]) -> Place:
         """Return where the current operation belongs; `line()` finds the line of the user's code."""
@@ -165,6 +168,7 @@ class Places:
 
     def _optimizer_ends(self, optimizer: Any, *_: Any) -> None:
         self._optimizer = max(0, self._optimizer - 1)
+        self.optimizer_steps.append(optimizer)
 
     # -- FSDP's ranges ---------------------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from overlapscope.dry_run.build_function import accepts
 from overlapscope.dry_run.failures import explained
 from overlapscope.dry_run.fake_world import FakeWorld
 from overlapscope.dry_run.fusion import fused_bytes
-from overlapscope.dry_run.memory import GRADIENT, OPTIMIZER_STATE, PARAMETER
 from overlapscope.dry_run.modules import OTHER
+from overlapscope.dry_run.program import Program
 from overlapscope.dry_run.recorder import CallRow, Recorder
 from overlapscope.errors import InputError, UsageError
 from overlapscope.timeline.columns import (
@@ -108,22 +108,16 @@ def _pass(world: FakeWorld, build: Build) -> RankTimeline:
     """Build, warm up and record as one rank."""
     import torch  # noqa: PLC0415
 
-    recorder = world.recorder
-    times = [time.perf_counter()]
+    program, begun = Program(world), time.perf_counter()
     try:
         step = _built(build, torch.device("cpu"))
-        times.append(time.perf_counter())
-        _warm_up(world, step)
-        _classify(world)
-        recorder.on_backward_end = lambda: _classify(world)
-        times.append(time.perf_counter())
-        recorder.begin()
-        step()
-        recorder.recording = False
-        times.append(time.perf_counter())
+        world.accelerate.check()
+        built = time.perf_counter()
+        program.run(step)
     except (Exception, SystemExit) as error:
         raise explained(error) from error
-    return _timeline(world, np.diff(times).tolist())
+    seconds = (built - begun, program.begun_seconds - built, program.ended_seconds - program.begun_seconds)
+    return _timeline(world, seconds)
 
 
 def _built(build: Build, device: Any) -> Callable[[], None]:
@@ -148,46 +142,6 @@ def _built(build: Build, device: Any) -> Callable[[], None]:
 
 def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
-
-
-def _warm_up(world: FakeWorld, step: Callable[[], Any]) -> None:
-    """Call the step until what is recorded next is what a long job does."""
-    step()
-    world.end_rebuilds()
-    if world.more_warm_up:
-        for state in world.hook_states:
-            if hasattr(state, "start_powerSGD_iter"):  # it begins to compress after so many steps
-                state.iter = max(state.iter, state.start_powerSGD_iter)
-        step()
-        world.end_rebuilds()
-
-
-def _classify(world: FakeWorld) -> None:
-    """Note which storages are parameters, gradients and optimizer state."""
-    memory = world.recorder.memory
-    for optimizer in world.optimizers:
-        for each in optimizer.state.values():
-            for value in each.values() if isinstance(each, dict) else ():
-                _classify_tensor(memory, value, OPTIMIZER_STATE)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                _classify_tensor(memory, parameter, PARAMETER)
-                _classify_tensor(memory, parameter.grad, GRADIENT)
-    for parameter in world.recorder.places.parameters.values():
-        _classify_tensor(memory, parameter, PARAMETER)
-        _classify_tensor(memory, parameter.grad, GRADIENT)
-
-
-def _classify_tensor(memory: Any, value: Any, kind: str) -> None:
-    import torch  # noqa: PLC0415
-
-    if isinstance(value, torch.Tensor):
-        memory.classify(_local(value), kind)
-
-
-def _local(tensor: Any) -> Any:
-    local = getattr(tensor, "_local_tensor", None)
-    return tensor if local is None else local
 
 
 def _timeline(world: FakeWorld, seconds: Sequence[float]) -> RankTimeline:

@@ -130,8 +130,13 @@ def _flops(func: Any, packet: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     formula = _formula(func, packet)
     if formula is None:
         return 0
-    flops = int(formula(*args, **kwargs, out_val=result))
-    return flops // 2 if _is_attention(packet) and _is_causal(func, args, kwargs) else flops
+    if not _is_attention(packet):
+        return int(formula(*args, **kwargs, out_val=result))
+    from torch.utils._python_dispatch import _disable_current_modes  # noqa: PLC0415
+
+    with _disable_current_modes():  # lengths of packed sequences are read, where the program has them as constants
+        flops = int(formula(*args, **kwargs, out_val=result))
+    return flops // 2 if _is_causal(func, args, kwargs) else flops
 
 
 @cache
@@ -144,7 +149,7 @@ def _formula(func: Any, packet: str) -> Any:
 
 
 def _is_attention(packet: str) -> bool:
-    return "attention" in packet
+    return "attention" in packet or "_attn" in packet
 
 
 def _is_causal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

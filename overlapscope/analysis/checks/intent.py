@@ -72,8 +72,12 @@ def _bytes(calls: Calls, rows: Any) -> int:
 
 
 def gradient_reductions(calls: Calls) -> Flags:
-    """Return which calls reduce gradients: FSDP's, and those of backward outside all modules, as DDP's and hooks'."""
-    reduces = np.isin(calls.op, REDUCTIONS) & (calls.phase == BACKWARD)
+    """Return which calls reduce gradients: FSDP's, and those of backward outside all modules, as DDP's and hooks'.
+
+    DDP also reduces a mask of the parameters that were used, in integers.
+    """
+    floating = np.char.find(calls.dtype.astype(str), "float") >= 0
+    reduces = np.isin(calls.op, REDUCTIONS) & (calls.phase == BACKWARD) & floating
     found: Flags = reduces & ((calls.parameters != NONE) | (calls.module.astype(str) == str(None)))
     return found
 
@@ -90,8 +94,8 @@ def _without_overlap(calls: Calls) -> Iterator[Finding]:
         yield Finding(
             id="overlap_without_effect",
             severity="warning",
-            title=f"none of the {rows.size} gradient reductions ({size_text(_bytes(calls, rows))}) can overlap with "
-            "backward" + _at(calls, rows.tolist()),
+            title=f"no matrix product of backward can run beside the gradient reductions ({rows.size} a step, "
+            f"{size_text(_bytes(calls, rows))})" + _at(calls, rows.tolist()),
             evidence=_evidence(calls, rows.tolist()),
             known_from=DRY_RUN,
         )

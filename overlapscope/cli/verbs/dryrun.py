@@ -12,7 +12,8 @@ examples:
 
 import argparse
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import given_path
@@ -57,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.dry_run.build_function import find_function  # noqa: PLC0415
     from overlapscope.dry_run.passes import record  # noqa: PLC0415
 
-    with redirect_stdout(sys.stderr):  # what the user's code prints is no output of ours
+    # What the user's code prints is no output of ours, and our arguments are none of its own.
+    with redirect_stdout(sys.stderr), _arguments_of(args.function):
         build = find_function(args.function)
         if args.wrapper:
             build = step_of_module(build, args.wrapper, args.input)
@@ -68,6 +70,16 @@ def run(args: argparse.Namespace) -> int:
     _save(recorded, args)
     _show(recorded, args, text)
     return 0
+
+
+@contextmanager
+def _arguments_of(function: str) -> Iterator[None]:
+    before = sys.argv
+    sys.argv = [function.rpartition(":")[0]]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 def _with_prices(recorded: "Run", args: argparse.Namespace) -> "tuple[Run, str]":

@@ -92,6 +92,20 @@ def write(folder: Path, text: str) -> str:
         ("raise SystemExit(2)", 3, "the import fails: SystemExit: 2"),
         ("def build(device): raise SystemExit(2)", 3, "SystemExit: 2"),
         ("def build(device): raise ValueError('no\\nway')", 3, "ValueError: no way"),
+        ("import sys; sys.exit('usage: job')", 3, 'under if __name__ == "__main__"'),
+        ("import sys; assert len(sys.argv) == 1\ndef build(device): return lambda: None", 0, ""),
+        (
+            "import torch\ndef build(d): return lambda: torch.ones(3) @ torch.ones(4)",
+            3,
+            "job.py:2: the step cannot run",
+        ),
+        ("import torch\ndef build(d): return lambda: torch.cuda.Event()", 3, "needs a device"),
+        (
+            "import torch\ndef build(d): return lambda: torch.save(torch.ones(3), 'x')",
+            3,
+            "leave saving out of the step",
+        ),
+        ("import torch\ndef build(d): return lambda: torch.ones(3).pin_memory().to(d)", 0, ""),
     ],
 )
 def test_what_a_module_does_wrong_is_one_line(
