@@ -6,10 +6,12 @@
   const AGAIN_MS = 300;  // until an answer that was not ready is requested again
   const LOOK_MS = 1500;  // until the page asks whether background results are ready
   const PERFETTO_MS = 30000;  // for Perfetto to load
-  const STATE = ["t0", "t1", "ranks", "mode", "q"];
+  const STATE = ["t0", "t1", "ranks", "mode", "q", "chain"];
+  const STILL = 4;  // pixels that a click may move
   let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, marks = [];
   let perfettoUrl = null, rasters = [], over = null, pressed = null, serial = 0, first = null;
-  let asked = 0, busy = false, again = false, latest = null;
+  let asked = 0, busy = false, again = false, latest = null, hovered = null, chaining = 0;
+  const chains = () => window.overlapscopeChain;
 
   const page = () => location.pathname.replace(/\/+$/, "");
   const graph = () => document.querySelector("#timeline-figure.js-plotly-plot");
@@ -22,6 +24,7 @@
     if (next.ranks) query.set("ranks", next.ranks);
     if (next.mode && next.mode !== "dominating") query.set("mode", next.mode);
     if (next.q) query.set("q", next.q);
+    if (next.chain) query.set("chain", next.chain);
     const text = query.toString();
     history.replaceState(history.state, "", location.pathname + (text ? "?" + text : ""));
   }
@@ -51,18 +54,21 @@
   function query(state) {
     const values = new URLSearchParams();
     STATE.concat("at").forEach((name) => {
-      if (state[name] !== undefined && state[name] !== null && state[name] !== "") values.set(name, state[name]);
+      if (name !== "chain" && state[name] !== undefined && state[name] !== null && state[name] !== "") values.set(name, state[name]);
     });
     if (graph()) values.set("width", width());
     return values;
   }
 
-  // Returns an answer or a problem; asks again while the answer is not ready.
-  function fetched(what, values) {
+  // Returns an answer or a problem; asks again while the answer is not ready and `waits`, called with the progress, holds.
+  function fetched(what, values, waits) {
     const path = page() + "/" + what + "?" + values;
     return fetch(path).then((answer) => {
       if (answer.status !== 202) return answer;
-      return new Promise((done) => setTimeout(done, AGAIN_MS)).then(() => (here() ? fetched(what, values) : answer));
+      return answer.clone().text().then((words) => {
+        if (!here() || (waits && !waits(words))) return answer;
+        return new Promise((done) => setTimeout(done, AGAIN_MS)).then(() => fetched(what, values, waits));
+      });
     });
   }
 
@@ -117,7 +123,11 @@
     if (!here()) return null;
     whole = answered.whole;
     found = answered.found;
-    if (!view) view = answered.state;
+    if (!view) {
+      const chain = new URLSearchParams(location.search).get("chain");
+      view = Object.assign({}, answered.state, chain ? { chain: chain } : {});
+      if (chain) follow(chain);
+    }
     modes();
     perfettoUrl = answered.perfetto;
     document.getElementById("timeline-open").hidden = !perfettoUrl;
@@ -225,15 +235,16 @@
       if (!place.timelineBound) {
         place.timelineBound = true;
         place.on("plotly_relayout", zoomed);
-        place.on("plotly_afterplot", () => paint(place));
-        place.on("plotly_hover", (data) => { if (!pinned) probe(spot(data)); });
-        place.on("plotly_unhover", () => { if (!pinned && !over) probe(null); });
+        place.on("plotly_afterplot", () => { paint(place); lines(); });
+        place.on("plotly_hover", (data) => { hovered = spot(data); if (!pinned) probe(hovered); });
+        place.on("plotly_unhover", () => { hovered = null; if (!pinned && !over) probe(null); });
         place.on("plotly_click", (data) => {
           const what = spot(data);
           if (what) { pinned = true; probe(what); }
         });
       }
       paint(place);
+      lines();
       mark(place);
       place.dataset.drawn = serial += 1;
     });
@@ -253,6 +264,69 @@
     const colour = getComputedStyle(document.body).color;
     const drawn = marks.map((each) => Object.assign({}, each, { line: Object.assign({}, each.line, { color: colour }) }));
     window.Plotly.relayout(plot, { shapes: shapes.filter((each) => each.name !== "link").concat(drawn) });
+  }
+
+  function lines() {
+    const plot = graph();
+    if (plot && latest) chains().draw({ plot: plot, rows: latest.rows, ranks: latest.map_ranks });
+  }
+
+  // A chain stands in the address; `at` is where a span was clicked.
+  function follow(chain, at) {
+    const own = (chaining += 1), before = chains().is();
+    view.chain = chain;
+    address(view);
+    chains().waiting("Following the dependencies \u2026");
+    if (!before) fitted();
+    const values = new URLSearchParams({ chain: chain });
+    if (at !== undefined) values.set("at", Math.round(at));
+    const waits = (words) => {
+      if (own === chaining && words) chains().waiting(words);
+      return own === chaining;
+    };
+    fetched("chain", values, waits).then((answer) => (answer.status === 202 ? null : answer.json())).then((given) => {
+      if (own !== chaining || !given) return;
+      if (!given.steps) {
+        chains().refused(given.problem || "The server does not answer.");
+        return;
+      }
+      chains().show(given);
+      view.chain = given.asked;
+      address(view);
+      together(given.ranks);
+      lines();
+    }).catch(() => { if (own === chaining) chains().refused("The server does not answer."); });
+  }
+
+  function unfollow() {
+    chaining += 1;
+    if (!view || !view.chain) return;
+    view.chain = null;
+    address(view);
+    chains().hide();
+    fitted();
+  }
+
+  // The ranks of a chain are shown beside those that are: instead of them where nobody chose those.
+  function together(ranks) {
+    const there = new Set(latest ? latest.rows.map((each) => each[0]) : []);
+    if (ranks.every((each) => there.has(each))) return;
+    const chosen = new URLSearchParams(location.search).has("ranks") && picked ? [...there] : [];
+    choose([...new Set(chosen.concat(ranks))]);
+  }
+
+  let picked = false;  // whether somebody typed the ranks
+
+  function choose(ranks) {
+    const words = [...ranks].sort((one, other) => one - other).join(",");
+    document.getElementById("timeline-ranks").value = words;
+    ask({ ranks: words });
+  }
+
+  // The plot has another width once the panel comes or goes.
+  function fitted() {
+    const plot = graph();
+    if (plot) window.Plotly.Plots.resize(plot).then(send);
   }
 
   function modes() {
@@ -315,6 +389,22 @@
     if (place) place.textContent = words;
   }
 
+  function see(begin, end, ranks) {
+    const there = new Set(latest ? latest.rows.map((each) => each[0]) : []);
+    const missing = ranks.filter((each) => !there.has(each));
+    if (missing.length) choose([...there].concat(missing));
+    const wide = view.t1 - view.t0;
+    if (end >= view.t0 && begin <= view.t1 && (end - begin) > wide / 400) return;
+    const room = Math.max((end - begin) * 3, 20000), middle = (begin + end) / 2;
+    ask({ t0: middle - room / 2, t1: middle + room / 2 });
+  }
+
+  function fit(begin, end, ranks) {
+    const room = (end - begin) * 0.05;
+    if (ranks) together(ranks);
+    ask({ t0: begin - room, t1: end + room });
+  }
+
   const DOES = {
     perfetto: perfetto,
     left: () => move(-0.25), right: () => move(0.25), in: () => zoom(0.5), out: () => zoom(2),
@@ -338,7 +428,11 @@
       event.preventDefault();
       return;
     }
-    if (event.key === "Escape") { pinned = false; probe(null); return; }
+    if (event.key === "Escape") { pinned = false; probe(null); unfollow(); return; }
+    if ((event.key === "ArrowUp" || event.key === "ArrowDown") && chains().walk(event.key === "ArrowUp" ? -1 : 1)) {
+      event.preventDefault();
+      return;
+    }
     const does = KEYS[event.key];
     if (!does) return;
     event.preventDefault();
@@ -347,7 +441,7 @@
 
   document.addEventListener("change", (event) => {
     if (!here() || !view) return;
-    if (event.target.id === "timeline-ranks") ask({ ranks: event.target.value });
+    if (event.target.id === "timeline-ranks") { picked = true; ask({ ranks: event.target.value }); }
     if (event.target.id === "timeline-text") ask({ q: event.target.value, at: null });
   });
 
@@ -382,7 +476,7 @@
     });
   }
 
-  const NOTHING = { title: "Hover for details, click to pin.", parts: [], links: [] };
+  const NOTHING = { title: "Hover for details, click to pin and to see what it waited for.", parts: [], links: [] };
 
   function describe(place, given) {
     place.replaceChildren(made("strong", {}, given.title), made("span", {}, given.parts.join(" \u00b7 ")));
@@ -411,16 +505,35 @@
     over = what;
   });
 
+  // Rank and time under the pointer, on the map and on the rows below it; also where nothing ran.
+  function moment(event) {
+    const plot = graph();
+    if (!plot || !latest || !plot.contains(event.target) || !plot._fullLayout) return null;
+    const layout = plot._fullLayout, size = layout._size, box = plot.getBoundingClientRect();
+    const x = (event.clientX - box.left - size.l) / size.w, y = 1 - (event.clientY - box.top - size.t) / size.h;
+    const on = [[layout.yaxis.domain, latest.map_ranks], [layout.yaxis2.domain, latest.rows.map((each) => each[0])]];
+    const part = x < 0 || x >= 1 ? null : on.find(([[low, top], ranks]) => ranks.length && y > low && y <= top);
+    if (!part) return null;
+    const [[low, top], ranks] = part, [left, right] = layout.xaxis.range;
+    const rank = ranks[Math.min(Math.floor((top - y) / (top - low) * ranks.length), ranks.length - 1)];
+    return { rank: rank, ns: Math.round((left + x * (right - left)) * 1e6), lower: part === on[1] };
+  }
+
   document.addEventListener("mousedown", (event) => {
-    pressed = here() && view && cell(event) ? { what: cell(event), x: event.clientX, y: event.clientY } : null;
+    const where = here() && view && event.button === 0 ? moment(event) : null;
+    pressed = where && { where: where, what: cell(event), key: where.lower && hovered ? hovered.key : null, x: event.clientX, y: event.clientY };
   });
 
   document.addEventListener("mouseup", (event) => {
-    if (pressed && Math.hypot(event.clientX - pressed.x, event.clientY - pressed.y) < 4) {
-      pinned = true;
-      probe(pressed.what);
-    }
+    const was = pressed;
     pressed = null;
+    if (!was || Math.hypot(event.clientX - was.x, event.clientY - was.y) >= STILL) return;
+    if (was.what) {
+      pinned = true;
+      probe(was.what);
+    }
+    if (was.where.ns < whole[0]) return;
+    follow(was.key || was.where.rank + "@" + was.where.ns, was.key ? was.where.ns : undefined);
   });
 
   document.addEventListener("click", (event) => {
@@ -450,8 +563,12 @@
     const there = Object.fromEntries(STATE.filter((name) => given.has(name)).map((name) => [name, given.get(name)]));
     ["t0", "t1"].forEach((name) => { if (name in there) there[name] = Number(there[name]); });
     pinned = false;
+    picked = given.has("ranks");
     marks = [];
     view = null;
+    chaining += 1;
+    chains().hide();
+    chains().with({ close: unfollow, go: fit, see: see });
     describe(document.getElementById("timeline-pointed"), NOTHING);
     const own = first && first.address === location.pathname + location.search ? first.answer : null;
     first = null;

@@ -46,9 +46,17 @@ def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
                 html.Div(id="timeline-legend", className="tl-legend"),
                 html.Div(id="timeline-pointed", className="tl-pointed", role="status", **aria(live="polite")),
                 html.Div(
-                    [html.Canvas(id="timeline-map", **aria(hidden="true")), place],
-                    className="chart tl-chart", role="img", id="timeline-chart",
-                    **aria(label="Timeline of ranks. The table below has the same figures. " + KEYS),
+                    [
+                        html.Div(
+                            [html.Canvas(id="timeline-map", **aria(hidden="true")), place,
+                             html.Div(id="timeline-drawn", className="tl-drawn", **aria(hidden="true"))],
+                            className="chart tl-chart", role="img", id="timeline-chart",
+                            **aria(label="Timeline of ranks. The table below has the same figures. " + KEYS),
+                        ),
+                        html.Aside(id="timeline-chain", className="tl-chain", hidden=True,
+                                   **aria(label="Blocking chain")),
+                    ],
+                    className="tl-body", id="timeline-body",
                 ),
                 html.P(id="timeline-note", className="note"),
                 html.P("", id="timeline-said", className="note warn", role="status"),

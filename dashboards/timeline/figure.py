@@ -48,6 +48,8 @@ class DrawnTimeline(msgspec.Struct, frozen=True, kw_only=True):
     spent_ns: list[int]
     """Time in the window by state, summed over all ranks."""
     height: int
+    rows: list[LaneRow]
+    """Of the lower part."""
     spans: int
     """Spans in view on the selected ranks."""
     detailed: bool
@@ -71,6 +73,7 @@ def draw(source: TimelineSource, query: TimelineQuery, width: int) -> DrawnTimel
         rasters=[map_raster(map_cells(spent, query.mode), query.mode, bins)],
         spent_ns=_in_view(snapshot, query, bins, spent),
         height=upper + below + MARGIN_PIXELS,
+        rows=lanes.rows,
         spans=lanes.spans,
         detailed=lanes.detailed,
         left_out=lanes.left_out,

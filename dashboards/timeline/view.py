@@ -48,6 +48,10 @@ class TimelineView(msgspec.Struct, frozen=True, kw_only=True):
     figure: dict[str, Any]
     rasters: list[Raster]
     height: int
+    rows: list[tuple[int, int]]
+    """(rank, row in its `Lanes`) of each row of the lower part; -1 for one that is no lane."""
+    map_ranks: list[int]
+    """The first rank of each row of the heat map."""
     when: str
     ranks: int
     amounts: list[StateTime]
@@ -88,6 +92,8 @@ def show(source: TimelineSource, query: TimelineQuery, width: int, at: int | Non
         figure=drawn.figure,
         rasters=drawn.rasters,
         height=drawn.height,
+        rows=[(row.rank, row.lane.lane if row.lane else -1) for row in drawn.rows],
+        map_ranks=[source.ranks[row[0]] for row in map_rows(len(source.ranks))],
         when=f"{ms(query.window.start_ns)} to {ms(query.window.end_ns)} ms",
         ranks=len(source.ranks),
         amounts=state_times(drawn.spent_ns),
@@ -103,7 +109,7 @@ def show(source: TimelineSource, query: TimelineQuery, width: int, at: int | Non
 
 def no_details(query: TimelineQuery) -> PointerDetails:
     """Return the hint that is shown while nothing is under the pointer."""
-    return PointerDetails(title="Hover for details, click to pin.", parts=[])
+    return PointerDetails(title="Hover for details, click to pin and to see what it waited for.", parts=[])
 
 
 def point(source: TimelineSource, query: TimelineQuery, width: int, probe: Mapping[str, Any]) -> PointerDetails:
