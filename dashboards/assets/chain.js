@@ -121,7 +121,8 @@
     if (!place) return;
     if (from && from.plot) latest = from;
     const now = latest, layout = now && now.plot._fullLayout;
-    if (!shown || !layout || !layout._size || !now.rows) {
+    const launch = now ? now.launch : [];
+    if ((!shown && !launch.length) || !layout || !layout._size || !now.rows) {
       place.replaceChildren();
       return;
     }
@@ -136,8 +137,27 @@
     };
     place.style.cssText = "left:" + size.l + "px;top:" + size.t + "px;width:" + size.w + "px;height:" + size.h + "px";
     const picture = drawn("svg", { width: size.w, height: size.h });
+    // A line from a cause to its effect: along its row, then up or down to the other.
+    const arrow = (group, x0, from0, x1, to) => {
+      const edge = to > from0 ? to - tall * 0.42 : to + tall * 0.42, back = edge + (to > from0 ? -HEAD : HEAD);
+      group.append(drawn("path", { class: "line", d: "M" + x0 + "," + from0 + "L" + x1 + "," + from0 + "L" + x1 + "," + back }));
+      group.append(drawn("path", { class: "head", d: "M" + x1 + "," + edge + "L" + (x1 - HEAD) + "," + back + "L" + (x1 + HEAD) + "," + back + "Z" }));
+    };
+    if (launch.length) {
+      const [[rank0, lane0, begun], [rank1, lane1, start]] = launch, group = drawn("g", { class: "tl-link tl-launch" });
+      const from0 = y(rank0, lane0), to = y(rank1, lane1);
+      if (from0 !== null && to !== null) {
+        arrow(group, x(begun), from0, x(start), to);
+        picture.append(group);
+      }
+    }
+    if (shown) steps(picture, now, layout, x, y, row, tall, arrow);
+    place.replaceChildren(picture);
+  }
+
+  function steps(picture, now, layout, x, y, row, tall, arrow) {
+    const size = layout._size, folded = panel().querySelector("details"), discs = [];
     band(picture, now, layout, x, row, tall);
-    const folded = panel().querySelector("details"), discs = [];
     shown.steps.forEach((each, at) => {
       if (each.earlier && !(folded && folded.open)) return;
       const [[rank0, lane0, begin], [rank1, lane1, end]] = each.path;
@@ -150,11 +170,7 @@
         const high = tall * 0.84;
         if (each.pause) group.append(drawn("path", { class: "line", d: "M" + x0 + "," + to + "L" + x1 + "," + to }));
         group.append(drawn("rect", { x: start, y: to - high / 2, width: Math.max(stop - start, 1), height: high, rx: 2 }));
-      } else {
-        const edge = to > from0 ? to - tall * 0.42 : to + tall * 0.42, back = edge + (to > from0 ? -HEAD : HEAD);
-        group.append(drawn("path", { class: "line", d: "M" + x0 + "," + from0 + "L" + x1 + "," + from0 + "L" + x1 + "," + back }));
-        group.append(drawn("path", { class: "head", d: "M" + x1 + "," + edge + "L" + (x1 - HEAD) + "," + back + "L" + (x1 + HEAD) + "," + back + "Z" }));
-      }
+      } else arrow(group, x0, from0, x1, to);
       picture.append(group);
       const seen = [Math.max(start, 0), Math.min(flat ? stop : x1, size.w)];
       if (seen[1] < -DISC || seen[0] > size.w + DISC) return;
@@ -169,7 +185,6 @@
       number.textContent = String(each.at + 1);
       picture.append(number);
     });
-    place.replaceChildren(picture);
   }
 
   // What is explained: its time on the rows of its rank, and on the map.

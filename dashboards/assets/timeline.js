@@ -6,11 +6,11 @@
   const AGAIN_MS = 300;  // until an answer that was not ready is requested again
   const LOOK_MS = 1500;  // until the page asks whether background results are ready
   const PERFETTO_MS = 30000;  // for Perfetto to load
-  const STATE = ["t0", "t1", "ranks", "mode", "q", "chain"];
+  const STATE = ["t0", "t1", "ranks", "mode", "q", "show", "chain"];
   const STILL = 4;  // pixels that a click may move
   let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, marks = [];
   let perfettoUrl = null, rasters = [], over = null, pressed = null, serial = 0, first = null;
-  let asked = 0, busy = false, again = false, latest = null, hovered = null, chaining = 0;
+  let asked = 0, busy = false, again = false, latest = null, hovered = null, chaining = 0, launch = [];
   const chains = () => window.overlapscopeChain;
 
   const page = () => location.pathname.replace(/\/+$/, "");
@@ -24,6 +24,7 @@
     if (next.ranks) query.set("ranks", next.ranks);
     if (next.mode && next.mode !== "dominating") query.set("mode", next.mode);
     if (next.q) query.set("q", next.q);
+    if (next.show) query.set("show", next.show);
     if (next.chain) query.set("chain", next.chain);
     const text = query.toString();
     history.replaceState(history.state, "", location.pathname + (text ? "?" + text : ""));
@@ -231,7 +232,8 @@
     }
     place.style.height = given.height + "px";
     rasters = given.rasters;
-    return window.Plotly.react(place, given.figure.data, given.figure.layout, given.config).then(() => {
+    const layout = Object.assign({}, given.figure.layout, { width: place.clientWidth, height: given.height });
+    return window.Plotly.react(place, given.figure.data, layout, given.config).then(() => {
       if (!place.timelineBound) {
         place.timelineBound = true;
         place.on("plotly_relayout", zoomed);
@@ -268,7 +270,7 @@
 
   function lines() {
     const plot = graph();
-    if (plot && latest) chains().draw({ plot: plot, rows: latest.rows, ranks: latest.map_ranks });
+    if (plot && latest) chains().draw({ plot: plot, rows: latest.rows, ranks: latest.map_ranks, launch: launch });
   }
 
   // A chain stands in the address; `at` is where a span was clicked.
@@ -293,7 +295,7 @@
       chains().show(given);
       view.chain = given.asked;
       address(view);
-      together(given.ranks);
+      together(given.ranks, given.on_threads);
       lines();
     }).catch(() => { if (own === chaining) chains().refused("The server does not answer."); });
   }
@@ -308,30 +310,41 @@
   }
 
   // The ranks of a chain are shown beside those that are: instead of them where nobody chose those.
-  function together(ranks) {
+  // So are the host threads that it leads through.
+  function together(ranks, hosts) {
     const there = new Set(latest ? latest.rows.map((each) => each[0]) : []);
-    if (ranks.every((each) => there.has(each))) return;
-    const chosen = new URLSearchParams(location.search).has("ranks") && picked ? [...there] : [];
-    choose([...new Set(chosen.concat(ranks))]);
+    const threads = hosts && !shows().includes("host");
+    if (threads) view.show = shows().concat("host").join(",");
+    if (!ranks.every((each) => there.has(each))) choose([...new Set((picked ? [...there] : []).concat(ranks))]);
+    else if (threads) ask({});
+  }
+
+  const shows = () => (view && view.show ? view.show.split(",") : []);
+
+  function toggle(what) {
+    const there = shows();
+    ask({ show: (there.includes(what) ? there.filter((each) => each !== what) : there.concat(what)).join(",") });
   }
 
   let picked = false;  // whether somebody typed the ranks
 
   function choose(ranks) {
-    const words = [...ranks].sort((one, other) => one - other).join(",");
+    const words = ranks.filter((each) => each >= 0).sort((one, other) => one - other).join(",");
     document.getElementById("timeline-ranks").value = words;
     ask({ ranks: words });
   }
 
   // The plot has another width once the panel comes or goes.
   function fitted() {
-    const plot = graph();
-    if (plot) window.Plotly.Plots.resize(plot).then(send);
+    if (graph() && latest) draw(latest).then(send);
   }
 
   function modes() {
     document.querySelectorAll("[data-timeline=mode]").forEach((button) => {
       button.setAttribute("aria-pressed", String(button.dataset.mode === view.mode));
+    });
+    document.querySelectorAll("[data-timeline=show]").forEach((button) => {
+      button.setAttribute("aria-pressed", String(shows().includes(button.dataset.show)));
     });
   }
 
@@ -417,6 +430,7 @@
     const button = event.target.closest && event.target.closest("[data-timeline]");
     if (!button || !here() || !view) return;
     if (button.dataset.timeline === "mode") ask({ mode: button.dataset.mode });
+    else if (button.dataset.timeline === "show") toggle(button.dataset.show);
     else DOES[button.dataset.timeline]();
   });
 
@@ -471,6 +485,8 @@
       if (own !== pointing || !given || !given.title || !place) return;
       describe(place, given);
       marks = given.links;
+      launch = given.launch || [];
+      lines();
       if (graph()) mark(graph());
       if (given.coming && !looking) looking = setTimeout(send, LOOK_MS);
     });
@@ -516,7 +532,7 @@
     if (!part) return null;
     const [[low, top], ranks] = part, [left, right] = layout.xaxis.range;
     const rank = ranks[Math.min(Math.floor((top - y) / (top - low) * ranks.length), ranks.length - 1)];
-    return { rank: rank, ns: Math.round((left + x * (right - left)) * 1e6), lower: part === on[1] };
+    return rank < 0 ? null : { rank: rank, ns: Math.round((left + x * (right - left)) * 1e6), lower: part === on[1] };
   }
 
   document.addEventListener("mousedown", (event) => {
@@ -565,6 +581,7 @@
     pinned = false;
     picked = given.has("ranks");
     marks = [];
+    launch = [];
     view = null;
     chaining += 1;
     chains().hide();

@@ -18,6 +18,7 @@ from overlapscope_dashboards.timeline.heat_map import DOMINATING, MODES
 from overlapscope_dashboards.timeline.labels import NAMES
 from overlapscope_dashboards.timeline.query import parse_timeline_query
 from overlapscope_dashboards.timeline.source import source_of
+from overlapscope_dashboards.timeline.tracks import HOST, PATH
 
 TITLE = "Timeline"
 ORDER = 20
@@ -38,7 +39,7 @@ def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
     source = source_of(opened)
     first = parse_timeline_query(query, source.whole, source.ranks)
     state = state_of(first)
-    place = html.Div(id="timeline-figure", style={"height": f"{expected_height(source, first.ranks)}px"})
+    place = html.Div(id="timeline-figure", style={"height": f"{expected_height(source, first)}px"})
     return [
         html.Section(
             [
@@ -94,10 +95,21 @@ def _controls(opened: OpenRun, state: Mapping[str, Any], ranks: int) -> Componen
         )
         for mode in MODES
     ]  # fmt: skip
+    rows = [
+        html.Button(
+            words, type="button", title=title, **_data(timeline="show", show=name),
+            **aria(pressed="true" if name in state["show"].split(",") else "false"),
+        )
+        for name, words, title in (
+            (HOST, "Host threads", "Operations, annotations and runtime calls of the chosen ranks"),
+            (PATH, "Critical path", "The chain of dependencies that decided how long each step took"),
+        )
+    ]  # fmt: skip
     return html.Div(
         [
             html.Div(moves, className="tl-group", role="group", **aria(label="Window of time")),
             html.Div(modes, className="tl-group", role="group", **aria(label="Meaning of colours")),
+            html.Div(rows, className="tl-group", role="group", **aria(label="More rows")),
             html.Label(
                 ["Ranks", dcc.Input(id="timeline-ranks", value=state["ranks"], debounce=True, type="text",
                                     autoComplete="off")],

@@ -16,7 +16,7 @@ from overlapscope.errors import UsageError
 from overlapscope.report.formatting import count, ms
 from overlapscope.report.perfetto.tracks import lane_name
 from overlapscope.report.text.chain import Stretch, heading, slack_words, stretches
-from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.columns import DEVICE, NONE
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.timeline.labels import format_duration
@@ -65,6 +65,8 @@ class BlockingChain(msgspec.Struct, frozen=True, kw_only=True):
     """The command that prints it."""
     ranks: list[int]
     """The first ranks that the chain leads to, the explained one first."""
+    on_threads: bool
+    """Whether it leads through host threads whose events were recorded beside a device."""
     marked: tuple[int, float, float]
     """Rank, begin and end (ms) of the interval that is explained."""
     reach: tuple[int, int]
@@ -111,7 +113,9 @@ def _shown(run: Run, chains: RunChains, found: Chain, asked: str, command: str, 
         asked=asked, title=title.format(rank=found.rank, name=name),
         lead=[heading(found), *_most_of_it(rows, begin_ns, end_ns)], steps=steps,
         notes=[each for each in (slack_words(found), _ending(found)) if each], command=command,
-        ranks=list(ranks)[:MOST_RANKS], marked=(found.rank, begin_ns / 1e6, end_ns / 1e6), reach=reach,
+        ranks=list(ranks)[:MOST_RANKS],
+        on_threads=any(_on_thread(run, each) for each in steps),
+        marked=(found.rank, begin_ns / 1e6, end_ns / 1e6), reach=reach,
     )  # fmt: skip
 
 
@@ -159,6 +163,13 @@ def _pause(found: Chain, each: PlacedLink) -> tuple[float, float]:
 
 def _where(timeline: RankTimeline, lane: int) -> str:
     return f"rank {timeline.rank}" + (f", {lane_name(timeline, lane).partition(' (')[0][:40]}" if lane >= 0 else "")
+
+
+def _on_thread(run: Run, step: ChainStep) -> bool:
+    return not step.earlier and any(
+        lane >= 0 and run.ranks[rank].has_device and run.ranks[rank].lanes.kind[lane] != DEVICE
+        for rank, lane, _ in step.path
+    )
 
 
 def _most_of_it(rows: Sequence[Stretch], begin_ns: int, end_ns: int) -> list[str]:

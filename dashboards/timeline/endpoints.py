@@ -124,6 +124,7 @@ def state_of(now: TimelineQuery) -> dict[str, Any]:
         "ranks": format_ranks(now.ranks),
         "mode": now.mode,
         "q": now.text,
+        "show": ",".join(now.show),
     }
 
 

@@ -120,7 +120,7 @@ def test_where_too_many_spans_are_in_view_it_says_how_many(
     assert [trace["name"] for trace in figures(many, "heatmap")] == ["lanes"]
     assert not figures(few, "heatmap")
     assert few.rasters[0].cells == many.rasters[0].cells
-    assert "zoom in to see kernels (1,416 in view)" in view._note(source, many)
+    assert "zoom in to see kernels (1,416 in view)" in view._note(source, whole(source), many)
 
 
 def test_a_span_says_what_is_known_of_it_and_marks_its_call_on_all_ranks(
@@ -215,7 +215,7 @@ def test_an_answer_holds_the_view_and_its_cells_and_says_what_is_not_there(
     shown = view.show(source, whole(source, **asked_for), 800)
     assert answer[4 + length :] == b"".join(each.cells for each in shown.rasters)
     assert [each["rows"] * each["bins"] for each in result["rasters"]] == [len(each.cells) for each in shown.rasters]
-    assert result["state"] == {**asked_for, "q": ""}
+    assert result["state"] == {**asked_for, "q": "", "show": ""}
     assert result["note"] == shown.note
     assert result["twin"] == shown.twin
     assert [each["state"] for each in result["amounts"]] == [each.state for each in shown.amounts]
