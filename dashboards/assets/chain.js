@@ -59,7 +59,8 @@
 
   function step(each, at) {
     const known = made("span", { class: "known known-" + each.known }, each.known);
-    const facts = [known].concat(each.slack ? [made("span", { class: "slack" }, each.slack)] : []);
+    const pause = each.pause_words ? [made("span", { class: "slack" }, each.pause_words)] : [];
+    const facts = [known].concat(pause, each.slack ? [made("span", { class: "slack" }, each.slack)] : []);
     const button = made("button", { type: "button", class: "tl-step", "data-step": at }, [
       made("span", { class: "disc", "aria-hidden": "true" }, String(at + 1)),
       made("span", { class: "words" }, each.words), made("span", { class: "lasts" }, each.lasts),

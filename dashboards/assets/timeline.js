@@ -15,7 +15,8 @@
 
   const page = () => location.pathname.replace(/\/+$/, "");
   const graph = () => document.querySelector("#timeline-figure.js-plotly-plot");
-  const here = () => document.getElementById("timeline-figure") !== null;
+  // When one leaves, the address changes before the page does.
+  const here = () => page().endsWith("/timeline") && document.getElementById("timeline-figure") !== null;
 
   function address(next) {
     const query = new URLSearchParams();
@@ -38,7 +39,7 @@
 
   // Move the window at once, with the current picture; the exact picture follows.
   function ask(change, quiet) {
-    if (!view) return;
+    if (!view || !here()) return;
     const next = Object.assign({}, view, change);
     const length = Math.min(Math.max(next.t1 - next.t0, 20), whole[1] - whole[0]);
     next.t0 = Math.round(Math.max(Math.min(next.t0, whole[1] - length), whole[0]));
@@ -86,6 +87,7 @@
 
   // One request at a time: later ones wait, and only the last of them is sent.
   function send() {
+    if (!here()) return;
     if (busy) {
       again = true;
       return;
@@ -127,7 +129,7 @@
     if (!view) {
       const chain = new URLSearchParams(location.search).get("chain");
       view = Object.assign({}, answered.state, chain ? { chain: chain } : {});
-      if (chain) follow(chain);
+      if (chain) follow(chain, undefined, !new URLSearchParams(location.search).has("t0"));
     }
     modes();
     perfettoUrl = answered.perfetto;
@@ -273,8 +275,8 @@
     if (plot && latest) chains().draw({ plot: plot, rows: latest.rows, ranks: latest.map_ranks, launch: launch });
   }
 
-  // A chain stands in the address; `at` is where a span was clicked.
-  function follow(chain, at) {
+  // A chain stands in the address; `at` is where a span was clicked. A link that names no window gets that of the chain.
+  function follow(chain, at, fits) {
     const own = (chaining += 1), before = chains().is();
     view.chain = chain;
     address(view);
@@ -287,7 +289,7 @@
       return own === chaining;
     };
     fetched("chain", values, waits).then((answer) => (answer.status === 202 ? null : answer.json())).then((given) => {
-      if (own !== chaining || !given) return;
+      if (own !== chaining || !given || !here()) return;
       if (!given.steps) {
         chains().refused(given.problem || "The server does not answer.");
         return;
@@ -296,6 +298,7 @@
       view.chain = given.asked;
       address(view);
       together(given.ranks, given.on_threads);
+      if (fits) fit(given.reach[0], given.reach[1]);
       lines();
     }).catch(() => { if (own === chaining) chains().refused("The server does not answer."); });
   }

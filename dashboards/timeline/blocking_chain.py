@@ -19,7 +19,9 @@ from overlapscope.report.text.chain import Stretch, heading, slack_words, stretc
 from overlapscope.timeline.columns import DEVICE, NONE
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope_dashboards.runs.open_run import OpenRun
+from overlapscope_dashboards.timeline.evidence import named_moment
 from overlapscope_dashboards.timeline.labels import format_duration
+from overlapscope_dashboards.timeline.source import source_of
 
 MOST_LINKS: Final = 60
 MOST_RANKS: Final = 4
@@ -47,7 +49,9 @@ class ChainStep(msgspec.Struct, frozen=True, kw_only=True):
     path: list[tuple[int, int, float]]
     """(rank, row in its `Lanes` or -1, milliseconds): from the cause to its effect."""
     pause: tuple[float, float] | None = None
-    """Of several calls of a host the longest time in or between them (ms)."""
+    """Of several calls of a host the time in or between them that takes most of the interval (ms) ..."""
+    pause_words: str = ""
+    """... and its length and place in words."""
 
 
 class BlockingChain(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,11 +78,12 @@ class BlockingChain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def blocking_chain(opened: OpenRun, asked: str, at_ns: int | None = None) -> BlockingChain:
-    """Return the chain that an address asks for; raises UsageError where there is none.
+    """Return the chain that an address asks for, also by name (`named_moment`); raises UsageError where there is none.
 
     Of communication that was exposed at `at_ns`, where it was clicked, it is that of the moment: what ended it.
     """
-    given = _ASKED.fullmatch(asked)
+    named = named_moment(opened, source_of(opened), asked)
+    given = _ASKED.fullmatch(asked if named is None else f"{named[0]}@{named[1]}")
     if given is None:
         raise UsageError(f"chain={asked[:40]!r}: write RANK@NANOSECONDS or RANK:SPAN, such as 3@412500000 or 3:1024")
     rank, number, of_span = int(given[1]), int(given[3]), given[2] == ":"
@@ -99,19 +104,22 @@ def _shown(run: Run, chains: RunChains, found: Chain, asked: str, command: str, 
     graph = chains.graph(found.rank, int(spans.recording[found.explains.span]))
     begin_ns, end_ns = chains.interval(found, of_span=of_span)
     rows = stretches(found.chain)
-    placed = placed_chain(graph, run.ranks, found.rank, found.explains.span, most=MOST_LINKS)[: len(found.chain)]
+    placed = placed_chain(
+        graph, run.ranks, found.rank, found.explains.span, most=MOST_LINKS, explains_since_ns=begin_ns + found.origin_ns
+    )[: len(found.chain)]
     steps = [
         _step(run, graph, found, row, links, places, begin_ns)
         for row, links, places in _by_row(graph, found, rows, placed)
     ]
-    decisive = [row for row in rows if row.end_ns > begin_ns] or rows[:1]
-    ranks = dict.fromkeys([found.rank, *(row.rank for row in decisive)])
-    reach = min([begin_ns, *(row.start_ns for row in decisive)]), max([end_ns, *(row.end_ns for row in decisive)])
+    decisive = [(row, step) for row, step in zip(rows, steps, strict=True) if not step.earlier]
+    ranks = dict.fromkeys([found.rank, *(row.rank for row, _ in decisive)])
+    begins = [row.start_ns if step.pause is None else int(step.pause[0] * 1e6) for row, step in decisive]
+    reach = min([begin_ns, *begins]), max([end_ns, *(row.end_ns for row, _ in decisive)])
     title = _TITLES.get("" if of_span else found.doing, "Why did {name} begin only then?")
     name = (found.explains.op or found.explains.name or "this span")[:60]
     return BlockingChain(
         asked=asked, title=title.format(rank=found.rank, name=name),
-        lead=[heading(found), *_most_of_it(rows, begin_ns, end_ns)], steps=steps,
+        lead=[heading(found), *_most_of_it(rows, steps, begin_ns, end_ns)], steps=steps,
         notes=[each for each in (slack_words(found), _ending(found)) if each], command=command,
         ranks=list(ranks)[:MOST_RANKS],
         on_threads=any(_on_thread(run, each) for each in steps),
@@ -143,6 +151,9 @@ def _step(
     latest = links[0]
     named = places[0] if latest.link.span is None or latest.link.kind != "host" else places[1]
     slack = int(whole_slack(graph)[latest.node]) if found.slack_ns is not None else NONE
+    earlier = row.end_ns <= begin_ns
+    paused = latest.link.calls > 1 and not earlier
+    pause = [at_ns - found.origin_ns for at_ns in latest.pause_ns] if paused else []
     return ChainStep(
         words=row.words,
         where=_where(run.ranks[row.rank], named[1] if named[0] == row.rank else -1),
@@ -150,15 +161,11 @@ def _step(
         lasts=format_duration(max(row.end_ns - row.start_ns, 0)),
         known=row.known,
         slack="" if slack == NONE else "no slack" if slack <= 0 else f"slack {format_duration(slack)}",
-        earlier=row.end_ns <= begin_ns,
+        earlier=earlier,
         path=places,
-        pause=_pause(found, latest) if latest.link.calls > 1 else None,
+        pause=(pause[0] / 1e6, pause[1] / 1e6) if pause else None,
+        pause_words=f"paused {format_duration(pause[1] - pause[0])} from {ms(pause[0])} ms" if pause else "",
     )
-
-
-def _pause(found: Chain, each: PlacedLink) -> tuple[float, float]:
-    begin, end = ((at_ns - found.origin_ns) / 1e6 for at_ns in each.pause_ns)
-    return begin, end
 
 
 def _where(timeline: RankTimeline, lane: int) -> str:
@@ -172,13 +179,14 @@ def _on_thread(run: Run, step: ChainStep) -> bool:
     )
 
 
-def _most_of_it(rows: Sequence[Stretch], begin_ns: int, end_ns: int) -> list[str]:
+def _most_of_it(rows: Sequence[Stretch], steps: Sequence[ChainStep], begin_ns: int, end_ns: int) -> list[str]:
     """Return a sentence on the step with the most time inside the interval; none where the interval is empty."""
-    inside = [(min(row.end_ns, end_ns) - max(row.start_ns, begin_ns), row) for row in rows]
-    spent, row = max(inside, key=lambda each: each[0], default=(0, None))
-    if row is None or spent <= 0 or end_ns <= begin_ns:
+    inside = [min(row.end_ns, end_ns) - max(row.start_ns, begin_ns) for row in rows]
+    at = int(np.argmax(inside)) if inside else -1
+    if at < 0 or inside[at] <= 0 or end_ns <= begin_ns:
         return []
-    return [f"Most of these {ms(end_ns - begin_ns)} ms, {ms(spent)} ms: {row.words}, on rank {row.rank}."]
+    what = f"its host, which {steps[at].pause_words}" if steps[at].pause_words else rows[at].words
+    return [f"Most of these {ms(end_ns - begin_ns)} ms, {ms(inside[at])} ms: rank {rows[at].rank}, {what}."]
 
 
 def _ending(found: Chain) -> str:

@@ -56,19 +56,23 @@ class PlacedLink(NamedTuple):
     node: int
     before: int
     pause_ns: tuple[int, int]
-    """Begin and end, on the graph's clock, of what `longest_ns` is the length of."""
+    """Begin and end, on the graph's clock, of the time in or between calls that takes most of what is explained."""
 
 
 def placed_chain(
     graph: Graph, ranks: Mapping[int, RankTimeline], rank: int, row: int, *, most: int = MOST_LINKS,
-    since_ns: int = BEGIN,
+    since_ns: int = BEGIN, explains_since_ns: int = BEGIN,
 ) -> tuple[PlacedLink, ...]:  # fmt: skip
-    """Return the links of `chain_of_span` with their nodes, which say on which stream or thread each lies."""
+    """Return the links of `chain_of_span` with their nodes, which say on which stream or thread each lies.
+
+    What is explained begins at `explains_since_ns`.
+    """
     part = _part(graph, rank)
     at = np.flatnonzero(part.span_row == row) if part else np.empty(0, np.int64)
     if part is None or not at.size:
         return ()
-    found = _links(_each_link(graph, ranks, part.starts().start + int(at[0])), most, since_ns)
+    links = _each_link(graph, ranks, part.starts().start + int(at[0]))
+    found = _links(links, most, since_ns, explains_since_ns)
     return tuple(
         each._replace(link=_said(graph, ranks, each.link, max(since_ns, each.link.start_ns))) for each in found
     )
@@ -111,12 +115,12 @@ def _part(graph: Graph, rank: int) -> RankPart | None:
     return next((part for part in graph.ranks if part.rank == rank), None)
 
 
-def _links(links: Iterator[PlacedLink], most: int, since_ns: int) -> tuple[PlacedLink, ...]:
+def _links(links: Iterator[PlacedLink], most: int, since_ns: int, explains_since_ns: int) -> tuple[PlacedLink, ...]:
     found: list[PlacedLink] = []
     for placed in links:
         each, last = placed.link, found[-1].link if found else None
         if last and last.kind == each.kind == "host" and last.rank == each.rank and last.start_ns > since_ns:
-            pause = placed.pause_ns if each.longest_ns > last.longest_ns else found[-1].pause_ns
+            pause = max(found[-1].pause_ns, placed.pause_ns, key=lambda own: own[1] - max(own[0], explains_since_ns))
             found[-1] = PlacedLink(_joined(last, _after(each, since_ns)), found[-1].node, placed.before, pause)
         elif len(found) == most:
             break
