@@ -8,9 +8,10 @@
   const PERFETTO_MS = 30000;  // for Perfetto to load
   const STATE = ["t0", "t1", "ranks", "mode", "q", "show", "chain"];
   const STILL = 4;  // pixels that a click may move
+  const WHEEL_LINE = 16;  // pixels of a wheel that counts lines
   let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, marks = [];
   let perfettoUrl = null, rasters = [], over = null, pressed = null, serial = 0, first = null;
-  let asked = 0, busy = false, again = false, latest = null, hovered = null, chaining = 0, launch = [];
+  let asked = 0, busy = false, again = false, latest = null, hovered = null, chaining = 0, launch = [], near = null, seeking = false;
   const chains = () => window.overlapscopeChain;
 
   const page = () => location.pathname.replace(/\/+$/, "");
@@ -239,6 +240,7 @@
       if (!place.timelineBound) {
         place.timelineBound = true;
         place.on("plotly_relayout", zoomed);
+        place.on("plotly_relayouting", () => { paint(place); lines(); });
         place.on("plotly_afterplot", () => { paint(place); lines(); });
         place.on("plotly_hover", (data) => { hovered = spot(data); if (!pinned) probe(hovered); });
         place.on("plotly_unhover", () => { hovered = null; if (!pinned && !over) probe(null); });
@@ -250,6 +252,9 @@
       paint(place);
       lines();
       mark(place);
+      restate();
+      if (seeking && found.number) go("next");
+      seeking = false;
       place.dataset.drawn = serial += 1;
     });
   }
@@ -327,6 +332,22 @@
   function toggle(what) {
     const there = shows();
     ask({ show: (there.includes(what) ? there.filter((each) => each !== what) : there.concat(what)).join(",") });
+  }
+
+  // Details of a span follow it; those of a cell are of another time once the window moved.
+  let told = null, drawnAt = "";
+
+  function restate() {
+    const now = JSON.stringify([view.t0, view.t1, view.ranks, view.mode, view.show]), moved = now !== drawnAt;
+    drawnAt = now;
+    if (!told || (told.key && latest.rows.some((each) => each[0] === Number(told.key.split(":")[0])))) {
+      if (told) point(told);
+      return;
+    }
+    if (!told.key && !moved) return;
+    pinned = false;
+    over = null;
+    point(null);
   }
 
   let picked = false;  // whether somebody typed the ranks
@@ -421,13 +442,24 @@
     ask({ t0: begin - room, t1: end + room });
   }
 
+  // As in Perfetto: what is selected fills the window.
+  function focus() {
+    const reach = near || chains().reach();
+    if (reach) fit(reach[0], reach[1]);
+  }
+
+  function explain() {
+    if (told && told.key) follow(told.key);
+  }
+
   const DOES = {
+    focus: focus, chain: explain,
     perfetto: perfetto,
     left: () => move(-0.25), right: () => move(0.25), in: () => zoom(0.5), out: () => zoom(2),
     all: () => ask({ t0: whole[0], t1: whole[1] }), next: () => go("next"), previous: () => go("previous"),
   };
   const KEYS = { ArrowLeft: "left", a: "left", ArrowRight: "right", d: "right", "+": "in", "=": "in", w: "in", "-": "out",
-    s: "out", 0: "all", Home: "all", n: "next", N: "previous" };
+    s: "out", 0: "all", Home: "all", n: "next", N: "previous", ".": "next", ",": "previous", f: "focus", e: "chain" };
 
   document.addEventListener("click", (event) => {
     const button = event.target.closest && event.target.closest("[data-timeline]");
@@ -439,6 +471,10 @@
 
   document.addEventListener("keydown", (event) => {
     if (!here() || !view || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.id === "timeline-text" && event.key === "Enter" && event.target.value === (view.q || "")) {
+      go(event.shiftKey ? "previous" : "next");  // the same name again: the next hit
+      return;
+    }
     if (event.target.closest && event.target.closest("input, textarea, select, .wide")) return;
     if (event.key === "/") {
       document.getElementById("timeline-text").focus();
@@ -459,16 +495,25 @@
   document.addEventListener("change", (event) => {
     if (!here() || !view) return;
     if (event.target.id === "timeline-ranks") { picked = true; ask({ ranks: event.target.value }); }
-    if (event.target.id === "timeline-text") ask({ q: event.target.value, at: null });
+    if (event.target.id === "timeline-text") {
+      seeking = event.target.value.trim() !== "";
+      ask({ q: event.target.value, at: null });
+    }
   });
 
   document.addEventListener("wheel", (event) => {
-    if (!here() || !view || !(event.ctrlKey || event.metaKey)) return;
+    if (!here() || !view) return;
     const plot = event.target.closest && event.target.closest("#timeline-chart") ? graph() : null;
     if (!plot) return;
     event.preventDefault();
     const size = plot._fullLayout._size, box = plot.getBoundingClientRect();
-    zoom(Math.exp(event.deltaY * 0.002), Math.min(Math.max((event.clientX - box.left - size.l) / size.w, 0), 1));
+    const lines = event.deltaMode === 1 ? WHEEL_LINE : 1, across = event.shiftKey ? event.deltaY || event.deltaX : event.deltaX;
+    if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+      const by = (view.t1 - view.t0) * across * lines / size.w;
+      ask({ t0: view.t0 + by, t1: view.t1 + by }, true);
+      return;
+    }
+    zoom(Math.exp(event.deltaY * lines * 0.002), Math.min(Math.max((event.clientX - box.left - size.l) / size.w, 0), 1));
   }, { passive: false });
 
   function probe(data) {
@@ -480,6 +525,8 @@
 
   function point(data) {
     const own = (pointing += 1);
+    told = data;
+    if (!data) near = null;
     const values = query(view);
     Object.entries(data || {}).forEach(([name, value]) => values.set(name, value));
     const answer = data ? fetched("point", values).then((got) => (got.status === 200 ? got.json() : null)) : Promise.resolve(NOTHING);
@@ -489,6 +536,7 @@
       describe(place, given);
       marks = given.links;
       launch = given.launch || [];
+      near = given.window || null;
       lines();
       if (graph()) mark(graph());
       if (given.coming && !looking) looking = setTimeout(send, LOOK_MS);
@@ -585,6 +633,9 @@
     picked = given.has("ranks");
     marks = [];
     launch = [];
+    told = null;
+    near = null;
+    drawnAt = "";
     view = null;
     chaining += 1;
     chains().hide();

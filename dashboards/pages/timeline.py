@@ -28,7 +28,10 @@ MODE_WORDS = {
     "hidden": "Overlapped",
     "copy": "Memcpy",
 }
-KEYS = "Drag to zoom; arrow keys move, + and - zoom, 0 shows all, / searches a name, n and N step through the hits."
+KEYS = (
+    "The wheel zooms, drag moves, Shift and drag zooms to a stretch; w and s zoom, a and d move, "
+    "f shows what is selected, 0 shows all, / searches a name, n and N step through the hits, e explains a span."
+)
 
 
 def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:

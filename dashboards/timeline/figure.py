@@ -117,7 +117,7 @@ def _layout(
     shown = range(0, len(rows), step)
     return {
         "margin": {"l": 148, "r": 12, "t": TOP_PIXELS, "b": BOTTOM_PIXELS},
-        "dragmode": "zoom",
+        "dragmode": "pan",
         "uirevision": f"{source.version}",
         "barmode": "overlay",
         "hoverdistance": 1,

@@ -77,6 +77,8 @@ class PointerDetails(msgspec.Struct, frozen=True, kw_only=True):
     links: list[dict[str, Any]] = []
     launch: list[tuple[int, int, float]] = []
     """From the call that launched the span to its start: (rank, row in its `Lanes`, ms) of both ends; or nothing."""
+    window: tuple[int, int] | None = None
+    """Of a span the window (ns) that shows it whole."""
 
 
 _DRAWINGS: WeakKeyDictionary[TimelineSource, RecentCache[DrawnTimeline]] = WeakKeyDictionary()
@@ -169,20 +171,25 @@ def _span(source: TimelineSource, query: TimelineQuery, rank: int, row: int) -> 
         raise IndexError
     title, parts = describe_span(source, rank, row)
     source.start_analysis()
-    call = int(source.tables(rank).spans.collective[row])
+    spans = source.tables(rank).spans
+    call = int(spans.collective[row])
+    begin, end = source.aligned(rank, np.array([spans.start_ns[row], spans.end_ns[row]])).tolist()
+    near = around(begin, end, source.whole)
+    window = near.start_ns, near.end_ns
     launched, launch = _launch(source, rank, row) if HOST in query.show else ([], [])
     parts += launched
     if call == NONE or source.figures is None:
         phrases, marks = same_step(source, query, rank, row)
-        return PointerDetails(title=title, parts=[*parts, *phrases], links=marks, launch=launch)
+        return PointerDetails(title=title, parts=[*parts, *phrases], links=marks, launch=launch, window=window)
     linked = source.figures.links.of(rank, call)
     parts += bucket_words(source, rank, call)
     if len(linked.ranks) > 1:
         parts.append(f"the same call on {len(linked.ranks)} ranks is marked")
     marks = _marks(source, query, linked.ranks, linked.rows)
     return PointerDetails(
-        title=title, parts=parts, links=[*marks, *ready_marks(source, query, linked.ranks, linked.rows)], launch=launch
-    )
+        title=title, parts=parts, links=[*marks, *ready_marks(source, query, linked.ranks, linked.rows)], launch=launch,
+        window=window,
+    )  # fmt: skip
 
 
 def _launch(source: TimelineSource, rank: int, row: int) -> tuple[list[str], list[tuple[int, int, float]]]:

@@ -236,3 +236,34 @@ def test_an_address_whose_chain_does_not_exist_says_why(browser: Any, address: s
     page, seen = opened_page(browser, address, {"chain": "9@1"})
     page.wait_for_selector("text=no times of rank 9 were recorded")
     assert seen == []
+
+
+@pytest.mark.browser
+@pytest.mark.xdist_group("dashboard-chains")
+def test_a_hit_is_explained_and_fitted_by_keys_and_details_of_another_time_go(browser: Any, address: str) -> None:
+    page, seen = opened_page(browser, address, {})
+    hint = "Hover for details"
+    title = "document.querySelector('#timeline-pointed strong').textContent"
+    page.locator("#timeline-text").fill("gloo:all_reduce")
+    page.keyboard.press("Enter")
+    page.wait_for_function(f"() => {title} === 'gloo:all_reduce'")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("e")
+    chain_stands(page)
+    assert page.locator(".tl-chain h2").text_content() == "Why did gloo:all_reduce begin only then?"
+    page.keyboard.press("0")
+    page.wait_for_function("() => !location.search.includes('t0')")
+    assert page.evaluate(title) == "gloo:all_reduce", "details of a span stay with it"
+    page.keyboard.press("f")
+    page.wait_for_function("() => location.search.includes('t0')")
+    found = {name: int(value[0]) for name, value in parse_qs(urlsplit(page.url).query).items() if name in ("t0", "t1")}
+    assert found["t1"] - found["t0"] < 400_000_000
+    page.keyboard.press("Escape")
+    page.wait_for_function(f"() => {title}.startsWith('{hint}')")
+    box = page.locator("#timeline-figure .nsewdrag").first.bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 10)
+    page.wait_for_function(f"() => {title}.startsWith('rank 0 at')")
+    page.mouse.move(5, 5)
+    page.keyboard.press("w")
+    page.wait_for_function(f"() => {title}.startsWith('{hint}')")
+    assert seen == []
