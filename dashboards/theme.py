@@ -20,6 +20,7 @@ COLOURS: Final[Mapping[str, str]] = {
     "idle": "#868e96",
     "waiting": "#b88400",
     "launch": "#8a6bbf",
+    "host": "#92735f",
     "accent": "#0f7fc0",
 }
 """Colour by meaning; the style sheet calls them `--c-NAME`."""

@@ -6,14 +6,18 @@
   const AGAIN_MS = 300;  // until an answer that was not ready is requested again
   const LOOK_MS = 1500;  // until the page asks whether background results are ready
   const PERFETTO_MS = 30000;  // for Perfetto to load
-  const STATE = ["t0", "t1", "ranks", "mode", "q"];
+  const STATE = ["t0", "t1", "ranks", "mode", "q", "show", "chain"];
+  const STILL = 4;  // pixels that a click may move
+  const WHEEL_LINE = 16;  // pixels of a wheel that counts lines
   let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, marks = [];
   let perfettoUrl = null, rasters = [], over = null, pressed = null, serial = 0, first = null;
-  let asked = 0, busy = false, again = false, latest = null;
+  let asked = 0, busy = false, again = false, latest = null, hovered = null, chaining = 0, launch = [], near = null, seeking = false;
+  const chains = () => window.overlapscopeChain;
 
   const page = () => location.pathname.replace(/\/+$/, "");
   const graph = () => document.querySelector("#timeline-figure.js-plotly-plot");
-  const here = () => document.getElementById("timeline-figure") !== null;
+  // When one leaves, the address changes before the page does.
+  const here = () => page().endsWith("/timeline") && document.getElementById("timeline-figure") !== null;
 
   function address(next) {
     const query = new URLSearchParams();
@@ -22,6 +26,8 @@
     if (next.ranks) query.set("ranks", next.ranks);
     if (next.mode && next.mode !== "dominating") query.set("mode", next.mode);
     if (next.q) query.set("q", next.q);
+    if (next.show) query.set("show", next.show);
+    if (next.chain) query.set("chain", next.chain);
     const text = query.toString();
     history.replaceState(history.state, "", location.pathname + (text ? "?" + text : ""));
   }
@@ -34,7 +40,7 @@
 
   // Move the window at once, with the current picture; the exact picture follows.
   function ask(change, quiet) {
-    if (!view) return;
+    if (!view || !here()) return;
     const next = Object.assign({}, view, change);
     const length = Math.min(Math.max(next.t1 - next.t0, 20), whole[1] - whole[0]);
     next.t0 = Math.round(Math.max(Math.min(next.t0, whole[1] - length), whole[0]));
@@ -51,18 +57,21 @@
   function query(state) {
     const values = new URLSearchParams();
     STATE.concat("at").forEach((name) => {
-      if (state[name] !== undefined && state[name] !== null && state[name] !== "") values.set(name, state[name]);
+      if (name !== "chain" && state[name] !== undefined && state[name] !== null && state[name] !== "") values.set(name, state[name]);
     });
     if (graph()) values.set("width", width());
     return values;
   }
 
-  // Returns an answer or a problem; asks again while the answer is not ready.
-  function fetched(what, values) {
+  // Returns an answer or a problem; asks again while the answer is not ready and `waits`, called with the progress, holds.
+  function fetched(what, values, waits) {
     const path = page() + "/" + what + "?" + values;
     return fetch(path).then((answer) => {
       if (answer.status !== 202) return answer;
-      return new Promise((done) => setTimeout(done, AGAIN_MS)).then(() => (here() ? fetched(what, values) : answer));
+      return answer.clone().text().then((words) => {
+        if (!here() || (waits && !waits(words))) return answer;
+        return new Promise((done) => setTimeout(done, AGAIN_MS)).then(() => fetched(what, values, waits));
+      });
     });
   }
 
@@ -79,6 +88,7 @@
 
   // One request at a time: later ones wait, and only the last of them is sent.
   function send() {
+    if (!here()) return;
     if (busy) {
       again = true;
       return;
@@ -117,7 +127,11 @@
     if (!here()) return null;
     whole = answered.whole;
     found = answered.found;
-    if (!view) view = answered.state;
+    if (!view) {
+      const chain = new URLSearchParams(location.search).get("chain");
+      view = Object.assign({}, answered.state, chain ? { chain: chain } : {});
+      if (chain) follow(chain, undefined, !new URLSearchParams(location.search).has("t0"));
+    }
     modes();
     perfettoUrl = answered.perfetto;
     document.getElementById("timeline-open").hidden = !perfettoUrl;
@@ -221,20 +235,26 @@
     }
     place.style.height = given.height + "px";
     rasters = given.rasters;
-    return window.Plotly.react(place, given.figure.data, given.figure.layout, given.config).then(() => {
+    const layout = Object.assign({}, given.figure.layout, { width: place.clientWidth, height: given.height });
+    return window.Plotly.react(place, given.figure.data, layout, given.config).then(() => {
       if (!place.timelineBound) {
         place.timelineBound = true;
         place.on("plotly_relayout", zoomed);
-        place.on("plotly_afterplot", () => paint(place));
-        place.on("plotly_hover", (data) => { if (!pinned) probe(spot(data)); });
-        place.on("plotly_unhover", () => { if (!pinned && !over) probe(null); });
+        place.on("plotly_relayouting", () => { paint(place); lines(); });
+        place.on("plotly_afterplot", () => { paint(place); lines(); });
+        place.on("plotly_hover", (data) => { hovered = spot(data); if (!pinned) probe(hovered); });
+        place.on("plotly_unhover", () => { hovered = null; if (!pinned && !over) probe(null); });
         place.on("plotly_click", (data) => {
           const what = spot(data);
           if (what) { pinned = true; probe(what); }
         });
       }
       paint(place);
+      lines();
       mark(place);
+      restate();
+      if (seeking && found.number) go("next");
+      seeking = false;
       place.dataset.drawn = serial += 1;
     });
   }
@@ -255,9 +275,100 @@
     window.Plotly.relayout(plot, { shapes: shapes.filter((each) => each.name !== "link").concat(drawn) });
   }
 
+  function lines() {
+    const plot = graph();
+    if (plot && latest) chains().draw({ plot: plot, rows: latest.rows, ranks: latest.map_ranks, launch: launch });
+  }
+
+  // A chain stands in the address; `at` is where a span was clicked. A link that names no window gets that of the chain.
+  function follow(chain, at, fits) {
+    const own = (chaining += 1), before = chains().is();
+    view.chain = chain;
+    address(view);
+    chains().waiting("Following the dependencies \u2026");
+    if (!before) fitted();
+    const values = new URLSearchParams({ chain: chain });
+    if (at !== undefined) values.set("at", Math.round(at));
+    const waits = (words) => {
+      if (own === chaining && words) chains().waiting(words);
+      return own === chaining;
+    };
+    fetched("chain", values, waits).then((answer) => (answer.status === 202 ? null : answer.json())).then((given) => {
+      if (own !== chaining || !given || !here()) return;
+      if (!given.steps) {
+        chains().refused(given.problem || "The server does not answer.");
+        return;
+      }
+      chains().show(given);
+      view.chain = given.asked;
+      address(view);
+      together(given.ranks, given.on_threads);
+      if (fits) fit(given.reach[0], given.reach[1]);
+      lines();
+    }).catch(() => { if (own === chaining) chains().refused("The server does not answer."); });
+  }
+
+  function unfollow() {
+    chaining += 1;
+    if (!view || !view.chain) return;
+    view.chain = null;
+    address(view);
+    chains().hide();
+    fitted();
+  }
+
+  // The ranks of a chain are shown beside those that are: instead of them where nobody chose those.
+  // So are the host threads that it leads through.
+  function together(ranks, hosts) {
+    const there = new Set(latest ? latest.rows.map((each) => each[0]) : []);
+    const threads = hosts && !shows().includes("host");
+    if (threads) view.show = shows().concat("host").join(",");
+    if (!ranks.every((each) => there.has(each))) choose([...new Set((picked ? [...there] : []).concat(ranks))]);
+    else if (threads) ask({});
+  }
+
+  const shows = () => (view && view.show ? view.show.split(",") : []);
+
+  function toggle(what) {
+    const there = shows();
+    ask({ show: (there.includes(what) ? there.filter((each) => each !== what) : there.concat(what)).join(",") });
+  }
+
+  // Details of a span follow it; those of a cell are of another time once the window moved.
+  let told = null, drawnAt = "";
+
+  function restate() {
+    const now = JSON.stringify([view.t0, view.t1, view.ranks, view.mode, view.show]), moved = now !== drawnAt;
+    drawnAt = now;
+    if (!told || (told.key && latest.rows.some((each) => each[0] === Number(told.key.split(":")[0])))) {
+      if (told) point(told);
+      return;
+    }
+    if (!told.key && !moved) return;
+    pinned = false;
+    over = null;
+    point(null);
+  }
+
+  let picked = false;  // whether somebody typed the ranks
+
+  function choose(ranks) {
+    const words = ranks.filter((each) => each >= 0).sort((one, other) => one - other).join(",");
+    document.getElementById("timeline-ranks").value = words;
+    ask({ ranks: words });
+  }
+
+  // The plot has another width once the panel comes or goes.
+  function fitted() {
+    if (graph() && latest) draw(latest).then(send);
+  }
+
   function modes() {
     document.querySelectorAll("[data-timeline=mode]").forEach((button) => {
       button.setAttribute("aria-pressed", String(button.dataset.mode === view.mode));
+    });
+    document.querySelectorAll("[data-timeline=show]").forEach((button) => {
+      button.setAttribute("aria-pressed", String(shows().includes(button.dataset.show)));
     });
   }
 
@@ -315,30 +426,66 @@
     if (place) place.textContent = words;
   }
 
+  function see(begin, end, ranks) {
+    const there = new Set(latest ? latest.rows.map((each) => each[0]) : []);
+    const missing = ranks.filter((each) => !there.has(each));
+    if (missing.length) choose([...there].concat(missing));
+    const wide = view.t1 - view.t0;
+    if (end >= view.t0 && begin <= view.t1 && (end - begin) > wide / 400) return;
+    const room = Math.max((end - begin) * 3, 20000), middle = (begin + end) / 2;
+    ask({ t0: middle - room / 2, t1: middle + room / 2 });
+  }
+
+  function fit(begin, end, ranks) {
+    const room = (end - begin) * 0.05;
+    if (ranks) together(ranks);
+    ask({ t0: begin - room, t1: end + room });
+  }
+
+  // As in Perfetto: what is selected fills the window.
+  function focus() {
+    const reach = near || chains().reach();
+    if (reach) fit(reach[0], reach[1]);
+  }
+
+  function explain() {
+    if (told && told.key) follow(told.key);
+  }
+
   const DOES = {
+    focus: focus, chain: explain,
     perfetto: perfetto,
     left: () => move(-0.25), right: () => move(0.25), in: () => zoom(0.5), out: () => zoom(2),
     all: () => ask({ t0: whole[0], t1: whole[1] }), next: () => go("next"), previous: () => go("previous"),
   };
   const KEYS = { ArrowLeft: "left", a: "left", ArrowRight: "right", d: "right", "+": "in", "=": "in", w: "in", "-": "out",
-    s: "out", 0: "all", Home: "all", n: "next", N: "previous" };
+    s: "out", 0: "all", Home: "all", n: "next", N: "previous", ".": "next", ",": "previous", f: "focus", e: "chain" };
 
   document.addEventListener("click", (event) => {
     const button = event.target.closest && event.target.closest("[data-timeline]");
     if (!button || !here() || !view) return;
     if (button.dataset.timeline === "mode") ask({ mode: button.dataset.mode });
+    else if (button.dataset.timeline === "show") toggle(button.dataset.show);
     else DOES[button.dataset.timeline]();
   });
 
   document.addEventListener("keydown", (event) => {
     if (!here() || !view || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.id === "timeline-text" && event.key === "Enter" && event.target.value === (view.q || "")) {
+      go(event.shiftKey ? "previous" : "next");  // the same name again: the next hit
+      return;
+    }
     if (event.target.closest && event.target.closest("input, textarea, select, .wide")) return;
     if (event.key === "/") {
       document.getElementById("timeline-text").focus();
       event.preventDefault();
       return;
     }
-    if (event.key === "Escape") { pinned = false; probe(null); return; }
+    if (event.key === "Escape") { pinned = false; probe(null); unfollow(); return; }
+    if ((event.key === "ArrowUp" || event.key === "ArrowDown") && chains().walk(event.key === "ArrowUp" ? -1 : 1)) {
+      event.preventDefault();
+      return;
+    }
     const does = KEYS[event.key];
     if (!does) return;
     event.preventDefault();
@@ -347,17 +494,26 @@
 
   document.addEventListener("change", (event) => {
     if (!here() || !view) return;
-    if (event.target.id === "timeline-ranks") ask({ ranks: event.target.value });
-    if (event.target.id === "timeline-text") ask({ q: event.target.value, at: null });
+    if (event.target.id === "timeline-ranks") { picked = true; ask({ ranks: event.target.value }); }
+    if (event.target.id === "timeline-text") {
+      seeking = event.target.value.trim() !== "";
+      ask({ q: event.target.value, at: null });
+    }
   });
 
   document.addEventListener("wheel", (event) => {
-    if (!here() || !view || !(event.ctrlKey || event.metaKey)) return;
+    if (!here() || !view) return;
     const plot = event.target.closest && event.target.closest("#timeline-chart") ? graph() : null;
     if (!plot) return;
     event.preventDefault();
     const size = plot._fullLayout._size, box = plot.getBoundingClientRect();
-    zoom(Math.exp(event.deltaY * 0.002), Math.min(Math.max((event.clientX - box.left - size.l) / size.w, 0), 1));
+    const lines = event.deltaMode === 1 ? WHEEL_LINE : 1, across = event.shiftKey ? event.deltaY || event.deltaX : event.deltaX;
+    if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+      const by = (view.t1 - view.t0) * across * lines / size.w;
+      ask({ t0: view.t0 + by, t1: view.t1 + by }, true);
+      return;
+    }
+    zoom(Math.exp(event.deltaY * lines * 0.002), Math.min(Math.max((event.clientX - box.left - size.l) / size.w, 0), 1));
   }, { passive: false });
 
   function probe(data) {
@@ -369,6 +525,8 @@
 
   function point(data) {
     const own = (pointing += 1);
+    told = data;
+    if (!data) near = null;
     const values = query(view);
     Object.entries(data || {}).forEach(([name, value]) => values.set(name, value));
     const answer = data ? fetched("point", values).then((got) => (got.status === 200 ? got.json() : null)) : Promise.resolve(NOTHING);
@@ -377,12 +535,15 @@
       if (own !== pointing || !given || !given.title || !place) return;
       describe(place, given);
       marks = given.links;
+      launch = given.launch || [];
+      near = given.window || null;
+      lines();
       if (graph()) mark(graph());
       if (given.coming && !looking) looking = setTimeout(send, LOOK_MS);
     });
   }
 
-  const NOTHING = { title: "Hover for details, click to pin.", parts: [], links: [] };
+  const NOTHING = { title: "Hover for details, click to pin and to see what it waited for.", parts: [], links: [] };
 
   function describe(place, given) {
     place.replaceChildren(made("strong", {}, given.title), made("span", {}, given.parts.join(" \u00b7 ")));
@@ -411,16 +572,35 @@
     over = what;
   });
 
+  // Rank and time under the pointer, on the map and on the rows below it; also where nothing ran.
+  function moment(event) {
+    const plot = graph();
+    if (!plot || !latest || !plot.contains(event.target) || !plot._fullLayout) return null;
+    const layout = plot._fullLayout, size = layout._size, box = plot.getBoundingClientRect();
+    const x = (event.clientX - box.left - size.l) / size.w, y = 1 - (event.clientY - box.top - size.t) / size.h;
+    const on = [[layout.yaxis.domain, latest.map_ranks], [layout.yaxis2.domain, latest.rows.map((each) => each[0])]];
+    const part = x < 0 || x >= 1 ? null : on.find(([[low, top], ranks]) => ranks.length && y > low && y <= top);
+    if (!part) return null;
+    const [[low, top], ranks] = part, [left, right] = layout.xaxis.range;
+    const rank = ranks[Math.min(Math.floor((top - y) / (top - low) * ranks.length), ranks.length - 1)];
+    return rank < 0 ? null : { rank: rank, ns: Math.round((left + x * (right - left)) * 1e6), lower: part === on[1] };
+  }
+
   document.addEventListener("mousedown", (event) => {
-    pressed = here() && view && cell(event) ? { what: cell(event), x: event.clientX, y: event.clientY } : null;
+    const where = here() && view && event.button === 0 ? moment(event) : null;
+    pressed = where && { where: where, what: cell(event), key: where.lower && hovered ? hovered.key : null, x: event.clientX, y: event.clientY };
   });
 
   document.addEventListener("mouseup", (event) => {
-    if (pressed && Math.hypot(event.clientX - pressed.x, event.clientY - pressed.y) < 4) {
-      pinned = true;
-      probe(pressed.what);
-    }
+    const was = pressed;
     pressed = null;
+    if (!was || Math.hypot(event.clientX - was.x, event.clientY - was.y) >= STILL) return;
+    if (was.what) {
+      pinned = true;
+      probe(was.what);
+    }
+    if (was.where.ns < whole[0]) return;
+    follow(was.key || was.where.rank + "@" + was.where.ns, was.key ? was.where.ns : undefined);
   });
 
   document.addEventListener("click", (event) => {
@@ -450,8 +630,16 @@
     const there = Object.fromEntries(STATE.filter((name) => given.has(name)).map((name) => [name, given.get(name)]));
     ["t0", "t1"].forEach((name) => { if (name in there) there[name] = Number(there[name]); });
     pinned = false;
+    picked = given.has("ranks");
     marks = [];
+    launch = [];
+    told = null;
+    near = null;
+    drawnAt = "";
     view = null;
+    chaining += 1;
+    chains().hide();
+    chains().with({ close: unfollow, go: fit, see: see });
     describe(document.getElementById("timeline-pointed"), NOTHING);
     const own = first && first.address === location.pathname + location.search ? first.answer : null;
     first = null;

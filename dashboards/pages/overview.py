@@ -1,12 +1,13 @@
 """The overview page: how much communication is exposed, why, and what to do about it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
+from overlapscope.analysis.common.cause_table import CAUSES
 from overlapscope.analysis.common.findings import titles
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.report.formatting import ms
@@ -25,8 +26,9 @@ from overlapscope_dashboards.parts import (
     table,
 )
 from overlapscope_dashboards.parts.charts import chart_table, lines
+from overlapscope_dashboards.parts.text import evidence
 from overlapscope_dashboards.runs.open_run import OpenRun
-from overlapscope_dashboards.runs.site import Site
+from overlapscope_dashboards.runs.site import Site, run_address
 from overlapscope_dashboards.theme import HEAT_SCALE, figure
 from overlapscope_dashboards.views import overview as view
 
@@ -48,14 +50,21 @@ def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
     analysis = opened.analysis
     sentences = view.lead(analysis)
     figures = view.key_figures(analysis)
-    head = [html.P(sentences[0], className="lead"), *(html.P(each, className="under-lead") for each in sentences[1:])]
+    proofs = view.lead_evidence(analysis)
+    head = [
+        html.P([said, *_shown_at(opened, places)], className="under-lead" if at else "lead")
+        for at, (said, places) in enumerate(zip(sentences, proofs, strict=True))
+    ]
+    more = view.more_evidence(analysis)
+    if more:
+        head.append(html.P(["On the timeline:", *_shown_at(opened, more)], className="under-lead"))
     what = [html.P(line, className="note") for line in (headline(analysis), *triggers_text(analysis))]
     return [
         html.Div([*head, *what], className="intro"),
         *([key_figures(figures)] if figures else []),
         html.Div(
             [
-                *_step(analysis),
+                *_step(opened, analysis),
                 html.Div([_advice_card(), *_findings(analysis)], className="stack third"),
                 *_places(analysis),
                 *_over_time(analysis),
@@ -87,7 +96,8 @@ def recommended(opened: OpenRun) -> list[Component]:
         return [empty("Nothing to recommend."), *([notes(reasons)] if reasons else [])]
     items = [
         html.Li([
-            html.P(each.title, className="title"),
+            html.P([each.title, evidence("show", _place(opened, f"advice-{each.id}"), "what it rests on")],
+                   className="title"),
             *([html.P(_gain(each), className="gain")] if each.predicted_gain_ns is not None else []),
             html.P([html.Span("Verify: "), html.Code(opened.command(each.verify))], className="command"),
         ])
@@ -101,11 +111,23 @@ def _gain(each: Recommendation) -> str:
     return f"saves {ms(each.predicted_gain_ns)} ms per step ({low} to {high}, 90 %), {each.confidence}"
 
 
-def _step(analysis: Analysis) -> list[Component]:
+def _shown_at(opened: OpenRun, places: Sequence[view.Evidence]) -> list[Component]:
+    return [evidence(each.words, _place(opened, each.chain), each.what) for each in places]
+
+
+def _place(opened: OpenRun, chain: str) -> str:
+    return run_address(opened.id, "timeline", {"chain": chain})
+
+
+def _step(opened: OpenRun, analysis: Analysis) -> list[Component]:
     found = view.step(analysis)
     if found is None:
         return []
-    rows = [BarRow(name=each.name, ns=each.ns, kind=each.kind) for each in found.segments]
+    rows = [
+        BarRow(name=each.name, ns=each.ns, kind=each.kind,
+               address=_place(opened, f"longest-{each.kind}") if each.kind in CAUSES else "")
+        for each in found.segments
+    ]  # fmt: skip
     unit = f"ms per {found.what}"
     parts = bar_table(rows, caption=f"Parts of a {found.what}", unit=unit, whole_ns=found.whole_ns)
     words = f"{found.basis}: they need not add up to {ms(found.whole_ns)} ms." if found.basis else ""

@@ -8,7 +8,7 @@ from dash.development.base_component import Component
 from overlapscope.errors import InputError
 from overlapscope.report.formatting import EXPLAIN, ms
 from overlapscope_dashboards.parts import card, empty, next_command, notes, table
-from overlapscope_dashboards.parts.text import aria, chips, code
+from overlapscope_dashboards.parts.text import aria, chips, code, evidence
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import run_address
 from overlapscope_dashboards.views import recommendations as view
@@ -59,7 +59,15 @@ def _one(opened: OpenRun, number: int, each: view.ShownAdvice, framework: str | 
         f"{number}. {each.title}",
         [
             html.P(
-                [html.Span(each.verdict, className="tag"), f" · {each.gain}" if each.gain else ""],
+                [
+                    html.Span(each.verdict, className="tag"),
+                    f" · {each.gain}" if each.gain else "",
+                    evidence(
+                        "on the timeline",
+                        run_address(opened.id, "timeline", {"chain": f"advice-{each.id}"}),
+                        f"what this rests on: {each.title}",
+                    ),
+                ],
                 className="gain-line",
             ),
             *([_interval(each.interval, most_ns)] if each.interval and most_ns > 0 else []),

@@ -18,6 +18,7 @@ from overlapscope_dashboards.timeline.heat_map import DOMINATING, MODES
 from overlapscope_dashboards.timeline.labels import NAMES
 from overlapscope_dashboards.timeline.query import parse_timeline_query
 from overlapscope_dashboards.timeline.source import source_of
+from overlapscope_dashboards.timeline.tracks import HOST, PATH
 
 TITLE = "Timeline"
 ORDER = 20
@@ -27,7 +28,10 @@ MODE_WORDS = {
     "hidden": "Overlapped",
     "copy": "Memcpy",
 }
-KEYS = "Drag to zoom; arrow keys move, + and - zoom, 0 shows all, / searches a name, n and N step through the hits."
+KEYS = (
+    "The wheel zooms, drag moves, Shift and drag zooms to a stretch; w and s zoom, a and d move, "
+    "f shows what is selected, 0 shows all, / searches a name, n and N step through the hits, e explains a span."
+)
 
 
 def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
@@ -38,7 +42,7 @@ def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
     source = source_of(opened)
     first = parse_timeline_query(query, source.whole, source.ranks)
     state = state_of(first)
-    place = html.Div(id="timeline-figure", style={"height": f"{expected_height(source, first.ranks)}px"})
+    place = html.Div(id="timeline-figure", style={"height": f"{expected_height(source, first)}px"})
     return [
         html.Section(
             [
@@ -46,9 +50,17 @@ def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
                 html.Div(id="timeline-legend", className="tl-legend"),
                 html.Div(id="timeline-pointed", className="tl-pointed", role="status", **aria(live="polite")),
                 html.Div(
-                    [html.Canvas(id="timeline-map", **aria(hidden="true")), place],
-                    className="chart tl-chart", role="img", id="timeline-chart",
-                    **aria(label="Timeline of ranks. The table below has the same figures. " + KEYS),
+                    [
+                        html.Div(
+                            [html.Canvas(id="timeline-map", **aria(hidden="true")), place,
+                             html.Div(id="timeline-drawn", className="tl-drawn", **aria(hidden="true"))],
+                            className="chart tl-chart", role="img", id="timeline-chart",
+                            **aria(label="Timeline of ranks. The table below has the same figures. " + KEYS),
+                        ),
+                        html.Aside(id="timeline-chain", className="tl-chain", hidden=True,
+                                   **aria(label="Blocking chain")),
+                    ],
+                    className="tl-body", id="timeline-body",
                 ),
                 html.P(id="timeline-note", className="note"),
                 html.P("", id="timeline-said", className="note warn", role="status"),
@@ -86,10 +98,21 @@ def _controls(opened: OpenRun, state: Mapping[str, Any], ranks: int) -> Componen
         )
         for mode in MODES
     ]  # fmt: skip
+    rows = [
+        html.Button(
+            words, type="button", title=title, **_data(timeline="show", show=name),
+            **aria(pressed="true" if name in state["show"].split(",") else "false"),
+        )
+        for name, words, title in (
+            (HOST, "Host threads", "Operations, annotations and runtime calls of the chosen ranks"),
+            (PATH, "Critical path", "The chain of dependencies that decided how long each step took"),
+        )
+    ]  # fmt: skip
     return html.Div(
         [
             html.Div(moves, className="tl-group", role="group", **aria(label="Window of time")),
             html.Div(modes, className="tl-group", role="group", **aria(label="Meaning of colours")),
+            html.Div(rows, className="tl-group", role="group", **aria(label="More rows")),
             html.Label(
                 ["Ranks", dcc.Input(id="timeline-ranks", value=state["ranks"], debounce=True, type="text",
                                     autoComplete="off")],

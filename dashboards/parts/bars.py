@@ -10,7 +10,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from overlapscope.report.formatting import ms, percent
-from overlapscope_dashboards.parts.text import aria
+from overlapscope_dashboards.parts.text import aria, evidence
 
 LABELLED = 0.09
 """Share of the bar above which a segment contains its name."""
@@ -30,6 +30,8 @@ class BarRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     ns: float
     kind: str = "exposed"
+    address: str = ""
+    """Of the place that shows it best; empty without one."""
 
 
 def stacked_bar(segments: Sequence[Segment], whole_ns: float) -> Component:
@@ -56,6 +58,9 @@ def bar_table(
     head.append(html.Th(unit, scope="col"))
     if whole_ns:
         head.append(html.Th(share_of or "share", scope="col"))
+    linked = any(each.address for each in rows)
+    if linked:
+        head.append(html.Th("the longest", scope="col"))
     body = []
     for each in rows:
         bar = html.Div(
@@ -66,7 +71,11 @@ def bar_table(
             html.Td(bar, className="bar", **aria(hidden="true")),
             html.Td(ms(each.ns)),
         ]
-        body.append(html.Tr([*cells, html.Td(percent(each.ns / whole_ns))] if whole_ns else cells))
+        cells += [html.Td(percent(each.ns / whole_ns))] if whole_ns else []
+        if linked:
+            shown = evidence("show", each.address, f"the longest time of {each.name}") if each.address else ""
+            cells.append(html.Td(shown))
+        body.append(html.Tr(cells))
     return html.Table(
         [html.Caption(caption, className="unseen"), html.Thead(html.Tr(head)), html.Tbody(body)], className="bars"
     )

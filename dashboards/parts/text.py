@@ -24,6 +24,12 @@ def code(text: str, *, label: str) -> Component:
     )
 
 
+def evidence(words: str, address: str, description: str) -> Component:
+    """Return a link from a sentence to the place that proves it; `description` says what is there."""
+    unseen = html.Span(f": {description}", className="unseen")
+    return dcc.Link([words, unseen, " ↗"], href=address, className="evidence", title=description)
+
+
 def chips(label: str, links: Sequence[tuple[str, str, bool]]) -> Component:
     """Return a row of links to other states of a page, given as (text, address, whether it is the current state)."""
     return html.Nav(

@@ -13,6 +13,7 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.compare.measured_run import MeasuredRun, measure_run
 from overlapscope.analysis.compare.prediction_check import Noted, Outcome
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.graph.explained import RunChains
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.ingest.options import ReadOptions
@@ -37,11 +38,13 @@ class OpenRun:
     """
 
     def __init__(
-        self, location: RunLocation, revision: str, options: ReadOptions, reading: Lock, jobs: dict[str, list[str]]
-    ) -> None:
+        self, location: RunLocation, revision: str, options: ReadOptions, reading: Lock, jobs: dict[str, list[str]],
+        graphs: "KeptGraphs",
+    ) -> None:  # fmt: skip
         self.id, self.name, self.revision = location.id, location.name, revision
         """`revision` changes as soon as a file of the run changes."""
         self._location, self._options, self._reading, self._jobs = location, options, reading, jobs
+        self._graphs = graphs
         self.doing = ""
         """Progress as a sentence, while the run is read and analysed."""
         self._results: dict[str, Any] = {}
@@ -94,7 +97,13 @@ class OpenRun:
     @property
     def advice(self) -> tuple[list[Recommendation], list[str]]:
         """What `overlapscope advise` prints: recommendations, and remarks or the reasons why there are none."""
-        return self.once("advice", lambda: advise(self.run, self.analysis, self.cross_rank))
+        return self.once("advice", lambda: advise(self.run, self.analysis, self.cross_rank, graphs=self.chains.graphs))
+
+    @property
+    def chains(self) -> RunChains:
+        """What moments of the run waited for, with its dependency graphs, which analysis and advice share."""
+        run, cross_rank = self.run, self.cross_rank
+        return self._graphs.of(f"{self.id} {self.revision}", lambda: RunChains(run, cross_rank))
 
     @property
     def prediction_outcomes(self) -> list[Outcome]:
@@ -148,7 +157,7 @@ class OpenRun:
     def _analyse(self) -> Analysis:
         cross_rank = self.cross_rank
         self.doing = f"{count(len(self.run.ranks), 'rank')} read, collectives matched; adding up steps."
-        return analyze(self.run, cross_rank)
+        return analyze(self.run, cross_rank, graphs=self.chains.graphs)
 
     def _note(self, path: Path, _: int) -> None:
         if not self.entries:
@@ -159,12 +168,28 @@ def _outcomes(folder: Path) -> list[Outcome]:
     return (read_predictions(folder, Noted) or Noted()).outcomes
 
 
+class KeptGraphs:
+    """The dependency graphs of one run, that which was asked for last: they take up to a gigabyte."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._kept: tuple[str, RunChains] | None = None
+
+    def of(self, run: str, make: Callable[[], RunChains]) -> RunChains:
+        """Return the graphs of a run, which are built when they are used; those of another run are let go."""
+        with self._lock:
+            if self._kept is None or self._kept[0] != run:
+                self._kept = run, make()
+            return self._kept[1]
+
+
 class OpenRuns:
     """At most `limit` open runs (least recently used dropped first); a run whose files changed is opened again."""
 
     def __init__(self, options: ReadOptions | None = None, limit: int = MAX_OPEN) -> None:
         self._options, self._limit = options or ReadOptions(), limit
         self._runs: OrderedDict[str, OpenRun] = OrderedDict()
+        self._graphs = KeptGraphs()
         self.jobs: dict[str, list[str]] = {}
         """Of runs that turned out to be recordings of several jobs when they were read, by id, the title of each."""
         self._checked_s: dict[str, float] = {}
@@ -188,7 +213,9 @@ class OpenRuns:
         with self._lock:
             opened = self._runs.get(location.id)
             if opened is None or opened.revision != revision:
-                opened = self._runs[location.id] = OpenRun(location, revision, self._options, self._reading, self.jobs)
+                opened = self._runs[location.id] = OpenRun(
+                    location, revision, self._options, self._reading, self.jobs, self._graphs
+                )
             self._runs.move_to_end(location.id)
             self._checked_s[location.id] = monotonic()
             while len(self._runs) > self._limit:

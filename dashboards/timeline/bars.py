@@ -16,6 +16,7 @@ from overlapscope_dashboards.timeline.lanes import RankLanes, SpanLane, pieces
 from overlapscope_dashboards.timeline.query import TimelineQuery
 from overlapscope_dashboards.timeline.raster import plotly_array
 from overlapscope_dashboards.timeline.source import TimelineSource
+from overlapscope_dashboards.timeline.tracks import TRACK_COLOURS, Track
 
 NAMED: Final = 400
 """Most spans in view for which bars contain names."""
@@ -86,22 +87,72 @@ def _kind_trace(
         codes = timeline.spans.name[own].tolist()
         plainly += [timeline.names[code][:MAX_LETTERS] if code >= 0 else "unnamed" for code in codes]
         keys += [f"{lower[at].rank}:{row}" for row in own.tolist()]
-    shown = {name: plain(name) for name in set(plainly)}
-    names = [shown[name] for name in plainly]
     custom = [[key, format_duration(taken)] for key, taken in zip(keys, (end - start).tolist(), strict=True)]
-    trace = _bars(kind, start, end, places, origin) | {
-        "customdata": custom, "hovertext": names,
-        "hovertemplate": "<b>%{hovertext}</b><br>%{customdata[1]}<extra></extra>"
-    }  # fmt: skip
+    trace = _bars(kind, start, end, places, origin) | {"customdata": custom}
+    return trace | _named(plainly, start, end, query, width)
+
+
+def _named(names: Sequence[str], start_ns: Ints, end_ns: Ints, query: TimelineQuery, width: int) -> dict[str, Any]:
+    """Return what names bars on hover, and inside them where there is room if `width`, the pixels of the axis, is not
+    0."""
+    shown = {name: plain(name) for name in set(names)}
+    named: dict[str, Any] = {
+        "hovertext": [shown[name] for name in names],
+        "hovertemplate": "<b>%{hovertext}</b><br>%{customdata[1]}<extra></extra>",
+    }
     if width:
-        fits = (end - start) * width // (query.window.length_ns * LETTER_PIXELS)
-        fits[(start < query.window.start_ns) | (fits < FEWEST_LETTERS)] = 0
-        trace |= {
-            "text": [_cut(name, room) for name, room in zip(plainly, fits.tolist(), strict=True)],
+        fits = (np.minimum(end_ns, query.window.end_ns) - start_ns) * width // (query.window.length_ns * LETTER_PIXELS)
+        fits[(start_ns < query.window.start_ns) | (fits < FEWEST_LETTERS)] = 0
+        named |= {
+            "text": [_cut(name, room) for name, room in zip(names, fits.tolist(), strict=True)],
             "textposition": "inside", "insidetextanchor": "start", "textangle": 0, "cliponaxis": True,
             "insidetextfont": {"color": "#fff", "size": 11}, "constraintext": "none",
         }  # fmt: skip
-    return trace
+    return named
+
+
+MOST_DRAWN: Final = 1_200
+"""Times of host threads and of the critical path that are drawn one by one; of more, only the widest are ..."""
+WIDE_PIXELS: Final = 3
+"""... and only those so wide."""
+
+
+def track_bars(
+    query: TimelineQuery, lower: Sequence[LaneRow], width: int, origin: DrawingOrigin
+) -> tuple[list[dict[str, Any]], bool]:
+    """Return the bars of host threads and of the critical path by colour, and whether all in view are drawn."""
+    window = query.window
+    rows = [(at, row.track, row.track.in_view(window.start_ns, window.end_ns))
+            for at, row in enumerate(lower) if row.track is not None]  # fmt: skip
+    total = sum(found.size for _, _, found in rows)
+    if total > MOST_DRAWN:
+        least = WIDE_PIXELS * window.length_ns // max(width, 1)
+        rows = [(at, track, _widest(track, found, least, MOST_DRAWN // len(rows))) for at, track, found in rows]
+    traces = []
+    for code, colour in enumerate(TRACK_COLOURS):
+        parts = [(at, track, found[track.colour[found] == code]) for at, track, found in rows]
+        parts = [each for each in parts if each[2].size]
+        if not parts:
+            continue
+        start, end = (
+            np.concatenate([getattr(track, name)[found] for _, track, found in parts])
+            for name in ("start_ns", "end_ns")
+        )
+        places = np.repeat([at for at, _, _ in parts], [found.size for _, _, found in parts])
+        words = [each[:MAX_LETTERS] for _, track, found in parts for each in track.words(found)]
+        custom = [["", format_duration(taken)] for taken in (end - start).tolist()]
+        room = width if start.size <= NAMED else 0
+        start, end = np.maximum(start, window.start_ns), np.minimum(end, window.end_ns)  # names stay in view
+        trace = _bars(colour, start, end, places, origin) | {"customdata": custom, "name": f"track-{colour}"}
+        traces.append(trace | _named(words, start, end, query, room))
+    return traces, total <= MOST_DRAWN
+
+
+def _widest(track: Track, found: Ints, least_ns: int, most: int) -> Ints:
+    length = track.end_ns[found] - track.start_ns[found]
+    wide = np.flatnonzero(length >= least_ns)
+    chosen = wide[np.argsort(-length[wide], kind="stable")[:most]]
+    return found[np.sort(chosen)]
 
 
 def _bars(colour: str, start_ns: Ints, end_ns: Ints, places: npt.NDArray[Any], origin: DrawingOrigin) -> dict[str, Any]:
@@ -119,7 +170,7 @@ def cause_bars(
     """Return bars of exposed communication, one trace for each cause."""
     parts: dict[str, list[tuple[int, Ints, Ints]]] = {}
     for at, row in enumerate(lower):
-        if row.lane is None:
+        if row.is_causes:
             for cause, start, end in source.causes(row.rank, query.window):
                 parts.setdefault(cause, []).append((at, start, end))
     drawn = []

@@ -1,13 +1,15 @@
-"""The HTTP endpoints of the timeline's script: a view of a time window, and the details under the pointer.
+"""The HTTP endpoints of the timeline's script: a view of a time window, the details under the pointer, and chains.
 
 They bypass Dash, which would treat each answer like a page layout and take longer than everything else together.
 
     GET /runs/<run>/timeline/view    4-byte length (little-endian), JSON of that length, cells of the rasters (bytes)
     GET /runs/<run>/timeline/point   JSON
+    GET /runs/<run>/timeline/chain   JSON
 
-Both take the query of the page's address (`t0`, `t1`, `ranks`, `mode`, `q`) and `width`, the pixels of the axis. Status
-202 means not ready: ask again. Where there is nothing to show, both return JSON with the reason in `problem`, because a
-browser would log any other status as an error of the page.
+The first two take the query of the page's address (`t0`, `t1`, `ranks`, `mode`, `q`) and `width`, the pixels of the
+axis; the last takes `chain`, and `at` where a span was clicked. Status 202 means not ready: ask again; its text is the
+progress. Where there is nothing to show, all return JSON with the reason in `problem`, because a browser would log any
+other status as an error of the page.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,6 +26,7 @@ from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import NotFound, Site, run_address
 from overlapscope_dashboards.theme import CONFIG
 from overlapscope_dashboards.timeline import perfetto, view
+from overlapscope_dashboards.timeline.blocking_chain import blocking_chain
 from overlapscope_dashboards.timeline.figure import WIDTH
 from overlapscope_dashboards.timeline.labels import NAMES
 from overlapscope_dashboards.timeline.query import TimelineQuery, format_ranks, parse_timeline_query
@@ -35,7 +38,7 @@ CELLS: Final = "application/octet-stream"
 
 
 def register(app: Dash, site: Site) -> None:
-    """Register both endpoints."""
+    """Register the endpoints."""
 
     def show(run: str) -> Response:
         given = request.args.to_dict()
@@ -45,6 +48,11 @@ def register(app: Dash, site: Site) -> None:
         given = request.args.to_dict()
         return _answer(site, run, "point", lambda opened: _point(opened, given))
 
+    def chain(run: str) -> Response:
+        given = request.args.to_dict()
+        return _answer(site, run, "chain", lambda opened: _chain(opened, given))
+
+    app.server.add_url_rule("/runs/<run>/timeline/chain", "timeline_chain", chain)
     app.server.add_url_rule("/runs/<run>/timeline/view", "timeline_view", show)
     app.server.add_url_rule("/runs/<run>/timeline/point", "timeline_point", point)
 
@@ -57,13 +65,15 @@ def _answer(site: Site, run: str, what: str, make: Callable[[OpenRun], bytes]) -
             return opened.without_root(error)
 
     try:
-        answer = site.in_background((what, request.query_string), run_address(run, "timeline"), made)
+        # Clicks that wait for a graph must not take the places of views: chains are a page of their own.
+        page = "timeline/chain" if what == "chain" else "timeline"
+        answer = site.in_background((what, request.query_string), run_address(run, page), made)
     except NotFound as unknown:
         answer = str(unknown)
     except OverlapScopeError:
         answer = "This run cannot be read."
     if answer is None:
-        return Response(status=202)
+        return Response(site.open_runs.doing(run), status=202, mimetype="text/plain")
     if isinstance(answer, str):
         return Response(msgspec.json.encode({"problem": answer}), mimetype="application/json")
     return Response(answer, mimetype=CELLS if what == "view" else "application/json")
@@ -99,6 +109,12 @@ def _point(opened: OpenRun, given: Mapping[str, str]) -> bytes:
     return msgspec.json.encode({**asdict(pointed), "coming": source.is_working})
 
 
+def _chain(opened: OpenRun, given: Mapping[str, str]) -> bytes:
+    at = given.get("at", "")
+    clicked = int(at) if at.isdecimal() and len(at) < 19 else None
+    return msgspec.json.encode(blocking_chain(opened, given.get("chain", ""), clicked))
+
+
 def state_of(now: TimelineQuery) -> dict[str, Any]:
     """Return a query as the values of its address."""
     window = now.window
@@ -108,6 +124,7 @@ def state_of(now: TimelineQuery) -> dict[str, Any]:
         "ranks": format_ranks(now.ranks),
         "mode": now.mode,
         "q": now.text,
+        "show": ",".join(now.show),
     }
 
 

@@ -14,7 +14,7 @@ from overlapscope.timeline.columns import Ints
 from overlapscope_dashboards.theme import GRID, figure, plain
 from overlapscope_dashboards.timeline.heat_map import map_cells, map_row_pixels, map_rows
 from overlapscope_dashboards.timeline.lane_drawing import draw_lanes
-from overlapscope_dashboards.timeline.lane_rows import LaneRow, lower_rows
+from overlapscope_dashboards.timeline.lane_rows import NO_RANK, LaneRow, lower_rows
 from overlapscope_dashboards.timeline.query import TimelineQuery
 from overlapscope_dashboards.timeline.raster import Raster, axis_ms, map_raster
 from overlapscope_dashboards.timeline.source import AlignedStates, TimelineSource
@@ -48,6 +48,8 @@ class DrawnTimeline(msgspec.Struct, frozen=True, kw_only=True):
     spent_ns: list[int]
     """Time in the window by state, summed over all ranks."""
     height: int
+    rows: list[LaneRow]
+    """Of the lower part."""
     spans: int
     """Spans in view on the selected ranks."""
     detailed: bool
@@ -71,16 +73,17 @@ def draw(source: TimelineSource, query: TimelineQuery, width: int) -> DrawnTimel
         rasters=[map_raster(map_cells(spent, query.mode), query.mode, bins)],
         spent_ns=_in_view(snapshot, query, bins, spent),
         height=upper + below + MARGIN_PIXELS,
+        rows=lanes.rows,
         spans=lanes.spans,
         detailed=lanes.detailed,
         left_out=lanes.left_out,
     )
 
 
-def expected_height(source: TimelineSource, ranks: Sequence[int]) -> int:
+def expected_height(source: TimelineSource, query: TimelineQuery) -> int:
     """Return the height of a figure before it is drawn; an estimate for a large run, whose lanes are not read yet."""
     rows = len(map_rows(len(source.ranks)))
-    lower = len(ranks) * LANES if source.large else len(lower_rows(source, [source.lanes(rank) for rank in ranks]))
+    lower = len(query.ranks) * LANES if source.large else len(lower_rows(source, query))
     return rows * map_row_pixels(rows) + lower * LANE_PIXELS + MARGIN_PIXELS
 
 
@@ -114,7 +117,7 @@ def _layout(
     shown = range(0, len(rows), step)
     return {
         "margin": {"l": 148, "r": 12, "t": TOP_PIXELS, "b": BOTTOM_PIXELS},
-        "dragmode": "zoom",
+        "dragmode": "pan",
         "uirevision": f"{source.version}",
         "barmode": "overlay",
         "hoverdistance": 1,
@@ -133,12 +136,14 @@ def _layout(
         "yaxis2": {
             "domain": [0, below / inside], "range": [len(lower) - 0.5, -0.5], "fixedrange": True, "showgrid": False,
             "tickvals": list(range(len(lower))),
-            "ticktext": [
-                (f"<b>{row.rank}</b>  " if at in first else "") + plain(row.label[:18]) for at, row in enumerate(lower)
-            ],
+            "ticktext": [_row_label(row, is_first=at in first) for at, row in enumerate(lower)],
             "zeroline": False, "linecolor": GRID, "automargin": False, "anchor": "x", **TICK_SPACING,
         },
     }  # fmt: skip
+
+
+def _row_label(row: LaneRow, *, is_first: bool) -> str:
+    return (f"<b>{row.rank}</b>  " if is_first and row.rank != NO_RANK else "") + plain(row.label[:18])
 
 
 def _step_marks(source: TimelineSource, query: TimelineQuery) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

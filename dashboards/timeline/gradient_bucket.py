@@ -35,7 +35,7 @@ def ready_marks(
     source: TimelineSource, query: TimelineQuery, ranks: Sequence[int], calls: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Return marks on the lanes of each selected rank where the last gradient of its bucket was ready."""
-    rows = [each.rank for each in lower_rows(source, [source.lanes(rank) for rank in query.ranks])]
+    rows = [each.rank for each in lower_rows(source, query)]
     of = dict(zip(ranks, calls, strict=True))
     marks: list[dict[str, Any]] = []
     for rank in dict.fromkeys(rows):

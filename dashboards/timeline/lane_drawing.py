@@ -11,12 +11,13 @@ from overlapscope.analysis.per_rank.occupancy import STATES
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals
 from overlapscope_dashboards.theme import COLOURS
-from overlapscope_dashboards.timeline.bars import DrawingOrigin, cause_bars, span_bars
+from overlapscope_dashboards.timeline.bars import DrawingOrigin, cause_bars, span_bars, track_bars
 from overlapscope_dashboards.timeline.lane_rows import LaneRow, lower_rows
 from overlapscope_dashboards.timeline.lanes import MAX_SPANS, state_cells
 from overlapscope_dashboards.timeline.query import TimelineQuery
 from overlapscope_dashboards.timeline.raster import STATE_COLOURS, axis_ms, plotly_array
 from overlapscope_dashboards.timeline.source import TimelineSource
+from overlapscope_dashboards.timeline.tracks import TRACK_COLOURS
 
 RUN_ORIGIN: Final = DrawingOrigin()
 
@@ -43,7 +44,7 @@ def draw_lanes(
 ) -> DrawnLanes:
     """Return the selected ranks' lanes: single spans if at most `most` are in view, else the time that they cover."""
     ranks = [source.lanes(rank) for rank in query.ranks]
-    lower = lower_rows(source, ranks)
+    lower = lower_rows(source, query)
     found = [
         each.lane.in_view(query.window.start_ns, query.window.end_ns) if each.lane else np.empty(0, np.int64)
         for each in lower
@@ -55,6 +56,10 @@ def draw_lanes(
         traces += cause_bars(source, query, lower, origin)
     else:
         traces = [_lane_map(source, query, lower, source.snapshot.bins(query.window, width), origin)]
+    if any(row.track is not None for row in lower):
+        bars, all_drawn = track_bars(query, lower, width, origin)
+        cells = [] if all_drawn else [_track_map(lower, source.snapshot.bins(query.window, width), origin)]
+        traces = [*cells, *traces, *bars]
     left_out = sum(each.left_out for each in ranks)
     return DrawnLanes(traces=traces, rows=lower, spans=spans, detailed=detailed, left_out=left_out)
 
@@ -67,7 +72,7 @@ def _lane_map(
     cells = np.zeros((len(lower), bins.size - 1), np.uint8)
     cells[[at for at, _ in shown]] = state_cells([lane for _, lane in shown], bins)
     for at, row in enumerate(lower):
-        if row.lane is None:
+        if row.is_causes:
             spent = cause_times(source, query, row.rank, bins)
             cells[at] = np.where(spent.any(axis=0), spent.argmax(axis=0) + len(STATES), 0)
     return {
@@ -75,6 +80,20 @@ def _lane_map(
         "colorscale": _steps((*STATE_COLOURS, *(COLOURS[cause.colour] for cause in CAUSES.values()))),
         "showscale": False, "hoverinfo": "none", "xaxis": "x", "yaxis": "y2", "zsmooth": False, "ygap": 3,
         "name": "lanes", "y0": origin.row, "dy": 1,
+    } | _cells(bins - origin.origin_ns)  # fmt: skip
+
+
+def _track_map(lower: Sequence[LaneRow], bins: Ints, origin: DrawingOrigin) -> dict[str, Any]:
+    """Return a heat map of the host threads and the critical path: in a cell the colour with the most time."""
+    cells = np.zeros((len(lower), bins.size - 1), np.uint8)
+    for at, row in enumerate(lower):
+        if row.track is not None:
+            cells[at] = row.track.cells(bins)
+    return {
+        "type": "heatmap", "z": plotly_array(cells), "zmin": 0, "zmax": len(TRACK_COLOURS),
+        "colorscale": _steps(("rgba(0,0,0,0)", *(COLOURS[each] for each in TRACK_COLOURS))),
+        "showscale": False, "hoverinfo": "none", "xaxis": "x", "yaxis": "y2", "zsmooth": False, "ygap": 3,
+        "name": "tracks", "y0": origin.row, "dy": 1,
     } | _cells(bins - origin.origin_ns)  # fmt: skip
 
 

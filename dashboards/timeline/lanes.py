@@ -34,10 +34,18 @@ class SpanLane(msgspec.Struct, frozen=True, kw_only=True):
 
     def in_view(self, start_ns: int, end_ns: int) -> Ints:
         """Return the positions of the spans that overlap [start, end), including zero-length ones, in order."""
-        first = int(np.searchsorted(self.reach_ns, start_ns, side="left"))
-        last = int(np.searchsorted(self.start_ns, end_ns, side="left"))
-        at = np.arange(first, max(last, first))
-        return at[(self.end_ns[at] > start_ns) | (self.start_ns[at] >= start_ns)]
+        return places_in_view(self.start_ns, self.end_ns, self.reach_ns, start_ns, end_ns)
+
+
+def places_in_view(starts_ns: Ints, ends_ns: Ints, reach_ns: Ints, start_ns: int, end_ns: int) -> Ints:
+    """Return the positions of the times, sorted by start, that overlap [start, end), including zero-length ones.
+
+    `reach_ns` is the running maximum of their ends.
+    """
+    first = int(np.searchsorted(reach_ns, start_ns, side="left"))
+    last = int(np.searchsorted(starts_ns, end_ns, side="left"))
+    at = np.arange(first, max(last, first))
+    return at[(ends_ns[at] > start_ns) | (starts_ns[at] >= start_ns)]
 
 
 class RankLanes(msgspec.Struct, frozen=True, kw_only=True):

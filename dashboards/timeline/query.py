@@ -9,6 +9,7 @@ import msgspec
 from overlapscope_dashboards.runs.site import NotFound
 from overlapscope_dashboards.timeline.heat_map import DOMINATING, MODES
 from overlapscope_dashboards.timeline.lanes import MAX_RANKS
+from overlapscope_dashboards.timeline.tracks import SHOWN
 from overlapscope_dashboards.timeline.window import TimeWindow, within
 
 MAX_TEXT: Final = 200
@@ -23,23 +24,32 @@ class TimelineQuery(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     mode: str = DOMINATING
     text: str = ""
+    show: tuple[str, ...] = ()
+    """What is shown on demand, of `SHOWN`."""
 
 
 def parse_timeline_query(query: Mapping[str, Any], whole: TimeWindow, ranks: Sequence[int]) -> TimelineQuery:
-    """Parse `t0`, `t1` (ns from the run's start), `ranks` (`0-3,6`), `mode` and `q`; missing values get defaults.
+    """Parse `t0`, `t1` (ns from the run's start), `ranks` (`0-3,6`), `mode`, `q` and `show`; missing ones get defaults.
 
-    A window is moved into the run. Raises NotFound where none of the ranks was recorded, or the mode does not exist.
+    A window is moved into the run. Raises NotFound where none of the ranks was recorded, or there is no such mode or
+    row.
     """
     start, end = _integer(query.get("t0")), _integer(query.get("t1"))
     window = within(whole.start_ns if start is None else start, whole.end_ns if end is None else end, whole)
     mode = str(query.get("mode") or DOMINATING)
     if mode not in MODES:
         raise NotFound(f"The timeline has no mode {mode[:20]!r}.", [(each, f"?mode={each}") for each in MODES])
+    show = [each for each in str(query.get("show") or "").split(",") if each]
+    if not set(show) <= set(SHOWN):
+        raise NotFound(
+            f"The timeline cannot show {','.join(show)[:40]!r}.", [(each, f"?show={each}") for each in SHOWN]
+        )
     return TimelineQuery(
         window=window,
         ranks=_ranks(str(query.get("ranks") or ""), ranks),
         mode=mode,
         text=str(query.get("q") or "")[:MAX_TEXT],
+        show=tuple(each for each in SHOWN if each in show),
     )
 
 

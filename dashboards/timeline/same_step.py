@@ -30,7 +30,7 @@ def same_step(
     marks = [
         _bracket(*times[each], "y", at, at) for at, each in enumerate(source.ranks if every else ()) if each in times
     ]
-    rows = [each.rank for each in lower_rows(source, [source.lanes(each) for each in query.ranks])]
+    rows = [each.rank for each in lower_rows(source, query)]
     marks += [
         _bracket(*times[each], "y2", rows.index(each), rows.index(each) + rows.count(each) - 1)
         for each in dict.fromkeys(rows)

@@ -15,6 +15,7 @@ from overlapscope.analysis.common.cause_table import CAUSES
 from overlapscope.analysis.cross_rank.across_ranks import Transfers
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.exposed_causes import Causes, causes_of
+from overlapscope.analysis.graph.step_paths import follow_paths
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.occupancy import Occupancy
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole_windows
@@ -31,6 +32,7 @@ from overlapscope_dashboards.timeline.call_links import CallLinks
 from overlapscope_dashboards.timeline.coarse_sums import CoarseSums
 from overlapscope_dashboards.timeline.heat_map import map_rows, time_by_row
 from overlapscope_dashboards.timeline.lanes import MAX_RANKS, RankLanes, lanes_of
+from overlapscope_dashboards.timeline.tracks import HostTracks, Track, host_tracks, path_track
 from overlapscope_dashboards.timeline.window import TimeWindow, edges
 
 LARGE: Final = 2_000_000
@@ -59,6 +61,8 @@ class AlignedStates(msgspec.Struct, frozen=True, kw_only=True):
     whole: TimeWindow
     lanes: RecentCache[RankLanes]
     """Cached lanes of single ranks."""
+    hosts: RecentCache[HostTracks]
+    """Cached host threads of single ranks."""
 
     @classmethod
     def of(cls, kept: RankStates) -> Self:
@@ -71,6 +75,7 @@ class AlignedStates(msgspec.Struct, frozen=True, kw_only=True):
             origin_ns=begin,
             whole=TimeWindow(start_ns=0, end_ns=length),
             lanes=RecentCache(MAX_CACHED_RANKS),
+            hosts=RecentCache(MAX_RANKS),
         )
 
     def bins(self, window: TimeWindow, pixels: int) -> Ints:
@@ -93,6 +98,11 @@ class TimelineSource:
         self._tables = RecentCache[RankTimeline](MAX_CACHED_RANKS)
         self._words = RecentCache[CallArguments](MAX_CACHED_RANKS)
         self._thread: Thread | None = None
+        self._following: Thread | None = None
+        self.path: Track | None = None
+        """The critical path; None while it is not known."""
+        self.no_path = ""
+        """Why there is none; empty if there is one, or it is not known."""
         self.figures: CrossRankFigures | None = None
         self.problem = ""
         """Why `figures` cannot be computed; empty if they can."""
@@ -145,7 +155,35 @@ class TimelineSource:
     @property
     def version(self) -> str:
         """Changes whenever the drawn data change."""
-        return f"{self._opened.revision}-{self.clocks is not None}-{self.figures is not None}-{bool(self.problem)}"
+        known = (self.clocks is not None, self.figures is not None, bool(self.problem), self.path is not None)
+        return f"{self._opened.revision}-{known}"
+
+    @property
+    def is_following(self) -> bool:
+        """Return whether the critical path is being followed."""
+        return self._following is not None and self.path is None and not self.no_path
+
+    def start_path(self) -> None:
+        """Start following the critical path in a background thread, once."""
+        with self._lock:
+            if self._following is None:
+                self._following = Thread(target=self._follow, daemon=True)
+                self._following.start()
+
+    def _follow(self) -> None:
+        """Set `path` or `no_path`, whatever happens, because the page polls until then."""
+        problem = "an internal error, see the terminal that runs the server"
+        try:
+            run, cross_rank, chains = self._opened.run, self._opened.cross_rank, self._opened.chains
+            windows = {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}
+            found = follow_paths(run, windows, cross_rank, chains.graphs)
+            problem = found.reason or ""
+            if found.paths:
+                self.path = path_track(run, found, chains.origin_ns)
+        except OverlapScopeError as error:
+            problem = str(error)
+        finally:
+            self.no_path = problem
 
     def start_analysis(self) -> None:
         """Start computing `figures` in a background thread, once."""
@@ -208,6 +246,14 @@ class TimelineSource:
             )
 
         return snapshot.lanes.get(rank, make)
+
+    def host(self, rank: int) -> HostTracks:
+        """Return a rank's host threads, with times relative to the run's start."""
+        snapshot = self.snapshot
+        return snapshot.hosts.get(
+            rank,
+            lambda: host_tracks(self.tables(rank), lambda times_ns: _to_common_clock(snapshot, rank, times_ns)),
+        )
 
     def causes(self, rank: int, window: TimeWindow) -> Sequence[tuple[str, Ints, Ints]]:
         """Return the exposed intervals of a rank in a window as (cause, starts, ends), relative to the run's start."""

@@ -9,13 +9,15 @@ import numpy as np
 
 from overlapscope.analysis.common.cause_table import CAUSES
 from overlapscope.analysis.per_rank.occupancy import STATES, spent_together
-from overlapscope.report.formatting import ms
+from overlapscope.display import list_some
+from overlapscope.report.formatting import count, ms
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope_dashboards.runs.recent import RecentCache
 from overlapscope_dashboards.timeline.figure import DrawnTimeline, draw
 from overlapscope_dashboards.timeline.gradient_bucket import bucket_words, ready_marks
 from overlapscope_dashboards.timeline.heat_map import map_rows
 from overlapscope_dashboards.timeline.labels import (
+    MAX_NAME,
     NAMES,
     ORDER,
     StateTime,
@@ -26,12 +28,13 @@ from overlapscope_dashboards.timeline.labels import (
     times_in_window,
 )
 from overlapscope_dashboards.timeline.lane_drawing import cause_times
-from overlapscope_dashboards.timeline.lane_rows import lower_rows
+from overlapscope_dashboards.timeline.lane_rows import NO_RANK, LaneRow, lower_rows
 from overlapscope_dashboards.timeline.query import TimelineQuery
 from overlapscope_dashboards.timeline.raster import Raster
 from overlapscope_dashboards.timeline.same_step import same_step
 from overlapscope_dashboards.timeline.search import SearchHits, find_spans, next_hit
 from overlapscope_dashboards.timeline.source import TimelineSource
+from overlapscope_dashboards.timeline.tracks import HOST, PATH, launching_call
 from overlapscope_dashboards.timeline.window import TimeWindow, around
 
 MAX_ROWS: Final = 64
@@ -48,6 +51,10 @@ class TimelineView(msgspec.Struct, frozen=True, kw_only=True):
     figure: dict[str, Any]
     rasters: list[Raster]
     height: int
+    rows: list[tuple[int, int]]
+    """(rank, row in its `Lanes`) of each row of the lower part; -1 for one that is no lane."""
+    map_ranks: list[int]
+    """The first rank of each row of the heat map."""
     when: str
     ranks: int
     amounts: list[StateTime]
@@ -68,6 +75,10 @@ class PointerDetails(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     parts: list[str]
     links: list[dict[str, Any]] = []
+    launch: list[tuple[int, int, float]] = []
+    """From the call that launched the span to its start: (rank, row in its `Lanes`, ms) of both ends; or nothing."""
+    window: tuple[int, int] | None = None
+    """Of a span the window (ns) that shows it whole."""
 
 
 _DRAWINGS: WeakKeyDictionary[TimelineSource, RecentCache[DrawnTimeline]] = WeakKeyDictionary()
@@ -77,7 +88,9 @@ _DRAWINGS: WeakKeyDictionary[TimelineSource, RecentCache[DrawnTimeline]] = WeakK
 def show(source: TimelineSource, query: TimelineQuery, width: int, at: int | None = None) -> TimelineView:
     """Return a view; `width` is the time axis in pixels, `at` the index of the current search hit."""
     begun = source.version
-    key = (begun, query.window, query.ranks, query.mode, width)
+    if PATH in query.show:
+        source.start_path()
+    key = (begun, query.window, query.ranks, query.mode, query.show, width)
     drawn = _DRAWINGS.setdefault(source, RecentCache(MAX_DRAWN)).get(key, lambda: draw(source, query, width))
     if source.clocks is None:
         source.start_analysis()
@@ -88,22 +101,24 @@ def show(source: TimelineSource, query: TimelineQuery, width: int, at: int | Non
         figure=drawn.figure,
         rasters=drawn.rasters,
         height=drawn.height,
+        rows=[row.place for row in drawn.rows],
+        map_ranks=[source.ranks[row[0]] for row in map_rows(len(source.ranks))],
         when=f"{ms(query.window.start_ns)} to {ms(query.window.end_ns)} ms",
         ranks=len(source.ranks),
         amounts=state_times(drawn.spent_ns),
-        note=_note(source, drawn),
+        note=_note(source, query, drawn),
         twin_head=["rank", *(NAMES[state] for state in states)],
         twin=[[f"rank {rank}", *(ms(spent[rank][STATES.index(state)]) for state in states)] for rank in chosen],
         twin_note=f"{MAX_ROWS} of {len(source.ranks)} ranks" if len(chosen) < len(source.ranks) else "",
         listed=_listed(source, query) if drawn.detailed else [],
         found=_found(source, query, at),
-        coming=source.is_working or source.version != begun,
+        coming=source.is_working or source.version != begun or (PATH in query.show and source.is_following),
     )
 
 
 def no_details(query: TimelineQuery) -> PointerDetails:
     """Return the hint that is shown while nothing is under the pointer."""
-    return PointerDetails(title="Hover for details, click to pin.", parts=[])
+    return PointerDetails(title="Hover for details, click to pin and to see what it waited for.", parts=[])
 
 
 def point(source: TimelineSource, query: TimelineQuery, width: int, probe: Mapping[str, Any]) -> PointerDetails:
@@ -128,7 +143,9 @@ def _cell(
         raise IndexError
     window = TimeWindow(start_ns=int(bins[bin_]), end_ns=int(bins[bin_ + 1]))
     if not of_map:
-        shown = lower_rows(source, [source.lanes(rank) for rank in query.ranks])[row]
+        shown = lower_rows(source, query)[row]
+        if shown.track is not None:
+            return _track_cell(shown, window)
         if shown.lane is None:
             return _why(source, query, shown.rank, bins[bin_ : bin_ + 2])
         number = shown.lane.in_view(window.start_ns, window.end_ns).size
@@ -154,18 +171,38 @@ def _span(source: TimelineSource, query: TimelineQuery, rank: int, row: int) -> 
         raise IndexError
     title, parts = describe_span(source, rank, row)
     source.start_analysis()
-    call = int(source.tables(rank).spans.collective[row])
+    spans = source.tables(rank).spans
+    call = int(spans.collective[row])
+    begin, end = source.aligned(rank, np.array([spans.start_ns[row], spans.end_ns[row]])).tolist()
+    near = around(begin, end, source.whole)
+    window = near.start_ns, near.end_ns
+    launched, launch = _launch(source, rank, row) if HOST in query.show else ([], [])
+    parts += launched
     if call == NONE or source.figures is None:
         phrases, marks = same_step(source, query, rank, row)
-        return PointerDetails(title=title, parts=[*parts, *phrases], links=marks)
+        return PointerDetails(title=title, parts=[*parts, *phrases], links=marks, launch=launch, window=window)
     linked = source.figures.links.of(rank, call)
     parts += bucket_words(source, rank, call)
     if len(linked.ranks) > 1:
         parts.append(f"the same call on {len(linked.ranks)} ranks is marked")
     marks = _marks(source, query, linked.ranks, linked.rows)
     return PointerDetails(
-        title=title, parts=parts, links=[*marks, *ready_marks(source, query, linked.ranks, linked.rows)]
-    )
+        title=title, parts=parts, links=[*marks, *ready_marks(source, query, linked.ranks, linked.rows)], launch=launch,
+        window=window,
+    )  # fmt: skip
+
+
+def _launch(source: TimelineSource, rank: int, row: int) -> tuple[list[str], list[tuple[int, int, float]]]:
+    """Return a phrase on the call that launched a span, and both ends of the arrow; nothing without a record."""
+    timeline, host = source.tables(rank), source.host(rank)
+    spans, calls = timeline.spans, host.calls
+    call = launching_call(host, int(spans.correlation[row]))
+    if call is None:
+        return [], []
+    begun, start = source.aligned(rank, np.array([calls.start_ns[call], spans.start_ns[row]])).tolist()
+    name = (timeline.name(int(calls.name[call])) or "a call")[:MAX_NAME]
+    arrow = [(rank, int(calls.lane[call]), begun / 1e6), (rank, int(spans.lane[row]), start / 1e6)]
+    return [f"launched by {name} {format_duration(start - begun)} before"], arrow
 
 
 def _marks(
@@ -185,7 +222,7 @@ def _marks(
     if path:
         marks.append({"type": "path", "path": "".join(path), "xref": "x", "yref": "y", "name": "link",
                       "line": {"color": "#111", "width": 1.5}, "fillcolor": "rgba(255,255,255,.25)"})  # fmt: skip
-    found = lower_rows(source, [source.lanes(rank) for rank in query.ranks])
+    found = lower_rows(source, query)
     for at, shown in enumerate(found):
         if shown.lane is None or shown.rank not in times or shown.rank not in place:
             continue
@@ -200,12 +237,25 @@ def _marks(
     return marks
 
 
-def _note(source: TimelineSource, drawn: DrawnTimeline) -> str:
+def _track_cell(shown: LaneRow, window: TimeWindow) -> PointerDetails:
+    assert shown.track is not None
+    number = shown.track.in_view(window.start_ns, window.end_ns).size
+    spent = sum(int(each.within([window.start_ns], [window.end_ns])[0]) for each in shown.track.busy.values())
+    who = shown.label or "host thread" if shown.rank == NO_RANK else f"rank {shown.rank}, {shown.label or 'operations'}"
+    when = f"{ms(window.start_ns)} ms, {format_duration(window.length_ns)} long"
+    return PointerDetails(title=f"{who} at {when}", parts=[count(number, "time"), f"covered {format_duration(spent)}"])
+
+
+def _note(source: TimelineSource, query: TimelineQuery, drawn: DrawnTimeline) -> str:
     notes = [
         f"{drawn.spans:,} spans in view" if drawn.detailed else f"zoom in to see kernels ({drawn.spans:,} in view)"
     ]
     if drawn.left_out:
         notes.append(f"{drawn.left_out} less busy lanes are not shown")
+    if HOST in query.show:
+        notes += _host_notes(source, query)
+    if PATH in query.show and source.path is None:
+        notes.append(f"no critical path: {source.no_path}" if source.no_path else "the critical path is being followed")
     if source.problem:
         notes.append(f"causes and matched calls are not available: {source.problem}")
     elif source.clocks is None:
@@ -213,6 +263,16 @@ def _note(source: TimelineSource, drawn: DrawnTimeline) -> str:
     elif source.is_working:
         notes.append("causes and matched calls are being computed")
     return "; ".join(notes)
+
+
+def _host_notes(source: TimelineSource, query: TimelineQuery) -> list[str]:
+    hosts = {rank: source.host(rank) for rank in query.ranks}
+    without = [rank for rank, each in hosts.items() if not each.tracks]
+    left_out = sum(each.left_out for each in hosts.values())
+    return [
+        *([f"no host events of rank {list_some(without)} were recorded"] if without else []),
+        *([f"{count(left_out, 'host thread')} with fewer calls not shown"] if left_out else []),
+    ]
 
 
 def _listed(source: TimelineSource, query: TimelineQuery) -> list[list[str]]:

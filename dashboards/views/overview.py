@@ -97,6 +97,47 @@ def lead(analysis: Analysis) -> tuple[str, ...]:
     )
 
 
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """A place on the timeline that proves a sentence: its name there (`chain=`), in a word, and what it is."""
+
+    chain: str
+    words: str
+    what: str
+
+
+def lead_evidence(analysis: Analysis) -> tuple[tuple[Evidence, ...], ...]:
+    """Return for each sentence of `lead` the places that prove it."""
+    found: list[tuple[Evidence, ...]] = [()] * len(lead(analysis))
+    head = analysis.headline
+    if not head.exposed_comm_ns:
+        return tuple(found)
+    found[0] = (Evidence(chain="longest-exposed", words="show", what="the longest exposed communication"),)
+    if waiting(analysis):
+        found[1] = (Evidence(chain="longest-waiting", words="show", what="the longest wait for another rank"),)
+    return tuple(found)
+
+
+def more_evidence(analysis: Analysis) -> tuple[Evidence, ...]:
+    """Return further places: of the most and the least exposed rank, of idle time, of the longest loss."""
+    found, ranks = [], sorted(by_rank(analysis), key=lambda each: -each.ns)
+    if len(ranks) > 1 and ranks[0].ns:
+        for each, which in ((ranks[0], "most"), (ranks[-1], "least")):
+            if each.ns:
+                number = each.name.removeprefix("rank ")
+                found.append(Evidence(chain=f"longest-exposed-{number}", words=f"{which} exposed: {each.name}",
+                                      what=f"the longest exposed communication of {each.name}"))  # fmt: skip
+    loss = analysis.critical_path.longest_loss
+    if loss is not None:
+        words = f"longest loss: rank {loss.rank} at {ms((loss.start_ns + loss.end_ns) / 2)} ms"
+        what = f"{ms(loss.end_ns - loss.start_ns)} ms without compute"
+        found.append(Evidence(chain="loss", words=words, what=what))
+    if analysis.headline.idle_ns:
+        found.append(
+            Evidence(chain="longest-idle", words="longest idle time", what="the longest time without any work")
+        )
+    return tuple(found)
+
+
 def waiting(analysis: Analysis) -> str:
     """Return a sentence on exposed time spent waiting for other ranks, and the worst straggler; empty without any."""
     waited = sum(analysis.headline.causes.get(cause, 0) for cause in WAITS_FOR_ANOTHER_RANK)

@@ -1,7 +1,8 @@
 """What a moment waited for, as a chain that a person can read: the binding edges back from what ran next."""
 
+import re
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,7 +29,7 @@ from overlapscope.analysis.graph.model import (
     RankPart,
 )
 from overlapscope.analysis.graph.walk import shown_binding
-from overlapscope.timeline.columns import COMM, COMPUTE
+from overlapscope.timeline.columns import COMM, COMPUTE, HostSpans
 from overlapscope.timeline.intervals import clip, length, union
 from overlapscope.timeline.run import RankTimeline
 
@@ -46,12 +47,55 @@ def chain_of_span(
     `most` is the largest number of links. The link of a host that reaches back beyond `since_ns`, on the graph's clock,
     counts calls and pauses after it alone.
     """
+    return tuple(each.link for each in placed_chain(graph, ranks, rank, row, most=most, since_ns=since_ns))
+
+
+class PlacedLink(NamedTuple):
+    """A link and the nodes of the graph between which it leads: from the later `node` back to `before`."""
+
+    link: Link
+    node: int
+    before: int
+    pause_ns: tuple[int, int]
+    """Begin and end, on the graph's clock, of the time in or between calls that takes most of what is explained."""
+
+
+def placed_chain(
+    graph: Graph, ranks: Mapping[int, RankTimeline], rank: int, row: int, *, most: int = MOST_LINKS,
+    since_ns: int = BEGIN, explains_since_ns: int = BEGIN,
+) -> tuple[PlacedLink, ...]:  # fmt: skip
+    """Return the links of `chain_of_span` with their nodes, which say on which stream or thread each lies.
+
+    What is explained begins at `explains_since_ns`.
+    """
     part = _part(graph, rank)
     at = np.flatnonzero(part.span_row == row) if part else np.empty(0, np.int64)
     if part is None or not at.size:
         return ()
-    found = _links(_each_link(graph, ranks, part.starts().start + int(at[0])), most, since_ns)
-    return tuple(_said(graph, ranks, each, max(since_ns, each.start_ns)) for each in found)
+    links = _each_link(graph, ranks, part.starts().start + int(at[0]))
+    found = _links(links, most, since_ns, explains_since_ns)
+    marks: Marks = {}
+    return tuple(
+        each._replace(link=_said(graph, ranks, each.link, max(since_ns, each.link.start_ns), marks)) for each in found
+    )
+
+
+Marks = dict[tuple[int, re.Pattern[str]], HostSpans | None]
+"""Ranges of data loading and garbage collection by rank: to find them, a host's table is looked through once."""
+
+
+def lane_of_node(graph: Graph, node: int) -> tuple[int, int] | None:
+    """Return the rank of a node and the row in its `Lanes` of its stream or thread, NONE where that is not known.
+
+    None for the arrival of a collective, which lies on no rank.
+    """
+    part = graph.part_of(node)
+    if part is None:
+        return None
+    at = node - part.first
+    if at < 2 * part.calls:
+        return part.rank, int(part.call_lane[at % part.calls])
+    return part.rank, int(part.span_lane[(at - 2 * part.calls) % part.spans])
 
 
 def span_of_moment(graph: Graph, rank: int, moment_ns: int) -> int | None:
@@ -77,20 +121,21 @@ def _part(graph: Graph, rank: int) -> RankPart | None:
     return next((part for part in graph.ranks if part.rank == rank), None)
 
 
-def _links(links: Iterator[Link], most: int, since_ns: int) -> tuple[Link, ...]:
-    found: list[Link] = []
-    for each in links:
-        last = found[-1] if found else None
+def _links(links: Iterator[PlacedLink], most: int, since_ns: int, explains_since_ns: int) -> tuple[PlacedLink, ...]:
+    found: list[PlacedLink] = []
+    for placed in links:
+        each, last = placed.link, found[-1].link if found else None
         if last and last.kind == each.kind == "host" and last.rank == each.rank and last.start_ns > since_ns:
-            found[-1] = _joined(last, _after(each, since_ns))
+            pause = max(found[-1].pause_ns, placed.pause_ns, key=lambda own: own[1] - max(own[0], explains_since_ns))
+            found[-1] = PlacedLink(_joined(last, _after(each, since_ns)), found[-1].node, placed.before, pause)
         elif len(found) == most:
             break
         else:
-            found.append(_after(each, since_ns))
+            found.append(placed._replace(link=_after(each, since_ns)))
     return tuple(found)
 
 
-def _said(graph: Graph, ranks: Mapping[int, RankTimeline], link: Link, since_ns: int) -> Link:
+def _said(graph: Graph, ranks: Mapping[int, RankTimeline], link: Link, since_ns: int, found: Marks) -> Link:
     """Return a link of a host with the range of data loading or garbage collection in which most of its time lay."""
     part = _part(graph, link.rank)
     if link.kind != "host" or link.longest_ns < SILENCE_NS or part is None or not part.spans:
@@ -98,7 +143,9 @@ def _said(graph: Graph, ranks: Mapping[int, RankTimeline], link: Link, since_ns:
     timeline = ranks[link.rank]
     shift = int(graph.nodes.time_ns[part.starts().start]) - int(timeline.spans.start_ns[part.span_row[0]])
     for name in (LOADS_DATA, COLLECTS_GARBAGE):
-        marks = marked_times(timeline, name)
+        if (link.rank, name) not in found:
+            found[link.rank, name] = marked_times(timeline, name)
+        marks = found[link.rank, name]
         if marks is None:
             continue
         start, end = marks.start_ns + shift, marks.end_ns + shift
@@ -126,7 +173,7 @@ def _joined(later: Link, earlier: Link) -> Link:
     )  # fmt: skip
 
 
-def _each_link(graph: Graph, ranks: Mapping[int, RankTimeline], node: int) -> Iterator[Link]:
+def _each_link(graph: Graph, ranks: Mapping[int, RankTimeline], node: int) -> Iterator[PlacedLink]:
     nodes, edges, binding = graph.nodes, graph.edges, shown_binding(graph)
     rank = -1
     while (edge := int(binding[node])) >= 0:
@@ -140,7 +187,7 @@ def _each_link(graph: Graph, ranks: Mapping[int, RankTimeline], node: int) -> It
         calls = its.returns() if its else range(0)
         of_host, gap = kind in HOST_EDGES, int(nodes.gap[node])
         what, op = (_name(its, ranks, named), _operation(its, ranks, named)) if its else (None, None)
-        yield Link(
+        link = Link(
             rank=its.rank if its else rank, kind="host" if of_host else EDGE_KINDS[kind],
             known=KNOWN[int(edges.known[edge])], what=what,
             start_ns=int(nodes.time_ns[before]), end_ns=int(nodes.time_ns[node]),
@@ -149,6 +196,7 @@ def _each_link(graph: Graph, ranks: Mapping[int, RankTimeline], node: int) -> It
             before=(op or what) if of_host else None, op=op, span=_row(its, named) if its else None,
             unexplained_ns=0 if gap in (NO_GAP, BEGINS) else int(nodes.own_ns[node]), gap=GAPS[gap],
         )  # fmt: skip
+        yield PlacedLink(link, node, before, (link.start_ns, link.end_ns))
         node = before
 
 

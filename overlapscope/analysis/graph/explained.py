@@ -1,6 +1,9 @@
 """Explain a moment or a span of a run: what it waited for, as one value that text and pages show."""
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from threading import Lock
 from typing import Final
 
 import msgspec
@@ -21,15 +24,16 @@ from overlapscope.analysis.graph.answers import (
     ranks_of_graph,
 )
 from overlapscope.analysis.graph.bounds import whole_bounds
-from overlapscope.analysis.graph.building.build import graph_too_large, run_graph
+from overlapscope.analysis.graph.building.build import graph_too_large
+from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.chains import BEGIN, MOST_LINKS, chain_of_span, span_of_moment
-from overlapscope.analysis.graph.model import Graph, RankPart
+from overlapscope.analysis.graph.model import Graph, RankPart, once_a_graph
 from overlapscope.analysis.graph.scenarios import slack_ns
 from overlapscope.analysis.graph.self_test import self_test
 from overlapscope.analysis.graph.walk import whole_path
 from overlapscope.display import list_some
 from overlapscope.errors import UsageError
-from overlapscope.timeline.columns import COMM, COMPUTE, SPAN_KINDS, or_none, size
+from overlapscope.timeline.columns import COMM, COMPUTE, SPAN_KINDS, Ints, or_none, size
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -38,37 +42,117 @@ MOST_OF_RANK: Final = 5
 
 def chain_at(run: Run, rank: int, after_ns: int, *, most: int = MOST_LINKS) -> Chain:
     """Explain a moment, in nanoseconds after the first span of the run. Raises UsageError outside the recording."""
-    known, cross_rank = _known_ranks(run, rank), match_and_align(run)
-    origin_ns = _origin_ns(run, cross_rank)
-    moment = origin_ns + after_ns
-    ranks, reason = _ranks(run, cross_rank, rank)
-    for recording in range(size(known.recordings)):
-        graph = _graph(run, cross_rank, ranks, recording)
-        row = span_of_moment(graph, rank, moment) if _within(graph, rank, moment) else None
-        if row is not None:
-            return _tested(run, graph, rank, row, moment, origin_ns, reason, most)
-    first, last = cross_rank.clocks.aligned_ns(
-        rank, np.array([known.spans.start_ns.min(), known.spans.end_ns.max()])
-    ).tolist()
-    if first <= moment < last:
-        raise UsageError(
-            f"{after_ns / 1e6:.3f} ms lies between two recorded parts of rank {rank}: nothing recorded followed"
-        )
-    raise UsageError(
-        f"{after_ns / 1e6:.3f} ms is outside what was recorded of rank {rank}, "
-        f"{(first - origin_ns) / 1e6:.3f} to {(last - origin_ns) / 1e6:.3f} ms"
-    )
+    return RunChains(run).at(rank, after_ns, most=most)
 
 
 def chain_before(run: Run, rank: int, row: int, *, most: int = MOST_LINKS) -> Chain:
     """Explain when a span (row in the table of its rank) began. Raises UsageError where there is no such span."""
-    known, cross_rank = _known_ranks(run, rank), match_and_align(run)
-    if not 0 <= row < known.num_spans:
-        raise UsageError(f"rank {rank} has the spans 0 to {known.num_spans - 1}, not {row}")
-    ranks, reason = _ranks(run, cross_rank, rank)
-    graph = _graph(run, cross_rank, ranks, int(known.spans.recording[row]))
-    moment = int(cross_rank.clocks.aligned_ns(rank, known.spans.start_ns[row : row + 1])[0])
-    return _tested(run, graph, rank, row, moment, _origin_ns(run, cross_rank), reason, most)
+    return RunChains(run).before(rank, row, most=most)
+
+
+MOST_ALONE: Final = 2
+"""Graphs of single ranks that are kept, of runs whose ranks have no graph in common."""
+
+
+class RunChains:
+    """The chains of one run: clocks, origin and graphs are found once and kept, for a page that asks repeatedly."""
+
+    def __init__(self, run: Run, cross_rank: CrossRank | None = None, graphs: BuiltGraphs | None = None) -> None:
+        self._run, self._cross_rank = run, cross_rank or match_and_align(run)
+        self.graphs = graphs or BuiltGraphs(run)
+        self._alone: OrderedDict[tuple[int, int], Graph] = OrderedDict()
+        self._lock = Lock()
+
+    @cached_property
+    def origin_ns(self) -> int:
+        """When the first span of any rank began, on the aligned clock."""
+        return _origin_ns(self._run, self._cross_rank)
+
+    def at(self, rank: int, after_ns: int, *, most: int = MOST_LINKS) -> Chain:
+        """Explain a moment, as `chain_at`."""
+        known = _known_ranks(self._run, rank)
+        moment = self.origin_ns + after_ns
+        for recording in range(size(known.recordings)):
+            graph = self.graph(rank, recording)
+            row = span_of_moment(graph, rank, moment) if _within(graph, rank, moment) else None
+            if row is not None:
+                return self._tested(graph, rank, row, moment, most)
+        ends = np.array([known.spans.start_ns.min(), known.spans.end_ns.max()])
+        first, last = self._cross_rank.clocks.aligned_ns(rank, ends).tolist()
+        if first <= moment < last:
+            raise UsageError(
+                f"{after_ns / 1e6:.3f} ms lies between two recorded parts of rank {rank}: nothing recorded followed"
+            )
+        raise UsageError(
+            f"{after_ns / 1e6:.3f} ms is outside what was recorded of rank {rank}, "
+            f"{(first - self.origin_ns) / 1e6:.3f} to {(last - self.origin_ns) / 1e6:.3f} ms"
+        )
+
+    def before(self, rank: int, row: int, *, most: int = MOST_LINKS) -> Chain:
+        """Explain when a span began, as `chain_before`."""
+        known = _known_ranks(self._run, rank)
+        if not 0 <= row < known.num_spans:
+            raise UsageError(f"rank {rank} has the spans 0 to {known.num_spans - 1}, not {row}")
+        graph = self.graph(rank, int(known.spans.recording[row]))
+        moment = int(self._cross_rank.clocks.aligned_ns(rank, known.spans.start_ns[row : row + 1])[0])
+        return self._tested(graph, rank, row, moment, most)
+
+    def interval(self, found: Chain, *, of_span: bool) -> tuple[int, int]:
+        """Return begin and end (ns from the run's start) of the time that a chain explains.
+
+        It is the exposed or idle time around the moment; of a span the time since its stream or thread was last busy.
+        """
+        spans = self._run.ranks[found.rank].spans
+        graph = self.graph(found.rank, int(spans.recording[found.explains.span]))
+        begin_ns, end_ns = _interval(
+            graph, found.rank, found.explains.span, found.moment_ns + found.origin_ns, of_span=of_span
+        )
+        return begin_ns - found.origin_ns, end_ns - found.origin_ns
+
+    def graph(self, rank: int, recording: int) -> Graph:
+        """Return the graph that explains a rank, on the aligned clock; it is built when it is first asked for."""
+        ranks, _ = self._ranks(rank)
+        if len(ranks) > 1:
+            return self.graphs.of_ranks(ranks, self._cross_rank, recording)
+        with self._lock:
+            key = rank, recording
+            if key not in self._alone:
+                self._alone[key] = self._aligned(self.graphs.of_rank(self._run.ranks[rank].at_hand(), recording), rank)
+            self._alone.move_to_end(key)
+            while len(self._alone) > MOST_ALONE:
+                self._alone.popitem(last=False)
+            return self._alone[key]
+
+    def _aligned(self, graph: Graph, rank: int) -> Graph:
+        """Return the graph of one rank, which is on its own clock, on the aligned one."""
+        time = self._cross_rank.clocks.aligned_ns(rank, graph.nodes.time_ns)
+        if np.array_equal(time, graph.nodes.time_ns):
+            return graph
+        return msgspec.structs.replace(graph, nodes=msgspec.structs.replace(graph.nodes, time_ns=time))
+
+    @cached_property
+    def _connected(self) -> tuple[list[int], str | None]:
+        ranks, reason = ranks_of_graph(self._run, self._cross_rank)
+        return ranks, reason or graph_too_large(self._run)
+
+    def _ranks(self, rank: int) -> tuple[Sequence[int], str | None]:
+        """Return the ranks of the graph that explains a rank, and what that cannot hold."""
+        ranks, reason = self._connected
+        if reason is None and rank in ranks:
+            return ranks, None
+        return [rank], reason or f"no matched collective connects rank {rank} with the others"
+
+    def _tested(self, graph: Graph, rank: int, row: int, moment: int, most: int) -> Chain:
+        """Explain a span; if a test of the graph fails, or it cannot hold all, the chain ends where that may begin."""
+        _, reason = self._ranks(rank)
+        failed = failed_tests(graph)
+        if reason != NO_CAUSES["no_host_events"]:
+            reason = " and ".join(REFUSED[each] for each in failed) or reason
+        chain = explained(self._run.ranks, graph, rank, row, moment, self.origin_ns, most)
+        if reason is None:
+            return msgspec.structs.replace(chain, slack_ns=_slack_ns(graph, rank, row))
+        known = _known_part(chain.chain, failed)
+        return msgspec.structs.replace(chain, chain=known, is_cut=chain.is_cut and len(known) == most, reason=reason)
 
 
 def longest_moments(run: Run, most: int = MOST_OF_RANK) -> list[Moment]:
@@ -111,43 +195,29 @@ def _origin_ns(run: Run, cross_rank: CrossRank) -> int:
     return min(int(each[0]) for each in firsts)
 
 
-def _ranks(run: Run, cross_rank: CrossRank, rank: int) -> tuple[Sequence[int], str | None]:
-    """Return the ranks of the graph that explains a rank, and what that cannot hold."""
-    ranks, reason = ranks_of_graph(run, cross_rank)
-    reason = reason or graph_too_large(run)
-    if reason is None and rank in ranks:
-        return ranks, None
-    return [rank], reason or f"no matched collective connects rank {rank} with the others"
-
-
-def _graph(run: Run, cross_rank: CrossRank, ranks: Sequence[int], recording: int) -> Graph:
-    chosen = msgspec.structs.replace(run, ranks={rank: run.ranks[rank] for rank in ranks})
-    graph = run_graph(chosen, cross_rank, recording)
-    if len(ranks) > 1:
-        return graph
-    # Alone, a rank's graph is on its own clock.
-    aligned = cross_rank.clocks.aligned_ns(ranks[0], graph.nodes.time_ns)
-    return msgspec.structs.replace(graph, nodes=msgspec.structs.replace(graph.nodes, time_ns=aligned))
-
-
 def _within(graph: Graph, rank: int, moment_ns: int) -> bool:
     part = next(each for each in graph.ranks if each.rank == rank)
     start, end = graph.nodes.time_ns[part.starts()], graph.nodes.time_ns[part.ends()]
     return bool(start.size and start.min() <= moment_ns < end.max())
 
 
-def _tested(
-    run: Run, graph: Graph, rank: int, row: int, moment: int, origin_ns: int, reason: str | None, most: int
-) -> Chain:
-    """Explain a span; if a test of the graph fails, or it cannot hold all, the chain ends where that may begin."""
-    failed = _failed(graph)
-    if reason != NO_CAUSES["no_host_events"]:
-        reason = " and ".join(REFUSED[each] for each in failed) or reason
-    chain = explained(run.ranks, graph, rank, row, moment, origin_ns, most)
-    if reason is None:
-        return msgspec.structs.replace(chain, slack_ns=_slack_ns(graph, rank, row))
-    known = _known_part(chain.chain, failed)
-    return msgspec.structs.replace(chain, chain=known, is_cut=chain.is_cut and len(known) == most, reason=reason)
+def _interval(graph: Graph, rank: int, row: int, moment_ns: int, *, of_span: bool) -> tuple[int, int]:
+    """Return begin and end, on the graph's clock, of the time that the chain of a span explains."""
+    part = next(each for each in graph.ranks if each.rank == rank)
+    start, end = (graph.nodes.time_ns[each] for each in (part.starts(), part.ends()))
+    at = int(np.flatnonzero(part.span_row == row)[0])
+    until = int(start[at])
+    doing = _doing(graph, rank, moment_ns)
+    if of_span:
+        since = end[(part.span_lane == part.span_lane[at]) & (end <= until)]
+    elif doing == "idle":
+        since = end[end <= moment_ns]
+    else:
+        runs = (start <= moment_ns) & (end > moment_ns) & (part.span_kind == COMM)
+        since = end[(part.span_kind != COMM) & (end <= moment_ns)]
+        since = np.append(since, start[runs].min()) if runs.any() else since
+    begin = int(since.max()) if since.size else min(moment_ns, until)
+    return min(begin, until), until
 
 
 def explained(
@@ -188,14 +258,22 @@ def explained(
 
 def _slack_ns(graph: Graph, rank: int, row: int) -> int | None:
     """Return how much later a span could have begun without delaying the end of the recording."""
-    whole = whole_bounds(graph)
-    assert whole is not None
     part = next(each for each in graph.ranks if each.rank == rank)
     node = part.starts().start + int(np.flatnonzero(part.span_row == row)[0])
-    return or_none(int(slack_ns(graph, whole.end)[node]))
+    return or_none(int(whole_slack(graph)[node]))
 
 
-def _failed(graph: Graph) -> tuple[str, ...]:
+@once_a_graph
+def whole_slack(graph: Graph) -> Ints:
+    """Return how much later each node could be without delaying the end of the recording; NONE where it leads to
+    nothing."""
+    whole = whole_bounds(graph)
+    assert whole is not None
+    return slack_ns(graph, whole.end)
+
+
+@once_a_graph
+def failed_tests(graph: Graph) -> tuple[str, ...]:
     """Return the tests that a graph fails and that chains rest on."""
     whole, path = whole_bounds(graph), whole_path(graph)
     assert whole is not None

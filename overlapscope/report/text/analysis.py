@@ -460,9 +460,9 @@ def longest_loss_text(loss: LongestLoss | None) -> str:
         f"Longest loss of {of}: {ms(lost_ns)} ms without compute on rank {loss.rank}, because it waited for ({middle})"
     ]
     inside = [
-        (min(end, loss.end_ns) - max(start, loss.start_ns), rank, known, words)
-        for start, end, rank, known, words in stretches(loss.chain.chain, brief=True)
-        if end > loss.start_ns
+        (min(each.end_ns, loss.end_ns) - max(each.start_ns, loss.start_ns), each.rank, each.known, each.words)
+        for each in stretches(loss.chain.chain, brief=True)
+        if each.end_ns > loss.start_ns
     ]
     worth = sorted((each[0] for each in inside), reverse=True)[:MOST_LINKS]
     shown = [each for each in inside if each[0] >= max(WORTH_NAMING * lost_ns, worth[-1])]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import count as count_from
 from itertools import groupby
-from typing import Final
+from typing import Final, NamedTuple
 
 from overlapscope.analysis.graph.answers import Chain, Link, Moment
 from overlapscope.analysis.graph.model import KNOWN, ORDER
@@ -39,17 +39,13 @@ _GAPS: Final = {
 
 def render(found: Chain) -> str:
     """Return the whole text, ending in a newline."""
-    asked, span = found.moment_ns, found.explains
-    name = f"{span.kind} {_named(span.name, span.op)}"
-    runs = span.start_ns <= asked < span.end_ns
-    until = f"{name} since {ms(span.start_ns)} ms" if runs else f"until {name} begins at {ms(span.start_ns)} ms"
-    lines = [f"Rank {found.rank} at {ms(asked)} ms: {found.doing}, {until}."]
+    lines = [heading(found)]
     if found.chain:
         lines += ["", *chain_lines(found.chain)]
     elif not found.reason:
         lines.append("Nothing before it was recorded.")
     if found.slack_ns is not None:
-        lines.append(_slack_words(found.slack_ns, name))
+        lines.append(slack_words(found))
     if found.is_cut:
         lines.append(f"Earlier links: --links {2 * len(found.chain)}")
     if found.reason:
@@ -57,10 +53,27 @@ def render(found: Chain) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _slack_words(slack_ns: int, name: str) -> str:
-    if not slack_ns:
+def heading(found: Chain) -> str:
+    """Return the sentence that says what the rank did at the moment, and which span is explained."""
+    asked, span, name = found.moment_ns, found.explains, _explained_name(found)
+    runs = span.start_ns <= asked < span.end_ns
+    until = f"{name} since {ms(span.start_ns)} ms" if runs else f"until {name} begins at {ms(span.start_ns)} ms"
+    return f"Rank {found.rank} at {ms(asked)} ms: {found.doing}, {until}."
+
+
+def slack_words(found: Chain) -> str:
+    """Return the sentence on the slack of the explained span; empty where it is not known."""
+    name = _explained_name(found)
+    if found.slack_ns is None:
+        return ""
+    if not found.slack_ns:
         return f"Slack of {name}: none; had it begun later, the recording would have ended later."
-    return f"Slack of {name}: {ms(slack_ns)} ms; had it begun so much later, the recording would have ended no later."
+    slack = ms(found.slack_ns)
+    return f"Slack of {name}: {slack} ms; had it begun so much later, the recording would have ended no later."
+
+
+def _explained_name(found: Chain) -> str:
+    return f"{found.explains.kind} {_named(found.explains.name, found.explains.op)}"
 
 
 def moments_text(moments: Sequence[Moment], given: str) -> str:
@@ -78,19 +91,32 @@ def moments_text(moments: Sequence[Moment], given: str) -> str:
 def chain_lines(chain: Sequence[Link]) -> list[str]:
     """Return a table of the links; what ran on one stream without waiting for anything else is one row."""
     found = stretches(chain)
-    times = [[ms(start), ms(max(end - start, 0)), str(rank)] for start, end, rank, *_ in found]
+    times = [[ms(each.start_ns), ms(max(each.end_ns - each.start_ns, 0)), str(each.rank)] for each in found]
     rows = [["begins at ms", "lasts ms", "rank"], *times]
-    words = ["known     it waited for, the latest first", *(f"{known:9} {said}" for *_, known, said in found)]
+    words = ["known     it waited for, the latest first", *(f"{each.known:9} {each.words}" for each in found)]
     return [f"{line}  {said}" for line, said in zip(aligned(rows, left=0), words, strict=True)]
 
 
-def stretches(chain: Sequence[Link], *, brief: bool = False) -> list[tuple[int, int, int, str, str]]:
-    """Return start, end, rank, how it is known and what it is of each row of a chain; `brief` names no kernels."""
+class Stretch(NamedTuple):
+    """One row of a chain: a link, or links of one rank that follow each other on its stream."""
+
+    start_ns: int
+    end_ns: int
+    rank: int
+    known: str
+    words: str
+    links: int
+    """Number of links it stands for."""
+
+
+def stretches(chain: Sequence[Link], *, brief: bool = False) -> list[Stretch]:
+    """Return the rows of a chain, the latest first; `brief` names no kernels."""
     found = []
     for _, group in groupby(chain, key=_stretch()):
         links = list(group)
         known = links[0].known if len(links) == 1 else KNOWN[ORDER]
-        found.append((links[-1].start_ns, links[0].end_ns, links[0].rank, known, _words(links, brief=brief)))
+        words = _words(links, brief=brief)
+        found.append(Stretch(links[-1].start_ns, links[0].end_ns, links[0].rank, known, words, len(links)))
     return found
 
 

@@ -48,7 +48,7 @@ def test_the_row_of_causes_is_never_empty_where_something_was_exposed(
     (lanes,) = [each for each in draw(source, whole, 700).figure["data"] if each["name"] == "lanes"]
     shape = [int(each) for each in lanes["z"]["shape"].split(",")]
     cells = np.frombuffer(base64.b64decode(lanes["z"]["bdata"]), np.uint8).reshape(shape)
-    rows = lower_rows(source, [source.lanes(rank) for rank in whole.ranks])
+    rows = lower_rows(source, whole)
     for at, row in enumerate(rows):
         if row.lane is None:
             spent = cause_times(source, whole, row.rank, edges(whole.window, 700))

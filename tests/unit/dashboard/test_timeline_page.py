@@ -120,7 +120,7 @@ def test_where_too_many_spans_are_in_view_it_says_how_many(
     assert [trace["name"] for trace in figures(many, "heatmap")] == ["lanes"]
     assert not figures(few, "heatmap")
     assert few.rasters[0].cells == many.rasters[0].cells
-    assert "zoom in to see kernels (1,416 in view)" in view._note(source, many)
+    assert "zoom in to see kernels (1,416 in view)" in view._note(source, whole(source), many)
 
 
 def test_a_span_says_what_is_known_of_it_and_marks_its_call_on_all_ranks(
@@ -215,7 +215,7 @@ def test_an_answer_holds_the_view_and_its_cells_and_says_what_is_not_there(
     shown = view.show(source, whole(source, **asked_for), 800)
     assert answer[4 + length :] == b"".join(each.cells for each in shown.rasters)
     assert [each["rows"] * each["bins"] for each in result["rasters"]] == [len(each.cells) for each in shown.rasters]
-    assert result["state"] == {**asked_for, "q": ""}
+    assert result["state"] == {**asked_for, "q": "", "show": ""}
     assert result["note"] == shown.note
     assert result["twin"] == shown.twin
     assert [each["state"] for each in result["amounts"]] == [each.state for each in shown.amounts]
@@ -407,9 +407,11 @@ def test_from_the_overview_to_a_span_and_back_by_its_address(browser: Any, serve
     assert page.locator("h1").text_content() == "Timeline"
     page.locator("#timeline-text").fill("gloo:all_reduce")
     page.keyboard.press("Enter")
-    page.wait_for_function("() => /\\d+ found/.test(document.getElementById('timeline-hits').textContent)")
-    page.locator("[data-timeline=next]").click()
     page.wait_for_function("() => document.querySelector('#timeline-pointed strong').textContent === 'gloo:all_reduce'")
+    page.wait_for_function("() => document.getElementById('timeline-hits').textContent.startsWith('1 of ')")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.getElementById('timeline-hits').textContent.startsWith('2 of ')")
+    page.locator("[data-timeline=previous]").click()
     page.wait_for_function("() => document.getElementById('timeline-hits').textContent.startsWith('1 of ')")
     said = page.locator("#timeline-pointed").text_content()
     assert "algbw" in said
@@ -461,8 +463,26 @@ def test_buttons_keys_and_drag_move_the_window_and_the_address(browser: Any, ser
         page.mouse.up()
 
     changes(drag)
-    dragged = query(page)
-    assert int(dragged["t1"][0]) - int(dragged["t0"][0]) == pytest.approx(length / 4, rel=0.05)
+    moved = query(page)
+    assert int(moved["t1"][0]) - int(moved["t0"][0]) == pytest.approx(length, abs=2)
+    assert int(moved["t0"][0]) == pytest.approx(int(first["t0"][0]), abs=length * 0.02)
+    page.keyboard.down("Shift")
+    changes(drag)
+    page.keyboard.up("Shift")
+    stretch = query(page)
+    assert int(stretch["t1"][0]) - int(stretch["t0"][0]) == pytest.approx(length / 4, rel=0.05)
+    page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + box["height"] / 2)
+    changes(lambda: page.mouse.wheel(0, -200))
+    page.wait_for_function("before => !location.search.includes(before)", arg="t0=" + stretch["t0"][0])
+    wheeled = {name: int(query(page)[name][0]) for name in ("t0", "t1")}
+    before = {name: int(stretch[name][0]) for name in ("t0", "t1")}
+    assert wheeled["t1"] - wheeled["t0"] < before["t1"] - before["t0"]
+    still = [each["t0"] + 0.75 * (each["t1"] - each["t0"]) for each in (wheeled, before)]
+    assert still[0] == pytest.approx(still[1], abs=length * 0.01)
+    changes(lambda: page.keyboard.press("s"))
+    changes(lambda: page.keyboard.press("w"))
+    changes(lambda: page.keyboard.press("d"))
+    changes(lambda: page.keyboard.press("a"))
     changes(lambda: page.keyboard.press("0"))
     assert when() == all_of_it
     assert "t0" not in query(page)

@@ -1,0 +1,165 @@
+"""From sentences and recommendations to the place on the timeline that proves them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from overlapscope.analysis.common.cause_table import WAITS_FOR_ANOTHER_RANK
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.result import ShownBy
+from overlapscope.errors import UsageError
+from overlapscope.timeline.intervals import difference, union
+from overlapscope_dashboards.runs.open_run import OpenRun
+from overlapscope_dashboards.runs.site import Site, run_address
+from overlapscope_dashboards.timeline.blocking_chain import blocking_chain
+from overlapscope_dashboards.timeline.evidence import named_moment
+from overlapscope_dashboards.timeline.source import TimelineSource, source_of
+from overlapscope_dashboards.views import overview
+from tests.conftest import ROOT, shared_file
+from tests.support.browser import watched
+from tests.support.dashboard_runs import ids, served
+
+WAIT_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def regressed(site: Site) -> OpenRun:
+    return site.run(ids(site)["regressed"])
+
+
+@pytest.fixture(scope="module")
+def timeline(regressed: OpenRun) -> TimelineSource:
+    return source_of(regressed)
+
+
+def inside_steps(timeline: TimelineSource, rank: int, start: int, end: int) -> bool:
+    return any(step.complete and start >= begin and end <= stop for step, begin, stop in timeline.steps(rank))
+
+
+def by_hand(regressed: OpenRun, timeline: TimelineSource, kind: str) -> tuple[int, int, int]:
+    """Return length, rank and middle of the longest exposed or idle time within complete steps."""
+    found = []
+    for rank, each in regressed.run.ranks.items():
+        cover = Coverage.of(each.spans)
+        works = union(cover.compute)
+        if kind == "exposed":
+            times = difference(cover.comm, works)
+        else:
+            busy = union((each.spans.start_ns, each.spans.end_ns))
+            times = type(busy)(busy.ends[:-1], busy.starts[1:])
+        start, end = (timeline.aligned(rank, part) for part in (times.starts, times.ends))
+        found += [
+            (stop - begin, rank, (begin + stop) // 2)
+            for begin, stop in zip(start.tolist(), end.tolist(), strict=True)
+            if inside_steps(timeline, rank, begin, stop)
+        ]
+    return max(found, key=lambda each: (each[0], -each[1]))
+
+
+@pytest.mark.parametrize("kind", ["exposed", "idle"])
+def test_the_longest_time_of_a_kind_is_the_longest(regressed: OpenRun, timeline: TimelineSource, kind: str) -> None:
+    _, rank, middle = by_hand(regressed, timeline, kind)
+    found = named_moment(regressed, timeline, f"longest-{kind}")
+    assert found is not None
+    assert found[0] == rank
+    assert found[1] == pytest.approx(middle, abs=1)
+    assert named_moment(regressed, timeline, f"longest-{kind}-{rank}") == found
+
+
+def test_the_longest_wait_lies_in_time_whose_cause_is_another_rank(
+    regressed: OpenRun, timeline: TimelineSource
+) -> None:
+    found = named_moment(regressed, timeline, "longest-waiting")
+    assert found is not None
+    rank, moment = found
+    assert timeline.figures is not None
+    held = [
+        cause for cause, each in timeline.figures.causes[rank].busy.items()
+        if (
+            (timeline.aligned(rank, each.intervals.starts) <= moment)
+            & (timeline.aligned(rank, each.intervals.ends) > moment)
+        ).any()
+    ]  # fmt: skip
+    assert held
+    assert set(held) <= set(WAITS_FOR_ANOTHER_RANK)
+
+
+def test_a_recommendation_leads_to_where_it_was_shown(
+    regressed: OpenRun, timeline: TimelineSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advice, notes = regressed.advice
+    own = regressed.run.ranks[1].spans
+    shown = ShownBy(rank=1, start_ns=int(own.start_ns[40]), end_ns=int(own.start_ns[40]) + 1_000)
+    changed = [type(each)(**{name: getattr(each, name) for name in each.__struct_fields__} | {"shown_by": shown})
+               for each in advice[:1]]  # fmt: skip
+    monkeypatch.setitem(regressed._results, "advice", (changed, notes))
+    found = named_moment(regressed, timeline, f"advice-{advice[0].id}")
+    assert found == (1, int(timeline.aligned(1, np.array([shown.start_ns + 500]))[0]))
+    monkeypatch.setitem(regressed._results, "advice", (advice, notes))
+    assert named_moment(regressed, timeline, f"advice-{advice[0].id}") is not None
+
+
+def test_the_longest_loss_is_that_of_the_analysis(regressed: OpenRun, timeline: TimelineSource) -> None:
+    loss = regressed.analysis.critical_path.longest_loss
+    assert loss is not None
+    shown = blocking_chain(regressed, "loss")
+    assert shown.marked[0] == loss.rank
+    assert shown.marked[1:] == pytest.approx((loss.start_ns / 1e6, loss.end_ns / 1e6))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("longest-nothing", "no time of kind"), ("longest-exposed-77", "no times of rank 77"),
+     ("advice-nothing", "no recommendation"), ("longest-gil_contention", "no time of kind")],
+)  # fmt: skip
+def test_a_name_that_leads_nowhere_says_so(regressed: OpenRun, timeline: TimelineSource, name: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        named_moment(regressed, timeline, name)
+    assert named_moment(regressed, timeline, "0@17") is None
+
+
+def test_sentences_have_places_only_where_something_was_exposed(regressed: OpenRun, site: Site) -> None:
+    analysis = regressed.analysis
+    proofs = overview.lead_evidence(analysis)
+    assert [bool(each) for each in proofs[:2]] == [True, bool(overview.waiting(analysis))]
+    assert len(proofs) == len(overview.lead(analysis))
+    words = [each.words for each in overview.more_evidence(analysis)]
+    assert words[0].startswith("most exposed: rank ")
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.browser
+@pytest.mark.xdist_group("dashboard-chains")
+@pytest.mark.parametrize("name", ["megatron_tp8", "regressed"])
+def test_every_sentence_and_recommendation_is_one_click_from_its_chain(browser: Any, name: str) -> None:
+    folder: Path = ROOT / "traces" / "regressed" if name == "regressed" else shared_file("kineto/megatron_tp8")
+    address = served([folder]).rstrip("/")
+    run = Site([folder]).find_runs().runs[0].id
+    page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    page.set_default_timeout(WAIT_MS)
+    seen = watched(page, address)
+    addresses: set[str] = set()
+    for start, ready, clicked in (
+        ("overview", ".recommended .evidence", (".lead .evidence", ".bars .evidence", ".recommended .evidence")),
+        ("recommendations", ".gain-line .evidence", (".gain-line .evidence",)),
+    ):
+        page.goto(address + run_address(run, start))
+        page.wait_for_selector(ready)
+        addresses |= set(page.locator("main .evidence").evaluate_all("all => all.map(e => e.getAttribute('href'))"))
+        for each in clicked:
+            page.locator(each).first.click()
+            page.wait_for_selector(".tl-steps .tl-step")
+            page.wait_for_function("() => /t0=/.test(location.search) && /chain=[0-9]+(%40|:)/.test(location.search)")
+            page.wait_for_selector("#timeline-drawn .band", state="attached")
+            page.go_back()
+            page.wait_for_selector(ready)
+    assert len(addresses) >= 6
+    followed = """hrefs => Promise.all(hrefs.map(href => fetch(href.replace('?', '/chain?')).then(each => each.json())
+      .then(each => each.steps ? each.steps.length : each.problem)))"""
+    steps = page.evaluate(followed, sorted(addresses))
+    assert all(isinstance(each, int) and each > 0 for each in steps), list(zip(sorted(addresses), steps, strict=True))
+    assert seen == []
