@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
@@ -29,12 +30,13 @@ from overlapscope.analysis.graph.model import (
     RankPart,
 )
 from overlapscope.analysis.graph.walk import shown_binding
-from overlapscope.timeline.columns import COMM, COMPUTE, HostSpans
+from overlapscope.timeline.columns import COMM, COMPUTE, HostSpans, Ints
 from overlapscope.timeline.intervals import clip, length, union
 from overlapscope.timeline.run import RankTimeline
 
 MOST_LINKS: Final = 20
 BEGIN: Final = int(np.iinfo(np.int64).min)
+NO_RANK: Final = -1
 _WAITS: Final = (LAUNCH, OWN_CALL, ON_LANE, EVENT, OCCUPANCY, SYNC, POLL, ARRIVE)
 
 
@@ -72,8 +74,8 @@ def placed_chain(
     at = np.flatnonzero(part.span_row == row) if part else np.empty(0, np.int64)
     if part is None or not at.size:
         return ()
-    links = _each_link(graph, ranks, part.starts().start + int(at[0]))
-    found = _links(links, most, since_ns, explains_since_ns)
+    runs = _edges_back(graph, part.starts().start + int(at[0]), since_ns)
+    found = [_link(graph, ranks, each, since_ns, explains_since_ns) for each in islice(runs, most)]
     marks: Marks = {}
     return tuple(
         each._replace(link=_said(graph, ranks, each.link, max(since_ns, each.link.start_ns), marks)) for each in found
@@ -121,20 +123,6 @@ def _part(graph: Graph, rank: int) -> RankPart | None:
     return next((part for part in graph.ranks if part.rank == rank), None)
 
 
-def _links(links: Iterator[PlacedLink], most: int, since_ns: int, explains_since_ns: int) -> tuple[PlacedLink, ...]:
-    found: list[PlacedLink] = []
-    for placed in links:
-        each, last = placed.link, found[-1].link if found else None
-        if last and last.kind == each.kind == "host" and last.rank == each.rank and last.start_ns > since_ns:
-            pause = max(found[-1].pause_ns, placed.pause_ns, key=lambda own: own[1] - max(own[0], explains_since_ns))
-            found[-1] = PlacedLink(_joined(last, _after(each, since_ns)), found[-1].node, placed.before, pause)
-        elif len(found) == most:
-            break
-        else:
-            found.append(placed._replace(link=_after(each, since_ns)))
-    return tuple(found)
-
-
 def _said(graph: Graph, ranks: Mapping[int, RankTimeline], link: Link, since_ns: int, found: Marks) -> Link:
     """Return a link of a host with the range of data loading or garbage collection in which most of its time lay."""
     part = _part(graph, link.rank)
@@ -156,48 +144,71 @@ def _said(graph: Graph, ranks: Mapping[int, RankTimeline], link: Link, since_ns:
     return link
 
 
-def _after(each: Link, since_ns: int) -> Link:
-    """Return a link whose pause counts from a moment on, where it ends after it."""
-    pause_ns = each.end_ns - since_ns
-    return msgspec.structs.replace(each, longest_ns=pause_ns) if 0 < pause_ns < each.longest_ns else each
+def _edges_back(graph: Graph, node: int, since_ns: int) -> Iterator[Ints]:
+    """Yield the binding edges back from a node, the latest first: one, or those of a host that follow each other, the
+    last of which may begin before `since_ns`."""
+    # A view of the memory hands out single numbers in a fraction of the time that an array takes.
+    binding, before = shown_binding(graph).data, graph.edges.before.data
+    time, kind = graph.nodes.time_ns.data, graph.edges.kind.data
+    own = range(0)  # nodes of the rank whose host's edges are taken together
+    found: list[int] = []
+    while (edge := binding[node]) >= 0:
+        of_host = kind[edge] in HOST_EDGES
+        joins = of_host and node in own and time[node] > since_ns
+        if found and not joins:
+            yield np.array(found, np.int64)
+            found = []
+        if not joins:
+            part = graph.part_of(node) if of_host else None
+            own = range(part.first, part.first + part.nodes) if part is not None else range(0)
+        found.append(edge)
+        node = before[edge]
+    if found:
+        yield np.array(found, np.int64)
 
 
-def _joined(later: Link, earlier: Link) -> Link:
-    """Return two links of a host that follow each other as one."""
-    longest = max((later, earlier), key=lambda each: each.longest_ns)
-    return msgspec.structs.replace(
-        later, start_ns=earlier.start_ns, calls=later.calls + earlier.calls,
-        longest_ns=longest.longest_ns, before=longest.before,
-        unexplained_ns=later.unexplained_ns + earlier.unexplained_ns,
-        gap=earlier.gap if earlier.unexplained_ns else later.gap,
+def _link(
+    graph: Graph, ranks: Mapping[int, RankTimeline], run: Ints, since_ns: int, explains_since_ns: int
+) -> PlacedLink:
+    """Return the link that one edge is, or those of a host that follow each other.
+
+    A pause counts from `since_ns` on, where it ends after it.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    later, earlier = edges.node[run], edges.before[run]
+    begin_ns, end_ns = nodes.time_ns[earlier], nodes.time_ns[later]
+    node, before, kind = int(later[0]), int(earlier[0]), int(edges.kind[run[0]])
+    # A wait is named by what it waited for, everything else by what it is.
+    named = before if kind in _WAITS else node
+    its = graph.part_of(named)
+    held_by = its or graph.part_of(node) or graph.part_of(before)
+    what, op = _names(its, ranks, named)
+    gap = nodes.gap[later]
+    unexplained = np.where(np.isin(gap, (NO_GAP, BEGINS)), 0, nodes.own_ns[later])
+    short = np.flatnonzero(unexplained)
+    of_host, calls, longest_ns, before_name = kind in HOST_EDGES, 0, 0, None
+    if of_host:
+        pause_ns = end_ns - np.where(end_ns > since_ns, np.maximum(begin_ns, since_ns), begin_ns)
+        longest = int(pause_ns.argmax())
+        longest_ns = int(pause_ns[longest])
+        longest_what, longest_op = _names(its, ranks, int(later[longest]))
+        before_name = longest_op or longest_what
+        returns = its.returns() if its is not None else slice(0, 0)
+        calls = int(((later >= returns.start) & (later < returns.stop)).sum())
+    explains = int((end_ns - np.maximum(begin_ns, explains_since_ns)).argmax())
+    link = Link(
+        rank=held_by.rank if held_by is not None else NO_RANK, kind="host" if of_host else EDGE_KINDS[kind],
+        known=KNOWN[int(edges.known[run[0]])], what=what, start_ns=int(begin_ns[-1]), end_ns=int(end_ns[0]),
+        calls=calls, longest_ns=longest_ns, before=before_name, op=op,
+        span=_row(its, named) if its is not None else None,
+        unexplained_ns=int(unexplained.sum()), gap=GAPS[int(gap[short[-1]] if short.size else gap[0])],
     )  # fmt: skip
+    return PlacedLink(link, node, int(earlier[-1]), (int(begin_ns[explains]), int(end_ns[explains])))
 
 
-def _each_link(graph: Graph, ranks: Mapping[int, RankTimeline], node: int) -> Iterator[PlacedLink]:
-    nodes, edges, binding = graph.nodes, graph.edges, shown_binding(graph)
-    rank = -1
-    while (edge := int(binding[node])) >= 0:
-        before, kind = int(edges.before[edge]), int(edges.kind[edge])
-        part = graph.part_of(node) or graph.part_of(before)
-        if part is not None:
-            rank = part.rank
-        # A wait is named by what it waited for, everything else by what it is.
-        named = before if kind in _WAITS else node
-        its = graph.part_of(named)
-        calls = its.returns() if its else range(0)
-        of_host, gap = kind in HOST_EDGES, int(nodes.gap[node])
-        what, op = (_name(its, ranks, named), _operation(its, ranks, named)) if its else (None, None)
-        link = Link(
-            rank=its.rank if its else rank, kind="host" if of_host else EDGE_KINDS[kind],
-            known=KNOWN[int(edges.known[edge])], what=what,
-            start_ns=int(nodes.time_ns[before]), end_ns=int(nodes.time_ns[node]),
-            calls=int(of_host and calls.start <= node < calls.stop),
-            longest_ns=int(nodes.time_ns[node] - nodes.time_ns[before]) if of_host else 0,
-            before=(op or what) if of_host else None, op=op, span=_row(its, named) if its else None,
-            unexplained_ns=0 if gap in (NO_GAP, BEGINS) else int(nodes.own_ns[node]), gap=GAPS[gap],
-        )  # fmt: skip
-        yield PlacedLink(link, node, before, (link.start_ns, link.end_ns))
-        node = before
+def _names(part: RankPart | None, ranks: Mapping[int, RankTimeline], node: int) -> tuple[str | None, str | None]:
+    """Return the name of a span or call and its operation."""
+    return (None, None) if part is None else (_name(part, ranks, node), _operation(part, ranks, node))
 
 
 def _name(part: RankPart, ranks: Mapping[int, RankTimeline], node: int) -> str | None:
