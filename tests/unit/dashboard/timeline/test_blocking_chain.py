@@ -146,20 +146,27 @@ def test_while_a_graph_is_built_the_progress_is_said_and_views_are_answered(
     client = create_app([folder]).server.test_client()
     address = run_address(ids(Site([folder]))["regressed"], "timeline")
     until = time.monotonic() + 60
-    while client.get(f"{address}/view").status_code == 202 and time.monotonic() < until:
-        time.sleep(0.05)
+
+    def settled(query: str) -> Any:
+        while (answer := client.get(f"{address}/{query}")).status_code == 202 and time.monotonic() < until:
+            time.sleep(0.05)
+        return answer
+
+    settled("view")
     monkeypatch.setattr(RunChains, "graph", slow)
-    for moment in range(8):  # more than may run at once for one page
-        answer = client.get(f"{address}/chain?chain=0@{536_158_000 + moment}")
-        assert answer.status_code == 202
-        assert "dependency graph of 2 ranks" in answer.text
+    said = set()
+    while "dependency graph of 2 ranks" not in " ".join(said) and time.monotonic() < until:
+        for moment in range(8):  # more than may run at once for one page
+            answer = client.get(f"{address}/chain?chain=0@{536_158_000 + moment}")
+            assert answer.status_code == 202
+            said.add(answer.text)
+    assert "Building the dependency graph of 2 ranks." in said
     for width in range(800, 840, 10):
-        assert client.get(f"{address}/view?width={width}").status_code == 200
+        assert settled(f"view?width={width}").status_code == 200
+    assert not go.is_set()
     go.set()
-    while (answer := client.get(f"{address}/chain?chain={EXPOSED}")).status_code == 202 and time.monotonic() < until:
-        time.sleep(0.05)
-    assert json.loads(answer.data)["asked"] == EXPOSED
-    assert "no times of rank 9" in client.get(f"{address}/chain?chain=9@1").json["problem"]
+    assert json.loads(settled(f"chain?chain={EXPOSED}").data)["asked"] == EXPOSED
+    assert "no times of rank 9" in settled("chain?chain=9@1").json["problem"]
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
