@@ -89,7 +89,7 @@ def write(folder: Path, text: str) -> str:
             3,
             "choose a world",
         ),
-        ("raise SystemExit(2)", 3, "the import fails: SystemExit: 2"),
+        ("raise SystemExit(2)", 3, "the module ends the process as it is imported (SystemExit: 2)"),
         ("def build(device): raise SystemExit(2)", 3, "SystemExit: 2"),
         ("def build(device): raise ValueError('no\\nway')", 3, "ValueError: no way"),
         ("import sys; sys.exit('usage: job')", 3, 'under if __name__ == "__main__"'),
