@@ -6,6 +6,7 @@ Exits with NOT_HERE where the kernel takes no such filter.
 """
 
 import ctypes
+import os
 import platform
 import struct
 import sys
@@ -31,6 +32,9 @@ def deny_sockets() -> bool:
 
 
 def main(folder: str, specs: list[str]) -> None:
+    os.environ.setdefault(
+        "LOGNAME", "nobody"
+    )  # torch asks for the user's name, and the C library a daemon, by a socket
     if not deny_sockets():
         sys.exit(NOT_HERE)
     from overlapscope.cli.main import main as overlapscope  # noqa: PLC0415 - no thread may be there before
