@@ -158,7 +158,8 @@ def ends(_: torch.device) -> Step:
 
 
 def asserts(_: torch.device) -> Step:
-    assert dist.get_world_size() % 3 == 0
+    if dist.get_world_size() % 3:
+        raise AssertionError("ranks come in threes")  # written out: pytest rewrites what an assert says
     return lambda: None
 
 
