@@ -470,7 +470,8 @@ def _mode(recorder: Recorder) -> Any:
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily  # noqa: PLC0415
     from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415
 
-    plain = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor}
+    # Buffers have a class of their own since torch 2.5.
+    plain = {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor), FakeTensor}
 
     class RecordingMode(TorchDispatchMode):  # type: ignore[misc] # torch is Any at our rim
         """Shows each operation on plain tensors to the recorder."""
