@@ -81,8 +81,9 @@ test-versions: test-lowest test-pinned test-torch test-pythons test-hosts
 test-pinned: $(READY)
 	$(BIN)/python -m tests.run_versions run pinned -n $(WORKERS)
 
-test-torch: .venv-torch-oldest/.ready .venv-torch-newest/.ready
+test-torch: .venv-torch-oldest/.ready .venv-torch-dry-runs/.ready .venv-torch-newest/.ready
 	.venv-torch-oldest/bin/python -m tests.run_versions run torch-oldest -n $(WORKERS)
+	.venv-torch-dry-runs/bin/python -m tests.run_versions run torch-dry-runs -n $(WORKERS)
 	.venv-torch-newest/bin/python -m tests.run_versions run torch-newest -n $(WORKERS)
 
 test-lowest: .venv-lowest/.ready
@@ -173,8 +174,8 @@ $(VENV)/.mutants $(VENV)/.release: $(VENV)/.%: $(READY)
 	@touch $@
 
 # The same holds for these, of which pyproject.toml alone says the versions.
-OTHERS := lowest torch-oldest torch-newest $(PYTHONS:%=python-%)
-WITH_TORCH := lowest torch-oldest torch-newest python-3.14
+OTHERS := lowest torch-oldest torch-dry-runs torch-newest $(PYTHONS:%=python-%)
+WITH_TORCH := lowest torch-oldest torch-dry-runs torch-newest python-3.14
 $(OTHERS:%=.venv-%/.ready): .venv-%/.ready: pyproject.toml | $(READY)
 	test -x .venv-$*/bin/python || \
 	  $(if $(filter python-%,$*),$(call python_of,$(*:python-%=%)),$(PYTHON)) -m venv .venv-$*

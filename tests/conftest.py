@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support.browser import opened_browser
-from tests.support.old_torch import rest_before_groups_are_destroyed
+from tests.support.old_torch import needs_dry_runs, rest_before_groups_are_destroyed
 
 ROOT = Path(__file__).parent.parent
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True, max_examples=25)
@@ -51,6 +51,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Keep older versions of torch from hanging the tests that need it."""
     if item.get_closest_marker("torch") and find_spec("torch"):
         rest_before_groups_are_destroyed()
+        if item.get_closest_marker("dry_run"):
+            needs_dry_runs()
 
 
 needs_archives = pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="archives need Python 3.11.4")

@@ -41,11 +41,16 @@ class Case(NamedTuple):
     lowest: tuple[str, ...] | None
     """Distributions of which the lowest version is installed; None for all. Of others the newest is."""
     selected: str
+    torch_of: str = "torch"
+    """The extra that states the lowest torch."""
 
 
 CASES = {
     "lowest": Case("make test-lowest", "lowest of all", None, "not long"),
     "torch-oldest": Case("make test-torch", "oldest torch", ("torch",), "torch and not long"),
+    "torch-dry-runs": Case(
+        "make test-torch", "oldest torch of dry runs", ("torch",), "dry_run and not long", torch_of="dryrun"
+    ),
     "pinned": Case("make test-pinned", "constraints.txt", (), "not long"),
     "torch-newest": Case("make test-torch", "newest torch", (), "torch and not long"),
     "python-3.12": Case("make test-pythons", "Python 3.12", (), "not torch and not long"),
@@ -75,8 +80,9 @@ Versions are compared up to the minor one: what ran with 2.4.0 counts for 2.4.1.
 """
 UNDER_THE_RUNS = """\
 Without a device tests record over gloo. Tests that miss a device, a browser or a public file skip, and so do those of
-what a torch does not have: 2.4 opens CUDA streams for FSDP2 on any device. Before torch 2.8 `destroy_process_group`
-can hang where a collective over gloo has just ended, with and without OverlapScope
+what a torch does not have: 2.4 opens CUDA streams for FSDP2 on any device, and pipelines of 2.7 hang over gloo.
+Dry runs need torch 2.7; what records needs 2.4. Before torch 2.8 `destroy_process_group` can hang where a collective
+over gloo has just ended, with and without OverlapScope
 ([pytorch#154976](https://github.com/pytorch/pytorch/pull/154976)); the tests wait half a second before it.
 """
 END = """\
@@ -85,17 +91,20 @@ What each reader understands: [sources.md](sources.md); what the hooks of framew
 """
 
 
-def bounds() -> dict[str, str]:
-    """Return the lowest version of each dependency of users, from pyproject.toml."""
+def bounds(torch_of: str = "torch") -> dict[str, str]:
+    """Return the lowest version of each dependency of users, from pyproject.toml; torch's of the extra `torch_of`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    needed = [*project["dependencies"], *(each for extra in EXTRAS for each in project["optional-dependencies"][extra])]
+    extras = [each for extra in (*EXTRAS, torch_of) for each in project["optional-dependencies"][extra]]
+    needed = [*project["dependencies"], *extras]
     return dict(re.fullmatch(r"([\w-]+)>=([\d.]+).*", each).groups() for each in needed)
 
 
 def constraints(case: Case) -> str:
     """Return the constraints of an environment for pip."""
     return "".join(
-        f"{name}=={lowest}\n" for name, lowest in bounds().items() if case.lowest is None or name in case.lowest
+        f"{name}=={lowest}\n"
+        for name, lowest in bounds(case.torch_of).items()
+        if case.lowest is None or name in case.lowest
     )
 
 

@@ -163,11 +163,11 @@ class FakeWorld:
             return
         make, world_size = DeviceMesh.__init__, self.world_size
 
-        def init(mesh: Any, *args: Any, **kwargs: Any) -> None:
-            make(mesh, *args, **kwargs)
-            if sys._getframe(1).f_code.co_name == "init_device_mesh" and mesh.size() != world_size:
+        def init(own: Any, /, *args: Any, **kwargs: Any) -> None:
+            make(own, *args, **kwargs)
+            if sys._getframe(1).f_code.co_name == "init_device_mesh" and own.size() != world_size:
                 raise InputError(
-                    f"{line_of_caller() or 'torch'}: the mesh has {mesh.size()} ranks, the world {world_size}: choose "
+                    f"{line_of_caller() or 'torch'}: the mesh has {own.size()} ranks, the world {world_size}: choose "
                     "a world that is the product of its dimensions"
                 )
 

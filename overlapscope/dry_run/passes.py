@@ -44,6 +44,8 @@ from overlapscope.timeline.operations import POINT_TO_POINT, volume_bytes
 from overlapscope.timeline.run import DRY_RUN, Group, RankTimeline, Run, Source
 
 MAX_WORLD: Final = 1 << 20
+LOWEST_TORCH: Final = (2, 7)
+"""Older ones take a fake parameter for one without a shape, or have no FSDP2 without CUDA; the extra `dryrun`."""
 _WORK_OF_A_DEVICE: Final = (MATMUL, ATTENTION, MEMORY, OPTIMIZER_UPDATE)
 
 Build = Callable[[Any], Any]
@@ -99,7 +101,13 @@ def _require_torch() -> None:
     try:
         import torch.distributed  # noqa: PLC0415
     except ImportError as error:
-        raise UsageError("a dry run needs torch: pip install 'overlapscope[torch]'") from error
+        raise UsageError("a dry run needs torch: pip install 'overlapscope[dryrun]'") from error
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < LOWEST_TORCH:
+        lowest = ".".join(map(str, LOWEST_TORCH))
+        raise UsageError(
+            f"a dry run needs torch {lowest} or later, this is {torch.__version__}: it may run on any machine, "
+            "pip install 'overlapscope[dryrun]' in an environment of its own"
+        )
     if not torch.distributed.is_available():
         raise UsageError("this torch has no torch.distributed: install a build that has it")
 

@@ -14,6 +14,19 @@ def needs_fsdp2_without_cuda() -> None:
         pytest.skip("FSDP2 of this torch needs CUDA")
 
 
+def needs_dry_runs() -> None:
+    """Skip the test before the torch that dry runs are promised on."""
+    from overlapscope.dry_run.passes import LOWEST_TORCH  # noqa: PLC0415 - few tests need it
+
+    if _version() < LOWEST_TORCH:
+        pytest.skip("dry runs need a newer torch")
+
+
+def pipelines_run_over_gloo() -> bool:
+    """Whether torch's own 1F1B ends over gloo: it hangs in 2.6 and 2.7, without us too, and does not in 2.13."""
+    return _version() >= (2, 13)
+
+
 @cache
 def rest_before_groups_are_destroyed() -> None:
     """Before torch 2.8, wait a little in front of each `destroy_process_group`.
@@ -21,10 +34,9 @@ def rest_before_groups_are_destroyed() -> None:
     There it holds the interpreter while it joins the group's threads. A thread that has just ended a collective may
     need the interpreter to free a tensor, and then neither goes on, with and without us (pytorch/pytorch#154976).
     """
-    import torch  # noqa: PLC0415 - slow, and not everywhere
-    from torch import distributed  # noqa: PLC0415
+    from torch import distributed  # noqa: PLC0415 - slow, and not everywhere
 
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8):
+    if _version() >= (2, 8):
         return
     destroy = distributed.destroy_process_group
 
@@ -35,3 +47,9 @@ def rest_before_groups_are_destroyed() -> None:
 
     distributed.destroy_process_group = after_a_rest
     distributed.distributed_c10d.destroy_process_group = after_a_rest
+
+
+def _version() -> tuple[int, ...]:
+    import torch  # noqa: PLC0415 - as above
+
+    return tuple(int(part) for part in torch.__version__.split(".")[:2])

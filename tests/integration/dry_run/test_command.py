@@ -5,17 +5,19 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from overlapscope.cli.main import main
+from overlapscope.dry_run.passes import LOWEST_TORCH
 from tests.conftest import ROOT
 from tests.integration.jobs.without_sockets import NOT_HERE
 
 torch = pytest.importorskip("torch", reason="torch is not installed: no step can run")
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
+pytestmark = [pytest.mark.torch, pytest.mark.dry_run, pytest.mark.xdist_group("training")]
 
 EXAMPLE = str(ROOT / "examples" / "sharded_step.py:build")
 
@@ -99,7 +101,7 @@ def write(folder: Path, text: str) -> str:
             3,
             "job.py:2: the step cannot run",
         ),
-        ("import torch\ndef build(d): return lambda: torch.cuda.Event()", 3, "needs a device"),
+        ("import torch\ndef build(d): return lambda: torch.cuda.Event().record()", 3, "needs a device"),
         (
             "import torch\ndef build(d): return lambda: torch.save(torch.ones(3), __import__('io').BytesIO())",
             3,
@@ -119,6 +121,18 @@ def test_what_a_module_does_wrong_is_one_line(
     if code:
         assert err.count("\n") == 1
         assert not (tmp_path / "run").exists()
+
+
+def test_a_torch_older_than_the_extra_promises_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["optional-dependencies"]["dryrun"] == [f"torch>={'.'.join(map(str, LOWEST_TORCH))}"]
+    monkeypatch.setattr("torch.__version__", "2.6.1+cpu")
+    code, _, err = ended(["dryrun", EXAMPLE, "--world", "4", "-o", str(tmp_path / "run")], capsys)
+    assert code == 2
+    assert "needs torch 2.7 or later, this is 2.6.1+cpu" in err
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -173,7 +187,9 @@ def test_a_socket_would_have_been_seen(tmp_path: Path) -> None:
 def test_help_and_import_load_no_torch() -> None:
     code = """
 import sys
+import tomllib
 from overlapscope.cli.main import main
+from overlapscope.dry_run.passes import LOWEST_TORCH
 try:
     main(["dryrun", "--help"])
 except SystemExit:

@@ -10,12 +10,12 @@ import pytest
 import overlapscope
 from overlapscope.dry_run.build_function import find_function
 from tests.conftest import ROOT
-from tests.support.old_torch import needs_fsdp2_without_cuda
 
 pytest.importorskip("torch", reason="torch is not installed: no step can run")
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.dry_run,
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # torch renames functions from version to version
 ]
 
@@ -65,8 +65,6 @@ EXPECTED: dict[str, tuple[int, int, Calls]] = {
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_example_communicates_what_its_layers_say(name: str) -> None:
-    if name in ("fsdp2", "hsdp", "tensor_parallel"):
-        needs_fsdp2_without_cuda()
     world, rank, expected = EXPECTED[name]
     run = overlapscope.dryrun(find_function(f"{FOLDER / name}.py:build"), world_size=world, ranks=(rank,))
     calls = run.table("collectives", rank)

@@ -11,9 +11,8 @@ from overlapscope.timeline.columns import ATTENTION, MATMUL  # noqa: E402 - skip
 from overlapscope.whatif.pricing.devices import device as device_named  # noqa: E402
 from overlapscope.whatif.pricing.links import links  # noqa: E402
 from overlapscope.whatif.pricing.prices import Terms, price_run, with_prices  # noqa: E402
-from tests.support.old_torch import needs_fsdp2_without_cuda  # noqa: E402
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.dry_run]
 
 BATCH, SEQUENCE, WIDTH, HEADS, HIDDEN, RANKS = 4, 4096, 2048, 16, 8192, 16
 TOKENS = BATCH * SEQUENCE
@@ -71,7 +70,6 @@ def ring_s(size_bytes: float) -> float:
 
 
 def test_a_layer_is_priced_as_by_hand() -> None:
-    needs_fsdp2_without_cuda()
     run = overlapscope.dryrun(build, world_size=RANKS).run
     priced = price_run(run, Terms(device=device_named("h100-sxm"), links=links("8xh100-nvswitch,roce-400")))
     timeline = with_prices(run, priced).ranks[0]

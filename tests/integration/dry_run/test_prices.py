@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+pytestmark = [pytest.mark.torch, pytest.mark.dry_run]
+
 STEP = """
 import torch
 from torch import distributed

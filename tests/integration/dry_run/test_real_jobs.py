@@ -13,11 +13,13 @@ import pytest
 import overlapscope
 from overlapscope.analysis.structure.conformance import conformance
 from overlapscope.loaded_run import LoadedRun
+from tests.support.old_torch import pipelines_run_over_gloo
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.dry_run,
     pytest.mark.xdist_group("training"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # torch renames functions from version to version
 ]
@@ -67,7 +69,8 @@ def trained(kinds: tuple[str, ...], folder: Path, timeout: float) -> Path:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(AT_ONCE, tmp_path_factory.mktemp("real"), timeout=240)
+    runnable = tuple(kind for kind in AT_ONCE if kind != "pipeline" or pipelines_run_over_gloo())
+    return trained(runnable, tmp_path_factory.mktemp("real"), timeout=240)
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +139,8 @@ def products_and_waits(operations: pd.DataFrame) -> list[str]:
 
 @pytest.mark.parametrize("kind", AT_ONCE)
 def test_a_dry_run_has_the_collectives_of_the_real_job(kind: str, real: Path) -> None:
+    if kind == "pipeline" and not pipelines_run_over_gloo():
+        pytest.skip("this torch's pipelines hang over gloo")
     check(kind, real)
 
 

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import overlapscope
 from overlapscope.capture.host.environment import groups
 from tests.integration.jobs import dry_steps
+from tests.support.old_torch import rest_before_groups_are_destroyed
 
 WARM_UP = 4
 """DDP rebuilds its buckets after the first step; PowerSGD of these jobs compresses from the third."""
@@ -50,6 +51,7 @@ class Program(TorchDispatchMode):
 
 def main() -> None:
     faulthandler.dump_traceback_later(540, exit=True)
+    rest_before_groups_are_destroyed()
     rank, world, store, folder, *kinds = sys.argv[1:]
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world))
     torch.set_num_threads(1)

@@ -16,6 +16,7 @@ pytest.importorskip("torch", reason="torch is not installed: nothing can be dry-
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.dry_run,
     pytest.mark.xdist_group("seeded"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # torch renames functions from version to version
 ]

@@ -25,16 +25,17 @@ def test_the_page_is_what_the_table_and_the_last_runs_say() -> None:
 
 
 def test_what_is_promised_ran_and_passed() -> None:
-    runs, lowest = version_runs(), run_versions.bounds()
+    runs = version_runs()
     assert list(runs) == list(run_versions.CASES), AGAIN
     for name, run in runs.items():
         case = run_versions.CASES[name]
+        lowest = run_versions.bounds(case.torch_of)
         assert (run.command, run.selected) == (case.command, case.selected), AGAIN
         if name == "hosts":
             assert (run.failed, run.skipped, run.passed > 0) == (0, 0, True), AGAIN
             assert set(run_versions.HOSTS.values()) <= set(run.versions), AGAIN
             continue
-        assert (run.failed, run.passed > 100) == (0, True), AGAIN
+        assert (run.failed, run.passed > (50 if run.selected.startswith("dry_run") else 100)) == (0, True), AGAIN
         assert {"Python", *lowest} - set(run.versions) <= ({"torch"} if "not torch" in run.selected else set()), AGAIN
         for distribution in lowest if case.lowest is None else case.lowest:
             assert minor(run.versions[distribution]) == minor(lowest[distribution] + ".0"), AGAIN

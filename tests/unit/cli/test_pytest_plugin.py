@@ -184,6 +184,7 @@ def test_with_an_unknown_key(overlapscope_dryrun):
 
 
 @pytest.mark.torch
+@pytest.mark.dry_run
 def test_a_dry_run_is_kept_and_judged(tmp_path: Path) -> None:
     if find_spec("torch") is None:
         pytest.skip("torch is not installed: nothing can be dry-run")

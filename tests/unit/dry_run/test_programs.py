@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: no step can
 
 from tests.unit.dry_run import steps  # noqa: E402 - skipped without torch
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.dry_run]
 
 COLUMNS = ["work", "name", "phase", "module", "flops", "read_bytes", "live_bytes"]
 

@@ -14,10 +14,9 @@ from overlapscope.errors import InputError, UsageError
 
 torch = pytest.importorskip("torch", reason="torch is not installed: no step can run")
 
-from tests.support.old_torch import needs_fsdp2_without_cuda  # noqa: E402 - skipped without torch
-from tests.unit.dry_run import steps  # noqa: E402
+from tests.unit.dry_run import steps  # noqa: E402 - skipped without torch
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.dry_run]
 
 KIB = 1 << 10
 
@@ -78,7 +77,6 @@ def test_buckets_are_needed_at_the_end_of_backward_and_only_the_last_cannot_over
 
 
 def test_gathers_of_fsdp_begin_before_the_layer_in_front_of_them_computes() -> None:
-    needs_fsdp2_without_cuda()
     operations, calls, schedule = tables(steps.fsdp)
     forward = (calls.op == "all_gather") & (calls.phase == "forward")
     assert calls[forward].module.tolist() == ["0", "1", "2"]
@@ -149,7 +147,6 @@ def test_groups_of_every_backend_are_pretended() -> None:
 
 
 def test_ranks_that_run_one_after_the_other_do_the_same() -> None:
-    needs_fsdp2_without_cuda()
     run = overlapscope.dryrun(steps.fsdp, world_size=4, ranks=(0, 1))
     first, second = (run.table("operations", rank).drop(columns="rank") for rank in (0, 1))
     pd.testing.assert_frame_equal(first, second)
