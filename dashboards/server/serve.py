@@ -62,9 +62,22 @@ class Served(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class TimedChannel(HTTPChannel):  # type: ignore[misc]
-    """A connection whose request must arrive within `REQUEST_S`: waitress has no limit for one sent byte by byte."""
+    """A connection whose request must arrive within `REQUEST_S`: waitress has no limit for one sent byte by byte.
+
+    Where the limit of open connections is reached, a new one takes the place of the one that has been idle longest:
+    waitress would let it wait until others have been idle for `REQUEST_S`.
+    """
 
     last_activity: float
+
+    def __init__(self, server: Any, sock: Any, addr: Any, adj: Any, map: dict[int, Any]) -> None:
+        """Take an accepted connection; `map` holds all sockets of the server."""
+        super().__init__(server, sock, addr, adj, map)
+        if len(map) >= adj.connection_limit - 1:
+            others = [each for each in map.values() if isinstance(each, TimedChannel) and each is not self]
+            idle = [each for each in others if not (each.requests or each.total_outbufs_len or each.will_close)]
+            if idle:
+                min(idle, key=lambda each: each.last_activity).handle_close()
 
     def handle_read(self) -> None:
         """Read available bytes; more of a request that has begun does not count as activity."""

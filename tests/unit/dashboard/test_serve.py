@@ -162,14 +162,20 @@ def test_users_are_served_while_hundreds_of_connections_idle(tmp_path: Path) -> 
             assert answer(port, "/", host=f"127.0.0.1:{port}").status == 200
 
 
-def test_idle_connections_past_the_limit_of_open_files_are_let_go_before_long(tmp_path: Path) -> None:
+def test_past_the_limit_of_open_files_a_new_connection_takes_the_place_of_the_one_idle_longest(tmp_path: Path) -> None:
     few = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-serve.REQUEST_S = serve.CLEANUP_S = 1
+serve.REQUEST_S = 3600
 """
-    with server_process(folder_of_runs(tmp_path), few) as (port, process), idle_connections(port, 200):
-        assert answer(port, "/", host=f"127.0.0.1:{port}").status == 200
+    with server_process(folder_of_runs(tmp_path), few) as (port, process), idle_connections(port, 200) as idle:
+        for _ in range(3):
+            assert answer(port, "/", host=f"127.0.0.1:{port}").status == 200
+        with suppress(ConnectionResetError):  # where it was closed before its bytes were read
+            assert idle[0].recv(1) == b""
+        idle[-1].settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            idle[-1].recv(1)
         assert process.poll() is None
 
 
