@@ -113,17 +113,19 @@ def write_run(
 
 
 def dryrun(
-    build: Callable[[Any], Callable[[], Any]],
+    build: Callable[..., Callable[[], Any]],
     *,
     world_size: int,
     ranks: Sequence[int] = (0,),
+    mesh: Mapping[str, int] | None = None,
     to: str | PathLike[str] | None = None,
     force: bool = False,
 ) -> LoadedRun:
     """Run one training step on fake tensors as each rank in `ranks` of a job of `world_size`, and record it.
 
     `build(device)` makes model, optimizer and batch on that device and returns the step, a function without arguments.
-    It is called in a fake process group; nothing is computed, allocated or sent. The run has every collective with
+    It is called in a fake process group; nothing is computed, allocated or sent. With `mesh`, such as `{"dp": 128,
+    "tp": 8}`, it is `build(device, mesh)`, with a `DeviceMesh` of these dimensions. The run has every collective with
     operation, group, bytes and order, every operation with FLOPs and bytes, and memory; it has no times. With `to` the
     run directory is written; `force` replaces an existing one.
 
@@ -133,7 +135,7 @@ def dryrun(
     from overlapscope.loaded_run import LoadedRun  # noqa: PLC0415
 
     name = f"{getattr(build, '__module__', '')}:{getattr(build, '__qualname__', '')}"
-    run = LoadedRun(record(build, world_size=world_size, ranks=ranks, name=name))
+    run = LoadedRun(record(build, world_size=world_size, ranks=ranks, mesh=mesh, name=name))
     if to is not None:
         run.save(to, force=force)
     return run

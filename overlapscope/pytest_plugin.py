@@ -68,15 +68,16 @@ class DryRunGate:
 
     def __call__(
         self,
-        build: Callable[[Any], Callable[[], Any]],
+        build: Callable[..., Callable[[], Any]],
         *,
         world_size: int,
         baseline: str,
         ranks: Sequence[int] = (0,),
+        mesh: Mapping[str, int] | None = None,
         policy: str | None = None,
         **settings: Any,
     ) -> None:
-        """Call `overlapscope.dryrun` with `build`, `world_size` and `ranks`, and gate the run against `baseline`.
+        """Call `overlapscope.dryrun` with `build`, `world_size`, `ranks`, `mesh`; gate the run against `baseline`.
 
         `policy` and the other arguments are as those of the marker `overlap`. With `--overlap-save` the run is saved as
         the baseline instead. A regression, and what cannot be judged, fails the test with the gate's words.
@@ -87,7 +88,7 @@ class DryRunGate:
         place = self._item.config.rootpath / baseline
         try:
             known = _policy(self._item, {"baseline": baseline, "policy": policy, **settings})
-            run = overlapscope.dryrun(build, world_size=world_size, ranks=ranks).run
+            run = overlapscope.dryrun(build, world_size=world_size, ranks=ranks, mesh=mesh).run
             if self._item.config.getoption(SAVE):
                 _save_runs([run], place)
                 return

@@ -15,11 +15,12 @@ def step_of_module(make: Callable[..., Any], wrapper: Wrapper, inputs: Sequence[
     """Return a `build` function for what `make()` returns: a module, or a module and its example inputs.
 
     `inputs` are shapes of example inputs, such as `8x2048:int64`; without a dtype they are float32. FSDP2 shards each
-    element of a ModuleList or Sequential on its own, and the rest with the root. Raises UsageError for a bad shape.
+    element of a ModuleList or Sequential on its own, and the rest with the root, over all ranks or the mesh that
+    `build` is given (of two dimensions: replicated over the first). Raises UsageError for a bad shape.
     """
     shapes = [_shape(each) for each in inputs]
 
-    def build(device: Any) -> Callable[[], None]:
+    def build(device: Any, mesh: Any = None) -> Callable[[], None]:
         import torch  # noqa: PLC0415 - loaded only where a step runs
 
         if not accepts(make):
@@ -39,7 +40,7 @@ def step_of_module(make: Callable[..., Any], wrapper: Wrapper, inputs: Sequence[
                 "no example input: return (module, (inputs, ...)), or pass inputs=['8x2048:int64']",
                 in_shell="no example input: return (module, (inputs, ...)), or add --input 8x2048:int64",
             )
-        model = _wrapped(module.to(device), wrapper, device)
+        model = _wrapped(module.to(device), wrapper, device, mesh)
         optimizer = torch.optim.AdamW(model.parameters())
 
         def step() -> None:
@@ -52,18 +53,23 @@ def step_of_module(make: Callable[..., Any], wrapper: Wrapper, inputs: Sequence[
     return build
 
 
-def _wrapped(module: Any, wrapper: Wrapper, device: Any) -> Any:
+def _wrapped(module: Any, wrapper: Wrapper, device: Any, mesh: Any) -> Any:
     from torch import distributed  # noqa: PLC0415
     from torch.nn import ModuleList, Sequential  # noqa: PLC0415
 
     if wrapper == "ddp":
+        if mesh is not None:
+            raise UsageError("DDP takes no mesh: use FSDP2, or a build function", in_shell="--ddp takes no --mesh")
         from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
 
         return DistributedDataParallel(module)
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
 
-    mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
+    if mesh is None:
+        mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
+    elif mesh.ndim > 2:
+        raise UsageError("FSDP2 takes a mesh of one dimension, or of two: the first replicates, the second shards")
     for each in list(module.modules()):
         if isinstance(each, ModuleList | Sequential):
             for block in each:

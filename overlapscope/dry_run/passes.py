@@ -1,9 +1,10 @@
 """Run a step as one rank after the other, and make a run of what was recorded."""
 
 import gc
+import math
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -48,18 +49,27 @@ LOWEST_TORCH: Final = (2, 7)
 """Older ones take a fake parameter for one without a shape, or have no FSDP2 without CUDA; the extra `dryrun`."""
 _WORK_OF_A_DEVICE: Final = (MATMUL, ATTENTION, MEMORY, OPTIMIZER_UPDATE)
 
-Build = Callable[[Any], Any]
+Build = Callable[..., Any]
 
 
-def record(build: Build, *, world_size: int, ranks: Sequence[int] = (0,), name: str = "") -> Run:
+def record(
+    build: Build,
+    *,
+    world_size: int,
+    ranks: Sequence[int] = (0,),
+    mesh: Mapping[str, int] | None = None,
+    name: str = "",
+) -> Run:
     """Return the run of one step of each rank in `ranks`, of a job of `world_size` ranks.
 
     `build(device)` makes model, optimizer and batch and returns the step, a function without arguments, which is called
-    once to warm up and once to be recorded. `name` is what the run's source is called.
+    once to warm up and once to be recorded. With `mesh`, sizes by the names of its dimensions, it is
+    `build(device, mesh)`, with a `DeviceMesh`. `name` is what the run's source is called.
 
     Raises UsageError for a misuse, InputError where the step cannot run without a device or without values.
     """
     _check(build, world_size, ranks)
+    _check_mesh(mesh, world_size)
     _require_torch()
     timelines: dict[int, RankTimeline] = {}
     found: dict[str, Group] = {}
@@ -67,7 +77,7 @@ def record(build: Build, *, world_size: int, ranks: Sequence[int] = (0,), name: 
         world = FakeWorld(rank, world_size)
         try:
             with world.opened():
-                timelines[rank] = _pass(world, build)
+                timelines[rank] = _pass(world, build, mesh)
                 found |= {each.name: each for each in groups()}
         finally:
             gc.collect()
@@ -97,6 +107,16 @@ def _check(build: Build, world_size: int, ranks: Sequence[int]) -> None:
             raise UsageError(f"rank {rank} is none of a job of {world_size}: choose from 0 to {last}")
 
 
+def _check_mesh(mesh: Mapping[str, int] | None, world_size: int) -> None:
+    for name, size in (mesh or {}).items():
+        if not name.isidentifier() or isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            must = f"must be names of dimensions with their sizes, such as dp=128,tp=8, not {name}={size}"
+            raise UsageError(f"mesh {must}", in_shell=f"--mesh {must}")
+    if mesh and math.prod(mesh.values()) != world_size:
+        sizes = " x ".join(map(str, mesh.values()))
+        raise UsageError(f"the mesh has {sizes} = {math.prod(mesh.values())} ranks, the world {world_size}")
+
+
 def _require_torch() -> None:
     try:
         import torch.distributed  # noqa: PLC0415
@@ -112,13 +132,13 @@ def _require_torch() -> None:
         raise UsageError("this torch has no torch.distributed: install a build that has it")
 
 
-def _pass(world: FakeWorld, build: Build) -> RankTimeline:
+def _pass(world: FakeWorld, build: Build, mesh: Mapping[str, int] | None) -> RankTimeline:
     """Build, warm up and record as one rank."""
     import torch  # noqa: PLC0415
 
     program, begun = Program(world), time.perf_counter()
     try:
-        step = _built(build, torch.device("cpu"))
+        step = _built(build, torch.device("cpu"), mesh)
         world.accelerate.check()
         built = time.perf_counter()
         program.run(step)
@@ -128,12 +148,18 @@ def _pass(world: FakeWorld, build: Build) -> RankTimeline:
     return _timeline(world, seconds)
 
 
-def _built(build: Build, device: Any) -> Callable[[], None]:
+def _built(build: Build, device: Any, mesh: Mapping[str, int] | None) -> Callable[[], None]:
     import torch  # noqa: PLC0415
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
 
-    if not accepts(build, device):
-        raise InputError(f"{_name(build)} cannot be called with the device alone: write def build(device)")
-    step = build(device)
+    if mesh:
+        if not accepts(build, device, mesh):
+            raise InputError(f"{_name(build)} cannot be called with device and mesh: write def build(device, mesh)")
+        step = build(device, init_device_mesh(device.type, tuple(mesh.values()), mesh_dim_names=tuple(mesh)))
+    else:
+        if not accepts(build, device):
+            raise InputError(f"{_name(build)} cannot be called with the device alone: write def build(device)")
+        step = build(device)
     what = "a function without arguments that does forward, backward and the optimizer"
     if isinstance(step, torch.nn.Module):
         raise InputError(

@@ -6,11 +6,13 @@ The module is imported and the function is called: this runs their code.
 examples:
   overlapscope dryrun train:build --world 1024 -o runs/dry
   overlapscope dryrun train.py:build --world 64 --rank 0,8,16 -o runs/dry
+  overlapscope dryrun train.py:build --mesh dp=128,tp=8 -o runs/dry
   overlapscope dryrun train:build --world 64 --device h100-sxm --links 8xh100-nvswitch,roce-400 -o runs/dry
   overlapscope dryrun models:make --fsdp2 --input 8x2048:int64 --world 256 -o runs/dry
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -28,7 +30,11 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `dryrun`."""
     parser.add_argument("function", metavar="MODULE:FUNCTION", help="builds the step; also FILE.py:NAME")
-    parser.add_argument("--world", type=int, required=True, metavar="N", help="ranks of the job")
+    parser.add_argument("--world", type=int, metavar="N", help="ranks of the job; with --mesh the product of its sizes")
+    parser.add_argument(
+        "--mesh", metavar="NAME=SIZE,...",
+        help="dimensions of a DeviceMesh, such as dp=128,tp=8: FUNCTION(device, mesh); with --fsdp2 one or two",
+    )  # fmt: skip
     parser.add_argument(
         "--rank", action="append", default=[], metavar="R,...",
         help="ranks to run as, one after the other (default: 0): one of each pipeline stage, others are alike",
@@ -50,7 +56,10 @@ def run(args: argparse.Namespace) -> int:
     """Run the step as each rank, write the run, print what it communicates."""
     if args.input and not args.wrapper:
         raise UsageError("--input is for --ddp and --fsdp2")
-    ranks, prices = _ranks(args.rank), require_price_options(args)
+    ranks, prices, mesh = _ranks(args.rank), require_price_options(args), _mesh(args.mesh)
+    if args.world is None and not mesh:
+        raise UsageError("--world N is needed: the ranks of the job, or --mesh with the sizes of its dimensions")
+    world_size = math.prod(mesh.values()) if args.world is None else args.world
     from overlapscope.ingest.write_run import require_output_free  # noqa: PLC0415 - keeps --help light
 
     require_output_free(args.output, force=args.force)
@@ -63,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         build = find_function(args.function)
         if args.wrapper:
             build = step_of_module(build, args.wrapper, args.input)
-        recorded = record(build, world_size=args.world, ranks=ranks, name=args.function)
+        recorded = record(build, world_size=world_size, ranks=ranks, mesh=mesh, name=args.function)
     text = ""
     if prices:
         recorded, text = _with_prices(recorded, args)
@@ -96,6 +105,16 @@ def _ranks(given: list[str]) -> list[int]:
     if not all(word.isdecimal() for word in words):
         raise UsageError(f"--rank must be numbers of ranks, such as 0,8,16, not {','.join(words)!r}")
     return [int(word) for word in words]
+
+
+def _mesh(given: str | None) -> dict[str, int]:
+    pairs = [word.partition("=") for word in given.split(",")] if given is not None else []
+    if not all(name.isidentifier() and size.isdecimal() and len(size) < 8 for name, _, size in pairs):
+        raise UsageError(f"--mesh must be names and sizes, such as dp=128,tp=8, not {given!r}")
+    mesh = {name: int(size) for name, _, size in pairs}
+    if len(mesh) < len(pairs):
+        raise UsageError(f"--mesh names a dimension twice: {given}")
+    return mesh
 
 
 def _show(recorded: "Run", args: argparse.Namespace, prices: str) -> None:

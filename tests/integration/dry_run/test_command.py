@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import overlapscope
 from overlapscope.cli.main import main
 from overlapscope.dry_run.passes import LOWEST_TORCH
 from tests.conftest import ROOT
@@ -142,6 +143,11 @@ def test_a_torch_older_than_the_extra_promises_is_refused(
         (["--world", "4", "--rank", "4"], "rank 4"),
         (["--world", "4", "--rank", "a"], "--rank must be"),
         (["--world", "4", "--input", "8x8"], "--input is for"),
+        ([], "--world N is needed"),
+        (["--world", "4", "--mesh", "dp=2,tp=4"], "the mesh has 2 x 4 = 8 ranks, the world 4"),
+        (["--mesh", "dp=2,dp=4"], "names a dimension twice"),
+        (["--mesh", "dp=2,tp"], "--mesh must be names and sizes"),
+        (["--mesh", "dp=0"], "--world must be"),
     ],
 )
 def test_wrong_options_are_refused(
@@ -162,6 +168,61 @@ def test_a_plain_module_is_wrapped(wrapper: str, tmp_path: Path, capsys: pytest.
     code, out, _ = ended([*given, "--input", "4x64"], capsys)
     assert code == 0
     assert ("all_reduce" if wrapper == "--ddp" else "reduce_scatter") in out
+
+
+OF_A_MESH = """
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+
+def build(device, mesh):
+    assert mesh.mesh_dim_names == ("dp", "tp") and mesh.shape == (3, 2)
+    def step():
+        distributed.all_reduce(torch.ones(7, device=device), group=mesh["tp"].get_group())
+        distributed.all_reduce(torch.ones(5, device=device), group=mesh["dp"].get_group())
+    return step
+
+def alone(device):
+    return build(device, init_device_mesh(device.type, (3, 2), mesh_dim_names=("dp", "tp")))
+"""
+
+
+def test_a_function_is_given_the_mesh_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = write(tmp_path, OF_A_MESH)
+    for name, given in (("build", ["--mesh", "dp=3,tp=2"]), ("alone", ["--world", "6"])):
+        words = ["dryrun", f"{job}:{name}", *given, "--rank", "0,3", "-o", str(tmp_path / name)]
+        code, _, err = ended(words, capsys)
+        assert code == 0, err
+    run, alone = (overlapscope.load(tmp_path / name) for name in ("build", "alone"))
+    groups = {each.name: each.ranks for each in run.run.groups}
+    for rank, members in ((0, [(0, 1), (0, 2, 4)]), (3, [(2, 3), (1, 3, 5)])):
+        calls = run.table("collectives", rank)
+        assert calls.equals(alone.table("collectives", rank))
+        assert calls.bytes.tolist() == [28, 20]
+        assert [groups[each] for each in calls.group] == members
+    code, _, err = ended(["dryrun", f"{job}:alone", "--mesh", "dp=3,tp=2", "-o", str(tmp_path / "no")], capsys)
+    assert code == 3
+    assert "write def build(device, mesh)" in err
+
+
+def test_a_plain_module_is_sharded_over_a_mesh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = write(tmp_path, "import torch\ndef model(): return torch.nn.Sequential(torch.nn.Linear(64, 64))")
+    given = ["dryrun", f"{job}:model", "--input", "4x64", "-o", str(tmp_path / "run")]
+    code, _, err = ended([*given, "--fsdp2", "--mesh", "replicate=2,shard=4"], capsys)
+    assert code == 0, err
+    run = overlapscope.load(tmp_path / "run")
+    members = {each.name: len(each.ranks or ()) for each in run.run.groups}
+    calls = run.table("collectives", 0)
+    assert {(row.op, members[row.group]) for row in calls.itertuples()} == {
+        ("all_gather", 4), ("reduce_scatter", 4), ("all_reduce", 2),
+    }  # fmt: skip
+    for wrapper, mesh, words in (
+        ("--ddp", "dp=4", "--ddp takes no --mesh"),
+        ("--fsdp2", "a=2,b=2,c=2", "one dimension, or of two"),
+    ):
+        code, _, err = ended([*given, "-f", wrapper, "--mesh", mesh], capsys)
+        assert code == 2
+        assert words in err
 
 
 def without_sockets(folder: Path, *specs: str) -> subprocess.CompletedProcess[str]:
@@ -187,9 +248,7 @@ def test_a_socket_would_have_been_seen(tmp_path: Path) -> None:
 def test_help_and_import_load_no_torch() -> None:
     code = """
 import sys
-import tomllib
 from overlapscope.cli.main import main
-from overlapscope.dry_run.passes import LOWEST_TORCH
 try:
     main(["dryrun", "--help"])
 except SystemExit:
