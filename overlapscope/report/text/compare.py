@@ -97,7 +97,7 @@ def _side(title: str, runs: Sequence[ComparedRun]) -> list[str]:
 def sentence(comparison: Comparison) -> str:
     """Return how exposed communication and step time changed, one sentence each."""
     if comparison.structure is not None and comparison.window is None:
-        return structure_text.NO_TIMES
+        return structure_text.NOT_COMPARED
     if comparison.window is None:
         return "No times were recorded on both sides: there is nothing to compare."
     by_name = {each.name: each for each in comparison.metrics}

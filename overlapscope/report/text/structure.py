@@ -15,6 +15,9 @@ MAX_PRINTED: Final = 4
 NO_TIMES: Final = (
     "Dry runs have no times: what their steps do is compared, exactly; n/a is what a price would be needed for."
 )
+NOT_COMPARED: Final = (
+    "What dry runs do is compared, exactly, and no times: where both are priced, `overlapscope gate` judges these."
+)
 PRICED_TIMES: Final = (
     "Times are priced, not measured: they are estimated from a data sheet. What the steps do is compared exactly."
 )
