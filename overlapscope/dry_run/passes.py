@@ -70,7 +70,7 @@ def record(
     """
     _check(build, world_size, ranks)
     _check_mesh(mesh, world_size)
-    _require_torch()
+    require_torch()
     timelines: dict[int, RankTimeline] = {}
     found: dict[str, Group] = {}
     for rank in ranks:
@@ -117,7 +117,8 @@ def _check_mesh(mesh: Mapping[str, int] | None, world_size: int) -> None:
         raise UsageError(f"the mesh has {sizes} = {math.prod(mesh.values())} ranks, the world {world_size}")
 
 
-def _require_torch() -> None:
+def require_torch() -> None:
+    """Raise UsageError where torch is missing, or older than dry runs are promised on."""
     try:
         import torch.distributed  # noqa: PLC0415
     except ImportError as error:

@@ -16,10 +16,15 @@ def needs_fsdp2_without_cuda() -> None:
 
 def needs_dry_runs() -> None:
     """Skip the test before the torch that dry runs are promised on."""
+    if not has_dry_runs():
+        pytest.skip("dry runs need a newer torch")
+
+
+def has_dry_runs() -> bool:
+    """Whether dry runs are promised on this torch."""
     from overlapscope.dry_run.passes import LOWEST_TORCH  # noqa: PLC0415 - few tests need it
 
-    if _version() < LOWEST_TORCH:
-        pytest.skip("dry runs need a newer torch")
+    return _version() >= LOWEST_TORCH
 
 
 def pipelines_run_over_gloo() -> bool:

@@ -65,8 +65,9 @@ def run(args: argparse.Namespace) -> int:
     require_output_free(args.output, force=args.force)
     from overlapscope.dry_run.adapters import step_of_module  # noqa: PLC0415 - keeps --help light
     from overlapscope.dry_run.build_function import find_function  # noqa: PLC0415
-    from overlapscope.dry_run.passes import record  # noqa: PLC0415
+    from overlapscope.dry_run.passes import record, require_torch  # noqa: PLC0415
 
+    require_torch()  # before the module is imported: what it lacks in an older one is not the cause
     # What the user's code prints is no output of ours, and our arguments are none of its own.
     with redirect_stdout(sys.stderr), _arguments_of(args.function):
         build = find_function(args.function)

@@ -130,7 +130,8 @@ def test_a_torch_older_than_the_extra_promises_is_refused(
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["optional-dependencies"]["dryrun"] == [f"torch>={'.'.join(map(str, LOWEST_TORCH))}"]
     monkeypatch.setattr("torch.__version__", "2.6.1+cpu")
-    code, _, err = ended(["dryrun", EXAMPLE, "--world", "4", "-o", str(tmp_path / "run")], capsys)
+    lacks = write(tmp_path, "from torch import something_newer")
+    code, _, err = ended(["dryrun", f"{lacks}:build", "--world", "4", "-o", str(tmp_path / "run")], capsys)
     assert code == 2
     assert "needs torch 2.7 or later, this is 2.6.1+cpu" in err
     assert err.count("\n") == 1
