@@ -62,7 +62,7 @@ test-long: $(READY)
 HOSTS ?= not none
 test-extras: .venv-extras/.ready $(if $(filter not none,$(HOSTS)),.venv-extras/.titan)
 	.venv-extras/bin/python -m pytest -q -n $(WORKERS) -m extras -k "$(HOSTS)" \
-	  tests/integration/test_real_hosts.py tests/integration/test_dry_hosts.py
+	  tests/integration/test_real_hosts.py tests/integration/test_dry_hosts.py tests/integration/test_notebook.py
 
 .venv-extras/.titan: .venv-extras/.ready
 	.venv-extras/bin/python -m pip install -q 'torchtitan==0.3.*' triton
@@ -170,7 +170,7 @@ $(VENV)/.mutants $(VENV)/.release: $(VENV)/.%: $(READY)
 
 .venv-extras/.ready: pyproject.toml constraints.txt | $(READY)
 	test -x .venv-extras/bin/python || $(PYTHON) -m venv .venv-extras
-	.venv-extras/bin/python -m pip install -q -c constraints.txt -e '.[torch,hosts]' pytest pytest-xdist hypothesis
+	.venv-extras/bin/python -m pip install -q -c constraints.txt -e '.[torch,hosts,notebook-tests]' pytest pytest-xdist hypothesis
 	@touch $@
 
 # The same holds for these, of which pyproject.toml alone says the versions.

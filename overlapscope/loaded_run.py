@@ -1,18 +1,22 @@
-"""The public interface of a run that was read: pandas frames and the whole analysis."""
+"""The public interface of a run that was read: pandas frames, the whole analysis, and what a notebook shows of it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 import pandas as pd
 import pyarrow as pa
 
 from overlapscope.advice.advise import analyze_with_advice
+from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.compare.compare import Comparison, compare
 from overlapscope.analysis.compare.measured_run import measure_run
+from overlapscope.analysis.exposure.collectives import CollectiveRow
+from overlapscope.analysis.job_step.headline import StepOfJob
 from overlapscope.analysis.per_rank.breakdown import Breakdown
-from overlapscope.analysis.result import Analysis
+from overlapscope.analysis.result import Analysis, Recommendation
+from overlapscope.errors import OverlapScopeError
 from overlapscope.ingest.options import ReadOptions, check_paths
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.facts import FACT_TABLES
@@ -21,13 +25,27 @@ from overlapscope.timeline.store.arrow_tables import to_arrow
 from overlapscope.timeline.store.load_save import save_run
 from overlapscope.version import __version__
 
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from overlapscope_dashboards.notebook.figures import RunInMemory
+
+_NOT_IN_FRAMES = frozenset(
+    {"causes", "idle_causes", "apply", "evidence", "measured", "assumed", "published", "shown_by"}
+)
+"""Fields that hold more than one value; `analysis()` has them."""
+
 
 class LoadedRun:
-    """A run in memory; times in all frames are integer nanoseconds, missing values are <NA>."""
+    """A run in memory, which shows its overview as the last value of a notebook's cell.
+
+    Times in all frames are integer nanoseconds (`_ns` in the name), sizes bytes, ratios 0..1; missing values are <NA>.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self._analysis: Analysis | None = None
+        self._drawn: RunInMemory | None = None
 
     def __repr__(self) -> str:
         return f"<overlapscope run: ranks {self.ranks} of {self.world_size}>"
@@ -60,20 +78,61 @@ class LoadedRun:
         """
         rows: list[dict[str, Any]] = []
         for info in self.analysis().ranks:
-            rows.append({"rank": info.rank, "step": None, "complete": None, **_figures(info.whole)})
-            rows += [{"rank": info.rank, "step": s.step, "complete": s.complete, **_figures(s)} for s in info.steps]
-        frame = pd.DataFrame(rows, columns=["rank", "step", "complete", *_figures(Breakdown())])
-        integers = [name for name in frame.columns if name.endswith("_ns") or name in ("rank", "step")]
-        types = dict.fromkeys(integers, "Int64") | {"complete": "boolean"}
-        ratios = [name for name in frame.columns if name not in types]
-        return frame.astype(types | dict.fromkeys(ratios, "Float64"))
+            rows.append({"rank": info.rank, "step": None, "complete": None, **msgspec.structs.asdict(info.whole)})
+            rows += [{"rank": info.rank, **msgspec.structs.asdict(step)} for step in info.steps]
+        return _frame(rows, {"rank": "Int64", "step": "Int64", "complete": "boolean", **_columns(Breakdown)})
 
-    def table(self, name: str, rank: int | None = None) -> pd.DataFrame:
+    def causes(self) -> pd.DataFrame:
+        """Return exposed and idle time by cause: one row for each rank, window and cause with any.
+
+        Columns: rank, step (<NA> for a whole recording), state (`exposed` or `idle`), cause, time_ns. The rows of a
+        window add up to its `exposed_comm_ns` and `idle_ns` of `breakdown()`, where causes are known.
+        """
+        rows = [
+            {"rank": info.rank, "step": step, "state": state, "cause": cause, "time_ns": ns}
+            for info in self.analysis().ranks
+            for step, window in [(None, info.whole), *((each.step, each) for each in info.steps)]
+            for state, causes in (("exposed", window.causes), ("idle", window.idle_causes or {}))
+            for cause, ns in causes.items()
+            if ns
+        ]
+        kinds = {"rank": "Int64", "step": "Int64", "state": "string", "cause": "string", "time_ns": "Int64"}
+        return _frame(rows, kinds)
+
+    def steps(self) -> pd.DataFrame:
+        """Return the steps of the job, one row each: its length and its parts, means over ranks, which add up to it.
+
+        The medians of these columns are the headline of `overlapscope analyze`. Without a complete step there is one
+        row, of the whole recording, whose `step` is <NA>.
+        """
+        return _of_structs(self.analysis().headline.job_steps, StepOfJob)
+
+    def collectives(self) -> pd.DataFrame:
+        """Return one row for each kind of collective (operation, group, type, size), the longest in all first."""
+        return _of_structs(self.analysis().collectives, CollectiveRow)
+
+    def findings(self) -> pd.DataFrame:
+        """Return one row for each finding: id, severity, title."""
+        return _of_structs(self.analysis().findings, Finding)
+
+    def recommendations(self) -> pd.DataFrame:
+        """Return one row for each recommendation, the largest loss first, with its gain; how to apply it is text."""
+        return _of_structs(self.analysis().recommendations, Recommendation)
+
+    def table(
+        self,
+        name: str,
+        rank: int | None = None,
+        *,
+        dtype_backend: Literal["numpy_nullable", "pyarrow"] = "numpy_nullable",
+    ) -> pd.DataFrame:
         """Return one table of a rank, or, without `rank`, one table of the job.
 
         Tables of a rank: recordings, spans, collectives, steps, lanes, annotations, gradients, telemetry, host (spans
         of host threads), syncs. Tables of the job: those of `overlapscope.timeline.facts` (members, links,
-        measurements, ...). Raises KeyError for any other name, InputError if host spans cannot be read any more.
+        measurements, ...). With `dtype_backend="pyarrow"`, as pandas calls it, columns of numbers are not copied: the
+        frame shares the run's memory, and must not be written to. Raises KeyError for any other name, InputError if
+        host spans cannot be read any more.
         """
         if rank is None:
             facts = self.run.facts
@@ -81,8 +140,63 @@ class LoadedRun:
         else:
             timeline = self.run.ranks[rank]
             arrow = to_arrow(getattr(timeline, name if name in TABLES else _unknown(name)), timeline.names, rank)
-        frame: pd.DataFrame = arrow.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
+        mapper = pd.ArrowDtype if dtype_backend == "pyarrow" else {pa.int64(): pd.Int64Dtype()}.get
+        frame: pd.DataFrame = arrow.to_pandas(types_mapper=mapper)
         return frame
+
+    def timeline(
+        self,
+        *,
+        ranks: Sequence[int] | None = None,
+        step: int | None = None,
+        window_ms: tuple[float, float] | None = None,
+        host: bool = False,
+        critical_path: bool = False,
+    ) -> "go.Figure":
+        """Return the timeline as a Plotly figure: all ranks above, the streams of `ranks` (at first four) below.
+
+        It shows the whole run, one `step`, or `window_ms`: begin and end in ms from the run's start. Single spans are
+        drawn where at most 2,000 are in it, else the time that they cover. `host` adds the rows of host threads,
+        `critical_path` what decided how long each step took.
+
+        Raises UsageError for a rank or step that was not recorded, InputError where the run has no times.
+        """
+        from overlapscope_dashboards.notebook.figures import RunInMemory, timeline  # noqa: PLC0415 - plotly is slow
+
+        self._drawn = self._drawn or RunInMemory(self.run)
+        return timeline(
+            self._drawn, ranks=ranks, step=step, window_ms=window_ms, host=host, critical_path=critical_path
+        )
+
+    def waterfall(
+        self, candidate: "LoadedRun | None" = None, *, by: Literal["part", "cause", "collective"] = "part"
+    ) -> "go.Figure":
+        """Return where a step goes as a Plotly figure; with `candidate`, where the difference to this run comes from.
+
+        A difference is split `by` part of the step, or that of exposed time by cause or by collective.
+
+        Raises UsageError for another `by`, InputError where a run has no times.
+        """
+        from overlapscope_dashboards.notebook import figures  # noqa: PLC0415 - as above
+
+        if candidate is None:
+            return figures.step_waterfall(self.analysis())
+        return figures.difference_waterfall(self.compare(candidate), by)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        """Return the overview as HTML for notebooks, and what `overlapscope analyze` prints for terminals."""
+        from overlapscope.report.text import analysis as text  # noqa: PLC0415 - not needed for reading
+
+        try:
+            return {"text/html": self._repr_html_(), "text/plain": text.render(self.analysis())}
+        except OverlapScopeError as error:
+            return {"text/plain": f"{self!r}\n{error}"}
+
+    def _repr_html_(self) -> str:
+        """Return the overview for a cell of a notebook; raises InputError where host spans cannot be read any more."""
+        from overlapscope_dashboards.notebook.overview import overview_html  # noqa: PLC0415 - as above
+
+        return overview_html(self.analysis())
 
     def compare(self, candidate: "LoadedRun") -> Comparison:
         """Compare with another run, this one being the base: the value that `overlapscope compare --json` prints."""
@@ -102,9 +216,24 @@ def read(paths: Sequence[str | PathLike[str]], options: ReadOptions, *, workers:
     return LoadedRun(read_inputs(check_paths("load", paths), options, workers=workers))
 
 
-def _figures(breakdown: msgspec.Struct) -> dict[str, Any]:
-    values = msgspec.structs.asdict(breakdown)
-    return {name: value for name, value in values.items() if name not in ("causes", "idle_causes", "step", "complete")}
+def _of_structs(rows: Iterable[msgspec.Struct], kind: type[msgspec.Struct]) -> pd.DataFrame:
+    return _frame([msgspec.structs.asdict(each) for each in rows], _columns(kind))
+
+
+def _columns(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the pandas type of each field that holds one value."""
+    found = {each.name: _dtype(each.type) for each in msgspec.structs.fields(kind)}
+    return {name: dtype for name, dtype in found.items() if name not in _NOT_IN_FRAMES}
+
+
+def _dtype(annotation: Any) -> str:
+    kinds = {annotation, *get_args(annotation)}
+    known = {bool: "boolean", float: "Float64", int: "Int64"}  # of `int | float`, numbers
+    return next((dtype for kind, dtype in known.items() if kind in kinds), "string")
+
+
+def _frame(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=list(columns)).astype(columns)
 
 
 def _unknown(name: str) -> str:

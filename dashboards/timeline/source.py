@@ -5,16 +5,18 @@ first; results that need all tables (causes, matched calls, clocks that are not 
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from threading import Lock, Thread
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 import msgspec
 import numpy as np
 
 from overlapscope.analysis.common.cause_table import CAUSES
-from overlapscope.analysis.cross_rank.across_ranks import Transfers
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.exposed_causes import Causes, causes_of
+from overlapscope.analysis.graph.explained import RunChains
 from overlapscope.analysis.graph.step_paths import follow_paths
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.occupancy import Occupancy
@@ -25,6 +27,7 @@ from overlapscope.report.perfetto.tracks import lane_name
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.store.load_save import load_rank
+from overlapscope.timeline.store.manifest import RankEntry
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.recent import RecentCache
 from overlapscope_dashboards.timeline.cache import RankStates, States, load_states, save_states
@@ -90,10 +93,38 @@ class AlignedStates(msgspec.Struct, frozen=True, kw_only=True):
         return time_by_row(self.occupancy, map_rows(len(self.occupancy)), bins + self.origin_ns)
 
 
+class TimelineInput(Protocol):
+    """What a timeline is made from: an open run, or one in memory, which has neither folder nor entries."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The run directory."""
+
+    @property
+    def entries(self) -> Sequence[RankEntry]:
+        """Its ranks."""
+
+    @property
+    def run(self) -> Run:
+        """The tables."""
+
+    @property
+    def cross_rank(self) -> CrossRank:
+        """Matched collectives and aligned clocks."""
+
+    @property
+    def chains(self) -> RunChains:
+        """The dependency graphs."""
+
+    @property
+    def revision(self) -> str:
+        """Changes with the run."""
+
+
 class TimelineSource:
     """The timeline of one run. Times are on the common clock, relative to the run's start where stated."""
 
-    def __init__(self, opened: OpenRun) -> None:
+    def __init__(self, opened: TimelineInput) -> None:
         self._opened, self._lock = opened, Lock()
         self._tables = RecentCache[RankTimeline](MAX_CACHED_RANKS)
         self._words = RecentCache[CallArguments](MAX_CACHED_RANKS)
@@ -167,11 +198,11 @@ class TimelineSource:
         """Start following the critical path in a background thread, once."""
         with self._lock:
             if self._following is None:
-                self._following = Thread(target=self._follow, daemon=True)
+                self._following = Thread(target=self.follow_path, daemon=True)
                 self._following.start()
 
-    def _follow(self) -> None:
-        """Set `path` or `no_path`, whatever happens, because the page polls until then."""
+    def follow_path(self) -> None:
+        """Follow the critical path: set `path` or `no_path`, whatever happens, because the page polls until then."""
         problem = "an internal error, see the terminal that runs the server"
         try:
             run, cross_rank, chains = self._opened.run, self._opened.cross_rank, self._opened.chains
