@@ -158,7 +158,6 @@ def _floating(title: str, below: str, bars: Sequence[tuple[str, str, float, floa
             "title": {"text": plain(title), "subtitle": {"text": plain(below)}}, "bargap": 0.3, **_QUIET,
             "height": len(bars) * ROW_PIXELS + MARGIN_PIXELS, "margin": {"t": 70, "b": 40},
             "xaxis": {"ticksuffix": " ms", "separatethousands": True, "range": [min(edges), max(edges) + room]},
-            "plot_bgcolor": "rgba(0,0,0,0)",
             "yaxis": {"range": [len(bars) - 0.5, -0.5], "fixedrange": True, **axis},
         },
     )  # fmt: skip

@@ -24,7 +24,7 @@ from overlapscope.garbage_collection import collect_rarely
 from overlapscope.version import __version__
 
 VERBS = {
-    "demo": "train a small model on 2 processes, record it, show its overlap",
+    "demo": "show the overlap of a public recording, or of a small model trained here",
     "analyze": "show where the time went in traces or in a run",
     "ingest": "convert traces to a run directory that opens fast",
     "serve": "open a run or a folder of runs in the browser",

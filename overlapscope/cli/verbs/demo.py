@@ -1,8 +1,10 @@
-"""Train a small model on 2 processes over gloo, record it, show its overlap.
+"""Show the overlap of a public recording of eight GPUs, or of a small model trained here on 2 processes over gloo.
 
-Needs torch and no GPU; takes about 20 seconds.
+With --public, the recording is fetched from where it was published (2 to 31 MB) and checked; torch is not needed.
+Without, a model is trained: that needs torch and neither a GPU nor a network, and takes about 20 seconds.
 
 examples:
+  overlapscope demo --public
   overlapscope demo
   overlapscope demo --serve
 """
@@ -14,10 +16,14 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import emit
 from overlapscope.display import shell_words
 from overlapscope.errors import OverlapScopeError, UsageError
+
+if TYPE_CHECKING:
+    from overlapscope.timeline.run import Run
 
 WORLD_SIZE = 2
 TIMEOUT_SECONDS = 300
@@ -29,33 +35,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         type=Path,
-        default=Path("overlapscope-demo"),
         metavar="RUN",
-        help="run directory to write (default overlapscope-demo)",
+        help="folder to write (default overlapscope-demo, with --public overlapscope-public)",
     )
+    parser.add_argument("--public", action="store_true", help="fetch a public recording of a job on eight GPUs instead")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing run")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--serve", action="store_true", help="then open the run in the dashboard, on any free port")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, ingest, print the table and the next command."""
+    """Fetch a recording, or train; print the table and the next commands, or open the dashboard."""
     from overlapscope.advice.advise import analyze_with_advice  # noqa: PLC0415 - keeps --help light
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import analysis as text  # noqa: PLC0415
-    from overlapscope.timeline.store.load_save import load_run  # noqa: PLC0415
-    from overlapscope.timeline.store.run_folder import is_taken, replace_run  # noqa: PLC0415
 
     if args.json and args.serve:
         raise UsageError("--json prints a document, --serve runs until it is interrupted: use one of them")
-    if is_taken(args.output) and not args.force:
-        raise UsageError(f"{args.output} exists already; choose another folder with -o, or replace it with -f")
-    print("training a small model on 2 processes over gloo ...", file=sys.stderr)
-    with replace_run(args.output, force=args.force) as place:
-        train_and_record(place)
-    recorded = load_run(args.output)
-    analysis = analyze_with_advice(recorded)
-    args.output, where = None, args.output
+    where = args.output or Path("overlapscope-public" if args.public else "overlapscope-demo")
+    args.output = None
+    analysis = analyze_with_advice(
+        _public(where, force=args.force) if args.public else _trained(where, force=args.force)
+    )
     if args.json:
         emit(json.render(analysis), args)
         return 0
@@ -66,8 +67,33 @@ def run(args: argparse.Namespace) -> int:
         print(f"\nThe run is in {where}.", flush=True)
         serve([where], host="127.0.0.1", port=0, say=lambda served: print(served.words(), flush=True))
         return 0
-    print(f"\nThe run is in {where}.\nnext: overlapscope analyze {shell_words([str(where)])} --all")
+    named = shell_words([str(where)])
+    print(
+        f"\nThe run is in {where}.\nnext: overlapscope {f'serve {named}' if args.public else f'analyze {named} --all'}"
+    )
     return 0
+
+
+def _public(where: Path, *, force: bool) -> "Run":
+    from overlapscope.cli.public_trace import MEGATRON_TP8, fetch  # noqa: PLC0415 - as above
+    from overlapscope.ingest.options import ReadOptions  # noqa: PLC0415
+    from overlapscope.ingest.read_run import read_inputs  # noqa: PLC0415
+
+    print(f"{MEGATRON_TP8.title}: {MEGATRON_TP8.source} ({MEGATRON_TP8.licence})", file=sys.stderr)
+    files = fetch(MEGATRON_TP8, where, lambda words: print(f"fetching {words}", file=sys.stderr), force=force)
+    return read_inputs(files, ReadOptions(), workers=None)
+
+
+def _trained(where: Path, *, force: bool) -> "Run":
+    from overlapscope.timeline.store.load_save import load_run  # noqa: PLC0415 - as above
+    from overlapscope.timeline.store.run_folder import is_taken, replace_run  # noqa: PLC0415
+
+    if is_taken(where) and not force:
+        raise UsageError(f"{where} exists already; choose another folder with -o, or replace it with -f")
+    print("training a small model on 2 processes over gloo ...", file=sys.stderr)
+    with replace_run(where, force=force) as place:
+        train_and_record(place)
+    return load_run(where)
 
 
 def train_and_record(run: Path, *arguments: str) -> None:
