@@ -57,15 +57,21 @@ gpu-check: $(READY)
 test-long: $(READY)
 	$(BIN)/python -m tests.run_long
 
-# The adapters and dry runs inside the real frameworks, each in two processes over gloo; HOSTS=transformers takes those of
-# one. Torchtitan is large and needs another fsspec than constraints.txt has: it is installed where all are tried.
+# The adapters and dry runs inside the real frameworks, each in two processes over gloo, a run in a real notebook, and figures
+# in real trackers; HOSTS=transformers takes those of one. Torchtitan is large and needs another fsspec than constraints.txt has: it is installed where all are tried.
 HOSTS ?= not none
-test-extras: .venv-extras/.ready $(if $(filter not none,$(HOSTS)),.venv-extras/.titan)
+test-extras: .venv-extras/.ready $(if $(filter not none,$(HOSTS)),.venv-extras/.titan .venv-extras/.trackers)
 	.venv-extras/bin/python -m pytest -q -n $(WORKERS) -m extras -k "$(HOSTS)" \
-	  tests/integration/test_real_hosts.py tests/integration/test_dry_hosts.py tests/integration/test_notebook.py
+	  tests/integration/test_real_hosts.py tests/integration/test_dry_hosts.py tests/integration/test_notebook.py \
+	  tests/integration/test_trackers.py
 
 .venv-extras/.titan: .venv-extras/.ready
 	.venv-extras/bin/python -m pip install -q 'torchtitan==0.3.*' triton
+	@touch $@
+
+# MLflow needs an older importlib_metadata than constraints.txt has.
+.venv-extras/.trackers: .venv-extras/.ready
+	.venv-extras/bin/python -m pip install -q -e '.[trackers]'
 	@touch $@
 
 # The arithmetic changed, one expression at a time: do its tests fail? Hours for all of it; `make mutants CHUNK=gate` takes

@@ -202,6 +202,17 @@ class LoadedRun:
         """Compare with another run, this one being the base: the value that `overlapscope compare --json` prints."""
         return compare([measure_run(self.run, "base")], [measure_run(candidate.run, "candidate")])
 
+    def log(self, to: str, *, name: str = "overlapscope") -> str:
+        """Log steps and headline with a tracker, and return where: `tensorboard`, `wandb` or `mlflow`, with `=PLACE`.
+
+        A run of wandb or MLflow that is active in this process gets them; else a new one called `name`. PLACE is a
+        folder, of MLflow a tracking URI. Raises UsageError where the tracker is not installed, InputError where it
+        refuses.
+        """
+        from overlapscope.report.trackers import log  # noqa: PLC0415 - not needed for reading
+
+        return log(self.analysis(), name, to)
+
     def save(self, path: str | PathLike[str], *, force: bool = False) -> None:
         """Write a run directory; `force` replaces an existing one."""
         from overlapscope.ingest.write_run import require_output_free  # noqa: PLC0415 - not needed for reading

@@ -7,6 +7,7 @@ examples:
   overlapscope report runs/monday runs/tuesday runs/wednesday --format html -o history.html
   overlapscope report --scale runs/8 runs/16 runs/32 --format html -o scaling.html
   overlapscope report runs/candidate --redact --format html -o to_send.html
+  overlapscope report runs/candidate --to tensorboard=logs
 """
 
 import argparse
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import STATED, add_output, add_reading, add_stated, emit, given_path, warn, with_stated
 from overlapscope.cli.inputs import PredictionTester, add_scale, read_both_sides, read_replicates, read_scaling
+from overlapscope.cli.output import one_line
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_scale(parser)
     parser.add_argument("--format", choices=FORMATS, default="md", help="default: md")
     parser.add_argument(
+        "--to",
+        metavar="TRACKER[=PLACE]",
+        help="log one run's figures with tensorboard, wandb or mlflow instead of writing a report: PLACE is a folder, "
+        "of mlflow a tracking URI; wandb works offline unless WANDB_MODE says otherwise",
+    )
+    parser.add_argument(
         "--redact",
         action="store_true",
         help="replace names of files, hosts, groups, modules and kernels, and omit sentences; no figure changes",
@@ -49,7 +57,10 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.report.formats import html, json, junit, markdown, openmetrics  # noqa: PLC0415
     from overlapscope.report.redact import redacted  # noqa: PLC0415
     from overlapscope.report.sheet.analysis import sheet_of  # noqa: PLC0415
+    from overlapscope.report.trackers import log  # noqa: PLC0415
 
+    if args.to is not None and (args.json or args.output is not None):
+        raise UsageError("--to logs figures, --json and -o write a report; use one")
     if args.json and args.format not in ("md", "json"):
         raise UsageError(f"--json and --format {args.format} contradict each other; use one")
     document = _document(args)
@@ -59,6 +70,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--tokens-per-step, --flops-per-step, --peak-tflops, --dtype and --price are for one run")
     if args.redact:
         document = redacted(document)
+    if args.to is not None:
+        if not isinstance(document, Analysis):
+            raise UsageError("--to logs one run; name one")
+        name = "run" if args.redact else args.inputs[0].resolve().name.partition(".")[0]
+        print(f"logged: {one_line(log(document, name, args.to))}")
+        return 0
     if args.json or args.format == "json":
         args.json = True
         emit(json.render(document), args)

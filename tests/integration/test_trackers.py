@@ -1,0 +1,156 @@
+"""Figures in TensorBoard, wandb and MLflow, read back through each one's own interface. Nothing leaves the machine.
+
+`make test-extras` installs them; where one is missing, its test skips.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import overlapscope
+from overlapscope.analysis.result import Analysis
+from overlapscope.cli.main import main
+from overlapscope.report.trackers import steps, totals
+from tests.conftest import ROOT
+
+RUN = ROOT / "traces" / "regressed"
+
+
+@pytest.fixture(scope="module")
+def analysis() -> Analysis:
+    return overlapscope.load(RUN).analysis()
+
+
+def needs(package: str) -> None:
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: run `make test-extras`")
+
+
+def logged(to: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run the command; return where it says that the figures are."""
+    assert main(["report", str(RUN), "--to", to]) == 0
+    words, _, where = capsys.readouterr().out.strip().splitlines()[-1].partition(": ")
+    assert words == "logged"
+    return where
+
+
+def test_what_is_logged_are_the_figures_of_analyze(analysis: Analysis) -> None:
+    head, by_step, medians = analysis.headline, steps(analysis), totals(analysis)
+    assert list(by_step) == [3, 4, 5, 6, 7, 8]
+    for values in by_step.values():
+        parts = [value for name, value in values.items() if name != "overlapscope/step_ms"]
+        assert sum(parts) == pytest.approx(values["overlapscope/step_ms"])
+    assert medians["overlapscope/median_exposed_comm_ms"] == (head.exposed_comm_ns or 0) / 1e6
+    assert medians["overlapscope/exposed_fraction"] == head.exposed_fraction
+    by_cause = [value for name, value in medians.items() if name.startswith("overlapscope/exposed_by_cause/")]
+    assert sum(by_cause) == pytest.approx(medians["overlapscope/median_exposed_comm_ms"])
+
+
+@pytest.mark.extras
+def test_tensorboard_shows_each_step(analysis: Analysis, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    needs("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: PLC0415
+
+    where = logged(f"tensorboard={tmp_path}", capsys)
+    assert where == str(tmp_path / "regressed")
+    read = EventAccumulator(where)
+    read.Reload()
+    by_step = steps(analysis)
+    for tag in by_step[3]:
+        found = {each.step: each.tensor_proto.float_val[0] for each in read.Tensors(tag)}
+        assert found == {step: pytest.approx(values[tag]) for step, values in by_step.items()}
+    (median,) = read.Tensors("overlapscope/median_step_ms")
+    assert median.tensor_proto.float_val[0] == pytest.approx(140.532898)
+
+
+def wandb_records(content: bytes) -> Iterator[bytes]:
+    """Yield the records of an offline file: a header of 7 bytes, then blocks of 32 KiB as in LevelDB's log."""
+    block, at, parts = 1 << 15, 7, b""
+    while at + 7 <= len(content):
+        if block - at % block < 7:
+            at += block - at % block
+            continue
+        length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        parts += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or its last part
+            yield parts
+            parts = b""
+
+
+@pytest.mark.extras
+def test_wandb_keeps_them_offline(
+    analysis: Analysis, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record  # noqa: PLC0415
+
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    where = Path(logged(f"wandb={tmp_path / 'new'}", capsys))
+    assert where.name.startswith("offline-run-")
+    (file,) = where.glob("*.wandb")
+    history: list[dict[str, Any]] = []
+    summary: dict[str, float] = {}
+    for data in wandb_records(file.read_bytes()):
+        record = Record()
+        record.ParseFromString(data)
+        if record.HasField("history"):
+            history.append(
+                {each.key or each.nested_key[0]: json.loads(each.value_json) for each in record.history.item}
+            )
+        if record.HasField("summary"):
+            summary |= {each.key or each.nested_key[0]: json.loads(each.value_json) for each in record.summary.update}
+    found = {round(each["overlapscope/step"]): each for each in history}
+    for step, values in steps(analysis).items():
+        assert {name: found[step][name] for name in values} == pytest.approx(values)
+    expected = totals(analysis)
+    assert {name: summary[name] for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.extras
+def test_mlflow_keeps_them_in_a_folder(
+    analysis: Analysis, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("mlflow")
+    import mlflow  # noqa: PLC0415
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # without a database, which mlflow-skinny does not bring
+    place = (tmp_path / "new").as_uri()
+    uri, _, run = logged(f"mlflow={place}", capsys).rpartition(", run ")
+    assert uri == place
+    client = mlflow.MlflowClient(tracking_uri=place)
+    kept = client.get_run(run)
+    assert (kept.info.run_name, kept.info.status) == ("regressed", "FINISHED")
+    assert {name: kept.data.metrics[name] for name in totals(analysis)} == pytest.approx(totals(analysis))
+    for step, values in steps(analysis).items():
+        for name, value in values.items():
+            assert [each.value for each in client.get_metric_history(run, name) if each.step == step] == [value]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([str(RUN), "--to", "aim"], "there is no tracker 'aim'; it is one of tensorboard, wandb, mlflow"),
+        ([str(RUN), "--to", "wandb", "--json"], "--to logs figures, --json and -o write a report; use one"),
+        ([str(RUN), str(RUN), "--to", "wandb"], "--to logs one run; name one"),
+    ],
+)
+def test_what_cannot_be_logged_is_refused_in_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", *arguments]) == 2
+    assert capsys.readouterr().err == f"overlapscope report: {message}\n"
+
+
+def test_a_tracker_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("tensorboard", "tensorboard.summary"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(["report", str(RUN), "--to", "tensorboard"]) == 2
+    assert capsys.readouterr().err == "overlapscope report: tensorboard is not installed: pip install tensorboard\n"
