@@ -57,8 +57,9 @@ gpu-check: $(READY)
 test-long: $(READY)
 	$(BIN)/python -m tests.run_long
 
-# The adapters and dry runs inside the real frameworks, each in two processes over gloo, a run in a real notebook, and figures
-# in real trackers; HOSTS=transformers takes those of one. Torchtitan is large and needs another fsspec than constraints.txt has: it is installed where all are tried.
+# The adapters and dry runs inside the real frameworks, each in two processes over gloo; a run in a real notebook, and its
+# figures in real trackers. HOSTS=transformers takes those of one. Torchtitan is large and needs another fsspec than
+# constraints.txt has: it is installed where all are tried.
 HOSTS ?= not none
 test-extras: .venv-extras/.ready $(if $(filter not none,$(HOSTS)),.venv-extras/.titan .venv-extras/.trackers)
 	.venv-extras/bin/python -m pytest -q -n $(WORKERS) -m extras -k "$(HOSTS)" \

@@ -99,7 +99,7 @@ def build(folder: Path) -> Problems:
     shutil.copyfile(HERE / "site.js", folder / "site.js")
     write(folder / "site.css", palette_rules() + "\n" + (HERE / "site.css").read_text(encoding="utf-8"))
     write(folder / "search.js", f"window.overlapscopeSearch={search_index(pages, order)};")
-    for source in sorted({*_pictures(pages), *DOCS.glob("*.schema.json")}):
+    for source in sorted({*_pictures(pages), *DOCS.glob("*.json")}):
         place = folder / source.relative_to(DOCS)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, place)
