@@ -6,6 +6,7 @@ examples:
   overlapscope analyze traces.tar.gz nccl.*.log
   overlapscope analyze s3://bucket/traces/job-1234
   overlapscope analyze runs/baseline
+  overlapscope analyze --watch runs/being-recorded
   overlapscope analyze traces/ --bandwidth all_reduce_perf.log
   overlapscope analyze traces/ --comm 'my_allreduce_.*'
   overlapscope analyze runs/job --tokens-per-step 4194304 --flops-per-step 2.1e17 --dtype bf16 --price 2.50
@@ -48,11 +49,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(8xh100-nvswitch, 16xa100-80-efa, 16xa100-40-roce, 8xmi300x)",
     )
     parser.add_argument("--all", action="store_true", help="show every rank, step, collective and finding")
+    parser.add_argument(
+        "--watch", action="store_true", help="show the overview while the run is being recorded, until Ctrl-C"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Analyze the inputs, or use the stored analysis; print the table or the JSON."""
-    from overlapscope.cli.analysis_cache import load_analysis  # noqa: PLC0415 - keeps --help light
+    if args.watch:
+        from overlapscope.cli.watch import watch  # noqa: PLC0415 - keeps --help light
+
+        return watch(args)
+    from overlapscope.cli.analysis_cache import load_analysis  # noqa: PLC0415 - as above
 
     stated = any(getattr(args, name) is not None for name in STATED)
     plain = len(args.inputs) == 1 and not (args.bandwidth or args.rank or args.comm or args.compute)
