@@ -31,6 +31,10 @@ class Slices(msgspec.Struct, frozen=True, kw_only=True):
     category: Callable[[int], str]
     name: Callable[[int], str]
     args: Callable[[int], Mapping[str, Any]] = lambda row: {}
+    leaves: Callable[[int], Sequence[int]] = lambda row: ()
+    """Numbers of the arrows that begin in a slice."""
+    arrives: Callable[[int], int | None] = lambda row: None
+    """The number of the arrow that ends in a slice; None for none."""
 
 
 class EventWriter(msgspec.Struct):
@@ -76,12 +80,21 @@ class EventWriter(msgspec.Struct):
                 )
 
     def _nesting(self, process: int, thread: int, shown: Slices, rows: Ints) -> Iterator[str]:
-        for start, length, label, args in self._rows_as_text(shown, rows):
+        for row, (start, length, label, args) in zip(rows.tolist(), self._rows_as_text(shown, rows), strict=True):
             self.events += 1
             yield (
                 f',\n{{"ph":"X",{label},"pid":{process},"tid":{thread},"ts":{microseconds(start)},'
                 f'"dur":{microseconds(length)}{args}}}'
             )
+            end = shown.arrives(row)
+            arrows = [*(f'"s","id":{each}' for each in shown.leaves(row)),
+                      *([] if end is None else [f'"f","bp":"e","id":{end}'])]  # fmt: skip
+            for each in arrows:
+                self.events += 1
+                yield (
+                    f',\n{{"ph":{each},"cat":"launch","name":"launch","pid":{process},"tid":{thread},'
+                    f'"ts":{microseconds(start)}}}'
+                )
 
     def _overlapping(self, process: int, shown: Slices, rows: Ints) -> Iterator[str]:
         for start, length, label, args in self._rows_as_text(shown, rows):

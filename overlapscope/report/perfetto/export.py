@@ -44,6 +44,8 @@ class _Figures(msgspec.Struct, frozen=True, kw_only=True):
     transfers: Mapping[int, Transfers]
     causes: Mapping[int, Causes]
     paths: FollowedPaths
+    on_cpu: bool
+    """Whether no device computes: causes have other words then."""
 
 
 class PerfettoTrace(msgspec.Struct):
@@ -110,6 +112,7 @@ def _figures(run: Run, choice: ExportSelection, known: CrossRank | None) -> _Fig
         transfers=transfers,
         causes=causes_of(run, together, coverage, graphs),
         paths=follow_paths(run, windows, together, graphs, _steps(windows, choice, together.clocks)),
+        on_cpu=not any(each.has_device for each in run.ranks.values()),
     )
 
 
@@ -147,7 +150,8 @@ def _to_common_clock(clocks: Clocks, rank: int, time_ns: int) -> int:
 
 
 def _earliest(timeline: RankTimeline, rank: int, clocks: Clocks) -> int:
-    starts = [timeline.spans.start_ns, timeline.steps.start_ns, timeline.annotations.start_ns]
+    tables = timeline.spans, timeline.steps, timeline.annotations, tracks.host_spans(timeline)
+    starts = [each.start_ns for each in tables]
     starts += [timeline.telemetry.time_ns[timeline.telemetry.time_ns != NONE]]
     first = [int(each.min()) for each in starts if each.size]
     return min((_to_common_clock(clocks, rank, each) for each in first), default=np.iinfo(np.int64).max)
@@ -176,11 +180,13 @@ def _rank_events(
         start, end = (clocks.aligned_ns(rank, times) for times in (shown.start_ns, shown.end_ns))
         return replace(shown, start_ns=start, end_ns=end)
 
+    launches, first_arrow = tracks.Launches.of(timeline, reach, steps), process << 32
     yield writer.process(process, f"rank {rank}")
     for shown in (
         tracks.steps_of(windows, figures.coverage[rank]),
-        tracks.why_exposed(figures.causes[rank], exposed),
-        *tracks.lanes(timeline, figures.transfers[rank], figures.causes[rank], reach, steps),
+        tracks.why_exposed(figures.causes[rank], exposed, on_cpu=figures.on_cpu),
+        *tracks.host_threads(timeline, launches, first_arrow),
+        *tracks.lanes(timeline, figures.transfers[rank], figures.causes[rank], launches, first_arrow),
         *tracks.annotations(timeline, reach),
     ):
         yield from writer.slices(process, on_clock(shown))

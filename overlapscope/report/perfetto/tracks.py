@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.common.cause_table import CAUSES
+from overlapscope.analysis.common.cause_table import CAUSES, cause_label
 from overlapscope.analysis.cross_rank.across_ranks import Transfers
 from overlapscope.analysis.exposure.exposed_causes import Causes
 from overlapscope.analysis.graph.path_segments import Segments
@@ -15,10 +16,23 @@ from overlapscope.analysis.graph.step_paths import FollowedPath
 from overlapscope.analysis.graph.walk import PARTS
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.steps import StepWindow
+from overlapscope.errors import HostEventsError
 from overlapscope.report.perfetto.call_args import CallArguments
 from overlapscope.report.perfetto.events import Slices
-from overlapscope.timeline.columns import DEVICE, NONE, SPAN_KINDS, SPAN_NOTES, Ints
+from overlapscope.timeline.columns import (
+    DEVICE,
+    HOST_SPAN_KINDS,
+    NONE,
+    OPERATION,
+    RUNTIME,
+    SPAN_KINDS,
+    SPAN_NOTES,
+    HostSpans,
+    Ints,
+    make,
+)
 from overlapscope.timeline.intervals import Intervals, intersection
+from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.run import RankTimeline, Run
 
 Mask = npt.NDArray[np.bool_]
@@ -61,8 +75,11 @@ def steps_of(windows: Sequence[StepWindow], coverage: Coverage) -> Slices:
     )
 
 
-def why_exposed(causes: Causes, chosen: Intervals | None) -> Slices:
-    """Return the track of exposed time by cause, cut to the chosen time."""
+def why_exposed(causes: Causes, chosen: Intervals | None, *, on_cpu: bool) -> Slices:
+    """Return the track of exposed time by cause, in the words of `analyze`, cut to the chosen time.
+
+    `on_cpu`: of a run in which no device computes.
+    """
     parts = []
     for cause in CAUSES:
         times = causes.busy[cause].intervals
@@ -76,28 +93,69 @@ def why_exposed(causes: Causes, chosen: Intervals | None) -> Slices:
         start_ns=np.concatenate([part.starts for part in parts]),
         end_ns=np.concatenate([part.ends for part in parts]),
         category=lambda row: "exposed",
-        name=lambda row: names[cause_of_row[row]],
+        name=lambda row: cause_label(names[cause_of_row[row]], on_cpu=on_cpu),
+        args=lambda row: {"cause": names[cause_of_row[row]]},
     )
 
 
+class Launches(msgspec.Struct, frozen=True, kw_only=True):
+    """The spans and host calls of a rank that are shown, and which call launched which span."""
+
+    spans: Mask
+    """By row in `Spans`."""
+    host: HostSpans
+    """Operations and calls to the runtime."""
+    calls: Mask
+    """By row in `host`."""
+    call_of_span: Ints
+    """Row in `host` of the call that launched a span; NONE without a record."""
+
+    @classmethod
+    def of(cls, timeline: RankTimeline, reach: Intervals | None, steps: frozenset[int] | None) -> Self:
+        """Choose what lies in the chosen time, spans that were launched in a chosen step, and what launched any."""
+        spans, host = timeline.spans, host_spans(timeline)
+        shown = touches(spans.start_ns, spans.end_ns, reach)
+        if steps is not None:
+            shown |= np.isin(spans.step, list(steps))
+        launched = launching_calls(host, spans.correlation, spans.launch_ns)
+        calls = touches(host.start_ns, host.end_ns, reach)
+        calls[launched[shown & (launched != NONE)]] = True
+        return cls(spans=shown, host=host, calls=calls, call_of_span=launched)
+
+
+def launching_calls(host: HostSpans, correlation: Ints, launch_ns: Ints) -> Ints:
+    """Return for each launch the row of the host call with its start and correlation; NONE where there is none."""
+    order = np.argsort(host.start_ns, kind="stable")
+    order = order[host.correlation[order] != NONE]
+    if not order.size:
+        return np.full(launch_ns.size, NONE, np.int64)
+    found = order[np.minimum(np.searchsorted(host.start_ns[order], launch_ns), order.size - 1)]
+    is_it = (host.start_ns[found] == launch_ns) & (host.correlation[found] == correlation) & (launch_ns != NONE)
+    return np.where(is_it, found, NONE)
+
+
+def host_spans(timeline: RankTimeline) -> HostSpans:
+    """Return operations and calls to the runtime; none where host events cannot be read any more."""
+    try:
+        return select_host_spans(timeline.host, (OPERATION, RUNTIME))
+    except HostEventsError:  # all else of the rank can be read
+        return make(HostSpans, 0)
+
+
 def lanes(
-    timeline: RankTimeline,
-    transfers: Transfers,
-    causes: Causes,
-    reach: Intervals | None,
-    steps: frozenset[int] | None,
+    timeline: RankTimeline, transfers: Transfers, causes: Causes, shown: Launches, first_arrow: int
 ) -> Iterator[Slices]:
-    """Yield a track per lane (stream or thread): spans in the chosen time, or launched in a chosen step."""
+    """Yield a track per lane (stream or thread); an arrow has the number of its span, from `first_arrow`."""
     spans = timeline.spans
-    chosen = touches(spans.start_ns, spans.end_ns, reach)
-    if steps is not None:
-        chosen |= np.isin(spans.step, list(steps))
     call_words = CallArguments(timeline, transfers, causes)
-    for lane, rows in _by_lane(spans.lane, chosen):
-        yield _lane_slices(timeline, lane, rows, call_words)
+    for lane, rows in _by_lane(spans.lane, shown.spans):
+        arrows = np.where(shown.call_of_span[rows] != NONE, rows + first_arrow, NONE).tolist()
+        yield _lane_slices(timeline, lane, rows, call_words, arrows)
 
 
-def _lane_slices(timeline: RankTimeline, lane: int, rows: Ints, call_words: CallArguments) -> Slices:
+def _lane_slices(
+    timeline: RankTimeline, lane: int, rows: Ints, call_words: CallArguments, arrows: Sequence[int]
+) -> Slices:
     spans = timeline.spans
     return Slices(
         track=lane_name(timeline, lane),
@@ -106,6 +164,30 @@ def _lane_slices(timeline: RankTimeline, lane: int, rows: Ints, call_words: Call
         category=lambda at: SPAN_KINDS[spans.kind[rows[at]]],
         name=lambda at: _name(timeline, int(spans.name[rows[at]])),
         args=lambda at: _span_args(timeline, int(rows[at]), call_words),
+        arrives=lambda at: None if arrows[at] == NONE else arrows[at],
+    )
+
+
+def host_threads(timeline: RankTimeline, shown: Launches, first_arrow: int) -> Iterator[Slices]:
+    """Yield a track per host thread with its operations and calls; arrows begin in the calls that launched."""
+    host = shown.host
+    launched = np.flatnonzero(shown.spans & (shown.call_of_span != NONE))
+    launched = launched[np.argsort(shown.call_of_span[launched], kind="stable")]
+    calls = shown.call_of_span[launched]
+    for lane, rows in _by_lane(host.lane, shown.calls):
+        first, last = (np.searchsorted(calls, rows, side) for side in ("left", "right"))
+        yield _host_slices(timeline, host, lane, rows, [launched + first_arrow, first, last])
+
+
+def _host_slices(timeline: RankTimeline, host: HostSpans, lane: int, rows: Ints, arrows: Sequence[Ints]) -> Slices:
+    numbers, first, last = arrows
+    return Slices(
+        track=f"operations of {lane_name(timeline, lane)}",
+        start_ns=host.start_ns[rows],
+        end_ns=host.end_ns[rows],
+        category=lambda at: HOST_SPAN_KINDS[host.kind[rows[at]]],
+        name=lambda at: _name(timeline, int(host.name[rows[at]])),
+        leaves=lambda at: numbers[first[at] : last[at]].tolist(),
     )
 
 

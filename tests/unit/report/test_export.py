@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import overlapscope
+from overlapscope.analysis.common.cause_table import cause_label
 from overlapscope.cli.main import main
 from overlapscope.loaded_run import LoadedRun
 from overlapscope.report.perfetto.events import MOST_TRACKS, EventWriter, Slices, nested
 from overlapscope.report.perfetto.export import ExportSelection, PerfettoTrace
-from overlapscope.timeline.columns import COMM, NONE, Telemetry, make
+from overlapscope.timeline.columns import COMM, NONE, OPERATION, RUNTIME, Telemetry, make
+from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.run import Run
 from tests.conftest import ROOT, shared_file
 from tests.integration.jobs.dag_job import Job, Kernel, run_of
@@ -50,6 +52,8 @@ class Read:
         self.base = exported["otherData"]["base_time_ns"]
         self.offsets = exported["otherData"]["clock_offset_ns"]
         self.slices: dict[tuple[str, str], list[tuple[int, int, str, dict[str, Any]]]] = defaultdict(list)
+        self.leaves: dict[int, tuple[str, str, int]] = {}
+        self.arrives: dict[int, tuple[str, str, int]] = {}
         self.counters: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
         processes: dict[int, str] = {}
         threads: dict[tuple[int, int], str] = {}
@@ -75,6 +79,14 @@ class Read:
             if event["ph"] == "C":
                 assert np.isfinite(float(event["args"]["value"]))
                 self.counters[processes[pid], event["name"]].append((start, float(event["args"]["value"])))
+                continue
+            if event["ph"] in "sf":
+                ends = self.leaves if event["ph"] == "s" else self.arrives
+                assert event["id"] not in ends
+                assert event["ph"] == "s" or event["bp"] == "e"
+                place = (pid, event["tid"])
+                assert start == last_start[place], "an arrow is bound to the slice before it"
+                ends[event["id"]] = processes[pid], threads[place], start
                 continue
             args = event.get("args", {})
             assert isinstance(args, dict)
@@ -119,11 +131,11 @@ def exported(source: str) -> tuple[LoadedRun, Read]:
 def test_every_span_is_there_at_its_time(source: str) -> None:
     loaded, read = exported(source)
     for rank, timeline in loaded.run.ranks.items():
-        spans, notes = timeline.spans, timeline.annotations
+        host = select_host_spans(timeline.host, (OPERATION, RUNTIME))
         offset = read.offsets.get(str(rank), 0)
         expected = sorted(
             (start - offset - read.base, end - offset - read.base, timeline.names[code])
-            for table in (spans, notes)
+            for table in (timeline.spans, timeline.annotations, host)
             for start, end, code in zip(
                 table.start_ns.tolist(), table.end_ns.tolist(), table.name.tolist(), strict=True
             )
@@ -140,6 +152,33 @@ def test_every_span_is_there_at_its_time(source: str) -> None:
 
 
 @pytest.mark.parametrize("source", REAL)
+def test_an_arrow_leads_from_each_recorded_launch_to_its_span(source: str) -> None:
+    loaded, read = exported(source)
+    assert read.leaves.keys() == read.arrives.keys()
+    for rank, timeline in loaded.run.ranks.items():
+        spans = timeline.spans
+        host = select_host_spans(timeline.host, (OPERATION, RUNTIME))
+        calls = set(zip(host.start_ns.tolist(), host.correlation.tolist(), strict=True))
+        launched = zip(spans.start_ns.tolist(), spans.launch_ns.tolist(), spans.correlation.tolist(), strict=True)
+        expected = sorted(
+            (launch, start) for start, launch, number in launched if (launch, number) in calls and number >= 0
+        )
+        offset = read.offsets.get(str(rank), 0) + read.base
+        found = sorted(
+            (read.leaves[each][2] + offset, start + offset)
+            for each, (process, _, start) in read.arrives.items()
+            if process == f"rank {rank}"
+        )
+        assert len(found) == len(expected)
+        assert all(
+            abs(a - b) <= 1 for one, other in zip(found, expected, strict=True) for a, b in zip(one, other, strict=True)
+        )
+        assert not expected or all(track.startswith("operations of ") for _, track, _ in read.leaves.values())
+    if source.startswith("kineto"):
+        assert len(read.arrives) > 100
+
+
+@pytest.mark.parametrize("source", REAL)
 def test_causes_and_paths_add_up_as_the_analysis_says(source: str) -> None:
     loaded, read = exported(source)
     analysis = loaded.analysis()
@@ -153,8 +192,9 @@ def test_causes_and_paths_add_up_as_the_analysis_says(source: str) -> None:
             assert until - begin == step.window_ns
             assert args["exposed_comm_ns"] == step.exposed_comm_ns
             sums: Counter[str] = Counter()
-            for start, end, name, _ in causes:
-                sums[name] += max(0, min(end, until) - max(start, begin))
+            for start, end, name, known in causes:
+                assert name == cause_label(known["cause"], on_cpu=not analysis.run.has_device)
+                sums[known["cause"]] += max(0, min(end, until) - max(start, begin))
             assert {name: total for name, total in sums.items() if total} == step.causes
     parts: dict[Any, Counter[str]] = defaultdict(Counter)
     for track in ("critical path", "critical path of every other step"):
@@ -171,7 +211,7 @@ def test_collectives_tell_what_is_known_of_them() -> None:
     run, calls = loaded.run, 0
     for rank, timeline in run.ranks.items():
         for (process, track), slices in read.slices.items():
-            if process != f"rank {rank}" or track.startswith("annotations"):
+            if process != f"rank {rank}" or track.startswith(("annotations", "operations")):
                 continue
             for start, end, name, args in slices:
                 if name.startswith("gloo:"):
