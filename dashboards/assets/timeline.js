@@ -8,11 +8,12 @@
   const PERFETTO_MS = 30000;  // for Perfetto to load
   const STATE = ["t0", "t1", "ranks", "mode", "q", "show", "chain"];
   const STILL = 4;  // pixels that a click may move
+  const BESIDE = 270;  // pixels of the page beside the time axis, until it is drawn
   const WHEEL_LINE = 16;  // pixels of a wheel that counts lines
   let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, marks = [];
   let perfettoUrl = null, rasters = [], over = null, pressed = null, serial = 0, first = null;
   let asked = 0, busy = false, again = false, latest = null, hovered = null, chaining = 0, launch = [], near = null, seeking = false;
-  const chains = () => window.overlapscopeChain;
+  const chains = () => window.overlapscopeChain, minimap = () => window.overlapscopeMinimap;
 
   const page = () => location.pathname.replace(/\/+$/, "");
   const graph = () => document.querySelector("#timeline-figure.js-plotly-plot");
@@ -35,7 +36,7 @@
   function width() {
     const plot = graph();
     const size = plot && plot._fullLayout && plot._fullLayout._size ? plot._fullLayout._size.w : 0;
-    return size > 0 ? Math.round(size / 10) * 10 : 1100;
+    return Math.round((size > 0 ? size : Math.max(Math.min(window.innerWidth, 1680) - BESIDE, 200)) / 10) * 10;
   }
 
   // Move the window at once, with the current picture; the exact picture follows.
@@ -49,6 +50,7 @@
     view = next;
     address(next);
     modes();
+    minimap().frame(next.t0, next.t1);
     clearTimeout(waiting);
     if (quiet) waiting = setTimeout(send, QUIET_MS);
     else send();
@@ -59,7 +61,7 @@
     STATE.concat("at").forEach((name) => {
       if (name !== "chain" && state[name] !== undefined && state[name] !== null && state[name] !== "") values.set(name, state[name]);
     });
-    if (graph()) values.set("width", width());
+    values.set("width", width());
     return values;
   }
 
@@ -252,6 +254,8 @@
       paint(place);
       lines();
       mark(place);
+      const size = place._fullLayout._size, around = { whole: whole, t0: view.t0, t1: view.t1, left: size.l, width: size.w };
+      minimap().draw(Object.assign(around, given.minimap));
       restate();
       if (seeking && found.number) go("next");
       seeking = false;
@@ -619,7 +623,9 @@
   // The first view is requested before the page is laid out.
   function early() {
     if (!/^\/runs\/[^/]+\/timeline$/.test(page())) return;
-    first = { address: location.pathname + location.search, answer: fetch(page() + "/view" + location.search) };
+    const asked = new URLSearchParams(location.search);
+    asked.set("width", width());
+    first = { address: location.pathname + location.search, answer: fetch(page() + "/view?" + asked) };
     first.answer.catch(() => null);
   }
 
@@ -640,6 +646,7 @@
     chaining += 1;
     chains().hide();
     chains().with({ close: unfollow, go: fit, see: see });
+    minimap().with((t0) => { if (view && here()) ask({ t0: t0, t1: t0 + view.t1 - view.t0 }, true); });
     describe(document.getElementById("timeline-pointed"), NOTHING);
     const own = first && first.address === location.pathname + location.search ? first.answer : null;
     first = null;

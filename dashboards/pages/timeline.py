@@ -51,12 +51,7 @@ def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
                 html.Div(id="timeline-pointed", className="tl-pointed", role="status", **aria(live="polite")),
                 html.Div(
                     [
-                        html.Div(
-                            [html.Canvas(id="timeline-map", **aria(hidden="true")), place,
-                             html.Div(id="timeline-drawn", className="tl-drawn", **aria(hidden="true"))],
-                            className="chart tl-chart", role="img", id="timeline-chart",
-                            **aria(label="Timeline of ranks. The table below has the same figures. " + KEYS),
-                        ),
+                        html.Div([_minimap(), _chart(place)], className="tl-main"),
                         html.Aside(id="timeline-chain", className="tl-chain", hidden=True,
                                    **aria(label="Blocking chain")),
                     ],
@@ -71,6 +66,25 @@ def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
         dcc.Store(id="timeline-laid", data=f"{opened.revision} {json.dumps(state)}"),
         dcc.Store(id="timeline-echo"),
     ]  # fmt: skip
+
+
+def _chart(place: Component) -> Component:
+    return html.Div(
+        [html.Canvas(id="timeline-map", **aria(hidden="true")), place,
+         html.Div(id="timeline-drawn", className="tl-drawn", **aria(hidden="true"))],
+        className="chart tl-chart", role="img", id="timeline-chart",
+        **aria(label="Timeline of ranks. The table below has the same figures. " + KEYS),
+    )  # fmt: skip
+
+
+def _minimap() -> Component:
+    """Return the row above the chart, which `assets/minimap.js` fills: the whole recording, and the window in it."""
+    states = aria(label="Window in the recording", valuemin="0", valuemax="100", valuenow="0", orientation="horizontal")
+    return html.Div(
+        [html.Canvas(**aria(hidden="true")), html.Div(className="tl-frame")],
+        id="timeline-minimap", className="tl-minimap", role="slider", tabIndex=0,
+        title="The whole recording; drag the frame to move the window", **states,
+    )  # fmt: skip
 
 
 def register(app: Dash, site: Site) -> None:

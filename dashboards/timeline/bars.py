@@ -63,7 +63,35 @@ def span_bars(
         plain_bars = {name: whole[name] for name in whole if not name.startswith(("text", "inside", "hover"))}
         drawn[drawn.index(whole)] = {**plain_bars, "textposition": "none", "hoverinfo": "skip"}
         drawn += [_bars("exposed", starts, ends, places, origin) | {"hoverinfo": "skip"}, seen_through]
-    return drawn
+    return [*drawn, *_names_of_cut(source, query, lower, found, room, origin)]
+
+
+def _names_of_cut(
+    source: TimelineSource, query: TimelineQuery, lower: Sequence[LaneRow], found: Sequence[Ints], width: int,
+    origin: DrawingOrigin,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Return the names of spans that began before the window, at its begin: one a lane, of the one that began last.
+
+    The bars themselves stay where they ran, as a figure may be moved without asking for another one.
+    """
+    window, cut = query.window, []
+    for at, (row, rows) in enumerate(zip(lower, found, strict=True)):
+        if row.lane is None or not width:
+            continue
+        begun = rows[(row.lane.start_ns[rows] < window.start_ns) & (row.lane.end_ns[rows] > window.start_ns)]
+        if begun.size:
+            timeline, place = source.tables(row.rank), int(begun[-1])
+            code = int(timeline.spans.name[row.lane.rows[place]])
+            cut.append(
+                (at, int(row.lane.end_ns[place]), timeline.names[code][:MAX_LETTERS] if code >= 0 else "unnamed")
+            )
+    if not cut:
+        return []
+    start, end = np.full(len(cut), window.start_ns), np.minimum([each[1] for each in cut], window.end_ns)
+    bars = _bars("idle", start, end, np.array([each[0] for each in cut]), origin)
+    words = _named([each[2] for each in cut], start, end, query, width)
+    return [{**bars, **words, "name": "names", "marker": {"color": "rgba(0,0,0,0)", "line": {"width": 0}},
+             "hoverinfo": "skip", "hovertemplate": None}]  # fmt: skip
 
 
 def _kind_trace(

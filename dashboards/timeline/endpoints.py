@@ -30,6 +30,7 @@ from overlapscope_dashboards.timeline.blocking_chain import blocking_chain
 from overlapscope_dashboards.timeline.figure import WIDTH
 from overlapscope_dashboards.timeline.labels import NAMES
 from overlapscope_dashboards.timeline.query import TimelineQuery, format_ranks, parse_timeline_query
+from overlapscope_dashboards.timeline.raster import state_rgba
 from overlapscope_dashboards.timeline.source import source_of
 from overlapscope_dashboards.timeline.view import TimelineView
 
@@ -98,6 +99,10 @@ def _view(site: Site, opened: OpenRun, given: Mapping[str, str]) -> bytes:
         "mean_of": f"mean of {count(shown.ranks, 'rank')}",
         "take": run_address(opened.id, "timeline") + perfetto.tail(state),
         "perfetto": site.perfetto_url,
+        "minimap": {
+            "cells": "".join(map(str, source.overview.cells)), "cell_ns": source.overview.cell_ns,
+            "colours": state_rgba(),
+        },
     }  # fmt: skip
     encoded = msgspec.json.encode(head)
     return b"".join((len(encoded).to_bytes(4, "little"), encoded, *(each.cells for each in shown.rasters)))

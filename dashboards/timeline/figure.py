@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from overlapscope.analysis.per_rank.occupancy import spent_together
 from overlapscope.timeline.columns import Ints
@@ -30,6 +31,10 @@ WIDTH: Final = 1_100
 """Pixels of the time axis until the browser sends its width."""
 MAX_STEPS: Final = 40
 """Most steps in view for which each is marked."""
+LABEL_LETTERS: Final = 18
+"""Most characters of the label of a row."""
+LABEL_PIXELS: Final = 48
+"""Room that the label of a step needs."""
 TICK_SPACING: Final = {"ticks": "outside", "ticklen": 5, "tickcolor": "rgba(0,0,0,0)"}
 """Transparent ticks, as space between rows and their labels."""
 _AXES: Final = tuple(
@@ -67,7 +72,7 @@ def draw(source: TimelineSource, query: TimelineQuery, width: int) -> DrawnTimel
     lanes = draw_lanes(source, query, width)
     upper = max(len(rows), 1) * map_row_pixels(len(rows))
     below = len(lanes.rows) * LANE_PIXELS
-    layout = _layout(source, query, rows, lanes.rows, upper, below)
+    layout = _layout(source, query, rows, lanes.rows, upper, below, width)
     return DrawnTimeline(
         figure=figure([*_AXES, *lanes.traces], layout=layout),
         rasters=[map_raster(map_cells(spent, query.mode), query.mode, bins)],
@@ -103,10 +108,11 @@ def _layout(
     lower: Sequence[LaneRow],
     upper: int,
     below: int,
+    width: int,
 ) -> dict[str, Any]:
     inside = upper + GAP_PIXELS + below
     window = [axis_ms(query.window.start_ns), axis_ms(query.window.end_ns)]
-    shapes, notes = _step_marks(source, query)
+    shapes, notes = _step_marks(source, query, width)
     first = [at for at, row in enumerate(lower) if at == 0 or lower[at - 1].rank != row.rank]
     shapes += [
         {"type": "line", "xref": "paper", "yref": "y2", "x0": 0, "x1": 1, "y0": at - 0.5, "y1": at - 0.5,
@@ -143,11 +149,17 @@ def _layout(
 
 
 def _row_label(row: LaneRow, *, is_first: bool) -> str:
-    return (f"<b>{row.rank}</b>  " if is_first and row.rank != NO_RANK else "") + plain(row.label[:18])
+    label = row.label if len(row.label) <= LABEL_LETTERS else row.label[: LABEL_LETTERS - 1] + "…"
+    return (f"<b>{row.rank}</b>  " if is_first and row.rank != NO_RANK else "") + plain(label)
 
 
-def _step_marks(source: TimelineSource, query: TimelineQuery) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return marks (lines, labels) of the step starts of the first selected rank."""
+def _step_marks(
+    source: TimelineSource, query: TimelineQuery, width: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return marks (lines, labels) of the step starts of the first selected rank; a label where there is room for it.
+
+    The label of a step that began before the window stands at its begin.
+    """
     inside = [
         (step.step, start)
         for step, start, end in source.steps(query.ranks[0])
@@ -160,9 +172,11 @@ def _step_marks(source: TimelineSource, query: TimelineQuery) -> tuple[list[dict
          "line": {"color": "rgba(134,142,150,0.9)", "width": 1, "dash": "dot"}, "name": "step"}
         for _, start in inside
     ]  # fmt: skip
+    starts = [max(start, query.window.start_ns) for _, start in inside]
+    rooms = np.diff([*starts, query.window.end_ns]) * width / query.window.length_ns
     notes = [
-        {"x": axis_ms(max(start, query.window.start_ns)), "y": 1, "xref": "x", "yref": "paper",
+        {"x": axis_ms(start), "y": 1, "xref": "x", "yref": "paper",
          "text": f"step {number}", "showarrow": False, "xanchor": "left", "yanchor": "bottom", "font": {"size": 11}}
-        for number, start in inside
+        for (number, _), start, room in zip(inside, starts, rooms.tolist(), strict=True) if room >= LABEL_PIXELS
     ]  # fmt: skip
     return lines, notes

@@ -33,13 +33,15 @@ from overlapscope_dashboards.runs.recent import RecentCache
 from overlapscope_dashboards.timeline.cache import RankStates, States, load_states, save_states
 from overlapscope_dashboards.timeline.call_links import CallLinks
 from overlapscope_dashboards.timeline.coarse_sums import CoarseSums
-from overlapscope_dashboards.timeline.heat_map import map_rows, time_by_row
+from overlapscope_dashboards.timeline.heat_map import DOMINATING, map_cells, map_rows, time_by_row
 from overlapscope_dashboards.timeline.lanes import MAX_RANKS, RankLanes, lanes_of
 from overlapscope_dashboards.timeline.tracks import HostTracks, Track, host_tracks, path_track
 from overlapscope_dashboards.timeline.window import TimeWindow, edges
 
 LARGE: Final = 2_000_000
 """Number of spans from which a run is large: its states are shown before the rest is read."""
+OVERVIEW_CELLS: Final = 500
+"""Cells of a row that shows the whole run; about so many."""
 MAX_CACHED_RANKS: Final = 2 * MAX_RANKS
 """Ranks whose tables, lanes and call figures are cached: those of two views."""
 
@@ -51,6 +53,14 @@ class CrossRankFigures(msgspec.Struct, frozen=True, kw_only=True):
     links: CallLinks
     transfers: Mapping[int, Transfers]
     causes: Mapping[int, Causes]
+
+
+class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole run as one row."""
+
+    cells: list[int]
+    """The state (`STATES`) in which all ranks together spent most of each cell."""
+    cell_ns: int
 
 
 class AlignedStates(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +153,7 @@ class TimelineSource:
         if not kept.states:
             raise InputError("no span times were recorded, so there is no timeline")
         self.ranks = tuple(kept.states)
+        self._overview: tuple[AlignedStates, RunOverview] | None = None
         self.snapshot = AlignedStates.of(kept)
         """Read it once for values that must be consistent: it is replaced when clocks become known."""
 
@@ -177,6 +188,16 @@ class TimelineSource:
     def whole(self) -> TimeWindow:
         """The window of the whole run."""
         return self.snapshot.whole
+
+    @property
+    def overview(self) -> "RunOverview":
+        """The whole run as one row of cells, computed once for each snapshot."""
+        snapshot = self.snapshot
+        if self._overview is None or self._overview[0] is not snapshot:
+            bins = snapshot.bins(snapshot.whole, OVERVIEW_CELLS)
+            cells = map_cells(snapshot.spent(bins).sum(axis=0, keepdims=True), DOMINATING)[0]
+            self._overview = snapshot, RunOverview(cells=cells.tolist(), cell_ns=int(bins[1] - bins[0]))
+        return self._overview[1]
 
     @property
     def is_working(self) -> bool:

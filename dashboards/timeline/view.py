@@ -34,7 +34,7 @@ from overlapscope_dashboards.timeline.raster import Raster
 from overlapscope_dashboards.timeline.same_step import same_step
 from overlapscope_dashboards.timeline.search import SearchHits, find_spans, next_hit
 from overlapscope_dashboards.timeline.source import TimelineSource
-from overlapscope_dashboards.timeline.tracks import HOST, PATH, launching_call
+from overlapscope_dashboards.timeline.tracks import HOST, PATH, launching_call, python_stack
 from overlapscope_dashboards.timeline.window import TimeWindow, around
 
 MAX_ROWS: Final = 64
@@ -43,6 +43,12 @@ MAX_LISTED: Final = 50
 """Most spans of the table."""
 MAX_DRAWN: Final = 32
 """Most cached figures of a run."""
+
+
+MAX_FRAMES: Final = 4
+"""Most frames of a Python stack that are named: the innermost."""
+MAX_FRAME: Final = 60
+"""Most characters of each."""
 
 
 class TimelineView(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,7 +208,10 @@ def _launch(source: TimelineSource, rank: int, row: int) -> tuple[list[str], lis
     begun, start = source.aligned(rank, np.array([calls.start_ns[call], spans.start_ns[row]])).tolist()
     name = (timeline.name(int(calls.name[call])) or "a call")[:MAX_NAME]
     arrow = [(rank, int(calls.lane[call]), begun / 1e6), (rank, int(spans.lane[row]), start / 1e6)]
-    return [f"launched by {name} {format_duration(start - begun)} before"], arrow
+    said = [f"launched by {name} {format_duration(start - begun)} before"]
+    stack = python_stack(host, int(calls.lane[call]), int(calls.start_ns[call]))[-MAX_FRAMES:]
+    frames = [(timeline.name(int(host.frames.name[row])) or "?")[:MAX_FRAME] for row in stack.tolist()]
+    return [*said, *([f"in Python: {' > '.join(frames)}"] if frames else [])], arrow
 
 
 def _marks(

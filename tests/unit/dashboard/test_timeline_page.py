@@ -108,6 +108,44 @@ def test_every_span_in_view_is_drawn_once_where_it_ran(source: TimelineSource, o
         assert result[key] == pytest.approx((start, length), abs=1e-6)
 
 
+def test_a_span_that_began_before_the_window_has_its_name_in_view(source: TimelineSource) -> None:
+    lane = source.lanes(source.ranks[0]).lanes[0]
+    longest = int((lane.end_ns - lane.start_ns).argmax())
+    start, end = int(lane.start_ns[longest]), int(lane.end_ns[longest])
+    window = {"t0": str((start + end) // 2), "t1": str((start + end) // 2 + (end - start))}
+    query = whole(source, ranks=str(source.ranks[0]), **window)
+    shown = draw(source, query, 1_000).figure["data"]
+    (names,) = (trace for trace in shown if trace["name"] == "names")
+    timeline = source.tables(source.ranks[0])
+    name = timeline.names[int(timeline.spans.name[lane.rows[longest]])]
+    assert names["text"][0].rstrip("…")
+    assert name.startswith(names["text"][0].rstrip("…"))
+    assert figure_numbers(names["base"])[0] == query.window.start_ns / 1e6
+    exact = [figure_numbers(each["base"]) for each in shown if each["type"] == "bar" and each["name"] != "names"]
+    assert any((each == start / 1e6).any() for each in exact), "its bar stays where it ran"
+
+
+def test_labels_of_steps_do_not_lie_on_each_other(source: TimelineSource) -> None:
+    steps = source.steps(source.ranks[0])
+    (_, _, _), (second, start, end) = steps[:2]
+    near = whole(source, t0=str(start - (end - start) // 100), t1=str(end))
+    words = [note["text"] for note in draw(source, near, 1_000).figure["layout"]["annotations"]]
+    assert words == [f"step {second.step}"]
+    words = [note["text"] for note in draw(source, whole(source), 1_000).figure["layout"]["annotations"]]
+    assert words == [f"step {each.step}" for each, _, _ in steps]
+
+
+def test_the_row_of_the_whole_run_shows_the_state_of_most_time_in_each_cell(source: TimelineSource) -> None:
+    shown = source.overview
+    assert len(shown.cells) * shown.cell_ns >= source.whole.length_ns
+    assert (len(shown.cells) - 1) * shown.cell_ns < source.whole.length_ns
+    for at in range(0, len(shown.cells), 37):
+        window = TimeWindow(start_ns=at * shown.cell_ns, end_ns=(at + 1) * shown.cell_ns)
+        spent = np.sum(list(times_in_window(source, window, source.ranks).values()), axis=0)
+        assert spent[shown.cells[at]] == spent.max()
+    assert source.overview is shown, "computed once"
+
+
 def test_where_too_many_spans_are_in_view_it_says_how_many(
     source: TimelineSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -483,6 +521,37 @@ def test_buttons_keys_and_drag_move_the_window_and_the_address(browser: Any, ser
     changes(lambda: page.keyboard.press("w"))
     changes(lambda: page.keyboard.press("d"))
     changes(lambda: page.keyboard.press("a"))
+    changes(lambda: page.locator("[data-timeline=in]").click())
+    window = {name: int(query(page)[name][0]) for name in ("t0", "t1")}
+    strip, frame = (page.locator(each).bounding_box() for each in (".tl-minimap canvas", ".tl-frame"))
+    shown = page.evaluate(
+        "() => [document.querySelector('#timeline-figure')._fullLayout._size].map((s) => [s.l, s.w])[0]"
+    )
+    figure = page.locator("#timeline-figure").bounding_box()
+    assert strip["x"] == pytest.approx(figure["x"] + shown[0], abs=2)
+    assert strip["width"] == pytest.approx(shown[1], abs=2)
+    run_ns = source_of(site.run(ids(site)["baseline"])).whole.length_ns
+    assert frame["x"] - strip["x"] == pytest.approx(window["t0"] / run_ns * shown[1], abs=2)
+    assert frame["width"] == pytest.approx((window["t1"] - window["t0"]) / run_ns * shown[1], abs=4)
+
+    def pull() -> None:
+        middle = frame["y"] + frame["height"] / 2
+        page.mouse.move(frame["x"] + frame["width"] * 0.4, middle)
+        page.mouse.down()
+        page.mouse.move(frame["x"] + frame["width"] * 0.4 - 40, middle, steps=4)
+        page.mouse.up()
+
+    changes(pull)
+    pulled = {name: int(query(page)[name][0]) for name in ("t0", "t1")}
+    assert pulled["t1"] - pulled["t0"] == window["t1"] - window["t0"]
+    assert window["t0"] - pulled["t0"] == pytest.approx(40 / shown[1] * run_ns, rel=0.05)
+    changes(lambda: page.mouse.click(strip["x"] + 1, strip["y"] + 8))
+    assert int(query(page).get("t0", ["0"])[0]) == 0
+    page.locator("#timeline-minimap").focus()
+    changes(lambda: page.keyboard.press("ArrowRight"))
+    slider = page.locator("#timeline-minimap")
+    assert 0 < int(slider.get_attribute("aria-valuenow")) < 100
+    assert " ms of 0.000 to " in slider.get_attribute("aria-valuetext")
     changes(lambda: page.keyboard.press("0"))
     assert when() == all_of_it
     assert "t0" not in query(page)

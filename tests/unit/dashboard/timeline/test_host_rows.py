@@ -8,7 +8,7 @@ import pytest
 
 from overlapscope.analysis.graph.step_paths import follow_paths
 from overlapscope.analysis.per_rank.steps import step_windows
-from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, RUNTIME
+from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, PYTHON, RUNTIME
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import NotFound, Site, run_address
 from overlapscope_dashboards.timeline import bars, view
@@ -127,6 +127,31 @@ def test_the_figure_shows_them_on_demand_and_their_cover_where_they_are_many(
         if row.track.label == "calls":
             assert set(cells[at].tolist()) == {0, 1 + TRACK_COLOURS.index("launch")}
     assert sum(figure_numbers(each["x"]).size for each in many if each["type"] == "bar") <= 10
+
+
+def test_a_launched_span_says_where_in_python_it_was_launched() -> None:
+    folder = shared_file("kineto/tracelens_mi300_resnet_act_checkpoint.json.gz")
+    site = Site([folder])
+    opened = site.run(site.find_runs().runs[0].id)
+    source, timeline = source_of(opened), opened.run.ranks[0]
+    host, asked = timeline.host, whole(source)
+    python = [each for each in range(host.start_ns.size) if host.kind[each] == PYTHON]
+    said = 0
+    for row in range(0, timeline.spans.start_ns.size, 97):
+        number = int(timeline.spans.correlation[row])
+        calls = [at for at in np.flatnonzero(host.kind == RUNTIME).tolist() if host.correlation[at] == number >= 0]
+        found = view.point(source, asked, 1_000, {"key": f"0:{row}"})
+        shown = [each.removeprefix("in Python: ").split(" > ") for each in found.parts if each.startswith("in Python")]
+        if not calls:
+            assert shown == []
+            continue
+        begun, lane = int(host.start_ns[calls[0]]), int(host.lane[calls[0]])
+        around = [at for at in python if host.lane[at] == lane and host.start_ns[at] <= begun < host.end_ns[at]]
+        around.sort(key=lambda at: (int(host.start_ns[at]), -int(host.end_ns[at])))
+        names = [timeline.names[host.name[at]][: view.MAX_FRAME] for at in around][-view.MAX_FRAMES :]
+        assert shown == ([names] if names else [])
+        said += bool(names)
+    assert said > 3
 
 
 def test_the_arrow_of_a_span_leads_from_the_call_with_its_correlation(own: TimelineSource, traced: OpenRun) -> None:
