@@ -208,7 +208,7 @@ def test_axe_finds_nothing_in_light_and_dark(root: Path, address: str, visit: Vi
     assert found == []
 
 
-def test_the_readme_shows_the_overview(
+def test_the_documentation_shows_the_overview(
     visit: Visitor, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -223,4 +223,4 @@ def test_the_readme_shows_the_overview(
         assert each.startswith(b"\x89PNG")
         assert len(each) <= MAX_SHOWN_BYTES
         assert (int.from_bytes(each[16:20]), int.from_bytes(each[20:24])) == (1280, SHOWN_HEIGHT)
-    assert f"](docs/{SHOWN.name})" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"]({SHOWN.name})" in (ROOT / "docs" / "dashboard.md").read_text(encoding="utf-8")
