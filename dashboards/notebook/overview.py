@@ -12,9 +12,10 @@ from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.report.formats.svg import escaped
 from overlapscope.report.formatting import EXPLAIN, count, inert, ms, percent
 from overlapscope.report.text import analysis as text
+from overlapscope.report.text import throughput
 from overlapscope.report.text.advice import gain_with_cost
 from overlapscope_dashboards.notebook.looks import background
-from overlapscope_dashboards.views.overview import StepParts, lead, step
+from overlapscope_dashboards.views.overview import StepParts, step
 
 MOST_ADVISED: Final = 3
 MOST_WARNINGS: Final = 3
@@ -43,7 +44,8 @@ def overview_html(analysis: Analysis) -> str:
 
 
 def _overview(analysis: Analysis, parts: StepParts) -> Iterator[str]:
-    first, *others = lead(analysis)
+    first, *others = [line for line in text.sentence(analysis).splitlines() if line]
+    others += throughput.lines(analysis.throughput, analysis.headline)
     yield f"<p>{escaped(text.headline(analysis))}</p>"
     yield f'<p class="lead">{escaped(first)}</p>'
     yield from (f"<p>{escaped(each)}</p>" for each in others)

@@ -28,13 +28,13 @@ class Slices(msgspec.Struct, frozen=True, kw_only=True):
     track: str
     start_ns: Ints
     end_ns: Ints
-    category: Callable[[int], str]
-    name: Callable[[int], str]
-    args: Callable[[int], Mapping[str, Any]] = lambda row: {}
     leaves: Callable[[int], Sequence[int]] = lambda row: ()
     """Numbers of the arrows that begin in a slice."""
     arrives: Callable[[int], int | None] = lambda row: None
     """The number of the arrow that ends in a slice; None for none."""
+    category: Callable[[int], str]
+    name: Callable[[int], str]
+    args: Callable[[int], Mapping[str, Any]] = lambda row: {}
 
 
 class EventWriter(msgspec.Struct):
