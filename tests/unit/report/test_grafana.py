@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.parser import text_string_to_metric_families as prometheus_text
 
 import overlapscope
 from overlapscope.report.formats import openmetrics
@@ -30,6 +31,12 @@ def metrics() -> dict[str, set[str]]:
     """Return the labels of each metric of a real run."""
     text = openmetrics.render(overlapscope.load(ROOT / "traces" / "baseline").analysis())
     return {sample.name: set(sample.labels) for each in text_string_to_metric_families(text) for sample in each.samples}
+
+
+def test_prometheus_own_format_reads_the_same_file(metrics: dict[str, set[str]]) -> None:
+    """As the textfile collector and the Pushgateway read it."""
+    text = openmetrics.render(overlapscope.load(ROOT / "traces" / "baseline").analysis())
+    assert {each.name for family in prometheus_text(text) for each in family.samples} == set(metrics)
 
 
 def targets(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
