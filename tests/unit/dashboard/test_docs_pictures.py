@@ -21,8 +21,6 @@ SHOWN = FOLDER / "shown.json"
 WIDTH, MAX_BYTES, MAX_ALL_BYTES, QUALITY = 1200, 80_000, 600_000, 82
 STEP = "?t0=278000000&t1=424000000"
 """One step of the run, in ns from the run's start."""
-LATE = "?ranks=4,6&show=host&chain=loss"
-"""The longest time without compute, explained, with a rank that waits for it."""
 DRAWN = """() => [...document.querySelectorAll(".tl-chart")].every((each) => each.querySelector(".barlayer path"))"""
 """The timeline asks for its bars when its axes stand already."""
 WORDS = """(height) => {
@@ -70,7 +68,8 @@ def of_gpus(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> dict[str,
     run = ids(Site([folder]))["megatron_tp8"]
     pages = {
         "gpu_overview": (run_address(run), 720),
-        "gpu_chain": (run_address(run, "timeline") + LATE, 900),
+        # The longest time without compute, explained, with a rank that waits for it.
+        "gpu_chain": (run_address(run, "timeline") + "?ranks=4,6&show=host&chain=loss", 900),
     }
     return photographed(folder, pages, browser)
 
