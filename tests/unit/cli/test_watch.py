@@ -32,7 +32,7 @@ from overlapscope.cli.main import main
 watch.LOOK_SECONDS = 0.05
 sys.exit(main())
 """, "analyze", "--watch"]  # fmt: skip
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 @contextmanager
