@@ -23,6 +23,14 @@ STEP = "?t0=278000000&t1=424000000"
 """One step of the run, in ns from the run's start."""
 DRAWN = """() => [...document.querySelectorAll(".tl-chart")].every((each) => each.querySelector(".barlayer path"))"""
 """The timeline asks for its bars when its axes stand already."""
+FOLLOWED = """() => {
+  const asked = new URLSearchParams(location.search), plot = document.querySelector("#timeline-figure");
+  if (!asked.has("chain")) return true;
+  const begin = plot && plot._fullLayout ? plot._fullLayout.xaxis.range[0] : NaN;
+  return asked.has("t0") && document.querySelectorAll(".tl-step").length && document.querySelector(".tl-drawn .disc")
+    && Math.abs(begin - asked.get("t0") / 1e6) < 0.001;
+}"""
+"""A chain comes after the first view, whose window it then changes."""
 WORDS = """(height) => {
   const words = [], walk = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
   for (let node = walk.nextNode(); node; node = walk.nextNode()) {
@@ -69,7 +77,7 @@ def of_gpus(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> dict[str,
     pages = {
         "gpu_overview": (run_address(run), 720),
         # The longest time without compute, explained, with a rank that waits for it.
-        "gpu_chain": (run_address(run, "timeline") + "?ranks=4,6&show=host&chain=loss", 900),
+        "gpu_chain": (run_address(run, "timeline") + "?ranks=4,6&show=host&chain=loss", 860),
     }
     return photographed(folder, pages, browser)
 
@@ -83,6 +91,7 @@ def photographed(folder: Path, pages: dict[str, tuple[str, int]], browser: Any) 
     for name, (path, height) in pages.items():
         page.goto(address + path)
         page.wait_for_function(STANDS, timeout=PATIENCE_MS)
+        page.wait_for_function(FOLLOWED, timeout=PATIENCE_MS)
         page.wait_for_function(DRAWN, timeout=PATIENCE_MS)
         clip = {"x": 0, "y": 0, "width": WIDTH, "height": height, "scale": 1}
         shot = devtools.send("Page.captureScreenshot", {"format": "webp", "quality": QUALITY, "clip": clip})
