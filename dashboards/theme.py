@@ -1,8 +1,7 @@
 """Colours and figures: one palette for the light and the dark theme, one plotly template, one plotly configuration.
 
-The colours are Okabe and Ito's set for colour-blind readers, darkened where a white background needs it: each has a
-contrast of 3 or more against both backgrounds (tested). So figures need no second set of colours: the style sheet alone
-makes text and lines of a chart dark or light. For that, text in figures must have no colour of its own.
+Figures need no second set of colours (`report/palette.py`): the style sheet alone makes text and lines of a chart dark
+or light. For that, text in figures must have no colour of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,23 +9,13 @@ from typing import Any, Final
 
 from overlapscope.analysis.common.cause_table import CAUSES, IDLE_CAUSES, Cause
 from overlapscope.report.formatting import inert, one_row
+from overlapscope.report.palette import PALETTE, SEQUENCE
 from overlapscope.report.verdicts import TONES
 
-COLOURS: Final[Mapping[str, str]] = {
-    "exposed": "#d55e00",
-    "hidden": "#009e73",
-    "compute": "#5b8db8",
-    "copy": "#b5679b",
-    "idle": "#868e96",
-    "waiting": "#b88400",
-    "launch": "#8a6bbf",
-    "host": "#92735f",
-    "accent": "#0f7fc0",
-}
+COLOURS: Final[Mapping[str, str]] = {name: each.rgb for name, each in PALETTE.items()}
 """Colour by meaning; the style sheet calls them `--c-NAME`."""
-SEQUENCE: Final = ("accent", "exposed", "hidden", "waiting", "copy", "launch", "compute", "idle")
-"""The order of colours for series without a meaning of their own."""
-HEAT_SCALE: Final = ((0.0, "rgba(213,94,0,0.04)"), (1.0, "rgba(213,94,0,1)"))
+_EXPOSED: Final = ",".join(str(int(COLOURS["exposed"][at : at + 2], 16)) for at in (1, 3, 5))
+HEAT_SCALE: Final = ((0.0, f"rgba({_EXPOSED},0.04)"), (1.0, f"rgba({_EXPOSED},1)"))
 """Colour scale of heat maps, from the background (light or dark) to `exposed`."""
 GRID: Final = "rgba(134,142,150,0.22)"
 FONT: Final = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12}

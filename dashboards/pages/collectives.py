@@ -10,6 +10,7 @@ from dash.development.base_component import Component
 from overlapscope.analysis.checks.possible_bandwidth import curves_of, link_speed
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.operation_times import OpTime, op_times
+from overlapscope.report.palette import SEQUENCE
 from overlapscope.whatif.cost.recorded_curves import RecordedCurve, recorded_curves
 from overlapscope_dashboards.parts import card, empty, figure_card, next_command, table
 from overlapscope_dashboards.parts.bars import SplitPart, SplitRow, split_bar_table
@@ -17,7 +18,7 @@ from overlapscope_dashboards.parts.charts import DASHES
 from overlapscope_dashboards.parts.text import chips
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import NotFound, run_address
-from overlapscope_dashboards.theme import COLOURS, SEQUENCE, figure, plain
+from overlapscope_dashboards.theme import COLOURS, figure, plain
 from overlapscope_dashboards.views import collectives as view
 
 TITLE = "Collectives"

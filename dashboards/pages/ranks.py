@@ -10,12 +10,13 @@ from dash.development.base_component import Component
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.telemetry import readings
 from overlapscope.report.formatting import EXPLAIN
+from overlapscope.report.palette import SEQUENCE
 from overlapscope_dashboards.parts import card, empty, figure_card, key_figures, next_command, notes, table
 from overlapscope_dashboards.parts.charts import DASHES
 from overlapscope_dashboards.parts.panels import height, panels
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import NotFound, Site, parse_query, run_address
-from overlapscope_dashboards.theme import COLOURS, SEQUENCE, figure, plain
+from overlapscope_dashboards.theme import COLOURS, figure, plain
 from overlapscope_dashboards.views import ranks as view
 
 TITLE = "Ranks"

@@ -5,8 +5,9 @@ from typing import Any, Final
 from dash.development.base_component import Component
 
 from overlapscope.report.model import Chart
+from overlapscope.report.palette import SEQUENCE
 from overlapscope_dashboards.parts.tables import table
-from overlapscope_dashboards.theme import COLOURS, SEQUENCE, figure, plain
+from overlapscope_dashboards.theme import COLOURS, figure, plain
 
 DASHES: Final = ("solid", "dash", "dot", "dashdot")
 MAX_MARKED: Final = 100
@@ -25,7 +26,11 @@ def lines(chart: Chart, colours: tuple[str, ...] = SEQUENCE, *, x: str = "") -> 
             "name": plain(each.name),
             "x": [plain(name) for name in chart.categories],
             "y": list(each.values),
-            "line": {"color": COLOURS[colours[at % len(colours)]], "dash": DASHES[at % len(DASHES)], "width": 2},
+            "line": {
+                "color": COLOURS[each.colour or colours[at % len(colours)]],
+                "dash": DASHES[at % len(DASHES)],
+                "width": 2,
+            },
             "marker": {"size": 6},
             "hovertemplate": "%{x}<br><b>%{y:,.3f} ms</b><extra>%{fullData.name}</extra>",
         }

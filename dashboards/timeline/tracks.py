@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from overlapscope.analysis.graph.step_paths import FollowedPaths
 from overlapscope.analysis.graph.walk import PARTS
+from overlapscope.report.palette import PATH_COLOURS
 from overlapscope.report.perfetto.tracks import lane_name
 from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, PYTHON, RUNTIME, Codes, HostSpans, Ints, take
 from overlapscope.timeline.intervals import BusyTime, union
@@ -25,11 +26,7 @@ MOST_LEVELS: Final = 4
 """Levels of operations and annotations that are shown, the outermost first."""
 TRACK_COLOURS: Final = ("host", "launch", "compute", "exposed", "copy", "idle")
 _OF_HOST, _OF_CALLS = 0, 1
-_OF_PART: Final = np.array([
-    TRACK_COLOURS.index({"transfer": "exposed", "communication": "exposed"}.get(part, part))
-    if part in TRACK_COLOURS or part in ("transfer", "communication") else TRACK_COLOURS.index("idle")
-    for part in PARTS
-], np.int8)  # fmt: skip
+_OF_PART: Final = np.array([TRACK_COLOURS.index(PATH_COLOURS[part]) for part in PARTS], np.int8)
 Words = Callable[[Ints], list[str]]
 
 

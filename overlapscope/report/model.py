@@ -57,6 +57,8 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     values: tuple[float | None, ...]
+    colour: str = ""
+    """Its name in the palette; empty where it has no meaning of its own, and its place decides."""
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):

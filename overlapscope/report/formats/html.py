@@ -10,26 +10,18 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from overlapscope.gate.verdict import Gate
-from overlapscope.report.formats.svg import escaped, svg
+from overlapscope.report.formats.svg import colour_of, escaped, svg
 from overlapscope.report.model import Chart, Sheet, Table
+from overlapscope.report.palette import PALETTE
 from overlapscope.report.sheet.analysis import sheet_of
 from overlapscope.report.sheet.charts import charts_of
 from overlapscope.report.sheet.document import Document
 from overlapscope.report.sheet.next_steps import NextStep, next_steps
 from overlapscope.report.verdicts import GATE, TONES, tone_of
 from overlapscope.version import __version__
-
-PATTERNS: Final = (
-    "",
-    '<path d="M-2 2 2 -2M0 8 8 0M6 10 10 6"/>',
-    '<circle cx="4" cy="4" r="1.3"/>',
-    '<path d="M0 4H8"/>',
-    '<path d="M4 0V8"/>',
-)
-"""SVG patterns, one per series, for readers who cannot distinguish the colours."""
 
 
 def render(document: Document) -> str:
@@ -107,8 +99,14 @@ def _asset(name: str) -> str:
 
 @cache
 def _style() -> str:
-    """Return the style sheet with `@bad-light` and the like replaced by the colours of `TONES`."""
-    style = _asset("page.css")
+    """Return the style sheet: the colours of `PALETTE`, and `@bad-light` and the like replaced by those of `TONES`."""
+    palette = "".join(f"--c-{name}: {each.rgb}; " for name, each in PALETTE.items())
+    rules = "".join(
+        f".s-{name} {{ fill: url(#p-{name}); stroke: var(--c-{name}); }} .l-{name} {{ stroke: var(--c-{name}); }}\n"
+        f".k-{name} {{ fill: var(--c-{name}); }}\n"
+        for name in PALETTE
+    )
+    style = f":root {{ {palette}}}\n{rules}{_asset('page.css')}"
     for name, (light, dark) in TONES.items():
         style = style.replace(f"@{name}-light", light).replace(f"@{name}-dark", dark)
     return style
@@ -120,10 +118,10 @@ def _hash(text: str) -> str:
 
 def _patterns() -> str:
     drawn = "".join(
-        f'<pattern id="p{at}" width="8" height="8" patternUnits="userSpaceOnUse">'
-        f'<rect class="k{at}" width="8" height="8"/>'
-        f'<g fill="#fff" stroke="#fff" stroke-width="1.2" opacity=".6">{lines}</g></pattern>'
-        for at, lines in enumerate(PATTERNS)
+        f'<pattern id="p-{name}" width="8" height="8" patternUnits="userSpaceOnUse">'
+        f'<rect class="k-{name}" width="8" height="8"/>'
+        f'<g fill="#fff" stroke="#fff" stroke-width="1.2" opacity=".6">{each.pattern}</g></pattern>'
+        for name, each in PALETTE.items()
     )
     return f'<svg class="patterns" aria-hidden="true"><defs>{drawn}</defs></svg>'
 
@@ -151,7 +149,7 @@ def _figure(chart: Chart, number: int) -> str:
 def _legend(chart: Chart) -> str:
     items = "".join(
         f'<li><button type="button" aria-pressed="false" data-s="{at}"><svg viewBox="0 0 16 16" aria-hidden="true">'
-        f'<rect class="s{at}" width="16" height="16"/></svg>{escaped(each.name)}</button></li>\n'
+        f'<rect class="s-{colour_of(each, at)}" width="16" height="16"/></svg>{escaped(each.name)}</button></li>\n'
         for at, each in enumerate(chart.series)
     )
     return f'<ul class="legend" aria-label="Highlight a series">\n{items}</ul>'

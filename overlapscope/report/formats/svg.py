@@ -6,7 +6,8 @@ from html import escape
 from typing import Final
 
 from overlapscope.report.formatting import inert
-from overlapscope.report.model import Chart
+from overlapscope.report.model import Chart, Series
+from overlapscope.report.palette import SEQUENCE
 
 WIDTH: Final = 860
 LABELS: Final = 300
@@ -75,7 +76,7 @@ def _row(chart: Chart, row: int, top: int, deep: int, scale: float) -> Iterator[
             continue
         tip = escaped(f"{chart.categories[row]}: {each.name} {value:,.3f} ms")
         yield (
-            f'<rect class="s{place}" data-s="{place}" data-tip="{tip}" x="{x:.2f}" y="{y:.1f}" '
+            f'<rect class="s-{colour_of(each, place)}" data-s="{place}" data-tip="{tip}" x="{x:.2f}" y="{y:.1f}" '
             f'width="{max(value, 0) * scale:.2f}" height="{high - 1:.1f}"><title>{tip}</title></rect>'
         )
         left += value if chart.kind == "stacked" else 0.0
@@ -106,11 +107,12 @@ def _lines(chart: Chart) -> tuple[list[str], int]:
             if value is not None
         ]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in points)
-        body.append(f'<polyline class="l{place}" data-s="{place}" points="{path}"/>')
+        body.append(f'<polyline class="l{place} l-{colour_of(each, place)}" data-s="{place}" points="{path}"/>')
         for x, y, name, value in points if len(points) <= MARKED else ():
             tip = escaped(f"{name}: {each.name} {value:,.3f} ms")
             body.append(
-                f'<circle class="s{place}" data-s="{place}" data-tip="{tip}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
+                f'<circle class="s-{colour_of(each, place)}" data-s="{place}" data-tip="{tip}" cx="{x:.1f}" '
+                f'cy="{y:.1f}" r="4">'
                 f"<title>{tip}</title></circle>"
             )
     first, last = chart.categories[0], chart.categories[-1]
@@ -118,6 +120,11 @@ def _lines(chart: Chart) -> tuple[list[str], int]:
     body.append(f'<text class="name" x="{WIDTH - MARGIN}" y="{LINES_HEIGHT + 18}">{escaped(last[-LONGEST:])}</text>')
     body.append(f'<text class="first" x="4" y="12">{escaped(chart.axis)}</text>')
     return body, LINES_HEIGHT + MARGIN
+
+
+def colour_of(series: Series, place: int) -> str:
+    """Return the name of a series' colour: its own, else that of its place in the chart."""
+    return series.colour or SEQUENCE[place % len(SEQUENCE)]
 
 
 def _by_category(chart: Chart) -> Iterator[list[float]]:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from overlapscope.report.palette import PALETTE
 from overlapscope.timeline.columns import Ints
 
 MOST_TRACKS: Final = 32
@@ -35,6 +36,8 @@ class Slices(msgspec.Struct, frozen=True, kw_only=True):
     category: Callable[[int], str]
     name: Callable[[int], str]
     args: Callable[[int], Mapping[str, Any]] = lambda row: {}
+    colour: Callable[[int], str] | None = None
+    """Its name in the palette; None where the viewer chooses, as the Perfetto UI always does."""
 
 
 class EventWriter(msgspec.Struct):
@@ -110,6 +113,8 @@ class EventWriter(msgspec.Struct):
         for row, start, length in zip(rows.tolist(), starts, lengths, strict=True):
             args = shown.args(row)
             label = f'"cat":{self._quoted(shown.category(row))},"name":{self._quoted(shown.name(row))}'
+            if shown.colour is not None:
+                label += f',"cname":"{PALETTE[shown.colour(row)].viewer}"'
             yield start, length, label, f',"args":{_encoded(args)}' if args else ""
 
     def _meta(self, what: str, process: int, thread: int | None, args: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from overlapscope.analysis.graph.walk import PARTS
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.errors import HostEventsError
+from overlapscope.report.palette import PATH_COLOURS
 from overlapscope.report.perfetto.call_args import CallArguments
 from overlapscope.report.perfetto.events import Slices
 from overlapscope.timeline.columns import (
@@ -95,6 +96,7 @@ def why_exposed(causes: Causes, chosen: Intervals | None, *, on_cpu: bool) -> Sl
         category=lambda row: "exposed",
         name=lambda row: cause_label(names[cause_of_row[row]], on_cpu=on_cpu),
         args=lambda row: {"cause": names[cause_of_row[row]]},
+        colour=lambda row: CAUSES[names[cause_of_row[row]]].colour,
     )
 
 
@@ -270,6 +272,7 @@ def _paths(run: Run, paths: Sequence[FollowedPath], track: str) -> Slices:
         category=lambda row: "critical_path",
         name=labels.__getitem__,
         args=args.__getitem__,
+        colour=lambda row: PATH_COLOURS[args[row]["part"]],
     )
 
 

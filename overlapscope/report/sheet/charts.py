@@ -29,13 +29,13 @@ MAX_POINTS = 1_000
 """A chart of lines draws at most this many steps; of more steps every n-th, which the chart states."""
 MAX_PARTS = 10
 PARTS = {
-    "exposed_comm_ns": "exposed communication",
-    "overlapped_ns": "overlapped communication",
-    "compute_only_ns": "compute only",
-    "copy_only_ns": "memcpy only",
-    "idle_ns": "idle",
+    "exposed_comm_ns": ("exposed communication", "exposed"),
+    "overlapped_ns": ("overlapped communication", "hidden"),
+    "compute_only_ns": ("compute only", "compute"),
+    "copy_only_ns": ("memcpy only", "copy"),
+    "idle_ns": ("idle", "idle"),
 }
-"""The parts of a window by label; they add up to its length."""
+"""The parts of a window by label and colour; they add up to its length."""
 
 
 def charts_of(document: Document) -> tuple[Chart, ...]:
@@ -74,7 +74,9 @@ def _of_analysis(analysis: Analysis) -> Iterator[Chart]:
         kind="stacked",
         axis=f"ms a {what}",
         categories=tuple(f"rank {rank}" for rank in shown),
-        series=tuple(_part(label, [of_rank[rank][name] for rank in shown]) for name, label in PARTS.items()),
+        series=tuple(
+            _part(label, colour, [of_rank[rank][name] for rank in shown]) for name, (label, colour) in PARTS.items()
+        ),
     )
     yield from _steps(head)
     on_cpu = not analysis.run.has_device
@@ -95,8 +97,8 @@ def _call_label(row: CollectiveRow) -> str:
     return f"{call_name(row)}{size_words}"
 
 
-def _part(label: str, values: Sequence[float | None]) -> Series:
-    return Series(name=label, values=tuple(None if value is None else value / 1e6 for value in values))
+def _part(label: str, colour: str, values: Sequence[float | None]) -> Series:
+    return Series(name=label, values=tuple(None if value is None else value / 1e6 for value in values), colour=colour)
 
 
 def _parts(title: str, axis: str, rows: Sequence[tuple[str, float]], what: str = "exposed communication") -> Chart:
@@ -106,7 +108,11 @@ def _parts(title: str, axis: str, rows: Sequence[tuple[str, float]], what: str =
     return Chart(
         title=title, words=words, kind="grouped", axis=axis, section="why",
         categories=tuple(name for name, _ in largest),
-        series=(Series(name=what, values=tuple(ns / 1e6 for _, ns in largest)),),
+        series=(
+            Series(
+                name=what, colour="idle" if what == "idle" else "exposed", values=tuple(ns / 1e6 for _, ns in largest)
+            ),
+        ),
     )  # fmt: skip
 
 
@@ -128,7 +134,7 @@ def _steps(head: Headline) -> Iterator[Chart]:
         categories=tuple(f"step {each.step}" for each in shown),
         series=(
             Series(name="step time", values=tuple(lengths)),
-            Series(name="exposed communication, mean of ranks", values=tuple(exposed)),
+            Series(name="exposed communication, mean of ranks", values=tuple(exposed), colour="exposed"),
         ),
     )
 
