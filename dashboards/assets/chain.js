@@ -60,7 +60,8 @@
   function step(each, at) {
     const known = made("span", { class: "known known-" + each.known }, each.known);
     const pause = each.pause_words ? [made("span", { class: "slack" }, each.pause_words)] : [];
-    const facts = [known].concat(pause, each.slack ? [made("span", { class: "slack" }, each.slack)] : []);
+    const worth = made("span", { class: "slack", title: "How much earlier the recording would have ended without it, at most" }, each.gain);
+    const facts = [known].concat(pause, each.slack ? [made("span", { class: "slack" }, each.slack)] : [], worth);
     const button = made("button", { type: "button", class: "tl-step", "data-step": at }, [
       made("span", { class: "disc", "aria-hidden": "true" }, String(at + 1)),
       made("span", { class: "words" }, each.words), made("span", { class: "lasts" }, each.lasts),

@@ -10,12 +10,13 @@ import numpy as np
 
 from overlapscope.analysis.graph.answers import Chain
 from overlapscope.analysis.graph.chains import PlacedLink, lane_of_node, placed_chain
-from overlapscope.analysis.graph.explained import RunChains, whole_slack
+from overlapscope.analysis.graph.explained import RunChains
+from overlapscope.analysis.graph.gains import whole_slack
 from overlapscope.analysis.graph.model import Graph
 from overlapscope.errors import UsageError
 from overlapscope.report.formatting import count, ms
 from overlapscope.report.perfetto.tracks import lane_name
-from overlapscope.report.text.chain import Stretch, heading, slack_words, stretches
+from overlapscope.report.text.chain import Stretch, gain_words, heading, slack_words, stretches
 from overlapscope.timeline.columns import DEVICE, NONE
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope_dashboards.runs.open_run import OpenRun
@@ -44,6 +45,10 @@ class ChainStep(msgspec.Struct, frozen=True, kw_only=True):
     known: str
     slack: str
     """Empty where it is not known."""
+    gain: str
+    """How much earlier the recording would have ended without it, at most; n/a where it is not known."""
+    kind: str
+    """What it is, by the name of its latest link in `Link.kind`."""
     earlier: bool
     """Whether it ended before the interval that is explained began."""
     path: list[tuple[int, int, float]]
@@ -107,9 +112,10 @@ def _shown(run: Run, chains: RunChains, found: Chain, asked: str, command: str, 
     placed = placed_chain(
         graph, run.ranks, found.rank, found.explains.span, most=MOST_LINKS, explains_since_ns=begin_ns + found.origin_ns
     )[: len(found.chain)]
+    gains = chains.gains(found, [row.links for row in rows])
     steps = [
-        _step(run, graph, found, row, links, places, begin_ns)
-        for row, links, places in _by_row(graph, found, rows, placed)
+        _step(run, graph, found, row, links, places, begin_ns, gain_ns)
+        for (row, links, places), gain_ns in zip(_by_row(graph, found, rows, placed), gains, strict=True)
     ]
     decisive = [(row, step) for row, step in zip(rows, steps, strict=True) if not step.earlier]
     ranks = dict.fromkeys([found.rank, *(row.rank for row, _ in decisive)])
@@ -146,7 +152,7 @@ def _by_row(
 
 def _step(
     run: Run, graph: Graph, found: Chain, row: Stretch, links: Sequence[PlacedLink],
-    places: list[tuple[int, int, float]], begin_ns: int,
+    places: list[tuple[int, int, float]], begin_ns: int, gain_ns: int | None,
 ) -> ChainStep:  # fmt: skip
     latest = links[0]
     named = places[0] if latest.link.span is None or latest.link.kind != "host" else places[1]
@@ -161,6 +167,8 @@ def _step(
         lasts=format_duration(max(row.end_ns - row.start_ns, 0)),
         known=row.known,
         slack="" if slack == NONE else "no slack" if slack <= 0 else f"slack {format_duration(slack)}",
+        gain=gain_words(gain_ns),
+        kind=latest.link.kind,
         earlier=earlier,
         path=places,
         pause=(pause[0] / 1e6, pause[1] / 1e6) if pause else None,

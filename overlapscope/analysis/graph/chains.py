@@ -60,6 +60,8 @@ class PlacedLink(NamedTuple):
     before: int
     pause_ns: tuple[int, int]
     """Begin and end, on the graph's clock, of the time in or between calls that takes most of what is explained."""
+    edges: Ints
+    """Rows in `Edges` that it stands for, the latest first."""
 
 
 def placed_chain(
@@ -203,7 +205,7 @@ def _link(
         span=_row(its, named) if its is not None else None,
         unexplained_ns=int(unexplained.sum()), gap=GAPS[int(gap[short[-1]] if short.size else gap[0])],
     )  # fmt: skip
-    return PlacedLink(link, node, int(earlier[-1]), (int(begin_ns[explains]), int(end_ns[explains])))
+    return PlacedLink(link, node, int(earlier[-1]), (int(begin_ns[explains]), int(end_ns[explains])), run)
 
 
 def _names(part: RankPart | None, ranks: Mapping[int, RankTimeline], node: int) -> tuple[str | None, str | None]:

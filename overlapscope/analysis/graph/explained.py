@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from threading import Lock
 from typing import Final
 
@@ -26,14 +27,14 @@ from overlapscope.analysis.graph.answers import (
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.build import graph_too_large
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
-from overlapscope.analysis.graph.chains import BEGIN, MOST_LINKS, chain_of_span, span_of_moment
+from overlapscope.analysis.graph.chains import BEGIN, MOST_LINKS, chain_of_span, placed_chain, span_of_moment
+from overlapscope.analysis.graph.gains import shortening_gains, whole_slack
 from overlapscope.analysis.graph.model import Graph, RankPart, once_a_graph
-from overlapscope.analysis.graph.scenarios import slack_ns
 from overlapscope.analysis.graph.self_test import self_test
 from overlapscope.analysis.graph.walk import whole_path
 from overlapscope.display import list_some
 from overlapscope.errors import UsageError
-from overlapscope.timeline.columns import COMM, COMPUTE, SPAN_KINDS, Ints, or_none, size
+from overlapscope.timeline.columns import COMM, COMPUTE, SPAN_KINDS, or_none, size
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -108,6 +109,19 @@ class RunChains:
             graph, found.rank, found.explains.span, found.moment_ns + found.origin_ns, of_span=of_span
         )
         return begin_ns - found.origin_ns, end_ns - found.origin_ns
+
+    def gains(self, found: Chain, links: Sequence[int]) -> list[int | None]:
+        """Return for each step of a chain how much earlier the recording would have ended without it, in ns.
+
+        `links` are the numbers of links of the steps, the latest first. None where the graph may not say.
+        """
+        if found.reason is not None:
+            return [None] * len(links)
+        graph = self.graph(found.rank, int(self._run.ranks[found.rank].spans.recording[found.explains.span]))
+        placed = placed_chain(graph, self._run.ranks, found.rank, found.explains.span, most=len(found.chain))
+        rest = iter(placed)
+        steps = [[each.edges for each in islice(rest, number)] for number in links]
+        return shortening_gains(graph, [np.concatenate([*each, np.empty(0, np.int64)]) for each in steps])
 
     def graph(self, rank: int, recording: int) -> Graph:
         """Return the graph that explains a rank, on the aligned clock; it is built when it is first asked for."""
@@ -261,15 +275,6 @@ def _slack_ns(graph: Graph, rank: int, row: int) -> int | None:
     part = next(each for each in graph.ranks if each.rank == rank)
     node = part.starts().start + int(np.flatnonzero(part.span_row == row)[0])
     return or_none(int(whole_slack(graph)[node]))
-
-
-@once_a_graph
-def whole_slack(graph: Graph) -> Ints:
-    """Return how much later each node could be without delaying the end of the recording; NONE where it leads to
-    nothing."""
-    whole = whole_bounds(graph)
-    assert whole is not None
-    return slack_ns(graph, whole.end)
 
 
 @once_a_graph

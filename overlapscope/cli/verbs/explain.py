@@ -121,19 +121,23 @@ def _explain(args: argparse.Namespace) -> int:
         raise UsageError("the path is empty: is a variable not set?")
     args.inputs = [Path(each) for each in args.given]
 
-    from overlapscope.analysis.graph.explained import chain_at, chain_before  # noqa: PLC0415 - keeps --help light
+    from overlapscope.analysis.graph.explained import RunChains  # noqa: PLC0415 - keeps --help light
     from overlapscope.cli.read_run import read_timed_run  # noqa: PLC0415
     from overlapscope.report.formats import json as as_json  # noqa: PLC0415
     from overlapscope.report.text import chain  # noqa: PLC0415
 
     loaded = read_timed_run(args)
     warn("explain", loaded.sources)
-    rank = int(asked[1])
+    rank, chains = int(asked[1]), RunChains(loaded)
     if option == "--at":
-        found = chain_at(loaded, rank, round(float(asked[2]) * 1e6), most=args.links)
+        found = chains.at(rank, round(float(asked[2]) * 1e6), most=args.links)
     else:
-        found = chain_before(loaded, rank, int(asked[2]), most=args.links)
-    print(escaped(as_json.render(found)) if args.json else printable(chain.render(found)), end="")
+        found = chains.before(rank, int(asked[2]), most=args.links)
+    if args.json:
+        print(escaped(as_json.render(found)), end="")
+        return 0
+    gains = chains.gains(found, [each.links for each in chain.stretches(found.chain)])
+    print(printable(chain.render(found, gains)), end="")
     return 0
 
 

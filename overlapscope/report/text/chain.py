@@ -10,6 +10,9 @@ from overlapscope.analysis.graph.model import KNOWN, ORDER
 from overlapscope.report.formatting import EXPLAIN, aligned, ms, short
 
 LONGEST_NAME: Final = 36
+WORTH: Final = (
+    "gone saves: how much earlier the recording would have ended without the step, at most; steps are not added up."
+)
 _ON_STREAM: Final = ("lane", "compute", "copy")
 PAUSE_NS: Final = 200_000
 """Between two pieces of work, a thread that did nothing for so long is a row of its own."""
@@ -37,11 +40,12 @@ _GAPS: Final = {
 }
 
 
-def render(found: Chain) -> str:
-    """Return the whole text, ending in a newline."""
+def render(found: Chain, gains_ns: Sequence[int | None] = ()) -> str:
+    """Return the whole text, ending in a newline; `gains_ns` are what the rows are worth, where that was asked."""
     lines = [heading(found)]
     if found.chain:
-        lines += ["", *chain_lines(found.chain)]
+        lines += ["", *chain_lines(found.chain, gains_ns)]
+        lines += [WORTH] if any(gains_ns) else []
     elif not found.reason:
         lines.append("Nothing before it was recorded.")
     if found.slack_ns is not None:
@@ -88,13 +92,22 @@ def moments_text(moments: Sequence[Moment], given: str) -> str:
     return "\n".join(["Longest times without compute, and what explains each:", *aligned(rows, left=0)]) + "\n"
 
 
-def chain_lines(chain: Sequence[Link]) -> list[str]:
+def chain_lines(chain: Sequence[Link], gains_ns: Sequence[int | None] = ()) -> list[str]:
     """Return a table of the links; what ran on one stream without waiting for anything else is one row."""
     found = stretches(chain)
     times = [[ms(each.start_ns), ms(max(each.end_ns - each.start_ns, 0)), str(each.rank)] for each in found]
     rows = [["begins at ms", "lasts ms", "rank"], *times]
+    if gains_ns:
+        rows = [[*row, gain] for row, gain in zip(rows, ["gone saves ms", *map(ms, gains_ns)], strict=True)]
     words = ["known     it waited for, the latest first", *(f"{each.known:9} {each.words}" for each in found)]
     return [f"{line}  {said}" for line, said in zip(aligned(rows, left=0), words, strict=True)]
+
+
+def gain_words(gain_ns: int | None) -> str:
+    """Return what a step of a chain is worth, in a few words."""
+    if gain_ns is None:
+        return "gain n/a"
+    return f"gone: saves {ms(gain_ns)} ms" if gain_ns else "gone: saves nothing"
 
 
 class Stretch(NamedTuple):
