@@ -113,11 +113,12 @@ class RunChains:
     def gains(self, found: Chain, links: Sequence[int]) -> list[int | None]:
         """Return for each step of a chain how much earlier the recording would have ended without it, in ns.
 
-        `links` are the numbers of links of the steps, the latest first. None where the graph may not say.
+        `links` are the numbers of links of the steps, the latest first. None where the graph may not say, and for ranks
+        on CPUs: their threads slow each other, which no graph holds.
         """
-        if found.reason is not None:
-            return [None] * len(links)
         graph = self.graph(found.rank, int(self._run.ranks[found.rank].spans.recording[found.explains.span]))
+        if found.reason is not None or _failed(graph) or not all(part.on_device for part in graph.ranks):
+            return [None] * len(links)
         placed = placed_chain(graph, self._run.ranks, found.rank, found.explains.span, most=len(found.chain))
         rest = iter(placed)
         steps = [[each.edges for each in islice(rest, number)] for number in links]
@@ -277,14 +278,17 @@ def _slack_ns(graph: Graph, rank: int, row: int) -> int | None:
     return or_none(int(whole_slack(graph)[node]))
 
 
-@once_a_graph
 def failed_tests(graph: Graph) -> tuple[str, ...]:
     """Return the tests that a graph fails and that chains rest on."""
+    return tuple(each for each in _failed(graph) if each in (UNKNOWN, HIDDEN_WAITS))
+
+
+@once_a_graph
+def _failed(graph: Graph) -> tuple[str, ...]:
     whole, path = whole_bounds(graph), whole_path(graph)
     assert whole is not None
     assert path is not None
-    failed = self_test(graph, path, [whole]).failed
-    return tuple(each for each in failed if each in (UNKNOWN, HIDDEN_WAITS))
+    return self_test(graph, path, [whole]).failed
 
 
 _HOST: Final = ("host", "alloc")

@@ -45,7 +45,7 @@ def render(found: Chain, gains_ns: Sequence[int | None] = ()) -> str:
     lines = [heading(found)]
     if found.chain:
         lines += ["", *chain_lines(found.chain, gains_ns)]
-        lines += [WORTH] if any(gains_ns) else []
+        lines += [WORTH] if any(each is not None for each in gains_ns) else []
     elif not found.reason:
         lines.append("Nothing before it was recorded.")
     if found.slack_ns is not None:
@@ -97,7 +97,7 @@ def chain_lines(chain: Sequence[Link], gains_ns: Sequence[int | None] = ()) -> l
     found = stretches(chain)
     times = [[ms(each.start_ns), ms(max(each.end_ns - each.start_ns, 0)), str(each.rank)] for each in found]
     rows = [["begins at ms", "lasts ms", "rank"], *times]
-    if gains_ns:
+    if any(each is not None for each in gains_ns):
         rows = [[*row, gain] for row, gain in zip(rows, ["gone saves ms", *map(ms, gains_ns)], strict=True)]
     words = ["known     it waited for, the latest first", *(f"{each.known:9} {each.words}" for each in found)]
     return [f"{line}  {said}" for line, said in zip(aligned(rows, left=0), words, strict=True)]
