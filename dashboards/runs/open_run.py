@@ -23,6 +23,9 @@ from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.manifest import RankEntry, read_manifest, recorded_ranks
 from overlapscope.timeline.store.prediction_file import read_predictions
 from overlapscope.timeline.store.run_directory import is_run_directory
+from overlapscope.whatif.predict import predict_recording
+from overlapscope.whatif.result import WhatIf
+from overlapscope.whatif.step_graph.graph_predict import DEFAULTS
 from overlapscope_dashboards.runs.catalog import RunLocation, run_revision, without_root
 
 MAX_OPEN: Final = 4
@@ -100,6 +103,11 @@ class OpenRun:
         return self.once("advice", lambda: advise(self.run, self.analysis, self.cross_rank, graphs=self.chains.graphs))
 
     @property
+    def prediction(self) -> WhatIf:
+        """What `overlapscope whatif` prints. Raises InputError where nothing can be replayed."""
+        return self.once("prediction", self._predict)
+
+    @property
     def chains(self) -> RunChains:
         """What moments of the run waited for, with its dependency graphs, which analysis and advice share."""
         run, cross_rank = self.run, self.cross_rank
@@ -158,6 +166,12 @@ class OpenRun:
         cross_rank = self.cross_rank
         self.doing = f"{count(len(self.run.ranks), 'rank')} read, collectives matched; adding up steps."
         return analyze(self.run, cross_rank, graphs=self.chains.graphs)
+
+    def _predict(self) -> WhatIf:
+        self.doing = f"{count(len(self.run.ranks), 'rank')} read; replaying steps under other settings."
+        return predict_recording(
+            self.run, (), DEFAULTS, search=True, cross_rank=self.cross_rank, graphs=self.chains.graphs
+        )
 
     def _note(self, path: Path, _: int) -> None:
         if not self.entries:

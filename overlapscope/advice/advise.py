@@ -153,7 +153,8 @@ def _finished(found: Sequence[Recommendation], job: JobKind, analysis: Analysis)
 
 def ranked(found: Sequence[Recommendation], steps: int = 1) -> list[Recommendation]:
     """Sort recommendations by the loss of a step that they address, the largest first, then by gain; those without a
-    figure follow. Changes of numerics, and `no_change`, come last; shared cores first, before which nothing else helps.
+    figure follow. `no_change` comes after them, changes of numerics last of all; shared cores first, before which
+    nothing else helps.
 
     `steps` divides the figures of those that are of the whole recording.
     """
@@ -163,6 +164,6 @@ def ranked(found: Sequence[Recommendation], steps: int = 1) -> list[Recommendati
         gain = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
         loss = each.gain_high_ns if each.loss_ns is None else each.loss_ns  # the bound is what the cause takes
         first = each.id == "shared_cores"
-        return each.verdict == "no_change", each.changes_numerics, not first, -(loss or 0) / of, -(gain or 0) / of
+        return each.changes_numerics, each.verdict == "no_change", not first, -(loss or 0) / of, -(gain or 0) / of
 
     return sorted(found, key=key)

@@ -124,7 +124,16 @@ def scenario_recommendation(
         },
         measured=["the present step, its gradients and transfers"] if result.baseline.measured_step_ns else [],
         assumed=list(dict.fromkeys(ASSUMED[each.name] for each in result.assumptions)),
+        knobs=dict(row.knobs),
     )
+
+
+def recommended_scenario(result: WhatIf) -> Scenario | None:
+    """Return the scenario of a prediction that is recommended; None where no change is.
+
+    Of bucket caps as good as the best it is the largest, which makes the fewest buckets.
+    """
+    return _largest(result) if result.verdict == "change" else None
 
 
 def bucket_advice(result: WhatIf, item_bytes: int) -> list[Recommendation]:

@@ -197,6 +197,8 @@ class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
     assumed: list[str] = []
     published: list[PublishedEffect] = []
     """What such changes did elsewhere, losses included."""
+    knobs: dict[str, Any] = {}
+    """The settings of the what-if prediction that the gain is from; empty where it is from no such prediction."""
 
 
 class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):

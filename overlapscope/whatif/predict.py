@@ -18,13 +18,15 @@ from overlapscope.whatif.step_graph.graph_predict import NOT_FASTER, ReplayOptio
 
 
 def predict_recording(
-    run: Run, caps_mb: Sequence[float], options: ReplayOptions, asked: RequestedSettings = NOTHING, *, search: bool
-) -> WhatIf:
+    run: Run, caps_mb: Sequence[float], options: ReplayOptions, asked: RequestedSettings = NOTHING, *, search: bool,
+    cross_rank: CrossRank | None = None, graphs: BuiltGraphs | None = None,
+) -> WhatIf:  # fmt: skip
     """Predict the steps of a recording under other settings.
 
-    `asked` applies to DistributedDataParallel only. Raises InputError, which says what is missing and what to do.
+    `asked` applies to DistributedDataParallel only; `cross_rank` and `graphs` are what is known of the run already.
+    Raises InputError, which says what is missing and what to do.
     """
-    cross_rank, graphs = match_and_align(run), BuiltGraphs(run)
+    cross_rank, graphs = cross_rank or match_and_align(run), graphs or BuiltGraphs(run)
     try:
         case = ddp_case_of_run(run, cross_rank, graphs)
     except InputError as error:

@@ -444,7 +444,7 @@ def test_the_largest_loss_stands_first_whatever_is_known_of_its_gain() -> None:
         one("large", 70, 20),
         one("largest", 80),
     ]
-    order = ["largest", "large", "large_and_gains_less", "small", "no_figure", "loses_bits", "keeps"]
+    order = ["largest", "large", "large_and_gains_less", "small", "no_figure", "keeps", "loses_bits"]
     assert [each.id for each in ranked(found)] == order
     whole = [one("of_six_steps", 120, per="recording"), one("of_a_step", 30)]
     assert [each.id for each in ranked(whole, steps=6)] == ["of_a_step", "of_six_steps"]
