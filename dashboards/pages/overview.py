@@ -8,11 +8,11 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from overlapscope.analysis.common.cause_table import CAUSES
-from overlapscope.analysis.common.findings import titles
-from overlapscope.analysis.result import Analysis, Recommendation
+from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.result import Analysis
 from overlapscope.report.formatting import ms
 from overlapscope.report.sheet.charts import charts_of
-from overlapscope.report.text.analysis import headline, triggers_text
+from overlapscope.report.text.analysis import triggers_text
 from overlapscope.timeline.columns import NONE
 from overlapscope_dashboards.parts import (
     BarRow,
@@ -21,23 +21,28 @@ from overlapscope_dashboards.parts import (
     empty,
     figure_card,
     key_figures,
+    next_command,
     notes,
     stacked_bar,
     table,
 )
 from overlapscope_dashboards.parts.charts import chart_table, lines
-from overlapscope_dashboards.parts.text import evidence
+from overlapscope_dashboards.parts.quantities import with_times
+from overlapscope_dashboards.parts.text import documentation, evidence
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import Site, run_address
 from overlapscope_dashboards.theme import HEAT_SCALE, figure
 from overlapscope_dashboards.views import overview as view
+from overlapscope_dashboards.views import recommendations as advice
 
 TITLE = "Overview"
 ORDER = 10
 LOOK_MS = 1_500
 """How often the page asks whether the recommendations are ready."""
 MAX_RECOMMENDED = 3
-MAX_NOTES = 6
+MAX_NOTES = 3
+ROUNDING = 1e-6
+"""Relative difference up to which parts add up."""
 MAX_ROWS, MAX_HEIGHT = 64, 440
 MAX_MAP_ROWS, MAX_MAP_COLUMNS = 120, 200
 """Most rows and columns of the heat map, about three pixels each; more ranks or steps share cells."""
@@ -48,30 +53,34 @@ WIDTHS = ("", "", "half", "third")
 def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
     """Return the page; a callback adds the recommendations later, because a replay may take a while."""
     analysis = opened.analysis
-    sentences = view.lead(analysis)
     figures = view.key_figures(analysis)
-    proofs = view.lead_evidence(analysis)
-    head = [
-        html.P([said, *_shown_at(opened, places)], className="under-lead" if at else "lead")
-        for at, (said, places) in enumerate(zip(sentences, proofs, strict=True))
-    ]
-    more = view.more_evidence(analysis)
-    if more:
-        head.append(html.P(["On the timeline:", *_shown_at(opened, more)], className="under-lead"))
-    what = [html.P(line, className="note") for line in (headline(analysis), *triggers_text(analysis))]
+    what = [view.facts(analysis), *triggers_text(analysis)]
     return [
-        html.Div([*head, *what], className="intro"),
-        *([key_figures(figures)] if figures else []),
+        html.Div([_sentence(opened, view.lead(analysis), "lead"), *(html.P(line, className="note") for line in what)],
+                 className="intro"),
         html.Div(
             [
-                *_step(opened, analysis),
-                html.Div([_advice_card(), *_findings(analysis)], className="stack third"),
-                *_places(analysis),
-                *_over_time(analysis),
+                _told("What happened", opened, view.happened(analysis), []),
+                _told("Why", opened, view.why(analysis), _warnings(opened, analysis)),
+                _advice_card(),
             ],
+            className="grid three",
+        ),
+        *([key_figures(figures)] if figures else []),
+        html.Div(
+            [*_step(opened, analysis), *_places(analysis), *_over_time(opened, analysis), *_findings(opened, analysis)],
             className="grid",
         ),
-    ]
+    ]  # fmt: skip
+
+
+def _told(title: str, opened: OpenRun, sentences: Sequence[view.Sentence], more: Sequence[Component]) -> Component:
+    said = [_sentence(opened, each, "") for each in sentences]
+    return card(title, [*said, *more] or empty("Nothing that was recorded says more."), wide="third")
+
+
+def _sentence(opened: OpenRun, each: view.Sentence, kind: str) -> Component:
+    return html.P([*with_times(each.words), *_shown_at(opened, each.proofs)], className=kind)
 
 
 def register(app: Dash, site: Site) -> None:
@@ -84,35 +93,30 @@ def register(app: Dash, site: Site) -> None:
         Input("overview-look", "n_intervals"),
         State("address", "pathname"),
     )
-    def advice(_: str, __: int | None, path: str) -> tuple[Any, bool]:
+    def fill(_: str, __: int | None, path: str) -> tuple[Any, bool]:
         found = site.in_background("overview.advice", path, recommended)
         return (no_update, False) if found is None else (found, True)
 
 
 def recommended(opened: OpenRun) -> list[Component]:
-    """Return the first recommendations, each with its gain and how to verify it."""
+    """Return the first recommendations, each with its gain, and the way to its card."""
     found, reasons = opened.advice
     if not found:
         return [empty("Nothing to recommend."), *([notes(reasons)] if reasons else [])]
+    page = run_address(opened.id, "recommendations")
     items = [
         html.Li([
             html.P([each.title, evidence("show", _place(opened, f"advice-{each.id}"), "what it rests on")],
                    className="title"),
-            *([html.P(_gain(each), className="gain")] if each.predicted_gain_ns is not None else []),
-            html.P([html.Span("Verify: "), html.Code(opened.command(each.verify))], className="command"),
+            *([html.P(with_times(gain), className="gain")] if (gain := advice.gain_words(each)) else []),
+            html.P([dcc.Link("How to apply and verify it", href=f"{page}#advice-{each.id.replace(':', '-')}"), " · ",
+                    documentation("advice", each.id)], className="how"),
         ])
         for each in found[:MAX_RECOMMENDED]
     ]  # fmt: skip
-    return [html.Ol(items, className="recommended"), *([notes(reasons)] if reasons else [])]
-
-
-def _gain(each: Recommendation) -> str:
-    low, high = ms(each.gain_low_ns or 0), ms(each.gain_high_ns or 0)
-    return f"saves {ms(each.predicted_gain_ns)} ms per step ({low} to {high}, 90 %), {each.confidence}"
-
-
-def _shown_at(opened: OpenRun, places: Sequence[view.Evidence]) -> list[Component]:
-    return [evidence(each.words, _place(opened, each.chain), each.what) for each in places]
+    more = len(found) - MAX_RECOMMENDED
+    rest = [html.P(dcc.Link(f"{more} more", href=page))] if more > 0 else []
+    return [html.Ol(items, className="recommended"), *rest, *([notes(reasons)] if reasons else [])]
 
 
 def _place(opened: OpenRun, chain: str) -> str:
@@ -128,12 +132,13 @@ def _step(opened: OpenRun, analysis: Analysis) -> list[Component]:
                address=_place(opened, f"longest-{each.kind}") if each.kind in CAUSES else "")
         for each in found.segments
     ]  # fmt: skip
-    unit = f"ms per {found.what}"
-    parts = bar_table(rows, caption=f"Parts of a {found.what}", unit=unit, whole_ns=found.whole_ns)
-    words = f"{found.basis}: they need not add up to {ms(found.whole_ns)} ms." if found.basis else ""
     drawn_ns = sum(each.ns for each in found.segments)
-    return [card(f"Time per {found.what}", [stacked_bar(found.segments, drawn_ns), parts], words=words,
-                 wide="twothirds")]  # fmt: skip
+    parts = bar_table(rows, caption=f"Parts of a {found.what}", unit=f"ms per {found.what}", whole_ns=found.whole_ns,
+                      stacked_ns=drawn_ns)  # fmt: skip
+    adds = abs(drawn_ns - found.whole_ns) < found.whole_ns * ROUNDING
+    sums = "" if adds else f"; they need not add up to {ms(found.whole_ns)} ms"
+    words = f"{found.basis or 'One recording'}{sums}. To scale."
+    return [card(f"Where a {found.what} goes", [stacked_bar(found.segments, drawn_ns), parts], words=words)]
 
 
 def _advice_card() -> Component:
@@ -144,6 +149,7 @@ def _advice_card() -> Component:
             html.Div(waiting, id="overview-advice", className="later"),
             dcc.Interval(id="overview-look", interval=LOOK_MS, disabled=True),
         ],
+        wide="third",
     )
 
 
@@ -161,21 +167,34 @@ def _places(analysis: Analysis) -> list[Component]:
     ]  # fmt: skip
 
 
-def _over_time(analysis: Analysis) -> list[Component]:
+def _over_time(opened: OpenRun, analysis: Analysis) -> list[Component]:
     """Return the trend over steps and the chart by rank, side by side if both exist."""
     trend = [each for each in charts_of(analysis) if each.kind == "lines"]
     found = view.grid(analysis)
+    missing = [] if trend or analysis.headline.window is None else [_no_trend(opened, analysis)]
     height = 280 if found is None else max(280, min(100 + 18 * len(found.ranks), MAX_HEIGHT))
-    ranks = _ranks(analysis, found, height=height, alone=not trend)
+    ranks = _ranks(analysis, found, height=height, alone=not trend and not missing)
     wide = WIDTHS[len(trend) + len(ranks)]
     return [
         *(
-            figure_card(each.title, lines(each, ("accent", "exposed")), chart_table(each), words=each.words,
+            figure_card(each.title, lines(each), chart_table(each), words=each.words,
                         id=f"overview-trend-{at}", wide=wide, height=height)
             for at, each in enumerate(trend)
         ),
         *ranks,
+        *missing,
     ]  # fmt: skip
+
+
+def _no_trend(opened: OpenRun, analysis: Analysis) -> Component:
+    steps = analysis.headline.steps
+    words = (
+        "One complete step was recorded"
+        if steps == 1 and analysis.headline.window == "step"
+        else "No complete step was recorded"
+    )
+    then = next_command("Record more", "overlapscope capture --steps 8 -- torchrun train.py")
+    return card("Trend over steps", empty(f"{words}: a trend needs two.", then), wide="half")
 
 
 def _ranks(analysis: Analysis, found: view.RankStepGrid | None, *, height: int, alone: bool) -> list[Component]:
@@ -253,14 +272,27 @@ def _grid_table(found: view.RankStepGrid) -> Component:
     )  # fmt: skip
 
 
-def _findings(analysis: Analysis) -> list[Component]:
-    urgent, others = titles(analysis.findings)
-    if not urgent and not others:
+def _warnings(opened: OpenRun, analysis: Analysis) -> list[Component]:
+    urgent = [each for each in analysis.findings if each.severity == "warning"]
+    if not urgent:
         return []
-    parts: list[Component] = [notes(urgent[:MAX_NOTES], warning=True)] if urgent else []
-    rest = [*urgent[MAX_NOTES:], *others]
-    if rest and urgent:
-        parts.append(html.Details([html.Summary(f"{len(rest)} more"), notes(rest)]))
-    elif rest:
-        parts.append(notes(rest))
-    return [card("Findings", parts)]
+    shown, more = urgent[:MAX_NOTES], urgent[MAX_NOTES:]
+    rest = [html.Details([html.Summary(f"{len(more)} more"), _listed(opened, more)])] if more else []
+    return [_listed(opened, shown, warning=True), *rest]
+
+
+def _findings(opened: OpenRun, analysis: Analysis) -> list[Component]:
+    others = [each for each in analysis.findings if each.severity != "warning"]
+    return [card("Findings", _listed(opened, others))] if others else []
+
+
+def _listed(opened: OpenRun, found: Sequence[Finding], *, warning: bool = False) -> Component:
+    lines = [
+        [each.title, " ", documentation("findings", each.id), *_shown_at(opened, view.place_of_finding(each))]
+        for each in found
+    ]
+    return notes(lines, warning=warning)
+
+
+def _shown_at(opened: OpenRun, proofs: Sequence[view.Evidence]) -> list[Component]:
+    return [evidence(each.words, _place(opened, each.chain), each.what) for each in proofs]

@@ -1,119 +1,195 @@
-"""The recommendations page: what to change, its gain and risks, how to apply it and how to verify it."""
+"""The recommendations page: a card for each change, with its chain, its gain, how to apply it and how to verify it."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from overlapscope.errors import InputError
-from overlapscope.report.formatting import EXPLAIN, ms
+from overlapscope.advice.rule_input import COMPARE, VERIFY
+from overlapscope.analysis.compare.prediction_check import Outcome
+from overlapscope.errors import InputError, UsageError
 from overlapscope_dashboards.parts import card, empty, next_command, notes, table
-from overlapscope_dashboards.parts.text import aria, chips, code, evidence
+from overlapscope_dashboards.parts.chain_picture import draw_chain
+from overlapscope_dashboards.parts.quantities import rounded_ms, with_times
+from overlapscope_dashboards.parts.text import aria, code, documentation, evidence
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import run_address
+from overlapscope_dashboards.timeline.blocking_chain import BlockingChain, blocking_chain
+from overlapscope_dashboards.timeline.chain_picture import chain_picture
 from overlapscope_dashboards.views import recommendations as view
+from overlapscope_dashboards.views.scenarios import query_of_advice
 
 TITLE = "Recommendations"
 ORDER = 60
-HEAD = ("settings", "measured in", "predicted on", "predicted ms", "90 % interval", "measured ms", "error", "")
+HEAD: Final = ("settings", "measured in", "predicted on", "predicted ms", "90 % interval", "measured ms", "error", "")
 
 
 def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
-    """Return the page; `?for=deepspeed` selects the framework of the code snippets."""
+    """Return the page; the largest loss comes first, and changes of numerics last."""
     found, reasons = opened.advice
-    shown = view.shown(found, view.current_step(opened.analysis))
-    known = view.frameworks(shown)
-    chosen = query.get("for") if query.get("for") in known else None
-    most = max((each.interval.high_ns for each in shown if each.interval), default=0)
-    items = [_one(opened, number, each, chosen, most) for number, each in enumerate(shown, 1)]
+    cards = view.shown(found, view.current_step(opened.analysis))
+    outcomes, problem = _outcomes(opened)
     return [
-        html.Div(html.P(view.lead(found), className="lead"), className="intro"),
-        *_frameworks(opened, known, chosen),
-        html.Div([*items, _reasons(opened, reasons), _earlier(opened)], className="grid"),
-    ]
-
-
-def _frameworks(opened: OpenRun, known: Sequence[str], chosen: str | None) -> list[Component]:
-    if len(known) < 2:
-        return []
-    links = [
-        (view.framework_name(each), run_address(opened.id, "recommendations", {"for": each}),
-         each == (chosen or known[0]))
-        for each in known
+        html.Div(
+            [
+                html.P(with_times(view.lead(found)), className="lead"),
+                *([html.P("Largest loss first; all bars have one scale.", className="note")] if cards else []),
+            ],
+            className="intro",
+        ),
+        html.Div([_one(opened, number, each, outcomes) for number, each in enumerate(cards, 1)], className="stack"),
+        html.Div([*_notes(opened, reasons), _earlier(opened, outcomes, problem)], className="grid later-cards"),
     ]  # fmt: skip
-    return [chips("Framework", links)]
 
 
-def _one(opened: OpenRun, number: int, each: view.ShownAdvice, framework: str | None, most_ns: int) -> Component:
-    facts = html.Dl(
-        [html.Div([html.Dt(name), html.Dd(words)]) for name, words in each.facts],
-        className="facts",
-    )
-    snippet = view.code_for(each, framework)
-    how: list[Component] = []
-    if snippet is not None:
-        how = [html.H3(f"Apply, {snippet[1]}"), code(snippet[2], label=f"{each.title}, {snippet[1]}")]
-        if framework is not None and snippet[0] != framework:
-            how.append(html.P(f"Available for {snippet[1]} only.", className="note"))
-    return card(
-        f"{number}. {each.title}",
+def _one(opened: OpenRun, number: int, each: view.ShownAdvice, outcomes: Sequence[Outcome]) -> Component:
+    tags = [html.Span(words, className=f"pill {tone}".rstrip()) for words, tone in each.tags]
+    title = html.H2([html.Span(str(number), className="disc"), each.title])
+    head = html.Div([title, html.Div(tags, className="pills")], className="advice-head")
+    return html.Section(
         [
-            html.P(
-                [
-                    html.Span(each.verdict, className="tag"),
-                    f" · {each.gain}" if each.gain else "",
-                    evidence(
-                        "on the timeline",
-                        run_address(opened.id, "timeline", {"chain": f"advice-{each.id}"}),
-                        f"what this rests on: {each.title}",
-                    ),
-                ],
-                className="gain-line",
-            ),
-            *([_interval(each.interval, most_ns)] if each.interval and most_ns > 0 else []),
-            facts,
-            *how,
-            next_command("Verify", opened.command(each.verify)),
-            html.P([html.Span("More: "), html.Code(f"{EXPLAIN} {each.id}")], className="command"),
+            head,
+            html.Div([_because(opened, each), _gain(opened, each, outcomes), _apply(opened, each)], className="advice"),
         ],
-        wide="half",
+        className="card",
+        id=f"advice-{each.id.replace(':', '-')}",
     )
 
 
-def _interval(gain: view.GainInterval, most_ns: int) -> Component:
-    """Return the gain as a bar from zero, with its interval as a line over it; all cards share one scale."""
+def _because(opened: OpenRun, each: view.ShownAdvice) -> Component:
+    address = run_address(opened.id, "timeline", {"chain": f"advice-{each.id}"})
+    found = _chain(opened, each)
+    if isinstance(found, str):
+        drawn: list[Component] = [
+            html.P(f"There is no place on the timeline that shows it: {found}.", className="note")
+        ]
+    else:
+        picture = chain_picture(opened.run, found)
+        scale = [html.Span(f"{rounded_ms(ns)} ms") for ns in (picture.start_ns, picture.end_ns)]
+        drawn = [
+            dcc.Link([draw_chain(picture), html.Span(f"The chain on the timeline: {each.title}", className="unseen")],
+                     href=address, className="chain-link"),
+            html.Div(scale, className="scale", **aria(hidden="true")),
+            html.P(picture.words),
+            html.P(evidence("show the chain", address, f"what this rests on: {each.title}")),
+        ]  # fmt: skip
+    facts = [html.Div([html.Dt(name), html.Dd(words)]) for name, words in each.facts]
+    return html.Div([html.H3("Because"), *drawn, html.Details([html.Summary("What it is based on"),
+                     html.Dl(facts, className="facts")])])  # fmt: skip
 
-    def percent(ns: float) -> str:
-        return f"{max(0.0, min(100.0, 100 * ns / most_ns)):.2f}%"
 
-    low = max(gain.low_ns, 0)
-    line = {"left": percent(low), "width": percent(gain.high_ns - low)}
-    drawn = [
-        html.Div(className="k-hidden", style={"width": percent(gain.gain_ns)}),
-        html.Span(style=line),
-    ]
+def _chain(opened: OpenRun, each: view.ShownAdvice) -> BlockingChain | str:
+    """Return the chain of a recommendation, or why there is none."""
+
+    def made() -> BlockingChain | str:
+        try:
+            return blocking_chain(opened, f"advice-{each.id}")
+        except (UsageError, InputError) as error:
+            return opened.without_root(error)
+
+    return opened.once(f"recommendations.chain.{each.id}", made)
+
+
+def _gain(opened: OpenRun, each: view.ShownAdvice, outcomes: Sequence[Outcome]) -> Component:
+    words = [html.P(with_times(each.gain_words), className="gain-words")] if each.gain_words else []
+    cost = [html.P(f"{each.cost} of the whole job.", className="note")] if each.cost else []
     return html.Div(
-        drawn, className="gain-bar", title=f"{ms(gain.low_ns)} to {ms(gain.high_ns)} ms", **aria(hidden="true")
+        [html.H3("Gain"), *words, html.P(each.why_words, className="note"), *_bar(each.gain), *cost,
+         *_history(opened, each, outcomes)]
+    )  # fmt: skip
+
+
+def _bar(gain: view.ShownGain | None) -> list[Component]:
+    """Return what is left of the step as a bar: a prediction ends in a dot with its interval, a bound is hatched."""
+    if gain is None or not gain.whole_ns:
+        return []
+    least, most = gain.left(gain.high_ns), gain.left(max(gain.low_ns, 0))
+    left = least if gain.gain_ns is None else gain.left(gain.gain_ns)
+    drawn: list[Component] = [
+        html.Div(className="left", style={"width": _percent(left)}),
+        html.Div(className="saved", style={"width": _percent(1 - left)}),
+    ]
+    if gain.gain_ns is not None:
+        drawn += [html.Span(className="interval", style={"left": _percent(least), "width": _percent(most - least)}),
+                  html.Span(className="dot", style={"left": _percent(left)})]  # fmt: skip
+    then_ns, now_ns = left * gain.whole_ns, gain.whole_ns
+    said = f"{rounded_ms(then_ns)} ms {'at best' if gain.gain_ns is None else 'predicted'}, now {rounded_ms(now_ns)} ms"
+    return [
+        html.Div(drawn, className="gain-bar", title=said, **aria(hidden="true")),
+        html.P(said, className="note"),
+    ]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4f}%"
+
+
+def _history(opened: OpenRun, each: view.ShownAdvice, outcomes: Sequence[Outcome]) -> list[Component]:
+    tested = view.earlier(view.of_setting(each, outcomes))
+    if tested:
+        return [html.P(view.earlier_words(tested))]
+    if not each.knobs:
+        return []
+    words = "Predicted against measured: no run with these settings was compared with this one yet."
+    store = opened.command("overlapscope advise RUN --record")
+    return [html.P([f"{words} To have it tested, ", html.Code(store), " before that."], className="note")]
+
+
+def _apply(opened: OpenRun, each: view.ShownAdvice) -> Component:
+    used, others = each.apply[:1], each.apply[1:]
+    inside: list[Component] = []
+    for _, name, text in used:
+        inside += [html.H3(f"Apply: {name}"), code(text, label=f"{each.title}, {name}")]
+    if others:
+        names = ", ".join(name for _, name, _ in others)
+        folded = [part for _, name, text in others
+                  for part in (html.H4(name), code(text, label=f"{each.title}, {name}"))]  # fmt: skip
+        inside.append(html.Details([html.Summary(f"Also for {names}"), *folded]))
+    inside.append(html.H3("Verify"))
+    if each.verify == VERIFY:
+        inside += [html.P("Record a run with the change, then:", className="note"),
+                   code(opened.command(COMPARE), label=f"Verify: {each.title}")]  # fmt: skip
+    else:
+        inside.append(html.P(html.Code(opened.command(each.verify)), className="command"))
+    return html.Div([*inside, html.P(_links(opened, each), className="actions")])
+
+
+def _links(opened: OpenRun, each: view.ShownAdvice) -> list[Component]:
+    asked = query_of_advice(each.id, each.knobs)
+    tried = (
+        [dcc.Link("Try it in What-if", href=run_address(opened.id, "what-if", asked), className="button")]
+        if asked
+        else []
     )
+    return [*tried, documentation("advice", each.id, "read more")]
 
 
-def _reasons(opened: OpenRun, reasons: Sequence[str]) -> Component:
+def _notes(opened: OpenRun, reasons: Sequence[str]) -> list[Component]:
     links = html.P([
         dcc.Link("Try other settings", href=run_address(opened.id, "what-if")), " · ",
         dcc.Link("Stragglers and wait times", href=run_address(opened.id, "ranks")),
     ], className="note")  # fmt: skip
-    return card("Notes", [*([notes(reasons)] if reasons else []), links], wide="half")
+    return [card("Notes", [notes(reasons), links], wide="half")] if reasons else []
 
 
-def _earlier(opened: OpenRun) -> Component:
+def _outcomes(opened: OpenRun) -> tuple[list[Outcome], str]:
+    """Return the predictions that later runs measured, and why they cannot be read; empty where they can."""
     try:
-        outcomes = view.earlier(opened.prediction_outcomes)
+        return opened.prediction_outcomes, ""
     except InputError as error:
-        return card("Earlier predictions", empty(opened.without_root(error)), wide="half")
-    if not outcomes:
-        words = "No earlier prediction for this run was measured."
+        return [], opened.without_root(error)
+
+
+def _earlier(opened: OpenRun, outcomes: Sequence[Outcome], problem: str) -> Component:
+    title = "Predicted against measured"
+    if problem:
+        return card(title, empty(problem), wide="half")
+    tested = view.earlier(outcomes)
+    if not tested:
+        words = "No prediction of this run was measured by a later run yet."
         then = next_command("Record a run with changed settings, and compare it with this one",
                             opened.command("overlapscope compare RUN NEW_RUN"))  # fmt: skip
-        return card("Earlier predictions", empty(words, then), wide="half")
-    rows = table(HEAD, view.earlier_rows(outcomes), caption="Earlier predictions", left=3, hide_caption=True)
-    return card("Earlier predictions", rows, words=view.earlier_words(outcomes))
+        return card(title, empty(words, then), wide="half")
+    rows = table(HEAD, view.earlier_rows(tested), caption=title, left=3, hide_caption=True)
+    return card(title, rows, words=view.earlier_words(tested))

@@ -7,32 +7,52 @@ from typing import Any, Final
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
+from overlapscope.advice.replayed_settings import fsdp_code
 from overlapscope.advice.setting_code import setting_code
-from overlapscope.errors import InputError
-from overlapscope.report.formatting import ms, size
+from overlapscope.analysis.compare.prediction_check import Outcome
+from overlapscope.errors import InputError, UsageError
+from overlapscope.report.formatting import ms, percent, size
+from overlapscope.report.verdicts import ADVICE
 from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.whatif.ddp.cap_curve import caps_to_draw
 from overlapscope.whatif.ddp.ddp_recording import RecordedCase, ddp_case_of_run
 from overlapscope.whatif.ddp.ddp_step import Settings
 from overlapscope.whatif.ddp.lane_usage import ReplayedStep
+from overlapscope.whatif.listing import replayable_settings
+from overlapscope.whatif.parallelism import NOT_REPLAYED, Parallelism
+from overlapscope.whatif.pricing.prices import price_run
+from overlapscope.whatif.pricing.result import Prices, RankPrice
+from overlapscope.whatif.result import WhatIf
 from overlapscope_dashboards.parts import card, empty, figure_card, key_figures, next_command, notes, stacked_bar, table
+from overlapscope_dashboards.parts.forest import draw_forest
+from overlapscope_dashboards.parts.quantities import Words, with_times
 from overlapscope_dashboards.parts.text import aria, chips, code
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import Site, parse_query, run_address
 from overlapscope_dashboards.theme import COLOURS, figure
+from overlapscope_dashboards.views import dry_price, scenarios
+from overlapscope_dashboards.views import recommendations as advice
 from overlapscope_dashboards.views import what_if as view
+from overlapscope_dashboards.views.scenarios import AS_RECORDED
 
 TITLE = "What-if"
 ORDER = 50
+MOST_PARTS: Final = 8
+"""Parts of a critical path that are shown of a dry run."""
 MAX_REPLAYED: Final = 64
 """Most cached replays of a run."""
 BAND: Final = "rgba(15,127,192,0.16)"
 FLAT: Final = "rgba(0,158,115,0.14)"
 SHADE_MARGIN: Final = 1.12
 """Factor by which the shade of a flat region extends beyond its caps."""
-NOT_REPLAYED: Final = (
-    "Replayed: bucket caps, 16-bit gradients, gradient views, accumulation, link speed and no stragglers. Not "
-    "replayed: algorithms and prefetching, because their cost was never measured in this job."
+KINDS: Final[Mapping[Parallelism, str]] = {
+    "ddp": "DDP", "fsdp": "FSDP2", "tensor": "tensor parallelism (TP)", "pipeline": "pipeline parallelism (PP)",
+    "mixed": "jobs that mix kinds of parallelism", "other": "any recording: it is not recognised as one of these kinds",
+}  # fmt: skip
+"""What settings are of, by the kind of a recording."""
+RECORD: Final = (
+    next_command("Record the gradients of every rank", "with overlapscope.profile(path, model=model) as scope:"),
+    next_command("Or from a whole command", "overlapscope capture -- torchrun train.py"),
 )
 
 ASSUMED = {
@@ -47,32 +67,146 @@ ASSUMED = {
 
 
 def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
-    """Return the page; every setting is a name of the query, see `views.what_if.SETTING_NAMES`."""
+    """Return the page; every setting is a name of the query, and an address without settings means the best ones."""
+    if opened.analysis.headline.window is None and opened.analysis.dry_step is not None:
+        return _priced(opened, query)
     try:
-        case = opened.once("what_if.case", lambda: ddp_case_of_run(opened.run, opened.cross_rank))
+        found = opened.prediction
     except InputError as error:
-        inside = [
-            html.P(f"This recording cannot be replayed: {error}."),
-            next_command(
-                "Record the gradients of every rank", "with overlapscope.profile(path, model=model) as scope:"
-            ),
-        ]
-        return [html.Section(html.Div(inside, className="empty"), className="card")]
-    outcome = _replayer(opened, case)(view.read_settings(query, case.baseline))
+        return [html.Section(empty(f"This recording cannot be replayed: {opened.without_root(error)}.", RECORD),
+                             className="card")]  # fmt: skip
+    case, asked = _case(opened), scenarios.settings_of(query, found)
+    if isinstance(case, str) or "try" in asked:
+        return _by_scenario(opened, found, None if isinstance(case, str) else case, asked)
+    outcome = _replayer(opened, case)(view.read_settings(asked, case.baseline))
     return [
-        html.Div([html.P(view.lead(outcome), className="lead")], className="intro"),
+        _intro(view.lead(outcome), found, outcome.changed),
         key_figures(view.figures(outcome)),
         html.Div(
             [
-                html.Div([_controls(opened, case, outcome, query), _code(opened, case, outcome, query)],
-                         className="stack third"),
-                html.Div([_parts(outcome), _curve(outcome)], className="stack twothirds"),
+                html.Div([_controls(opened, case, outcome, asked), _code(opened, case, outcome, asked),
+                          _not_replayed(opened), _earlier(opened)], className="stack third"),
+                html.Div([_forest(opened, found, outcome.scenario.knobs), _parts(outcome), _curve(outcome)],
+                         className="stack twothirds"),
                 _lanes(outcome),
                 _rests_on(case),
             ],
             className="grid",
         ),
     ]  # fmt: skip
+
+
+def _case(opened: OpenRun) -> RecordedCase | str:
+    """Return the case of a DDP recording, or why its buckets cannot be replayed."""
+
+    def made() -> RecordedCase | str:
+        try:
+            return ddp_case_of_run(opened.run, opened.cross_rank, opened.chains.graphs)
+        except InputError as error:
+            return opened.without_root(error)
+
+    return opened.once("what_if.case", made)
+
+
+def _by_scenario(
+    opened: OpenRun, found: WhatIf, case: RecordedCase | None, asked: Mapping[str, str]
+) -> list[Component]:
+    """Return the page of one scenario, where there are no controls for single settings."""
+    scenario = scenarios.chosen(found, asked)
+    unknown = scenario is None
+    scenario = scenario or found.scenarios[0]
+    code_of = (
+        fsdp_code(scenario.knobs) if case is None
+        else setting_code(scenario.knobs, ITEM_BYTES[case.recorded.dtypes[0]], found.baseline.knobs)
+    )  # fmt: skip
+    beside = [_notes(found)]
+    if scenario is not found.scenarios[0]:
+        beside.insert(0, _how(opened, code_of, asked, hypothetical=scenario.hypothetical))
+    return [
+        _intro(scenarios.lead(found, scenario), found, scenario is not found.scenarios[0]),
+        *([html.P(f"{asked.get('try', '')[:80]!r} is not among what was replayed of this recording.", className="note")]
+          if unknown else []),
+        key_figures(scenarios.figures(found, scenario)),
+        html.Div(
+            [
+                html.Div([_forest(opened, found, scenario.knobs), _assumed(found)], className="stack twothirds"),
+                html.Div([*beside, _not_replayed(opened), _earlier(opened)], className="stack third"),
+            ],
+            className="grid",
+        ),
+    ]  # fmt: skip
+
+
+def _intro(words: Words, found: WhatIf, changed: bool) -> Component:
+    kind = KINDS[found.kind]
+    return html.Div(
+        [
+            html.P(with_times(words), className="lead"),
+            html.P(
+                f"Settings are those of {kind}." if changed or found.verdict == "change"
+                else f"{ADVICE[found.verdict].capitalize()}. Settings are those of {kind}.",
+                className="under-lead note",
+            ),
+        ],
+        className="intro",
+    )  # fmt: skip
+
+
+def _forest(opened: OpenRun, found: WhatIf, selected: Mapping[str, Any]) -> Component:
+    drawn = scenarios.forest(
+        found, selected, _outcomes(opened)[0], lambda query: run_address(opened.id, "what-if", query)
+    )
+    title = "What each setting gives"
+    words = (
+        f"Circle: predicted step with its 90 % interval; diamond: measured; line: now. {scenarios.good_sentence(drawn)}"
+    )
+    return card(title, draw_forest(drawn, caption=title), words=words.rstrip())
+
+
+def _outcomes(opened: OpenRun) -> tuple[list[Outcome], str]:
+    """Return earlier predictions that were measured, and why they cannot be read; empty where they can."""
+    try:
+        return opened.prediction_outcomes, ""
+    except InputError as error:
+        return [], opened.without_root(error)
+
+
+def _earlier(opened: OpenRun) -> Component:
+    outcomes, problem = _outcomes(opened)
+    tested = advice.earlier(outcomes)
+    words = problem or advice.earlier_words(tested) or "No prediction of this run was measured by a later run yet."
+    link = dcc.Link("All predictions and what was measured", href=run_address(opened.id, "recommendations"))
+    return card("How right was this before?", [html.P(words), html.P(link)])
+
+
+def _not_replayed(opened: OpenRun) -> Component:
+    """Return which settings of this kind of recording were not replayed, why, and what to record."""
+    listing = opened.once("what_if.listing", lambda: replayable_settings(opened.run, {}))
+    said = [f"{name}: {why}" for name, why in listing.refused.items() if not name.startswith("-")]
+    missing = [listing.reason] if listing.reason else []
+    return card("Not replayed, and what to record", notes([*missing, *said, f"Never replayed: {NOT_REPLAYED}"]))
+
+
+def _notes(found: WhatIf) -> Component:
+    return card("Notes", notes(found.reasons)) if found.reasons else card("Notes", empty("Nothing to add."))
+
+
+def _assumed(found: WhatIf) -> Component:
+    fit = found.interference
+    how = "measured" if fit.identified else "could not be measured; assumed"
+    rows = [("slowdown of overlapped compute, times", f"{fit.slowdown:.3g}", f"{fit.low:.3g} to {fit.high:.3g}", how)]
+    rows += [
+        (ASSUMED.get(each.name, each.name.replace("_", " ")), f"{each.value:,.4g}",
+         f"{each.low:,.4g} to {each.high:,.4g}", each.known_from)
+        for each in found.assumptions
+    ]  # fmt: skip
+    head = ("assumption", "value", "range", "source")
+    inside = html.Div(
+        table(head, rows, caption="Assumptions of the prediction", hide_caption=True), className="verdicts"
+    )
+    return card(
+        "Assumptions", inside, words="Each is varied within its range; the interval covers the resulting steps."
+    )
 
 
 def register(app: Dash, site: Site) -> None:
@@ -95,14 +229,16 @@ def register(app: Dash, site: Site) -> None:
 
 def query_with_cap(opened: OpenRun, place: float, query: Mapping[str, str]) -> str | None:
     """Return the query with the cap at a slider position; None if it is the current cap."""
-    case = opened.once("what_if.case", lambda: ddp_case_of_run(opened.run, opened.cross_rank))
-    settings = view.read_settings(query, case.baseline)
+    case, asked = _case(opened), scenarios.settings_of(query, opened.prediction)
+    if isinstance(case, str):
+        return None
+    settings = view.read_settings(asked, case.baseline)
     caps = caps_to_draw(case.workload(), case.baseline.ddp.bucket_cap_mb, settings.ddp.bucket_cap_mb)
     cap = caps[max(0, min(round(place), len(caps) - 1))]
     if cap == settings.ddp.bucket_cap_mb:
         return None
     chosen = None if cap == case.baseline.ddp.bucket_cap_mb else f"{cap:g}"
-    address = run_address(opened.id, "what-if", view.change_setting(query, "cap", chosen))
+    address = run_address(opened.id, "what-if", view.change_setting(asked, "cap", chosen))
     return address[address.index("?") :] if "?" in address else ""
 
 
@@ -132,33 +268,42 @@ def _controls(
         ]
         groups.append(html.Div([html.H3(each.label), chips(each.label, links)], className="knob"))
     if outcome.changed:
-        groups.append(html.P(dcc.Link("As recorded", href=run_address(opened.id, "what-if"))))
+        recorded = run_address(opened.id, "what-if", {"set": AS_RECORDED})
+        groups.append(html.P([dcc.Link("As recorded", href=recorded), " · ",
+                              dcc.Link("The best", href=run_address(opened.id, "what-if"))]))  # fmt: skip
+    else:
+        groups.append(html.P(dcc.Link("The best", href=run_address(opened.id, "what-if"))))
     return card("Settings", groups)
 
 
 def _code(opened: OpenRun, case: RecordedCase, outcome: view.SettingsOutcome, query: Mapping[str, str]) -> Component:
     found = setting_code(outcome.settings.knobs(), ITEM_BYTES[case.recorded.dtypes[0]])
+    return _how(opened, found, query, hypothetical=outcome.scenario.hypothetical)
+
+
+def _how(opened: OpenRun, found: Mapping[str, str], query: Mapping[str, str], *, hypothetical: bool) -> Component:
+    """Return how to apply settings, in the code of one framework, and how to verify them."""
     if not found:
-        return card(
-            "How to set it", empty("No setting achieves this on its own. The figures show what it would be worth.")
+        words = (
+            "No setting achieves this on its own. The figures show what it would be worth."
+            if hypothetical
+            else "How to set it depends on the framework; there is no code for it here."
         )
-    chosen = query.get("for", "")
-    chosen = chosen if chosen in found else next(iter(found))
+        return card("How to set it", empty(words))
+    selected = query.get("for", "")
+    selected = selected if selected in found else next(iter(found))
     links = [
-        (
-            view.FRAMEWORKS[each],
-            run_address(opened.id, "what-if", view.change_setting(query, "for", each)),
-            each == chosen,
-        )
+        (view.FRAMEWORKS[each], run_address(opened.id, "what-if", {**query, "for": each}), each == selected)
         for each in found
     ]
     verify = opened.command("overlapscope compare RUN NEW_RUN")
     return card(
         "How to set it",
         [
-            chips("Framework", links),
-            code(found[chosen], label=f"{view.FRAMEWORKS[chosen]} code"),
-            next_command("Verify: record a run with it, then", verify),
+            *([chips("Framework", links)] if len(links) > 1 else [html.H3(view.FRAMEWORKS[selected])]),
+            code(found[selected], label=f"{view.FRAMEWORKS[selected]} code"),
+            html.H3("Verify: record a run with it, then"),
+            code(verify, label="Verify"),
         ],
     )
 
@@ -166,11 +311,11 @@ def _code(opened: OpenRun, case: RecordedCase, outcome: view.SettingsOutcome, qu
 def _parts(outcome: view.SettingsOutcome) -> Component:
     longest = max(outcome.before.step_ns, outcome.after.step_ns)
     bars: list[Component] = []
-    for words, shown in (("as recorded", outcome.before), ("with these settings", outcome.after)):
+    for words, each in (("as recorded", outcome.before), ("with these settings", outcome.after)):
         bar = html.Div(
-            stacked_bar(view.segments(shown), shown.step_ns), style={"width": f"{100 * shown.step_ns / longest:.2f}%"}
+            stacked_bar(view.segments(each), each.step_ns), style={"width": f"{100 * each.step_ns / longest:.4f}%"}
         )
-        bars += [html.P(f"{words}, {ms(shown.step_ns)} ms", className="note"), bar]
+        bars += [html.P(f"{words}, {ms(each.step_ns)} ms", className="note"), bar]
         if not outcome.changed:
             break
     rows = view.part_rows(outcome.before, outcome.after)
@@ -309,7 +454,63 @@ def _rests_on(case: RecordedCase) -> Component:
     head = ("assumption", "value", "range", "source")
     inside = [
         html.Div(table(head, rows, caption="Assumptions of the prediction", hide_caption=True), className="verdicts"),
-        notes([*([slowdown.reason] if slowdown.reason else []), *case.notes, NOT_REPLAYED]),
+        notes([*([slowdown.reason] if slowdown.reason else []), *case.notes]),
     ]
     words = "Each is varied within its range; the interval covers the resulting step times."
     return card("Assumptions", inside, words=words)
+
+
+# --- a dry run, which has no times: its price on a device -------------------------------------------------------------
+
+
+def _priced(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
+    asked = dry_price.read_machine(query)
+    found = _prices(opened, asked)
+    controls = [
+        html.Div([html.H3(each.label), chips(each.label, [
+            (words, run_address(opened.id, "what-if", {**asked.query, each.name: value}), chosen)
+            for words, value, chosen in each.options
+        ])], className="knob")
+        for each in dry_price.choices(asked)
+    ]  # fmt: skip
+    command = opened.command(f"overlapscope whatif RUN --device {asked.device} --links {asked.links}")
+    title = "The same as a command"
+    settings = card("Settings", [*controls, html.H3(title), code(command, label=title)], wide="third")
+    if isinstance(found, str):
+        shown_prices: list[Component] = [card("No price", empty(f"{found}."), wide="twothirds")]
+        words: Words = (f"This dry run cannot be priced for {asked.device} with {asked.links}.",)
+    else:
+        ranks = [html.Div([_rank_price(each) for each in found.ranks], className="stack twothirds")]
+        shown_prices = [*ranks, card("What it rests on", [
+            table(("constant", "value", "range", "source"), dry_price.constant_rows(found), hide_caption=True,
+                  caption="Constants of the price"),
+            notes(found.sources),
+        ])]  # fmt: skip
+        words = dry_price.lead(found)
+    return [
+        html.Div([html.P(with_times(words), className="lead"),
+                  html.P("Estimated from data sheets and measured tables; nothing was measured here.",
+                         className="under-lead note")], className="intro"),
+        html.Div([settings, *shown_prices], className="grid"),
+    ]  # fmt: skip
+
+
+def _prices(opened: OpenRun, asked: dry_price.Machine) -> Prices | str:
+    """Return the price of a dry run for a machine, or why there is none."""
+
+    def made() -> Prices | str:
+        try:
+            return price_run(opened.run, dry_price.terms(asked)).prices
+        except (InputError, UsageError) as error:
+            return opened.without_root(error)
+
+    return opened.once(f"what_if.price.{asked.device}.{asked.links}", made)
+
+
+def _rank_price(price: RankPrice) -> Component:
+    path = [(name, percent(share)) for name, share in list(price.path.items())[:MOST_PARTS]]
+    parts: list[Component] = (
+        [table(("critical path", "share"), path, caption="Critical path", hide_caption=True)] if path else []
+    )
+    said = [*price.reasons, *price.notes]
+    return card(f"Rank {price.rank}", [*parts, *([notes(said)] if said else [])], words=dry_price.price_words(price))

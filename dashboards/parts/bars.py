@@ -10,10 +10,13 @@ from dash import html
 from dash.development.base_component import Component
 
 from overlapscope.report.formatting import ms, percent
+from overlapscope_dashboards.parts.quantities import time
 from overlapscope_dashboards.parts.text import aria, evidence
 
 LABELLED = 0.09
 """Share of the bar above which a segment contains its name."""
+SEPARATED = 0.01
+"""Share from which a hairline separates a segment from the one before it."""
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +42,8 @@ def stacked_bar(segments: Sequence[Segment], whole_ns: float) -> Component:
     drawn = [
         html.Div(
             [html.Span(each.name), html.Span(f"{ms(each.ns)} ms")] if each.ns >= LABELLED * whole_ns else [],
-            className=f"segment k-{each.kind}",
-            style={"flexGrow": each.ns / whole_ns if whole_ns else 0},
+            className=f"segment k-{each.kind}" + ("" if each.ns >= SEPARATED * whole_ns else " thin"),
+            style={"width": width(each.ns, whole_ns)},
             title=f"{each.name}: {ms(each.ns)} ms",
         )
         for each in segments
@@ -49,11 +52,22 @@ def stacked_bar(segments: Sequence[Segment], whole_ns: float) -> Component:
     return html.Div(drawn, className="stacked", **aria(hidden="true"))
 
 
+def width(ns: float, whole_ns: float) -> str:
+    """Return a length to scale, as CSS: to a thousandth of a pixel of a wide screen."""
+    return f"{100 * ns / whole_ns if whole_ns else 0:.5f}%"
+
+
 def bar_table(
-    rows: Sequence[BarRow], *, caption: str, unit: str, whole_ns: float | None, share_of: str = "", first: str = ""
-) -> Component:
-    """Return a table of bars: name, bar relative to the longest row, milliseconds (`unit`), and share of `whole_ns`."""
-    longest = max((each.ns for each in rows), default=0)
+    rows: Sequence[BarRow], *, caption: str, unit: str, whole_ns: float | None, share_of: str = "", first: str = "",
+    stacked_ns: float | None = None,
+) -> Component:  # fmt: skip
+    """Return a table of bars: name, bar relative to the longest row, milliseconds (`unit`), and share of `whole_ns`.
+
+    With `stacked_ns` it is the legend of a stacked bar of that length: bars have its scale and begin where they do in
+    it.
+    """
+    longest = stacked_ns or max((each.ns for each in rows), default=0)
+    begins_ns = 0.0
     head = [html.Th(first or "part", scope="col", className="word"), html.Td("", className="bar")]
     head.append(html.Th(unit, scope="col"))
     if whole_ns:
@@ -63,13 +77,15 @@ def bar_table(
         head.append(html.Th("the longest", scope="col"))
     body = []
     for each in rows:
-        bar = html.Div(
-            className=f"bar k-{each.kind}", style={"width": f"{100 * each.ns / longest if longest else 0:.2f}%"}
-        )
+        style, swatch = {"width": width(each.ns, longest)}, []
+        if stacked_ns:
+            style["marginLeft"] = width(begins_ns, longest)
+            begins_ns += each.ns
+            swatch = [html.Span(className=f"swatch k-{each.kind}", **aria(hidden="true"))]
         cells = [
-            html.Th(each.name, scope="row", className="word"),
-            html.Td(bar, className="bar", **aria(hidden="true")),
-            html.Td(ms(each.ns)),
+            html.Th([*swatch, each.name], scope="row", className="word"),
+            html.Td(html.Div(className=f"bar k-{each.kind}", style=style), className="bar", **aria(hidden="true")),
+            html.Td(time(each.ns, unit=False)),
         ]
         cells += [html.Td(percent(each.ns / whole_ns))] if whole_ns else []
         if linked:
@@ -115,7 +131,7 @@ def split_bar_table(
     body = []
     for row in rows:
         bars = [
-            html.Div(className=f"k-{part.kind}", style={"width": f"{100 * ns / longest:.2f}%"})
+            html.Div(className=f"k-{part.kind}", style={"width": width(ns, longest)})
             for part, ns in zip(parts, row.parts_ns, strict=True)
             if ns > 0 and longest
         ]

@@ -6,6 +6,7 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from overlapscope_dashboards.parts.quantities import Figure, time, with_times
 from overlapscope_dashboards.parts.text import aria
 from overlapscope_dashboards.theme import CONFIG
 
@@ -44,25 +45,29 @@ def figure_card(
     return card(title, [*controls, drawn, as_table, *after], words=words, wide=wide)
 
 
-def key_figures(figures: Sequence[tuple[str, str, str, str]]) -> Component:
-    """Return a row of figures, each given as (name, value, unit, text below)."""
+def key_figures(figures: Sequence[Figure]) -> Component:
+    """Return a row of figures; times have three significant digits, and are exact on hover."""
     return html.Dl(
         [
             html.Div(
                 [
                     html.Dt(name),
-                    html.Dd([html.Span(value, className="value"), html.Span(f" {unit}", className="unit")]),
-                    html.Dd(below, className="below"),
+                    html.Dd(
+                        html.Span(value, className="value")
+                        if isinstance(value, str)
+                        else [time(value.ns, unit=False, kind="value"), html.Span(" ms", className="unit")]
+                    ),
+                    html.Dd(with_times(below), className="below"),
                 ]
             )
-            for name, value, unit, below in figures
+            for name, value, below in figures
         ],
         className="key-figures",
     )
 
 
-def notes(lines: Sequence[str], *, warning: bool = False) -> Component:
-    """Return a list of short remarks."""
+def notes(lines: Sequence[str | list[Any]], *, warning: bool = False) -> Component:
+    """Return a list of short remarks, each text or children."""
     return html.Ul([html.Li(each) for each in lines], className="notes warning" if warning else "notes")
 
 

@@ -13,6 +13,9 @@ from overlapscope_dashboards.parts.text import aria
 
 ROW_PX: Final = 28
 BAR_PX: Final = 14
+LEAST_NUMBERED: Final = 0.06
+LEAST_NAMED: Final = 0.5
+"""Shares of the width from which a box contains its number, or its words."""
 
 
 class ChainBox(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +28,8 @@ class ChainBox(msgspec.Struct, frozen=True, kw_only=True):
     """Its colour, a class of the style sheet."""
     number: int
     """Of its step, as in the panel of the timeline; 0 for what is explained."""
+    label: str
+    """Written into it where it is wide enough."""
     words: str
 
 
@@ -56,7 +61,8 @@ def draw_chain(found: ChainPicture) -> Component:
     for each in found.boxes:
         style = {"left": _percent(each.start), "width": _percent(each.end - each.start), "top": f"{_top(each.row)}px"}
         kind = "cp-explained" if not each.number else f"cp-box k-{each.kind}"
-        marks.append(html.Div(className=kind, style=style, title=each.words))
+        wide = each.end - each.start >= (LEAST_NUMBERED if each.number else LEAST_NAMED)
+        marks.append(html.Div(each.label if wide else "", className=kind, style=style, title=each.words))
     for arrow in found.arrows:
         upper, lower = sorted((arrow.from_row, arrow.to_row))
         style = {

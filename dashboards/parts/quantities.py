@@ -23,6 +23,10 @@ Words = Sequence[str | Time]
 """A sentence with times in it."""
 
 
+Figure = tuple[str, "str | Time", Words]
+"""A key figure: its name, its value, and the text below."""
+
+
 def rounded_ms(ns: float | None) -> str:
     """Return nanoseconds as text in milliseconds with three significant digits, below 1 ms with two decimals; n/a for
     None."""
@@ -42,13 +46,13 @@ def exact_text(words: Words) -> str:
     return "".join(each if isinstance(each, str) else f"{ms(each.ns)} ms" for each in words)
 
 
-def time(ns: float | None, *, unit: bool = True) -> Component:
-    """Return a time with three significant digits, and the exact one on hover."""
+def time(ns: float | None, *, unit: bool = True, kind: str = "time") -> Component:
+    """Return a time with three significant digits, and the exact one on hover; `kind` is its class."""
     if ns is None:
-        return html.Span(NOT_APPLICABLE)
-    return html.Span(f"{rounded_ms(ns)} ms" if unit else rounded_ms(ns), title=f"{ms(ns)} ms", className="time")
+        return html.Span(NOT_APPLICABLE, className=kind)
+    return html.Span(f"{rounded_ms(ns)} ms" if unit else rounded_ms(ns), title=f"{ms(ns)} ms", className=kind)
 
 
-def shown(words: Words) -> list[Component | str]:
+def with_times(words: Words) -> list[Component | str]:
     """Return a sentence as children of a component."""
     return [each if isinstance(each, str) else time(each.ns) for each in words]

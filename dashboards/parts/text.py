@@ -1,7 +1,8 @@
 """Small pieces of text: ARIA attributes, code with a copy button (`assets/copy.js`), and rows of links."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import quote
 
 from dash import dcc, html
 from dash.development.base_component import Component
@@ -45,3 +46,10 @@ def chips(label: str, links: Sequence[tuple[str, str, bool]]) -> Component:
         className="chips",
         **aria(label=label),
     )
+
+
+def documentation(kind: Literal["findings", "advice"], name: str, words: str = "what it means") -> Component:
+    """Return a link to the page of a finding or of a recommendation; `name` is its id, of which the kind counts."""
+    page = name.split(":", 1)[0]
+    unseen = html.Span(f": {page}", className="unseen")
+    return html.A([words, unseen], href=f"/docs/{kind}/{quote(page)}.html", className="documentation")

@@ -65,6 +65,8 @@ class BlockingChain(msgspec.Struct, frozen=True, kw_only=True):
     asked: str
     """As in the address: `RANK@NS` for a moment, `RANK:SPAN` for the begin of a span."""
     title: str
+    doing: str
+    """What the rank did at the moment, in a word or two; empty for the begin of a span."""
     lead: list[str]
     steps: list[ChainStep]
     """The latest first."""
@@ -124,7 +126,7 @@ def _shown(run: Run, chains: RunChains, found: Chain, asked: str, command: str, 
     title = _TITLES.get("" if of_span else found.doing, "Why did {name} begin only then?")
     name = (found.explains.op or found.explains.name or "this span")[:60]
     return BlockingChain(
-        asked=asked, title=title.format(rank=found.rank, name=name),
+        asked=asked, title=title.format(rank=found.rank, name=name), doing="" if of_span else found.doing,
         lead=[heading(found), *_most_of_it(rows, steps, begin_ns, end_ns)], steps=steps,
         notes=[each for each in (slack_words(found), _ending(found)) if each], command=command,
         ranks=list(ranks)[:MOST_RANKS],

@@ -28,6 +28,8 @@ def chain_picture(run: Run, found: BlockingChain) -> ChainPicture:
     steps = [(number, each) for number, each in enumerate(found.steps, 1) if not each.earlier][:MOST_STEPS]
     rows = _rows(found, steps)
     place = {row: at for at, row in enumerate(rows)}
+    for rank in {rank for rank, _ in rows}:  # what lies on no stream or thread is drawn on the first of its rank
+        place.setdefault((rank, -1), next(at for at, row in enumerate(rows) if row[0] == rank))
 
     def share(time_ms: float) -> float:
         return min(max((time_ms - low) / (high - low), 0.0), 1.0) if high > low else 0.0
@@ -35,7 +37,7 @@ def chain_picture(run: Run, found: BlockingChain) -> ChainPicture:
     rank, begin, end = found.marked
     explained = [each for each in rows if each[0] == rank][:1]
     boxes = [
-        ChainBox(row=place[row], start=share(begin), end=share(end), kind="", number=0,
+        ChainBox(row=place[row], start=share(begin), end=share(end), kind="", number=0, label=found.doing,
                  words=f"explained: {ms(begin * 1e6)} to {ms(end * 1e6)} ms of rank {rank}")
         for row in explained
     ]  # fmt: skip
@@ -47,8 +49,8 @@ def chain_picture(run: Run, found: BlockingChain) -> ChainPicture:
         if cause in place and end > begin:
             kind = _COLOURS.get(each.kind, "idle")
             boxes.append(ChainBox(row=place[cause], start=share(begin), end=share(end), kind=kind, number=number,
-                                  words=words))  # fmt: skip
-        if cause in place and effect in place and cause != effect:
+                                  label=str(number), words=words))  # fmt: skip
+        if cause in place and effect in place and place[cause] != place[effect]:
             arrows.append(ChainArrow(at=share(end), from_row=place[cause], to_row=place[effect], number=number,
                                      words=words))  # fmt: skip
     return ChainPicture(
@@ -61,7 +63,9 @@ def _rows(found: BlockingChain, steps: list[tuple[int, ChainStep]]) -> list[tupl
     """Return (rank, row in its `Lanes`) of the rows, the explained rank's first."""
     visited = [(rank, lane) for _, each in steps for rank, lane, _ in reversed(each.path)]
     first = [each for each in visited if each[0] == found.marked[0]][:1] or [(found.marked[0], -1)]
-    return list(dict.fromkeys([*first, *visited]))[:MOST_ROWS]
+    rows = list(dict.fromkeys([*first, *visited]))
+    on_lanes = {rank for rank, lane in rows if lane >= 0}
+    return [(rank, lane) for rank, lane in rows if lane >= 0 or rank not in on_lanes][:MOST_ROWS]
 
 
 def _label(run: Run, rank: int, lane: int) -> str:

@@ -1,6 +1,6 @@
 """The figures of the overview page, from an analysis: how much communication is exposed, and why."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -13,6 +13,7 @@ from overlapscope.analysis.common.cause_table import (
     cause_label,
     idle_label,
 )
+from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN
 from overlapscope.analysis.job_step.attribution import divided
 from overlapscope.analysis.job_step.headline import Headline
@@ -21,12 +22,23 @@ from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.report.formatting import count, ms, percent
 from overlapscope.report.rank_columns import rank_figures
 from overlapscope.report.text import throughput
-from overlapscope.report.text.analysis import headline_basis, sentence
+from overlapscope.report.text.analysis import headline, headline_basis, sentence
 from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.dimensions import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR
 from overlapscope_dashboards.parts.bars import BarRow, Segment
+from overlapscope_dashboards.parts.quantities import Figure, Time, Words, exact_text
 
+FINDING_PLACES: Final = {
+    "straggler": "longest-waiting", "shared_cores": "loss", "overlap_without_effect": "longest-exposed",
+    "pipeline_bubble": "longest-idle", "synchronisation": "longest-idle", "low_bandwidth": "longest-exposed",
+}  # fmt: skip
+"""Names of the places on the timeline that show a finding, by its kind."""
 MAX_NAMES: Final = 8
 """Most named rows of a table; the rest is summed in one row."""
+
+
+DIMENSIONS: Final = {DATA: "DP", TENSOR: "TP", PIPELINE: "PP", EXPERT: "EP", CONTEXT: "CP"}
+"""Kinds of parallelism as the field writes them, by the dimension of a group."""
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,18 +97,6 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return f"Each cell is the maximum of {' and '.join(parts)}." if parts else ""
 
 
-def lead(analysis: Analysis) -> tuple[str, ...]:
-    """Return the first sentences: how much is exposed, how much of it is wait time and for which rank; throughput."""
-    lines = [line for line in sentence(analysis).splitlines() if line]
-    waits = waiting(analysis)
-    return (
-        *lines[:1],
-        *([waits] if waits else []),
-        *lines[1:],
-        *throughput.lines(analysis.throughput, analysis.headline),
-    )
-
-
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """A place on the timeline that proves a sentence: its name there (`chain=`), in a word, and what it is."""
 
@@ -105,65 +105,158 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     what: str
 
 
-def lead_evidence(analysis: Analysis) -> tuple[tuple[Evidence, ...], ...]:
-    """Return for each sentence of `lead` the places that prove it."""
-    found: list[tuple[Evidence, ...]] = [()] * len(lead(analysis))
+class Sentence(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim with the places that prove it."""
+
+    words: Words
+    proofs: tuple[Evidence, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Its exact text, with times as commands print them."""
+        return exact_text(self.words)
+
+
+def facts(analysis: Analysis) -> str:
+    """Return what was recorded, in one line: ranks, kinds of parallelism where groups say so, steps, device."""
+    first, *rest = headline(analysis).split(", ", 1)
+    return ", ".join([first, *parallelism(analysis), *rest])
+
+
+def parallelism(analysis: Analysis) -> list[str]:
+    """Return each kind of parallelism with the size of its groups, such as TP 8, where groups say so."""
+    sizes: dict[str, set[int]] = {}
+    for row in analysis.collectives:
+        if row.dimension in DIMENSIONS and row.group_size:
+            sizes.setdefault(row.dimension, set()).add(row.group_size)
+    return [
+        f"{short} {' and '.join(map(str, sorted(sizes[name])))}" for name, short in DIMENSIONS.items() if name in sizes
+    ]
+
+
+def lead(analysis: Analysis) -> Sentence:
+    """Return the first sentence: how much of a step is exposed."""
     head = analysis.headline
-    if not head.exposed_comm_ns:
-        return tuple(found)
-    found[0] = (Evidence(chain="longest-exposed", words="show", what="the longest exposed communication"),)
-    if waiting(analysis):
-        found[1] = (Evidence(chain="longest-waiting", words="show", what="the longest wait for another rank"),)
+    if head.window is None:
+        return Sentence(words=(sentence(analysis),))
+    if head.exposed_comm_ns is None:
+        return Sentence(words=("No communication was recorded in a ", Time(head.step_ns), f" {head.window}."))
+    return Sentence(
+        words=(Time(head.exposed_comm_ns), " of a ", Time(head.step_ns),
+               f" {head.window} is exposed communication ({percent(head.exposed_fraction)}); ",
+               Time(head.overlapped_ns), " more is overlapped with compute."),
+        proofs=_exposed("longest-exposed", "show", "the longest exposed communication") if head.exposed_comm_ns else (),
+    )  # fmt: skip
+
+
+def happened(analysis: Analysis) -> tuple[Sentence, ...]:
+    """Return further sentences on what happened: wait and transfer, the ranks, what it costs."""
+    head = analysis.headline
+    found = [*_waiting(analysis), *_by_rank(analysis)]
+    if head.window is not None:
+        found += [
+            Sentence(words=(line,)) for line in sentence(analysis).splitlines()[2 if headline_basis(head) else 1 :]
+        ]
+    # Its last line says what exposed and idle time cost.
+    rates = [Sentence(words=(line,)) for line in throughput.lines(analysis.throughput, head)]
+    if rates and head.exposed_comm_ns:
+        rates[-1] = msgspec.structs.replace(rates[-1], proofs=lead(analysis).proofs)
+    found += rates
     return tuple(found)
 
 
-def more_evidence(analysis: Analysis) -> tuple[Evidence, ...]:
-    """Return further places: of the most and the least exposed rank, of idle time, of the longest loss."""
-    found, ranks = [], sorted(by_rank(analysis), key=lambda each: -each.ns)
-    if len(ranks) > 1 and ranks[0].ns:
-        for each, which in ((ranks[0], "most"), (ranks[-1], "least")):
-            if each.ns:
-                number = each.name.removeprefix("rank ")
-                found.append(Evidence(chain=f"longest-exposed-{number}", words=f"{which} exposed: {each.name}",
-                                      what=f"the longest exposed communication of {each.name}"))  # fmt: skip
+def why(analysis: Analysis) -> tuple[Sentence, ...]:
+    """Return sentences on causes: of exposed and of idle time the largest, and the longest loss of a typical step."""
+    head, on_cpu = analysis.headline, not analysis.run.has_device
+    found = []
+    if head.exposed_comm_ns and head.causes:
+        cause = max(head.causes, key=head.causes.__getitem__)
+        label = cause_label(cause, on_cpu=on_cpu)
+        found.append(
+            Sentence(words=("Exposed mostly: ", Time(head.causes[cause]), f" {label}."),
+                     proofs=_exposed(f"longest-{cause}", "show", f"the longest: {label}") if cause in CAUSES else ())
+        )  # fmt: skip
+    for each in analysis.skew.stragglers[:1]:
+        proofs = _exposed("longest-waiting", "show", "the longest wait for another rank")
+        words: Words = (f"Straggler rank {each.rank}: {STRAGGLER_CAUSES[each.held_by]}.",)
+        found.append(Sentence(words=words, proofs=proofs))
+    if head.idle_ns:
+        idles = "No work runs for " if on_cpu else "The device is idle for "
+        words = (idles, Time(head.idle_ns), f" of a {head.window}")
+        known = {cause: ns for cause, ns in head.idle_causes.items() if cause != "unknown"}
+        if known:
+            cause = max(known, key=known.__getitem__)
+            words = (*words, ", mostly: ", Time(known[cause]), f" {idle_label(cause, on_cpu=on_cpu)}")
+        proofs = _exposed("longest-idle", "show", "the longest time without any work")
+        found.append(Sentence(words=(*words, "."), proofs=proofs))
     loss = analysis.critical_path.longest_loss
     if loss is not None:
-        words = f"longest loss: rank {loss.rank} at {ms((loss.start_ns + loss.end_ns) / 2)} ms"
         what = f"{ms(loss.end_ns - loss.start_ns)} ms without compute"
-        found.append(Evidence(chain="loss", words=words, what=what))
-    if analysis.headline.idle_ns:
+        place = f"rank {loss.rank} at {ms((loss.start_ns + loss.end_ns) / 2)} ms"
         found.append(
-            Evidence(chain="longest-idle", words="longest idle time", what="the longest time without any work")
-        )
+            Sentence(words=("Longest loss of a typical step: ", Time(loss.end_ns - loss.start_ns), " without compute."),
+                     proofs=_exposed("loss", place, what))
+        )  # fmt: skip
     return tuple(found)
 
 
-def waiting(analysis: Analysis) -> str:
-    """Return a sentence on exposed time spent waiting for other ranks, and the worst straggler; empty without any."""
-    waited = sum(analysis.headline.causes.get(cause, 0) for cause in WAITS_FOR_ANOTHER_RANK)
+def place_of_finding(finding: Finding) -> tuple[Evidence, ...]:
+    """Return the place that shows a finding, by its kind; none for findings of settings and files."""
+    chain = FINDING_PLACES.get(finding.id.partition(":")[0])
+    return _exposed(chain, "show", finding.title) if chain else ()
+
+
+def _exposed(chain: str, words: str, what: str) -> tuple[Evidence, ...]:
+    return (Evidence(chain=chain, words=words, what=what),)
+
+
+def _waiting(analysis: Analysis) -> Iterator[Sentence]:
+    """Yield a sentence on exposed time spent waiting for other ranks, and what is left; none without any."""
+    head = analysis.headline
+    waited = sum(head.causes.get(cause, 0) for cause in WAITS_FOR_ANOTHER_RANK)
     if not waited:
-        return ""
-    words = f"{ms(waited)} ms of it is spent waiting for another rank"
-    if analysis.skew.stragglers:
-        first = analysis.skew.stragglers[0]
-        return f"{words}, mostly for straggler rank {first.rank}: {STRAGGLER_CAUSES[first.held_by]}."
-    return f"{words}."
+        return
+    rest = (head.exposed_comm_ns or 0) - waited
+    yield Sentence(
+        words=(Time(waited), " of it is spent waiting for another rank, ", Time(rest), " for the rest."),
+        proofs=_exposed("longest-waiting", "show", "the longest wait for another rank"),
+    )
 
 
-def key_figures(analysis: Analysis) -> list[tuple[str, str, str, str]]:
-    """Return the key figures as (name, milliseconds, unit, text below)."""
+def _by_rank(analysis: Analysis) -> Iterator[Sentence]:
+    """Yield a sentence on the most and the least exposed rank, and on what the figures are of."""
+    basis = headline_basis(analysis.headline)
+    ranks = sorted(by_rank(analysis), key=lambda each: -each.ns)
+    if len(ranks) < 2 or not ranks[0].ns:
+        if basis:
+            yield Sentence(words=(f"{basis}.",))
+        return
+    most, least = ranks[0], ranks[-1]
+    proofs = tuple(
+        Evidence(chain=f"longest-exposed-{each.name.removeprefix('rank ')}", words=each.name,
+                 what=f"the longest exposed communication of {each.name}")
+        for each in (most, least) if each.ns
+    )  # fmt: skip
+    yield Sentence(
+        words=(f"{basis}; most exposed on {most.name} (", Time(most.ns), f"), least on {least.name} (", Time(least.ns),
+               ")."),
+        proofs=proofs,
+    )  # fmt: skip
+
+
+def key_figures(analysis: Analysis) -> list[Figure]:
+    """Return the key figures of a step."""
     head = analysis.headline
     if head.window is None:
         return []
     what = head.window
-    rows: list[tuple[str, float | None, str]] = [
-        (what.capitalize(), head.step_ns, f"median of {count(head.steps, 'step')}" if head.steps > 1 else ""),
-        ("Exposed", head.exposed_comm_ns, f"{percent(head.exposed_fraction)} of a {what}"),
-        ("Overlapped", head.overlapped_ns, f"{percent(head.overlap_efficiency)} of communication"),
-        ("Compute only", head.compute_only_ns, f"{_share(head.compute_only_ns, head)} of a {what}"),
-        ("Idle", head.idle_ns, f"{_share(head.idle_ns, head)} of a {what}"),
+    return [
+        (what.capitalize(), Time(head.step_ns), (f"median of {count(head.steps, 'step')}",) if head.steps > 1 else ()),
+        ("Exposed", Time(head.exposed_comm_ns), (f"{percent(head.exposed_fraction)} of a {what}",)),
+        ("Overlapped", Time(head.overlapped_ns), (f"{percent(head.overlap_efficiency)} of communication",)),
+        ("Compute only", Time(head.compute_only_ns), (f"{_share(head.compute_only_ns, head)} of a {what}",)),
+        ("Idle", Time(head.idle_ns), (f"{_share(head.idle_ns, head)} of a {what}",)),
     ]
-    return [(name, ms(value), "ms" if value is not None else "", below) for name, value, below in rows]
 
 
 def step(analysis: Analysis) -> StepParts | None:
@@ -217,7 +310,8 @@ def by_place(analysis: Analysis) -> tuple[ExposedByPlace, ...]:
     for name in PLACES:
         sums = divided(analysis.headline.exposed_comm_ns or 0, getattr(analysis.exposed_by, name))
         if set(sums) - {UNKNOWN}:
-            named = [BarRow(name=key, ns=ns, kind="exposed") for key, ns in sums.items()]
+            names = {key: f"{DIMENSIONS[key]} ({key})" if key in DIMENSIONS else key for key in sums}
+            named = [BarRow(name=names[key], ns=ns, kind="exposed") for key, ns in sums.items()]
             shown, rest = named[:MAX_NAMES], named[MAX_NAMES:]
             if rest:
                 shown.append(BarRow(name=f"{len(rest)} more", ns=sum(each.ns for each in rest), kind="idle"))

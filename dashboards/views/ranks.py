@@ -13,6 +13,7 @@ from overlapscope.analysis.telemetry import MEASURES, Readings, thinned
 from overlapscope.report.formatting import NOT_APPLICABLE, count, ms, percent
 from overlapscope.report.text.cross_rank import evidence_text, matched_text, missing_ranks_text, straggler_sentences
 from overlapscope.timeline.run import Run
+from overlapscope_dashboards.parts.quantities import Figure, Time
 
 MAX_BARS: Final = 512
 """Most bars; more ranks share bars."""
@@ -127,8 +128,8 @@ def matching(analysis: Analysis) -> list[str]:
     return [*matched_text(analysis.skew), *reasons[:MAX_REASONS], *last]
 
 
-def key_figures(analysis: Analysis) -> list[tuple[str, str, str, str]]:
-    """Return the key figures on wait times as (name, value, unit, text below)."""
+def key_figures(analysis: Analysis) -> list[Figure]:
+    """Return the key figures on wait times."""
     skew = analysis.skew
     if not skew.ranks:
         return []
@@ -137,22 +138,14 @@ def key_figures(analysis: Analysis) -> list[tuple[str, str, str, str]]:
     latest = max(skew.ranks, key=lambda each: each.blame_ns)
     of_world = f"of {analysis.run.world_size}" if analysis.run.world_size else "recorded"
     complete = "all of them" if analysis.run.world_size else "world size not known"
+    missing = missing_ranks_text(analysis.run.missing_ranks, analysis.run.unread_ranks)
     return [
-        (
-            "Ranks",
-            f"{len(analysis.ranks)}",
-            of_world,
-            missing_ranks_text(analysis.run.missing_ranks, analysis.run.unread_ranks) or complete,
-        ),
-        ("Wait time", percent(waited / spent if spent else None), "", f"of {ms(spent)} ms in matched collectives"),
-        ("Longest wait", ms(longest.wait_ns), "ms", f"rank {longest.rank}, whole recording"),
-        (
-            "Most wait caused",
-            ms(latest.blame_ns),
-            "ms",
-            f"rank {latest.rank}, arrived last {count(latest.times_last, 'time')}",
-        ),
-    ]
+        ("Ranks", f"{len(analysis.ranks)} {of_world}", (missing or complete,)),
+        ("Wait time", percent(waited / spent if spent else None), ("of ", Time(spent), " in matched collectives")),
+        ("Longest wait", Time(longest.wait_ns), (f"rank {longest.rank}, whole recording",)),
+        ("Most wait caused", Time(latest.blame_ns),
+         (f"rank {latest.rank}, arrived last {count(latest.times_last, 'time')}",)),
+    ]  # fmt: skip
 
 
 def rows(analysis: Analysis) -> tuple[RankRow, ...]:

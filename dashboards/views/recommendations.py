@@ -1,6 +1,6 @@
 """Recommendations with gain, risk and evidence, and how accurate earlier predictions were."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -10,21 +10,30 @@ from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.report.formatting import count, ms, percent, signed_percent
 from overlapscope.report.text.advice import published_text, shown_text
 from overlapscope.report.text.cross_rank import evidence_text, straggler_sentences
+from overlapscope.report.text.throughput import cost_text
 from overlapscope.report.verdicts import ADVICE, CONFIDENCE
+from overlapscope_dashboards.parts.quantities import Time, Words
 
 FRAMEWORKS: Final[Mapping[str, str]] = {
     "ddp": "DDP", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed", "megatron": "Megatron", "horovod": "Horovod",
-    "nccl": "NCCL", "serving": "serving", "host": "host", "environment": "environment",
+    "nccl": "NCCL", "torch": "PyTorch", "linux": "Linux", "slurm": "Slurm", "nvidia": "NVIDIA tools",
 }  # fmt: skip
 MB: Final = 1e6
 
 
-class GainInterval(msgspec.Struct, frozen=True, kw_only=True):
-    """A predicted gain and its 90 % interval."""
+class ShownGain(msgspec.Struct, frozen=True, kw_only=True):
+    """What a change saves of a step, or of the recording, which lasts `whole_ns` today."""
 
-    gain_ns: int
+    whole_ns: float | None
+    """None where it is not known: then there is no bar."""
+    gain_ns: int | None
+    """None for a bound, which no change may save completely."""
     low_ns: int
     high_ns: int
+
+    def left(self, gain_ns: float) -> float:
+        """Return what is left of the whole after a gain, as a share of it, 0 to 1."""
+        return min(max(1 - gain_ns / self.whole_ns, 0.0), 1.0) if self.whole_ns else 1.0
 
 
 class ShownAdvice(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,15 +41,22 @@ class ShownAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     title: str
-    verdict: str
-    gain: str
-    """Milliseconds first; empty without a predicted gain."""
-    interval: GainInterval | None
+    tags: tuple[tuple[str, str], ...]
+    """(Words, tone): verdict, memory, numerics."""
+    gain_words: Words
+    """The gain or its bound; empty without either."""
+    why_words: str
+    """What the figure is: a prediction with its interval, or what bounds it."""
+    cost: str
+    """In GPU-hours a day; empty where it is not known."""
+    gain: ShownGain | None
     facts: tuple[tuple[str, str], ...]
-    """(Name, text): evidence, confidence, memory, numerics."""
+    """(Name, text): evidence, what was measured and assumed."""
     apply: tuple[tuple[str, str, str], ...]
-    """(Framework key in addresses, framework name, code)."""
+    """(Framework key, framework name, code); that which the run uses first."""
     verify: str
+    knobs: Mapping[str, Any]
+    """The settings that a prediction is of; empty for a bound."""
 
 
 class MeasuredPrediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,19 +77,22 @@ class MeasuredPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CurrentStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The step as recorded: its time, its exposed time, and the worst straggler as text; None where not known."""
+    """The headline's step or recording: its time, its exposed time, and the worst straggler as text; None where not
+    known."""
 
+    window: str = "step"
     step_ns: float | None = None
     exposed_ns: float | None = None
     late: str = ""
 
 
 def current_step(analysis: Analysis) -> CurrentStep:
-    """Return the headline of a run's complete steps."""
-    late, head = " ".join(straggler_sentences(analysis, 1)), analysis.headline
-    if head.window != "step":
-        return CurrentStep(late=late)
-    return CurrentStep(step_ns=head.step_ns, exposed_ns=head.exposed_comm_ns, late=late)
+    """Return the headline of a run."""
+    head = analysis.headline
+    return CurrentStep(
+        window=head.window or "step", step_ns=head.step_ns, exposed_ns=head.exposed_comm_ns,
+        late=" ".join(straggler_sentences(analysis, 1)),
+    )  # fmt: skip
 
 
 def shown(found: Sequence[Recommendation], current: CurrentStep) -> tuple[ShownAdvice, ...]:
@@ -81,37 +100,32 @@ def shown(found: Sequence[Recommendation], current: CurrentStep) -> tuple[ShownA
     return tuple(_shown(each, current) for each in found)
 
 
-def lead(found: Sequence[Recommendation]) -> str:
-    """Return a sentence on the largest gain, or that there is none."""
-    gains = [each for each in found if each.predicted_gain_ns and each.verdict == "change"]
+def lead(found: Sequence[Recommendation]) -> Words:
+    """Return a sentence on what to do first and its gain, or that there is nothing to do."""
     if not found:
-        return "Nothing to recommend."
-    if not gains:
-        first = found[0]
-        return (
-            f"{first.title}."
-            if first.verdict != "trial"
-            else "No certain gain; the recommendations below are worth a trial."
-        )
-    best = max(gains, key=lambda each: each.predicted_gain_ns or 0)
-    return f"{ms(best.predicted_gain_ns)} ms per step to gain: {best.title}."
+        return ("Nothing to recommend.",)
+    first = found[0]
+    gain = gain_words(first)
+    return (f"{first.title}: ", *gain, ".") if gain else (f"{first.title}.",)
 
 
-def frameworks(found: Sequence[ShownAdvice]) -> list[str]:
-    """Return the frameworks that any recommendation has code for, in the order of FRAMEWORKS."""
-    there = {key for each in found for key, _, _ in each.apply}
-    return [*(key for key in FRAMEWORKS if key in there), *sorted(there - set(FRAMEWORKS))]
+def gain_words(each: Recommendation) -> Words:
+    """Return the predicted gain or its upper bound, as `report.text.advice.gain`; empty where neither is known."""
+    if each.predicted_gain_ns is not None:
+        return ("saves ", Time(each.predicted_gain_ns), f" a {each.per}")
+    if each.gain_high_ns is None:
+        return ()
+    if each.bound_from == "loss":
+        return ("costs ", Time(each.gain_high_ns), f" a {each.per}")
+    if each.bound_from == "replay" and each.loss_ns is not None and each.loss_ns != each.gain_high_ns:
+        return ("costs ", Time(each.loss_ns), f" a {each.per}; a replay without it is ", Time(each.gain_high_ns),
+                " shorter")  # fmt: skip
+    return ("saves at most ", Time(each.gain_high_ns), f" a {each.per}")
 
 
-def framework_name(key: str) -> str:
-    """Return a framework's name."""
-    return FRAMEWORKS.get(key, key)
-
-
-def code_for(each: ShownAdvice, framework: str | None) -> tuple[str, str, str] | None:
-    """Return the code for the selected framework, else for the first one available; None without any."""
-    chosen = [snippet for snippet in each.apply if snippet[0] == framework]
-    return next(iter([*chosen, *each.apply]), None)
+def of_setting(each: ShownAdvice, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return the earlier predictions of a recommendation's settings that were measured."""
+    return [one for one in outcomes if each.knobs and dict(one.prediction.knobs) == dict(each.knobs)]
 
 
 def earlier(outcomes: Sequence[Outcome]) -> tuple[MeasuredPrediction, ...]:
@@ -148,47 +162,62 @@ def earlier_rows(outcomes: Sequence[MeasuredPrediction]) -> list[tuple[str, ...]
 
 
 def _shown(each: Recommendation, current: CurrentStep) -> ShownAdvice:
-    interval = None
-    gain = ""
-    if each.predicted_gain_ns is not None:
-        low, high = each.gain_low_ns or 0, each.gain_high_ns or 0
-        interval = GainInterval(gain_ns=each.predicted_gain_ns, low_ns=low, high_ns=high)
-        share = f", {percent(each.predicted_gain_ns / current.step_ns)}" if current.step_ns else ""
-        gain = f"saves {ms(each.predicted_gain_ns)} ms per step{share} ({ms(low)} to {ms(high)} ms, 90 %)"
-    elif each.gain_high_ns:
-        why = "a replay without it" if "replayed_gain_ns" in each.evidence else "the time its cause takes now"
-        gain = f"at most {ms(each.gain_high_ns)} ms: {why}"
+    gain = None
+    if each.predicted_gain_ns is not None or each.gain_high_ns:
+        whole_ns = current.step_ns if each.per == current.window else each.evidence.get("recorded_ns")
+        gain = ShownGain(whole_ns=whole_ns, gain_ns=each.predicted_gain_ns, low_ns=each.gain_low_ns or 0,
+                         high_ns=each.gain_high_ns or 0)  # fmt: skip
+    words = gain_words(each)
+    if gain is not None and gain.whole_ns:
+        saved_ns = gain.high_ns if gain.gain_ns is None else gain.gain_ns
+        words = (*words, f" ({percent(saved_ns / gain.whole_ns)})")
     return ShownAdvice(
         id=each.id,
         title=each.title,
-        verdict=ADVICE[each.verdict],
+        tags=tuple(_tags(each)),
+        gain_words=words,
+        why_words=_why(each),
+        cost=cost_text(each.gpu_hours_a_day, each.price_a_day),
         gain=gain,
-        interval=interval,
         facts=tuple(_facts(each, current)),
-        apply=tuple((key, framework_name(key), text) for key, text in each.apply.items()),
+        apply=tuple((key, FRAMEWORKS.get(key, key), text) for key, text in each.apply.items()),
         verify=each.verify,
+        knobs=each.knobs,
     )
 
 
+def _tags(each: Recommendation) -> Iterator[tuple[str, str]]:
+    yield ADVICE[each.verdict], ""
+    if each.memory_bytes:
+        more = "more" if each.memory_bytes > 0 else "less"
+        yield f"{abs(each.memory_bytes) / MB:,.1f} MB {more} memory", "warn" if each.memory_bytes > 0 else ""
+    else:
+        yield "memory unchanged", ""
+    yield ("changes numerics: compare the loss", "warn") if each.changes_numerics else ("numerics unchanged", "")
+
+
+def _why(each: Recommendation) -> str:
+    if each.predicted_gain_ns is not None:
+        low, high = ms(each.gain_low_ns or 0), ms(each.gain_high_ns or 0)
+        return f"Predicted by a replay: {low} to {high} ms with 90 %; from {CONFIDENCE[each.confidence]}."
+    if not each.gain_high_ns:
+        return "Nothing measured says how much it gains."
+    if "pauses_capped_ns" in each.evidence:
+        return "A bound, not a prediction: a replay of the recording with every pause of a host cut to 3 ms."
+    if each.bound_from == "replay" or "replayed_gain_ns" in each.evidence:
+        return "A bound, not a prediction: a replay of the recording without it."
+    return "A bound, not a prediction: the time that its cause takes now. No change may save all of it."
+
+
 def _facts(each: Recommendation, current: CurrentStep) -> list[tuple[str, str]]:
-    evidence: Mapping[str, Any] = getattr(each, "evidence", {})
-    words = evidence_text(evidence) if evidence else _evidence(each, current)
+    words = evidence_text(each.evidence) if each.evidence else _evidence(each, current)
     found = [("Evidence", words)] if words else []
     found += [("Shown by", shown_text(each.shown_by))] if each.shown_by else []
     found += [("Elsewhere", published_text(each.published))] if each.published else []
-    found.append(("Based on", CONFIDENCE[each.confidence]))
     found += [
-        (name, "; ".join(items))
-        for name, items in (("Measured", getattr(each, "measured", [])), ("Assumed", getattr(each, "assumed", [])))
-        if items
+        (name, "; ".join(items)) for name, items in (("Measured", each.measured), ("Assumed", each.assumed)) if items
     ]
-    if each.memory_bytes is not None and each.memory_bytes:
-        more = "more" if each.memory_bytes > 0 else "less"
-        found.append(("Memory", f"{abs(each.memory_bytes) / MB:,.1f} MB {more} on each rank"))
-    else:
-        found.append(("Memory", "unchanged"))
-    numerics = "changes: compare the loss with the current one" if each.changes_numerics else "unchanged"
-    return [*found, ("Numerics", numerics)]
+    return found
 
 
 def _evidence(each: Recommendation, current: CurrentStep) -> str:
@@ -197,4 +226,4 @@ def _evidence(each: Recommendation, current: CurrentStep) -> str:
         return current.late
     if current.step_ns is None or current.exposed_ns is None:
         return ""
-    return f"{ms(current.exposed_ns)} ms of a {ms(current.step_ns)} ms step is exposed communication"
+    return f"{ms(current.exposed_ns)} ms of a {ms(current.step_ns)} ms {current.window} is exposed communication"

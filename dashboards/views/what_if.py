@@ -15,12 +15,12 @@ from overlapscope.whatif.ddp.lane_usage import ReplayedStep, replayed_step
 from overlapscope.whatif.ddp.search import with_cap
 from overlapscope.whatif.result import Scenario
 from overlapscope_dashboards.parts.bars import Segment
+from overlapscope_dashboards.parts.quantities import Figure, Time, Words
+from overlapscope_dashboards.views.scenarios import AS_RECORDED, SETTING_NAMES
 
 MAX_CAP_MB: Final = 100_000.0
 PASSES: Final = (1, 2, 4, 8)
 SPEEDS: Final = (0.5, 1.0, 2.0, 4.0)
-SETTING_NAMES: Final = ("cap", "hook", "views", "passes", "sync", "link", "late")
-"""Names of settings in the address, in the order of the controls."""
 FRAMEWORKS: Final[Mapping[str, str]] = {
     "ddp": "DDP", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed", "megatron": "Megatron", "horovod": "Horovod",
 }  # fmt: skip
@@ -118,51 +118,54 @@ def choices(case: RecordedCase, outcome: Settings) -> tuple[SettingControl, ...]
 
 
 def change_setting(query: Mapping[str, str], name: str, value: str | None) -> dict[str, str | None]:
-    """Return the query with one setting changed; None means as recorded, and is not written into an address."""
-    kept = {key: query[key] for key in (*SETTING_NAMES, "for") if key in query}
-    return {**kept, name: value}
+    """Return the query with one setting changed; None means as recorded, and is not written into an address.
+
+    Without any setting it says so: an address that names none means the best.
+    """
+    kept: dict[str, str | None] = {key: query[key] for key in (*SETTING_NAMES, "for") if key in query}
+    kept[name] = value
+    is_recorded = all(kept.get(each) is None for each in SETTING_NAMES)
+    return {**kept, "set": AS_RECORDED} if is_recorded else kept
 
 
-def lead(outcome: SettingsOutcome) -> str:
+def lead(outcome: SettingsOutcome) -> Words:
     """Return a sentence on the predicted step time."""
     base, changed = outcome.present, outcome.scenario
     known = "measured" if base.known_from == "measured" else "replayed"
     if not outcome.changed:
-        exposed = f"in the replay {ms(base.exposed_comm_ns)} ms of it is exposed"
-        now = f"A step takes {ms(base.predicted_step_ns)} ms ({known}); {exposed}."
-        return f"{now} Select other settings to predict the step time."
+        return ("A step takes ", Time(base.predicted_step_ns), f" ({known}); in the replay ",
+                Time(base.exposed_comm_ns), " of it is exposed. Select settings to predict the step time.")  # fmt: skip
     if outcome.passes[0] != outcome.passes[1]:
         before, after = (
             each.predicted_step_ns / passes for each, passes in zip((base, changed), outcome.passes, strict=True)
         )
-        return (
-            f"A step of {outcome.passes[1]} {'pass' if outcome.passes[1] == 1 else 'passes'} would take "
-            f"{ms(changed.predicted_step_ns)} ms: {ms(after)} ms per pass instead of {ms(before)} ms."
-        )
+        passes = "pass" if outcome.passes[1] == 1 else "passes"
+        return (f"A step of {outcome.passes[1]} {passes} would take ", Time(changed.predicted_step_ns), ": ",
+                Time(after), " per pass instead of ", Time(before), ".")  # fmt: skip
     sign = 1 if changed.gain >= 0 else -1
     gain, *ends = (
         sign * share * base.predicted_step_ns for share in (changed.gain, changed.gain_low, changed.gain_high)
     )
     low, high = sorted(ends)
-    numerics = " It changes numerics." if changed.changes_numerics else ""
-    hypothetical = " No setting achieves this on its own." if changed.hypothetical else ""
     return (
-        f"A step would take {ms(changed.predicted_step_ns)} ms instead of {ms(base.predicted_step_ns)} ms ({known}): "
-        f"that {'saves' if sign > 0 else 'costs'} {ms(gain)} ms, {percent(abs(changed.gain))} "
-        f"({ms(low)} to {ms(high)} ms, 90 %).{numerics}{hypothetical}"
-    )
+        "A step would take ", Time(changed.predicted_step_ns), " instead of ", Time(base.predicted_step_ns),
+        f" ({known}): that {'saves' if sign > 0 else 'costs'} ", Time(gain),
+        f", {percent(abs(changed.gain))} ({ms(low)} to {ms(high)} ms, 90 %).",
+        " It changes numerics." if changed.changes_numerics else "",
+        " No setting achieves this on its own." if changed.hypothetical else "",
+    )  # fmt: skip
 
 
-def figures(outcome: SettingsOutcome) -> list[tuple[str, str, str, str]]:
-    """Return the key figures of the requested settings as (name, value, unit, text below)."""
+def figures(outcome: SettingsOutcome) -> list[Figure]:
+    """Return the key figures of the requested settings."""
     base, changed = outcome.present, outcome.scenario
-    interval = f"{ms(changed.low_ns)} to {ms(changed.high_ns)} ms, 90 %"
     return [
-        ("Step", ms(changed.predicted_step_ns), "ms", f"{interval}, {changed.known_from}"),
-        ("Exposed", ms(changed.exposed_comm_ns), "ms", f"now {ms(base.exposed_comm_ns)} ms, replayed"),
-        ("Buckets", str(changed.buckets), "", f"now {base.buckets}"),
-        ("Memory of buckets", *_memory(changed.memory_bytes), f"now {' '.join(_memory(base.memory_bytes))}"),
-    ]
+        ("Step", Time(changed.predicted_step_ns),
+         (Time(changed.low_ns), " to ", Time(changed.high_ns), f", 90 %, {changed.known_from}")),
+        ("Exposed in the replay", Time(changed.exposed_comm_ns), ("now ", Time(base.exposed_comm_ns))),
+        ("Buckets", str(changed.buckets), (f"now {base.buckets}",)),
+        ("Memory of buckets", size(changed.memory_bytes), (f"now {size(base.memory_bytes)}",)),
+    ]  # fmt: skip
 
 
 def segments(shown: ReplayedStep) -> tuple[Segment, ...]:
@@ -257,8 +260,3 @@ def _number(text: str | None, low: float, high: float) -> float | None:
     except ValueError:
         return None
     return value if low <= value <= high else None
-
-
-def _memory(size_bytes: int) -> tuple[str, str]:
-    value, unit = size(size_bytes).split(" ")
-    return value, unit

@@ -229,7 +229,7 @@ def fsdp_advice(result: WhatIf) -> list[Recommendation]:
         return []
     best = _row(result.scenarios, result.best.knobs)
     title = f"Set {', '.join(knob_words(name, value) for name, value in best.knobs.items())}"
-    found = [scenario_recommendation(result, best, "fsdp_gathers", title, "change", apply=_apply(best.knobs),
+    found = [scenario_recommendation(result, best, "fsdp_gathers", title, "change", apply=fsdp_code(best.knobs),
                          memory_bytes=best.memory_bytes)]  # fmt: skip
     for each in result.scenarios:
         if each.changes_numerics and each.gain_low > 0 and set(each.knobs) <= set(APPLY):
@@ -237,10 +237,15 @@ def fsdp_advice(result: WhatIf) -> list[Recommendation]:
                 "Try to reduce gradients in 16 bits: this changes numerics, so compare the loss with the present one"
             )
             found.append(
-                scenario_recommendation(result, each, "sixteen_bit_gradients", title, "trial", apply=_apply(each.knobs))
+                scenario_recommendation(
+                    result, each, "sixteen_bit_gradients", title, "trial", apply=fsdp_code(each.knobs)
+                )
             )
     return found
 
 
-def _apply(knobs: dict[str, Any]) -> dict[str, str]:
+def fsdp_code(knobs: Mapping[str, Any]) -> dict[str, str]:
+    """Return the code for settings of FSDP2, by framework; empty where there is none for one of them."""
+    if not knobs or not set(knobs) <= set(APPLY):
+        return {}
     return {"fsdp2": "\n".join(APPLY[name].format(value=value) for name, value in knobs.items())}

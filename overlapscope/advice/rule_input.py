@@ -22,7 +22,8 @@ WORTH: Final = 0.02
 `traces/baseline`)."""
 MOST_RANKS: Final = 8
 """Limit on the ranks whose spans a rule reads; of more ranks every n-th is taken. The analysis covers all ranks."""
-VERIFY: Final = "record the new run, then: overlapscope compare RUN NEW_RUN"
+COMPARE: Final = "overlapscope compare RUN NEW_RUN"
+VERIFY: Final = f"record the new run, then: {COMPARE}"
 Windows = tuple[tuple[int, int], ...]
 
 

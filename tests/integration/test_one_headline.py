@@ -120,10 +120,10 @@ def test_the_dashboard_agrees(expected: dict[str, tuple[str, str]], heads: dict[
     opened = {each.name: site.run(each.id) for each in site.find_runs().runs}
     for name in RUNS:
         analysis = opened[name].analysis
-        shown = {label: value for label, value, _, _ in overview.key_figures(analysis)}
+        shown = {label: in_ms(value.ns) for label, value, _ in overview.key_figures(analysis)}
         assert (shown["Exposed"], shown["Step"]) == expected[name]
-        assert figures_of(overview.lead(analysis)[0], "# ms of a # ms step") == expected[name]
-        (waited,) = figures_of(overview.waiting(analysis), "# ms of it is spent waiting for another rank")
+        assert figures_of(overview.lead(analysis).text, "# ms of a # ms step") == expected[name]
+        (waited,) = figures_of(overview.happened(analysis)[0].text, "# ms of it is spent waiting for another rank")
         assert waited == in_ms(heads[name]["exposed_wait_ns"])
         assert (shown["Overlapped"], shown["Idle"]) == tuple(
             in_ms(heads[name][each]) for each in ("overlapped_ns", "idle_ns")

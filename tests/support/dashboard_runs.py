@@ -46,6 +46,17 @@ def words(component: object) -> str:
     return words(getattr(component, "children", None) or "")
 
 
+def exact_words(component: object) -> str:
+    """Return all text of a component, with the exact time of each rounded one, which is shown on hover."""
+    if isinstance(component, str):
+        return component
+    if isinstance(component, (list, tuple)):
+        return "".join(filter(None, map(exact_words, component)))
+    exact = getattr(component, "className", "") in ("time", "value") and getattr(component, "title", "")
+    found = exact or exact_words(getattr(component, "children", None) or "")
+    return f"{found} " if type(component).__name__ not in ("Span", "Code", "Link", "A") else found
+
+
 def figure_numbers(column: dict[str, str]) -> Any:
     """Return the numbers of a column of a figure, which Plotly packs as base64."""
     values = np.frombuffer(base64.b64decode(column["bdata"]), {"u1": "<u1", "f8": "<f8"}[column["dtype"]])

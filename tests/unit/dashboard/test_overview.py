@@ -25,12 +25,15 @@ def grid_of(values: list[list[int]]) -> view.RankStepGrid:
 
 
 def test_the_lead_ends_with_throughput_where_it_is_known(analysis: Analysis) -> None:
-    assert not any("tokens/s" in line for line in view.lead(analysis))
+    def said(of: Analysis) -> list[str]:
+        return [each.text for each in view.happened(of)]
+
+    assert not any("tokens/s" in line for line in said(analysis))
     assert analysis.throughput is not None
     known = with_stated(analysis.throughput, Stated(tokens_per_step=1000))
-    lines = view.lead(msgspec.structs.replace(analysis, throughput=known))
+    lines = said(msgspec.structs.replace(analysis, throughput=known))
     assert [line.partition(":")[2] for line in lines if "tokens/s" in line] == [" 1,000 a step (as stated)."]
-    assert view.lead(msgspec.structs.replace(analysis, throughput=None)) == view.lead(analysis)
+    assert said(msgspec.structs.replace(analysis, throughput=None)) == said(analysis)
 
 
 def test_few_ranks_and_steps_have_a_cell_each(analysis: Analysis) -> None:

@@ -63,7 +63,7 @@ def test_all_ranks_are_said_to_be_there_only_where_it_is_known_how_many_there_ar
     analysis: Analysis, world: int | None, expected: str
 ) -> None:
     some = replace(analysis, run=replace(analysis.run, world_size=world))
-    assert view.key_figures(some)[0][3] == expected
+    assert view.key_figures(some)[0][2] == (expected,)
 
 
 def test_thousands_of_ranks_share_bars_that_show_the_most_of_them(analysis: Analysis) -> None:
