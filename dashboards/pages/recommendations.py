@@ -30,10 +30,11 @@ def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
     found, reasons = opened.advice
     cards = view.shown(found, view.current_step(opened.analysis))
     outcomes, problem = _outcomes(opened)
+    first = [_show(opened, each) for each in cards[:1]]
     return [
         html.Div(
             [
-                html.P(with_times(view.lead(found)), className="lead"),
+                html.P([*with_times(view.lead(found)), *first], className="lead"),
                 *([html.P("Largest loss first; all bars have one scale.", className="note")] if cards else []),
             ],
             className="intro",
@@ -72,11 +73,16 @@ def _because(opened: OpenRun, each: view.ShownAdvice) -> Component:
                      href=address, className="chain-link"),
             html.Div(scale, className="scale", **aria(hidden="true")),
             html.P(picture.words),
-            html.P(evidence("show the chain", address, f"what this rests on: {each.title}")),
+            html.P(_show(opened, each)),
         ]  # fmt: skip
     facts = [html.Div([html.Dt(name), html.Dd(words)]) for name, words in each.facts]
     return html.Div([html.H3("Because"), *drawn, html.Details([html.Summary("What it is based on"),
                      html.Dl(facts, className="facts")])])  # fmt: skip
+
+
+def _show(opened: OpenRun, each: view.ShownAdvice) -> Component:
+    address = run_address(opened.id, "timeline", {"chain": f"advice-{each.id}"})
+    return evidence("show the chain", address, f"what this rests on: {each.title}")
 
 
 def _chain(opened: OpenRun, each: view.ShownAdvice) -> BlockingChain | str:

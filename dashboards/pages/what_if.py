@@ -45,9 +45,11 @@ BAND: Final = "rgba(15,127,192,0.16)"
 FLAT: Final = "rgba(0,158,115,0.14)"
 SHADE_MARGIN: Final = 1.12
 """Factor by which the shade of a flat region extends beyond its caps."""
+_SETTINGS: Final = "Settings are those of "
 KINDS: Final[Mapping[Parallelism, str]] = {
-    "ddp": "DDP", "fsdp": "FSDP2", "tensor": "tensor parallelism (TP)", "pipeline": "pipeline parallelism (PP)",
-    "mixed": "jobs that mix kinds of parallelism", "other": "any recording: it is not recognised as one of these kinds",
+    "ddp": f"{_SETTINGS}DDP.", "fsdp": f"{_SETTINGS}FSDP2.", "tensor": f"{_SETTINGS}tensor parallelism (TP).",
+    "pipeline": f"{_SETTINGS}pipeline parallelism (PP).", "mixed": f"{_SETTINGS}jobs that mix kinds of parallelism.",
+    "other": "Not recognised as DDP, FSDP2, TP or PP: what is replayed here fits any recording.",
 }  # fmt: skip
 """What settings are of, by the kind of a recording."""
 RECORD: Final = (
@@ -80,7 +82,7 @@ def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
         return _by_scenario(opened, found, None if isinstance(case, str) else case, asked)
     outcome = _replayer(opened, case)(view.read_settings(asked, case.baseline))
     return [
-        _intro(view.lead(outcome), found, outcome.changed),
+        _intro(view.lead(outcome), found, changed=outcome.changed),
         key_figures(view.figures(outcome)),
         html.Div(
             [
@@ -123,7 +125,7 @@ def _by_scenario(
     if scenario is not found.scenarios[0]:
         beside.insert(0, _how(opened, code_of, asked, hypothetical=scenario.hypothetical))
     return [
-        _intro(scenarios.lead(found, scenario), found, scenario is not found.scenarios[0]),
+        _intro(scenarios.lead(found, scenario), found, changed=scenario is not found.scenarios[0]),
         *([html.P(f"{asked.get('try', '')[:80]!r} is not among what was replayed of this recording.", className="note")]
           if unknown else []),
         key_figures(scenarios.figures(found, scenario)),
@@ -137,19 +139,10 @@ def _by_scenario(
     ]  # fmt: skip
 
 
-def _intro(words: Words, found: WhatIf, changed: bool) -> Component:
-    kind = KINDS[found.kind]
-    return html.Div(
-        [
-            html.P(with_times(words), className="lead"),
-            html.P(
-                f"Settings are those of {kind}." if changed or found.verdict == "change"
-                else f"{ADVICE[found.verdict].capitalize()}. Settings are those of {kind}.",
-                className="under-lead note",
-            ),
-        ],
-        className="intro",
-    )  # fmt: skip
+def _intro(words: Words, found: WhatIf, *, changed: bool) -> Component:
+    verdict = "" if changed or found.verdict == "change" else f"{ADVICE[found.verdict].capitalize()}. "
+    said = html.P(f"{verdict}{KINDS[found.kind]}", className="under-lead note")
+    return html.Div([html.P(with_times(words), className="lead"), said], className="intro")
 
 
 def _forest(opened: OpenRun, found: WhatIf, selected: Mapping[str, Any]) -> Component:
@@ -482,8 +475,8 @@ def _priced(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
     else:
         ranks = [html.Div([_rank_price(each) for each in found.ranks], className="stack twothirds")]
         shown_prices = [*ranks, card("What it rests on", [
-            table(("constant", "value", "range", "source"), dry_price.constant_rows(found), hide_caption=True,
-                  caption="Constants of the price"),
+            html.Div(table(("constant", "value", "range", "source"), dry_price.constant_rows(found), hide_caption=True,
+                           caption="Constants of the price"), className="verdicts"),
             notes(found.sources),
         ])]  # fmt: skip
         words = dry_price.lead(found)

@@ -224,12 +224,10 @@ def _waiting(analysis: Analysis) -> Iterator[Sentence]:
 
 
 def _by_rank(analysis: Analysis) -> Iterator[Sentence]:
-    """Yield a sentence on the most and the least exposed rank, and on what the figures are of."""
+    """Yield a sentence on the most and the least exposed rank, and on what the figures are of; none for one rank."""
     basis = headline_basis(analysis.headline)
     ranks = sorted(by_rank(analysis), key=lambda each: -each.ns)
     if len(ranks) < 2 or not ranks[0].ns:
-        if basis:
-            yield Sentence(words=(f"{basis}.",))
         return
     most, least = ranks[0], ranks[-1]
     proofs = tuple(

@@ -116,7 +116,7 @@ def test_from_the_runs_to_a_comparison_and_back_by_links_alone(address: str, vis
     seen.page.go_back()
     seen.page.wait_for_selector("text=Pick the run to compare")
     seen.page.get_by_role("link", name="baseline", exact=True).click()
-    seen.page.wait_for_selector("text=Time per step", timeout=PATIENCE_MS)
+    seen.page.wait_for_selector("text=Where a step goes", timeout=PATIENCE_MS)
     assert seen.page.title() == "Overview · baseline · OverlapScope"
     assert seen.wrong == []
 
@@ -214,7 +214,7 @@ def test_the_documentation_shows_the_overview(
     monkeypatch.chdir(ROOT)
     own = served([Path("traces")]).rstrip("/")
     seen = visit(own + run_address(ids(Site([Path("traces")]))["baseline"]))
-    assert "overlapscope compare traces/baseline" in text(seen)
+    assert "How to apply and verify it" in text(seen)
     picture = seen.page.screenshot(clip={"x": 0, "y": 0, "width": 1280, "height": SHOWN_HEIGHT})
     if request.config.getoption("--update-golden"):
         SHOWN.write_bytes(picture)
