@@ -58,14 +58,7 @@ def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
     return [
         html.Div([_sentence(opened, view.lead(analysis), "lead"), *(html.P(line, className="note") for line in what)],
                  className="intro"),
-        html.Div(
-            [
-                _told("What happened", opened, view.happened(analysis), []),
-                _told("Why", opened, view.why(analysis), _warnings(opened, analysis)),
-                _advice_card(),
-            ],
-            className="grid three",
-        ),
+        _answers(opened, analysis),
         *([key_figures(figures)] if figures else []),
         html.Div(
             [*_step(opened, analysis), *_places(analysis), *_over_time(opened, analysis), *_findings(opened, analysis)],
@@ -74,9 +67,19 @@ def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
     ]  # fmt: skip
 
 
-def _told(title: str, opened: OpenRun, sentences: Sequence[view.Sentence], more: Sequence[Component]) -> Component:
-    said = [_sentence(opened, each, "") for each in sentences]
-    return card(title, [*said, *more] or empty("Nothing that was recorded says more."), wide="third")
+def _answers(opened: OpenRun, analysis: Analysis) -> Component:
+    """Return the cards on what happened, why, and what to do; one that has nothing to say is not there."""
+    priced = [html.P(["What it would take on a device: ",
+                      dcc.Link("What-if", href=run_address(opened.id, "what-if")), "."])]  # fmt: skip
+    is_dry = analysis.headline.window is None and analysis.dry_step is not None
+    said = (
+        ("What happened", view.happened(analysis), priced if is_dry else []),
+        ("Why", view.why(analysis), _warnings(opened, analysis)),
+    )
+    told = [(title, [_sentence(opened, each, "") for each in own], more) for title, own, more in said if own or more]
+    wide = WIDTHS[len(told) + 1]
+    cards = [card(title, [*sentences, *more], wide=wide) for title, sentences, more in told]
+    return html.Div([*cards, _advice_card(wide)], className="grid three")
 
 
 def _sentence(opened: OpenRun, each: view.Sentence, kind: str) -> Component:
@@ -141,7 +144,7 @@ def _step(opened: OpenRun, analysis: Analysis) -> list[Component]:
     return [card(f"Where a {found.what} goes", [stacked_bar(found.segments, drawn_ns), parts], words=words)]
 
 
-def _advice_card() -> Component:
+def _advice_card(wide: str) -> Component:
     waiting = html.P("Replaying the steps …", className="note")
     return card(
         "What to do",
@@ -149,7 +152,7 @@ def _advice_card() -> Component:
             html.Div(waiting, id="overview-advice", className="later"),
             dcc.Interval(id="overview-look", interval=LOOK_MS, disabled=True),
         ],
-        wide="third",
+        wide=wide,
     )
 
 
