@@ -15,8 +15,7 @@ from overlapscope_dashboards.parts.quantities import rounded_ms, with_times
 from overlapscope_dashboards.parts.text import aria, code, documentation, evidence
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import run_address
-from overlapscope_dashboards.timeline.blocking_chain import BlockingChain, blocking_chain
-from overlapscope_dashboards.timeline.chain_picture import chain_picture
+from overlapscope_dashboards.timeline.blocking_chain import BlockingChain, blocking_chain, chain_picture
 from overlapscope_dashboards.views import recommendations as view
 from overlapscope_dashboards.views.scenarios import query_of_advice
 

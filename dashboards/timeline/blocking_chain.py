@@ -1,4 +1,5 @@
-"""The blocking chain of a moment or a span: what it waited for, step by step, each with its place on the timeline."""
+"""The blocking chain of a moment or a span: what it waited for, step by step, each with its place on the timeline; and
+the same as a small picture."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from overlapscope.report.perfetto.tracks import lane_name
 from overlapscope.report.text.chain import Stretch, gain_words, heading, slack_words, stretches
 from overlapscope.timeline.columns import DEVICE, NONE
 from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope_dashboards.parts.chain_picture import ChainArrow, ChainBox, ChainPicture
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.timeline.evidence import named_moment
 from overlapscope_dashboards.timeline.labels import format_duration
@@ -32,6 +34,16 @@ _TITLES: Final = {
     "idle": "Why is rank {rank} idle here?",
     "exposed communication": "Why is communication of rank {rank} exposed here?",
 }
+
+MOST_ROWS: Final = 5
+MOST_STEPS: Final = 12
+"""Rows and steps of a small picture, those nearest to the moment first."""
+_PICTURED: Final = {
+    "host": "host", "hand": "host", "call": "host", "alloc": "host", "sync": "waiting", "poll": "waiting",
+    "compute": "compute", "lane": "compute", "occupancy": "compute", "copy": "copy", "owncall": "copy",
+    "comm": "exposed", "transfer": "exposed", "launch": "launch", "event": "idle", "arrive": "waiting",
+}  # fmt: skip
+"""Colour of a step in a small picture, by the kind of its latest link."""
 
 
 class ChainStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,3 +217,60 @@ def _ending(found: Chain) -> str:
     if not found.chain:
         return "Nothing before it was recorded."
     return f"Earlier links: add --links {2 * MOST_LINKS} to the command." if found.is_cut else ""
+
+
+# --- as a small picture -----------------------------------------------------------------------------------------------
+
+
+def chain_picture(run: Run, found: BlockingChain) -> ChainPicture:
+    """Return the steps of a chain that decided the interval, the nearest first, to the scale of `found.reach`.
+
+    Rows are streams and threads in the order in which the chain comes to them; what leads beyond `MOST_ROWS` is left
+    out. A step that began before the reach is cut there.
+    """
+    low, high = (ns / 1e6 for ns in found.reach)
+    steps = [(number, each) for number, each in enumerate(found.steps, 1) if not each.earlier][:MOST_STEPS]
+    rows = _picture_rows(found, steps)
+    place = {row: at for at, row in enumerate(rows)}
+    for rank in {rank for rank, _ in rows}:  # what lies on no stream or thread is drawn on the first of its rank
+        place.setdefault((rank, -1), next(at for at, row in enumerate(rows) if row[0] == rank))
+
+    def share(time_ms: float) -> float:
+        return min(max((time_ms - low) / (high - low), 0.0), 1.0) if high > low else 0.0
+
+    rank, begin, end = found.marked
+    explained = [each for each in rows if each[0] == rank][:1]
+    boxes = [
+        ChainBox(row=place[row], start=share(begin), end=share(end), kind="", number=0, label=found.doing,
+                 words=f"explained: {ms(begin * 1e6)} to {ms(end * 1e6)} ms of rank {rank}")
+        for row in explained
+    ]  # fmt: skip
+    arrows = []
+    for number, each in steps:
+        (rank0, lane0, begin), (rank1, lane1, end) = each.path
+        cause, effect = (rank0, lane0), (rank1, lane1)
+        words = f"{number}. {each.words}: {each.lasts}"
+        if cause in place and end > begin:
+            kind = _PICTURED.get(each.kind, "idle")
+            boxes.append(ChainBox(row=place[cause], start=share(begin), end=share(end), kind=kind, number=number,
+                                  label=str(number), words=words))  # fmt: skip
+        if cause in place and effect in place and place[cause] != place[effect]:
+            arrows.append(ChainArrow(at=share(end), from_row=place[cause], to_row=place[effect], number=number,
+                                     words=words))  # fmt: skip
+    return ChainPicture(
+        rows=tuple(_picture_label(run, *row) for row in rows), boxes=tuple(boxes), arrows=tuple(arrows),
+        start_ns=low * 1e6, end_ns=high * 1e6, words=found.lead[-1],
+    )  # fmt: skip
+
+
+def _picture_rows(found: BlockingChain, steps: list[tuple[int, ChainStep]]) -> list[tuple[int, int]]:
+    """Return (rank, row in its `Lanes`) of the rows, the explained rank's first."""
+    visited = [(rank, lane) for _, each in steps for rank, lane, _ in reversed(each.path)]
+    first = [each for each in visited if each[0] == found.marked[0]][:1] or [(found.marked[0], -1)]
+    rows = list(dict.fromkeys([*first, *visited]))
+    on_lanes = {rank for rank, lane in rows if lane >= 0}
+    return [(rank, lane) for rank, lane in rows if lane >= 0 or rank not in on_lanes][:MOST_ROWS]
+
+
+def _picture_label(run: Run, rank: int, lane: int) -> str:
+    return f"rank {rank}" + (f" · {lane_name(run.ranks[rank], lane).partition(' (')[0]}" if lane >= 0 else "")

@@ -110,7 +110,7 @@ def test_the_demo_trains_prints_its_table_and_serves_the_run(tmp_path: Path) -> 
             runs = page(port, "/")
             (run,) = {part.split('"')[0].split("/")[0] for part in runs.split("/runs/")[1:]}
             overview = page(port, f"/runs/{run}/overview")
-            assert "Time per step" in overview
+            assert "Where a step goes" in overview
             assert "exposed" in overview
             process.send_signal(signal.SIGINT)
             process.wait(PATIENCE_S)

@@ -15,8 +15,7 @@ from overlapscope_dashboards.parts.quantities import Time, exact_text, rounded_m
 from overlapscope_dashboards.parts.text import documentation
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import Site
-from overlapscope_dashboards.timeline.blocking_chain import blocking_chain
-from overlapscope_dashboards.timeline.chain_picture import MOST_ROWS, chain_picture
+from overlapscope_dashboards.timeline.blocking_chain import MOST_ROWS, blocking_chain, chain_picture
 from overlapscope_dashboards.views import overview
 from tests.conftest import ROOT, shared_file
 from tests.support.dashboard_runs import ids
