@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.compare.prediction_check import Outcome, Prediction
+from overlapscope.analysis.dry_step import DryStep
 from overlapscope.analysis.result import Recommendation
 from overlapscope.cli.prediction_file import add_noted
 from overlapscope.errors import InputError
@@ -19,11 +20,13 @@ from overlapscope_dashboards.pages import what_if as page
 from overlapscope_dashboards.parts.quantities import Time, exact_text
 from overlapscope_dashboards.runs.site import Site, parse_query, run_address
 from overlapscope_dashboards.server import router
+from overlapscope_dashboards.views import dry_price, scenarios
 from overlapscope_dashboards.views import recommendations as advice_view
-from overlapscope_dashboards.views import scenarios
 from overlapscope_dashboards.views import what_if as view
 from tests.conftest import shared_file
 from tests.support.dashboard_runs import copy_run, exact_words, ids, words
+from tests.support.graph_cases import Made, recorded
+from tests.unit.whatif.test_graph_predict import pipeline, tensor
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +191,38 @@ def test_a_recording_of_another_kind_opens_on_its_best_setting() -> None:
     nothing = exact_words(router.show(site, page_of, {"try": "<b>"}).content)
     assert "'<b>' is not among what was replayed" in nothing
     assert "A step takes" in nothing
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"), [(tensor(), "tensor parallelism (TP)"), (pipeline(), "pipeline parallelism (PP)")]
+)
+def test_settings_are_those_of_the_recordings_kind(site: Site, made: Made, kind: str) -> None:
+    opened = Site(site.roots).run(ids(site)["baseline"])
+    opened._results["run"] = recorded(made)
+    said = exact_words(page.layout(opened, {}))
+    assert f"Settings are those of {kind}." in said
+    found = opened.prediction
+    for each in found.scenarios[1:]:
+        name = scenarios.knobs_text(each.knobs, {})
+        assert name in said
+        query = scenarios.query_of(each.knobs, found.baseline.knobs)
+        assert query == {"try": name}
+        assert f"{each.predicted_step_ns / 1e6:,.3f} ms" in exact_words(page.layout(opened, query))
+    assert "bucket_cap_mb" not in said
+
+
+def test_a_dry_run_is_priced_for_a_machine_of_the_tables(site: Site) -> None:
+    asked = dry_price.read_machine({"device": "a100-80", "inside": "/etc/passwd", "between": "ib-200"})
+    assert asked == dry_price.Machine(device="a100-80", inside=dry_price.FIRST["inside"], between="ib-200")
+    assert dry_price.terms(asked).links.name == "8xh100-nvswitch,ib-200"
+    assert all(any(chosen for _, _, chosen in each.options) for each in dry_price.choices(asked))
+    opened = Site(site.roots).run(ids(site)["baseline"])
+    analysis = opened.analysis
+    untimed = replace(analysis, headline=replace(analysis.headline, window=None), dry_step=DryStep(ranks=[]))
+    opened._results["analysis"] = untimed
+    said = exact_words(page.layout(opened, {"device": "h200"}))
+    assert "This dry run cannot be priced for h200 with 8xh100-nvswitch,roce-400" in said
+    assert "--device h200 --links 8xh100-nvswitch,roce-400" in said
 
 
 def test_a_hypothetical_is_tried_by_the_name_of_its_knob() -> None:
