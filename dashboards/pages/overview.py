@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
-from overlapscope.analysis.common.cause_table import CAUSES
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.result import Analysis
 from overlapscope.report.formatting import ms
@@ -131,9 +131,10 @@ def _step(opened: OpenRun, analysis: Analysis) -> list[Component]:
     if found is None:
         return []
     rows = [
-        BarRow(name=each.name, ns=each.ns, kind=each.kind,
-               address=_place(opened, f"longest-{each.kind}") if each.kind in CAUSES else "")
+        BarRow(name=each.name, ns=each.ns, kind=each.kind, shows=shows,
+               address=_place(opened, chain) if chain else "")
         for each in found.segments
+        for chain, shows in [view.place_of_part(each)]
     ]  # fmt: skip
     drawn_ns = sum(each.ns for each in found.segments)
     parts = bar_table(rows, caption=f"Parts of a {found.what}", unit=f"ms per {found.what}", whole_ns=found.whole_ns,
@@ -176,7 +177,7 @@ def _over_time(opened: OpenRun, analysis: Analysis) -> list[Component]:
     found = view.grid(analysis)
     missing = [] if trend or analysis.headline.window is None else [_no_trend(opened, analysis)]
     height = 280 if found is None else max(280, min(100 + 18 * len(found.ranks), MAX_HEIGHT))
-    ranks = _ranks(analysis, found, height=height, alone=not trend and not missing)
+    ranks = _ranks(opened, analysis, found, height=height, alone=not trend and not missing)
     wide = WIDTHS[len(trend) + len(ranks)]
     return [
         *(
@@ -200,7 +201,9 @@ def _no_trend(opened: OpenRun, analysis: Analysis) -> Component:
     return card("Trend over steps", empty(f"{words}: a trend needs two.", then), wide="half")
 
 
-def _ranks(analysis: Analysis, found: view.RankStepGrid | None, *, height: int, alone: bool) -> list[Component]:
+def _ranks(
+    opened: OpenRun, analysis: Analysis, found: view.RankStepGrid | None, *, height: int, alone: bool
+) -> list[Component]:
     by_rank = view.by_rank(analysis)
     wide = "" if alone else "half"
     if not by_rank:
@@ -214,7 +217,14 @@ def _ranks(analysis: Analysis, found: view.RankStepGrid | None, *, height: int, 
             if len(shown) == len(by_rank)
             else f"The {MAX_ROWS} most exposed of {len(by_rank)} ranks."
         )
-        bars = bar_table([each for each in by_rank if each in shown], caption="Exposed time by rank", unit="ms",
+        rows = [
+            msgspec.structs.replace(each, address=_place(opened, f"longest-exposed-{each.name.removeprefix('rank ')}"))
+            if each.ns
+            else each
+            for each in by_rank
+            if each in shown
+        ]
+        bars = bar_table(rows, caption="Exposed time by rank", unit="ms",
                          first="rank", whole_ns=None)  # fmt: skip
         return [card("Exposed by rank", bars, words=words, wide=wide)]
     drawn = view.heat_map(found, MAX_MAP_ROWS, MAX_MAP_COLUMNS)

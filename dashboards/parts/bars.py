@@ -35,6 +35,8 @@ class BarRow(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "exposed"
     address: str = ""
     """Of the place that shows it best; empty without one."""
+    shows: str = ""
+    """What is there, if it is not the longest time of the row's name."""
 
 
 def stacked_bar(segments: Sequence[Segment], whole_ns: float) -> Component:
@@ -89,7 +91,9 @@ def bar_table(
         ]
         cells += [html.Td(percent(each.ns / whole_ns))] if whole_ns else []
         if linked:
-            shown = evidence("show", each.address, f"the longest time of {each.name}") if each.address else ""
+            shown = (
+                evidence("show", each.address, each.shows or f"the longest time of {each.name}") if each.address else ""
+            )
             cells.append(html.Td(shown))
         body.append(html.Tr(cells))
     return html.Table(

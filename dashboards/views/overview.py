@@ -302,6 +302,15 @@ def step(analysis: Analysis) -> StepParts | None:
     )
 
 
+def place_of_part(part: Segment) -> tuple[str, str]:
+    """Return the name of the place on the timeline that shows a part of the step, and what is there; empty without."""
+    if part.kind in CAUSES:
+        return f"longest-{part.kind}", ""
+    if part.kind.removeprefix("idle-") in IDLE_CAUSES:
+        return "longest-idle", "the longest idle time, whatever its cause"
+    return "", ""
+
+
 def by_place(analysis: Analysis) -> tuple[ExposedByPlace, ...]:
     """Return exposed time by dimension, phase and module, without those that are not known."""
     found = []

@@ -41,8 +41,10 @@ def next_steps(document: Document) -> tuple[NextStep, ...]:
         assert isinstance(document, Analysis)
         found += _of_analysis(document)
         ids = [each.id for each in document.findings]
-    kinds = list(dict.fromkeys(map(finding_kind, ids)))[:MOST_PAGES]
-    found += [NextStep("read what the finding means and what helps", f"{EXPLAIN} {each}") for each in kinds]
+    kinds = list(dict.fromkeys(map(finding_kind, ids)))
+    first, more = kinds[:MOST_PAGES], kinds[MOST_PAGES:]
+    found += [NextStep("read what the finding means and what helps", f"{EXPLAIN} {each}") for each in first]
+    found += [NextStep("read what the other findings mean", f"{EXPLAIN} {' '.join(more)}")] if more else []
     return tuple(found)
 
 

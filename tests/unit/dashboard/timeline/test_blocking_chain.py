@@ -13,14 +13,16 @@ import pytest
 from overlapscope.analysis.graph import explained
 from overlapscope.analysis.graph.building import build
 from overlapscope.analysis.graph.explained import RunChains
+from overlapscope.cli.main import main
 from overlapscope.errors import UsageError
-from overlapscope.report.text.chain import render, stretches
+from overlapscope.report.text.chain import gain_words, render, stretches
 from overlapscope.timeline.columns import COMM, COMPUTE
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import Site, run_address
 from overlapscope_dashboards.server.app import create_app
 from overlapscope_dashboards.timeline.blocking_chain import MOST_LINKS, blocking_chain
 from overlapscope_dashboards.timeline.source import TimelineSource, source_of
+from tests.conftest import shared_file
 from tests.support.axe import axe_script
 from tests.support.browser import watched
 from tests.support.dashboard_runs import folder_of_runs, ids, served
@@ -101,6 +103,23 @@ def test_slack_of_a_step_is_how_much_later_its_end_could_be(regressed: OpenRun) 
     assert shown.steps[0].slack.startswith("slack 8.114 ms")
     assert "8.114 ms" in shown.notes[0]
     assert all(each.slack for each in shown.steps)
+    assert {each.gain for each in shown.steps} == {"gain n/a"}, "threads of CPUs slow each other"
+
+
+def test_what_a_step_is_worth_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    place = shared_file("kineto/megatron_tp8")
+    opened = Site([place]).run(Site([place]).find_runs().runs[0].id)
+    shown = blocking_chain(opened, "0@500000000")
+    gains = opened.chains.gains(opened.chains.at(0, 500_000_000, most=MOST_LINKS), [1])
+    assert shown.steps[0].gain == gain_words(gains[0])
+    assert main(["explain", str(place), "--at", "0:500"]) == 0
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rows = {(row[0], row[2]): row[3] for row in printed if len(row) > 4 and row[2].isdigit()}
+    for each in shown.steps:
+        begin = each.when.partition(" ")[0]
+        worth = rows[begin, each.where.split(",")[0].removeprefix("rank ")]
+        assert each.gain == ("gone: saves nothing" if worth == "0.000" else f"gone: saves {worth} ms")
+    assert any("saves nothing" not in each.gain for each in shown.steps)
 
 
 def test_a_graph_is_built_once_for_the_analysis_and_all_chains_of_a_run(
