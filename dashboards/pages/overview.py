@@ -10,7 +10,7 @@ from dash.development.base_component import Component
 
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.result import Analysis
-from overlapscope.report.formatting import ms
+from overlapscope.report.formatting import count, ms
 from overlapscope.report.sheet.charts import charts_of
 from overlapscope.report.text.analysis import triggers_text
 from overlapscope.timeline.columns import NONE
@@ -119,7 +119,8 @@ def recommended(opened: OpenRun) -> list[Component]:
     ]  # fmt: skip
     more = len(found) - MAX_RECOMMENDED
     rest = [html.P(dcc.Link(f"{more} more", href=page))] if more > 0 else []
-    return [html.Ol(items, className="recommended"), *rest, *([notes(reasons)] if reasons else [])]
+    said = [html.Details([html.Summary(count(len(reasons), "remark")), notes(reasons)])] if reasons else []
+    return [html.Ol(items, className="recommended"), *rest, *said]
 
 
 def _place(opened: OpenRun, chain: str) -> str:
