@@ -48,7 +48,7 @@ def test_series_of_a_report_have_the_colour_of_their_meaning(run: object) -> Non
 def test_exported_tracks_of_results_name_the_colour_of_the_table(run: object) -> None:
     trace = json.loads("".join(PerfettoTrace(run=run, choice=ExportSelection(), version="0").pieces()))
     named = {name: each.viewer for name, each in PALETTE.items()}
-    why = {each["name"]: each["cname"] for each in trace["traceEvents"] if each.get("cat") == "exposed"}
+    why = {each["args"]["cause"]: each["cname"] for each in trace["traceEvents"] if each.get("cat") == "exposed"}
     assert why
     assert why == {name: named[CAUSES[name].colour] for name in why}
     path = {each["args"]["part"]: each["cname"] for each in trace["traceEvents"] if each.get("cat") == "critical_path"}
