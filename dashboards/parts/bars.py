@@ -35,16 +35,16 @@ class BarRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stacked_bar(segments: Sequence[Segment], whole_ns: float) -> Component:
-    """Return the segments side by side. A table next to it must list them for screen readers: see `bar_table`."""
+    """Return the segments side by side, to scale. A table beside it must list them for screen readers: `bar_table`."""
     drawn = [
         html.Div(
             [html.Span(each.name), html.Span(f"{ms(each.ns)} ms")] if each.ns >= LABELLED * whole_ns else [],
             className=f"segment k-{each.kind}",
-            style={"flexGrow": each.ns / whole_ns if whole_ns else 0},
+            style={"width": f"{100 * each.ns / whole_ns:.4f}%"},
             title=f"{each.name}: {ms(each.ns)} ms",
         )
         for each in segments
-        if each.ns > 0
+        if each.ns > 0 and whole_ns
     ]
     return html.Div(drawn, className="stacked", **aria(hidden="true"))
 
@@ -64,7 +64,7 @@ def bar_table(
     body = []
     for each in rows:
         bar = html.Div(
-            className=f"bar k-{each.kind}", style={"width": f"{100 * each.ns / longest if longest else 0:.2f}%"}
+            className=f"bar k-{each.kind}", style={"width": f"{100 * each.ns / longest if longest else 0:.4f}%"}
         )
         cells = [
             html.Th(each.name, scope="row", className="word"),
@@ -115,7 +115,7 @@ def split_bar_table(
     body = []
     for row in rows:
         bars = [
-            html.Div(className=f"k-{part.kind}", style={"width": f"{100 * ns / longest:.2f}%"})
+            html.Div(className=f"k-{part.kind}", style={"width": f"{100 * ns / longest:.4f}%"})
             for part, ns in zip(parts, row.parts_ns, strict=True)
             if ns > 0 and longest
         ]
