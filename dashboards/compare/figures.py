@@ -9,12 +9,22 @@ import msgspec
 from overlapscope.analysis.common.cause_table import CAUSES, cause_label
 from overlapscope.analysis.common.wording import short
 from overlapscope.analysis.compare.compare import Attributions, Comparison, headline_attributions
-from overlapscope.analysis.job_step.attribution import COMPUTE, COPY, EXPOSED, IDLE, IDLE_OR_COPIES, Attribution
+from overlapscope.analysis.job_step.attribution import (
+    COMPUTE,
+    COPY,
+    EXPOSED,
+    IDLE,
+    IDLE_OR_COPIES,
+    OUTSIDE,
+    START,
+    Attribution,
+)
 from overlapscope.analysis.job_step.metrics import Metric
 from overlapscope.gate.judge import MetricVerdict
 from overlapscope.gate.verdict import Gate
+from overlapscope.report.formatting import ms, signed_percent
 from overlapscope.report.model import Chart, Series
-from overlapscope.report.sheet.gate import metric_words
+from overlapscope.report.sheet.gate import headline, metric_words
 from overlapscope.report.text.compare import (
     METRIC_LABELS,
     difference_words,
@@ -28,7 +38,13 @@ from overlapscope_dashboards.parts.waterfall import Waterfall, WaterfallRow
 
 MAX_ROWS: Final = 10
 """Most rows of a waterfall; the rest is summed in one row."""
-STATE_CLASSES: Final = {COMPUTE: "compute", COPY: "copy", IDLE: "idle", IDLE_OR_COPIES: "idle"}
+CHANGED: Final = tuple(GATE[each].words for each in ("regressed", "improved"))
+"""Verdicts of metrics that changed."""
+NOT_OF_A_RANK: Final = (START, OUTSIDE)
+"""Parts of a step outside the ranks' own windows: drawn as idle, and no idle time of a rank."""
+STATE_CLASSES: Final = {
+    COMPUTE: "compute", COPY: "copy", IDLE: "idle", IDLE_OR_COPIES: "idle", **dict.fromkeys(NOT_OF_A_RANK, "idle"),
+}  # fmt: skip
 
 
 class StepBar(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +71,24 @@ class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
     relative: str
     verdict: str
     why: str
+    gates: bool
+    """Whether it can fail the gate."""
+
+
+def finding(gate: Gate) -> str:
+    """Return the finding of the page: the verdict, and how much longer or shorter a step takes where that is known."""
+    step = next((each for each in gate.metrics if each.name == "step_time_ns"), None)
+    word, _, why = headline(gate).partition(":")
+    if step is None or step.difference is None or gate.comparison.structure is not None:
+        return f"{word.capitalize()}:{why}"
+    if gate.verdict == "passed":  # says what the gate found, not what came of it
+        word = GATE[step.verdict].words
+    what = "a step takes" if gate.comparison.window == "step" else "the recording takes"
+    if not step.difference:
+        return f"{word.capitalize()}: {what} {ms(step.candidate)} ms as before"
+    moved = f"{ms(abs(step.difference))} ms {'more' if step.difference > 0 else 'less'}"
+    relative = f" ({signed_percent(step.relative)})" if step.relative is not None else ""
+    return f"{word.capitalize()}: {what} {moved}, {ms(step.base)} → {ms(step.candidate)} ms{relative}"
 
 
 def bars(comparison: Comparison) -> tuple[StepBar, ...]:
@@ -81,7 +115,7 @@ def waterfalls(comparison: Comparison) -> tuple[Waterfall, ...]:
     kinds = {**STATE_CLASSES, EXPOSED: "exposed"}
     cause_kinds = [_kind_of_cause(each.name) for each in found.exposed_by_cause.parts]
     return (
-        _waterfall(f"Difference in {what}", found.step_time, parts, [kinds.get(each, "unknown") for each in parts]),
+        _waterfall(f"Difference in {what}", found.step_time, parts, [kinds.get(each, "") for each in parts]),
         _waterfall("Difference in exposed time, by cause", found.exposed_by_cause, causes, cause_kinds),
         _waterfall("Difference in exposed time, by collective", of_collectives, calls, [""] * len(calls)),
     )
@@ -171,4 +205,5 @@ def _row(metric: Metric, judged: MetricVerdict | None) -> MetricRow:
         relative=relative_words(metric),
         verdict="" if judged is None else GATE[judged.verdict].words,
         why="" if judged is None else metric_words(judged).partition(": ")[2],
+        gates=judged is not None and judged.gates,
     )

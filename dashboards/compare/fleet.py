@@ -16,10 +16,10 @@ ADDRESS = "/fleet"
 
 
 def layout(found: Fleet, ids: Mapping[str, str], folder: str) -> list[Component]:
-    """Return the page; `ids` maps the names of runs to their ids, `folder` is the served folder as typed."""
+    """Return the page; `ids` maps the names of runs to their ids, `folder` is the served folder as typed, or ""."""
     if not found.runs:
         if not found.left_out:
-            return [html.Section(empty("This page needs one folder with run directories below it."), className="card")]
+            return [html.Section(empty("This page needs run directories."), className="card")]
         return [
             html.Section(empty("No run in this folder can be read.", notes(sheet.warnings(found))), className="card")
         ]
@@ -30,9 +30,10 @@ def layout(found: Fleet, ids: Mapping[str, str], folder: str) -> list[Component]
     return [
         html.Div(intro, className="intro"),
         html.Div(
-            [_hosts(shown), _runs(shown, ids), _jobs(shown), *_charts(shown),
+            [*_charts(shown), _hosts(shown), _runs(shown, ids), _jobs(shown),
              card("Remarks", [*([notes(warnings, warning=True)] if warnings else []), notes(sheet.notes(found)),
-                              next_command("The same in a terminal", f"overlapscope compare --fleet {folder}")])],
+                              *([next_command("The same in a terminal", f"overlapscope compare --fleet {folder}")]
+                                if folder else [])])],
             className="grid",
         ),
     ]  # fmt: skip

@@ -40,7 +40,7 @@ class BarRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stacked_bar(segments: Sequence[Segment], whole_ns: float) -> Component:
-    """Return the segments side by side. A table next to it must list them for screen readers: see `bar_table`."""
+    """Return the segments side by side, to scale. A table beside it must list them for screen readers: `bar_table`."""
     drawn = [
         html.Div(
             [html.Span(each.name), html.Span(f"{ms(each.ns)} ms")] if each.ns >= LABELLED * whole_ns else [],
@@ -49,7 +49,7 @@ def stacked_bar(segments: Sequence[Segment], whole_ns: float) -> Component:
             title=f"{each.name}: {ms(each.ns)} ms",
         )
         for each in segments
-        if each.ns > 0
+        if each.ns > 0 and whole_ns
     ]
     return html.Div(drawn, className="stacked", **aria(hidden="true"))
 

@@ -1,6 +1,7 @@
 """Tables: a caption, column heads with scope and unit, text left-aligned, figures right-aligned."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from dash import html
 from dash.development.base_component import Component
@@ -9,6 +10,8 @@ from overlapscope.report.verdicts import tone_of
 from overlapscope_dashboards.parts.text import aria
 
 Cell = str | Component
+VERDICT: Final = "verdict"
+"""Head of the column whose cells have the colour of their verdict; elsewhere a run may be named `regressed`."""
 
 
 def table(
@@ -26,7 +29,10 @@ def table(
     for tables directly below a heading that says the same.
     """
     heads = [html.Th(cell, scope="col", className="word" if at < left else "") for at, cell in enumerate(head)]
-    body = [html.Tr([_cell(cell, at, left) for at, cell in enumerate(row)]) for row in rows]
+    body = [
+        html.Tr([_cell(cell, at, left, has_tone=at < len(head) and head[at] == VERDICT) for at, cell in enumerate(row)])
+        for row in rows
+    ]
     inner = html.Table(
         [
             html.Caption(caption, className="unseen" if hide_caption else ""),
@@ -38,7 +44,7 @@ def table(
     return html.Div([region, html.P(note, className="note")]) if note else region
 
 
-def _cell(cell: Cell, at: int, left: int) -> Component:
-    tone = tone_of(cell) if isinstance(cell, str) else ""
+def _cell(cell: Cell, at: int, left: int, *, has_tone: bool) -> Component:
+    tone = tone_of(cell) if has_tone and isinstance(cell, str) else ""
     kind = f"{'word' if at < left else ''} {tone}".rstrip()
     return html.Th(cell, scope="row", className=kind) if at == 0 else html.Td(cell, className=kind)

@@ -1,4 +1,4 @@
-"""Small pieces of text: ARIA attributes, code with a copy button (`assets/copy.js`), and rows of links."""
+"""Small pieces of text: ARIA attributes, what can be copied (`assets/copy.js`), and rows of links."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -23,6 +23,11 @@ def code(text: str, *, label: str) -> Component:
         ],
         className="code",
     )
+
+
+def copy_link() -> Component:
+    """Return a button that copies the address of the page, which is its whole state."""
+    return html.Button("Copy link", type="button", className="copy-link", **aria(live="polite"))
 
 
 def evidence(words: str, address: str, description: str) -> Component:

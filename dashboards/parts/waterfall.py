@@ -1,16 +1,14 @@
-"""A waterfall chart as a table: from one total to another, each part starting where the previous one ended."""
+"""A waterfall chart as a table: from one total to another, each part starting where the previous one ended.
 
-from typing import Final
+All bars are on one scale that begins at 0.
+"""
 
 import msgspec
-from dash import html
+from dash import dcc, html
 from dash.development.base_component import Component
 
 from overlapscope.report.formatting import ms, signed_ms
 from overlapscope_dashboards.parts.text import aria
-
-ZERO_AXIS_SHARE: Final = 0.6
-"""The axis starts at 0 if the lowest bar edge is below this share of the highest, else slightly below the lowest."""
 
 
 class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +21,8 @@ class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
     to_ns: int
     kind: str = ""
     """Its colour in a related bar, a class of the style sheet; empty for no colour."""
+    address: str = ""
+    """Of the place that shows it; empty without one."""
 
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,24 +36,22 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
 
 def waterfall(drawn: Waterfall, *, unit: str) -> Component:
     """Return the table; `unit` is the unit of the figures, as `ms per step`."""
-    edges = [drawn.base_ns, drawn.candidate_ns, *(each.to_ns for each in drawn.rows)]
-    low, high = min(edges), max(edges)
-    foot = 0 if low < ZERO_AXIS_SHARE * high else max(0, low - max((high - low) // 4, high // 100))
-    span = max(high - foot, 1)
+    edges = [0, drawn.base_ns, drawn.candidate_ns, *(each.to_ns for each in drawn.rows)]
+    low, span = min(edges), max(max(edges) - min(edges), 1)
 
     def bar(start_ns: int, end_ns: int, kind: str) -> Component:
-        left, right = sorted(((start_ns - foot) / span * 100, (end_ns - foot) / span * 100))
-        style = {"marginLeft": f"{left:.2f}%", "width": f"{right - left:.2f}%"}
+        left, right = sorted((100 * (start_ns - low) / span, 100 * (end_ns - low) / span))
+        style = {"marginLeft": f"{left:.4f}%", "width": f"{right - left:.4f}%"}
         return html.Td(html.Div(className=f"bar {kind}", style=style), className="bar", **aria(hidden="true"))
 
-    rows = [_total("base", bar(foot, drawn.base_ns, "k-total"), drawn.base_ns, first=True)]
+    rows = [_total("base", bar(0, drawn.base_ns, "k-total"), drawn.base_ns, first=True)]
     for each in drawn.rows:
         moved = each.candidate_ns - each.base_ns
         kind = "k-more" if moved > 0 else "k-less"
         rows.append(
             html.Tr(
                 [
-                    html.Th([*_swatch(each.kind), each.name], scope="row", className="word"),
+                    html.Th([*_swatch(each.kind), _name(each)], scope="row", className="word"),
                     bar(each.from_ns, each.to_ns, kind),
                     html.Td(ms(each.base_ns)),
                     html.Td(ms(each.candidate_ns)),
@@ -61,7 +59,7 @@ def waterfall(drawn: Waterfall, *, unit: str) -> Component:
                 ]
             )
         )
-    rows.append(_total("candidate", bar(foot, drawn.candidate_ns, "k-total"), drawn.candidate_ns,
+    rows.append(_total("candidate", bar(0, drawn.candidate_ns, "k-total"), drawn.candidate_ns,
                        first=False, moved_ns=drawn.candidate_ns - drawn.base_ns))  # fmt: skip
     heads = [html.Th(unit, scope="col", className="word"), html.Td("", className="bar")]
     heads += [html.Th(each, scope="col") for each in ("base", "candidate", "difference")]
@@ -69,8 +67,11 @@ def waterfall(drawn: Waterfall, *, unit: str) -> Component:
         [html.Caption(drawn.title, className="unseen"), html.Thead(html.Tr(heads)), html.Tbody(rows)],
         className="bars waterfall",
     )
-    note = [html.P(f"The bars start at {ms(foot)} ms.", className="note")] if foot else []
-    return html.Div([html.Div(drawing, className="wide", role="region", tabIndex=0, **aria(label=drawn.title)), *note])
+    return html.Div(drawing, className="wide", role="region", tabIndex=0, **aria(label=drawn.title))
+
+
+def _name(row: WaterfallRow) -> Component | str:
+    return dcc.Link(row.name, href=row.address, title="The longest one, on the timeline") if row.address else row.name
 
 
 def _swatch(kind: str) -> list[Component]:

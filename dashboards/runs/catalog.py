@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from overlapscope.display import display_path, shell_words
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.files.safe_open import file_state
+from overlapscope.fleet.find import unique_names
 from overlapscope.timeline.run import began
 from overlapscope.timeline.store.manifest import read_manifest, recorded_ranks
 from overlapscope.timeline.store.run_directory import is_run_directory
@@ -41,6 +42,8 @@ class RunLocation(msgspec.Struct, frozen=True, kw_only=True):
     """Its path as typed, quoted for a command line; empty for several paths, and for one job of several."""
     job: int | None = None
     """Which job of the inputs it is, where they are known to hold several."""
+    read_as: str = ""
+    """The id of the inputs: that of the run, but for one job of several."""
 
 
 class RunLocations(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,12 +59,14 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
     location: RunLocation
     changed_ns: int
     """Time of its newest file."""
+    revision: str = ""
+    """Changes with its files."""
+    size_bytes: int = 0
+    """Of its files."""
     began_ns: int | None = None
     """When its recording began, by its own clock."""
     ranks: int | None = None
     world_size: int | None = None
-    steps: int | None = None
-    software: str = ""
     problem: str = ""
     """Why it cannot be read; empty where no problem is known."""
 
@@ -77,17 +82,18 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_runs(roots: Sequence[Path]) -> RunLocations:
-    """Return the runs below one folder; several paths, a file, or a folder without runs form one run.
+    """Return the runs below folders, and run directories; other files and folders together form one run.
 
-    Links that point outside the folder are not followed. Raises InputError where a path does not exist.
+    Links that point outside a folder are not followed. Raises InputError where a path does not exist.
     """
     for path in roots:
         if not path.exists():
             raise InputError(f"{display_path(path)}: {explain_missing(path)}")
+    if len(roots) > 1:
+        return _of_several(roots)
     only = roots[0]
-    if len(roots) > 1 or not only.is_dir():
-        common = Path(os.path.commonpath([each.resolve().parent for each in roots]))
-        return RunLocations(runs=(_locate(tuple(roots), common, display_path(Path(only.name))),))
+    if not only.is_dir():
+        return RunLocations(runs=(_locate((only,), only.resolve().parent, display_path(Path(only.name))),))
     if is_run_directory(only):
         return RunLocations(runs=(_locate((only,), only, display_path(Path(only.resolve().name))),))
     found, notes = _search(only)
@@ -96,22 +102,51 @@ def find_runs(roots: Sequence[Path]) -> RunLocations:
     return RunLocations(runs=tuple(found), notes=notes)
 
 
+def _of_several(roots: Sequence[Path]) -> RunLocations:
+    """Return the runs of several paths. Their ids depend on where these lie from each other, not on the machine."""
+    common = Path(os.path.commonpath([each.resolve().parent for each in roots]))
+    found: dict[Path, RunLocation] = {}
+    notes: list[str] = []
+    others = []
+    for each in roots:
+        below, own_notes = (
+            ([_locate((each,), each, display_path(Path(each.resolve().name)))], ())
+            if (is_run_directory(each))
+            else _search(each)
+            if each.is_dir()
+            else ([], ())
+        )
+        if not below:
+            others.append(each)
+        notes += own_notes
+        for run in below:
+            place = run.inputs[0].resolve()
+            key = _id_of((place,), common)
+            found.setdefault(place, replace(run, id=key, read_as=key))
+    names = unique_names([each.name for each in found.values()])
+    runs = [replace(each, name=name) for each, name in zip(found.values(), names, strict=True)]
+    if others:
+        runs.append(_locate(tuple(others), common, display_path(Path(others[0].name))))
+    return RunLocations(runs=tuple(sorted(runs, key=lambda each: each.name)), notes=tuple(dict.fromkeys(notes)))
+
+
 def each_job(location: RunLocation, titles: Sequence[str]) -> list[RunLocation]:
-    """Return one location for each job of these titles that the inputs of a location hold."""
+    """Return one location for each job of these titles that the inputs of a location hold, named by the job's files."""
     return [
-        replace(location, id=f"{location.id}-{number}", name=f"{location.name}: {title}", quoted_path="", job=number)
+        replace(location, id=f"{location.id}-{number}", name=f"{location.name}: {title.partition(': ')[2] or title}",
+                quoted_path="", job=number)
         for number, title in enumerate(titles)
-    ]
+    ]  # fmt: skip
 
 
-def run_revision(location: RunLocation) -> tuple[str, int]:
-    """Return a digest of the state of a run's files, and the time (ns since the epoch) of the newest.
+def run_revision(location: RunLocation) -> tuple[str, int, int]:
+    """Return a digest of the state of a run's files, the time (ns since the epoch) of the newest, and their bytes.
 
     A file deleted meanwhile is not counted. Raises InputError for a run with a link that points outside the served
     folder, or to nothing.
     """
     digest = hashlib.blake2b(digest_size=12)
-    newest = 0
+    newest = size = 0
     try:
         for each in location.inputs:
             leads_outside = not _is_inside(each, location.root)
@@ -121,10 +156,11 @@ def run_revision(location: RunLocation) -> tuple[str, int]:
                 there = _link_target(Path(file), location) if leads_on else state
                 digest.update(b"%b\0%d\0%d\0%d\0%d\0" % (os.fsencode(file), *file_state(there)))
                 newest = max(newest, there.st_mtime_ns)
+                size += there.st_size
     except OSError as error:
         named = _display_name(Path(os.fsdecode(error.filename or location.inputs[0])), location)
         raise InputError(f"{named}: cannot be read: {error.strerror}") from error
-    return digest.hexdigest(), newest
+    return digest.hexdigest(), newest, size
 
 
 def _link_target(file: Path, location: RunLocation) -> os.stat_result:
@@ -146,10 +182,11 @@ def describe_run(location: RunLocation) -> CatalogEntry:
     """Return the catalog entry of a run from its manifest; for a broken run with the reason."""
     newest = 0
     try:
-        _, newest = run_revision(location)
+        revision, newest, size = run_revision(location)
+        files = CatalogEntry(location=location, changed_ns=newest, revision=revision, size_bytes=size)
         if len(location.inputs) > 1 or not is_run_directory(location.inputs[0]):
-            return CatalogEntry(location=location, changed_ns=newest, software="traces")
-        return _of_directory(location, newest)
+            return files
+        return _of_directory(files)
     except OverlapScopeError as error:
         return CatalogEntry(location=location, changed_ns=newest, problem=without_root(str(error), location))
     except OSError as error:
@@ -163,32 +200,29 @@ def list_newest_first(runs: Sequence[RunLocation]) -> list[CatalogEntry]:
     return sorted((describe_run(each) for each in runs), key=lambda each: (-each.when_ns, each.location.name))
 
 
-def _of_directory(location: RunLocation, newest: int) -> CatalogEntry:
-    folder = location.inputs[0]
+def _of_directory(files: CatalogEntry) -> CatalogEntry:
+    folder = files.location.inputs[0]
     manifest = read_manifest(folder)
     ranks = recorded_ranks(folder, manifest)
-    known = manifest.fingerprint
-    words = [str(known[key]) for key in ("device", "backend") if known.get(key)]
-    if known.get("torch_version"):
-        words.append(f"torch {known['torch_version']}")
-    return CatalogEntry(
-        location=location,
-        changed_ns=newest,
+    return replace(
+        files,
         began_ns=began(each.start_ns for each in ranks),
         ranks=len(ranks),
         world_size=manifest.world_size,
-        steps=max((len(each.steps) for each in ranks), default=None),
-        software=", ".join(" ".join(each.split()) for each in words),
         problem="" if ranks else "no rank is recorded yet",
     )
 
 
 def _locate(inputs: tuple[Path, ...], root: Path, name: str) -> RunLocation:
     absolute = tuple(each.absolute() for each in inputs)
-    key = "\0".join(os.path.relpath(each, root.absolute()) for each in absolute)
-    digest = hashlib.blake2b(os.fsencode(key), digest_size=6).hexdigest()
+    digest = _id_of(absolute, root.absolute())
     quoted_path = shell_words([display_path(inputs[0])]) if len(inputs) == 1 else ""
-    return RunLocation(id=digest, name=name, inputs=absolute, root=root, quoted_path=quoted_path)
+    return RunLocation(id=digest, name=name, inputs=absolute, root=root, quoted_path=quoted_path, read_as=digest)
+
+
+def _id_of(inputs: Sequence[Path], root: Path) -> str:
+    key = "\0".join(os.path.relpath(each, root) for each in inputs)
+    return hashlib.blake2b(os.fsencode(key), digest_size=6).hexdigest()
 
 
 def _search(root: Path) -> tuple[list[RunLocation], tuple[str, ...]]:

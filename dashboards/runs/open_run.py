@@ -215,6 +215,11 @@ class OpenRuns:
             looked = self._checked_s.get(run)
             return self._runs.get(run) if looked is not None and monotonic() - looked < RECENT_S else None
 
+    @property
+    def is_reading(self) -> bool:
+        """Return whether a run is read now."""
+        return self._reading.locked()
+
     def doing(self, run: str) -> str:
         """Return the progress of a run by its id, without checking its files, of which there may be many."""
         with self._lock:
@@ -223,7 +228,7 @@ class OpenRuns:
 
     def open(self, location: RunLocation) -> OpenRun:
         """Return a run as its files are now; raises InputError for a run with a link that points outside."""
-        revision, _ = run_revision(location)
+        revision, *_ = run_revision(location)
         with self._lock:
             opened = self._runs.get(location.id)
             if opened is None or opened.revision != revision:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
+from threading import Lock
+from time import monotonic
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -9,16 +11,10 @@ from msgspec.structs import replace
 
 from overlapscope.display import display_path, shell_words
 from overlapscope.ingest.options import ReadOptions
-from overlapscope_dashboards.runs.catalog import (
-    CatalogEntry,
-    RunLocation,
-    RunLocations,
-    each_job,
-    find_runs,
-    list_newest_first,
-)
+from overlapscope_dashboards.runs.catalog import RunLocation, RunLocations, each_job, find_runs
 from overlapscope_dashboards.runs.fleet import ServedFleet
-from overlapscope_dashboards.runs.open_run import OpenRun, OpenRuns
+from overlapscope_dashboards.runs.open_run import RECENT_S, OpenRun, OpenRuns
+from overlapscope_dashboards.runs.run_list import ListedRuns
 from overlapscope_dashboards.runs.work import BackgroundWork
 
 MAX_QUERY = 4_096
@@ -45,13 +41,17 @@ class Site:
         self.perfetto_url = perfetto_url
         """The address of a Perfetto UI on this machine, or None."""
         self.open_runs = OpenRuns(options)
+        opened = self.open_runs
+        self.listed = ListedRuns(self.find_runs, opened.jobs, options or ReadOptions(), lambda: opened.is_reading)
         self.fleet = ServedFleet(self.roots[0])
         self._callbacks = BackgroundWork[Any]()
+        self._looking, self._looked_s = Lock(), -RECENT_S
+        self._only: str | None = None
 
     @property
     def quoted_root(self) -> str:
-        """The served folder as typed, quoted for a command line."""
-        return shell_words([display_path(self.roots[0])])
+        """The served folder as typed, quoted for a command line; empty for several paths."""
+        return shell_words([display_path(self.roots[0])]) if len(self.roots) == 1 else ""
 
     def find_runs(self) -> RunLocations:
         """Return the runs that exist now; recordings found to be of several jobs are one run a job."""
@@ -59,9 +59,14 @@ class Site:
         runs = [run for each in found.runs for run in (each_job(each, jobs[each.id]) if each.id in jobs else [each])]
         return replace(found, runs=tuple(runs))
 
-    def catalog(self) -> list[CatalogEntry]:
-        """Return the entries of all runs, newest first."""
-        return list_newest_first(self.find_runs().runs)
+    def only_run(self) -> str | None:
+        """Return the id of the run if it is the only one; of many requests at once, one looks."""
+        with self._looking:
+            if monotonic() - self._looked_s > RECENT_S:
+                runs = self.find_runs().runs
+                self._only = runs[0].id if len(runs) == 1 else None
+                self._looked_s = monotonic()
+            return self._only
 
     def location(self, run: str) -> RunLocation:
         """Return the location of a run by its id; raises NotFound with the existing runs."""
@@ -70,8 +75,6 @@ class Site:
             if each.id == run:
                 return each
         links = [(each.name, run_address(each.id)) for each in runs]
-        if run in self.open_runs.jobs:
-            raise NotFound("These are recordings of several jobs; each is a run of its own.", links)
         raise NotFound("There is no such run here.", links)
 
     def run(self, run: str) -> OpenRun:

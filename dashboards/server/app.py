@@ -7,19 +7,21 @@ from typing import Any, Final
 
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update, set_props
 from dash.exceptions import DependencyException
-from flask import Response, request
+from flask import Response, redirect, request
 
 from overlapscope.ingest.options import ReadOptions
 from overlapscope_dashboards import pages
 from overlapscope_dashboards.compare import steps as comparison_steps
 from overlapscope_dashboards.parts import empty
-from overlapscope_dashboards.runs.site import Site, parse_query
+from overlapscope_dashboards.runs.site import Site, parse_query, run_address
 from overlapscope_dashboards.runs.work import BackgroundWork
-from overlapscope_dashboards.server import documentation, router, security, shell
+from overlapscope_dashboards.server import documentation, listing, router, security, shell
 
 PATIENCE_S: Final = 1.0
 """How long a request waits for a page before it is answered with the progress instead."""
 POLL_PATIENCE_S: Final = 0.3
+SITE: Final = "overlapscope"
+"""Where an application keeps its site."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -51,11 +53,14 @@ def create_app(
     _register(app, site)
     pages.register(app, site)
     comparison_steps.register(app)
+    listing.register(app, site)
     documentation.register(app.server)
     content_policy = security.policy([shell.theme_script_hash(), *app.csp_hashes()])
     security.protect(app.server, guard or security.guard_for("127.0.0.1"), lambda: content_policy)
     app.server.register_error_handler(DependencyException, _no_such_suite)
+    app.server.before_request(_only_run(site))
     app.server.after_request(_not_found(site))
+    app.server.extensions[SITE] = site
     return app
 
 
@@ -77,8 +82,9 @@ def _register(app: Dash, site: Site) -> None:
     def show(path: str | None, search: str | None, _: int | None, revision: str | None) -> tuple[Any, ...]:
         here, polled = path or "/", ctx.triggered_id == "poll"
         patience = POLL_PATIENCE_S if polled else PATIENCE_S
-        made = work.fetch((here, search), lambda: router.show(site, here, parse_query(search)), patience, of=here)
-        shown = made or router.busy(site, here)
+        query = parse_query(search)
+        made = work.fetch((here, search), lambda: router.show(site, here, query), patience, of=here)
+        shown = made or router.busy(site, here, query)
         has_page = not (revision or "").startswith(router.BUSY)
         if polled and (shown.revision == revision or (shown.busy and has_page)):
             return (no_update,) * 6  # the page stays until another one replaces it
@@ -100,6 +106,15 @@ def _failed(error: Exception) -> None:
 def _no_such_suite(_: DependencyException) -> Response:
     """Answer a request for a file of an unknown component: the request is wrong, not the server."""
     return Response("Not Found\n", status=404, mimetype="text/plain")
+
+
+def _only_run(site: Site) -> Any:
+    def overview() -> Any:
+        """Open the overview of the only run instead of a list of one."""
+        only = site.only_run() if request.path == "/" else None
+        return redirect(run_address(only)) if only else None
+
+    return overview
 
 
 def _not_found(site: Site) -> Any:

@@ -46,7 +46,7 @@ def show(site: Site, path: str, query: Mapping[str, str]) -> RenderedPage:
     parts = path_parts(path)
     try:
         if not parts:
-            return _runs(site, query.get("base"))
+            return _runs()
         if parts in (["compare"], ["fleet"]):
             return _compare(site, query) if parts == ["compare"] else _fleet(site)
         if parts[0] == "runs" and 2 <= len(parts) <= 3:
@@ -58,12 +58,15 @@ def show(site: Site, path: str, query: Mapping[str, str]) -> RenderedPage:
         return _problem("This cannot be shown", str(error))
 
 
-def busy(site: Site, path: str) -> RenderedPage:
+def busy(site: Site, path: str, query: Mapping[str, str]) -> RenderedPage:
     """Return a placeholder that shows the progress of the page being computed."""
     parts = path_parts(path)
     title, words, nav = "Runs", "Looking for runs.", list[Component]()
     if parts == ["fleet"]:
         title, words = "Fleet", site.fleet.doing
+    if parts == ["compare"]:
+        sides = (f"{side}: {site.open_runs.doing(query[side])}" for side in ("base", "candidate") if side in query)
+        title, words = "Compare", " ".join(sides)
     try:
         if len(parts) >= 2:
             name = parts[2] if len(parts) == 3 else DEFAULT_PAGE
@@ -86,15 +89,9 @@ def exists(site: Site, path: str) -> bool:
     return known and any(each.id == parts[1] for each in site.find_runs().runs)
 
 
-def _runs(site: Site, base: str | None) -> RenderedPage:
-    found = site.catalog()
-    return RenderedPage(
-        title="Runs",
-        content=_headed("Runs", listing.layout(found, site.find_runs().notes, base)),
-        nav=[],
-        revision=listing.revision(found),
-        growing=not found or any(each.incomplete or each.problem for each in found),
-    )
+def _runs() -> RenderedPage:
+    """Return the page of all runs; its script asks for the rows, and again while they change."""
+    return RenderedPage(title="Runs", content=_headed("Runs", listing.layout()), nav=[])
 
 
 def _compare(site: Site, query: Mapping[str, str]) -> RenderedPage:
@@ -103,14 +100,14 @@ def _compare(site: Site, query: Mapping[str, str]) -> RenderedPage:
     places = [site.location(query[side]) for side in ("base", "candidate")]
     try:
         base, candidate = (site.run(each.id) for each in places)
-        content = comparison.layout(base, candidate, query)
+        finding, content = comparison.layout(base, candidate, query)
         growing = any(each.run.missing_ranks for each in (base, candidate))
     except OverlapScopeError as error:
         words = without_root(without_root(str(error), places[0]), places[1])
         return _problem("These cannot be compared", words)
     return RenderedPage(
         title=f"Compare · {base.name}, {candidate.name}",
-        content=_headed("Compare", content, over=comparison.sides(base, candidate)),
+        content=_headed(finding, content, over=comparison.sides(base, candidate)),
         nav=[],
         revision=f"{base.revision} {candidate.revision}",
         growing=growing,
@@ -131,6 +128,8 @@ def _fleet(site: Site) -> RenderedPage:
 
 
 def _page(site: Site, run: str, name: str, query: Mapping[str, str]) -> RenderedPage:
+    if run in site.open_runs.jobs:
+        return _runs()  # recordings of several jobs: one run for each
     place = site.location(run)
     nav = _nav(run, name)
     if name not in pages():
@@ -146,7 +145,7 @@ def _page(site: Site, run: str, name: str, query: Mapping[str, str]) -> Rendered
         title = page.TITLE
     except OverlapScopeError as error:
         if run in site.open_runs.jobs:
-            site.location(run)  # raises NotFound with the jobs
+            return _runs()
         words = without_root(str(error), place)
         revision = opened.revision if opened else ""
         return _problem("This run cannot be read", words, nav=nav, revision=revision)

@@ -23,7 +23,7 @@ from werkzeug.security import safe_join
 from overlapscope.display import display_path
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.options import ReadOptions
-from overlapscope_dashboards.server.app import create_app
+from overlapscope_dashboards.server.app import SITE, create_app
 from overlapscope_dashboards.server.security import TOKEN, OneLineFormatter, guard_for, is_loopback, protect
 from overlapscope_dashboards.server.sockets import bind_all
 
@@ -118,7 +118,10 @@ def serve(
     if host in ("0.0.0.0", "::"):
         name = socket.gethostname()
     say(Served(url=f"http://{name}:{bound_port}/{secret}", perfetto_url=perfetto_url, others=not is_loopback(host)))
-    server.run()
+    try:
+        server.run()
+    finally:
+        app.server.extensions[SITE].listed.close()
 
 
 def _listening(app: Any, host: str, port: int) -> tuple[Any, int]:

@@ -6,17 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from queue import Queue
 from threading import Thread
+from time import monotonic, sleep, time_ns
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
 from overlapscope_dashboards.runs.site import Site
+from overlapscope_dashboards.server import listing
 from overlapscope_dashboards.server.serve import Served, serve
 from tests.conftest import ROOT
 from tests.support.writers.kineto import NCCL_KERNEL, Event, distributed, training, write
 
 SAMPLES = ROOT / "traces"
+PATIENCE_S = 60.0
 
 
 def folder_of_runs(place: Path) -> Path:
@@ -89,3 +92,19 @@ def _renamed(event: Event, name: str) -> Event:
     is_name = event.sort in ("kernel", "cpu_op") and event.name not in (NCCL_KERNEL, "record_param_comms")
     called = f"{NCCL_KERNEL}{name}" if event.name == NCCL_KERNEL else name if is_name else event.name
     return replace(event, name=called, args=args)
+
+
+def first_page(site: Site, pin: str | None = None) -> list[dict[str, Any]]:
+    """Return the rows of the first page once all runs are analysed, and judged against the pinned one."""
+    until = monotonic() + PATIENCE_S
+    while monotonic() < until:
+        found = site.listed.look(PATIENCE_S, pin)
+        assert found is not None
+        judged = pin is None or all(
+            each.verdict or each.problem or each.entry.location.id == pin for each in found.runs
+        )
+        if found.done == len(found.runs) and judged:
+            rows: list[dict[str, Any]] = listing.answer(found, time_ns())["rows"]
+            return rows
+        sleep(0.05)
+    raise AssertionError("the runs were not analysed in time")

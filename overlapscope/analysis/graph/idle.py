@@ -199,7 +199,8 @@ class _Walk:
             stretches = ~held & np.isin(kind, HOST_EDGES)
             self._take(
                 gap, since, np.where(held, BLOCKED_HOST, np.where(stretches, LAUNCH_BOUND, _OF_SPANS[kind])),
-                np.where(held, np.where(kind == POLL, BY_POLL, BY_CALL), NO_BLOCKER), np.where(held, call, NONE),
+                np.where(held, np.where(kind == POLL, BY_POLL, BY_CALL), NO_BLOCKER),
+                np.where(held, call, np.int64(NONE)),
                 np.where(stretches, _stretch(nodes.time_ns[node] - since), NO_STRETCH),
             )  # fmt: skip
             emptied = waited & (since >= self.gaps.starts[gap] - DRAINED_WITHIN_NS)

@@ -1,10 +1,11 @@
 """Open a run, or a folder of runs, in the browser: how much communication is exposed, why, and what to do about it.
 
-PATH is a run, a folder with runs in it, or traces as `analyze` takes them.
+PATH is a run, a folder with runs in it, or traces as `analyze` takes them. One run opens at once; several are listed.
 
 examples:
   overlapscope serve runs/ --port 8050
   overlapscope serve traces/baseline
+  overlapscope serve runs/monday runs/tuesday
   overlapscope serve runs/ --perfetto-dir perfetto-ui/
 """
 

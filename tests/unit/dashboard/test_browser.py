@@ -103,24 +103,6 @@ def test_every_page_opens_without_an_error_and_asks_nobody_else(root: Path, addr
     assert seen.wrong == []
 
 
-def test_from_the_runs_to_a_comparison_and_back_by_links_alone(address: str, visit: Visitor) -> None:
-    seen = visit(f"{address}/")
-    seen.page.get_by_role("link", name="compare baseline with another run").click()
-    seen.page.get_by_role("link", name="with baseline").click()
-    seen.page.wait_for_selector("text=Metric by metric", timeout=PATIENCE_MS)
-    assert "grew by 21.134 ms" in text(seen)
-    there = seen.page.url
-    seen.page.reload()
-    seen.page.wait_for_selector("text=Metric by metric", timeout=PATIENCE_MS)
-    assert seen.page.url == there
-    seen.page.go_back()
-    seen.page.wait_for_selector("text=Pick the run to compare")
-    seen.page.get_by_role("link", name="baseline", exact=True).click()
-    seen.page.wait_for_selector("text=Where a step goes", timeout=PATIENCE_MS)
-    assert seen.page.title() == "Overview · baseline · OverlapScope"
-    assert seen.wrong == []
-
-
 def test_a_run_that_grows_is_read_again_by_itself(
     tmp_path: Path, visit: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

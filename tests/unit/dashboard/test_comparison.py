@@ -14,6 +14,7 @@ from overlapscope_dashboards.compare import figures as view
 from overlapscope_dashboards.compare.page import compare_address
 from overlapscope_dashboards.runs.site import Site, parse_query
 from overlapscope_dashboards.server import router
+from overlapscope_dashboards.timeline.blocking_chain import blocking_chain
 from tests.support.compared_runs import Job, jobs, run_of
 from tests.support.dashboard_runs import copy_run, folder_of_runs, ids, words
 
@@ -35,6 +36,7 @@ def test_two_runs_are_compared_as_compare_and_gate_do(site: Site) -> None:
     assert [row.verdict for row in rows[:2]] == [verdicts["exposed_comm_ns"], verdicts["step_time_ns"]]
     assert {row.verdict for row in rows} - {""} <= set(verdicts.values())
     assert "REGRESSED" in said
+    assert "Td(children='regressed', className='word bad')" in str(page.content)
 
 
 @given(jobs(), jobs())
@@ -55,6 +57,63 @@ def test_every_waterfall_goes_from_the_base_to_the_candidate(base: Job, candidat
         metric = next(each for each in comparison.metrics if each.name == "exposed_comm_ns")
         exposed = sum(each.ns for each in bar.segments if each.name.startswith("exposed"))
         assert exposed == (getattr(metric, bar.side).value or 0)
+
+
+def test_the_page_begins_with_the_finding_and_the_picture(site: Site) -> None:
+    known = ids(site)
+    page = shown(site, known["baseline"], known["regressed"])
+    headings = [each for each in said_by_heading(page.content) if each]
+    assert headings[:2] == [
+        "Regressed: a step takes 16.354 ms more, 124.179 → 140.533 ms (+13.2 %)",
+        "The same step in both runs",
+    ]
+    assert headings.index("Difference in step time") < headings.index("Verdicts")
+    back = shown(site, known["regressed"], known["baseline"])
+    assert "Improved: a step takes 16.354 ms less, 140.533 → 124.179 ms (-11.6 %)" in words(back.content)
+    same = shown(site, known["baseline"], known["baseline"])
+    assert "Unchanged: a step takes 124.179 ms as before" in words(same.content)
+
+
+def test_a_part_leads_to_its_longest_time_in_the_run_that_has_more_of_it(site: Site) -> None:
+    known = ids(site)
+    parts = str(shown(site, known["baseline"], known["regressed"]).content)
+    longer = f"/runs/{known['regressed']}/timeline?chain=longest"
+    assert all(f"{longer}-{kind}" in parts for kind in ("exposed", "dependency", "tail"))
+    assert parts.count("chain=longest-idle'") == 1, "time outside the ranks' own steps is no idle time of theirs"
+    assert f"/runs/{known['baseline']}/timeline?chain=longest-idle" in parts
+    for name, kinds in (("regressed", ("exposed", "dependency", "tail")), ("baseline", ("idle",))):
+        for kind in kinds:
+            assert blocking_chain(site.run(known[name]), f"longest-{kind}", None).steps, kind
+
+
+def said_by_heading(content: object) -> list[str]:
+    """Return the headings of components, in order."""
+    if isinstance(content, (list, tuple)):
+        return [each for part in content for each in said_by_heading(part)]
+    if type(content).__name__ in ("H1", "H2"):
+        return [words(content)]
+    return said_by_heading(getattr(content, "children", None) or ())
+
+
+def test_runs_of_other_jobs_have_no_verdict_and_say_why(site: Site, tmp_path: Path) -> None:
+    run = copy_run(tmp_path / "runs" / "other")
+    text = (run / "run.json").read_text(encoding="utf-8")
+    assert '"device": "cpu"' in text or '"device":"cpu"' in text
+    (run / "run.json").write_text(text.replace('"cpu"', '"H100"'), encoding="utf-8")
+    copy_run(tmp_path / "runs" / "one")
+    own = Site([tmp_path / "runs"])
+    page = shown(own, ids(own)["one"], ids(own)["other"])
+    said = words(page.content)
+    assert said_by_heading(page.content)[0] == "Not comparable: device cpu became H100"
+    assert "No metric has a verdict." in said
+    assert "NOT COMPARABLE" not in said, "once is enough"
+
+
+def test_a_comparison_that_is_made_says_how_far_it_is(site: Site) -> None:
+    busy = router.busy(site, "/compare", {"base": ids(site)["baseline"], "candidate": "0123456789ab"})
+    assert busy.title == "Compare"
+    assert "base: " in words(busy.content)
+    assert "candidate: " in words(busy.content)
 
 
 def test_a_run_against_itself_has_not_changed(site: Site) -> None:
@@ -80,15 +139,6 @@ def test_without_two_known_runs_the_page_says_what_there_is(site: Site) -> None:
     page = shown(site, ids(site)["baseline"], "0123456789ab")
     assert page.status == 404
     assert "regressed" in words(page.content)
-
-
-def test_the_runs_page_leads_to_a_comparison_in_two_links(site: Site) -> None:
-    one, other = ids(site)["baseline"], ids(site)["regressed"]
-    assert f"/?base={one}" in str(router.show(site, "/", {}).content)
-    picked = router.show(site, "/", {"base": one})
-    assert "Pick the run to compare with baseline" in words(picked.content)
-    assert compare_address(one, other) in str(picked.content)
-    assert "Pick the run" not in words(router.show(site, "/", {"base": "<script>"}).content)
 
 
 def test_a_comparison_is_made_anew_when_a_side_changed(tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ SHOWN = FOLDER / "shown.json"
 WIDTH, MAX_BYTES, MAX_ALL_BYTES, QUALITY = 1200, 80_000, 600_000, 82
 STEP = "?t0=278000000&t1=424000000"
 """One step of the run, in ns from the run's start."""
-DRAWN = """() => [...document.querySelectorAll(".tl-chart")].every((each) => each.querySelector(".barlayer path"))"""
-"""The timeline asks for its bars when its axes stand already."""
+DRAWN = """() => [...document.querySelectorAll(".tl-chart")].every((each) => each.querySelector(".barlayer path"))
+  && (!document.querySelector("#runs") || document.querySelector(".runs .pill.bad"))"""
+"""The timeline asks for its bars when its axes stand already; the list of runs has a verdict when all are analysed."""
 FOLLOWED = """() => {
   const asked = new URLSearchParams(location.search), plot = document.querySelector("#timeline-figure");
   if (!asked.has("chain")) return true;
@@ -60,10 +61,11 @@ def taken(folder: Path, browser: Any) -> dict[str, tuple[bytes, str]]:
     """Return the pictures, and their words, of the runs in a folder."""
     known = ids(Site([folder]))
     pages = {
+        "runs": (f"/?pin={known['after']}&pick={known['before']}", 360),
         "overview": (run_address(known["before"]), 620),
         "timeline": (run_address(known["before"], "timeline") + STEP, 700),
         "whatif": (run_address(known["before"], "what-if") + "?cap=4", 700),
-        "compare": (f"/compare?base={known['before']}&candidate={known['after']}", 640),
+        "compare": (f"/compare?base={known['before']}&candidate={known['after']}", 800),
     }
     return photographed(folder, pages, browser)
 

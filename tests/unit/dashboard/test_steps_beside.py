@@ -238,7 +238,7 @@ def test_the_page_shows_the_step_of_its_address_and_leads_to_both_timelines(site
     assert "6 steps and 2 ranks in common" in said
     assert "all_reduce, 18.02 MiB over 2 ranks" in said
     assert "4 → 1" in said
-    found = re.findall(r"href='(/runs/[0-9a-f]+/timeline\?[^']*)'", str(shown.content))
+    found = re.findall(r"href='(/runs/[0-9a-f]+/timeline\?t0=[^']*)'", str(shown.content))
     assert len(found) == 2
     for address in found:
         query = {name: value[0] for name, value in parse_qs(urlsplit(address).query).items()}

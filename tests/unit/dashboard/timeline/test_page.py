@@ -5,6 +5,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -403,7 +404,12 @@ def start(application: Any) -> tuple[str, Any]:
     from waitress.server import create_server  # noqa: PLC0415 - only where there is a browser
 
     server = create_server(application, host="127.0.0.1", port=0, threads=4)
-    threading.Thread(target=server.run, daemon=True).start()
+
+    def run() -> None:
+        with suppress(OSError):  # in the end its sockets are closed beneath it
+            server.run()
+
+    threading.Thread(target=run, daemon=True).start()
     return f"http://127.0.0.1:{server.effective_port}", server
 
 
