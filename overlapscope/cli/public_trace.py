@@ -115,6 +115,7 @@ def _fetched(url: str, wanted: PublishedFile) -> bytes:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, HTTPError):
+        error.close()  # it holds the connection, and its answer
         return f"status {error.code}"
     inner = getattr(error, "reason", error)
     return getattr(inner, "strerror", None) or str(inner) or type(inner).__name__

@@ -6,6 +6,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,7 +116,7 @@ def user_ranges(measured: Measurements) -> None:
     database = report.with_suffix(".sqlite")
     if not database.exists():
         raise NotRunError(f"nsys cannot profile here: {ended.failure or ended.output[-200:]}")
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection, connection:
         rows = connection.execute(
             "SELECT COALESCE(e.text, s.value), e.end - e.start FROM NVTX_EVENTS e "
             "LEFT JOIN StringIds s ON e.textId = s.id"

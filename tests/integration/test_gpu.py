@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def test_nsight_systems_sees_our_ranges(tmp_path: Path) -> None:
     )
     if not (tmp_path / "report.sqlite").exists():
         pytest.skip(f"nsys cannot profile here: {done.stderr.strip()[-200:]}")
-    with sqlite3.connect(tmp_path / "report.sqlite") as database:
+    with closing(sqlite3.connect(tmp_path / "report.sqlite")) as database, database:
         rows = database.execute(
             "SELECT COALESCE(e.text, s.value) FROM NVTX_EVENTS e LEFT JOIN StringIds s ON e.textId = s.id"
         ).fetchall()

@@ -89,7 +89,8 @@ def test_a_request_over_http_asks_for_a_trace_and_strangers_names_are_refused(tm
                 with urllib.request.urlopen(request, timeout=10) as answer:
                     answers.append((answer.status, json.load(answer)["status"]))
             except urllib.error.HTTPError as error:
-                answers.append((error.code, json.load(error)["status"]))
+                with error:
+                    answers.append((error.code, json.load(error)["status"]))
 
     assert asked("http", f"127.0.0.1:{port}", ask, tmp_path) == "HTTP request of 127.0.0.1 asked for it"
     assert [status for status, _ in answers] == [403, 404, 202]

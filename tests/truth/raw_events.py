@@ -6,6 +6,7 @@ import json
 import re
 import sqlite3
 from collections import Counter, defaultdict
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -118,7 +119,11 @@ def kineto(label: str, events: list[dict]) -> Rank:
 
 def nsight(path: Path) -> list[Rank]:
     """Return the devices of an Nsight Systems export, one a process and device."""
-    base = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
+    with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as base:
+        return _of_nsight(base)
+
+
+def _of_nsight(base: sqlite3.Connection) -> list[Rank]:
     text = dict(base.execute("select id, value from StringIds"))
     tables = {name for (name,) in base.execute("select name from sqlite_master where type = 'table'")}
     ranks: dict[tuple[int, int], Rank] = {}

@@ -3,6 +3,7 @@
 import sqlite3
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -75,7 +76,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     def write(self, path: Path) -> Path:
         """Write the export; tables without rows are not created, as by Nsight."""
         path.unlink(missing_ok=True)
-        with sqlite3.connect(path) as db:
+        with closing(sqlite3.connect(path)) as db, db:
             self._write(db)
         db.close()
         return path

@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -588,7 +589,7 @@ def test_metadata_gives_groups_and_world_size(tmp_path: Path) -> None:
 
 def test_a_database_is_named_with_the_file_to_give_instead(tmp_path: Path) -> None:
     path = tmp_path / "ascend_pytorch_profiler_0.db"
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         database.execute("CREATE TABLE RANK_DEVICE_MAP (rankId INTEGER, deviceId INTEGER)")
     database.close()
     with pytest.raises(InputError, match=r"trace_view\.json"):

@@ -3,6 +3,7 @@
 import gzip
 import sqlite3
 import struct
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def export(tmp_path: Path, **tables: Any) -> Path:
 
 def edit(path: Path, script: str) -> Path:
     """Run statements on a database."""
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         db.executescript(script)
     db.close()
     return path
@@ -110,7 +111,7 @@ Sample = tuple[Reading, Analysis]
 
 def query(sql: str) -> list[tuple[int, ...]]:
     """Return rows of the sample, by a query of its own."""
-    with sqlite3.connect(f"file:{shared_file(SAMPLE)}?mode=ro&immutable=1", uri=True) as db:
+    with closing(sqlite3.connect(f"file:{shared_file(SAMPLE)}?mode=ro&immutable=1", uri=True)) as db, db:
         rows = db.execute(sql).fetchall()
     db.close()
     return rows
@@ -759,7 +760,7 @@ def test_a_cut_database_gives_what_is_left_and_says_so(tmp_path: Path) -> None:
 def test_pages_that_lead_to_the_same_rows_again_and_again_are_refused(tmp_path: Path) -> None:
     """A table whose tree has the same child eight times on each of twelve levels would give 8**12 times its rows."""
     path = tmp_path / "x.sqlite"
-    with sqlite3.connect(path, isolation_level=None) as db:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db, db:
         db.execute("PRAGMA page_size=512")
         db.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
         db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER)")

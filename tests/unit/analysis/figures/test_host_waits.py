@@ -3,6 +3,7 @@
 import gzip
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ def test_real_traces_have_all_that_stand_in_their_files() -> None:
 
 def test_the_real_export_of_nsight_has_all_that_a_query_finds() -> None:
     path = shared_file(SAMPLE)
-    with sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True) as db:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as db, db:
         expected = db.execute(
             'SELECT count(*), sum(r."end" - r.start) FROM CUPTI_ACTIVITY_KIND_RUNTIME r JOIN StringIds s '
             "ON s.id = r.nameId WHERE s.value LIKE '%Synchronize%'"
