@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from overlapscope.cli.arguments import read_options, with_stated
 from overlapscope.cli.output import one_line
-from overlapscope.errors import OverlapScopeError, UsageError
+from overlapscope.display import display_path, url_of
+from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,6 +40,9 @@ def watch(args: argparse.Namespace) -> int:
     """
     if args.json or args.output is not None or args.all:
         raise UsageError("--watch shows the overview until Ctrl-C; --json, -o and --all print once: use one of them")
+    for path in args.inputs:
+        if url_of(path) is not None:
+            raise UsageError(f"--watch looks for changes on a disk of this machine; {display_path(path)} is a URL")
     on_terminal = sys.stdout.isatty()
     if on_terminal and find_spec("rich") is None:
         raise UsageError("--watch draws with rich, which is not installed: pip install rich")
@@ -68,7 +72,10 @@ def _screen(args: argparse.Namespace) -> Iterator[float]:
 
 
 def _analyses(args: argparse.Namespace) -> "Iterator[tuple[Analysis | str | None, float]]":
-    """Yield the analysis, or why there is none yet, whenever files change; None where they have not. And seconds."""
+    """Yield the analysis, or why there is none yet, whenever files change; None where they have not. And seconds.
+
+    Raises UsageError for wrong arguments, which no change of the files mends.
+    """
     from overlapscope.advice.advise import analyze_with_advice  # noqa: PLC0415 - keeps --help light
     from overlapscope.ingest.read_run import read_inputs  # noqa: PLC0415
 
@@ -82,7 +89,7 @@ def _analyses(args: argparse.Namespace) -> "Iterator[tuple[Analysis | str | None
         try:
             run = read_inputs(args.inputs, read_options(args), workers=args.workers)
             found: Analysis | str = with_stated("analyze", analyze_with_advice(run), args)
-        except OverlapScopeError as error:
+        except InputError as error:
             found = f"waiting: {error}"
         yield found, time.monotonic() - began
 
@@ -107,7 +114,15 @@ def _sentence(found: "Analysis | str") -> str:
     from overlapscope.report.text import analysis as text  # noqa: PLC0415
 
     first, *_ = text.sentence(found).splitlines() or [""]
-    return f"{text.headline(found)}: {first}"
+    return f"{text.headline(found)}: {' '.join([first, *_unread(found)])}"
+
+
+def _unread(found: "Analysis") -> list[str]:
+    """Return that there are warnings, such as of a rank left out; `analyze` prints them."""
+    from overlapscope.report.formatting import count  # noqa: PLC0415
+
+    warnings = sum(len(each.warnings) for each in found.sources)
+    return [f"({count(warnings, 'warning')} while reading: see overlapscope analyze)"] if warnings else []
 
 
 def _drawn(paths: list[Path], found: "Analysis | str") -> "RenderableType":
@@ -133,7 +148,7 @@ def _drawn(paths: list[Path], found: "Analysis | str") -> "RenderableType":
     ]
     advised = [f"{each.title} ({saves})" if (saves := gain_with_cost(each)) else each.title
                for each in found.recommendations]  # fmt: skip
-    warnings = [f"! {each}" for each in titles(found.findings)[0]]
+    warnings = [*_unread(found), *(f"! {each}" for each in titles(found.findings)[0])]
     todo = [Text(one_line(each)) for each in [*warnings[:MOST_SAID], *advised[:MOST_SAID]]]
     return Group(title, Text(), *said, Text(), *todo, *([Text()] if todo else []), *_step(found), *_trend(found))
 

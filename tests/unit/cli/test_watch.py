@@ -133,3 +133,33 @@ def test_a_terminal_without_rich_says_what_to_install(
     assert main(["analyze", str(RUN), "--watch"]) == 2
     expected = "overlapscope analyze: --watch draws with rich, which is not installed: pip install rich\n"
     assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--comm", "(", str(RUN)], "--comm '(' is not a regular expression"),
+        (["--rank", "7", str(RUN)], f"{RUN} is a run that was read before"),
+        (["https://example.invalid/a.json"], "--watch looks for changes on a disk of this machine; https://example"),
+    ],
+)
+def test_what_no_change_of_the_files_mends_ends_it(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rest(_: float) -> None:
+        raise AssertionError("it waits for files to change")
+
+    monkeypatch.setattr(watch.time, "sleep", rest)
+    assert main(["analyze", "--watch", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"overlapscope analyze: {message}")
+
+
+def test_that_something_could_not_be_read_is_shown(tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    shutil.copytree(RUN, place)
+    assert "while reading" not in watch._sentence(overlapscope.load(place).analysis())
+    (place / "rank_00001" / "spans.parquet").write_bytes(b"damaged")
+    analysis = overlapscope.load(place).analysis()
+    assert watch._sentence(analysis).endswith("(1 warning while reading: see overlapscope analyze)")
+    Console(file=(page := StringIO()), width=120, color_system=None).print(watch._drawn([place], analysis))
+    assert "(1 warning while reading: see overlapscope analyze)" in page.getvalue()
