@@ -13,6 +13,7 @@ from overlapscope.analysis.result import Analysis
 from overlapscope.errors import InputError, UsageError
 
 PREFIX: Final = "overlapscope/"
+MLFLOW_RETRIES: Final = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 _RATIOS: Final = ("exposed_fraction", "overlap_efficiency")
 
 
@@ -70,12 +71,11 @@ def to_wandb(analysis: Analysis, name: str, place: str | None) -> str:
         for step, values in steps(analysis).items():
             run.log({f"{PREFIX}step": step, **values})
         run.summary.update(totals(analysis))
-        where = str(run.dir).removesuffix(f"{os.sep}files")
         if mine:
             run.finish()
-    except wandb.errors.Error as error:
+    except (wandb.errors.Error, ValueError) as error:  # ValueError: of a setting, such as another WANDB_MODE
         raise InputError(f"wandb: {error}") from error
-    return where
+    return "nowhere, wandb is disabled" if run.disabled else str(run.dir).removesuffix(f"{os.sep}files")
 
 
 def to_mlflow(analysis: Analysis, name: str, place: str | None) -> str:
@@ -84,18 +84,25 @@ def to_mlflow(analysis: Analysis, name: str, place: str | None) -> str:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     import mlflow  # noqa: PLC0415 - an extra
 
+    impatient = MLFLOW_RETRIES not in os.environ  # by default a server that is not there is asked for minutes
+    if impatient:
+        os.environ[MLFLOW_RETRIES] = "2"
+    active, status = mlflow.active_run(), "FAILED"
     try:
         if place is not None:
             mlflow.set_tracking_uri(place)
-        active = mlflow.active_run()
         run = active or mlflow.start_run(run_name=name)
         for step, values in steps(analysis).items():
             mlflow.log_metrics(values, step=step, run_id=run.info.run_id)
         mlflow.log_metrics(totals(analysis), run_id=run.info.run_id)
-        if active is None:
-            mlflow.end_run()
+        status = "FINISHED"
     except mlflow.exceptions.MlflowException as error:
         raise InputError(f"mlflow: {error}") from error
+    finally:
+        if active is None:
+            mlflow.end_run(status)
+        if impatient:
+            del os.environ[MLFLOW_RETRIES]
     return f"{mlflow.get_tracking_uri()}, run {run.info.run_id}"
 
 
@@ -109,13 +116,18 @@ TRACKERS: Final[Mapping[str, Callable[[Analysis, str, str | None], str]]] = {
 def log(analysis: Analysis, name: str, to: str) -> str:
     """Log with the tracker of `to`, TRACKER or TRACKER=PLACE, as `name`; return where it is.
 
-    Raises UsageError for another tracker, or one that is not installed; InputError where it refuses.
+    Raises UsageError for another tracker, or one that is not installed; InputError where it refuses, where its place
+    cannot be written, and where the run has no times.
     """
     tracker, _, place = to.partition("=")
     if tracker not in TRACKERS:
         raise UsageError(f"there is no tracker {tracker[:40]!r}; it is one of {', '.join(TRACKERS)}")
+    if not totals(analysis):
+        raise InputError("the run has no times, so there is nothing to log")
     try:
         return TRACKERS[tracker](analysis, name, place or None)
+    except OSError as error:
+        raise InputError(f"{tracker}: {error.filename or place}: {error.strerror or error}") from error
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.partition(".")[0] != tracker:
             raise

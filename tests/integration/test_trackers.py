@@ -4,10 +4,13 @@
 """
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +18,15 @@ import pytest
 import overlapscope
 from overlapscope.analysis.result import Analysis
 from overlapscope.cli.main import main
-from overlapscope.report.trackers import steps, totals
+from overlapscope.errors import InputError
+from overlapscope.loaded_run import LoadedRun
+from overlapscope.report.trackers import TRACKERS, log, steps, totals
+from overlapscope.timeline.run import Run
 from tests.conftest import ROOT
+from tests.support import call_logs
 
 RUN = ROOT / "traces" / "regressed"
+USE_ONE = "--to logs figures; --json, --format and -o write a report: use one of them"
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +144,14 @@ def test_mlflow_keeps_them_in_a_folder(
     ("arguments", "message"),
     [
         ([str(RUN), "--to", "aim"], "there is no tracker 'aim'; it is one of tensorboard, wandb, mlflow"),
-        ([str(RUN), "--to", "wandb", "--json"], "--to logs figures, --json and -o write a report; use one"),
+        (
+            [str(RUN), "--to", "wandb", "--json"],
+            "--to logs figures; --json, --format and -o write a report: use one of them",
+        ),
+        (
+            [str(RUN), "--to", "wandb", "--format", "html"],
+            "--to logs figures; --json, --format and -o write a report: use one of them",
+        ),
         ([str(RUN), str(RUN), "--to", "wandb"], "--to logs one run; name one"),
     ],
 )
@@ -154,3 +169,90 @@ def test_a_tracker_that_is_not_installed_is_named(
         monkeypatch.setitem(sys.modules, name, None)
     assert main(["report", str(RUN), "--to", "tensorboard"]) == 2
     assert capsys.readouterr().err == "overlapscope report: tensorboard is not installed: pip install tensorboard\n"
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace a tracker by one that only remembers the names of runs."""
+    names: list[str] = []
+
+    def remember(_: Analysis, name: str, __: str | None) -> str:
+        names.append(name)
+        return "here"
+
+    monkeypatch.setitem(TRACKERS, "wandb", remember)
+    return names
+
+
+def test_runs_keep_names_of_their_own(named: list[str], tmp_path: Path) -> None:
+    for name in ("llama-1.5b", "llama-1.7b.v2"):
+        shutil.copytree(RUN, tmp_path / name)
+        assert main(["report", str(tmp_path / name), "--to", "wandb"]) == 0
+    saved = tmp_path / "llama-1.5b.nightly.json"
+    assert main(["analyze", str(RUN), "--json", "-o", str(saved)]) == 0
+    assert main(["report", str(saved), "--to", "wandb"]) == 0
+    assert named == ["llama-1.5b", "llama-1.7b.v2", "llama-1.5b"]
+
+
+def test_a_run_without_times_is_not_logged(named: list[str]) -> None:
+    run = LoadedRun(Run(ranks={0: call_logs.log([call_logs.Call("all_reduce", 8)])}, sources=(), world_size=None))
+    with pytest.raises(InputError, match="the run has no times, so there is nothing to log"):
+        run.log("wandb")
+    assert not named
+
+
+def test_a_place_that_cannot_be_written_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+
+    def write(_: Analysis, __: str, place: str | None) -> str:
+        Path(place or "", "run").mkdir()
+        return ""
+
+    monkeypatch.setitem(TRACKERS, "tensorboard", write)
+    assert main(["report", str(RUN), "--to", f"tensorboard={tmp_path / 'file'}"]) == 3
+    assert (
+        capsys.readouterr().err == f"overlapscope report: tensorboard: {tmp_path / 'file' / 'run'}: Not a directory\n"
+    )
+
+
+class RefusalError(Exception):
+    pass
+
+
+def test_an_mlflow_run_that_is_refused_halfway_is_ended(analysis: Analysis, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    asked: list[str | None] = []
+
+    def start_run(run_name: str) -> SimpleNamespace:
+        asked.append(os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES"))
+        return SimpleNamespace(info=SimpleNamespace(run_id=run_name))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RefusalError("no")
+
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(
+        active_run=lambda: None, start_run=start_run, log_metrics=refuse, end_run=ended.append,
+        exceptions=SimpleNamespace(MlflowException=RefusalError),
+    ))  # fmt: skip
+    with pytest.raises(InputError, match="mlflow: no"):
+        log(analysis, "run", "mlflow")
+    assert ended == ["FAILED"]
+    assert asked == ["2"], "a server that is not there is not asked for minutes"
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize(
+    ("mode", "code", "said"), [("disabled", 0, "nowhere, wandb is disabled"), ("bogus", 3, "wandb: ")]
+)
+def test_what_wandb_is_set_to_is_said(
+    mode: str, code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs("wandb")
+    monkeypatch.setenv("WANDB_MODE", mode)
+    assert main(["report", str(RUN), "--to", f"wandb={tmp_path}"]) == code
+    printed = capsys.readouterr()
+    assert said in (printed.out if code == 0 else printed.err)

@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.report.sheet.analysis import sheet_of  # noqa: PLC0415
     from overlapscope.report.trackers import log  # noqa: PLC0415
 
-    if args.to is not None and (args.json or args.output is not None):
-        raise UsageError("--to logs figures, --json and -o write a report; use one")
+    if args.to is not None and (args.json or args.output is not None or args.format != "md"):
+        raise UsageError("--to logs figures; --json, --format and -o write a report: use one of them")
     if args.json and args.format not in ("md", "json"):
         raise UsageError(f"--json and --format {args.format} contradict each other; use one")
     document = _document(args)
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if args.to is not None:
         if not isinstance(document, Analysis):
             raise UsageError("--to logs one run; name one")
-        name = "run" if args.redact else args.inputs[0].resolve().name.partition(".")[0]
+        name = "run" if args.redact else _name(args.inputs[0])
         print(f"logged: {one_line(log(document, name, args.to))}")
         return 0
     if args.json or args.format == "json":
@@ -85,6 +85,14 @@ def run(args: argparse.Namespace) -> int:
         renderers = {"html": html.render, "junit": junit.render, "openmetrics": openmetrics.render}
         emit(renderers[args.format](document), args)
     return 0
+
+
+def _name(path: Path) -> str:
+    """Return the name of a run: of its folder, or of its file without endings; what is no word, as of 1.5b, is none."""
+    name = path.resolve().name or "run"
+    while not path.is_dir() and Path(name).suffix[1:].isalpha():
+        name = Path(name).stem
+    return name
 
 
 def _document(args: argparse.Namespace) -> "Document":
