@@ -13,6 +13,7 @@ from urllib.request import Request, urlopen
 
 import msgspec
 
+from overlapscope.display import list_some
 from overlapscope.errors import InputError, UsageError
 from overlapscope.files.atomic import atomic_file
 
@@ -69,20 +70,31 @@ MEGATRON_TP8: Final = PublicTrace(
 def fetch(trace: PublicTrace, to: Path, say: Callable[[str], None], *, force: bool = False) -> list[Path]:
     """Return the files in a folder, compressed; fetch those that are not there. `say` is called with the progress.
 
-    Raises UsageError where another file has the name of one and `force` is not set; InputError, in one line, where one
-    cannot be had or is not the file that was published.
+    Raises UsageError where the folder is none, or holds anything else, which would be read with them (`force` replaces
+    a file of the same name); InputError, in one line, where one cannot be had, is not the file that was published, or
+    cannot be written.
     """
     places = {each: to / f"{each.name}.gz" for each in trace.files}
+    if to.exists() and not to.is_dir():
+        raise UsageError(f"{to} is not a folder; choose another one with -o")
     missing = [each for each, place in places.items() if not _is_there(place, each)]
     others = [places[each] for each in missing if places[each].exists()]
     if others and not force:
         raise UsageError(f"{others[0]} is another file; choose another folder with -o, or replace it with -f")
+    if to.is_dir():
+        known = {place.name for place in places.values()}
+        foreign = sorted(each.name for each in to.iterdir() if each.name not in known and not each.name.startswith("."))
+        if foreign:
+            raise UsageError(f"{to} holds other files ({list_some(foreign, 3)}); choose another folder with -o")
     for number, each in enumerate(missing, 1):
         say(f"file {number} of {len(missing)}: {each.name}")
         content = _fetched(trace.address + each.name, each)
-        to.mkdir(parents=True, exist_ok=True)
-        with atomic_file(places[each], durable=False) as file:
-            file.write(gzip.compress(content, 6, mtime=0))
+        try:
+            to.mkdir(parents=True, exist_ok=True)
+            with atomic_file(places[each], durable=False) as file:
+                file.write(gzip.compress(content, 6, mtime=0))
+        except OSError as error:
+            raise InputError(f"{to}: cannot be written: {error.strerror or error}") from error
     return list(places.values())
 
 

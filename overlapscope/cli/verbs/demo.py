@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlapscope.cli.arguments import emit
+from overlapscope.cli.arguments import emit, given_path
 from overlapscope.display import shell_words
 from overlapscope.errors import OverlapScopeError, UsageError
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o",
         "--output",
-        type=Path,
+        type=given_path,
         metavar="RUN",
         help="folder to write (default overlapscope-demo, with --public overlapscope-public)",
     )

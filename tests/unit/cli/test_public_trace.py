@@ -130,3 +130,33 @@ def test_the_public_recording_is_the_one_of_the_readme(
     assert len(shown.splitlines()) > 12
     assert not_printed(shown, printed) == []
     assert f"next: overlapscope serve {tmp_path / 'run'}" in printed
+
+
+def test_what_is_no_folder_for_it_is_refused_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").touch()
+    with web({"a.json": CONTENT}) as (address, asked):
+        monkeypatch.setattr(public_trace, "MEGATRON_TP8", published(address))
+        for name, why in (("file", "is not a folder; choose another one"), ("run", "holds other files (run.json)")):
+            assert main(["demo", "--public", "-f", "-o", str(tmp_path / name)]) == 2
+            *_, line = capsys.readouterr().err.splitlines()
+            assert line.startswith(f"overlapscope demo: {tmp_path / name} {why}")
+        with pytest.raises(SystemExit):
+            main(["demo", "--public", "-o", ""])
+        assert "the path is empty" in capsys.readouterr().err
+    assert not asked
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "run"
+    with web({"a.json": CONTENT}) as (address, _):
+        monkeypatch.setattr(public_trace, "MEGATRON_TP8", published(address))
+        assert main(["demo", "--public", "-o", str(place)]) == 3
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line == f"overlapscope demo: {place}: cannot be written: Not a directory"
