@@ -127,11 +127,15 @@ class Launches(msgspec.Struct, frozen=True, kw_only=True):
 
 def launching_calls(host: HostSpans, correlation: Ints, launch_ns: Ints) -> Ints:
     """Return for each launch the row of the host call with its start and correlation; NONE where there is none."""
-    order = np.argsort(host.start_ns, kind="stable")
-    order = order[host.correlation[order] != NONE]
-    if not order.size:
+    rows = np.flatnonzero(host.correlation != NONE)
+    if not rows.size:
         return np.full(launch_ns.size, NONE, np.int64)
-    found = order[np.minimum(np.searchsorted(host.start_ns[order], launch_ns), order.size - 1)]
+    starts, start = np.unique(host.start_ns[rows], return_inverse=True)
+    numbers, number = np.unique(host.correlation[rows], return_inverse=True)
+    calls, order = np.unique(start * numbers.size + number, return_index=True)  # threads may call at one time
+    at, of = np.searchsorted(starts[:-1], launch_ns), np.searchsorted(numbers[:-1], correlation)
+    found = np.minimum(np.searchsorted(calls, at * numbers.size + of), calls.size - 1)
+    found = rows[order[found]]
     is_it = (host.start_ns[found] == launch_ns) & (host.correlation[found] == correlation) & (launch_ns != NONE)
     return np.where(is_it, found, NONE)
 

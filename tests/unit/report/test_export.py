@@ -20,7 +20,8 @@ from overlapscope.cli.main import main
 from overlapscope.loaded_run import LoadedRun
 from overlapscope.report.perfetto.events import MOST_TRACKS, EventWriter, Slices, nested
 from overlapscope.report.perfetto.export import ExportSelection, PerfettoTrace
-from overlapscope.timeline.columns import COMM, NONE, OPERATION, RUNTIME, Telemetry, make
+from overlapscope.report.perfetto.tracks import launching_calls
+from overlapscope.timeline.columns import COMM, NONE, OPERATION, RUNTIME, HostSpans, Telemetry, make
 from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.run import Run
 from tests.conftest import ROOT, shared_file
@@ -176,6 +177,22 @@ def test_an_arrow_leads_from_each_recorded_launch_to_its_span(source: str) -> No
         assert not expected or all(track.startswith("operations of ") for _, track, _ in read.leaves.values())
     if source.startswith("kineto"):
         assert len(read.arrives) > 100
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(NONE, 4)), max_size=12),
+    st.lists(st.tuples(st.integers(NONE, 5), st.integers(NONE, 5)), max_size=12),
+)
+def test_a_launch_is_found_among_calls_of_one_time(
+    calls: list[tuple[int, int]], launches: list[tuple[int, int]]
+) -> None:
+    columns = {"start_ns": [start for start, _ in calls], "correlation": [number for _, number in calls]}
+    launch, number = np.array(launches, np.int64).reshape(-1, 2).T
+    found = launching_calls(make(HostSpans, len(calls), **columns), number, launch)
+    for row, asked in zip(found.tolist(), launches, strict=True):
+        there = NONE not in asked and asked in calls
+        assert (row != NONE) == there
+        assert not there or calls[row] == asked
 
 
 @pytest.mark.parametrize("source", REAL)
