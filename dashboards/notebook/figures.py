@@ -188,7 +188,9 @@ def _ranks(there: Sequence[int], wanted: Sequence[int] | None) -> tuple[int, ...
     if wanted is None:
         return tuple(there[:FIRST_RANKS])
     missing = [rank for rank in wanted if rank not in set(there)]
-    if missing or not wanted:
+    if not wanted:
+        raise UsageError(f"ranks is empty: name one of {list_some(there)}, or leave it out")
+    if missing:
         raise UsageError(f"rank {list_some(missing)} was not recorded; there are ranks {list_some(there)}")
     if len(wanted) > MAX_RANKS:
         raise UsageError(

@@ -70,4 +70,4 @@ def _memory(rank: DryRank) -> str:
         return ""
     kinds = sorted(rank.at_peak_bytes.items(), key=lambda each: -each[1])
     of = ", ".join(f"{name.replace('_', ' ')} {size(value)}" for name, value in kinds)
-    return f"Memory at the peak: {size(rank.peak_bytes)} ({of})."
+    return f"Memory at the peak: {size(rank.peak_bytes)}{f' ({of})' if of else ''}."

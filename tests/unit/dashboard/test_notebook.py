@@ -166,6 +166,7 @@ def test_rows_of_the_host_and_the_critical_path_are_added_on_demand(run: LoadedR
     [
         ({"step": 99}, "step 99 was not recorded; there are steps 3, 4, 5, 6, 7, 8"),
         ({"ranks": [7]}, "rank 7 was not recorded; there are ranks 0, 1"),
+        ({"ranks": []}, "ranks is empty: name one of 0, 1, or leave it out"),
         ({"step": 4, "window_ms": (0, 1)}, "name a step or a window_ms, not both"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 
 import overlapscope
 from overlapscope.errors import InputError, UsageError
+from overlapscope.report.text import analysis as text
 
 torch = pytest.importorskip("torch", reason="torch is not installed: no step can run")
 
@@ -228,3 +229,8 @@ def test_torch_is_as_it_was_afterwards() -> None:
             overlapscope.dryrun(build, world_size=4)
     assert state() == before
     assert not distributed.is_initialized()
+
+
+def test_a_step_that_holds_no_memory_names_none() -> None:
+    run = overlapscope.dryrun(lambda _: lambda: None, world_size=1)
+    assert "Memory at the peak: 0 B." in text.render(run.analysis())
