@@ -187,16 +187,23 @@ class LoadedRun:
         """Return the overview as HTML for notebooks, and what `overlapscope analyze` prints for terminals."""
         from overlapscope.report.text import analysis as text  # noqa: PLC0415 - not needed for reading
 
+        shown = self._repr_html_()
         try:
-            return {"text/html": self._repr_html_(), "text/plain": text.render(self.analysis())}
+            return ({} if shown is None else {"text/html": shown}) | {"text/plain": text.render(self.analysis())}
         except OverlapScopeError as error:
             return {"text/plain": f"{self!r}\n{error}"}
 
-    def _repr_html_(self) -> str:
-        """Return the overview for a cell of a notebook; raises InputError where host spans cannot be read any more."""
+    def _repr_html_(self) -> str | None:
+        """Return the overview for a cell of a notebook; None where host spans cannot be read any more.
+
+        IPython asks for it even where the bundle has none, and would print a traceback.
+        """
         from overlapscope_dashboards.notebook.overview import overview_html  # noqa: PLC0415 - as above
 
-        return overview_html(self.analysis())
+        try:
+            return overview_html(self.analysis())
+        except OverlapScopeError:
+            return None
 
     def compare(self, candidate: "LoadedRun") -> Comparison:
         """Compare with another run, this one being the base: the value that `overlapscope compare --json` prints."""

@@ -16,6 +16,7 @@ import overlapscope
 from overlapscope import InputError, UsageError
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.result import Analysis
 from overlapscope.loaded_run import LoadedRun
 from overlapscope.report.formats import json as documents
 from overlapscope.report.formatting import ms, percent
@@ -63,7 +64,7 @@ def bars(figure: go.Figure, *names: str) -> list[tuple[int, int, int]]:
 
 
 def test_the_overview_has_the_figures_of_analyze_to_the_digit(run: LoadedRun) -> None:
-    shown, head = run._repr_html_(), json.loads(documents.render(run.analysis()))["headline"]
+    shown, head = run._repr_html_() or "", json.loads(documents.render(run.analysis()))["headline"]
     printed = text.render(run.analysis())
     lead = unescape(re.findall(r'<p class="lead">([^<]*)</p>', shown)[0])
     assert lead in " ".join(printed.split())
@@ -78,7 +79,7 @@ def test_the_overview_has_the_figures_of_analyze_to_the_digit(run: LoadedRun) ->
 
 
 def test_the_bar_is_to_scale(run: LoadedRun) -> None:
-    shown = run._repr_html_()
+    shown = run._repr_html_() or ""
     drawn = re.findall(r'<span style="width:([\d.]+)%;[^"]*" title="[^"]*: ([\d.,]+) ms">', shown)
     table = rows(shown)
     step_ms = max(float(table.pop("step")[0]), sum(float(taken) for taken, _ in table.values()))
@@ -106,8 +107,20 @@ def test_the_protocol_of_ipython(run: LoadedRun) -> None:
     assert bundle["text/plain"] == text.render(run.analysis())
 
 
+def test_a_run_that_cannot_be_read_any_more_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = overlapscope.load(ROOT / "traces" / "regressed")
+
+    def gone() -> Analysis:
+        raise InputError("host.parquet has changed since the run was opened")
+
+    monkeypatch.setattr(run, "analysis", gone)
+    assert run._repr_html_() is None, "IPython shows a traceback where this raises"
+    plain = "<overlapscope run: ranks [0, 1] of 2>\nhost.parquet has changed since the run was opened"
+    assert run._repr_mimebundle_() == {"text/plain": plain}
+
+
 def test_a_run_without_times_is_shown_as_analyze_prints_it(without_times: LoadedRun) -> None:
-    shown = without_times._repr_html_()
+    shown = without_times._repr_html_() or ""
     assert unescape(re.findall(r"<pre>(.*?)</pre>", shown, re.DOTALL)[0]) == text.render(without_times.analysis())
     for draw in (without_times.timeline, without_times.waterfall):
         with pytest.raises(InputError, match="no") as refused:
