@@ -21,7 +21,8 @@ from overlapscope.report.sheet.document import Document, comparison_of
 from overlapscope.report.text.compare import METRIC_LABELS
 
 PREFIX: Final = "overlapscope_"
-HEADLINES: Final = ("step_ns", "exposed_comm_ns", "exposed_wait_ns", "overlapped_ns", "idle_ns")
+HEADLINES: Final = ("step_ns", "exposed_comm_ns", "exposed_wait_ns", "overlapped_ns", "idle_ns", "exposed_fraction",
+                    "overlap_efficiency")  # fmt: skip
 """Main figures of a job; its ranks have figures of their own."""
 Labels = tuple[tuple[str, str], ...]
 

@@ -96,6 +96,17 @@ def test_no_panel_lies_on_another(dashboard: dict[str, Any]) -> None:
 
 def test_seconds_are_shown_as_seconds_and_shares_as_shares(dashboard: dict[str, Any]) -> None:
     for panel in dashboard["panels"]:
-        is_share = " / " in panel["targets"][0]["expr"]
+        is_share = "_ratio" in panel["targets"][0]["expr"]
         assert (panel["fieldConfig"]["defaults"]["unit"] == "percentunit") == is_share
         assert is_share or all("_seconds" in each["expr"] for each in panel["targets"])
+
+
+def test_the_exposed_share_is_that_of_analyze(dashboard: dict[str, Any]) -> None:
+    """A median of shares: what the medians of two times would give is another figure."""
+    head = overlapscope.load(ROOT / "traces" / "regressed").analysis()
+    text = openmetrics.render(head)
+    values = {each.name: each.value for family in text_string_to_metric_families(text) for each in family.samples}
+    (panel,) = (each for each in dashboard["panels"] if each["title"] == "Exposed share of a step")
+    (asked,) = (each["expr"].removesuffix('{run=~"$run"}') for each in panel["targets"])
+    assert values[asked] == head.headline.exposed_fraction
+    assert values["overlapscope_job_overlap_efficiency_ratio"] == head.headline.overlap_efficiency
