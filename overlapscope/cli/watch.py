@@ -4,12 +4,14 @@ In a terminal one screen is drawn again and again (by rich); elsewhere each chan
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
+from stat import S_ISDIR
 from typing import TYPE_CHECKING, Final
 
 from overlapscope.cli.arguments import read_options, with_stated
@@ -89,7 +91,7 @@ def _analyses(args: argparse.Namespace) -> "Iterator[tuple[Analysis | str | None
         try:
             run = read_inputs(args.inputs, read_options(args), workers=args.workers)
             found: Analysis | str = with_stated("analyze", analyze_with_advice(run), args)
-        except InputError as error:
+        except (InputError, OSError) as error:  # OSError: files go while a run is replaced
             found = f"waiting: {error}"
         yield found, time.monotonic() - began
 
@@ -98,12 +100,13 @@ def _files(paths: list[Path]) -> Files:
     """Return name, size and time of change of every file below the paths; one that goes meanwhile is left out."""
     found = []
     for path in paths:
-        for each in sorted([path, *path.rglob("*")]) if path.is_dir() else [path]:
+        below = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+        for each in sorted([path, *below]):
             try:
                 state = each.stat()
             except OSError:
                 continue
-            if not each.is_dir() and not each.name.startswith("."):
+            if not S_ISDIR(state.st_mode) and not each.name.startswith("."):
                 found.append((str(each), state.st_size, state.st_mtime_ns))
     return tuple(found)
 

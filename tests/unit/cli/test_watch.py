@@ -163,3 +163,18 @@ def test_that_something_could_not_be_read_is_shown(tmp_path: Path) -> None:
     assert watch._sentence(analysis).endswith("(1 warning while reading: see overlapscope analyze)")
     Console(file=(page := StringIO()), width=120, color_system=None).print(watch._drawn([place], analysis))
     assert "(1 warning while reading: see overlapscope analyze)" in page.getvalue()
+
+
+def test_a_folder_that_goes_while_it_is_looked_at_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kept").touch()
+    (tmp_path / "gone").mkdir()
+    look = os.scandir
+
+    def scandir(path: Any = ".") -> Any:
+        if os.fspath(path) == str(tmp_path / "gone"):
+            os.rmdir(path)
+        return look(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", scandir)
+        assert [name for name, _, _ in watch._files([tmp_path])] == [str(tmp_path / "kept")]
