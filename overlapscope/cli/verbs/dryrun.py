@@ -110,7 +110,7 @@ def _ranks(given: list[str]) -> list[int]:
 
 def _mesh(given: str | None) -> dict[str, int]:
     pairs = [word.partition("=") for word in given.split(",")] if given is not None else []
-    if not all(name.isidentifier() and size.isdecimal() and len(size) < 8 for name, _, size in pairs):
+    if not all(name.isidentifier() and size.isdecimal() and len(size) < 8 and int(size) for name, _, size in pairs):
         raise UsageError(f"--mesh must be names and sizes, such as dp=128,tp=8, not {given!r}")
     mesh = {name: int(size) for name, _, size in pairs}
     if len(mesh) < len(pairs):
