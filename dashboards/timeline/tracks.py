@@ -139,9 +139,14 @@ def _names(timeline: RankTimeline, codes: Codes) -> Words:
     return lambda at: [names[code] if code >= 0 else "unnamed" for code in codes[at].tolist()]
 
 
-def launching_call(host: HostTracks, correlation: int) -> int | None:
-    """Return the row in `calls` that launched the span with this correlation; None without a record."""
-    found = np.flatnonzero(host.calls.correlation == correlation) if correlation != NONE else np.empty(0, np.int64)
+def launching_call(host: HostTracks, correlation: int, launch_ns: int) -> int | None:
+    """Return the row in `calls` that launched a span at `launch_ns`, of the rank's own clock; None without a record.
+
+    Each recording of a rank counts correlations anew: the number alone may be that of a call of another one.
+    """
+    if NONE in (correlation, launch_ns):
+        return None
+    found = np.flatnonzero((host.calls.correlation == correlation) & (host.calls.start_ns == launch_ns))
     return int(found[0]) if found.size else None
 
 

@@ -202,7 +202,7 @@ def _launch(source: TimelineSource, rank: int, row: int) -> tuple[list[str], lis
     """Return a phrase on the call that launched a span, and both ends of the arrow; nothing without a record."""
     timeline, host = source.tables(rank), source.host(rank)
     spans, calls = timeline.spans, host.calls
-    call = launching_call(host, int(spans.correlation[row]))
+    call = launching_call(host, int(spans.correlation[row]), int(spans.launch_ns[row]))
     if call is None:
         return [], []
     begun, start = source.aligned(rank, np.array([calls.start_ns[call], spans.start_ns[row]])).tolist()

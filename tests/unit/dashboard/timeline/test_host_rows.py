@@ -8,7 +8,7 @@ import pytest
 
 from overlapscope.analysis.graph.step_paths import follow_paths
 from overlapscope.analysis.per_rank.steps import step_windows
-from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, PYTHON, RUNTIME
+from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, PYTHON, RUNTIME, HostSpans, make
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import NotFound, Site, run_address
 from overlapscope_dashboards.timeline import bars, view
@@ -17,7 +17,7 @@ from overlapscope_dashboards.timeline.figure import draw
 from overlapscope_dashboards.timeline.lane_rows import NO_RANK, lower_rows
 from overlapscope_dashboards.timeline.query import TimelineQuery, parse_timeline_query
 from overlapscope_dashboards.timeline.source import TimelineSource, source_of
-from overlapscope_dashboards.timeline.tracks import MOST_LEVELS, TRACK_COLOURS, nesting
+from overlapscope_dashboards.timeline.tracks import MOST_LEVELS, TRACK_COLOURS, HostTracks, launching_call, nesting
 from tests.conftest import shared_file
 from tests.support.axe import axe_script
 from tests.support.browser import watched
@@ -233,3 +233,9 @@ def test_a_chain_of_a_real_job_leads_through_host_threads_to_another_rank(browse
     assert page.evaluate("axe.run().then(r => r.violations.map(v => [v.id, v.nodes[0].html]))") == []
     assert blocking_chain(Site([folder]).run(run), "4@115000000").on_threads
     assert seen == []
+
+
+def test_a_launch_is_that_of_the_span_s_own_recording() -> None:
+    calls = make(HostSpans, 2, start_ns=[10, 5_000], end_ns=[12, 5_002], correlation=[7, 7], kind=RUNTIME)
+    host = HostTracks(tracks=(), calls=calls, frames=make(HostSpans, 0), left_out=0)
+    assert [launching_call(host, 7, launch) for launch in (10, 5_000, 11, NONE)] == [0, 1, None, None]
