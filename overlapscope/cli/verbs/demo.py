@@ -103,7 +103,10 @@ def train_and_record(run: Path, *arguments: str) -> None:
     process fails or does not end in time.
     """
     if find_spec("torch") is None:
-        raise UsageError("the demo trains with torch, which is not installed: pip install 'overlapscope[torch]'")
+        raise UsageError(
+            "the demo trains with torch, which is not installed: pip install 'overlapscope[torch]', or take "
+            "`overlapscope demo --public`, which needs none"
+        )
     with tempfile.TemporaryDirectory(prefix="overlapscope-demo-") as folder:
         _run(["overlapscope.cli.demo_training", str(run), str(Path(folder) / "store"), str(WORLD_SIZE)], arguments)
 

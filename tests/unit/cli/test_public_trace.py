@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from overlapscope.cli import public_trace
 from overlapscope.cli.main import main
 from overlapscope.cli.public_trace import MEGATRON_TP8, PublicTrace, PublishedFile
+from overlapscope.cli.verbs import demo
 from tests.conftest import ROOT, shared_file
 from tests.integration.test_docs import not_printed
 
@@ -160,3 +161,13 @@ def test_a_folder_that_cannot_be_written_is_named(
         assert main(["demo", "--public", "-o", str(place)]) == 3
     *_, line = capsys.readouterr().err.splitlines()
     assert line == f"overlapscope demo: {place}: cannot be written: Not a directory"
+
+
+def test_without_torch_the_demo_names_the_one_that_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda _: None)
+    assert main(["demo", "-o", str(tmp_path / "run")]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.endswith("pip install 'overlapscope[torch]', or take `overlapscope demo --public`, which needs none")
+    assert not (tmp_path / "run").exists()
