@@ -6,7 +6,8 @@ Where a tracker reports about itself to its makers by default, that is off unles
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Final
+from importlib import import_module
+from typing import Any, Final
 
 from overlapscope.analysis.job_step.headline import PARTS
 from overlapscope.analysis.result import Analysis
@@ -58,7 +59,7 @@ def to_wandb(analysis: Analysis, name: str, place: str | None) -> str:
     """Log to the wandb run of this process, else to a new one in the folder `place`, offline unless WANDB_MODE says
     otherwise; return where it is."""
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    import wandb  # noqa: PLC0415 - an extra
+    wandb = _installed("wandb")
 
     if place is not None:
         os.makedirs(place, exist_ok=True)
@@ -82,7 +83,7 @@ def to_mlflow(analysis: Analysis, name: str, place: str | None) -> str:
     """Log to the MLflow run of this process, else to a new one at the tracking URI `place` (default: MLflow's own, by
     MLFLOW_TRACKING_URI); return where it is."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    import mlflow  # noqa: PLC0415 - an extra
+    mlflow = _installed("mlflow")
 
     impatient = MLFLOW_RETRIES not in os.environ  # by default a server that is not there is asked for minutes
     if impatient:
@@ -132,6 +133,14 @@ def log(analysis: Analysis, name: str, to: str) -> str:
         if missing.name is None or missing.name.partition(".")[0] != tracker:
             raise
         raise UsageError(f"{tracker} is not installed: pip install {tracker}") from missing
+
+
+def _installed(name: str) -> Any:
+    """Return a module; raise ModuleNotFoundError where its name is only a folder's, as wandb leaves one of its name."""
+    module = import_module(name)
+    if getattr(module, "__file__", None) is None:
+        raise ModuleNotFoundError(name=name)
+    return module
 
 
 def _in_ms(values: Mapping[str, int | None]) -> dict[str, float]:

@@ -18,7 +18,7 @@ import pytest
 import overlapscope
 from overlapscope.analysis.result import Analysis
 from overlapscope.cli.main import main
-from overlapscope.errors import InputError
+from overlapscope.errors import InputError, UsageError
 from overlapscope.loaded_run import LoadedRun
 from overlapscope.report.trackers import TRACKERS, log, steps, totals
 from overlapscope.timeline.run import Run
@@ -35,7 +35,8 @@ def analysis() -> Analysis:
 
 
 def needs(package: str) -> None:
-    if find_spec(package) is None:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:  # a folder that the tracker left here
         pytest.skip(f"{package} is not installed: run `make test-extras`")
 
 
@@ -234,7 +235,7 @@ def test_an_mlflow_run_that_is_refused_halfway_is_ended(analysis: Analysis, monk
 
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(
-        active_run=lambda: None, start_run=start_run, log_metrics=refuse, end_run=ended.append,
+        __file__="mlflow.py", active_run=lambda: None, start_run=start_run, log_metrics=refuse, end_run=ended.append,
         exceptions=SimpleNamespace(MlflowException=RefusalError),
     ))  # fmt: skip
     with pytest.raises(InputError, match="mlflow: no"):
@@ -256,3 +257,16 @@ def test_what_wandb_is_set_to_is_said(
     assert main(["report", str(RUN), "--to", f"wandb={tmp_path}"]) == code
     printed = capsys.readouterr()
     assert said in (printed.out if code == 0 else printed.err)
+
+
+def test_a_folder_of_the_name_of_a_tracker_is_not_the_tracker(
+    analysis: Analysis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("wandb", "mlflow", "tensorboard"):
+        (tmp_path / name).mkdir()
+        for each in [each for each in sys.modules if each.partition(".")[0] == name]:
+            monkeypatch.delitem(sys.modules, each)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    for name in ("wandb", "mlflow", "tensorboard"):
+        with pytest.raises(UsageError, match=f"{name} is not installed: pip install {name}"):
+            log(analysis, "run", name)
