@@ -339,16 +339,16 @@
   }
 
   // Details of a span follow it; those of a cell are of another time once the window moved.
-  let told = null, drawnAt = "";
+  let shownFacts = null, drawnAt = "";
 
   function restate() {
     const now = JSON.stringify([view.t0, view.t1, view.ranks, view.mode, view.show]), moved = now !== drawnAt;
     drawnAt = now;
-    if (!told || (told.key && latest.rows.some((each) => each[0] === Number(told.key.split(":")[0])))) {
-      if (told) point(told);
+    if (!shownFacts || (shownFacts.key && latest.rows.some((each) => each[0] === Number(shownFacts.key.split(":")[0])))) {
+      if (shownFacts) point(shownFacts);
       return;
     }
-    if (!told.key && !moved) return;
+    if (!shownFacts.key && !moved) return;
     pinned = false;
     over = null;
     point(null);
@@ -453,7 +453,7 @@
   }
 
   function explain() {
-    if (told && told.key) follow(told.key);
+    if (shownFacts && shownFacts.key) follow(shownFacts.key);
   }
 
   const DOES = {
@@ -529,7 +529,7 @@
 
   function point(data) {
     const own = (pointing += 1);
-    told = data;
+    shownFacts = data;
     if (!data) near = null;
     const values = query(view);
     Object.entries(data || {}).forEach(([name, value]) => values.set(name, value));
@@ -639,7 +639,7 @@
     picked = given.has("ranks");
     marks = [];
     launch = [];
-    told = null;
+    shownFacts = null;
     near = null;
     drawnAt = "";
     view = null;

@@ -76,9 +76,9 @@ def _answers(opened: OpenRun, analysis: Analysis) -> Component:
         ("What happened", view.happened(analysis), priced if is_dry else []),
         ("Why", view.why(analysis), _warnings(opened, analysis)),
     )
-    told = [(title, [_sentence(opened, each, "") for each in own], more) for title, own, more in said if own or more]
-    wide = WIDTHS[len(told) + 1]
-    cards = [card(title, [*sentences, *more], wide=wide) for title, sentences, more in told]
+    parts = [(title, [_sentence(opened, each, "") for each in own], more) for title, own, more in said if own or more]
+    wide = WIDTHS[len(parts) + 1]
+    cards = [card(title, [*sentences, *more], wide=wide) for title, sentences, more in parts]
     return html.Div([*cards, _advice_card(wide)], className="grid three")
 
 

@@ -109,7 +109,7 @@ def _check(build: Build, world_size: int, ranks: Sequence[int]) -> None:
 
 def _check_mesh(mesh: Mapping[str, int] | None, world_size: int) -> None:
     for name, size in (mesh or {}).items():
-        if not name.isidentifier() or isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        if not str(name).isidentifier() or isinstance(size, bool) or not isinstance(size, int) or size < 1:
             must = f"must be names of dimensions with their sizes, such as dp=128,tp=8, not {name}={size}"
             raise UsageError(f"mesh {must}", in_shell=f"--mesh {must}")
     if mesh and math.prod(mesh.values()) != world_size:
