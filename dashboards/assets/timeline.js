@@ -9,10 +9,12 @@
   const STATE = ["t0", "t1", "ranks", "mode", "q", "show", "chain"];
   const STILL = 4;  // pixels that a click may move
   const BESIDE = 270;  // pixels of the page beside the time axis, until it is drawn
+  const WIDER = 40;  // pixels by which the plot may differ from the width that its picture was requested for
   const WHEEL_LINE = 16;  // pixels of a wheel that counts lines
   let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, marks = [];
   let perfettoUrl = null, rasters = [], over = null, pressed = null, serial = 0, first = null;
   let asked = 0, busy = false, again = false, latest = null, hovered = null, chaining = 0, launch = [], near = null, seeking = false;
+  let requested = 0;  // the width that the last picture was requested for
   const chains = () => window.overlapscopeChain, minimap = () => window.overlapscopeMinimap;
 
   const page = () => location.pathname.replace(/\/+$/, "");
@@ -96,6 +98,7 @@
       return;
     }
     again = false;
+    requested = width();
     begin(fetched("view", query(view)));
   }
 
@@ -260,6 +263,7 @@
       if (seeking && found.number) go("next");
       seeking = false;
       place.dataset.drawn = serial += 1;
+      if (Math.abs(width() - requested) > WIDER) send();
     });
   }
 
@@ -362,9 +366,9 @@
     ask({ ranks: words });
   }
 
-  // The plot has another width once the panel comes or goes.
+  // The plot has another width once the panel comes or goes: it is drawn at once, then requested for that width.
   function fitted() {
-    if (graph() && latest) draw(latest).then(send);
+    if (graph() && latest) draw(latest);
   }
 
   function modes() {
@@ -624,7 +628,8 @@
   function early() {
     if (!/^\/runs\/[^/]+\/timeline$/.test(page())) return;
     const asked = new URLSearchParams(location.search);
-    asked.set("width", width());
+    requested = width();
+    asked.set("width", requested);
     first = { address: location.pathname + location.search, answer: fetch(page() + "/view?" + asked) };
     first.answer.catch(() => null);
   }
@@ -650,6 +655,7 @@
     describe(document.getElementById("timeline-pointed"), NOTHING);
     const own = first && first.address === location.pathname + location.search ? first.answer : null;
     first = null;
+    if (!own) requested = width();
     const ready = own || Promise.resolve({ status: 202 });
     begin(ready.then((answer) => (answer.status === 202 ? fetched("view", query(there)) : answer)));
   }

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
+from overlapscope.analysis.common.cause_table import WAITS_FOR_ANOTHER_RANK
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.telemetry import readings
 from overlapscope.report.formatting import EXPLAIN
@@ -14,6 +15,7 @@ from overlapscope.report.palette import SEQUENCE
 from overlapscope_dashboards.parts import card, empty, figure_card, key_figures, next_command, notes, table
 from overlapscope_dashboards.parts.charts import DASHES
 from overlapscope_dashboards.parts.panels import height, panels
+from overlapscope_dashboards.parts.text import evidence
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import NotFound, Site, parse_query, run_address
 from overlapscope_dashboards.theme import COLOURS, figure, plain
@@ -48,7 +50,7 @@ def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
         raise NotFound(f"This run has no rank {', '.join(unknown)}.", there[:64])
     figures = view.key_figures(analysis)
     return [
-        html.Div(_lead(analysis), className="intro"),
+        html.Div(_lead(opened), className="intro"),
         *([key_figures(figures)] if figures else []),
         html.Div([*_late(analysis), _bars(analysis), _telemetry(opened, chosen), *_clocks(analysis),
                   *_matching(analysis)], className="grid"),
@@ -76,8 +78,13 @@ def register(app: Dash, site: Site) -> None:
         return f"?{urlencode({'ranks': requested}, safe=',')}" if requested else ""
 
 
-def _lead(analysis: Analysis) -> list[Component]:
-    return [html.P(view.lead(analysis), className="lead")]
+def _lead(opened: OpenRun) -> list[Component]:
+    """Return who is late, and a link to the longest wait for another rank where there is one."""
+    causes = opened.analysis.headline.causes
+    place = run_address(opened.id, "timeline", {"chain": "longest-waiting"})
+    waited = any(causes.get(cause) for cause in WAITS_FOR_ANOTHER_RANK)
+    proof = [evidence("the longest single wait", place, "on the timeline")] if waited else []
+    return [html.P([view.lead(opened.analysis), *proof], className="lead")]
 
 
 def _late(analysis: Analysis) -> list[Component]:
@@ -101,7 +108,8 @@ def _bars(analysis: Analysis) -> Component:
         wide = bars.width
         if any(each is not None for each in bars.values_ms):
             shown.append((title, [_bar(bars, colour)]))
-    words = "Over the whole recording, matched collectives only." + (
+    waits = any(each.wait_ns is not None for each in found)
+    words = f"Over the whole recording{', matched collectives only' if waits else ''}." + (
         f" Each bar is the maximum of {wide} neighbouring ranks." if wide > 1 else ""
     )
     cells = view.table_rows(found[:MAX_ROWS])

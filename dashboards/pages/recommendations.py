@@ -30,11 +30,12 @@ def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
     cards = view.shown(found, view.current_step(opened.analysis))
     outcomes, problem = _outcomes(opened)
     first = [_show(opened, each) for each in cards[:1]]
+    last = ", changes of numerics last" if any(each.changes_numerics for each in found) else ""
     return [
         html.Div(
             [
                 html.P([*with_times(view.lead(found)), *first], className="lead"),
-                *([html.P("Largest loss first; all bars have one scale.", className="note")] if cards else []),
+                *([html.P(f"Largest loss first{last}; all bars have one scale.", className="note")] if cards else []),
             ],
             className="intro",
         ),

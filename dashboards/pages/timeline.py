@@ -132,15 +132,15 @@ def _controls(opened: OpenRun, state: Mapping[str, Any], ranks: int) -> Componen
                                     autoComplete="off")],
                 title=f"Ranks whose streams and threads are shown, at most 16 of {ranks}: 0-3,6",
             ),
-            html.Label(
-                ["Find", dcc.Input(id="timeline-text", value=state["q"], debounce=True, type="text",
-                                   placeholder="name of a kernel", autoComplete="off")],
-                className="tl-find",
-            ),
             html.Div(
-                [button("↑", "previous", "Previous hit"), button("↓", "next", "Next hit"),
+                [html.Label(
+                    ["Find", dcc.Input(id="timeline-text", value=state["q"], debounce=True, type="text",
+                                       placeholder="name of a kernel", autoComplete="off")],
+                    className="tl-find",
+                 ),
+                 button("↑", "previous", "Previous hit"), button("↓", "next", "Next hit"),
                  html.Span("", id="timeline-hits", className="tl-hits", role="status")],
-                className="tl-group", role="group", **aria(label="Search hits"),
+                className="tl-group", role="group", **aria(label="Search"),
             ),
             html.Button("Open in Perfetto", id="timeline-open", type="button", hidden=True,
                         **_data(timeline="perfetto")),

@@ -7,7 +7,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from overlapscope_dashboards.parts.quantities import Figure, time, with_times
-from overlapscope_dashboards.parts.text import aria
+from overlapscope_dashboards.parts.text import aria, with_code
 from overlapscope_dashboards.theme import CONFIG
 
 Children = Component | Sequence[Component]
@@ -67,8 +67,9 @@ def key_figures(figures: Sequence[Figure]) -> Component:
 
 
 def notes(lines: Sequence[str | list[Any]], *, warning: bool = False) -> Component:
-    """Return a list of short remarks, each text or children."""
-    return html.Ul([html.Li(each) for each in lines], className="notes warning" if warning else "notes")
+    """Return a list of short remarks, each text or children; `commands` in text are shown as code."""
+    items = [html.Li(with_code(each) if isinstance(each, str) else each) for each in lines]
+    return html.Ul(items, className="notes warning" if warning else "notes")
 
 
 def empty(words: str, then: Children = ()) -> Component:

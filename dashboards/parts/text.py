@@ -25,6 +25,14 @@ def code(text: str, *, label: str) -> Component:
     )
 
 
+def with_code(text: str) -> str | list[Component | str]:
+    """Return text as children of a component: what stands in a pair of backticks is code."""
+    parts = text.split("`")
+    if len(parts) < 3 or len(parts) % 2 == 0:
+        return text
+    return [html.Code(each) if at % 2 else each for at, each in enumerate(parts)]
+
+
 def copy_link() -> Component:
     """Return a button that copies the address of the page, which is its whole state."""
     return html.Button("Copy link", type="button", className="copy-link", **aria(live="polite"))

@@ -85,6 +85,7 @@ def _view(site: Site, opened: OpenRun, given: Mapping[str, str]) -> bytes:
     now = parse_timeline_query(given, source.whole, source.ranks)
     shown = view.show(source, now, _width(given), at=_at(given))
     state = state_of(now)
+    of_recorded = ", % of recorded time" if any(each.state == "unrecorded" for each in shown.amounts) else ""
     head = {
         **asdict_but_cells(shown),
         "state": state,
@@ -96,7 +97,7 @@ def _view(site: Site, opened: OpenRun, given: Mapping[str, str]) -> bytes:
              "share": "" if each.share is None else percent(each.share)}
             for each in shown.amounts
         ],
-        "mean_of": f"mean of {count(shown.ranks, 'rank')}",
+        "mean_of": f"mean of {count(shown.ranks, 'rank')}{of_recorded}",
         "take": run_address(opened.id, "timeline") + perfetto.tail(state),
         "perfetto": site.perfetto_url,
         "minimap": {

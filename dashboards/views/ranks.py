@@ -142,7 +142,7 @@ def key_figures(analysis: Analysis) -> list[Figure]:
     return [
         ("Ranks", f"{len(analysis.ranks)} {of_world}", (missing or complete,)),
         ("Wait time", percent(waited / spent if spent else None), ("of ", Time(spent), " in matched collectives")),
-        ("Longest wait", Time(longest.wait_ns), (f"rank {longest.rank}, whole recording",)),
+        ("Most wait time", Time(longest.wait_ns), (f"rank {longest.rank}, whole recording",)),
         ("Most wait caused", Time(latest.blame_ns),
          (f"rank {latest.rank}, arrived last {count(latest.times_last, 'time')}",)),
     ]  # fmt: skip

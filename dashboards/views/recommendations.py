@@ -170,7 +170,8 @@ def _shown(each: Recommendation, current: CurrentStep) -> ShownAdvice:
     words = gain_words(each)
     if gain is not None and gain.whole_ns:
         saved_ns = gain.high_ns if gain.gain_ns is None else gain.gain_ns
-        words = (*words, f" ({percent(saved_ns / gain.whole_ns)})")
+        share = percent(saved_ns / gain.whole_ns).replace(" ", "\N{NO-BREAK SPACE}")
+        words = (*words, f" ({share})")
     return ShownAdvice(
         id=each.id,
         title=each.title,

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from overlapscope.advice.advise import advise
 from overlapscope.cli.verbs.explain import pages as documented
 from overlapscope.report.formatting import ms
+from overlapscope_dashboards.pages import recommendations
 from overlapscope_dashboards.parts.bars import BarRow, Segment, bar_table, stacked_bar
 from overlapscope_dashboards.parts.quantities import Time, exact_text, rounded_ms, time, with_times
-from overlapscope_dashboards.parts.text import documentation
+from overlapscope_dashboards.parts.text import documentation, with_code
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import Site
 from overlapscope_dashboards.timeline.blocking_chain import MOST_ROWS, blocking_chain, chain_picture
@@ -149,3 +150,16 @@ def test_no_first_recommendation_changes_numerics(advised: OpenRun) -> None:
     found, _ = advise(advised.run, advised.analysis, advised.cross_rank)
     assert found
     assert not found[0].changes_numerics
+    note = str(recommendations.layout(advised, {})[0])
+    assert ("changes of numerics last" in note) == any(each.changes_numerics for each in found)
+
+
+@pytest.mark.parametrize(
+    ("words", "coded"),
+    [("record it with `a(b)`, then `c`", ["a(b)", "c"]), ("no command", []), ("one ` alone", []), ("`a` and `b", [])],
+)
+def test_commands_in_backticks_are_shown_as_code(words: str, coded: list[str]) -> None:
+    shown = with_code(words)
+    parts = [shown] if isinstance(shown, str) else shown
+    assert [each.children for each in parts if not isinstance(each, str)] == coded
+    assert "".join(each if isinstance(each, str) else f"`{each.children}`" for each in parts) == words

@@ -1,5 +1,7 @@
 """The ranks page, without a browser."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import Site, run_address
 from overlapscope_dashboards.server import router
 from overlapscope_dashboards.views import ranks as view
-from tests.support.dashboard_runs import ids, words
+from tests.support.dashboard_runs import copy_run, ids, words
 
 
 def _page(site: Site, **query: str) -> Any:
@@ -27,6 +29,18 @@ def test_the_page_says_who_waited_and_that_nobody_is_to_blame(site: Site) -> Non
     assert "72.262" in said
     assert "24 collectives matched across ranks." in said
     assert "Not recorded for these ranks: power, clock, utilisation" in said
+    assert "Over the whole recording, matched collectives only." in said
+    assert "chain=longest-waiting" in str(_page(site).content)
+
+
+def test_one_rank_has_no_wait_to_show(tmp_path: Path) -> None:
+    one = copy_run(tmp_path / "one")
+    shutil.rmtree(one / "rank_00001")
+    site = Site([tmp_path])
+    shown = router.show(site, run_address(ids(site)["one"], "ranks"), {})
+    assert "Only one rank was recorded" in words(shown.content)
+    assert "matched collectives" not in words(shown.content)
+    assert "chain=longest-waiting" not in str(shown.content)
 
 
 def test_a_rank_that_does_not_exist_is_reported(site: Site) -> None:

@@ -240,10 +240,16 @@ def test_a_click_on_exposed_time_shows_its_chain_which_the_address_keeps(browser
     steps = page.locator(".tl-step").all_text_contents()
     assert any("late rank" in each for each in steps)
     assert any("recorded" in each for each in steps)
+    widths: list[float] = []
+    page.on("request", lambda each: widths.extend(float(one) for one in parse_qs(each.url).get("width", [])))
     page.reload()
     page.wait_for_selector("#timeline-figure[data-drawn]", state="attached")
     chain_stands(page)
     assert page.locator(".tl-step").all_text_contents() == steps
+    # The panel takes width from the plot, whose labels are those that fit what is left.
+    page.wait_for_load_state("networkidle")
+    left = page.locator("#timeline-figure .nsewdrag").first.bounding_box()["width"]
+    assert widths[-1] == pytest.approx(left, abs=40)
     page.locator(".tl-chain h2").click()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")

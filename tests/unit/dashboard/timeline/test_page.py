@@ -258,6 +258,7 @@ def test_an_answer_holds_the_view_and_its_cells_and_says_what_is_not_there(
     assert result["note"] == shown.note
     assert result["twin"] == shown.twin
     assert [each["state"] for each in result["amounts"]] == [each.state for each in shown.amounts]
+    assert ("recorded time" in result["mean_of"]) == ("unrecorded" in {each.state for each in shown.amounts})
     for wrong, words in (("ranks=77", "No rank"), ("mode=x", "no mode")):
         refused = client.get(f"{address}/view?{wrong}")
         assert refused.status_code == 200
