@@ -176,9 +176,11 @@ def test_from_a_recommendation_to_its_chain_and_to_what_if_with_the_keyboard(vis
 @pytest.mark.parametrize("width", [800, 1280, 1920])
 def test_cards_are_to_scale_and_nothing_is_cut(visit: Visit, width: int) -> None:
     visit.page.set_viewport_size({"width": width, "height": 900})
-    for name in ("overview", "recommendations", "what-if"):
+    for name in ("overview", "recommendations", "what-if", "collectives"):
         visit.go("regressed", name)
         assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+        wider = "[...document.querySelectorAll('.wide')].filter((each) => each.scrollWidth > each.clientWidth).length"
+        assert visit.page.evaluate(wider) == 0, name
         assert visit.page.evaluate(CUT) == [], name
         off = visit.page.evaluate(OFF_SCALE)
         assert all(each <= 1 for each in off), (name, off)
