@@ -4,7 +4,7 @@ import sys
 import sysconfig
 from functools import cache
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import Final
 
 _OWN: Final = str(Path(__file__).parents[1])
@@ -17,7 +17,7 @@ def line_of_caller() -> str | None:
     """Return the line of the user's code that is running, as `file.py:34`; None where there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file = _user_file(frame.f_code)
+        file = _user_file(frame.f_code.co_filename)
         if file is not None:
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
@@ -28,7 +28,7 @@ def line_of_traceback(traceback: TracebackType | None) -> str | None:
     """Return the innermost line of the user's code in a traceback; None where there is none."""
     found = None
     while traceback is not None:
-        file = _user_file(traceback.tb_frame.f_code)
+        file = _user_file(traceback.tb_frame.f_code.co_filename)
         if file is not None:
             found = f"{file}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
@@ -36,9 +36,8 @@ def line_of_traceback(traceback: TracebackType | None) -> str | None:
 
 
 @cache
-def _user_file(code: CodeType) -> str | None:
+def _user_file(name: str) -> str | None:
     """Return the name that a code's file is shown under; None where it is none of the user's."""
-    name = code.co_filename
     if name.startswith("<") or name.startswith(_OWN):
         return None
     path = Path(name)

@@ -243,7 +243,8 @@ def test_a_hypothetical_is_tried_by_the_name_of_its_knob() -> None:
 def test_all_recommendations_stand_with_gain_risk_apply_and_verify(site: Site) -> None:
     said = exact_words(_page(site, "recommendations").content)
     assert "Set bucket_cap_mb=10 (1 to 10 MiB are equally good): saves 10.816 ms a step." in said
-    for each in ("saves 10.816 ms a step (7.7 %)", "changes numerics: compare the loss", "overlapscope compare",
+    for each in ("saves 10.816 ms a step (7.7\N{NO-BREAK SPACE}%)", "changes numerics: compare the loss",
+                 "overlapscope compare",
                  "Predicted by a replay: 6.964 to 14.668 ms with 90 %; from assumptions, varied within their ranges.",
                  "predicted step 129.717 ms; exposed comm 21.407 ms", "Also for DeepSpeed, Horovod",
                  "HOROVOD_FUSION_THRESHOLD=10485760", "Most of these 47.629 ms",
@@ -264,7 +265,7 @@ def _recommendation(**given: Any) -> Recommendation:
 def test_a_bound_is_no_gain_and_memory_has_a_direction() -> None:
     step = advice_view.CurrentStep(step_ns=8e6)
     (bound,) = advice_view.shown([_recommendation(gain_high_ns=2_000_000)], step)
-    assert exact_text(bound.gain_words) == "saves at most 2.000 ms a step (25.0 %)"
+    assert exact_text(bound.gain_words) == "saves at most 2.000 ms a step (25.0\N{NO-BREAK SPACE}%)"
     assert bound.why_words.startswith("A bound, not a prediction")
     assert bound.gain == advice_view.ShownGain(whole_ns=8e6, gain_ns=None, low_ns=0, high_ns=2_000_000)
     tags = [dict.fromkeys(words for words, _ in advice_view.shown([_recommendation(memory_bytes=each)], step)[0].tags)
