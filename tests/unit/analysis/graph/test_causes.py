@@ -11,12 +11,12 @@ from overlapscope.analysis.graph.building import build
 from overlapscope.analysis.graph.building.build import graph_too_large, rank_graph, run_graph
 from overlapscope.analysis.graph.explained import chain_before
 from overlapscope.analysis.graph.exposed import exposed_pieces
-from overlapscope.analysis.graph.idle import DRAINED, IDLE_CAUSES, LAUNCH_BOUND, idle_pieces
+from overlapscope.analysis.graph.idle import BY_CALL, BY_POLL, DRAINED, IDLE_CAUSES, LAUNCH_BOUND, idle_pieces
 from overlapscope.analysis.graph.model import EDGE_KINDS, LAUNCH, Graph
 from overlapscope.analysis.graph.walk import binding_edges, shown_binding
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.report.text.chain import link_words
-from overlapscope.timeline.columns import COMM, COPY, HOST, OPERATION
+from overlapscope.timeline.columns import COMM, COPY, HOST, NONE, OPERATION
 from overlapscope.timeline.intervals import difference, length, union
 from tests.support.graph_programs import (
     START_NS,
@@ -238,6 +238,7 @@ def test_pieces_of_random_programs_cover_idle_time_as_a_plain_walk_does(program:
         pieces = idle_pieces(graph, graph.ranks[0], timeline, binding)
         assert (pieces.end_ns > pieces.start_ns).all()
         assert (pieces.start_ns[1:] >= pieces.end_ns[:-1]).all()
+        assert ((pieces.call != NONE) == np.isin(pieces.blocker, (BY_CALL, BY_POLL))).all()
         spans = timeline.spans
         window_ns = int(spans.end_ns.max() - spans.start_ns.min())
         busy_ns = length(union((spans.start_ns, spans.end_ns)))
