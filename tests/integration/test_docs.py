@@ -50,9 +50,9 @@ def test_every_block_runs(page: Path, tmp_path: Path) -> None:
     missing = find_spec("torch") is None
     printed, left_out = "", False
     for language, text in blocks(page):
-        if language == "python" and "import torch" in text and missing:
+        if missing and needs_torch(text):
             continue
-        if not missing and ("overlapscope dryrun" in text or "def build(device)" in text) and not has_dry_runs():
+        if not missing and is_dry_run(text) and not has_dry_runs():
             left_out = True
             continue
         if language == "python":
@@ -77,10 +77,18 @@ def test_every_block_runs(page: Path, tmp_path: Path) -> None:
         shown = re.findall(r"^```text\n(?!\$)(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
         assert len(shown) > 5
         assert [each for block in shown for each in not_printed(block, printed)] == []
-    if missing and any("import torch" in text for _, text in blocks(page)):
+    if missing and any(needs_torch(text) for _, text in blocks(page)):
         pytest.skip("torch is not installed: the examples that record were left out")
     if left_out:
         pytest.skip("dry runs need a newer torch: their examples were left out")
+
+
+def is_dry_run(text: str) -> bool:
+    return "overlapscope dryrun" in text or "def build(device)" in text
+
+
+def needs_torch(text: str) -> bool:
+    return "import torch" in text or is_dry_run(text)
 
 
 def not_printed(block: str, printed: str) -> list[str]:

@@ -14,12 +14,12 @@ from overlapscope.analysis.result import RecordedSteps
 from overlapscope.report.formatting import ms, percent
 from overlapscope.report.rank_columns import rank_figures
 from overlapscope.report.text.analysis import headline
-from tests.integration.jobs.long_job import FLUSH_SECONDS
 
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 
 from overlapscope.capture.records import StepRecord  # noqa: E402 - behind the check for torch
 from overlapscope.capture.sampling import Sampling  # noqa: E402
+from tests.integration.jobs.long_job import FLUSH_SECONDS  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
 MINUTE_OVER_FLUSH = 2

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 import overlapscope
-from tests.integration.exits.second_profiler import ORDERS
 from tests.support.fork_server import Ended, start
 
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 
 from overlapscope.capture.lifecycle.guard import CaptureWarning  # noqa: E402 - behind the check for torch
+from tests.integration.exits.second_profiler import ORDERS  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
 dist = torch.distributed

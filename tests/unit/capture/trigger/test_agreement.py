@@ -14,6 +14,8 @@ from overlapscope.capture.trigger.agreement import Agreement, Claim, Plan, _OwnS
 from overlapscope.capture.trigger.usual_range import Kind
 from overlapscope.errors import UsageError
 
+pytest.importorskip("torch", reason="torch is not installed: ranks have no store to agree through")
+pytestmark = pytest.mark.torch
 POLL_SECONDS = 0.02
 STEP_SECONDS = 0.001
 
