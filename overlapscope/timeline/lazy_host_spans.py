@@ -5,7 +5,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from overlapscope.timeline.columns import Flags, HostSpans, column_kinds, take
+from overlapscope.timeline.columns import Flags, HostSpans, Ints, column_kinds, take
+
+Times = Sequence[tuple[int, int]]
 
 
 class HostSource(Protocol):
@@ -14,8 +16,8 @@ class HostSource(Protocol):
     def __call__(self) -> HostSpans:
         """Return all of them."""
 
-    def select(self, kinds: Sequence[int], names: Flags | None = None) -> HostSpans:
-        """Return those of some kinds, and of the name codes that are flagged."""
+    def select(self, kinds: Sequence[int], names: Flags | None = None, around: Times | None = None) -> HostSpans:
+        """Return those of some kinds, of the name codes that are flagged, around one of some times."""
 
 
 class LazyHostSpans(HostSpans, frozen=True, kw_only=True, dict=True):
@@ -66,18 +68,24 @@ class MadeOnce:
             self._source = self._source()
         return self._source
 
-    def select(self, kinds: Sequence[int], names: Flags | None = None) -> HostSpans:
+    def select(self, kinds: Sequence[int], names: Flags | None = None, around: Times | None = None) -> HostSpans:
         """Return rows as `select_host_spans` does; the rest is not made for it."""
         source = self._source
-        return select_host_spans(source, kinds, names) if isinstance(source, HostSpans) else source.select(kinds, names)
+        if isinstance(source, HostSpans):
+            return select_host_spans(source, kinds, names, around)
+        return source.select(kinds, names, around)
 
 
-def select_host_spans(host: HostSpans, kinds: Sequence[int], names: Flags | None = None) -> HostSpans:
-    """Return the rows of some kinds, in order; with `names`, only those of the name codes that are flagged."""
+def select_host_spans(
+    host: HostSpans, kinds: Sequence[int], names: Flags | None = None, around: Times | None = None
+) -> HostSpans:
+    """Return the rows of some kinds, in order; with `names`, only those of the name codes that are flagged, and with
+    `around` (begin and end of each) only those in which one of these times lies."""
     if isinstance(host, LazyHostSpans):
         source: HostSource = host.source
-        return source.select(kinds, names)
-    return take(host, chosen_spans(host.kind, host.name, kinds, names))
+        return source.select(kinds, names, around)
+    chosen = chosen_spans(host.kind, host.name, kinds, names)
+    return take(host, chosen if around is None else chosen & lie_around(host.start_ns, host.end_ns, around))
 
 
 def chosen_spans(kind: Any, name: Any, kinds: Sequence[int], names: Flags | None) -> Flags:
@@ -86,3 +94,11 @@ def chosen_spans(kind: Any, name: Any, kinds: Sequence[int], names: Flags | None
     if names is not None and chosen.any():
         chosen &= names[name]
     return chosen
+
+
+def lie_around(start_ns: Ints, end_ns: Ints, times: Times) -> Flags:
+    """Return in which spans one of some times lies."""
+    found = np.zeros(start_ns.size, np.bool_)
+    for begin, end in times:
+        found |= (start_ns <= begin) & (end_ns >= end)
+    return found

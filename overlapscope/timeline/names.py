@@ -1,19 +1,25 @@
 """Name tables: strings stored once and referred to by small integer codes."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 Codes = npt.NDArray[np.int32]
+ROWS_OF_A_NAME: Final = 64
+"""Looking at so many rows takes as long as asking for one name."""
 
 
 def rows_named(codes: Codes, names: Sequence[str], fits: Callable[[str], object]) -> npt.NDArray[np.bool_]:
     """Return for each row whether `fits` accepts its name, False without a name; `fits` is called once per name."""
     answers = np.zeros(len(names) + 1, np.bool_)  # index -1 is the last
-    answers[codes] = True
-    for code in np.flatnonzero(answers[:-1]).tolist():
-        answers[code] = bool(fits(names[code]))
+    if len(names) * ROWS_OF_A_NAME > codes.size:
+        answers[codes] = True
+        for code in np.flatnonzero(answers[:-1]).tolist():
+            answers[code] = bool(fits(names[code]))
+    else:  # to ask for all is quicker than to see which occur
+        answers[:-1] = [bool(fits(name)) for name in names]
     answers[-1] = False
     return answers[codes]
 

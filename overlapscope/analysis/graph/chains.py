@@ -1,6 +1,5 @@
 """What a moment waited for, as a chain that a person can read: the binding edges back from what ran next."""
 
-import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
@@ -30,7 +29,7 @@ from overlapscope.analysis.graph.model import (
     RankPart,
 )
 from overlapscope.analysis.graph.walk import shown_binding
-from overlapscope.timeline.columns import COMM, COMPUTE, HostSpans, Ints
+from overlapscope.timeline.columns import COMM, COMPUTE, Ints
 from overlapscope.timeline.intervals import clip, length, union
 from overlapscope.timeline.run import RankTimeline
 
@@ -78,14 +77,9 @@ def placed_chain(
         return ()
     runs = _edges_back(graph, part.starts().start + int(at[0]), since_ns)
     found = [_link(graph, ranks, each, since_ns, explains_since_ns) for each in islice(runs, most)]
-    marks: Marks = {}
     return tuple(
-        each._replace(link=_said(graph, ranks, each.link, max(since_ns, each.link.start_ns), marks)) for each in found
+        each._replace(link=_said(graph, ranks, each.link, max(since_ns, each.link.start_ns))) for each in found
     )
-
-
-Marks = dict[tuple[int, re.Pattern[str]], HostSpans | None]
-"""Ranges of data loading and garbage collection by rank: to find them, a host's table is looked through once."""
 
 
 def lane_of_node(graph: Graph, node: int) -> tuple[int, int] | None:
@@ -125,7 +119,7 @@ def _part(graph: Graph, rank: int) -> RankPart | None:
     return next((part for part in graph.ranks if part.rank == rank), None)
 
 
-def _said(graph: Graph, ranks: Mapping[int, RankTimeline], link: Link, since_ns: int, found: Marks) -> Link:
+def _said(graph: Graph, ranks: Mapping[int, RankTimeline], link: Link, since_ns: int) -> Link:
     """Return a link of a host with the range of data loading or garbage collection in which most of its time lay."""
     part = _part(graph, link.rank)
     if link.kind != "host" or link.longest_ns < SILENCE_NS or part is None or not part.spans:
@@ -133,9 +127,7 @@ def _said(graph: Graph, ranks: Mapping[int, RankTimeline], link: Link, since_ns:
     timeline = ranks[link.rank]
     shift = int(graph.nodes.time_ns[part.starts().start]) - int(timeline.spans.start_ns[part.span_row[0]])
     for name in (LOADS_DATA, COLLECTS_GARBAGE):
-        if (link.rank, name) not in found:
-            found[link.rank, name] = marked_times(timeline, name)
-        marks = found[link.rank, name]
+        marks = marked_times(graph, timeline, name)
         if marks is None:
             continue
         start, end = marks.start_ns + shift, marks.end_ns + shift

@@ -1,7 +1,6 @@
 """What a rank loses to its own host, of its idle time: by kind and by call, with the chain of the longest piece."""
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import Final, get_args
 
 import numpy as np
@@ -21,9 +20,9 @@ from overlapscope.analysis.graph.idle import (
     IdlePieces,
 )
 from overlapscope.analysis.graph.model import Graph, RankPart
-from overlapscope.timeline.columns import NONE, OPERATION, Flags, HostSpans, Ints, take
+from overlapscope.timeline.columns import NONE, OPERATION, Flags, Ints, take
 from overlapscope.timeline.intervals import union
-from overlapscope.timeline.lazy_host_spans import select_host_spans
+from overlapscope.timeline.lazy_host_spans import lie_around, select_host_spans
 from overlapscope.timeline.names import Codes, rows_named
 from overlapscope.timeline.rows import sum_by, values_in
 from overlapscope.timeline.run import RankTimeline
@@ -40,16 +39,17 @@ NO_NAME: Final = -1
 def host_losses(graph: Graph, part: RankPart, timeline: RankTimeline, idle: IdlePieces) -> tuple[HostLoss, ...]:
     """Return what a rank loses to its host; `idle` are its idle pieces."""
     kind, name = _kinds(graph, part, timeline, idle)
-    operations = cache(lambda: select_host_spans(timeline.host, (OPERATION,)))
-    found = []
+    lost_to = []
     for each in values_in(kind[kind != NO_LOSS]).tolist():
         of_kind = np.flatnonzero(kind == each)
         names = values_in(name[of_kind].astype(np.int64))
         lost = sum_by(np.searchsorted(names, name[of_kind]), (idle.end_ns - idle.start_ns)[of_kind], names.size)
         for code in names[np.argsort(-lost, kind="stable")[:MOST_CALLS]].tolist():
-            own = take(idle, of_kind[name[of_kind] == code])
-            found.append(_loss(graph, part, timeline, operations, own, KINDS[each], timeline.name(code)))
-    return tuple(found)
+            lost_to.append((KINDS[each], timeline.name(code), take(idle, of_kind[name[of_kind] == code])))
+    ops = _ops_around(graph, part, timeline, [_longest_call(own) for *_, own in lost_to])
+    return tuple(
+        _loss(graph, part, timeline, own, each, call, op) for (each, call, own), op in zip(lost_to, ops, strict=True)
+    )
 
 
 def _kinds(graph: Graph, part: RankPart, timeline: RankTimeline, idle: IdlePieces) -> tuple[Ints, Codes]:
@@ -85,32 +85,43 @@ def _woken_late(graph: Graph, part: RankPart) -> Flags:
     return np.append((part.awaited >= 0) & (time[part.returns()] - ended >= SILENCE_NS), False)
 
 
+def _longest(own: IdlePieces) -> int:
+    return int((own.end_ns - own.start_ns).argmax())
+
+
+def _longest_call(own: IdlePieces) -> int:
+    """Return the call that the longest piece waited for; NONE for none."""
+    return int(own.call[_longest(own)])
+
+
 def _loss(
-    graph: Graph,
-    part: RankPart,
-    timeline: RankTimeline,
-    operations: Callable[[], HostSpans],
-    own: IdlePieces,
-    kind: LossKind,
-    call: str | None,
-) -> HostLoss:
-    longest = int((own.end_ns - own.start_ns).argmax())
+    graph: Graph, part: RankPart, timeline: RankTimeline, own: IdlePieces, kind: LossKind, call: str | None,
+    op: str | None,
+) -> HostLoss:  # fmt: skip
+    longest = _longest(own)
     span = int(part.span_row[own.span[longest]])
-    by = int(own.call[longest])
     return HostLoss(
-        kind=kind, call=call, op=None if by == NONE else _op_around(graph, part, timeline, operations(), by),
+        kind=kind, call=call, op=op,
         when=union((own.start_ns, own.end_ns)),
         longest=(int(own.start_ns[longest]), int(own.end_ns[longest])),
         chain=chain_of_span(graph, {part.rank: timeline}, part.rank, span, most=MOST_LINKS),
     )  # fmt: skip
 
 
-def _op_around(graph: Graph, part: RankPart, timeline: RankTimeline, host: HostSpans, call: int) -> str | None:
-    """Return the innermost operation on a call's thread that contains it, of the operations in `host`.
+def _ops_around(graph: Graph, part: RankPart, timeline: RankTimeline, calls: Sequence[int]) -> list[str | None]:
+    """Return for each call the innermost operation on its thread that contains it; None without one, and for NONE.
 
     The graph is that of the rank alone.
     """
     time = graph.nodes.time_ns
-    begin, end = int(time[part.begins()][call]), int(time[part.returns()][call])
-    around = np.flatnonzero((host.lane == part.call_lane[call]) & (host.start_ns <= begin) & (host.end_ns >= end))
-    return timeline.name(int(host.name[around[host.start_ns[around].argmax()]])) if around.size else None
+    begin, end = time[part.begins()], time[part.returns()]
+    times = {call: (int(begin[call]), int(end[call])) for call in calls if call != NONE}
+    if not times:
+        return [None] * len(calls)
+    host = select_host_spans(timeline.host, (OPERATION,), around=list(times.values()))
+    found: dict[int, str | None] = {}
+    for call, each in times.items():
+        around = (host.lane == part.call_lane[call]) & lie_around(host.start_ns, host.end_ns, [each])
+        rows = np.flatnonzero(around)
+        found[call] = timeline.name(int(host.name[rows[host.start_ns[rows].argmax()]])) if rows.size else None
+    return [found.get(call) for call in calls]

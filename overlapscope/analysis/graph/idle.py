@@ -259,7 +259,7 @@ def _marked(pieces: IdlePieces, graph: Graph, part: RankPart, timeline: RankTime
         return pieces
     shift = int(graph.nodes.time_ns[part.starts()][0]) - int(timeline.spans.start_ns[part.span_row[0]])
     for blocker, name in ((DATA_LOADING, LOADS_DATA), (GARBAGE, COLLECTS_GARBAGE)):
-        marks = marked_times(timeline, name)
+        marks = marked_times(graph, timeline, name)
         if marks is None:
             continue
         marked = union((marks.start_ns + shift, marks.end_ns + shift))

@@ -14,6 +14,7 @@ from overlapscope.analysis.graph.model import (
     once_a_graph,
 )
 from overlapscope.timeline.columns import Codes, Ints
+from overlapscope.timeline.rows import values_in
 
 
 def replay(graph: Graph, lag_ns: Ints | None = None, own_ns: Ints | None = None) -> Ints:
@@ -39,9 +40,12 @@ def replay_part(graph: Graph, edges: Scan, lag_ns: Ints | None = None, own_ns: I
         levels = graph.levels if isinstance(edges, slice) else np.searchsorted(edges, graph.levels.astype(np.int32))
         return _by_level(start, graph.edges.before[edges], node, add, levels)
     start[node] = np.iinfo(np.int64).min
-    found, number = np.unique(np.concatenate([graph.edges.before[edges], node]), return_inverse=True)
+    before_each = graph.edges.before[edges]
+    found = values_in(np.concatenate([before_each, node]))
+    place = np.empty(start.size, np.int32)
+    place[found] = np.arange(found.size, dtype=np.int32)
     value = start[found].tolist()
-    for before, to, by in zip(number[: node.size].tolist(), number[node.size :].tolist(), add.tolist(), strict=True):
+    for before, to, by in zip(place[before_each].tolist(), place[node].tolist(), add.tolist(), strict=True):
         then = value[before] + by
         if then > value[to]:  # noqa: PLR1730 - half the time of max()
             value[to] = then

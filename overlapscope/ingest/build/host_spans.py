@@ -25,7 +25,7 @@ from overlapscope.timeline.columns import (
     size,
     take,
 )
-from overlapscope.timeline.lazy_host_spans import chosen_spans
+from overlapscope.timeline.lazy_host_spans import Times, chosen_spans, lie_around
 from overlapscope.timeline.rows import sort_order
 
 _PYTHON: Final = re.compile(re.escape(MODULE_CALL))
@@ -57,12 +57,18 @@ class HostParts(msgspec.Struct, frozen=True, kw_only=True):
         """Return the host spans."""
         return self._of(slice(None), slice(None), slice(None))
 
-    def select(self, kinds: Sequence[int], names: Flags | None = None) -> HostSpans:
-        """Return the host spans of some kinds, and of the name codes that are flagged."""
-        ranges = np.flatnonzero(chosen_spans(self._range_kinds, self.host.name, kinds, names))
+    def select(self, kinds: Sequence[int], names: Flags | None = None, around: Times | None = None) -> HostSpans:
+        """Return the host spans of some kinds, of the name codes that are flagged, around one of some times."""
+        host, others = self.host, self.rest
+        ranges = chosen_spans(self._range_kinds, host.name, kinds, names)
         calls = chosen_spans(np.full(self.call_name.size, RUNTIME, np.int8), self.call_name, kinds, names)
-        rest = chosen_spans(self.rest.kind, self.rest.name, kinds, names)
-        return self._of(ranges, slice(None) if calls.all() else calls, rest)
+        rest = chosen_spans(others.kind, others.name, kinds, names)
+        if around is not None:
+            times = [(begin - self.base_ns, end - self.base_ns) for begin, end in around]
+            ranges &= lie_around(host.start_ns, host.end_ns, times)
+            calls &= lie_around(self.call_start_ns, self.call_end_ns, times)
+            rest &= lie_around(others.start_ns, others.end_ns, times)
+        return self._of(np.flatnonzero(ranges), slice(None) if calls.all() else calls, rest)
 
     @property
     def _range_kinds(self) -> Small:

@@ -35,7 +35,7 @@ from overlapscope.timeline.columns import (
     place_rows,
     size,
 )
-from overlapscope.timeline.lazy_host_spans import LazyHostSpans, MadeOnce, select_host_spans
+from overlapscope.timeline.lazy_host_spans import LazyHostSpans, MadeOnce, Times, select_host_spans
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import TABLES, PartRows, RankTimeline, join_parts, tables_of
 from overlapscope.timeline.store.arrow_tables import (
@@ -224,9 +224,9 @@ class UnloadedHostSpans(msgspec.Struct, frozen=True, kw_only=True):
         table: HostSpans = found
         return table
 
-    def select(self, kinds: Sequence[int], names: Flags | None = None) -> HostSpans:
+    def select(self, kinds: Sequence[int], names: Flags | None = None, around: Times | None = None) -> HostSpans:
         """Return rows as `select_host_spans` does. Raises as a call does."""
-        return select_host_spans(self(), kinds, names)
+        return select_host_spans(self(), kinds, names, around)
 
     def _read(self) -> HostSpans:
         try:

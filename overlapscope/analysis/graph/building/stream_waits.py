@@ -41,7 +41,7 @@ def stream_waits(spans: Spans, calls: HostCalls, host: HostSpans, names: tuple[s
     rows, events = (
         np.flatnonzero(rows_named(host.name, names, each.search)) for each in (WAITS_FOR_EVENT, RECORDS_EVENT)
     )
-    launches = np.unique(calls.launched_by[calls.launched_by >= 0])
+    launches = values_in(calls.launched_by[calls.launched_by >= 0])
     if not rows.size or not launches.size:
         nothing = np.empty(0, np.int64)
         return StreamWaits(span=nothing, moment_ns=nothing, recorded=nothing)
