@@ -28,7 +28,7 @@ from overlapscope.analysis.graph.removal import Replayed
 from overlapscope.analysis.graph.replay import replay_part, run_edges
 from overlapscope.analysis.graph.scenarios import Change
 from overlapscope.analysis.graph.self_test import self_test, swap_test
-from overlapscope.analysis.graph.walk import binding_edges, chain, whole_path
+from overlapscope.analysis.graph.walk import Links, binding_edges, chain, links_of, whole_path
 from overlapscope.timeline.columns import COMM, COMPUTE, Ints, size
 from overlapscope.timeline.intervals import Intervals, clip, difference, intersection, length, union
 from overlapscope.timeline.rows import sum_by
@@ -209,13 +209,13 @@ def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
         if others or (steps and not holds):
             why = WHY_NOT[others[0] if others else REPLAY]
             continue
-        binding = binding_edges(graph)
+        links = links_of(graph, binding_edges(graph))
         length_ns = np.array([each.length_ns(time) for each in holds])
         middle = float(np.median(length_ns))
         like = (length_ns <= UNLIKE * middle) & (length_ns * UNLIKE >= middle)
         unlike += int(np.count_nonzero(~like))
         holds = [each for each, kept in zip(holds, like.tolist(), strict=True) if kept]
-        runs += [_step_run(graph, window, count, binding) for window, count in step_runs(holds)]
+        runs += [_step_run(graph, window, count, links) for window, count in step_runs(holds)]
         replays += [each for each in tested.windows if abs(each.error) <= REPLAY_WITHIN]
         steps_ns += [each.length_ns(time) for each in holds]
         swap = swap or swap_test(graph, ranks, [each for each in steps if each.length_ns(time) <= UNLIKE * middle])
@@ -232,7 +232,7 @@ def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
     )
 
 
-def _step_run(graph: Graph, window: Bounds, steps: int, binding: Ints) -> StepRun:
+def _step_run(graph: Graph, window: Bounds, steps: int, links: Links) -> StepRun:
     time = graph.nodes.time_ns
     start_ns, end_ns = int(time[window.start].min()), int(time[window.end].max())
     edges = slice(0, graph.num_edges)
@@ -241,7 +241,7 @@ def _step_run(graph: Graph, window: Bounds, steps: int, binding: Ints) -> StepRu
         edges = slice(int(inside[0]), int(inside[-1]) + 1) if inside.size else slice(0, 0)
     return StepRun(
         graph=graph, window=window, steps=steps, start_ns=start_ns, end_ns=end_ns, edges=edges,
-        path=chain(graph, binding, window.last(time), start_ns),
+        path=chain(graph, links, window.last(time), start_ns),
     )  # fmt: skip
 
 

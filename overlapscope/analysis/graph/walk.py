@@ -31,6 +31,7 @@ from overlapscope.analysis.graph.model import (
     SYNC,
     TRANSFER,
     Graph,
+    NodeNumbers,
     in_parts,
     once_a_graph,
 )
@@ -96,7 +97,7 @@ def critical_path(graph: Graph, end: int, since_ns: int, *, with_bands: bool = T
 
     Without bands they are empty.
     """
-    edges = chain(graph, shown_binding(graph), end, since_ns)
+    edges = chain(graph, shown_links(graph), end, since_ns)
     sums = edge_parts(graph, edges, since_ns).sum(axis=0)
     first = int(graph.edges.before[edges[-1]]) if edges.size else end
     sums[BEFORE_RECORDING] += max(int(graph.nodes.time_ns[first]) - since_ns, 0)
@@ -222,23 +223,52 @@ def _bind(graph: Graph, part: slice, tie_ns: int, binding: Ints) -> None:
     binding[node[binds]] = several[binds]
 
 
-def chain(graph: Graph, binding: Ints, end: int, since_ns: int) -> Ints:
+def chain(graph: Graph, links: "Links", end: int, since_ns: int) -> Ints:
     """Return the binding edges from a node back to a moment, the last first."""
     # A view of the memory hands out single numbers in a fraction of the time that an array takes.
-    edge_of, before, time = binding.data, graph.edges.before.data, graph.nodes.time_ns.data
-    found: list[int] = []
-    node = end
-    while node >= 0 and time[node] > since_ns:  # the moment is looked at once in so many links
-        for _ in range(_LINKS_AT_ONCE):
-            edge = edge_of[node]
-            if edge < 0:
-                node = -1
-                break
-            found.append(edge)
-            node = before[edge]
-    edges = np.array(found, np.int64)
-    early = np.flatnonzero(graph.nodes.time_ns[graph.edges.node[edges]] <= since_ns)
-    return edges[: early[0]] if early.size else edges
+    far, time = links.far.data, graph.nodes.time_ns.data
+    stops = [end]
+    while time[end] > since_ns and far[end] != end:
+        end = far[end]
+        stops.append(end)
+    between = np.empty((LINKS_OF_A_JUMP, len(stops)), np.int32)
+    between[0] = stops
+    for at in range(1, LINKS_OF_A_JUMP):
+        between[at] = links.before[between[at - 1]]
+    edges = links.edge[between.T.ravel()]
+    ended = edges < 0
+    ended[~ended] = graph.nodes.time_ns[graph.edges.node[edges[~ended]]] <= since_ns
+    return edges[: int(ended.argmax())] if ended.any() else edges
 
 
-_LINKS_AT_ONCE: Final = 256
+class Links(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """For each node the edge that bound it, and where that leads."""
+
+    edge: Ints
+    """Rows in `Edges`; -1 for a node without predecessors."""
+    before: NodeNumbers
+    """The node before; itself where there is none."""
+    far: NodeNumbers
+    """The node `LINKS_OF_A_JUMP` links before, or the first of its chain."""
+
+
+def links_of(graph: Graph, binding: Ints) -> Links:
+    """Return the links of a graph whose nodes these edges bound."""
+    before = np.arange(binding.size, dtype=np.int32)
+    bound = np.flatnonzero(binding >= 0)
+    before[bound] = graph.edges.before[binding[bound]]
+    far = before
+    for _ in range(_DOUBLED):
+        far = far[far]
+    return Links(edge=binding, before=before, far=far)
+
+
+@once_a_graph
+def shown_links(graph: Graph) -> Links:
+    """Return the links of `shown_binding`."""
+    return links_of(graph, shown_binding(graph))
+
+
+_DOUBLED: Final = 5
+LINKS_OF_A_JUMP: Final = 1 << _DOUBLED
+"""A chain is walked in jumps of so many links, of all of which the links between are then looked up at once."""

@@ -1,6 +1,7 @@
 """The calls of a rank's host threads that matter to its device: those that launch, and those that block."""
 
 import re
+from functools import cached_property
 from typing import Final
 
 import msgspec
@@ -36,7 +37,7 @@ SILENCE_NS: Final = 200_000
 """A host that called nothing for this long may have waited for something that was not recorded."""
 
 
-class HostCalls(msgspec.Struct, frozen=True, kw_only=True):
+class HostCalls(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The outermost calls, sorted by thread and begin."""
 
     row: Ints
@@ -71,12 +72,12 @@ class HostCalls(msgspec.Struct, frozen=True, kw_only=True):
         at = np.arange(self.row.size)
         return np.where(np.append(True, self.lane[1:] != self.lane[:-1])[: at.size], -1, at - 1)
 
-    @property
+    @cached_property
     def by_begin(self) -> Ints:
         """The calls of all threads, by process, then by begin."""
         return sort_order(self.process, self.begin_ns, self.end_ns)
 
-    @property
+    @cached_property
     def silent_since(self) -> Ints:
         """For each of `by_begin`, when the last call before it returned on any thread; its own begin for the first."""
         order = self.by_begin
