@@ -29,7 +29,7 @@ from overlapscope.analysis.graph.scenarios import (
     outcome,
     slack_ns,
 )
-from overlapscope.analysis.graph.walk import critical_path
+from overlapscope.analysis.graph.walk import chain, critical_path, shown_binding, shown_links
 from overlapscope.timeline.columns import COMM, NONE
 from tests.support.graph_programs import (
     CopyBack,
@@ -105,6 +105,26 @@ def test_the_graph_of_a_program_replays_it_exactly_and_its_path_sums_to_its_leng
         assert path.parts["unknown"] == 0
         for name, (least, most) in path.bands.items():
             assert least <= path.parts[name] <= most
+
+
+def _walked(graph: Graph, binding: list[int], end: int, since_ns: int) -> list[int]:
+    found = []
+    while binding[end] >= 0 and graph.nodes.time_ns[end] > since_ns:
+        found.append(binding[end])
+        end = int(graph.edges.before[binding[end]])
+    return found
+
+
+@settings(deadline=None, max_examples=30)
+@given(programs, st.integers(1, 4), st.floats(0, 1))
+def test_a_chain_is_the_walk_from_link_to_link(program: Program, times: int, part: float) -> None:
+    """Chains of more links than a jump, of fewer, and cut at any moment."""
+    graph = rank_graph(simulate({0: program * times}).rank)
+    links, binding, time = shown_links(graph), shown_binding(graph).tolist(), graph.nodes.time_ns
+    first, last = int(time.min()), int(time.max())
+    for since in (first - 1, first + int(part * (last - first)), last):
+        for end in range(0, graph.num_nodes, max(graph.num_nodes // 40, 1)):
+            assert chain(graph, links, end, since).tolist() == _walked(graph, binding, end, since)
 
 
 def _scaled_work(program: Program, percent: int) -> list[Operation]:
