@@ -67,6 +67,7 @@ SHOWN, SHOWN_HEIGHT, MAX_SHOWN_BYTES = ROOT / "docs" / "dashboard.png", 760, 150
 STANDS = """() => document.querySelector("main[aria-busy=false] h1")
   && !document.querySelector("[data-dash-is-loading=true], .later .note")
   && !document.body.innerText.includes("appears when it is ready")
+  && !document.body.innerText.includes("Looking for runs")
   && [...document.querySelectorAll(".chart")].every((each) => each.querySelector(".main-svg, canvas"))"""
 
 
