@@ -1,4 +1,4 @@
-"""Say in one line why a step cannot run without a device, and what to do about it."""
+"""State in one line why a step cannot run without a device, and what to do about it."""
 
 import re
 import traceback
