@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 WORLD_SIZE = 2
-KINDS = ((50.0, 60, 2000, 20), (1000.0, 1000, 300, 4))
+KINDS = ((50.0, 60, 2000, 2), (1000.0, 1000, 300, 1))
 """Milliseconds and collectives of a step, steps with and as many without capture, steps of a block."""
 RUN_STEPS = 2000
 FACTOR = float(os.environ.get("OVERLAPSCOPE_BENCH_STEPS", "1"))
