@@ -95,7 +95,8 @@ def groups_outside_the_dispatcher() -> tuple[str, ...]:
     if not distributed.is_available() or not distributed.is_initialized():
         return ()
     own = distributed.ProcessGroup
-    kinds = {type(group) for group in distributed.distributed_c10d._world.pg_group_ranks}
+    # A group that this process is no member of is there, too, as a number.
+    kinds = {type(group) for group in distributed.distributed_c10d._world.pg_group_ranks if isinstance(group, own)}
     return tuple(
         sorted(
             f"{kind.__module__}.{kind.__qualname__}"

@@ -218,9 +218,10 @@ class PythonGroup(dist.ProcessGroup):
 
 
 def python_group() -> dict[str, object]:
-    """A group that is written in Python beside one that is not."""
+    """A group that is written in Python beside one that is not, and one that rank 1 is no member of."""
     dist.Backend.register_backend("python_group", lambda _, rank, size, __: PythonGroup(rank, size), devices=["cpu"])
     group = dist.new_group(backend="python_group")
+    dist.new_group([0])  # torch keeps a number for it where a rank is no member
     value = torch.ones(8)
     with profiled(None, warmup=0, measure_overhead=False) as scope:
         for _ in range(3):
