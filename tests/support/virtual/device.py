@@ -10,7 +10,7 @@ streams taken from the pool, tensors recorded on streams, and devices that were 
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,6 +140,8 @@ class VirtualCuda:
         self.recorded_tensors: list[int] = []
         self.touched: set[int] = set()
         self.captured_streams: set[Stream] = set()
+        self.capturing: Graph | None = None
+        """The graph that takes what is launched now."""
         self.captures_broken = 0
         self.broken = False
         """Whether a sticky error occurred, such as an illegal access."""
@@ -236,6 +238,9 @@ class VirtualCuda:
         """Launch a kernel on the current stream; return when it runs."""
         self.host(host_ns)
         stream = self.current_stream()
+        if self.capturing is not None:
+            self.capturing.operations.append(lambda: self.launch(name, duration_ns, host_ns=0))
+            return 0, 0
         start, end = stream.run(duration_ns)
         self.kernels.append((name, stream.number, start, end))
         return start, end
@@ -254,6 +259,28 @@ class VirtualCuda:
     def schedule(self) -> tuple[Any, ...]:
         """Return all that a recording must not change."""
         return (self.kernels, self.waits, self.recorded_tensors, [device.taken for device in self.devices])
+
+
+class Graph:
+    """A CUDA graph of the current stream: what is launched while it is captured runs where it is replayed."""
+
+    def __init__(self, cuda: VirtualCuda) -> None:
+        self._cuda = cuda
+        self._capture = ExitStack()
+        self.operations: list[Callable[[], object]] = []
+
+    def capture_begin(self) -> None:
+        self._capture.enter_context(self._cuda.capture())
+        self._cuda.capturing = self
+
+    def capture_end(self) -> None:
+        self._cuda.capturing = None
+        self._capture.close()
+
+    def replay(self) -> None:
+        self._cuda.host(5_000)
+        for operation in self.operations:
+            operation()
 
 
 _storages = itertools.count(1)
@@ -372,6 +399,15 @@ class NcclGroup:
         self._seq += 1
         if self._batch is not None:
             self._batch.append((duration_ns, arrived_ns))
+            return None
+        if self.cuda.capturing is not None:  # and the stream of the graph waits for it
+
+            def transfer() -> None:
+                end = self._transfer(op, duration_ns, arrived_ns, pair, []).end
+                assert end is not None
+                end.hold_back(self.cuda.current_stream(self.device))
+
+            self.cuda.capturing.operations.append(transfer)
             return None
         if inline:
             stream = self.cuda.current_stream(self.device)

@@ -12,14 +12,16 @@ import pytest
 from overlapscope.analysis.analyze import analyze
 from overlapscope.capture.device_clock import DeviceClock
 from overlapscope.capture.hooks.collectives import CollectiveWatch
+from overlapscope.capture.hooks.compiled import GraphWatch
 from overlapscope.capture.hooks.dispatch_hook import OPERATIONS, Operation
 from overlapscope.capture.hooks.phases import PhaseWatch
 from overlapscope.capture.lifecycle.guard import Guard
 from overlapscope.capture.records import StepRecord
 from overlapscope.capture.timeline import BucketCopies, timeline_of
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.intervals import Intervals, clip, difference, intersection, length, union
 from overlapscope.timeline.run import RankTimeline, Run
-from tests.support.virtual.device import Event, NcclGroup, Stream, Tensor, VirtualCuda, Work
+from tests.support.virtual.device import Event, Graph, NcclGroup, Stream, Tensor, VirtualCuda, Work
 
 MS = 1_000_000
 ARGUMENTS = {op: (sent, received) for op, sent, received in OPERATIONS.values()}
@@ -49,10 +51,12 @@ class VirtualJob:
         self.buckets, self.connections = buckets, connections
         if recorded:
             self.clock = DeviceClock(cuda, device)
+            graphs = GraphWatch(lambda: self.record, self.clock)
             self.watch = CollectiveWatch(
                 self.clock,
                 self.guard,
                 lambda: self.record,
+                captured=graphs.communicates,
                 bucket_group=lambda: bucket_group,
                 shared_queues=connections != 32,
             )
@@ -67,6 +71,9 @@ class VirtualJob:
                 (Event, "wait", self.watch._event_waiting),
                 (NcclGroup, "start_coalescing", self.watch._starting),
                 (NcclGroup, "end_coalescing", self.watch._ending),
+                (Graph, "replay", graphs._replaying),
+                (Graph, "capture_begin", graphs._beginning),
+                (Graph, "capture_end", graphs._ending),
             ):
                 patch.setattr(owner, name, around(getattr(owner, name)))
 
@@ -176,9 +183,13 @@ def steps_of(timeline: RankTimeline) -> dict[int, Any]:
 def agree(job: VirtualJob, groups: list[NcclGroup], *, within_ns: int = 10_000) -> dict[int, str]:
     """Assert that each complete step's figures are the truth or lie in the interval that is stated; return which.
 
+    Nothing may begin before its launch.
+
     The first step begins on an idle device: there the model is called before its first kernel can run.
     """
     timeline = job.timeline()
+    launched = timeline.spans.launch_ns != NONE
+    assert np.all(timeline.spans.start_ns[launched] >= timeline.spans.launch_ns[launched])
     stated = timeline.recorded["exposed_between_ns"]
     found = {}
     for number, step in list(steps_of(timeline).items())[1:]:

@@ -10,7 +10,7 @@ from overlapscope.capture.timeline import Carried, timeline_of
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.run import RankTimeline, join_parts
 from tests.support.builders import spelled
-from tests.support.virtual.device import NcclGroup, Tensor, VirtualCuda
+from tests.support.virtual.device import Graph, NcclGroup, Tensor, VirtualCuda
 from tests.support.virtual.job import MS, VirtualJob, agree
 
 QUEUES = (1, 8, 32)
@@ -23,6 +23,7 @@ class Groups:
     def __init__(self, cuda: VirtualCuda) -> None:
         self.first, self.second = NcclGroup(cuda, "first"), NcclGroup(cuda, "second")
         self.gather, self.reduce = cuda.new_stream(), cuda.new_stream()
+        self.graphs: dict[str, Graph] = {}
 
     @property
     def all(self) -> list[NcclGroup]:
@@ -131,6 +132,31 @@ def two_communicators(job: VirtualJob, groups: Groups) -> None:
     compute(job, "optimizer", 1, MS)
 
 
+def captured(job: VirtualJob, groups: Groups, name: str, program: Callable[[], object]) -> Graph:
+    """Return the graph of that name, captured when it is first asked for."""
+    if name not in groups.graphs:
+        graph = groups.graphs[name] = Graph(job.cuda)
+        graph.capture_begin()
+        program()
+        graph.capture_end()
+    return groups.graphs[name]
+
+
+def graphs(job: VirtualJob, groups: Groups) -> None:
+    """Layers are replayed as CUDA graphs, as torch.compile makes them; gradients are sent between the replays."""
+    layer = captured(job, groups, "layer", lambda: [job.cuda.launch("layer", MS) for _ in range(4)])
+    with job.phase("forward"):
+        layer.replay()
+    with job.phase("backward"):
+        works = []
+        for _ in range(3):
+            layer.replay()
+            works.append(job.call(groups.first, "all_reduce", 5 * MS))
+        for work in works:
+            work.wait()
+    compute(job, "optimizer", 1, MS)
+
+
 def by_hand(job: VirtualJob, groups: Groups) -> None:
     """An all-reduce under computation that is in no phase, and clipping before the optimizer."""
     compute(job, "forward", 2, 2 * MS)
@@ -149,6 +175,7 @@ KINDS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
     "tensor parallel": (tensor_parallel, {}),
     "pipeline": (pipeline, {}),
     "two communicators": (two_communicators, {}),
+    "graphs": (graphs, {}),
     "by hand": (by_hand, {}),
 }
 
@@ -187,6 +214,49 @@ def test_figures_are_the_truth_or_lie_in_the_stated_interval(
     assert job.guard.failures == []
     if kind != "by hand" and (queues == 32 or kind != "two communicators"):
         assert set(found.values()) == {"exact"}
+
+
+@pytest.mark.parametrize("ppm", [40.0, -40.0])
+@pytest.mark.parametrize("kind", ["ddp", "tensor parallel", "two communicators"])
+def test_g9_figures_of_steps_over_an_hour_are_the_truth(kind: str, ppm: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, options = KINDS[kind]
+    cuda = VirtualCuda(ppm=ppm)
+    job = VirtualJob(cuda, monkeypatch, connections=32, **options)
+    groups = Groups(cuda)
+    for _ in range(120):
+        with job.step():
+            program(job, groups)
+            cuda.host(30_000 * MS)
+    job.settle()
+    assert set(agree(job, groups.all, within_ns=50_000).values()) == {"exact"}
+
+
+@pytest.mark.parametrize("queues", QUEUES)
+def test_g14_steps_that_replay_collectives_have_no_figures_and_others_the_truth(
+    queues: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = VirtualCuda(queues=queues, ppm=20.0, resolution_ns=500)
+    job = VirtualJob(cuda, monkeypatch, connections=queues)
+    groups = Groups(cuda)
+
+    def whole_step() -> None:
+        cuda.launch("forward", 4 * MS)
+        job.call(groups.first, "all_reduce", 5 * MS)
+        cuda.launch("optimizer", MS)
+
+    replayed = {3, 4}
+    for number in range(8):
+        with job.step():
+            graph = captured(job, groups, "step", whole_step)
+            if number in replayed:
+                graph.replay()
+            else:
+                graphs(job, groups)
+    job.settle()
+    # In the first step the graphs are captured; `agree` leaves out the first whole one.
+    assert agree(job, groups.all) == dict.fromkeys(set(range(2, 8)) - replayed, "exact")
+    assert job.guard.failures == []
+    assert cuda.captures_broken == 0
 
 
 @pytest.mark.parametrize("queues", QUEUES)
