@@ -101,7 +101,7 @@ test-pythons: $(PYTHONS:%=.venv-python-%/.ready)
 	  .venv-python-$$version/bin/python -m tests.run_versions run python-$$version -n $(WORKERS) || exit; \
 	done
 
-test-hosts: .venv-extras/.ready
+test-hosts: .venv-extras/.titan
 	.venv-extras/bin/python -m tests.run_versions run hosts -n $(WORKERS) tests/integration/test_real_hosts.py
 
 # The pages of docs/ and a reference from the code, as a site in dashboards/site/: the wheel takes it from there.

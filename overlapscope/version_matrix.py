@@ -94,12 +94,7 @@ ROWS: Final = (
     Row(software="Accelerate", status="untried", by=FAKES),
     Row(software="DeepSpeed", status="untried", by=FAKES),
     Row(software="Megatron-Core", status="untried", by=FAKES),
-    Row(
-        software="torchtitan",
-        status="untried",
-        by="0.3 installs, but its Trainer sets a CUDA device first of all (`module 'torch._C' has no attribute "
-        f"'_cuda_setDevice'`); {FAKES}",
-    ),
+    Row(software="torchtitan", status="untried", by=FAKES),
 )
 """The first row of a software that holds a version counts."""
 

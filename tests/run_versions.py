@@ -63,8 +63,9 @@ HOSTS = {
     "transformers": "transformers",
     "accelerate": "Accelerate",
     "deepspeed": "DeepSpeed",
+    "torchtitan": "torchtitan",
 }
-"""Frameworks of the extra `hosts` by the name of their distribution."""
+"""Frameworks by the name of their distribution."""
 INTRODUCTION = """\
 # Versions
 

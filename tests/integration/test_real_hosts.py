@@ -32,6 +32,8 @@ HOSTS = {
     "accelerate": "accelerate",
     "deepspeed": "deepspeed",
     "zero3": "deepspeed",
+    "torchtitan": "torchtitan",
+    "torchtitan_tp": "torchtitan",
 }
 """Jobs and the package that each needs."""
 
@@ -136,7 +138,13 @@ def check_collectives_move_the_models_gradients(said: list[Known], folder: Path,
     run, gradients = overlapscope.load(folder / mode), 4 * said[0][mode]["parameters"]
     steps = STEPS - WARMUP
     for rank in range(WORLD):
-        if host == "zero3":  # each micro-batch's gradients are scattered; parameters are gathered
+        if host == "torchtitan_tp":  # activations move
+            for op in ("all_gather", "reduce_scatter"):
+                moved = bytes_by_step(run, rank, op)
+                assert moved == moved[:1] * steps
+                assert moved[0] % (4 * BATCH * TOKENS) == 0 < moved[0]
+            continue
+        if host in ("zero3", "torchtitan"):  # each micro-batch's gradients are scattered; parameters are gathered
             assert bytes_by_step(run, rank, "reduce_scatter") == [ACCUMULATES * gradients] * steps
             assert all(bytes_by_step(run, rank, "all_gather"))
             continue
@@ -159,10 +167,16 @@ def check_what_the_host_knows_of_a_step_gives_rates(said: list[Known], folder: P
     found = analyzed(folder / mode)["throughput"]
     seconds = found["time_ns"] / 1e9 / found["steps"]
     assert found["steps"] == STEPS - WARMUP
-    assert found["samples"]["per_step"] == SAMPLES
-    assert found["samples"]["per_second"] == pytest.approx(SAMPLES / seconds)
-    tokens = found["tokens"]
-    assert (tokens and tokens["per_step"]) == (SAMPLES * TOKENS if host == "transformers" else None)
+    samples, tokens = found["samples"], found["tokens"]
+    if host.startswith("torchtitan"):
+        assert samples is None
+        given = SAMPLES // WORLD if host == "torchtitan_tp" else SAMPLES  # tensor-parallel ranks share theirs
+    else:
+        given = SAMPLES
+        assert samples["per_step"] == given
+        assert samples["per_second"] == pytest.approx(given / seconds)
+    of_tokens = host == "transformers" or host.startswith("torchtitan")
+    assert (tokens and tokens["per_step"]) == (given * TOKENS if of_tokens else None)
     if "flops" in said[0][mode]:
         flops = said[0][mode]["flops"]
         assert found["flops_per_device"]["per_step"] == pytest.approx(flops)

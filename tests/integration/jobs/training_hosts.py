@@ -12,6 +12,7 @@ import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -155,6 +156,68 @@ def deepspeed(mode: str, stage: int = 1) -> dict[str, Any]:
 
 def zero3(mode: str) -> dict[str, Any]:
     return deepspeed(mode, stage=3)
+
+
+def torchtitan(mode: str, tensor_parallel: int = 1) -> dict[str, Any]:
+    titan_on_the_cpu()
+    from torchtitan.components.checkpoint import CheckpointManager
+    from torchtitan.components.loss import CrossEntropyLoss
+    from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
+    from torchtitan.config import DebugConfig, ParallelismConfig, TrainingConfig
+    from torchtitan.models.common.attention import ScaledDotProductAttention
+    from torchtitan.models.llama3 import model_registry
+    from torchtitan.trainer import Trainer
+
+    from overlapscope.frameworks import torchtitan as ours
+    from tests.integration.jobs.titan_data import Tokens, WordCount
+
+    spec = model_registry("debugmodel", attn_backend="varlen")
+    spec.model.layers = spec.model.layers[:2]
+    for layer in spec.model.layers:  # what it offers for a Llama needs a GPU
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()
+    trainer = Trainer.Config(
+        model_spec=spec, dump_folder=str(FOLDER / "output"), tokenizer=WordCount.Config(), dataloader=Tokens.Config(),
+        loss=CrossEntropyLoss.Config(global_vocab_size=spec.model.vocab_size), optimizer=default_adamw(lr=1e-3),
+        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=2), checkpoint=CheckpointManager.Config(enable=False),
+        training=TrainingConfig(
+            local_batch_size=BATCH, global_batch_size=BATCH * ACCUMULATES * WORLD // tensor_parallel, seq_len=TOKENS,
+            steps=STEPS, disable_cuda_graphs=True, mixed_precision_param="float32",
+        ),
+        parallelism=ParallelismConfig(spmd_backend="partial_dtensor", tensor_parallel_degree=tensor_parallel),
+        debug=DebugConfig(seed=7),
+    ).build()  # fmt: skip
+    (model,) = trainer.model_parts
+    for module in model.modules():
+        if hasattr(module, "set_force_sum_reduction_for_comms"):
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
+    with profiled(mode, model) as scope:
+        if scope:
+            trainer.train_step = ours.train_step(scope, trainer)
+        trainer.train()
+    trainer.close()
+    flops = trainer.metrics_processor.num_flops_per_token * ACCUMULATES * BATCH * TOKENS / tensor_parallel
+    whole = nn.ParameterList(each.full_tensor() for each in model.parameters())
+    return known(whole, trainer.step, flops=flops)
+
+
+def torchtitan_tp(mode: str) -> dict[str, Any]:
+    return torchtitan(mode, tensor_parallel=WORLD)
+
+
+def titan_on_the_cpu() -> None:
+    """Put the CPU where torchtitan 0.3 takes CUDA if it finds no device; it asks a device for more than torch.cpu has.
+
+    torch 2.13 does not have torch.distributed.set_timeout, which it calls.
+    """
+    from torchtitan.tools import utils
+
+    utils.device_type, utils.device_module = "cpu", SimpleNamespace(
+        device_count=lambda: 1, current_device=lambda: 0, set_device=lambda _: None, synchronize=lambda: None,
+        get_device_name=lambda _: "CPU", get_device_properties=lambda _: SimpleNamespace(total_memory=1 << 34),
+        memory_stats=lambda _: {}, reset_peak_memory_stats=lambda: None, empty_cache=lambda: None,
+    )  # fmt: skip
+    if not hasattr(dist, "set_timeout"):
+        dist.set_timeout = dist.distributed_c10d._set_pg_timeout
 
 
 def main() -> None:
