@@ -115,7 +115,7 @@ class DeviceClock:
     @property
     def index(self) -> int:
         """The device's index: the model's, else the one whose anchor was taken last."""
-        return self._current if self._device is None else self._device
+        return self._current
 
     def anchor(self) -> Mark | None:
         """Record and return the event that this step's events are measured from."""

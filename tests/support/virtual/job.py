@@ -49,6 +49,8 @@ class VirtualJob:
         """Index of the first kernel of each step."""
         self.guard = Guard()
         self.buckets, self.connections = buckets, connections
+        self.computes_on = 0
+        """Number of the stream of the job's computation."""
         if recorded:
             self.clock = DeviceClock(cuda, device)
             graphs = GraphWatch(lambda: self.record, self.clock)
@@ -102,8 +104,9 @@ class VirtualJob:
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         if name == "forward":
-            self.clock.computes_here()
-        self.phases._begin(name)
+            self.phases._forward_begins()
+        else:
+            self.phases._begin(name)
         try:
             yield
         finally:
@@ -152,7 +155,7 @@ class VirtualJob:
 
     def truth(self, step: int, groups: list[NcclGroup]) -> tuple[int, int, int]:
         """Return a step's length, exposed and overlapped communication: from its first kernel to the next step's."""
-        kernels = [each for each in self.cuda.kernels if each[1] == 0]
+        kernels = [each for each in self.cuda.kernels if each[1] == self.computes_on]
         first = [self.cuda.kernels[at] for at in self.step_starts if at < len(self.cuda.kernels)]
         transfers = [each[1:] for group in groups for each in group.transfers]
         begin = first[step][2]

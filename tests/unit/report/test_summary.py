@@ -41,9 +41,13 @@ def test_a_run_without_communication_says_so_and_no_figure() -> None:
     assert "%" not in summary
 
 
-def test_a_cost_that_the_noise_hides_is_not_measurable_and_one_below_it_is_stated() -> None:
-    costly = {"overhead_ns": 0.1e6, "overhead_low_ns": -0.8e6, "overhead_high_ns": 1e6}
-    assert "not measurable" in render([replace(rank(2e6, 1e6), **costly)], 1, "runs/a", "events", [])
+def test_r6_a_cost_that_the_noise_hides_is_not_measurable_and_one_below_it_is_stated() -> None:
+    for low, high in ((-0.8e6, 1e6), (-5.4e6, -0.1e6)):
+        costly = {"overhead_ns": (low + high) / 2, "overhead_low_ns": low, "overhead_high_ns": high}
+        assert "not measurable" in render([replace(rank(2e6, 1e6), **costly)], 1, "runs/a", "events", [])
+    unknown = dict.fromkeys(("overhead_ns", "overhead_low_ns", "overhead_high_ns"))
+    few = render([replace(rank(2e6, 1e6), **unknown)], 1, "runs/a", "events", [])
+    assert "not measurable (needs 17 steps after warm-up)" in few
     known = {"overhead_ns": 0.1e6, "overhead_low_ns": -0.1e6, "overhead_high_ns": 0.3e6}
     assert "capture         0.100 ms a step" in render([replace(rank(2e6, 1e6), **known)], 1, "runs/a", "events", [])
 

@@ -77,6 +77,24 @@ def test_g2_a_job_that_never_sets_its_device_is_recorded_on_its_models(monkeypat
     assert all(step.comm_ns for step in steps_of(job.timeline()).values())
 
 
+@pytest.mark.parametrize(
+    ("model_on", "allocated", "expected"),
+    [(1, [5, 0], (1, True)), (None, [5, 9], (1, True)), (None, [5, 5], (0, False)), (None, [0, 0], (0, False))],
+)
+def test_g2_the_device_is_the_models_or_the_one_that_holds_most(
+    model_on: int | None, allocated: list[int], expected: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
+    for name, value in {
+        "is_available": lambda: True, "is_initialized": lambda: True, "current_device": lambda: 0,
+        "device_count": lambda: 2, "memory_allocated": allocated.__getitem__,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    parameters = [torch.device("cpu"), *([torch.device("cuda", model_on)] if model_on is not None else [])]
+    model = SimpleNamespace(parameters=lambda: [SimpleNamespace(device=each) for each in parameters])
+    assert environment.device_of(model) == expected
+
+
 def test_g3_a_transfer_of_the_host_is_timed_by_the_host_and_touches_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = VirtualCuda(devices=2)
     job = VirtualJob(cuda, monkeypatch, device=1)
@@ -114,9 +132,10 @@ def test_g3_a_device_tensor_over_gloo_ends_where_the_host_has_waited_for_it(monk
     assert cuda.devices[0].taken == 0
 
 
+@pytest.mark.parametrize("communicates", [True, False])
 @pytest.mark.parametrize(("seconds", "whole"), [(30.0, 6), (0.0, 0)])
-def test_g4_steps_that_the_device_has_not_reached_are_waited_for_or_cut(
-    seconds: float, whole: int, monkeypatch: pytest.MonkeyPatch
+def test_g4_steps_that_the_device_has_not_reached_are_cut(
+    seconds: float, whole: int, communicates: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda = VirtualCuda()
     job = VirtualJob(cuda, monkeypatch)
@@ -125,14 +144,15 @@ def test_g4_steps_that_the_device_has_not_reached_are_waited_for_or_cut(
         with job.step():
             compute(job, duration_ns=100 * MS)
             with job.phase("backward"):
-                work = job.call(group, "all_reduce", 5 * MS)
+                work = job.call(group, "all_reduce", 5 * MS) if communicates else None
                 cuda.launch("backward", MS)
-                work.wait()
+                if work is not None:
+                    work.wait()
     job.settle(seconds)
     timeline = job.timeline()
     complete = steps_of(timeline)
     assert len(complete) == whole
-    assert all(step.comm_ns for step in complete.values())
+    assert all(bool(step.comm_ns) == communicates for step in complete.values())
     assert sum(timeline.recorded["cut_steps"].values()) == 6 - whole
 
 
@@ -230,20 +250,49 @@ def test_g8_the_cost_of_capture_is_that_of_the_device(monkeypatch: pytest.Monkey
     assert blind.step_ns < MS  # the host only launches
 
 
+def record_on(cuda: VirtualCuda, patch: pytest.MonkeyPatch) -> None:
+    """Let `overlapscope.profile` record the virtual device, in virtual time."""
+    from overlapscope.capture.hooks import hook_set
+
+    patch.setattr(time, "monotonic_ns", cuda.monotonic_ns)
+    patch.setattr(hook_set, "monotonic_ns", cuda.monotonic_ns)
+    patch.setattr(hook_set, "monotonic", lambda: cuda.now_ns / 1e9)
+    patch.setattr(hook_set, "sleep", lambda seconds: cuda.host(round(seconds * 1e9)))
+    patch.setattr(hook_set, "_device_clock", lambda device: DeviceClock(cuda, device))
+    patch.setattr(environment, "device_of", lambda _: (0, True))
+    patch.setattr(environment, "device", lambda _: (None, None))
+    patch.setattr(environment, "peak_memory_bytes", lambda _: 1)
+    patch.setattr(environment, "fingerprint", lambda _: {})
+
+
+@pytest.mark.parametrize(("wait_seconds", "whole"), [(30, 6), (1, 2)])
+def test_g4_the_end_of_a_recording_waits_for_a_device_that_is_behind(
+    wait_seconds: float, whole: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
+    cuda = VirtualCuda()
+    record_on(cuda, monkeypatch)
+    model, run = torch.nn.Linear(2, 2), tmp_path / "run"
+    options: dict[str, Any] = {"mode": "events", "warmup": 0, "measure_overhead": False}
+    with overlapscope.profile(run, model=model, wait_seconds=wait_seconds, **options) as scope:
+        for _ in range(6):
+            with scope.step():
+                model(torch.ones(2)).sum().backward()
+                cuda.launch("step", 400 * MS)
+                with scope.region("own"):
+                    pass
+    cut = overlapscope.load(run).run.ranks[0].steps.cut.tolist()
+    assert cut == [False] * whole + [True] * (6 - whole)
+
+
 def test_g12_a_device_that_is_first_used_inside_the_profile_is_recorded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
-    from overlapscope.capture.hooks import hook_set
-
     cuda = VirtualCuda()
     used: list[int] = []
-    monkeypatch.setattr(time, "monotonic_ns", cuda.monotonic_ns)
+    record_on(cuda, monkeypatch)
     monkeypatch.setattr(environment, "device_of", lambda _: (0, True) if used else (None, False))
-    monkeypatch.setattr(environment, "device", lambda _: (None, None))
-    monkeypatch.setattr(environment, "peak_memory_bytes", lambda _: 1)
-    monkeypatch.setattr(environment, "fingerprint", lambda _: {})
-    monkeypatch.setattr(hook_set, "_device_clock", lambda device: DeviceClock(cuda, device))
     model = torch.nn.Linear(2, 2)
     with overlapscope.profile(
         tmp_path / "run", model=model, mode="events", warmup=2, measure_overhead=False, wait_seconds=1
@@ -266,17 +315,10 @@ def test_a_recording_in_parts_on_a_device_has_every_step_whole(
     every: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
-    from overlapscope.capture.hooks import hook_set
     from overlapscope.capture.sampling import Sampling
 
     cuda = VirtualCuda()
-    monkeypatch.setattr(time, "monotonic_ns", cuda.monotonic_ns)
-    monkeypatch.setattr(environment, "device_of", lambda _: (0, True))
-    monkeypatch.setattr(environment, "device", lambda _: (None, None))
-    monkeypatch.setattr(environment, "peak_memory_bytes", lambda _: 1)
-    monkeypatch.setattr(environment, "fingerprint", lambda _: {})
-    monkeypatch.setattr(hook_set, "_device_clock", lambda device: DeviceClock(cuda, device))
-    monkeypatch.setattr(hook_set, "monotonic_ns", cuda.monotonic_ns)
+    record_on(cuda, monkeypatch)
     monkeypatch.setattr("overlapscope.capture.steps.FLUSH_NOTES", 20)
     monkeypatch.setattr("overlapscope.capture.parts.PART_BYTES", 3_000)
 
@@ -358,6 +400,23 @@ def test_g18_what_the_compute_stream_waits_for_is_seen_from_any_other_stream(
     job.settle()
     assert all(len(record.waits) == 1 for record in job.records)
     assert set(agree(job, [group]).values()) == {"exact"}
+
+
+def test_g20_a_model_in_a_stream_of_its_own_keeps_its_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = VirtualCuda()
+    job = VirtualJob(cuda, monkeypatch)
+    group, own = NcclGroup(cuda), cuda.new_stream()
+    job.computes_on = own.number
+    for _ in range(4):
+        with job.step(), cuda.stream(own):
+            compute(job)
+            with job.phase("backward"):
+                work = job.call(group, "all_reduce", 5 * MS)
+                cuda.launch("backward", 2 * MS)
+                work.wait()
+                cuda.launch("backward", MS)
+    job.settle()
+    assert agree(job, [group]) == dict.fromkeys((1, 2, 3), "exact")
 
 
 def test_g21_few_events_live_at_once_however_long_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
