@@ -41,10 +41,10 @@ R = TypeVar("R")
 COMM_MARK = "overlapscope.comm:"
 """Prefix of the name of a communicating region in a trace; the trace reader counts such a range as communication."""
 HOOK_IN_TRACE = (
-    "a trace over gloo does not say when the transfers of DDP's communication hook end, and lacks what a callback "
-    'sends, so communication is not right here; record with mode="events"'
+    "DDP's communication hook was not known when the trace began, so communication is not right in its first steps; "
+    "record with warmup=2 or more"
 )
-"""A range `gloo:*` ends behind its future's callbacks: they run in it (finishWorkGloo, ProcessGroupGloo.cpp)."""
+"""What a hook sends is recorded beside a trace over gloo, which lacks it (`HookSet.watch_transfers`)."""
 REBUILT_STEPS = 2
 """Steps after which DDP has its final buckets: it rebuilds them in the first or second one."""
 _session_numbers = iter(range(1_000_000))
@@ -83,6 +83,8 @@ class Session:
         """Whether the user has left the `with` block; a profile closed by anything else was closed early."""
         self._in_step = False
         self._ddp: dict[str, Any] = {}
+        self._hook_unseen = False
+        """Whether steps of a trace over gloo were recorded before DDP's communication hook was known."""
         self._fingerprint: dict[str, str | int | None] = {}
         self._group_destruction = GroupDestructionHook(self.close)
         self._termination = Termination(self.guard, lambda: self.close(wait=False))
@@ -160,7 +162,7 @@ class Session:
             self.guard("waiting for collectives", self._settle)
         if self.hooks.traces is not None:
             self.guard("closing the profiler", self.hooks.traces.close)
-            if self.hooks.device is None and self._ddp and self._ddp["comm_hook"] not in BUILT_IN_HOOKS:
+            if self._hook_unseen:
                 self.guard.note(HOOK_IN_TRACE)
         self.steps.note_missing()
         self.terminated = not wait and self._termination.ends_process
@@ -309,6 +311,9 @@ class Session:
         holds the lock that it would wait for."""
         model = self.hooks.ddp_wrapper.found
         self._ddp = self.guard("reading DDP's buckets", environment.ddp_buckets, model) or {}
+        if self._ddp and self._ddp["comm_hook"] not in BUILT_IN_HOOKS and not self.hooks.watches_transfers:
+            watched = self.guard("recording transfers", self.hooks.watch_transfers)
+            self._hook_unseen = bool(watched and self.steps.records)
 
     def region(self, name: str) -> AbstractContextManager[None]:
         """Record the block as a named part of a step, such as `data`."""

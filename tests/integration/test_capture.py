@@ -184,10 +184,23 @@ def test_the_users_own_communication_hook_keeps_working(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["events", "trace"])
-def test_a_trace_says_that_it_does_not_know_when_a_hooks_transfers_end(mode: str, tmp_path: Path) -> None:
-    passed(train("ddp_hook", tmp_path, mode=mode))
+def test_transfers_of_a_hook_are_recorded_in_both_modes(mode: str, tmp_path: Path) -> None:
+    trained = passed(train("ddp_hook", tmp_path, mode=mode))
+    assert trained.results[0]
+    run = overlapscope.load(tmp_path / "run")
+    for rank in run.run.ranks.values():
+        assert rank.recorded["failures"] == []
+    calls, steps = run.table("collectives", 0), run.table("steps", 0).step
+    for step in steps:
+        sent = calls[(calls.step == step) & (calls.op == "all_reduce")].sort_values("launch_ns").bytes.tolist()
+        assert sent == [each for each in trained.results[0]["bucket_bytes"] for _ in range(2)]
+
+
+@pytest.mark.long
+def test_a_trace_that_began_before_the_hook_was_known_says_so(tmp_path: Path) -> None:
+    passed(train("ddp_hook_at_once", tmp_path, mode="trace"))
     for rank in overlapscope.load(tmp_path / "run").run.ranks.values():
-        assert rank.recorded["failures"] == ([HOOK_IN_TRACE] if mode == "trace" else [])
+        assert rank.recorded["failures"] == [HOOK_IN_TRACE]
 
 
 @pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])

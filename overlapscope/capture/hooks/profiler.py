@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 REST_SECONDS: Final = 0.5
 """How long at most a recording waits for the ends of ranges of other threads, once, before it is written."""
+TRANSFERS: Final = "overlapscope_transfers"
+"""Key of what a trace over gloo has of the transfers of a communication hook: `CollectiveWatch` records them."""
 ARMED: Final = ("WARMUP", "RECORD", "RECORD_AND_SAVE")
 """Actions in which a profiler has prepared or begun to record."""
 
@@ -46,6 +48,8 @@ class TraceRecorder:
         self.files: list[Path] = []
         self.metadata: dict[str, str] = {}
         """What is written into each trace beside its events: JSON values by key."""
+        self.take_transfers: Callable[[], str] | None = None
+        """Returns as JSON what was sent since its last call, where that is recorded beside the trace."""
 
     @property
     def recording(self) -> bool:
@@ -133,10 +137,15 @@ class TraceRecorder:
         self._steps += 1
         if self._profiler is not None:
             if self._action == "RECORD_AND_SAVE":
-                self._guard("ending a recording", let_other_threads_rest, REST_SECONDS)
+                self._guard("ending a recording", self._wait_for_transfers)
             self._advance(self._profiler.step)
         else:
             self._start_when_due()
+
+    def _wait_for_transfers(self) -> None:
+        let_other_threads_rest(REST_SECONDS)
+        if self.take_transfers is not None:
+            self._profiler.add_metadata_json(TRANSFERS, self.take_transfers())
 
     def mark(self, name: str) -> AbstractContextManager[Any]:
         """Return a context manager whose range the profiler records under `name`."""
@@ -152,7 +161,7 @@ class TraceRecorder:
             return
         if self._thread == threading.get_ident():
             if self.recording:
-                self._guard("ending a recording", let_other_threads_rest, REST_SECONDS)
+                self._guard("ending a recording", self._wait_for_transfers)
             self._profiler.stop()
         elif self.recording:
             self._guard.note("the profiler runs in a thread that is stuck: the unfinished recording is lost")

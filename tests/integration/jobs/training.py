@@ -113,23 +113,36 @@ def bits() -> dict[str, object]:
     }
 
 
-def ddp_hook() -> dict[str, object]:
-    """DDP with the user's own communication hook."""
+def ddp_hook(**options: object) -> dict[str, object]:
+    """DDP with the user's own communication hook, which sends the bucket, and in the callback of that once more.
+
+    One bucket: callbacks run on the two threads of gloo that make the transfers.
+    """
     calls = []
-    model = nn.parallel.DistributedDataParallel(mlp(), bucket_cap_mb=0.03)
+    model = nn.parallel.DistributedDataParallel(mlp(), bucket_cap_mb=1)
+
+    def send_again(future: torch.futures.Future[Any]) -> torch.Tensor:
+        time.sleep(0.005)
+        (sent,) = future.value()
+        dist.all_reduce(sent, async_op=True).wait()
+        return sent.div_(WORLD)
 
     def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         calls.append(bucket.index())
         work = dist.all_reduce(bucket.buffer().div_(WORLD), async_op=True)
-        return work.get_future().then(lambda future: future.value()[0])
+        return work.get_future().then(send_again)
 
     model.register_comm_hook(None, hook)
-    with profiled(model, measure_overhead=False) as scope:
+    with profiled(model, measure_overhead=False, **options) as scope:
         for number in range(6):
             with step_of(scope):
                 model(batch(number)).square().mean().backward()
                 model.zero_grad()
-    return {"hook_calls": len(calls)}
+    return {"hook_calls": len(calls), "bucket_bytes": bucket_bytes(model)}
+
+
+def ddp_hook_at_once() -> dict[str, object]:
+    return ddp_hook(warmup=0)
 
 
 def fsdp() -> dict[str, object]:

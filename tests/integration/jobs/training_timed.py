@@ -82,7 +82,9 @@ def timed(model: nn.Module | None, trained: nn.Module, step: Any, mode: str) -> 
             timer.step()
             with step_of(scope):
                 step(number, timer)
-    return {"exposed_ns": timer.exposed_ns(), "digest": digest(trained)}
+    offset = time.time_ns() - time.monotonic_ns()
+    stood = [[(begin + offset, end + offset) for begin, end in step] for step in timer.stood]
+    return {"exposed_ns": timer.exposed_ns(), "stood_ns": stood, "digest": digest(trained)}
 
 
 def bits() -> dict[str, object]:

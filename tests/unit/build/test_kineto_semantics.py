@@ -468,6 +468,37 @@ def test_r5_an_operation_around_a_wait_counts_by_what_runs_inside_it(folder: Pat
     assert figures["exposed_comm_ns"] == 6 * MS
 
 
+def test_callbacks_of_a_communication_hook_are_no_communication_but_what_they_send_is(folder: Path) -> None:
+    """gloo's range ends behind the callbacks, and theirs are missing: the recording states these transfers."""
+    node = op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 0, 20 * MS)
+    events = [node, op("c10d::allreduce_", MS, MS), gloo("all_reduce", 2 * MS, 16 * MS, [[8]])]
+    base = int(spans(load(folder, events)).start_ns.min())
+
+    def sent(called_ms: int, ended_ms: int, elements: int) -> dict[str, object]:
+        times = {"called_ns": base + called_ms * MS, "ended_ns": base + ended_ms * MS}
+        return {"op": "all_reduce", "elements": elements, "dtype": "float32", "group_size": 2, **times}
+
+    stated = {"overlapscope_transfers": [sent(8, 12, 4), sent(1, 5, 8)]}
+    run = load(folder, events, metadata=distributed(0) | stated)
+    figures = whole(run)
+    assert figures["comm_ns"] == figures["exposed_comm_ns"] == (3 + 4) * MS
+    assert figures["compute_ns"] == (1 + 8) * MS  # before the call, and once the last transfer is done
+    table = calls(run)
+    assert (table.start_ns - base).tolist() == [2 * MS, 8 * MS]
+    assert (table.end_ns - base).tolist() == [5 * MS, 12 * MS]
+    assert (table.launch_ns - base).tolist() == [1 * MS, 8 * MS]
+    assert table.bytes.tolist() == [32, 16]
+    assert set(table.op) == {"all_reduce"}
+
+
+@pytest.mark.parametrize("stated", [5, [{"op": "all_reduce"}], [{"op": 1, "called_ns": "x", "ended_ns": []}]])
+def test_transfers_that_are_none_are_a_warning(stated: object, folder: Path) -> None:
+    events = [op("c10d::allreduce_", 0, MS), gloo("all_reduce", MS, 6 * MS, [[8]]), op("aten::mm", 7 * MS, MS)]
+    run = load(folder, events, metadata=distributed(0) | {"overlapscope_transfers": stated})
+    assert whole(run)["comm_ns"] == 6 * MS
+    assert any("overlapscope_transfers could not be read" in each for each in run.run.sources[0].warnings)
+
+
 def test_a_compiled_region_computes_beside_its_collective(folder: Path) -> None:
     """Compiled kernels leave no ranges; the wait of a functional collective has one of its own."""
     events = [op("Torch-Compiled Region: 0/0", 0, 10 * MS), op("_c10d_functional::all_reduce_", MS, MS)]

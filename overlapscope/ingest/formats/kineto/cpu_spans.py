@@ -21,14 +21,13 @@ from overlapscope.ingest.build.host_ranges import launch_context
 from overlapscope.ingest.build.kernel_names import C10D_CALL, ENTERS_COLLECTIVE, HOST_COLLECTIVE, canonical_operation
 from overlapscope.ingest.build.trace_columns import Mask, TraceColumns
 from overlapscope.ingest.build.user_marks import comm_marks
+from overlapscope.ingest.formats.kineto.transfers import EXECUTED_AS
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Flags, Ints, Spans, make, or_missing
 from overlapscope.timeline.intervals import Intervals, difference, union
 from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, full_elements, volume_bytes
 from overlapscope.timeline.run import Group
 
 _NO_ARGS = CollectiveArgs()
-_EXECUTED_AS = {"reduce_scatter": "all_reduce"}
-"""Operations that gloo implements, and records, as another operation."""
 _MESSAGE = re.compile(r"^(?:gloo|mpi|ucc):(?:send|recv)")
 _OUTPUT_FIRST = ("all_gather", "reduce_scatter", "all_to_all")
 """c10d operations whose arguments are (output, input). In-place operations have the input first."""
@@ -158,7 +157,7 @@ def _match(columns: TraceColumns, names: list[str], executed: Ints, ended: Mask,
         args = columns.host_args.get(row, _NO_ARGS)
         position = 1 if op in _OUTPUT_FIRST and input_elements(args, 1) is not None else 0
         size = input_elements(args, position)
-        waiting.setdefault((_EXECUTED_AS.get(op or "", op), size), deque()).append(row)
+        waiting.setdefault((EXECUTED_AS.get(op or "", op), size), deque()).append(row)
     keys: list[_Key] = []
     for row in executed.tolist():
         found = HOST_COLLECTIVE.match(names[int(columns.host.name[row])])

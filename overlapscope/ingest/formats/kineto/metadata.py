@@ -7,6 +7,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from overlapscope.ingest.build.collective_args import parse_count, parse_ranks
+from overlapscope.ingest.formats.kineto.transfers import Transfer, parse_transfers
 from overlapscope.timeline.run import MAX_RANKS, Group
 
 MAX_REASON_CHARACTERS = 500
@@ -24,6 +25,7 @@ class _Fields(msgspec.Struct, gc=False):
     torch: Any = msgspec.field(default=None, name="torch_version")
     host: Any = msgspec.field(default=None, name="host_name")
     trigger: Any = msgspec.field(default=None, name="overlapscope_trigger")
+    transfers: Any = msgspec.field(default=None, name="overlapscope_transfers")
 
 
 class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +39,8 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None = None
     reason: str | None = None
     """Why a running job recorded this trace, where a trigger of ours did."""
+    transfers: tuple[Transfer, ...] = ()
+    """Of a communication hook, where a recording of ours has them."""
     warnings: tuple[str, ...] = ()
 
 
@@ -68,6 +72,7 @@ def read_metadata(head: bytes, tail: bytes, *, is_array: bool) -> TraceMetadata:
         fingerprint=_fingerprint(merged, info),
         host=merged.host if isinstance(merged.host, str) else None,
         reason=_reason(merged.trigger),
+        transfers=_transfers(merged.transfers, warnings),
         warnings=tuple(warnings),
     )
 
@@ -75,6 +80,14 @@ def read_metadata(head: bytes, tail: bytes, *, is_array: bool) -> TraceMetadata:
 def _reason(trigger: Any) -> str | None:
     reason = trigger.get("reason") if isinstance(trigger, dict) else None
     return reason[:MAX_REASON_CHARACTERS] if isinstance(reason, str) else None
+
+
+def _transfers(value: Any, warnings: list[str]) -> tuple[Transfer, ...]:
+    try:
+        return parse_transfers(value or ())
+    except msgspec.ValidationError as error:
+        warnings.append(f"overlapscope_transfers could not be read ({error}); left out")
+        return ()
 
 
 def _decode(text: bytes, where: str, warnings: list[str]) -> _Fields:

@@ -24,6 +24,7 @@ from overlapscope.ingest.formats.kineto.event_file import read_events
 from overlapscope.ingest.formats.kineto.events import without_impossible
 from overlapscope.ingest.formats.kineto.gradients import with_ready_gradients
 from overlapscope.ingest.formats.kineto.metadata import TraceMetadata, read_metadata
+from overlapscope.ingest.formats.kineto.transfers import with_transfers
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.columns import NONE, shift
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
@@ -38,6 +39,8 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
     file = read_events(path, context)
     metadata = read_metadata(file.head, file.tail, is_array=file.is_array)
     columns, impossible = without_impossible(file.columns)
+    if metadata.transfers and not columns.device_name.size:
+        columns = with_transfers(columns, metadata.transfers, metadata.base_ns)
     if columns.device_name.size == 0 and columns.host.name.size == 0:
         raise InputError(
             f"{display_path(path)}: holds no device or host work ({columns.events} events); "
