@@ -140,8 +140,9 @@ def _by_scenario(
 
 
 def _intro(words: Words, found: WhatIf, *, changed: bool) -> Component:
-    verdict = "" if changed or found.verdict == "change" else f"{ADVICE[found.verdict].capitalize()}. "
-    said = html.P(f"{verdict}{KINDS[found.kind]}", className="under-lead note")
+    words = words if changed else (*words, *scenarios.beside_recorded(found))
+    unsure = "" if changed or found.verdict != "insufficient_data" else f"{ADVICE[found.verdict].capitalize()}. "
+    said = html.P(f"{unsure}{KINDS[found.kind]}", className="under-lead note")
     return html.Div([html.P(with_times(words), className="lead"), said], className="intro")
 
 

@@ -7,7 +7,8 @@ from overlapscope.advice.replayed_settings import recommended_scenario
 from overlapscope.analysis.compare.prediction_check import Outcome
 from overlapscope.report.formats.svg import ticks
 from overlapscope.report.formatting import ms, percent, signed_percent, signed_size
-from overlapscope.whatif.result import CAP, Scenario, WhatIf, knob_words
+from overlapscope.report.verdicts import NOT_FASTER
+from overlapscope.whatif.result import CAP, Scenario, WhatIf, knob_words, largest_gain
 from overlapscope_dashboards.parts.forest import Forest, ScenarioRow
 from overlapscope_dashboards.parts.quantities import Figure, Time, Words, rounded_ms
 
@@ -152,12 +153,7 @@ def lead(found: WhatIf, scenario: Scenario) -> Words:
     base, present = found.scenarios[0], found.baseline.knobs
     known = "measured" if found.baseline.measured_step_ns is not None else "replayed"
     if scenario is base:
-        best = recommended_scenario(found)
-        now: Words = ("A step takes ", Time(base.predicted_step_ns), f" ({known}). ")
-        return (
-            *now,
-            "No setting that was replayed is surely faster." if best is None else "Other settings are faster.",
-        )
+        return ("A step takes ", Time(base.predicted_step_ns), f" ({known}).")
     sign = 1 if scenario.gain >= 0 else -1
     low, high = sorted(sign * each * base.predicted_step_ns for each in (scenario.gain_low, scenario.gain_high))
     first = "Set" if _is_plain(scenario) else "With"
@@ -168,6 +164,21 @@ def lead(found: WhatIf, scenario: Scenario) -> Words:
         f" ({ms(low)} to {ms(high)} ms, 90 %).",
         " It changes numerics." if scenario.changes_numerics else "",
         " No setting achieves this on its own." if scenario.hypothetical else "",
+    )  # fmt: skip
+
+
+def beside_recorded(found: WhatIf) -> Words:
+    """Return a sentence on what is faster than the recorded settings, and the largest gain where no setting is."""
+    if recommended_scenario(found) is not None:
+        return (" Other settings are faster.",)
+    most = largest_gain(found)
+    if most is None:
+        return (f" {NOT_FASTER}.",)
+    base, name = found.scenarios[0].predicted_step_ns, knobs_text(most.knobs, found.baseline.knobs)
+    caveat = "no setting does this" if most.hypothetical else "it changes numerics"
+    return (
+        f" {NOT_FASTER}. The largest gain on this page is that of {name} ({caveat}): ", Time(most.gain * base),
+        f", {percent(most.gain)}.",
     )  # fmt: skip
 
 

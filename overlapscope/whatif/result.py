@@ -144,6 +144,15 @@ def cap_of(knobs: Mapping[str, Any]) -> float:
     return DEFAULT_CAP_MB if cap is None else float(cap)
 
 
+def largest_gain(found: WhatIf) -> Scenario | None:
+    """Return the scenario that surely gains most, where no change of settings is recommended: it is hypothetical, or
+    changes numerics; None where none surely gains."""
+    if found.verdict == "change":
+        return None
+    others = [each for each in found.scenarios if each.gain_low > 0 and (each.hypothetical or each.changes_numerics)]
+    return max(others, key=lambda each: each.gain, default=None)
+
+
 def equally_good(
     scenarios: Sequence[Scenario], best: Scenario, flat_region: Mapping[str, Sequence[Any]]
 ) -> dict[str, list[float]]:

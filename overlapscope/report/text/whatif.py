@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from overlapscope.report.formatting import aligned, ms, percent, signed_size
-from overlapscope.report.verdicts import ADVICE
+from overlapscope.report.verdicts import ADVICE, NOT_FASTER
 from overlapscope.whatif.listing import ReplayableSettings
 from overlapscope.whatif.parallelism import NOT_REPLAYED
-from overlapscope.whatif.result import CAP, Assumed, Scenario, WhatIf, knob_words
+from overlapscope.whatif.result import CAP, Assumed, Scenario, WhatIf, knob_words, largest_gain
 
 MAX_LIST = 3
 EXPOSED_NOTE = "Exposed time is that of the replay; `overlapscope analyze` shows the recorded one."
@@ -37,10 +37,11 @@ def _headline(answer: WhatIf) -> str:
     now = base.measured_step_ns if base.measured_step_ns is not None else base.replayed_step_ns
     known = "measured" if base.measured_step_ns is not None else "replayed, not measured"
     under = _knobs(base.knobs, base.knobs)
-    line = f"{ADVICE[answer.verdict].capitalize()}: a step takes {ms(now)} ms ({known})"
+    verdict = NOT_FASTER if answer.verdict == "no_change" else ADVICE[answer.verdict].capitalize()
+    line = f"{verdict}: a step takes {ms(now)} ms ({known})"
     line += f" with {under}" if under else ""
     if answer.verdict != "change":
-        return f"{line}."
+        return f"{line}.{_largest_gain(answer, now)}"
     best = next(each for each in answer.scenarios if each.knobs == answer.best.knobs)
     gain, low, high = (ms(now * share) for share in (best.gain, best.gain_low, best.gain_high))
     saved = f"{_knobs(best.knobs, answer.baseline.knobs)} saves {gain} ms ({low} to {high}), {percent(best.gain)}."
@@ -51,6 +52,16 @@ def _headline(answer: WhatIf) -> str:
         else ""
     )
     return f"{line};\n{saved}{also}"
+
+
+def _largest_gain(answer: WhatIf, now: int) -> str:
+    most = largest_gain(answer)
+    if most is None:
+        return ""
+    gain, low, high = (ms(now * share) for share in (most.gain, most.gain_low, most.gain_high))
+    knobs = _changed(most.knobs, answer.baseline.knobs)
+    caveat = "no setting does this" if most.hypothetical else "it changes numerics"
+    return f"\nThe largest gain is that of {knobs} ({caveat}): {gain} ms ({low} to {high}), {percent(most.gain)}."
 
 
 def _table(answer: WhatIf) -> str:
@@ -156,6 +167,10 @@ def _next(answer: WhatIf, *, recorded: bool) -> str:
     if recorded:
         return f"next: record a run with {knobs} and compare both: overlapscope compare RUN NEW_RUN"
     return f"next: measure a step with {knobs} and add it as [[measured]]"
+
+
+def _changed(knobs: dict[str, Any], base: dict[str, Any]) -> str:
+    return _knobs({name: value for name, value in knobs.items() if base.get(name, ...) != value}, base)
 
 
 def _knobs(knobs: dict[str, Any], base: dict[str, Any]) -> str:

@@ -362,7 +362,8 @@ def _against(case: DdpCase, predictions: Predictions, scenarios: Sequence[Scenar
     if best is base:
         return "no setting that was replayed is faster than the present ones"
     if best.gain <= noise:
-        return f"the best setting gains {best.gain:.1%}, which is within the noise of {noise:.1%}: leave it as it is"
+        within = f"the best setting gains {best.gain:.1%}, which is within the noise of {noise:.1%}"
+        return f"{within}: leave the settings as they are"
     if best.gain_low <= 0:
         widest = _widest(predictions, place)
         doubt = f"the gain of {best.gain:.1%} may be zero: its interval begins at {best.gain_low:.1%}"
@@ -382,7 +383,7 @@ def _by_measurement(
     expected = noise * RANGE_OF[min(len(steps), len(RANGE_OF) + 1) - 2]
     counted = f"{len(steps)} settings were measured; their steps differ by {spread:.1%}"
     if spread <= expected:
-        return "no_change", [f"{counted}, and {expected:.1%} would be noise: leave it as it is"]
+        return "no_change", [f"{counted}, and {expected:.1%} would be noise: leave the settings as they are"]
     if best is base or best.gain <= noise:
         return "no_change", [f"{counted}, and the present one is as good as the best of them"]
     return "change", [f"{counted}, where {expected:.1%} would be noise"]
