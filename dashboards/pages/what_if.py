@@ -88,7 +88,7 @@ def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
             [
                 html.Div([_controls(opened, case, outcome, asked), _code(opened, case, outcome, asked),
                           _not_replayed(opened), _earlier(opened)], className="stack third"),
-                html.Div([_forest(opened, found, outcome.scenario.knobs), _parts(outcome), _curve(outcome)],
+                html.Div([_forest(opened, found, outcome.scenario.knobs), _parts(outcome), _curve(outcome, found)],
                          className="stack twothirds"),
                 _lanes(outcome),
                 _rests_on(case),
@@ -319,8 +319,8 @@ def _parts(outcome: view.SettingsOutcome) -> Component:
     return card("Step before and after" if outcome.changed else "Step", [*bars, twin], words=words)
 
 
-def _curve(outcome: view.SettingsOutcome) -> Component:
-    curve = outcome.curve
+def _curve(outcome: view.SettingsOutcome, found: WhatIf) -> Component:
+    curve, best_mb = outcome.curve, view.best_caps(outcome, found)
     if len(curve.caps_mb) < 2:
         return card(
             "Step by bucket cap", empty("All gradients fit into the smallest bucket, so the cap has no effect.")
@@ -347,11 +347,9 @@ def _curve(outcome: view.SettingsOutcome) -> Component:
                        "name": "measured", "marker": {"symbol": "diamond", "size": 11, "color": COLOURS["exposed"]},
                        "hovertemplate": "cap %{x:g} MiB, as recorded<br><b>%{y:,.3f} ms</b> measured<extra></extra>"}
         )  # fmt: skip
-    shapes: list[dict[str, Any]] = []
-    shapes += [
+    shapes: list[dict[str, Any]] = [
         {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "layer": "below", "line": {"width": 0},
-         "fillcolor": FLAT, "x0": low_mb / SHADE_MARGIN, "x1": high_mb * SHADE_MARGIN}
-        for low_mb, high_mb in view.best_cap_ranges(curve)
+         "fillcolor": FLAT, "x0": best_mb[0] / SHADE_MARGIN, "x1": best_mb[1] * SHADE_MARGIN}
     ]  # fmt: skip
     chosen = outcome.settings.ddp.bucket_cap_mb
     if outcome.changed and chosen is not None:
@@ -363,11 +361,11 @@ def _curve(outcome: view.SettingsOutcome) -> Component:
         "yaxis": {"rangemode": "normal"},
         "shapes": shapes,
     }
-    words = f"{view.best_caps_sentence(curve)} The other settings are as selected." + (
+    words = f"{view.best_caps_sentence(best_mb)} The other settings are as selected." + (
         " The dotted line is the selected cap." if outcome.changed else ""
     )
     twin = table(("cap MiB", "step ms", "low ms", "high ms", "exposed ms", "buckets", "near the best"),
-                 view.curve_rows(curve), caption="Step by bucket cap", hide_caption=True)  # fmt: skip
+                 view.curve_rows(curve, best_mb), caption="Step by bucket cap", hide_caption=True)  # fmt: skip
     return figure_card("Step by bucket cap", figure(traces, x="bucket cap, MiB", y="step, ms", layout=layout), twin,
                        words=words, id="what-if-curve", height=320)  # fmt: skip
 

@@ -13,7 +13,7 @@ from overlapscope.whatif.ddp.ddp_recording import RecordedCase
 from overlapscope.whatif.ddp.ddp_step import HALF, Settings
 from overlapscope.whatif.ddp.lane_usage import ReplayedStep, replayed_step
 from overlapscope.whatif.ddp.search import with_cap
-from overlapscope.whatif.result import Scenario
+from overlapscope.whatif.result import CAP, Scenario, WhatIf
 from overlapscope_dashboards.parts.bars import Segment
 from overlapscope_dashboards.parts.quantities import Figure, Time, Words
 from overlapscope_dashboards.views.scenarios import AS_RECORDED, SETTING_NAMES
@@ -199,36 +199,32 @@ def lane_rows(shown: ReplayedStep) -> list[tuple[str, str, str, str, str]]:
     ]
 
 
-def best_cap_ranges(curve: CapCurve) -> list[tuple[float, float]]:
-    """Return (lowest, highest) MiB of the ranges of caps whose steps equal the shortest within the noise."""
-    found: list[list[float]] = []
-    joined = False
-    for cap in curve.caps_mb:
-        near = cap in curve.flat_mb
-        if near and joined:
-            found[-1].append(cap)
-        elif near:
-            found.append([cap])
-        joined = near
-    return [(each[0], each[-1]) for each in found]
+def best_caps(outcome: SettingsOutcome, found: WhatIf) -> tuple[float, float]:
+    """Return the smallest and the largest cap in MiB that are as good as the best: those of the prediction, which the
+    recommendation names, where the settings are its own but for the cap; else those of the curve."""
+    predicted = found.equally_good.get(CAP)
+    if predicted and _but_cap(outcome.scenario.knobs) == _but_cap(found.best.knobs):
+        return predicted[0], predicted[1]
+    return outcome.curve.good_mb
 
 
-def best_caps_sentence(curve: CapCurve) -> str:
+def _but_cap(knobs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in knobs.items() if name != CAP}
+
+
+def best_caps_sentence(best_mb: tuple[float, float]) -> str:
     """Return a sentence on the caps that are as good as the best."""
-    ranges = best_cap_ranges(curve)
-    if not ranges:
-        return ""
-    if len(curve.flat_mb) == 1:
-        return f"The shortest step is with a cap of {curve.flat_mb[0]:g} MiB."
-    spans = [f"{low:g} to {high:g}" if low != high else f"{low:g}" for low, high in ranges]
-    return f"Caps of {' or '.join(spans)} MiB (shaded green) are equally good within the noise."
+    low, high = best_mb
+    if low == high:
+        return f"The shortest step is with a cap of {low:g} MiB."
+    return f"Caps of {low:g} to {high:g} MiB (shaded green) are equally good within the noise."
 
 
-def curve_rows(curve: CapCurve) -> list[tuple[str, ...]]:
+def curve_rows(curve: CapCurve, best_mb: tuple[float, float]) -> list[tuple[str, ...]]:
     """Return a row for each cap."""
     return [
         (f"{cap:g}", ms(each.predicted_step_ns), ms(each.low_ns), ms(each.high_ns), ms(each.exposed_comm_ns),
-         str(each.buckets), "yes" if cap in curve.flat_mb else "")
+         str(each.buckets), "yes" if best_mb[0] <= cap <= best_mb[1] else "")
         for cap, each in zip(curve.caps_mb, curve.steps, strict=True)
     ]  # fmt: skip
 

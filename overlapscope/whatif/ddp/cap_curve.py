@@ -1,18 +1,16 @@
-"""Predicted step time by bucket cap, all else unchanged: the shortest, and those equal within the noise."""
+"""Predicted step time by bucket cap, all else unchanged, and the caps that are as good as the best."""
 
 from collections.abc import Hashable, Sequence
-from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from overlapscope.whatif.ddp.buckets import MIB
 from overlapscope.whatif.ddp.ddp_predict import DdpCase, predict_settings
 from overlapscope.whatif.ddp.ddp_step import Settings, buckets_of
-from overlapscope.whatif.ddp.search import with_cap
-from overlapscope.whatif.result import Scenario
+from overlapscope.whatif.ddp.search import CAPS_MB, with_cap
+from overlapscope.whatif.result import CAP, Scenario, equally_good
 from overlapscope.whatif.workload.workload import Workload
-
-CAPS_MB: Final = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 18.0, 25.0, 40.0, 60.0, 100.0, 250.0, 500.0, 1000.0)
 
 
 class CapCurve(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,12 +18,14 @@ class CapCurve(msgspec.Struct, frozen=True, kw_only=True):
 
     caps_mb: tuple[float, ...]
     steps: tuple[Scenario, ...]
-    flat_mb: tuple[float, ...]
-    """Caps whose steps differ from the shortest by less than the noise."""
+    good_mb: tuple[float, float]
+    """Smallest and largest cap, without a worse one between, whose steps differ from the shortest by less than the
+    noise; both are the cap of the shortest where no other does."""
 
 
 def caps_to_draw(workload: Workload, *others_mb: float | None) -> tuple[float, ...]:
-    """Return the caps to draw, in MiB: up to the first that holds all gradients, and the given ones."""
+    """Return the caps to draw, in MiB: those that a prediction tries, up to the first that holds all gradients, and the
+    given ones."""
     total = float(workload.gradients.sizes_bytes.sum()) / MIB
     last = next((at for at, cap in enumerate(CAPS_MB) if cap >= total), len(CAPS_MB) - 1)
     return tuple(sorted({*CAPS_MB[: last + 1], *(each for each in others_mb if each is not None)}))
@@ -48,8 +48,11 @@ def cap_curve(case: DdpCase, settings: Settings, caps_mb: Sequence[float]) -> Ca
     rows = predict_settings(case, list(distinct.values()))[1:]
     by_buckets = dict(zip(distinct, rows, strict=True))
     steps = tuple(by_buckets[made] for made in chosen.values())
-    least = min((each.predicted_step_ns for each in steps), default=0)
-    flat = tuple(
-        cap for cap, each in zip(chosen, steps, strict=True) if each.predicted_step_ns <= least * (1 + case.noise)
-    )
-    return CapCurve(caps_mb=tuple(chosen), steps=steps, flat_mb=flat)
+    if not steps:
+        return CapCurve(caps_mb=(), steps=(), good_mb=(0.0, 0.0))
+    # Caps that make the same buckets share a replay: each row is named after its own cap.
+    named = [replace(each, knobs={CAP: cap}) for cap, each in zip(chosen, steps, strict=True)]
+    best = min(named, key=lambda each: each.predicted_step_ns)
+    near = [each.knobs[CAP] for each in named if each.predicted_step_ns <= best.predicted_step_ns * (1 + case.noise)]
+    low, high = equally_good(named, best, {CAP: near}).get(CAP, [best.knobs[CAP]] * 2)
+    return CapCurve(caps_mb=tuple(chosen), steps=steps, good_mb=(low, high))

@@ -120,15 +120,28 @@ def test_a_recording_that_cannot_be_replayed_says_why(site: Site) -> None:
     assert "overlapscope.profile(path, model=model)" in said
 
 
-def test_flat_regions_are_given_in_mebibytes(case: RecordedCase) -> None:
-    curve = view.replay_settings(case, with_cap(case.baseline, 5.0)).curve
-    near = [cap for low, high in view.best_cap_ranges(curve) for cap in curve.caps_mb if low <= cap <= high]
-    assert near == list(curve.flat_mb)
-    apart = replace(curve, flat_mb=(1.0, 2.0, 12.0))
-    assert view.best_caps_sentence(apart).startswith("Caps of 1 to 2 or 12 MiB")
-    assert view.best_caps_sentence(replace(curve, flat_mb=())) == ""
-    assert "cap of 5 MiB" in view.best_caps_sentence(replace(curve, flat_mb=(5.0,)))
-    assert [row[-1] for row in view.curve_rows(curve)].count("yes") == len(curve.flat_mb)
+def test_caps_as_good_as_the_best_are_those_that_the_recommendation_names(site: Site) -> None:
+    assert "(1 to 10 MiB are equally good)" in exact_words(_page(site, "recommendations").content)
+    for query in ({}, {"cap": "25"}):
+        assert "Caps of 1 to 10 MiB (shaded green) are equally good" in exact_words(
+            _page(site, "what-if", **query).content
+        )
+
+
+def test_a_curve_under_other_settings_has_its_own_best_caps(case: RecordedCase, site: Site) -> None:
+    found = site.run(ids(site)["regressed"]).prediction
+    faster = view.replay_settings(case, replace(with_cap(case.baseline, 5.0), link_speed=4.0))
+    curve = faster.curve
+    assert view.best_caps(faster, found) == curve.good_mb
+    steps = dict(zip(curve.caps_mb, (each.predicted_step_ns for each in curve.steps), strict=True))
+    least = min(steps.values())
+    low, high = curve.good_mb
+    assert all(step <= least * (1 + case.noise) for cap, step in steps.items() if low <= cap <= high)
+    around = [cap for cap in steps if cap < low][-1:] + [cap for cap in steps if cap > high][:1]
+    assert all(steps[cap] > least * (1 + case.noise) for cap in around)
+    rows = view.curve_rows(curve, (low, high))
+    assert [row[-1] for row in rows] == ["yes" if low <= cap <= high else "" for cap in curve.caps_mb]
+    assert view.best_caps_sentence((5.0, 5.0)) == "The shortest step is with a cap of 5 MiB."
 
 
 # --- what each setting gives ------------------------------------------------------------------------------------------
