@@ -342,17 +342,18 @@
     ask({ show: (there.includes(what) ? there.filter((each) => each !== what) : there.concat(what)).join(",") });
   }
 
-  // Details of a span follow it; those of a cell are of another time once the window moved.
+  // Details of a span follow it, pinned ones also where its rank is no longer shown; those of a cell are of another time
+  // once the window moved, but not where ranks or rows were added.
   let shownFacts = null, drawnAt = "";
 
   function restate() {
-    const now = JSON.stringify([view.t0, view.t1, view.ranks, view.mode, view.show]), moved = now !== drawnAt;
+    const now = JSON.stringify([view.t0, view.t1]), moved = now !== drawnAt;
     drawnAt = now;
-    if (!shownFacts || (shownFacts.key && latest.rows.some((each) => each[0] === Number(shownFacts.key.split(":")[0])))) {
-      if (shownFacts) point(shownFacts);
+    if (!shownFacts || (!shownFacts.key && !moved)) return;
+    if (shownFacts.key && (pinned || latest.rows.some((each) => each[0] === Number(shownFacts.key.split(":")[0])))) {
+      point(shownFacts);
       return;
     }
-    if (!shownFacts.key && !moved) return;
     pinned = false;
     over = null;
     point(null);

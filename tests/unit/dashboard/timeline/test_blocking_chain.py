@@ -237,6 +237,8 @@ def test_a_click_on_exposed_time_shows_its_chain_which_the_address_keeps(browser
     # It leads to rank 1, which is now shown beside rank 0, and the lines reach it.
     page.wait_for_function("() => document.getElementById('timeline-ranks').value === '0,1'")
     page.wait_for_function("() => document.querySelectorAll('#timeline-drawn .tl-link .head').length > 0")
+    page.wait_for_load_state("networkidle")
+    assert page.locator("#timeline-pointed strong").text_content().startswith("rank 0 at "), "pinned while a rank came"
     steps = page.locator(".tl-step").all_text_contents()
     assert any("late rank" in each for each in steps)
     assert any("recorded" in each for each in steps)
@@ -279,6 +281,16 @@ def test_a_hit_is_explained_and_fitted_by_keys_and_details_of_another_time_go(br
     page.locator("#timeline-text").fill("gloo:all_reduce")
     page.keyboard.press("Enter")
     page.wait_for_function(f"() => {title} === 'gloo:all_reduce'")
+    spans, parts = page.locator("#timeline-note").text_content(), page.locator("#timeline-pointed").text_content()
+    assert "rank 0" in parts
+    page.locator("#timeline-ranks").fill("1")
+    page.keyboard.press("Enter")
+    page.wait_for_function("was => document.querySelector('#timeline-note').textContent !== was", arg=spans)
+    page.wait_for_load_state("networkidle")
+    assert page.locator("#timeline-pointed").text_content() == parts, "pinned while its rank is not shown"
+    page.locator("#timeline-ranks").fill("0,1")
+    page.keyboard.press("Enter")
+    page.wait_for_function("was => document.querySelector('#timeline-note').textContent === was", arg=spans)
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("e")
     chain_stands(page)
