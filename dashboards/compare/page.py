@@ -27,11 +27,12 @@ from overlapscope_dashboards.parts.waterfall import Waterfall
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.recent import RecentCache
 from overlapscope_dashboards.runs.site import run_address
+from overlapscope_dashboards.timeline.evidence import STATES
 
 MAX_NOTES = 8
 MAX_SETTINGS = 6
 STEPS_HEIGHT = 260
-SHOWN_BY = {*CAUSES, "exposed", "idle"}
+SHOWN_BY = {*CAUSES, *STATES}
 """Parts of a step whose longest time the timeline can show."""
 MAX_COMPARED = 8
 """Most comparisons cached for a run."""

@@ -22,13 +22,15 @@ from overlapscope.timeline.columns import DEVICE, NONE
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope_dashboards.parts.chain_picture import ChainArrow, ChainBox, ChainPicture
 from overlapscope_dashboards.runs.open_run import OpenRun
-from overlapscope_dashboards.timeline.evidence import named_moment
+from overlapscope_dashboards.timeline.evidence import named_moment, same_state
 from overlapscope_dashboards.timeline.labels import format_duration
-from overlapscope_dashboards.timeline.source import source_of
+from overlapscope_dashboards.timeline.source import TimelineSource, source_of
 
 MOST_LINKS: Final = 60
 MOST_RANKS: Final = 4
 """Ranks of a chain whose streams are shown with it, those nearest to the moment first."""
+WORKING: Final = ("computing", "copying")
+"""What a rank does at a moment that lies in work, of `Chain.doing`."""
 _ASKED: Final = re.compile(r"([0-9]{1,9})([@:])([0-9]{1,18})")
 _TITLES: Final = {
     "idle": "Why is rank {rank} idle here?",
@@ -101,7 +103,8 @@ def blocking_chain(opened: OpenRun, asked: str, at_ns: int | None = None) -> Blo
 
     Of communication that was exposed at `at_ns`, where it was clicked, it is that of the moment: what ended it.
     """
-    named = named_moment(opened, source_of(opened), asked)
+    source = source_of(opened)
+    named = named_moment(opened, source, asked)
     given = _ASKED.fullmatch(asked if named is None else f"{named[0]}@{named[1]}")
     if given is None:
         raise UsageError(f"chain={asked[:40]!r}: write RANK@NANOSECONDS or RANK:SPAN, such as 3@412500000 or 3:1024")
@@ -115,10 +118,14 @@ def blocking_chain(opened: OpenRun, asked: str, at_ns: int | None = None) -> Blo
             found, number, of_span = clicked, at_ns, False
     where = f"--span {rank}:{number}" if of_span else f"--at {rank}:{number / 1e6:.6f}"
     command = opened.command(f"overlapscope explain RUN {where}")
-    return _shown(opened.run, chains, found, f"{rank}{':' if of_span else '@'}{number}", command, of_span=of_span)
+    return _shown(
+        opened.run, source, chains, found, f"{rank}{':' if of_span else '@'}{number}", command, of_span=of_span
+    )
 
 
-def _shown(run: Run, chains: RunChains, found: Chain, asked: str, command: str, *, of_span: bool) -> BlockingChain:
+def _shown(
+    run: Run, source: TimelineSource, chains: RunChains, found: Chain, asked: str, command: str, *, of_span: bool
+) -> BlockingChain:
     spans = run.ranks[found.rank].spans
     graph = chains.graph(found.rank, int(spans.recording[found.explains.span]))
     begin_ns, end_ns = chains.interval(found, of_span=of_span)
@@ -135,6 +142,9 @@ def _shown(run: Run, chains: RunChains, found: Chain, asked: str, command: str, 
     ranks = dict.fromkeys([found.rank, *(row.rank for row, _ in decisive)])
     begins = [row.start_ns if step.pause is None else int(step.pause[0] * 1e6) for row, step in decisive]
     reach = min([begin_ns, *begins]), max([end_ns, *(row.end_ns for row, _ in decisive)])
+    if not of_span and found.doing in WORKING:  # what runs at the moment, not only what it waited for
+        working = same_state(source, found.rank, found.moment_ns)
+        reach = min(reach[0], working[0]), max(reach[1], working[1])
     title = _TITLES.get("" if of_span else found.doing, "Why did {name} begin only then?")
     name = (found.explains.op or found.explains.name or "this span")[:60]
     return BlockingChain(

@@ -8,23 +8,26 @@ import numpy as np
 
 from overlapscope.advice.losses.largest_loss import OF_EXPOSED
 from overlapscope.analysis.common.cause_table import CAUSES, WAITS_FOR_ANOTHER_RANK
-from overlapscope.analysis.per_rank.occupancy import EXPOSED, IDLE
+from overlapscope.analysis.per_rank.occupancy import COMPUTE_ONLY, COPY_ONLY, EXPOSED, IDLE, OVERLAPPED
 from overlapscope.analysis.result import Recommendation
 from overlapscope.errors import UsageError
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import union
 from overlapscope_dashboards.runs.open_run import OpenRun
+from overlapscope_dashboards.timeline.labels import NAMES
 from overlapscope_dashboards.timeline.source import TimelineSource
 
 WAITING: Final = "waiting"
-STATES: Final = {"exposed": EXPOSED, "idle": IDLE}
+STATES: Final = {
+    "exposed": EXPOSED, "idle": IDLE, "compute": COMPUTE_ONLY, "hidden": OVERLAPPED, "copy": COPY_ONLY,
+}  # fmt: skip
 _NAMED: Final = re.compile(r"longest-([a-z0-9_]+)(?:-([0-9]{1,9}))?|(loss)|advice-([a-z0-9_.:]+)")
 
 
 def named_moment(opened: OpenRun, source: TimelineSource, name: str) -> tuple[int, int] | None:
     """Return rank and moment (ns from the run's start) of what a name stands for; None where it is no name.
 
-    Names are `longest-KIND`, `longest-KIND-RANK` (KIND is `exposed`, `idle`, `waiting` or a cause), `loss`, the longest
+    Names are `longest-KIND`, `longest-KIND-RANK` (KIND is one of `STATES`, `waiting` or a cause), `loss`, the longest
     time without compute of a typical step, and `advice-ID`. Raises UsageError where there is no such time.
     """
     given = _NAMED.fullmatch(name)
@@ -36,6 +39,14 @@ def named_moment(opened: OpenRun, source: TimelineSource, name: str) -> tuple[in
     if advice:
         return _of_advice(opened, source, advice)
     return _longest(source, kind, None if rank is None else int(rank))
+
+
+def same_state(source: TimelineSource, rank: int, moment_ns: int) -> tuple[int, int]:
+    """Return begin and end (ns from the run's start) of the time around a moment in which a rank has one state."""
+    snapshot = source.snapshot
+    at_ns = snapshot.occupancy[source.ranks.index(rank)].at_ns
+    after = min(max(int(np.searchsorted(at_ns, moment_ns + snapshot.origin_ns, side="right")), 1), at_ns.size - 1)
+    return int(at_ns[after - 1]) - snapshot.origin_ns, int(at_ns[after]) - snapshot.origin_ns
 
 
 def _of_advice(opened: OpenRun, source: TimelineSource, name: str) -> tuple[int, int]:
@@ -68,7 +79,7 @@ def _longest(source: TimelineSource, kind: str, rank: int | None) -> tuple[int, 
         raise UsageError(f"no times of rank {rank} were recorded")
     best = max(_longest_of_ranks(source, kind, rank), key=lambda each: (each[0], -each[1]), default=None)
     if best is None:
-        raise UsageError(f"no {kind} time was recorded" + ("" if rank is None else f" of rank {rank}"))
+        raise UsageError(f"no {NAMES.get(kind, kind)} time was recorded" + ("" if rank is None else f" of rank {rank}"))
     _, chosen, moment = best
     return chosen, moment
 

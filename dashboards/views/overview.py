@@ -33,6 +33,10 @@ FINDING_PLACES: Final = {
     "pipeline_bubble": "longest-idle", "synchronisation": "longest-idle", "low_bandwidth": "longest-exposed",
 }  # fmt: skip
 """Names of the places on the timeline that show a finding, by its kind."""
+IDLE: Final = "idle"
+"""Name of the part that is all idle time, where its causes are not known."""
+WORK: Final = ("compute", "hidden", "copy")
+"""Kinds of parts in which spans run that are not exposed communication."""
 MAX_NAMES: Final = 8
 """Most named rows of a table; the rest is summed in one row."""
 
@@ -289,7 +293,7 @@ def step(analysis: Analysis) -> StepParts | None:
             )
             for cause, ns in sorted(head.idle_causes.items(), key=lambda each: -each[1])
         ),
-        *([] if head.idle_causes else [part("idle", "idle_ns", "idle")]),
+        *([] if head.idle_causes else [part(IDLE, "idle_ns", "idle")]),
         part("start of recording", "start_of_recording_ns", "idle"),
         part("outside the rank's own step", "outside_ns", "idle"),
     ]
@@ -304,8 +308,10 @@ def step(analysis: Analysis) -> StepParts | None:
 
 def place_of_part(part: Segment) -> tuple[str, str]:
     """Return the name of the place on the timeline that shows a part of the step, and what is there; empty without."""
-    if part.kind in CAUSES:
+    if part.kind in CAUSES or part.kind in WORK:
         return f"longest-{part.kind}", ""
+    if part.name == IDLE:
+        return "longest-idle", ""
     if part.kind.removeprefix("idle-") in IDLE_CAUSES:
         return "longest-idle", "the longest idle time, whatever its cause"
     return "", ""

@@ -133,7 +133,7 @@ def largest_loss(head: Headline, *, on_cpu: bool) -> Loss | None:
     idle = () if head.idle_causes else ((head.idle_ns or 0, "idle", "idle", "longest-idle"),)
     losses = [
         *idle,
-        (head.copy_only_ns or 0, "memcpy alone", "copy", ""),
+        (head.copy_only_ns or 0, "memcpy alone", "copy", "longest-copy"),
         (head.outside_ns or 0, "outside the ranks' own steps", "idle", ""),
         *((ns, cause_label(cause, on_cpu=on_cpu), cause if cause in CAUSES else "unknown", f"longest-{cause}")
           for cause, ns in head.causes.items() if cause not in NOBODYS),

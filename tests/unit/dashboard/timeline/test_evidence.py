@@ -10,9 +10,11 @@ import pytest
 from overlapscope.analysis.common.cause_table import WAITS_FOR_ANOTHER_RANK
 from overlapscope.analysis.graph.answers import CriticalPath
 from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.occupancy import COMPUTE_ONLY, OVERLAPPED
 from overlapscope.analysis.result import ShownBy
 from overlapscope.errors import UsageError
 from overlapscope.timeline.intervals import difference, union
+from overlapscope_dashboards.parts.bars import Segment
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import Site, run_address
 from overlapscope_dashboards.timeline.blocking_chain import blocking_chain
@@ -58,6 +60,39 @@ def by_hand(regressed: OpenRun, timeline: TimelineSource, kind: str) -> tuple[in
             if inside_steps(timeline, rank, begin, stop)
         ]
     return max(found, key=lambda each: (each[0], -each[1]))
+
+
+def test_every_row_of_the_step_in_which_spans_run_leads_to_them(regressed: OpenRun, timeline: TimelineSource) -> None:
+    found = overview.step(regressed.analysis)
+    assert found is not None
+    linked = {each.name: overview.place_of_part(each)[0] for each in found.segments}
+    assert [name for name, chain in linked.items() if not chain] == ["outside the rank's own step"]
+    assert {"compute only", "overlapped communication"} <= set(linked)
+    for kind, state in (("compute", COMPUTE_ONLY), ("hidden", OVERLAPPED)):
+        shown = blocking_chain(regressed, f"longest-{kind}")
+        own = timeline.snapshot.occupancy[shown.marked[0]]
+        at = np.flatnonzero(own.state[:-1] == state)
+        lengths, steps = own.at_ns[at + 1] - own.at_ns[at], timeline.steps(shown.marked[0])
+        whole = [
+            any(
+                step.complete
+                and begin <= own.at_ns[each] - timeline.origin_ns
+                and own.at_ns[each + 1] - timeline.origin_ns <= end
+                for step, begin, end in steps
+            )
+            for each in at
+        ]
+        longest = at[np.where(whole, lengths, 0).argmax()]
+        assert shown.reach[0] <= own.at_ns[longest] - timeline.origin_ns
+        assert shown.reach[1] >= own.at_ns[longest + 1] - timeline.origin_ns
+    with pytest.raises(UsageError, match="no memcpy only time was recorded"):
+        blocking_chain(regressed, "longest-copy")
+    for part, place in (
+        (Segment(name="idle", ns=1, kind="idle"), "longest-idle"),
+        (Segment(name="exposed: unknown", ns=1, kind="unknown"), "longest-unknown"),
+        (Segment(name="start of recording", ns=1, kind="idle"), ""),
+    ):
+        assert overview.place_of_part(part)[0] == place
 
 
 @pytest.mark.parametrize("kind", ["exposed", "idle"])
