@@ -6,7 +6,7 @@
   const AGAIN_MS = 300;  // until an answer that was not ready is requested again
   const LOOK_MS = 1500;  // until the page asks whether background results are ready
   const PERFETTO_MS = 30000;  // for Perfetto to load
-  const STATE = ["t0", "t1", "ranks", "mode", "q", "show", "chain"];
+  const STATE = ["t0", "t1", "ranks", "mode", "q", "hit", "show", "chain"];
   const STILL = 4;  // pixels that a click may move
   const BESIDE = 270;  // pixels of the page beside the time axis, until it is drawn
   const WIDER = 40;  // pixels by which the plot may differ from the width that its picture was requested for
@@ -29,6 +29,7 @@
     if (next.ranks) query.set("ranks", next.ranks);
     if (next.mode && next.mode !== "dominating") query.set("mode", next.mode);
     if (next.q) query.set("q", next.q);
+    if (next.q && next.hit) query.set("hit", next.hit);
     if (next.show) query.set("show", next.show);
     if (next.chain) query.set("chain", next.chain);
     const text = query.toString();
@@ -48,7 +49,6 @@
     const length = Math.min(Math.max(next.t1 - next.t0, 20), whole[1] - whole[0]);
     next.t0 = Math.round(Math.max(Math.min(next.t0, whole[1] - length), whole[0]));
     next.t1 = Math.round(next.t0 + length);
-    if (!("at" in change) && !("t0" in change)) next.at = null;
     view = next;
     address(next);
     modes();
@@ -60,7 +60,7 @@
 
   function query(state) {
     const values = new URLSearchParams();
-    STATE.concat("at").forEach((name) => {
+    STATE.forEach((name) => {
       if (name !== "chain" && state[name] !== undefined && state[name] !== null && state[name] !== "") values.set(name, state[name]);
     });
     values.set("width", width());
@@ -133,9 +133,13 @@
     whole = answered.whole;
     found = answered.found;
     if (!view) {
-      const chain = new URLSearchParams(location.search).get("chain");
-      view = Object.assign({}, answered.state, chain ? { chain: chain } : {});
-      if (chain) follow(chain, undefined, !new URLSearchParams(location.search).has("t0"));
+      const given = new URLSearchParams(location.search), chain = given.get("chain");
+      view = Object.assign({}, answered.state, chain ? { chain: chain } : {}, given.has("hit") ? { hit: given.get("hit") } : {});
+      if (chain) follow(chain, undefined, !given.has("t0"));
+      if (Number.isInteger(found.at)) {
+        pinned = true;
+        shownFacts = { key: view.hit };  // its details follow once the picture is drawn
+      }
     }
     modes();
     perfettoUrl = answered.perfetto;
@@ -396,7 +400,7 @@
   function go(which) {
     const place = found[which];
     if (!place) return;
-    ask({ t0: place.t0, t1: place.t1, at: place.at });
+    ask({ t0: place.t0, t1: place.t1, hit: place.key });
     pinned = true;
     point({ key: place.key });
   }
@@ -506,7 +510,7 @@
     if (event.target.id === "timeline-ranks") { picked = true; ask({ ranks: event.target.value }); }
     if (event.target.id === "timeline-text") {
       seeking = event.target.value.trim() !== "";
-      ask({ q: event.target.value, at: null });
+      ask({ q: event.target.value, hit: null });
     }
   });
 

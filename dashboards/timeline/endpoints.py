@@ -6,10 +6,10 @@ They bypass Dash, which would treat each answer like a page layout and take long
     GET /runs/<run>/timeline/point   JSON
     GET /runs/<run>/timeline/chain   JSON
 
-The first two take the query of the page's address (`t0`, `t1`, `ranks`, `mode`, `q`) and `width`, the pixels of the
-axis; the last takes `chain`, and `at` where a span was clicked. Status 202 means not ready: ask again; its text is the
-progress. Where there is nothing to show, all return JSON with the reason in `problem`, because a browser would log any
-other status as an error of the page.
+The first two take the query of the page's address (`t0`, `t1`, `ranks`, `mode`, `q`, `hit`) and `width`, the pixels of
+the axis; the last takes `chain`, and `at` where a span was clicked. Status 202 means not ready: ask again; its text is
+the progress. Where there is nothing to show, all return JSON with the reason in `problem`, because a browser would log
+any other status as an error of the page.
 """
 
 from collections.abc import Callable, Mapping
@@ -83,7 +83,7 @@ def _answer(site: Site, run: str, what: str, make: Callable[[OpenRun], bytes]) -
 def _view(site: Site, opened: OpenRun, given: Mapping[str, str]) -> bytes:
     source = source_of(opened)
     now = parse_timeline_query(given, source.whole, source.ranks)
-    shown = view.show(source, now, _width(given), at=_at(given))
+    shown = view.show(source, now, _width(given), hit=given.get("hit", ""))
     state = state_of(now)
     of_recorded = ", % of recorded time" if any(each.state == "unrecorded" for each in shown.amounts) else ""
     head = {
@@ -146,8 +146,3 @@ def asdict_but_cells(shown: TimelineView) -> dict[str, Any]:
 def _width(given: Mapping[str, str]) -> int:
     text = given.get("width", "")
     return min(int(text), MAX_WIDTH) if text.isdecimal() and len(text) < 9 and int(text) else WIDTH
-
-
-def _at(given: Mapping[str, str]) -> int | None:
-    text = given.get("at", "")
-    return int(text) if text.isdecimal() and len(text) < 9 else None

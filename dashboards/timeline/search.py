@@ -1,12 +1,16 @@
 """Search spans by name, and find the next hit."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.run import RankTimeline
+
+MOST_DIGITS: Final = 19
+"""A number with as many digits is no rank and no row."""
 
 
 class SearchHits(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +44,15 @@ def find_spans(ranks: Sequence[tuple[RankTimeline, Ints, Ints]], text: str) -> S
     )
     order = np.lexsort((row, rank, start))
     return SearchHits(rank=rank[order], row=row[order], start_ns=start[order], end_ns=end[order])
+
+
+def index_of_hit(found: SearchHits, key: str) -> int | None:
+    """Return the index of the hit that is the span `rank:row`; None where it is none."""
+    rank, _, row = key.partition(":")
+    if not (rank.isdecimal() and row.isdecimal() and max(len(rank), len(row)) < MOST_DIGITS):
+        return None
+    at = np.flatnonzero((found.rank == int(rank)) & (found.row == int(row)))
+    return int(at[0]) if at.size else None
 
 
 def next_hit(found: SearchHits, at: int | None, time_ns: int, step: int) -> int | None:

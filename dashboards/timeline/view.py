@@ -32,7 +32,7 @@ from overlapscope_dashboards.timeline.lane_rows import NO_RANK, LaneRow, lower_r
 from overlapscope_dashboards.timeline.query import TimelineQuery
 from overlapscope_dashboards.timeline.raster import Raster
 from overlapscope_dashboards.timeline.same_step import same_step
-from overlapscope_dashboards.timeline.search import SearchHits, find_spans, next_hit
+from overlapscope_dashboards.timeline.search import SearchHits, find_spans, index_of_hit, next_hit
 from overlapscope_dashboards.timeline.source import TimelineSource
 from overlapscope_dashboards.timeline.tracks import HOST, PATH, launching_call, python_stack
 from overlapscope_dashboards.timeline.window import TimeWindow, around
@@ -91,8 +91,8 @@ _DRAWINGS: WeakKeyDictionary[TimelineSource, RecentCache[DrawnTimeline]] = WeakK
 """The last figures of each run."""
 
 
-def show(source: TimelineSource, query: TimelineQuery, width: int, at: int | None = None) -> TimelineView:
-    """Return a view; `width` is the time axis in pixels, `at` the index of the current search hit."""
+def show(source: TimelineSource, query: TimelineQuery, width: int, hit: str = "") -> TimelineView:
+    """Return a view; `width` is the time axis in pixels, `hit` the current search hit (`rank:row`)."""
     begun = source.version
     if PATH in query.show:
         source.start_path()
@@ -117,7 +117,7 @@ def show(source: TimelineSource, query: TimelineQuery, width: int, at: int | Non
         twin=[[f"rank {rank}", *(ms(spent[rank][STATES.index(state)]) for state in states)] for rank in chosen],
         twin_note=f"{MAX_ROWS} of {len(source.ranks)} ranks" if len(chosen) < len(source.ranks) else "",
         listed=_listed(source, query) if drawn.detailed else [],
-        found=_found(source, query, at),
+        found=_found(source, query, hit),
         coming=source.is_working or source.version != begun or (PATH in query.show and source.is_following),
     )
 
@@ -301,7 +301,7 @@ def _listed(source: TimelineSource, query: TimelineQuery) -> list[list[str]]:
     return [row for _, row in sorted(rows, key=lambda each: -each[0])[:MAX_LISTED]]
 
 
-def _found(source: TimelineSource, query: TimelineQuery, at: int | None) -> dict[str, Any]:
+def _found(source: TimelineSource, query: TimelineQuery, hit: str) -> dict[str, Any]:
     if not query.text.strip():
         return {"text": "", "number": 0}
     ranks = []
@@ -310,7 +310,7 @@ def _found(source: TimelineSource, query: TimelineQuery, at: int | None) -> dict
         spans = timeline.spans
         ranks.append((timeline, source.aligned(rank, spans.start_ns), source.aligned(rank, spans.end_ns)))
     found = find_spans(ranks, query.text)
-    result: dict[str, Any] = {"text": query.text, "number": found.count, "at": at if isinstance(at, int) else None}
+    result: dict[str, Any] = {"text": query.text, "number": found.count, "at": index_of_hit(found, hit)}
     for name, step in (("next", 1), ("previous", -1)):
         number = next_hit(found, result["at"], query.window.start_ns, step)
         if number is not None:

@@ -214,9 +214,12 @@ def test_names_that_are_found_are_counted_and_the_window_jumps_to_them(source: T
     rank, row = (int(each) for each in place["key"].split(":"))
     start = int(source.aligned(rank, opened.run.ranks[rank].spans.start_ns[row : row + 1])[0])
     assert place["t0"] <= start < place["t1"]
-    again = view.show(source, whole(source, q="ALL_REDUCE", t0=place["t0"], t1=place["t1"]), 1_000, at=0)
+    again = view.show(source, whole(source, q="ALL_REDUCE", t0=place["t0"], t1=place["t1"]), 1_000, place["key"])
+    assert again.found["at"] == 0
     assert again.found["next"]["at"] == 1
     assert again.found["previous"]["at"] == first.found["number"] - 1
+    for wrong in ("", "0", "0:99999999", "x:1", "0:" + "9" * 40):
+        assert view.show(source, whole(source, q="ALL_REDUCE"), 1_000, wrong).found["at"] is None
 
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
@@ -264,7 +267,7 @@ def test_an_answer_holds_the_view_and_its_cells_and_says_what_is_not_there(
         assert refused.status_code == 200
         assert words in refused.json["problem"]
     assert "no such run" in client.get("/runs/none/timeline/view").json["problem"]
-    assert client.get(f"{address}/view?width=-1&at=x&t0=z").status_code == 200
+    assert client.get(f"{address}/view?width=-1&hit=x&t0=z").status_code == 200
 
 
 # --- a large run ------------------------------------------------------------------------------------------------------
@@ -465,6 +468,7 @@ def test_from_the_overview_to_a_span_and_back_by_its_address(browser: Any, serve
     found = query(page)
     assert int(found["t1"][0]) - int(found["t0"][0]) < 400_000_000
     assert found["q"] == ["gloo:all_reduce"]
+    assert re.fullmatch(r"[01]:\d+", found["hit"][0])
     note, when = (page.locator(each).text_content() for each in ("#timeline-note", "#timeline-legend .when strong"))
     page.reload()
     drawn(page)
@@ -472,6 +476,13 @@ def test_from_the_overview_to_a_span_and_back_by_its_address(browser: Any, serve
     assert page.locator("#timeline-note").text_content() == note
     assert page.locator("#timeline-legend .when strong").text_content() == when
     assert page.locator("#timeline-text").input_value() == "gloo:all_reduce"
+    assert page.locator("#timeline-hits").text_content().startswith("1 of "), "a link shows the hit of who sent it"
+    page.wait_for_function("said => document.querySelector('#timeline-pointed').textContent === said", arg=said)
+    page.keyboard.press("n")
+    page.wait_for_function("() => document.getElementById('timeline-hits').textContent.startsWith('2 of ')")
+    page.locator("#timeline-text").fill("")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => !location.search.includes('hit=')")
     assert seen == []
 
 
