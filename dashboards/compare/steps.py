@@ -12,11 +12,11 @@ from dash.development.base_component import Component
 
 from overlapscope.analysis.common.cause_table import cause_label
 from overlapscope.errors import InputError
-from overlapscope.report.formatting import count, ms, signed_ms, size
+from overlapscope.report.formatting import count, inert, ms, signed_ms, size
 from overlapscope_dashboards.parts import card, empty, figure_card, notes, table
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import NotFound, parse_query, run_address
-from overlapscope_dashboards.timeline.labels import NAMES
+from overlapscope_dashboards.timeline.labels import NAMES, format_duration, longest_spans
 from overlapscope_dashboards.timeline.side_by_side import (
     StepSide,
     complete_steps,
@@ -27,6 +27,7 @@ from overlapscope_dashboards.timeline.side_by_side import (
     window_of,
 )
 from overlapscope_dashboards.timeline.source import source_of
+from overlapscope_dashboards.timeline.window import TimeWindow
 from overlapscope_dashboards.views.paired_calls import (
     CallPairing,
     PairedCalls,
@@ -40,6 +41,8 @@ TITLE = "The same step in both runs"
 MAX_MARKED = 5
 """Collectives marked in the figure: those that changed most."""
 MAX_LISTED = 50
+MAX_SPANS = 15
+"""Longest spans of each run in the table."""
 MAX_TRIED: Final = 16
 """Ranks that are searched for a common step if the address names no rank."""
 MAX_OFFERED: Final = 32
@@ -121,7 +124,7 @@ def _card(base: OpenRun, candidate: OpenRun, found: ChosenStep, ours: StepSide, 
     )
     if found.is_default and len(found.steps) > 2:
         words += f" It is the step with the median difference of {len(found.steps)} steps."
-    twin = html.Div([_states(sides), *_calls(links)])
+    twin = html.Div([_states(sides), *_calls(links), _spans(sides)])
     remarks = [*([_linked_words(links, len(marked))] if links else []), *drawn.notes]
     return figure_card(
         TITLE, drawn.figure, twin, words=words, id="compare-timelines", height=drawn.height,
@@ -215,6 +218,19 @@ def _calls(links: PairedCalls | None) -> list[Component]:
             "duration, base, ms", "duration, candidate, ms", "difference, ms")  # fmt: skip
     note = f"{MAX_LISTED} of {len(rows)}" if len(rows) > MAX_LISTED else ""
     return [table(head, rows[:MAX_LISTED], caption="Collectives of the step, largest change first", note=note)]
+
+
+def _spans(sides: Sequence[StepSide]) -> Component:
+    """Return the longest spans of the step with their whole names, which bars of the picture show only in part."""
+    rows = [
+        (inert(name), run, lane, ms(start - side.start_ns), format_duration(taken))
+        for run, side in zip(("base", "candidate"), sides, strict=True)
+        for taken, name, _, lane, start in longest_spans(
+            side.source, TimeWindow(start_ns=side.start_ns, end_ns=side.end_ns), [side.rank], MAX_SPANS
+        )
+    ]
+    head = ("span", "run", "lane", "start, ms", "length")
+    return table(head, rows, caption=f"Spans of the step, the {MAX_SPANS} longest of each run", left=3)
 
 
 def _linked_words(links: PairedCalls, marked: int) -> str:

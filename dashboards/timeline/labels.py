@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from overlapscope.analysis.common.cause_table import cause_label
 from overlapscope.analysis.per_rank.occupancy import STATES, UNRECORDED, spent_together
@@ -52,6 +53,23 @@ def times_in_window(source: TimelineSource, window: TimeWindow, ranks: Sequence[
     begin, end = window.start_ns + snapshot.origin_ns, window.end_ns + snapshot.origin_ns
     place = {rank: at for at, rank in enumerate(source.ranks)}
     return {rank: spent_together([snapshot.occupancy[place[rank]]], begin, end).tolist() for rank in ranks}
+
+
+def longest_spans(
+    source: TimelineSource, window: TimeWindow, ranks: Sequence[int], most: int
+) -> list[tuple[int, str, int, str, int]]:
+    """Return (length in ns, name, rank, lane, start) of the longest spans in a window, the longest first."""
+    rows: list[tuple[int, str, int, str, int]] = []
+    for rank in ranks:
+        timeline = source.tables(rank)
+        for lane in source.lanes(rank).lanes:
+            at = lane.in_view(window.start_ns, window.end_ns)
+            taken = lane.end_ns[at] - lane.start_ns[at]
+            for place in np.argsort(-taken, kind="stable")[:most].tolist():
+                code = int(timeline.spans.name[lane.rows[at[place]]])
+                name = timeline.names[code] if code >= 0 else "unnamed"
+                rows.append((int(taken[place]), name, rank, lane.label, int(lane.start_ns[at[place]])))
+    return sorted(rows, key=lambda each: -each[0])[:most]
 
 
 def format_duration(ns: int) -> str:

@@ -24,6 +24,7 @@ from overlapscope_dashboards.timeline.labels import (
     describe_cell,
     describe_span,
     format_duration,
+    longest_spans,
     state_times,
     times_in_window,
 )
@@ -116,7 +117,12 @@ def show(source: TimelineSource, query: TimelineQuery, width: int, hit: str = ""
         twin_head=["rank", *(NAMES[state] for state in states)],
         twin=[[f"rank {rank}", *(ms(spent[rank][STATES.index(state)]) for state in states)] for rank in chosen],
         twin_note=f"{MAX_ROWS} of {len(source.ranks)} ranks" if len(chosen) < len(source.ranks) else "",
-        listed=_listed(source, query) if drawn.detailed else [],
+        listed=[
+            [name[:MAX_NAME], str(rank), lane, ms(start), format_duration(taken)]
+            for taken, name, rank, lane, start in longest_spans(source, query.window, query.ranks, MAX_LISTED)
+        ]
+        if drawn.detailed
+        else [],
         found=_found(source, query, hit),
         coming=source.is_working or source.version != begun or (PATH in query.show and source.is_following),
     )
@@ -282,23 +288,6 @@ def _host_notes(source: TimelineSource, query: TimelineQuery) -> list[str]:
         *([f"no host events of rank {list_some(without)} were recorded"] if without else []),
         *([f"{count(left_out, 'host thread')} with fewer calls not shown"] if left_out else []),
     ]
-
-
-def _listed(source: TimelineSource, query: TimelineQuery) -> list[list[str]]:
-    rows: list[tuple[int, list[str]]] = []
-    for rank in query.ranks:
-        timeline = source.tables(rank)
-        for lane in source.lanes(rank).lanes:
-            at = lane.in_view(query.window.start_ns, query.window.end_ns)
-            taken = lane.end_ns[at] - lane.start_ns[at]
-            for place in np.argsort(-taken, kind="stable")[:MAX_LISTED].tolist():
-                code = int(timeline.spans.name[lane.rows[at[place]]])
-                name = timeline.names[code][:120] if code >= 0 else "unnamed"
-                start = ms(int(lane.start_ns[at[place]]))
-                rows.append(
-                    (int(taken[place]), [name, str(rank), lane.label, start, format_duration(int(taken[place]))])
-                )
-    return [row for _, row in sorted(rows, key=lambda each: -each[0])[:MAX_LISTED]]
 
 
 def _found(source: TimelineSource, query: TimelineQuery, hit: str) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def test_the_slider_is_moved_with_the_keyboard_and_keeps_its_focus(
     visit.page.wait_for_function("() => location.search.includes('cap=2')")
     assert "late=none" in visit.page.url
     visit.stands()
-    visit.page.wait_for_function("() => document.querySelector('[role=slider]')?.getAttribute('aria-valuenow') == '2'")
+    visit.page.wait_for_function("() => document.querySelector('[role=slider]')?.getAttribute('aria-valuetext') == '2'")
     assert visit.page.evaluate("document.activeElement.getAttribute('role')") == "slider"
     assert "DistributedDataParallel" not in before
     assert visit.wrong == []
@@ -184,5 +184,29 @@ def test_cards_are_to_scale_and_nothing_is_cut(visit: Visit, width: int) -> None
         assert visit.page.evaluate(CUT) == [], name
         off = visit.page.evaluate(OFF_SCALE)
         assert all(each <= 1 for each in off), (name, off)
+    visit.page.set_viewport_size({"width": 1280, "height": 900})
+    assert visit.wrong == []
+
+
+@pytest.mark.parametrize("width", [800, 1920])
+def test_names_in_bars_of_a_comparison_fit_and_the_keyboard_reaches_them_whole(visit: Visit, width: int) -> None:
+    visit.page.set_viewport_size({"width": width, "height": 900})
+    visit.page.goto(f"{visit.address}/compare?base={visit.ids['baseline']}&candidate={visit.ids['regressed']}")
+    visit.page.wait_for_selector("#compare-timelines .bartext")
+    visit.stands()
+    wider = """() => [...document.querySelectorAll('#compare-timelines .bartext')].filter((each) => {
+      const [name, bar] = [each, each.parentElement.querySelector('path')].map((one) => one.getBoundingClientRect());
+      return each.textContent && name.width > bar.width + 8; })"""
+    visit.page.wait_for_function(f"() => !({wider})().length")
+    assert visit.page.locator("#compare-timelines .bartext", has_text="…").count() > 0
+    summary = visit.page.locator(".card", has=visit.page.locator("#compare-timelines")).locator("summary").first
+    summary.focus()
+    visit.page.keyboard.press("Enter")
+    visit.page.keyboard.press("Tab")
+    region = visit.page.get_by_role("region", name="Spans of the step")
+    assert "gloo:all_reduce" in region.inner_text()
+    assert "host operations" in region.inner_text()
+    assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert visit.page.evaluate(CUT) == []
     visit.page.set_viewport_size({"width": 1280, "height": 900})
     assert visit.wrong == []

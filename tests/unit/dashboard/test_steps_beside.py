@@ -268,3 +268,13 @@ def test_names_of_traces_stay_text_where_two_runs_stand_above_each_other(tmp_pat
     drawn = str(draw_side_by_side(ours, theirs, pair_calls(ours.calls, theirs.calls).links).figure)
     assert "onerror" in drawn
     assert "<img" not in drawn
+
+
+def test_long_names_stand_whole_in_the_table(tmp_path: Path) -> None:
+    name = "void at::native::vectorized_elementwise_kernel<4, " + "std::array<char*, 3ul>, " * 8 + "end>"
+    hostile_traces(tmp_path / "long", name)
+    site = Site([tmp_path / "long"])
+    (run,) = ids(site).values()
+    said = words(router.show(site, "/compare", {"base": run, "candidate": run}).content)
+    assert said.count(name) > 2
+    assert "Spans of the step, the 15 longest of each run" in said
