@@ -110,7 +110,8 @@ def show(source: TimelineSource, query: TimelineQuery, width: int, hit: str = ""
         height=drawn.height,
         rows=[row.place for row in drawn.rows],
         map_ranks=[source.ranks[row[0]] for row in map_rows(len(source.ranks))],
-        when=f"{ms(query.window.start_ns)} to {ms(query.window.end_ns)} ms",
+        when=f"{'whole recording, ' if query.window == source.whole else ''}"
+        f"{ms(query.window.start_ns)} to {ms(query.window.end_ns)} ms",
         ranks=len(source.ranks),
         amounts=state_times(drawn.spent_ns),
         note=_note(source, query, drawn),

@@ -201,7 +201,7 @@ def cells(summary: RunSummary) -> dict[str, Any]:
         "step": ms(summary.step_ns),
         "exposed": ms(summary.exposed_ns),
         "share": percent(summary.exposed_fraction),
-        "unit": "" if summary.window in (None, "step") else "whole recording",
+        "unit": _length_of(summary),
         "parts": [
             {"kind": each.kind, "share": round(each.ns / drawn_ns, DIGITS), "words": f"{each.name} {ms(each.ns)} ms"}
             for each in summary.parts
@@ -221,6 +221,13 @@ def cells(summary: RunSummary) -> dict[str, Any]:
             "ranks": summary.ranks,
         },
     }  # fmt: skip
+
+
+def _length_of(summary: RunSummary) -> str:
+    """Return what the length of a step is of; empty without times."""
+    if summary.window != "step":
+        return "whole recording" if summary.window else ""
+    return f"{'median of ' if summary.steps > 1 else ''}{count(summary.steps, 'step')}"
 
 
 def _ranks(summary: RunSummary) -> str:

@@ -52,6 +52,9 @@ def test_a_row_shows_the_figures_of_analyze_and_the_verdict_of_the_gate(site: Si
         assert row["share"] == percent(head.exposed_fraction)
         assert row["numbers"]["step"] == head.step_ns
         assert len(row["trend"]) == head.steps
+        assert row["unit"] == f"median of {head.steps} steps", (
+            "of what the step is, beside the recording's length elsewhere"
+        )
         assert row["state"] == "ready"
     gate = judge([site.run(known["baseline"]).replicate], [site.run(known["regressed"]).replicate], Policy())
     step = next(each for each in gate.metrics if each.name == "step_time_ns")

@@ -364,6 +364,12 @@ def test_what_became_known_while_a_view_was_drawn_is_still_to_come(
     assert not view.show(large, whole(large), 1_000).coming
 
 
+def test_the_length_of_the_recording_is_not_taken_for_that_of_a_step(source: TimelineSource) -> None:
+    everything, part = (view.show(source, whole(source, **of), 1_000).when for of in ({}, {"t0": 0, "t1": 90_000_000}))
+    assert everything == f"whole recording, 0.000 to {source.whole.length_ns / 1e6:,.3f} ms"
+    assert part == "0.000 to 90.000 ms"
+
+
 def test_a_reader_has_states_and_their_begin_of_the_same_clocks(large: TimelineSource) -> None:
     before = large.snapshot
     result = (before.clocks, before.origin_ns, [each.at_ns.tolist() for each in before.occupancy])
