@@ -77,6 +77,11 @@ def list_some(parts: Sequence[object], most: int = 8) -> str:
     return ", ".join(map(str, parts[:most])) + (", ..." if len(parts) > most else "")
 
 
+def percent_text(ratio: float, decimals: int = 1) -> str:
+    """Return a ratio as a percentage; thresholds are written without decimals."""
+    return f"{round(ratio * 100, decimals) + 0.0:.{decimals}f} %"  # no minus before 0
+
+
 def size_text(size_bytes: float) -> str:
     """Return a size in the binary unit that fits, with four significant digits; whole bytes below 1 KiB."""
     value, *larger = float(size_bytes), *_UNITS[1:]

@@ -17,6 +17,7 @@ from dash import Dash, dcc, html
 from dash.development.base_component import Component
 from flask import Response, request
 
+from overlapscope.display import percent_text
 from overlapscope.report.formatting import count
 from overlapscope_dashboards.compare import fleet
 from overlapscope_dashboards.parts import empty, next_command
@@ -157,7 +158,8 @@ def _calm(summary: RunSummary) -> str:
     """Return the words for a run without a large loss; empty for one that has one."""
     if summary.loss is not None:
         return ""
-    return f"no single loss above {WORTH_NAMING:.0%}".replace("%", NO_BREAK + "%") if summary.step_ns else NO_TIMES
+    calm = f"no single loss above {percent_text(WORTH_NAMING, 0)}".replace(" %", f"{NO_BREAK}%")
+    return calm if summary.step_ns else NO_TIMES
 
 
 def _status(found: RunList) -> str:

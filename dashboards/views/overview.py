@@ -170,7 +170,7 @@ def happened(analysis: Analysis) -> tuple[Sentence, ...]:
 
 
 def why(analysis: Analysis) -> tuple[Sentence, ...]:
-    """Return sentences on causes: of exposed and of idle time the largest, and the longest loss of a typical step."""
+    """Return sentences on causes: of exposed and of idle time the largest, and the longest loss."""
     head, on_cpu = analysis.headline, not analysis.run.has_device
     found = []
     if head.exposed_comm_ns and head.causes:
@@ -196,9 +196,11 @@ def why(analysis: Analysis) -> tuple[Sentence, ...]:
     loss = analysis.critical_path.longest_loss
     if loss is not None:
         what = f"{ms(loss.end_ns - loss.start_ns)} ms without compute"
+        of_step = "a typical step" if head.steps > 1 else f"step {loss.step}"
+        whole = "the recording" if loss.step is None else of_step
         place = f"rank {loss.rank} at {ms((loss.start_ns + loss.end_ns) / 2)} ms"
         found.append(
-            Sentence(words=("Longest loss of a typical step: ", Time(loss.end_ns - loss.start_ns), " without compute."),
+            Sentence(words=(f"Longest loss of {whole}: ", Time(loss.end_ns - loss.start_ns), " without compute."),
                      proofs=_exposed("loss", place, what))
         )  # fmt: skip
     return tuple(found)

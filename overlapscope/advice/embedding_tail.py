@@ -8,6 +8,7 @@ import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
 from overlapscope.analysis.result import Recommendation
+from overlapscope.display import percent_text
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.operations import ITEM_BYTES
@@ -50,8 +51,8 @@ def embedding_tail(given: RuleInput) -> Recommendation | None:
     return recommended(
         given,
         id="embedding_tail",
-        title=f"{one.name}{what}, {volume / 1e6:.1f} MB, is ready last and {one.of_bucket:.0%} of the last bucket: "
-        f"{ms(exposed)} of its all-reduce are exposed, and no bucket cap changes that",
+        title=f"{one.name}{what}, {volume / 1e6:.1f} MB, is ready last and {percent_text(one.of_bucket)} of the last "
+        f"bucket: {ms(exposed)} of its all-reduce are exposed, and no bucket cap changes that",
         at_most_ns=exposed,
         apply={
             "ddp": "with model.no_sync():  # all but the last of k micro-batches: reduced once in k\n"

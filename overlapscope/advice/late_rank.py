@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.analysis.stragglers.stragglers import WEIGHS, Straggler
+from overlapscope.display import percent_text
 
 DOMINATES: Final = 0.5
 """Least share of wait time in the time in collectives, over all ranks."""
@@ -88,7 +89,7 @@ def _look(straggler: Straggler | None, rank: int) -> dict[str, str]:
 
 
 def _title(straggler: Straggler | None, rank: int, share: float) -> str:
-    waiting = f"aiting is {share:.0%} of the time in collectives"
+    waiting = f"aiting is {percent_text(share)} of the time in collectives"
     if straggler is None:
         return f"W{waiting}, mostly for rank {rank}, which may be chance: tuning will not help"
     cause = f" ({straggler.held_by.replace('_', ' ')})" if straggler.held_by != "unknown" else ""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
-from overlapscope.display import size_text
+from overlapscope.display import percent_text, size_text
 
 EXPLAIN: Final = "overlapscope explain"
 """The command that prints the pages of findings and recommendations whose ids follow it."""
@@ -21,7 +21,7 @@ def ms(ns: float | None) -> str:
 
 def percent(ratio: float | None) -> str:
     """Return a ratio as a percentage; n/a for None."""
-    return NOT_APPLICABLE if ratio is None else f"{round(ratio * 100, 1) + 0.0:.1f} %"  # no minus before 0
+    return NOT_APPLICABLE if ratio is None else percent_text(ratio)
 
 
 def count(number: int, noun: str) -> str:

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from overlapscope.display import percent_text
 from overlapscope.errors import UsageError
 from overlapscope.whatif.ddp.buckets import MIB
 from overlapscope.whatif.ddp.ddp_predict import DdpCase, predict_settings
@@ -142,6 +143,8 @@ def _order_notes(rows: Sequence[Scenario]) -> list[str]:
         notes.append("partition_mb: pieces alone gain nothing: DDP's optimizer waits for all buckets, in any order")
     if ordered:
         most = max(each.gain for each in ordered)
-        gain = f"the gain is at most {most:.1%}" if most > NO_GAIN else "no gain: no transfer can be overtaken"
+        gain = (
+            f"the gain is at most {percent_text(most)}" if most > NO_GAIN else "no gain: no transfer can be overtaken"
+        )
         notes.append(f"priority: not a setting of DDP, it needs a scheduler like ByteScheduler; {gain}")
     return notes

@@ -6,6 +6,7 @@ from typing import Any, Final
 import numpy as np
 
 from overlapscope.analysis.common.findings import Finding
+from overlapscope.display import percent_text
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Source
 
@@ -78,8 +79,8 @@ def _negotiation(figures_of: _Figures, path: str) -> list[Finding]:
         Finding(
             id=f"horovod_negotiation:{path}",
             severity="warning",
-            title=f"Horovod negotiates {negotiation / transfer:.1f} times as long as it transfers ({share:.0%} of its "
-            f"time): ranks become ready at different times; {who}",
+            title=f"Horovod negotiates {negotiation / transfer:.1f} times as long as it transfers "
+            f"({percent_text(share)} of its time): ranks become ready at different times; {who}",
             evidence=evidence,
             known_from="log",
         )
@@ -96,7 +97,7 @@ def _copies(figures_of: _Figures, path: str) -> list[Finding]:
             id=f"horovod_fusion_copies:{path}",
             severity="warning",
             title=f"Horovod copies into and out of its fusion buffer {copies / transfer:.1f} times as long as it "
-            f"transfers ({share:.0%} of its time): try a smaller HOROVOD_FUSION_THRESHOLD",
+            f"transfers ({percent_text(share)} of its time): try a smaller HOROVOD_FUSION_THRESHOLD",
             evidence={"fusion_copy_us": copies, "transfer_us": transfer, "fusion_copy_share": share},
             known_from="log",
         )

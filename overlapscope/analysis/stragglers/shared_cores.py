@@ -18,6 +18,7 @@ from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, SILENCE_NS, SYNCHRONIZES
 from overlapscope.analysis.graph.self_test import DRAINED_WITHIN_NS
 from overlapscope.analysis.stragglers.host_cause import QUEUED, fetching, reading_series
+from overlapscope.display import percent_text
 from overlapscope.timeline.columns import COPY, NONE, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, difference, length, union
 from overlapscope.timeline.names import rows_named
@@ -237,7 +238,7 @@ def _as_paused(each: Pinned, of: int, capped_ns: Callable[[], tuple[int, int] | 
         "running_hosts": each.running, "paused_ns": {str(rank): ns for rank, ns in each.paused_ns.items()},
     }  # fmt: skip
     who = f"never more than {each.cores} of the {size} hosts of ranks {_listed(each.ranks)} ran at once"
-    what = f"{who} while others paused, {each.share:.0%} of the time ({total / size / 1e6:.1f} ms a host)"
+    what = f"{who} while others paused, {percent_text(each.share)} of the time ({total / size / 1e6:.1f} ms a host)"
     if each.while_fetching:
         evidence["while_fetching"] = True
         return Finding(
@@ -279,8 +280,8 @@ def _as_counted(ranks: Mapping[int, RankTimeline]) -> list[Finding]:
             id="shared_cores",
             severity="warning",
             title=f"training threads waited for a CPU core, up to {waited[most] / 1e6:.1f} ms on one rank "
-            f"({shares[most]:.0%} of its time): there are more threads than cores, and the scheduler decides which "
-            "rank is late; set OMP_NUM_THREADS and bind each rank to its own cores",
+            f"({percent_text(shares[most])} of its time): there are more threads than cores, and the scheduler decides "
+            "which rank is late; set OMP_NUM_THREADS and bind each rank to its own cores",
             evidence={
                 "waited_ns": {str(rank): value for rank, value in waited.items()},
                 "median_share": float(np.median(list(shares.values()))),

@@ -74,9 +74,13 @@ def published_text(effects: Sequence[PublishedEffect]) -> str:
     least, most = min(whole, key=lambda each: each.gain), max(whole, key=lambda each: each.gain)
     number = f"{count(len(whole), 'published measurement')} of other jobs, no prediction for this one"
     if least is most:
-        return f"{least.gain:+.0%} throughput in {number}: {one_row(f'{least.change} ({least.condition})')}"
-    ends = "; ".join(one_row(f"{each.gain:+.0%} {each.change} ({each.condition})") for each in (least, most))
-    return f"{least.gain:+.0%} to {most.gain:+.0%} throughput in {number}: {ends}"
+        return f"{_whole(least.gain)} throughput in {number}: {one_row(f'{least.change} ({least.condition})')}"
+    ends = "; ".join(one_row(f"{_whole(each.gain)} {each.change} ({each.condition})") for each in (least, most))
+    return f"{_whole(least.gain)} to {_whole(most.gain)} throughput in {number}: {ends}"
+
+
+def _whole(gain: float) -> str:
+    return f"{gain * 100:+.0f} %"
 
 
 def render_brief(recommendations: Sequence[Recommendation], most: int = 3) -> str:

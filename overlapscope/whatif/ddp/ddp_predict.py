@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, Protocol
 import numpy as np
 from msgspec.structs import replace
 
+from overlapscope.display import percent_text
 from overlapscope.errors import UsageError
 from overlapscope.whatif.cost.compression import Compression
 from overlapscope.whatif.ddp.calibrate import (
@@ -342,7 +343,9 @@ def _verdict(
         reasons.append(predictions.fit.explanation)
     error = predictions.replay_error
     if error is not None and abs(error) > SELF_TEST:
-        missed = f"the replay misses a measured step by {abs(error):.1%}, more than {SELF_TEST:.0%}"
+        missed = (
+            f"the replay misses a measured step by {percent_text(abs(error))}, more than {percent_text(SELF_TEST, 0)}"
+        )
         return "insufficient_data", [f"{missed}: the description does not match the run", *reasons]
     if case.fixed:
         return "insufficient_data", [case.fixed, *reasons]
@@ -362,11 +365,13 @@ def _against(case: DdpCase, predictions: Predictions, scenarios: Sequence[Scenar
     if best is base:
         return "no setting that was replayed is faster than the present ones"
     if best.gain <= noise:
-        within = f"the best setting gains {best.gain:.1%}, which is within the noise of {noise:.1%}"
+        within = f"the best setting gains {percent_text(best.gain)}, which is within the noise of {percent_text(noise)}"
         return f"{within}: leave the settings as they are"
     if best.gain_low <= 0:
         widest = _widest(predictions, place)
-        doubt = f"the gain of {best.gain:.1%} may be zero: its interval begins at {best.gain_low:.1%}"
+        doubt = (
+            f"the gain of {percent_text(best.gain)} may be zero: its interval begins at {percent_text(best.gain_low)}"
+        )
         return f"{doubt}; the largest uncertainty is {widest.replace('_', ' ')}"
     return ""
 
@@ -381,12 +386,12 @@ def _by_measurement(
     steps = [each.predicted_step_ns for each in several]
     spread = max(steps) / min(steps) - 1
     expected = noise * RANGE_OF[min(len(steps), len(RANGE_OF) + 1) - 2]
-    counted = f"{len(steps)} settings were measured; their steps differ by {spread:.1%}"
+    counted = f"{len(steps)} settings were measured; their steps differ by {percent_text(spread)}"
     if spread <= expected:
-        return "no_change", [f"{counted}, and {expected:.1%} would be noise: leave the settings as they are"]
+        return "no_change", [f"{counted}, and {percent_text(expected)} would be noise: leave the settings as they are"]
     if best is base or best.gain <= noise:
         return "no_change", [f"{counted}, and the present one is as good as the best of them"]
-    return "change", [f"{counted}, where {expected:.1%} would be noise"]
+    return "change", [f"{counted}, where {percent_text(expected)} would be noise"]
 
 
 def _waits(case: DdpCase, base: Scenario) -> bool:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.job_replay import WHY_NOT
+from overlapscope.display import percent_text
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, Floats, Ints
 from overlapscope.timeline.intervals import EMPTY, Intervals, intersection, union
@@ -320,6 +321,5 @@ def _waiting_message(cross_rank: CrossRank) -> str:
     if not total or waited < WAITING * total:
         return ""
     rank = max(cross_rank.waits, key=lambda each: cross_rank.waits[each].blame_ns)
-    return (
-        f"waiting is {waited / total:.0%} of the time in its collectives, mostly for rank {rank}: {WAITS_FIRST}; also, "
-    )
+    share = percent_text(waited / total)
+    return f"waiting is {share} of the time in its collectives, mostly for rank {rank}: {WAITS_FIRST}; also, "

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from overlapscope.display import percent_text
 from overlapscope.errors import UsageError
 from overlapscope.timeline.facts import Facts
 from overlapscope.whatif.cost.curves import OTHERS, Curve, curve, other_curves, table_curve
@@ -209,14 +210,15 @@ def _assumptions(
     if given.optimizer_ms is None and memory:
         moved = optimizer_bytes(pieces, document.optimizer.name) / memory / MS
         low, usual, high = (moved / share for share in reversed(MEMORY_SHARES))
-        how = f"{document.optimizer.name} moves so many bytes at {MEMORY_SHARES[1]:.0%} of the memory's bandwidth"
+        share = percent_text(MEMORY_SHARES[1], 0)
+        how = f"{document.optimizer.name} moves so many bytes at {share} of the memory's bandwidth"
         result.append(Assumption.of("optimizer_ms", (low, usual, high), how))
     elif given.optimizer_ms is None and given.step_ms is not None:
         shares = tuple(share * given.step_ms for share in GUESSED_OPTIMIZER)
         result.append(Assumption.of("optimizer_ms", shares, "a guess: state device.memory_gbs instead"))
     share = head_share(pieces)
     if share is not None:
-        result.append(Assumption.of("head_share", HEAD, f"operations give the head {share:.1%} of backward"))
+        result.append(Assumption.of("head_share", HEAD, f"operations give the head {percent_text(share)} of backward"))
     result.append(Assumption.of("per_bucket_us", tuple(each / 1e3 for each in PER_BUCKET_NS), "assumed, not measured"))
     result.append(Assumption.of("comm_share", COMM_SHARE, "assumed to slow each other equally"))
     error = _curve_error(found, sum(each.bytes for each in pieces))

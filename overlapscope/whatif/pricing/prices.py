@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from overlapscope.display import percent_text
 from overlapscope.timeline.columns import NONE as MISSING
 from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.timeline.run import RankTimeline, Run
@@ -92,7 +93,7 @@ def price_program(program: Program, terms: Terms) -> tuple[RankPrice, ReplayedSt
     if only_range:
         middle, half = (took.high_ns + took.low_ns) / 2, (took.high_ns - took.low_ns) / 2
         if half > MOST_RANGE * middle:
-            wide = f"its range would be {half / middle:.0%} to each side: calibrate with a measured step"
+            wide = f"its range would be {percent_text(half / middle)} to each side: calibrate with a measured step"
             return RankPrice(rank=program.rank, kind=NONE, reasons=[*allowed.reasons, wide]), None
         half = max(half, LEAST_RANGE * middle)
         took = replace(took, low_ns=round(middle - half), high_ns=round(middle + half))

@@ -97,11 +97,14 @@ def graph_case(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
             0, f"{len(run.ranks)} of {run.world_size} ranks were recorded: transfers may include waiting for others"
         )
     if few:
-        notes.append(f"{steps_ns.size} complete steps were recorded: too few to measure how much steps vary")
+        counted = "one complete step was" if steps_ns.size == 1 else f"{steps_ns.size} complete steps were"
+        notes.append(f"{counted} recorded: too few to measure how much steps vary")
     if replay is not None and replay.job.earlier and found is None:
         notes.append(f"the last {len(steps_ns)} steps are replayed: the measured step is their median")
     if replay is not None and replay.job.unlike:
-        notes.append(f"{replay.job.unlike} recorded steps took much longer or shorter than the others and are left out")
+        left_out = "is" if replay.job.unlike == 1 else "are"
+        unlike = f"{replay.job.unlike} recorded step{'s' * (replay.job.unlike != 1)}"
+        notes.append(f"{unlike} took much longer or shorter than the others and {left_out} left out")
     if replay is not None and not replay.job.annotated:
         notes.append("no step was annotated: the whole recording counts as one step")
     if asked == NO_HOST_EVENTS:

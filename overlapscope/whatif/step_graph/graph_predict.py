@@ -16,6 +16,7 @@ from overlapscope.analysis.checks.pipeline import ideal_bubble_ns, pipeline_stag
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.per_rank.steps import step_windows
+from overlapscope.display import percent_text
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.run import Run
@@ -382,7 +383,8 @@ def _verdict(
     reasons = [] if case.slowdown_fit.identified else [case.slowdown_fit.explanation]
     reasons += nothing_to_gain(rows[0], bounds) if case.replay is not None else []
     if abs(seen.error) > SELF_TEST:
-        missed = f"the replay misses the measured step by {seen.error:+.1%}, more than {SELF_TEST:.0%}"
+        sign, most = "+" if seen.error > 0 else "", percent_text(SELF_TEST, 0)
+        missed = f"the replay misses the measured step by {sign}{percent_text(seen.error)}, more than {most}"
         return "insufficient_data", [f"{missed}: the extracted steps do not match the run", *reasons]
     if _waits(case):
         return "no_change", [_waiting(case, rows), *reasons]
@@ -396,22 +398,26 @@ def _against(case: GraphCase, rows: Sequence[Scenario]) -> str:
     if best is rows[0]:
         return NOT_FASTER
     if best.gain <= case.noise:
-        return f"the best setting gains {best.gain:.1%}, which is within the noise of {case.noise:.1%}"
+        return (
+            f"the best setting gains {percent_text(best.gain)}, which is within the noise of {percent_text(case.noise)}"
+        )
     if best.gain_low <= 0:
-        return f"the gain of {best.gain:.1%} may be zero: its interval begins at {best.gain_low:.1%}"
+        return (
+            f"the gain of {percent_text(best.gain)} may be zero: its interval begins at {percent_text(best.gain_low)}"
+        )
     return ""
 
 
 def _waiting(case: GraphCase, rows: Sequence[Scenario]) -> str:
     """Return what dominates where waiting does: a straggler, where the dependency graph does not say otherwise."""
-    share, rank = f"waiting is {case.waited:.0%} of the time in its collectives", case.waited_for
+    share, rank = f"waiting is {percent_text(case.waited)} of the time in its collectives", case.waited_for
     removed = next((each for each in rows if "straggler_removed" in each.knobs), None)
     if case.replay is None or (removed is not None and removed.gain > case.noise):
         return f"{share}, mostly for rank {rank}; {WAITS_FIRST}"
     worth = (
         ""
         if removed is None
-        else f": if rank {rank} worked as fast as the others, a step would gain {removed.gain:.1%}"
+        else f": if rank {rank} worked as fast as the others, a step would gain {percent_text(removed.gain)}"
     )
     return f"{share}, and no single rank causes it{worth}; tuning will not help until what all ranks wait for is fixed"
 

@@ -423,7 +423,7 @@ def test_a_rank_that_chance_may_have_made_last_is_not_accused() -> None:
     }
     late = fired(replace(run, ranks=ranks))
     assert list(late) == ["late_rank"]
-    assert late["late_rank"].title.startswith("Waiting is 57% of the time")
+    assert late["late_rank"].title.startswith("Waiting is 57.4 % of the time")
     assert "which may be chance" in late["late_rank"].title
 
 

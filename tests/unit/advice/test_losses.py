@@ -243,7 +243,7 @@ def test_they_are_quoted_with_range_and_conditions_and_as_no_prediction() -> Non
     said = text.render([late], [])
     (line,) = [each for each in said.splitlines() if "elsewhere:" in each]
     assert "no prediction for this one" in line
-    assert "-2% throughput" in line
+    assert "-2 % throughput" in line
     assert "16 H100" in line
     assert late.predicted_gain_ns is None
 

@@ -36,6 +36,20 @@ def test_the_lead_ends_with_throughput_where_it_is_known(analysis: Analysis) -> 
     assert said(msgspec.structs.replace(analysis, throughput=None)) == said(analysis)
 
 
+def test_the_longest_loss_is_said_to_be_of_what_it_is_of(analysis: Analysis) -> None:
+    loss = analysis.critical_path.longest_loss
+    assert loss is not None
+
+    def said(step: int | None, steps: int) -> str:
+        path = msgspec.structs.replace(analysis.critical_path, longest_loss=msgspec.structs.replace(loss, step=step))
+        head = msgspec.structs.replace(analysis.headline, steps=steps)
+        return view.why(msgspec.structs.replace(analysis, critical_path=path, headline=head))[-1].text
+
+    assert said(5, 6).startswith("Longest loss of a typical step: ")
+    assert said(3, 1).startswith("Longest loss of step 3: ")
+    assert said(None, 0).startswith("Longest loss of the recording: ")
+
+
 def test_few_ranks_and_steps_have_a_cell_each(analysis: Analysis) -> None:
     found = view.grid(analysis)
     assert found is not None

@@ -167,6 +167,8 @@ def test_a_run_that_mostly_waits_gets_no_bucket_advice_and_no_false_straggler(
     assert "straggler is fixed" not in said
     assert "tuning will not help" in said
     assert "bucket_cap_mb" not in said
+    assert "- one complete step was recorded: too few to measure how much steps vary" in said
+    assert "waiting is 88.0 % of the time in its collectives" in said, "percentages as everywhere else"
 
 
 def test_a_plain_trace_tells_what_our_own_recording_of_the_same_steps_does() -> None:

@@ -120,7 +120,7 @@ def test_the_answer_says_how_much_depends_on_what_was_assumed() -> None:
         "backward_share", "optimizer_ms", "head_share", "per_bucket_us", "comm_share", "transfer_time",
     }  # fmt: skip
     head = next(each for each in found.assumptions if each.name == "head_share")
-    assert "28.5% of backward" in head.known_from
+    assert "28.5 % of backward" in head.known_from
     assert (head.step_high_ns - head.step_low_ns) < 0.01 * found.baseline.replayed_step_ns
     assert found.verdict == "no_change"  # 25 is the best of the sweep
     assert found.baseline.measured_step_ns == round(147.12 * MS)
@@ -180,7 +180,7 @@ def test_several_measured_settings_are_judged_by_their_spread() -> None:
     found = predict_ddp(plan(parse_workload(small(measured=measured))))
     assert found.verdict == "change"
     assert found.best.knobs["bucket_cap_mb"] == 10
-    assert found.reasons[0] == "4 settings were measured; their steps differ by 16.7%, where 1.4% would be noise"
+    assert found.reasons[0] == "4 settings were measured; their steps differ by 16.7 %, where 1.4 % would be noise"
     assert found.flat_region == {"bucket_cap_mb": [10.0, 77.0]}
     assert found.equally_good == {}  # 25 lies between, and is worse
     for few in (2, 3):
