@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +20,7 @@ from overlapscope.display import display_path, url_of
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
 
     from overlapscope.analysis.result import Analysis
 
@@ -30,6 +30,9 @@ REST: Final = 2
 """After reading for a time, rest so many times as long: watching must not take the job's cores."""
 BAR_CELLS: Final = 72
 MOST_STEPS: Final = 48
+FEWEST_STEPS: Final = 2
+COLUMN_GAP: Final = 2
+"""Columns of a terminal between those of a table."""
 MOST_SAID: Final = 4
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 Files = tuple[tuple[str, int, int], ...]
@@ -168,22 +171,32 @@ def _step(found: "Analysis") -> "Iterator[RenderableType]":
     parts = step(found)
     if parts is None:
         return
-    bar, table, done_ns, done_cells = Text(), Table(box=None, pad_edge=False), 0.0, 0
     whole_ns = max(parts.whole_ns, sum(each.ns for each in parts.segments)) or 1
-    table.add_column(f"where a {parts.what} goes")
-    for name in ("ms", "share"):
-        table.add_column(name, justify="right")
-    for each in parts.segments:
-        done_ns += each.ns
-        cells = round(BAR_CELLS * done_ns / whole_ns) - done_cells
-        done_cells += cells
-        colour, _ = looks(each.kind)
-        bar.append("█" * cells, style=colour)
-        share = percent(each.ns / parts.whole_ns if parts.whole_ns else None)
-        table.add_row(Text("■ ", style=colour).append(each.name, style="default"), ms(each.ns), share)
-    table.add_row(parts.what, ms(parts.whole_ns), "")
-    yield bar
-    yield table
+    times = [*(ms(each.ns) for each in parts.segments), ms(parts.whole_ns)]
+    shares = [*(percent(each.ns / parts.whole_ns if parts.whole_ns else None) for each in parts.segments), ""]
+    names = [Text("■ ", style=looks(each.kind)[0]).append(each.name, style="default") for each in parts.segments]
+
+    def bar(columns: int) -> Text:
+        drawn, done_ns, done_cells = Text(), 0.0, 0
+        for each in parts.segments:
+            done_ns += each.ns
+            cells = round(min(BAR_CELLS, columns) * done_ns / whole_ns) - done_cells
+            done_cells += cells
+            drawn.append("█" * cells, style=looks(each.kind)[0])
+        return drawn
+
+    def table(columns: int) -> Table:
+        drawn, figures = Table(box=None, pad_edge=False), (("ms", times), ("share", shares))
+        room = columns - sum(max(map(len, cells)) + COLUMN_GAP for _, cells in figures)
+        drawn.add_column(f"where a {parts.what} goes", no_wrap=True, overflow="ellipsis", max_width=max(room, 1))
+        for head, _ in figures:
+            drawn.add_column(head, justify="right", no_wrap=True)
+        for name, time_ms, share in zip([*names, Text(parts.what)], times, shares, strict=True):
+            drawn.add_row(name, time_ms, share)
+        return drawn
+
+    yield _ToWidth(bar)
+    yield _ToWidth(table)
 
 
 def _trend(found: "Analysis") -> "Iterator[RenderableType]":
@@ -192,12 +205,31 @@ def _trend(found: "Analysis") -> "Iterator[RenderableType]":
 
     from overlapscope.report.formatting import ms  # noqa: PLC0415
 
-    exposed = [each.exposed_comm_ns for each in found.headline.job_steps if each.step is not None][-MOST_STEPS:]
-    if len(exposed) < 2 or not max(exposed):
+    known = [each.exposed_comm_ns for each in found.headline.job_steps if each.step is not None][-MOST_STEPS:]
+    if len(known) < 2 or not max(known):
         return
-    most = max(exposed)
-    drawn = "".join(_BLOCKS[(len(_BLOCKS) - 1) * ns // most] for ns in exposed)
-    yield Text(f"exposed, last {len(exposed)} steps  {drawn}  0 to {ms(most)} ms")
+
+    def row(columns: int) -> Text:
+        exposed = known
+        while True:
+            most = max(*exposed, 1)
+            drawn = "".join(_BLOCKS[(len(_BLOCKS) - 1) * ns // most] for ns in exposed)
+            words = f"exposed, last {len(exposed)} steps  {drawn}  0 to {ms(most)} ms"
+            if len(words) <= columns or len(exposed) <= FEWEST_STEPS:
+                return Text(words)
+            exposed = exposed[1:]
+
+    yield _ToWidth(row)
+
+
+class _ToWidth:
+    """What is drawn for as many columns as the terminal has, however it is resized."""
+
+    def __init__(self, draw: "Callable[[int], RenderableType]") -> None:
+        self._draw = draw
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "Iterator[RenderableType]":
+        yield self._draw(options.max_width)
 
 
 def _now() -> str:

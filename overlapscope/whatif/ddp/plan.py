@@ -210,8 +210,8 @@ def _assumptions(
     if given.optimizer_ms is None and memory:
         moved = optimizer_bytes(pieces, document.optimizer.name) / memory / MS
         low, usual, high = (moved / share for share in reversed(MEMORY_SHARES))
-        share = percent_text(MEMORY_SHARES[1], 0)
-        how = f"{document.optimizer.name} moves so many bytes at {share} of the memory's bandwidth"
+        usually = percent_text(MEMORY_SHARES[1], 0)
+        how = f"{document.optimizer.name} moves so many bytes at {usually} of the memory's bandwidth"
         result.append(Assumption.of("optimizer_ms", (low, usual, high), how))
     elif given.optimizer_ms is None and given.step_ms is not None:
         shares = tuple(share * given.step_ms for share in GUESSED_OPTIMIZER)

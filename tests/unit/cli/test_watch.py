@@ -15,6 +15,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -118,6 +119,28 @@ def test_the_screen_has_the_figures_of_analyze_and_a_bar_to_scale() -> None:
     (trend,) = re.findall(r"last 6 steps  (\S+)  0 to 37\.404 ms", text)
     assert round(longest / 1e6, 3) == 37.404
     assert [trend[at] == "█" for at in range(6)] == [each.exposed_comm_ns == longest for each in head.job_steps]
+
+
+@pytest.mark.parametrize("columns", [48, 60, 71])
+def test_a_narrow_terminal_has_bars_and_rows_of_one_line(columns: int) -> None:
+    analysis = overlapscope.load(RUN).analysis()
+    console = Console(file=(page := StringIO()), width=columns, color_system=None)
+    console.print(watch._drawn([RUN], analysis))
+    lines = [each.rstrip() for each in page.getvalue().splitlines()]
+    assert max(map(len, lines)) <= columns
+    (bar,) = (each for each in lines if re.fullmatch("█+", each))
+    assert len(bar) == columns
+    start = lines.index(bar) + 2
+    rows = lines[start : start + 12]
+    assert all(re.search(r"\d\.\d{3}( +\d+\.\d %)?$", each) for each in rows), rows
+    assert rows[-1].startswith("step ")
+    assert sum("exposed, last" in each for each in lines) == 1
+    assert lines[-1].endswith(" 0 to 37.404 ms")
+    many = [msgspec.structs.replace(each, step=at) for at, each in enumerate(analysis.headline.job_steps * 9)]
+    long = msgspec.structs.replace(analysis, headline=msgspec.structs.replace(analysis.headline, job_steps=many))
+    console = Console(file=(page := StringIO()), width=columns, color_system=None)
+    console.print(watch._drawn([RUN], long))
+    assert re.fullmatch(r"exposed, last \d+ steps  [▁-█]+  0 to 3\d\.\d{3} ms", page.getvalue().splitlines()[-1])
 
 
 def test_what_prints_once_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
