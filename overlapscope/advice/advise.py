@@ -23,12 +23,14 @@ from overlapscope.advice.model_parallel import expert_parallel, tensor_parallel
 from overlapscope.advice.nccl_trials import algorithm_trial
 from overlapscope.advice.network import repair_link, use_gpu_direct, use_infiniband
 from overlapscope.advice.published_effects import with_published
-from overlapscope.advice.rule_input import RuleInput
+from overlapscope.advice.rule_input import DAMAGED, RuleInput
 from overlapscope.advice.shared_cores import shared_cores
 from overlapscope.advice.shared_stream import busy_lane
 from overlapscope.advice.small_collectives import small_collectives
 from overlapscope.advice.step_shape import little_compute, overlap_without_effect, split_all_reduce
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.common.cause_table import NO_CAUSES
+from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
@@ -133,8 +135,9 @@ def advise(
     from overlapscope.advice.losses.replayed_losses import with_replayed_gains  # noqa: PLC0415 - `by_rules` replays nothing
 
     found = with_replayed_gains(by_rules(run, analysis, cross_rank, alone), run, cross_rank, graphs)
+    of_hosts = _not_looked_for(analysis)
     if any(each.id in FIXED_FIRST for each in found):
-        return found, []
+        return found, of_hosts
     from overlapscope.advice.replayed_settings import by_replay  # noqa: PLC0415 - `by_rules` replays nothing
 
     found, reasons = by_replay(run, cross_rank, found, caps_mb, keep, graphs)
@@ -143,7 +146,16 @@ def advise(
         found = [each for each in found if each.id != "exposed_communication"]
         said = f"exposed_communication, which `analyze` lists, is what {list_some(changes)} would shorten"
         reasons = [*reasons, said]
-    return _finished(found, job_kind(run), analysis), reasons
+    return _finished(found, job_kind(run), analysis), [*reasons, *of_hosts]
+
+
+def _not_looked_for(analysis: Analysis) -> list[str]:
+    """Return that losses of hosts whose record is damaged are not known; empty where none is."""
+    damaged = [each.rank for each in analysis.ranks if each.no_causes_reason == DAMAGED]
+    if not damaged:
+        return []
+    what = f"whether {rank_list(damaged)} lost time on the host (launches, synchronisations, allocations)"
+    return [f"{what} is not known: {NO_CAUSES[DAMAGED]}"]
 
 
 def _finished(found: Sequence[Recommendation], job: JobKind, analysis: Analysis) -> list[Recommendation]:

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.job_kind import JobKind, job_kind
+from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.graph.found_causes import HostLoss
@@ -24,6 +25,7 @@ MOST_RANKS: Final = 8
 """Limit on the ranks whose spans a rule reads; of more ranks every n-th is taken. The analysis covers all ranks."""
 COMPARE: Final = "overlapscope compare RUN NEW_RUN"
 VERIFY: Final = f"record the new run, then: {COMPARE}"
+DAMAGED: Final[NoCauses] = "unreadable_host_events"
 Windows = tuple[tuple[int, int], ...]
 
 
@@ -44,7 +46,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
     host_losses: Mapping[int, tuple[HostLoss, ...]]
     """By rank, the idle time that its host decided."""
     idle_ns: int
-    """All idle time in these windows, of all ranks."""
+    """All idle time in these windows, of the ranks whose host losses are known."""
     figures: Headline
     """The main figures of a step: those that `analyze` shows."""
 
@@ -65,7 +67,7 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
             per="step" if of_steps else "recording",
             windows={rank: each for rank, each in windows.items() if each},
             host_losses={rank: own.host_losses for rank, own in alone.items() if own.host_losses},
-            idle_ns=sum(_idle_ns(own, of_steps=of_steps) for own in alone.values()),
+            idle_ns=sum(_idle_ns(own, of_steps=of_steps) for own in alone.values() if own.no_causes_reason != DAMAGED),
             figures=analysis.headline,
         )
 
@@ -83,6 +85,11 @@ class RuleInput(msgspec.Struct, frozen=True, kw_only=True):
     def run_has_device(self) -> bool:
         """Return whether any rank's times are of a device."""
         return self.analysis.run.has_device
+
+    @property
+    def damaged_hosts(self) -> list[int]:
+        """The ranks whose host events were recorded and cannot be read."""
+        return [each.rank for each in self.analysis.ranks if each.no_causes_reason == DAMAGED]
 
     @property
     def is_whole(self) -> bool:

@@ -45,7 +45,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     no_causes_reason: NoCauses | None
     """Why the dependency graph names no causes; None where it does."""
     unreadable_host: tuple[str, str] | None
-    """File of its host events and why it cannot be read, if it cannot."""
+    """File of its host events and why it cannot be read, if that was found only when it was used."""
     host_losses: tuple[HostLoss, ...]
     """Idle time that its host decided; without host events, only what marks and launches show."""
     kernels: KernelTotals
@@ -110,7 +110,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
         noted={note: _noted(timeline, note) for note in LISTED},
         linkage=linkage,
         not_launched=before_first_launch(timeline),
-        host=None if alone or causes.unreadable else host_times(timeline, causes.polled),
+        host=None if alone or causes.reason == "unreadable_host_events" else host_times(timeline, causes.polled),
         stages=own_stages(timeline, groups, windows),
     )
 

@@ -90,6 +90,8 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
     syncs: Syncs = msgspec.field(default_factory=lambda: make(Syncs, 0))
     operations: Operations = msgspec.field(default_factory=lambda: make(Operations, 0))
     schedule: Schedule = msgspec.field(default_factory=lambda: make(Schedule, 0))
+    host_damaged: bool = False
+    """Whether what its host did was recorded and cannot be read any more; then `Recordings.host_events` is False."""
     recorded: Mapping[str, Any] = {}
     """How our own capture recorded it, and its readings of the machine; of other sources at most `host`, the name of
     the machine. Plain JSON values."""
@@ -231,6 +233,7 @@ def join_parts(parts: Sequence[RankTimeline]) -> tuple[RankTimeline, list[PartRo
     whole = replace(
         parts[-1],
         has_device=any(part.has_device for part in parts),
+        host_damaged=any(part.host_damaged for part in parts),
         names=tuple(names.to_list()),
         recorded=join_recorded([part.recorded for part in parts]),
         **tables,

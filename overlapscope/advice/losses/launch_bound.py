@@ -6,6 +6,7 @@ from overlapscope.advice.flatten_gradients import idle_in_bursts
 from overlapscope.advice.job_kind import FUSABLE, JobKind
 from overlapscope.advice.losses.host_time import LEAST_IDLE, host_time
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Recommendation
 
 MOSTLY: Final = 0.5
@@ -22,6 +23,7 @@ def launch_bound(given: RuleInput) -> Recommendation | None:
     idle = idle if idle >= LEAST_IDLE * given.step_ns else 0
     if not late and not idle:
         return None
+    damaged = given.damaged_hosts
     rate, pauses = (found.by_kind.get(each, 0) for each in ("launch_rate", "pause"))
     mostly_pauses = pauses > MOSTLY * found.ns
     parts = [f"the device waits {ms(idle)} for launches"] if idle else []
@@ -51,6 +53,7 @@ def launch_bound(given: RuleInput) -> Recommendation | None:
                 if given.figures.comm_ns and not given.is_whole
                 else []
             ),
+            *([f"that {rank_list(damaged)}, whose record of the host is damaged, lost as much"] if damaged else []),
             *(["how much of it is caused by the profiler, which slows the host"] if _profiled(given) else []),
         ],
     )

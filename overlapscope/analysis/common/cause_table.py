@@ -187,6 +187,8 @@ NO_CAUSES: Final[dict[NoCauses, str]] = {
     "hidden_waits": "the host waited for the device in ways that were not recorded",
 }
 """Why the dependency graph of a rank names no causes."""
+WITHOUT_HOST: Final[tuple[NoCauses, ...]] = ("no_host_events", "unreadable_host_events")
+"""Of these reasons those for which nothing is known of the host."""
 NoRemoval = Literal[
     "no_host_events", "unexplained_waits", "hidden_waits", "replay_differs", "too_large", "no_like_peer"
 ]

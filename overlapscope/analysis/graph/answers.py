@@ -221,8 +221,10 @@ def ranks_of_graph(run: Run, cross_rank: CrossRank) -> tuple[list[int], str | No
 def _no_graph(run: Run, ranks: Sequence[int], cross_rank: CrossRank) -> str | None:
     """Return why these ranks have no graph that could answer; None where they have one."""
     timelines = [run.ranks[rank] for rank in ranks]
-    if any(each.has_device and not each.has_host_events for each in timelines):
-        return NO_CAUSES["no_host_events"]
+    without = [each for each in timelines if each.has_device and not each.has_host_events]
+    if without:
+        damaged = any(each.host_damaged for each in without)
+        return NO_CAUSES["unreadable_host_events" if damaged else "no_host_events"]
     if len(ranks) > 1 and (cross_rank.clock_set or not cross_rank.clocks.comparable(ranks)):
         return "the clocks of the ranks cannot be aligned"
     return None

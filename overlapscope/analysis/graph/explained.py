@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.common.cause_table import NO_CAUSES
+from overlapscope.analysis.common.cause_table import NO_CAUSES, WITHOUT_HOST
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.graph.answers import (
     HIDDEN_WAITS,
@@ -161,7 +161,7 @@ class RunChains:
         """Explain a span; if a test of the graph fails, or it cannot hold all, the chain ends where that may begin."""
         _, reason = self._ranks(rank)
         failed = failed_tests(graph)
-        if reason != NO_CAUSES["no_host_events"]:
+        if reason not in [NO_CAUSES[each] for each in WITHOUT_HOST]:
             reason = " and ".join(REFUSED[each] for each in failed) or reason
         chain = explained(self._run.ranks, graph, rank, row, moment, self.origin_ns, most)
         if reason is None:

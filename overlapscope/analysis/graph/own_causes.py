@@ -11,6 +11,8 @@ from overlapscope.timeline.run import RankTimeline, Run
 
 def own_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> OwnCauses:
     """Return the causes that the graph of a rank names."""
+    if timeline.host_damaged:
+        return OwnCauses(reason="unreadable_host_events")
     if not timeline.has_host_events:
         return OwnCauses(reason="no_host_events")
     from overlapscope.analysis.graph.rank_causes import rank_causes  # noqa: PLC0415 - a recording without host events needs no graph

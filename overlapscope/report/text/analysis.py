@@ -5,7 +5,7 @@ from statistics import fmean
 from textwrap import fill
 from typing import Final
 
-from overlapscope.analysis.common.cause_table import NO_CAUSES, cause_label, idle_label
+from overlapscope.analysis.common.cause_table import NO_CAUSES, WITHOUT_HOST, cause_label, idle_label
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN, ExposedBy
@@ -326,8 +326,7 @@ def host_events_text(analysis: Analysis) -> str:
     CPU runs, which launch nothing."""
     if not analysis.run.has_device:
         return ""
-    lack = ("no_host_events", "unreadable_host_events")
-    ranks = [info.rank for info in analysis.ranks if info.no_causes_reason in lack]
+    ranks = [info.rank for info in analysis.ranks if info.no_causes_reason in WITHOUT_HOST]
     if not ranks:
         return ""
     of = f" of {rank_list(ranks)}" if len(ranks) < len(analysis.ranks) else ""

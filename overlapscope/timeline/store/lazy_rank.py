@@ -323,7 +323,7 @@ def _read_folder(bare: RankTimeline, folder: Path, cache: TableCache, entry: Ran
         lost = f"its host events left out: {first_line(error)}"
         tables.pop("syncs", None)
         tables["recordings"] = _without_host_events(tables["recordings"])
-    found = replace(bare, **tables)
+    found = replace(bare, host_damaged=lost is not None, **tables)
     check_possible(found)
     found = replace(found, names=tuple(map(intern, names.to_list())))  # most ranks have the same ones
     if state is None:

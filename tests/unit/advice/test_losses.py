@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from overlapscope.report.redact import redacted
 from overlapscope.report.text import advice as text
 from overlapscope.timeline.intervals import length, union
 from overlapscope.timeline.run import Group, Run
+from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.conftest import ROOT, shared_file
 from tests.property.synthetic.evaluate_job_faults import analyzed
 from tests.property.synthetic.job_faults import draw
@@ -51,6 +53,28 @@ def test_pauses_and_the_rate_of_launches_are_told_apart() -> None:
     assert "host" not in rate.apply, "cores are no matter of the rate"
     assert "in pauses of the host" in pauses.title
     assert next(iter(pauses.apply)) == "host"
+
+
+def test_damaged_host_events_are_no_evidence_of_launches(tmp_path: Path) -> None:
+    program = [Launch(0, 100 * US), *repeated(Work(50 * US), Launch(0, 10 * US))]
+    save_run(simulate({0: program, 1: program}).run, tmp_path / "run", version="0")
+    whole = fired(load_run(tmp_path / "run"))["launch_bound"]
+    for rank in (1, 0):
+        table = tmp_path / "run" / f"rank_0000{rank}" / "host.parquet"
+        table.write_bytes(table.read_bytes()[:-20])
+        run = load_run(tmp_path / "run")
+        damaged = [each for each in run.ranks if each >= rank]
+        analysis = analyze_with_advice(run)
+        found = {each.id: each for each in analysis.recommendations}
+        _, reasons = advise(run, analysis)
+        assert any("is not known: the record of what the host did is damaged" in each for each in reasons)
+        assert [each.rank for each in analysis.ranks if each.no_causes_reason == "unreadable_host_events"] == damaged
+        if damaged == [0, 1]:
+            assert "launch_bound" not in found
+            assert "the record of what the host did is damaged" in found["idle_device"].title
+        else:
+            assert found["launch_bound"].gain_high_ns == pytest.approx(whole.gain_high_ns, rel=1e-6), "of rank 0 alone"
+            assert "rank 1, whose record of the host is damaged" in " ".join(found["launch_bound"].assumed)
 
 
 def test_what_removing_a_synchronisation_saves_is_its_loss() -> None:
