@@ -14,10 +14,16 @@ from overlapscope.report.verdicts import TONES
 
 COLOURS: Final[Mapping[str, str]] = {name: each.rgb for name, each in PALETTE.items()}
 """Colour by meaning; the style sheet calls them `--c-NAME`."""
-_EXPOSED: Final = ",".join(str(int(COLOURS["exposed"][at : at + 2], 16)) for at in (1, 3, 5))
-HEAT_SCALE: Final = ((0.0, f"rgba({_EXPOSED},0.04)"), (1.0, f"rgba({_EXPOSED},1)"))
+
+
+def faded(name: str, opacity: float) -> str:
+    """Return a colour by meaning with an opacity of 0 to 1."""
+    return f"rgba({','.join(str(int(COLOURS[name][at : at + 2], 16)) for at in (1, 3, 5))},{opacity:g})"
+
+
+HEAT_SCALE: Final = ((0.0, faded("exposed", 0.04)), (1.0, faded("exposed", 1)))
 """Colour scale of heat maps, from the background (light or dark) to `exposed`."""
-GRID: Final = "rgba(134,142,150,0.22)"
+GRID: Final = faded("idle", 0.22)
 FONT: Final = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12}
 CONFIG: Final[Mapping[str, Any]] = {
     "displaylogo": False,

@@ -18,7 +18,7 @@ from overlapscope_dashboards.parts.panels import height, panels
 from overlapscope_dashboards.parts.text import evidence
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import NotFound, Site, parse_query, run_address
-from overlapscope_dashboards.theme import COLOURS, figure, plain
+from overlapscope_dashboards.theme import COLOURS, faded, figure, plain
 from overlapscope_dashboards.views import ranks as view
 
 TITLE = "Ranks"
@@ -240,7 +240,7 @@ def _lines(panel: view.MeasurePanel, chosen: Sequence[int]) -> list[dict[str, An
 def _shaded(steps: Sequence[view.ShadedStep]) -> dict[str, Any]:
     bands = [
         {"type": "rect", "xref": "x", "yref": "paper", "x0": each.start_s, "x1": each.end_s, "y0": 0, "y1": 1,
-         "layer": "below", "line": {"width": 0}, "fillcolor": "rgba(134,142,150,0.12)"}
+         "layer": "below", "line": {"width": 0}, "fillcolor": faded("idle", 0.12)}
         for each in steps
     ]  # fmt: skip
     return {"shapes": bands}

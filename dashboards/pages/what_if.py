@@ -29,7 +29,7 @@ from overlapscope_dashboards.parts.quantities import Words, with_times
 from overlapscope_dashboards.parts.text import aria, chips, code
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import Site, parse_query, run_address
-from overlapscope_dashboards.theme import COLOURS, figure
+from overlapscope_dashboards.theme import COLOURS, faded, figure
 from overlapscope_dashboards.views import dry_price, scenarios
 from overlapscope_dashboards.views import recommendations as advice
 from overlapscope_dashboards.views import what_if as view
@@ -41,8 +41,8 @@ MOST_PARTS: Final = 8
 """Parts of a critical path that are shown of a dry run."""
 MAX_REPLAYED: Final = 64
 """Most cached replays of a run."""
-BAND: Final = "rgba(15,127,192,0.16)"
-FLAT: Final = "rgba(0,158,115,0.14)"
+BAND: Final = faded("accent", 0.16)
+FLAT: Final = faded("hidden", 0.14)
 SHADE_MARGIN: Final = 1.12
 """Factor by which the shade of a flat region extends beyond its caps."""
 _SETTINGS: Final = "Settings are those of "

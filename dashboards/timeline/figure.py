@@ -12,7 +12,7 @@ import numpy as np
 
 from overlapscope.analysis.per_rank.occupancy import spent_together
 from overlapscope.timeline.columns import Ints
-from overlapscope_dashboards.theme import GRID, figure, plain
+from overlapscope_dashboards.theme import GRID, faded, figure, plain
 from overlapscope_dashboards.timeline.heat_map import map_cells, map_row_pixels, map_rows
 from overlapscope_dashboards.timeline.lane_drawing import draw_lanes
 from overlapscope_dashboards.timeline.lane_rows import NO_RANK, LaneRow, lower_rows
@@ -169,7 +169,7 @@ def _step_marks(
         return [], []
     lines = [
         {"type": "line", "xref": "x", "yref": "paper", "x0": axis_ms(start), "x1": axis_ms(start), "y0": 0, "y1": 1,
-         "line": {"color": "rgba(134,142,150,0.9)", "width": 1, "dash": "dot"}, "name": "step"}
+         "line": {"color": faded("idle", 0.9), "width": 1, "dash": "dot"}, "name": "step"}
         for _, start in inside
     ]  # fmt: skip
     starts = [max(start, query.window.start_ns) for _, start in inside]

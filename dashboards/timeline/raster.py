@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from overlapscope.analysis.per_rank.occupancy import STATES
 from overlapscope.timeline.columns import Ints
-from overlapscope_dashboards.theme import COLOURS
+from overlapscope_dashboards.theme import COLOURS, faded
 from overlapscope_dashboards.timeline.heat_map import DOMINATING, FULL, Cells, map_row_pixels
 
 Rgba = tuple[int, int, int, int]
@@ -17,7 +17,7 @@ Rgba = tuple[int, int, int, int]
 _NOTHING: Final = (0, 0, 0, 0)
 _IDLE_SEEN: Final = 0.16
 """Opacity of the idle colour."""
-_IDLE: Final = f"rgba(134,142,150,{_IDLE_SEEN})"
+_IDLE: Final = faded("idle", _IDLE_SEEN)
 STATE_COLOURS: Final = (
     "rgba(0,0,0,0)", _IDLE, COLOURS["compute"], COLOURS["hidden"], COLOURS["exposed"], COLOURS["copy"]
 )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 
 from overlapscope.analysis.per_rank.occupancy import STATES
 from overlapscope.timeline.columns import NONE, or_none
-from overlapscope_dashboards.theme import GRID, figure, plain
+from overlapscope_dashboards.theme import GRID, faded, figure, plain
 from overlapscope_dashboards.timeline.bars import DrawingOrigin
 from overlapscope_dashboards.timeline.figure import LANE_PIXELS, TICK_SPACING
 from overlapscope_dashboards.timeline.labels import ORDER
@@ -35,8 +35,8 @@ MAX_CALLS: Final = 4_000
 TOP_PIXELS: Final = 4
 BOTTOM_PIXELS: Final = 48
 WIDTH: Final = 1_000
-RIBBON: Final = "rgba(134,142,150,0.22)"
-RIBBON_EDGE: Final = "rgba(134,142,150,0.5)"
+RIBBON: Final = GRID
+RIBBON_EDGE: Final = faded("idle", 0.5)
 MAX_LABEL: Final = 18
 
 
@@ -198,7 +198,7 @@ def _layout(
         shapes += [
             {"type": "line", "xref": "x", "yref": "y", "x0": at, "x1": at, "y0": row - 0.5,
              "y1": row + len(drawn.rows) - 0.5, "name": "step",
-             "line": {"color": "rgba(134,142,150,0.9)", "width": 1, "dash": "dot"}}
+             "line": {"color": faded("idle", 0.9), "width": 1, "dash": "dot"}}
             for at in (0.0, side.length_ns / 1e6)
         ]  # fmt: skip
     return {
