@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,16 +23,24 @@ CHUNK_ROWS: Final = 4096
 """Slices are written as text in chunks of this many."""
 
 
+class Arrow(NamedTuple):
+    """One end of an arrow (a flow), at the start of a slice."""
+
+    number: int
+    begins: bool
+    """Whether it leaves the slice; else it arrives."""
+    category: str
+    name: str
+    """The number, category and name of both ends are equal."""
+
+
 class Slices(msgspec.Struct, frozen=True, kw_only=True):
     """The slices of one track; texts are looked up slice by slice, so that a long track takes little memory."""
 
     track: str
     start_ns: Ints
     end_ns: Ints
-    leaves: Callable[[int], Sequence[int]] = lambda row: ()
-    """Numbers of the arrows that begin in a slice."""
-    arrives: Callable[[int], int | None] = lambda row: None
-    """The number of the arrow that ends in a slice; None for none."""
+    arrows: Callable[[int], Iterable[Arrow]] = lambda row: ()
     category: Callable[[int], str]
     name: Callable[[int], str]
     args: Callable[[int], Mapping[str, Any]] = lambda row: {}
@@ -89,14 +97,12 @@ class EventWriter(msgspec.Struct):
                 f',\n{{"ph":"X",{label},"pid":{process},"tid":{thread},"ts":{microseconds(start)},'
                 f'"dur":{microseconds(length)}{args}}}'
             )
-            end = shown.arrives(row)
-            arrows = [*(f'"s","id":{each}' for each in shown.leaves(row)),
-                      *([] if end is None else [f'"f","bp":"e","id":{end}'])]  # fmt: skip
-            for each in arrows:
+            for arrow in shown.arrows(row):
                 self.events += 1
+                phase = '"s"' if arrow.begins else '"f","bp":"e"'
                 yield (
-                    f',\n{{"ph":{each},"cat":"launch","name":"launch","pid":{process},"tid":{thread},'
-                    f'"ts":{microseconds(start)}}}'
+                    f',\n{{"ph":{phase},"id":{arrow.number},"cat":"{arrow.category}","name":"{arrow.name}",'
+                    f'"pid":{process},"tid":{thread},"ts":{microseconds(start)}}}'
                 )
 
     def _overlapping(self, process: int, shown: Slices, rows: Ints) -> Iterator[str]:

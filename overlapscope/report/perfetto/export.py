@@ -17,6 +17,7 @@ from overlapscope.analysis.per_rank.steps import StepWindow, step_windows
 from overlapscope.ingest.formats.perfetto_export import SCHEMA
 from overlapscope.report.perfetto import tracks
 from overlapscope.report.perfetto.events import EventWriter, Slices, join_events
+from overlapscope.report.perfetto.rank_flows import ArrowEnds, arrows_between_ranks
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.intervals import Intervals, intersection, union
 from overlapscope.timeline.run import RankTimeline, Run
@@ -96,8 +97,11 @@ class PerfettoTrace(msgspec.Struct):
             yield writer.process(PATH_PROCESS, "critical path")
             for shown in tracks.critical_paths(self.run, figures.paths.paths):
                 yield from writer.slices(PATH_PROCESS, shown)
-        for rank in self.ranks:
-            yield from _rank_events(writer, self.run.ranks[rank], rank, figures, self.choice)
+        parts = {rank: _part(self.run.ranks[rank], rank, figures, self.choice) for rank in self.ranks}
+        spans, processes = {rank: part.spans for rank, part in parts.items()}, {rank: _process(rank) for rank in parts}
+        arrows = arrows_between_ranks(self.run, figures.together, spans, processes)
+        for rank, part in parts.items():
+            yield from _rank_events(writer, self.run.ranks[rank], rank, figures, part, arrows.get(rank))
 
 
 def _figures(run: Run, choice: ExportSelection, known: CrossRank | None) -> _Figures:
@@ -157,10 +161,16 @@ def _earliest(timeline: RankTimeline, rank: int, clocks: Clocks) -> int:
     return min((_to_common_clock(clocks, rank, each) for each in first), default=np.iinfo(np.int64).max)
 
 
-def _rank_events(
-    writer: EventWriter, timeline: RankTimeline, rank: int, figures: _Figures, choice: ExportSelection
-) -> Iterator[str]:
-    process = FIRST_RANK_PROCESS + rank
+class _Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a rank is exported, on its own clock; None is all of it."""
+
+    windows: Sequence[StepWindow]
+    exposed: Intervals | None
+    reach: Intervals | None
+    spans: tracks.Mask
+
+
+def _part(timeline: RankTimeline, rank: int, figures: _Figures, choice: ExportSelection) -> _Part:
     clocks, steps = figures.together.clocks, choice.steps
     windows = [
         each
@@ -175,22 +185,33 @@ def _rank_events(
         own = _own_window(choice.window, clocks, rank)
         reach = own if reach is None else intersection(reach, own)
         exposed = own if exposed is None else intersection(exposed, own)
+    return _Part(windows=windows, exposed=exposed, reach=reach, spans=tracks.shown_spans(timeline, reach, steps))
+
+
+def _process(rank: int) -> int:
+    return FIRST_RANK_PROCESS + rank
+
+
+def _rank_events(
+    writer: EventWriter, timeline: RankTimeline, rank: int, figures: _Figures, part: _Part, of_ranks: ArrowEnds | None
+) -> Iterator[str]:
+    process, clocks = _process(rank), figures.together.clocks
 
     def on_clock(shown: Slices) -> Slices:
         start, end = (clocks.aligned_ns(rank, times) for times in (shown.start_ns, shown.end_ns))
         return replace(shown, start_ns=start, end_ns=end)
 
-    launches, first_arrow = tracks.Launches.of(timeline, reach, steps), process << 32
+    launches, first_arrow = tracks.Launches.of(timeline, part.spans, part.reach), process << 32
     yield writer.process(process, f"rank {rank}")
     for shown in (
-        tracks.steps_of(windows, figures.coverage[rank]),
-        tracks.why_exposed(figures.causes[rank], exposed, on_cpu=figures.on_cpu),
+        tracks.steps_of(part.windows, figures.coverage[rank]),
+        tracks.why_exposed(figures.causes[rank], part.exposed, on_cpu=figures.on_cpu),
         *tracks.host_threads(timeline, launches, first_arrow),
-        *tracks.lanes(timeline, figures.transfers[rank], figures.causes[rank], launches, first_arrow),
-        *tracks.annotations(timeline, reach),
+        *tracks.lanes(timeline, figures.transfers[rank], figures.causes[rank], launches, first_arrow, of_ranks),
+        *tracks.annotations(timeline, part.reach),
     ):
         yield from writer.slices(process, on_clock(shown))
-    yield from _counters(writer, process, timeline, rank, clocks, reach)
+    yield from _counters(writer, process, timeline, rank, clocks, part.reach)
 
 
 def _counters(

@@ -1,8 +1,8 @@
 """The tracks of a Perfetto export: slices of what ran on a rank, and of the results of the analysis."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 import numpy as np
@@ -19,7 +19,8 @@ from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.errors import HostEventsError
 from overlapscope.report.palette import PATH_COLOURS
 from overlapscope.report.perfetto.call_args import CallArguments
-from overlapscope.report.perfetto.events import Slices
+from overlapscope.report.perfetto.events import Arrow, Slices
+from overlapscope.report.perfetto.rank_flows import ArrowEnds
 from overlapscope.timeline.columns import (
     DEVICE,
     HOST_SPAN_KINDS,
@@ -37,6 +38,8 @@ from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.run import RankTimeline, Run
 
 Mask = npt.NDArray[np.bool_]
+LAUNCH: Final = ("launch", "launch")
+"""Category and name of the arrow from a call to what it launched."""
 
 
 def touches(start_ns: Ints, end_ns: Ints, reach: Intervals | None) -> Mask:
@@ -100,6 +103,13 @@ def why_exposed(causes: Causes, chosen: Intervals | None, *, on_cpu: bool) -> Sl
     )
 
 
+def shown_spans(timeline: RankTimeline, reach: Intervals | None, steps: frozenset[int] | None) -> Mask:
+    """Return a mask of the spans in the chosen time, and of those that were launched in a chosen step."""
+    spans = timeline.spans
+    shown = touches(spans.start_ns, spans.end_ns, reach)
+    return shown if steps is None else shown | np.isin(spans.step, list(steps))
+
+
 class Launches(msgspec.Struct, frozen=True, kw_only=True):
     """The spans and host calls of a rank that are shown, and which call launched which span."""
 
@@ -113,12 +123,9 @@ class Launches(msgspec.Struct, frozen=True, kw_only=True):
     """Row in `host` of the call that launched a span; NONE without a record."""
 
     @classmethod
-    def of(cls, timeline: RankTimeline, reach: Intervals | None, steps: frozenset[int] | None) -> Self:
-        """Choose what lies in the chosen time, spans that were launched in a chosen step, and what launched any."""
+    def of(cls, timeline: RankTimeline, shown: Mask, reach: Intervals | None) -> Self:
+        """Choose the calls in the chosen time, and those that launched one of the spans that are shown."""
         spans, host = timeline.spans, host_spans(timeline)
-        shown = touches(spans.start_ns, spans.end_ns, reach)
-        if steps is not None:
-            shown |= np.isin(spans.step, list(steps))
         launched = launching_calls(host, spans.correlation, spans.launch_ns)
         calls = touches(host.start_ns, host.end_ns, reach)
         calls[launched[shown & (launched != NONE)]] = True
@@ -149,18 +156,32 @@ def host_spans(timeline: RankTimeline) -> HostSpans:
 
 
 def lanes(
-    timeline: RankTimeline, transfers: Transfers, causes: Causes, shown: Launches, first_arrow: int
+    timeline: RankTimeline,
+    transfers: Transfers,
+    causes: Causes,
+    shown: Launches,
+    first_arrow: int,
+    of_ranks: ArrowEnds | None,
 ) -> Iterator[Slices]:
-    """Yield a track per lane (stream or thread); an arrow has the number of its span, from `first_arrow`."""
+    """Yield a track per lane (stream or thread); a launch's arrow has the number of its span, from `first_arrow`."""
     spans = timeline.spans
     call_words = CallArguments(timeline, transfers, causes)
     for lane, rows in _by_lane(spans.lane, shown.spans):
-        arrows = np.where(shown.call_of_span[rows] != NONE, rows + first_arrow, NONE).tolist()
+        numbers = np.where(shown.call_of_span[rows] != NONE, rows + first_arrow, NONE).tolist()
+        arrows = _with_launches(numbers, None if of_ranks is None else of_ranks.at_rows(rows))
         yield _lane_slices(timeline, lane, rows, call_words, arrows)
 
 
+def _with_launches(numbers: Sequence[int], others: Callable[[int], list[Arrow]] | None) -> Callable[[int], list[Arrow]]:
+    def arrows(at: int) -> list[Arrow]:
+        own = [] if numbers[at] == NONE else [Arrow(numbers[at], False, *LAUNCH)]
+        return own if others is None else own + others(at)
+
+    return arrows
+
+
 def _lane_slices(
-    timeline: RankTimeline, lane: int, rows: Ints, call_words: CallArguments, arrows: Sequence[int]
+    timeline: RankTimeline, lane: int, rows: Ints, call_words: CallArguments, arrows: Callable[[int], list[Arrow]]
 ) -> Slices:
     spans = timeline.spans
     return Slices(
@@ -170,7 +191,7 @@ def _lane_slices(
         category=lambda at: SPAN_KINDS[spans.kind[rows[at]]],
         name=lambda at: _name(timeline, int(spans.name[rows[at]])),
         args=lambda at: _span_args(timeline, int(rows[at]), call_words),
-        arrives=lambda at: None if arrows[at] == NONE else arrows[at],
+        arrows=arrows,
     )
 
 
@@ -193,7 +214,7 @@ def _host_slices(timeline: RankTimeline, host: HostSpans, lane: int, rows: Ints,
         end_ns=host.end_ns[rows],
         category=lambda at: HOST_SPAN_KINDS[host.kind[rows[at]]],
         name=lambda at: _name(timeline, int(host.name[rows[at]])),
-        leaves=lambda at: numbers[first[at] : last[at]].tolist(),
+        arrows=lambda at: [Arrow(number, True, *LAUNCH) for number in numbers[first[at] : last[at]].tolist()],
     )
 
 
