@@ -87,6 +87,11 @@
       more.addEventListener("toggle", draw);
       parts.push(more);
     }
+    if (chain.python.length) {
+      const called = chain.python.map((each) => made("li", {}, made("code", {}, each)));
+      const words = "In Python: " + chain.python[chain.python.length - 1] + (called.length > 1 ? " and " + (called.length - 1) + " around it" : "");
+      parts.push(made("details", { class: "tl-python" }, [made("summary", {}, words), made("ol", { tabindex: "0", "aria-label": "The Python stack, the outermost function first" }, called)]));
+    }
     chain.notes.forEach((words) => parts.push(made("p", { class: "note" }, words)));
     const fit = made("button", { type: "button", class: "tl-fit" }, "Show all of it");
     fit.addEventListener("click", () => act.go(chain.reach[0], chain.reach[1], chain.ranks));

@@ -37,6 +37,9 @@ _TITLES: Final = {
     "exposed communication": "Why is communication of rank {rank} exposed here?",
 }
 
+MOST_FRAMES: Final = 200
+LONGEST_FRAME: Final = 200
+
 MOST_ROWS: Final = 5
 MOST_STEPS: Final = 12
 """Rows and steps of a small picture, those nearest to the moment first."""
@@ -86,6 +89,8 @@ class BlockingChain(msgspec.Struct, frozen=True, kw_only=True):
     """The latest first."""
     notes: list[str]
     """Slack, and why the chain ends where it does."""
+    python: list[str]
+    """The Python stack at the moment, or at the span's launch, the outermost function first."""
     command: str
     """The command that prints it."""
     ranks: list[int]
@@ -151,6 +156,7 @@ def _shown(
         asked=asked, title=title.format(rank=found.rank, name=name), doing="" if of_span else found.doing,
         lead=[heading(found), *_most_of_it(rows, steps, begin_ns, end_ns)], steps=steps,
         notes=[each for each in (slack_words(found), _ending(found)) if each], command=command,
+        python=[each[:LONGEST_FRAME] for each in found.python[-MOST_FRAMES:]],
         ranks=list(ranks)[:MOST_RANKS],
         on_threads=any(_on_thread(run, each) for each in steps),
         marked=(found.rank, begin_ns / 1e6, end_ns / 1e6), reach=reach,

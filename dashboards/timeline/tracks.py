@@ -11,9 +11,10 @@ from overlapscope.analysis.graph.step_paths import FollowedPaths
 from overlapscope.analysis.graph.walk import PARTS
 from overlapscope.report.palette import PATH_COLOURS
 from overlapscope.report.perfetto.tracks import lane_name
-from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, PYTHON, RUNTIME, Codes, HostSpans, Ints, take
+from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, RUNTIME, Codes, HostSpans, Ints, take
 from overlapscope.timeline.intervals import BusyTime, union
 from overlapscope.timeline.lazy_host_spans import select_host_spans
+from overlapscope.timeline.python_stack import FRAME_KINDS
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope_dashboards.timeline.lanes import places_in_view
 
@@ -84,14 +85,6 @@ class HostTracks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Threads that are not shown."""
 
 
-def python_stack(host: HostTracks, lane: int, time_ns: int) -> Ints:
-    """Return the rows in `frames` that a thread was in at a time of the rank's own clock, the outermost first."""
-    frames = host.frames
-    inside = (frames.lane == lane) & (frames.start_ns <= time_ns) & (frames.end_ns > time_ns)
-    found: Ints = np.flatnonzero(inside)
-    return found[np.lexsort((-frames.end_ns[found], frames.start_ns[found]))]
-
-
 def host_tracks(timeline: RankTimeline, to_common_clock: Callable[[Ints], Ints]) -> HostTracks:
     """Return the rows of a rank's busiest host threads: nested operations and annotations, then runtime calls."""
     table = select_host_spans(timeline.host, (OPERATION, ANNOTATION, RUNTIME))
@@ -102,7 +95,7 @@ def host_tracks(timeline: RankTimeline, to_common_clock: Callable[[Ints], Ints])
     shown = order[: max(min(int(np.count_nonzero(calls)), MOST_THREADS), 1)]
     tracks = [track for lane in lanes[shown].tolist() for track in _thread(timeline, table, lane, to_common_clock)]
     return HostTracks(
-        tracks=tuple(tracks), calls=take(table, is_call), frames=select_host_spans(timeline.host, (PYTHON,)),
+        tracks=tuple(tracks), calls=take(table, is_call), frames=select_host_spans(timeline.host, FRAME_KINDS),
         left_out=int(lanes.size - shown.size),
     )  # fmt: skip
 

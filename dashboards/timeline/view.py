@@ -12,6 +12,7 @@ from overlapscope.analysis.per_rank.occupancy import STATES, spent_together
 from overlapscope.display import list_some
 from overlapscope.report.formatting import count, ms
 from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.python_stack import frames_around
 from overlapscope_dashboards.runs.recent import RecentCache
 from overlapscope_dashboards.timeline.figure import DrawnTimeline, draw
 from overlapscope_dashboards.timeline.gradient_bucket import bucket_words, ready_marks
@@ -35,7 +36,7 @@ from overlapscope_dashboards.timeline.raster import Raster
 from overlapscope_dashboards.timeline.same_step import same_step
 from overlapscope_dashboards.timeline.search import SearchHits, find_spans, index_of_hit, next_hit
 from overlapscope_dashboards.timeline.source import TimelineSource
-from overlapscope_dashboards.timeline.tracks import HOST, PATH, launching_call, python_stack
+from overlapscope_dashboards.timeline.tracks import HOST, PATH, launching_call
 from overlapscope_dashboards.timeline.window import TimeWindow, around
 
 MAX_ROWS: Final = 64
@@ -216,7 +217,7 @@ def _launch(source: TimelineSource, rank: int, row: int) -> tuple[list[str], lis
     name = (timeline.name(int(calls.name[call])) or "a call")[:MAX_NAME]
     arrow = [(rank, int(calls.lane[call]), begun / 1e6), (rank, int(spans.lane[row]), start / 1e6)]
     said = [f"launched by {name} {format_duration(start - begun)} before"]
-    stack = python_stack(host, int(calls.lane[call]), int(calls.start_ns[call]))[-MAX_FRAMES:]
+    stack = frames_around(host.frames, int(calls.lane[call]), int(calls.start_ns[call]))[-MAX_FRAMES:]
     frames = [(timeline.name(int(host.frames.name[row])) or "?")[:MAX_FRAME] for row in stack.tolist()]
     return [*said, *([f"in Python: {' > '.join(frames)}"] if frames else [])], arrow
 

@@ -59,6 +59,11 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
         "--compute", action="append", default=[], metavar="PATTERN", help="kernels with matching names are compute"
     )
     parser.add_argument(
+        "--stacks",
+        action="store_true",
+        help="keep all functions of Python stacks (torch: with_stack=True), not only calls of modules",
+    )
+    parser.add_argument(
         "--max-gib",
         type=float,
         default=256,
@@ -145,6 +150,7 @@ def read_options(args: argparse.Namespace) -> "ReadOptions":
         compute=tuple(args.compute),
         ranks=parse_ranks_option(args.rank),
         max_bytes=int(args.max_gib * 2**30),
+        stacks=args.stacks,
     )
 
 

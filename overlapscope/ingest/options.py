@@ -26,6 +26,8 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Regular expressions for names of kernels that compute."""
     ranks: Mapping[str, int] = {}
     """Rank by file name; the name "" means the only input file."""
+    stacks: bool = False
+    """Whether functions of Python stacks are kept; else only calls of modules."""
     max_bytes: int = MAX_BYTES
     """Largest decompressed size of one file."""
 

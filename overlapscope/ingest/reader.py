@@ -63,6 +63,8 @@ class ReadContext(msgspec.Struct, frozen=True, kw_only=True):
 
     classifier: Classifier = msgspec.field(default_factory=Classifier)
     """Separates communication kernels from compute kernels, using the user's own patterns first."""
+    stacks: bool = False
+    """Whether functions of Python stacks are kept; else only calls of modules."""
     max_bytes: int = MAX_BYTES
     """Files with more decompressed bytes than this are refused."""
     progress: Callable[[int], None] | None = None

@@ -31,8 +31,8 @@ LANE_KINDS: Final = ("device", "host")
 UNKNOWN, SCHEDULED, STARTED, COMPLETED = range(4)
 CALL_STATES: Final = ("unknown", "scheduled", "started", "completed")
 
-OPERATION, ANNOTATION, RUNTIME, PYTHON, OVERHEAD, SYSTEM = range(6)
-HOST_SPAN_KINDS: Final = ("operation", "annotation", "runtime", "python", "overhead", "system")
+OPERATION, ANNOTATION, RUNTIME, PYTHON, OVERHEAD, SYSTEM, FUNCTION = range(7)
+HOST_SPAN_KINDS: Final = ("operation", "annotation", "runtime", "python", "overhead", "system", "function")
 
 MATMUL, ATTENTION, MEMORY, FRAMEWORK_COPY, OPTIMIZER_UPDATE, COLLECTIVE, WAIT, HOST_SYNC = range(8)
 WORK_KINDS: Final = ("matmul", "attention", "memory", "copy", "optimizer", "collective", "wait", "host_sync")
@@ -169,8 +169,9 @@ class HostSpans(Columns, frozen=True, kw_only=True):
     """Row in `Lanes`: a thread of one process."""
     kind: Annotated[Small, HOST_SPAN_KINDS]
     """`runtime`: a call of the runtime's or the driver's interface (CUDA, HIP, CANN) that launches, copies, waits or
-    allocates, as its name says; `python`: a function of the interpreter; `overhead`: work of the profiler itself;
-    `system`: a call of the operating system."""
+    allocates, as its name says; `python`: a call of a module, or a pause of the interpreter; `overhead`: work of the
+    profiler itself; `system`: a call of the operating system; `function`: any other function of a Python stack, which
+    is read on demand."""
     name: Codes
     start_ns: Ints
     end_ns: Ints

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from overlapscope.timeline.columns import Flags, HostSpans, Ints, column_kinds, take
+from overlapscope.timeline.columns import FUNCTION, Flags, HostSpans, Ints, column_kinds, take
 
 Times = Sequence[tuple[int, int]]
 
@@ -86,6 +86,12 @@ def select_host_spans(
         return source.select(kinds, names, around)
     chosen = chosen_spans(host.kind, host.name, kinds, names)
     return take(host, chosen if around is None else chosen & lie_around(host.start_ns, host.end_ns, around))
+
+
+def without_functions(host: HostSpans) -> HostSpans:
+    """Return all host spans but functions of Python stacks: figures must not depend on whether these were read."""
+    functions = host.kind == FUNCTION
+    return take(host, ~functions) if functions.any() else host
 
 
 def chosen_spans(kind: Any, name: Any, kinds: Sequence[int], names: Flags | None) -> Flags:

@@ -32,6 +32,7 @@ from overlapscope.analysis.graph.walk import whole_path
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import Flags, Ints, size
 from overlapscope.timeline.intervals import BusyTime, union
+from overlapscope.timeline.lazy_host_spans import without_functions
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -150,7 +151,7 @@ def _loading_ns(graph: Graph, ranks: Ranks) -> Ints:
     found = np.zeros(graph.num_edges, np.int64)
     for part in graph.ranks:
         timeline = ranks[part.rank]
-        host, notes = timeline.host, timeline.annotations
+        host, notes = without_functions(timeline.host), timeline.annotations
         shift = _shift(graph, part, timeline)
         loads = rows_named(host.name, timeline.names, LOADS_DATA.search)
         marks = rows_named(notes.name, timeline.names, LOADS_DATA.search)

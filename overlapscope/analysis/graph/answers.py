@@ -180,6 +180,9 @@ class Chain(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schem
     where the recording cannot say, and in a `LongestLoss`."""
     reason: str | None = None
     """Why the chain ends where it does, where the recording cannot hold the rest; null where it can."""
+    python: list[str] = []
+    """The Python stack of the thread that launched the explained span, the outermost function first: at the moment, or
+    of a span at its launch. Empty where no stack was recorded, or read (`--stacks`)."""
 
 
 class LongestLoss(msgspec.Struct, kw_only=True, frozen=True):

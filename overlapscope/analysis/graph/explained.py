@@ -36,6 +36,7 @@ from overlapscope.display import list_some
 from overlapscope.errors import UsageError
 from overlapscope.timeline.columns import COMM, COMPUTE, SPAN_KINDS, or_none, size
 from overlapscope.timeline.intervals import union
+from overlapscope.timeline.python_stack import stack_of_launch
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST_OF_RANK: Final = 5
@@ -77,7 +78,9 @@ class RunChains:
             graph = self.graph(rank, recording)
             row = span_of_moment(graph, rank, moment) if _within(graph, rank, moment) else None
             if row is not None:
-                return self._tested(graph, rank, row, moment, most)
+                found = self._tested(graph, rank, row, moment, most)
+                own_ns = 2 * moment - int(self._cross_rank.clocks.aligned_ns(rank, np.array([moment]))[0])
+                return msgspec.structs.replace(found, python=stack_of_launch(known, row, own_ns))
         ends = np.array([known.spans.start_ns.min(), known.spans.end_ns.max()])
         first, last = self._cross_rank.clocks.aligned_ns(rank, ends).tolist()
         if first <= moment < last:
@@ -96,7 +99,8 @@ class RunChains:
             raise UsageError(f"rank {rank} has the spans 0 to {known.num_spans - 1}, not {row}")
         graph = self.graph(rank, int(known.spans.recording[row]))
         moment = int(self._cross_rank.clocks.aligned_ns(rank, known.spans.start_ns[row : row + 1])[0])
-        return self._tested(graph, rank, row, moment, most)
+        found = self._tested(graph, rank, row, moment, most)
+        return msgspec.structs.replace(found, python=stack_of_launch(known, row))
 
     def interval(self, found: Chain, *, of_span: bool) -> tuple[int, int]:
         """Return begin and end (ns from the run's start) of the time that a chain explains.

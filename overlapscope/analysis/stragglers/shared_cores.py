@@ -21,6 +21,7 @@ from overlapscope.analysis.stragglers.host_cause import QUEUED, fetching, readin
 from overlapscope.display import percent_text
 from overlapscope.timeline.columns import COPY, NONE, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, difference, length, union
+from overlapscope.timeline.lazy_host_spans import without_functions
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline, Run
@@ -73,7 +74,7 @@ def host_times(timeline: RankTimeline, polled: Intervals | None = None) -> HostT
 
     `polled` holds its silences with a poll for its device, and work on what it had polled for, on its own clock.
     """
-    host = timeline.host
+    host = without_functions(timeline.host)
     if not timeline.has_device or not timeline.has_host_events or not host.start_ns.size:
         return None
     notes, steps = timeline.annotations, timeline.steps
@@ -98,7 +99,7 @@ def _device_waits(timeline: RankTimeline) -> tuple[Ints, Ints]:
     Where a call returned later its thread had not been scheduled: that is a pause. But to allocate and to free is work
     of the driver, which takes its time besides.
     """
-    host, spans = timeline.host, timeline.spans
+    host, spans = without_functions(timeline.host), timeline.spans
     copies = unique(spans.correlation[(spans.kind == COPY) & (spans.correlation != NONE)])
     allocates = rows_named(host.name, timeline.names, ALLOCATES.search)
     blocks = allocates | rows_named(host.name, timeline.names, SYNCHRONIZES.search)

@@ -6,10 +6,10 @@ from typing import Final
 from overlapscope.ingest.build.trace_columns import KERNEL, MEMCPY, MEMSET
 from overlapscope.timeline.columns import ANNOTATION, OPERATION
 
-NUM_SORTS: Final = 7
-DEVICE, LAUNCH, HOST, DEVICE_NOTE, WINDOW, COST, SYNC = range(NUM_SORTS)
+NUM_SORTS: Final = 8
+DEVICE, LAUNCH, HOST, DEVICE_NOTE, WINDOW, COST, SYNC, FRAME = range(NUM_SORTS)
 """Kinds of events: device work, an API call that enqueues it, a host range, a range projected on the device, the
-profiler's own range, the profiler's own work on a thread, a synchronisation."""
+profiler's own range, the profiler's own work on a thread, a synchronisation, a function of the host's stack."""
 
 EVENT_SORTS: Final = {
     "kernel": (DEVICE, KERNEL),
@@ -33,13 +33,15 @@ EVENT_SORTS: Final = {
     "Trace": (WINDOW, 0),
     "overhead": (COST, 0),
     "cuda_sync": (SYNC, 0),
+    "python_function": (FRAME, ANNOTATION),
 }
 """Category to (sort, detail), for complete events (phase X)."""
-STACK_CATEGORY: Final = "python_function"
 MODULE_CALL: Final = "nn.Module: "
-"""Host stacks hold a range for each call of a module: only these ranges of a stack are read, as annotations."""
-UNREAD_CATEGORIES: Final = frozenset({STACK_CATEGORY, "cuda_event", "xpu_sync", "cpu_instant_event"})
-"""Known categories without information that is used: host stacks, recorded events, synchronisation of other devices."""
+"""A host stack holds a range for each call of a module: these are read as HOST, as they say what work belongs to."""
+ADDRESS: Final = re.compile(r" at 0x[0-9A-Fa-f]+")
+"""Of an object, in the name of a built-in function: another one in each process."""
+UNREAD_CATEGORIES: Final = frozenset({"cuda_event", "xpu_sync", "cpu_instant_event"})
+"""Known categories without information that is used: recorded events, synchronisation of other devices."""
 
 SYNCHRONISATION: Final = re.compile(r"^(?:Stream|Event|Context|Device)\s*(?:Wait|Sync)", re.IGNORECASE)
 """Synchronisation records that some writers file under kernels although nothing computes there."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from overlapscope.ingest.build.collective_args import CollectiveArgs
-from overlapscope.timeline.columns import NONE, HostSpans, Ints, Syncs, concat, make
+from overlapscope.timeline.columns import NONE, HostSpans, Ints, Syncs, concat, make, take
 from overlapscope.timeline.names import Codes, NameTable
 
 KERNEL, MEMCPY, MEMSET = range(3)
@@ -123,13 +123,14 @@ def concatenate_columns(parts: Sequence[TraceColumns]) -> TraceColumns:
         )
         for name in ("host", "device_notes")
     }
+    rest = concat([each.host_rest for each in moved])
     return TraceColumns(
         lanes=list(lanes),
         names=names,
         device_collectives=_by_row([(each.device_collectives, each.device_name.size) for each in moved]),
         host_args=_by_row([(each.host_args, each.host.name.size) for each in moved]),
         api_calls=_by_row([(each.api_calls, each.host.name.size) for each in moved]),
-        host_rest=concat([each.host_rest for each in moved]),
+        host_rest=take(rest, np.argsort(rest.kind, kind="stable")),  # as in the columns of one part
         syncs=concat([each.syncs for each in moved]),
         window_times=tuple(time for each in moved for time in each.window_times),
         **{name: sum(getattr(each, name) for each in moved) for name in ("events", "repaired", "dropped")},

@@ -48,7 +48,7 @@ def spool_tasks(found: Unpacked, options: ReadOptions, within: Path) -> list[Tas
         there = found.inputs.remote.get(path)
         state = there if there is not None else _state(origin)
         words = [ascii(origin.absolute()), ascii(found.shown_path(path)), *state]
-        words += [options.comm, options.compute, options.max_bytes, code]
+        words += [options.comm, options.compute, options.max_bytes, options.stacks, code]
         folder = within / hashlib.sha256(msgspec.json.encode(words)).hexdigest()[:32]
         tasks.append(replace(task_of(found, path, options), folder=folder, code=code))
     return tasks

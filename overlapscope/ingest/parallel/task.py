@@ -30,6 +30,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     comm: tuple[str, ...]
     compute: tuple[str, ...]
     max_bytes: int
+    stacks: bool = False
     shares: int = 1
     """How many processes of one machine read it, each a part of it, where its reader knows how."""
     folder: Path = Path()
@@ -76,13 +77,16 @@ def task_of(found: Unpacked, path: Path, options: ReadOptions) -> Task:
         comm=options.comm,
         compute=options.compute,
         max_bytes=options.max_bytes,
+        stacks=options.stacks,
     )
 
 
 def read_task(task: Task, progress: Callable[[int], None] | None, sharing: Sharing | None = None) -> Read:
     """Read the file of a task; `progress` gets the number of bytes read from time to time."""
     classifier = Classifier(task.comm, task.compute)
-    context = ReadContext(classifier=classifier, max_bytes=task.max_bytes, progress=progress, sharing=sharing)
+    context = ReadContext(
+        classifier=classifier, max_bytes=task.max_bytes, stacks=task.stacks, progress=progress, sharing=sharing
+    )
     try:
         readings = tuple(reading.relabel_paths(task.renamings) for reading in read_file(task.path, context))
     except InputError as error:

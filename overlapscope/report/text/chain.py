@@ -10,6 +10,8 @@ from overlapscope.analysis.graph.model import KNOWN, ORDER
 from overlapscope.report.formatting import EXPLAIN, aligned, ms, short
 
 LONGEST_NAME: Final = 36
+MOST_FRAMES: Final = 30
+LONGEST_FRAME: Final = 110
 WORTH: Final = (
     "gone saves: how much earlier the recording would have ended without the step, at most; steps are not added up."
 )
@@ -48,6 +50,7 @@ def render(found: Chain, gains_ns: Sequence[int | None] = ()) -> str:
         lines += [WORTH] if any(each is not None for each in gains_ns) else []
     elif not found.reason:
         lines.append("Nothing before it was recorded.")
+    lines += python_lines(found.python)
     if found.slack_ns is not None:
         lines.append(slack_words(found))
     if found.is_cut:
@@ -55,6 +58,18 @@ def render(found: Chain, gains_ns: Sequence[int | None] = ()) -> str:
     if found.reason:
         lines.append(f"The rest is not known: {found.reason}.")
     return "\n".join(lines) + "\n"
+
+
+def python_lines(stack: Sequence[str]) -> list[str]:
+    """Return the Python stack of a chain, of a deep one the innermost functions; nothing without one."""
+    if not stack:
+        return []
+    more = len(stack) - MOST_FRAMES
+    return [
+        "In Python, the outermost first:",
+        *([f"  ... {more} more; --json has them all"] if more > 0 else []),
+        *(f"  {short(each, LONGEST_FRAME)}" for each in stack[-MOST_FRAMES:]),
+    ]
 
 
 def heading(found: Chain) -> str:

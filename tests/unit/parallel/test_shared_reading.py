@@ -54,10 +54,12 @@ from tests.unit.parallel.test_write_run import files_in, files_of, wait_for_end
 
 
 def host_only(at: int) -> list[Event]:
-    """Return events that are no work: the profiler's own, and synchronisations of streams."""
+    """Return events that are no work: the profiler's own, functions of a stack, and synchronisations of streams."""
     awaited = {"wait_on_stream": 7, "wait_on_cuda_event_record_corr_id": at, "wait_on_cuda_event_id": 5}
     return [
         op("Activity Buffer Request", at * US, 5 * US, sort="overhead"),
+        op(f"train.py({at}): step", at * US, 7 * US, sort="python_function"),
+        op(f"nn.Module: Linear_{at}", at * US, 7 * US, sort="python_function"),
         sync("Stream Wait Event", at * US, 1 * US, 70 + at, 20 + at, **awaited),
         sync("Context Sync", at * US, 1 * US, 90 + at, -1),
     ]
@@ -105,7 +107,7 @@ def contents(
     """Return all that reading a file gives, names and lanes in words."""
     sharing = Sharing(executor=executor or _Counting(), shares=shares, folder=path.parent) if shares > 1 else None
     try:
-        file = read_events(path, ReadContext(sharing=sharing, progress=progress))
+        file = read_events(path, ReadContext(sharing=sharing, progress=progress, stacks=True))
     except InputError as error:
         return str(error)
     return {name: getattr(file, name) for name in EventFile.__struct_fields__ if name != "columns"} | spelled(

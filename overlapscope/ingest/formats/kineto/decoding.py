@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.ingest.build.profiler_names import EVENT_SORTS, HOST, MODULE_CALL, NUM_SORTS, STACK_CATEGORY
+from overlapscope.ingest.build.profiler_names import EVENT_SORTS, FRAME, HOST, MODULE_CALL, NUM_SORTS
 from overlapscope.ingest.parsing.json_values import DECODE_ERRORS, is_utf8
 from overlapscope.ingest.parsing.timestamps import text_to_ns
 from overlapscope.timeline.columns import Ints
@@ -107,6 +107,20 @@ def decoded_any(array: bytes) -> Decoded:
     return Decoded(num_events=len(events), events=[*(event for event in events if event.ph == "X"), *instants])
 
 
+def move_modules(sorts: Sequence[list[Any]]) -> None:
+    """Move the calls of modules from the functions of a stack to the end of the host ranges."""
+    names = [each.name for each in sorts[FRAME]]
+    try:
+        different = set(names)
+    except TypeError:  # a name that is a list or an object
+        names = list(map(str, names))
+        different = set(names)
+    modules = {name for name in different if isinstance(name, str) and name.startswith(MODULE_CALL)}
+    if modules:
+        sorts[HOST].extend(each for each, name in zip(sorts[FRAME], names, strict=True) if name in modules)
+        sorts[FRAME][:] = [each for each, name in zip(sorts[FRAME], names, strict=True) if name not in modules]
+
+
 class ExactTimes:
     """Times of the events of one piece, parsed from their text without rounding; decoded at first use."""
 
@@ -126,12 +140,9 @@ class ExactTimes:
     def _sorted(self) -> list[list[_ExactEvent | _AnyExactEvent]]:
         events: list[list[_ExactEvent | _AnyExactEvent]] = [[] for _ in range(NUM_SORTS)]
         for event in self._complete():
-            if not isinstance(event.cat, str):
-                continue
-            if event.cat in EVENT_SORTS:
+            if isinstance(event.cat, str) and event.cat in EVENT_SORTS:
                 events[EVENT_SORTS[event.cat][0]].append(event)
-            elif event.cat == STACK_CATEGORY and str(event.name).startswith(MODULE_CALL):
-                events[HOST].append(event)
+        move_modules(events)
         return events
 
     def _complete(self) -> list[_ExactEvent] | list[_AnyExactEvent]:

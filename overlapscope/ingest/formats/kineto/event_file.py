@@ -10,7 +10,7 @@ previous one ended. So the result is always that of one process.
 from collections.abc import Callable
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -57,10 +57,10 @@ def read_events(path: Path, context: ReadContext) -> EventFile:
         if found is not None:
             return found
         progress.take_back()
-    return _read_from(_Share(begin=0), path, context)
+    return _read_from(_Share.of(0, None, stacks=context.stacks), path, context)
 
 
-class _Share(msgspec.Struct):
+class _Share(msgspec.Struct, kw_only=True):
     """The pieces of a file that one process decodes, from the first piece at which `begin` bytes were read."""
 
     begin: int
@@ -70,9 +70,13 @@ class _Share(msgspec.Struct):
     """Bytes of events in the pieces so far."""
     begun: int | None = None
     """Bytes of events in the pieces before the share."""
-    collector: EventCollector = msgspec.field(
-        default_factory=lambda: EventCollector(lambda name: name == ACCUMULATE or may_describe_collective(name))
-    )
+    collector: EventCollector
+
+    @classmethod
+    def of(cls, begin: int, end: int | None, *, stacks: bool) -> Self:
+        """Return a share of which nothing was read yet."""
+        speaks = lambda name: name == ACCUMULATE or may_describe_collective(name)  # noqa: E731
+        return cls(begin=begin, end=end, collector=EventCollector(speaks, stacks=stacks))
 
     def read(self, stream: ByteStream, chunks: EventChunks) -> None:
         """Decode the pieces of this share.
@@ -156,12 +160,12 @@ def _read_in_shares(path: Path, context: ReadContext, sharing: Sharing) -> Event
         folders = [sharing.folder / f"share{number}" for number in range(sharing.shares - 1)]
         try:
             others = [
-                sharing.executor.submit(read_share, path, begin, end, context.max_bytes, folder)
+                sharing.executor.submit(read_share, path, begin, end, context.max_bytes, folder, stacks=context.stacks)
                 for (begin, end), folder in zip(pairwise(bounds), folders, strict=True)
             ]
         except RuntimeError:  # the system cannot start the thread that waits for one more process
             return None
-        last = _Share(begin=bounds[-1])
+        last = _Share.of(bounds[-1], None, stacks=context.stacks)
         found = _read_from(last, path, context)
         if any(each.exception() is not None or not each.result() for each in others):
             return None
@@ -181,10 +185,10 @@ def _ends(shares: int) -> list[float]:
     return [each / passed[-1] for each in passed[:-1]]
 
 
-def read_share(path: Path, begin: int, end: int, max_bytes: int, folder: Path) -> bool:
+def read_share(path: Path, begin: int, end: int, max_bytes: int, folder: Path, *, stacks: bool) -> bool:
     """Read a share other than the last and save its columns in `folder`; False when that is not possible."""
     stream = ByteStream(path, max_bytes)
-    share = _Share(begin=begin, end=end)
+    share = _Share.of(begin, end, stacks=stacks)
     try:
         share.read(stream, EventChunks(stream.blocks(), display_path(path)))
     except _EndOfShare:

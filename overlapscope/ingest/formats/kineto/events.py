@@ -10,15 +10,15 @@ from msgspec.structs import replace
 
 from overlapscope.ingest.build.collective_args import CollectiveArgs
 from overlapscope.ingest.build.profiler_names import (
+    ADDRESS,
     COST,
     DEVICE,
     EVENT_SORTS,
+    FRAME,
     HOST,
     LAUNCH,
-    MODULE_CALL,
     NUM_SORTS,
     OLD_ANNOTATION,
-    STACK_CATEGORY,
     SYNC,
     UNREAD_CATEGORIES,
     WINDOW,
@@ -35,6 +35,7 @@ from overlapscope.ingest.formats.kineto.decoding import (
     InstantEvent,
     decoded,
     decoded_any,
+    move_modules,
 )
 from overlapscope.ingest.parsing.json_values import DECODE_ERRORS, correlation_ids, decode_args, grid_blocks
 from overlapscope.ingest.parsing.timestamps import NeedsText, microseconds_to_ns, text_to_ns
@@ -42,6 +43,7 @@ from overlapscope.timeline.columns import (
     ANNOTATION,
     CONTEXT_SYNC,
     EVENT_SYNC,
+    FUNCTION,
     NONE,
     OVERHEAD,
     STREAM_SYNC,
@@ -51,6 +53,7 @@ from overlapscope.timeline.columns import (
     Ints,
     Small,
     Syncs,
+    concat,
     make,
 )
 from overlapscope.timeline.names import Codes, NameTable
@@ -61,7 +64,6 @@ if TYPE_CHECKING:
 _BY_NAME: Final = 2
 _DETAIL: Final = {
     **{category: detail for category, (_, detail) in EVENT_SORTS.items()},
-    STACK_CATEGORY: ANNOTATION,
     "Operator": _BY_NAME,
 }
 
@@ -97,13 +99,14 @@ class _SyncArgs(msgspec.Struct, gc=False):
 class EventCollector:
     """Collects events from pieces of text and returns them as columns.
 
-    `speaks_of_comm(name)` selects the host ranges whose arguments are kept.
+    `speaks_of_comm(name)` selects the host ranges whose arguments are kept; `stacks` keeps functions of Python stacks.
     """
 
-    def __init__(self, speaks_of_comm: Callable[[str], bool]) -> None:
-        self._speaks = speaks_of_comm
+    def __init__(self, speaks_of_comm: Callable[[str], bool], *, stacks: bool = False) -> None:
+        self._speaks, self._stacks = speaks_of_comm, stacks
         self._speaking = np.empty(0, np.bool_)
         self._names = NameTable()
+        self._frames: dict[str, int] = {}
         self._lanes: dict[tuple[Any, Any], int] = {}
         self._lane_codes: dict[tuple[str, str], int] = {}
         self._tables = {sort: ColumnBuilder() for sort in range(NUM_SORTS)}
@@ -160,11 +163,11 @@ class EventCollector:
                 take = None
             if take is not None:
                 take(event)
-            elif event.cat == STACK_CATEGORY:
-                if str(event.name).startswith(MODULE_CALL):
-                    buckets[HOST].append(event)
             elif event.cat is not None and str(event.cat) not in UNREAD_CATEGORIES:
                 self._unknown[str(event.cat)] += 1
+        move_modules(buckets)
+        if not self._stacks:
+            buckets[FRAME].clear()
         exact = ExactTimes(array)
         for sort, chosen in enumerate(buckets):
             if chosen:
@@ -195,7 +198,8 @@ class EventCollector:
         if sort == SYNC:
             self._add_syncs(events)
             return
-        names = self._names.encode([event.name for event in events])
+        named = [event.name for event in events]
+        names = self._encode_frames(named) if sort == FRAME else self._names.encode(named)
         self._tables[sort].add(lane=self._encode_lanes(events), name=names)
         first = self._rows[sort]
         self._rows[sort] += len(events)
@@ -262,11 +266,28 @@ class EventCollector:
             np.int64,
         )
 
-    def _encode_lanes(self, events: list[CompleteEvent]) -> Ints:
-        lanes = self._lanes
-        processes, threads = [event.pid for event in events], [event.tid for event in events]
+    def _encode_frames(self, names: Sequence[object]) -> Codes:
+        """Return the codes of functions: one for all objects of which a built-in function was called."""
+        codes = self._frames
         try:
-            return np.fromiter(map(lanes.__getitem__, zip(processes, threads, strict=True)), np.int64, len(events))
+            return np.fromiter(map(codes.__getitem__, names), np.int32, len(names))  # type: ignore[arg-type]
+        except (KeyError, TypeError):  # new ones, or values that are not strings
+            spelled = list(map(str, names))
+        for name in sorted(set(spelled) - codes.keys()):
+            codes[name] = self._names.code(ADDRESS.sub("", name))
+        return np.fromiter(map(codes.__getitem__, spelled), np.int32, len(spelled))
+
+    def _encode_lanes(self, events: list[CompleteEvent]) -> Ints:
+        processes, threads = [event.pid for event in events], [event.tid for event in events]
+        process, thread = processes[0], threads[0]
+        if processes.count(process) == len(events) and threads.count(thread) == len(events):  # as most pieces are
+            return np.full(len(events), self._encode_threads([process], [thread])[0])
+        return self._encode_threads(processes, threads)
+
+    def _encode_threads(self, processes: Sequence[Any], threads: Sequence[Any]) -> Ints:
+        lanes = self._lanes
+        try:
+            return np.fromiter(map(lanes.__getitem__, zip(processes, threads, strict=True)), np.int64, len(threads))
         except (KeyError, TypeError):
             keys = list(zip(processes, threads, strict=True))
         try:
@@ -322,17 +343,12 @@ class EventCollector:
         )
 
     def _host_rest(self) -> HostSpans:
-        cost = self._ranges(COST)
-        return make(
-            HostSpans,
-            cost.lane.size,
-            recording=0,
-            lane=cost.lane,
-            kind=OVERHEAD,
-            name=cost.name,
-            start_ns=cost.start_ns,
-            end_ns=cost.end_ns,
-        )
+        parts = []
+        for sort, kind in ((COST, OVERHEAD), (FRAME, FUNCTION)):
+            found = self._ranges(sort)
+            columns = {name: getattr(found, name) for name in ("lane", "name", "start_ns", "end_ns")}
+            parts.append(make(HostSpans, found.lane.size, recording=0, kind=kind, **columns))
+        return concat(parts)
 
     def _syncs(self) -> Syncs:
         table = self._tables[SYNC]

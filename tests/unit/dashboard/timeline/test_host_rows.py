@@ -8,7 +8,9 @@ import pytest
 
 from overlapscope.analysis.graph.step_paths import follow_paths
 from overlapscope.analysis.per_rank.steps import step_windows
+from overlapscope.ingest.options import ReadOptions
 from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, PYTHON, RUNTIME, HostSpans, make
+from overlapscope.timeline.python_stack import stack_of_launch
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import NotFound, Site, run_address
 from overlapscope_dashboards.timeline import bars, view
@@ -239,3 +241,30 @@ def test_a_launch_is_that_of_the_span_s_own_recording() -> None:
     calls = make(HostSpans, 2, start_ns=[10, 5_000], end_ns=[12, 5_002], correlation=[7, 7], kind=RUNTIME)
     host = HostTracks(tracks=(), calls=calls, frames=make(HostSpans, 0), left_out=0)
     assert [launching_call(host, 7, launch) for launch in (10, 5_000, 11, NONE)] == [0, 1, None, None]
+
+
+@pytest.mark.browser
+@pytest.mark.xdist_group("dashboard-chains")
+def test_the_python_stack_of_a_span_is_folded_below_its_chain(browser: Any) -> None:
+    file = shared_file("kineto/tracelens_b200_eager.json.gz")
+    options = ReadOptions(stacks=True)
+    address = served([file], options=options).rstrip("/")
+    opened = Site([file], options).run(Site([file], options).find_runs().runs[0].id)
+    (rank,) = opened.run.ranks
+    timeline = opened.run.ranks[rank]
+    row = next(row for row in range(200, timeline.num_spans) if len(stack_of_launch(timeline, row)) > 8)
+    stack = stack_of_launch(timeline, row)
+    page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    page.set_default_timeout(60_000)
+    seen = watched(page, address)
+    page.goto(address + run_address(opened.id, "timeline", {"chain": f"{rank}:{row}"}))
+    place = page.locator(".tl-python")
+    place.wait_for()
+    assert not place.locator("li").first.is_visible()
+    assert place.locator("summary").text_content() == f"In Python: {stack[-1]} and {len(stack) - 1} around it"
+    place.locator("summary").click()
+    assert place.locator("li").all_text_contents() == stack
+    assert place.locator("li").first.is_visible()
+    page.evaluate(f"{axe_script()};0")
+    assert page.evaluate("axe.run().then(r => r.violations.map(v => [v.id, v.nodes[0].html]))") == []
+    assert seen == []
