@@ -16,13 +16,24 @@ class RecentCache(Generic[T]):
         self._kept: OrderedDict[Hashable, T] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the value of a key, computed by `make` if missing; two concurrent callers may both compute it."""
+    def find(self, key: Hashable) -> T | None:
+        """Return the value of a key; None without one."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
-                return self._kept[key]
+            return self._kept.get(key)
+
+    def get(self, key: Hashable, make: Callable[[], T], keeps: Callable[[T], bool] = lambda made: True) -> T:
+        """Return the value of a key, computed by `make` if missing; two concurrent callers may both compute it.
+
+        What `keeps` refuses is not kept.
+        """
+        kept = self.find(key)
+        if kept is not None:
+            return kept
         made = make()
+        if not keeps(made):
+            return made
         with self._lock:
             self._kept[key] = made
             self._kept.move_to_end(key)

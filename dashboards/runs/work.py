@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, wait
-from threading import Condition, Thread
+from threading import BoundedSemaphore, Condition, Thread
 from time import monotonic
 from typing import Final, Generic, TypeVar
 
@@ -12,6 +12,10 @@ MAX_AT_ONCE: Final = 64
 """Jobs that run at the same time ..."""
 MAX_PER_PAGE: Final = 4
 """... and how many of them for one page, whatever its addresses. Further jobs wait for a free slot."""
+SOON_S: Final = 0.25
+"""How long any number of callers wait for a job since it began ..."""
+MAX_WAITING: Final = 4
+"""... and how many wait longer: the server has few request threads, and many may ask for what is still being read."""
 MAX_UNCLAIMED: Final = 32
 """Finished jobs whose result was not fetched yet."""
 UNCLAIMED_S: Final = 15.0
@@ -24,6 +28,7 @@ class _Job(msgspec.Struct, Generic[T], kw_only=True, eq=False):
 
     of: Hashable
     asked_s: float
+    begun_s: float = msgspec.field(default_factory=monotonic)
     future: "Future[T]" = msgspec.field(default_factory=Future)
 
 
@@ -33,21 +38,32 @@ class BackgroundWork(Generic[T]):
     def __init__(self) -> None:
         self._jobs: dict[Hashable, _Job[T]] = {}
         self._free = Condition()
+        self._waiting = BoundedSemaphore(MAX_WAITING)
 
     def fetch(self, key: Hashable, make: Callable[[], T], patience_s: float, *, of: Hashable = None) -> T | None:
-        """Return the result of `make`, or None if that takes longer than `patience_s`: then ask again.
+        """Return the result of `make`, or None if that takes longer than `patience_s`, or many wait: then ask again.
 
         Raises what `make` raises. Concurrent calls with the same key share one job. `of` is the page: one page whose
         run takes long to read leaves slots for the others.
         """
         until = monotonic() + patience_s
         job = self._start(key, make, of, until)
-        if job is None or not wait([job.future], max(until - monotonic(), 0)).done:
+        if job is None or not self._is_done(job, until):
             return None
         with self._free:
             if self._jobs.get(key) is job:  # otherwise another caller took it, and a new job may be running
                 del self._jobs[key]
         return job.future.result()
+
+    def _is_done(self, job: _Job[T], until: float) -> bool:
+        """Wait for a job, and return whether it is done."""
+        for end, place in ((min(until, job.begun_s + SOON_S), None), (until, self._waiting)):
+            if job.future.done() or (place is not None and not place.acquire(blocking=False)):
+                break
+            wait([job.future], max(end - monotonic(), 0))
+            if place is not None:
+                place.release()
+        return job.future.done()
 
     def _start(self, key: Hashable, make: Callable[[], T], of: Hashable, until: float) -> _Job[T] | None:
         with self._free:

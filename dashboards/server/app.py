@@ -13,13 +13,16 @@ from overlapscope.ingest.options import ReadOptions
 from overlapscope_dashboards import pages
 from overlapscope_dashboards.compare import steps as comparison_steps
 from overlapscope_dashboards.parts import empty
-from overlapscope_dashboards.runs.site import Site, parse_query, run_address
+from overlapscope_dashboards.runs.recent import RecentCache
+from overlapscope_dashboards.runs.site import Site, parse_query, path_parts, run_address
 from overlapscope_dashboards.runs.work import BackgroundWork
 from overlapscope_dashboards.server import documentation, listing, router, security, shell
 
 PATIENCE_S: Final = 1.0
 """How long a request waits for a page before it is answered with the progress instead."""
 POLL_PATIENCE_S: Final = 0.3
+KEPT_PAGES: Final = 64
+"""Pages of runs that are kept as they were sent, until their files change: many may ask for one at the same time."""
 SITE: Final = "overlapscope"
 """Where an application keeps its site."""
 _LOG = logging.getLogger(__name__)
@@ -66,6 +69,20 @@ def create_app(
 
 def _register(app: Dash, site: Site) -> None:
     work = BackgroundWork[router.RenderedPage]()
+    kept = RecentCache[router.RenderedPage](KEPT_PAGES)
+
+    def made(here: str, search: str | None) -> router.RenderedPage:
+        def render() -> router.RenderedPage:
+            return router.as_plain(router.show(site, here, parse_query(search)))
+
+        revision = router.revision(site, here)
+        return render() if revision is None else kept.get((here, search, revision), render, lambda page: page.lasts)
+
+    def ready(here: str, search: str | None) -> router.RenderedPage | None:
+        """Return a page that was rendered before, if its files were checked a moment ago."""
+        parts = path_parts(here)
+        opened = site.open_runs.recently_checked(parts[1]) if parts[1:] else None
+        return None if opened is None else kept.find((here, search, opened.revision))
 
     @app.callback(
         Output("nav", "children"),
@@ -82,9 +99,8 @@ def _register(app: Dash, site: Site) -> None:
     def show(path: str | None, search: str | None, _: int | None, revision: str | None) -> tuple[Any, ...]:
         here, polled = path or "/", ctx.triggered_id == "poll"
         patience = POLL_PATIENCE_S if polled else PATIENCE_S
-        query = parse_query(search)
-        made = work.fetch((here, search), lambda: router.show(site, here, query), patience, of=here)
-        shown = made or router.busy(site, here, query)
+        found = ready(here, search) or work.fetch((here, search), lambda: made(here, search), patience, of=here)
+        shown = found or router.busy(site, here, parse_query(search))
         has_page = not (revision or "").startswith(router.BUSY)
         if polled and (shown.revision == revision or (shown.busy and has_page)):
             return (no_update,) * 6  # the page stays until another one replaces it

@@ -1,10 +1,12 @@
 """Turn an address into a page; the page depends only on the address and the files."""
 
+import json
 from collections.abc import Mapping, Sequence
 
 import msgspec
 from dash import dcc, html
 from dash.development.base_component import Component
+from plotly.io.json import to_json_plotly
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.fleet.find import unique_names
@@ -39,6 +41,8 @@ class RenderedPage(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 200
     busy: bool = False
     """Whether this is a placeholder for a page that is still being computed."""
+    lasts: bool = False
+    """Whether the address shows the same until the files change."""
 
 
 def show(site: Site, path: str, query: Mapping[str, str]) -> RenderedPage:
@@ -87,6 +91,20 @@ def exists(site: Site, path: str) -> bool:
         return parts in ([], ["compare"], ["fleet"])
     known = len(parts) == 2 or (len(parts) == 3 and parts[2] in pages())
     return known and any(each.id == parts[1] for each in site.find_runs().runs)
+
+
+def revision(site: Site, path: str) -> str | None:
+    """Return the state of the files that a page of a run shows, by its path; None for other pages."""
+    try:
+        return site.run_at(path).revision
+    except (NotFound, OverlapScopeError):
+        return None  # the page itself says why
+
+
+def as_plain(page: RenderedPage) -> RenderedPage:
+    """Return a page whose components are plain values: turning them into those takes as long as making the page."""
+    content, nav = json.loads(to_json_plotly([page.content, page.nav]))
+    return msgspec.structs.replace(page, content=content, nav=nav)
 
 
 def _runs() -> RenderedPage:
@@ -156,6 +174,7 @@ def _page(site: Site, run: str, name: str, query: Mapping[str, str]) -> Rendered
         nav=nav,
         revision=opened.revision,
         growing=growing,
+        lasts=True,
     )
 
 

@@ -29,7 +29,8 @@ from overlapscope_dashboards.server.sockets import bind_all
 
 if sys.platform != "win32":
     import resource
-THREADS: Final = 8
+THREADS: Final = 10
+"""More than twice `work.MAX_WAITING`: some always answer what is ready, whoever waits for pages and for callbacks."""
 MAX_CONNECTIONS: Final = 1_000
 REQUEST_S: Final = 20
 """How long a connection may be idle, and how long a request may take to arrive; the answer may take longer."""

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from overlapscope.errors import InputError
 from overlapscope_dashboards.pages import overview
+from overlapscope_dashboards.runs import open_run
 from overlapscope_dashboards.runs import site as site_module
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import Site, run_address
@@ -91,6 +93,41 @@ def test_callbacks_of_a_slow_run_are_answered_at_once_and_again_when_it_is_read(
     shown = ('"overview-look":{"disabled":true}', "?ranks=0", "?cap=")
     for (output, inputs, _), words in zip(asks, shown, strict=True):
         assert words in called(client, output, inputs, states).get_data(as_text=True)
+
+
+def test_a_page_that_many_ask_for_is_made_once_for_a_state_of_its_files(
+    root: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, plain = [], overview.layout
+    monkeypatch.setattr(overview, "layout", lambda *given: made.append(given) or plain(*given))
+    client = create_app([root]).server.test_client()
+
+    def shown(search: str = "") -> Any:
+        asked = {"address.pathname": path, "address.search": search, "poll.n_intervals": 0}
+        return called(client, "..nav.children...main.children", asked, {}).json["response"]
+
+    first = shown()
+    assert "exposed" in str(first)
+    assert [shown() for _ in range(5)] == [first] * 5
+    assert len(made) == 1
+    assert shown("?ranks=0")["revision"] == first["revision"]
+    assert len(made) == 2
+    (root / "later.txt").write_text("one file more", encoding="utf-8")
+    monkeypatch.setattr(open_run, "RECENT_S", 0)
+    assert shown()["revision"] != first["revision"]
+    assert len(made) == 3
+
+
+def test_a_page_that_could_not_be_made_is_made_anew(root: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise InputError("memory was short")
+
+    client, plain = create_app([root]).server.test_client(), overview.layout
+    asked = {"address.pathname": path, "address.search": "", "poll.n_intervals": 0}
+    monkeypatch.setattr(overview, "layout", fail)
+    assert "memory was short" in str(called(client, "..nav.children...main.children", asked, {}).json)
+    monkeypatch.setattr(overview, "layout", plain)
+    assert "memory was short" not in str(called(client, "..nav.children...main.children", asked, {}).json)
 
 
 def test_few_windows_are_written_at_once_and_each_makes_room_for_the_next(root: Path, path: str) -> None:

@@ -1,13 +1,15 @@
 """Background work: requests are answered quickly, each job runs once, and no result is lost."""
 
 from threading import Event, Semaphore, Thread
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
 from overlapscope_dashboards.runs import work as module
 from overlapscope_dashboards.runs.recent import RecentCache
-from overlapscope_dashboards.runs.work import MAX_AT_ONCE, MAX_PER_PAGE, MAX_UNCLAIMED, BackgroundWork
+from overlapscope_dashboards.runs.work import MAX_AT_ONCE, MAX_PER_PAGE, MAX_UNCLAIMED, MAX_WAITING, BackgroundWork
+from overlapscope_dashboards.server.serve import THREADS
 
 
 def test_what_is_quick_is_given_at_once_and_what_is_slow_when_it_is_asked_for_again() -> None:
@@ -50,6 +52,27 @@ def test_who_asks_for_the_same_gets_the_same(monkeypatch: pytest.MonkeyPatch) ->
         each.join()
     assert given == [1] * 4
     assert made == [1]
+
+
+def test_of_many_who_ask_for_what_is_slow_few_wait() -> None:
+    work, go, given = BackgroundWork[int](), Event(), list[int | None]()
+
+    def make() -> int:
+        go.wait()
+        return 7
+
+    asking = [Thread(target=lambda: given.append(work.fetch("it", make, 300))) for _ in range(3 * MAX_WAITING)]
+    for each in asking:
+        each.start()
+    until = monotonic() + 60
+    while len(given) < 2 * MAX_WAITING and monotonic() < until:
+        sleep(0.01)
+    assert given == [None] * 2 * MAX_WAITING
+    go.set()
+    for each in asking:
+        each.join(60)
+    assert given[2 * MAX_WAITING :] == [7] * MAX_WAITING
+    assert THREADS > 2 * MAX_WAITING
 
 
 def test_a_fault_is_raised_where_it_is_fetched() -> None:
