@@ -1,8 +1,8 @@
-"""How long the timeline of 1,024 ranks takes, in a real browser: until its first paint, and until a zoom's.
+"""How long the timeline takes in a real browser, host threads shown: 1,024 ranks, and a trace of a million events.
 
 A painted view is one of which map, lanes and axes are drawn from the server's answer; a zoom counts from the click to
-that. The run is made once and kept in benchmarks/.cache. `python -m benchmarks.dashboard_speed [RANKS [INTERVALS]]`
-prints the table.
+that, a chain from the click to its steps. The run is made once and kept in benchmarks/.cache.
+`python -m benchmarks.dashboard_speed [RANKS [INTERVALS]]` prints both tables.
 """
 
 import os
@@ -18,8 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.inputs import HERE
+from benchmarks.inputs import HERE, million_events
 from benchmarks.large_run import write_run
+from overlapscope.analysis.graph.explained import longest_moments
+from overlapscope.ingest.options import ReadOptions
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope_dashboards.runs.site import Site
 from overlapscope_dashboards.timeline.cache import FOLDER
 
@@ -50,6 +53,19 @@ ZOOM = """does => new Promise(done => {
   look.observe(plot, { attributes: true, attributeFilter: ['data-drawn'] });
   document.querySelector(`[data-timeline=${does}]`).click();
 })"""
+CLICKED = """() => {
+  const panel = document.getElementById('timeline-chain');
+  let begin = 0;
+  document.addEventListener('mousedown', () => { begin = performance.now(); }, { capture: true, once: true });
+  window.chained = new Promise(done => {
+    const look = new MutationObserver(() => {
+      if (!panel.querySelector('.tl-step')) return;
+      look.disconnect();
+      requestAnimationFrame(() => done(performance.now() - begin));
+    });
+    look.observe(panel, { childList: true, subtree: true });
+  });
+}"""
 MOVES = ("in", "in", "in", "right", "in", "left", "out", "in", "in", "right", "out", "out", "in", "in", "out")
 
 
@@ -104,52 +120,88 @@ def first_paint(context: Any, address: str) -> tuple[Any, float]:
 
 
 def table(ranks: int = RANKS, intervals: int = INTERVALS) -> str:
-    """Measure, and give a table in markdown; or say what is missing."""
+    """Measure, and give two tables in markdown; or say what is missing."""
     try:
         from playwright.sync_api import sync_playwright  # noqa: PLC0415 - a missing browser must not stop the others
     except ImportError:
         return "not measured: playwright is not installed"
     if not CHROMIUM.exists():
         return f"not measured: there is no {CHROMIUM}"
-    folder = run_folder(ranks, intervals)
+    made = run_folder(ranks, intervals)
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory(dir=million_events().parent) as folder:
+        os.link(million_events(), Path(folder) / million_events().name)
+        return "\n\n".join(
+            [
+                _measured(playwright, made, f"{ranks:,} ranks x {intervals:,} intervals", made / "run" / FOLDER),
+                _measured(playwright, Path(folder), "a trace of 1,091,230 events", None, chains=True),
+            ]
+        )
+
+
+def _measured(playwright: Any, folder: Path, what: str, kept: Path | None, *, chains: bool = False) -> str:
+    """Measure a folder with one run; `kept` is what earlier openings left."""
     run = Site([folder]).find_runs().runs[0].id
+    page_of = f"/runs/{run}/timeline?show=host"
     started: list[float] = []
     cold: list[float] = []
     warm: list[float] = []
     zooms: list[float] = []
     memory: list[float] = []
-    with sync_playwright() as playwright:
-        shutil.rmtree(folder / "run" / FOLDER, ignore_errors=True)
-        with served(folder) as (address, _), browsing(playwright) as context:
-            page, never = first_paint(context, f"{address}/runs/{run}/timeline")
-            page.wait_for_function(KNOWN, timeout=ALIGN_MS)
-        for _ in range(TURNS):
-            begin = time.perf_counter()
-            with served(folder) as (address, process):
-                started.append(time.perf_counter() - begin)
-                with browsing(playwright) as context:
-                    page, seconds = first_paint(context, f"{address}/runs/{run}/timeline")
-                    cold.append(seconds)
-                    warm += [first_paint(context, f"{address}/runs/{run}/timeline")[1] for _ in range(WARM)]
-                    page.bring_to_front()  # a tab behind others is drawn once a second
-                    zooms += [page.evaluate(ZOOM, MOVES[at % len(MOVES)]) / 1_000 for at in range(ZOOMS)]
-                memory.append(memory_mib(process))
-    ninth = statistics.quantiles(zooms, n=10)[-1]
-    return (
-        "\n".join(
-            [
-                f"| {ranks:,} ranks x {intervals:,} intervals, {os.cpu_count()} cores | seconds | least to most |",
-                "|---|---|---|",
-                f"| first paint, the first time the run is ever opened | {never:.2f} | |",
-                f"| `overlapscope serve` until it answers | {_middle(started)} |",
-                f"| first paint after a cold start of server and browser | {_middle(cold)} |",
-                f"| first paint warm, {len(warm)} new tabs | {_middle(warm)} |",
-                f"| zoom until painted, {len(zooms)} zooms | {_middle(zooms)} |",
-                f"| zoom until painted, 90th percentile | {ninth:.2f} | |",
-            ]
-        )
-        + f"\n\nThe server then holds {statistics.median(memory):,.0f} MiB of its own, mapped files left out."
-    )
+    first_clicks: list[float] = []
+    clicks: list[float] = []
+    if kept is not None:
+        shutil.rmtree(kept, ignore_errors=True)
+    with served(folder) as (address, _), browsing(playwright) as context:
+        page, never = first_paint(context, address + page_of)
+        page.wait_for_function(KNOWN, timeout=ALIGN_MS)
+    for _ in range(TURNS):
+        begin = time.perf_counter()
+        with served(folder) as (address, process):
+            started.append(time.perf_counter() - begin)
+            with browsing(playwright) as context:
+                page, seconds = first_paint(context, address + page_of)
+                cold.append(seconds)
+                warm += [first_paint(context, address + page_of)[1] for _ in range(WARM)]
+                page.bring_to_front()  # a tab behind others is drawn once a second
+                zooms += [page.evaluate(ZOOM, MOVES[at % len(MOVES)]) / 1_000 for at in range(ZOOMS)]
+                first, *others = _chains(context, address + page_of, folder) if chains else [0.0]
+                first_clicks.append(first)
+                clicks += others
+            memory.append(memory_mib(process))
+    rows = [
+        f"| {what}, host threads shown, {os.cpu_count()} cores | seconds | least to most |",
+        "|---|---|---|",
+        f"| first paint, the first time the run is ever opened | {never:.2f} | |",
+        f"| `overlapscope serve` until it answers | {_middle(started)} |",
+        f"| first paint after a cold start of server and browser | {_middle(cold)} |",
+        f"| first paint warm, {len(warm)} new tabs | {_middle(warm)} |",
+        f"| zoom until painted, {len(zooms)} zooms | {_middle(zooms)} |",
+        f"| zoom until painted, 90th percentile | {statistics.quantiles(zooms, n=10)[-1]:.2f} | |",
+    ]
+    if chains:
+        rows += [
+            f"| chain of the first click, which builds the graph | {_middle(first_clicks)} |",
+            f"| chain of a click, {len(clicks)} others | {_middle(clicks)} |",
+        ]
+    held = f"The server then holds {statistics.median(memory):,.0f} MiB of its own, mapped files left out."
+    return "\n".join([*rows, "", held])
+
+
+def _chains(context: Any, address: str, folder: Path) -> list[float]:
+    """Click on the longest times without compute, one after another; gives the seconds until each chain stands."""
+    moments = longest_moments(read_inputs([folder], ReadOptions(), workers=1))
+    taken = []
+    page = context.new_page()
+    page.set_default_timeout(WAIT_MS)
+    for each in moments:
+        around = each.end_ns - each.start_ns
+        page.goto(f"{address}&ranks={each.rank}&t0={max(each.start_ns - around, 0)}&t1={each.end_ns + around}")
+        page.evaluate(PAINTED)
+        box = page.locator("#timeline-figure .nsewdrag").first.bounding_box()
+        page.evaluate(CLICKED)
+        page.mouse.click(box["x"] + box["width"] * 0.5, box["y"] + box["height"] / 2)
+        taken.append(page.evaluate("() => window.chained") / 1_000)
+    return taken
 
 
 def _middle(seconds: list[float]) -> str:

@@ -1,17 +1,25 @@
-"""A run directory of many ranks, made from a seed: as many intervals a rank as are asked for, none touching another."""
+"""A run directory of many ranks, made from a seed: as many intervals a rank as are asked for, none touching another.
+
+Each was launched by a call within an operation: collectives by one host thread, all else by another.
+"""
 
 from pathlib import Path
 
 import numpy as np
 
 from overlapscope.timeline.columns import (
+    ANNOTATION,
     COMM,
     COMPUTE,
     COPY,
     DEVICE,
+    HOST,
     NONE,
+    OPERATION,
+    RUNTIME,
     Annotations,
     Collectives,
+    HostSpans,
     Lanes,
     Recordings,
     Spans,
@@ -27,6 +35,8 @@ EPOCH_NS = 1_700_000_000_000_000_000
 STEPS = 20
 LATE = 4
 """So many ranks come last in turn."""
+BEFORE_NS, CALL_NS, AROUND_NS = 10_000, 3_000, 1_000
+"""A call begins so long before what it launches, takes so long, and lies so far inside its operation."""
 CALL_EVERY = 10
 """One interval in so many is a collective, on a lane of its own; one in as many is a copy."""
 
@@ -71,28 +81,57 @@ def _rank(
     bounds = np.linspace(begin[0], begin[-1] + took[-1], STEPS + 1).astype(np.int64) + own
     all_start, all_end = np.concatenate([start, call_start]), np.concatenate([end, call_end])
     step = np.clip(np.searchsorted(bounds, all_start, side="right") - 1, 0, STEPS - 1)
+    step_start, step_end = bounds[:-1] - BEFORE_NS, bounds[1:] - BEFORE_NS
     return RankTimeline(
         rank=rank, basis="trace", has_device=True,
         recordings=make(
             Recordings, 1, source=names.code("synthetic"), start_ns=own, end_ns=int(all_end.max()),
-            last_launch_ns=int(all_start.max()),
+            last_launch_ns=int(all_start.max()), host_events=True,
         ),
         spans=make(
             Spans, kernels + calls, recording=0, lane=np.repeat([0, 1], [kernels, calls]),
             kind=np.concatenate([kind, np.full(calls, COMM)]),
             name=np.concatenate([np.where(kind == COPY, copy, kernel[random]), np.full(calls, reduce)]),
-            start_ns=all_start, end_ns=all_end, launch_ns=all_start - 10_000, correlation=np.arange(kernels + calls),
+            start_ns=all_start, end_ns=all_end, launch_ns=all_start - BEFORE_NS, correlation=np.arange(kernels + calls),
             step=step, collective=np.concatenate([np.full(kernels, NONE), np.arange(calls)]),
         ),
         collectives=make(
             Collectives, calls, recording=0, step=step[kernels:], group=names.code("0"), seq=np.arange(calls),
             op=names.code("all_reduce"), dtype=names.code("bfloat16"), bytes=transfer * 100, group_size=NONE,
-            start_ns=call_start, end_ns=call_end, launch_ns=call_start - 10_000,
+            start_ns=call_start, end_ns=call_end, launch_ns=call_start - BEFORE_NS,
         ),
         steps=make(
-            Steps, STEPS, recording=0, step=np.arange(STEPS), start_ns=bounds[:-1] - 10_000, end_ns=bounds[1:] - 10_000
+            Steps, STEPS, recording=0, step=np.arange(STEPS), start_ns=step_start, end_ns=step_end
         ),
-        lanes=make(Lanes, 2, kind=DEVICE, process=names.code("0"), label=[names.code("7"), names.code("20")]),
+        host=_host(names, all_start - BEFORE_NS, kernels, step_start, step_end),
+        lanes=make(
+            Lanes, 4, kind=[DEVICE, DEVICE, HOST, HOST], process=names.code("0"),
+            label=[names.code(each) for each in ("7", "20", "4711", "4712")],
+        ),
         annotations=make(Annotations, 0),
         names=tuple(names.to_list()),
+    )  # fmt: skip
+
+
+def _host(
+    names: NameTable,
+    launch: np.ndarray[tuple[int], np.dtype[np.int64]],
+    kernels: int,
+    step_start: np.ndarray[tuple[int], np.dtype[np.int64]],
+    step_end: np.ndarray[tuple[int], np.dtype[np.int64]],
+) -> HostSpans:
+    number = np.arange(launch.size)
+    thread = np.where(number < kernels, 2, 3)
+    operation = np.array([names.code(f"aten::op_{each}") for each in range(40)])
+    marks = [names.code(f"ProfilerStep#{each}") for each in range(step_start.size)]
+    start = np.concatenate([step_start, launch - AROUND_NS, launch])
+    end = np.concatenate([step_end, launch + CALL_NS + AROUND_NS, launch + CALL_NS])
+    lane = np.concatenate([np.full(step_start.size, 2), thread, thread])
+    order = np.lexsort((-end, start, lane))
+    kinds = np.repeat([ANNOTATION, OPERATION, RUNTIME], [step_start.size, launch.size, launch.size])
+    called = np.concatenate([marks, operation[number % 40], np.full(launch.size, names.code("cudaLaunchKernel"))])
+    return make(
+        HostSpans, order.size, recording=0, lane=lane[order], kind=kinds[order], name=called[order],
+        start_ns=start[order], end_ns=end[order],
+        correlation=np.concatenate([np.full(step_start.size + launch.size, NONE), number])[order],
     )  # fmt: skip
