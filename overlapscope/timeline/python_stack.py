@@ -24,11 +24,13 @@ def stack_of_launch(timeline: RankTimeline, span: int, time_ns: int | None = Non
     It is that of `time_ns`, on the rank's own clock; None is the launch, or the start of work of a thread itself. Empty
     where no stack, or not the call, was recorded.
     """
-    frames = select_host_spans(timeline.host, FRAME_KINDS)
-    thread = _launching_thread(timeline, span) if frames.start_ns.size else None
+    thread = _launching_thread(timeline, span)
     if thread is None:
         return []
-    rows = frames_around(frames, thread[0], thread[1] if time_ns is None else time_ns)
+    lane, launched_ns = thread
+    at_ns = launched_ns if time_ns is None else time_ns
+    frames = select_host_spans(timeline.host, FRAME_KINDS, around=[(at_ns, at_ns)])
+    rows = frames_around(frames, lane, at_ns)
     return [timeline.name(code) or "?" for code in frames.name[rows].tolist()]
 
 
@@ -40,6 +42,6 @@ def _launching_thread(timeline: RankTimeline, span: int) -> tuple[int, int] | No
         return lane, int(spans.start_ns[span])
     if NONE in (launch_ns, correlation):
         return None
-    calls = select_host_spans(timeline.host, (RUNTIME,))
+    calls = select_host_spans(timeline.host, (RUNTIME,), around=[(launch_ns, launch_ns)])
     found = np.flatnonzero((calls.correlation == correlation) & (calls.start_ns == launch_ns))
     return (int(calls.lane[found[0]]), launch_ns) if found.size else None
