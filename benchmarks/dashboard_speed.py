@@ -169,7 +169,7 @@ def _measured(playwright: Any, folder: Path, what: str, kept: Path | None, *, ch
                 clicks += others
             memory.append(memory_mib(process))
     rows = [
-        f"| {what}, host threads shown, {os.cpu_count()} cores | seconds | least to most |",
+        f"| {what}, host threads shown, {len(os.sched_getaffinity(0))} cores | seconds | least to most |",
         "|---|---|---|",
         f"| first paint, the first time the run is ever opened | {never:.2f} | |",
         f"| `overlapscope serve` until it answers | {_middle(started)} |",

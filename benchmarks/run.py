@@ -70,9 +70,10 @@ PARTS = {
     "dashboard": Part(
         "Dashboard",
         dashboard_speed,
-        "The timeline of a run directory in Chromium without a screen, with a new profile each turn: "
+        "The timeline in Chromium without a screen, with a new profile each turn, of a run directory and of a trace: "
         f"{dashboard_speed.TURNS} turns of a cold start, {dashboard_speed.WARM} first paints and "
-        f"{dashboard_speed.ZOOMS} zooms, each until all is drawn; medians. Browser and server share the cores.",
+        f"{dashboard_speed.ZOOMS} zooms, each until all is drawn, a chain until its steps stand; medians. Browser and "
+        "server share the cores.",
     ),
     "scale": Part(
         "Many ranks",
