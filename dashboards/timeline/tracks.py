@@ -37,6 +37,8 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     label: str
     lane: int
     """Row in the rank's `Lanes` that this row stands for in a chain; -1 for none."""
+    thread: int
+    """Row in the rank's `Lanes` of the host thread; -1 for none."""
     start_ns: Ints
     end_ns: Ints
     reach_ns: Ints
@@ -49,15 +51,17 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Names of the times at some positions."""
 
     @classmethod
-    def of(cls, label: str, lane: int, start_ns: Ints, end_ns: Ints, colour: Any, words: Words) -> "Track":
+    def of(
+        cls, label: str, lane: int, start_ns: Ints, end_ns: Ints, colour: Any, words: Words, thread: int = -1
+    ) -> "Track":  # fmt: skip
         """Return a row of these times; `colour` may be one value for all."""
         colours = np.broadcast_to(np.asarray(colour, np.int8), start_ns.shape)
         busy = {each: BusyTime(union((start_ns[colours == each], end_ns[colours == each])))
                 for each in np.unique(colours).tolist()}  # fmt: skip
         reach = np.maximum.accumulate(end_ns) if end_ns.size else end_ns
         return cls(
-            label=label, lane=lane, start_ns=start_ns, end_ns=end_ns, reach_ns=reach, colour=colours, busy=busy,
-            words=words,
+            label=label, lane=lane, thread=thread, start_ns=start_ns, end_ns=end_ns, reach_ns=reach, colour=colours,
+            busy=busy, words=words,
         )  # fmt: skip
 
     def in_view(self, start_ns: int, end_ns: int) -> Ints:
@@ -115,7 +119,7 @@ def _thread(
         label = thread if at == 0 else "calls" if colour == _OF_CALLS else ""
         found.append(Track.of(
             label, lane if last else -1, to_common_clock(table.start_ns[rows]), to_common_clock(table.end_ns[rows]),
-            colour, _names(timeline, table.name[rows]),
+            colour, _names(timeline, table.name[rows]), lane,
         ))  # fmt: skip
     return found
 

@@ -159,7 +159,7 @@ def _cell(
     if not of_map:
         shown = lower_rows(source, query)[row]
         if shown.track is not None:
-            return _track_cell(shown, window)
+            return _track_cell(source, shown, window)
         if shown.lane is None:
             return _why(source, query, shown.rank, bins[bin_ : bin_ + 2])
         number = shown.lane.in_view(window.start_ns, window.end_ns).size
@@ -217,9 +217,15 @@ def _launch(source: TimelineSource, rank: int, row: int) -> tuple[list[str], lis
     name = (timeline.name(int(calls.name[call])) or "a call")[:MAX_NAME]
     arrow = [(rank, int(calls.lane[call]), begun / 1e6), (rank, int(spans.lane[row]), start / 1e6)]
     said = [f"launched by {name} {format_duration(start - begun)} before"]
-    stack = frames_around(host.frames, int(calls.lane[call]), int(calls.start_ns[call]))[-MAX_FRAMES:]
-    frames = [(timeline.name(int(host.frames.name[row])) or "?")[:MAX_FRAME] for row in stack.tolist()]
-    return [*said, *([f"in Python: {' > '.join(frames)}"] if frames else [])], arrow
+    return [*said, *_python_words(source, rank, int(calls.lane[call]), int(calls.start_ns[call]))], arrow
+
+
+def _python_words(source: TimelineSource, rank: int, lane: int, time_ns: int) -> list[str]:
+    """Return a phrase on the innermost functions that a thread was in, at a time of the rank's own clock."""
+    frames, timeline = source.host(rank).frames, source.tables(rank)
+    stack = frames_around(frames, lane, time_ns)[-MAX_FRAMES:]
+    named = [(timeline.name(int(frames.name[row])) or "?")[:MAX_FRAME] for row in stack.tolist()]
+    return [f"in Python: {' > '.join(named)}"] if named else []
 
 
 def _marks(
@@ -254,13 +260,23 @@ def _marks(
     return marks
 
 
-def _track_cell(shown: LaneRow, window: TimeWindow) -> PointerDetails:
+def _track_cell(source: TimelineSource, shown: LaneRow, window: TimeWindow) -> PointerDetails:
     assert shown.track is not None
-    number = shown.track.in_view(window.start_ns, window.end_ns).size
+    found = shown.track.in_view(window.start_ns, window.end_ns)
+    parts = [count(found.size, "time")]
+    if found.size == 1:
+        lasts = int((shown.track.end_ns[found] - shown.track.start_ns[found])[0])
+        parts = [f"{shown.track.words(found)[0][:MAX_NAME]} {format_duration(lasts)}"]
     spent = sum(int(each.within([window.start_ns], [window.end_ns])[0]) for each in shown.track.busy.values())
     who = shown.label or "host thread" if shown.rank == NO_RANK else f"rank {shown.rank}, {shown.label or 'operations'}"
     when = f"{ms(window.start_ns)} ms, {format_duration(window.length_ns)} long"
-    return PointerDetails(title=f"{who} at {when}", parts=[count(number, "time"), f"covered {format_duration(spent)}"])
+    parts.append(f"covered {format_duration(spent)}")
+    if shown.track.thread >= 0:
+        middle = (window.start_ns + window.end_ns) // 2
+        on_own = middle + source.origin_ns
+        on_own += middle - int(source.aligned(shown.rank, np.array([on_own]))[0])
+        parts += _python_words(source, shown.rank, shown.track.thread, on_own)
+    return PointerDetails(title=f"{who} at {when}", parts=parts)
 
 
 def _note(source: TimelineSource, query: TimelineQuery, drawn: DrawnTimeline) -> str:

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.graph.step_paths import follow_paths
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.ingest.options import ReadOptions
-from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, PYTHON, RUNTIME, HostSpans, make
+from overlapscope.timeline.columns import ANNOTATION, FUNCTION, NONE, OPERATION, PYTHON, RUNTIME, HostSpans, make
 from overlapscope.timeline.python_stack import stack_of_launch
 from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import NotFound, Site, run_address
@@ -24,7 +25,7 @@ from tests.conftest import shared_file
 from tests.support.axe import axe_script
 from tests.support.browser import watched
 from tests.support.dashboard_runs import figure_numbers, ids, served
-from tests.support.writers.kineto import distributed, training, write
+from tests.support.writers.kineto import MS, US, distributed, op, training, write
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +155,51 @@ def test_a_launched_span_says_where_in_python_it_was_launched() -> None:
         assert shown == ([names] if names else [])
         said += bool(names)
     assert said > 3
+
+
+def test_a_host_row_says_which_operation_and_where_in_python_its_thread_was(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        frames = [
+            op(f"file.py({depth}): depth{depth}", (100 + 300 * depth + 40 * rank) * US, (9_000 - 700 * depth) * US,
+               sort="python_function")
+            for depth in range(6)
+        ]  # fmt: skip
+        events = [replace(each, start_ns=each.start_ns + rank * 7 * MS) for each in (*training(3), *frames)]
+        (tmp_path / f"rank{rank}.json").write_bytes(write(events, metadata=distributed(rank)))
+    site = Site([tmp_path], ReadOptions(stacks=True))
+    opened = site.run(site.find_runs().runs[0].id)
+    source = source_of(opened)
+    assert opened.cross_rank.clocks.offset_ns
+    query, width = whole(source, show="host", ranks="0-1"), 600
+    bins = source.snapshot.bins(query.window, width)
+    said = named = 0
+    for at, row in enumerate(lower_rows(source, query)):
+        if row.track is None or row.rank == NO_RANK:
+            continue
+        timeline = opened.run.ranks[row.rank]
+        host = timeline.host
+        start, end = (source.aligned(row.rank, each).tolist() for each in (host.start_ns, host.end_ns))
+        stack = [each for each in range(len(start)) if host.kind[each] == FUNCTION]
+        for cell in range(0, bins.size - 1, 7):
+            begin, until = int(bins[cell]), int(bins[cell + 1])
+            middle = (begin + until) // 2
+            around = [
+                timeline.names[host.name[each]]
+                for each in stack
+                if host.lane[each] == row.track.thread and start[each] <= middle < end[each]
+            ]
+            parts = view.point(source, query, width, {"row": at, "bin": cell, "part": "lanes"}).parts
+            shown = [each for each in parts if each.startswith("in Python: ")]
+            assert shown == ([f"in Python: {' > '.join(around[-view.MAX_FRAMES :])}"] if around else [])
+            said += bool(shown)
+            found = row.track.in_view(begin, until)
+            if found.size == 1:
+                assert parts[0].startswith(row.track.words(found)[0])
+                named += 1
+            else:
+                assert parts[0] == (f"{found.size} times")
+    assert said > 20
+    assert named > 5
 
 
 def test_the_arrow_of_a_span_leads_from_the_call_with_its_correlation(own: TimelineSource, traced: OpenRun) -> None:
