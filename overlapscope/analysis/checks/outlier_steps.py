@@ -15,8 +15,14 @@ from overlapscope.analysis.common.findings import MILLISECOND_NS, Finding, forma
 ODD_FACTOR: Final = 1.5
 """A step is an outlier when a figure is at least this many times the median of the other steps ..."""
 ODD_PAST_LARGEST: Final = 1.25
-"""... and at least this many times their maximum, and farther from it than it is from their minimum: where other steps
-are high too, the figure simply varies ..."""
+"""... and at least this many times their maximum, and far from it beside the range of the others: where these differ
+too, the figure simply varies ..."""
+FAR: Final = {3: 8.0, 4: 3.0, 5: 2.0, 6: 1.6, 7: 1.4, 8: 1.2, 9: 1.1}
+"""How many times the range of the others it is above their maximum, by the number of steps; 1 from ten steps on. Of n
+times with an exponential tail the largest is c ranges above the others with probability 2/(2+c) ... (n-1)/(n-1+c): a
+fifth, in each of these. Two other steps may be alike by luck, so that their range is at least ..."""
+RANGE: Final = 0.1
+"""... this share of their median."""
 ODD_AT_LEAST_NS: Final = MILLISECOND_NS
 """... and the difference to the median is at least this."""
 FIGURES: Final = (("comm_ns", "communicates for", 2), ("window_ns", "takes", 1))
@@ -71,7 +77,8 @@ def _of_rank(rank: int, steps: Sequence[tuple[int, int | None]]) -> list[Outlier
     for step, value in known:
         usual, smallest, largest = _without(ordered, bisect_left(ordered, value))
         stands_out = value >= ODD_FACTOR * usual and value >= ODD_PAST_LARGEST * largest
-        if stands_out and value - largest > largest - smallest and value - usual >= ODD_AT_LEAST_NS:
+        far = value - largest > FAR.get(len(ordered), 1.0) * max(largest - smallest, RANGE * usual)
+        if stands_out and far and value - usual >= ODD_AT_LEAST_NS:
             found.append(OutlierStep(rank=rank, step=step, value_ns=value, usual_ns=usual))
     return found
 
