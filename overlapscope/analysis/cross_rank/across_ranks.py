@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.cross_rank.call_index import CallIndex
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks, clock_offsets, join_by_uneven
 from overlapscope.analysis.cross_rank.clock_steps import remove_clock_steps
-from overlapscope.analysis.cross_rank.matched_calls import Matching
+from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
 from overlapscope.analysis.cross_rank.matching import drop_disagreeing, match
 from overlapscope.analysis.cross_rank.point_to_point import PairMatching, match_pairs
 from overlapscope.analysis.cross_rank.start_delays import start_reasons, with_start_delays
@@ -112,6 +112,7 @@ def match_and_align(run: Run) -> CrossRank:
         matching,
         join_by_uneven(clocks, matching.uneven, hosts).spread_ns,
         lambda block: _on_one_host(block.ranks, hosts),
+        lambda block: _in_same_steps(run, block),
     )
     if len(checked.blocks) < len(matching.blocks):
         clocks = clock_offsets(checked.blocks, hosts)
@@ -139,6 +140,13 @@ def match_and_align(run: Run) -> CrossRank:
 
 def _on_one_host(ranks: Sequence[int], hosts: Mapping[int, str]) -> bool:
     return len({hosts.get(rank) for rank in ranks}) == 1 and ranks[0] in hosts
+
+
+def _in_same_steps(run: Run, block: MatchedCalls) -> bool:
+    """Return whether each call of a block is in the step of one number on all ranks, in two steps or more."""
+    steps = [run.ranks[rank].collectives.step[rows] for rank, rows in zip(block.ranks, block.rows, strict=True)]
+    first = steps[0]
+    return bool((first != NONE).all() and all((each == first).all() for each in steps) and unique(first).size > 1)
 
 
 def _hosts(run: Run) -> dict[int, str]:

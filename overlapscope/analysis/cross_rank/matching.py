@@ -24,9 +24,11 @@ SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier", 
 ENDS_TOGETHER = 0.1
 """The ends of one call differ by less than this share of the usual time between calls of its kind ..."""
 ENDS_TOGETHER_ON_ONE_CLOCK = 0.5
-"""... or than this share where the members share a clock: no clock estimate can then hide a shifted pairing ..."""
+"""... or than this share where the members share a clock, or made each call in the step of the same number: no clock
+estimate can then hide a shifted pairing ..."""
 ENDS_WITHIN_NS = 50_000_000
-"""... and by less than this; CPU ranks that share cores end milliseconds apart."""
+"""... and by less than this, but in the same steps; CPU ranks that share cores end milliseconds apart, and tens of them
+over a slow link."""
 MAX_REASONS = 20
 
 
@@ -71,11 +73,13 @@ def drop_disagreeing(
     matching: Matching,
     spread_ns: Callable[[MatchedCalls], Ints],
     one_clock: Callable[[MatchedCalls], bool] = lambda _: False,
+    same_steps: Callable[[MatchedCalls], bool] = lambda _: False,
 ) -> Matching:
     """Remove the blocks paired by order whose calls do not end together.
 
     `spread_ns` returns, for each call of a block, the time between its first and last end on aligned clocks;
-    `one_clock` returns whether the members are known to share a clock.
+    `one_clock` returns whether the members are known to share a clock, and `same_steps` whether each call was made in
+    the step of the same number on all of them, in several steps.
     """
     kept: list[MatchedCalls] = []
     reasons = list(matching.reasons)
@@ -86,8 +90,10 @@ def drop_disagreeing(
             continue
         limit = float(ENDS_WITHIN_NS)
         if block.calls > 1:
-            share = ENDS_TOGETHER_ON_ONE_CLOCK if one_clock(block) else ENDS_TOGETHER
-            limit = min(limit, share * float(np.median(np.diff(np.sort(block.end_ns[0])))))
+            in_steps = same_steps(block)
+            share = ENDS_TOGETHER_ON_ONE_CLOCK if in_steps or one_clock(block) else ENDS_TOGETHER
+            of_interval = share * float(np.median(np.diff(np.sort(block.end_ns[0]))))
+            limit = of_interval if in_steps else min(limit, of_interval)
         apart = float(np.median(spread_ns(block)))
         if apart <= limit:
             kept.append(block)
@@ -95,8 +101,8 @@ def drop_disagreeing(
         unmatched += block.rows.size
         reasons.append(
             f"{named(block.group)}: {block.calls} {block.op} of {spelled_size(block.bytes)} on ranks "
-            f"{list_some(block.ranks)} are not paired by order: their ends are {apart / 1e6:.1f} ms apart, so they are "
-            "not the same calls"
+            f"{list_some(block.ranks)} are not paired by order: their ends are {apart / 1e6:.1f} ms apart, so they may "
+            "not be the same calls"
         )
     even, uneven = (tuple(block for block in kept if block.even == kind) for kind in (True, False))
     return replace(matching, blocks=even, uneven=uneven, unmatched=unmatched, reasons=tuple(reasons))

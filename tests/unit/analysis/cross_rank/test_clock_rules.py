@@ -14,7 +14,7 @@ from overlapscope.analysis.cross_rank.matching import drop_disagreeing, match
 from overlapscope.analysis.cross_rank.wait_transfer import split_waits
 from overlapscope.analysis.exposure.exposed_causes import causes_of
 from overlapscope.analysis.per_rank.breakdown import Coverage
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.builders import EPOCH_NS
 from tests.support.overlapping_calls import Met, job
 
@@ -98,6 +98,30 @@ def test_only_blocks_on_one_clock_are_allowed_more() -> None:
         spread = np.full(5, apart)
         found = drop_disagreeing(matching, lambda _, spread=spread: spread, lambda _, one=one_clock: one)
         assert len(found.blocks) == kept
+
+
+def test_blocks_in_the_same_steps_are_allowed_half_their_distance_however_long_that_is() -> None:
+    block = ends_block(np.arange(5) * 200.0, np.arange(5) * 200.0, by_order=True)
+    for apart, in_steps, kept in ((19, False, 1), (21, False, 0), (99, True, 1), (101, True, 0)):
+        found = drop_disagreeing(
+            Matching(blocks=(block,)),
+            lambda _, apart=apart: np.full(5, apart * MS),
+            same_steps=lambda _, same=in_steps: same,
+        )
+        assert len(found.blocks) == kept
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_calls_in_steps_of_the_same_numbers_are_paired_though_their_ends_scatter(shift: int) -> None:
+    # Ends scatter by 3 ms of 10, as those of ranks that share a core; in steps of other numbers it may be another call.
+    def with_steps(rank: int, timeline: RankTimeline) -> RankTimeline:
+        calls = timeline.collectives
+        step = (np.arange(20) + rank * shift) // 5
+        return replace(timeline, collectives=replace(calls, step=step.astype(calls.step.dtype)))
+
+    run = job(by_turns(3.0), {"all": (0, 1)}, lasts=300)
+    run = replace(run, ranks={rank: with_steps(rank, each) for rank, each in run.ranks.items()})
+    assert match_and_align(run).matched == (0 if shift else 20)
 
 
 @pytest.mark.parametrize(
