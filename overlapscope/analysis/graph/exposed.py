@@ -74,7 +74,8 @@ def exposed_pieces(graph: Graph, part: RankPart, binding: Ints) -> ExposedPieces
         some = np.flatnonzero(ends > begun)
         pieces, which = parts_inside(Intervals(begun[some], ends[some]), exposed)
         follows = _next_compute(start, compute, pieces.starts)
-        causes = _by_what_bound(graph, binding, part, follows, pieces.ends)
+        divided, pieces, causes = _by_what_bound(graph, binding, part, follows, pieces)
+        follows, which = follows[divided], which[divided]
         # On one stream the next kernel cannot run beside the call, however early it is launched.
         lane_of_next = np.append(part.span_lane, NONE)[np.where(follows == NONE, -1, follows)]
         in_order = lane_of_next == part.span_lane[owner[some][which]]
@@ -152,16 +153,24 @@ def _next_compute(start: Ints, compute: Ints, moments: Ints) -> Ints:
     return np.append(compute, NONE)[np.minimum(at, compute.size)]
 
 
-def _by_what_bound(graph: Graph, binding: Ints, part: RankPart, follows: Ints, until: Ints) -> Small:
-    """Return the cause of each exposed piece: what the compute that follows waited for when the piece ended."""
+def _by_what_bound(
+    graph: Graph, binding: Ints, part: RankPart, follows: Ints, pieces: Intervals
+) -> tuple[Ints, Intervals, Small]:
+    """Return (number of the piece, times, cause) for exposed pieces, by what the compute that follows waited for.
+
+    A piece is cut where the compute had waited for communication that ended in it while other communication went on:
+    until that end it depended on it.
+    """
     nodes, edges = graph.nodes, graph.edges
-    cause = np.full(follows.size, UNKNOWN, np.int8)
-    cause[follows == NONE] = TAIL
-    asking = np.flatnonzero(follows != NONE)
+    until = pieces.ends.copy()
+    last, asking = np.flatnonzero(follows == NONE), np.flatnonzero(follows != NONE)
     node = part.starts().start + follows[asking]
+    found = [(last, pieces.starts[last], until[last], np.full(last.size, TAIL, np.int8))]
     while asking.size:
         edge = binding[node]
         known = edge >= 0
+        lost = asking[~known]
+        found.append((lost, pieces.starts[lost], until[lost], np.full(lost.size, UNKNOWN, np.int8)))
         asking, node, edge = asking[known], node[known], edge[known]
         kind, before = edges.kind[edge], edges.before[edge]
         crosses = nodes.time_ns[before] < until[asking]
@@ -169,6 +178,12 @@ def _by_what_bound(graph: Graph, binding: Ints, part: RankPart, follows: Ints, u
         # The short lag of a stream or an event that follows a span belongs to the span.
         short = crosses & ~opaque & np.isin(kind, (ON_LANE, EVENT))
         here = crosses & ~short
-        cause[asking[here]] = np.where(opaque[here], UNKNOWN, _CAUSE[kind[here]])
-        asking, node = asking[~here], before[~here]
-    return cause
+        cut = here & ~opaque & (kind == SYNC) & (nodes.time_ns[before] > pieces.starts[asking])
+        begin = np.where(cut, nodes.time_ns[before], pieces.starts[asking])[here]
+        of = asking[here]
+        found.append((of, begin, until[of], np.where(opaque, UNKNOWN, _CAUSE[kind])[here].astype(np.int8)))
+        until[asking[cut]] = nodes.time_ns[before[cut]]
+        more = ~here | cut
+        asking, node = asking[more], before[more]
+    number, begin, end, cause = (np.concatenate(column) for column in zip(*found, strict=True))
+    return number, Intervals(begin, end), cause

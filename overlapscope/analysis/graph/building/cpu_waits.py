@@ -30,6 +30,10 @@ from overlapscope.analysis.graph.model import (
 from overlapscope.timeline.columns import COMM, NONE, Flags, Ints, Small, Spans
 
 LOOK_BACK: Final = 80
+WOKEN_BEFORE_NS: Final = 1_000_000
+"""gloo wakes who waits for a call before it marks its end: the operation that follows may begin so much earlier, ..."""
+OF_PAUSE: Final = 0.1
+"""... but for no more than this share of the pause before it."""
 
 
 class CpuWaits(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +114,9 @@ def _awaited(spans: Spans, asking: Ints, previous: Ints) -> Ints:
     comm = np.flatnonzero(spans.kind == COMM)
     by_end = comm[np.argsort(spans.end_ns[comm], kind="stable")]
     ends = spans.end_ns[by_end]
-    at = np.searchsorted(ends, spans.start_ns[asking], side="right")
+    pause = spans.start_ns[asking] - spans.end_ns[previous[asking]]
+    late = np.minimum((OF_PAUSE * pause).astype(np.int64), WOKEN_BEFORE_NS)
+    at = np.searchsorted(ends, spans.start_ns[asking] + late, side="right")
     for _ in range(LOOK_BACK):
         at = at - 1
         there = at >= 0
