@@ -89,7 +89,7 @@ def _look(straggler: Straggler | None, rank: int) -> dict[str, str]:
 
 
 def _title(straggler: Straggler | None, rank: int, share: float) -> str:
-    waiting = f"aiting is {percent_text(share)} of the time in collectives"
+    waiting = f"aiting is {percent_text(share)} of the time in matched collectives"
     if straggler is None:
         return f"W{waiting}, mostly for rank {rank}, which may be chance: tuning will not help"
     cause = f" ({straggler.held_by.replace('_', ' ')})" if straggler.held_by != "unknown" else ""

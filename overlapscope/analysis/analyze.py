@@ -105,7 +105,7 @@ def analyze(
         *shared,
         *recording_gaps(run.sources, _linkage(alone)),
         *unread_ranks(run),
-        *uneven_stages(run, work, window_ns),
+        *uneven_stages(run, work, window_ns, {info.rank: _computed_ns(info) for info in ranks}),
         *partly_recorded_groups(run, cross_rank),
         *pipeline_bubbles(run, {rank: own.stages for rank, own in alone.items()}),
         *expert_imbalance(run, cross_rank, coverage, window_ns),
@@ -301,6 +301,11 @@ def _known(
     if basis == "events":  # events see no copies
         known |= {"copy_ns": None, "copy_only_ns": None}
     return msgspec.structs.replace(figures, **known)
+
+
+def _computed_ns(info: RankInfo) -> dict[int, int]:
+    """Return how long a rank computed in each complete step."""
+    return {each.step: each.compute_ns for each in info.steps if each.complete and each.compute_ns is not None}
 
 
 def _of_times(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:

@@ -124,8 +124,12 @@ def _by_shape(ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], worl
 
 def _is_chain(ranks: Mapping[int, RankTimeline], group: Group) -> bool:
     """Return whether the recorded members of a group only send to and receive from their neighbours in it, but not
-    around: a ring, as of context parallelism, closes. Of two ranks it is not known."""
+    around: a ring, as of context parallelism, closes. Of two ranks the order of their messages says it."""
     members = np.array(group.ranks or (), np.int64)
+    if members.size == 2:
+        return all(
+            each in ranks and _is_stage_of_two(ranks[each], group, at) for at, each in enumerate(members.tolist())
+        )
     if members.size < 3:
         return False
     found = False
@@ -142,6 +146,24 @@ def _is_chain(ranks: Mapping[int, RankTimeline], group: Group) -> bool:
             return False
         found |= bool(rows.any())
     return found
+
+
+def _is_stage_of_two(timeline: RankTimeline, group: Group, place: int) -> bool:
+    """Return whether a rank only sends and receives in a group of two, as a stage of a pipeline: in each step the first
+    one sends two activations or more before it receives a gradient, and receives the last two or more at the end; the
+    second one begins with a receive and ends with a send. Neighbours in a ring do as much of both all the time.
+    """
+    calls, names = timeline.collectives, timeline.names
+    if group.name not in names:
+        return False
+    rows = np.flatnonzero((calls.group == names.index(group.name)) & (calls.step != NONE))
+    rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]
+    said = ["s" if names[code] == "send" else "r" if names[code] == "recv" else "?" for code in calls.op[rows].tolist()]
+    steps = calls.step[rows]
+    shape = re.compile(r"ss+(?:rs)*rr+" if place == 0 else r"r[rs]*s")
+    return bool(said) and all(
+        shape.fullmatch("".join(np.array(said)[steps == step].tolist())) for step in unique(steps).tolist()
+    )
 
 
 def _in_use(ranks: Mapping[int, RankTimeline]) -> tuple[set[str], dict[str, set[str]]]:

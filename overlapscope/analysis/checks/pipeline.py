@@ -43,6 +43,8 @@ WEIGHS: Final = 0.05
 LARGER: Final = 0.25
 """More layers make more kernels, not larger ones; with this share of its time in larger kernels, the work of a stage
 differs for another reason."""
+IN_STEPS: Final = 0.75
+"""Without kernels, pauses of a host look like compute, and are rare: a stage computes longer in this share of steps."""
 
 
 class PipelineStage(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,8 +187,16 @@ def _excess(group: str, ranks: Sequence[int], stages: Sequence[PipelineStage]) -
     ]
 
 
-def uneven_stages(run: Run, work: Mapping[int, RankCompute], window_ns: Mapping[int, int | None]) -> list[Finding]:
-    """Return at most one finding: the stage with the most work, where it has clearly more than the others."""
+def uneven_stages(
+    run: Run,
+    work: Mapping[int, RankCompute],
+    window_ns: Mapping[int, int | None],
+    step_ns: Mapping[int, Mapping[int, int]],
+) -> list[Finding]:
+    """Return at most one finding: the stage with the most work, where it has clearly more than the others.
+
+    `step_ns` holds how long each rank computed in each of its complete steps, by number.
+    """
     stages = _stages(run)
     by_stage: dict[int, list[int]] = {}
     for rank in work:
@@ -205,10 +215,13 @@ def uneven_stages(run: Run, work: Mapping[int, RankCompute], window_ns: Mapping[
     if others <= 0 or usual[heaviest] < MORE * others or not windows or more < WEIGHS * float(np.median(windows)):
         return []
     ranks = sorted(by_stage[heaviest])
+    kernels = any(work[rank].compared for rank in ranks)
+    if not kernels and _share_of_steps(heaviest, by_stage, step_ns) < IN_STEPS:
+        return []
     shown = list_some(ranks)
     times = f"{usual[heaviest] / others:.2f} times"
     # Without kernels a slow host looks like more work.
-    has = f"has {times} the work of" if any(work[rank].compared for rank in ranks) else f"computes {times} as long as"
+    has = f"has {times} the work of" if kernels else f"computes {times} as long as"
     return [
         Finding(
             id=f"uneven_stages:stage{heaviest}",
@@ -224,6 +237,19 @@ def uneven_stages(run: Run, work: Mapping[int, RankCompute], window_ns: Mapping[
             known_from="trace",
         )
     ]
+
+
+def _share_of_steps(
+    heaviest: int, by_stage: Mapping[int, Sequence[int]], step_ns: Mapping[int, Mapping[int, int]]
+) -> float:
+    """Return the share of the steps in which a stage computed longer than the others; 1 where no step is known."""
+    known = [set(step_ns.get(rank, ())) for ranks in by_stage.values() for rank in ranks]
+    longer = []
+    for step in set.intersection(*known):
+        took = {stage: float(np.median([step_ns[rank][step] for rank in ranks])) for stage, ranks in by_stage.items()}
+        others = float(np.median([each for stage, each in took.items() if stage != heaviest]))
+        longer.append(took[heaviest] >= MORE * others)
+    return float(np.mean(longer)) if longer else 1.0
 
 
 def _stages(run: Run) -> dict[int, int]:

@@ -184,7 +184,7 @@ NO_CAUSES: Final[dict[NoCauses, str]] = {
     "no_host_events": "what the host did was not recorded",
     "unreadable_host_events": "the record of what the host did is damaged",
     "unexplained_waits": "what too many spans waited for was not recorded",
-    "hidden_waits": "the host waited for the device in ways that were not recorded",
+    "hidden_waits": "the host waited in ways that were not recorded",
 }
 """Why the dependency graph of a rank names no causes."""
 WITHOUT_HOST: Final[tuple[NoCauses, ...]] = ("no_host_events", "unreadable_host_events")

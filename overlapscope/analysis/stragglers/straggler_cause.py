@@ -46,7 +46,7 @@ STRAGGLER_CAUSES: Final[Mapping[str, str]] = {
     "throttled": "throttling (of its clocks, or of its processes' CPU share)",
     "more_work": "more work (it ran more or larger kernels than its peers)",
     "slower_compute": "slower compute (its kernels took longer than its peers')",
-    "longer_compute": "longer compute (more to compute, or slower: its operations do not show which)",
+    "longer_compute": "longer compute (more to compute, or slower: which is not known)",
     "unknown": "cause not known",
 }
 

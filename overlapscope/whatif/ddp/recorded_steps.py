@@ -17,7 +17,8 @@ from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, NONE, Floats, Ints
 from overlapscope.timeline.intervals import Intervals, union
-from overlapscope.timeline.operations import ITEM_BYTES
+from overlapscope.timeline.operations import ITEM_BYTES, POINT_TO_POINT
+from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.ddp.no_sync import averages_parameters, launch_times, optimizer_ns, unsynced_steps
 
@@ -97,6 +98,11 @@ def recorded_steps(run: Run, cross_rank: CrossRank) -> Recorded:
     if not run.ranks:
         raise InputError(f"no rank was recorded; {HOW}")
     reference = next(iter(run.ranks.values()))
+    ops = {
+        each.names[code] for each in run.ranks.values() for code in unique(each.collectives.op).tolist() if code >= 0
+    }
+    if ops and ops <= POINT_TO_POINT:
+        raise InputError("its ranks only send and receive: they reduce no gradients, so there are no buckets to replay")
     names, elements, dtypes, passes = _gradients(reference)
     found = {rank: _steps_of(each, names, int(elements.sum()), passes) for rank, each in run.ranks.items()}
     common = sorted(set.intersection(*(set(each) for each in found.values())))

@@ -15,7 +15,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats.json import schema as schema_of
 from overlapscope.timeline.columns import NONE
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.cost.link_fit import fit_line, link_times, transfer_curve
 from overlapscope.whatif.ddp.ddp_predict import predict_ddp, predict_settings
 from overlapscope.whatif.ddp.ddp_recording import ddp_case_of_run
@@ -31,6 +31,17 @@ IRREGULAR = replace(IN_PAIRS, ready=(600, 700, 1000, 1050, 1400, 1500, 1890, 190
 @cache
 def six() -> Run:
     return recorded(IN_PAIRS)
+
+
+def test_a_pipeline_alone_is_not_asked_for_the_shapes_of_gradients() -> None:
+    def with_sends(timeline: RankTimeline) -> RankTimeline:
+        calls = timeline.collectives
+        sends = replace(calls, op=np.full_like(calls.op, len(timeline.names)))
+        return replace(timeline, names=(*timeline.names, "send"), collectives=sends)
+
+    run = replace(six(), ranks={rank: with_sends(each) for rank, each in six().ranks.items()})
+    with pytest.raises(InputError, match="only send and receive: they reduce no gradients"):
+        ddp_case_of_run(run)
 
 
 @pytest.mark.parametrize("slowdown", [1.0, 1.3, 1.8])

@@ -105,7 +105,19 @@ def _moments(spans: Spans, works: Ints, moment: Ints, starts: int, ends: int) ->
     before = order[at[there]]
     inside = before < works.size
     kind = np.where(inside, RUN_COMPUTE, HOST_STRETCH).astype(np.int8)
-    return [edges_of(node[before], there, kind, ORDER, moment[there] - times[before])]
+    taken = moment[there] - times[before]
+    # Between operations a thread may have waited for a collective, and then begin the next one at once.
+    comm = np.flatnonzero(spans.kind == COMM)
+    by_end = comm[np.argsort(spans.end_ns[comm], kind="stable")]
+    last = np.searchsorted(spans.end_ns[by_end], moment[there], side="right") - 1
+    awaited = by_end[np.maximum(last, 0)]  # a moment begins a collective: there is one
+    ended = np.where(last >= 0, spans.end_ns[awaited], NONE)
+    waits = np.flatnonzero(~inside & (taken > OWN_NS) & (ended > times[before]))
+    taken[waits] = np.minimum(taken[waits], CALL_TAKES_NS)
+    return [
+        edges_of(node[before], there, kind, ORDER, taken),
+        edges_of(ends + awaited[waits], there[waits], SYNC, INFERRED, moment[there][waits] - ended[waits]),
+    ]
 
 
 def _awaited(spans: Spans, asking: Ints, previous: Ints) -> Ints:

@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.checks.pipeline import ideal_bubble_ns
+from overlapscope.analysis.checks.pipeline import ideal_bubble_ns, uneven_stages
+from overlapscope.analysis.per_rank.kernels import RankCompute
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Group, Run
 from tests.support.builders import EPOCH_NS
@@ -119,6 +120,25 @@ def test_of_a_cpu_run_it_is_said_how_long_an_uneven_stage_computes():
         return found.title
 
     assert "stage 2 (rank 2) computes 1.80 times as long as the other stages" in stages(False)
+
+
+@pytest.mark.parametrize(("longer_in", "found"), [((0, 1, 2, 3), True), ((0, 1, 2), True), ((0, 3), False)])
+def test_without_kernels_a_stage_computes_longer_in_most_steps_not_in_one_long_pause(longer_in, found):
+    # Two stages, four steps: in total stage 0 computes a fifth longer, also where two long pauses alone do it.
+    run = replace(pipeline([5, 5], 8), groups=(Group(name="g", description="mesh_pp", size=2, ranks=(0, 1)),))
+    more = 400 // len(longer_in)
+    took = {
+        0: {step: (500 + more * (step in longer_in)) * MS for step in range(4)},
+        1: dict.fromkeys(range(4), 500 * MS),
+    }
+    total = {rank: sum(own.values()) for rank, own in took.items()}
+    work = {
+        rank: RankCompute(compute_ns=each, slowness=1.0, evenness=0.0, compared=0.0, larger=0.0, usual_ns=each)
+        for rank, each in total.items()
+    }
+    windows = dict.fromkeys(took, 4000 * MS)
+    assert bool(uneven_stages(run, work, windows, took)) == found
+    assert uneven_stages(run, work, windows, {})  # no steps were marked
 
 
 def test_one_recorded_stage_is_enough():

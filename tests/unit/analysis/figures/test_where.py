@@ -228,6 +228,34 @@ def test_a_group_that_only_sends_to_neighbours_is_a_pipeline(peers, dimension, o
         }
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "dimension"),
+    [
+        pytest.param("sssrrr", "rrrsss", "pipeline", id="all forward, all backward"),
+        pytest.param("ssrsrr", "rsrsrs", "pipeline", id="one forward, one backward"),
+        pytest.param("srsrsr", "rsrsrs", None, id="a ring"),
+        pytest.param("ssrrssrr", "rrssrrss", None, id="a ring of keys and values"),
+        pytest.param("sssrrr", "sssrrr", None, id="both send first"),
+    ],
+)
+def test_two_ranks_are_a_pipeline_where_the_first_sends_ahead_and_gets_its_gradients_last(first, second, dimension):
+    def rank(number, order):
+        calls = [
+            {
+                "op": "send" if each == "s" else "recv", "group": "0", "peer": 1 - number, "step": step,
+                "start_ns": (step * 100 + at) * MS, "end_ns": (step * 100 + at) * MS + US,
+            }
+            for step in (0, 1)
+            for at, each in enumerate(order)
+        ]  # fmt: skip
+        return rank_timeline(number, calls=calls)
+
+    group = Group(name="0", description="default_pg", size=2, ranks=(0, 1))
+    for timeline in with_dimensions({0: rank(0, first), 1: rank(1, second)}, (group,), 2).values():
+        found = {None if code < 0 else timeline.names[code] for code in timeline.collectives.dimension.tolist()}
+        assert found == {dimension}
+
+
 def phases_by_hand(path: Path) -> dict[str, int]:
     """Count the communicating kernels by the phase of the ranges around their launch, by loops over raw events."""
     trace = oracle.load(path)

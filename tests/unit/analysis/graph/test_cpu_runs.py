@@ -6,7 +6,9 @@ import pytest
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.building.build import rank_graph
+from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, exposed_pieces
 from overlapscope.analysis.graph.model import EDGE_KINDS, Graph
+from overlapscope.analysis.graph.rank_causes import shown_binding
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMM, COMPUTE, HOST
 from tests.conftest import ROOT, shared_file
@@ -45,6 +47,33 @@ def test_operations_follow_each_other_and_begin_collectives_on_the_way() -> None
 def test_a_gap_in_which_a_collective_ended_was_a_wait_for_it() -> None:
     graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 120, 300, 105), (COMPUTE, 0, 330, 400, None)])
     assert {("host", 100, 105, 5), ("sync", 300, 330, 30), ("host", 100, 330, 5)} <= edges(graph)
+
+
+@pytest.mark.parametrize(("ends", "waited"), [(2350, True), (2560, False)])
+def test_a_collective_may_end_shortly_after_who_waited_for_it_goes_on(ends: int, waited: bool) -> None:
+    # gloo wakes the waiting thread before it marks the end: here within a tenth of the pause, of 2200 us.
+    graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 120, ends, 105), (COMPUTE, 0, 2300, 2400, None)])
+    assert ("sync" in {each[0] for each in edges(graph)}) == waited
+    assert ("host", 100, 2300, 5 if waited else 2200) in edges(graph)
+
+
+def test_exposed_time_is_cut_where_the_awaited_one_of_several_collectives_ended() -> None:
+    # Two collectives run; the next operation waits for the first, which ends at 500, begins at 540, 40 us after it, and
+    # the second goes on to 900.
+    comms = [(COMM, 1, 110, 500, 102), (COMM, 2, 110, 900, 104)]
+    graph = graph_of([(COMPUTE, 0, 0, 100, None), *comms, (COMPUTE, 0, 540, 600, None)])
+    pieces = exposed_pieces(graph, graph.ranks[0], shown_binding(graph))
+    found = [
+        (int(begin) // US, int(end) // US, EXPOSED_CAUSES[cause])
+        for begin, end, cause in zip(pieces.start_ns, pieces.end_ns, pieces.cause, strict=True)
+    ]
+    assert found == [(110, 500, "dependency"), (500, 540, "host_not_ready"), (600, 900, "tail")]
+
+
+def test_a_thread_that_begins_the_next_collective_at_once_had_waited_for_the_last_one() -> None:
+    # Two small all-reduces, one after the other, and nothing computed between them; the second is begun at 305.
+    graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 110, 300, 105), (COMM, 1, 320, 400, 305)])
+    assert {("sync", 300, 305, 5), ("host", 100, 305, 5), ("host", 100, 105, 5)} <= edges(graph)
 
 
 def test_a_collective_that_began_later_was_not_waited_for() -> None:

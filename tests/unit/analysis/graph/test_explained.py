@@ -113,7 +113,7 @@ def test_a_host_that_may_have_waited_unseen_ends_what_is_explained() -> None:
     """Fewer than three polls of a kind cannot be told from chance."""
     program = [Launch(0, 5 * MS), Poll(), Launch(0, 5 * MS), Poll(), Work(4 * MS), Launch(0, 5 * MS)]
     found = chain_at(simulate({0: program}).run, 0, 15 * MS)
-    assert found.reason == "the host waited for the device in ways that were not recorded"
+    assert found.reason == "the host waited in ways that were not recorded"
     assert [each.kind for each in found.chain] == ["launch", "host"]
 
 
