@@ -27,10 +27,11 @@ from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.wait_transfer import LEADS_COUNT_NS, RankWait, Split, leads
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.kernels import RankCompute
+from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.analysis.stragglers.lateness import LateArrivals, attribute_blame, late_arrivals
 from overlapscope.analysis.stragglers.straggler_cause import find_straggler_cause
 from overlapscope.timeline.columns import Floats, Ints, size
-from overlapscope.timeline.intervals import Intervals
+from overlapscope.timeline.intervals import BusyTime, Intervals
 from overlapscope.timeline.run import Run
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ CHANCE: Final = 0.01
 LASTING: Final = 1.15
 OF_COMPUTE: Final = frozenset({"slower_compute", "throttled", "more_work", "longer_compute"})
 """With one of these causes and LASTING times its peers' compute over the whole recording, lateness is not by chance,
-even with few steps."""
+even with few steps. Without a device that must be so ..."""
+IN_STEPS: Final = 0.75
+"""... in this share of its steps: a few long pauses of a host look like compute."""
 MANY_STEPS: Final = 4
 DOMINATES: Final = 0.75
 ALONE: Final = 0.1
@@ -155,12 +158,27 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
             continue  # the unknown cause may be a member that was not recorded
         allowed = ALONE if blamed[rank] >= most else CHANCE
         lasting = evidence.get("compute_ns", 0.0) >= LASTING * evidence.get("peers_compute_ns", np.inf)
+        lasting = lasting and (run.ranks[rank].has_device or _computes_longer_in_steps(ranks, rank))
         if cause is None or (chance[rank] * could > allowed and not (lasting and cause in OF_COMPUTE)):
             continue
         calls = sum(int((each.lead_ns > 0).sum()) for each in theirs)
         known = {"calls": calls, "chance": chance[rank], **evidence}
         found.append(Straggler(rank=rank, held_by=cause, blame_ns=blamed[rank], evidence=known, host=host.get(rank)))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
+
+
+def _computes_longer_in_steps(ranks: Compared, rank: int) -> bool:
+    """Return whether a rank computes LASTING times its peers' median in most of the steps; True where none is known."""
+    took: dict[int, dict[int, int]] = {}
+    for each, timeline in ranks.run.ranks.items():
+        known = [(own.step, own.window) for own in step_windows(timeline) if own.window and own.complete]
+        starts, ends = (np.array([window[side] for _, window in known], np.int64) for side in (0, 1))
+        computed = BusyTime(ranks.coverage[each].compute).within(starts, ends)
+        took[each] = dict(zip([step for step, _ in known], computed.tolist(), strict=True))
+    common = set.intersection(*map(set, took.values()))
+    peers = [each for each in took if each != rank]
+    longer = [took[rank][step] >= LASTING * np.median([took[each][step] for each in peers]) for step in common]
+    return not longer or float(np.mean(longer)) >= IN_STEPS
 
 
 def may_be_late(waits: Mapping[int, RankWait], window_ns: Mapping[int, int | None]) -> bool:

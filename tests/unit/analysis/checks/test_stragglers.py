@@ -101,6 +101,46 @@ def test_without_kernels_it_is_not_known_why_compute_took_longer(fault: str) -> 
     assert [(each.rank, each.held_by) for each in accused(on_cpu)] == [(CULPRIT, "longer_compute")]
 
 
+@pytest.mark.parametrize(("longer_in", "named"), [((0, 1, 2), True), ((1,), False)])
+def test_one_long_pause_without_kernels_is_no_lasting_compute(
+    monkeypatch: pytest.MonkeyPatch, longer_in: tuple[int, ...], named: bool
+) -> None:
+    # Over three steps the culprit computes 1.4 times as long: in each of them, or in one operation that lost its core.
+    monkeypatch.setattr("tests.unit.analysis.checks.test_stragglers.STEPS", 3)
+    run = job()
+    late = run.ranks[CULPRIT]
+    rows = np.flatnonzero(late.spans.kind == COMPUTE)
+    more = 48 * MS // len(longer_in)
+    begin = {step: int(late.spans.start_ns[rows][late.spans.step[rows] == step].max()) for step in longer_in}
+    longer = np.array([more if start == begin.get(step) else 0 for start, step in zip(
+        late.spans.start_ns.tolist(), late.spans.step.tolist(), strict=True
+    )])  # fmt: skip
+    moved = np.array([more if step in longer_in else 0 for step in range(3)])
+    comm = late.spans.kind == COMM
+    spans = replace(
+        late.spans,
+        start_ns=late.spans.start_ns + np.where(comm, moved[late.spans.step], 0),
+        end_ns=late.spans.end_ns + longer + np.where(comm, moved[late.spans.step], 0),
+    )
+    calls = replace(
+        late.collectives,
+        start_ns=late.collectives.start_ns + moved[late.collectives.step],
+        launch_ns=late.collectives.launch_ns + moved[late.collectives.step],
+        end_ns=late.collectives.end_ns + moved[late.collectives.step],
+    )
+    ranks = {CULPRIT: replace(late, spans=spans, collectives=calls)}
+    for rank in set(run.ranks) - set(ranks):
+        own = run.ranks[rank]
+        waits = np.where(own.spans.kind == COMM, moved[own.spans.step], 0)
+        ranks[rank] = replace(
+            own,
+            spans=replace(own.spans, end_ns=own.spans.end_ns + waits),
+            collectives=replace(own.collectives, end_ns=own.collectives.end_ns + moved[own.collectives.step]),
+        )
+    on_cpu = {rank: replace(ranks[rank], has_device=False) for rank in sorted(ranks)}
+    assert [each.rank for each in accused(replace(run, ranks=on_cpu))] == ([CULPRIT] if named else [])
+
+
 def test_healthy_ranks_are_not_accused() -> None:
     assert sum(bool(accused(job(seed))) for seed in range(40)) == 0
 
