@@ -45,9 +45,10 @@ CHANCE: Final = 0.01
 LASTING: Final = 1.15
 OF_COMPUTE: Final = frozenset({"slower_compute", "throttled", "more_work", "longer_compute"})
 """With one of these causes and LASTING times its peers' compute over the whole recording, lateness is not by chance,
-even with few steps. Without a device that must be so ..."""
+even with few steps. Without a device ..."""
+LONGER: Final = 1.05
 IN_STEPS: Final = 0.75
-"""... in this share of its steps: a few long pauses of a host look like compute."""
+"""... it must also compute LONGER times as long in this share of its steps: long pauses of a host look like compute."""
 MANY_STEPS: Final = 4
 DOMINATES: Final = 0.75
 ALONE: Final = 0.1
@@ -168,7 +169,7 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
 
 
 def _computes_longer_in_steps(ranks: Compared, rank: int) -> bool:
-    """Return whether a rank computes LASTING times its peers' median in most of the steps; True where none is known."""
+    """Return whether a rank computes LONGER times its peers' median in most of the steps; True where none is known."""
     took: dict[int, dict[int, int]] = {}
     for each, timeline in ranks.run.ranks.items():
         known = [(own.step, own.window) for own in step_windows(timeline) if own.window and own.complete]
@@ -177,7 +178,7 @@ def _computes_longer_in_steps(ranks: Compared, rank: int) -> bool:
         took[each] = dict(zip([step for step, _ in known], computed.tolist(), strict=True))
     common = set.intersection(*map(set, took.values()))
     peers = [each for each in took if each != rank]
-    longer = [took[rank][step] >= LASTING * np.median([took[each][step] for each in peers]) for step in common]
+    longer = [took[rank][step] >= LONGER * np.median([took[each][step] for each in peers]) for step in common]
     return not longer or float(np.mean(longer)) >= IN_STEPS
 
 
