@@ -239,7 +239,9 @@ def _waits_of(
     held = np.flatnonzero((last != NONE) & (until > begin))
     held = held[sort_order(begin[held])]  # owned times are disjoint
     pieces, asked = parts_inside(Intervals(begin[held], until[held]), exposed)
-    came = own_comm.start_ns[held]
+    # Without a device data are ready at the call: what another call delayed, this rank had done before.
+    ready = NONE if timeline.has_device else _of_rows(timeline.collectives.launch_ns, own_comm, NONE)
+    came = np.where(ready == NONE, own_comm.start_ns, np.minimum(ready, own_comm.start_ns))[held]
     met_before = np.minimum(_last_met(timeline, own_comm.row[held], came, last[held], members), came)
     computed, communicated = (BusyTime(times).within(met_before, came) for times in (compute, exposed))
     return _Waits(

@@ -158,14 +158,23 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
         if cause == "unknown" and not met_whole.issuperset(each.met.ranks for each in theirs):
             continue  # the unknown cause may be a member that was not recorded
         allowed = ALONE if blamed[rank] >= most else CHANCE
-        lasting = evidence.get("compute_ns", 0.0) >= LASTING * evidence.get("peers_compute_ns", np.inf)
-        lasting = lasting and (run.ranks[rank].has_device or _computes_longer_in_steps(ranks, rank))
-        if cause is None or (chance[rank] * could > allowed and not (lasting and cause in OF_COMPUTE)):
+        if cause is None or (
+            chance[rank] * could > allowed and not (cause in OF_COMPUTE and _lasts(ranks, rank, theirs))
+        ):
             continue
         calls = sum(int((each.lead_ns > 0).sum()) for each in theirs)
         known = {"calls": calls, "chance": chance[rank], **evidence}
         found.append(Straggler(rank=rank, held_by=cause, blame_ns=blamed[rank], evidence=known, host=host.get(rank)))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
+
+
+def _lasts(ranks: Compared, rank: int, late: Sequence[LateArrivals]) -> bool:
+    """Return whether a rank computes LASTING times as long as the peers that it met, without a device in most steps."""
+    peers = sorted(({each for own in late for each in own.met.ranks} - {rank}) & set(ranks.work))
+    usual = float(np.median([ranks.work[each].compute_ns for each in peers])) if peers else np.inf
+    if rank not in ranks.work or ranks.work[rank].compute_ns < LASTING * usual:
+        return False
+    return ranks.run.ranks[rank].has_device or _computes_longer_in_steps(ranks, rank)
 
 
 def _computes_longer_in_steps(ranks: Compared, rank: int) -> bool:

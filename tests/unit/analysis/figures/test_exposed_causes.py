@@ -138,12 +138,13 @@ def by_raster(run: Run, baseline: int | None) -> dict[int, dict[str, int]]:
             else:
                 sums["dependency" if last_other >= end else "tail"] += 1
         for row, moments in waited.items():
-            start, end, _ = mine[row]
+            start, end, launch = mine[row]
             at = end - min(calls[other][row][1] - calls[other][row][0] for other in calls)
             last = max(calls, key=lambda other: (calls[other][row][0], -other))
-            ends = [until for _, until, _ in mine if until <= start]
-            met = max(ends) if ends else min(begin for begin, *_ in (*mine, *computes[rank]))
-            its, own = did(calls, computes, last, met, at), did(calls, computes, rank, met, start)
+            came = min(start, launch)
+            ends = [until for _, until, _ in mine if until <= came]
+            met = min(came, max(ends) if ends else min(begin for begin, *_ in (*mine, *computes[rank])))
+            its, own = did(calls, computes, last, met, at), did(calls, computes, rank, met, came)
             longer = [max(theirs - ours, 0) for theirs, ours in zip(its, own, strict=True)]
             cuts = [sum(longer[:upto]) / max(sum(longer), 1) for upto in (1, 2)]
             for run_of in runs_of(moments):
@@ -263,6 +264,14 @@ def test_ranks_meet_in_each_group_that_holds_both() -> None:
     own = Group(name="world", size=2, ranks=(0, 1))
     _, found = explained(rank(0, 60, []), rank(1, 80, [(10, 40, "gemm"), (70, 80, "gemm")]), groups=(own,))
     assert (found[0]["peer_compute"], found[0]["peer_host"]) == (10, 10)
+
+
+def test_what_was_called_before_the_last_meeting_was_not_late_since_then() -> None:
+    """Rank 1 loads data until 40, then computes for 10 to each of two calls, which rank 0 made at 10 and 20."""
+    first = rank_of(0, [(10, 55, 10), (55, 65, 20)], [(0, 20, "gemm")])
+    late = rank_of(1, [(50, 55, 50), (60, 65, 60)], [(40, 60, "gemm")])
+    _, found = explained(first, late)
+    assert (found[0]["peer_host"], found[0].get("peer_compute", 0)) == (35, 0)
 
 
 def test_another_clock_of_the_last_rank_is_taken_into_account() -> None:
