@@ -24,7 +24,7 @@ from overlapscope.advice.nccl_trials import algorithm_trial
 from overlapscope.advice.network import repair_link, use_gpu_direct, use_infiniband
 from overlapscope.advice.published_effects import with_published
 from overlapscope.advice.rule_input import DAMAGED, RuleInput
-from overlapscope.advice.shared_cores import shared_cores
+from overlapscope.advice.shared_cores import comes_first, shared_cores
 from overlapscope.advice.shared_stream import busy_lane
 from overlapscope.advice.small_collectives import small_collectives
 from overlapscope.advice.step_shape import little_compute, overlap_without_effect, split_all_reduce
@@ -71,9 +71,6 @@ RULES: Final[tuple[Rule, ...]] = (
     overlap_without_effect,
     little_compute,
 )
-FIXED_FIRST: Final = ("shared_cores", "late_rank")
-"""Recommendations before which no other helps."""
-
 SAME_TIME: Final = {
     "flatten_gradients": ("small_collectives",),
     "shared_cores": ("launch_bound", "blocking_calls"),
@@ -96,22 +93,24 @@ def by_rules(
     run: Run, analysis: Analysis, cross_rank: CrossRank, alone: Mapping[int, RankSummary] | None = None
 ) -> list[Recommendation]:
     """Return the recommendations of the rules, best first. They need no replay, which takes ten times as long."""
-    first = _fixed_first(analysis)
+    cores = shared_cores(analysis)
+    first = _fixed_first(analysis, cores)
     given = RuleInput.of(run, analysis, cross_rank, alone)
-    found = {each.id: each for each in first}
+    found = {each.id: each for each in (*first, cores) if each is not None}
     found |= {each.id: each for rule in (OF_ONE_RANK if first else RULES) if (each := rule(given)) is not None}
     for named, others in SAME_TIME.items():
         for other in others if named in found else ():
             found.pop(other, None)
     every = list(found.values())
-    most = None if "shared_cores" in found else largest_loss(given, every)  # its waiting and idle time have that cause
+    # Where cores are short, waiting and idle time have that cause.
+    most = None if any(map(comes_first, every)) else largest_loss(given, every)
     return _finished([*every, most] if most else every, given.job, analysis)
 
 
-def _fixed_first(analysis: Analysis) -> list[Recommendation]:
+def _fixed_first(analysis: Analysis, cores: Recommendation | None) -> list[Recommendation]:
     """Return what must be mended before anything else helps: shared cores, then a straggler they do not explain."""
-    cores, late = shared_cores(analysis), late_rank(analysis)
-    if cores is None:
+    late = late_rank(analysis)
+    if cores is None or not comes_first(cores):
         return [late] if late else []
     return [cores, late] if late and analysis.skew.stragglers else [cores]
 
@@ -136,7 +135,7 @@ def advise(
 
     found = with_replayed_gains(by_rules(run, analysis, cross_rank, alone), run, cross_rank, graphs)
     of_hosts = _not_looked_for(analysis)
-    if any(each.id in FIXED_FIRST for each in found):
+    if any(each.id == "late_rank" or comes_first(each) for each in found):
         return found, of_hosts
     from overlapscope.advice.replayed_settings import by_replay  # noqa: PLC0415 - `by_rules` replays nothing
 
@@ -175,7 +174,7 @@ def ranked(found: Sequence[Recommendation], steps: int = 1) -> list[Recommendati
         of = max(steps, 1) if each.per == "recording" else 1
         gain = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
         loss = each.gain_high_ns if each.loss_ns is None else each.loss_ns  # the bound is what the cause takes
-        first = each.id == "shared_cores"
-        return each.changes_numerics, each.verdict == "no_change", not first, -(loss or 0) / of, -(gain or 0) / of
+        first = not comes_first(each)
+        return each.changes_numerics, each.verdict == "no_change", first, -(loss or 0) / of, -(gain or 0) / of
 
     return sorted(found, key=key)

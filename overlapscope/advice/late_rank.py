@@ -41,7 +41,8 @@ def late_rank(analysis: Analysis) -> Recommendation | None:
     worth = straggler is not None and straggler.removal_ns is not None
     window = sum(each.whole.window_ns or 0 for each in analysis.ranks)
     idle = sum(each.idle_ns or 0 for each in ranks)
-    matters = waited >= max(DOMINATES * total, WEIGHS * window) and (straggler or waited >= OF_IDLE * idle)
+    # A straggler weighs by its delays, which count uneven exchanges, too.
+    matters = waited >= DOMINATES * total and (straggler or waited >= max(WEIGHS * window, OF_IDLE * idle))
     if not total or not (worth or matters):
         return None
     head = analysis.headline

@@ -1,7 +1,12 @@
 """Rule: hosts share too few processor cores; it comes before a straggler, which is then the scheduler's choice."""
 
+from typing import Final
+
 from overlapscope.analysis.result import Analysis, Recommendation
 
+FIRST_FROM: Final = 0.25
+"""By the system's account it comes first where training threads waited for a core for this share of the time; else
+other losses may be larger, and a rank be late for another reason."""
 VERIFY = "overlapscope analyze NEW_RUN: the finding shared_cores is gone; meanwhile: pidstat -w -p PID 1 (nvcswch/s)"
 
 
@@ -17,9 +22,13 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     recorded, capped = evidence.get("recorded_ns"), evidence.get("pauses_capped_ns")
     gain = None if recorded is None or capped is None else recorded - capped
     of = f": {len(ranks)} hosts run on about {cores}" if cores else ""
+    share = evidence.get("median_share", 1.0)
+    why = "nothing else helps before, and the scheduler decides who is late"
+    if share < FIRST_FROM:
+        why = f"training threads waited for one for {share:.0%} of the time"
     return Recommendation(
         id="shared_cores",
-        title=f"Give each rank cores of its own{of}; nothing else helps before, and the scheduler decides who is late",
+        title=f"Give each rank cores of its own{of}; {why}",
         verdict="change",
         predicted_gain_ns=None,
         gain_low_ns=None if gain is None else 0,
@@ -35,8 +44,8 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
             "torch": "export OMP_NUM_THREADS=CORES_A_RANK  # or torch.set_num_threads(); fewer DataLoader workers",
         },
         verify=VERIFY,
-        per="recording",
-        loss_ns=gain,
+        per="recording" if gain is not None else analysis.headline.window,
+        loss_ns=gain if gain is not None else _waited_ns(analysis, share),
         evidence=evidence,
         measured=[
             "how many hosts ran and paused at each moment, from the calls of all hosts"
@@ -45,3 +54,14 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
         ],
         assumed=["that pauses would be cut to 3 ms, and that nothing else keeps that time"] if gain is not None else [],
     )
+
+
+def _waited_ns(analysis: Analysis, share: float) -> int | None:
+    """Return this share of the headline's step; None without one."""
+    step_ns = analysis.headline.step_ns
+    return None if step_ns is None or share >= 1 else round(share * step_ns)
+
+
+def comes_first(each: Recommendation) -> bool:
+    """Return whether it says that hosts share cores so much that nothing else helps before."""
+    return each.id == "shared_cores" and each.evidence.get("median_share", 1.0) >= FIRST_FROM

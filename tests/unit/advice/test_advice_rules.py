@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from overlapscope.advice.advise import RULES, advise, analyze_with_advice, by_rules, ranked
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
 from overlapscope.ingest.read_run import read_inputs
@@ -405,6 +406,21 @@ def test_where_hosts_share_cores_that_comes_first_and_no_setting_is_advised() ->
         assert "random" not in title
     assert cores.gain_high_ns == pytest.approx(341.8e6, rel=0.01)
     assert [each.id for each in advise(run, analysis, together)[0]] == ["shared_cores"]
+
+
+@pytest.mark.parametrize(("share", "first"), [(0.3, True), (0.2, False)])
+def test_cores_that_are_seldom_short_are_one_loss_among_others(share: float, first: bool) -> None:
+    run = always(Kernel(start=0, end=STEP // 2), Sent(start=STEP // 2, end=STEP - 10))
+    together = match_and_align(run)
+    analysis = analyze(run, together)
+    cores = Finding(
+        id="shared_cores", severity="warning", title="cores", evidence={"waited_ns": {"0": 1}, "median_share": share},
+        known_from="telemetry",
+    )  # fmt: skip
+    analysis = replace(analysis, findings=[*analysis.findings, cores])
+    found = {each.id: each for each in by_rules(run, analysis, together)}
+    assert ("nothing else helps before" in found["shared_cores"].title) == first
+    assert (list(found) == ["shared_cores"]) == first
 
 
 def test_a_rank_that_chance_may_have_made_last_is_not_accused() -> None:

@@ -156,6 +156,13 @@ def test_a_phase_in_which_the_thread_ran_longer_is_more_work_on_one_host() -> No
     assert only(accused(replace(run, ranks={**run.ranks, 0: elsewhere}))).held_by == "longer_compute"
 
 
+def test_more_work_in_each_of_two_steps_is_no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("test_stragglers", "test_host_cause"):
+        monkeypatch.setattr(f"tests.unit.analysis.checks.{module}.STEPS", 2)
+    run = with_readings(of_events(job(fault="slower_compute")), running(asleep=None, works_more=CULPRIT))
+    assert only(accused(run)).held_by == "more_work"
+
+
 def waiting(run: Run, of: Mapping[int, int]) -> Run:
     """Return the run with ranks that waited so many milliseconds for a core before each call."""
     ranks = {}
