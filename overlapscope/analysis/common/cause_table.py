@@ -113,8 +113,7 @@ CAUSES: Final[dict[str, Cause]] = {
     ),
     "tail": Cause(
         label="only the optimizer follows",
-        description="where only the optimizer follows, or nothing; without a device also where no more than a "
-        "twentieth of the step's other compute does, such as copies of gradients out of buckets",
+        description="where only the optimizer follows, or nothing",
         colour="exposed",
         pattern="|",
     ),

@@ -14,16 +14,10 @@ from overlapscope.timeline.run import RankTimeline
 
 OPTIMIZER: Final = re.compile(r"^(Optimizer\.step#|optimizer$|overlapscope\.optimizer)")
 """torch's annotation around every optimizer step, and OverlapScope's own mark of the phase."""
-LITTLE: Final = 0.05
-"""Without a device compute has no names: less than this share of a step's compute is no more than copies of gradients
-out of their buckets."""
 
 
 class Following(msgspec.Struct, frozen=True, kw_only=True):
-    """For each step: begin of its last compute other than the optimizer's, and whether its optimizer was recorded.
-
-    Without a device, of the last compute from whose begin on it is more than LITTLE of the step's.
-    """
+    """For each step: begin of its last compute other than the optimizer's, and whether its optimizer was recorded."""
 
     last_start_ns: dict[int, int]
     with_optimizer: frozenset[int]
@@ -53,25 +47,8 @@ def following(timeline: RankTimeline) -> Following:
     others = computes[~optimizes]
     of_others = spans.step[others]
     numbers = values_in(of_others)
-    if not timeline.has_device:
-        others = _before_the_last(timeline, others)
-        of_others = spans.step[others]
     last = largest_by(np.searchsorted(numbers, of_others), spans.start_ns[others], numbers.size, NONE)
     return Following(
         last_start_ns=dict(zip(numbers.tolist(), last.tolist(), strict=True)),
         with_optimizer=frozenset(values_in(steps[optimizes]).tolist()),
     )
-
-
-def _before_the_last(timeline: RankTimeline, rows: Ints) -> Ints:
-    """Return the compute spans from whose start on more than LITTLE of the compute of their step follows, themselves
-    included."""
-    spans = timeline.spans
-    rows = rows[np.lexsort((spans.start_ns[rows], spans.step[rows]))]
-    steps, taken = spans.step[rows], spans.end_ns[rows] - spans.start_ns[rows]
-    total = np.cumsum(taken)
-    number = np.unique(steps, return_inverse=True)[1].reshape(-1)
-    until = total[np.searchsorted(steps, steps, side="right") - 1] if rows.size else total
-    of_step = np.bincount(number, weights=taken) if rows.size else np.zeros(0)
-    chosen: Ints = rows[until - total + taken > LITTLE * of_step[number]]
-    return chosen

@@ -159,7 +159,7 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
             continue  # the unknown cause may be a member that was not recorded
         allowed = ALONE if blamed[rank] >= most else CHANCE
         if cause is None or (
-            chance[rank] * could > allowed and not (cause in OF_COMPUTE and _lasts(ranks, rank, theirs))
+            chance[rank] * could > allowed and not (cause in OF_COMPUTE and _lasts(ranks, rank, theirs, evidence))
         ):
             continue
         calls = sum(int((each.lead_ns > 0).sum()) for each in theirs)
@@ -168,11 +168,14 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
 
 
-def _lasts(ranks: Compared, rank: int, late: Sequence[LateArrivals]) -> bool:
-    """Return whether a rank computes LASTING times as long as the peers that it met, without a device in most steps."""
+def _lasts(ranks: Compared, rank: int, late: Sequence[LateArrivals], evidence: Mapping[str, Any]) -> bool:
+    """Return whether a rank computes LASTING times as long as its peers, without a device in most steps.
+
+    The peers are those of the evidence, where it compares compute, else all that the rank met.
+    """
     peers = sorted(({each for own in late for each in own.met.ranks} - {rank}) & set(ranks.work))
     usual = float(np.median([ranks.work[each].compute_ns for each in peers])) if peers else np.inf
-    if rank not in ranks.work or ranks.work[rank].compute_ns < LASTING * usual:
+    if rank not in ranks.work or ranks.work[rank].compute_ns < LASTING * evidence.get("peers_compute_ns", usual):
         return False
     return ranks.run.ranks[rank].has_device or _computes_longer_in_steps(ranks, rank)
 
