@@ -44,7 +44,7 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
             "torch": "export OMP_NUM_THREADS=CORES_A_RANK  # or torch.set_num_threads(); fewer DataLoader workers",
         },
         verify=VERIFY,
-        per="recording" if gain is not None else analysis.headline.window,
+        per="step" if gain is None and analysis.headline.window == "step" else "recording",
         loss_ns=gain if gain is not None else _waited_ns(analysis, share),
         evidence=evidence,
         measured=[
