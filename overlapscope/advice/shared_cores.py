@@ -3,6 +3,7 @@
 from typing import Final
 
 from overlapscope.analysis.result import Analysis, Recommendation
+from overlapscope.display import percent_text
 
 FIRST_FROM: Final = 0.25
 """By the system's account it comes first where training threads waited for a core for this share of the time; else
@@ -25,7 +26,7 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     share = evidence.get("median_share", 1.0)
     why = "nothing else helps before, and the scheduler decides who is late"
     if share < FIRST_FROM:
-        why = f"training threads waited for one for {share:.0%} of the time"
+        why = f"training threads waited for one for {percent_text(share)} of the time"
     return Recommendation(
         id="shared_cores",
         title=f"Give each rank cores of its own{of}; {why}",
