@@ -281,12 +281,12 @@ def test_a_hit_is_explained_and_fitted_by_keys_and_details_of_another_time_go(br
     page.locator("#timeline-text").fill("gloo:all_reduce")
     page.keyboard.press("Enter")
     page.wait_for_function(f"() => {title} === 'gloo:all_reduce'")
+    page.wait_for_function("() => document.querySelector('#timeline-hits').textContent.startsWith('1 of')")
     spans, parts = page.locator("#timeline-note").text_content(), page.locator("#timeline-pointed").text_content()
     assert "rank 0" in parts
     page.locator("#timeline-ranks").fill("1")
     page.keyboard.press("Enter")
     page.wait_for_function("was => document.querySelector('#timeline-note').textContent !== was", arg=spans)
-    page.wait_for_load_state("networkidle")
     assert page.locator("#timeline-pointed").text_content() == parts, "pinned while its rank is not shown"
     page.locator("#timeline-ranks").fill("0,1")
     page.keyboard.press("Enter")
