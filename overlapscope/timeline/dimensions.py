@@ -159,11 +159,11 @@ def _is_stage_of_two(timeline: RankTimeline, group: Group, place: int) -> bool:
     rows = np.flatnonzero((calls.group == names.index(group.name)) & (calls.step != NONE))
     rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]
     said = ["s" if names[code] == "send" else "r" if names[code] == "recv" else "?" for code in calls.op[rows].tolist()]
-    steps = calls.step[rows]
     shape = re.compile(r"ss+(?:rs)*rr+" if place == 0 else r"r[rs]*s")
-    return bool(said) and all(
-        shape.fullmatch("".join(np.array(said)[steps == step].tolist())) for step in unique(steps).tolist()
-    )
+    order: dict[int, list[str]] = {}
+    for step, each in zip(calls.step[rows].tolist(), said, strict=True):
+        order.setdefault(step, []).append(each)
+    return bool(order) and all(shape.fullmatch("".join(each)) for each in order.values())
 
 
 def _in_use(ranks: Mapping[int, RankTimeline]) -> tuple[set[str], dict[str, set[str]]]:

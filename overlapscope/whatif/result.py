@@ -145,9 +145,9 @@ def cap_of(knobs: Mapping[str, Any]) -> float:
 
 
 def largest_gain(found: WhatIf) -> Scenario | None:
-    """Return the scenario that surely gains most, where no change of settings is recommended: it is hypothetical, or
-    changes numerics; None where none surely gains."""
-    if found.verdict == "change":
+    """Return the scenario that surely gains most, where the verdict is to change no setting: it is hypothetical, or
+    changes numerics; None where none surely gains, and where the replay does not fit the recording."""
+    if found.verdict != "no_change":
         return None
     others = [each for each in found.scenarios if each.gain_low > 0 and (each.hypothetical or each.changes_numerics)]
     return max(others, key=lambda each: each.gain, default=None)

@@ -243,12 +243,14 @@ def _share_of_steps(
     heaviest: int, by_stage: Mapping[int, Sequence[int]], step_ns: Mapping[int, Mapping[int, int]]
 ) -> float:
     """Return the share of the steps in which a stage computed longer than the others; 1 where no step is known."""
-    known = [set(step_ns.get(rank, ())) for ranks in by_stage.values() for rank in ranks]
+    ranks_of = {stage: [step_ns[rank] for rank in ranks if rank in step_ns] for stage, ranks in by_stage.items()}
     longer = []
-    for step in set.intersection(*known):
-        took = {stage: float(np.median([step_ns[rank][step] for rank in ranks])) for stage, ranks in by_stage.items()}
-        others = float(np.median([each for stage, each in took.items() if stage != heaviest]))
-        longer.append(took[heaviest] >= MORE * others)
+    for step in set().union(*(own for ranks in ranks_of.values() for own in ranks)):
+        known = {stage: [own[step] for own in ranks if step in own] for stage, ranks in ranks_of.items()}
+        if all(known.values()):  # of a rank not all steps may be recorded
+            took = {stage: float(np.median(each)) for stage, each in known.items()}
+            others = float(np.median([each for stage, each in took.items() if stage != heaviest]))
+            longer.append(took[heaviest] >= MORE * others)
     return float(np.mean(longer)) if longer else 1.0
 
 

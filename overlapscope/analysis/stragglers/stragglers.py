@@ -188,9 +188,12 @@ def _computes_longer_in_steps(ranks: Compared, rank: int) -> bool:
         starts, ends = (np.array([window[side] for _, window in known], np.int64) for side in (0, 1))
         computed = BusyTime(ranks.coverage[each].compute).within(starts, ends)
         took[each] = dict(zip([step for step, _ in known], computed.tolist(), strict=True))
-    common = set.intersection(*map(set, took.values()))
-    peers = [each for each in took if each != rank]
-    longer = [took[rank][step] >= LONGER * np.median([took[each][step] for each in peers]) for step in common]
+    peers = [own for each, own in took.items() if each != rank]
+    longer = []
+    for step, own_ns in took[rank].items():
+        others = [own[step] for own in peers if step in own]  # of a rank not all steps may be recorded
+        if others:
+            longer.append(own_ns >= LONGER * np.median(others))
     return not longer or float(np.mean(longer)) >= IN_STEPS
 
 

@@ -499,6 +499,16 @@ def test_transfers_that_are_none_are_a_warning(stated: object, folder: Path) -> 
     assert any("overlapscope_transfers could not be read" in each for each in run.run.sources[0].warnings)
 
 
+@pytest.mark.parametrize(("called", "ended"), [(0, 5), (0, 1 << 61), (1 << 61, (1 << 62) - 1)])
+def test_transfers_outside_of_the_trace_are_left_out(called: int, ended: int, folder: Path) -> None:
+    events = [op("c10d::allreduce_", 0, MS), gloo("all_reduce", MS, 6 * MS, [[8]]), op("aten::mm", 7 * MS, MS)]
+    sent = {"op": "all_reduce", "called_ns": called, "ended_ns": ended}
+    run = load(folder, events, metadata=distributed(0) | {"overlapscope_transfers": [sent]})
+    assert whole(run)["comm_ns"] == 6 * MS
+    assert len(calls(run)) == 1
+    assert any(each.endswith("outside of the trace's time: 1") for each in run.run.sources[0].warnings)
+
+
 def test_a_compiled_region_computes_beside_its_collective(folder: Path) -> None:
     """Compiled kernels leave no ranges; the wait of a functional collective has one of its own."""
     events = [op("Torch-Compiled Region: 0/0", 0, 10 * MS), op("_c10d_functional::all_reduce_", MS, MS)]

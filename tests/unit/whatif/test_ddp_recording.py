@@ -21,6 +21,7 @@ from overlapscope.whatif.ddp.ddp_predict import predict_ddp, predict_settings
 from overlapscope.whatif.ddp.ddp_recording import ddp_case_of_run
 from overlapscope.whatif.ddp.recorded_steps import worker_starts
 from overlapscope.whatif.ddp.search import with_cap
+from overlapscope.whatif.result import largest_gain
 from tests.conftest import ROOT, shared_file
 from tests.support.ddp_cases import IN_PAIRS, TICK_NS, recorded, step_ns
 
@@ -180,6 +181,13 @@ def test_a_run_that_mostly_waits_gets_no_bucket_advice_and_no_false_straggler(
     assert "bucket_cap_mb" not in said
     assert "- one complete step was recorded: too few to measure how much steps vary" in said
     assert "waiting is 88.0 % of the time in its collectives" in said, "percentages as everywhere else"
+
+
+def test_a_replay_that_does_not_fit_the_recording_says_nothing_of_the_largest_gain() -> None:
+    found = predict_ddp(ddp_case_of_run(read_inputs([TRACES / "baseline"])), [4.0], search=False)
+    gains = replace(found.scenarios[0], gain=0.2, gain_low=0.1, hypothetical=True)
+    for verdict, most in (("no_change", gains), ("insufficient_data", None), ("change", None)):
+        assert largest_gain(replace(found, verdict=verdict, scenarios=[found.scenarios[0], gains])) == most
 
 
 def test_a_plain_trace_tells_what_our_own_recording_of_the_same_steps_does() -> None:

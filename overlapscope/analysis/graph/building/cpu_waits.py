@@ -106,17 +106,21 @@ def _moments(spans: Spans, works: Ints, moment: Ints, starts: int, ends: int) ->
     inside = before < works.size
     kind = np.where(inside, RUN_COMPUTE, HOST_STRETCH).astype(np.int8)
     taken = moment[there] - times[before]
-    # Between operations a thread may have waited for a collective, and then begin the next one at once.
+    # Between operations a thread may have waited for a collective, and then begin the next one at once. Where it went
+    # on for longer than it can have waited, it did something else, which was not recorded.
     comm = np.flatnonzero(spans.kind == COMM)
     by_end = comm[np.argsort(spans.end_ns[comm], kind="stable")]
     last = np.searchsorted(spans.end_ns[by_end], moment[there], side="right") - 1
     awaited = by_end[np.maximum(last, 0)]  # a moment begins a collective: there is one
     ended = np.where(last >= 0, spans.end_ns[awaited], NONE)
-    waits = np.flatnonzero(~inside & (taken > OWN_NS) & (ended > times[before]))
+    after = moment[there] - ended
+    at_once = after <= np.maximum(ended - times[before], SILENCE_NS)
+    earlier = spans.start_ns[awaited] < moment[there]  # a collective without length does not wait for itself
+    waits = np.flatnonzero(~inside & (taken > OWN_NS) & (ended > times[before]) & at_once & earlier)
     taken[waits] = np.minimum(taken[waits], CALL_TAKES_NS)
     return [
         edges_of(node[before], there, kind, ORDER, taken),
-        edges_of(ends + awaited[waits], there[waits], SYNC, INFERRED, moment[there][waits] - ended[waits]),
+        edges_of(ends + awaited[waits], there[waits], SYNC, INFERRED, after[waits]),
     ]
 
 

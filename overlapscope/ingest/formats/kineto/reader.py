@@ -24,7 +24,7 @@ from overlapscope.ingest.formats.kineto.event_file import read_events
 from overlapscope.ingest.formats.kineto.events import without_impossible
 from overlapscope.ingest.formats.kineto.gradients import with_ready_gradients
 from overlapscope.ingest.formats.kineto.metadata import TraceMetadata, read_metadata
-from overlapscope.ingest.formats.kineto.transfers import with_transfers
+from overlapscope.ingest.formats.kineto.transfers import inside, with_transfers
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.columns import NONE, shift
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
@@ -39,8 +39,11 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
     file = read_events(path, context)
     metadata = read_metadata(file.head, file.tail, is_array=file.is_array)
     columns, impossible = without_impossible(file.columns)
+    outside = 0
     if metadata.transfers and not columns.device_name.size:
-        columns = with_transfers(columns, metadata.transfers, metadata.base_ns)
+        transfers = inside(metadata.transfers, columns, metadata.base_ns)
+        outside = len(metadata.transfers) - len(transfers)
+        columns = with_transfers(columns, transfers, metadata.base_ns)
     if columns.device_name.size == 0 and columns.host.name.size == 0:
         raise InputError(
             f"{display_path(path)}: holds no device or host work ({columns.events} events); "
@@ -48,6 +51,8 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
         )
     truncated = file.truncated or not file.closed
     warnings = [*file.warnings, *metadata.warnings]
+    if outside:
+        warnings.append(f"overlapscope_transfers left out because they lie outside of the trace's time: {outside}")
     if impossible:
         warnings.append(f"{impossible} device events at time 0 left out: the profiler recorded no time for them")
     if not file.closed and not file.truncated:

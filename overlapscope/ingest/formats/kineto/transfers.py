@@ -17,6 +17,8 @@ from overlapscope.ingest.build.kernel_names import C10D_CALL, HOST_COLLECTIVE, c
 from overlapscope.ingest.build.trace_columns import Ranges, TraceColumns, matching
 from overlapscope.timeline.columns import Ints
 
+AFTER_NS: Final = 10_000_000_000
+"""A transfer ends at most so long after the last range of its trace, which waits half a second for it."""
 APART_NS: Final = 50_000
 """The clocks of a trace and of the recording beside it are less apart."""
 LANE: Final = ("", "communication hook")
@@ -43,6 +45,17 @@ def parse_transfers(value: Any) -> tuple[Transfer, ...]:
     found = msgspec.convert(value, tuple[Transfer, ...])
     possible = (each for each in found if 0 <= each.called_ns < each.ended_ns < 1 << 62)
     return tuple(sorted(possible, key=lambda each: each.called_ns))
+
+
+def inside(transfers: tuple[Transfer, ...], columns: TraceColumns, base_ns: int) -> tuple[Transfer, ...]:
+    """Return the transfers in the time of the trace; the clock was set meanwhile, or is another one, for the others."""
+    host = columns.host
+    if not host.name.size:
+        return ()
+    first, last = int(host.start_ns.min()) + base_ns, int(host.end_ns.max()) + base_ns
+    return tuple(
+        each for each in transfers if first - APART_NS <= each.called_ns <= last and each.ended_ns <= last + AFTER_NS
+    )
 
 
 def with_transfers(columns: TraceColumns, transfers: tuple[Transfer, ...], base_ns: int) -> TraceColumns:

@@ -138,6 +138,9 @@ def test_without_kernels_a_stage_computes_longer_in_most_steps_not_in_one_long_p
     }
     windows = dict.fromkeys(took, 4000 * MS)
     assert bool(uneven_stages(run, work, windows, took)) == found
+    work[2], took[2] = work[1], {}  # the steps of one more rank of stage 1 are not known
+    groups = (*run.groups, Group(name="h", description="mesh_pp", size=2, ranks=(3, 2)))
+    assert bool(uneven_stages(replace(run, groups=groups), work, windows, took)) == found
     assert uneven_stages(run, work, windows, {})  # no steps were marked
 
 

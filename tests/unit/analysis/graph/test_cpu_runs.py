@@ -76,6 +76,18 @@ def test_a_thread_that_begins_the_next_collective_at_once_had_waited_for_the_las
     assert {("sync", 300, 305, 5), ("host", 100, 305, 5), ("host", 100, 105, 5)} <= edges(graph)
 
 
+def test_a_thread_that_went_on_for_longer_than_a_collective_took_did_not_wait_for_it_all_the_time() -> None:
+    # The first all-reduce takes 0.19 ms; then the host does what has no ranges for 29.7 ms, and begins the second.
+    graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 110, 300, 105), (COMM, 1, 30020, 30200, 30000)])
+    assert ("host", 100, 30000, 29900) in edges(graph)
+    assert not [each for each in edges(graph) if each[0] == "sync"]
+
+
+def test_a_collective_without_length_was_not_waited_for_before_its_own_call() -> None:
+    graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 300, 300, 300), (COMPUTE, 0, 400, 500, None)])
+    assert ("host", 100, 300, 200) in edges(graph)
+
+
 def test_a_collective_that_began_later_was_not_waited_for() -> None:
     graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMPUTE, 0, 330, 400, None), (COMM, 1, 350, 380, 340)])
     assert not [each for each in edges(graph) if each[0] == "sync"]
