@@ -27,8 +27,9 @@ ENDS_TOGETHER_ON_ONE_CLOCK = 0.5
 """... or than this share where the members share a clock, or made each call in the step of the same number: no clock
 estimate can then hide a shifted pairing ..."""
 ENDS_WITHIN_NS = 50_000_000
-"""... and by less than this, but in the same steps; CPU ranks that share cores end milliseconds apart, and tens of them
-over a slow link."""
+"""... and by less than this; CPU ranks that share cores end milliseconds apart ..."""
+ENDS_WITHIN_IN_STEPS_NS = 100_000_000
+"""... and over a slow link tens of them, allowed in the same steps: those of two jobs have the same numbers, too."""
 MAX_REASONS = 20
 
 
@@ -93,7 +94,7 @@ def drop_disagreeing(
             in_steps = same_steps(block)
             share = ENDS_TOGETHER_ON_ONE_CLOCK if in_steps or one_clock(block) else ENDS_TOGETHER
             of_interval = share * float(np.median(np.diff(np.sort(block.end_ns[0]))))
-            limit = of_interval if in_steps else min(limit, of_interval)
+            limit = min(float(ENDS_WITHIN_IN_STEPS_NS) if in_steps else limit, of_interval)
         apart = float(np.median(spread_ns(block)))
         if apart <= limit:
             kept.append(block)

@@ -100,15 +100,19 @@ def test_only_blocks_on_one_clock_are_allowed_more() -> None:
         assert len(found.blocks) == kept
 
 
-def test_blocks_in_the_same_steps_are_allowed_half_their_distance_however_long_that_is() -> None:
-    block = ends_block(np.arange(5) * 200.0, np.arange(5) * 200.0, by_order=True)
-    for apart, in_steps, kept in ((19, False, 1), (21, False, 0), (99, True, 1), (101, True, 0)):
-        found = drop_disagreeing(
-            Matching(blocks=(block,)),
-            lambda _, apart=apart: np.full(5, apart * MS),
-            same_steps=lambda _, same=in_steps: same,
-        )
-        assert len(found.blocks) == kept
+@pytest.mark.parametrize(
+    ("every", "apart", "in_steps", "kept"),
+    [
+        (150.0, 14, False, 1), (150.0, 16, False, 0), (150.0, 74, True, 1), (150.0, 76, True, 0),
+        (5000.0, 49, False, 1), (5000.0, 51, False, 0), (5000.0, 99, True, 1), (5000.0, 101, True, 0),
+    ],
+)  # fmt: skip
+def test_blocks_in_the_same_steps_are_allowed_half_their_distance_up_to_a_limit(
+    every: float, apart: int, in_steps: bool, kept: int
+) -> None:
+    block = ends_block(np.arange(5) * every, np.arange(5) * every, by_order=True)
+    found = drop_disagreeing(Matching(blocks=(block,)), lambda _: np.full(5, apart * MS), same_steps=lambda _: in_steps)
+    assert len(found.blocks) == kept
 
 
 @pytest.mark.parametrize("shift", [0, 1])
