@@ -17,12 +17,10 @@ ODD_FACTOR: Final = 1.5
 ODD_PAST_LARGEST: Final = 1.25
 """... and at least this many times their maximum, and far from it beside the range of the others: where these differ
 too, the figure simply varies ..."""
-FEWEST: Final = 3
-"""Steps that are compared at all."""
-FAR_OF_THREE: Final = 8.0
-"""Of three steps it is so many times the range of the other two above their maximum: of three equal times with an
-exponential tail the longest is so in a fifth of all cases, and above by the range itself in two thirds. Two steps may
-be alike by luck, so that their range is at least ..."""
+FAR: Final = {3: 8.0, 4: 3.0, 5: 2.0, 6: 1.6, 7: 1.4, 8: 1.2, 9: 1.1}
+"""How many times the range of the others it is above their maximum, by the number of steps; 1 from ten steps on. Of n
+times with an exponential tail the largest is c ranges above the others with probability 2/(2+c) ... (n-1)/(n-1+c): a
+fifth, in each of these. Two other steps may be alike by luck, so that their range is at least ..."""
 RANGE: Final = 0.1
 """... this share of their median."""
 ODD_AT_LEAST_NS: Final = MILLISECOND_NS
@@ -73,15 +71,13 @@ def outlier_steps(ranks: Mapping[int, Steps], known_from: Mapping[int, str]) -> 
 def _of_rank(rank: int, steps: Sequence[tuple[int, int | None]]) -> list[OutlierStep]:
     known = [(step, value) for step, value in steps if value is not None]
     ordered = sorted(value for _, value in known)
-    if len(ordered) < FEWEST:
+    if len(ordered) < 3:
         return []
     found = []
     for step, value in known:
         usual, smallest, largest = _without(ordered, bisect_left(ordered, value))
         stands_out = value >= ODD_FACTOR * usual and value >= ODD_PAST_LARGEST * largest
-        far = value - largest > largest - smallest
-        if len(ordered) == FEWEST:
-            far = value - largest > FAR_OF_THREE * max(largest - smallest, RANGE * usual)
+        far = value - largest > FAR.get(len(ordered), 1.0) * max(largest - smallest, RANGE * usual)
         if stands_out and far and value - usual >= ODD_AT_LEAST_NS:
             found.append(OutlierStep(rank=rank, step=step, value_ns=value, usual_ns=usual))
     return found
