@@ -133,11 +133,16 @@ def timed(step: Callable[[], None]) -> float:
 
 
 def busy_s() -> tuple[float, float, float]:
-    """Return the seconds that all cores were busy or taken away, this process's, and the clock's."""
-    said = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0].split()[1:]
-    user, nice, system, stolen = (int(said[at]) for at in (0, 1, 2, 7))
+    """Return the seconds that the cores of this job were busy or taken away, this process's, and the clock's."""
+    names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+        name, *spent = line.split()
+        if name in names:
+            user, nice, system, stolen = (int(spent[at]) for at in (0, 1, 2, 7))
+            ticks += user + nice + system + stolen
     own = os.times()
-    return (user + nice + system + stolen) / TICKS, own.user + own.system, time.perf_counter()
+    return ticks / TICKS, own.user + own.system, time.perf_counter()
 
 
 def do_all(carry_out: Callable[[dict[str, Any], int, Path], dict[str, Any]]) -> None:

@@ -4,6 +4,7 @@ python -m benchmarks.training.events FOLDER STORE RANK STEP_MS CALLS STEPS BLOCK
 """
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -24,6 +25,8 @@ WORLD_SIZE = 2
 ELEMENTS = 4096
 WARMUP = 10
 HOST_TURNS, HOST_CALLS = 30, 200
+CALIBRATED_AT, CALIBRATED_STEPS = (10, 90), 5
+"""Pieces of compute beside a call with which a step is timed, to find how many a step of a given length has."""
 
 
 class Block(msgspec.Struct):
@@ -56,17 +59,23 @@ def step_of(calls: int, work: int) -> Callable[[], None]:
 
 def calibrated(step_ms: float, calls: int) -> Callable[[], None]:
     """Return a step that takes about so long; both ranks do the same work."""
+    few, many = CALIBRATED_AT
     took = {}
-    for work in (1, 21):
+    for work in CALIBRATED_AT:
         step = step_of(calls, work)
         step()
-        begin = time.perf_counter()
-        for _ in range(3):
-            step()
-        took[work] = (time.perf_counter() - begin) / 3 * 1e3
-    work = torch.tensor([max(0.0, 1 + 20 * (step_ms - took[1]) / max(took[21] - took[1], 1e-3))])
+        took[work] = statistics.median(timed_ms(step) for _ in range(CALIBRATED_STEPS))
+    each_ms = max(took[many] - took[few], 1e-3) / (many - few)
+    work = torch.tensor([max(0.0, few + (step_ms - took[few]) / each_ms)])
     distributed.broadcast(work, 0)
     return step_of(calls, round(float(work)))
+
+
+def timed_ms(step: Callable[[], None]) -> float:
+    """Return how long a step took."""
+    begun = time.perf_counter()
+    step()
+    return (time.perf_counter() - begun) * 1e3
 
 
 def block(scope: Session | None, step: Callable[[], None], steps: int) -> Block:
@@ -85,10 +94,16 @@ def alternated(folder: Path, step: Callable[[], None], steps: int, size: int) ->
         blocks: dict[str, list[Block]] = {"with": [], "without": []}
         for turn in range(steps // size):
             measuring = scope.steps.count < max(MEASURED_STEPS, scope.steps.sampled[-1].since_step)
+            pair, aside_ns = {}, 0
             for kind in ("with", "without")[:: 1 if turn % 2 else -1]:
                 if kind == "without":
-                    scope.hooks.step_aside()  # until a step is recorded
-                found = block(scope if kind == "with" else None, step, size)
+                    begun_ns = time.perf_counter_ns()
+                    scope.hooks.step_aside()  # until a step is recorded; without us the next step would begin with it
+                    aside_ns = time.perf_counter_ns() - begun_ns
+                pair[kind] = block(scope if kind == "with" else None, step, size)
+            pair["with"].wall_ns += aside_ns
+            pair["with"].cpu_ns += aside_ns
+            for kind, found in pair.items():
                 blocks[kind].append(msgspec.structs.replace(found, measuring=measuring))
     return {**msgspec.to_builtins(blocks), "every": scope.steps.sampled[-1].every}
 
@@ -118,6 +133,9 @@ def host_cost() -> dict[str, float]:
 
 def main() -> None:
     folder, store, rank = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) >= WORLD_SIZE:
+        os.sched_setaffinity(0, {cores[rank]})
     step_ms, calls, steps, size = float(sys.argv[4]), *map(int, sys.argv[5:8])
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", store=distributed.FileStore(store, WORLD_SIZE), rank=rank, world_size=2)
