@@ -384,16 +384,12 @@ def _skew(cross_rank: CrossRank, idle_ns: Mapping[int, int | None], held: Sequen
 
 
 def _complete(info: RankInfo) -> list[tuple[int, int | None, int | None, int | None]]:
-    """Return number, length, communication and exposed communication of complete steps.
-
-    Waits for recordings that began later are left out.
-    """
+    """Return number, length, communication and compute of complete steps, without waits for later recordings."""
     found = []
     for step in info.steps:
         apart = step.causes.get("start_of_recording", 0)
-        figures = (step.window_ns, step.comm_ns, step.exposed_comm_ns)
-        window, comm, exposed = (None if ns is None else ns - apart for ns in figures)
-        found += [(step.step, window, comm, exposed)] if step.complete else []
+        window, comm = (None if ns is None else ns - apart for ns in (step.window_ns, step.comm_ns))
+        found += [(step.step, window, comm, step.compute_ns)] if step.complete else []
     return found
 
 

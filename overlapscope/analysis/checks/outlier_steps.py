@@ -27,8 +27,8 @@ RANGE: Final = 0.1
 ODD_AT_LEAST_NS: Final = MILLISECOND_NS
 """... and the difference to the median is at least this."""
 EARLY: Final = 0.5
-"""Where its own time, without exposed communication, is shorter than usual by this share of what communication is
-longer, the rank came early and waited: the step is not odd for that."""
+"""Where its compute is shorter than usual by this share of what communication is longer, the rank came early and waited
+for the others: the step is not odd for that."""
 FIGURES: Final = (("comm_ns", "communicates for", 2), ("window_ns", "takes", 1))
 """The checked figures: name, verb for the title, position in a step's tuple."""
 MAX_STEPS: Final = 4
@@ -38,7 +38,7 @@ MAX_RANKS: Final = 64
 MAX_NAMED: Final = 8
 """Ranks named in a title."""
 Steps = Sequence[tuple[int, int | None, int | None, int | None]]
-"""(number, window_ns, comm_ns, exposed_comm_ns) of complete steps."""
+"""(number, window_ns, comm_ns, compute_ns) of complete steps."""
 
 
 class OutlierStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,12 +89,12 @@ def _of_rank(rank: int, steps: Sequence[tuple[int, int | None]]) -> list[Outlier
 
 
 def _came_early(odd: OutlierStep, steps: Steps) -> bool:
-    """Return whether its communication was longer because the rank itself took less time than usual."""
-    own = {step: window - exposed for step, window, _, exposed in steps if window is not None and exposed is not None}
-    if odd.step not in own or len(own) < 2:
+    """Return whether its communication was longer because the rank computed for less time than usual."""
+    computed = {step: compute_ns for step, _, _, compute_ns in steps if compute_ns is not None}
+    if odd.step not in computed or len(computed) < 2:
         return False
-    usual = statistics.median(ns for step, ns in own.items() if step != odd.step)
-    return usual - own[odd.step] >= EARLY * (odd.value_ns - odd.usual_ns)
+    usual = statistics.median(ns for step, ns in computed.items() if step != odd.step)
+    return usual - computed[odd.step] >= EARLY * (odd.value_ns - odd.usual_ns)
 
 
 def _without(ordered: Sequence[int], left_out: int) -> tuple[float, int, int]:

@@ -14,8 +14,8 @@ Row = tuple[int, int | None, int | None, int | None]
 
 
 def rank_with(step: int | None, *, steps: int = 8, odd_ms: int = 300) -> list[Row]:
-    """Return (number, window, communication, none exposed) of a rank's steps, one of which is long."""
-    return [(at, (odd_ms if at == step else 100) * MS, 10 * MS, 0) for at in range(steps)]
+    """Return (number, window, communication, compute) of a rank's steps, one of which is long."""
+    return [(at, (odd_ms if at == step else 100) * MS, 10 * MS, 80 * MS) for at in range(steps)]
 
 
 def ids(ranks: dict[int, list[Row]]) -> list[str]:
@@ -80,17 +80,17 @@ def test_a_step_among_others_that_differ_as_much_is_no_odd_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "exposed", "odd"),
+    ("computed", "odd"),
     [
-        (1193, 755, False),  # it computed for less than usual and waited for the others: the step is as long as any
-        (1493, 755, True),  # its own time is the usual one: the others were late
-        (1193, 505, True),  # hidden
+        (358, False),  # it computed for less than usual and waited for the others
+        (600, True),  # the others were late, or their link was
+        (None, True),
     ],
 )
-def test_a_rank_that_came_early_waited_and_its_step_is_not_odd(window: int, exposed: int, *, odd: bool) -> None:
-    usual = [(0, 1210, 505), (1, 1246, 429), (2, 1104, 504), (4, 1233, 426)]
-    steps: list[Row] = [(at, taken * MS, comm * MS, comm * MS) for at, taken, comm in usual]
-    steps.insert(3, (3, window * MS, 755 * MS, exposed * MS))
+def test_a_rank_that_came_early_waited_and_its_step_is_not_odd(computed: int | None, *, odd: bool) -> None:
+    usual = [(0, 505, 589), (1, 429, 686), (2, 504, 560), (4, 426, 652)]
+    steps: list[Row] = [(at, None, comm * MS, compute * MS) for at, comm, compute in usual]
+    steps.insert(3, (3, None, 755 * MS, None if computed is None else computed * MS))
     assert ids({0: steps}) == ["odd_step:comm_ns:rank0:step3"] * odd
 
 
