@@ -149,7 +149,7 @@ def late_ranks_of(
         coverage={rank: own.coverage for rank, own in alone.items()}, work=work, window_ns=window_ns,
         not_launched={rank: own.not_launched for rank, own in alone.items()},
     )  # fmt: skip
-    sharing = {rank for each in (*pinned, *turns) for rank in each.ranks}
+    sharing = {rank for ranks in (*(each.ranks for each in pinned), *(each.ranks for each in turns)) for rank in ranks}
     held = [
         each
         for each in stragglers(ranks, _late(run, cross_rank, window_ns, graph))
