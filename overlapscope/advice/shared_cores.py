@@ -1,13 +1,14 @@
 """Rule: hosts share too few processor cores; it comes before a straggler, which is then the scheduler's choice."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.display import percent_text
 
 FIRST_FROM: Final = 0.25
-"""By the system's account it comes first where training threads waited for a core for this share of the time; else
-other losses may be larger, and a rank be late for another reason."""
+"""By the system's account, or by turns on one core, it comes first where hosts waited for a core for this share of the
+time; else other losses may be larger, and a rank be late for another reason."""
 VERIFY = "overlapscope analyze NEW_RUN: the finding shared_cores is gone; meanwhile: pidstat -w -p PID 1 (nvcswch/s)"
 
 
@@ -23,10 +24,11 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     recorded, capped = evidence.get("recorded_ns"), evidence.get("pauses_capped_ns")
     gain = None if recorded is None or capped is None else recorded - capped
     of = f": {len(ranks)} hosts run on about {cores}" if cores else ""
-    share = evidence.get("median_share", 1.0)
+    share = _waited_share(evidence)
     why = "nothing else helps before, and the scheduler decides who is late"
     if share < FIRST_FROM:
-        why = f"training threads waited for one for {percent_text(share)} of the time"
+        who = "hosts that computed" if "waited_share" in evidence else "training threads"
+        why = f"{who} waited for one for {percent_text(share)} of the time"
     return Recommendation(
         id="shared_cores",
         title=f"Give each rank cores of its own{of}; {why}",
@@ -57,6 +59,12 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     )
 
 
+def _waited_share(evidence: Mapping[str, Any]) -> float:
+    """Return the share of the time for which hosts waited for a core; 1 where that is not known."""
+    share: float = evidence.get("median_share", evidence.get("waited_share", 1.0))
+    return share
+
+
 def _waited_ns(analysis: Analysis, share: float) -> int | None:
     """Return this share of the headline's step; None without one."""
     step_ns = analysis.headline.step_ns
@@ -65,4 +73,4 @@ def _waited_ns(analysis: Analysis, share: float) -> int | None:
 
 def comes_first(each: Recommendation) -> bool:
     """Return whether it says that hosts share cores so much that nothing else helps before."""
-    return each.id == "shared_cores" and each.evidence.get("median_share", 1.0) >= FIRST_FROM
+    return each.id == "shared_cores" and _waited_share(each.evidence) >= FIRST_FROM

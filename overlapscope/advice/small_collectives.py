@@ -37,10 +37,12 @@ def small_collectives(given: RuleInput) -> Recommendation | None:
 
     Groups make their calls at the same time, so only the calls of one rank are added up: the rank that loses most.
     """
-    rows = [row for row in given.analysis.collectives if _is_candidate(given, row)]
+    every = given.analysis.collectives
+    sharded = any(row.op == "reduce_scatter" and row.dimension == DATA for row in every)
+    rows = [row for row in every if _is_candidate(given, row, sharded=sharded)]
     fastest = _fastest(rows)
-    every = [row for row in rows if _is_latency(row, fastest.get((row.op, row.group)))]
-    small = max(_by_rank(given.run, every), key=_exposed_ns, default=[]) if every else []
+    slow = [row for row in rows if _is_latency(row, fastest.get((row.op, row.group)))]
+    small = max(_by_rank(given.run, slow), key=_exposed_ns, default=[]) if slow else []
     calls = sum(row.count for row in small) / max(given.steps, 1)
     exposed = _exposed_ns(small) / max(given.steps, 1)
     if calls < FEWEST_CALLS or not given.is_worth(exposed):
@@ -89,11 +91,12 @@ def _exposed_ns(rows: Sequence[CollectiveRow]) -> float:
     return sum(min(row.exposed_ns or 0, row.count * (row.transfer_ns_median or 0)) for row in rows)
 
 
-def _is_candidate(given: RuleInput, row: CollectiveRow) -> bool:
+def _is_candidate(given: RuleInput, row: CollectiveRow, *, sharded: bool) -> bool:
+    """`sharded`: gradients are reduced by reduce-scatters."""
     if row.op in POINT_TO_POINT or row.op in OPS_WITHOUT_VOLUME or not row.transfer_ns_median:
         return False
-    # Bucket sizes are recommended by the replay wherever gradients were recorded.
-    reduces = row.op == "all_reduce" and row.dimension in (None, DATA)
+    # Bucket sizes are recommended by the replay wherever gradients were recorded and all-reduces carry them.
+    reduces = row.op == "all_reduce" and row.dimension in (None, DATA) and not sharded
     buckets = reduces and any(size(each.gradients) for each in given.run.ranks.values())
     return not buckets
 

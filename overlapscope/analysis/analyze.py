@@ -49,7 +49,7 @@ from overlapscope.analysis.result import (
     TriggeredTrace,
 )
 from overlapscope.analysis.source_tables import rows_of_sources
-from overlapscope.analysis.stragglers.shared_cores import pinned_hosts, shared_cores
+from overlapscope.analysis.stragglers.shared_cores import hosts_in_turns, pinned_hosts, shared_cores
 from overlapscope.analysis.stragglers.stragglers import (
     Compared,
     Straggler,
@@ -142,18 +142,20 @@ def late_ranks_of(
     spans = sum(own.linkage[0] for own in alone.values() if own.linkage)
     graph = cache(lambda: _graph_of(run, cross_rank, graphs, spans))
     pinned = pinned_hosts(run, {rank: own.host for rank, own in alone.items() if own.host}, cross_rank.clocks)
+    on_cpu = {rank: own.host_runs for rank, own in alone.items() if own.host_runs}
+    turns = hosts_in_turns(run, on_cpu, cross_rank.clocks)
     ranks = Compared(
         run=run, splits=(*cross_rank.splits, *cross_rank.uneven), clocks=cross_rank.clocks,
         coverage={rank: own.coverage for rank, own in alone.items()}, work=work, window_ns=window_ns,
         not_launched={rank: own.not_launched for rank, own in alone.items()},
     )  # fmt: skip
-    sharing = {rank for each in pinned for rank in each.ranks}
+    sharing = {rank for ranks in (*(each.ranks for each in pinned), *(each.ranks for each in turns)) for rank in ranks}
     held = [
         each
         for each in stragglers(ranks, _late(run, cross_rank, window_ns, graph))
         if each.held_by not in OF_HOST or each.rank not in sharing
     ]
-    return held, shared_cores(run, pinned, lambda: _with_pauses_capped(graph()))
+    return held, shared_cores(run, pinned, turns, lambda: _with_pauses_capped(graph()))
 
 
 def _graph_of(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs, spans: int) -> "RunGraph | NoRemoval":
@@ -381,13 +383,13 @@ def _skew(cross_rank: CrossRank, idle_ns: Mapping[int, int | None], held: Sequen
     )
 
 
-def _complete(info: RankInfo) -> list[tuple[int, int | None, int | None]]:
-    """Return number, length and communication of complete steps, without waits for recordings that began later."""
+def _complete(info: RankInfo) -> list[tuple[int, int | None, int | None, int | None]]:
+    """Return number, length, communication and compute of complete steps, without waits for later recordings."""
     found = []
     for step in info.steps:
         apart = step.causes.get("start_of_recording", 0)
         window, comm = (None if ns is None else ns - apart for ns in (step.window_ns, step.comm_ns))
-        found += [(step.step, window, comm)] if step.complete else []
+        found += [(step.step, window, comm, step.compute_ns)] if step.complete else []
     return found
 
 

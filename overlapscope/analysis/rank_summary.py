@@ -17,6 +17,7 @@ from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
 from overlapscope.analysis.per_rank.interference import Interference, NoInterference, interference
 from overlapscope.analysis.per_rank.kernels import KernelTotals, sum_kernels
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole_windows
+from overlapscope.analysis.stragglers.core_turns import HostRuns, host_runs
 from overlapscope.analysis.stragglers.shared_cores import HostTimes, host_times
 from overlapscope.analysis.stragglers.straggler_cause import before_first_launch
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
@@ -57,6 +58,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Time in which a step had begun and its host had not launched anything yet."""
     host: HostTimes | None
     """What its host did; None where that was not recorded, or no other rank was."""
+    host_runs: HostRuns | None
+    """In a CPU run, when its host computed and certainly ran; None as above."""
     stages: Mapping[str, PipelineStage]
     """Its stage in each pipeline, by the name of the group."""
 
@@ -111,6 +114,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
         linkage=linkage,
         not_launched=before_first_launch(timeline),
         host=None if alone or causes.reason == "unreadable_host_events" else host_times(timeline, causes.polled),
+        host_runs=None if alone or causes.reason == "unreadable_host_events" else host_runs(timeline, covered),
         stages=own_stages(timeline, groups, windows),
     )
 

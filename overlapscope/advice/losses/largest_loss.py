@@ -25,7 +25,8 @@ INSTEAD: Final = {
     "tensor at a time), or fewer bytes",
     "tail": "# only the optimizer follows: begin to reduce earlier, in buckets, or gather beside the next forward",
     "queued": "# calls wait for each other on one stream: a communicator of its own, or another order",
-    "slow_transfer": "# some calls take longer than their like: look at the link, and at what else uses it",
+    "slow_transfer": "# some calls take longer than their like: look at the link, and at what else uses it; without a "
+    "device also at the cores, as a host that has none transfers nothing",
     "pipeline": "# give the stages equal work, and each step more micro-batches: a stage waits for its slowest "
     "neighbour, and while the pipeline fills and empties",
     LATE_RANKS: "# overlapscope explain RUN lists the longest waits: who was late, and what it did before",
@@ -54,7 +55,8 @@ def _exposed(given: RuleInput, exposed: int) -> Recommendation:
     cause, ns = max(causes.items(), key=lambda each: each[1], default=("unknown", exposed))
     label = cause_label(cause, on_cpu=not given.run_has_device)
     late_ns = sum(causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
-    if late_ns > (2 * ns if cause in WAITS_FOR_LATE_RANK else ns):  # what they did longer divides one wait
+    # What they did longer divides one wait; what follows a transfer divides that.
+    if late_ns > (2 * ns if cause in WAITS_FOR_LATE_RANK else exposed / 2):
         cause, ns, label = LATE_RANKS, late_ns, "wait: for late ranks"
     elif cause == "dependency" and given.figures.exposed_wait_ns is None and len(given.analysis.ranks) > 1:
         cause, label = "unknown", f"{label}, waiting for other ranks included"

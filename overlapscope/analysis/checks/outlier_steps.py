@@ -3,6 +3,7 @@
 Most outliers concern many ranks at once: one step on several ranks is one finding.
 """
 
+import statistics
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,9 @@ RANGE: Final = 0.1
 """... this share of their median."""
 ODD_AT_LEAST_NS: Final = MILLISECOND_NS
 """... and the difference to the median is at least this."""
+EARLY: Final = 0.5
+"""Where its compute is shorter than usual by this share of what communication is longer, the rank came early and waited
+for the others: the step is not odd for that."""
 FIGURES: Final = (("comm_ns", "communicates for", 2), ("window_ns", "takes", 1))
 """The checked figures: name, verb for the title, position in a step's tuple."""
 MAX_STEPS: Final = 4
@@ -33,8 +37,8 @@ MAX_RANKS: Final = 64
 """Ranks listed as evidence."""
 MAX_NAMED: Final = 8
 """Ranks named in a title."""
-Steps = Sequence[tuple[int, int | None, int | None]]
-"""(number, window_ns, comm_ns) of complete steps."""
+Steps = Sequence[tuple[int, int | None, int | None, int | None]]
+"""(number, window_ns, comm_ns, compute_ns) of complete steps."""
 
 
 class OutlierStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +60,8 @@ def outlier_steps(ranks: Mapping[int, Steps], known_from: Mapping[int, str]) -> 
         by_step: dict[int, list[OutlierStep]] = defaultdict(list)
         for rank, steps in ranks.items():
             for each in _of_rank(rank, [(step[0], step[place]) for step in steps]):
-                by_step[each.step].append(each)
+                if name != "comm_ns" or not _came_early(each, steps):
+                    by_step[each.step].append(each)
         order = sorted(by_step.values(), key=lambda found: (-len(found), -_most(found).value_ns))
         listed_alone = order if len(order) == MAX_STEPS + 1 else order[:MAX_STEPS]
         rest = [each for found in order[len(listed_alone) :] for each in found]
@@ -81,6 +86,15 @@ def _of_rank(rank: int, steps: Sequence[tuple[int, int | None]]) -> list[Outlier
         if stands_out and far and value - usual >= ODD_AT_LEAST_NS:
             found.append(OutlierStep(rank=rank, step=step, value_ns=value, usual_ns=usual))
     return found
+
+
+def _came_early(odd: OutlierStep, steps: Steps) -> bool:
+    """Return whether its communication was longer because the rank computed for less time than usual."""
+    computed = {step: compute_ns for step, _, _, compute_ns in steps if compute_ns is not None}
+    if odd.step not in computed or len(computed) < 2:
+        return False
+    usual = statistics.median(ns for step, ns in computed.items() if step != odd.step)
+    return usual - computed[odd.step] >= EARLY * (odd.value_ns - odd.usual_ns)
 
 
 def _without(ordered: Sequence[int], left_out: int) -> tuple[float, int, int]:

@@ -6,7 +6,7 @@ waits for nothing that is known. What a host does in a wait for its device is no
 Which rank is late is then the scheduler's choice, and may be another one in the next step.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -17,6 +17,7 @@ from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, SILENCE_NS, SYNCHRONIZES
 from overlapscope.analysis.graph.self_test import DRAINED_WITHIN_NS
+from overlapscope.analysis.stragglers.core_turns import HostRuns, Turns, taking_turns
 from overlapscope.analysis.stragglers.host_cause import QUEUED, fetching, reading_series
 from overlapscope.display import percent_text
 from overlapscope.timeline.columns import COPY, NONE, Flags, Ints
@@ -130,13 +131,21 @@ def pinned_hosts(run: Run, hosts: Mapping[int, HostTimes], clocks: Clocks) -> li
     return [each for each in found if each is not None]
 
 
-def _machines(run: Run, hosts: Mapping[int, HostTimes], clocks: Clocks) -> list[list[int]]:
+def hosts_in_turns(run: Run, hosts: Mapping[int, HostRuns], clocks: Clocks) -> list[Turns]:
+    """Return the machines whose hosts share one core; `hosts` holds those of CPU runs, on their machine's clock."""
+    found = [
+        taking_turns({rank: hosts[rank] for rank in ranks}) for ranks in _machines(run, hosts, clocks) if len(ranks) > 1
+    ]
+    return [each for each in found if each is not None]
+
+
+def _machines(run: Run, hosts: Collection[int], clocks: Clocks) -> list[list[int]]:
     """Return the ranks of each machine: by its name, else those whose clocks agree.
 
     Two machines taken for one do no harm: if the hosts of each are pinned, so is their number together.
     """
     named = ranks_of_hosts(run)
-    if {rank for ranks in named.values() for rank in ranks} >= hosts.keys():
+    if {rank for ranks in named.values() for rank in ranks} >= set(hosts):
         return [[rank for rank in ranks if rank in hosts] for ranks in named.values()]
     found: list[list[int]] = []
     apart = max(SAME_CLOCK_NS, 3 * (clocks.residual_ns or 0.0))
@@ -221,15 +230,36 @@ def _most_likely(taken_ns: Ints, running: Ints, wants: Ints, may_run: Ints, size
 
 
 def shared_cores(
-    run: Run, pinned: Sequence[Pinned], capped_ns: Callable[[], tuple[int, int] | None] = lambda: None
+    run: Run,
+    pinned: Sequence[Pinned],
+    turns: Sequence[Turns] = (),
+    capped_ns: Callable[[], tuple[int, int] | None] = lambda: None,
 ) -> list[Finding]:
-    """Return a finding where hosts share too few cores: as the system counted it, else as their pauses show.
+    """Return a finding where hosts share too few cores: as the system counted it, else as their pauses or turns show.
 
     `capped_ns` returns the length of the recording and what it would be with pauses of at most 3 ms, by replay; None
     where that is not known.
     """
     counted = _as_counted(run.ranks)
-    return counted or [_as_paused(each, len(pinned), capped_ns) for each in pinned]
+    return counted or [
+        *(_as_paused(each, len(pinned), capped_ns) for each in pinned),
+        *(_as_turns(each, len(turns)) for each in turns),
+    ]
+
+
+def _as_turns(each: Turns, of: int) -> Finding:
+    return Finding(
+        id="shared_cores" if of == 1 else f"shared_cores:rank{each.ranks[0]}",
+        severity="warning",
+        title=f"no two of the {len(each.ranks)} hosts of ranks {_listed(each.ranks)} ran at once, though two or more "
+        f"computed {percent_text(each.share)} of the time: they share one core, and the scheduler decides which rank "
+        "is late",
+        evidence={
+            "ranks": list(each.ranks), "cores": 1, "share_of_time": each.share, "waited_share": each.waited_share,
+            "at_once_ns": each.at_once_ns, "at_once_by_chance_ns": round(each.by_chance_ns),
+        },
+        known_from="trace",
+    )  # fmt: skip
 
 
 def _as_paused(each: Pinned, of: int, capped_ns: Callable[[], tuple[int, int] | None]) -> Finding:

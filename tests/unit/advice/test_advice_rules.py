@@ -225,6 +225,9 @@ def test_buckets_of_recorded_gradients_are_for_the_replay() -> None:
     base = [Kernel(start=0, end=99), *items, Kernel(start=981, end=990, launch=3)]
     assert "small_collectives" in fired(always(*base))
     assert "small_collectives" not in fired(always(*base, Ready(name="w", elements=3, at=50)))
+    # Where reduce-scatters carry the gradients, other all-reduces are no buckets.
+    shards = Sent(start=900, end=980, launch=2, op="reduce_scatter", size_bytes=8 << 20, dimension="data")
+    assert "small_collectives" in fired(always(*base, Ready(name="w", elements=3, at=50), shards))
 
 
 # --- busy lanes -----------------------------------------------------------------------------------------------------

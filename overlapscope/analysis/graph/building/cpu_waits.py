@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.graph.building.device_waits import before_on_lane
 from overlapscope.analysis.graph.building.host_calls import CALL_TAKES_NS, SILENCE_NS
@@ -51,6 +52,7 @@ def cpu_waits(spans: Spans) -> CpuWaits:
 
     Nodes are numbered as in a graph of these moments and spans: call begins, call ends, span starts, span ends.
     """
+    spans = replace(spans, lane=_lanes(spans))
     start, end, count = spans.start_ns, spans.end_ns, spans.lane.size
     works = np.flatnonzero(spans.kind != COMM)
     begun = np.flatnonzero((spans.kind == COMM) & (spans.launch_ns != NONE))
@@ -91,6 +93,20 @@ def cpu_waits(spans: Spans) -> CpuWaits:
         *_moments(spans, works, moment, starts, ends),
     ]  # fmt: skip
     return CpuWaits(edges=edges, gap=gap, begun_ns=moment, launched_by=launched_by)
+
+
+def _lanes(spans: Spans) -> Ints:
+    """Return the lanes of the spans (by start), with one of its own for each message in which its thread went on.
+
+    Such a message does not block, and lasts until it is waited for: what its thread did next did not follow its end.
+    """
+    before = before_on_lane(spans.lane)
+    went_on = (before >= 0) & (spans.start_ns + OWN_NS < spans.end_ns[np.maximum(before, 0)])
+    messages = np.unique(before[went_on])
+    messages = messages[spans.kind[messages] == COMM]
+    lane = spans.lane.astype(np.int64)
+    lane[messages] = int(lane.max(initial=0)) + 1 + np.arange(messages.size)
+    return lane
 
 
 def _moments(spans: Spans, works: Ints, moment: Ints, starts: int, ends: int) -> list[Edges]:

@@ -60,7 +60,9 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
     encloses a `c10d::*` call, waits in the stretches outside of all operations inside it (a hook of FSDP2, for example)
     up to the last end of a collective in each. Functional collectives have ranges for their waits: a compiled region
     around them computes where it has no other range. A thread whose only `gloo:*` ranges are sends and receives is the
-    caller's thread: it waits inside them and computes outside of them. A collective without a recorded end is left out.
+    caller's thread: it waits inside them and computes outside of them, and in operations that it begins inside of them:
+    these do not block, and their ranges last until they are waited for. A collective without a recorded end is left
+    out.
 
     If the run has exactly one group, every collective belongs to it.
     """
@@ -86,9 +88,9 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
         called = np.sort(host.start_ns[calls_directly & (host.lane == lane)])
         encloses = np.searchsorted(called, host.end_ns) > np.searchsorted(called, host.start_ns)
         outer = here & ~waits & (engine | encloses)
-        inner = (here & ~outer) | waits
-        own = difference(_merged(columns, outer), _merged(columns, inner))
-        busy = difference(difference(_merged(columns, here), _merged(columns, waits)), _waited(own, finished))
+        blocked = _blocked(columns, here & ~waits, waits, messages)
+        own = difference(difference(_merged(columns, outer), _merged(columns, here & ~outer)), blocked)
+        busy = difference(difference(_merged(columns, here), blocked), _waited(own, finished))
         lanes.append(np.full(busy.starts.size, lane, np.int64))
         starts.append(busy.starts)
         ends.append(busy.ends)
@@ -129,6 +131,16 @@ def _unended(columns: TraceColumns, executed: Ints, messages: Flags) -> Mask:
     last = dict(zip(host.lane[executed].tolist(), executed.tolist(), strict=True))
     is_last = np.isin(executed, list(last.values()))
     return np.asarray(is_last & (host.end_ns[executed] == host.start_ns[executed]) & ~messages[executed], np.bool_)
+
+
+def _blocked(columns: TraceColumns, works: Flags, waits: Flags, messages: Flags) -> Intervals:
+    """Return when a thread was in `waits`, without what it did inside of messages: those did not block it."""
+    host = columns.host
+    sent = _merged(columns, waits & messages)
+    at = np.searchsorted(sent.starts, host.start_ns, side="left") - 1
+    inside = works & (at >= 0) & (host.start_ns < np.append(sent.ends, NONE)[at])
+    meanwhile = difference(_merged(columns, inside), _merged(columns, waits & ~messages))
+    return difference(_merged(columns, waits), meanwhile)
 
 
 def _merged(columns: TraceColumns, chosen: Flags) -> Intervals:

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from overlapscope.analysis.checks.outlier_steps import MAX_RANKS, MAX_STEPS, outlier_steps
 
 MS = 1_000_000
+Row = tuple[int, int | None, int | None, int | None]
 
 
-def rank_with(step: int | None, *, steps: int = 8, odd_ms: int = 300) -> list[tuple[int, int, int]]:
-    """Return (number, window, communication) of a rank's steps, one of which is long."""
-    return [(at, (odd_ms if at == step else 100) * MS, 10 * MS) for at in range(steps)]
+def rank_with(step: int | None, *, steps: int = 8, odd_ms: int = 300) -> list[Row]:
+    """Return (number, window, communication, compute) of a rank's steps, one of which is long."""
+    return [(at, (odd_ms if at == step else 100) * MS, 10 * MS, 80 * MS) for at in range(steps)]
 
 
-def ids(ranks: dict[int, list[tuple[int, int, int]]]) -> list[str]:
+def ids(ranks: dict[int, list[Row]]) -> list[str]:
     return [each.id for each in outlier_steps(ranks, dict.fromkeys(ranks, "trace"))]
 
 
@@ -57,8 +58,8 @@ def test_steps_that_stand_out_on_a_rank_each_are_bounded_and_counted() -> None:
 
 
 def test_two_long_steps_of_a_rank_are_no_odd_ones_and_neither_is_a_millisecond() -> None:
-    several = [(at, (300 if at in (2, 5) else 100) * MS, None) for at in range(8)]
-    small = [(at, 1_900_000 if at == 2 else MS, None) for at in range(8)]
+    several = [(at, (300 if at in (2, 5) else 100) * MS, None, None) for at in range(8)]
+    small = [(at, 1_900_000 if at == 2 else MS, None, None) for at in range(8)]
     assert outlier_steps({0: several, 1: small, 2: several[:2]}, dict.fromkeys(range(3), "trace")) == []
 
 
@@ -75,7 +76,22 @@ def test_a_step_among_others_that_differ_as_much_is_no_odd_one() -> None:
         ((347, 1273, 604, 404, 281, 308), odd),
         ((98, 222, 137, 71, 91, 133), []),
     ):
-        assert ids({0: [(at, ms * MS, None) for at, ms in enumerate(taken)]}) == found
+        assert ids({0: [(at, ms * MS, None, None) for at, ms in enumerate(taken)]}) == found
+
+
+@pytest.mark.parametrize(
+    ("computed", "odd"),
+    [
+        (358, False),  # it computed for less than usual and waited for the others
+        (600, True),  # the others were late, or their link was
+        (None, True),
+    ],
+)
+def test_a_rank_that_came_early_waited_and_its_step_is_not_odd(computed: int | None, *, odd: bool) -> None:
+    usual = [(0, 505, 589), (1, 429, 686), (2, 504, 560), (4, 426, 652)]
+    steps: list[Row] = [(at, None, comm * MS, compute * MS) for at, comm, compute in usual]
+    steps.insert(3, (3, None, 755 * MS, None if computed is None else computed * MS))
+    assert ids({0: steps}) == ["odd_step:comm_ns:rank0:step3"] * odd
 
 
 times = st.lists(st.integers(0, 20).map(lambda each: each * MS // 2), max_size=9)
@@ -98,7 +114,7 @@ def odd_by_hand(values: Sequence[int]) -> list[int]:
 
 @given(st.dictionaries(st.integers(0, 5), times, max_size=4))
 def test_each_rank_is_compared_with_its_own_steps(ranks: dict[int, list[int]]) -> None:
-    rows = {rank: [(at, value, None) for at, value in enumerate(values)] for rank, values in ranks.items()}
+    rows = {rank: [(at, value, None, None) for at, value in enumerate(values)] for rank, values in ranks.items()}
     expected = {(rank, at) for rank, values in ranks.items() for at in odd_by_hand(values)}
     found = set()
     for each in outlier_steps(rows, dict.fromkeys(ranks, "trace")):

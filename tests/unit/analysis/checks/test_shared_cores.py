@@ -10,7 +10,15 @@ import pytest
 from overlapscope.advice.shared_cores import shared_cores as recommended
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
-from overlapscope.analysis.stragglers.shared_cores import HostTimes, Pinned, host_times, pinned_hosts
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.stragglers.core_turns import HostRuns, Turns, host_runs
+from overlapscope.analysis.stragglers.shared_cores import (
+    HostTimes,
+    Pinned,
+    host_times,
+    hosts_in_turns,
+    pinned_hosts,
+)  # fmt: skip
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.intervals import Intervals, difference, length, union
 from overlapscope.timeline.run import Run
@@ -163,3 +171,61 @@ def test_eight_hosts_of_megatron_share_two_cores() -> None:
     assert advice
     assert advice.gain_high_ns == evidence["recorded_ns"] - evidence["pauses_capped_ns"]
     assert {"linux", "slurm", "torch"} <= set(advice.apply)
+
+
+def runs(computing: Pairs, ran: Pairs, stretch_ns: float = MS) -> HostRuns:
+    return HostRuns(computing=intervals(computing), ran=intervals(ran), recorded_ns=LENGTH, stretch_ns=stretch_ns)
+
+
+def in_turns(hosts: Sequence[HostRuns]) -> list[Turns]:
+    run = Run(world_size=len(hosts), ranks={rank: rank_timeline(rank) for rank in range(len(hosts))})
+    return hosts_in_turns(run, dict(enumerate(hosts)), Clocks(tied=dict.fromkeys(range(len(hosts)), 0)))
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 4])
+def test_hosts_of_a_cpu_run_that_take_turns_share_one_core(hosts: int) -> None:
+    """All compute all the time; a core of their own would have them run at once, as often as counted by hand."""
+    turns = scheduled(hosts, 1, hosts)
+    whole = [(0, LENGTH)]
+    ran = [difference(intervals(whole), intervals(each)) for each in turns]
+    (one,) = in_turns([runs(whole, list(zip(*(map(np.ndarray.tolist, each)), strict=True))) for each in ran])
+    often = [length(each) / LENGTH for each in ran]
+    single = sum(p * np.prod([1 - q for at, q in enumerate(often) if at != own]) for own, p in enumerate(often))
+    assert one.by_chance_ns == pytest.approx(LENGTH * (1 - np.prod([1 - p for p in often]) - single))
+    assert (one.ranks, one.share, one.at_once_ns) == (tuple(range(hosts)), 1.0, 0)
+    assert one.waited_share == pytest.approx(1 - 1 / hosts)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_hosts_of_a_cpu_run_with_cores_of_their_own_share_none(seed: int) -> None:
+    draw = random.Random(seed)
+    own = [[(at, at + MS) for at in draw.sample(range(0, LENGTH, MS), 80)] for _ in range(2)]
+    assert in_turns([runs([(0, LENGTH)], each) for each in own]) == []
+
+
+def test_hosts_that_compute_one_after_the_other_take_no_turns() -> None:
+    """Stages of a pipeline never run at once either, but neither do they want to."""
+    first = [(at, at + 10 * MS) for at in range(0, LENGTH, 20 * MS)]
+    second = [(at + 10 * MS, at + 20 * MS) for at, _ in first]
+    assert in_turns([runs(first, first), runs(second, second)]) == []
+
+
+def test_few_moments_of_running_do_not_show_that_hosts_take_turns() -> None:
+    whole = [(0, LENGTH)]
+    rare = [[(at + shift, at + shift + MS) for at in range(0, LENGTH, 20 * MS)] for shift in (0, 10 * MS)]
+    assert in_turns([runs(whole, each) for each in rare]) == []
+
+
+def test_a_host_certainly_ran_where_its_calls_follow_each_other_closely() -> None:
+    close = [{"name": "aten::add", "start_ns": at, "end_ns": at + 20_000} for at in range(0, MS, 50_000)]
+    far = [{"name": "aten::mm", "start_ns": 2 * MS, "end_ns": 8 * MS}]  # it may have paused in it
+    timeline = rank_timeline(
+        work=[{"start_ns": 0, "end_ns": MS, "name": "host"}, {"start_ns": 2 * MS, "end_ns": 8 * MS, "name": "host"}],
+        host=[{"lane": 0, **each} for each in (*close, *far)],
+        recordings=[{"start_ns": 0, "end_ns": 10 * MS, "host_events": True}],
+        has_device=False,
+    )
+    own = host_runs(timeline, Coverage.of(timeline.spans))
+    assert own
+    assert (own.ran.starts.tolist(), own.ran.ends.tolist()) == ([100_000], [950_000 + 20_000 - 100_000])
+    assert own.stretch_ns == own.ran.ends[0] - own.ran.starts[0]

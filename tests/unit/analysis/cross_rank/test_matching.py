@@ -310,6 +310,25 @@ def test_a_cpu_run_says_with_whom_and_what_came_back_and_its_callers_thread_stil
     assert (whole.compute_ns, whole.comm_ns, whole.overlapped_ns) == (20 * MS, 11 * MS, 0)
 
 
+def test_what_a_caller_does_while_its_send_is_in_flight_is_compute(tmp_path):
+    """As torch's pipelining over gloo: the range of an `isend` ends where it is waited for, at 30 ms."""
+    own = {"Input Dims": [[256]], "Input type": ["float"]}
+    events = [
+        kineto.op("aten::mm", 0, 10 * MS),
+        kineto.op("c10d::send", 11 * MS, MS),
+        kineto.annotation("gloo:send", 11 * MS + 500 * US, 18 * MS + 500 * US, args=own),
+        kineto.op("aten::mm", 13 * MS, 10 * MS),
+        kineto.op("c10d::recv_", 24 * MS, 5 * MS),
+        kineto.annotation("gloo:recv", 24 * MS + 100 * US, 5 * MS, args=own),
+        kineto.op("aten::mm", 31 * MS, 10 * MS),
+    ]
+    path = tmp_path / "rank0.pt.trace.json"
+    path.write_bytes(kineto.write(events, metadata=kineto.distributed(0, 4, backend="gloo")))
+    whole = overlapscope.load(path).analysis().ranks[0].whole
+    assert (whole.compute_ns, whole.overlapped_ns) == (30 * MS, 10 * MS)
+    assert whole.exposed_comm_ns == 8 * MS + 500 * US
+
+
 # --- real traces ----------------------------------------------------------------------------------------------------
 
 

@@ -98,6 +98,15 @@ def test_a_collective_behind_another_on_its_thread_waited_for_it() -> None:
     assert {("lane", 300, 310, 10), ("launch", 70, 310, 10)} <= edges(graph)
 
 
+def test_what_a_thread_does_after_a_message_that_does_not_block_follows_no_end_of_it() -> None:
+    # Two sends are begun, at 100 and 210, and waited for at 400; the thread computes meanwhile.
+    sends = [(COMM, 0, 101, 400, 100), (COMM, 0, 211, 402, 210)]
+    computing = [(COMPUTE, 0, 0, 99, None), (COMPUTE, 0, 110, 200, None), (COMPUTE, 0, 220, 390, None)]
+    found = edges(graph_of([*computing, *sends, (COMPUTE, 0, 410, 500, None)]))
+    assert all(node >= before for _, before, node, _ in found)
+    assert {("host", 99, 110, 11), ("host", 200, 220, 20), ("launch", 100, 101, 1)} <= found
+
+
 def test_a_thread_goes_on_where_another_stopped() -> None:
     graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMPUTE, 1, 120, 500, None), (COMPUTE, 0, 530, 600, None)])
     assert {("hand", 100, 120, 20), ("hand", 500, 530, 30), ("host", 100, 530, 0)} <= edges(graph)
