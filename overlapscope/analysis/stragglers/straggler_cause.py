@@ -62,8 +62,7 @@ def find_straggler_cause(
 
     `not_launched` holds the result of `before_first_launch` for every rank.
     """
-    most = max(int(each.lead_ns.sum()) for each in late)
-    late = [each for each in late if each.lead_ns.sum() >= BESIDE_MOST * most]
+    late = _delayed(late)
     rank, met = late[0].rank, [each.met for each in late]
     lead_ns = sum(int(each.lead_ns.sum()) for each in late)
     computed, communicated, idle = _more_of(rank, met, coverage)
@@ -78,7 +77,7 @@ def find_straggler_cause(
     if cause is not None and (idle > MOST * lead_ns or not run.ranks[rank].has_device):
         return _refined(cause, rank, run, met, lead_ns, evidence | more)
     if computed > MOST * lead_ns:
-        cause, more = _by_compute(rank, met, work, device=run.ranks[rank].has_device)
+        cause, more = _by_compute(rank, compared_peers(late), work, device=run.ranks[rank].has_device)
         if cause == "unknown" and more["compute_ns"] < MORE * more.get("peers_compute_ns", np.inf):
             at_once = more["launched_late_ns"] = _launched_late(late)
             cause = "host" if at_once > MOST * lead_ns else cause
@@ -89,6 +88,16 @@ def find_straggler_cause(
                                              for each in members})  # fmt: skip
         return _refined("host", rank, run, met, lead_ns, {**evidence, "before_first_launch_ns": before})
     return "unknown", evidence
+
+
+def _delayed(late: Sequence[LateArrivals]) -> list[LateArrivals]:
+    most = max(int(each.lead_ns.sum()) for each in late)
+    return [each for each in late if each.lead_ns.sum() >= BESIDE_MOST * most]
+
+
+def compared_peers(late: Sequence[LateArrivals]) -> list[int]:
+    """Return the ranks with which the cause of one rank's late arrivals compares it: whom it delayed, by rank."""
+    return sorted({rank for each in _delayed(late) for rank in each.met.ranks} - {late[0].rank})
 
 
 def _more_of(rank: int, met: Sequence[SharedInterval], coverage: Mapping[int, Coverage]) -> tuple[int, int, int]:
@@ -115,11 +124,11 @@ def _busy(coverage: Mapping[int, Coverage], ranks: Sequence[int], begin: Ints, e
 
 
 def _by_compute(
-    rank: int, met: Sequence[SharedInterval], work: Mapping[int, RankCompute], *, device: bool
+    rank: int, others: Sequence[int], work: Mapping[int, RankCompute], *, device: bool
 ) -> tuple[str, dict[str, Any]]:
     """Decide between more work and slower compute, from the kernels where there are any."""
     mine = work[rank]
-    peers = [work[each] for each in sorted({each for group in met for each in group.ranks} - {rank}) if each in work]
+    peers = [work[each] for each in others if each in work]
     if not peers:
         return "unknown", {"compute_ns": mine.compute_ns}
     usual_compute = float(np.median([each.compute_ns for each in peers]))

@@ -29,7 +29,7 @@ from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.kernels import RankCompute
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.analysis.stragglers.lateness import LateArrivals, attribute_blame, late_arrivals
-from overlapscope.analysis.stragglers.straggler_cause import find_straggler_cause
+from overlapscope.analysis.stragglers.straggler_cause import compared_peers, find_straggler_cause
 from overlapscope.timeline.columns import Floats, Ints, size
 from overlapscope.timeline.intervals import BusyTime, Intervals
 from overlapscope.timeline.run import Run
@@ -159,7 +159,7 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
             continue  # the unknown cause may be a member that was not recorded
         allowed = ALONE if blamed[rank] >= most else CHANCE
         if cause is None or (
-            chance[rank] * could > allowed and not (cause in OF_COMPUTE and _lasts(ranks, rank, theirs, evidence))
+            chance[rank] * could > allowed and not (cause in OF_COMPUTE and _lasts(ranks, rank, theirs))
         ):
             continue
         calls = sum(int((each.lead_ns > 0).sum()) for each in theirs)
@@ -168,30 +168,27 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
 
 
-def _lasts(ranks: Compared, rank: int, late: Sequence[LateArrivals], evidence: Mapping[str, Any]) -> bool:
-    """Return whether a rank computes LASTING times as long as its peers, without a device in most steps.
-
-    The peers are those of the evidence, where it compares compute, else all that the rank met.
-    """
-    peers = sorted(({each for own in late for each in own.met.ranks} - {rank}) & set(ranks.work))
+def _lasts(ranks: Compared, rank: int, late: Sequence[LateArrivals]) -> bool:
+    """Return whether a rank computes LASTING times as long as the peers that it delayed, without a device in most
+    steps."""
+    peers = [each for each in compared_peers(late) if each in ranks.work]
     usual = float(np.median([ranks.work[each].compute_ns for each in peers])) if peers else np.inf
-    if rank not in ranks.work or ranks.work[rank].compute_ns < LASTING * evidence.get("peers_compute_ns", usual):
+    if rank not in ranks.work or ranks.work[rank].compute_ns < LASTING * usual:
         return False
-    return ranks.run.ranks[rank].has_device or _computes_longer_in_steps(ranks, rank)
+    return ranks.run.ranks[rank].has_device or _computes_longer_in_steps(ranks, rank, peers)
 
 
-def _computes_longer_in_steps(ranks: Compared, rank: int) -> bool:
+def _computes_longer_in_steps(ranks: Compared, rank: int, peers: Sequence[int]) -> bool:
     """Return whether a rank computes LONGER times its peers' median in most of the steps; True where none is known."""
     took: dict[int, dict[int, int]] = {}
-    for each, timeline in ranks.run.ranks.items():
-        known = [(own.step, own.window) for own in step_windows(timeline) if own.window and own.complete]
+    for each in (rank, *peers):
+        known = [(own.step, own.window) for own in step_windows(ranks.run.ranks[each]) if own.window and own.complete]
         starts, ends = (np.array([window[side] for _, window in known], np.int64) for side in (0, 1))
         computed = BusyTime(ranks.coverage[each].compute).within(starts, ends)
         took[each] = dict(zip([step for step, _ in known], computed.tolist(), strict=True))
-    peers = [own for each, own in took.items() if each != rank]
     longer = []
     for step, own_ns in took[rank].items():
-        others = [own[step] for own in peers if step in own]  # of a rank not all steps may be recorded
+        others = [took[each][step] for each in peers if step in took[each]]  # of a rank not all steps may be recorded
         if others:
             longer.append(own_ns >= LONGER * np.median(others))
     return not longer or float(np.mean(longer)) >= IN_STEPS

@@ -10,6 +10,8 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMM, COMPUTE, Steps, make
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import shared_file
+from tests.support.overlapping_calls import Met
+from tests.support.overlapping_calls import job as job_of_calls
 from tests.support.rank_rows import rank_timeline
 
 MS = 1_000_000
@@ -145,6 +147,22 @@ def test_one_long_pause_without_kernels_is_no_lasting_compute(
     unmarked = next(rank for rank in on_cpu if rank != CULPRIT)  # the steps of the others are known all the same
     on_cpu[unmarked] = replace(on_cpu[unmarked], steps=make(Steps, 0))
     assert [each.rank for each in accused(replace(run, ranks=on_cpu))] == expected
+
+
+def test_a_rank_of_a_light_stage_computes_longer_than_its_peers_though_not_than_the_other_stage() -> None:
+    stages = {"light": (0, 1, 2), "heavy": (3, 4, 5)}
+    took = {rank: 60 if rank == 1 else 40 if rank < 3 else 120 for rank in range(6)}  # milliseconds of each step
+    calls = {
+        rank: [
+            Met(start=200 * step + took[rank], end=200 * step + max(took[each] for each in ranks) + 5, group=stage)
+            for step in range(2)
+        ]
+        for stage, ranks in stages.items()
+        for rank in ranks
+    }
+    computes = {rank: [(200.0 * step, 200.0 * step + took[rank]) for step in range(2)] for rank in range(6)}
+    run = job_of_calls(calls, stages, lasts=400, step=200, computes=computes, has_device=False)
+    assert [(each.rank, each.held_by) for each in accused(run)] == [(1, "longer_compute")]
 
 
 def test_healthy_ranks_are_not_accused() -> None:
