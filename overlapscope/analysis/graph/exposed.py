@@ -12,6 +12,7 @@ from overlapscope.analysis.graph.model import (
     EDGE_KINDS,
     EVENT,
     HOST_EDGES,
+    HOST_STRETCH,
     LAUNCH,
     NO_GAP,
     OCCUPANCY,
@@ -178,7 +179,9 @@ def _by_what_bound(
         # The short lag of a stream or an event that follows a span belongs to the span.
         short = crosses & ~opaque & np.isin(kind, (ON_LANE, EVENT))
         here = crosses & ~short
-        cut = here & ~opaque & (kind == SYNC) & (nodes.time_ns[before] > pieces.starts[asking])
+        # On a CPU a thread's own pause may follow the end of what it had waited for.
+        waited = (kind == SYNC) | ((kind == HOST_STRETCH) & (not part.on_device))
+        cut = here & ~opaque & waited & (nodes.time_ns[before] > pieces.starts[asking])
         begin = np.where(cut, nodes.time_ns[before], pieces.starts[asking])[here]
         of = asking[here]
         found.append((of, begin, until[of], np.where(opaque, UNKNOWN, _CAUSE[kind])[here].astype(np.int8)))

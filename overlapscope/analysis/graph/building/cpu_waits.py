@@ -1,7 +1,9 @@
 """What the spans of a CPU run waited for: host operations in the order of their threads, collectives on worker threads.
 
 A thread waits for a collective without a call of any runtime: its operations that wait are no compute. So a gap between
-two operations in which a collective ended, that was begun before, was a wait for it.
+two operations in which a collective ended, that was begun before, was a wait for it until then. What the thread did
+between that end and its next operation is its own: Python, sleep, or no core. It follows from the collective all the
+same.
 """
 
 from typing import Final
@@ -69,6 +71,7 @@ def cpu_waits(spans: Spans) -> CpuWaits:
     handed = _handed(spans, works, before)
     stretch = np.where(handed >= 0, 0, np.where(awaited >= 0, np.minimum(pause, CALL_TAKES_NS), pause))
     waits, over = np.flatnonzero(awaited >= 0), np.flatnonzero(handed >= 0)
+    lag = start[waits] - end[awaited[waits]]
 
     queued = (before >= 0) & (spans.kind == COMM)
     moment = spans.launch_ns[begun]
@@ -82,7 +85,11 @@ def cpu_waits(spans: Spans) -> CpuWaits:
     gap[(launched_by < 0) & (spans.kind == COMM)] = NOT_LAUNCHED
     edges = [
         edges_of(ends + prev[follows], starts + at[follows], HOST_STRETCH, ORDER, stretch[follows]),
-        edges_of(ends + awaited[waits], starts + waits, SYNC, INFERRED, start[waits] - end[awaited[waits]]),
+        edges_of(
+            ends + awaited[waits], starts + waits,
+            # Where another thread went on meanwhile, both bind: of the two the wait is shown.
+            np.where(handed[waits] < 0, _after(lag), np.int8(SYNC)), INFERRED, lag,
+        ),
         edges_of(ends + handed[over], starts + over, HAND_OVER, INFERRED, start[over] - end[handed[over]]),
         edges_of(ends + prev[queued], starts + at[queued], ON_LANE, ORDER, np.where(behind, pause, 0)[queued]),
         edges_of(np.arange(begun.size), begun.size + np.arange(begun.size), HOST_STRETCH, RECORDED, 0),
@@ -136,7 +143,7 @@ def _moments(spans: Spans, works: Ints, moment: Ints, starts: int, ends: int) ->
     taken[waits] = np.minimum(taken[waits], CALL_TAKES_NS)
     return [
         edges_of(node[before], there, kind, ORDER, taken),
-        edges_of(ends + awaited[waits], there[waits], SYNC, INFERRED, after[waits]),
+        edges_of(ends + awaited[waits], there[waits], _after(after[waits]), INFERRED, after[waits]),
     ]
 
 
@@ -162,6 +169,14 @@ def _awaited(spans: Spans, asking: Ints, previous: Ints) -> Ints:
         found[asking[fits]] = other[fits]
         asking, at = asking[~fits], at[~fits]
     return found
+
+
+def _after(lag_ns: Ints) -> Small:
+    """Return the kind of edges from the ends of collectives that were waited for to what their thread did next.
+
+    gloo wakes a thread before it marks the end. A silence after it is no wait but a pause of the host.
+    """
+    return np.where(lag_ns < SILENCE_NS, SYNC, HOST_STRETCH).astype(np.int8)
 
 
 def _handed(spans: Spans, works: Ints, before: Ints) -> Ints:

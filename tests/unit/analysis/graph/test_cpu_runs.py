@@ -9,6 +9,7 @@ from overlapscope.analysis.graph.building.build import rank_graph
 from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, exposed_pieces
 from overlapscope.analysis.graph.model import EDGE_KINDS, Graph
 from overlapscope.analysis.graph.rank_causes import shown_binding
+from overlapscope.analysis.graph.scenarios import capped_pauses, changed_times
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMM, COMPUTE, HOST
 from tests.conftest import ROOT, shared_file
@@ -57,17 +58,33 @@ def test_a_collective_may_end_shortly_after_who_waited_for_it_goes_on(ends: int,
     assert ("host", 100, 2300, 5 if waited else 2200) in edges(graph)
 
 
-def test_exposed_time_is_cut_where_the_awaited_one_of_several_collectives_ended() -> None:
-    # Two collectives run; the next operation waits for the first, which ends at 500, begins at 540, 40 us after it, and
+def test_what_a_thread_does_long_after_the_collective_that_it_waited_for_is_its_own_pause() -> None:
+    # As DDP with gradients that are views of its buckets, and a sleep of 20 ms between backward and optimizer.
+    graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 120, 300, 105), (COMPUTE, 0, 20300, 20400, None)])
+    assert {("host", 300, 20300, 20000), ("host", 100, 20300, 5)} <= edges(graph)
+    assert "sync" not in {each[0] for each in edges(graph)}
+    capped = changed_times(graph, capped_pauses(graph, 3_000 * US))
+    assert int(capped.max() - capped.min()) // US == 300 + 3000 + 100
+
+
+def test_the_pause_before_the_next_collective_is_the_threads_own() -> None:
+    graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 110, 900, 105), (COMM, 1, 1320, 1400, 1300)])
+    assert {("host", 900, 1300, 400), ("host", 100, 1300, 5)} <= edges(graph)
+    assert "sync" not in {each[0] for each in edges(graph)}
+
+
+@pytest.mark.parametrize("begins", [540, 740])
+def test_exposed_time_is_cut_where_the_awaited_one_of_several_collectives_ended(begins: int) -> None:
+    # Two collectives run; the next operation waits for the first, which ends at 500, begins 40 or 240 us after it, and
     # the second goes on to 900.
     comms = [(COMM, 1, 110, 500, 102), (COMM, 2, 110, 900, 104)]
-    graph = graph_of([(COMPUTE, 0, 0, 100, None), *comms, (COMPUTE, 0, 540, 600, None)])
+    graph = graph_of([(COMPUTE, 0, 0, 100, None), *comms, (COMPUTE, 0, begins, begins + 40, None)])
     pieces = exposed_pieces(graph, graph.ranks[0], shown_binding(graph))
     found = [
         (int(begin) // US, int(end) // US, EXPOSED_CAUSES[cause])
         for begin, end, cause in zip(pieces.start_ns, pieces.end_ns, pieces.cause, strict=True)
     ]
-    assert found == [(110, 500, "dependency"), (500, 540, "host_not_ready"), (600, 900, "tail")]
+    assert found == [(110, 500, "dependency"), (500, begins, "host_not_ready"), (begins + 40, 900, "tail")]
 
 
 def test_a_thread_that_begins_the_next_collective_at_once_had_waited_for_the_last_one() -> None:
