@@ -44,9 +44,9 @@ class HostEventsError(InputError):
     """The host events of a stored rank cannot be read; the rest of the rank can."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"{path}: cannot be read: {why}")
         self.path = path
-        self.why = why
+        self.what = f"cannot be read: {why}"
+        super().__init__(f"{path}: {self.what}")
 
 
 class NewerSchemaError(InputError):

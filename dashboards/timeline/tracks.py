@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from overlapscope.analysis.graph.step_paths import FollowedPaths
 from overlapscope.analysis.graph.walk import PARTS
+from overlapscope.errors import HostEventsError
 from overlapscope.report.palette import PATH_COLOURS
 from overlapscope.report.perfetto.tracks import lane_name
-from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, RUNTIME, Codes, HostSpans, Ints, take
+from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, RUNTIME, Codes, HostSpans, Ints, make, take
 from overlapscope.timeline.intervals import BusyTime, union
 from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.python_stack import FRAME_KINDS
@@ -90,8 +91,15 @@ class HostTracks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def host_tracks(timeline: RankTimeline, to_common_clock: Callable[[Ints], Ints]) -> HostTracks:
-    """Return the rows of a rank's busiest host threads: nested operations and annotations, then runtime calls."""
-    table = select_host_spans(timeline.host, (OPERATION, ANNOTATION, RUNTIME))
+    """Return the rows of a rank's busiest host threads: nested operations and annotations, then runtime calls.
+
+    There are none where its host events cannot be read; `host_is_lost` of the rank is then True.
+    """
+    try:
+        table = select_host_spans(timeline.host, (OPERATION, ANNOTATION, RUNTIME))
+        frames = select_host_spans(timeline.host, FRAME_KINDS)
+    except HostEventsError:  # all else of the rank can be shown
+        table = frames = make(HostSpans, 0)
     is_call = table.kind == RUNTIME
     lanes, number = np.unique(table.lane, return_inverse=True)
     calls = np.bincount(number[is_call], minlength=lanes.size)
@@ -99,8 +107,7 @@ def host_tracks(timeline: RankTimeline, to_common_clock: Callable[[Ints], Ints])
     shown = order[: max(min(int(np.count_nonzero(calls)), MOST_THREADS), 1)]
     tracks = [track for lane in lanes[shown].tolist() for track in _thread(timeline, table, lane, to_common_clock)]
     return HostTracks(
-        tracks=tuple(tracks), calls=take(table, is_call), frames=select_host_spans(timeline.host, FRAME_KINDS),
-        left_out=int(lanes.size - shown.size),
+        tracks=tuple(tracks), calls=take(table, is_call), frames=frames, left_out=int(lanes.size - shown.size),
     )  # fmt: skip
 
 

@@ -300,10 +300,12 @@ def _note(source: TimelineSource, query: TimelineQuery, drawn: DrawnTimeline) ->
 
 def _host_notes(source: TimelineSource, query: TimelineQuery) -> list[str]:
     hosts = {rank: source.host(rank) for rank in query.ranks}
-    without = [rank for rank, each in hosts.items() if not each.tracks]
+    lost = [rank for rank in hosts if source.tables(rank).host_is_lost]
+    without = [rank for rank, each in hosts.items() if not each.tracks and rank not in lost]
     left_out = sum(each.left_out for each in hosts.values())
     return [
         *([f"no host events of rank {list_some(without)} were recorded"] if without else []),
+        *([f"the host events of rank {list_some(lost)} are damaged and cannot be read"] if lost else []),
         *([f"{count(left_out, 'host thread')} with fewer calls not shown"] if left_out else []),
     ]
 

@@ -113,7 +113,7 @@ def analyze(
         *intent_findings(run),
     ]
     return Analysis(
-        sources=[*map(_source_info, run.sources), *_unreadable_host_events(alone)],
+        sources=list(map(_source_info, (*run.sources, *run.unreadable_hosts))),
         run=_run_info(run),
         ranks=ranks,
         unclassified=unclassified,
@@ -341,18 +341,6 @@ def _source_info(source: Source) -> SourceInfo:
         truncated=source.truncated,
         warnings=list(source.warnings),
     )
-
-
-def _unreadable_host_events(alone: Mapping[int, RankSummary]) -> list[SourceInfo]:
-    """Return as sources, each with its warning, what was found unreadable when it was first used."""
-    return [
-        SourceInfo(
-            path=own.unreadable_host[0], format="overlapscope", ranks=[], events=0, repaired=0, dropped=0,
-            truncated=False, warnings=[f"host events of rank {rank} cannot be read: {own.unreadable_host[1]}"],
-        )
-        for rank, own in alone.items()
-        if own.unreadable_host
-    ]  # fmt: skip
 
 
 def _skew(cross_rank: CrossRank, idle_ns: Mapping[int, int | None], held: Sequence[Straggler]) -> Skew:

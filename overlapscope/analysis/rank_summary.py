@@ -45,8 +45,6 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     parts: OwnParts
     no_causes_reason: NoCauses | None
     """Why the dependency graph names no causes; None where it does."""
-    unreadable_host: tuple[str, str] | None
-    """File of its host events and why it cannot be read, if that was found only when it was used."""
     host_losses: tuple[HostLoss, ...]
     """Idle time that its host decided; without host events, only what marks and launches show."""
     kernels: KernelTotals
@@ -105,7 +103,6 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
         coverage=covered,
         parts=own_parts(timeline, causes),
         no_causes_reason=causes.reason,
-        unreadable_host=causes.unreadable,
         host_losses=marked_losses(_idle(covered, whole), timeline)
         if causes.reason == "no_host_events"
         else causes.host_losses,

@@ -57,6 +57,7 @@ def read_replicates(
             found.append(measure_run(loaded, name))
             if look is not None:
                 look(name, loaded)
+            warn(verb, loaded.unreadable_hosts, args)
     if not any(each.ranks or (each.structure and not timed) for each in found):
         if dry:
             raise InputError(f"{path}: a dry run, which has no times to compare: see overlapscope analyze")

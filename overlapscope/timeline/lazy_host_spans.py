@@ -1,10 +1,11 @@
 """Host spans that are made, or read from a file, when they are first used: a large table that few questions need."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import FUNCTION, Flags, HostSpans, Ints, column_kinds, take
 
 Times = Sequence[tuple[int, int]]
@@ -23,6 +24,8 @@ class HostSource(Protocol):
 class LazyHostSpans(HostSpans, frozen=True, kw_only=True, dict=True):
     """Host spans of which the columns are asked from a source when one is accessed; it may raise InputError.
 
+    `error` is the last HostEventsError that it raised, None without one: what goes on without the table says so.
+
     `msgspec.structs.replace` needs a plain table: `at_hand()`.
     """
 
@@ -35,7 +38,7 @@ class LazyHostSpans(HostSpans, frozen=True, kw_only=True, dict=True):
         found = cls(**columns)
         for name in columns:
             getattr(cls, name).__delete__(found)  # unset, so that `__getattr__` is called
-        vars(found)["source"] = source
+        vars(found).update(source=source, error=None)
         return found
 
     def __getattr__(self, name: str) -> Any:
@@ -51,7 +54,19 @@ class LazyHostSpans(HostSpans, frozen=True, kw_only=True, dict=True):
     def at_hand(self) -> HostSpans:
         """Return the plain table."""
         source: HostSource = self.source
-        return source()
+        return self._asked(source)
+
+    def select(self, kinds: Sequence[int], names: Flags | None = None, around: Times | None = None) -> HostSpans:
+        """Return rows as `select_host_spans` does."""
+        source: HostSource = self.source
+        return self._asked(lambda: source.select(kinds, names, around))
+
+    def _asked(self, read: Callable[[], HostSpans]) -> HostSpans:
+        try:
+            return read()
+        except HostEventsError as error:
+            vars(self)["error"] = error
+            raise
 
 
 class MadeOnce:
@@ -82,8 +97,7 @@ def select_host_spans(
     """Return the rows of some kinds, in order; with `names`, only those of the name codes that are flagged, and with
     `around` (begin and end of each) only those in which one of these times lies."""
     if isinstance(host, LazyHostSpans):
-        source: HostSource = host.source
-        return source.select(kinds, names, around)
+        return host.select(kinds, names, around)
     chosen = chosen_spans(host.kind, host.name, kinds, names)
     return take(host, chosen if around is None else chosen & lie_around(host.start_ns, host.end_ns, around))
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.errors import InputError
+from overlapscope.errors import HostEventsError, InputError
 from overlapscope.timeline.columns import (
     Annotations,
     Codes,
@@ -36,6 +36,7 @@ from overlapscope.timeline.columns import (
     take,
 )
 from overlapscope.timeline.facts import Facts
+from overlapscope.timeline.lazy_host_spans import LazyHostSpans
 from overlapscope.timeline.names import NameTable
 
 
@@ -91,7 +92,8 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
     operations: Operations = msgspec.field(default_factory=lambda: make(Operations, 0))
     schedule: Schedule = msgspec.field(default_factory=lambda: make(Schedule, 0))
     host_damaged: bool = False
-    """Whether what its host did was recorded and cannot be read any more; then `Recordings.host_events` is False."""
+    """Whether it was seen when the run was opened that what its host did was recorded and cannot be read any more; then
+    `Recordings.host_events` is False."""
     recorded: Mapping[str, Any] = {}
     """How our own capture recorded it, and its readings of the machine; of other sources at most `host`, the name of
     the machine. Plain JSON values."""
@@ -107,8 +109,19 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_host_events(self) -> bool:
-        """Return whether every recording window records what its host threads did."""
-        return bool(self.recordings.host_events.all())
+        """Return whether every recording window records what its host threads did, as far as it was read."""
+        return self.host_error is None and bool(self.recordings.host_events.all())
+
+    @property
+    def host_error(self) -> HostEventsError | None:
+        """Return why its host events could not be read when they were first used; None where they could, or were not
+        used."""
+        return self.host.error if isinstance(self.host, LazyHostSpans) else None
+
+    @property
+    def host_is_lost(self) -> bool:
+        """Return whether its host events were recorded and cannot be read, as far as it is known."""
+        return self.host_damaged or self.host_error is not None
 
     def at_hand(self) -> "RankTimeline":
         """Return the timeline with all its tables in memory."""
@@ -156,6 +169,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         """Ranks without data whose file exists but could not be read."""
         there = {rank for source in self.sources for rank in source.unread_ranks}
         return tuple(sorted(rank for rank in there - self.ranks.keys() if rank < (self.world_size or MAX_RANKS)))
+
+    @property
+    def unreadable_hosts(self) -> tuple[Source, ...]:
+        """Files of host events that could not be read when they were first used, each with a warning."""
+        errors = [(rank, error) for rank, each in self.ranks.items() if (error := each.host_error) is not None]
+        return tuple(
+            Source(path=error.path, format="overlapscope", warnings=(f"host events of rank {rank} {error.what}",))
+            for rank, error in errors
+        )
 
 
 UNKNOWN_RANK = -1

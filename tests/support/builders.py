@@ -1,11 +1,13 @@
 """Small hand-made timelines and an oracle for sets of time, shared by the tests."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import pyarrow.parquet as pq
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -208,3 +210,12 @@ def spelled(table: Columns, names: Sequence[str]) -> dict[str, list[object]]:
         else:
             columns[column] = [None if value == NONE else value for value in values]
     return columns
+
+
+def flip_bit(file: Path) -> None:
+    """Damage a page of times, which nothing reads when a run is opened."""
+    where = pq.ParquetFile(file).metadata.row_group(0)
+    chunk = next(each for each in map(where.column, range(where.num_columns)) if each.path_in_schema == "start_ns")
+    content = bytearray(file.read_bytes())
+    content[chunk.data_page_offset + chunk.total_compressed_size - 3] ^= 4
+    file.write_bytes(content)

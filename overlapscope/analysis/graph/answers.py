@@ -226,7 +226,7 @@ def _no_graph(run: Run, ranks: Sequence[int], cross_rank: CrossRank) -> str | No
     timelines = [run.ranks[rank] for rank in ranks]
     without = [each for each in timelines if each.has_device and not each.has_host_events]
     if without:
-        damaged = any(each.host_damaged for each in without)
+        damaged = any(each.host_is_lost for each in without)
         return NO_CAUSES["unreadable_host_events" if damaged else "no_host_events"]
     if len(ranks) > 1 and (cross_rank.clock_set or not cross_rank.clocks.comparable(ranks)):
         return "the clocks of the ranks cannot be aligned"

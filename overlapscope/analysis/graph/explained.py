@@ -132,7 +132,12 @@ class RunChains:
         """Return the graph that explains a rank, on the aligned clock; it is built when it is first asked for."""
         ranks, _ = self._ranks(rank)
         if len(ranks) > 1:
-            return self.graphs.of_ranks(ranks, self._cross_rank, recording)
+            graph = self.graphs.of_ranks(ranks, self._cross_rank, recording)
+            if all(self._run.ranks[each].host_error is None for each in ranks):
+                return graph
+            vars(self).pop("_connected", None)  # it was built without host events that proved unreadable
+            if len(self._ranks(rank)[0]) > 1:
+                return graph
         with self._lock:
             key = rank, recording
             if key not in self._alone:

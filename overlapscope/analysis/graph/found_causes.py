@@ -49,8 +49,6 @@ class OwnCauses(msgspec.Struct, frozen=True, kw_only=True):
     reason: NoCauses | None = None
     polled: Intervals | None = None
     """Silences of its host that hold a poll, or what may be one; how much of each it worked is not known."""
-    unreadable: tuple[str, str] | None = None
-    """File of its host events and why it cannot be read, if that was found only when it was used."""
 
 
 def marked_losses(idle: Intervals, timeline: RankTimeline) -> tuple[HostLoss, ...]:

@@ -11,7 +11,7 @@ from overlapscope.timeline.run import RankTimeline, Run
 
 def own_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> OwnCauses:
     """Return the causes that the graph of a rank names."""
-    if timeline.host_damaged:
+    if timeline.host_is_lost:
         return OwnCauses(reason="unreadable_host_events")
     if not timeline.has_host_events:
         return OwnCauses(reason="no_host_events")
@@ -19,8 +19,8 @@ def own_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> Own
 
     try:
         return rank_causes(timeline, graphs)
-    except HostEventsError as error:  # the rank's other figures do not need them
-        return OwnCauses(reason="unreadable_host_events", unreadable=(error.path, error.why))
+    except HostEventsError:  # the rank's other figures do not need them
+        return OwnCauses(reason="unreadable_host_events")
 
 
 def critical_paths(

@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     graphs = BuiltGraphs(loaded)
     alone = summarize_ranks(loaded, graphs)
     analysis = analyze(loaded, together, None, alone, graphs)
+    warn("advise", loaded.unreadable_hosts)
     predictions: list[Prediction] = []
 
     def keep(case: "RecordedCase", predicted: "WhatIf") -> None:

@@ -133,6 +133,7 @@ def _explain(args: argparse.Namespace) -> int:
         found = chains.at(rank, round(float(asked[2]) * 1e6), most=args.links)
     else:
         found = chains.before(rank, int(asked[2]), most=args.links)
+    warn("explain", loaded.unreadable_hosts)
     if args.json:
         print(escaped(as_json.render(found)), end="")
         return 0

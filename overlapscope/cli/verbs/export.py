@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if trace.is_empty:
         raise InputError(f"{args.inputs[0]}: contains no times, so there is nothing to show")
     written = write_file(args.output, trace.pieces(), force=args.force)
+    warn("export", loaded.unreadable_hosts)
     if args.json:
         result = {
             "schema": "overlapscope.export/1",

@@ -61,13 +61,16 @@ def run(args: argparse.Namespace) -> int:
             emit(json.render(found_prices) if args.json else price_text.render(found_prices), args)
             return 0
         if args.list:
-            emit(_listed(loaded, as_json=args.json), args)
+            listed = _listed(loaded, as_json=args.json)
+            warn("whatif", loaded.unreadable_hosts)
+            emit(listed, args)
             return 0
         _fitting(loaded, args)
         trials = channel_trials(loaded, channels)
         found = predict_recording(loaded, caps, wanted, asked, search=not args.no_search)
     except InputError as error:
         raise InputError(f"{args.inputs[0]}: {error}") from error
+    warn("whatif", loaded.unreadable_hosts)
     found = msgspec.structs.replace(found, trials=[] if found.waiting else trials)
     emit(json.render(found) if args.json else whatif_text.render(found, recorded=True), args)
     return 0

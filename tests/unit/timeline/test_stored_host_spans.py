@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 import overlapscope
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.graph.explained import chain_at
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import HOST_SPAN_KINDS, NONE, OPERATION, RUNTIME, HostSpans, make, size, take
@@ -25,7 +26,7 @@ from overlapscope.timeline.store.lazy_rank import StoredRank
 from overlapscope.timeline.store.load_save import load_run, save_run
 from overlapscope.timeline.store.manifest import SCHEMA, read_manifest, recorded_ranks
 from tests.conftest import ROOT
-from tests.support.builders import EPOCH_NS, full_timeline, spelled
+from tests.support.builders import EPOCH_NS, flip_bit, full_timeline, spelled
 from tests.support.writers.kineto import write_job
 from tests.unit.analysis.graph.graph_figures import graph_figures
 
@@ -301,15 +302,6 @@ def test_a_file_that_is_replaced_while_the_run_is_opened_is_seen(
         assert run.ranks[0].host.start_ns.size
 
 
-def flip_bit(file: Path) -> None:
-    """Damage a page of times, which nothing reads when a run is opened."""
-    where = pq.ParquetFile(file).metadata.row_group(0)
-    chunk = next(each for each in map(where.column, range(where.num_columns)) if each.path_in_schema == "start_ns")
-    content = bytearray(file.read_bytes())
-    content[chunk.data_page_offset + chunk.total_compressed_size - 3] ^= 4
-    file.write_bytes(content)
-
-
 def test_a_page_lost_later_costs_an_analysis_the_host_events_of_its_rank(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -337,6 +329,39 @@ def test_a_page_lost_later_costs_an_analysis_the_host_events_of_its_rank(
         words = {"compare": [str(run), str(run)], "report": [str(run), "--format", "md"]}.get(verb, [str(run)])
         assert main([verb, *words]) in (0, 4), verb
         assert "Traceback" not in capsys.readouterr().err
+
+
+def test_each_command_that_goes_on_without_host_events_says_so_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, whole = str(tmp_path / "run"), str(tmp_path / "whole")
+    assert main(["ingest", str(write_job(tmp_path / "job", 2)), "-o", run]) == 0
+    shutil.copytree(run, whole)
+    flip_bit(table(Path(run), 1))
+    for words in (
+        ["advise", run],
+        ["compare", whole, run],
+        ["export", run, "-o", str(tmp_path / "trace.json")],
+        ["explain", run, "--at", "0:0.1"],
+        ["gate", whole, run],
+        ["report", whole, run],
+        ["whatif", run],
+        ["whatif", run, "--list"],
+    ):
+        capsys.readouterr()
+        assert main(words) in (0, 4), words
+        said = [
+            line for line in capsys.readouterr().err.splitlines() if "host events of rank 1 cannot be read: " in line
+        ]
+        assert len(said) == 1, words
+        assert said[0].startswith(f"overlapscope {words[0]}: warning: "), words
+
+
+def test_what_rank_0_waited_for_is_not_known_where_the_host_of_rank_1_is_damaged(tmp_path: Path) -> None:
+    assert main(["ingest", str(write_job(tmp_path / "job", 2)), "-o", str(tmp_path / "run")]) == 0
+    flip_bit(table(tmp_path / "run", 1))
+    chain = chain_at(load_run(tmp_path / "run"), 0, 100_000)
+    assert (chain.ranks, chain.reason) == ([0], "the record of what the host did is damaged")
 
 
 def test_a_graph_of_all_ranks_goes_on_without_host_events_that_are_damaged(tmp_path: Path) -> None:

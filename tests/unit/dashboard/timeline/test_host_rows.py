@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.graph.step_paths import follow_paths
 from overlapscope.analysis.per_rank.steps import step_windows
+from overlapscope.cli.main import main
 from overlapscope.ingest.options import ReadOptions
 from overlapscope.timeline.columns import ANNOTATION, FUNCTION, NONE, OPERATION, PYTHON, RUNTIME, HostSpans, make
 from overlapscope.timeline.python_stack import stack_of_launch
@@ -24,6 +25,7 @@ from overlapscope_dashboards.timeline.tracks import MOST_LEVELS, TRACK_COLOURS, 
 from tests.conftest import shared_file
 from tests.support.axe import axe_script
 from tests.support.browser import watched
+from tests.support.builders import flip_bit
 from tests.support.dashboard_runs import figure_numbers, ids, served
 from tests.support.writers.kineto import MS, US, distributed, op, training, write
 
@@ -253,6 +255,20 @@ def test_what_has_no_path_or_no_host_events_is_said(own: TimelineSource, source:
     assert "no host events of rank 0, 1 were recorded" in without.note
     with pytest.raises(NotFound, match="cannot show 'x'"):
         whole(own, show="x")
+
+
+def test_damaged_host_events_cost_the_timeline_their_rows_alone(place: Path, tmp_path: Path) -> None:
+    assert main(["ingest", str(place), "-o", str(tmp_path / "run")]) == 0
+    flip_bit(tmp_path / "run" / "rank_00001" / "host.parquet")
+    site = Site([tmp_path / "run"])
+    source = source_of(site.run(site.find_runs().runs[0].id))
+    shown = view.show(source, whole(source, show="host"), 1_000)
+    assert "the host events of rank 1 are damaged and cannot be read" in shown.note
+    assert "were recorded" not in shown.note
+    assert {each.rank for each in lower_rows(source, whole(source, show="host")) if each.track is not None} == {0}
+    launched, lost = (view.point(source, whole(source), 1_000, {"key": f"{rank}:0"}) for rank in (0, 1))
+    assert lost.title == launched.title.replace("rank 0", "rank 1")
+    assert (bool(launched.launch), lost.launch) == (True, [])
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
