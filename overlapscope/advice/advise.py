@@ -149,12 +149,13 @@ def advise(
 
 
 def _not_looked_for(analysis: Analysis) -> list[str]:
-    """Return that losses of hosts whose record is damaged are not known; empty where none is."""
+    """Return that losses of hosts whose record is damaged, and stragglers for reasons of hosts, are not known; empty
+    where none is damaged."""
     damaged = [each.rank for each in analysis.ranks if each.no_causes_reason == DAMAGED]
     if not damaged:
         return []
     what = f"whether {rank_list(damaged)} lost time on the host (launches, synchronisations, allocations)"
-    return [f"{what} is not known: {NO_CAUSES[DAMAGED]}"]
+    return [f"{what}, and whether a rank is late because of its host, is not known: {NO_CAUSES[DAMAGED]}"]
 
 
 def _finished(found: Sequence[Recommendation], job: JobKind, analysis: Analysis) -> list[Recommendation]:

@@ -137,7 +137,8 @@ def late_ranks_of(
 ) -> tuple[list[Straggler], list[Finding]]:  # fmt: skip
     """Return the stragglers, and the findings on cores that hosts share; `work` is compared between the ranks.
 
-    Where hosts share cores it is random which of them is late: that is no straggler.
+    Where hosts share cores it is random which of them is late: that is no straggler. Where the record of a host is
+    damaged it is not known whether they do, nor what the removal of a rank is worth that is late because of its host.
     """
     spans = sum(own.linkage[0] for own in alone.values() if own.linkage)
     graph = cache(lambda: _graph_of(run, cross_rank, graphs, spans))
@@ -149,11 +150,13 @@ def late_ranks_of(
         coverage={rank: own.coverage for rank, own in alone.items()}, work=work, window_ns=window_ns,
         not_launched={rank: own.not_launched for rank, own in alone.items()},
     )  # fmt: skip
-    sharing = {rank for ranks in (*(each.ranks for each in pinned), *(each.ranks for each in turns)) for rank in ranks}
+    unsure = {rank for ranks in (*(each.ranks for each in pinned), *(each.ranks for each in turns)) for rank in ranks}
+    if any(timeline.has_device and timeline.host_is_lost for timeline in run.ranks.values()):
+        unsure = set(run.ranks)
     held = [
         each
         for each in stragglers(ranks, _late(run, cross_rank, window_ns, graph))
-        if each.held_by not in OF_HOST or each.rank not in sharing
+        if each.held_by not in OF_HOST or each.rank not in unsure
     ]
     return held, shared_cores(run, pinned, turns, lambda: _with_pauses_capped(graph()))
 

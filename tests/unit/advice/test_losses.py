@@ -67,7 +67,7 @@ def test_damaged_host_events_are_no_evidence_of_launches(tmp_path: Path) -> None
         analysis = analyze_with_advice(run)
         found = {each.id: each for each in analysis.recommendations}
         _, reasons = advise(run, analysis)
-        assert any("is not known: the record of what the host did is damaged" in each for each in reasons)
+        assert any("host, is not known: the record of what the host did is damaged" in each for each in reasons)
         assert [each.rank for each in analysis.ranks if each.no_causes_reason == "unreadable_host_events"] == damaged
         if damaged == [0, 1]:
             assert "launch_bound" not in found

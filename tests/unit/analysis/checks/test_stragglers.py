@@ -1,15 +1,21 @@
 """Who held the others up, and what held it: constructed jobs of four ranks with one planted fault, and healthy ones."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.result import Straggler
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMM, COMPUTE, Steps, make
 from overlapscope.timeline.run import Group, RankTimeline, Run
+from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.conftest import shared_file
+from tests.support.builders import flip_bit
 from tests.support.overlapping_calls import Met
 from tests.support.overlapping_calls import job as job_of_calls
 from tests.support.rank_rows import rank_timeline
@@ -174,6 +180,24 @@ def test_a_rank_without_which_the_recording_is_as_long_is_no_straggler() -> None
     analysis = analyze(read_inputs([shared_file("kineto/megatron_tp8")]))
     assert max(each.blame_ns for each in analysis.skew.ranks) > 150 * MS
     assert analysis.skew.stragglers == []
+
+
+@pytest.mark.parametrize("damage", [flip_bit, lambda file: file.write_bytes(file.read_bytes()[:-20])])
+def test_no_host_is_accused_where_the_record_of_one_is_damaged(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    save_run(read_inputs([shared_file("kineto/megatron_tp8")]), tmp_path / "run", version="0")
+    damage(tmp_path / "run" / "rank_00003" / "host.parquet")
+    analysis = analyze_with_advice(load_run(tmp_path / "run"))
+    assert analysis.skew.stragglers == []
+    assert not [each.title for each in analysis.recommendations if each.title.startswith("Look at rank")]
+
+
+@pytest.mark.parametrize("fault", ["host", "slower_compute"])
+def test_beside_a_damaged_record_of_a_host_slow_compute_is_still_named(fault: str) -> None:
+    run = job(fault=fault)
+    ranks = {rank: replace(each, host_damaged=rank == 0) for rank, each in run.ranks.items()}
+    assert [each.rank for each in accused(replace(run, ranks=ranks))] == ([CULPRIT] if fault != "host" else [])
 
 
 @pytest.mark.parametrize("source", ["gloo_torch2.13"])
