@@ -75,7 +75,7 @@ class StepRecord(msgspec.Struct):
     thread: int
     """The thread that trains."""
     observed: bool
-    """False for a step that was not captured, to measure the cost of capture."""
+    """False for a step of which only a trace that is recorded beside needs the calls."""
     end_ns: int = 0
     end: Any = None
     """Mark at its end."""

@@ -40,11 +40,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 COMM_MARK = "overlapscope.comm:"
 """Prefix of the name of a communicating region in a trace; the trace reader counts such a range as communication."""
-HOOK_IN_TRACE = (
+HOOK_SEEN_LATE = (
     "DDP's communication hook was not known when the trace began, so communication is not right in its first steps; "
     "record with warmup=2 or more"
 )
-"""What a hook sends is recorded beside a trace over gloo, which lacks it (`HookSet.watch_transfers`)."""
+"""What a hook sends is recorded beside a trace over gloo, which lacks it (`TraceRecorder.transfer_clock`)."""
+HOOK_SEEN_LAST = (
+    "DDP's communication hook was not known before the recording ended, so communication is not right in the "
+    "steps that used it; register it before training, and record with warmup=2 or more"
+)
 REBUILT_STEPS = 2
 """Steps after which DDP has its final buckets: it rebuilds them in the first or second one."""
 _session_numbers = iter(range(1_000_000))
@@ -83,8 +87,8 @@ class Session:
         """Whether the user has left the `with` block; a profile closed by anything else was closed early."""
         self._in_step = False
         self._ddp: dict[str, Any] = {}
-        self._hook_unseen = False
-        """Whether steps of a trace over gloo were recorded before DDP's communication hook was known."""
+        self._hook_unseen = ""
+        """A note, if steps of a trace over gloo were recorded before DDP's communication hook was known."""
         self._fingerprint: dict[str, str | int | None] = {}
         self._group_destruction = GroupDestructionHook(self.close)
         self._termination = Termination(self.guard, lambda: self.close(wait=False))
@@ -163,7 +167,7 @@ class Session:
         if self.hooks.traces is not None:
             self.guard("closing the profiler", self.hooks.traces.close)
             if self._hook_unseen:
-                self.guard.note(HOOK_IN_TRACE)
+                self.guard.note(self._hook_unseen)
         self.steps.note_missing()
         self.terminated = not wait and self._termination.ends_process
         """Whether SIGTERM ends the process now; a job that handles it itself is not kept waiting."""
@@ -293,10 +297,14 @@ class Session:
     def _open_trigger(self) -> None:
         assert self.settings.trigger is not None
         store = exchange.store() if self.world_size > 1 else None
-        self.trigger = TriggerWatch(self.settings.trigger, self.path, store, self.rank, self.world_size, self.guard)
+        self.trigger = TriggerWatch(
+            self.settings.trigger, self.path, store, self.rank, self.world_size, self.guard,
+            lambda: self.hooks.clock if self._hides_transfers else None,
+        )  # fmt: skip
         self.trigger.open()
         self.hooks.range_beside = self.trigger.mark
         self.steps.listeners.append(self.trigger.step_ended)
+        self.steps.traced = self.trigger.needs_calls
 
     def _note_unseen_groups(self) -> None:
         """Note the groups whose communication is missing in the recording, whatever the mode."""
@@ -311,9 +319,17 @@ class Session:
         holds the lock that it would wait for."""
         model = self.hooks.ddp_wrapper.found
         self._ddp = self.guard("reading DDP's buckets", environment.ddp_buckets, model) or {}
-        if self._ddp and self._ddp["comm_hook"] not in BUILT_IN_HOOKS and not self.hooks.watches_transfers:
-            watched = self.guard("recording transfers", self.hooks.watch_transfers)
-            self._hook_unseen = bool(watched and self.steps.records)
+        if self._hides_transfers and not self.hooks.watches_calls:
+            recording = self._state == "open"
+            if self.steps.records:
+                self._hook_unseen = HOOK_SEEN_LATE if recording else HOOK_SEEN_LAST
+            if recording:
+                self.guard("recording transfers", self.hooks.watch_transfers)
+
+    @property
+    def _hides_transfers(self) -> bool:
+        """Return whether traces of this job lack transfers (`TraceRecorder.transfer_clock`), as far as it is known."""
+        return bool(self._ddp) and self._ddp["comm_hook"] not in BUILT_IN_HOOKS and self.hooks.device is None
 
     def region(self, name: str) -> AbstractContextManager[None]:
         """Record the block as a named part of a step, such as `data`."""

@@ -53,6 +53,8 @@ class Steps:
         self.sampled: list[Sampling] = [Sampling(since_step=settings.warmup, every=settings.events_every or 1)]
         """What was recorded from which step on, and what will be."""
         self.listeners: list[Listener] = []
+        self.traced: Callable[[], bool] = lambda: False
+        """Returns whether the calls of the step that begins now are needed, for a trace that is recorded beside."""
         self.toggles: deque[int] = deque(maxlen=64)
         """How long removing hooks took, or opening them again, in nanoseconds."""
         self._times: list[tuple[int, int, int]] = []
@@ -83,7 +85,8 @@ class Steps:
         wanted = after >= 0 and (hooks.traces is not None or self._is_chosen(after))
         kept = wanted and self._notes < MAX_NOTES
         self._lost += wanted and not kept
-        if after >= 0 and hooks.traces is None and (hooks.come_back() if kept else hooks.step_aside()):
+        captured = kept or self.traced()
+        if after >= 0 and hooks.traces is None and (hooks.come_back() if captured else hooks.step_aside()):
             toggled_ns = time.monotonic_ns()
             self.toggles.append(toggled_ns - begun_ns)
             hooks.excuse(toggled_ns - begun_ns)
@@ -92,10 +95,9 @@ class Steps:
             self.begun.append((self.count, begun_ns, self._guard("marking a step", hooks.anchor), kept))
         if hooks.ranges is not None and (kept or after < 0):
             hooks.ranges.begin_step(self.count)
-        if hooks.traces.recording if hooks.traces is not None else kept:
-            hooks.step_begins(
-                StepRecord(number=self.count, begin_ns=time.monotonic_ns(), thread=threading.get_ident(), observed=True)
-            )
+        if hooks.traces.recording if hooks.traces is not None else captured:
+            begin_ns, thread = time.monotonic_ns(), threading.get_ident()
+            hooks.step_begins(StepRecord(number=self.count, begin_ns=begin_ns, thread=thread, observed=kept))
         return begun_ns
 
     def _is_chosen(self, after: int) -> bool:
@@ -136,7 +138,8 @@ class Steps:
         if record is not None:
             hooks.step_ends(record)
             record.readings += [(name, record.begin_ns, amount) for name, amount in record.amounts.items()]
-            self._keep(record)
+            if record.observed:
+                self._keep(record)
         hooks.after_step(record)
         ended_ns = time.monotonic_ns()
         warming = hooks.traces is not None and hooks.traces.warming

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import overlapscope
-from overlapscope.capture.session import HOOK_IN_TRACE
+from overlapscope.capture.session import HOOK_SEEN_LAST, HOOK_SEEN_LATE
 from overlapscope.cli.main import main
 from tests.support.fork_server import start
 from tests.support.old_torch import needs_fsdp2_without_cuda
@@ -196,11 +196,17 @@ def test_transfers_of_a_hook_are_recorded_in_both_modes(mode: str, tmp_path: Pat
         assert sent == [each for each in trained.results[0]["bucket_bytes"] for _ in range(2)]
 
 
-@pytest.mark.long
-def test_a_trace_that_began_before_the_hook_was_known_says_so(tmp_path: Path) -> None:
-    passed(train("ddp_hook_at_once", tmp_path, mode="trace"))
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        pytest.param("ddp_hook_at_once", HOOK_SEEN_LATE, marks=pytest.mark.long),
+        ("ddp_hook_of_one_step", HOOK_SEEN_LAST),
+    ],
+)
+def test_a_trace_that_began_before_the_hook_was_known_says_so(job: str, said: str, tmp_path: Path) -> None:
+    passed(train(job, tmp_path, mode="trace"))
     for rank in overlapscope.load(tmp_path / "run").run.ranks.values():
-        assert rank.recorded["failures"] == [HOOK_IN_TRACE]
+        assert rank.recorded["failures"] == [said]
 
 
 @pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])

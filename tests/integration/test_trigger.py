@@ -14,6 +14,7 @@ import pytest
 
 import overlapscope
 from overlapscope.analysis.result import TriggeredTrace
+from overlapscope.capture.sampling import Sampling
 from overlapscope.report.text.analysis import render
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
@@ -43,6 +44,22 @@ def test_a_slower_rank_is_recorded_and_the_trace_says_why(tmp_path: Path) -> Non
     assert beside.ranks == [0, 1]
     folder = f"triggered/{written[0].parent.name}"
     assert beside.analysis().run.triggers == [TriggeredTrace(reason=reason, trace=folder)]
+
+
+def test_a_trace_that_a_trigger_records_has_the_transfers_of_a_communication_hook(tmp_path: Path) -> None:
+    results = passed(train("hook", tmp_path, module="tests.integration.jobs.training_trigger")).results
+    (result, other) = [each for each in results if each]
+    assert result["failures"] == other["failures"] == []
+    run = overlapscope.load(Path(result["written"][0]).parent)
+    for rank in run.ranks:
+        calls, steps = run.table("collectives", rank), run.table("steps", rank).step
+        assert len(steps) == 3
+        for step in steps:
+            sent = calls[(calls.step == step) & (calls.bytes > 4)].sort_values("launch_ns").bytes.tolist()
+            assert sent == [each for each in result["bucket_bytes"] for _ in range(2)]
+    every_fourth = Sampling(since_step=2, every=4)  # the recording beside it is as if no trace had been recorded
+    beside = overlapscope.load(tmp_path / "run").table("steps", 0).step.tolist()
+    assert beside == [step for step in range(max(beside) + 1) if step >= 2 and every_fourth.records(step)]
 
 
 def asked(how: str, options: str, ask: Callable[[int], None], folder: Path) -> str:

@@ -4,7 +4,6 @@ In `trace` mode the profiler records what ran, and our hooks add only what it do
 hooks record everything.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -71,8 +70,6 @@ class HookSet:
         self.beside: Callable[[], Iterator[tuple[str, float]]] = lambda: iter(())
         """Called every half second on the telemetry thread."""
         self._graphs: GraphWatch | None = None
-        self._sent: list[CollectiveCall] = []
-        """In `trace` mode, the calls since the last trace was written, where they are recorded."""
 
     # -- opening and closing ---------------------------------------------------------------------------------------
 
@@ -160,35 +157,18 @@ class HookSet:
     def _listening(self) -> bool:
         return self._collectives is not None and self._collectives.listening
 
-    def watch_transfers(self) -> bool:
-        """In `trace` mode without a device, record calls from now on; return whether they are recorded.
-
-        A range `gloo:*` of a trace ends behind its future's callbacks, which have no ranges: they run in it, but
-        outside of the profiler's state (finishWorkGloo in ProcessGroupGloo.cpp). So a trace does not say when the
-        transfers of a communication hook end, and lacks what its callbacks send.
-        """
-        if self.traces is None or self.device is not None:
-            return False
+    def watch_transfers(self) -> None:
+        """In `trace` mode, record calls from now on beside the trace."""
+        assert self.traces is not None
         self._collectives = CollectiveWatch(self.clock, self._guard, self._current, self.ranges)
         self._guard("opening", self._collectives.open)
         self._opened.append(self._collectives)
-        self.traces.take_transfers = self._take_transfers
-        return True
+        self.traces.transfer_clock = self.clock
 
     @property
-    def watches_transfers(self) -> bool:
+    def watches_calls(self) -> bool:
         """Return whether calls are recorded."""
         return self._collectives is not None
-
-    def _take_transfers(self) -> str:
-        sent = [
-            {"op": call.op, "elements": call.elements, "dtype": call.dtype, "group_size": call.group_size}
-            | {"called_ns": self.clock.epoch_ns(transfer.ready), "ended_ns": self.clock.epoch_ns(transfer.done)}
-            for call in self._sent
-            if (transfer := call.transfer).done is not None
-        ]
-        self._sent.clear()
-        return json.dumps(sent)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -227,7 +207,7 @@ class HookSet:
         self.record = None
         record.end_ns = monotonic_ns()
         if self.traces is not None:
-            self._sent += record.calls
+            self.traces.sent += record.calls
 
     def after_step(self, record: StepRecord | None) -> None:
         """Record what delayed the step on the host, and read some marks; None for a step that was not recorded."""

@@ -6,9 +6,10 @@ and the other profiler's are not.
 """
 
 import gc
+import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from overlapscope.capture.host.thread_times import let_other_threads_rest
 from overlapscope.capture.lifecycle.guard import Guard
 from overlapscope.capture.lifecycle.output import unfinished
+from overlapscope.capture.records import CollectiveCall
+from overlapscope.capture.timestamps import Clock
 
 if TYPE_CHECKING:
     from overlapscope.capture.settings import Settings
@@ -48,8 +51,15 @@ class TraceRecorder:
         self.files: list[Path] = []
         self.metadata: dict[str, str] = {}
         """What is written into each trace beside its events: JSON values by key."""
-        self.take_transfers: Callable[[], str] | None = None
-        """Returns as JSON what was sent since its last call, where that is recorded beside the trace."""
+        self.sent: list[CollectiveCall] = []
+        """Calls of recorded steps since the last trace was written, where they are recorded beside it."""
+        self.transfer_clock: Clock | None = None
+        """The clock of `sent`, whose transfers are written into the trace; None where the trace has them.
+
+        A range `gloo:*` of a trace ends behind its future's callbacks, which have no ranges: they run in it, but
+        outside of the profiler's state (finishWorkGloo in ProcessGroupGloo.cpp). So a trace does not say when the
+        transfers of a communication hook end, and lacks what its callbacks send.
+        """
 
     @property
     def recording(self) -> bool:
@@ -144,8 +154,9 @@ class TraceRecorder:
 
     def _wait_for_transfers(self) -> None:
         let_other_threads_rest(REST_SECONDS)
-        if self.take_transfers is not None:
-            self._profiler.add_metadata_json(TRANSFERS, self.take_transfers())
+        if self.transfer_clock is not None:
+            self._profiler.add_metadata_json(TRANSFERS, _transfers(self.sent, self.transfer_clock))
+        self.sent.clear()
 
     def mark(self, name: str) -> AbstractContextManager[Any]:
         """Return a context manager whose range the profiler records under `name`."""
@@ -165,6 +176,17 @@ class TraceRecorder:
             self._profiler.stop()
         elif self.recording:
             self._guard.note("the profiler runs in a thread that is stuck: the unfinished recording is lost")
+
+
+def _transfers(calls: Sequence[CollectiveCall], clock: Clock) -> str:
+    """Return the transfers of calls that have ended, as JSON."""
+    sent = [
+        {"op": call.op, "elements": call.elements, "dtype": call.dtype, "group_size": call.group_size}
+        | {"called_ns": clock.epoch_ns(transfer.ready), "ended_ns": clock.epoch_ns(transfer.done)}
+        for call in calls
+        if (transfer := call.transfer).done is not None
+    ]
+    return json.dumps(sent)
 
 
 class ForeignProfilers:

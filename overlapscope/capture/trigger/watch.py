@@ -1,7 +1,7 @@
 """Watch the steps of a running job, and record a trace of a few of them where the ranks have agreed to."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from overlapscope.capture.hooks.profiler import TraceRecorder
 from overlapscope.capture.lifecycle.guard import Guard
 from overlapscope.capture.records import MarkedRange, StepRecord
 from overlapscope.capture.settings import Settings, Trigger
+from overlapscope.capture.timestamps import Clock
 from overlapscope.capture.trigger.agreement import Agreement, Claim, describe
 from overlapscope.capture.trigger.requests import HttpRequests, SignalRequests
 from overlapscope.capture.trigger.usual_range import UsualRange
@@ -46,12 +47,17 @@ def _host_ranges(ranges: Sequence[MarkedRange]) -> list[tuple[int, int]] | None:
 class TriggerWatch:
     """What `profile(trigger=...)` adds to a recording by `events`: reasons, the agreement, and the recorder."""
 
-    def __init__(self, trigger: Trigger, path: Path, store: Any, rank: int, world_size: int, guard: Guard) -> None:
+    def __init__(
+        self, trigger: Trigger, path: Path, store: Any, rank: int, world_size: int, guard: Guard,
+        transfer_clock: Callable[[], Clock | None],
+    ) -> None:  # fmt: skip
         self._trigger, self._path, self._rank, self._guard = trigger, path, rank, guard
         self._usual = UsualRange(trigger.slower, trigger.for_seconds)
         self._count, self._step_seconds = 0, 0.0
         self._quiet_until = 0.0
         self._recorder: TraceRecorder | None = None
+        self._transfer_clock = transfer_clock
+        """Returns what `TraceRecorder.transfer_clock` is."""
         self._agreement = Agreement(
             store,
             rank,
@@ -88,10 +94,17 @@ class TriggerWatch:
         """Return a context manager whose range stands in the trace under `name`, while one is recorded."""
         return self._recorder.mark(name) if self._recorder is not None else nullcontext()
 
+    def needs_calls(self) -> bool:
+        """Return whether the step that begins now is recorded by a trace that lacks transfers: its calls have them."""
+        recorder = self._recorder
+        return recorder is not None and recorder.transfer_clock is not None and recorder.recording
+
     def step_ended(self, number: int, step_ns: int, record: StepRecord | None) -> None:
         """Look at a step that has ended, on the training thread."""
         self._count = number + 1
         if self._recorder is not None:
+            if record is not None and self._recorder.recording:
+                self._recorder.sent += record.calls
             self._recorder.step()
             if self._recorder.files or self._recorder.lost:
                 self._end_recording()
@@ -126,6 +139,7 @@ class TriggerWatch:
         settings = Settings(mode="trace", warmup=1, steps=self._trigger.steps)
         recorder = TraceRecorder(self._path, lambda: self._rank, settings, self._guard)
         recorder.metadata = {"overlapscope_trigger": describe(plan)} if (plan := self._agreement.plan) else {}
+        recorder.transfer_clock = self._transfer_clock()
         recorder.open()
         self._recorder = recorder
 

@@ -80,7 +80,7 @@ def sharded(*, width: int = 64, **options: object) -> nn.Module:
 
 
 def bucket_bytes(model: nn.parallel.DistributedDataParallel) -> list[int]:
-    reported = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    reported = model._get_ddp_logging_data().get("rebuilt_bucket_sizes", "")  # rebuilt in the second step
     return [int(part) for part in reported.split(",") if part.strip()]
 
 
@@ -113,12 +113,11 @@ def bits() -> dict[str, object]:
     }
 
 
-def ddp_hook(**options: object) -> dict[str, object]:
-    """DDP with the user's own communication hook, which sends the bucket, and in the callback of that once more.
+def hooked(calls: list[int]) -> nn.parallel.DistributedDataParallel:
+    """Return DDP with the user's own communication hook, which sends the bucket, and in the callback of that once more.
 
-    One bucket: callbacks run on the two threads of gloo that make the transfers.
+    One bucket: callbacks run on the two threads of gloo that make the transfers. `calls` gets its number at each call.
     """
-    calls = []
     model = nn.parallel.DistributedDataParallel(mlp(), bucket_cap_mb=1)
 
     def send_again(future: torch.futures.Future[Any]) -> torch.Tensor:
@@ -133,8 +132,14 @@ def ddp_hook(**options: object) -> dict[str, object]:
         return work.get_future().then(send_again)
 
     model.register_comm_hook(None, hook)
+    return model
+
+
+def ddp_hook(steps: int = 6, **options: object) -> dict[str, object]:
+    calls: list[int] = []
+    model = hooked(calls)
     with profiled(model, measure_overhead=False, **options) as scope:
-        for number in range(6):
+        for number in range(steps):
             with step_of(scope):
                 model(batch(number)).square().mean().backward()
                 model.zero_grad()
@@ -143,6 +148,10 @@ def ddp_hook(**options: object) -> dict[str, object]:
 
 def ddp_hook_at_once() -> dict[str, object]:
     return ddp_hook(warmup=0)
+
+
+def ddp_hook_of_one_step() -> dict[str, object]:
+    return ddp_hook(steps=1, warmup=0)
 
 
 def fsdp() -> dict[str, object]:

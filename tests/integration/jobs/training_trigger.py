@@ -1,15 +1,20 @@
 """One rank of a training whose trigger may record; called as `tests.integration.jobs.training` is."""
 
+import itertools
+import os
+import signal
 import time
 from pathlib import Path
 from statistics import median
 
 import torch
+from torch import distributed as dist
 from torch import nn
 
 import overlapscope
-from tests.integration.jobs.training import RANK, batch, digest, main, mlp, profiled
+from tests.integration.jobs.training import RANK, batch, bucket_bytes, digest, hooked, main, mlp, profiled
 
+LIMIT_SECONDS = 60
 STEP_SECONDS = 0.02
 SLOWER = 1.3
 MUCH_SLOWER = 4.0
@@ -85,6 +90,29 @@ def slowed() -> dict[str, object]:
 def soon() -> dict[str, object]:
     """The same in some seconds."""
     return trained(5, 8, 1, STEP_SECONDS, slower=MUCH_SLOWER)
+
+
+def hook() -> dict[str, object]:
+    """DDP with a communication hook, recorded every fourth step; rank 0 asks for a trace of three steps in a row."""
+    model = hooked([])
+    trigger = overlapscope.Trigger(for_seconds=0.4, steps=3, signal=signal.SIGUSR2)
+    written, end = torch.zeros(1), time.monotonic() + LIMIT_SECONDS
+    with profiled(model, "events", trigger=trigger, events_every=4) as scope:
+        for number in itertools.count():
+            with scope.step():
+                model(batch(number)).square().mean().backward()
+                model.zero_grad()
+            if number == 4 and RANK == 0:
+                os.kill(os.getpid(), signal.SIGUSR2)
+            written[0] = bool(scope.trigger and scope.trigger.written) or time.monotonic() > end
+            dist.all_reduce(written, dist.ReduceOp.MIN)
+            if written:
+                break
+    return {
+        "written": [str(Path(file)) for file in scope.trigger.written],
+        "failures": scope.guard.failures,
+        "bucket_bytes": bucket_bytes(model),
+    }
 
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ def test_what_cannot_be_opened_is_a_warning_and_the_rest_goes_on(tmp_path: Path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         guard = Guard()
         trigger = Trigger(http=f"127.0.0.1:{taken.getsockname()[1]}")
-        watch = TriggerWatch(trigger, tmp_path, None, 0, 1, guard)
+        watch = TriggerWatch(trigger, tmp_path, None, 0, 1, guard, lambda: None)
         with pytest.warns(UserWarning, match="opening the trigger"):
             watch.open()
         watch.close()
