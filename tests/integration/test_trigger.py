@@ -62,18 +62,22 @@ def test_a_trace_that_a_trigger_records_has_the_transfers_of_a_communication_hoo
     assert beside == [step for step in range(max(beside) + 1) if step >= 2 and every_fourth.records(step)]
 
 
-def asked(how: str, options: str, ask: Callable[[int], None], folder: Path) -> str:
-    """Run a job of one process, ask for a trace once it has said that it trains, and return the reason in its trace."""
+def asked(how: str, ask: Callable[[int], None], folder: Path) -> str:
+    """Run a job of one process, ask for a trace once it has said that it trains, and return the reason in its trace.
+
+    `ask` gets the process's id, or the port where it listens.
+    """
     run = folder / "run"
     job = subprocess.Popen(
-        [sys.executable, "-m", "tests.integration.exits.asked_for_trace", str(run), options],
+        [sys.executable, "-m", "tests.integration.exits.asked_for_trace", str(run), how],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
     )
     assert job.stdout is not None
-    assert job.stdout.readline() == "training\n"
-    ask(job.pid)
+    said, port = job.stdout.readline().split()
+    assert said == "training"
+    ask(job.pid if how == "signal" else int(port))
     output, _ = job.communicate(timeout=120)
     assert job.returncode == 0, output
     (trace,) = (run / "triggered").glob("*/rank0.pt.trace.json.gz")
@@ -90,24 +94,23 @@ def asked(how: str, options: str, ask: Callable[[int], None], folder: Path) -> s
 
 
 def test_a_signal_asks_for_a_trace_and_the_handler_before_it_is_called_too(tmp_path: Path) -> None:
-    reason = asked("signal", "signal", lambda pid: os.kill(pid, signal.SIGUSR2), tmp_path)
+    reason = asked("signal", lambda pid: os.kill(pid, signal.SIGUSR2), tmp_path)
     assert reason == "signal SIGUSR2 asked for it; handled"
 
 
 def test_a_request_over_http_asks_for_a_trace_and_strangers_names_are_refused(tmp_path: Path) -> None:
-    port = 20_000 + os.getpid() % 20_000
-    url = f"http://127.0.0.1:{port}"
     answers = []
 
-    def ask(_: int) -> None:
+    def ask(port: int) -> None:
         for path, host in (("/record", "elsewhere.example"), ("/other", None), ("/record", None)):
-            request = urllib.request.Request(url + path, method="POST", headers={"Host": host} if host else {})
+            url, headers = f"http://127.0.0.1:{port}{path}", {"Host": host} if host else {}
+            request = urllib.request.Request(url, method="POST", headers=headers)
             try:
-                with urllib.request.urlopen(request, timeout=10) as answer:
+                with urllib.request.urlopen(request, timeout=60) as answer:
                     answers.append((answer.status, json.load(answer)["status"]))
             except urllib.error.HTTPError as error:
                 with error:
                     answers.append((error.code, json.load(error)["status"]))
 
-    assert asked("http", f"127.0.0.1:{port}", ask, tmp_path) == "HTTP request of 127.0.0.1 asked for it"
+    assert asked("http", ask, tmp_path) == "HTTP request of 127.0.0.1 asked for it"
     assert [status for status, _ in answers] == [403, 404, 202]

@@ -1,6 +1,6 @@
 """A job of one process that trains until a trace was asked for and recorded.
 
-python -m tests.integration.exits.asked_for_trace RUN signal|HOST:PORT
+python -m tests.integration.exits.asked_for_trace RUN signal|http
 """
 
 import signal
@@ -27,7 +27,7 @@ def handled(*_: Any) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGUSR2, handled)
-    how = {"signal": signal.SIGUSR2} if HOW == "signal" else {"http": HOW}
+    how = {"signal": signal.SIGUSR2} if HOW == "signal" else {"http": "127.0.0.1:0"}
     model = torch.nn.Linear(64, 64)
     trigger = overlapscope.Trigger(for_seconds=0.4, steps=2, **how)
     with overlapscope.profile(RUN, model=model, mode="events", warmup=1, trigger=trigger) as scope:
@@ -37,7 +37,9 @@ def main() -> None:
                 model(torch.randn(8, 64)).square().mean().backward()
                 time.sleep(0.005)
             if number == 10:
-                say("training")
+                assert scope.trigger
+                (request,) = scope.trigger._requests
+                say(f"training {getattr(request, 'port', None)}")
             if time.monotonic() > end or (scope.trigger and scope.trigger.written):
                 break
     assert signal.getsignal(signal.SIGUSR2) is handled

@@ -233,7 +233,7 @@ def killed() -> dict[str, object]:
     """The last rank is killed in the middle."""
     model = nn.parallel.DistributedDataParallel(mlp())
     try:
-        with profiled(model, warmup=1, wait_seconds=2, measure_overhead=False) as scope:
+        with profiled(model, warmup=1, measure_overhead=False) as scope:
             for number in range(8):
                 if number == 6 and RANK == WORLD - 1:
                     os.kill(os.getpid(), signal.SIGKILL)

@@ -95,7 +95,7 @@ def soon() -> dict[str, object]:
 def hook() -> dict[str, object]:
     """DDP with a communication hook, recorded every fourth step; rank 0 asks for a trace of three steps in a row."""
     model = hooked([])
-    trigger = overlapscope.Trigger(for_seconds=0.4, steps=3, signal=signal.SIGUSR2)
+    trigger = overlapscope.Trigger(for_seconds=1, steps=3, signal=signal.SIGUSR2)
     written, end = torch.zeros(1), time.monotonic() + LIMIT_SECONDS
     with profiled(model, "events", trigger=trigger, events_every=4) as scope:
         for number in itertools.count():

@@ -89,12 +89,14 @@ def test_the_slider_is_moved_with_the_keyboard_and_keeps_its_focus(
     before = visit.lead()
     slider = visit.page.get_by_role("slider").first
     slider.focus()
+    slider.evaluate("slider => { slider.dataset.before = '' }")
     slider.press("ArrowRight")
     visit.page.wait_for_function("() => location.search.includes('cap=2')")
     assert "late=none" in visit.page.url
+    visit.page.wait_for_function("() => !document.querySelector('[role=slider]')?.matches('[data-before]')")
     visit.stands()
     visit.page.wait_for_function("() => document.querySelector('[role=slider]')?.getAttribute('aria-valuetext') == '2'")
-    assert visit.page.evaluate("document.activeElement.getAttribute('role')") == "slider"
+    visit.page.wait_for_function("() => document.activeElement.getAttribute('role') == 'slider'")
     assert "DistributedDataParallel" not in before
     assert visit.wrong == []
 

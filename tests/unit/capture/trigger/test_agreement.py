@@ -1,6 +1,5 @@
 """Ranks agree on a step that none has reached yet, and on who records."""
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,19 +43,16 @@ def test_those_record_whose_own_work_grew_and_one_to_compare_with(
 
 
 class Counting:
-    """A job of several ranks that count the same steps."""
+    """The steps of a job, which all its ranks count, after a time of our own."""
 
-    def __init__(self) -> None:
-        self.begun = time.monotonic()
+    seconds = 0.0
 
     def progress(self) -> tuple[int, float]:
-        return int((time.monotonic() - self.begun) / STEP_SECONDS), STEP_SECONDS
+        return int(self.seconds / STEP_SECONDS), STEP_SECONDS
 
 
-@contextmanager
-def job(ranks: int, store: object) -> Iterator[tuple[list[Agreement], Counting]]:
-    counting = Counting()
-    agreements = [
+def agreements_of(ranks: int, store: object, counting: Counting) -> list[Agreement]:
+    return [
         Agreement(
             store,
             rank,
@@ -68,9 +64,14 @@ def job(ranks: int, store: object) -> Iterator[tuple[list[Agreement], Counting]]
         )
         for rank in range(ranks)
     ]
+
+
+@contextmanager
+def job(ranks: int, store: object) -> Iterator[list[Agreement]]:
+    agreements = agreements_of(ranks, store, Counting())
     for each in agreements:
         each.open()
-    yield agreements, counting
+    yield agreements
     for each in agreements:
         each.close()
 
@@ -83,7 +84,7 @@ def wait_for_plans(agreements: list[Agreement]) -> list[Plan]:
 
 
 def test_all_ranks_have_one_plan_whoever_claims_and_again_after_it() -> None:
-    with job(4, _OwnStore()) as (agreements, _):
+    with job(4, _OwnStore()) as agreements:
         for expected, claims in (([0, 2], [claim(2, "own", 5)]), ([0, 1, 3], [claim(1, "own", 5), claim(3, "own", 6)])):
             for each in claims:
                 agreements[each.rank].claim(each)
@@ -118,10 +119,19 @@ def test_the_late_rank_may_notice_a_little_after_those_that_wait_for_it() -> Non
 
 
 def test_the_step_of_a_plan_lies_before_every_rank_when_it_learns_of_it() -> None:
-    with job(3, _OwnStore()) as (agreements, counting):
-        agreements[0].claim(claim(0))
-        plans = wait_for_plans(agreements)
-        assert all(plan.step > counting.progress()[0] for plan in plans), "learned too late"
+    counting = Counting()
+    agreements = agreements_of(3, _OwnStore(), counting)
+    agreements[0].claim(claim(0))
+    learned = set[int]()
+    for turn in range(30):  # they poll one after the other
+        rank = turn % 3
+        counting.seconds += POLL_SECONDS / 3
+        agreements[rank]._poll()
+        plan = agreements[rank].plan
+        if plan is not None and rank not in learned:
+            assert plan.step > counting.progress()[0], "learned too late"
+            learned.add(rank)
+    assert learned == {0, 1, 2}
 
 
 class Ended(_OwnStore):
@@ -132,13 +142,12 @@ class Ended(_OwnStore):
 
 
 def test_a_store_that_has_ended_ends_the_thread_in_silence(capfd: pytest.CaptureFixture[str]) -> None:
-    before = threading.active_count()
-    with job(1, Ended()) as (agreements, _):
-        end = time.monotonic() + 20
-        while threading.active_count() > before and time.monotonic() < end:
-            time.sleep(POLL_SECONDS)
-        assert threading.active_count() == before
-        assert agreements[0].plan is None
+    with job(1, Ended()) as (agreement,):
+        thread = agreement._thread
+        assert thread is not None
+        thread.join(60)
+        assert not thread.is_alive()
+        assert agreement.plan is None
     assert capfd.readouterr() == ("", "")
 
 
