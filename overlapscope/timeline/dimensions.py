@@ -6,7 +6,7 @@ the shape of the job's groups, where only one interpretation is possible. Else i
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -30,6 +30,10 @@ _LONG: Final = {
     "sequence": CONTEXT,
 }  # fmt: skip
 """Words that name a dimension only in the name of a mesh, or together with `parallel`."""
+FIRST_STAGE: Final = re.compile(r"ss+(?:rs)*rr+")
+"""What the first stage of a pipeline sends (s) and receives (r) in a step, in order of time ..."""
+STAGE: Final = re.compile(r"r[rs]*s")
+"""... and any later one."""
 
 
 def dimension_of(text: str | None) -> str | None:
@@ -124,7 +128,7 @@ def _by_shape(ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], worl
 
 def _is_chain(ranks: Mapping[int, RankTimeline], group: Group) -> bool:
     """Return whether the recorded members of a group only send to and receive from their neighbours in it, but not
-    around: a ring, as of context parallelism, closes. Of two ranks the order of their messages says it."""
+    around: a ring, as of context parallelism, closes. Of two ranks, or without peers, the order of messages says it."""
     members = np.array(group.ranks or (), np.int64)
     if members.size == 2:
         return all(
@@ -132,6 +136,8 @@ def _is_chain(ranks: Mapping[int, RankTimeline], group: Group) -> bool:
         )
     if members.size < 3:
         return False
+    if all(each in ranks and _names_no_peer(ranks[each], group) for each in members.tolist()):
+        return _is_chain_by_order([ranks[each] for each in members.tolist()], group)
     found = False
     for rank in members[np.isin(members, list(ranks))].tolist():
         calls, names = ranks[rank].collectives, ranks[rank].names
@@ -148,22 +154,51 @@ def _is_chain(ranks: Mapping[int, RankTimeline], group: Group) -> bool:
     return found
 
 
+def _is_chain_by_order(members: Sequence[RankTimeline], group: Group) -> bool:
+    """Return whether ranks that only send and receive, where no peer was recorded, do so as the stages of a pipeline in
+    their order: the first and the last like two stages, those between like the last, and twice as often, as both have
+    one neighbour. In a ring all do as much, and where neighbours exchange at once all begin alike.
+    """
+    last = len(members) - 1
+    if not all(_is_like_a_stage(each, group, STAGE if at else FIRST_STAGE) for at, each in enumerate(members)):
+        return False
+    said = [[len(each) for each in _messages(member, group).values()] for member in members]
+    ends, between = said[0], said[1:last]
+    return said[last] == ends and all(each == [2 * count for count in ends] for each in between)
+
+
 def _is_stage_of_two(timeline: RankTimeline, group: Group, place: int) -> bool:
     """Return whether a rank only sends and receives in a group of two, as a stage of a pipeline: in each step the first
     one sends two activations or more before it receives a gradient, and receives the last two or more at the end; the
     second one begins with a receive and ends with a send. Neighbours in a ring do as much of both all the time.
     """
+    return _is_like_a_stage(timeline, group, STAGE if place else FIRST_STAGE)
+
+
+def _is_like_a_stage(timeline: RankTimeline, group: Group, shape: re.Pattern[str]) -> bool:
+    found = _messages(timeline, group).values()
+    return bool(found) and all(shape.fullmatch(each) for each in found)
+
+
+def _names_no_peer(timeline: RankTimeline, group: Group) -> bool:
+    """Return whether a rank called in a group, and none of its calls says who the peer is."""
+    calls, names = timeline.collectives, timeline.names
+    rows = calls.group == names.index(group.name) if group.name in names else np.zeros(calls.group.size, np.bool_)
+    return bool(rows.any() and (calls.peer[rows] == NONE).all())
+
+
+def _messages(timeline: RankTimeline, group: Group) -> dict[int, str]:
+    """Return by step what a rank did in a group, in order of time: s for a send, r for a receive, ? for all else."""
     calls, names = timeline.collectives, timeline.names
     if group.name not in names:
-        return False
+        return {}
     rows = np.flatnonzero((calls.group == names.index(group.name)) & (calls.step != NONE))
     rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]
     said = ["s" if names[code] == "send" else "r" if names[code] == "recv" else "?" for code in calls.op[rows].tolist()]
-    shape = re.compile(r"ss+(?:rs)*rr+" if place == 0 else r"r[rs]*s")
     order: dict[int, list[str]] = {}
     for step, each in zip(calls.step[rows].tolist(), said, strict=True):
         order.setdefault(step, []).append(each)
-    return bool(order) and all(shape.fullmatch("".join(each)) for each in order.values())
+    return {step: "".join(each) for step, each in order.items()}
 
 
 def _in_use(ranks: Mapping[int, RankTimeline]) -> tuple[set[str], dict[str, set[str]]]:

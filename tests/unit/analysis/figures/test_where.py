@@ -11,6 +11,7 @@ import pytest
 import overlapscope
 from overlapscope.analysis.exposure.exposed import ExposedBy
 from overlapscope.report.text.analysis import exposed_by_text
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.dimensions import dimension_of, with_dimensions
 from overlapscope.timeline.run import Group
 from tests.conftest import shared_file
@@ -239,10 +240,34 @@ def test_a_group_that_only_sends_to_neighbours_is_a_pipeline(peers, dimension, o
     ],
 )
 def test_two_ranks_are_a_pipeline_where_the_first_sends_ahead_and_gets_its_gradients_last(first, second, dimension):
+    assert of_order([first, second], lambda number: 1 - number) == {dimension}
+
+
+@pytest.mark.parametrize(
+    ("orders", "dimension"),
+    [
+        pytest.param(["sssrrr", "rsrsrsrsrsrs", "rsrsrsrsrsrs", "rrrsss"], "pipeline", id="all forward, all backward"),
+        pytest.param(["ssrsrr", "rsrsrsrsrsrs", "rsrsrs"], "pipeline", id="one forward, one backward"),
+        pytest.param(["ssrr", "rsrs", "rsrs"], None, id="a ring: all do as much"),
+        pytest.param(["ssrr", "ssssrrrr", "ssrr"], None, id="neighbours that exchange: all send first"),
+        pytest.param(["rrss", "rsrsrsrs", "ssrr"], None, id="stages in another order"),
+    ],
+)
+def test_of_more_ranks_the_order_of_their_messages_says_it_where_no_peer_was_recorded(orders, dimension):
+    assert of_order(orders, lambda _: NONE) == {dimension}
+
+
+def test_messages_of_a_rank_that_was_not_recorded_say_nothing_of_the_order():
+    assert of_order(["sssrrr", "rsrsrsrsrsrs"], lambda _: NONE, members=3) == {None}
+
+
+def of_order(orders, peer_of, members=None):
+    """Return the dimensions of calls in a group whose ranks send (s) and receive (r) in these orders, in two steps."""
+
     def rank(number, order):
         calls = [
             {
-                "op": "send" if each == "s" else "recv", "group": "0", "peer": 1 - number, "step": step,
+                "op": "send" if each == "s" else "recv", "group": "0", "peer": peer_of(number), "step": step,
                 "start_ns": (step * 100 + at) * MS, "end_ns": (step * 100 + at) * MS + US,
             }
             for step in (0, 1)
@@ -250,10 +275,14 @@ def test_two_ranks_are_a_pipeline_where_the_first_sends_ahead_and_gets_its_gradi
         ]  # fmt: skip
         return rank_timeline(number, calls=calls)
 
-    group = Group(name="0", description="default_pg", size=2, ranks=(0, 1))
-    for timeline in with_dimensions({0: rank(0, first), 1: rank(1, second)}, (group,), 2).values():
-        found = {None if code < 0 else timeline.names[code] for code in timeline.collectives.dimension.tolist()}
-        assert found == {dimension}
+    size = members or len(orders)
+    group = Group(name="0", description="default_pg", size=size, ranks=tuple(range(size)))
+    found = with_dimensions({number: rank(number, order) for number, order in enumerate(orders)}, (group,), size)
+    return {
+        None if code < 0 else timeline.names[code]
+        for timeline in found.values()
+        for code in timeline.collectives.dimension.tolist()
+    }
 
 
 def phases_by_hand(path: Path) -> dict[str, int]:
