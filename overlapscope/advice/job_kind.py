@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.parallelism import parallelism_of
+from overlapscope.whatif.parallelism import DDP_NAMES, parallelism_of
 
 NAMES: Final = {
-    "ddp": re.compile(r"DistributedDataParallel\.|torch\.distributed\.ddp\.reducer::"),
+    "ddp": DDP_NAMES,
     "fsdp2": re.compile(r"FSDP::"),
     "deepspeed": re.compile(r"(?:^|/)deepspeed/|DeepSpeed(?:Engine|ZeroOptimizer)"),
     "megatron": re.compile(r"(?:^|/)megatron/(?:core|training)/"),

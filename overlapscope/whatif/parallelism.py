@@ -1,5 +1,6 @@
 """Recognise from its collectives how a recorded job distributes its model over ranks, and list what can be replayed."""
 
+import re
 from typing import Final, Literal
 
 import numpy as np
@@ -9,6 +10,8 @@ from overlapscope.timeline.dimensions import FORWARD, TENSOR
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import RankTimeline, Run
 
+DDP_NAMES: Final = re.compile(r"DistributedDataParallel\.|torch\.distributed\.ddp\.reducer::")
+"""Names of ranges by which torch's DistributedDataParallel is seen."""
 Parallelism = Literal["ddp", "fsdp", "tensor", "pipeline", "mixed", "other"]
 ALWAYS: Final = {
     "link_speed": "faster links; hypothetical, no setting can do it",
@@ -68,6 +71,11 @@ def unsupported_options(kind: Parallelism) -> dict[str, str]:
         }
     no_buckets = "not recognised as DDP, so it has no buckets"
     return dict.fromkeys(("--bucket-cap-mb", "--no-search", "--zero-stage", "--partition-mb", "--priority"), no_buckets)
+
+
+def shows_ddp(run: Run) -> bool:
+    """Return whether torch's DistributedDataParallel is seen in a run: by the names of its ranges, or by capture."""
+    return any(each.recorded.get("ddp") or any(map(DDP_NAMES.search, each.names)) for each in run.ranks.values())
 
 
 def parallelism_of(run: Run) -> Parallelism:

@@ -21,8 +21,10 @@ from overlapscope.timeline.operations import ITEM_BYTES, POINT_TO_POINT
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.ddp.no_sync import averages_parameters, launch_times, optimizer_ns, unsynced_steps
+from overlapscope.whatif.parallelism import shows_ddp
 
 HOW: Final = "record it with `overlapscope.profile(path, model=model)` around the training loop"
+NOT_SEEN: Final = f"DistributedDataParallel is not seen in it, nor buckets that could be replayed; if it is used, {HOW}"
 MOST_STEPS: Final = 64
 """Limit on the steps that are used: the last ones of a longer recording."""
 MOST_RANK_STEPS: Final = 4096
@@ -103,7 +105,7 @@ def recorded_steps(run: Run, cross_rank: CrossRank) -> Recorded:
     }
     if ops and ops <= POINT_TO_POINT:
         raise InputError("its ranks only send and receive: they reduce no gradients, so there are no buckets to replay")
-    names, elements, dtypes, passes = _gradients(reference)
+    names, elements, dtypes, passes = _gradients(run, reference)
     found = {rank: _steps_of(each, names, int(elements.sum()), passes) for rank, each in run.ranks.items()}
     common = sorted(set.intersection(*(set(each) for each in found.values())))
     if not common and any(map(averages_parameters, run.ranks.values())):
@@ -112,9 +114,10 @@ def recorded_steps(run: Run, cross_rank: CrossRank) -> Recorded:
             "there are no buckets to replay"
         )
     if not common:
-        raise InputError(
+        raise _no_buckets(
+            run,
             "no step whose all-reduces carry its gradients was recorded completely on every rank: `whatif` needs two "
-            f"steps of DistributedDataParallel after warm-up; {HOW}"
+            f"steps of DistributedDataParallel after warm-up; {HOW}",
         )
     kinds = Counter(_signature(run, found, step) for step in common)
     usual, often = kinds.most_common(1)[0]
@@ -133,14 +136,20 @@ def recorded_steps(run: Run, cross_rank: CrossRank) -> Recorded:
     )
 
 
-def _gradients(timeline: RankTimeline) -> tuple[tuple[str, ...], Ints, tuple[str, ...], int]:
+def _no_buckets(run: Run, lacks: str) -> InputError:
+    """Return the error for a run that lacks what a replay of DistributedDataParallel needs, or is of another kind."""
+    return InputError(lacks if shows_ddp(run) else NOT_SEEN)
+
+
+def _gradients(run: Run, timeline: RankTimeline) -> tuple[tuple[str, ...], Ints, tuple[str, ...], int]:
     """Return the gradients of a pass in the order of the usual step, and the passes of a step."""
     table = timeline.gradients
     known = (table.elements > 0) & (table.step != NONE) & (table.ready_ns != NONE) & (table.dtype >= 0)
     if not known.any():
-        raise InputError(
+        raise _no_buckets(
+            run,
             f"it holds no gradients with sizes, which are needed to compute buckets; {HOW}, or let torch's profiler "
-            "record shapes (record_shapes=True)"
+            "record shapes (record_shapes=True)",
         )
     steps = np.unique(table.step[known])[-MOST_STEPS:].tolist()
     orders = Counter(

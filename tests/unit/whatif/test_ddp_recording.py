@@ -151,6 +151,14 @@ def test_a_run_without_what_is_needed_says_what_and_how_to_record_it(drop: str, 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("drop", ["gradients", "collectives"])
+def test_a_job_in_which_ddp_is_not_seen_is_not_asked_for_what_ddp_lacks(drop: str) -> None:
+    run = recorded(IN_PAIRS, drop=drop)
+    other = replace(run, ranks={rank: replace(each, recorded={}) for rank, each in run.ranks.items()})
+    with pytest.raises(InputError, match="DistributedDataParallel is not seen in it"):
+        ddp_case_of_run(other)
+
+
 def test_no_rank_at_all_says_so() -> None:
     with pytest.raises(InputError, match="no rank"):
         ddp_case_of_run(Run(world_size=2, ranks={}))
