@@ -3,10 +3,15 @@
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 from overlapscope.advice.losses.host_time import host_time
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.common.cause_table import NO_CAUSES, WAITS_FOR_LATE_RANK, cause_label, idle_label
 from overlapscope.analysis.result import Recommendation
+from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.run import RankTimeline
 
 MOST_OPS: Final = 3
 ADDRESSED: Final = 0.5
@@ -30,8 +35,10 @@ INSTEAD: Final = {
     "pipeline": "# give the stages equal work, and each step more micro-batches: a stage waits for its slowest "
     "neighbour, and while the pipeline fills and empties",
     LATE_RANKS: "# overlapscope explain RUN lists the longest waits: who was late, and what it did before",
-    "unknown": "# record all ranks, with the host's events: whether this is waiting or transfer is not known",
+    "unknown": "# whether this is waiting or transfer is not known: record {lacking}",
 }
+ALL_RANKS, HOST_EVENTS = "all ranks", "the host's events"
+SHAPES: Final = "sizes and peers of calls (torch.profiler: record_shapes=True), by which they are matched"
 RECORD: Final = "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])  # with host calls"
 
 
@@ -69,7 +76,7 @@ def _exposed(given: RuleInput, exposed: int) -> Recommendation:
         f"{ms(ns)} of it: {label}",
         verdict="look",
         loss_ns=exposed,
-        apply={"torch": INSTEAD[cause]} if cause in INSTEAD and not given.job.serves else {},
+        apply=_apply(given, cause),
         evidence={
             "exposed_comm_ns": exposed,
             "causes": dict(given.figures.causes),
@@ -79,6 +86,28 @@ def _exposed(given: RuleInput, exposed: int) -> Recommendation:
         assumed=[] if given.is_whole else ["that none of it is waiting for ranks that were not recorded"],
         verify="overlapscope analyze RUN --all",
     )
+
+
+def _apply(given: RuleInput, cause: str) -> dict[str, str]:
+    """Return what to do about a cause; of time that may be waiting, to record what says so, if anything was not."""
+    if given.job.serves or cause not in INSTEAD:
+        return {}
+    if cause != "unknown":
+        return {"torch": INSTEAD[cause]}
+    hosts_seen = all(each.no_causes_reason != "no_host_events" for each in given.analysis.ranks)
+    unsized = given.analysis.skew.unmatched > 0 and any(map(_lacks_shapes, (rank for rank, _ in given.some_ranks())))
+    lacks = ((ALL_RANKS, not given.is_whole), (HOST_EVENTS, not hosts_seen), (SHAPES, unsized))
+    lacking = [what for what, is_lacking in lacks if is_lacking]
+    if not lacking:
+        return {"torch": INSTEAD["dependency"]} if "dependency" in given.figures.causes else {}
+    return {"torch": INSTEAD[cause].format(lacking=", ".join(lacking))}
+
+
+def _lacks_shapes(timeline: RankTimeline) -> bool:
+    """Return whether a rank's calls lack sizes, or its messages their peers."""
+    calls = timeline.collectives
+    messages = np.isin(calls.op, [code for code, name in enumerate(timeline.names) if name in POINT_TO_POINT])
+    return bool((calls.bytes == NONE).any() or (calls.peer[messages] == NONE).any())
 
 
 def _idle(given: RuleInput, idle: int) -> Recommendation:

@@ -22,6 +22,7 @@ from overlapscope.analysis.result import Recommendation
 from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.cli.main import main
 from overlapscope.ingest.read_run import read_inputs
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.ddp.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp.ddp_recording import ddp_case_of_run
@@ -32,6 +33,7 @@ from tests.support.ddp_cases import Made, recorded
 
 MB = 2**18
 READY = (600, 800, 1000, 1200, 1400, 1600, 1800, 2000)
+MS = 1_000_000
 ONE = Made(ready=READY, elements=(MB,) * 8, buckets=(tuple(range(8)),), ticks_per_mb=120)
 EACH = replace(ONE, buckets=tuple((each,) for each in range(8)), ticks_per_mb=20)
 
@@ -257,6 +259,39 @@ def test_what_depends_on_calls_that_were_not_matched_may_be_waiting() -> None:
         assert named
         assert ("waiting for other ranks included" in named.title) == included
         assert ("give it other work" in named.apply["torch"]) != included
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"world_size": 4}, "record all ranks"),
+        ({"reason": "no_host_events"}, "record the host's events"),
+        ({"unmatched": 5}, None),
+        ({"unmatched": 5, "sized": False}, "record sizes and peers of calls"),
+    ],
+)
+def test_what_may_be_waiting_is_recorded_anew_with_what_it_lacks_only(
+    changes: dict[str, Any], said: str | None
+) -> None:
+    run = recorded(ONE)
+    analysis = analyze(run)
+    if "sized" in changes:
+        run = replace(run, ranks={
+            rank: replace(each, collectives=replace(each.collectives, bytes=each.collectives.bytes * 0 + NONE))
+            for rank, each in run.ranks.items()
+        })  # fmt: skip
+    run = replace(run, world_size=changes.get("world_size", run.world_size))
+    head = replace(analysis.headline, causes={"dependency": 90 * MS}, exposed_comm_ns=90 * MS, exposed_wait_ns=None)
+    analysis = replace(
+        analysis,
+        headline=head,
+        skew=replace(analysis.skew, unmatched=changes.get("unmatched", 0)),
+        ranks=[replace(each, no_causes_reason=changes.get("reason")) for each in analysis.ranks],
+    )
+    named = largest_loss(RuleInput.of(run, analysis, match_and_align(run)), [])
+    assert named
+    assert (said or "give it other work") in named.apply["torch"]
+    assert ("record" in named.apply["torch"]) == (said is not None)
 
 
 def test_exposed_communication_is_not_the_largest_loss_of_hosts_that_did_nothing_for_longer() -> None:
