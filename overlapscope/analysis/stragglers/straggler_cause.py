@@ -39,7 +39,7 @@ BESIDE_MOST: Final = 0.2
 AT_ONCE_NS: Final = 50_000
 """A call that starts within this after its launch waited for its host, not for its device."""
 STRAGGLER_CAUSES: Final[Mapping[str, str]] = {
-    "host": "host stall (its GPU was idle, waiting for kernel launches)",
+    "host": "host stall (it was idle, as its host started nothing)",
     "data_loading": "data loading (it was between two steps)",
     "garbage_collector": "garbage collection pauses of its interpreter",
     "allocator": "device memory was full (the allocator freed cached memory and retried)",

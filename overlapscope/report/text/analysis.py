@@ -52,6 +52,9 @@ _PATH_WORDS: Final = {
     "unknown": "unknown",
     "before_recording": "before the recording of its rank",
 }
+UNEVEN: Final = "How long all-to-alls of uneven sizes transfer is not known"
+MORE_LINKS: Final = 1000
+"""Links to ask `explain` for, where those of the longest loss end within it."""
 MOST_LINKS: Final = 5
 MOST_RANKS = 4
 WORTH_SHOWING = 0.001
@@ -274,7 +277,8 @@ def _causes(analysis: Analysis) -> str:
         rows.append([*row, *([] if price is None else [f"{hours.get(cause, 0.0) * price:,.2f}"])])
     lines = list(aligned([columns, *rows]))
     if head.exposed_wait_ns is None and len(analysis.ranks) > 1 and "dependency" in head.causes:
-        lines.append("Not all calls could be matched across ranks: this holds waiting for other ranks, too.")
+        why = "Not all calls could be matched across ranks" if analysis.skew.unmatched else UNEVEN
+        lines.append(f"{why}: what later compute depends on holds waiting for other ranks, too.")
     return "\n".join(lines)
 
 
@@ -469,6 +473,9 @@ def longest_loss_text(loss: LongestLoss | None) -> str:
     for line, (_, _, known, words) in zip(cells, shown, strict=True):
         lines.append(f"  {line}  {short(f'{words} ({known})', MAX_WIDTH - len(line) - 4)}")
     links = loss.chain.chain
+    if loss.chain.is_cut and links and links[-1].start_ns > loss.start_ns:
+        before_ns = min(links[-1].start_ns, loss.end_ns) - loss.start_ns
+        lines.append(f"  The {ms(before_ns)} ms before the last links: {middle} --links {MORE_LINKS}")
     if not loss.chain.is_cut and (not links or links[-1].start_ns > loss.start_ns):
         lines.append(f"  Nothing before that was recorded of rank {links[-1].rank if links else loss.rank}.")
     return "\n".join(lines)

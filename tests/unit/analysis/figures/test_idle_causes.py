@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.cause_table import NO_CAUSES
@@ -63,11 +64,15 @@ def test_a_sampled_trace_says_why_its_idle_time_is_unknown() -> None:
 
 
 def test_causes_of_calls_that_were_not_matched_are_said_to_hold_waiting() -> None:
-    said = "Not all calls could be matched across ranks: this holds waiting for other ranks, too."
-    for name, some_unmatched in (("hot_experts_moe3", True), ("starved_tp2", False)):
+    unmatched, uneven = "Not all calls could be matched across ranks", "How long all-to-alls of uneven sizes transfer"
+    for name, not_known in (("hot_experts_moe3", True), ("starved_tp2", False)):
         analysis = analyze(read_inputs([ROOT / "tests" / "truth" / "recordings" / name]))
-        assert (analysis.headline.exposed_wait_ns is None) == some_unmatched
-        assert (said in render(analysis)) == some_unmatched
+        assert (analysis.headline.exposed_wait_ns is None) == not_known
+        assert ("what later compute depends on holds waiting for other ranks, too." in render(analysis)) == not_known
+        assert (uneven in render(analysis)) == not_known, "all of its calls were matched"
+        some = replace(analysis, skew=replace(analysis.skew, unmatched=1))
+        assert (unmatched in render(some)) == not_known
+        assert unmatched not in render(analysis)
 
 
 def test_that_the_host_was_not_recorded_is_said_once() -> None:

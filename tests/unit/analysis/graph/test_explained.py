@@ -125,6 +125,10 @@ def test_the_longest_loss_of_a_step_says_what_it_waited_for() -> None:
     text = longest_loss_text(loss)
     assert "5.004 ms without compute on rank 1, because it waited for" in text
     assert "rank 1  host: until cudaLaunchKernel (order)" in text
+    assert "before the last links" not in text
+    cut = replace(loss, chain=replace(loss.chain, chain=loss.chain.chain[:1], is_cut=True))
+    rest_ns = cut.chain.chain[-1].start_ns - loss.start_ns
+    assert longest_loss_text(cut).splitlines()[-1].startswith(f"  The {rest_ns / MS:.3f} ms before the last links: ")
 
 
 def test_the_verb_prints_chains_as_well_as_pages(capsys: pytest.CaptureFixture[str]) -> None:
