@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from overlapscope.analysis.common.findings import MILLISECOND_NS, Finding, format_ms
 
@@ -25,7 +26,9 @@ fifth, in each of these. Two other steps may be alike by luck, so that their ran
 RANGE: Final = 0.1
 """... this share of their median."""
 ODD_AT_LEAST_NS: Final = MILLISECOND_NS
-"""... and the difference to the median is at least this."""
+"""... and the difference to the median is at least this, and at least ..."""
+ODD_OF_STEP: Final = 0.05
+"""... this share of the rank's usual step: more communication that hardly lengthens anything is nobody's concern."""
 EARLY: Final = 0.5
 """Where its compute is shorter than usual by this share of what communication is longer, the rank came early and waited
 for the others: the step is not odd for that."""
@@ -59,7 +62,9 @@ def outlier_steps(ranks: Mapping[int, Steps], known_from: Mapping[int, str]) -> 
     for name, verb, place in FIGURES:
         by_step: dict[int, list[OutlierStep]] = defaultdict(list)
         for rank, steps in ranks.items():
-            for each in _of_rank(rank, [(step[0], step[place]) for step in steps]):
+            usual_step_ns = np.median([step[1] for step in steps if step[1] is not None] or [0])
+            least_ns = max(ODD_AT_LEAST_NS, ODD_OF_STEP * float(usual_step_ns))
+            for each in _of_rank(rank, [(step[0], step[place]) for step in steps], least_ns):
                 if name != "comm_ns" or not _came_early(each, steps):
                     by_step[each.step].append(each)
         order = sorted(by_step.values(), key=lambda found: (-len(found), -_most(found).value_ns))
@@ -73,7 +78,7 @@ def outlier_steps(ranks: Mapping[int, Steps], known_from: Mapping[int, str]) -> 
     return findings
 
 
-def _of_rank(rank: int, steps: Sequence[tuple[int, int | None]]) -> list[OutlierStep]:
+def _of_rank(rank: int, steps: Sequence[tuple[int, int | None]], least_ns: float) -> list[OutlierStep]:
     known = [(step, value) for step, value in steps if value is not None]
     ordered = sorted(value for _, value in known)
     if len(ordered) < 3:
@@ -83,7 +88,7 @@ def _of_rank(rank: int, steps: Sequence[tuple[int, int | None]]) -> list[Outlier
         usual, smallest, largest = _without(ordered, bisect_left(ordered, value))
         stands_out = value >= ODD_FACTOR * usual and value >= ODD_PAST_LARGEST * largest
         far = value - largest > FAR.get(len(ordered), 1.0) * max(largest - smallest, RANGE * usual)
-        if stands_out and far and value - usual >= ODD_AT_LEAST_NS:
+        if stands_out and far and value - usual >= least_ns:
             found.append(OutlierStep(rank=rank, step=step, value_ns=value, usual_ns=usual))
     return found
 

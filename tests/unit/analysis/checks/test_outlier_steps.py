@@ -94,6 +94,12 @@ def test_a_rank_that_came_early_waited_and_its_step_is_not_odd(computed: int | N
     assert ids({0: steps}) == ["odd_step:comm_ns:rank0:step3"] * odd
 
 
+@pytest.mark.parametrize(("step_ms", "found"), [(1000, ["odd_step:comm_ns:rank0:step1"]), (1300, [])])
+def test_more_communication_is_odd_only_where_it_is_much_of_a_step(step_ms: int, found: list[str]) -> None:
+    # 60 ms more than usual: 6 % of a step of 1 s, 4.6 % of one of 1.3 s.
+    assert ids({0: [(at, step_ms * MS, ms * MS, None) for at, ms in enumerate((40, 100, 40, 42, 39))]}) == found
+
+
 times = st.lists(st.integers(0, 20).map(lambda each: each * MS // 2), max_size=9)
 
 
