@@ -75,8 +75,8 @@ class _Share(msgspec.Struct, kw_only=True):
     @classmethod
     def of(cls, begin: int, end: int | None, *, stacks: bool) -> Self:
         """Return a share of which nothing was read yet."""
-        speaks = lambda name: name == ACCUMULATE or may_describe_collective(name)  # noqa: E731
-        return cls(begin=begin, end=end, collector=EventCollector(speaks, stacks=stacks))
+        collector = EventCollector(may_describe_collective, tensors_of=ACCUMULATE, stacks=stacks)
+        return cls(begin=begin, end=end, collector=collector)
 
     def read(self, stream: ByteStream, chunks: EventChunks) -> None:
         """Decode the pieces of this share.

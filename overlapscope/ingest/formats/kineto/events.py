@@ -96,14 +96,26 @@ class _SyncArgs(msgspec.Struct, gc=False):
     awaited_correlation: Any = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
 
 
+class _TensorArgs(msgspec.Struct, gc=False):
+    """The text of what describes an operation's tensors."""
+
+    input_dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
+    input_type: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
+
+
 class EventCollector:
     """Collects events from pieces of text and returns them as columns.
 
-    `speaks_of_comm(name)` selects the host ranges whose arguments are kept; `stacks` keeps functions of Python stacks.
+    `speaks_of_comm(name)` selects the host ranges whose arguments are kept. Of those named `tensors_of` only shapes and
+    types are kept, one value for all that have the same. `stacks` keeps functions of Python stacks.
     """
 
-    def __init__(self, speaks_of_comm: Callable[[str], bool], *, stacks: bool = False) -> None:
-        self._speaks, self._stacks = speaks_of_comm, stacks
+    def __init__(
+        self, speaks_of_comm: Callable[[str], bool], *, tensors_of: str | None = None, stacks: bool = False
+    ) -> None:
+        self._speaks, self._tensors_of, self._stacks = speaks_of_comm, tensors_of, stacks
+        self._tensors: dict[tuple[bytes, bytes], CollectiveArgs] = {}
+        self._has_tensors = np.empty(0, np.bool_)
         self._speaking = np.empty(0, np.bool_)
         self._names = NameTable()
         self._frames: dict[str, int] = {}
@@ -230,10 +242,25 @@ class EventCollector:
         if self._speaking.size < len(self._names):
             new = self._names.to_list()[self._speaking.size :]
             self._speaking = np.append(self._speaking, np.array([self._speaks(name) for name in new], np.bool_))
+            self._has_tensors = np.append(self._has_tensors, np.array([name == self._tensors_of for name in new]))
         chosen = np.flatnonzero(self._speaking[names]).tolist()
         if chosen:
             args = decode_args([events[row].args for row in chosen], CollectiveArgs)
             self._host_args.update(zip((first + row for row in chosen), args, strict=True))
+        shaped = np.flatnonzero(self._has_tensors[names]).tolist()
+        if shaped:
+            raws = [events[row].args for row in shaped]
+            shared = map(self._shared, decode_args(raws, _TensorArgs), raws)
+            self._host_args.update(zip((first + row for row in shaped), shared, strict=True))
+
+    def _shared(self, text: _TensorArgs, raw: msgspec.Raw) -> CollectiveArgs:
+        """Return shapes and types of these arguments: the same value for the same texts."""
+        key = bytes(text.input_dims), bytes(text.input_type)
+        args = self._tensors.get(key)
+        if args is None:
+            (found,) = decode_args([raw], CollectiveArgs)
+            args = self._tensors[key] = CollectiveArgs(input_dims=found.input_dims, input_type=found.input_type)
+        return args
 
     def _add_syncs(self, events: list[CompleteEvent]) -> None:
         args = decode_args([event.args for event in events], _SyncArgs)

@@ -35,7 +35,10 @@ def with_ready_gradients(timeline: RankTimeline, columns: TraceColumns, base_ns:
     rows = rows[np.argsort(host.end_ns[rows], kind="stable")]
     ready = host.end_ns[rows] + base_ns
     step = step_at(timeline.steps, host.start_ns[rows] + base_ns)
-    shaped = [_shape(columns.host_args.get(row)) for row in rows.tolist()]
+    # Those of one shape share one value.
+    of_row = [columns.host_args.get(row) for row in rows.tolist()]
+    shape_of = {at: _shape(each) for at, each in {id(each): each for each in of_row}.items()}
+    shaped = [shape_of[id(each)] for each in of_row]
     kept = [at for at, each in enumerate(shaped) if each is not None and step[at] != NONE]
     if not kept:
         return timeline
