@@ -134,8 +134,9 @@ def host_cost() -> dict[str, float]:
 def main() -> None:
     folder, store, rank = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     cores = sorted(os.sched_getaffinity(0))
-    if len(cores) >= WORLD_SIZE:
-        os.sched_setaffinity(0, {cores[rank]})
+    each = len(cores) // WORLD_SIZE
+    if each:
+        os.sched_setaffinity(0, cores[rank * each : (rank + 1) * each])
     step_ms, calls, steps, size = float(sys.argv[4]), *map(int, sys.argv[5:8])
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", store=distributed.FileStore(store, WORLD_SIZE), rank=rank, world_size=2)
