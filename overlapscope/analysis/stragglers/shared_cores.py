@@ -73,10 +73,13 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
 def host_times(timeline: RankTimeline, polled: Intervals | None = None) -> HostTimes | None:
     """Return what a rank's host did in its recording; None where its recording holds no calls of the host.
 
-    `polled` holds its silences with a poll for its device, and work on what it had polled for, on its own clock.
+    `polled` holds its silences with a poll for its device, and work on what it had polled for, on its own clock. Raises
+    HostEventsError.
     """
+    if not timeline.has_device or not timeline.has_host_events:
+        return None
     host = without_functions(timeline.host)
-    if not timeline.has_device or not timeline.has_host_events or not host.start_ns.size:
+    if not host.start_ns.size:
         return None
     notes, steps = timeline.annotations, timeline.steps
     marks = [notes.start_ns, notes.end_ns, steps.start_ns, steps.end_ns]
