@@ -210,6 +210,33 @@ def test_hosts_that_compute_one_after_the_other_take_no_turns() -> None:
     assert in_turns([runs(first, first), runs(second, second)]) == []
 
 
+def test_hosts_that_miss_each_other_in_each_micro_batch_anew_take_no_turns() -> None:
+    """Two stages of a pipeline, each with small operations for 5 ms of 25 ms, the second one always 20 ms later."""
+    long = 25 * LENGTH
+    each = [[(at + lag, at + lag + 5 * MS) for at in range(0, long, 25 * MS)] for lag in (0, 20 * MS)]
+    hosts = [
+        HostRuns(computing=intervals([(0, long)]), ran=intervals(ran), recorded_ns=long, stretch_ns=5 * MS)
+        for ran in each
+    ]
+    assert in_turns(hosts) == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_uneven_turns_on_one_core_are_no_schedule(seed: int) -> None:
+    """As above, but the turns of 3 to 6 ms follow each other as a scheduler has it."""
+    draw, ran = random.Random(seed), ([], [])
+    at = 0
+    while at < 5 * LENGTH:
+        own = draw.randrange(2)
+        ran[own].append((at, at + draw.randrange(3 * MS, 6 * MS)))
+        at = ran[own][-1][1] + draw.randrange(1, 10 * MS)
+    hosts = [
+        HostRuns(computing=intervals([(0, at)]), ran=intervals(each), recorded_ns=at, stretch_ns=4.5 * MS)
+        for each in ran
+    ]
+    assert [one.at_once_ns for one in in_turns(hosts)] == [0]
+
+
 def test_few_moments_of_running_do_not_show_that_hosts_take_turns() -> None:
     whole = [(0, LENGTH)]
     rare = [[(at + shift, at + shift + MS) for at in range(0, LENGTH, 20 * MS)] for shift in (0, 10 * MS)]
@@ -229,3 +256,22 @@ def test_a_host_certainly_ran_where_its_calls_follow_each_other_closely() -> Non
     assert own
     assert (own.ran.starts.tolist(), own.ran.ends.tolist()) == ([100_000], [950_000 + 20_000 - 100_000])
     assert own.stretch_ns == own.ran.ends[0] - own.ran.starts[0]
+
+
+@pytest.mark.parametrize("begin_ns", [-10 * MS, 0])
+def test_moments_of_running_before_time_0_are_as_long_as_after_it(begin_ns: int) -> None:
+    calls = [{"name": "aten::add", "start_ns": begin_ns + at, "end_ns": begin_ns + at + 20_000} for at in (0, 50_000)]
+    more = [{**each, "start_ns": each["start_ns"] + 2 * MS, "end_ns": each["end_ns"] + 2 * MS} for each in calls]
+    steady = [
+        {"name": "aten::add", "start_ns": begin_ns + at, "end_ns": begin_ns + at + 20_000}
+        for at in range(4 * MS, 5 * MS, 50_000)
+    ]
+    timeline = rank_timeline(
+        host=[{"lane": 0, **each} for each in (*calls, *more, *steady)],
+        recordings=[{"start_ns": begin_ns, "end_ns": begin_ns + 10 * MS, "host_events": True}],
+        has_device=False,
+    )
+    own = host_runs(timeline, Coverage.of(timeline.spans))
+    assert own
+    assert (own.ran.starts - begin_ns).tolist() == [4 * MS + 100_000]
+    assert length(own.computing) == length(own.ran) == 770_000
