@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.advice.shared_cores import shared_cores as recommended
 from overlapscope.analysis.analyze import analyze
@@ -194,6 +195,23 @@ def test_hosts_of_a_cpu_run_that_take_turns_share_one_core(hosts: int) -> None:
     assert one.by_chance_ns == pytest.approx(LENGTH * (1 - np.prod([1 - p for p in often]) - single))
     assert (one.ranks, one.share, one.at_once_ns) == (tuple(range(hosts)), 1.0, 0)
     assert one.waited_share == pytest.approx(1 - 1 / hosts)
+
+
+@pytest.mark.parametrize("names", [("a", "b", None), ("a", None, "b")])
+def test_hosts_of_machines_of_two_names_share_no_core(names: Sequence[str | None]) -> None:
+    """Whatever they do, and though the clocks of all agree, and one rank's machine has no name."""
+    whole = [(0, LENGTH)]
+    ran = [difference(intervals(whole), intervals(each)) for each in scheduled(3, 1, 1)]
+    hosts = [runs(whole, list(zip(*(map(np.ndarray.tolist, each)), strict=True))) for each in ran]
+    run = Run(world_size=3, ranks={
+        rank: replace(rank_timeline(rank), recorded={"host": name} if name else {}) for rank, name in enumerate(names)
+    })  # fmt: skip
+    clocks = Clocks(tied=dict.fromkeys(range(3), 0))
+    assert hosts_in_turns(run, dict(enumerate(hosts)), clocks) == []
+    (one,) = hosts_in_turns(
+        replace(run, ranks={rank: rank_timeline(rank) for rank in range(3)}), dict(enumerate(hosts)), clocks
+    )
+    assert one.ranks == (0, 1, 2)
 
 
 @pytest.mark.parametrize("seed", range(20))
