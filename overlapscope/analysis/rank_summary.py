@@ -11,7 +11,7 @@ from overlapscope.analysis.checks.pipeline import PipelineStage, groups_by_rank,
 from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.exposure.exposed_causes import OwnParts, own_parts
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
-from overlapscope.analysis.graph.found_causes import HostLoss, marked_losses
+from overlapscope.analysis.graph.found_causes import HostLoss, OwnCauses, marked_losses
 from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
 from overlapscope.analysis.per_rank.interference import Interference, NoInterference, interference
@@ -20,6 +20,7 @@ from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole
 from overlapscope.analysis.stragglers.core_turns import HostRuns, host_runs
 from overlapscope.analysis.stragglers.shared_cores import HostTimes, host_times
 from overlapscope.analysis.stragglers.straggler_cause import before_first_launch
+from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
 from overlapscope.timeline.intervals import BusyTime, Intervals, WindowSets, difference, union
 from overlapscope.timeline.rows import sum_by
@@ -88,6 +89,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
     sets = _sets(whole, windows)
     slowed = interference(spans, has_kernels=timeline.has_device and timeline.basis == "trace")
     linkage = (size(spans), int((spans.launch_ns == NONE).sum())) if timeline.has_device else None
+    host, runs = (None, None) if alone else _of_host(timeline, covered, causes)
     return RankSummary(
         windows=windows,
         whole=whole,
@@ -110,10 +112,20 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
         noted={note: _noted(timeline, note) for note in LISTED},
         linkage=linkage,
         not_launched=before_first_launch(timeline),
-        host=None if alone or causes.reason == "unreadable_host_events" else host_times(timeline, causes.polled),
-        host_runs=None if alone or causes.reason == "unreadable_host_events" else host_runs(timeline, covered),
+        host=host,
+        host_runs=runs,
         stages=own_stages(timeline, groups, windows),
     )
+
+
+def _of_host(timeline: RankTimeline, covered: Coverage, causes: OwnCauses) -> tuple[HostTimes | None, HostRuns | None]:
+    """Return `host` and `host_runs` of a rank; None for both where its host events cannot be read."""
+    if timeline.host_is_lost:
+        return None, None
+    try:
+        return host_times(timeline, causes.polled), host_runs(timeline, covered)
+    except HostEventsError:  # the rank's other figures do not need them; `RankTimeline.host_error` has it
+        return None, None
 
 
 def _idle(covered: Coverage, whole: Sequence[tuple[int, int]]) -> Intervals:

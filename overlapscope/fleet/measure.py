@@ -37,16 +37,18 @@ def measure(run: Run, name: str, job: str) -> FleetRun:
         if own.figures[0].window_ns
     }
     recorded = max((len(own.windows) for own in alone.values()), default=0)
-    return figures_of(run, name, job, recorded, held, throughput(run, alone), headline(ranks, cross_rank))
+    damaged = [rank for rank, own in alone.items() if own.no_causes_reason == "unreadable_host_events"]
+    return figures_of(run, name, job, recorded, held, throughput(run, alone), headline(ranks, cross_rank), damaged)
 
 
 def measure_analyzed(run: Run, name: str, job: str, analysis: Analysis) -> FleetRun:
     """Return the same as `measure` from the run's stored analysis; the tables of `run` are not read."""
     assert analysis.throughput is not None  # stored by this version
     recorded = max((len(each.steps) for each in analysis.ranks), default=0)
+    damaged = [each.rank for each in analysis.ranks if each.no_causes_reason == "unreadable_host_events"]
     return figures_of(
-        run, name, job, recorded, analysis.skew.stragglers, analysis.throughput, analysis.headline
-    )  # fmt: skip
+        run, name, job, recorded, analysis.skew.stragglers, analysis.throughput, analysis.headline, damaged
+    )
 
 
 def figures_of(
@@ -57,8 +59,10 @@ def figures_of(
     held: Sequence[Straggler],
     rates: Throughput,
     head: Headline,
+    damaged: Sequence[int],
 ) -> FleetRun:
-    """Return the figures of a run from its headline, rates and stragglers; `recorded` is its number of steps."""
+    """Return the figures of a run from its headline, rates and stragglers; `recorded` is its number of steps, and the
+    host events of the ranks `damaged` cannot be read."""
     by_host = ranks_of_hosts(run)
     hosts = {rank: host for host, ranks in by_host.items() for rank in ranks}
     return FleetRun(
@@ -82,6 +86,7 @@ def figures_of(
             )
             for each in held
         ],
+        damaged_hosts=list(damaged),
     )  # fmt: skip
 
 

@@ -104,10 +104,15 @@ def _apply(given: RuleInput, cause: str) -> dict[str, str]:
 
 
 def _lacks_shapes(timeline: RankTimeline) -> bool:
-    """Return whether a rank's calls lack sizes, or its messages their peers."""
+    """Return whether no call of a rank has a size, or no message one or its peer.
+
+    Of a barrier, or of calls with lists of tensors, no trace has a size: others show that shapes were recorded.
+    """
     calls = timeline.collectives
     messages = np.isin(calls.op, [code for code, name in enumerate(timeline.names) if name in POINT_TO_POINT])
-    return bool((calls.bytes == NONE).any() or (calls.peer[messages] == NONE).any())
+    unsized = calls.bytes == NONE
+    lacking = bool(messages.any() and (unsized & (calls.peer == NONE))[messages].all())
+    return lacking or bool(unsized.size and unsized.all())
 
 
 def _idle(given: RuleInput, idle: int) -> Recommendation:

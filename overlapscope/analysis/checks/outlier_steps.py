@@ -45,12 +45,13 @@ Steps = Sequence[tuple[int, int | None, int | None, int | None]]
 
 
 class OutlierStep(msgspec.Struct, frozen=True, kw_only=True):
-    """An outlier step of one rank in one figure; `usual_ns` is the median of its other steps."""
+    """An outlier step of one rank in one figure; `usual_ns` is the median of its `others`, steps of the same kind."""
 
     rank: int
     step: int
     value_ns: int
     usual_ns: float
+    others: str
 
 
 def outlier_steps(ranks: Mapping[int, Steps], known_from: Mapping[int, str]) -> list[Finding]:
@@ -59,12 +60,13 @@ def outlier_steps(ranks: Mapping[int, Steps], known_from: Mapping[int, str]) -> 
     A step that is an outlier on several ranks is one finding. `known_from` holds the basis of each rank's times.
     """
     findings = []
+    kinds = [(rank, *kind) for rank, every in ranks.items() for kind in _kinds(every)]
     for name, verb, place in FIGURES:
         by_step: dict[int, list[OutlierStep]] = defaultdict(list)
-        for rank, steps in ranks.items():
+        for rank, others, steps in kinds:
             usual_step_ns = np.median([step[1] for step in steps if step[1] is not None] or [0])
             least_ns = max(ODD_AT_LEAST_NS, ODD_OF_STEP * float(usual_step_ns))
-            for each in _of_rank(rank, [(step[0], step[place]) for step in steps], least_ns):
+            for each in _of_rank(rank, others, [(step[0], step[place]) for step in steps], least_ns):
                 if name != "comm_ns" or not _came_early(each, steps):
                     by_step[each.step].append(each)
         order = sorted(by_step.values(), key=lambda found: (-len(found), -_most(found).value_ns))
@@ -78,7 +80,17 @@ def outlier_steps(ranks: Mapping[int, Steps], known_from: Mapping[int, str]) -> 
     return findings
 
 
-def _of_rank(rank: int, steps: Sequence[tuple[int, int | None]], least_ns: float) -> list[OutlierStep]:
+def _kinds(steps: Steps) -> list[tuple[str, Steps]]:
+    """Return the steps of a rank that are compared with each other, with words for them: where most communicate
+    nothing, as with gradient accumulation, those that do are steps of another kind."""
+    silent = [step for step in steps if step[2] == 0]
+    if 2 * len(silent) <= len(steps):
+        return [("other steps", steps)]
+    communicate = [step for step in steps if step[2] != 0]
+    return [("other steps that communicate nothing", silent), ("other steps that communicate", communicate)]
+
+
+def _of_rank(rank: int, others: str, steps: Sequence[tuple[int, int | None]], least_ns: float) -> list[OutlierStep]:
     known = [(step, value) for step, value in steps if value is not None]
     ordered = sorted(value for _, value in known)
     if len(ordered) < 3:
@@ -89,7 +101,7 @@ def _of_rank(rank: int, steps: Sequence[tuple[int, int | None]], least_ns: float
         stands_out = value >= ODD_FACTOR * usual and value >= ODD_PAST_LARGEST * largest
         far = value - largest > FAR.get(len(ordered), 1.0) * max(largest - smallest, RANGE * usual)
         if stands_out and far and value - usual >= least_ns:
-            found.append(OutlierStep(rank=rank, step=step, value_ns=value, usual_ns=usual))
+            found.append(OutlierStep(rank=rank, step=step, value_ns=value, usual_ns=usual, others=others))
     return found
 
 
@@ -158,7 +170,7 @@ def _most(found: Sequence[OutlierStep]) -> OutlierStep:
 
 def _compared_with_median(odd: OutlierStep) -> str:
     times = f", {odd.value_ns / odd.usual_ns:.1f} times" if odd.usual_ns else ", compared with"
-    return f"{format_ms(odd.value_ns)}{times} the median of the other steps ({format_ms(odd.usual_ns)})"
+    return f"{format_ms(odd.value_ns)}{times} the median of the {odd.others} ({format_ms(odd.usual_ns)})"
 
 
 def _named(ranks: Sequence[int]) -> str:

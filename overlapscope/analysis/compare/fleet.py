@@ -76,6 +76,8 @@ class FleetRun(msgspec.Struct, kw_only=True, frozen=True):
     hosts: dict[str, list[int]]
     """Recorded ranks of each known host."""
     stragglers: list[FleetStraggler]
+    damaged_hosts: list[int] = []
+    """Ranks whose host events were recorded and cannot be read: ranks that are late because of a host are not known."""
 
 
 class Trend(msgspec.Struct, kw_only=True, frozen=True):

@@ -33,8 +33,8 @@ from overlapscope.analysis.graph.model import Graph, RankPart, once_a_graph
 from overlapscope.analysis.graph.self_test import self_test
 from overlapscope.analysis.graph.walk import whole_path
 from overlapscope.display import list_some
-from overlapscope.errors import UsageError
-from overlapscope.timeline.columns import COMM, COMPUTE, SPAN_KINDS, or_none, size
+from overlapscope.errors import HostEventsError, UsageError
+from overlapscope.timeline.columns import COMM, COMPUTE, SPAN_KINDS, HostSpans, make, or_none, size
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.python_stack import stack_of_launch
 from overlapscope.timeline.run import RankTimeline, Run
@@ -80,7 +80,7 @@ class RunChains:
             if row is not None:
                 found = self._tested(graph, rank, row, moment, most)
                 own_ns = 2 * moment - int(self._cross_rank.clocks.aligned_ns(rank, np.array([moment]))[0])
-                return msgspec.structs.replace(found, python=stack_of_launch(known, row, own_ns))
+                return msgspec.structs.replace(found, python=_python_stack(known, row, own_ns))
         ends = np.array([known.spans.start_ns.min(), known.spans.end_ns.max()])
         first, last = self._cross_rank.clocks.aligned_ns(rank, ends).tolist()
         if first <= moment < last:
@@ -100,7 +100,7 @@ class RunChains:
         graph = self.graph(rank, int(known.spans.recording[row]))
         moment = int(self._cross_rank.clocks.aligned_ns(rank, known.spans.start_ns[row : row + 1])[0])
         found = self._tested(graph, rank, row, moment, most)
-        return msgspec.structs.replace(found, python=stack_of_launch(known, row))
+        return msgspec.structs.replace(found, python=_python_stack(known, row))
 
     def interval(self, found: Chain, *, of_span: bool) -> tuple[int, int]:
         """Return begin and end (ns from the run's start) of the time that a chain explains.
@@ -141,11 +141,19 @@ class RunChains:
         with self._lock:
             key = rank, recording
             if key not in self._alone:
-                self._alone[key] = self._aligned(self.graphs.of_rank(self._run.ranks[rank].at_hand(), recording), rank)
+                self._alone[key] = self._aligned(self._of_rank(self._run.ranks[rank].at_hand(), recording), rank)
             self._alone.move_to_end(key)
             while len(self._alone) > MOST_ALONE:
                 self._alone.popitem(last=False)
             return self._alone[key]
+
+    def _of_rank(self, timeline: RankTimeline, recording: int) -> Graph:
+        try:
+            return self.graphs.of_rank(timeline, recording)
+        except HostEventsError:  # as if none had been recorded
+            vars(self).pop("_connected", None)  # says so
+            without = msgspec.structs.replace(timeline, host=make(HostSpans, 0))
+            return self.graphs.of_rank(without, recording)
 
     def _aligned(self, graph: Graph, rank: int) -> Graph:
         """Return the graph of one rank, which is on its own clock, on the aligned one."""
@@ -208,6 +216,14 @@ def _known_ranks(run: Run, rank: int) -> RankTimeline:
         has = list_some(sorted(timed), 16)
         raise UsageError(f"no times of rank {rank} were recorded; {f'there are those of {has}' if has else 'of none'}")
     return timed[rank].at_hand()
+
+
+def _python_stack(timeline: RankTimeline, row: int, time_ns: int | None = None) -> list[str]:
+    """Return the stack as `stack_of_launch`; empty where the host events cannot be read."""
+    try:
+        return stack_of_launch(timeline, row, time_ns)
+    except HostEventsError:
+        return []
 
 
 def _origin_ns(run: Run, cross_rank: CrossRank) -> int:

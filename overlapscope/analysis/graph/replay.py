@@ -14,7 +14,6 @@ from overlapscope.analysis.graph.model import (
     once_a_graph,
 )
 from overlapscope.timeline.columns import Codes, Ints
-from overlapscope.timeline.rows import values_in
 
 
 def replay(graph: Graph, lag_ns: Ints | None = None, own_ns: Ints | None = None) -> Ints:
@@ -41,7 +40,9 @@ def replay_part(graph: Graph, edges: Scan, lag_ns: Ints | None = None, own_ns: I
         return _by_level(start, graph.edges.before[edges], node, add, levels)
     start[node] = np.iinfo(np.int64).min
     before_each = graph.edges.before[edges]
-    found = values_in(np.concatenate([before_each, node]))
+    there = np.zeros(start.size, np.bool_)
+    there[before_each] = there[node] = True
+    found = np.flatnonzero(there)
     place = np.empty(start.size, np.int32)
     place[found] = np.arange(found.size, dtype=np.int32)
     value = start[found].tolist()

@@ -6,7 +6,7 @@ beside each other as often as chance has it, or oftener, since collectives begin
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -14,8 +14,7 @@ import numpy as np
 
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.stragglers.host_cause import QUEUED, reading_series
-from overlapscope.timeline.columns import Floats, Ints
-from overlapscope.timeline.intervals import Intervals, intersection, length, union
+from overlapscope.timeline.intervals import Intervals, length, union
 from overlapscope.timeline.lazy_host_spans import without_functions
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
@@ -34,15 +33,24 @@ ALWAYS: Final = 0.999
 """A host that runs whenever it computes is taken to do so with this probability."""
 OF_TIME: Final = 0.03
 """Several hosts compute at once for at least this share of the recording."""
+LAGS: Final = 64
+"""The hosts are compared again after so many shifts of one against the next, of up to ..."""
+FARTHEST: Final = 100
+"""... so many stretches of running. What one host does may follow from what another did a fixed time before, so that in
+each step they miss each other anew; then that is so after many shifts, and says nothing ..."""
+BY_SCHEDULE: Final = 0.05
+"""... if after more than this share of them. Turns on one core are too uneven for that."""
+GOLDEN: Final = (5**0.5 - 1) / 2
+"""Its multiples without their whole parts fill the range from 0 to 1 evenly, and repeat no period."""
 
 
 class HostRuns(msgspec.Struct, frozen=True, kw_only=True):
     """What the host of one rank of a CPU run did, on its own clock."""
 
     computing: Intervals
-    """In operations that wait for no other rank: it wants to run."""
+    """In operations that wait for no other rank, or where it certainly ran: it wants to run."""
     ran: Intervals
-    """Of that, where it certainly ran."""
+    """Where it certainly ran."""
     recorded_ns: int
     stretch_ns: float
     """How long it ran at a time, in the mean: each such stretch is one event for statistics."""
@@ -65,21 +73,20 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
 def host_runs(timeline: RankTimeline, covered: Coverage) -> HostRuns | None:
     """Return when the host of a CPU run computed and ran; None where nothing shows that it ran, and with a device.
 
-    None also where the system's own account says how long its thread waited for a core.
+    None also where the system's own account says how long its thread waited for a core. Raises HostEventsError.
     """
+    if timeline.has_device or not timeline.has_host_events or reading_series(timeline, QUEUED)[0].size > 1:
+        return None
     host = without_functions(timeline.host)
-    if timeline.has_device or not timeline.has_host_events or not host.start_ns.size:
-        return None
-    if reading_series(timeline, QUEUED)[0].size > 1:
-        return None
     moments = unique(np.concatenate([host.start_ns, host.end_ns]))
     close = np.flatnonzero(np.diff(moments) < CLOSE_NS)
     ran = union((moments[close], moments[close + 1]))
-    ran = union((ran.starts + EDGE_NS, np.where(ran.ends - ran.starts < LASTING_NS, 0, ran.ends - EDGE_NS)))
+    lasting = ran.ends - ran.starts >= LASTING_NS
+    ran = Intervals(ran.starts[lasting] + EDGE_NS, ran.ends[lasting] - EDGE_NS)
     if not ran.starts.size:
         return None
     return HostRuns(
-        computing=covered.compute, ran=intersection(ran, covered.compute), recorded_ns=int(moments[-1] - moments[0]),
+        computing=union(covered.compute, ran), ran=ran, recorded_ns=int(moments[-1] - moments[0]),
         stretch_ns=length(ran) / ran.starts.size,
     )  # fmt: skip
 
@@ -88,33 +95,54 @@ def taking_turns(hosts: Mapping[int, HostRuns]) -> Turns | None:
     """Return what shows that the hosts of one machine, by rank, share one core; None where nothing does."""
     if len(hosts) < 2:
         return None
-    taken_ns, computing, running, none_runs, odds = _stretches(hosts)
-    # Two or more of hosts that run with probabilities p: 1 - prod(1 - p) * (1 + sum(p / (1 - p))).
-    by_chance = float((taken_ns * (1 - np.exp(none_runs) * (1 + odds))).sum())
-    at_once = int(taken_ns[running > 1].sum())
-    recorded = max(each.recorded_ns for each in hosts.values())
-    share = float(taken_ns[computing > 1].sum()) / recorded
-    stretch = sum(each.stretch_ns for each in hosts.values()) / len(hosts)
-    if by_chance < FEWEST * stretch or at_once > NEVER * by_chance or share < OF_TIME:
+    computing, ran = [own.computing for own in hosts.values()], [own.ran for own in hosts.values()]
+    together, at_once = _of_several(computing), _of_several(ran)
+    recorded = max(own.recorded_ns for own in hosts.values())
+    if at_once > NEVER * together or together < OF_TIME * recorded:
         return None
-    waited = float((taken_ns * np.maximum(computing - 1, 0)).sum()) / len(hosts) / recorded
+    by_chance = _by_chance(hosts)
+    stretch = sum(own.stretch_ns for own in hosts.values()) / len(hosts)
+    if by_chance < FEWEST * stretch or at_once > NEVER * by_chance:
+        return None
+    lags = np.rint(FARTHEST * stretch * (2 * (GOLDEN * np.arange(1, LAGS + 1) % 1) - 1)).astype(np.int64)
+    if np.mean([_of_several(_shifted(ran, lag)) <= NEVER * by_chance for lag in lags.tolist()]) > BY_SCHEDULE:
+        return None
+    waited = sum(map(length, computing)) - length(union(*computing))
     return Turns(
-        ranks=tuple(sorted(hosts)), share=share, waited_share=waited, by_chance_ns=by_chance, at_once_ns=at_once
-    )
+        ranks=tuple(sorted(hosts)), share=together / recorded, waited_share=waited / len(hosts) / recorded,
+        by_chance_ns=by_chance, at_once_ns=at_once,
+    )  # fmt: skip
 
 
-def _stretches(hosts: Mapping[int, HostRuns]) -> tuple[Ints, Floats, Floats, Floats, Floats]:
-    """Return the lengths of the stretches between any two changes, and sums over the hosts in each: how many compute
-    and run; of those that compute, the logarithm of the probability that none runs, and the odds that each does."""
-    at, change = [], []
-    for own in hosts.values():
-        often = min(length(own.ran) / max(length(own.computing), 1), ALWAYS)
-        of_computing = (1, 0, math.log1p(-often), often / (1 - often))
-        for times, what in ((own.computing, of_computing), (own.ran, (0, 1, 0, 0))):
-            for moments, by in ((times.starts, 1.0), (times.ends, -1.0)):
-                at.append(moments)
-                change.append(np.outer(by * np.array(what), np.ones(moments.size)))
-    moment = np.concatenate(at)
+def _of_several(sets: Sequence[Intervals]) -> int:
+    """Return for how long two or more hold."""
+    moment = np.concatenate([times for own in sets for times in own])
     order = np.argsort(moment, kind="stable")
-    computing, running, none_runs, odds = np.cumsum(np.hstack(change)[:, order], axis=1)[:, :-1]
-    return np.diff(moment[order]), np.rint(computing), np.rint(running), none_runs, odds
+    change = np.concatenate([np.full(own.starts.size, by, np.int8) for own in sets for by in (1, -1)])[order]
+    return int(np.diff(moment[order])[np.cumsum(change, dtype=np.int64)[:-1] > 1].sum())
+
+
+def _by_chance(hosts: Mapping[int, HostRuns]) -> float:
+    """Return for how long two or more would run at once, each with its own probability where it computes.
+
+    Of hosts that run with probabilities p that is 1 - prod(1 - p) * (1 + sum(p / (1 - p))) of the time.
+    """
+    often = [min(length(own.ran) / max(length(own.computing), 1), ALWAYS) for own in hosts.values()]
+    sizes = [own.computing.starts.size for own in hosts.values()]
+    moment = np.concatenate([times for own in hosts.values() for times in own.computing])
+    order = np.argsort(moment, kind="stable")
+    none_runs, odds = (
+        np.cumsum(np.repeat([sign * each for each in of_host for sign in (1, -1)], np.repeat(sizes, 2))[order])[:-1]
+        for of_host in ([math.log1p(-p) for p in often], [p / (1 - p) for p in often])
+    )
+    return float((np.diff(moment[order]) * (1 - np.exp(none_runs) * (1 + odds))).sum())
+
+
+def _shifted(sets: Sequence[Intervals], lag: int) -> list[Intervals]:
+    """Return each set `lag` later against the one before it; what would end behind them all begins anew."""
+    begin, end = min(int(own.starts[0]) for own in sets), max(int(own.ends[-1]) for own in sets)
+    found = []
+    for at, own in enumerate(sets):
+        moved = begin + (own.starts - begin + at * lag) % (end - begin)
+        found.append(Intervals(moved, moved + (own.ends - own.starts)))
+    return found

@@ -73,10 +73,13 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
 def host_times(timeline: RankTimeline, polled: Intervals | None = None) -> HostTimes | None:
     """Return what a rank's host did in its recording; None where its recording holds no calls of the host.
 
-    `polled` holds its silences with a poll for its device, and work on what it had polled for, on its own clock.
+    `polled` holds its silences with a poll for its device, and work on what it had polled for, on its own clock. Raises
+    HostEventsError.
     """
+    if not timeline.has_device or not timeline.has_host_events:
+        return None
     host = without_functions(timeline.host)
-    if not timeline.has_device or not timeline.has_host_events or not host.start_ns.size:
+    if not host.start_ns.size:
         return None
     notes, steps = timeline.annotations, timeline.steps
     marks = [notes.start_ns, notes.end_ns, steps.start_ns, steps.end_ns]
@@ -140,23 +143,23 @@ def hosts_in_turns(run: Run, hosts: Mapping[int, HostRuns], clocks: Clocks) -> l
 
 
 def _machines(run: Run, hosts: Collection[int], clocks: Clocks) -> list[list[int]]:
-    """Return the ranks of each machine: by its name, else those whose clocks agree.
+    """Return the ranks of each machine: by its name, and of those that no source names, those whose clocks agree.
 
-    Two machines taken for one do no harm: if the hosts of each are pinned, so is their number together.
+    Two machines taken for one do no harm: if the hosts of each are pinned, so is their number together, and hosts of
+    two machines take no turns.
     """
-    named = ranks_of_hosts(run)
-    if {rank for ranks in named.values() for rank in ranks} >= set(hosts):
-        return [[rank for rank in ranks if rank in hosts] for ranks in named.values()]
+    named = [[rank for rank in ranks if rank in hosts] for ranks in ranks_of_hosts(run).values()]
+    nameless = set(hosts).difference(*named)
     found: list[list[int]] = []
     apart = max(SAME_CLOCK_NS, 3 * (clocks.residual_ns or 0.0))
     last = -np.inf
-    for rank in sorted(hosts, key=lambda each: (clocks.tied.get(each, each), clocks.offset_ns.get(each, 0.0))):
+    for rank in sorted(nameless, key=lambda each: (clocks.tied.get(each, each), clocks.offset_ns.get(each, 0.0))):
         offset = clocks.offset_ns.get(rank, 0.0)
         if not found or offset - last > apart or not clocks.comparable([found[-1][-1], rank]):
             found.append([])
         found[-1].append(rank)
         last = offset
-    return [sorted(each) for each in found]
+    return [*named, *map(sorted, found)]
 
 
 def _pinned(ranks: Sequence[int], hosts: Mapping[int, HostTimes], clocks: Clocks) -> Pinned | None:

@@ -143,6 +143,12 @@ def warnings(found: Fleet) -> list[str]:
         lines.append(
             f"ranks are missing in {first_and_count(lacking, MAX_LISTED, ', ')}: stragglers among them are not known"
         )
+    damaged = [short(run.name) for run in found.runs if run.damaged_hosts]
+    if damaged:
+        lines.append(
+            f"host events cannot be read in {first_and_count(damaged, MAX_LISTED, ', ')}: "
+            "stragglers because of their hosts are not known"
+        )
     return lines
 
 

@@ -52,7 +52,6 @@ _PATH_WORDS: Final = {
     "unknown": "unknown",
     "before_recording": "before the recording of its rank",
 }
-UNEVEN: Final = "How long all-to-alls of uneven sizes transfer is not known"
 MORE_LINKS: Final = 1000
 """Links to ask `explain` for, where those of the longest loss end within it."""
 MOST_LINKS: Final = 5
@@ -277,7 +276,10 @@ def _causes(analysis: Analysis) -> str:
         rows.append([*row, *([] if price is None else [f"{hours.get(cause, 0.0) * price:,.2f}"])])
     lines = list(aligned([columns, *rows]))
     if head.exposed_wait_ns is None and len(analysis.ranks) > 1 and "dependency" in head.causes:
-        why = "Not all calls could be matched across ranks" if analysis.skew.unmatched else UNEVEN
+        bounded = sorted({row.op for row in analysis.collectives if row.estimate == "upper_bound" and row.exposed_ns})
+        why = f"How long {', '.join(bounded) or 'some'} calls transfer is not known"
+        if analysis.skew.unmatched:
+            why = "Not all calls could be matched across ranks"
         lines.append(f"{why}: what later compute depends on holds waiting for other ranks, too.")
     return "\n".join(lines)
 

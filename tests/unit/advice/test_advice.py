@@ -267,7 +267,8 @@ def test_what_depends_on_calls_that_were_not_matched_may_be_waiting() -> None:
         ({"world_size": 4}, "record all ranks"),
         ({"reason": "no_host_events"}, "record the host's events"),
         ({"unmatched": 5}, None),
-        ({"unmatched": 5, "sized": False}, "record sizes and peers of calls"),
+        ({"unmatched": 5, "unsized": 1}, None),
+        ({"unmatched": 5, "unsized": None}, "record sizes and peers of calls"),
     ],
 )
 def test_what_may_be_waiting_is_recorded_anew_with_what_it_lacks_only(
@@ -275,11 +276,13 @@ def test_what_may_be_waiting_is_recorded_anew_with_what_it_lacks_only(
 ) -> None:
     run = recorded(ONE)
     analysis = analyze(run)
-    if "sized" in changes:
-        run = replace(run, ranks={
-            rank: replace(each, collectives=replace(each.collectives, bytes=each.collectives.bytes * 0 + NONE))
-            for rank, each in run.ranks.items()
-        })  # fmt: skip
+    if "unsized" in changes:
+        ranks = {}
+        for rank, each in run.ranks.items():
+            sizes = each.collectives.bytes.copy()
+            sizes[: changes["unsized"]] = NONE
+            ranks[rank] = replace(each, collectives=replace(each.collectives, bytes=sizes))
+        run = replace(run, ranks=ranks)
     run = replace(run, world_size=changes.get("world_size", run.world_size))
     head = replace(analysis.headline, causes={"dependency": 90 * MS}, exposed_comm_ns=90 * MS, exposed_wait_ns=None)
     analysis = replace(

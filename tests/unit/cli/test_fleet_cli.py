@@ -12,7 +12,9 @@ from overlapscope.timeline.store.load_save import save_run
 from tests.conftest import ROOT
 from tests.property.synthetic import Job, Layout, plant, run_of, simulate
 from tests.property.synthetic.fleets import on_hosts
+from tests.support.builders import flip_bit
 from tests.support.dashboard_runs import copy_run
+from tests.support.writers.kineto import write_job
 
 HOSTS = 8
 
@@ -58,6 +60,26 @@ def test_the_json_is_of_the_published_schema(folder: Path, capsys: pytest.Captur
     assert [each["host"] for each in document["hosts"]["straggling"]] == ["bad"]
     assert sorted(document["jobs"][0]["runs"]) == [f"job-{at}" for at in range(8)]
     assert len(document["left_out"]) == 1
+
+
+def test_runs_whose_host_events_are_damaged_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where that is seen at once, where it is seen when they are read, and where the run's analysis was stored."""
+    for name in ("whole", "late", "at_once", "stored"):
+        assert main(["ingest", str(write_job(tmp_path / "job", 2)), "-o", str(tmp_path / "fleet" / name)]) == 0
+    hosts = {name: tmp_path / "fleet" / name / "rank_00001" / "host.parquet" for name in ("late", "at_once", "stored")}
+    flip_bit(hosts["late"])
+    flip_bit(hosts["stored"])
+    hosts["at_once"].unlink()
+    assert main(["analyze", str(tmp_path / "fleet" / "stored")]) == 0
+    capsys.readouterr()
+    assert main(["compare", "--fleet", str(tmp_path / "fleet")]) == 0
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if "host events" in each]
+    assert "host events cannot be read in " in line
+    assert all(name in line for name in hosts)
+    assert "whole" not in line
+    assert main(["compare", "--fleet", str(tmp_path / "fleet"), "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert {run["name"]: run["damaged_hosts"] for run in runs} == {"whole": [], **{name: [1] for name in hosts}}
 
 
 def test_runs_without_known_hosts_are_compared_and_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

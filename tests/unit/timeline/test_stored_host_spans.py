@@ -4,8 +4,10 @@ import json
 import pickle
 import shutil
 import tracemalloc
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -355,6 +357,52 @@ def test_each_command_that_goes_on_without_host_events_says_so_in_one_line(
         ]
         assert len(said) == 1, words
         assert said[0].startswith(f"overlapscope {words[0]}: warning: "), words
+
+
+def without_column(path: Path) -> None:
+    pq.write_table(pq.read_table(path).drop_columns(["duration_ns"]), path)
+
+
+def analysis_of(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], list[str]]:
+    capsys.readouterr()
+    assert main(["analyze", str(run), "--json"]) == 0
+    told = capsys.readouterr()
+    return json.loads(told.out), told.err.splitlines()
+
+
+@pytest.mark.parametrize("damage", [flip_bit, without_column])
+def test_what_proves_damaged_when_read_costs_no_more_than_what_is_seen_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object]
+) -> None:
+    assert main(["ingest", str(write_job(tmp_path / "job", 2)), "-o", str(tmp_path / "whole")]) == 0
+    printed = []
+    for name, lose in (("late", damage), ("at_once", Path.unlink)):
+        shutil.copytree(tmp_path / "whole", tmp_path / name)
+        lose(table(tmp_path / name))
+        analysis, said = analysis_of(tmp_path / name, capsys)
+        assert main(["explain", str(tmp_path / name), "--at", "0:0.1"]) == 0
+        printed.append((analysis["ranks"], analysis["findings"], capsys.readouterr().out))
+        assert len(said) == 1
+    assert printed[0] == printed[1]
+
+
+@pytest.mark.parametrize("damage", [flip_bit, without_column])
+def test_a_cpu_run_with_a_damaged_host_is_analysed_as_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object]
+) -> None:
+    (tmp_path / "job").mkdir()
+    for trace in (ROOT / "traces" / "baseline").glob("*/*.pt.trace.json.gz"):
+        shutil.copy(trace, tmp_path / "job")
+    run = tmp_path / "run"
+    assert main(["ingest", str(tmp_path / "job"), "-o", str(run)]) == 0
+    before, _ = analysis_of(run, capsys)
+    damage(table(run))
+    after, said = analysis_of(run, capsys)
+    assert after["ranks"] == before["ranks"], "the spans say what its threads did"
+    assert len(said) == 1
+    assert "host events of rank 0 cannot be read: " in said[0]
+    assert main(["explain", str(run), "--at", "0:100"]) == 0
+    assert "host events of rank 0 cannot be read: " in capsys.readouterr().err
 
 
 def test_what_rank_0_waited_for_is_not_known_where_the_host_of_rank_1_is_damaged(tmp_path: Path) -> None:

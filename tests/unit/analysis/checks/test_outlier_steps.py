@@ -57,6 +57,30 @@ def test_steps_that_stand_out_on_a_rank_each_are_bounded_and_counted() -> None:
     assert ids(one_less) == [f"odd_step:window_ns:rank{at}:step{at}" for at in range(MAX_STEPS + 1)]
 
 
+@pytest.mark.parametrize("steps", range(3, 14))
+@pytest.mark.parametrize("first", range(4))
+def test_the_step_that_reduces_what_others_accumulated_is_of_another_kind(steps: int, first: int) -> None:
+    """Of any recording of an accumulation over four steps, however few of the steps that communicate are in it."""
+    at = [(number, (number + first) % 4 == 3) for number in range(steps)]
+    rows: list[Row] = [
+        (number, 160 * MS if reduces else 100 * MS, 60 * MS * reduces, 80 * MS) for number, reduces in at
+    ]
+    assert ids({0: rows, 1: rows}) == []
+
+
+@pytest.mark.parametrize(
+    ("long", "words"), [(5, "that communicate nothing (100.000 ms)"), (7, "that communicate (160.000 ms)")]
+)
+def test_a_step_is_odd_among_those_of_its_kind(long: int, words: str) -> None:
+    rows: list[Row] = [
+        (at, (400 if at == long else 160 if at % 4 == 3 else 100) * MS, 60 * MS * (at % 4 == 3), 80 * MS)
+        for at in range(24)
+    ]
+    (found,) = outlier_steps({0: rows}, {0: "trace"})
+    assert found.id == f"odd_step:window_ns:rank0:step{long}"
+    assert found.title.endswith(f"the median of the other steps {words}")
+
+
 def test_two_long_steps_of_a_rank_are_no_odd_ones_and_neither_is_a_millisecond() -> None:
     several = [(at, (300 if at in (2, 5) else 100) * MS, None, None) for at in range(8)]
     small = [(at, 1_900_000 if at == 2 else MS, None, None) for at in range(8)]

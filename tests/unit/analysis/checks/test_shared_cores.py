@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.advice.shared_cores import shared_cores as recommended
 from overlapscope.analysis.analyze import analyze
@@ -196,6 +197,23 @@ def test_hosts_of_a_cpu_run_that_take_turns_share_one_core(hosts: int) -> None:
     assert one.waited_share == pytest.approx(1 - 1 / hosts)
 
 
+@pytest.mark.parametrize("names", [("a", "b", None), ("a", None, "b")])
+def test_hosts_of_machines_of_two_names_share_no_core(names: Sequence[str | None]) -> None:
+    """Whatever they do, and though the clocks of all agree, and one rank's machine has no name."""
+    whole = [(0, LENGTH)]
+    ran = [difference(intervals(whole), intervals(each)) for each in scheduled(3, 1, 1)]
+    hosts = [runs(whole, list(zip(*(map(np.ndarray.tolist, each)), strict=True))) for each in ran]
+    run = Run(world_size=3, ranks={
+        rank: replace(rank_timeline(rank), recorded={"host": name} if name else {}) for rank, name in enumerate(names)
+    })  # fmt: skip
+    clocks = Clocks(tied=dict.fromkeys(range(3), 0))
+    assert hosts_in_turns(run, dict(enumerate(hosts)), clocks) == []
+    (one,) = hosts_in_turns(
+        replace(run, ranks={rank: rank_timeline(rank) for rank in range(3)}), dict(enumerate(hosts)), clocks
+    )
+    assert one.ranks == (0, 1, 2)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_hosts_of_a_cpu_run_with_cores_of_their_own_share_none(seed: int) -> None:
     draw = random.Random(seed)
@@ -208,6 +226,33 @@ def test_hosts_that_compute_one_after_the_other_take_no_turns() -> None:
     first = [(at, at + 10 * MS) for at in range(0, LENGTH, 20 * MS)]
     second = [(at + 10 * MS, at + 20 * MS) for at, _ in first]
     assert in_turns([runs(first, first), runs(second, second)]) == []
+
+
+def test_hosts_that_miss_each_other_in_each_micro_batch_anew_take_no_turns() -> None:
+    """Two stages of a pipeline, each with small operations for 5 ms of 25 ms, the second one always 20 ms later."""
+    long = 25 * LENGTH
+    each = [[(at + lag, at + lag + 5 * MS) for at in range(0, long, 25 * MS)] for lag in (0, 20 * MS)]
+    hosts = [
+        HostRuns(computing=intervals([(0, long)]), ran=intervals(ran), recorded_ns=long, stretch_ns=5 * MS)
+        for ran in each
+    ]
+    assert in_turns(hosts) == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_uneven_turns_on_one_core_are_no_schedule(seed: int) -> None:
+    """As above, but the turns of 3 to 6 ms follow each other as a scheduler has it."""
+    draw, ran = random.Random(seed), ([], [])
+    at = 0
+    while at < 5 * LENGTH:
+        own = draw.randrange(2)
+        ran[own].append((at, at + draw.randrange(3 * MS, 6 * MS)))
+        at = ran[own][-1][1] + draw.randrange(1, 10 * MS)
+    hosts = [
+        HostRuns(computing=intervals([(0, at)]), ran=intervals(each), recorded_ns=at, stretch_ns=4.5 * MS)
+        for each in ran
+    ]
+    assert [one.at_once_ns for one in in_turns(hosts)] == [0]
 
 
 def test_few_moments_of_running_do_not_show_that_hosts_take_turns() -> None:
@@ -229,3 +274,22 @@ def test_a_host_certainly_ran_where_its_calls_follow_each_other_closely() -> Non
     assert own
     assert (own.ran.starts.tolist(), own.ran.ends.tolist()) == ([100_000], [950_000 + 20_000 - 100_000])
     assert own.stretch_ns == own.ran.ends[0] - own.ran.starts[0]
+
+
+@pytest.mark.parametrize("begin_ns", [-10 * MS, 0])
+def test_moments_of_running_before_time_0_are_as_long_as_after_it(begin_ns: int) -> None:
+    calls = [{"name": "aten::add", "start_ns": begin_ns + at, "end_ns": begin_ns + at + 20_000} for at in (0, 50_000)]
+    more = [{**each, "start_ns": each["start_ns"] + 2 * MS, "end_ns": each["end_ns"] + 2 * MS} for each in calls]
+    steady = [
+        {"name": "aten::add", "start_ns": begin_ns + at, "end_ns": begin_ns + at + 20_000}
+        for at in range(4 * MS, 5 * MS, 50_000)
+    ]
+    timeline = rank_timeline(
+        host=[{"lane": 0, **each} for each in (*calls, *more, *steady)],
+        recordings=[{"start_ns": begin_ns, "end_ns": begin_ns + 10 * MS, "host_events": True}],
+        has_device=False,
+    )
+    own = host_runs(timeline, Coverage.of(timeline.spans))
+    assert own
+    assert (own.ran.starts - begin_ns).tolist() == [4 * MS + 100_000]
+    assert length(own.computing) == length(own.ran) == 770_000

@@ -64,7 +64,7 @@ def test_a_sampled_trace_says_why_its_idle_time_is_unknown() -> None:
 
 
 def test_causes_of_calls_that_were_not_matched_are_said_to_hold_waiting() -> None:
-    unmatched, uneven = "Not all calls could be matched across ranks", "How long all-to-alls of uneven sizes transfer"
+    unmatched, uneven = "Not all calls could be matched across ranks", "How long all_to_all calls transfer is not known"
     for name, not_known in (("hot_experts_moe3", True), ("starved_tp2", False)):
         analysis = analyze(read_inputs([ROOT / "tests" / "truth" / "recordings" / name]))
         assert (analysis.headline.exposed_wait_ns is None) == not_known
@@ -73,6 +73,14 @@ def test_causes_of_calls_that_were_not_matched_are_said_to_hold_waiting() -> Non
         some = replace(analysis, skew=replace(analysis.skew, unmatched=1))
         assert (unmatched in render(some)) == not_known
         assert unmatched not in render(analysis)
+
+
+def test_the_calls_whose_transfers_are_not_known_are_named() -> None:
+    analysis = analyze(read_inputs([ROOT / "tests" / "truth" / "recordings" / "hot_experts_moe3"]))
+    rows = [replace(each, op="send") if each.op == "all_to_all" else each for each in analysis.collectives]
+    shown = render(replace(analysis, collectives=rows))
+    assert "How long send calls transfer is not known: what later compute depends on holds waiting" in shown
+    assert "all_to_all calls" not in shown
 
 
 def test_that_the_host_was_not_recorded_is_said_once() -> None:
