@@ -22,7 +22,7 @@ from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.report.formatting import count, ms, percent
 from overlapscope.report.rank_columns import rank_figures
 from overlapscope.report.text import throughput
-from overlapscope.report.text.analysis import headline, headline_basis, sentence
+from overlapscope.report.text.analysis import headline, headline_basis, sentence, share_text
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR
 from overlapscope_dashboards.parts.bars import BarRow, Segment
@@ -147,7 +147,7 @@ def lead(analysis: Analysis) -> Sentence:
         return Sentence(words=("No communication was recorded in a ", Time(head.step_ns), f" {head.window}."))
     return Sentence(
         words=(Time(head.exposed_comm_ns), " of a ", Time(head.step_ns),
-               f" {head.window} is exposed communication ({percent(head.exposed_fraction)}); ",
+               f" {head.window} is exposed communication ({share_text(head)}); ",
                Time(head.overlapped_ns), " more is overlapped with compute."),
         proofs=_exposed("longest-exposed", "show", "the longest exposed communication") if head.exposed_comm_ns else (),
     )  # fmt: skip

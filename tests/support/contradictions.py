@@ -50,6 +50,8 @@ CHANGES_WORK: Final = frozenset(
 )
 """Knobs that shorten what hosts or compute do: with them a step may be shorter than without communication."""
 ROUNDING_NS: Final = 2
+PLAIN_SHARE: Final = 0.011
+"""A percentage further from what the times beside it divide to says what it is the median of."""
 
 
 class Output(msgspec.Struct, kw_only=True, frozen=True):
@@ -149,6 +151,10 @@ def _text_and_json(output: Output) -> Said:
             yield f"JSON {said}, text {text.splitlines()[:4]}"
         if percent(head.exposed_fraction) not in text:
             yield f"JSON {percent(head.exposed_fraction)} exposed, text {text.splitlines()[:4]}"
+        divided = head.exposed_comm_ns / (head.step_ns or 1)
+        share = f"{said} is exposed communication ({percent(head.exposed_fraction)})"
+        if abs(divided - (head.exposed_fraction or 0)) > PLAIN_SHARE and share in text:
+            yield f"{share}, which the two times do not divide to"
 
 
 def _no_communication(output: Output) -> Said:

@@ -63,6 +63,8 @@ WORTH_HOURS = 0.1
 """Least share of idle time whose GPU-hours are given."""
 LACKS = 0.02
 """Least share of a step outside the ranks' own windows that the first sentences name."""
+SHARE_WITHIN = 0.01
+"""A share that is further from that of the times beside it needs a word."""
 SLOWED = 0.01
 """Least share of a step by which communication lengthens compute for a line about it."""
 LEAST_APART = 0.01
@@ -156,7 +158,7 @@ def sentence(analysis: Analysis) -> str:
         return "No times were recorded: exposed communication cannot be measured from these sources."
     lines = [
         f"{ms(head.exposed_comm_ns)} ms of a {ms(head.step_ns)} ms {head.window} is exposed communication "
-        f"({percent(head.exposed_fraction)}); {ms(head.overlapped_ns)} ms more is overlapped with compute."
+        f"({share_text(head)}); {ms(head.overlapped_ns)} ms more is overlapped with compute."
         if head.exposed_comm_ns is not None
         else f"No communication was recorded in a {ms(head.step_ns)} ms {head.window}."
     ]
@@ -166,6 +168,13 @@ def sentence(analysis: Analysis) -> str:
     elif over:
         lines.append(f"{over}.")
     return "\n".join([*lines, *_rarely(head), *_lacking(head)])
+
+
+def share_text(head: Headline) -> str:
+    """Return the exposed share of a step; where it is not about that of the shown times, what it is the median of."""
+    fraction, exposed, step = head.exposed_fraction, head.exposed_comm_ns, head.step_ns
+    alike = not step or exposed is None or fraction is None or abs(exposed / step - fraction) < SHARE_WITHIN
+    return percent(fraction) if alike else f"{percent(fraction)} as the median of each step's share"
 
 
 def headline_basis(head: Headline) -> str:

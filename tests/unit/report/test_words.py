@@ -11,6 +11,7 @@ import pytest
 from overlapscope.analysis.common.cause_table import CAUSES
 from overlapscope.analysis.compare.compare import Comparison
 from overlapscope.analysis.compare.scaling import Scaling
+from overlapscope.analysis.job_step.headline import Headline
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.cli.main import main
@@ -21,6 +22,7 @@ from overlapscope.report.sheet.analysis import sheet_of
 from overlapscope.report.sheet.document import Document
 from overlapscope.report.text import analysis as analysis_text
 from overlapscope.report.text import compare as compare_text
+from overlapscope.report.text.analysis import share_text
 from overlapscope.report.text.cross_rank import WORDS
 from tests.conftest import ROOT
 from tests.unit.report.test_report import documents
@@ -136,3 +138,17 @@ def test_documentation_uses_the_words_of_the_field(page: Path) -> None:
 @pytest.mark.parametrize("module", DASHBOARD, ids=lambda module: str(module.relative_to(ROOT)))
 def test_the_dashboard_uses_the_words_of_the_field(module: Path) -> None:
     check(module.relative_to(ROOT), *sentences(module.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("exposed_ns", "words"),
+    [
+        (20, "20.0 %"),
+        (22, "20.0 % as the median of each step's share"),
+        (None, "n/a"),
+    ],
+)
+def test_a_share_that_the_shown_times_do_not_divide_to_says_what_it_is(exposed_ns: int | None, words: str) -> None:
+    fraction = None if exposed_ns is None else 0.2
+    head = Headline(step_ns=100, exposed_comm_ns=exposed_ns, exposed_fraction=fraction)
+    assert share_text(head) == words
