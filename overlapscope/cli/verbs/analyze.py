@@ -84,11 +84,14 @@ def _analyze(args: argparse.Namespace, *, may_store: bool) -> "StoredAnalysis":
     state = state_of(place) if may_store and is_run_directory(place) else None
     jobs = read_jobs(args, meanwhile=_load_rooms)
     from overlapscope.advice.advise import analyze_with_advice  # noqa: PLC0415
-    from overlapscope.ingest.reference_bandwidth import reference_bandwidths  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import analysis as text  # noqa: PLC0415
 
-    bandwidth = reference_bandwidths(args.bandwidth) if args.bandwidth else None
+    bandwidth = None
+    if args.bandwidth:
+        from overlapscope.ingest.reference_bandwidth import reference_bandwidths  # noqa: PLC0415 - few ask for it
+
+        bandwidth = reference_bandwidths(args.bandwidth)
     if len(jobs) > 1:
         parts = []
         for number, job in enumerate(jobs, 1):
@@ -122,9 +125,16 @@ def _analyze(args: argparse.Namespace, *, may_store: bool) -> "StoredAnalysis":
 
 
 def _load_rooms() -> None:
-    """Load what a large input will need."""
+    """Load what a large input will need, that of numpy included which is loaded when it is first asked for."""
+    import numpy.ma  # noqa: PLC0415
+    import numpy.random  # noqa: F401, PLC0415
+
     import overlapscope.advice.advise  # noqa: PLC0415
-    import overlapscope.analysis.graph.rank_causes  # noqa: F401, PLC0415
+    import overlapscope.analysis.graph.building.build  # noqa: PLC0415
+    import overlapscope.analysis.graph.rank_causes  # noqa: PLC0415
+    import overlapscope.analysis.graph.step_paths  # noqa: PLC0415
+    import overlapscope.report.formats.json  # noqa: PLC0415
+    import overlapscope.report.text.analysis  # noqa: F401, PLC0415
 
 
 def _shown_again(stored: "StoredAnalysis", args: argparse.Namespace) -> "StoredAnalysis":

@@ -1,21 +1,26 @@
-"""Iterate over ranks with all their tables, reading the next ones in threads meanwhile."""
+"""Iterate over ranks with all their tables, reading the next ones in threads meanwhile.
+
+Loads little itself: a command asks for the number of cores before it loads anything large.
+"""
 
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from overlapscope.timeline.run import RankTimeline
-
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+    from overlapscope.timeline.run import RankTimeline
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
-def read_ahead(ranks: Mapping[int, RankTimeline]) -> Iterator[tuple[int, RankTimeline]]:
+def read_ahead(ranks: Mapping[int, "RankTimeline"]) -> Iterator[tuple[int, "RankTimeline"]]:
     """Yield each rank as `at_hand` does. Raises InputError where a rank's tables cannot be read any more."""
+    from overlapscope.timeline.run import RankTimeline  # noqa: PLC0415 - as said above
+
     if all(type(each) is RankTimeline for each in ranks.values()):
         yield from ((rank, each.at_hand()) for rank, each in ranks.items())
     else:

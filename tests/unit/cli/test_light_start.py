@@ -14,6 +14,7 @@ from tests.support.writers.kineto import distributed, training, write
 
 FORMATS = {each.name for each in iter_modules(formats.__path__)}
 OF_OTHER_INPUTS = (
+    "reference_bandwidth",
     "merge.sources",
     "inputs.archives",
     "inputs.remote",
@@ -60,3 +61,17 @@ def test_analyzing_a_trace_loads_nothing_of_other_inputs_and_other_verbs(trace: 
         words = ["analyze", str(trace), *options]
         loaded = loaded_by(f"from overlapscope.cli.main import main\nassert main({words!r}) == 0")
         assert not loaded & {*unneeded, "torch", "dash", "plotly", "pandas"}
+
+
+def test_workers_are_started_before_anything_large_is_loaded() -> None:
+    assert not loaded_by("import overlapscope.cli.read_run") & {"numpy", "msgspec", "pyarrow"}
+
+
+def test_what_analyze_loads_while_workers_start_is_all_that_it_needs_after_them(trace: Path) -> None:
+    begun = loaded_by(
+        "from overlapscope.cli.verbs import analyze\nanalyze._load_rooms()\nimport overlapscope.cli.read_run"
+    )
+    words = ["analyze", str(trace)]
+    used = loaded_by(f"from overlapscope.cli.main import main\nassert main({words!r}) == 0")
+    rooms = ("overlapscope.analysis", "overlapscope.advice", "overlapscope.report", "numpy")
+    assert not {name for name in used - begun if name.startswith(rooms)}
