@@ -52,7 +52,9 @@ _PATH_WORDS: Final = {
     "unknown": "unknown",
     "before_recording": "before the recording of its rank",
 }
-UNEVEN: Final = "How long all-to-alls of uneven sizes transfer is not known"
+SENDS: Final = "sends and receives"
+NOT_SPLIT: Final = {"all_to_all": "all-to-alls of uneven sizes", "send": SENDS, "recv": SENDS}
+"""Operations whose calls cannot be split into wait and transfer though they were matched, in words."""
 MORE_LINKS: Final = 1000
 """Links to ask `explain` for, where those of the longest loss end within it."""
 MOST_LINKS: Final = 5
@@ -277,9 +279,16 @@ def _causes(analysis: Analysis) -> str:
         rows.append([*row, *([] if price is None else [f"{hours.get(cause, 0.0) * price:,.2f}"])])
     lines = list(aligned([columns, *rows]))
     if head.exposed_wait_ns is None and len(analysis.ranks) > 1 and "dependency" in head.causes:
-        why = "Not all calls could be matched across ranks" if analysis.skew.unmatched else UNEVEN
+        why = "Not all calls could be matched across ranks" if analysis.skew.unmatched else _not_split(analysis)
         lines.append(f"{why}: what later compute depends on holds waiting for other ranks, too.")
     return "\n".join(lines)
+
+
+def _not_split(analysis: Analysis) -> str:
+    """Return of which matched calls it is not known how long they transfer."""
+    bounds = {each.op for each in analysis.collectives if each.estimate == "upper_bound"}
+    which = sorted({words for op, words in NOT_SPLIT.items() if op in bounds})
+    return f"How long {' and '.join(which) or 'some calls'} transfer is not known"
 
 
 def idle_text(analysis: Analysis) -> str:

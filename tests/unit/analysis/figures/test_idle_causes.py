@@ -75,6 +75,14 @@ def test_causes_of_calls_that_were_not_matched_are_said_to_hold_waiting() -> Non
         assert unmatched not in render(analysis)
 
 
+def test_of_which_calls_the_transfer_is_not_known_is_said() -> None:
+    analysis = analyze(read_inputs([ROOT / "tests" / "truth" / "recordings" / "hot_experts_moe3"]))
+    rows = [replace(each, op="recv", estimate="upper_bound") for each in analysis.collectives]
+    shown = render(replace(analysis, collectives=rows))
+    assert "How long sends and receives transfer is not known" in shown
+    assert "all-to-alls of uneven sizes transfer" not in shown
+
+
 def test_that_the_host_was_not_recorded_is_said_once() -> None:
     shown = render(analyzed("rocprof/tracelens_rocprofv3_908_results.json.gz"))
     assert shown.count("Idle ") == 1
