@@ -288,7 +288,7 @@ def _not_split(analysis: Analysis) -> str:
     """Return of which matched calls it is not known how long they transfer."""
     bounds = {each.op for each in analysis.collectives if each.estimate == "upper_bound"}
     which = sorted({words for op, words in NOT_SPLIT.items() if op in bounds})
-    return f"How long {' and '.join(which) or 'some calls'} transfer is not known"
+    return f"How long {' and '.join(which) or 'calls with a root'} transfer is not known"
 
 
 def idle_text(analysis: Analysis) -> str:

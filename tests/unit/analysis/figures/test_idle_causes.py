@@ -75,11 +75,12 @@ def test_causes_of_calls_that_were_not_matched_are_said_to_hold_waiting() -> Non
         assert unmatched not in render(analysis)
 
 
-def test_of_which_calls_the_transfer_is_not_known_is_said() -> None:
+@pytest.mark.parametrize(("op", "words"), [("recv", "sends and receives"), ("broadcast", "calls with a root")])
+def test_of_which_calls_the_transfer_is_not_known_is_said(op: str, words: str) -> None:
     analysis = analyze(read_inputs([ROOT / "tests" / "truth" / "recordings" / "hot_experts_moe3"]))
-    rows = [replace(each, op="recv", estimate="upper_bound") for each in analysis.collectives]
+    rows = [replace(each, op=op, estimate="upper_bound") for each in analysis.collectives]
     shown = render(replace(analysis, collectives=rows))
-    assert "How long sends and receives transfer is not known" in shown
+    assert f"How long {words} transfer is not known" in shown
     assert "all-to-alls of uneven sizes transfer" not in shown
 
 
