@@ -26,7 +26,7 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     of = f": {len(ranks)} hosts run on about {cores}" if cores else ""
     share = _waited_share(evidence)
     why = "nothing else helps before, and the scheduler decides who is late"
-    if share < FIRST_FROM:
+    if share < FIRST_FROM or (share < 1 and analysis.skew.stragglers):
         who = "hosts that computed" if "waited_share" in evidence else "training threads"
         why = f"{who} waited for one for {percent_text(share)} of the time"
     return Recommendation(

@@ -49,7 +49,7 @@ from overlapscope.analysis.result import (
     TriggeredTrace,
 )
 from overlapscope.analysis.source_tables import rows_of_sources
-from overlapscope.analysis.stragglers.shared_cores import hosts_in_turns, pinned_hosts, shared_cores
+from overlapscope.analysis.stragglers.shared_cores import hosts_in_turns, pinned_hosts, shared_cores, waited_for_cores
 from overlapscope.analysis.stragglers.stragglers import (
     Compared,
     Straggler,
@@ -105,7 +105,9 @@ def analyze(
         *shared,
         *recording_gaps(run.sources, _linkage(alone)),
         *unread_ranks(run),
-        *uneven_stages(run, work, window_ns, {info.rank: _computed_ns(info) for info in ranks}),
+        *uneven_stages(
+            run, work, window_ns, {info.rank: _computed_ns(info) for info in ranks}, waited_for_cores(run.ranks)
+        ),
         *partly_recorded_groups(run, cross_rank),
         *pipeline_bubbles(run, {rank: own.stages for rank, own in alone.items()}),
         *expert_imbalance(run, cross_rank, coverage, window_ns),

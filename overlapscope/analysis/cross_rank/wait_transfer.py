@@ -14,6 +14,7 @@ import numpy as np
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, block_bounds, join_columns, positions_by_ranks
 from overlapscope.timeline.columns import Floats, Ints
+from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME
 
 LEADS_COUNT_NS = 50_000
 """Leads up to this, or up to RESIDUALS times the residual of the clocks, do not count as being last."""
@@ -45,8 +46,12 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def baseline_ns(self) -> float | None:
-        """Transfer time when nothing slows it down: the 10th percentile of five or more transfers; else None."""
-        if self.transfer_ns.size < BASELINE_CALLS:
+        """Transfer time when nothing slows it down: the 10th percentile of five or more transfers; else None.
+
+        Calls of unknown size are not alike: the quickest may be the smallest.
+        """
+        unknown_size = self.block.bytes is None and self.block.op not in OPS_WITHOUT_VOLUME
+        if unknown_size or self.transfer_ns.size < BASELINE_CALLS:
             return None
         return float(np.quantile(self.transfer_ns, BASELINE_QUANTILE))
 

@@ -340,6 +340,9 @@ def _doing(graph: Graph, rank: int, moment_ns: int) -> Doing:
 
 # --- the longest loss of a step ---------------------------------------------------------------------------------------
 
+LINKS_OF_LOSS: Final = 500
+"""Links in which the longest loss is followed back to where it began, where the usual ones do not reach that far."""
+
 
 def longest_loss(
     graph: Graph, ranks: Mapping[int, RankTimeline], step: int | None, start_ns: int, end_ns: int
@@ -353,11 +356,20 @@ def longest_loss(
     first = None
     for start, end, rank, row in sorted(lost, key=lambda each: (each[0] - each[1], each[0]))[:MOST_ASKED]:
         chain = explained(ranks, graph, rank, row, start, origin_ns, since_ns=start)
+        if chain.is_cut and chain.chain[-1].start_ns > start - origin_ns:
+            longer = explained(ranks, graph, rank, row, start, origin_ns, most=LINKS_OF_LOSS, since_ns=start)
+            chain = _back_to(longer, start - origin_ns)
         loss = LongestLoss(step=step, rank=rank, start_ns=start - origin_ns, end_ns=end - origin_ns, chain=chain)
         if chain.is_cut or (chain.chain and chain.chain[-1].start_ns <= loss.start_ns):
             return loss
         first = first or loss
     return first
+
+
+def _back_to(chain: Chain, start_ns: int) -> Chain:
+    """Return a chain cut behind the link that reaches back to `start_ns`; as it is where none does."""
+    kept = next((at + 1 for at, each in enumerate(chain.chain) if each.start_ns <= start_ns), len(chain.chain))
+    return msgspec.structs.replace(chain, chain=chain.chain[:kept], is_cut=chain.is_cut or kept < len(chain.chain))
 
 
 def _lost(graph: Graph, part: RankPart, start_ns: int, end_ns: int) -> Iterator[tuple[int, int, int, int]]:

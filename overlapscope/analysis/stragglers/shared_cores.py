@@ -297,15 +297,24 @@ def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(str(rank) for rank in ranks)
 
 
+def waited_for_cores(ranks: Mapping[int, RankTimeline]) -> dict[int, int]:
+    """Return how long the training thread of each rank waited for a core, where the system's account was recorded."""
+    return {rank: own[0] for rank, timeline in ranks.items() if (own := _counted(timeline)) is not None}
+
+
+def _counted(timeline: RankTimeline) -> tuple[int, int] | None:
+    """Return how long a rank's training thread waited for a core, and of how long; None where that is not known."""
+    time_ns, value = reading_series(timeline, QUEUED)
+    if time_ns.size < 2 or time_ns[-1] <= time_ns[0]:
+        return None
+    return round(float(value[-1] - value[0])), int(time_ns[-1] - time_ns[0])
+
+
 def _as_counted(ranks: Mapping[int, RankTimeline]) -> list[Finding]:
     """Return a finding where training threads often waited for a core by the system's account; none without it."""
-    shares: dict[int, float] = {}
-    waited: dict[int, int] = {}
-    for rank, timeline in ranks.items():
-        time_ns, value = reading_series(timeline, QUEUED)
-        if time_ns.size > 1 and time_ns[-1] > time_ns[0]:
-            waited[rank] = round(float(value[-1] - value[0]))
-            shares[rank] = waited[rank] / int(time_ns[-1] - time_ns[0])
+    counted = {rank: own for rank, timeline in ranks.items() if (own := _counted(timeline)) is not None}
+    waited = {rank: waited_ns for rank, (waited_ns, _) in counted.items()}
+    shares = {rank: waited_ns / of_ns for rank, (waited_ns, of_ns) in counted.items()}
     if not shares or max(shares.values()) < MUCH:
         return []
     most = max(shares, key=shares.__getitem__)

@@ -9,7 +9,8 @@ rank late in all of its groups. Blame that it passes on, because it waited for a
 
 The chance: each occasion belongs to some rank and has a cost. If all ranks were equal, each occasion would be any
 rank's, and the sum of one rank would be a sum of independent parts. Chernoff's bound (1952) limits how likely such a
-sum is this large. The bound is never too low, and exact for occasions of one size that all belong to one rank.
+sum is this large. The bound is never too low, and exact for occasions of one size that all belong to one rank. Of few
+occasions all ways to give them to ranks are counted instead: there, small ones beside a few large would loosen it.
 """
 
 from bisect import bisect_right
@@ -56,6 +57,9 @@ ALONE: Final = 0.1
 rank among a dozen."""
 TILTS: Final = np.geomspace(0.01, 100, 81)
 """Exponents of Chernoff's bound that are tried, in units of 1 / (largest occasion)."""
+
+COUNTED: Final = 12
+"""Up to so many occasions, all ways to give them to ranks are counted."""
 
 
 class Straggler(msgspec.Struct, kw_only=True, frozen=True):
@@ -264,17 +268,30 @@ def _occasions(late: Sequence[LateArrivals], *, by_step: bool) -> Floats:
 
 
 def chance_bound(gathered: float, occasions: Floats, ranks: int) -> float:
-    """Return Chernoff's upper bound of the probability that one of `ranks` equal ranks gets `gathered` of the cost.
+    """Return an upper bound of the probability that one of `ranks` equal ranks gets `gathered` of the cost: the
+    probability itself where there are few occasions, else Chernoff's bound.
 
     `occasions` holds the cost of each occasion, `gathered` the sum of one rank's, in the same unit.
     """
     largest = float(occasions.max()) if occasions.size else 0.0
     if largest <= 0 or gathered <= occasions.sum() / ranks:
         return 1.0
+    if occasions.size <= COUNTED:
+        return _counted_chance(gathered, occasions, ranks)
     tilted = np.multiply.outer(TILTS, occasions / largest)
     # log(1 + (exp(x) - 1) / n), computed without overflow.
     each = tilted + np.log(1 / ranks + (1 - 1 / ranks) * np.exp(-tilted))
     return float(min(1.0, np.exp((each.sum(axis=1) - TILTS * gathered / largest).min())))
+
+
+def _counted_chance(gathered: float, occasions: Floats, ranks: int) -> float:
+    """Return the probability that one of `ranks` equal ranks gets `gathered` of the cost, over all ways to get some."""
+    sums, likely = np.zeros(1), np.ones(1)
+    for cost in occasions:
+        sums = np.concatenate([sums, sums + cost])
+        likely = np.concatenate([likely * (1 - 1 / ranks), likely / ranks])
+    rounding = 1e-9 * float(occasions.sum())
+    return float(min(1.0, likely[sums >= gathered - rounding].sum()))
 
 
 def select_disjoint(begin: Ints, end: Ints, weight: Ints) -> Ints:

@@ -14,6 +14,7 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
+from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.sheet.next_steps import next_steps
 from overlapscope.report.text import advice as advice_text
@@ -424,26 +425,28 @@ def test_cores_that_are_seldom_short_are_one_loss_among_others(share: float, fir
     found = {each.id: each for each in by_rules(run, analysis, together)}
     assert ("nothing else helps before" in found["shared_cores"].title) == first
     assert (list(found) == ["shared_cores"]) == first
+    held = Straggler(rank=1, held_by="data_loading", blame_ns=1_000 * US, evidence={})
+    beside = replace(analysis, skew=replace(analysis.skew, stragglers=[held]))
+    (title,) = (each.title for each in by_rules(run, beside, together) if each.id == "shared_cores")
+    assert title.endswith(f"training threads waited for one for {100 * share:.1f} % of the time")
 
 
-def test_a_rank_that_chance_may_have_made_last_is_not_accused() -> None:
-    """Two ranks are late in turn: each waits for half of its time in collectives, and none is to blame."""
+@pytest.mark.parametrize(
+    ("late_in", "who"), [((0, 1), "for several ranks in turn"), ((0, 0, 1), "mostly for rank 0, which may be chance")]
+)
+def test_a_rank_that_chance_may_have_made_last_is_not_accused(late_in: tuple[int, ...], who: str) -> None:
+    """Two ranks are late in turn, or one of them more often: none is to blame."""
     run = always(WORK, Sent(start=100, end=200))
-    ranks = {
-        rank: replace(
-            each,
-            collectives=replace(
-                each.collectives,
-                start_ns=each.collectives.start_ns - np.where(each.collectives.step % 2 == rank, 3 * 90 * US, 0),
-                launch_ns=each.collectives.launch_ns - np.where(each.collectives.step % 2 == rank, 3 * 90 * US, 0),
-            ),
-        )
-        for rank, each in run.ranks.items()
-    }
+    ranks = {}
+    for rank, each in run.ranks.items():
+        calls = each.collectives
+        before = np.where(np.array(late_in)[calls.step % len(late_in)] != rank, 3 * 90 * US, 0)
+        calls = replace(calls, start_ns=calls.start_ns - before, launch_ns=calls.launch_ns - before)
+        ranks[rank] = replace(each, collectives=calls)
     late = fired(replace(run, ranks=ranks))
     assert list(late) == ["late_rank"]
     assert late["late_rank"].title.startswith("Waiting is 57.4 % of the time")
-    assert "which may be chance" in late["late_rank"].title
+    assert f", {who}: tuning" in late["late_rank"].title
 
 
 def test_the_largest_loss_stands_first_whatever_is_known_of_its_gain() -> None:

@@ -136,6 +136,11 @@ def test_a_rank_that_has_most_of_the_blame_is_named_where_chance_is_below_10_per
     assert named(late([30, 30, 0, *none], [1] * 6)) == []
 
 
+def test_short_delays_of_others_do_not_hide_the_rank_of_all_long_ones() -> None:
+    # Three of three long ones among four equals, 4 / 4^3 = 0.0625; seven short ones are less than one of them.
+    assert named(late([30.0] * 3 + [4.0] * 7, [1, 1, 1, 0, 2, 3, 0, 2, 3, 0])) == [(1, "host", 90)]
+
+
 @pytest.mark.parametrize(("steps", "found"), [(3, [(1, "host", 50)]), (4, [])])
 def test_from_four_steps_on_all_leads_of_one_step_are_one_occasion(
     steps: int, found: list[tuple[int, str, int]]

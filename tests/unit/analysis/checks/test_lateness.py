@@ -112,6 +112,12 @@ def test_the_bound_on_chance_is_never_below_the_exact_one(occasions: list[int], 
     assert chance_bound(float(gathered), np.array(occasions, float), ranks) >= exact - 1e-9
 
 
+def test_of_few_occasions_all_ways_are_counted() -> None:
+    # All four long ones are needed: one of 3^4 ways; Chernoff's bound alone is 0.058.
+    occasions = np.array([27.0, 27.4, 27.8, 26.4, 5.7, 6.4, 3.7, 6.5, 0.4, 0.6, 3.2])
+    assert chance_bound(27.0 + 27.4 + 27.8 + 26.4, occasions, 3) == pytest.approx(3**-4, rel=0.1)
+
+
 def test_the_bound_is_exact_where_all_is_one_ranks() -> None:
     assert chance_bound(15.0, np.full(3, 5.0), 8) == pytest.approx(8**-3, rel=1e-6)
 

@@ -242,3 +242,15 @@ def test_sends_are_paired_whatever_the_clocks_of_stages_that_nothing_ties(ahead:
     tied_by_host = dict.fromkeys(range(4), "here")
     same = replace(run, ranks=job(calls, groups, lasts=1000, clock={2: ahead, 3: ahead}, hosts=tied_by_host).ranks)
     assert match_and_align(same).pairs.matched == (20 if ahead == 0 else 0)
+
+
+# --- baselines ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "size", "known"), [("all_reduce", 8, True), ("all_reduce", None, False), ("barrier", None, True)]
+)
+def test_calls_of_unknown_size_have_no_baseline(op: str, size: int | None, known: bool) -> None:
+    block = ends_block([100, 200, 300, 400, 500, 600], [100, 200, 300, 400, 500, 600], op=op, bytes=size)
+    (split,) = split_waits([block], Clocks(offset_ns={0: 0.0, 1: 0.0}))
+    assert split.baseline_ns == (MS if known else None)

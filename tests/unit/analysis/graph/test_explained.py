@@ -131,6 +131,15 @@ def test_the_longest_loss_of_a_step_says_what_it_waited_for() -> None:
     assert longest_loss_text(cut).splitlines()[-1].startswith(f"  The {rest_ns / MS:.3f} ms before the last links: ")
 
 
+@pytest.mark.parametrize("name", ["hot_experts_moe3", "paused_host_tp2", "starved_tp2"])
+def test_the_longest_loss_is_followed_back_to_where_it_began(name: str) -> None:
+    """A host that computes in many small pieces takes more links than are usually shown."""
+    loss = analyze(read_inputs([ROOT / "tests" / "truth" / "recordings" / name])).critical_path.longest_loss
+    assert loss
+    assert loss.chain.chain[-1].start_ns <= loss.start_ns < loss.chain.chain[-2].start_ns
+    assert "before the last links" not in longest_loss_text(loss)
+
+
 def test_the_verb_prints_chains_as_well_as_pages(capsys: pytest.CaptureFixture[str]) -> None:
     baseline = str(ROOT / "traces" / "baseline")
     assert main(["explain", baseline, "--at", "1:368"]) == 0
