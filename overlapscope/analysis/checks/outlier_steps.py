@@ -45,12 +45,13 @@ Steps = Sequence[tuple[int, int | None, int | None, int | None]]
 
 
 class OutlierStep(msgspec.Struct, frozen=True, kw_only=True):
-    """An outlier step of one rank in one figure; `usual_ns` is the median of its other steps."""
+    """An outlier step of one rank in one figure; `usual_ns` is the median of its `others`."""
 
     rank: int
     step: int
     value_ns: int
     usual_ns: float
+    others: str
 
 
 def outlier_steps(ranks: Mapping[int, Steps], known_from: Mapping[int, str]) -> list[Finding]:
@@ -64,7 +65,12 @@ def outlier_steps(ranks: Mapping[int, Steps], known_from: Mapping[int, str]) -> 
         for rank, steps in ranks.items():
             usual_step_ns = np.median([step[1] for step in steps if step[1] is not None] or [0])
             least_ns = max(ODD_AT_LEAST_NS, ODD_OF_STEP * float(usual_step_ns))
-            for each in _of_rank(rank, [(step[0], step[place]) for step in steps], least_ns):
+            known = [(step[0], value) for step in steps if (value := step[place]) is not None]
+            some = [(step, ns) for step, ns in known if ns]
+            # Where every second step communicates, the median of all is that of neither kind.
+            only_some = name == "comm_ns" and 2 <= len(some) < len(known)
+            others = "the other steps that communicate" if only_some else "the other steps"
+            for each in _of_rank(rank, some if only_some else known, others, least_ns):
                 if name != "comm_ns" or not _came_early(each, steps):
                     by_step[each.step].append(each)
         order = sorted(by_step.values(), key=lambda found: (-len(found), -_most(found).value_ns))
@@ -78,8 +84,7 @@ def outlier_steps(ranks: Mapping[int, Steps], known_from: Mapping[int, str]) -> 
     return findings
 
 
-def _of_rank(rank: int, steps: Sequence[tuple[int, int | None]], least_ns: float) -> list[OutlierStep]:
-    known = [(step, value) for step, value in steps if value is not None]
+def _of_rank(rank: int, known: Sequence[tuple[int, int]], others: str, least_ns: float) -> list[OutlierStep]:
     ordered = sorted(value for _, value in known)
     if len(ordered) < 3:
         return []
@@ -89,7 +94,7 @@ def _of_rank(rank: int, steps: Sequence[tuple[int, int | None]], least_ns: float
         stands_out = value >= ODD_FACTOR * usual and value >= ODD_PAST_LARGEST * largest
         far = value - largest > FAR.get(len(ordered), 1.0) * max(largest - smallest, RANGE * usual)
         if stands_out and far and value - usual >= least_ns:
-            found.append(OutlierStep(rank=rank, step=step, value_ns=value, usual_ns=usual))
+            found.append(OutlierStep(rank=rank, step=step, value_ns=value, usual_ns=usual, others=others))
     return found
 
 
@@ -158,7 +163,7 @@ def _most(found: Sequence[OutlierStep]) -> OutlierStep:
 
 def _compared_with_median(odd: OutlierStep) -> str:
     times = f", {odd.value_ns / odd.usual_ns:.1f} times" if odd.usual_ns else ", compared with"
-    return f"{format_ms(odd.value_ns)}{times} the median of the other steps ({format_ms(odd.usual_ns)})"
+    return f"{format_ms(odd.value_ns)}{times} the median of {odd.others} ({format_ms(odd.usual_ns)})"
 
 
 def _named(ranks: Sequence[int]) -> str:
