@@ -130,6 +130,20 @@ def _step_time(table: StepFigures) -> Floats:
     return np.where(known, table.job.step_ns, np.nan)
 
 
+def _exposed_wait(table: StepFigures) -> Floats:
+    """Return exposed waiting of each step; where only some steps communicate, exposed time times the share of waiting.
+
+    There the medians of exposed time and of waiting are of unlike steps, and the one would be no part of the other.
+    """
+    waiting = _mean("exposed_wait_ns", of_comm=True)(table)
+    if (_mean("comm_ns")(table) != 0).all():
+        return waiting
+    exposed = _mean("exposed_comm_ns", of_comm=True)(table)
+    known = ~np.isnan(waiting) & ~np.isnan(exposed)
+    whole = float(exposed[known].sum())
+    return np.where(known, exposed * (float(waiting[known].sum()) / whole), np.nan) if whole else waiting
+
+
 def _lacking(name: str) -> Definition:
     """Return the mean over ranks of what their windows lack of the job's step."""
 
@@ -153,7 +167,7 @@ METRICS: Final = (
         better="lower",
         series=_max("exposed_comm_ns", of_comm=True),
     ),
-    _mean_of_comm("exposed_wait_ns"),
+    Definition(name="exposed_wait_ns", unit="ns", over_ranks="mean", better="lower", series=_exposed_wait),
     _mean_of_comm("hidden_wait_ns"),
     Definition(name="blame_ns", unit="ns", over_ranks="max", better="lower", series=_max("blame_ns", of_comm=True)),
     _mean_of_comm("overlapped_ns", better=None),

@@ -118,6 +118,22 @@ def test_a_rank_that_came_early_waited_and_its_step_is_not_odd(computed: int | N
     assert ids({0: steps}) == ["odd_step:comm_ns:rank0:step3"] * odd
 
 
+@pytest.mark.parametrize(
+    ("taken", "said"),
+    [
+        # Parameters are averaged in every second step, as local SGD does: alike, none of them is odd.
+        ((27, 0, 12, 0, 24, 0, 16, 0), None),
+        ((40, 0, 0, 0, 16, 0, 0, 0), None),
+        ((9, 0, 72, 0, 7, 0, 8, 0), "72.000 ms, 9.0 times the median of the other steps that communicate (8.000 ms)"),
+        ((0, 0, 0, 0, 16, 0, 0, 0), None),
+    ],
+)
+def test_a_step_that_communicates_is_compared_with_those_that_do(taken: tuple[int, ...], said: str | None) -> None:
+    steps: list[Row] = [(at, 100 * MS, ms * MS, None) for at, ms in enumerate(taken)]
+    found = [each.title.partition("communicates for ")[2] for each in outlier_steps({0: steps}, {0: "trace"})]
+    assert found == [said] * (said is not None)
+
+
 @pytest.mark.parametrize(("step_ms", "found"), [(1000, ["odd_step:comm_ns:rank0:step1"]), (1300, [])])
 def test_more_communication_is_odd_only_where_it_is_much_of_a_step(step_ms: int, found: list[str]) -> None:
     # 60 ms more than usual: 6 % of a step of 1 s, 4.6 % of one of 1.3 s.

@@ -288,6 +288,20 @@ def test_a_rank_that_begins_to_hold_the_others_up_is_waiting_and_blame() -> None
     assert parts["peer_compute"] == 10
 
 
+def test_where_only_some_steps_communicate_waiting_is_the_share_that_it_has_of_all_of_them() -> None:
+    # As with local SGD: steps 0, 2 and 4 communicate, and rank 1 is late in 2 and 4. By medians nobody would wait.
+    late = steady(steps=5, late=20)
+    ranks = {number: replace(rank, calls=rank.calls[::2]) for number, rank in late.ranks.items()}
+    in_time = {
+        "computes": [(0, 0, 40, "gemm"), *ranks[1].computes[1:]],
+        "calls": [ranks[0].calls[0], *ranks[1].calls[1:]],
+    }
+    ranks[1] = replace(ranks[1], **in_time)
+    found = analyze(run_of(replace(late, ranks=ranks))).headline
+    assert (found.exposed_comm_ns, found.exposed_wait_ns) == (20, 6)  # 40 of 140 in all
+    assert found.causes["peer_compute"] == 6
+
+
 def test_several_runs_give_their_median_and_how_far_they_lie_apart() -> None:
     runs = [run_of(steady(lengths=[length] * 3)) for length in (90, 80, 99)]
     found = metric(compared(runs, runs[0]), "step_time_ns")
