@@ -171,10 +171,10 @@ def sentence(analysis: Analysis) -> str:
 
 
 def share_text(head: Headline) -> str:
-    """Return the exposed share of a step; where it is not about that of the shown times, what it is the median of."""
+    """Return the exposed share of a step; where it is not about that of the shown times, that it is a median itself."""
     fraction, exposed, step = head.exposed_fraction, head.exposed_comm_ns, head.step_ns
     alike = not step or exposed is None or fraction is None or abs(exposed / step - fraction) < SHARE_WITHIN
-    return percent(fraction) if alike else f"{percent(fraction)} as the median of each step's share"
+    return percent(fraction) if alike else f"median share {percent(fraction)}"
 
 
 def headline_basis(head: Headline) -> str:

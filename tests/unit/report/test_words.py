@@ -144,7 +144,7 @@ def test_the_dashboard_uses_the_words_of_the_field(module: Path) -> None:
     ("exposed_ns", "words"),
     [
         (20, "20.0 %"),
-        (22, "20.0 % as the median of each step's share"),
+        (22, "median share 20.0 %"),
         (None, "n/a"),
     ],
 )
