@@ -111,6 +111,12 @@ def _by_thread(rank: int, run: Run, met: Sequence[SharedInterval], lead_ns: int)
     works_more = on_core > MOST * lead_ns or (
         on_core > max(MORE * had, BARELY * lead_ns) and on_core * slowed > MOST * lead_ns
     )
+    # Between two readings a peer computes and then waits: a straight line moves what it ran into the wait, where no
+    # interval counts it. Over the whole recording nothing is moved.
+    in_all = {each: found.rose for each, found in running.items() if found is not None}
+    works_more = works_more and in_all[rank] - float(np.median([in_all[each] for each in members - {rank}])) > (
+        MOST * on_core
+    )
     held_by = None
     if off_core - waited > MOST * lead_ns:
         held_by = "host"
@@ -170,6 +176,11 @@ class _CumulativeReading(msgspec.Struct, frozen=True):
         """Return the series of a reading; None where it was not recorded."""
         time_ns, value = reading_series(timeline, reading)
         return cls(time_ns, value) if time_ns.size else None
+
+    @property
+    def rose(self) -> float:
+        """How much it increased from the first reading to the last."""
+        return float(self.value[-1] - self.value[0])
 
     def within(self, starts: Ints, ends: Ints) -> Floats:
         """Return how much it increased in each interval."""

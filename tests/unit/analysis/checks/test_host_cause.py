@@ -184,6 +184,16 @@ def test_a_rank_that_waited_for_a_core_is_not_named_and_the_cores_are() -> None:
     assert "shared_cores" in [each.id for each in found.findings]
 
 
+def test_a_rank_that_ran_no_longer_in_all_had_no_more_work() -> None:
+    """Its peers are read at the beginning of a step alone: a line from there to the next puts work into their waits."""
+    readings = {
+        rank: [(name, at, step, 1.7 * value) for name, at, step, value in rows][:: 1 if rank == CULPRIT else 2]
+        for rank, rows in running(asleep=CULPRIT).items()
+    }
+    run = waiting(with_readings(of_events(job(fault="slower_compute")), readings), {CULPRIT: 8})
+    assert accused(run) == []
+
+
 def test_more_work_is_named_though_most_of_its_time_was_waiting_for_a_core() -> None:
     """Six milliseconds of work more, slowed more than fourfold by others on the cores."""
     readings = running(asleep=CULPRIT)
