@@ -376,13 +376,16 @@ def _skew(cross_rank: CrossRank, idle_ns: Mapping[int, int | None], held: Sequen
     )
 
 
-def _complete(info: RankInfo) -> list[tuple[int, int | None, int | None, int | None]]:
-    """Return number, length, communication and compute of complete steps, without waits for later recordings."""
+def _complete(info: RankInfo) -> list[tuple[int, int | None, int | None, int | None, int | None]]:
+    """Return number, length, communication, compute and idle time of complete steps, without waits for later
+    recordings."""
     found = []
     for step in info.steps:
         apart = step.causes.get("start_of_recording", 0)
         window, comm = (None if ns is None else ns - apart for ns in (step.window_ns, step.comm_ns))
-        found += [(step.step, window, comm, step.compute_ns)] if step.complete else []
+        before = step.idle_causes.get("start_of_recording", 0)
+        idle = None if step.idle_ns is None else step.idle_ns - before
+        found += [(step.step, window, comm, step.compute_ns, idle)] if step.complete else []
     return found
 
 

@@ -1,4 +1,4 @@
-"""Find outlier steps: a step that communicates or takes far longer than the other steps of a rank.
+"""Find outlier steps: a step that communicates, takes or idles far longer than the other steps of a rank.
 
 Most outliers concern many ranks at once: one step on several ranks is one finding.
 """
@@ -32,7 +32,9 @@ ODD_OF_STEP: Final = 0.05
 EARLY: Final = 0.5
 """Where its compute is shorter than usual by this share of what communication is longer, the rank came early and waited
 for the others: the step is not odd for that."""
-FIGURES: Final = (("comm_ns", "communicates for", 2), ("window_ns", "takes", 1))
+IDLE_OF_STEP: Final = 0.1
+"""Of idle time this share: short pauses of a host are many. Where the step's length is odd, that is said alone."""
+FIGURES: Final = (("comm_ns", "communicates for", 2), ("window_ns", "takes", 1), ("idle_ns", "idles for", 4))
 """The checked figures: name, verb for the title, position in a step's tuple."""
 MAX_STEPS: Final = 4
 """Steps of a figure with a finding of their own, those on the most ranks; the others share one finding."""
@@ -40,8 +42,8 @@ MAX_RANKS: Final = 64
 """Ranks listed as evidence."""
 MAX_NAMED: Final = 8
 """Ranks named in a title."""
-Steps = Sequence[tuple[int, int | None, int | None, int | None]]
-"""(number, window_ns, comm_ns, compute_ns) of complete steps."""
+Steps = Sequence[tuple[int, int | None, int | None, int | None, int | None]]
+"""(number, window_ns, comm_ns, compute_ns, idle_ns) of complete steps."""
 
 
 class OutlierStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,16 +61,23 @@ def outlier_steps(ranks: Mapping[int, Steps], known_from: Mapping[int, str]) -> 
 
     A step that is an outlier on several ranks is one finding. `known_from` holds the basis of each rank's times.
     """
-    findings = []
+    findings: list[Finding] = []
     kinds = [(rank, *kind) for rank, every in ranks.items() for kind in _kinds(every)]
+    long: set[tuple[int, int]] = set()
     for name, verb, place in FIGURES:
         by_step: dict[int, list[OutlierStep]] = defaultdict(list)
         for rank, others, steps in kinds:
             usual_step_ns = np.median([step[1] for step in steps if step[1] is not None] or [0])
-            least_ns = max(ODD_AT_LEAST_NS, ODD_OF_STEP * float(usual_step_ns))
+            share = IDLE_OF_STEP if name == "idle_ns" else ODD_OF_STEP
+            least_ns = max(ODD_AT_LEAST_NS, share * float(usual_step_ns))
             for each in _of_rank(rank, others, [(step[0], step[place]) for step in steps], least_ns):
-                if name != "comm_ns" or not _came_early(each, steps):
-                    by_step[each.step].append(each)
+                if name == "comm_ns" and _came_early(each, steps):
+                    continue
+                if name == "idle_ns" and (rank, each.step) in long:
+                    continue
+                by_step[each.step].append(each)
+        if name == "window_ns":
+            long = {(each.rank, each.step) for found in by_step.values() for each in found}
         order = sorted(by_step.values(), key=lambda found: (-len(found), -_most(found).value_ns))
         listed_alone = order if len(order) == MAX_STEPS + 1 else order[:MAX_STEPS]
         rest = [each for found in order[len(listed_alone) :] for each in found]
@@ -107,7 +116,7 @@ def _of_rank(rank: int, others: str, steps: Sequence[tuple[int, int | None]], le
 
 def _came_early(odd: OutlierStep, steps: Steps) -> bool:
     """Return whether its communication was longer because the rank computed for less time than usual."""
-    computed = {step: compute_ns for step, _, _, compute_ns in steps if compute_ns is not None}
+    computed = {step: compute_ns for step, _, _, compute_ns, _ in steps if compute_ns is not None}
     if odd.step not in computed or len(computed) < 2:
         return False
     usual = statistics.median(ns for step, ns in computed.items() if step != odd.step)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from overlapscope.analysis.checks.outlier_steps import MAX_RANKS, MAX_STEPS, outlier_steps
 
 MS = 1_000_000
-Row = tuple[int, int | None, int | None, int | None]
+Row = tuple[int, int | None, int | None, int | None, int | None]
 
 
 def rank_with(step: int | None, *, steps: int = 8, odd_ms: int = 300) -> list[Row]:
-    """Return (number, window, communication, compute) of a rank's steps, one of which is long."""
-    return [(at, (odd_ms if at == step else 100) * MS, 10 * MS, 80 * MS) for at in range(steps)]
+    """Return (number, window, communication, compute, idle) of a rank's steps, one of which is long."""
+    return [(at, (odd_ms if at == step else 100) * MS, 10 * MS, 80 * MS, None) for at in range(steps)]
 
 
 def ids(ranks: dict[int, list[Row]]) -> list[str]:
@@ -63,7 +63,7 @@ def test_the_step_that_reduces_what_others_accumulated_is_of_another_kind(steps:
     """Of any recording of an accumulation over four steps, however few of the steps that communicate are in it."""
     at = [(number, (number + first) % 4 == 3) for number in range(steps)]
     rows: list[Row] = [
-        (number, 160 * MS if reduces else 100 * MS, 60 * MS * reduces, 80 * MS) for number, reduces in at
+        (number, 160 * MS if reduces else 100 * MS, 60 * MS * reduces, 80 * MS, None) for number, reduces in at
     ]
     assert ids({0: rows, 1: rows}) == []
 
@@ -73,7 +73,7 @@ def test_the_step_that_reduces_what_others_accumulated_is_of_another_kind(steps:
 )
 def test_a_step_is_odd_among_those_of_its_kind(long: int, words: str) -> None:
     rows: list[Row] = [
-        (at, (400 if at == long else 160 if at % 4 == 3 else 100) * MS, 60 * MS * (at % 4 == 3), 80 * MS)
+        (at, (400 if at == long else 160 if at % 4 == 3 else 100) * MS, 60 * MS * (at % 4 == 3), 80 * MS, None)
         for at in range(24)
     ]
     (found,) = outlier_steps({0: rows}, {0: "trace"})
@@ -82,8 +82,8 @@ def test_a_step_is_odd_among_those_of_its_kind(long: int, words: str) -> None:
 
 
 def test_two_long_steps_of_a_rank_are_no_odd_ones_and_neither_is_a_millisecond() -> None:
-    several = [(at, (300 if at in (2, 5) else 100) * MS, None, None) for at in range(8)]
-    small = [(at, 1_900_000 if at == 2 else MS, None, None) for at in range(8)]
+    several = [(at, (300 if at in (2, 5) else 100) * MS, None, None, None) for at in range(8)]
+    small = [(at, 1_900_000 if at == 2 else MS, None, None, None) for at in range(8)]
     assert outlier_steps({0: several, 1: small, 2: several[:2]}, dict.fromkeys(range(3), "trace")) == []
 
 
@@ -100,7 +100,7 @@ def test_a_step_among_others_that_differ_as_much_is_no_odd_one() -> None:
         ((347, 1273, 604, 404, 281, 308), odd),
         ((98, 222, 137, 71, 91, 133), []),
     ):
-        assert ids({0: [(at, ms * MS, None, None) for at, ms in enumerate(taken)]}) == found
+        assert ids({0: [(at, ms * MS, None, None, None) for at, ms in enumerate(taken)]}) == found
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_a_step_among_others_that_differ_as_much_is_no_odd_one() -> None:
 )
 def test_a_rank_that_came_early_waited_and_its_step_is_not_odd(computed: int | None, *, odd: bool) -> None:
     usual = [(0, 505, 589), (1, 429, 686), (2, 504, 560), (4, 426, 652)]
-    steps: list[Row] = [(at, None, comm * MS, compute * MS) for at, comm, compute in usual]
-    steps.insert(3, (3, None, 755 * MS, None if computed is None else computed * MS))
+    steps: list[Row] = [(at, None, comm * MS, compute * MS, None) for at, comm, compute in usual]
+    steps.insert(3, (3, None, 755 * MS, None if computed is None else computed * MS, None))
     assert ids({0: steps}) == ["odd_step:comm_ns:rank0:step3"] * odd
 
 
@@ -129,7 +129,7 @@ def test_a_rank_that_came_early_waited_and_its_step_is_not_odd(computed: int | N
     ],
 )
 def test_a_step_that_communicates_is_compared_with_those_that_do(taken: tuple[int, ...], said: str | None) -> None:
-    steps: list[Row] = [(at, 100 * MS, ms * MS, None) for at, ms in enumerate(taken)]
+    steps: list[Row] = [(at, 100 * MS, ms * MS, None, None) for at, ms in enumerate(taken)]
     found = [each.title.partition("communicates for ")[2] for each in outlier_steps({0: steps}, {0: "trace"})]
     assert found == [said] * (said is not None)
 
@@ -137,7 +137,22 @@ def test_a_step_that_communicates_is_compared_with_those_that_do(taken: tuple[in
 @pytest.mark.parametrize(("step_ms", "found"), [(1000, ["odd_step:comm_ns:rank0:step1"]), (1300, [])])
 def test_more_communication_is_odd_only_where_it_is_much_of_a_step(step_ms: int, found: list[str]) -> None:
     # 60 ms more than usual: 6 % of a step of 1 s, 4.6 % of one of 1.3 s.
-    assert ids({0: [(at, step_ms * MS, ms * MS, None) for at, ms in enumerate((40, 100, 40, 42, 39))]}) == found
+    assert ids({0: [(at, step_ms * MS, ms * MS, None, None) for at, ms in enumerate((40, 100, 40, 42, 39))]}) == found
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "idle_ms", "found"),
+    [
+        ((149, 97, 196, 61), (3, 2, 134, 6), ["odd_step:idle_ns:rank0:step2"]),  # its length is nothing special
+        ((100, 97, 500, 91), (3, 2, 405, 6), ["odd_step:window_ns:rank0:step2"]),  # its length says it
+        ((90, 91, 107, 88), (2, 3, 11, 2), []),  # 8 ms more are less than a tenth of a step
+        ((149, 97, 196, 61), (40, 2, 134, 70), []),
+    ],
+)
+def test_a_step_in_which_a_rank_paused_is_odd_though_steps_vary(
+    step_ms: tuple[int, ...], idle_ms: tuple[int, ...], found: list[str]
+) -> None:
+    assert ids({0: [(at, step_ms[at] * MS, None, None, idle_ms[at] * MS) for at in range(4)]}) == found
 
 
 times = st.lists(st.integers(0, 20).map(lambda each: each * MS // 2), max_size=9)
@@ -160,7 +175,7 @@ def odd_by_hand(values: Sequence[int]) -> list[int]:
 
 @given(st.dictionaries(st.integers(0, 5), times, max_size=4))
 def test_each_rank_is_compared_with_its_own_steps(ranks: dict[int, list[int]]) -> None:
-    rows = {rank: [(at, value, None, None) for at, value in enumerate(values)] for rank, values in ranks.items()}
+    rows = {rank: [(at, value, None, None, None) for at, value in enumerate(values)] for rank, values in ranks.items()}
     expected = {(rank, at) for rank, values in ranks.items() for at in odd_by_hand(values)}
     found = set()
     for each in outlier_steps(rows, dict.fromkeys(ranks, "trace")):
