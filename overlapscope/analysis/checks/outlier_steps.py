@@ -90,10 +90,10 @@ def outlier_steps(ranks: Mapping[int, Steps], known_from: Mapping[int, str]) -> 
 
 
 def _kinds(steps: Steps) -> list[tuple[str, Steps]]:
-    """Return the steps of a rank that are compared with each other, with words for them: where half or more
+    """Return the steps of a rank that are compared with each other, with words for them: where several
     communicate nothing, as with gradient accumulation, those that do are steps of another kind."""
     silent = [step for step in steps if step[2] == 0]
-    if 2 * len(silent) < len(steps):
+    if len(silent) < 2:
         return [("other steps", steps)]
     communicate = [step for step in steps if step[2] != 0]
     return [("other steps that communicate nothing", silent), ("other steps that communicate", communicate)]
