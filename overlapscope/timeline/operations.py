@@ -48,6 +48,11 @@ OPS_WITHOUT_VOLUME: Final = frozenset({"wait", "barrier", "coalesced"})
 """Pseudo-collectives: their recorded sizes are not moved data."""
 
 
+def move_as_much(op: str, volume: int | None) -> bool:
+    """Return whether calls of one operation and size (None if unknown) are known to move as much as each other."""
+    return volume is not None or op in OPS_WITHOUT_VOLUME
+
+
 def possible_count(number: int) -> int | None:
     """Return the number, or None where it cannot be a count."""
     return number if 0 <= number < MAX_COUNT else None

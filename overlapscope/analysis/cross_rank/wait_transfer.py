@@ -14,7 +14,7 @@ import numpy as np
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, block_bounds, join_columns, positions_by_ranks
 from overlapscope.timeline.columns import Floats, Ints
-from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME
+from overlapscope.timeline.operations import move_as_much
 
 LEADS_COUNT_NS = 50_000
 """Leads up to this, or up to RESIDUALS times the residual of the clocks, do not count as being last."""
@@ -50,8 +50,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
         Calls of unknown size are not alike: the quickest may be the smallest.
         """
-        unknown_size = self.block.bytes is None and self.block.op not in OPS_WITHOUT_VOLUME
-        if unknown_size or self.transfer_ns.size < BASELINE_CALLS:
+        if not move_as_much(self.block.op, self.block.bytes) or self.transfer_ns.size < BASELINE_CALLS:
             return None
         return float(np.quantile(self.transfer_ns, BASELINE_QUANTILE))
 

@@ -15,7 +15,7 @@ from overlapscope.analysis.exposure.call_kind import CallFields
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.timeline.columns import NONE, Ints, or_none, size
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, bus_factor
+from overlapscope.timeline.operations import bus_factor, move_as_much
 from overlapscope.timeline.rows import factorize_rows
 from overlapscope.timeline.run import RankTimeline
 
@@ -115,7 +115,7 @@ def _row(kind: KindSums) -> CollectiveRow:
     volume, group_size = kind.key["bytes"], kind.key["group_size"]
     is_matched = kind.is_split
     transfer = _middle(matched if is_matched else kind.durations_ns) if sums["timed"] else None
-    alike = is_matched and (volume is not None or kind.key["op"] in OPS_WITHOUT_VOLUME)
+    alike = is_matched and move_as_much(kind.key["op"], volume)
     baseline = float(np.quantile(matched, BASELINE_QUANTILE)) if alike and matched.size >= BASELINE_CALLS else None
     algbw = volume / transfer if volume and transfer else None
     busbw = algbw * bus_factor(kind.key["op"], group_size) if algbw is not None and group_size else None

@@ -125,7 +125,7 @@ def _analyze(args: argparse.Namespace, *, may_store: bool) -> "StoredAnalysis":
 
 
 def _load_rooms() -> None:
-    """Load what a large input will need, that of numpy included which is loaded when it is first asked for."""
+    """Load what a large input will need, with the parts of numpy that it loads only when they are first used."""
     import numpy.ma  # noqa: PLC0415
     import numpy.random  # noqa: F401, PLC0415
 

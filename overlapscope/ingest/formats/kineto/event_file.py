@@ -1,11 +1,10 @@
 """Read the events of one Kineto trace as columns: a small file in this process, a large one in several.
 
 Several processes read a file in shares. Each goes through the file from its beginning, cuts the same pieces as all
-others, and decodes the pieces of its share. Decompressing and cutting take a seventh of the time, cutting alone a
-seventeenth; the rest is divided.
-The file is read again by this process alone where a piece does not decode as it was cut (the others may have cut
-elsewhere), a process was lost, a process opened another file or a changed one, or a share does not begin where the
-previous one ended. So the result is always that of one process.
+others, and decodes the pieces of its share: that is divided, while to cut the pieces takes each a seventeenth of the
+time of one process, and a seventh where it decompresses. The file is read again by this process alone where a piece
+does not decode as it was cut (the others may have cut elsewhere), a process was lost, a process opened another file or
+a changed one, or a share does not begin where the previous one ended. So the result is always that of one process.
 """
 
 from collections.abc import Callable
