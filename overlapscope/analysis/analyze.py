@@ -49,7 +49,8 @@ from overlapscope.analysis.result import (
     TriggeredTrace,
 )
 from overlapscope.analysis.source_tables import rows_of_sources
-from overlapscope.analysis.stragglers.shared_cores import hosts_in_turns, pinned_hosts, shared_cores, waited_for_cores
+from overlapscope.analysis.stragglers.core_waits import waited_for_cores
+from overlapscope.analysis.stragglers.shared_cores import hosts_in_turns, pinned_hosts, shared_cores
 from overlapscope.analysis.stragglers.stragglers import (
     Compared,
     Straggler,

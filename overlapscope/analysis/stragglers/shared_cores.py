@@ -18,7 +18,8 @@ from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, SILENCE_NS, SYNCHRONIZES
 from overlapscope.analysis.graph.self_test import DRAINED_WITHIN_NS
 from overlapscope.analysis.stragglers.core_turns import HostRuns, Turns, taking_turns
-from overlapscope.analysis.stragglers.host_cause import QUEUED, fetching, reading_series
+from overlapscope.analysis.stragglers.core_waits import waits_for_cores
+from overlapscope.analysis.stragglers.host_cause import fetching
 from overlapscope.display import percent_text
 from overlapscope.timeline.columns import COPY, NONE, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, difference, length, union
@@ -27,8 +28,6 @@ from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline, Run
 
-MUCH: Final = 0.05
-"""Waiting for a core is reported from this share of the time between the first and the last reading."""
 PINNED: Final = 0.8
 """Of the time in which more than k hosts wanted to run, k of them may have run for at least this share ..."""
 OF_TIME: Final = 0.03
@@ -243,8 +242,7 @@ def shared_cores(
     `capped_ns` returns the length of the recording and what it would be with pauses of at most 3 ms, by replay; None
     where that is not known.
     """
-    counted = _as_counted(run.ranks)
-    return counted or [
+    return waits_for_cores(run) or [
         *(_as_paused(each, len(pinned), capped_ns) for each in pinned),
         *(_as_turns(each, len(turns)) for each in turns),
     ]
@@ -295,40 +293,3 @@ def _listed(ranks: Sequence[int]) -> str:
     if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
         return f"{ranks[0]}-{ranks[-1]}"
     return ", ".join(str(rank) for rank in ranks)
-
-
-def waited_for_cores(ranks: Mapping[int, RankTimeline]) -> dict[int, int]:
-    """Return how long the training thread of each rank waited for a core, where the system's account was recorded."""
-    return {rank: own[0] for rank, timeline in ranks.items() if (own := _counted(timeline)) is not None}
-
-
-def _counted(timeline: RankTimeline) -> tuple[int, int] | None:
-    """Return how long a rank's training thread waited for a core, and of how long; None where that is not known."""
-    time_ns, value = reading_series(timeline, QUEUED)
-    if time_ns.size < 2 or time_ns[-1] <= time_ns[0]:
-        return None
-    return round(float(value[-1] - value[0])), int(time_ns[-1] - time_ns[0])
-
-
-def _as_counted(ranks: Mapping[int, RankTimeline]) -> list[Finding]:
-    """Return a finding where training threads often waited for a core by the system's account; none without it."""
-    counted = {rank: own for rank, timeline in ranks.items() if (own := _counted(timeline)) is not None}
-    waited = {rank: waited_ns for rank, (waited_ns, _) in counted.items()}
-    shares = {rank: waited_ns / of_ns for rank, (waited_ns, of_ns) in counted.items()}
-    if not shares or max(shares.values()) < MUCH:
-        return []
-    most = max(shares, key=shares.__getitem__)
-    return [
-        Finding(
-            id="shared_cores",
-            severity="warning",
-            title=f"training threads waited for a CPU core, up to {waited[most] / 1e6:.1f} ms on one rank "
-            f"({percent_text(shares[most])} of its time): there are more threads than cores, and the scheduler decides "
-            "which rank is late; set OMP_NUM_THREADS and bind each rank to its own cores",
-            evidence={
-                "waited_ns": {str(rank): value for rank, value in waited.items()},
-                "median_share": float(np.median(list(shares.values()))),
-            },
-            known_from="telemetry",
-        )
-    ]

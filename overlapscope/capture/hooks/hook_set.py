@@ -192,7 +192,7 @@ class HookSet:
         self._host_pauses.step_begins(record)
         self.record = record
         if self.times is not None:
-            self.times.note(record)
+            self.times.note_border(record)
         if self._collectives is not None:
             self._collectives.step_begins()
         if self._phases is not None:
@@ -203,7 +203,7 @@ class HookSet:
         if self._phases is not None:
             self._phases.step_ends()
         if self.times is not None:
-            self.times.note(record)
+            self.times.note_border(record)
         self.record = None
         record.end_ns = monotonic_ns()
         if self.traces is not None:

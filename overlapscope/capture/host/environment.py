@@ -126,13 +126,20 @@ def fingerprint(index: int | None) -> dict[str, str | int | None]:
 
 
 def settings() -> dict[str, Any]:
-    """Return the host name, the process id and the environment variables that configure communication."""
+    """Return the host name, the process id, the cores that this thread may use (None where the system does not tell)
+    and the environment variables that configure communication."""
     chosen = {
         name: value
         for name, value in os.environ.items()
         if name.startswith(RECORDED_PREFIXES) or name in RECORDED_NAMES
     }
-    return {"host": socket.gethostname(), "pid": os.getpid(), "environment": dict(sorted(chosen.items()))}
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "cores": cores,
+        "environment": dict(sorted(chosen.items())),
+    }
 
 
 def peak_memory_bytes(index: int | None) -> int | None:

@@ -1,6 +1,6 @@
 """Record how long the training thread ran on a core and how long it waited for one: separates sleep from CPU work.
 
-Also wait for the other threads of the process.
+Also how long all threads of the process ran; and wait for the other ones.
 """
 
 import os
@@ -16,14 +16,14 @@ SCHEDULING: Final = "/proc/thread-self/schedstat"
 """Time on a core (ns), time waiting for one (ns), number of time slices; the first lags by up to a scheduler tick."""
 THREADS: Final = Path("/proc/self/task")
 LEAST_INTERVAL_NS: Final = 1_000_000
-RAN, QUEUED = "thread_cpu_ns", "thread_queue_ns"
+RAN, QUEUED, PROCESS_RAN = "thread_cpu_ns", "thread_queue_ns", "process_cpu_ns"
 
 
 class ThreadTimes:
     """Adds readings of both counters to a step record at each call of `note` on the training thread.
 
-    Both counters only increase: the difference of two readings is how much of the time between them the thread ran or
-    waited for a core.
+    All counters only increase: the difference of two readings is how much of the time between them the thread ran or
+    waited for a core, or for how long threads of the process ran.
     """
 
     def __init__(self) -> None:
@@ -46,6 +46,11 @@ class ThreadTimes:
         record.readings.append((RAN, now, float(time.thread_time_ns())))
         if self._descriptor is not None:
             record.readings.append((QUEUED, now, float(os.pread(self._descriptor, 64, 0).split()[1])))
+
+    def note_border(self, record: StepRecord) -> None:
+        """Add them where a step begins or ends, and how long all threads of the process ran."""
+        self.note(record)
+        record.readings.append((PROCESS_RAN, time.monotonic_ns(), float(time.process_time_ns())))
 
     def note_at_times(self, record: StepRecord) -> None:
         """Add them unless the last ones are younger than a millisecond: a model may have thousands of parameters."""

@@ -29,7 +29,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     slow_links: tuple[int | None, ...]
     """For each finding of a slow link, the rank it names."""
     shared_cores: bool
-    """Whether threads are said to wait for cores: right of `shared_core`, wrong of `own_cores`, and of the others what
+    """Whether ranks are said to share cores: right of `shared_core`, wrong of `own_cores`, and of the others what
     the machine beside them makes it."""
     share: float | None
     """By the job's own clock, the disturbance's share of the disturbed step; None where nothing was held up."""

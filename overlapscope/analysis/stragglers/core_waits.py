@@ -1,0 +1,132 @@
+"""Find training threads that waited for a processor core, by the system's account, and who ran meanwhile.
+
+Where each rank has cores of its own, and other threads of the rank ran for as long as its training thread waited, the
+rank has too few cores for its own threads. Else ranks share cores, or other programs use them, and who is late is the
+scheduler's choice.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.common.job_identity import ranks_of_hosts
+from overlapscope.analysis.stragglers.host_cause import ON_CORE, QUEUED, reading_series
+from overlapscope.display import percent_text
+from overlapscope.timeline.run import RankTimeline, Run
+
+MUCH: Final = 0.05
+"""Waiting for a core is reported from this share of the time between the first and the last reading."""
+PROCESS_RAN: Final = "process_cpu_ns"
+EXPLAINED: Final = 0.8
+"""Threads of the same rank may have held all of its cores while the training thread waited if they ran, on each of
+them, for at least this share of that time."""
+
+
+class CoreWait(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the training thread of a rank waited for a core, of `of_ns`."""
+
+    waited_ns: int
+    of_ns: int
+    beside_ns: int | None
+    """How long other threads of its process ran; None where that was not recorded."""
+    cores: frozenset[int] | None
+    """Cores that the thread may use; None where that was not recorded."""
+
+    @property
+    def share(self) -> float:
+        """How much of the time it waited."""
+        return self.waited_ns / self.of_ns
+
+    @property
+    def explained(self) -> bool:
+        """Whether other threads of the rank ran for so long that they alone may have held all of its cores."""
+        if self.beside_ns is None or self.cores is None:
+            return False
+        return self.beside_ns >= EXPLAINED * len(self.cores) * self.waited_ns
+
+
+def waited_for_cores(ranks: Mapping[int, RankTimeline]) -> dict[int, int]:
+    """Return how long the training thread of each rank waited for a core, where the system's account was recorded."""
+    return {rank: own.waited_ns for rank, own in _waits(ranks).items()}
+
+
+def waits_for_cores(run: Run) -> list[Finding]:
+    """Return a finding where training threads often waited for a core by the system's account; none without it."""
+    waits = _waits(run.ranks)
+    much = [rank for rank, each in waits.items() if each.share >= MUCH]
+    if not much:
+        return []
+    bound = _cores_of_their_own(run, waits)
+    most = max(much, key=lambda rank: waits[rank].share)
+    who = (
+        f"training threads waited for a CPU core, up to {waits[most].waited_ns / 1e6:.1f} ms on one rank "
+        f"({percent_text(waits[most].share)} of its time)"
+    )
+    evidence: dict[str, Any] = {
+        "waited_ns": {str(rank): each.waited_ns for rank, each in waits.items()},
+        "median_share": float(np.median([each.share for each in waits.values()])),
+    }
+    if bound:
+        evidence |= {
+            "cores": {str(rank): sorted(each.cores) for rank, each in waits.items() if each.cores is not None},
+            "other_threads_ns": {str(rank): each.beside_ns for rank, each in waits.items()},
+        }
+    if bound and all(waits[rank].explained for rank in much):
+        cores, beside_ns = waits[most].cores or (), waits[most].beside_ns or 0
+        number = "one core is" if len(cores) == 1 else f"{len(cores)} cores are"
+        title = (
+            f"{who}, while other threads of that rank ran for {beside_ns / 1e6:.1f} ms: no two ranks share a core, but "
+            f"{number} too few for the threads of a rank"
+        )
+        return [Finding(id="few_cores", severity="warning", title=title, evidence=evidence, known_from="telemetry")]
+    why = (
+        "other programs run on the cores to which each rank is bound, and the scheduler decides which rank is late"
+        if bound
+        else "there are more threads than cores, and the scheduler decides which rank is late; set OMP_NUM_THREADS and "
+        "bind each rank to its own cores"
+    )
+    return [
+        Finding(id="shared_cores", severity="warning", title=f"{who}: {why}", evidence=evidence, known_from="telemetry")
+    ]
+
+
+def _waits(ranks: Mapping[int, RankTimeline]) -> dict[int, CoreWait]:
+    return {rank: own for rank, timeline in ranks.items() if (own := _wait(timeline)) is not None}
+
+
+def _wait(timeline: RankTimeline) -> CoreWait | None:
+    """Return how long a rank's training thread waited for a core; None where that is not known."""
+    time_ns, value = reading_series(timeline, QUEUED)
+    if time_ns.size < 2 or time_ns[-1] <= time_ns[0]:
+        return None
+    all_ns, own_ns = (_rose(timeline, reading) for reading in (PROCESS_RAN, ON_CORE))
+    settings = timeline.recorded.get("settings")
+    cores = settings.get("cores") if isinstance(settings, Mapping) else None
+    return CoreWait(
+        waited_ns=round(float(value[-1] - value[0])),
+        of_ns=int(time_ns[-1] - time_ns[0]),
+        beside_ns=None if all_ns is None or own_ns is None else max(0, all_ns - own_ns),
+        cores=frozenset(cores) if isinstance(cores, list) and all(isinstance(each, int) for each in cores) else None,
+    )
+
+
+def _rose(timeline: RankTimeline, reading: str) -> int | None:
+    """Return how much a counter rose; None where it was not recorded twice."""
+    _, value = reading_series(timeline, reading)
+    return round(float(value[-1] - value[0])) if value.size > 1 else None
+
+
+def _cores_of_their_own(run: Run, waits: Mapping[int, CoreWait]) -> bool:
+    """Return whether no two recorded ranks of a host may use the same core: known of all, or False."""
+    hosts = ranks_of_hosts(run)
+    if {rank for ranks in hosts.values() for rank in ranks} != set(run.ranks) or set(waits) != set(run.ranks):
+        return False
+    return all(_disjoint([waits[rank].cores for rank in ranks]) for ranks in hosts.values())
+
+
+def _disjoint(sets: Collection[frozenset[int] | None]) -> bool:
+    known = [each for each in sets if each]
+    return len(known) == len(sets) and sum(map(len, known)) == len(frozenset().union(*known))

@@ -1,0 +1,93 @@
+"""Training threads that waited for a core: whose threads held it, from what capture recorded of cores and threads."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.common.findings import Finding
+from overlapscope.analysis.stragglers.core_waits import waits_for_cores
+from tests.unit.analysis.checks.test_host_cause import Reading, of_events, with_readings
+from tests.unit.analysis.checks.test_stragglers import MS, RANKS, STEP_NS, STEPS, job
+
+LASTED_MS = (STEPS - 1) * STEP_NS / MS
+
+
+def found(
+    waited: Sequence[float], beside: Sequence[float | None], cores: Mapping[int, object], hosts: Sequence[str] = ()
+) -> list[Finding]:
+    """Return the findings where each rank waited, and its other threads ran, for these shares of the time."""
+    run = of_events(job(fault=None))
+    for rank in range(RANKS):
+        readings: list[Reading] = []
+        counters = {"thread_queue_ns": waited[rank], "thread_cpu_ns": 0.5}
+        other = beside[rank]
+        if other is not None:
+            counters["process_cpu_ns"] = 0.5 + other
+        for step in range(STEPS):
+            readings += [(name, step * STEP_NS, step, share * step * STEP_NS) for name, share in counters.items()]
+        host = hosts[rank] if hosts else "node1"
+        run = with_readings(run, {rank: readings}, settings={"host": host, "cores": cores.get(rank)})
+    return waits_for_cores(run)
+
+
+EACH_ITS_OWN = {rank: [rank] for rank in range(RANKS)}
+
+
+def test_the_threads_of_a_rank_that_has_one_core_hold_each_other_up() -> None:
+    (few,) = found([0.1] * RANKS, [0.12] * RANKS, EACH_ITS_OWN)
+    assert few.id == "few_cores"
+    assert f"{0.1 * LASTED_MS:.1f} ms on one rank (10.0 % of its time)" in few.title
+    assert f"other threads of that rank ran for {0.12 * LASTED_MS:.1f} ms" in few.title
+    assert "one core is too few" in few.title
+    assert few.evidence["cores"] == {str(rank): [rank] for rank in range(RANKS)}
+
+
+@pytest.mark.parametrize(
+    ("beside", "cores", "bound"),
+    [
+        pytest.param(0.12, {rank: [0] for rank in range(RANKS)}, False, id="all on one core"),
+        pytest.param(0.12, {rank: [rank, rank + 1] for rank in range(RANKS)}, False, id="one core in common"),
+        pytest.param(0.12, {rank: [rank] for rank in range(1, RANKS)}, False, id="cores of one rank unknown"),
+        pytest.param(0.12, {**EACH_ITS_OWN, 0: "0-3"}, False, id="cores that cannot be read"),
+        pytest.param(0.12, {**EACH_ITS_OWN, 0: []}, False, id="no cores"),
+        pytest.param(0.05, EACH_ITS_OWN, True, id="others ran on them"),
+        pytest.param(0.12, {each: [2 * each, 2 * each + 1] for each in range(RANKS)}, True, id="too little for both"),
+        pytest.param(None, EACH_ITS_OWN, True, id="threads beside it unknown"),
+    ],
+)
+def test_else_ranks_or_other_programs_share_cores(
+    beside: float | None, cores: Mapping[int, object], bound: bool
+) -> None:
+    (shared,) = found([0.1] * RANKS, [beside] * RANKS, cores)
+    assert shared.id == "shared_cores"
+    assert ("the cores to which each rank is bound" in shared.title) == bound
+
+
+def test_cores_of_two_hosts_have_the_same_numbers() -> None:
+    hosts = [f"node{rank}" for rank in range(RANKS)]
+    (few,) = found([0.1] * RANKS, [0.12] * RANKS, {rank: [0] for rank in range(RANKS)}, hosts)
+    assert few.id == "few_cores"
+
+
+def test_one_rank_whose_cores_others_use_makes_it_theirs() -> None:
+    (shared,) = found([0.1] * RANKS, [0.12] * (RANKS - 1) + [0.01], EACH_ITS_OWN)
+    assert shared.id == "shared_cores"
+
+
+def test_short_waits_are_no_finding() -> None:
+    assert found([0.04] * RANKS, [0.12] * RANKS, EACH_ITS_OWN) == []
+
+
+def test_who_has_few_cores_is_not_told_to_bind_ranks() -> None:
+    run = of_events(job(fault=None))
+    for rank in range(RANKS):
+        readings: list[Reading] = [
+            (name, step * STEP_NS, step, share * step * STEP_NS)
+            for step in range(STEPS)
+            for name, share in (("thread_queue_ns", 0.1), ("thread_cpu_ns", 0.5), ("process_cpu_ns", 0.7))
+        ]
+        run = with_readings(run, {rank: readings}, settings={"host": "node1", "cores": [rank]})
+    analysis = analyze(run)
+    assert "few_cores" in [each.id for each in analysis.findings]
+    assert "shared_cores" not in [each.id for each in (*analysis.findings, *analysis.recommendations)]
