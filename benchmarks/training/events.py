@@ -25,8 +25,8 @@ WORLD_SIZE = 2
 ELEMENTS = 4096
 WARMUP = 10
 HOST_TURNS, HOST_CALLS = 30, 200
-CALIBRATED_AT, CALIBRATED_STEPS = (10, 90), 5
-"""Pieces of compute beside a call with which a step is timed, to find how many a step of a given length has."""
+CALIBRATED_PIECES = 5000
+"""Pieces of compute that are timed alone, to find how many take as long as a step."""
 
 
 class Block(msgspec.Struct):
@@ -58,24 +58,21 @@ def step_of(calls: int, work: int) -> Callable[[], None]:
 
 
 def calibrated(step_ms: float, calls: int) -> Callable[[], None]:
-    """Return a step that takes about so long; both ranks do the same work."""
-    few, many = CALIBRATED_AT
-    took = {}
-    for work in CALIBRATED_AT:
-        step = step_of(calls, work)
-        step()
-        took[work] = statistics.median(timed_ms(step) for _ in range(CALIBRATED_STEPS))
-    each_ms = max(took[many] - took[few], 1e-3) / (many - few)
-    work = torch.tensor([max(0.0, few + (step_ms - took[few]) / each_ms)])
+    """Return a step whose compute takes so long; both ranks do the same work, and communication runs under it.
+
+    Compute is timed alone: how long a small all-reduce takes is the scheduler's doing, and differs from one minute to
+    the next.
+    """
+    left, right = torch.randn(64, 64), torch.randn(64, 64)
+    lasted = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        for _ in range(CALIBRATED_PIECES):
+            torch.mm(left, right)
+        lasted.append((time.perf_counter() - begun) * 1e3 / CALIBRATED_PIECES)
+    work = torch.tensor([step_ms / statistics.median(lasted) / calls])
     distributed.broadcast(work, 0)
     return step_of(calls, round(float(work)))
-
-
-def timed_ms(step: Callable[[], None]) -> float:
-    """Return how long a step took."""
-    begun = time.perf_counter()
-    step()
-    return (time.perf_counter() - begun) * 1e3
 
 
 def block(scope: Session | None, step: Callable[[], None], steps: int) -> Block:
@@ -93,7 +90,7 @@ def alternated(folder: Path, step: Callable[[], None], steps: int, size: int) ->
     with overlapscope.profile(run, mode="events", warmup=0, wait_seconds=30) as scope:
         blocks: dict[str, list[Block]] = {"with": [], "without": []}
         for turn in range(steps // size):
-            measuring = scope.steps.count < max(MEASURED_STEPS, scope.steps.sampled[-1].since_step)
+            measuring = scope.steps.count < MEASURED_STEPS
             pair, aside_ns = {}, 0
             for kind in ("with", "without")[:: 1 if turn % 2 else -1]:
                 if kind == "without":

@@ -421,7 +421,7 @@ class Session:
             "complete": not self.guard.failures,
             "failures": list(self.guard.failures),
             "overhead": None,
-            "sampled": [msgspec.to_builtins(each) for each in self.steps.sampled],
+            "sampled": [msgspec.to_builtins(each) for each in self.steps.reached],
             "triggered": list(self.trigger.recorded) if self.trigger is not None else [],
             "ddp": self._ddp,
             "settings": self.guard("reading the settings", environment.settings) or {},

@@ -25,6 +25,8 @@ two captured ones. Chosen at random (with a fixed seed, so the same on all ranks
 coincide with gradient accumulation."""
 MEASURED_STEPS = 66
 """After so many steps the cost is known; it is asked for again after four times as many, and so on."""
+EVERY_UNTIL_AGREED = 16
+"""Of so many steps one is recorded from then on until all ranks have agreed, which takes them some seconds."""
 MAX_NOTES = 500_000
 """Most collectives, waits, phases, regions and gradients that wait to be written: about 150 MB."""
 FLUSH_NOTES = 10_000
@@ -52,6 +54,8 @@ class Steps:
         """Steps that have ended."""
         self.sampled: list[Sampling] = [Sampling(since_step=settings.warmup, every=settings.events_every or 1)]
         """What was recorded from which step on, and what will be."""
+        if self.measures:
+            self.sampled.append(Sampling(since_step=settings.warmup + MEASURED_STEPS, every=EVERY_UNTIL_AGREED))
         self.listeners: list[Listener] = []
         self.traced: Callable[[], bool] = lambda: False
         """Returns whether the calls of the step that begins now are needed, for a trace that is recorded beside."""
@@ -63,6 +67,11 @@ class Steps:
         """Number of the last step whose time was taken."""
         self._lost = self._notes = self._recorded = 0
         self._stopped = False
+
+    @property
+    def reached(self) -> list[Sampling]:
+        """What was recorded so far: `sampled` without what lies ahead."""
+        return [self.sampled[0], *(each for each in self.sampled[1:] if each.since_step < self.count)]
 
     @property
     def observed(self) -> list[StepRecord]:

@@ -343,8 +343,13 @@ def test_ranks_are_known_though_the_job_makes_its_groups_inside_the_profile(mode
 def test_ranks_agree_which_steps_are_recorded(tmp_path: Path) -> None:
     first, second = passed(train("sampled", tmp_path)).results
     assert first == second
-    (_, every), (since, agreed) = first["sampled"]
-    assert (every, agreed) == (1, 7)  # what the rank needs that needs most
+    (_, every), (measured, until_agreed), (since, agreed) = first["sampled"]
+    assert (every, measured, until_agreed, agreed) == (
+        1,
+        67,
+        16,
+        7,
+    )  # after one step of warm-up; what the rank needs that needs most
     run = overlapscope.load(tmp_path / "run")
     steps = [run.table("steps", rank).step.tolist() for rank in run.ranks]
     assert steps[0] == steps[1]

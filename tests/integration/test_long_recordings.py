@@ -211,13 +211,31 @@ def test_a_job_whose_steps_cannot_bear_the_cost_is_sampled(tmp_path: Path, monke
                     with scope.region("costs more than the step"):
                         pass
             if scope.steps.count == 66:
-                _wait_until(lambda: len(scope.steps.sampled) > 1)
-    first, second = scope.steps.sampled[:2]
+                _wait_until(lambda: len(scope.steps.sampled) > 2)
+    first, until_agreed, second = scope.steps.sampled[:3]
     assert first == Sampling(since_step=0, every=1)
+    assert until_agreed == Sampling(since_step=66, every=16)
     assert second.every > 1
     steps = overlapscope.load(tmp_path / "run").table("steps", 0).step
-    later = [step for step in steps if second.since_step <= step < min(400, *_since(scope.steps.sampled[2:]))]
+    later = [step for step in steps if second.since_step <= step < min(400, *_since(scope.steps.sampled[3:]))]
     assert later == [step for step in range(second.since_step, 400) if second.records(step)][: len(later)]
+
+
+@pytest.mark.parametrize(("steps", "every"), [(66, 1), (90, 16)])
+def test_steps_between_the_measuring_and_the_agreement_are_few(
+    steps: int, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks of a job with short steps agree hundreds of steps later."""
+    monkeypatch.setattr("overlapscope.capture.session.AHEAD_SECONDS", 1e6)
+    with profiled(tmp_path / "run") as scope:
+        for _ in range(steps):
+            with scope.step():
+                pass
+    loaded = overlapscope.load(tmp_path / "run")
+    recorded = loaded.table("steps", 0).step
+    assert (recorded >= 66).sum() <= 2
+    assert (recorded < 66).sum() >= 48
+    assert loaded.run.ranks[0].recorded["sampled"][-1]["every"] == every
 
 
 def test_every_step_can_be_forced(tmp_path: Path) -> None:
