@@ -22,8 +22,10 @@ from overlapscope.analysis.stragglers.host_cause import (
     recording_cost,
 )
 from overlapscope.analysis.stragglers.lateness import LateArrivals
-from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.errors import HostEventsError
+from overlapscope.timeline.columns import NONE, OPERATION, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
+from overlapscope.timeline.lazy_host_spans import without_functions
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST: Final = 0.5
@@ -74,6 +76,8 @@ def find_straggler_cause(
     cause, more = recorded_cause(rank, run, met, lead_ns)
     if cause == SHARED_CORES:
         return None, evidence | more  # the operating system's scheduler made it late, and may choose another rank next
+    if cause == "more_work" and _same_operations(rank, compared_peers(late), run):
+        cause = "longer_compute"
     if cause is not None and (idle > MOST * lead_ns or not run.ranks[rank].has_device):
         return _refined(cause, rank, run, met, lead_ns, evidence | more)
     if computed > MOST * lead_ns:
@@ -148,6 +152,27 @@ def _by_compute(
         return "slower_compute", evidence
     larger = mine.larger - float(np.median([each.larger for each in peers]))
     return ("more_work" if larger >= SOME_LARGER else "unknown"), evidence
+
+
+def _same_operations(rank: int, others: Sequence[int], run: Run) -> bool:
+    """Return whether the host ran as many operations of each name as that of a rank that it delayed.
+
+    Then either they were larger or its core was slower. False where operations were not recorded.
+    """
+    mine = _operations(run.ranks[rank])
+    return bool(mine) and any(_operations(run.ranks[each]) == mine for each in others)
+
+
+def _operations(timeline: RankTimeline) -> dict[str, int]:
+    """Return how many operations of each name the host ran."""
+    if not timeline.has_host_events:
+        return {}
+    try:
+        host = without_functions(timeline.host)
+    except HostEventsError:
+        return {}
+    counts = np.bincount(host.name[host.kind == OPERATION], minlength=len(timeline.names))
+    return {timeline.names[code]: int(counts[code]) for code in np.flatnonzero(counts).tolist()}
 
 
 def _launched_late(late: Sequence[LateArrivals]) -> int:

@@ -11,7 +11,7 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.result import Straggler
 from overlapscope.analysis.stragglers.host_cause import LOADING
 from overlapscope.ingest.parsing.fact_tables import fact_table
-from overlapscope.timeline.columns import NONE, Annotations, Telemetry, concat, make
+from overlapscope.timeline.columns import NONE, OPERATION, Annotations, HostSpans, Telemetry, concat, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.unit.analysis.checks.test_stragglers import CULPRIT, MS, RANKS, STEP_NS, STEPS, accused, job
@@ -154,6 +154,24 @@ def test_a_phase_in_which_the_thread_ran_longer_is_more_work_on_one_host() -> No
     assert only(accused(run)).held_by == "more_work"
     elsewhere = replace(run.ranks[0], recorded={"settings": {"host": "node2"}})
     assert only(accused(replace(run, ranks={**run.ranks, 0: elsewhere}))).held_by == "longer_compute"
+
+
+@pytest.mark.parametrize(("more", "held_by"), [(0, "longer_compute"), (1, "more_work")])
+def test_as_many_operations_as_its_peers_are_no_more_work(more: int, held_by: str) -> None:
+    """A core may be slower, or an operation larger: the time that a thread ran does not tell which."""
+    run = with_readings(of_events(job(fault="slower_compute")), running(asleep=None, works_more=CULPRIT))
+    ranks = {}
+    for rank, timeline in run.ranks.items():
+        names = NameTable(list(timeline.names))
+        count = 5 + (more if rank == CULPRIT else 0)
+        starts = np.arange(count) * MS
+        host = make(
+            HostSpans, count, recording=0, lane=0, kind=OPERATION, name=names.code("aten::mm"), start_ns=starts,
+            end_ns=starts + 1, correlation=NONE,
+        )  # fmt: skip
+        recordings = replace(timeline.recordings, host_events=np.ones_like(timeline.recordings.host_events))
+        ranks[rank] = replace(timeline, recordings=recordings, host=host, names=tuple(names.to_list()))
+    assert only(accused(replace(run, ranks=ranks))).held_by == held_by
 
 
 def test_more_work_in_each_of_two_steps_is_no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
