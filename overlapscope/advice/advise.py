@@ -14,7 +14,7 @@ from overlapscope.advice.fewer_channels import interference
 from overlapscope.advice.flatten_gradients import flatten_gradients
 from overlapscope.advice.job_kind import JobKind, fitted, job_kind
 from overlapscope.advice.late_rank import late_rank
-from overlapscope.advice.losses.blocked_host import allocator_churn, blocking_calls, data_loading
+from overlapscope.advice.losses.blocked_host import allocator_churn, blocking_calls, data_loading, garbage_collection
 from overlapscope.advice.losses.largest_loss import OF_EXPOSED, largest_loss
 from overlapscope.advice.losses.launch_bound import launch_bound
 from overlapscope.advice.losses.stream_copies import copies_on_compute_stream
@@ -47,6 +47,7 @@ Rule = Callable[[RuleInput], Recommendation | None]
 OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     launch_bound,
     data_loading,
+    garbage_collection,
     blocking_calls,
     allocator_churn,
     copies_on_compute_stream,
@@ -165,8 +166,8 @@ def _finished(found: Sequence[Recommendation], job: JobKind, analysis: Analysis)
 
 def ranked(found: Sequence[Recommendation], steps: int = 1) -> list[Recommendation]:
     """Sort recommendations by the loss of a step that they address, the largest first, then by gain; those without a
-    figure follow. `no_change` comes after them, changes of numerics last of all; shared cores first, before which
-    nothing else helps.
+    figure follow. `no_change` comes after them, changes of numerics last of all; cores that many ranks share
+    first.
 
     `steps` divides the figures of those that are of the whole recording.
     """

@@ -45,11 +45,15 @@ def communication_copies(given: RuleInput) -> Recommendation | None:
         given,
         id="communication_copies",
         title=f"{main} take {ms(total)} of a {ms(given.step_ns)} {given.per}: compute that only serves communication",
-        at_most_ns=total,
+        # What copies less with FSDP2 gathers less, too: the copies bound no gain.
+        at_most_ns=None if FSDP_OUT in spent else total,
+        loss_ns=round(total),
         apply={**({"ddp": of_ddp} if DDP in spent else {}), **({"fsdp2": of_fsdp} if FSDP_OUT in spent else {})},
         evidence={kind: round(ns) for kind, ns in spent.items()},
         measured=["the time of the copies"],
-        assumed=["that all copies can be avoided and none was overlapped: the gain is an upper bound"],
+        assumed=[]
+        if FSDP_OUT in spent
+        else ["that all copies can be avoided and none was overlapped: the gain is an upper bound"],
     )
 
 

@@ -1,14 +1,10 @@
-"""Rule: hosts share too few processor cores; it comes before a straggler, which is then the scheduler's choice."""
+"""Rule: hosts share too few processor cores; it comes before a straggler, which may be the scheduler's choice."""
 
-from collections.abc import Mapping
-from typing import Any, Final
-
+from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Analysis, Recommendation
+from overlapscope.analysis.stragglers.shared_cores import decides_who_is_late, waited_share
 from overlapscope.display import percent_text
 
-FIRST_FROM: Final = 0.25
-"""By the system's account, or by turns on one core, it comes first where hosts waited for a core for this share of the
-time; else other losses may be larger, and a rank be late for another reason."""
 VERIFY = "overlapscope analyze NEW_RUN: the finding shared_cores is gone; meanwhile: pidstat -w -p PID 1 (nvcswch/s)"
 
 
@@ -24,14 +20,16 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     recorded, capped = evidence.get("recorded_ns"), evidence.get("pauses_capped_ns")
     gain = None if recorded is None or capped is None else recorded - capped
     of = f": {len(ranks)} hosts run on about {cores}" if cores else ""
-    share = _waited_share(evidence)
-    why = "nothing else helps before, and the scheduler decides who is late"
-    if share < FIRST_FROM or (share < 1 and analysis.skew.stragglers):
-        who = "hosts that computed" if "waited_share" in evidence else "training threads"
-        why = f"{who} waited for one for {percent_text(share)} of the time"
+    share, alone = waited_share(evidence), list(evidence.get("concentrated_on", ()))
+    whom = rank_list(alone) if alone else "each rank"
+    waited = "hosts that computed" if found.known_from == "trace" else "training threads"
+    waited = waited if len(alone) != 1 else "its training thread"
+    why = f"{waited} waited for one for {percent_text(share)} of the time"
+    if share >= 1:
+        why = "the scheduler decides who is late"
     return Recommendation(
         id="shared_cores",
-        title=f"Give each rank cores of its own{of}; {why}",
+        title=f"Give {whom} cores of {'its' if len(alone) < 2 else 'their'} own{of}; {why}",
         verdict="change",
         predicted_gain_ns=None,
         gain_low_ns=None if gain is None else 0,
@@ -59,12 +57,6 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     )
 
 
-def _waited_share(evidence: Mapping[str, Any]) -> float:
-    """Return the share of the time for which hosts waited for a core; 1 where that is not known."""
-    share: float = evidence.get("median_share", evidence.get("waited_share", 1.0))
-    return share
-
-
 def _waited_ns(analysis: Analysis, share: float) -> int | None:
     """Return this share of the headline's step; None without one."""
     step_ns = analysis.headline.step_ns
@@ -72,5 +64,5 @@ def _waited_ns(analysis: Analysis, share: float) -> int | None:
 
 
 def comes_first(each: Recommendation) -> bool:
-    """Return whether it says that hosts share cores so much that nothing else helps before."""
-    return each.id == "shared_cores" and _waited_share(each.evidence) >= FIRST_FROM
+    """Return whether it says that hosts share cores so much that it is to be mended first."""
+    return each.id == "shared_cores" and decides_who_is_late(each.evidence)

@@ -50,7 +50,7 @@ from overlapscope.analysis.result import (
 )
 from overlapscope.analysis.source_tables import rows_of_sources
 from overlapscope.analysis.stragglers.core_waits import waited_for_cores
-from overlapscope.analysis.stragglers.shared_cores import hosts_in_turns, pinned_hosts, shared_cores
+from overlapscope.analysis.stragglers.shared_cores import decide_who_is_late, hosts_in_turns, pinned_hosts, shared_cores
 from overlapscope.analysis.stragglers.stragglers import (
     Compared,
     Straggler,
@@ -99,7 +99,7 @@ def analyze(
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
     findings = [
-        *_of_times(run, ranks),
+        *_of_times(run, ranks, shared),
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
         *_of_what_was_told(run, ranks),
         *links,
@@ -316,10 +316,11 @@ def _computed_ns(info: RankInfo) -> dict[int, int]:
     return {each.step: each.compute_ns for each in info.steps if each.complete and each.compute_ns is not None}
 
 
-def _of_times(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:
-    """Return the findings from the times of single ranks."""
+def _of_times(run: Run, ranks: Sequence[RankInfo], shared: Sequence[Finding]) -> list[Finding]:
+    """Return the findings from the times of single ranks; `shared` are those on cores that hosts share."""
     basis = {rank: timeline.basis for rank, timeline in run.ranks.items()}
-    return [*outlier_steps({info.rank: _complete(info) for info in ranks}, basis), *power_falls(run.ranks)]
+    steps = {info.rank: _complete(info) for info in ranks}
+    return [*outlier_steps(steps, basis, by_chance=decide_who_is_late(shared)), *power_falls(run.ranks)]
 
 
 def _of_what_was_told(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:

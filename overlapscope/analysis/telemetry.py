@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
-from overlapscope.analysis.stragglers.host_cause import reading_series
 from overlapscope.timeline.columns import Floats
+from overlapscope.timeline.readings import reading_series
 from overlapscope.timeline.run import RankTimeline, Run
 
 GB: Final = 1e9

@@ -1,4 +1,5 @@
-"""Rules: the device is idle while its host loads data, waits in calls, or allocates and frees device memory."""
+"""Rules: the device is idle while its host loads data, collects garbage, waits in calls, or allocates and frees device
+memory."""
 
 import re
 from collections.abc import Collection
@@ -42,6 +43,29 @@ def data_loading(given: RuleInput) -> Recommendation | None:
         shown_by=found.shown_by,
         measured=["idle time of the device in which the host was in the loader"],
         assumed=[f"that storage and cores can deliver batches as fast as the device takes them; {BOUND}"],
+    )
+
+
+def garbage_collection(given: RuleInput) -> Recommendation | None:
+    """Return the recommendation where nothing is computed while the interpreter collects garbage."""
+    found = host_time(given, "garbage_collection")
+    if found.ns < LEAST_IDLE * given.step_ns or not found.ns:
+        return None
+    return recommended(
+        given,
+        id="garbage_collection",
+        title=f"Collect garbage beside the step: {ms(found.ns)} of a {ms(given.step_ns)} {given.per} pass while the "
+        "interpreter collects it and nothing is computed",
+        at_most_ns=found.ns,
+        bound_from="loss",
+        apply={
+            "python": "gc.collect(); gc.freeze(); gc.disable()  # before training, on all ranks\n"
+            "gc.collect()  # now and then, in the same step on all ranks; and none by hand in each step"
+        },
+        evidence={"garbage_collection_ns": found.ns, "idle_ns": given.figures.idle_ns},
+        shown_by=found.shown_by,
+        measured=["idle time in which garbage was collected, as capture noted it or ranges say"],
+        assumed=[BOUND],
     )
 
 

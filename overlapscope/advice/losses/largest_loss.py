@@ -22,7 +22,9 @@ OF_EXPOSED: Final = frozenset({
     "split_all_reduce", "overlap_without_effect",
 })  # fmt: skip
 """Recommendations that address exposed communication."""
-OF_IDLE: Final = frozenset({"launch_bound", "data_loading", "blocking_calls", "allocator_churn", "shared_cores"})
+OF_IDLE: Final = frozenset(
+    {"launch_bound", "data_loading", "garbage_collection", "blocking_calls", "allocator_churn", "shared_cores"}
+)
 """Recommendations that address idle time."""
 LATE_RANKS: Final = "late_ranks"
 INSTEAD: Final = {
@@ -120,7 +122,9 @@ def _idle(given: RuleInput, idle: int) -> Recommendation:
     cause, ns = max(causes.items(), key=lambda each: each[1], default=("unknown", idle))
     reasons = [each.no_causes_reason for each in given.analysis.ranks if each.no_causes_reason is not None]
     why = f": {NO_CAUSES[reasons[0]]}" if reasons and cause == "unknown" else ""
-    host = host_time(given, "launch_rate", "pause", "blocking_call", "poll", "data_loading", "allocation")
+    host = host_time(
+        given, "launch_rate", "pause", "blocking_call", "poll", "data_loading", "garbage_collection", "allocation"
+    )
     return recommended(
         given,
         id="idle_device",

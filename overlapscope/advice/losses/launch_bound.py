@@ -10,13 +10,19 @@ from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Recommendation
 
 MOSTLY: Final = 0.5
+PAUSING: Final = {
+    "host": "lscpu; taskset -cp PID  # as many cores as ranks, and their threads, need\n"
+    "export OMP_NUM_THREADS=4  # ranks times threads: at most the cores of the machine\n"
+    "numactl --cpunodebind=NODE --membind=NODE python ...  # each rank beside its device"
+}
+"""What keeps a host from pausing: cores of its own."""
 
 
 def launch_bound(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where launches decide the step; None for runs without devices."""
     if not given.run_has_device:
         return None
-    found = host_time(given, "launch_rate", "pause", "garbage_collection")
+    found = host_time(given, "launch_rate", "pause")
     in_bursts, late = idle_in_bursts(given), given.cause_ns("late_launch")
     late = late if given.is_worth(late) and not in_bursts else 0
     idle = max(found.ns - in_bursts, 0)
@@ -36,13 +42,12 @@ def launch_bound(given: RuleInput) -> Recommendation | None:
         title=f"Launch-bound: in a {ms(given.step_ns)} {given.per} {' and '.join(parts)}",
         at_most_ns=max(late, idle),  # the device idles while a call is launched late
         bound_from="loss",
-        apply=(_pausing(given) if mostly_pauses else {}) | _launching(given.job, capture=not in_bursts),
+        apply=(PAUSING if mostly_pauses else {}) | _launching(given.job, capture=not in_bursts),
         evidence={
             "late_launch_ns": late,
             "idle_ns": given.figures.idle_ns,
             "launch_rate_ns": rate,
             "pauses_ns": pauses,
-            "garbage_collection_ns": found.by_kind.get("garbage_collection", 0),
         },
         shown_by=found.shown_by,
         measured=["launches after the data was ready, and idle time that ended with a launch which nothing held back"],
@@ -61,18 +66,6 @@ def launch_bound(given: RuleInput) -> Recommendation | None:
 
 def _profiled(given: RuleInput) -> bool:
     return any(each.basis == "trace" for each in given.run.ranks.values())
-
-
-def _pausing(given: RuleInput) -> dict[str, str]:
-    """Return what keeps a host from pausing: cores of its own, and no work beside launches."""
-    lines = [
-        "lscpu; taskset -cp PID  # as many cores as ranks, and their threads, need",
-        "export OMP_NUM_THREADS=4  # ranks times threads: at most the cores of the machine",
-        "numactl --cpunodebind=NODE --membind=NODE python ...  # each rank beside its device",
-    ]
-    if given.figures.idle_causes and host_time(given, "garbage_collection").ns:
-        lines.append("python: gc.freeze(); gc.disable()  # collect between steps, on all ranks at once")
-    return {"host": "\n".join(lines)}
 
 
 def _launching(job: JobKind, *, capture: bool) -> dict[str, str]:

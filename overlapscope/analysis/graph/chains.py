@@ -31,6 +31,7 @@ from overlapscope.analysis.graph.model import (
 from overlapscope.analysis.graph.walk import shown_binding
 from overlapscope.timeline.columns import COMM, COMPUTE, Ints
 from overlapscope.timeline.intervals import clip, length, union
+from overlapscope.timeline.readings import COLLECTOR
 from overlapscope.timeline.run import RankTimeline
 
 MOST_LINKS: Final = 20
@@ -134,7 +135,8 @@ def _said(graph: Graph, ranks: Mapping[int, RankTimeline], link: Link, since_ns:
         covered = length(clip(union((start, end)), since_ns, link.end_ns))
         if 2 * covered >= link.end_ns - since_ns:
             inside = np.minimum(end, link.end_ns) - np.maximum(start, since_ns)
-            return msgspec.structs.replace(link, during=timeline.name(int(marks.name[inside.argmax()])))
+            during = timeline.name(int(marks.name[inside.argmax()]))
+            return msgspec.structs.replace(link, during="garbage collection" if during == COLLECTOR else during)
     return link
 
 

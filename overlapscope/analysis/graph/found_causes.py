@@ -9,11 +9,12 @@ import numpy as np
 from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.graph.answers import Link
 from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
-from overlapscope.analysis.graph.building.host_marks import LOADS_DATA
+from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE, LOADS_DATA
 from overlapscope.timeline.columns import NONE, Flags
 from overlapscope.timeline.intervals import Intervals, difference, intersection, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
+from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 
@@ -52,14 +53,19 @@ class OwnCauses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def marked_losses(idle: Intervals, timeline: RankTimeline) -> tuple[HostLoss, ...]:
-    """Return the idle times in which marks show that a batch was fetched, or that the host waited for the device, and
-    of the rest those in which the span that ended them was not launched yet.
+    """Return the idle times in which marks show that a batch was fetched, that garbage was collected, or that the host
+    waited for the device, and of the rest those in which the span that ended them was not launched yet.
 
     For a rank without host events: what its host did else is not known.
     """
     notes, names = timeline.annotations, timeline.names
     loads = rows_named(notes.name, names, LOADS_DATA.search)
-    found = [_idle_in(idle, _times(timeline, loads), "data_loading")]
+    named = _times(timeline, rows_named(notes.name, names, COLLECTS_GARBAGE.search))
+    collecting = union(recorded_pauses(timeline, COLLECTOR), named)
+    found = [
+        _idle_in(idle, collecting, "garbage_collection"),
+        _idle_in(idle, difference(_times(timeline, loads), collecting), "data_loading"),
+    ]
     waits = rows_named(notes.name, names, WAITS_FOR_DEVICE.fullmatch)
     for code in unique(notes.name[waits].astype(np.int64)).tolist():
         times = _times(timeline, waits & (notes.name == code))

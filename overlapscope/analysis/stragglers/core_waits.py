@@ -13,12 +13,18 @@ import numpy as np
 
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
-from overlapscope.analysis.stragglers.host_cause import ON_CORE, QUEUED, reading_series
+from overlapscope.analysis.stragglers.host_cause import ON_CORE, QUEUED
 from overlapscope.display import percent_text
+from overlapscope.timeline.readings import reading_series
 from overlapscope.timeline.run import RankTimeline, Run
 
 MUCH: Final = 0.05
 """Waiting for a core is reported from this share of the time between the first and the last reading."""
+WIDESPREAD: Final = 0.4
+"""Waiting, or pauses, concern at least this share of the ranks alike, by their effective number (the square of the sum
+over the sum of squares) ..."""
+FEWEST: Final = 1.5
+"""... and so many: of two ranks both, of which one waits at least a quarter as long."""
 PROCESS_RAN: Final = "process_cpu_ns"
 EXPLAINED: Final = 0.8
 """Threads of the same rank may have held all of its cores while the training thread waited if they ran, on each of
@@ -71,7 +77,7 @@ def waits_for_cores(run: Run) -> list[Finding]:
     }
     if bound:
         evidence |= {
-            "cores": {str(rank): sorted(each.cores) for rank, each in waits.items() if each.cores is not None},
+            "cores_of": {str(rank): sorted(each.cores) for rank, each in waits.items() if each.cores is not None},
             "other_threads_ns": {str(rank): each.beside_ns for rank, each in waits.items()},
         }
     if bound and all(waits[rank].explained for rank in much):
@@ -82,6 +88,18 @@ def waits_for_cores(run: Run) -> list[Finding]:
             f"{number} too few for the threads of a rank"
         )
         return [Finding(id="few_cores", severity="warning", title=title, evidence=evidence, known_from="telemetry")]
+    alone = _concentrated_on(waits)
+    if alone:
+        evidence |= {"concentrated_on": alone, "waited_share": waits[most].share}
+        rest_ns = max((each.waited_ns for rank, each in waits.items() if rank not in alone), default=0)
+        of, threads = ("rank", "training thread") if len(alone) == 1 else ("ranks", "training threads")
+        listed = ", ".join(map(str, alone))
+        title = (
+            f"the {threads} of {of} {listed} waited for a CPU core for up to {waits[most].waited_ns / 1e6:.1f} ms "
+            f"({percent_text(waits[most].share)} of the time), those of the others for at most {rest_ns / 1e6:.1f} ms: "
+            "other threads or programs run on the same cores"
+        )
+        return [Finding(id="shared_cores", severity="warning", title=title, evidence=evidence, known_from="telemetry")]
     why = (
         "other programs run on the cores to which each rank is bound, and the scheduler decides which rank is late"
         if bound
@@ -91,6 +109,19 @@ def waits_for_cores(run: Run) -> list[Finding]:
     return [
         Finding(id="shared_cores", severity="warning", title=f"{who}: {why}", evidence=evidence, known_from="telemetry")
     ]
+
+
+def _concentrated_on(waits: Mapping[int, CoreWait]) -> list[int]:
+    """Return the ranks that waited, where those are few of all; empty where waiting is spread over the ranks.
+
+    As for pauses of hosts, the effective number of ranks that wait (the square of the sum over the sum of squares) is
+    compared with their number.
+    """
+    every = np.array([each.waited_ns for each in waits.values()], np.float64)
+    alike = float(every.sum() ** 2 / max((every**2).sum(), 1.0))
+    if len(waits) < 2 or alike >= max(WIDESPREAD * len(waits), FEWEST):
+        return []
+    return [rank for rank, each in waits.items() if each.share >= MUCH]
 
 
 def _waits(ranks: Mapping[int, RankTimeline]) -> dict[int, CoreWait]:

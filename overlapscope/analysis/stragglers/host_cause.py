@@ -15,6 +15,7 @@ import numpy as np
 from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
 from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.readings import COLLECTOR, reading_series, recorded_pauses
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -26,9 +27,7 @@ MORE, BARELY = 0.5, 0.1
 """More work that other threads also slow down explains lateness only if the additional time on a core exceeds these
 shares: of the rank's own time on a core (MORE), and of the lateness (BARELY; more than a tenfold slowdown explains
 nothing)."""
-BETWEEN_STEPS, COLLECTOR, RETRIES, THROTTLED_US = (
-    "between_steps_ns", "gc_pause_ns", "allocator_retries", "cpu_throttled_us",
-)  # fmt: skip
+BETWEEN_STEPS, RETRIES, THROTTLED_US = "between_steps_ns", "allocator_retries", "cpu_throttled_us"
 ON_CORE, QUEUED = "thread_cpu_ns", "thread_queue_ns"
 SHARED_CORES: Final = "shared_cores"
 LOADING: Final = re.compile(
@@ -38,8 +37,6 @@ LOADING: Final = re.compile(
     re.I,
 )
 """Names of ranges in which a batch is fetched: torch's own, and names that users commonly choose."""
-LONGEST_NS: Final = 1e15
-"""Pauses longer than some days are damaged data."""
 CLOCK: Final = re.compile(r"^gpu\d+\.sm_clock_mhz$")
 REASONS: Final = re.compile(r"^gpu\d+\.throttle_reasons$")
 HELD_DOWN: Final = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
@@ -75,7 +72,7 @@ def recorded_cause(
     """
     evidence: dict[str, Any] = {}
     members = {each for group in met for each in group.ranks}
-    collecting = {each: _pauses(run.ranks[each], COLLECTOR) for each in members}
+    collecting = {each: recorded_pauses(run.ranks[each], COLLECTOR) for each in members}
     loading = {each: difference(fetching(run.ranks[each]), collecting[each]) for each in members}
     for name, times in (("garbage_collector", collecting), ("data_loading", loading)):
         more = more_than_peers(rank, met, {each: BusyTime(found) for each, found in times.items()})
@@ -227,7 +224,7 @@ def fetching(timeline: RankTimeline) -> Intervals:
     notes = timeline.annotations
     ranges = rows_named(notes.name, timeline.names, LOADING.fullmatch)
     named = (notes.start_ns[ranges], notes.end_ns[ranges])
-    pauses = _pauses(timeline, BETWEEN_STEPS)
+    pauses = recorded_pauses(timeline, BETWEEN_STEPS)
     return union(named, (pauses.starts, pauses.ends), _between_steps(timeline))
 
 
@@ -237,13 +234,6 @@ def _between_steps(timeline: RankTimeline) -> tuple[Ints, Ints]:
     follows = (steps.recording[1:] == steps.recording[:-1]) & (steps.step[1:] == steps.step[:-1] + 1)
     gap = follows & (steps.start_ns[1:] > steps.end_ns[:-1])
     return steps.end_ns[:-1][gap], steps.start_ns[1:][gap]
-
-
-def _pauses(timeline: RankTimeline, reading: str) -> Intervals:
-    """Return the intervals of a pause reading, which telemetry records at the end of each pause, with its length."""
-    ends, value = reading_series(timeline, reading)
-    ends, value = ends[value < LONGEST_NS], value[value < LONGEST_NS]
-    return union((ends - np.rint(value).astype(np.int64), ends))
 
 
 def _rises(rank: int, run: Run, met: Sequence[SharedInterval], reading: str) -> int:
@@ -261,17 +251,6 @@ def _in_steps(timeline: RankTimeline, reading: str, steps: Ints) -> float:
     table = timeline.telemetry
     rows = (table.name == timeline.names.index(reading)) & np.isin(table.step, steps) & np.isfinite(table.value)
     return float(table.value[rows].sum())
-
-
-def reading_series(timeline: RankTimeline, reading: str) -> tuple[Ints, Floats]:
-    """Return the times and values of a reading, in order of time."""
-    if reading not in timeline.names:
-        return np.zeros(0, np.int64), np.zeros(0)
-    table = timeline.telemetry
-    rows = (table.name == timeline.names.index(reading)) & (table.time_ns != NONE) & np.isfinite(table.value)
-    rows = np.flatnonzero(rows)
-    rows = rows[np.argsort(table.time_ns[rows], kind="stable")]
-    return table.time_ns[rows], table.value[rows]
 
 
 def _readings(timeline: RankTimeline, pattern: re.Pattern[str]) -> Floats:

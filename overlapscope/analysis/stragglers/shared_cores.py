@@ -18,7 +18,7 @@ from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, SILENCE_NS, SYNCHRONIZES
 from overlapscope.analysis.graph.self_test import DRAINED_WITHIN_NS
 from overlapscope.analysis.stragglers.core_turns import HostRuns, Turns, taking_turns
-from overlapscope.analysis.stragglers.core_waits import waits_for_cores
+from overlapscope.analysis.stragglers.core_waits import FEWEST, WIDESPREAD, waits_for_cores
 from overlapscope.analysis.stragglers.host_cause import fetching
 from overlapscope.display import percent_text
 from overlapscope.timeline.columns import COPY, NONE, Flags, Ints
@@ -32,15 +32,15 @@ PINNED: Final = 0.8
 """Of the time in which more than k hosts wanted to run, k of them may have run for at least this share ..."""
 OF_TIME: Final = 0.03
 """... and for at least this share of the recording."""
-WIDESPREAD: Final = 0.4
-"""Pauses concern at least this share of the hosts alike (the effective number: the square of the sum of their pauses
-over the sum of squares) ..."""
-FEWEST_PAUSED: Final = 1.5
-"""... and so many: of two hosts both, of which one pauses at least a quarter as long."""
 USUAL_FETCH: Final = 0.1
 """Fetching a batch is taken to need twice this quantile of all fetches; what is longer may be a pause."""
 SAME_CLOCK_NS: Final = 50_000
 """Ranks whose clocks are closer than this, or three residuals, may be of one machine where no source names hosts."""
+
+
+OFTEN: Final = 0.25
+"""By the system's account, or by turns on one core, the scheduler decides who is late where hosts waited for a core for
+this share of the time; else other losses may be larger, and a rank be late for another reason."""
 
 
 class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +177,7 @@ def _pinned(ranks: Sequence[int], hosts: Mapping[int, HostTimes], clocks: Clocks
         if (
             share >= PINNED
             and held_ns >= OF_TIME * int(taken_ns.sum())
-            and alike >= max(WIDESPREAD * len(ranks), FEWEST_PAUSED)
+            and alike >= max(WIDESPREAD * len(ranks), FEWEST)
         ):
             together = taken_ns * (recording == len(ranks))
             return Pinned(
@@ -293,3 +293,22 @@ def _listed(ranks: Sequence[int]) -> str:
     if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
         return f"{ranks[0]}-{ranks[-1]}"
     return ", ".join(str(rank) for rank in ranks)
+
+
+def waited_share(evidence: Mapping[str, Any]) -> float:
+    """Return the share of the time for which hosts waited for a core; 1 where that is not known."""
+    share: float = evidence.get("waited_share", evidence.get("median_share", 1.0))
+    return share
+
+
+def decides_who_is_late(evidence: Mapping[str, Any]) -> bool:
+    """Return whether many hosts share cores so much that what a step is longer by may be the scheduler's choice."""
+    return "concentrated_on" not in evidence and waited_share(evidence) >= OFTEN
+
+
+def decide_who_is_late(findings: Sequence[Finding]) -> bool:
+    """Return whether one of the findings says so; not where it may be slow loaders."""
+    return any(
+        each.id.startswith("shared_cores") and each.severity == "warning" and decides_who_is_late(each.evidence)
+        for each in findings
+    )

@@ -304,7 +304,8 @@ def test_copies_that_only_serve_communication_are_reported_by_framework() -> Non
     gather = [Range(name="FSDP::all_gather_copy_out (layers.7)", start=30, end=33)]
     copy = Kernel(start=600, end=655, launch=31)
     of_fsdp = fired(always(*body, *gather, copy, Kernel(start=655, end=990, launch=40)))
-    assert of_fsdp["communication_copies"].gain_high_ns == 55 * US
+    assert of_fsdp["communication_copies"].loss_ns == 55 * US
+    assert of_fsdp["communication_copies"].gain_high_ns is None, "to gather once saves the gather, too"
     assert list(of_fsdp["communication_copies"].apply) == ["fsdp2"]
     beside = fired(always(*body, *gather, Kernel(start=600, end=655, launch=34), Kernel(start=655, end=990)))
     assert "communication_copies" not in beside
@@ -423,7 +424,6 @@ def test_cores_that_are_seldom_short_are_one_loss_among_others(share: float, fir
     )  # fmt: skip
     analysis = replace(analysis, findings=[*analysis.findings, cores])
     found = {each.id: each for each in by_rules(run, analysis, together)}
-    assert ("nothing else helps before" in found["shared_cores"].title) == first
     assert (list(found) == ["shared_cores"]) == first
     held = Straggler(rank=1, held_by="data_loading", blame_ns=1_000 * US, evidence={})
     beside = replace(analysis, skew=replace(analysis.skew, stragglers=[held]))

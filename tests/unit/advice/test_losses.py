@@ -153,6 +153,13 @@ def test_a_loss_that_is_addressed_is_not_named_twice() -> None:
     assert set(found) == {"launch_bound"}
 
 
+def test_time_in_which_garbage_is_collected_is_no_lack_of_launches() -> None:
+    collecting = Range(name="gc.collect", start=410, end=690)
+    found = fired(always(Kernel(start=0, end=400), collecting, Kernel(start=700, end=990, launch=699)))
+    assert set(found) == {"garbage_collection"}
+    assert found["garbage_collection"].gain_high_ns == pytest.approx(280 * US, abs=20 * US)
+
+
 def test_recommendations_stand_by_loss_on_every_real_trace() -> None:
     for path in ("kineto/a100_rank3of8_six_steps.json.gz", "kineto/megatron_tp8", "gloo_torch2.13"):
         run = read_inputs([shared_file(path)])

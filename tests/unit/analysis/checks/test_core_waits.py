@@ -7,6 +7,7 @@ import pytest
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.stragglers.core_waits import waits_for_cores
+from overlapscope.analysis.stragglers.shared_cores import decide_who_is_late
 from tests.unit.analysis.checks.test_host_cause import Reading, of_events, with_readings
 from tests.unit.analysis.checks.test_stragglers import MS, RANKS, STEP_NS, STEPS, job
 
@@ -40,7 +41,7 @@ def test_the_threads_of_a_rank_that_has_one_core_hold_each_other_up() -> None:
     assert f"{0.1 * LASTED_MS:.1f} ms on one rank (10.0 % of its time)" in few.title
     assert f"other threads of that rank ran for {0.12 * LASTED_MS:.1f} ms" in few.title
     assert "one core is too few" in few.title
-    assert few.evidence["cores"] == {str(rank): [rank] for rank in range(RANKS)}
+    assert few.evidence["cores_of"] == {str(rank): [rank] for rank in range(RANKS)}
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,18 @@ def test_cores_of_two_hosts_have_the_same_numbers() -> None:
 def test_one_rank_whose_cores_others_use_makes_it_theirs() -> None:
     (shared,) = found([0.1] * RANKS, [0.12] * (RANKS - 1) + [0.01], EACH_ITS_OWN)
     assert shared.id == "shared_cores"
+
+
+def test_a_rank_that_alone_waits_is_named() -> None:
+    (shared,) = found([0.5] + [0.01] * (RANKS - 1), [0.0] * RANKS, {})
+    assert shared.id == "shared_cores"
+    assert f"the training thread of rank 0 waited for a CPU core for up to {0.5 * LASTED_MS:.1f} ms" in shared.title
+    assert "scheduler" not in shared.title
+    assert shared.evidence["concentrated_on"] == [0]
+    assert not decide_who_is_late([shared])
+    spread = found([0.5] * RANKS, [0.0] * RANKS, {})
+    assert "scheduler" in spread[0].title
+    assert decide_who_is_late(spread)
 
 
 def test_short_waits_are_no_finding() -> None:

@@ -156,6 +156,15 @@ def test_a_step_in_which_a_rank_paused_is_odd_though_steps_vary(
     assert ids({0: [(at, step_ms[at] * MS, None, None, idle_ms[at] * MS) for at in range(4)]}) == found
 
 
+@pytest.mark.parametrize(("by_chance", "found"), [(False, ["comm_ns", "window_ns", "idle_ns"]), (True, ["window_ns"])])
+def test_where_hosts_share_cores_only_the_length_of_a_step_is_compared(by_chance: bool, found: list[str]) -> None:
+    """Which rank waits, in which step, is the scheduler's choice there."""
+    steps: list[Row] = [(at, 100 * MS, 200 * MS if at == 2 else 20 * MS, None, 5 * MS) for at in range(5)]
+    steps += [(5, 900 * MS, 20 * MS, None, 5 * MS), (6, 100 * MS, 20 * MS, None, 60 * MS)]
+    each = outlier_steps({0: steps}, {0: "trace"}, by_chance=by_chance)
+    assert [finding.id.split(":")[1] for finding in each] == found
+
+
 times = st.lists(st.integers(0, 20).map(lambda each: each * MS // 2), max_size=9)
 
 

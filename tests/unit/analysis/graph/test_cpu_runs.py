@@ -2,16 +2,19 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.building.build import rank_graph
 from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES, exposed_pieces
+from overlapscope.analysis.graph.found_causes import marked_losses
 from overlapscope.analysis.graph.model import EDGE_KINDS, Graph
-from overlapscope.analysis.graph.rank_causes import shown_binding
+from overlapscope.analysis.graph.rank_causes import rank_causes, shown_binding
 from overlapscope.analysis.graph.scenarios import capped_pauses, changed_times
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMM, COMPUTE, HOST
+from overlapscope.timeline.intervals import Intervals, length
 from tests.conftest import ROOT, shared_file
 from tests.support.rank_rows import rank_timeline
 from tests.unit.analysis.graph.graph_figures import GraphFigures, graph_figures
@@ -127,6 +130,22 @@ def test_what_a_thread_does_after_a_message_that_does_not_block_follows_no_end_o
 def test_a_thread_goes_on_where_another_stopped() -> None:
     graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMPUTE, 1, 120, 500, None), (COMPUTE, 0, 530, 600, None)])
     assert {("hand", 100, 120, 20), ("hand", 500, 530, 30), ("host", 100, 530, 0)} <= edges(graph)
+
+
+@pytest.mark.parametrize("host_events", [True, False])
+def test_a_pause_in_which_garbage_was_collected_is_lost_to_the_collector(host_events: bool) -> None:
+    """Capture notes at the end of each collection how long it took."""
+    spans = [{"kind": COMPUTE, "lane": 0, "start_ns": at * US, "end_ns": (at + 100) * US} for at in (0, 2100)]
+    timeline = rank_timeline(
+        spans=spans, lanes=[{"kind": HOST}], has_device=False,
+        recordings=[{"start_ns": 0, "end_ns": 2200 * US, "host_events": host_events}],
+        telemetry=[{"name": "gc_pause_ns", "time_ns": 1800 * US, "value": 1500.0 * US}],
+    )  # fmt: skip
+    idle = Intervals(np.array([100 * US]), np.array([2100 * US]))
+    losses = rank_causes(timeline).host_losses if host_events else marked_losses(idle, timeline)
+    assert {each.kind: length(each.when) // US for each in losses} == (
+        {"garbage_collection": 1500, "pause": 500} if host_events else {"garbage_collection": 1500}
+    )
 
 
 def answered(found: GraphFigures | None) -> GraphFigures:

@@ -1,0 +1,32 @@
+"""What capture read beside the steps: series of a reading, and the pauses that one tells of."""
+
+from typing import Final
+
+import numpy as np
+
+from overlapscope.timeline.columns import NONE, Floats, Ints
+from overlapscope.timeline.intervals import Intervals, union
+from overlapscope.timeline.run import RankTimeline
+
+COLLECTOR: Final = "gc_pause_ns"
+"""Read at the end of each garbage collection of the interpreter, with its length."""
+LONGEST_NS: Final = 1e15
+"""Pauses longer than some days are damaged data."""
+
+
+def reading_series(timeline: RankTimeline, reading: str) -> tuple[Ints, Floats]:
+    """Return the times and values of a reading, in order of time."""
+    if reading not in timeline.names:
+        return np.zeros(0, np.int64), np.zeros(0)
+    table = timeline.telemetry
+    rows = (table.name == timeline.names.index(reading)) & (table.time_ns != NONE) & np.isfinite(table.value)
+    rows = np.flatnonzero(rows)
+    rows = rows[np.argsort(table.time_ns[rows], kind="stable")]
+    return table.time_ns[rows], table.value[rows]
+
+
+def recorded_pauses(timeline: RankTimeline, reading: str) -> Intervals:
+    """Return the intervals of a pause reading, which telemetry records at the end of each pause, with its length."""
+    ends, value = reading_series(timeline, reading)
+    ends, value = ends[value < LONGEST_NS], value[value < LONGEST_NS]
+    return union((ends - np.rint(value).astype(np.int64), ends))
