@@ -13,6 +13,7 @@ import numpy as np
 
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
+from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.stragglers.host_cause import ON_CORE, QUEUED
 from overlapscope.display import percent_text
 from overlapscope.timeline.readings import reading_series
@@ -29,6 +30,8 @@ PROCESS_RAN: Final = "process_cpu_ns"
 EXPLAINED: Final = 0.8
 """Threads of the same rank may have held all of its cores while the training thread waited if they ran, on each of
 them, for at least this share of that time."""
+
+DECIDES: Final = "decides which rank is late"
 
 
 class CoreWait(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +83,7 @@ def waits_for_cores(run: Run) -> list[Finding]:
             "cores_of": {str(rank): sorted(each.cores) for rank, each in waits.items() if each.cores is not None},
             "other_threads_ns": {str(rank): each.beside_ns for rank, each in waits.items()},
         }
+    alone = _concentrated_on(waits)
     if bound and all(waits[rank].explained for rank in much):
         cores, beside_ns = waits[most].cores or (), waits[most].beside_ns or 0
         number = "one core is" if len(cores) == 1 else f"{len(cores)} cores are"
@@ -88,27 +92,22 @@ def waits_for_cores(run: Run) -> list[Finding]:
             f"{number} too few for the threads of a rank"
         )
         return [Finding(id="few_cores", severity="warning", title=title, evidence=evidence, known_from="telemetry")]
-    alone = _concentrated_on(waits)
     if alone:
         evidence |= {"concentrated_on": alone, "waited_share": waits[most].share}
         rest_ns = max((each.waited_ns for rank, each in waits.items() if rank not in alone), default=0)
-        of, threads = ("rank", "training thread") if len(alone) == 1 else ("ranks", "training threads")
-        listed = ", ".join(map(str, alone))
         title = (
-            f"the {threads} of {of} {listed} waited for a CPU core for up to {waits[most].waited_ns / 1e6:.1f} ms "
-            f"({percent_text(waits[most].share)} of the time), those of the others for at most {rest_ns / 1e6:.1f} ms: "
-            "other threads or programs run on the same cores"
+            f"the training thread{'s' * (len(alone) > 1)} of {rank_list(alone)} waited for a CPU core for up to "
+            f"{waits[most].waited_ns / 1e6:.1f} ms ({percent_text(waits[most].share)} of the time), those of the "
+            f"others for at most {rest_ns / 1e6:.1f} ms: other threads or programs run on the same cores"
         )
-        return [Finding(id="shared_cores", severity="warning", title=title, evidence=evidence, known_from="telemetry")]
-    why = (
-        "other programs run on the cores to which each rank is bound, and the scheduler decides which rank is late"
-        if bound
-        else "there are more threads than cores, and the scheduler decides which rank is late; set OMP_NUM_THREADS and "
-        "bind each rank to its own cores"
-    )
-    return [
-        Finding(id="shared_cores", severity="warning", title=f"{who}: {why}", evidence=evidence, known_from="telemetry")
-    ]
+    elif bound:
+        title = f"{who}: other programs run on the cores to which each rank is bound, and the scheduler {DECIDES}"
+    else:
+        title = (
+            f"{who}: there are more threads than cores, and the scheduler {DECIDES}; set OMP_NUM_THREADS and bind each "
+            "rank to its own cores"
+        )
+    return [Finding(id="shared_cores", severity="warning", title=title, evidence=evidence, known_from="telemetry")]
 
 
 def _concentrated_on(waits: Mapping[int, CoreWait]) -> list[int]:
