@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
-from overlapscope.analysis.stragglers.host_cause import reading_series
+from overlapscope.analysis.per_rank.readings import reading_series
 from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.run import RankTimeline, Run
 

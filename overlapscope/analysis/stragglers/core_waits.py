@@ -13,7 +13,7 @@ import numpy as np
 
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
-from overlapscope.analysis.stragglers.host_cause import ON_CORE, QUEUED, reading_series
+from overlapscope.analysis.per_rank.readings import ON_CORE, QUEUED, reading_series
 from overlapscope.display import percent_text
 from overlapscope.timeline.run import RankTimeline, Run
 

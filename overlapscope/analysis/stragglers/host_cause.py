@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.per_rank.readings import ON_CORE, QUEUED, reading_series
 from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
 from overlapscope.timeline.names import rows_named
@@ -29,7 +30,6 @@ nothing)."""
 BETWEEN_STEPS, COLLECTOR, RETRIES, THROTTLED_US = (
     "between_steps_ns", "gc_pause_ns", "allocator_retries", "cpu_throttled_us",
 )  # fmt: skip
-ON_CORE, QUEUED = "thread_cpu_ns", "thread_queue_ns"
 SHARED_CORES: Final = "shared_cores"
 LOADING: Final = re.compile(
     r"enumerate\(DataLoader\)#.*"
@@ -261,17 +261,6 @@ def _in_steps(timeline: RankTimeline, reading: str, steps: Ints) -> float:
     table = timeline.telemetry
     rows = (table.name == timeline.names.index(reading)) & np.isin(table.step, steps) & np.isfinite(table.value)
     return float(table.value[rows].sum())
-
-
-def reading_series(timeline: RankTimeline, reading: str) -> tuple[Ints, Floats]:
-    """Return the times and values of a reading, in order of time."""
-    if reading not in timeline.names:
-        return np.zeros(0, np.int64), np.zeros(0)
-    table = timeline.telemetry
-    rows = (table.name == timeline.names.index(reading)) & (table.time_ns != NONE) & np.isfinite(table.value)
-    rows = np.flatnonzero(rows)
-    rows = rows[np.argsort(table.time_ns[rows], kind="stable")]
-    return table.time_ns[rows], table.value[rows]
 
 
 def _readings(timeline: RankTimeline, pattern: re.Pattern[str]) -> Floats:
