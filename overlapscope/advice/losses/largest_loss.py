@@ -34,6 +34,14 @@ INSTEAD: Final = {
     "device also at the cores, as a host that has none transfers nothing",
     "pipeline": "# give the stages equal work, and each step more micro-batches: a stage waits for its slowest "
     "neighbour, and while the pipeline fills and empties",
+    "peer_compute": "# overlapscope explain RUN lists the longest waits; compare what the late rank gets with its "
+    "peers (batch, sequence lengths, layers, tokens of experts), and how fast its device or cores are",
+    "peer_core": "# give each rank cores of its own (taskset -cp, srun --cpu-bind=cores), or fewer threads "
+    "(OMP_NUM_THREADS), and its control group enough of them (cpu.max)",
+    "peer_comm": "# overlapscope explain RUN lists the longest waits: in which other calls the late rank was, and for "
+    "whom it waited there; shorten these calls, or begin them earlier",
+    "peer_host": "# overlapscope explain RUN lists the longest waits: what the host of the late rank did meanwhile "
+    "(loading data, checkpoints, logging, garbage collection)",
     LATE_RANKS: "# overlapscope explain RUN lists the longest waits: who was late, and what it did before",
     "unknown": "# whether this is waiting or transfer is not known: record {lacking}",
 }

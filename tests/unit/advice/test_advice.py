@@ -12,11 +12,12 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import advise, by_rules
 from overlapscope.advice.late_rank import LOOK, late_rank
-from overlapscope.advice.losses.largest_loss import largest_loss
+from overlapscope.advice.losses.largest_loss import INSTEAD, largest_loss
 from overlapscope.advice.replayed_settings import bucket_advice
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.advice.setting_code import snippets
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK, cause_label
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
 from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
@@ -247,6 +248,17 @@ def test_waits_for_late_ranks_are_one_cause_of_the_largest_loss(causes: dict[str
     named = largest_loss(RuleInput.of(run, replace(analysis, headline=head), match_and_align(run)), [])
     assert named
     assert said in named.title
+
+
+@pytest.mark.parametrize("cause", WAITS_FOR_LATE_RANK)
+def test_each_way_to_be_late_has_something_to_do(cause: str) -> None:
+    run = recorded(ONE)
+    analysis = analyze(run)
+    head = replace(analysis.headline, causes={cause: 80 * MS, "dependency": 10 * MS}, exposed_comm_ns=90 * MS)
+    named = largest_loss(RuleInput.of(run, replace(analysis, headline=head), match_and_align(run)), [])
+    assert named
+    assert named.title.endswith(cause_label(cause, on_cpu=True))
+    assert named.apply["torch"] == INSTEAD[cause]
 
 
 def test_what_depends_on_calls_that_were_not_matched_may_be_waiting() -> None:
