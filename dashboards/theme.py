@@ -38,6 +38,7 @@ _PATTERNS: Final = {
     "": "",
     "/": _STRIPES.format("45deg"),
     "|": _STRIPES.format("90deg"),
+    "-": _STRIPES.format("0deg"),
     ".": "radial-gradient(var(--mark) 1.4px, transparent 1.6px) 0 0 / 7px 7px ",
 }
 """CSS patterns of causes, by plotly's pattern name."""

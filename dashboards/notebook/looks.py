@@ -11,6 +11,7 @@ _CSS: Final = {
     "": "",
     "/": _STRIPES.format("45deg", _MARK),
     "|": _STRIPES.format("90deg", _MARK),
+    "-": _STRIPES.format("0deg", _MARK),
     ".": f"radial-gradient({_MARK} 1.4px, transparent 1.6px) 0 0 / 7px 7px ",
 }
 """CSS of a pattern, by plotly's name."""

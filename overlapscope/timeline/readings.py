@@ -8,6 +8,10 @@ from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.run import RankTimeline
 
+ON_CORE: Final = "thread_cpu_ns"
+"""How long the training thread had run on a core ..."""
+QUEUED: Final = "thread_queue_ns"
+"""... and waited for one, by the system's account."""
 COLLECTOR: Final = "gc_pause_ns"
 """Read at the end of each garbage collection of the interpreter, with its length."""
 LONGEST_NS: Final = 1e15

@@ -8,7 +8,9 @@ import numpy as np
 from overlapscope.advice.losses.host_time import host_time
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.common.cause_table import NO_CAUSES, WAITS_FOR_LATE_RANK, cause_label, idle_label
+from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Recommendation
+from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import RankTimeline
@@ -36,9 +38,18 @@ INSTEAD: Final = {
     "device also at the cores, as a host that has none transfers nothing",
     "pipeline": "# give the stages equal work, and each step more micro-batches: a stage waits for its slowest "
     "neighbour, and while the pipeline fills and empties",
+    "peer_compute": "# overlapscope explain RUN lists the longest waits; compare what the late rank gets with its "
+    "peers (batch, sequence lengths, layers, tokens of experts), and how fast its device or cores are",
+    "peer_core": "# give each rank cores of its own (taskset -cp, srun --cpu-bind=cores), or fewer threads "
+    "(OMP_NUM_THREADS), and its control group enough of them (cpu.max)",
+    "peer_comm": "# overlapscope explain RUN lists the longest waits: in which other calls the late rank was, and for "
+    "whom it waited there; shorten these calls, or begin them earlier",
+    "peer_host": "# overlapscope explain RUN lists the longest waits: what the host of the late rank did meanwhile "
+    "(loading data, checkpoints, logging, garbage collection)",
     LATE_RANKS: "# overlapscope explain RUN lists the longest waits: who was late, and what it did before",
     "unknown": "# whether this is waiting or transfer is not known: record {lacking}",
 }
+LOOK: Final = "overlapscope explain straggler; overlapscope explain RUN  # what to do; the longest waits, as commands"
 ALL_RANKS, HOST_EVENTS = "all ranks", "the host's events"
 SHAPES: Final = "sizes and peers of calls (torch.profiler: record_shapes=True), by which they are matched"
 RECORD: Final = "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])  # with host calls"
@@ -53,10 +64,12 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation]) -> Recommend
     addressed = sum(each.loss_ns or 0 for each in found if each.id in named)
     if not given.is_worth(loss) or loss < others or addressed >= ADDRESSED * loss:
         return None
-    return _exposed(given, exposed) if of_exposed else _idle(given, idle)
+    late = () if any(each.id == "late_rank" for each in found) else given.analysis.skew.stragglers
+    return _exposed(given, exposed, late) if of_exposed else _idle(given, idle)
 
 
-def _exposed(given: RuleInput, exposed: int) -> Recommendation:
+def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recommendation:
+    """Return what names exposed communication; `late` are stragglers that no other recommendation names."""
     rows = given.analysis.collectives
     by_op = {op: round(given.exposed_ns(row for row in rows if row.op == op)) for op in {row.op for row in rows}}
     ops = [op for op in sorted(by_op, key=lambda op: (-by_op[op], op)) if by_op[op]][:MOST_OPS]
@@ -75,19 +88,33 @@ def _exposed(given: RuleInput, exposed: int) -> Recommendation:
         given,
         id="exposed_communication",
         title=f"{largest}{ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed communication{of_ops}, "
-        f"{ms(ns)} of it: {label}",
+        f"{ms(ns)} of it: {label}{_stragglers(late, late_ns, cause)}",
         verdict="look",
         loss_ns=exposed,
-        apply=_apply(given, cause),
+        apply=({"look": LOOK} if late else {}) | _apply(given, cause),
         evidence={
             "exposed_comm_ns": exposed,
             "causes": dict(given.figures.causes),
             "by_op": {op: {"exposed_ns": by_op[op]} for op in ops},
-        },
+        }
+        | ({"late_ranks": [each.rank for each in late]} if late else {}),
         measured=["communication beside which nothing is computed, and what the next compute waited for"],
         assumed=[] if given.is_whole else ["that none of it is waiting for ranks that were not recorded"],
         verify="overlapscope analyze RUN --all",
     )
+
+
+def _stragglers(late: Sequence[Straggler], late_ns: int, cause: str) -> str:
+    """Return the end of a title that names stragglers, after the waiting for late ranks where `cause` is another."""
+    if not late:
+        return ""
+    who = sorted(each.rank for each in late)
+    first = max(late, key=lambda each: each.blame_ns)
+    why = f" ({first.held_by.replace('_', ' ')})" if len(late) == 1 and first.held_by != "unknown" else ""
+    are = f"{rank_list(who)} {'is a straggler' if len(who) == 1 else 'are stragglers'}{why}"
+    waits = cause == LATE_RANKS or cause in WAITS_FOR_LATE_RANK
+    said = f", {ms(late_ns)} waiting for late ranks" if late_ns and not waits else ""
+    return f"{said}; {are}"
 
 
 def _apply(given: RuleInput, cause: str) -> dict[str, str]:

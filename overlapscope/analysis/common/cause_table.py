@@ -24,7 +24,7 @@ class Cause(msgspec.Struct, kw_only=True, frozen=True):
     """Any wait time, also for a pipeline stage, which is caused by the schedule and not by a straggler."""
     colour: Literal["waiting", "exposed", "launch", "copy", "compute", "idle"]
     """Name of a colour in the dashboard's palette."""
-    pattern: Literal["", "/", "|", "."] = ""
+    pattern: Literal["", "/", "|", ".", "-"] = ""
     """Pattern drawn over the colour, as plotly names it; causes of one colour have different patterns."""
 
 
@@ -43,6 +43,15 @@ CAUSES: Final[dict[str, Cause]] = {
         waits_for_late_rank=True,
         waits_for_another_rank=True,
         colour="waiting",
+    ),
+    "peer_core": Cause(
+        label="wait: the late rank waited for a core",
+        description="likewise, as far as it had waited for a core for longer, which is then neither computing nor "
+        "idling: where the system's account of both ranks was recorded",
+        waits_for_late_rank=True,
+        waits_for_another_rank=True,
+        colour="waiting",
+        pattern="-",
     ),
     "peer_comm": Cause(
         label="wait: the late rank communicated longer",

@@ -1,13 +1,15 @@
 """Assign exactly one cause to every exposed nanosecond of communication (docs/definitions.md).
 
 Each moment belongs to the collective in flight that ends last (ties: the one that began first). A collective is divided
-from its start on: wait for the last member, by what that rank did longer since the two last met; transfer beyond the
-baseline; and the rest as the rank's dependency graph says, by what the next compute waited for. Where the graph may not
-say: delay by a late launch; delay by queueing; and the rest, by what the step computes after it; where the transfer
-time of a call is not known, the time until the last member arrived is still wait, and the rest is `unknown`.
+from its start on: wait for the last member, by what that rank did longer since the two last met (where the system's
+account of both is known, waiting for a core is neither computing nor idling); transfer beyond the baseline; and the
+rest as the rank's dependency graph says, by what the next compute waited for. Where the graph may not say: delay by a
+late launch; delay by queueing; and the rest, by what the step computes after it; where the transfer time of a call is
+not known, the time until the last member arrived is still wait, and the rest is `unknown`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +20,8 @@ from overlapscope.analysis.common.cause_table import CAUSES, WAITS_FOR_LATE_RANK
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.arrivals import Arrivals, arrivals
-from overlapscope.analysis.exposure.peer_activity import PeerQuery, peer_activity
+from overlapscope.analysis.exposure.core_waiting import NOT_KNOWN, CoreWaiting, core_waiting
+from overlapscope.analysis.exposure.peer_activity import Activity, PeerQuery, peer_activity
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import OwnCauses
 from overlapscope.analysis.graph.own_causes import own_causes
@@ -43,6 +46,8 @@ PIPELINE: Final = "pipeline"
 START: Final = "start_of_recording"
 DELAYS: Final = ("late_launch", "queued")
 """Causes before a call began."""
+OF_LATE_RANK: Final = ("peer_compute", "peer_core", "peer_comm", "peer_host")
+"""Causes of waiting for the last member, by what it did longer."""
 ROWS_AT_ONCE: Final = 250_000
 """Rows (calls, pieces of exposed and overlapped communication) held at a time; this limits the ranks of a batch."""
 
@@ -188,15 +193,17 @@ def each_causes(
     """
     arrived = arrivals(run, cross_rank)
     members = {group.name: np.array(group.ranks, np.int64) for group in run.groups if group.ranks}
+    accounts = {rank: core_waiting(timeline, coverage[rank]) for rank, timeline in run.ranks.items()}
+    waiting = {rank: found for rank, found in accounts.items() if found is not None}
     waits: dict[int, _Waits] = {}
     rows = 0
     for rank, timeline in run.ranks.items():
-        waits[rank] = _waits_of(timeline, parts[rank], coverage[rank], transfers[rank], arrived[rank], members)
+        waits[rank] = _waits_of(timeline, parts[rank], coverage[rank], transfers[rank], arrived[rank], members, waiting)
         rows += waits[rank].rows
         if rows >= ROWS_AT_ONCE:
-            yield from _causes_of(run, parts, coverage, transfers, waits, cross_rank.clocks)
+            yield from _causes_of(run, parts, coverage, transfers, waits, waiting, cross_rank.clocks)
             waits, rows = {}, 0
-    yield from _causes_of(run, parts, coverage, transfers, waits, cross_rank.clocks)
+    yield from _causes_of(run, parts, coverage, transfers, waits, waiting, cross_rank.clocks)
 
 
 class _Waits(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,8 +220,10 @@ class _Waits(msgspec.Struct, frozen=True, kw_only=True):
     """The rest of the exposed wait."""
     asked: Ints
     """Which window of the query each piece is about."""
-    own: tuple[Ints, Ints, Ints]
-    """For each window how long this rank computed, communicated without computing, and did neither, until it came."""
+    own: Ints
+    """What this rank did in each window until it came, as `_divided` returns it."""
+    accounted: Flags
+    """For which windows the system's account of both ranks says how long they waited for a core."""
     query: PeerQuery
     """From when this rank and the one that arrived last had last met, until that one came."""
 
@@ -226,7 +235,7 @@ class _Waits(msgspec.Struct, frozen=True, kw_only=True):
 
 def _waits_of(
     timeline: RankTimeline, own: OwnParts, cover: Coverage, transfers: Transfers, arrived_last: Arrivals,
-    members: Mapping[str, Ints],
+    members: Mapping[str, Ints], waiting: Mapping[int, CoreWaiting],
 ) -> _Waits:  # fmt: skip
     own_comm, comm, compute = own.own_comm, cover.comm, cover.compute
     exposed = difference(comm, compute)
@@ -243,7 +252,9 @@ def _waits_of(
     ready = NONE if timeline.has_device else _of_rows(timeline.collectives.launch_ns, own_comm, NONE)
     came = np.where(ready == NONE, own_comm.start_ns, np.minimum(ready, own_comm.start_ns))[held]
     met_before = np.minimum(_last_met(timeline, own_comm.row[held], came, last[held], members), came)
-    computed, communicated = (BusyTime(times).within(met_before, came) for times in (compute, exposed))
+    accounted = np.isin(last[held], list(waiting)) & (timeline.rank in waiting)
+    core = waiting.get(timeline.rank, NOT_KNOWN)
+    did = (BusyTime(compute), core.computing, BusyTime(exposed), core.idling)
     return _Waits(
         exposed=exposed,
         hidden=intersection(comm, compute),
@@ -253,7 +264,8 @@ def _waits_of(
         at_start=intersection(_only(_cut(own_comm, own_comm.start_ns, met), last != NONE), exposed),
         pieces=pieces,
         asked=asked,
-        own=(computed, communicated, came - met_before - computed - communicated),
+        own=_divided(came - met_before, [each.within(met_before, came) for each in did], accounted),
+        accounted=accounted,
         query=PeerQuery(windows=Intervals(met_before, arrived[held]), others=last[held]),
     )
 
@@ -282,13 +294,21 @@ def _causes_of(
     coverage: Mapping[int, Coverage],
     transfers: Mapping[int, Transfers],
     waits: Mapping[int, _Waits],
+    waiting: Mapping[int, CoreWaiting],
     clocks: Clocks,
 ) -> Iterator[tuple[int, Causes]]:
     query = {rank: each.query for rank, each in waits.items()}
-    computed = peer_activity(query, lambda rank: coverage[rank].compute, clocks)
-    communicated = peer_activity(query, lambda rank: difference(coverage[rank].comm, coverage[rank].compute), clocks)
+    did: tuple[Callable[[int], Activity], ...] = (
+        lambda rank: BusyTime(coverage[rank].compute),
+        lambda rank: waiting.get(rank, NOT_KNOWN).computing,
+        lambda rank: BusyTime(difference(coverage[rank].comm, coverage[rank].compute)),
+        lambda rank: waiting.get(rank, NOT_KNOWN).idling,
+    )
+    found = [peer_activity(query, each, clocks) for each in did]
     for rank, its in waits.items():
-        waited = _by_what_the_last_did_longer(its, computed[rank], communicated[rank])
+        windows = its.query.windows
+        theirs = _divided(windows.ends - windows.starts, [each[rank] for each in found], its.accounted)
+        waited = _by_what_the_last_did_longer(its, theirs)
         yield rank, _of_rank(run.ranks[rank], parts[rank], transfers[rank], its, waited)
 
 
@@ -335,19 +355,26 @@ def _only(parts: tuple[Ints, Ints], chosen: Flags | None = None) -> Intervals:
     return union(parts) if chosen is None else union((parts[0][chosen], parts[1][chosen]))
 
 
-def _by_what_the_last_did_longer(waits: _Waits, computed: Ints, communicated: Ints) -> dict[str, Intervals]:
+def _divided(length_ns: Ints, activities: Sequence[Ints], accounted: Flags) -> Ints:
+    """Return for how long a rank computed, waited for a core, communicated without computing, and did none of these.
+
+    One row for each, in the order of `OF_LATE_RANK`. `activities` are how long, in windows of this length, it seemed to
+    compute, waited for a core meanwhile, communicated, and waited for a core while it seemed to idle: this waiting
+    counts only where it is `accounted`.
+    """
+    computed, in_compute, communicated, in_idle = activities
+    in_compute, in_idle = in_compute * accounted, in_idle * accounted
+    idled = length_ns - computed - communicated - in_idle
+    return np.array([computed - in_compute, in_compute + in_idle, communicated, idled])
+
+
+def _by_what_the_last_did_longer(waits: _Waits, theirs: Ints) -> dict[str, Intervals]:
     """Divide exposed wait by what the rank that arrived last did longer than the waiting rank since they last met."""
-    windows = waits.query.windows
-    theirs = (computed, communicated, windows.ends - windows.starts - computed - communicated)
-    longer = np.maximum(np.array(theirs) - np.array(waits.own), 0)
+    longer = np.maximum(theirs - waits.own, 0)
     until = np.cumsum(longer, axis=0) / np.maximum(longer.sum(axis=0), 1)
     begin, length = waits.pieces.starts, waits.pieces.ends - waits.pieces.starts
-    first, second = (begin + np.rint(length * share[waits.asked]).astype(np.int64) for share in until[:2])
-    return {
-        "peer_compute": union((begin, first)),
-        "peer_comm": union((first, second)),
-        "peer_host": union((second, waits.pieces.ends)),
-    }
+    cuts = [begin, *(begin + np.rint(length * share[waits.asked]).astype(np.int64) for share in until[:-1])]
+    return {cause: union(each) for cause, each in zip(OF_LATE_RANK, pairwise([*cuts, waits.pieces.ends]), strict=True)}
 
 
 def _transfer_parts(

@@ -1,17 +1,19 @@
 """Look up how long each rank computed or communicated while other ranks came to a call, for all ranks at once.
 
 Each rank has windows of its own time that ask about another rank. Sorted by that other rank, all windows are answered
-with the times of one rank in memory at a time.
+with the activity of one rank in memory at a time.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.timeline.columns import Floats, Ints
-from overlapscope.timeline.intervals import BusyTime, Intervals
+from overlapscope.timeline.intervals import Intervals
 
 
 class PeerQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,10 +24,15 @@ class PeerQuery(msgspec.Struct, frozen=True, kw_only=True):
     others: Ints
 
 
-def peer_activity(
-    queries: Mapping[int, PeerQuery], times: Callable[[int], Intervals], clocks: Clocks
-) -> dict[int, Ints]:
-    """Return for each rank how long the other rank's `times` lie in each of its windows, in ns."""
+class Activity(Protocol):
+    """What a rank did, on its own clock, as `BusyTime`."""
+
+    def within(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Ints:
+        """Return for how long it did so inside each window [start, end)."""
+
+
+def peer_activity(queries: Mapping[int, PeerQuery], did: Callable[[int], Activity], clocks: Clocks) -> dict[int, Ints]:
+    """Return for each rank how long the other rank `did` something in each of its windows, in ns."""
     ranks = list(queries)
     if not ranks:
         return {}
@@ -45,7 +52,7 @@ def peer_activity(
             drift=drift[by] - clocks.drift.get(peer, 0.0),
             reference_ns=clocks.reference_ns,
         )
-        theirs = BusyTime(times(peer)).within(moved.theirs(start[rows]), moved.theirs(end[rows]))
+        theirs = did(peer).within(moved.theirs(start[rows]), moved.theirs(end[rows]))
         found[rows] = np.rint(theirs * (1.0 + moved.drift)).astype(np.int64)
     return dict(zip(ranks, np.split(found, np.cumsum(counts)[:-1]), strict=True))
 

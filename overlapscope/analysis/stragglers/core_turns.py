@@ -13,10 +13,9 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.per_rank.breakdown import Coverage
-from overlapscope.analysis.stragglers.host_cause import QUEUED
 from overlapscope.timeline.intervals import Intervals, length, union
 from overlapscope.timeline.lazy_host_spans import without_functions
-from overlapscope.timeline.readings import reading_series
+from overlapscope.timeline.readings import QUEUED, reading_series
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 

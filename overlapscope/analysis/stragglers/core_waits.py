@@ -14,9 +14,8 @@ import numpy as np
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.common.wording import rank_list
-from overlapscope.analysis.stragglers.host_cause import ON_CORE, QUEUED
 from overlapscope.display import percent_text
-from overlapscope.timeline.readings import reading_series
+from overlapscope.timeline.readings import ON_CORE, QUEUED, reading_series
 from overlapscope.timeline.run import RankTimeline, Run
 
 MUCH: Final = 0.05

@@ -15,7 +15,7 @@ import numpy as np
 from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.readings import COLLECTOR, reading_series, recorded_pauses
+from overlapscope.timeline.readings import COLLECTOR, ON_CORE, QUEUED, reading_series, recorded_pauses
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -28,7 +28,6 @@ MORE, BARELY = 0.5, 0.1
 shares: of the rank's own time on a core (MORE), and of the lateness (BARELY; more than a tenfold slowdown explains
 nothing)."""
 BETWEEN_STEPS, RETRIES, THROTTLED_US = "between_steps_ns", "allocator_retries", "cpu_throttled_us"
-ON_CORE, QUEUED = "thread_cpu_ns", "thread_queue_ns"
 SHARED_CORES: Final = "shared_cores"
 LOADING: Final = re.compile(
     r"enumerate\(DataLoader\)#.*"

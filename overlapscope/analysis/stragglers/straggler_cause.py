@@ -5,9 +5,11 @@ rank did longer than the median of its peers. More compute is explained from the
 capture's records, named ranges, and the first launch of a step. `HELD_BY` holds the text of each cause.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.per_rank.breakdown import Coverage
@@ -23,7 +25,7 @@ from overlapscope.analysis.stragglers.host_cause import (
 )
 from overlapscope.analysis.stragglers.lateness import LateArrivals
 from overlapscope.errors import HostEventsError
-from overlapscope.timeline.columns import NONE, OPERATION, Ints
+from overlapscope.timeline.columns import NONE, OPERATION, HostSpans, Ints, make
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
 from overlapscope.timeline.lazy_host_spans import without_functions
 from overlapscope.timeline.run import RankTimeline, Run
@@ -82,6 +84,9 @@ def find_straggler_cause(
         return _refined(cause, rank, run, met, lead_ns, evidence | more)
     if computed > MOST * lead_ns:
         cause, more = _by_compute(rank, compared_peers(late), work, device=run.ranks[rank].has_device)
+        if cause == "longer_compute":
+            ran = _more_operations(late, run, coverage, computed)
+            cause, more = ("more_work", more | ran) if ran else (cause, more)
         if cause == "unknown" and more["compute_ns"] < MORE * more.get("peers_compute_ns", np.inf):
             at_once = more["launched_late_ns"] = _launched_late(late)
             cause = "host" if at_once > MOST * lead_ns else cause
@@ -159,20 +164,76 @@ def _same_operations(rank: int, others: Sequence[int], run: Run) -> bool:
 
     Then either they were larger or its core was slower. False where operations were not recorded.
     """
-    mine = _operations(run.ranks[rank])
-    return bool(mine) and any(_operations(run.ranks[each]) == mine for each in others)
+    mine = _operations(run.ranks[rank]).counts()
+    return bool(mine) and any(_operations(run.ranks[each]).counts() == mine for each in others)
 
 
-def _operations(timeline: RankTimeline) -> dict[str, int]:
-    """Return how many operations of each name the host ran."""
-    if not timeline.has_host_events:
+def _more_operations(
+    late: Sequence[LateArrivals], run: Run, coverage: Mapping[int, Coverage], computed_ns: int
+) -> dict[str, Any]:
+    """Return the name of operations, how many more the rank ran than each one that it delayed, and what these took at
+    least: as if they had been its shortest.
+
+    Empty where that is less than MOST of what it computed longer, or operations of a rank were not recorded.
+    Operations nest, so those of one name count alone. They are more in the intervals and in the whole recording: calls
+    that queue behind others may divide the same work otherwise, and a rank may have recorded another step.
+    """
+    rank, others = late[0].rank, compared_peers(late)
+    ran = {each: _operations(run.ranks[each]) for each in (rank, *others)}
+    whole = {each: operations.counts() for each, operations in ran.items()}
+    if not all(whole.values()):
         return {}
+    more: Counter[str] = Counter()
+    for each in late:
+        counts = {
+            member: ran[member].counts(union((begin, end)))
+            for member, begin, end in zip(each.met.ranks, each.met.begin_ns, each.met.end_ns, strict=True)
+        }
+        peers = [own for member, own in counts.items() if member != rank]
+        more.update({name: number - max(own.get(name, 0) for own in peers) for name, number in counts[rank].items()})
+    computing = BusyTime(coverage[rank].compute)
+    found: dict[str, Any] = {}
+    for name, in_intervals in more.items():
+        number = min(in_intervals, whole[rank][name] - max(whole[each].get(name, 0) for each in others))
+        took_ns = ran[rank].shortest_ns(name, number, computing) if number > 0 else 0
+        if took_ns >= MOST * computed_ns and took_ns > found.get("operations_more_ns", 0):
+            found = {"host_op": name, "operations_more": number, "operations_more_ns": took_ns}
+    return found
+
+
+class _Operations(msgspec.Struct, frozen=True, kw_only=True):
+    """The operations that the host of a rank ran."""
+
+    names: tuple[str, ...]
+    name: Ints
+    """Code in `names`."""
+    start_ns: Ints
+    end_ns: Ints
+
+    def counts(self, times: Intervals | None = None) -> dict[str, int]:
+        """Return how many of each name it ran, or began in these times."""
+        name = self.name
+        if times is not None:
+            name = name[BusyTime(times).within(self.start_ns, self.start_ns + 1) > 0]
+        counts = np.bincount(name, minlength=len(self.names))
+        return {self.names[code]: int(counts[code]) for code in np.flatnonzero(counts).tolist()}
+
+    def shortest_ns(self, name: str, number: int, computing: BusyTime) -> int:
+        """Return how long it computed in so many operations of a name, in those in which it computed least."""
+        rows = self.name == self.names.index(name)
+        return int(np.sort(computing.within(self.start_ns[rows], self.end_ns[rows]))[:number].sum())
+
+
+def _operations(timeline: RankTimeline) -> _Operations:
+    """Return the operations that the host ran; none where they were not recorded."""
     try:
-        host = without_functions(timeline.host)
+        host = without_functions(timeline.host) if timeline.has_host_events else make(HostSpans, 0)
     except HostEventsError:
-        return {}
-    counts = np.bincount(host.name[host.kind == OPERATION], minlength=len(timeline.names))
-    return {timeline.names[code]: int(counts[code]) for code in np.flatnonzero(counts).tolist()}
+        host = make(HostSpans, 0)
+    rows = host.kind == OPERATION
+    return _Operations(
+        names=timeline.names, name=host.name[rows], start_ns=host.start_ns[rows], end_ns=host.end_ns[rows]
+    )
 
 
 def _launched_late(late: Sequence[LateArrivals]) -> int:

@@ -29,6 +29,8 @@ WORDS: Final[Mapping[str, str]] = {
     "on_core_more_ns": "on a CPU core {} longer",
     "off_core_more_ns": "off the CPU {} longer",
     "waited_for_core_more_ns": "waited {} longer for a CPU core",
+    "operations_more": "{} more operations of one name than its peers",
+    "operations_more_ns": "at least {} in these",
     "compute_ns": "compute {} in total",
     "peers_compute_ns": "its peers' compute {}",
     "work_ns": "its kernels would take {} at the usual speed",
@@ -141,6 +143,12 @@ def _cause(straggler: Straggler) -> str:
     idle, before = evidence.get("idle_more_ns"), evidence.get("before_first_launch_ns")
     if straggler.held_by == "host" and idle and before and before > 0:
         words += f" ({ms(min(before, idle))} of {ms(idle)} ms before the first launch of a step)"
+    name, number, took = (evidence.get(key) for key in ("host_op", "operations_more", "operations_more_ns"))
+    if name and number and took:
+        words = (
+            f"more work ({number} more {short(name)} than ranks that waited for it, at least {ms(took)} of the "
+            f"{ms(evidence.get('computed_more_ns'))} ms that it computed longer)"
+        )
     if evidence.get("recording_may_explain"):
         words += "; the overhead of recording may explain it"
     return words

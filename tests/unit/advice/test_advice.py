@@ -12,14 +12,16 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import advise, by_rules
 from overlapscope.advice.late_rank import LOOK, late_rank
-from overlapscope.advice.losses.largest_loss import largest_loss
+from overlapscope.advice.losses.largest_loss import INSTEAD, largest_loss
 from overlapscope.advice.replayed_settings import bucket_advice
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.advice.setting_code import snippets
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK, cause_label
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
 from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
+from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.cli.main import main
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import NONE
@@ -247,6 +249,50 @@ def test_waits_for_late_ranks_are_one_cause_of_the_largest_loss(causes: dict[str
     named = largest_loss(RuleInput.of(run, replace(analysis, headline=head), match_and_align(run)), [])
     assert named
     assert said in named.title
+
+
+@pytest.mark.parametrize("cause", WAITS_FOR_LATE_RANK)
+def test_each_way_to_be_late_has_something_to_do(cause: str) -> None:
+    run = recorded(ONE)
+    analysis = analyze(run)
+    head = replace(analysis.headline, causes={cause: 80 * MS, "dependency": 10 * MS}, exposed_comm_ns=90 * MS)
+    named = largest_loss(RuleInput.of(run, replace(analysis, headline=head), match_and_align(run)), [])
+    assert named
+    assert named.title.endswith(cause_label(cause, on_cpu=True))
+    assert named.apply["torch"] == INSTEAD[cause]
+
+
+@pytest.mark.parametrize(
+    ("causes", "late", "end"),
+    [
+        ({"dependency": 50, "peer_compute": 30, "peer_host": 10}, {0: "more_work"},
+         "depends on it, 40 ms waiting for late ranks; rank 0 is a straggler (more work)"),
+        ({"peer_compute": 70, "dependency": 20}, {0: "more_work"}, "longer; rank 0 is a straggler (more work)"),
+        ({"dependency": 90}, {1: "unknown"}, "depends on it; rank 1 is a straggler"),
+        ({"dependency": 90}, {1: "host", 0: "host"}, "depends on it; ranks 0, 1 are stragglers"),
+        ({"dependency": 60, "peer_compute": 30}, {}, "later compute of the step depends on it"),
+    ],
+)  # fmt: skip
+def test_a_straggler_that_does_not_dominate_is_named_with_the_largest_loss(
+    causes: dict[str, int], late: dict[int, str], end: str
+) -> None:
+    run = recorded(ONE)
+    analysis = analyze(run)
+    head = replace(
+        analysis.headline, causes={name: ms * MS for name, ms in causes.items()}, exposed_comm_ns=90 * MS,
+        exposed_wait_ns=0,
+    )  # fmt: skip
+    held = [Straggler(rank=rank, held_by=why, blame_ns=1, evidence={}) for rank, why in late.items()]
+    given = RuleInput.of(
+        run, replace(analysis, headline=head, skew=replace(analysis.skew, stragglers=held)), match_and_align(run)
+    )
+    named = largest_loss(given, [])
+    assert named
+    assert named.title.endswith(end)
+    assert ("look" in named.apply, named.evidence.get("late_ranks", [])) == (bool(late), list(late))
+    beside = largest_loss(given, [replace(named, id="late_rank", loss_ns=1)])
+    assert beside
+    assert "straggler" not in beside.title, "the other recommendation names it"
 
 
 def test_what_depends_on_calls_that_were_not_matched_may_be_waiting() -> None:

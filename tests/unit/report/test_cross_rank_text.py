@@ -25,6 +25,7 @@ from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.conftest import shared_file
 from tests.property.synthetic import Job, Layout, run_of, simulate
 from tests.property.synthetic.fleets import on_hosts
+from tests.unit.analysis.checks.test_host_cause import with_operations
 from tests.unit.analysis.checks.test_stragglers import CULPRIT, MS, RANKS, STEPS, job
 
 
@@ -142,6 +143,13 @@ def test_grids_of_no_blocks_tell_nothing_and_break_nothing() -> None:
     assert [each.rank for each in analyze(run).skew.stragglers] == [
         each.rank for each in analyze(plain).skew.stragglers
     ]
+
+
+def test_the_operations_that_only_the_late_rank_ran_are_named() -> None:
+    (sentence,) = across_ranks.straggler_sentences(analyze(with_operations(job(fault="more_work"))), 4)
+    assert "more work (120 more aten::mm than ranks that waited for it, at least" in sentence
+    assert "ms that it computed longer" in sentence
+    assert "kernels" not in sentence
 
 
 @pytest.mark.parametrize("kernels", ["none", "of no time"])

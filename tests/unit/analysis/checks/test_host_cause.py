@@ -1,6 +1,6 @@
 """What held a late rank, by what was noted of its host: constructed jobs whose one late rank has one note more."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,10 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.result import Straggler
 from overlapscope.analysis.stragglers.host_cause import LOADING
 from overlapscope.ingest.parsing.fact_tables import fact_table
-from overlapscope.timeline.columns import NONE, OPERATION, Annotations, HostSpans, Telemetry, concat, make
+from overlapscope.timeline.columns import COMPUTE, NONE, OPERATION, Annotations, HostSpans, Telemetry, concat, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
-from tests.unit.analysis.checks.test_stragglers import CULPRIT, MS, RANKS, STEP_NS, STEPS, accused, job
+from tests.unit.analysis.checks.test_stragglers import CULPRIT, KERNELS, MS, RANKS, STEP_NS, STEPS, accused, job
 
 Reading = tuple[str, int, int, float]
 """(name, time, step, value)"""
@@ -172,6 +172,57 @@ def test_as_many_operations_as_its_peers_are_no_more_work(more: int, held_by: st
         recordings = replace(timeline.recordings, host_events=np.ones_like(timeline.recordings.host_events))
         ranks[rank] = replace(timeline, recordings=recordings, host=host, names=tuple(names.to_list()))
     assert only(accused(replace(run, ranks=ranks))).held_by == held_by
+
+
+def with_operations(run: Run, *, of: Collection[int] = range(RANKS), later: int = 0) -> Run:
+    """Return a CPU run whose hosts ran an operation for each piece of compute, and more of them `later` than that."""
+    ranks = {}
+    for rank, timeline in run.ranks.items():
+        names, spans = NameTable(list(timeline.names)), timeline.spans
+        rows = np.flatnonzero(spans.kind == COMPUTE)
+        starts = np.concatenate([spans.start_ns[rows], STEPS * STEP_NS + np.arange(later if rank == CULPRIT else 0)])
+        ends = np.concatenate([spans.end_ns[rows], starts[rows.size :] + 1])
+        host = make(
+            HostSpans, starts.size, recording=0, lane=0, kind=OPERATION, name=names.code("aten::mm"), start_ns=starts,
+            end_ns=ends, correlation=NONE,
+        )  # fmt: skip
+        seen = replace(timeline.recordings, host_events=np.full_like(timeline.recordings.host_events, rank in of))
+        ranks[rank] = replace(
+            timeline, has_device=False, recordings=seen, host=host, names=tuple(names.to_list()), basis="events"
+        )
+    return replace(run, ranks=ranks)
+
+
+def test_operations_that_only_the_late_rank_ran_are_more_work() -> None:
+    found = only(accused(with_operations(job(fault="more_work"))))
+    assert (found.held_by, found.evidence["host_op"]) == ("more_work", "aten::mm")
+    extra = 16 - KERNELS
+    assert found.evidence["operations_more"] == extra * STEPS
+    assert found.evidence["operations_more_ns"] == pytest.approx(extra * STEPS * 4 * MS, rel=0.1)
+    assert found.evidence["operations_more_ns"] <= found.evidence["computed_more_ns"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "changes"),
+    [
+        pytest.param("slower_compute", {}, id="as many"),
+        pytest.param("slower_compute", {"later": 100}, id="more of them where nobody waited"),
+        pytest.param("more_work", {"of": (CULPRIT,)}, id="peers without host events"),
+        pytest.param("more_work", {"of": set(range(RANKS)) - {CULPRIT}}, id="itself without host events"),
+    ],
+)
+def test_else_it_is_not_known_why_a_host_computed_longer(fault: str, changes: Any) -> None:
+    found = only(accused(with_operations(job(fault=fault), **changes)))
+    assert found.held_by == "longer_compute"
+    assert "host_op" not in found.evidence
+
+
+def test_short_operations_more_do_not_explain_a_rank_that_is_slower_as_well() -> None:
+    run = with_operations(job(fault="slower_compute"))
+    culprit = run.ranks[CULPRIT]
+    short = replace(culprit.host, end_ns=culprit.host.start_ns + 1000)
+    twice = replace(culprit, host=concat([culprit.host, short]))
+    assert only(accused(replace(run, ranks={**run.ranks, CULPRIT: twice}))).held_by == "longer_compute"
 
 
 def test_more_work_in_each_of_two_steps_is_no_chance(monkeypatch: pytest.MonkeyPatch) -> None:

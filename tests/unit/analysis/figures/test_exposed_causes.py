@@ -22,10 +22,12 @@ from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES
 from overlapscope.analysis.graph.found_causes import OwnCauses
 from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats.json import schema
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Telemetry
 from overlapscope.timeline.intervals import union
+from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import ROOT, shared_file
 from tests.support.rank_rows import rank_timeline
@@ -274,6 +276,55 @@ def test_another_clock_of_the_last_rank_is_taken_into_account() -> None:
     late = rank_of(1, [(1030, 1040, 1030)], [(1000, 1030, "gemm")])
     _, found = explained(rank_of(0, [CALL], []), late, clocks=Clocks(tied={0: 0, 1: 0}, offset_ns={0: 0.0, 1: 1000.0}))
     assert found[0]["peer_compute"] == 20
+
+
+def waiting_for_cores(timeline: RankTimeline, *readings: tuple[int, int]) -> RankTimeline:
+    """Return the rank with readings (time, ns) of how long its thread had waited for a core."""
+    names = NameTable(timeline.names)
+    rows = [{"name": "thread_queue_ns", "time_ns": at, "step": 0, "value": float(value)} for at, value in readings]
+    return replace(timeline, telemetry=fact_table(Telemetry, rows, names), names=tuple(names.to_list()))
+
+
+FIRST, LAST = [(0, 10, "gemm")], [(0, 30, "gemm")]
+
+
+@pytest.mark.parametrize(
+    ("last", "waits", "causes"),
+    [
+        pytest.param(LAST, [(0, 0), (30, 20)], {"peer_core": 20}, id="all that it seemed to compute longer"),
+        pytest.param(LAST, [(0, 0), (30, 5)], {"peer_compute": 15, "peer_core": 5}, id="a part of it"),
+        pytest.param(LAST, [(0, 0), (20, 0), (30, 5)], {"peer_compute": 15, "peer_core": 5}, id="at its end"),
+        pytest.param(LAST, [(0, 0), (30, 0), (40, 10)], {"peer_compute": 20}, id="while it communicated"),
+        pytest.param(LAST, [(0, 90), (15, 0), (30, 5)], {"peer_compute": 15, "peer_core": 5}, id="two threads"),
+        pytest.param([(0, 10, "gemm")], [(0, 0), (10, 0), (30, 20)], {"peer_core": 20}, id="while it seemed idle"),
+        pytest.param(
+            [(0, 10, "gemm")], [(0, 0), (10, 0), (30, 5)], {"peer_core": 5, "peer_host": 15}, id="some of its idle time"
+        ),
+        pytest.param([(0, 10, "gemm")], [(0, 0), (30, 30)], {"peer_compute": 0, "peer_core": 20}, id="all the time"),
+        pytest.param(LAST, [(30, 20)], {"peer_compute": 20}, id="one reading tells nothing"),
+    ],
+)
+def test_what_the_late_rank_waited_for_a_core_it_neither_computed_nor_idled(
+    last: list[tuple[int, int, str]], waits: list[tuple[int, int]], causes: dict[str, int]
+) -> None:
+    late = waiting_for_cores(rank_of(1, [LATE], last), *waits)
+    early = waiting_for_cores(rank_of(0, [CALL], FIRST), (0, 0), (10, 0))
+    _, found = explained(early, late)
+    of_late_rank = {cause: found[0].get(cause, 0) for cause in WAITS_FOR_LATE_RANK}
+    assert of_late_rank == dict.fromkeys(WAITS_FOR_LATE_RANK, 0) | causes
+
+
+def test_what_both_ranks_waited_for_a_core_made_none_late() -> None:
+    early = waiting_for_cores(rank_of(0, [CALL], FIRST), (0, 0), (10, 8))
+    late = waiting_for_cores(rank_of(1, [LATE], LAST), (0, 0), (30, 8))
+    assert explained(early, late)[1][0]["peer_compute"] == 20
+
+
+@pytest.mark.parametrize("known", [0, 1])
+def test_waiting_for_a_core_is_told_only_where_the_account_of_both_ranks_is_known(known: int) -> None:
+    ranks = [rank_of(0, [CALL], FIRST), rank_of(1, [LATE], LAST)]
+    ranks[known] = waiting_for_cores(ranks[known], (0, 0), (30, 30))
+    assert explained(*ranks)[1][0]["peer_compute"] == 20
 
 
 READY, BESIDE = (0, 20, "gemm"), (59, 60, "gemm")

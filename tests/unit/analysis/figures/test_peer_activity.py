@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.peer_activity import PeerQuery, peer_activity
-from overlapscope.timeline.intervals import Intervals, WindowSets, intersection, length, union
+from overlapscope.timeline.intervals import BusyTime, Intervals, WindowSets, intersection, length, union
 from tests.support.builders import EPOCH_NS
 
 SPANS = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40)), max_size=12)
@@ -47,7 +47,7 @@ def test_windows_are_looked_up_as_if_each_rank_were_moved_whole(
         windows = Intervals(starts, starts + np.array([length for _, length in cut], np.int64))
         others = np.array([asked[at % len(asked)] if asked else 1 for at in range(starts.size)], np.int64)
         questions[rank] = PeerQuery(windows=windows, others=others)
-    found = peer_activity(questions, lambda rank: theirs[rank], known)
+    found = peer_activity(questions, lambda rank: BusyTime(theirs[rank]), known)
     for rank, question in questions.items():
         for its, start, end, other in zip(
             found[rank].tolist(), *question.windows, question.others.tolist(), strict=True
@@ -63,9 +63,9 @@ def test_no_windows_and_no_times_give_nothing() -> None:
         0: PeerQuery(windows=window, others=np.array([1])),
         1: PeerQuery(windows=union(), others=np.array([], np.int64)),
     }
-    nothing = peer_activity(questions, lambda _: union(), Clocks())
+    nothing = peer_activity(questions, lambda _: BusyTime(union()), Clocks())
     assert {rank: times.tolist() for rank, times in nothing.items()} == {0: [0], 1: []}
-    assert peer_activity({}, lambda _: union(), Clocks()) == {}
+    assert peer_activity({}, lambda _: BusyTime(union()), Clocks()) == {}
 
 
 def test_sets_of_windows_may_be_empty() -> None:

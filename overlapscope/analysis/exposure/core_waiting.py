@@ -1,0 +1,68 @@
+"""How long a rank waited for a processor core in what looks like computing or idling, by the system's account.
+
+Capture reads a counter of that on the training thread of a rank without a device. A thread that waits for a collective
+sleeps, so between two readings the waiting is spread evenly over all time but exposed communication.
+"""
+
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.analysis.exposure.peer_activity import Activity
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.timeline.columns import Floats, Ints
+from overlapscope.timeline.intervals import EMPTY, BusyTime, complement, union
+from overlapscope.timeline.readings import QUEUED, reading_series
+from overlapscope.timeline.run import RankTimeline
+
+
+class PartlyWaited(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Times of a rank in which it waited for a core part of the time, evenly between two readings."""
+
+    times: BusyTime
+    before_ns: Ints
+    """How much of `times` lies before each reading."""
+    waited_ns: Floats
+    """How much of that was waiting."""
+
+    def within(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Ints:
+        """Return the nanoseconds of waiting inside each window [start, end); 0 where the window is empty."""
+        first, last = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
+        begun, done = (np.interp(self.times.before(each), self.before_ns, self.waited_ns) for each in (first, last))
+        return np.where(last > first, np.floor(done - begun).astype(np.int64), 0)
+
+
+class CoreWaiting(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """When a rank waited for a core."""
+
+    computing: Activity
+    """While it seemed to compute."""
+    idling: Activity
+    """While it seemed to idle."""
+
+
+NOT_KNOWN: Final = CoreWaiting(computing=BusyTime(EMPTY), idling=BusyTime(EMPTY))
+"""Of a rank without the system's account: no waiting."""
+
+
+def core_waiting(timeline: RankTimeline, covered: Coverage) -> CoreWaiting | None:
+    """Return when a rank waited for a core; None where the system's account was not recorded."""
+    read_ns, counter = reading_series(timeline, QUEUED)
+    if timeline.has_device or read_ns.size < 2:
+        return None
+    compute = BusyTime(covered.compute)
+    idle = BusyTime(complement(union(covered.compute, covered.comm), int(read_ns[0]), int(read_ns[-1])))
+    computed, idled = (each.within(read_ns[:-1], read_ns[1:]) for each in (compute, idle))
+    # Another thread's counter may begin lower, or far higher.
+    share = np.clip(np.diff(counter) / np.maximum(computed + idled, 1), 0.0, 1.0)
+    return CoreWaiting(
+        computing=_partly(compute, read_ns, computed * share), idling=_partly(idle, read_ns, idled * share)
+    )
+
+
+def _partly(times: BusyTime, read_ns: Ints, waited_ns: Floats) -> PartlyWaited:
+    return PartlyWaited(
+        times=times, before_ns=times.before(read_ns), waited_ns=np.concatenate([np.zeros(1), np.cumsum(waited_ns)])
+    )
