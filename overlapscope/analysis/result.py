@@ -1,12 +1,13 @@
 """The result types of an analysis (`overlapscope.analysis/1`), and figures derived from the result alone."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
+from overlapscope.analysis.checks.outlier_steps import Steps
 from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.common.findings import Finding, Listed
 from overlapscope.analysis.cost.throughput import Throughput, gpu_hours_a_day
@@ -302,6 +303,18 @@ def with_headline(analysis: Analysis) -> Analysis:
         if info.whole.window_ns
     }
     return replace(analysis, headline=headline(ranks, CrossRank()))
+
+
+def complete_figures(ranks: Iterable[RankInfo]) -> dict[int, Steps]:
+    """Return the figures of complete steps by rank, as outliers are looked for: without waits for later recordings."""
+    return {info.rank: [_without_starts(step) for step in info.steps if step.complete] for info in ranks}
+
+
+def _without_starts(step: StepBreakdown) -> tuple[int, int | None, int | None, int | None, int | None]:
+    apart, before = (of.get("start_of_recording", 0) for of in (step.causes, step.idle_causes))
+    window, comm = (None if ns is None else ns - apart for ns in (step.window_ns, step.comm_ns))
+    idle = None if step.idle_ns is None else step.idle_ns - before
+    return step.step, window, comm, step.compute_ns, idle
 
 
 def _length(figures: Breakdown) -> tuple[int, int] | None:

@@ -419,7 +419,7 @@ def exposed_by_text(exposed: ExposedBy, exposed_ns: int) -> str:
 
 
 def critical_path_text(found: CriticalPath) -> str:
-    """Return the critical path of a step of median length in a few lines; the reason where there is no path."""
+    """Return the critical path of a typical step in a few lines; the reason where there is no path."""
     path = next((each for each in found.steps if each.step == found.median_step), None)
     if path is None or not path.length_ns:
         return fill(f"No critical path: {found.reason}.", MAX_WIDTH) if found.reason else ""
