@@ -302,7 +302,7 @@ def with_headline(analysis: Analysis) -> Analysis:
         for info in analysis.ranks
         if info.whole.window_ns
     }
-    return replace(analysis, headline=headline(ranks, CrossRank()))
+    return replace(analysis, headline=replace(headline(ranks, CrossRank()), longest_because=None))
 
 
 def complete_figures(ranks: Iterable[RankInfo]) -> dict[int, Steps]:

@@ -15,6 +15,7 @@ from overlapscope.analysis.job_step.step_table import RankWindows, StepFigures, 
 from overlapscope.timeline.columns import NONE, Ints
 
 StepsBy = Literal["job_step", "longest_window"]
+LongestBecause = Literal["clocks", "apart"]
 PARTS: Final = ("overlapped_ns", "exposed_comm_ns", "compute_only_ns", "copy_only_ns", "idle_ns",
                 "start_of_recording_ns", "outside_ns")  # fmt: skip
 """The parts of a step of the job, which add up to it."""
@@ -45,7 +46,10 @@ class Headline(msgspec.Struct, kw_only=True, frozen=True):
     """Steps, or whole recordings where no step is complete; null without times."""
     steps_by: StepsBy = "job_step"
     """`job_step`: from the earliest start to the latest end of a step over the ranks. `longest_window`: of any rank,
-    because the ranks' clocks cannot be aligned."""
+    for the reason `longest_because`."""
+    longest_because: LongestBecause | None = None
+    """`clocks`: those of the ranks cannot be aligned. `apart`: some ranks had ended a step, or their recording, before
+    others began theirs, or were recorded in fewer parts. Null for a `job_step`, and in documents of 0.1."""
     steps: int = 0
     """Number of complete steps that the medians are of; 0 for whole recordings."""
     ranks: list[int] = []
@@ -92,6 +96,7 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headlin
     return Headline(
         window="step" if of_steps else "recording",
         steps_by="longest_window" if table.windows is None else "job_step",
+        longest_because=None if table.windows else "apart" if found.windows else "clocks",
         steps=len(table.steps) if of_steps else 0,
         ranks=list(table.ranks),
         step_ns=None if step_ns is None else round(step_ns),

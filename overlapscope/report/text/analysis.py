@@ -1,6 +1,6 @@
 """Render an analysis as text: exposed milliseconds first, then causes, ranks, collectives and findings, then advice."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from textwrap import fill
 from typing import Final
@@ -52,6 +52,13 @@ _PATH_WORDS: Final = {
     "unknown": "unknown",
     "before_recording": "before the recording of its rank",
 }
+LONGEST_BECAUSE: Final[Mapping[tuple[str | None, str | None], str]] = {
+    ("clocks", "step"): "The ranks' clocks cannot be aligned",
+    ("clocks", "recording"): "The ranks' clocks cannot be aligned",
+    ("apart", "step"): "The ranks do not keep step (some had ended a step before others began it)",
+    ("apart", "recording"): "The ranks were recorded at different times",
+}
+"""Why the step of the job is the longest window of a rank, by `longest_because` and `window` of the headline."""
 MORE_LINKS: Final = 1000
 """Links to ask `explain` for, where those of the longest loss end within it."""
 MOST_LINKS: Final = 5
@@ -206,8 +213,8 @@ def _rarely(head: Headline) -> Iterator[str]:
 def _lacking(head: Headline) -> Iterator[str]:
     """Yield what a step of the job is longer by than the ranks' own windows, where it is much."""
     if head.steps_by == "longest_window":
-        what = "step" if head.window == "step" else "recording"
-        yield f"The ranks' clocks cannot be aligned: the {what} is the longest window of any rank."
+        why = LONGEST_BECAUSE.get((head.longest_because, head.window))
+        yield f"{why or 'No times between ranks are known'}: the {head.window} is the longest window of any rank."
         return
     parts = [(head.start_of_recording_ns or 0, "before its first recorded span"),
              (head.outside_ns or 0, "elsewhere")]  # fmt: skip
