@@ -1,6 +1,7 @@
 """The main figures of a run, which every output shows: medians over the steps of the job (docs/definitions.md)."""
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -76,6 +77,30 @@ class Headline(msgspec.Struct, kw_only=True, frozen=True):
     idle_causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(IDLE_CAUSES)}})] = {}
     """`idle_ns` by cause, divided as the idle time of all these steps together; they add up to it exactly."""
     job_steps: list[StepOfJob] = []
+
+
+class FewSteps(msgspec.Struct, kw_only=True, frozen=True):
+    """Means over all steps of a job, of which only `communicate` communicate: its median step does not."""
+
+    communicate: int
+    steps: int
+    step_ns: float
+    exposed_comm_ns: float
+    overlapped_ns: float
+
+
+def few_communicate(head: Headline) -> FewSteps | None:
+    """Return the means where medians hide what is communicated, as with gradient accumulation; None elsewhere."""
+    communicate = sum(each.exposed_comm_ns + each.overlapped_ns > 0 for each in head.job_steps)
+    if not communicate or head.comm_ns != 0:
+        return None
+    return FewSteps(
+        communicate=communicate,
+        steps=len(head.job_steps),
+        step_ns=fmean(each.step_ns for each in head.job_steps),
+        exposed_comm_ns=fmean(each.exposed_comm_ns for each in head.job_steps),
+        overlapped_ns=fmean(each.overlapped_ns for each in head.job_steps),
+    )
 
 
 def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headline:

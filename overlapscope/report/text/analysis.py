@@ -1,7 +1,6 @@
 """Render an analysis as text: exposed milliseconds first, then causes, ranks, collectives and findings, then advice."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
 from textwrap import fill
 from typing import Final
 
@@ -11,7 +10,7 @@ from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN, ExposedBy
 from overlapscope.analysis.graph.answers import CriticalPath, LongestLoss
 from overlapscope.analysis.job_step.attribution import divided
-from overlapscope.analysis.job_step.headline import Headline
+from overlapscope.analysis.job_step.headline import FewSteps, Headline, few_communicate
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import (
     Analysis,
@@ -163,18 +162,33 @@ def sentence(analysis: Analysis) -> str:
         return UNTIMED
     if head.window is None:
         return "No times were recorded: exposed communication cannot be measured from these sources."
-    lines = [
-        f"{ms(head.exposed_comm_ns)} ms of a {ms(head.step_ns)} ms {head.window} is exposed communication "
-        f"({share_text(head)}); {ms(head.overlapped_ns)} ms more is overlapped with compute."
-        if head.exposed_comm_ns is not None
-        else f"No communication was recorded in a {ms(head.step_ns)} ms {head.window}."
-    ]
-    over = headline_basis(head)
-    if head.exposed_comm_ns is not None and len(head.ranks) > 1:
+    few = few_communicate(head)
+    if few is not None:
+        first = few_text(head, few)
+    elif head.exposed_comm_ns is None:
+        first = f"No communication was recorded in a {ms(head.step_ns)} ms {head.window}."
+    else:
+        first = (
+            f"{ms(head.exposed_comm_ns)} ms of a {ms(head.step_ns)} ms {head.window} is exposed communication "
+            f"({share_text(head)}); {ms(head.overlapped_ns)} ms more is overlapped with compute."
+        )
+    lines, over = [first], headline_basis(head)
+    if few is None and head.exposed_comm_ns is not None and len(head.ranks) > 1:
         lines.append(f"{over}; {_most_exposed(analysis)}.")
     elif over:
         lines.append(f"{over}.")
-    return "\n".join([*lines, *_rarely(head), *_lacking(head)])
+    if few is not None:
+        more = f"{ms(few.overlapped_ns)} ms more is overlapped with compute"
+        lines.append(f"{few.communicate} of {few.steps} steps communicate; in the mean {more}.")
+    return "\n".join([*lines, *_lacking(head)])
+
+
+def few_text(head: Headline, few: FewSteps) -> str:
+    """Return the first sentence where the median step communicates nothing, and others do: with means."""
+    return (
+        f"The median step ({ms(head.step_ns)} ms) communicates nothing; in the mean {ms(few.exposed_comm_ns)} of "
+        f"{ms(few.step_ns)} ms is exposed communication ({percent(few.exposed_comm_ns / few.step_ns)})."
+    )
 
 
 def share_text(head: Headline) -> str:
@@ -200,14 +214,6 @@ def _most_exposed(analysis: Analysis) -> str:
     if most == fewest:
         return "the same on every rank"
     return f"most exposed on rank {worst} ({most} ms), least on rank {least} ({fewest} ms)"
-
-
-def _rarely(head: Headline) -> Iterator[str]:
-    """Yield how much is exposed on average where most steps communicate nothing, as those of gradient accumulation."""
-    communicate = sum(each.exposed_comm_ns + each.overlapped_ns > 0 for each in head.job_steps)
-    if communicate and head.comm_ns == 0:
-        mean_ns = fmean(each.exposed_comm_ns for each in head.job_steps)
-        yield f"{communicate} of {head.steps} steps communicate: on average {ms(mean_ns)} ms of a step is exposed."
 
 
 def _lacking(head: Headline) -> Iterator[str]:
