@@ -1,9 +1,9 @@
 """Rule: waiting for a straggler dominates; tuning will not help until the straggler is fixed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, Literal
 
-from overlapscope.analysis.result import Analysis, Recommendation, SkewRank
+from overlapscope.analysis.result import Analysis, Recommendation, waited_for
 from overlapscope.analysis.stragglers.stragglers import WEIGHS, Straggler
 from overlapscope.display import percent_text
 
@@ -51,7 +51,7 @@ def late_rank(analysis: Analysis) -> Recommendation | None:
     rank = straggler.rank if straggler else max(ranks, key=lambda each: each.blame_ns).rank
     return Recommendation(
         id="late_rank",
-        title=_title(straggler, rank, waited / total, mostly=_has_most_blame(ranks, rank)),
+        title=_title(straggler, rank, waited / total, waited_for(ranks)),
         verdict="look",
         predicted_gain_ns=None,
         gain_low_ns=straggler.removal_low_ns if straggler else None,
@@ -89,17 +89,10 @@ def _look(straggler: Straggler | None, rank: int) -> dict[str, str]:
     }
 
 
-def _has_most_blame(ranks: Sequence[SkewRank], rank: int) -> bool:
-    """Return whether this rank has more than half of all blame."""
-    blame = {each.rank: each.blame_ns for each in ranks}
-    return 2 * blame[rank] > sum(blame.values())
-
-
-def _title(straggler: Straggler | None, rank: int, share: float, *, mostly: bool) -> str:
+def _title(straggler: Straggler | None, rank: int, share: float, others: str) -> str:
     waiting = f"aiting is {percent_text(share)} of the time in matched collectives"
     if straggler is None:
-        who = f"mostly for rank {rank}, which may be chance" if mostly else "for several ranks in turn"
-        return f"W{waiting}, {who}: tuning will not help"
+        return f"W{waiting}, {others}: tuning will not help"
     cause = f" ({straggler.held_by.replace('_', ' ')})" if straggler.held_by != "unknown" else ""
     ranks = sorted([rank, *straggler.late_with])
     who = f"rank {rank}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

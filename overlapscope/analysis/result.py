@@ -1,6 +1,6 @@
 """The result types of an analysis (`overlapscope.analysis/1`), and figures derived from the result alone."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal
 
@@ -226,6 +226,13 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     """The main figures, the same in every output: medians over the steps of the job."""
     dry_step: DryStep | None = None
     """What a dry run says of the step; null for a recorded run."""
+
+
+def waited_for(ranks: Sequence[SkewRank]) -> str:
+    """Return for whom ranks waited where none is a straggler: one rank only with more than half of all blame."""
+    most = max(ranks, key=lambda each: each.blame_ns)
+    mostly = 2 * most.blame_ns > sum(each.blame_ns for each in ranks)
+    return f"mostly for rank {most.rank}, which may be chance" if mostly else "for several ranks in turn"
 
 
 def with_costs(analysis: Analysis) -> Analysis:
