@@ -1,6 +1,6 @@
 """The result types of an analysis (`overlapscope.analysis/1`), and figures derived from the result alone."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any, Literal
 
@@ -228,11 +228,11 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     """What a dry run says of the step; null for a recorded run."""
 
 
-def waited_for(ranks: Sequence[SkewRank]) -> str:
+def waited_for(blame_ns: Mapping[int, int]) -> str:
     """Return for whom ranks waited where none is a straggler: one rank only with more than half of all blame."""
-    most = max(ranks, key=lambda each: each.blame_ns)
-    mostly = 2 * most.blame_ns > sum(each.blame_ns for each in ranks)
-    return f"mostly for rank {most.rank}, which may be chance" if mostly else "for several ranks in turn"
+    most = max(blame_ns, key=blame_ns.__getitem__)
+    mostly = 2 * blame_ns[most] > sum(blame_ns.values())
+    return f"mostly for rank {most}, which may be chance" if mostly else "for several ranks in turn"
 
 
 def with_costs(analysis: Analysis) -> Analysis:

@@ -185,5 +185,6 @@ def _waiting(together: Analysis | None) -> list[str]:
         late = sorted({rank for each in held for rank in (each.rank, *each.late_with)})
         who = f"; {'straggler' if len(late) == 1 else 'stragglers'}: {rank_list(late)}"
     else:
-        who = f", {waited_for(together.skew.ranks)}" if any(each.blame_ns for each in together.skew.ranks) else ""
+        blame_ns = {each.rank: each.blame_ns for each in together.skew.ranks}
+        who = f", {waited_for(blame_ns)}" if any(blame_ns.values()) else ""
     return [f"  waiting  {waits:>12} ms   of the exposed time{who}"]
