@@ -1,13 +1,13 @@
 """The result types of an analysis (`overlapscope.analysis/1`), and figures derived from the result alone."""
 
 from collections.abc import Iterable, Mapping
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from overlapscope.analysis.checks.outlier_steps import Steps
+from overlapscope.analysis.checks.outlier_steps import ODD_FACTOR, Steps, long_steps
 from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.common.findings import Finding, Listed
 from overlapscope.analysis.cost.throughput import Throughput, gpu_hours_a_day
@@ -310,6 +310,32 @@ def with_headline(analysis: Analysis) -> Analysis:
         if info.whole.window_ns
     }
     return replace(analysis, headline=replace(headline(ranks, CrossRank()), longest_because=None))
+
+
+class WithoutOutliers(msgspec.Struct, kw_only=True, frozen=True):
+    """What the main figures would be without the steps that are outliers in length on some rank."""
+
+    outliers: list[int]
+    """Numbers of these steps."""
+    step_ns: float
+    exposed_comm_ns: float
+
+
+def without_outliers(analysis: Analysis) -> WithoutOutliers | None:
+    """Return the medians of the other steps of the job, where outliers are so many that the median step is one.
+
+    It is one where its length beside that of the others would be. None elsewhere, and where all steps are outliers.
+    """
+    head = analysis.headline
+    outliers = {each.step for each in long_steps(complete_figures(analysis.ranks))} if head.window == "step" else set()
+    others = [each for each in head.job_steps if each.step not in outliers]
+    if not outliers or not others:
+        return None
+    step_ns = median(each.step_ns for each in others)
+    if (head.step_ns or 0) < ODD_FACTOR * step_ns:
+        return None
+    exposed_comm_ns = median(each.exposed_comm_ns for each in others)
+    return WithoutOutliers(outliers=sorted(outliers), step_ns=step_ns, exposed_comm_ns=exposed_comm_ns)
 
 
 def complete_figures(ranks: Iterable[RankInfo]) -> dict[int, Steps]:

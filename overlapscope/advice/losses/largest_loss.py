@@ -8,7 +8,8 @@ import numpy as np
 from overlapscope.advice.losses.host_time import host_time
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.common.cause_table import NO_CAUSES, WAITS_FOR_LATE_RANK, cause_label, idle_label
-from overlapscope.analysis.result import Recommendation
+from overlapscope.analysis.result import Recommendation, without_outliers
+from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import RankTimeline
@@ -68,12 +69,11 @@ def _exposed(given: RuleInput, exposed: int) -> Recommendation:
     elif cause == "dependency" and given.figures.exposed_wait_ns is None and len(given.analysis.ranks) > 1:
         cause, label = "unknown", f"{label}, waiting for other ranks included"
     of_ops = f" ({', '.join(ops)})" if ops else ""
-    largest = "Largest loss: " if exposed >= (given.figures.idle_ns or 0) else ""
+    largest, step = _named(given, exposed)
     return recommended(
         given,
         id="exposed_communication",
-        title=f"{largest}{ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed communication{of_ops}, "
-        f"{ms(ns)} of it: {label}",
+        title=f"{largest}{ms(exposed)} of {step} are exposed communication{of_ops}, {ms(ns)} of it: {label}",
         verdict="look",
         loss_ns=exposed,
         apply=_apply(given, cause),
@@ -86,6 +86,16 @@ def _exposed(given: RuleInput, exposed: int) -> Recommendation:
         assumed=[] if given.is_whole else ["that none of it is waiting for ranks that were not recorded"],
         verify="overlapscope analyze RUN --all",
     )
+
+
+def _named(given: RuleInput, loss: int) -> tuple[str, str]:
+    """Return the words before a loss and for the step that it is of; first outlier steps, where they cost more."""
+    usual, idle = without_outliers(given.analysis), given.figures.idle_ns or 0
+    if usual is not None and given.step_ns - usual.step_ns > max(loss, idle):
+        which = f"step{'s' if len(usual.outliers) > 1 else ''} {list_some(usual.outliers)}"
+        median = f"the median step {ms(given.step_ns)} instead of {ms(usual.step_ns)}"
+        return f"Largest loss: outliers ({which}) make {median}; ", "it"
+    return "Largest loss: " if loss >= idle else "", f"a {ms(given.step_ns)} {given.per}"
 
 
 def _apply(given: RuleInput, cause: str) -> dict[str, str]:
@@ -120,12 +130,12 @@ def _idle(given: RuleInput, idle: int) -> Recommendation:
     cause, ns = max(causes.items(), key=lambda each: each[1], default=("unknown", idle))
     reasons = [each.no_causes_reason for each in given.analysis.ranks if each.no_causes_reason is not None]
     why = f": {NO_CAUSES[reasons[0]]}" if reasons and cause == "unknown" else ""
+    largest, step = _named(given, idle)
     host = host_time(given, "launch_rate", "pause", "blocking_call", "poll", "data_loading", "allocation")
     return recommended(
         given,
         id="idle_device",
-        title=f"Largest loss: the device is idle for {ms(idle)} of a {ms(given.step_ns)} {given.per}, {ms(ns)} of it: "
-        f"{idle_label(cause)}{why}",
+        title=f"{largest}the device is idle for {ms(idle)} of {step}, {ms(ns)} of it: {idle_label(cause)}{why}",
         verdict="look",
         loss_ns=idle,
         apply={"torch": RECORD} if "no_host_events" in reasons else {},

@@ -17,8 +17,11 @@ from overlapscope.analysis.result import (
     RankInfo,
     RecordedSteps,
     StepBreakdown,
+    WithoutOutliers,
     slowed_by_communication,
+    without_outliers,
 )
+from overlapscope.display import list_some
 from overlapscope.report.formatting import EXPLAIN, aligned, bandwidth, count, ms, one_row, percent, short, size
 from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_figures, rank_label
 from overlapscope.report.text import advice as advice_text
@@ -177,10 +180,22 @@ def sentence(analysis: Analysis) -> str:
         lines.append(f"{over}; {_most_exposed(analysis)}.")
     elif over:
         lines.append(f"{over}.")
+    if (usual := without_outliers(analysis)) is not None:
+        lines.append(_usual_text(usual))
     if few is not None:
         more = f"{ms(few.overlapped_ns)} ms more is overlapped with compute"
         lines.append(f"{few.communicate} of {few.steps} steps communicate; in the mean {more}.")
     return "\n".join([*lines, *_lacking(head)])
+
+
+def _usual_text(usual: WithoutOutliers) -> str:
+    """Return that outliers set the median, and the figures of the other steps."""
+    which = "Step" if len(usual.outliers) == 1 else "Steps"
+    sets = "is an outlier and sets" if len(usual.outliers) == 1 else "are outliers and set"
+    return (
+        f"{which} {list_some(usual.outliers)} {sets} the median: of the others it is {ms(usual.step_ns)} ms, "
+        f"{ms(usual.exposed_comm_ns)} ms of it exposed communication."
+    )
 
 
 def few_text(head: Headline, few: FewSteps) -> str:

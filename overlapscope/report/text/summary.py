@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.job_step.headline import FewSteps, Headline, few_communicate
-from overlapscope.analysis.result import Analysis, waited_for
+from overlapscope.analysis.result import Analysis, waited_for, without_outliers
 from overlapscope.display import list_some
 from overlapscope.report.formatting import count, ms, percent
 from overlapscope.report.text.analysis import headline_basis
@@ -101,6 +101,9 @@ def _figures(known: Sequence[CaptureSummary], together: Analysis | None) -> list
     few = few_communicate(head) if head.window == "step" else _few(known)
     worst = max(known, key=lambda each: each.exposed_ns or 0)
     lines = [f"  step     {ms(step):>12} ms   {basis}".rstrip()]
+    if together and head.window == "step" and (usual := without_outliers(together)):
+        which = f"step{'s' if len(usual.outliers) > 1 else ''} {list_some(usual.outliers)}"
+        lines.append(f"           {ms(usual.step_ns):>12} ms   without outliers ({which}), which set the median")
     if exposed + overlapped:
         lines += [
             f"  exposed  {ms(exposed):>12} ms   {percent(share)} of the step; "
