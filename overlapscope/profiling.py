@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.job_step.headline import Headline
+from overlapscope.analysis.job_step.headline import Headline, few_communicate
 from overlapscope.analysis.result import Analysis, StepBreakdown
 from overlapscope.analysis.structure.conformance import conformance
 from overlapscope.capture.lifecycle import exchange
@@ -272,6 +272,7 @@ def _summarise(session: Session, timeline: RankTimeline | None) -> CaptureSummar
         hidden_ns=own.overlapped_ns,
         idle_ns=own.idle_ns,
         exposed_fraction=own.exposed_fraction,
+        few=few_communicate(own),
         overhead_ns=cost.get("mean_ns"),
         overhead_low_ns=cost.get("mean_low_ns"),
         overhead_high_ns=cost.get("mean_high_ns"),

@@ -16,13 +16,13 @@ from overlapscope.analysis.common.cause_table import (
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN
 from overlapscope.analysis.job_step.attribution import divided
-from overlapscope.analysis.job_step.headline import Headline
+from overlapscope.analysis.job_step.headline import Headline, few_communicate
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
 from overlapscope.report.formatting import count, ms, percent
 from overlapscope.report.rank_columns import rank_figures
 from overlapscope.report.text import throughput
-from overlapscope.report.text.analysis import headline, headline_basis, sentence, share_text
+from overlapscope.report.text.analysis import few_text, headline, headline_basis, sentence, share_text
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR
 from overlapscope_dashboards.parts.bars import BarRow, Segment
@@ -143,6 +143,8 @@ def lead(analysis: Analysis) -> Sentence:
     head = analysis.headline
     if head.window is None:
         return Sentence(words=(sentence(analysis),))
+    if (few := few_communicate(head)) is not None:
+        return Sentence(words=(few_text(head, few),))
     if head.exposed_comm_ns is None:
         return Sentence(words=("No communication was recorded in a ", Time(head.step_ns), f" {head.window}."))
     return Sentence(

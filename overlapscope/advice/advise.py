@@ -32,6 +32,7 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.cause_table import NO_CAUSES
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.cross_rank.wait_transfer import waits_by_step
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import Analysis, Recommendation, with_costs
@@ -95,7 +96,7 @@ def by_rules(
 ) -> list[Recommendation]:
     """Return the recommendations of the rules, best first. They need no replay, which takes ten times as long."""
     cores = shared_cores(analysis)
-    first = _fixed_first(analysis, cores)
+    first = _fixed_first(run, analysis, cross_rank, cores)
     given = RuleInput.of(run, analysis, cross_rank, alone)
     found = {each.id: each for each in (*first, cores) if each is not None}
     found |= {each.id: each for rule in (OF_ONE_RANK if first else RULES) if (each := rule(given)) is not None}
@@ -108,9 +109,11 @@ def by_rules(
     return _finished([*every, most] if most else every, given.job, analysis)
 
 
-def _fixed_first(analysis: Analysis, cores: Recommendation | None) -> list[Recommendation]:
+def _fixed_first(
+    run: Run, analysis: Analysis, cross_rank: CrossRank, cores: Recommendation | None
+) -> list[Recommendation]:
     """Return what must be mended before anything else helps: shared cores, then a straggler they do not explain."""
-    late = late_rank(analysis)
+    late = late_rank(analysis, lambda: waits_by_step(run, cross_rank.splits))
     if cores is None or not comes_first(cores):
         return [late] if late else []
     return [cores, late] if late and analysis.skew.stragglers else [cores]

@@ -1,9 +1,12 @@
 """Rule: waiting for a straggler dominates; tuning will not help until the straggler is fixed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
-from overlapscope.analysis.result import Analysis, Recommendation, SkewRank
+import msgspec
+
+from overlapscope.analysis.cross_rank.wait_transfer import StepWaits
+from overlapscope.analysis.result import Analysis, Recommendation, waited_for
 from overlapscope.analysis.stragglers.stragglers import WEIGHS, Straggler
 from overlapscope.display import percent_text
 
@@ -11,6 +14,8 @@ DOMINATES: Final = 0.5
 """Least share of wait time in the time in collectives, over all ranks."""
 OF_IDLE: Final = 1 / 3
 """Waiting for nobody in particular comes first unless ranks idle for three times as long: then that is the loss."""
+LEAST_STEPS: Final = 3
+"""With collectives, to leave one of them out that has most of the waiting."""
 
 LOOK: Final[Mapping[str, Mapping[str, str]]] = {
     "host": {"python": "py-spy record --pid PID --duration 30 --output host.svg  # what its host does meanwhile"},
@@ -28,30 +33,56 @@ LOOK: Final[Mapping[str, Mapping[str, str]]] = {
 """What shows or mends the cause of a late rank, by `held_by`."""
 
 
-def late_rank(analysis: Analysis) -> Recommendation | None:
+class _Waiting(msgspec.Struct, kw_only=True, frozen=True):
+    """What is judged, summed over ranks: of the whole recording, or without one step."""
+
+    collective_ns: int
+    wait_ns: int
+    window_ns: int
+    idle_ns: int
+    blame_ns: Mapping[int, int]
+    left_out: int | None = None
+    """The step."""
+
+    def dominates(self) -> bool:
+        """Return whether wait time is at least half of the time in collectives."""
+        return self.wait_ns >= DOMINATES * self.collective_ns > 0
+
+    def weighs(self) -> bool:
+        """Return whether wait time matters to the recording, where nobody in particular is waited for."""
+        return self.wait_ns >= max(WEIGHS * self.window_ns, OF_IDLE * self.idle_ns)
+
+
+def late_rank(analysis: Analysis, by_step: Callable[[], Mapping[int, StepWaits]] = lambda: {}) -> Recommendation | None:
     """Return the rank to look at, where waiting for late ranks is the largest loss; else None.
 
     That is so where wait time is at least half of the time in collectives and matters to the recording, or where the
-    recording would be shorter by much without the excess of the straggler.
+    recording would be shorter by much without the excess of the straggler. Without a straggler a step with most of the
+    waiting is left out: it was one event. `by_step` returns the waits of each step.
     """
     ranks, held = analysis.skew.ranks, analysis.skew.stragglers
-    total = sum(each.collective_ns for each in ranks)
-    waited = sum(each.wait_ns - each.start_of_recording_ns for each in ranks)
+    found = _Waiting(
+        collective_ns=sum(each.collective_ns for each in ranks),
+        wait_ns=sum(each.wait_ns - each.start_of_recording_ns for each in ranks),
+        window_ns=sum(each.whole.window_ns or 0 for each in analysis.ranks),
+        idle_ns=sum(each.idle_ns or 0 for each in ranks),
+        blame_ns={each.rank: each.blame_ns for each in ranks},
+    )
     straggler = max(held, key=lambda each: each.blame_ns, default=None)
     worth = straggler is not None and straggler.removal_ns is not None
-    window = sum(each.whole.window_ns or 0 for each in analysis.ranks)
-    idle = sum(each.idle_ns or 0 for each in ranks)
+    if straggler is None and found.dominates() and found.weighs():
+        found = _without_one_event(found, by_step(), analysis)
     # A straggler weighs by its delays, which count uneven exchanges, too.
-    matters = waited >= DOMINATES * total and (straggler or waited >= max(WEIGHS * window, OF_IDLE * idle))
-    if not total or not (worth or matters):
+    matters = found.dominates() and (straggler or found.weighs())
+    if not found.collective_ns or not (worth or matters):
         return None
     head = analysis.headline
     window_of: Literal["step", "recording"] = "recording" if head.window == "recording" else "step"
     steps = max(head.steps, 1) if window_of == "step" else 1
-    rank = straggler.rank if straggler else max(ranks, key=lambda each: each.blame_ns).rank
+    rank = straggler.rank if straggler else max(found.blame_ns, key=found.blame_ns.__getitem__)
     return Recommendation(
         id="late_rank",
-        title=_title(straggler, rank, waited / total, mostly=_has_most_blame(ranks, rank)),
+        title=_title(straggler, rank, found),
         verdict="look",
         predicted_gain_ns=None,
         gain_low_ns=straggler.removal_low_ns if straggler else None,
@@ -65,8 +96,9 @@ def late_rank(analysis: Analysis) -> Recommendation | None:
         loss_ns=None if head.exposed_wait_ns is None else head.exposed_wait_ns * (steps if worth else 1),
         evidence={
             "rank": rank,
-            "waited_ns": waited,
-            "collective_ns": total,
+            "waited_ns": found.wait_ns,
+            "collective_ns": found.collective_ns,
+            "left_out_step": found.left_out,
             "held_by": straggler.held_by if straggler else None,
             "late_with": straggler.late_with if straggler else [],
             "removal_ns": straggler.removal_ns if straggler else None,
@@ -75,6 +107,22 @@ def late_rank(analysis: Analysis) -> Recommendation | None:
         assumed=["that a straggler's own work may take what its peers' takes: a replay, with each of several peers"]
         if worth
         else [],
+    )
+
+
+def _without_one_event(found: _Waiting, by_step: Mapping[int, StepWaits], analysis: Analysis) -> _Waiting:
+    """Return the waits without the step that has most of them, of three or more with collectives; else all of them."""
+    most = max(by_step, key=lambda step: by_step[step].wait_ns, default=None)
+    if most is None or len(by_step) < LEAST_STEPS or by_step[most].wait_ns <= found.wait_ns / 2:
+        return found
+    own, theirs = by_step[most], [each for info in analysis.ranks for each in info.steps if each.step == most]
+    return _Waiting(
+        collective_ns=found.collective_ns - own.collective_ns,
+        wait_ns=found.wait_ns - own.wait_ns,
+        window_ns=found.window_ns - sum(each.window_ns or 0 for each in theirs),
+        idle_ns=found.idle_ns - sum(each.idle_ns or 0 for each in theirs),
+        blame_ns={rank: ns - own.blame_ns.get(rank, 0) for rank, ns in found.blame_ns.items()},
+        left_out=most,
     )
 
 
@@ -89,17 +137,11 @@ def _look(straggler: Straggler | None, rank: int) -> dict[str, str]:
     }
 
 
-def _has_most_blame(ranks: Sequence[SkewRank], rank: int) -> bool:
-    """Return whether this rank has more than half of all blame."""
-    blame = {each.rank: each.blame_ns for each in ranks}
-    return 2 * blame[rank] > sum(blame.values())
-
-
-def _title(straggler: Straggler | None, rank: int, share: float, *, mostly: bool) -> str:
-    waiting = f"aiting is {percent_text(share)} of the time in matched collectives"
+def _title(straggler: Straggler | None, rank: int, found: _Waiting) -> str:
+    waiting = f"aiting is {percent_text(found.wait_ns / found.collective_ns)} of the time in matched collectives"
     if straggler is None:
-        who = f"mostly for rank {rank}, which may be chance" if mostly else "for several ranks in turn"
-        return f"W{waiting}, {who}: tuning will not help"
+        without = "" if found.left_out is None else f" even without step {found.left_out}, which has most of it"
+        return f"W{waiting}{without}, {waited_for(found.blame_ns)}: tuning will not help"
     cause = f" ({straggler.held_by.replace('_', ' ')})" if straggler.held_by != "unknown" else ""
     ranks = sorted([rank, *straggler.late_with])
     who = f"rank {rank}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

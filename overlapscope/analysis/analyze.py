@@ -12,7 +12,7 @@ from overlapscope.analysis.checks.expert_imbalance import expert_imbalance
 from overlapscope.analysis.checks.horovod_findings import horovod_findings
 from overlapscope.analysis.checks.intent import intent_findings
 from overlapscope.analysis.checks.nccl_findings import nccl_findings
-from overlapscope.analysis.checks.outlier_steps import outlier_steps
+from overlapscope.analysis.checks.outlier_steps import long_steps, outlier_steps
 from overlapscope.analysis.checks.pipeline import pipeline_bubbles, uneven_stages
 from overlapscope.analysis.checks.possible_bandwidth import possible_bandwidth
 from overlapscope.analysis.checks.power import power_falls
@@ -47,6 +47,7 @@ from overlapscope.analysis.result import (
     SourceInfo,
     StepBreakdown,
     TriggeredTrace,
+    complete_figures,
 )
 from overlapscope.analysis.source_tables import rows_of_sources
 from overlapscope.analysis.stragglers.core_waits import waited_for_cores
@@ -93,6 +94,7 @@ def analyze(
     transfers = cross_rank.transfers(run)
     ranks, exposed_ns = _each_rank(run, cross_rank, alone, transfers)
     window_ns = {info.rank: info.whole.window_ns for info in ranks}
+    odd = frozenset(each.step for each in long_steps(complete_figures(ranks)))
     work = compared({rank: own.kernels for rank, own in alone.items()})
     links = slow_links(run, cross_rank.splits, cross_rank.pairs.pairs)
     held, shared = late_ranks_of(run, cross_rank, alone, work, window_ns, graphs)
@@ -127,7 +129,7 @@ def analyze(
         findings=findings,
         recommendations=[],
         told=rows_of_sources(run.facts),
-        critical_path=critical_paths(run, windows, cross_rank, graphs),
+        critical_path=critical_paths(run, windows, cross_rank, graphs, odd),
         throughput=throughput(run, alone),
         headline=headline(rank_windows(ranks, alone), cross_rank),
         dry_step=dry_step(run),
@@ -319,8 +321,8 @@ def _computed_ns(info: RankInfo) -> dict[int, int]:
 def _of_times(run: Run, ranks: Sequence[RankInfo], shared: Sequence[Finding]) -> list[Finding]:
     """Return the findings from the times of single ranks; `shared` are those on cores that hosts share."""
     basis = {rank: timeline.basis for rank, timeline in run.ranks.items()}
-    steps = {info.rank: _complete(info) for info in ranks}
-    return [*outlier_steps(steps, basis, by_chance=decide_who_is_late(shared)), *power_falls(run.ranks)]
+    found = outlier_steps(complete_figures(ranks), basis, by_chance=decide_who_is_late(shared))
+    return [*found, *power_falls(run.ranks)]
 
 
 def _of_what_was_told(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:
@@ -376,19 +378,6 @@ def _skew(cross_rank: CrossRank, idle_ns: Mapping[int, int | None], held: Sequen
         ],
         stragglers=list(held),
     )
-
-
-def _complete(info: RankInfo) -> list[tuple[int, int | None, int | None, int | None, int | None]]:
-    """Return number, length, communication, compute and idle time of complete steps, without waits for later
-    recordings."""
-    found = []
-    for step in info.steps:
-        apart = step.causes.get("start_of_recording", 0)
-        window, comm = (None if ns is None else ns - apart for ns in (step.window_ns, step.comm_ns))
-        before = step.idle_causes.get("start_of_recording", 0)
-        idle = None if step.idle_ns is None else step.idle_ns - before
-        found += [(step.step, window, comm, step.compute_ns, idle)] if step.complete else []
-    return found
 
 
 def _linkage(alone: Mapping[int, RankSummary]) -> dict[int, tuple[int, int]]:

@@ -1,12 +1,13 @@
 """The result types of an analysis (`overlapscope.analysis/1`), and figures derived from the result alone."""
 
-from collections.abc import Mapping
-from statistics import fmean
+from collections.abc import Iterable, Mapping
+from statistics import fmean, median
 from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
+from overlapscope.analysis.checks.outlier_steps import ODD_FACTOR, Steps, long_steps
 from overlapscope.analysis.common.cause_table import NoCauses
 from overlapscope.analysis.common.findings import Finding, Listed
 from overlapscope.analysis.cost.throughput import Throughput, gpu_hours_a_day
@@ -227,6 +228,13 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     """What a dry run says of the step; null for a recorded run."""
 
 
+def waited_for(blame_ns: Mapping[int, int]) -> str:
+    """Return for whom ranks waited where none is a straggler: one rank only with more than half of all blame."""
+    most = max(blame_ns, key=blame_ns.__getitem__)
+    mostly = 2 * blame_ns[most] > sum(blame_ns.values())
+    return f"mostly for rank {most}, which may be chance" if mostly else "for several ranks in turn"
+
+
 def with_costs(analysis: Analysis) -> Analysis:
     """Return the analysis with GPU-hours a day, and their price where one is stated, of causes and recommendations."""
     found, head = analysis.throughput, analysis.headline
@@ -301,7 +309,45 @@ def with_headline(analysis: Analysis) -> Analysis:
         for info in analysis.ranks
         if info.whole.window_ns
     }
-    return replace(analysis, headline=headline(ranks, CrossRank()))
+    return replace(analysis, headline=replace(headline(ranks, CrossRank()), longest_because=None))
+
+
+class WithoutOutliers(msgspec.Struct, kw_only=True, frozen=True):
+    """What the main figures would be without the steps that are outliers in length on some rank."""
+
+    outliers: list[int]
+    """Numbers of these steps."""
+    step_ns: float
+    exposed_comm_ns: float
+
+
+def without_outliers(analysis: Analysis) -> WithoutOutliers | None:
+    """Return the medians of the other steps of the job, where outliers are so many that the median step is one.
+
+    It is one where its length beside that of the others would be. None elsewhere, and where all steps are outliers.
+    """
+    head = analysis.headline
+    outliers = {each.step for each in long_steps(complete_figures(analysis.ranks))} if head.window == "step" else set()
+    others = [each for each in head.job_steps if each.step not in outliers]
+    if not outliers or not others:
+        return None
+    step_ns = median(each.step_ns for each in others)
+    if (head.step_ns or 0) < ODD_FACTOR * step_ns:
+        return None
+    exposed_comm_ns = median(each.exposed_comm_ns for each in others)
+    return WithoutOutliers(outliers=sorted(outliers), step_ns=step_ns, exposed_comm_ns=exposed_comm_ns)
+
+
+def complete_figures(ranks: Iterable[RankInfo]) -> dict[int, Steps]:
+    """Return the figures of complete steps by rank, as outliers are looked for: without waits for later recordings."""
+    return {info.rank: [_without_starts(step) for step in info.steps if step.complete] for info in ranks}
+
+
+def _without_starts(step: StepBreakdown) -> tuple[int, int | None, int | None, int | None, int | None]:
+    apart, before = (of.get("start_of_recording", 0) for of in (step.causes, step.idle_causes))
+    window, comm = (None if ns is None else ns - apart for ns in (step.window_ns, step.comm_ns))
+    idle = None if step.idle_ns is None else step.idle_ns - before
+    return step.step, window, comm, step.compute_ns, idle
 
 
 def _length(figures: Breakdown) -> tuple[int, int] | None:

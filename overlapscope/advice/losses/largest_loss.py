@@ -9,8 +9,9 @@ from overlapscope.advice.losses.host_time import host_time
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.common.cause_table import NO_CAUSES, WAITS_FOR_LATE_RANK, cause_label, idle_label
 from overlapscope.analysis.common.wording import rank_list
-from overlapscope.analysis.result import Recommendation
+from overlapscope.analysis.result import Recommendation, without_outliers
 from overlapscope.analysis.stragglers.stragglers import Straggler
+from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import RankTimeline
@@ -83,12 +84,12 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
     elif cause == "dependency" and given.figures.exposed_wait_ns is None and len(given.analysis.ranks) > 1:
         cause, label = "unknown", f"{label}, waiting for other ranks included"
     of_ops = f" ({', '.join(ops)})" if ops else ""
-    largest = "Largest loss: " if exposed >= (given.figures.idle_ns or 0) else ""
+    largest, step = _named(given, exposed)
     return recommended(
         given,
         id="exposed_communication",
-        title=f"{largest}{ms(exposed)} of a {ms(given.step_ns)} {given.per} are exposed communication{of_ops}, "
-        f"{ms(ns)} of it: {label}{_stragglers(late, late_ns, cause)}",
+        title=f"{largest}{ms(exposed)} of {step} are exposed communication{of_ops}, {ms(ns)} of it: "
+        f"{label}{_stragglers(late, late_ns, cause)}",
         verdict="look",
         loss_ns=exposed,
         apply=({"look": LOOK} if late else {}) | _apply(given, cause),
@@ -115,6 +116,16 @@ def _stragglers(late: Sequence[Straggler], late_ns: int, cause: str) -> str:
     waits = cause == LATE_RANKS or cause in WAITS_FOR_LATE_RANK
     said = f", {ms(late_ns)} waiting for late ranks" if late_ns and not waits else ""
     return f"{said}; {are}"
+
+
+def _named(given: RuleInput, loss: int) -> tuple[str, str]:
+    """Return the words before a loss and for the step that it is of; first outlier steps, where they cost more."""
+    usual, idle = without_outliers(given.analysis), given.figures.idle_ns or 0
+    if usual is not None and given.step_ns - usual.step_ns > max(loss, idle):
+        which = f"step{'s' if len(usual.outliers) > 1 else ''} {list_some(usual.outliers)}"
+        median = f"the median step {ms(given.step_ns)} instead of {ms(usual.step_ns)}"
+        return f"Largest loss: outliers ({which}) make {median}; ", "it"
+    return "Largest loss: " if loss >= idle else "", f"a {ms(given.step_ns)} {given.per}"
 
 
 def _apply(given: RuleInput, cause: str) -> dict[str, str]:
@@ -149,14 +160,14 @@ def _idle(given: RuleInput, idle: int) -> Recommendation:
     cause, ns = max(causes.items(), key=lambda each: each[1], default=("unknown", idle))
     reasons = [each.no_causes_reason for each in given.analysis.ranks if each.no_causes_reason is not None]
     why = f": {NO_CAUSES[reasons[0]]}" if reasons and cause == "unknown" else ""
+    largest, step = _named(given, idle)
     host = host_time(
         given, "launch_rate", "pause", "blocking_call", "poll", "data_loading", "garbage_collection", "allocation"
     )
     return recommended(
         given,
         id="idle_device",
-        title=f"Largest loss: the device is idle for {ms(idle)} of a {ms(given.step_ns)} {given.per}, {ms(ns)} of it: "
-        f"{idle_label(cause)}{why}",
+        title=f"{largest}the device is idle for {ms(idle)} of {step}, {ms(ns)} of it: {idle_label(cause)}{why}",
         verdict="look",
         loss_ns=idle,
         apply={"torch": RECORD} if "no_host_events" in reasons else {},

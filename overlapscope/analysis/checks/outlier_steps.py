@@ -6,7 +6,7 @@ Most outliers concern many ranks at once: one step on several ranks is one findi
 import statistics
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -66,24 +66,14 @@ def outlier_steps(
     how long steps take is compared.
     """
     findings: list[Finding] = []
-    kinds = [(rank, *kind) for rank, every in ranks.items() for kind in _kinds(every)]
-    long: set[tuple[int, int]] = set()
-    for name, verb, place in FIGURES:
+    long = {(each.rank, each.step) for each in long_steps(ranks)}
+    for name, verb, _ in FIGURES:
         if by_chance and name != "window_ns":
             continue
         by_step: dict[int, list[OutlierStep]] = defaultdict(list)
-        for rank, others, steps in kinds:
-            usual_step_ns = np.median([step[1] for step in steps if step[1] is not None] or [0])
-            share = IDLE_OF_STEP if name == "idle_ns" else ODD_OF_STEP
-            least_ns = max(ODD_AT_LEAST_NS, share * float(usual_step_ns))
-            for each in _of_rank(rank, others, [(step[0], step[place]) for step in steps], least_ns):
-                if name == "comm_ns" and _came_early(each, steps):
-                    continue
-                if name == "idle_ns" and (rank, each.step) in long:
-                    continue
+        for each in _outliers(name, ranks):
+            if name != "idle_ns" or (each.rank, each.step) not in long:
                 by_step[each.step].append(each)
-        if name == "window_ns":
-            long = {(each.rank, each.step) for found in by_step.values() for each in found}
         order = sorted(by_step.values(), key=lambda found: (-len(found), -_most(found).value_ns))
         listed_alone = order if len(order) == MAX_STEPS + 1 else order[:MAX_STEPS]
         rest = [each for found in order[len(listed_alone) :] for each in found]
@@ -93,6 +83,23 @@ def outlier_steps(
         if rest:
             findings.append(_others(name, verb, rest, known_from))
     return findings
+
+
+def long_steps(ranks: Mapping[int, Steps]) -> list[OutlierStep]:
+    """Return the steps that are outliers in length, by rank: none of them is typical of a run."""
+    return list(_outliers("window_ns", ranks))
+
+
+def _outliers(name: str, ranks: Mapping[int, Steps]) -> Iterator[OutlierStep]:
+    """Yield the outliers in one figure, rank by rank."""
+    (place,) = (at for each, _, at in FIGURES if each == name)
+    share = IDLE_OF_STEP if name == "idle_ns" else ODD_OF_STEP
+    for rank, (others, steps) in ((rank, kind) for rank, every in ranks.items() for kind in _kinds(every)):
+        usual_step_ns = np.median([step[1] for step in steps if step[1] is not None] or [0])
+        least_ns = max(ODD_AT_LEAST_NS, share * float(usual_step_ns))
+        for each in _of_rank(rank, others, [(step[0], step[place]) for step in steps], least_ns):
+            if name != "comm_ns" or not _came_early(each, steps):
+                yield each
 
 
 def _kinds(steps: Steps) -> list[tuple[str, Steps]]:

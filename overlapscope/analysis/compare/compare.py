@@ -123,7 +123,8 @@ class Comparison(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "
     """Predictions made from the base (`advise --record`) that the candidate's runs tested."""
     steps_by: StepsBy = "longest_window"
     """`job_step`: a step lasts from the earliest start to the latest end over its ranks. `longest_window`: for as long
-    as the longest window of any rank, because version 0.1 recorded a run, or the clocks of one cannot be aligned."""
+    as the longest window of any rank, because version 0.1 recorded a run, or in one the clocks cannot be aligned or
+    the ranks do not keep step."""
     structure: StructureComparison | None = None
     """How the steps of two dry runs differ, the first of each side; null for other runs, or without a common rank."""
 

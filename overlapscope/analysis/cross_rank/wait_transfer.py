@@ -13,8 +13,10 @@ import numpy as np
 
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, block_bounds, join_columns, positions_by_ranks
-from overlapscope.timeline.columns import Floats, Ints
+from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.operations import move_as_much
+from overlapscope.timeline.rows import unique
+from overlapscope.timeline.run import Run
 
 LEADS_COUNT_NS = 50_000
 """Leads up to this, or up to RESIDUALS times the residual of the clocks, do not count as being last."""
@@ -64,6 +66,14 @@ class RankWait(msgspec.Struct, frozen=True, kw_only=True):
     """Of it, what the spread of the recordings' starts explains."""
     blame_ns: int = 0
     times_last: int = 0
+
+
+class StepWaits(msgspec.Struct, frozen=True, kw_only=True):
+    """How long all ranks waited in the matched calls of one step, less what the starts explain, and for whom."""
+
+    collective_ns: int = 0
+    wait_ns: int = 0
+    blame_ns: Mapping[int, int] = {}
 
 
 def split_waits(blocks: Sequence[MatchedCalls], clocks: Clocks) -> list[Split]:
@@ -154,6 +164,28 @@ def waits_by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankW
         )
         for rank, (collective, wait, begun, blame, times) in sorted((rank, its.tolist()) for rank, its in sums.items())
     }
+
+
+def waits_by_step(run: Run, splits: Sequence[Split]) -> dict[int, StepWaits]:
+    """Sum the waits of all ranks by the step that launched the call on its first rank; without calls of no step."""
+    found: dict[int, StepWaits] = {}
+    for split in splits:
+        steps = run.ranks[split.block.ranks[0]].collectives.step[split.block.rows[0]]
+        lasted = (split.block.end_ns - split.block.start_ns).sum(axis=0)
+        begun = 0 if split.start_wait_ns is None else split.start_wait_ns.sum(axis=0)
+        waited = split.wait_ns.sum(axis=0) - begun
+        for step in set(unique(steps).tolist()) - {NONE}:
+            own = steps == step
+            before = found.get(step, StepWaits())
+            blame = np.bincount(split.last[own], weights=split.lead_ns[own], minlength=len(split.block.ranks)).tolist()
+            theirs = dict(zip(split.block.ranks, map(round, blame), strict=True))
+            found[step] = StepWaits(
+                collective_ns=before.collective_ns + int(lasted[own].sum()),
+                wait_ns=before.wait_ns + int(waited[own].sum()),
+                blame_ns={rank: before.blame_ns.get(rank, 0) + theirs.get(rank, 0)
+                          for rank in sorted({*before.blame_ns, *theirs})},
+            )  # fmt: skip
+    return found
 
 
 def counts_from(clocks: Clocks) -> float:

@@ -24,12 +24,19 @@ def own_causes(timeline: RankTimeline, graphs: BuiltGraphs | None = None) -> Own
 
 
 def critical_paths(
-    run: Run, windows: Windows, cross_rank: CrossRank, graphs: BuiltGraphs | None = None
+    run: Run,
+    windows: Windows,
+    cross_rank: CrossRank,
+    graphs: BuiltGraphs | None = None,
+    odd: frozenset[int] = frozenset(),
 ) -> CriticalPath:
-    """Return the critical paths of a run's steps, with their parts and operations; a reason where there is none."""
+    """Return the critical paths of a run's steps, with their parts and operations; a reason where there is none.
+
+    `odd` steps are not typical, unless all are.
+    """
     _, reason = ranks_of_graph(run, cross_rank)
     if reason is not None:
         return CriticalPath(reason=reason)
     from overlapscope.analysis.graph.step_paths import summed_paths  # noqa: PLC0415 - a run without a graph needs none
 
-    return summed_paths(run, windows, cross_rank, graphs or BuiltGraphs(run))
+    return summed_paths(run, windows, cross_rank, graphs or BuiltGraphs(run), odd)

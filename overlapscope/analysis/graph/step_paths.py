@@ -41,7 +41,7 @@ MOST_STEPS: Final = 11
 """Steps whose path is followed; of more steps, a selection from the shortest to the longest."""
 MOST_OPERATIONS: Final = 20
 BANDED_EDGES: Final = 200_000
-"""In a larger graph only the path of a step of median length gets bands."""
+"""In a larger graph only the path of a typical step gets bands."""
 NEVER_WAITS: Final = 0.99
 """A host that makes up this share of a path waits for nothing: its calls follow each other to the last launch."""
 
@@ -70,9 +70,11 @@ class FollowedPaths(msgspec.Struct, frozen=True, kw_only=True):
     self_tests: tuple[SelfTest, ...] = ()
 
 
-def summed_paths(run: Run, windows: Windows, cross_rank: CrossRank, graphs: BuiltGraphs) -> CriticalPath:
-    """Return the critical paths of a run's steps, with their parts and operations."""
-    found = follow_paths(run, windows, cross_rank, graphs)
+def summed_paths(
+    run: Run, windows: Windows, cross_rank: CrossRank, graphs: BuiltGraphs, odd: frozenset[int]
+) -> CriticalPath:
+    """Return the critical paths of a run's steps, with their parts and operations; `odd` ones are not typical."""
+    found = follow_paths(run, windows, cross_rank, graphs, odd=odd)
     return CriticalPath(
         scope=found.scope,
         reason=found.reason,
@@ -90,13 +92,17 @@ def follow_paths(
     cross_rank: CrossRank,
     graphs: BuiltGraphs | None = None,
     only: frozenset[int] | None = None,
+    odd: frozenset[int] = frozenset(),
 ) -> FollowedPaths:
-    """Follow the paths of the complete steps (of all steps where none is complete); of `only` these if given."""
+    """Follow the paths of the complete steps (of all steps where none is complete); of `only` these if given.
+
+    `odd` steps are not typical, unless all are.
+    """
     ranks, reason = ranks_of_graph(run, cross_rank)
     if reason is not None:
         return FollowedPaths(reason=reason)
     try:
-        return _follow(run, windows, cross_rank, graphs or BuiltGraphs(run), ranks, only)
+        return _follow(run, windows, cross_rank, graphs or BuiltGraphs(run), ranks, only, odd)
     except HostEventsError:
         return FollowedPaths(reason=NO_CAUSES["unreadable_host_events"])
 
@@ -108,6 +114,7 @@ def _follow(
     graphs: BuiltGraphs,
     ranks: Sequence[int],
     only: frozenset[int] | None,
+    odd: frozenset[int],
 ) -> FollowedPaths:
     chosen = msgspec.structs.replace(run, ranks={rank: run.ranks[rank] for rank in ranks})
     if (reason := graph_too_large(chosen)) is not None:
@@ -123,25 +130,25 @@ def _follow(
         return FollowedPaths(
             reason="no step with a window was recorded, and the recording has several parts or is empty"
         )
-    followed = _spread(every)
+    followed = _spread(every, odd)
     paths: list[FollowedPath] = []
     tests: list[SelfTest] = []
     losses: dict[int | None, LongestLoss | None] = {}
     for recording in sorted({each.recording for each in followed} or {0}):
         graph = graphs.of_ranks(ranks, cross_rank, recording)
         found = [each for each in followed if each.recording == recording]
-        tested, answered = _of_recording(graph, chosen, found)
+        tested, answered = _of_recording(graph, chosen, found, odd)
         tests.append(tested)
         paths += answered
         if answered:
-            losses[recording] = _loss(graph, chosen, _median(answered))
+            losses[recording] = _loss(graph, chosen, _median(answered, odd))
     count = len(every) if marked else 1
     if not paths:
         failed = [name for name in REFUSED if any(name in each.failed for each in tests)]
         return FollowedPaths(
             reason=" and ".join(REFUSED[name] for name in failed), left_out=count, self_tests=tuple(tests)
         )
-    median = _median(paths)
+    median = _median(paths, odd)
     return FollowedPaths(
         scope="ranks" if len(ranks) > 1 else "rank",
         median_step=median.step,
@@ -156,13 +163,15 @@ def _loss(graph: Graph, run: Run, path: FollowedPath) -> LongestLoss | None:
     return longest_loss(graph, run.ranks, path.step, path.start_ns, path.end_ns)
 
 
-def _median(paths: Sequence[FollowedPath]) -> FollowedPath:
-    """Return the path of a step of median length."""
-    middle = median_low(path.end_ns - path.start_ns for path in paths)
-    return next(each for each in paths if each.end_ns - each.start_ns == middle)
+def _median(paths: Sequence[FollowedPath], odd: frozenset[int]) -> FollowedPath:
+    """Return the path of a typical step: of median length among those that are not `odd`, if there are any."""
+    usual = [path for path in paths if path.step not in odd] or paths
+    return sorted(usual, key=lambda path: path.end_ns - path.start_ns)[(len(usual) - 1) // 2]
 
 
-def _of_recording(graph: Graph, run: Run, windows: Sequence[JobWindow]) -> tuple[SelfTest, list[FollowedPath]]:
+def _of_recording(
+    graph: Graph, run: Run, windows: Sequence[JobWindow], odd: frozenset[int]
+) -> tuple[SelfTest, list[FollowedPath]]:
     """Test a graph, and follow the paths of those windows that it may answer; of the whole without windows."""
     whole, path = whole_bounds(graph), whole_path(graph)
     assert whole is not None
@@ -172,7 +181,8 @@ def _of_recording(graph: Graph, run: Run, windows: Sequence[JobWindow]) -> tuple
     tested = self_test(graph, path, [whole, *steps], swap_test(graph, run.ranks, steps, most_edges=SWAPPED_EDGES))
     asked: list[tuple[JobWindow | None, Bounds]] = [*zip(windows, steps, strict=True)] or [(None, whole)]
     asked = [(window, bounds) for window, bounds in asked if tested.answers(bounds.step, None)]
-    typical = median_low([bounds.length_ns(time) for _, bounds in asked] or [0])
+    usual = [bounds for _, bounds in asked if bounds.step not in odd] or [bounds for _, bounds in asked]
+    typical = median_low([bounds.length_ns(time) for bounds in usual] or [0])
     return tested, [
         _followed(
             graph, run, bounds, window,
@@ -208,13 +218,14 @@ def _never_waits(graph: Graph, path: Path) -> bool:
     )
 
 
-def _spread(windows: Sequence[JobWindow]) -> list[JobWindow]:
-    """Return all windows, or one of median length and MOST_STEPS spread evenly over the lengths."""
+def _spread(windows: Sequence[JobWindow], odd: frozenset[int]) -> list[JobWindow]:
+    """Return all windows, or a typical one and MOST_STEPS spread evenly over the lengths."""
     if len(windows) <= MOST_STEPS:
         return list(windows)
     by_length = sorted(windows, key=lambda each: each.end_ns - each.start_ns)
     chosen = {round(at * (len(windows) - 1) / (MOST_STEPS - 1)) for at in range(MOST_STEPS)}
-    return [by_length[at] for at in sorted(chosen | {(len(windows) - 1) // 2})]
+    usual = [at for at, each in enumerate(by_length) if each.step not in odd] or range(len(windows))
+    return [by_length[at] for at in sorted(chosen | {usual[(len(usual) - 1) // 2]})]
 
 
 def _summed(run: Run, path: FollowedPath) -> StepPath:

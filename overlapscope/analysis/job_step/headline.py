@@ -1,6 +1,7 @@
 """The main figures of a run, which every output shows: medians over the steps of the job (docs/definitions.md)."""
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -15,6 +16,7 @@ from overlapscope.analysis.job_step.step_table import RankWindows, StepFigures, 
 from overlapscope.timeline.columns import NONE, Ints
 
 StepsBy = Literal["job_step", "longest_window"]
+LongestBecause = Literal["clocks", "apart"]
 PARTS: Final = ("overlapped_ns", "exposed_comm_ns", "compute_only_ns", "copy_only_ns", "idle_ns",
                 "start_of_recording_ns", "outside_ns")  # fmt: skip
 """The parts of a step of the job, which add up to it."""
@@ -45,7 +47,10 @@ class Headline(msgspec.Struct, kw_only=True, frozen=True):
     """Steps, or whole recordings where no step is complete; null without times."""
     steps_by: StepsBy = "job_step"
     """`job_step`: from the earliest start to the latest end of a step over the ranks. `longest_window`: of any rank,
-    because the ranks' clocks cannot be aligned."""
+    for the reason `longest_because`."""
+    longest_because: LongestBecause | None = None
+    """`clocks`: those of the ranks cannot be aligned. `apart`: some ranks had ended a step, or their recording, before
+    others began theirs, or were recorded in fewer parts. Null for a `job_step`, and in documents of 0.1."""
     steps: int = 0
     """Number of complete steps that the medians are of; 0 for whole recordings."""
     ranks: list[int] = []
@@ -74,6 +79,30 @@ class Headline(msgspec.Struct, kw_only=True, frozen=True):
     job_steps: list[StepOfJob] = []
 
 
+class FewSteps(msgspec.Struct, kw_only=True, frozen=True):
+    """Means over all steps of a job, of which only `communicate` communicate: its median step does not."""
+
+    communicate: int
+    steps: int
+    step_ns: float
+    exposed_comm_ns: float
+    overlapped_ns: float
+
+
+def few_communicate(head: Headline) -> FewSteps | None:
+    """Return the means where medians hide what is communicated, as with gradient accumulation; None elsewhere."""
+    communicate = sum(each.exposed_comm_ns + each.overlapped_ns > 0 for each in head.job_steps)
+    if not communicate or head.comm_ns != 0:
+        return None
+    return FewSteps(
+        communicate=communicate,
+        steps=len(head.job_steps),
+        step_ns=fmean(each.step_ns for each in head.job_steps),
+        exposed_comm_ns=fmean(each.exposed_comm_ns for each in head.job_steps),
+        overlapped_ns=fmean(each.overlapped_ns for each in head.job_steps),
+    )
+
+
 def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headline:
     """Compute the headline of a run from the windows of its ranks."""
     steps = step_figures(ranks, cross_rank)
@@ -92,6 +121,7 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headlin
     return Headline(
         window="step" if of_steps else "recording",
         steps_by="longest_window" if table.windows is None else "job_step",
+        longest_because=None if table.windows else "apart" if found.windows else "clocks",
         steps=len(table.steps) if of_steps else 0,
         ranks=list(table.ranks),
         step_ns=None if step_ns is None else round(step_ns),

@@ -83,7 +83,8 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Of exposed time."""
     idle_causes: Mapping[str, Ints]
     windows: AlignedWindows | None
-    """None where the step of the job is the longest window of a rank: clocks that cannot be aligned, version 0.1."""
+    """None where the step of the job is the longest window of a rank: clocks that cannot be aligned, windows of a step
+    that lie apart, version 0.1."""
 
     @property
     def ranks_recorded(self) -> tuple[int, ...]:
@@ -157,7 +158,7 @@ def job_step(windows: AlignedWindows) -> JobStep | None:
 
 
 def longest_window(window_ns: Ints, recorded: Flags) -> JobStep:
-    """Return the longest window of any rank as the step of the job, where the ranks' clocks cannot be aligned.
+    """Return the longest window of any rank as the step of the job, where the ranks' windows cannot be put together.
 
     `window_ns` has the shape (rank, step); what a rank's window lacks of the longest is `outside`.
     """

@@ -1,7 +1,6 @@
 """Render an analysis as text: exposed milliseconds first, then causes, ranks, collectives and findings, then advice."""
 
-from collections.abc import Iterator, Sequence
-from statistics import fmean
+from collections.abc import Iterator, Mapping, Sequence
 from textwrap import fill
 from typing import Final
 
@@ -11,15 +10,18 @@ from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN, ExposedBy
 from overlapscope.analysis.graph.answers import CriticalPath, LongestLoss
 from overlapscope.analysis.job_step.attribution import divided
-from overlapscope.analysis.job_step.headline import Headline
+from overlapscope.analysis.job_step.headline import FewSteps, Headline, few_communicate
 from overlapscope.analysis.per_rank.breakdown import Breakdown
 from overlapscope.analysis.result import (
     Analysis,
     RankInfo,
     RecordedSteps,
     StepBreakdown,
+    WithoutOutliers,
     slowed_by_communication,
+    without_outliers,
 )
+from overlapscope.display import list_some
 from overlapscope.report.formatting import EXPLAIN, aligned, bandwidth, count, ms, one_row, percent, short, size
 from overlapscope.report.rank_columns import COLUMNS, complete_steps, rank_figures, rank_label
 from overlapscope.report.text import advice as advice_text
@@ -52,6 +54,13 @@ _PATH_WORDS: Final = {
     "unknown": "unknown",
     "before_recording": "before the recording of its rank",
 }
+LONGEST_BECAUSE: Final[Mapping[tuple[str | None, str | None], str]] = {
+    ("clocks", "step"): "The ranks' clocks cannot be aligned",
+    ("clocks", "recording"): "The ranks' clocks cannot be aligned",
+    ("apart", "step"): "The ranks do not keep step (some had ended a step before others began it)",
+    ("apart", "recording"): "The ranks were recorded at different times",
+}
+"""Why the step of the job is the longest window of a rank, by `longest_because` and `window` of the headline."""
 MORE_LINKS: Final = 1000
 """Links to ask `explain` for, where those of the longest loss end within it."""
 MOST_LINKS: Final = 5
@@ -156,18 +165,45 @@ def sentence(analysis: Analysis) -> str:
         return UNTIMED
     if head.window is None:
         return "No times were recorded: exposed communication cannot be measured from these sources."
-    lines = [
-        f"{ms(head.exposed_comm_ns)} ms of a {ms(head.step_ns)} ms {head.window} is exposed communication "
-        f"({share_text(head)}); {ms(head.overlapped_ns)} ms more is overlapped with compute."
-        if head.exposed_comm_ns is not None
-        else f"No communication was recorded in a {ms(head.step_ns)} ms {head.window}."
-    ]
-    over = headline_basis(head)
-    if head.exposed_comm_ns is not None and len(head.ranks) > 1:
+    few = few_communicate(head)
+    if few is not None:
+        first = few_text(head, few)
+    elif head.exposed_comm_ns is None:
+        first = f"No communication was recorded in a {ms(head.step_ns)} ms {head.window}."
+    else:
+        first = (
+            f"{ms(head.exposed_comm_ns)} ms of a {ms(head.step_ns)} ms {head.window} is exposed communication "
+            f"({share_text(head)}); {ms(head.overlapped_ns)} ms more is overlapped with compute."
+        )
+    lines, over = [first], headline_basis(head)
+    if few is None and head.exposed_comm_ns is not None and len(head.ranks) > 1:
         lines.append(f"{over}; {_most_exposed(analysis)}.")
     elif over:
         lines.append(f"{over}.")
-    return "\n".join([*lines, *_rarely(head), *_lacking(head)])
+    if (usual := without_outliers(analysis)) is not None:
+        lines.append(_usual_text(usual))
+    if few is not None:
+        more = f"{ms(few.overlapped_ns)} ms more is overlapped with compute"
+        lines.append(f"{few.communicate} of {few.steps} steps communicate; in the mean {more}.")
+    return "\n".join([*lines, *_lacking(head)])
+
+
+def _usual_text(usual: WithoutOutliers) -> str:
+    """Return that outliers set the median, and the figures of the other steps."""
+    which = "Step" if len(usual.outliers) == 1 else "Steps"
+    sets = "is an outlier and sets" if len(usual.outliers) == 1 else "are outliers and set"
+    return (
+        f"{which} {list_some(usual.outliers)} {sets} the median: of the others it is {ms(usual.step_ns)} ms, "
+        f"{ms(usual.exposed_comm_ns)} ms of it exposed communication."
+    )
+
+
+def few_text(head: Headline, few: FewSteps) -> str:
+    """Return the first sentence where the median step communicates nothing, and others do: with means."""
+    return (
+        f"The median step ({ms(head.step_ns)} ms) communicates nothing; in the mean {ms(few.exposed_comm_ns)} of "
+        f"{ms(few.step_ns)} ms is exposed communication ({percent(few.exposed_comm_ns / few.step_ns)})."
+    )
 
 
 def share_text(head: Headline) -> str:
@@ -195,19 +231,11 @@ def _most_exposed(analysis: Analysis) -> str:
     return f"most exposed on rank {worst} ({most} ms), least on rank {least} ({fewest} ms)"
 
 
-def _rarely(head: Headline) -> Iterator[str]:
-    """Yield how much is exposed on average where most steps communicate nothing, as those of gradient accumulation."""
-    communicate = sum(each.exposed_comm_ns + each.overlapped_ns > 0 for each in head.job_steps)
-    if communicate and head.comm_ns == 0:
-        mean_ns = fmean(each.exposed_comm_ns for each in head.job_steps)
-        yield f"{communicate} of {head.steps} steps communicate: on average {ms(mean_ns)} ms of a step is exposed."
-
-
 def _lacking(head: Headline) -> Iterator[str]:
     """Yield what a step of the job is longer by than the ranks' own windows, where it is much."""
     if head.steps_by == "longest_window":
-        what = "step" if head.window == "step" else "recording"
-        yield f"The ranks' clocks cannot be aligned: the {what} is the longest window of any rank."
+        why = LONGEST_BECAUSE.get((head.longest_because, head.window))
+        yield f"{why or 'No times between ranks are known'}: the {head.window} is the longest window of any rank."
         return
     parts = [(head.start_of_recording_ns or 0, "before its first recorded span"),
              (head.outside_ns or 0, "elsewhere")]  # fmt: skip
@@ -419,7 +447,7 @@ def exposed_by_text(exposed: ExposedBy, exposed_ns: int) -> str:
 
 
 def critical_path_text(found: CriticalPath) -> str:
-    """Return the critical path of a step of median length in a few lines; the reason where there is no path."""
+    """Return the critical path of a typical step in a few lines; the reason where there is no path."""
     path = next((each for each in found.steps if each.step == found.median_step), None)
     if path is None or not path.length_ns:
         return fill(f"No critical path: {found.reason}.", MAX_WIDTH) if found.reason else ""

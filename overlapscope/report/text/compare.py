@@ -113,7 +113,8 @@ def sentence(comparison: Comparison) -> str:
 
 
 LONGEST_WINDOW = (
-    "Step time is the longest window of any rank here: a run of version 0.1, or with clocks that cannot be aligned."
+    "Step time is the longest window of any rank here: a run of version 0.1, or with ranks that do not keep step or "
+    "whose clocks cannot be aligned."
 )
 
 

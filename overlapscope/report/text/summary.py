@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from statistics import fmean
 
 import msgspec
+from msgspec.structs import replace
 
-from overlapscope.analysis.job_step.headline import Headline
-from overlapscope.analysis.result import Analysis
+from overlapscope.analysis.common.wording import rank_list
+from overlapscope.analysis.job_step.headline import FewSteps, Headline, few_communicate
+from overlapscope.analysis.result import Analysis, waited_for, without_outliers
 from overlapscope.display import list_some
 from overlapscope.report.formatting import count, ms, percent
 from overlapscope.report.text.analysis import headline_basis
@@ -31,6 +33,8 @@ class CaptureSummary(msgspec.Struct, kw_only=True, frozen=True):
     hidden_ns: float | None
     idle_ns: float | None
     exposed_fraction: float | None = None
+    few: FewSteps | None = None
+    """Means, where only some steps communicate and the medians are 0."""
     overhead_ns: float | None = None
     overhead_low_ns: float | None = None
     overhead_high_ns: float | None = None
@@ -94,8 +98,12 @@ def _figures(known: Sequence[CaptureSummary], together: Analysis | None) -> list
         own = f", means over {len(known)} ranks, each by its own steps" if len(known) > 1 else ""
         basis = f"Medians of {fewest}{last}{own}"
     step, exposed, overlapped, idle = figures
+    few = few_communicate(head) if head.window == "step" else _few(known)
     worst = max(known, key=lambda each: each.exposed_ns or 0)
     lines = [f"  step     {ms(step):>12} ms   {basis}".rstrip()]
+    if together and head.window == "step" and (usual := without_outliers(together)):
+        which = f"step{'s' if len(usual.outliers) > 1 else ''} {list_some(usual.outliers)}"
+        lines.append(f"           {ms(usual.step_ns):>12} ms   without outliers ({which}), which set the median")
     if exposed + overlapped:
         lines += [
             f"  exposed  {ms(exposed):>12} ms   {percent(share)} of the step; "
@@ -104,9 +112,27 @@ def _figures(known: Sequence[CaptureSummary], together: Analysis | None) -> list
             *_waiting(together),
             f"  overlapped {ms(overlapped):>10} ms",
         ]
+    elif few is not None:
+        lines += [
+            f"  exposed  {ms(few.exposed_comm_ns):>12} ms   in the mean, of {ms(few.step_ns)} ms: {few.communicate} of "
+            f"{count(few.steps, 'step')} communicate, the median step does not",
+            f"  overlapped {ms(few.overlapped_ns):>10} ms   in the mean",
+        ]
     else:
         lines.append(f"  exposed  {'n/a':>12}      no communication was recorded in these steps")
     return [*lines, f"  idle     {ms(idle):>12} ms"]
+
+
+def _few(known: Sequence[CaptureSummary]) -> FewSteps | None:
+    """Return the means over ranks where their medians are 0 but steps communicate, each by its own steps."""
+    found = [each.few for each in known if each.few is not None]
+    if not found:
+        return None
+    most = max(found, key=lambda each: each.communicate)
+    exposed, overlapped = (
+        sum(getattr(each, name) for each in found) / len(known) for name in ("exposed_comm_ns", "overlapped_ns")
+    )
+    return replace(most, exposed_comm_ns=exposed, overlapped_ns=overlapped)
 
 
 def _between(known: Sequence[CaptureSummary], exposed_ns: float) -> list[str]:
@@ -157,7 +183,11 @@ def _waiting(together: Analysis | None) -> list[str]:
     """Return the line of exposed time spent waiting for late ranks; none where no collective was matched."""
     if together is None or not together.skew.matched or together.headline.exposed_wait_ns is None:
         return []
-    late = max(together.skew.ranks, key=lambda each: each.blame_ns)
-    straggler = f", mostly for rank {late.rank}" if late.blame_ns else ""
-    waits = ms(together.headline.exposed_wait_ns)
-    return [f"  waiting  {waits:>12} ms   of the exposed time, for stragglers{straggler}"]
+    waits, held = ms(together.headline.exposed_wait_ns), together.skew.stragglers
+    if held:
+        late = sorted({rank for each in held for rank in (each.rank, *each.late_with)})
+        who = f"; {'straggler' if len(late) == 1 else 'stragglers'}: {rank_list(late)}"
+    else:
+        blame_ns = {each.rank: each.blame_ns for each in together.skew.ranks}
+        who = f", {waited_for(blame_ns)}" if any(blame_ns.values()) else ""
+    return [f"  waiting  {waits:>12} ms   of the exposed time{who}"]

@@ -1,8 +1,11 @@
 """The summary at the end of a recording."""
 
+import pytest
 from msgspec.structs import replace
 
 import overlapscope
+from overlapscope.analysis.job_step.headline import FewSteps
+from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.report.text.summary import CaptureSummary, render
 from tests.conftest import ROOT
 
@@ -72,3 +75,44 @@ def test_the_bounds_hold_the_headline_where_ranks_are_measured_step_by_step() ->
 def test_steps_that_are_not_whole_are_counted_with_their_reason() -> None:
     ranks = [replace(rank(2e6, 1e6), cut_steps={"the end of a collective is not known": 2}) for _ in range(2)]
     assert "  ! 4 steps not whole: the end of a collective is not known" in render(ranks, 2, "r", "events", [])
+
+
+def test_where_few_steps_communicate_the_means_are_stated_not_that_nothing_was_recorded() -> None:
+    few = FewSteps(communicate=2, steps=8, step_ns=200e6, exposed_comm_ns=100e6, overlapped_ns=1e6)
+    apart = [replace(rank(0.0, 0.0), few=few), replace(rank(0.0, 0.0), rank=1)]
+    (exposed, overlapped) = render(apart, 2, "runs/a", "events", []).splitlines()[2:4]
+    assert exposed.split("ms   ")[0].split() == ["exposed", "50.000"]
+    assert exposed.endswith("in the mean, of 200.000 ms: 2 of 8 steps communicate, the median step does not")
+    assert overlapped.split() == ["overlapped", "0.500", "ms", "in", "the", "mean"]
+
+    analysis = overlapscope.load(ROOT / "traces" / "baseline").analysis()
+    steps = [replace(each, exposed_comm_ns=0, overlapped_ns=0) for each in analysis.headline.job_steps]
+    steps[0] = replace(steps[0], exposed_comm_ns=6_000_000)
+    head = replace(analysis.headline, exposed_comm_ns=0, overlapped_ns=0, comm_ns=0, job_steps=steps)
+    text = render([rank(0.0, 0.0)], 1, "runs/a", "events", [], replace(analysis, headline=head))
+    assert "1.000 ms   in the mean" in text  # of six steps
+    assert "1 of 6 steps communicate" in text
+
+
+@pytest.mark.parametrize(
+    ("blame_ms", "words"),
+    [
+        ((303, 271, 118), "for several ranks in turn"),
+        ((303, 71, 118), "mostly for rank 0, which may be chance"),
+        ((0, 0, 0), ""),
+    ],
+)
+def test_a_rank_is_named_as_waited_for_only_with_most_of_the_blame(blame_ms: tuple[int, ...], words: str) -> None:
+    analysis = overlapscope.load(ROOT / "traces" / "baseline").analysis()
+    of = analysis.skew.ranks[0]
+    ranks = [replace(of, rank=at, blame_ns=ms * 1_000_000) for at, ms in enumerate(blame_ms)]
+
+    def waiting(held: list[Straggler]) -> str:
+        skew = replace(analysis.skew, ranks=ranks, stragglers=held)
+        lines = render([rank(2e6, 1e6)], 1, "runs/a", "events", [], replace(analysis, skew=skew)).splitlines()
+        return next(line for line in lines if line.startswith("  waiting")).split("of the exposed time")[1]
+
+    assert waiting([]) == (f", {words}" if words else "")
+    assert waiting([Straggler(rank=2, held_by="host", blame_ns=1, evidence={})]) == "; straggler: rank 2"
+    both = Straggler(rank=2, held_by="host", blame_ns=1, late_with=[1], evidence={})
+    assert waiting([both]) == "; stragglers: ranks 1, 2"

@@ -1,6 +1,7 @@
 """What decided how long a step took: against graphs of known truth, what the graph says of changes, and real traces."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -258,15 +259,49 @@ def test_the_text_shows_the_median_step() -> None:
     assert text.count("\n") == 2
 
 
+def in_steps(run: Run, number: Sequence[int]) -> Run:
+    """Return a run of one rank with the step of each of its spans."""
+    timeline = run.ranks[0]
+    spans, step = timeline.spans, np.array(number)
+    first = np.searchsorted(step, np.unique(step))
+    starts = spans.launch_ns[first]
+    ends = np.append(starts[1:], spans.launch_ns[-1] + 5_000)
+    steps = make(Steps, first.size, recording=0, step=step[first], start_ns=starts, end_ns=ends)
+    return replace(run, ranks={0: replace(timeline, steps=steps, spans=replace(spans, step=step))})
+
+
 def test_of_many_steps_some_of_every_length_are_followed() -> None:
     run = run_of(Job(ranks=(tuple(kernel((1 + at % 7) * MS, host=5_000) for at in range(30)),)))
-    timeline = run.ranks[0]
-    spans = timeline.spans
-    number = np.arange(30)
-    steps = make(Steps, 30, recording=0, step=number, start_ns=spans.launch_ns, end_ns=spans.launch_ns + 5_000)
-    found = path_of(replace(run, ranks={0: replace(timeline, steps=steps, spans=replace(spans, step=number))}))
+    found = path_of(in_steps(run, range(30)))
     assert (len(found.steps), found.left_out) == (MOST_STEPS, 30 - MOST_STEPS)
     assert {path.length_ns // MS for path in found.steps} == set(range(1, 8))
+
+
+def test_a_step_that_is_odd_in_length_is_typical_of_nothing_even_where_it_is_the_median() -> None:
+    silent = [kernel(ms * MS) for ms in (10, 50, 10)]  # as with gradient accumulation
+    others = [each for at in range(3) for each in (call(MS, at, waits=(2 + 2 * at,)), kernel(100 * MS))]
+    run = run_of(Job(ranks=((*silent, *others),), members=dict.fromkeys(range(3), (0,))))
+    analysis = analyze(in_steps(run, (0, 1, 2, 3, 3, 4, 4, 5, 5)))
+    assert [each.id for each in analysis.findings if each.id.startswith("odd")] == ["odd_step:window_ns:rank0:step1"]
+    lengths = {path.step: round(path.length_ns / MS) for path in analysis.critical_path.steps}
+    assert lengths == {0: 10, 1: 50, 2: 10, 3: 100, 4: 100, 5: 100}
+    assert analysis.critical_path.median_step == 3
+
+
+def test_where_all_steps_are_odd_one_of_them_is_typical() -> None:
+    run = in_steps(run_of(Job(ranks=(tuple(kernel(ms * MS) for ms in (1, 3, 2)),))), (0, 1, 2))
+    windows = {0: step_windows(run.ranks[0])}
+    for odd, typical in (({0, 1, 2}, 2), ({2}, 0), (set(), 2)):
+        found = follow_paths(run, windows, match_and_align(run), odd=frozenset(odd))
+        assert found.median_step == typical
+
+
+@pytest.mark.parametrize("odd", [0, 14, 29])
+def test_of_many_steps_a_typical_one_is_followed(odd: int) -> None:
+    run = in_steps(run_of(Job(ranks=(tuple(kernel((1 + at) * MS) for at in range(30)),))), range(30))
+    windows = {0: step_windows(run.ranks[0])}
+    found = follow_paths(run, windows, match_and_align(run), odd=frozenset(range(30)) - {odd})
+    assert found.median_step == odd
 
 
 def cpu_run(*ranks: RankTimeline) -> Run:

@@ -1,0 +1,132 @@
+"""The first sentences of an analysis: what the main figures are, and what they are of."""
+
+from collections.abc import Sequence
+from functools import cache
+from statistics import median
+from typing import Literal
+
+import pytest
+from msgspec.structs import replace
+
+import overlapscope
+from overlapscope.advice.losses.largest_loss import largest_loss
+from overlapscope.advice.rule_input import RuleInput
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.analysis.job_step.headline import LongestBecause
+from overlapscope.analysis.result import Analysis
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.report.text.analysis import sentence
+from overlapscope.report.text.summary import CaptureSummary, render
+from overlapscope_dashboards.views.overview import lead
+from tests.conftest import ROOT
+
+MS = 1_000_000
+
+
+@cache
+def recorded() -> Analysis:
+    return overlapscope.load(ROOT / "traces" / "baseline").analysis()
+
+
+def with_lengths(rank_0: Sequence[int], rank_1: Sequence[int], job: Sequence[int]) -> Analysis:
+    """Return an analysis whose steps take so many milliseconds, on two ranks and of the job."""
+    analysis = recorded()
+    ranks = [
+        replace(info, steps=[replace(step, window_ns=ms * MS) for step, ms in zip(info.steps, own, strict=False)])
+        for info, own in zip(analysis.ranks, (rank_0, rank_1), strict=True)
+    ]
+    steps = [
+        replace(step, step_ns=ms * MS, exposed_comm_ns=at * MS)
+        for at, (step, ms) in enumerate(zip(analysis.headline.job_steps, job, strict=False))
+    ]
+    length = round(median(each.step_ns for each in steps))
+    head = replace(analysis.headline, job_steps=steps, steps=len(steps), step_ns=length, exposed_comm_ns=30 * MS)
+    return replace(analysis, ranks=ranks, headline=head)
+
+
+TWICE = with_lengths((272, 806, 297), (236, 290, 765), (272, 808, 808))
+"""One pause, which lies in one step of each rank and so in two steps of the job, which overlap."""
+
+
+@pytest.mark.parametrize(
+    ("analysis", "words"),
+    [
+        (TWICE, "Steps 4, 5 are outliers and set the median: of the others it is 272.000 ms, 0.000 ms of it exposed"),
+        (
+            with_lengths((10, 10, 50, 10), (10, 10, 10, 10), (10, 10, 50, 50)),
+            "Step 5 is an outlier and sets the median: of the others it is 10.000 ms, 1.000 ms of it exposed",
+        ),
+        (with_lengths((10, 10, 50, 10), (10, 10, 10, 10), (10, 10, 50, 10)), None),
+        (with_lengths((10, 20, 40), (10, 20, 40), (10, 20, 40)), None),  # none is an outlier
+    ],
+)
+def test_outliers_that_set_the_median_are_said_with_what_the_other_steps_take(
+    analysis: Analysis, words: str | None
+) -> None:
+    found = [line for line in sentence(analysis).splitlines() if "outlier" in line]
+    assert found == ([] if words is None else [f"{words} communication."])
+
+
+def test_the_summary_of_a_recording_says_what_a_step_takes_without_outliers() -> None:
+    known = CaptureSummary(
+        rank=0, host="", steps=3, step_ns=1.0, exposed_ns=1.0, hidden_ns=0.0, idle_ns=0.0, exposed_fraction=0.5
+    )
+    _, step, usual, *_ = render([known], 1, "r", "trace", [], TWICE).splitlines()
+    assert "808.000 ms" in step
+    assert usual == "                272.000 ms   without outliers (steps 4, 5), which set the median"
+    assert "outliers" not in render([known], 1, "r", "trace", [], recorded())
+
+
+def test_outliers_that_cost_more_than_exposed_communication_are_the_largest_loss() -> None:
+    run = read_inputs([ROOT / "traces" / "baseline"])
+    together = match_and_align(run)
+
+    def title(analysis: Analysis) -> str:
+        found = largest_loss(RuleInput.of(run, analysis, together), [])
+        assert found
+        return found.title
+
+    assert title(TWICE).startswith(
+        "Largest loss: outliers (steps 4, 5) make the median step 808 ms instead of 272 ms; 30 ms of it are exposed"
+    )
+    costly = replace(TWICE, headline=replace(TWICE.headline, exposed_comm_ns=537 * MS))  # 808 - 272 is 536
+    assert title(costly).startswith("Largest loss: 537 ms of a 808 ms step are exposed communication")
+
+
+@pytest.mark.parametrize(
+    ("because", "window", "words"),
+    [
+        ("clocks", "step", "The ranks' clocks cannot be aligned: the step is"),
+        ("apart", "step", "The ranks do not keep step (some had ended a step before others began it): the step is"),
+        ("apart", "recording", "The ranks were recorded at different times: the recording is"),
+        (None, "step", "No times between ranks are known: the step is"),  # of version 0.1
+    ],
+)
+def test_why_a_step_is_the_longest_window_is_the_reason_that_was_found(
+    because: LongestBecause | None, window: Literal["step", "recording"], words: str
+) -> None:
+    found = replace(recorded().headline, steps_by="longest_window", longest_because=because, window=window)
+    last = sentence(replace(recorded(), headline=found)).splitlines()[-1]
+    assert last == f"{words} the longest window of any rank."
+
+
+def test_where_the_median_step_communicates_nothing_the_first_sentence_says_so_and_gives_the_mean() -> None:
+    """As with local SGD, or gradient accumulation: two of eight steps communicate."""
+    head, of = recorded().headline, recorded().headline.job_steps[0]
+    silent = replace(of, step_ns=100_000_000, exposed_comm_ns=0, overlapped_ns=0)
+    others = replace(of, step_ns=500_000_000, exposed_comm_ns=400_000_000, overlapped_ns=4_000_000)
+    steps = [*[silent] * 6, others, others]
+    few = replace(head, step_ns=100_000_000, exposed_comm_ns=0, overlapped_ns=0, comm_ns=0, job_steps=steps)
+    analysis = replace(recorded(), headline=few)
+    said = (
+        "The median step (100.000 ms) communicates nothing; in the mean 100.000 of 200.000 ms is exposed communication "
+        "(50.0 %)."
+    )
+    assert sentence(analysis).splitlines()[:3] == [
+        said,
+        "Medians of 6 steps, means over 2 ranks.",
+        "2 of 8 steps communicate; in the mean 1.000 ms more is overlapped with compute.",
+    ]
+    assert lead(analysis).words == (said,)
+    always = replace(few, comm_ns=1, exposed_comm_ns=1_000_000)
+    assert sentence(replace(analysis, headline=always)).startswith("1.000 ms of a 100.000 ms step is exposed")
