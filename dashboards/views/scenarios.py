@@ -7,8 +7,8 @@ from overlapscope.advice.replayed_settings import recommended_scenario
 from overlapscope.analysis.compare.prediction_check import Outcome
 from overlapscope.report.formats.svg import ticks
 from overlapscope.report.formatting import ms, percent, signed_percent, signed_size
-from overlapscope.report.verdicts import NOT_FASTER
-from overlapscope.whatif.result import CAP, Scenario, WhatIf, knob_words, largest_gain
+from overlapscope.report.verdicts import NO_CHANGE
+from overlapscope.whatif.result import CAP, Scenario, WhatIf, knob_words, largest_gain, settings_replayed
 from overlapscope_dashboards.parts.forest import Forest, ScenarioRow
 from overlapscope_dashboards.parts.quantities import Figure, Time, Words, rounded_ms
 
@@ -171,13 +171,13 @@ def beside_recorded(found: WhatIf) -> Words:
     """Return a sentence on what is faster than the recorded settings, and the largest gain where no setting is."""
     if recommended_scenario(found) is not None:
         return (" Other settings are faster.",)
-    most = largest_gain(found)
+    most, nothing = largest_gain(found), NO_CHANGE[settings_replayed(found)]
     if most is None:
-        return (f" {NOT_FASTER}.",)
+        return (f" {nothing}.",)
     base, name = found.scenarios[0].predicted_step_ns, knobs_text(most.knobs, found.baseline.knobs)
     caveat = "no setting does this" if most.hypothetical else "it changes numerics"
     return (
-        f" {NOT_FASTER}. The largest gain on this page is that of {name} ({caveat}): ", Time(most.gain * base),
+        f" {nothing}. The largest gain on this page is that of {name} ({caveat}): ", Time(most.gain * base),
         f", {percent(most.gain)}.",
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from overlapscope.analysis.checks.expert_imbalance import expert_imbalance
 from overlapscope.analysis.checks.horovod_findings import horovod_findings
 from overlapscope.analysis.checks.intent import intent_findings
 from overlapscope.analysis.checks.nccl_findings import nccl_findings
+from overlapscope.analysis.checks.odd_step_ranges import with_ranges
 from overlapscope.analysis.checks.outlier_steps import long_steps, outlier_steps
 from overlapscope.analysis.checks.pipeline import pipeline_bubbles, uneven_stages
 from overlapscope.analysis.checks.possible_bandwidth import possible_bandwidth
@@ -101,7 +102,7 @@ def analyze(
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
     findings = [
-        *_of_times(run, ranks, shared),
+        *with_ranges(_of_times(run, ranks, shared), run),
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
         *_of_what_was_told(run, ranks),
         *links,

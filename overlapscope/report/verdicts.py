@@ -41,8 +41,9 @@ ADVICE: Final[dict[str, str]] = {
     "insufficient_data": "not enough data",
 }
 """Verdicts of a recommendation and of a what-if prediction, by the word in JSON."""
-NOT_FASTER: Final = "No setting that was replayed is surely faster"
-"""Verdict `no_change` of a what-if prediction, which speaks of settings alone: a hypothetical may gain."""
+NO_CHANGE: Final = {True: "No setting that was replayed is surely faster", False: "No setting was replayed"}
+"""Verdict `no_change` of a what-if prediction, by whether settings were replayed: a hypothetical, which may gain, is
+none."""
 CONFIDENCE: Final[dict[str, str]] = {
     "measured": "measured times",
     "mixed": "measured times and varied assumptions",

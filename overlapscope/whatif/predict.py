@@ -14,7 +14,7 @@ from overlapscope.whatif.parallelism import parallelism_of
 from overlapscope.whatif.requested import NOTHING, RequestedSettings, with_requested
 from overlapscope.whatif.result import Best, WhatIf
 from overlapscope.whatif.run_replay.answers import run_replay
-from overlapscope.whatif.step_graph.graph_predict import NOT_FASTER, ReplayOptions, predict_graph_run
+from overlapscope.whatif.step_graph.graph_predict import NONE_REPLAYED, NOT_FASTER, ReplayOptions, predict_graph_run
 
 
 def predict_recording(
@@ -42,7 +42,10 @@ def _without_buckets(found: WhatIf, error: InputError) -> WhatIf:
     """Return what the dependency graph of a DDP job answers, whose buckets cannot be replayed for `error`."""
     return replace(
         found, verdict="insufficient_data", best=Best(knobs={}),
-        reasons=[f"its buckets are not replayed: {error}", *(each for each in found.reasons if each != NOT_FASTER)],
+        reasons=[
+            f"its buckets are not replayed: {error}",
+            *(each for each in found.reasons if each not in (NOT_FASTER, NONE_REPLAYED)),
+        ],
     )  # fmt: skip
 
 

@@ -153,6 +153,11 @@ def largest_gain(found: WhatIf) -> Scenario | None:
     return max(others, key=lambda each: each.gain, default=None)
 
 
+def settings_replayed(found: WhatIf) -> bool:
+    """Return whether a setting other than the present ones was replayed, not hypotheticals alone."""
+    return any(not each.hypothetical and each.knobs != found.baseline.knobs for each in found.scenarios)
+
+
 def equally_good(
     scenarios: Sequence[Scenario], best: Scenario, flat_region: Mapping[str, Sequence[Any]]
 ) -> dict[str, list[float]]:

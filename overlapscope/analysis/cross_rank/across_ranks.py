@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from overlapscope.analysis.cross_rank.call_index import CallIndex
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks, clock_offsets, join_by_uneven
 from overlapscope.analysis.cross_rank.clock_steps import remove_clock_steps
+from overlapscope.analysis.cross_rank.host_clocks import shared_clocks
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
 from overlapscope.analysis.cross_rank.matching import drop_disagreeing, match
 from overlapscope.analysis.cross_rank.point_to_point import PairMatching, match_pairs
@@ -105,8 +106,8 @@ def match_and_align(run: Run) -> CrossRank:
     """
     if len(run.ranks) < 2:
         return CrossRank()
-    hosts = _hosts(run)
     matching = match(run)
+    hosts = shared_clocks(run, matching.blocks)
     clocks = clock_offsets(matching.blocks, hosts)
     checked = drop_disagreeing(
         matching,
@@ -147,14 +148,3 @@ def _in_same_steps(run: Run, block: MatchedCalls) -> bool:
     steps = [run.ranks[rank].collectives.step[rows] for rank, rows in zip(block.ranks, block.rows, strict=True)]
     first = steps[0]
     return bool((first != NONE).all() and all((each == first).all() for each in steps) and unique(first).size > 1)
-
-
-def _hosts(run: Run) -> dict[int, str]:
-    """Return the host of each rank that OverlapScope's own capture recorded."""
-    found = {}
-    for rank, timeline in run.ranks.items():
-        settings = timeline.recorded.get("settings")
-        host = settings.get("host") if isinstance(settings, dict) else None
-        if isinstance(host, str):
-            found[rank] = host
-    return found

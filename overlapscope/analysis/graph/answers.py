@@ -124,7 +124,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     before: str | None = None
     """... and the operation or call that it led to."""
     during: str | None = None
-    """Of a `host` link that lay mostly in data loading or garbage collection: the range that says so."""
+    """Of a `host` link that lay mostly in one range of the user or a framework, such as data loading or garbage
+    collection: its name."""
     op: str | None = None
     """Operation that made this call, or that launched this span."""
     span: int | None = None

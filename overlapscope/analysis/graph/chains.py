@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.common.user_ranges import range_of_pause
 from overlapscope.analysis.graph.answers import Link
 from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE, LOADS_DATA, marked_times
@@ -78,9 +79,7 @@ def placed_chain(
         return ()
     runs = _edges_back(graph, part.starts().start + int(at[0]), since_ns)
     found = [_link(graph, ranks, each, since_ns, explains_since_ns) for each in islice(runs, most)]
-    return tuple(
-        each._replace(link=_said(graph, ranks, each.link, max(since_ns, each.link.start_ns))) for each in found
-    )
+    return tuple(each._replace(link=_said(graph, ranks, each, max(since_ns, each.link.start_ns))) for each in found)
 
 
 def lane_of_node(graph: Graph, node: int) -> tuple[int, int] | None:
@@ -120,8 +119,13 @@ def _part(graph: Graph, rank: int) -> RankPart | None:
     return next((part for part in graph.ranks if part.rank == rank), None)
 
 
-def _said(graph: Graph, ranks: Mapping[int, RankTimeline], link: Link, since_ns: int) -> Link:
-    """Return a link of a host with the range of data loading or garbage collection in which most of its time lay."""
+def _said(graph: Graph, ranks: Mapping[int, RankTimeline], placed: PlacedLink, since_ns: int) -> Link:
+    """Return a link of a host with the range in which most of its time lay.
+
+    That is a range of data loading or garbage collection, else where one pause takes most of its time, the innermost
+    range of its thread.
+    """
+    link = placed.link
     part = _part(graph, link.rank)
     if link.kind != "host" or link.longest_ns < SILENCE_NS or part is None or not part.spans:
         return link
@@ -137,7 +141,11 @@ def _said(graph: Graph, ranks: Mapping[int, RankTimeline], link: Link, since_ns:
             inside = np.minimum(end, link.end_ns) - np.maximum(start, since_ns)
             during = timeline.name(int(marks.name[inside.argmax()]))
             return msgspec.structs.replace(link, during="garbage collection" if during == COLLECTOR else during)
-    return link
+    lane = lane_of_node(graph, placed.node)
+    begin_ns, end_ns = max(placed.pause_ns[0], since_ns), placed.pause_ns[1]
+    if lane is None or lane[0] != link.rank or 2 * (end_ns - begin_ns) < link.end_ns - since_ns:
+        return link
+    return msgspec.structs.replace(link, during=range_of_pause(timeline, lane[1], begin_ns - shift, end_ns - shift))
 
 
 def _edges_back(graph: Graph, node: int, since_ns: int) -> Iterator[Ints]:

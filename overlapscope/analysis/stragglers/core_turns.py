@@ -1,19 +1,25 @@
 """Find hosts of a CPU run that share one processor core: of which no two ever make progress at once.
 
 Hosts that share a core take turns on it. How long an operation pauses is not recorded without a device, as it may be
-long by itself. But where calls begin and end close together their host ran. Hosts with cores of their own do that
-beside each other as often as chance has it, or oftener, since collectives begin and end on all of them together.
+long by itself. But where calls begin and end close together their host ran, and through an operation that is shorter
+than a turn. Hosts with cores of their own do that beside each other as often as chance has it, or oftener, since
+collectives begin and end on all of them together.
+
+An operation may take longer beside another host's, whose memory or half of a core it shares. Such hosts,
+whose operations are short only while the other one does nothing, would seem to take turns. So operations of up to twice
+the length are looked at, too, which on one core are seldom beside each other either.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 
 from overlapscope.analysis.per_rank.breakdown import Coverage
-from overlapscope.timeline.intervals import Intervals, length, union
+from overlapscope.timeline.columns import COMPUTE, HostSpans, Spans
+from overlapscope.timeline.intervals import Intervals, intersection, length, union
 from overlapscope.timeline.lazy_host_spans import without_functions
 from overlapscope.timeline.readings import QUEUED, reading_series
 from overlapscope.timeline.rows import unique
@@ -21,14 +27,21 @@ from overlapscope.timeline.run import RankTimeline
 
 CLOSE_NS: Final = 100_000
 """A host ran between calls that follow each other so closely: a core is hardly given away and back in less ..."""
+OPERATION_NS: Final = 1_000_000
+"""... and it ran through an operation, or a part of one between others, that lasts no longer: turns last for 2 to 4 ms.
+It did ..."""
+LONGER: Final = 2
+"""... through most operations of so many times that length: as much longer one may be beside another host's ..."""
 LASTING_NS: Final = 300_000
-"""... if it did so for so long together, less ..."""
+"""... if what shows that it ran lasts for so long together, less ..."""
 EDGE_NS: Final = 100_000
 """... this at both ends, by which clocks of processes of one machine may differ."""
 FEWEST: Final = 7.0
 """So many stretches of running would be beside another one by chance: none is with a probability of 1 in 1,000 ..."""
 NEVER: Final = 0.02
-"""... and at most this share of what chance has is, which is never."""
+"""... and at most this share of what chance has is, which is never; ..."""
+RARELY: Final = 0.25
+"""... with operations of twice the length, in some of which another host had a short turn, at most this share."""
 ALWAYS: Final = 0.999
 """A host that runs whenever it computes is taken to do so with this probability."""
 OF_TIME: Final = 0.03
@@ -51,6 +64,8 @@ class HostRuns(msgspec.Struct, frozen=True, kw_only=True):
     """In operations that wait for no other rank, or where it certainly ran: it wants to run."""
     ran: Intervals
     """Where it certainly ran."""
+    may_have_run: Intervals
+    """The same, and where it probably did."""
     recorded_ns: int
     stretch_ns: float
     """How long it ran at a time, in the mean: each such stretch is one event for statistics."""
@@ -80,15 +95,32 @@ def host_runs(timeline: RankTimeline, covered: Coverage) -> HostRuns | None:
     host = without_functions(timeline.host)
     moments = unique(np.concatenate([host.start_ns, host.end_ns]))
     close = np.flatnonzero(np.diff(moments) < CLOSE_NS)
-    ran = union((moments[close], moments[close + 1]))
-    lasting = ran.ends - ran.starts >= LASTING_NS
-    ran = Intervals(ran.starts[lasting] + EDGE_NS, ran.ends[lasting] - EDGE_NS)
+    ran, may_have_run = (
+        _lasting(union((moments[close], moments[close + 1]), *_short_operations(timeline.spans, host, most_ns)))
+        for most_ns in (OPERATION_NS, LONGER * OPERATION_NS)
+    )
     if not ran.starts.size:
         return None
     return HostRuns(
-        computing=union(covered.compute, ran), ran=ran, recorded_ns=int(moments[-1] - moments[0]),
-        stretch_ns=length(ran) / ran.starts.size,
+        computing=union(covered.compute, ran), ran=ran, may_have_run=may_have_run,
+        recorded_ns=int(moments[-1] - moments[0]), stretch_ns=length(ran) / ran.starts.size,
     )  # fmt: skip
+
+
+def _short_operations(spans: Spans, host: HostSpans, most_ns: int) -> Iterator[Intervals]:
+    """Yield, thread by thread, the stretches of computation between two moments of its calls that last no longer."""
+    computes = spans.kind == COMPUTE
+    for lane in unique(spans.lane[computes]).tolist():
+        own, calls = computes & (spans.lane == lane), host.lane == lane
+        moments = unique(np.concatenate([host.start_ns[calls], host.end_ns[calls]]))
+        short = np.flatnonzero(np.diff(moments) <= most_ns)
+        yield intersection(union((moments[short], moments[short + 1])), union((spans.start_ns[own], spans.end_ns[own])))
+
+
+def _lasting(ran: Intervals) -> Intervals:
+    """Return the long intervals, without their edges."""
+    long = ran.ends - ran.starts >= LASTING_NS
+    return Intervals(ran.starts[long] + EDGE_NS, ran.ends[long] - EDGE_NS)
 
 
 def taking_turns(hosts: Mapping[int, HostRuns]) -> Turns | None:
@@ -101,6 +133,8 @@ def taking_turns(hosts: Mapping[int, HostRuns]) -> Turns | None:
     if at_once > NEVER * together or together < OF_TIME * recorded:
         return None
     by_chance = _by_chance(hosts)
+    if _of_several([own.may_have_run for own in hosts.values()]) > RARELY * by_chance:
+        return None
     stretch = sum(own.stretch_ns for own in hosts.values()) / len(hosts)
     if by_chance < FEWEST * stretch or at_once > NEVER * by_chance:
         return None

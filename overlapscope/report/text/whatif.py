@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from overlapscope.report.formatting import aligned, ms, percent, signed_size
-from overlapscope.report.verdicts import ADVICE, NOT_FASTER
+from overlapscope.report.verdicts import ADVICE, NO_CHANGE
 from overlapscope.whatif.listing import ReplayableSettings
 from overlapscope.whatif.parallelism import NOT_REPLAYED
-from overlapscope.whatif.result import CAP, Assumed, Scenario, WhatIf, knob_words, largest_gain
+from overlapscope.whatif.result import CAP, Assumed, Scenario, WhatIf, knob_words, largest_gain, settings_replayed
 
 MAX_LIST = 3
 EXPOSED_NOTE = "Exposed time is that of the replay; `overlapscope analyze` shows the recorded one."
@@ -37,7 +37,9 @@ def _headline(answer: WhatIf) -> str:
     now = base.measured_step_ns if base.measured_step_ns is not None else base.replayed_step_ns
     known = "measured" if base.measured_step_ns is not None else "replayed, not measured"
     under = _knobs(base.knobs, base.knobs)
-    verdict = NOT_FASTER if answer.verdict == "no_change" else ADVICE[answer.verdict].capitalize()
+    verdict = (
+        NO_CHANGE[settings_replayed(answer)] if answer.verdict == "no_change" else ADVICE[answer.verdict].capitalize()
+    )
     line = f"{verdict}: a step takes {ms(now)} ms ({known})"
     line += f" with {under}" if under else ""
     if answer.verdict != "change":

@@ -25,6 +25,13 @@ DEFERRED: Final = 0.01
 deferred."""
 
 
+NO_GATHERS: Final = "no gathers of its forward were recorded, so no setting of FSDP2 can be replayed"
+NO_SIZES: Final = (
+    "the sizes of its gathers are not recorded, so no setting of FSDP2 can be replayed; record them with "
+    "torch.profiler.profile(record_shapes=True) or `overlapscope.profile`"
+)
+
+
 class Gathers(msgspec.Struct, frozen=True, kw_only=True):
     """The call numbers of the gathers and reduce-scatters of a step, in launch order."""
 
@@ -54,7 +61,8 @@ def fsdp_graph_changes(graph: Graph) -> tuple[list[GraphChange], list[str]]:
     """Return the changes to replay for a recording with steps like this one, and why others are left out."""
     found, why = [], []
     seen = gathers_of(graph)
-    whole = sum(graph.calls[each].bytes for each in seen.forward)
+    if not any(graph.calls[each].bytes for each in seen.forward):
+        return [], [NO_SIZES if seen.forward else NO_GATHERS]
     if seen.backward:
         found.append(
             GraphChange(
@@ -95,7 +103,7 @@ def fsdp_graph_changes(graph: Graph) -> tuple[list[GraphChange], list[str]]:
     if any(graph.calls[each].dtype == "float32" for each in seen.scatters):
         found.append(in_16_bits("reduce_dtype", lambda call: call.op == "reduce_scatter"))
     found.append(more_ranks(2))
-    return [each for each in found if whole], why
+    return found, why
 
 
 def deferred(graph: Graph, seen: Gathers) -> bool:

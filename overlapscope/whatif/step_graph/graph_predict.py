@@ -67,6 +67,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 DEFAULTS: Final = ReplayOptions()
 NOT_FASTER: Final = "no setting that was replayed is faster"
+NONE_REPLAYED: Final = "no setting was replayed"
 MS = 1e6
 
 
@@ -396,7 +397,7 @@ def _against(case: GraphCase, rows: Sequence[Scenario]) -> str:
     """Return why no setting is recommended; empty where one is."""
     best = _best(rows)
     if best is rows[0]:
-        return NOT_FASTER
+        return NONE_REPLAYED if all(each.hypothetical for each in rows[1:]) else NOT_FASTER
     if best.gain <= case.noise:
         return (
             f"the best setting gains {percent_text(best.gain)}, which is within the noise of {percent_text(case.noise)}"

@@ -154,6 +154,19 @@ def test_parameters_that_stay_gathered_are_not_offered_to() -> None:
     assert any("stay gathered" in each for each in answer.reasons)
 
 
+def test_gathers_without_sizes_are_the_reason_why_no_setting_is_replayed() -> None:
+    run = recorded(fsdp())
+    unsized = {rank: np.full(each.collectives.bytes.size, NONE).tolist() for rank, each in run.ranks.items()}
+    for rank, bytes_ in unsized.items():
+        run = changed(run, rank, bytes=bytes_)
+    answer = predict_graph_case(graph_case(run, match_and_align(run)), run)
+    assert all(each.hypothetical for each in answer.scenarios[1:])
+    assert "no setting was replayed" in answer.reasons
+    (why,) = (each for each in answer.reasons if "sizes" in each)
+    assert "record_shapes=True" in why
+    assert whatif_text.render(answer, recorded=True).startswith("No setting was replayed: a step takes ")
+
+
 @pytest.mark.parametrize("slow", [1.2, 1.6])
 def test_what_a_late_rank_costs_is_what_the_job_takes_without_it(slow: float) -> None:
     run = recorded(fsdp(slow=slow))

@@ -175,7 +175,10 @@ def test_eight_hosts_of_megatron_share_two_cores() -> None:
 
 
 def runs(computing: Pairs, ran: Pairs, stretch_ns: float = MS) -> HostRuns:
-    return HostRuns(computing=intervals(computing), ran=intervals(ran), recorded_ns=LENGTH, stretch_ns=stretch_ns)
+    return HostRuns(
+        computing=intervals(computing), ran=intervals(ran), may_have_run=intervals(ran), recorded_ns=LENGTH,
+        stretch_ns=stretch_ns,
+    )  # fmt: skip
 
 
 def in_turns(hosts: Sequence[HostRuns]) -> list[Turns]:
@@ -232,10 +235,7 @@ def test_hosts_that_miss_each_other_in_each_micro_batch_anew_take_no_turns() -> 
     """Two stages of a pipeline, each with small operations for 5 ms of 25 ms, the second one always 20 ms later."""
     long = 25 * LENGTH
     each = [[(at + lag, at + lag + 5 * MS) for at in range(0, long, 25 * MS)] for lag in (0, 20 * MS)]
-    hosts = [
-        HostRuns(computing=intervals([(0, long)]), ran=intervals(ran), recorded_ns=long, stretch_ns=5 * MS)
-        for ran in each
-    ]
+    hosts = [replace(runs([(0, long)], ran, 5 * MS), recorded_ns=long) for ran in each]
     assert in_turns(hosts) == []
 
 
@@ -248,10 +248,7 @@ def test_uneven_turns_on_one_core_are_no_schedule(seed: int) -> None:
         own = draw.randrange(2)
         ran[own].append((at, at + draw.randrange(3 * MS, 6 * MS)))
         at = ran[own][-1][1] + draw.randrange(1, 10 * MS)
-    hosts = [
-        HostRuns(computing=intervals([(0, at)]), ran=intervals(each), recorded_ns=at, stretch_ns=4.5 * MS)
-        for each in ran
-    ]
+    hosts = [replace(runs([(0, at)], each, 4.5 * MS), recorded_ns=at) for each in ran]
     assert [one.at_once_ns for one in in_turns(hosts)] == [0]
 
 
@@ -274,6 +271,66 @@ def test_a_host_certainly_ran_where_its_calls_follow_each_other_closely() -> Non
     assert own
     assert (own.ran.starts.tolist(), own.ran.ends.tolist()) == ([100_000], [950_000 + 20_000 - 100_000])
     assert own.stretch_ns == own.ran.ends[0] - own.ran.starts[0]
+
+
+def of_operations(operations: Pairs, *, waits: Pairs = ()) -> HostRuns:
+    """Return what a host did that computes in these operations of one thread, and waits in others."""
+    calls = [{"name": "aten::mm", "start_ns": start, "end_ns": end} for start, end in operations]
+    calls += [{"name": "c10d::barrier", "start_ns": start, "end_ns": end} for start, end in waits]
+    timeline = rank_timeline(
+        work=[{"start_ns": start, "end_ns": end, "name": "host operations"} for start, end in operations],
+        host=[{"lane": 0, **each} for each in sorted(calls, key=lambda each: each["start_ns"])],
+        recordings=[{"start_ns": 0, "end_ns": LENGTH, "host_events": True}], has_device=False,
+    )  # fmt: skip
+    own = host_runs(timeline, Coverage.of(timeline.spans))
+    assert own
+    return own
+
+
+def test_a_host_ran_through_operations_that_are_shorter_than_a_turn() -> None:
+    short, longer, long = (0, 800_000), (10 * MS, 10 * MS + 1_600_000), (20 * MS, 26 * MS)
+    own = of_operations([short, longer, long], waits=[(40 * MS, 40 * MS + 800_000)])
+    assert list(zip(*(each.tolist() for each in own.ran), strict=True)) == [(100_000, 700_000)]
+    assert own.may_have_run.starts.tolist() == [100_000, 10 * MS + 100_000]
+    assert own.may_have_run.ends.tolist() == [700_000, 10 * MS + 1_500_000]
+
+
+def beside(seed: int, cores: int, slowed: float = 1.0) -> list[HostRuns]:
+    """Return two hosts that make operations of up to 0.9 ms, and wait now and then, on one core or on one each.
+
+    A host keeps a core for 4 ms or until it waits. Operations take `slowed` times as long beside those of the other.
+    """
+    draw, grain, lasts = random.Random(seed), 20_000, 10 * LENGTH
+    left, begun, until, turn, since = [0.0, 0.0], [0, 0], [0, 0], 0, 0
+    made: tuple[list[tuple[int, int]], ...] = ([], [])
+    for at in range(0, lasts, grain):
+        wants = [each <= at for each in until]
+        if wants[1 - turn] and (not wants[turn] or at - since >= 4 * MS):
+            turn, since = 1 - turn, at
+        for rank in range(2):
+            if not wants[rank]:
+                continue
+            if left[rank] <= 0:
+                left[rank], begun[rank] = draw.uniform(0.5, 0.9) * MS, at
+            if cores == 2 or turn == rank:
+                left[rank] -= grain / (slowed if cores == 2 and wants[1 - rank] else 1.0)
+            if left[rank] <= 0:
+                made[rank].append((begun[rank], at + grain))
+                until[rank] = at + grain + (10 * MS if draw.random() < 0.1 else 0)
+    return [replace(of_operations(each), recorded_ns=lasts) for each in made]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_operations_that_never_run_at_once_show_one_core(seed: int) -> None:
+    assert in_turns(beside(seed, 1))
+    assert not in_turns(beside(seed, 2))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("slowed", [1.3, 1.7, 2.0])
+def test_operations_that_are_short_only_alone_show_no_turns(seed: int, slowed: float) -> None:
+    """As hosts make them that share a memory, or the halves of a core."""
+    assert not in_turns(beside(seed, 2, slowed))
 
 
 @pytest.mark.parametrize("begin_ns", [-10 * MS, 0])

@@ -171,6 +171,41 @@ def test_a_pause_is_named_by_what_the_host_did_in_it_rather_than_by_what_followe
     assert host_of(200).during is None, "most of the pause was something else"
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ({"checkpoint": (100, 900)}, "checkpoint"),
+        ({"evaluation": (50, 1_000), "checkpoint": (100, 900)}, "checkpoint"),
+        ({"checkpoint": (100, 300)}, None),
+        ({"ProfilerStep#3": (100, 900), "overlapscope.comm:gather": (100, 900), "gloo:send": (100, 900)}, None),
+        ({"train": (-100, 5_000)}, None),
+    ],
+    ids=["of its time", "the innermost", "less than half of it", "marks and calls", "around the step"],
+)
+def test_a_pause_is_named_by_the_range_around_it(names: dict[str, tuple[int, int]], expected: str | None) -> None:
+    simulated = simulate({0: [Launch(0, 10 * US), Work(1_000 * US), Launch(0, 10 * US)]})
+    timeline, row = simulated.rank, int(np.argmax(simulated.rank.spans.start_ns))
+    lane = int(timeline.host.lane[0])
+
+    def host_of(thread: int) -> Link:
+        noted = rank_timeline(
+            names=timeline.names,
+            annotations=[
+                {"start_ns": START_NS + begin * US, "end_ns": START_NS + end * US, "lane": thread, "name": name}
+                for name, (begin, end) in names.items()
+            ],
+            steps=[{"step": 0, "start_ns": START_NS - 10 * US, "end_ns": START_NS + 2_000 * US}],
+        )
+        known = replace(timeline, names=noted.names, annotations=noted.annotations, steps=noted.steps)
+        found = chain_before(replace(simulated.run, ranks={0: known}), 0, row).chain
+        return next(each for each in found if each.kind == "host")
+
+    assert host_of(lane).during == expected
+    assert host_of(lane + 1).during is None, "the range of another thread"
+    if expected:
+        assert link_words(host_of(lane)).startswith(f"host: in {expected}, before ")
+
+
 COMPUTE_WAITS = (Record("done", 1), Wait("done", 0))
 
 

@@ -1,0 +1,70 @@
+"""Name the range, of the user or a framework, in which a host paused, or that one step alone has."""
+
+import re
+from typing import Final
+
+import numpy as np
+
+from overlapscope.timeline.columns import Flags, Ints
+from overlapscope.timeline.rows import unique
+from overlapscope.timeline.run import RankTimeline
+
+_NO_WORDS: Final = re.compile(
+    r"^(?:(?:ProfilerStep|overlapscope\.step)#|overlapscope\.comm:|(?:nccl|gloo|mpi|ucc|hccl|rccl):|(?:cuda|hip|cu)[A-Z])"
+)
+"""Marks of steps and communication, and calls of the runtime: they say nothing of what a host did in a pause."""
+_NUMBER: Final = re.compile(r"[0-9]+")
+"""Ranges whose names differ in numbers alone, as those of batches, are the same."""
+
+
+def range_of_pause(timeline: RankTimeline, lane: int, begin_ns: int, end_ns: int) -> str | None:
+    """Return the name of the innermost range of a thread that covers most of a pause, on the rank's own clock.
+
+    Ranges around whole steps are none. None where no range covers half of it.
+    """
+    notes = timeline.annotations
+    covered = np.minimum(notes.end_ns, end_ns) - np.maximum(notes.start_ns, begin_ns)
+    around = _telling(timeline, (notes.lane == lane) & (2 * covered >= end_ns - begin_ns))
+    if not around:
+        return None
+    return timeline.name(int(notes.name[min(around, key=lambda row: notes.end_ns[row] - notes.start_ns[row])]))
+
+
+def range_of_step(timeline: RankTimeline, step: int) -> tuple[str, int] | None:
+    """Return name and length (ns) of the longest range that a step has and the others lack, in a thread of the steps'
+    marks; None for none."""
+    notes, steps = timeline.annotations, timeline.steps
+    if not steps.start_ns.size:
+        return None
+    order = np.argsort(steps.start_ns, kind="stable")
+    at = order[np.maximum(np.searchsorted(steps.start_ns[order], notes.start_ns, side="right") - 1, 0)]
+    in_steps = (notes.start_ns >= steps.start_ns[at]) & (notes.end_ns <= steps.end_ns[at])
+    own, marked = steps.step[at] == step, notes.lane[np.isin(notes.start_ns, steps.start_ns)]
+
+    def family(name: int) -> str:
+        return _NUMBER.sub("#", timeline.names[name])
+
+    usual = {family(name) for name in unique(notes.name[in_steps & ~own]).tolist()}
+    found = _telling(timeline, in_steps & own & np.isin(notes.lane, marked))
+    alone = [row for row in found if family(notes.name[row]) not in usual]
+    if not alone:
+        return None
+    longest = max(alone, key=lambda row: notes.end_ns[row] - notes.start_ns[row])
+    return timeline.names[notes.name[longest]], int(notes.end_ns[longest] - notes.start_ns[longest])
+
+
+def _telling(timeline: RankTimeline, chosen: Flags) -> list[int]:
+    """Return the rows of the chosen annotations that say what a host did."""
+    names, rows = timeline.annotations.name, np.flatnonzero(chosen)
+    rows = rows[~_around_steps(timeline, rows)]
+    return [row for row in rows.tolist() if not _NO_WORDS.match(timeline.names[names[row]])]
+
+
+def _around_steps(timeline: RankTimeline, rows: Ints) -> Flags:
+    """Return which of these annotations hold a whole step."""
+    notes, steps = timeline.annotations, timeline.steps
+    order = np.argsort(steps.start_ns, kind="stable")
+    first = np.searchsorted(steps.start_ns[order], notes.start_ns[rows])
+    ends = np.append(np.minimum.accumulate(steps.end_ns[order][::-1])[::-1], np.iinfo(np.int64).max)
+    around: Flags = ends[first] <= notes.end_ns[rows]
+    return around
