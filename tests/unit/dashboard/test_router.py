@@ -225,7 +225,7 @@ def test_one_run_a_folder_of_traces_and_single_traces_are_one_run_each(tmp_path:
     for roots in ([traces], sorted(traces.iterdir())):
         site = Site(roots)
         (place,) = site.find_runs().runs
-        assert "124.175 ms" in words(router.show(site, run_address(place.id), {}).content)
+        assert "124.179 ms" in words(router.show(site, run_address(place.id), {}).content)
 
 
 def test_recordings_of_several_jobs_are_listed_as_one_run_each(tmp_path: Path) -> None:
