@@ -1,4 +1,4 @@
-"""Rule: waiting for a straggler dominates; tuning will not help until the straggler is fixed."""
+"""Rule: waiting for late ranks dominates, which no setting of communication shortens."""
 
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
@@ -141,8 +141,8 @@ def _title(straggler: Straggler | None, rank: int, found: _Waiting) -> str:
     waiting = f"aiting is {percent_text(found.wait_ns / found.collective_ns)} of the time in matched collectives"
     if straggler is None:
         without = "" if found.left_out is None else f" even without step {found.left_out}, which has most of it"
-        return f"W{waiting}{without}, {waited_for(found.blame_ns)}: tuning will not help"
+        return f"W{waiting}{without}, {waited_for(found.blame_ns)}: no setting of communication shortens it"
     cause = f" ({straggler.held_by.replace('_', ' ')})" if straggler.held_by != "unknown" else ""
     ranks = sorted([rank, *straggler.late_with])
     who = f"rank {rank}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    return f"Look at {who}{cause}: w{waiting}, and tuning will not help until the straggler is fixed"
+    return f"Look at {who}{cause}: w{waiting}, which no setting of communication shortens"

@@ -8,7 +8,8 @@ import msgspec
 from overlapscope.whatif.parallelism import Parallelism
 
 WAITS_FIRST: Final = (
-    "tuning will not help while ranks wait for each other; `overlapscope analyze` says whether one is a straggler"
+    "no setting of communication shortens waiting for other ranks; `overlapscope analyze` says whether one is a "
+    "straggler"
 )
 """Said where waiting dominates; whether one rank makes the others wait is tested elsewhere."""
 CAP: Final = "bucket_cap_mb"
@@ -106,7 +107,7 @@ class WhatIf(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sche
     bounds: Bounds
     verdict: Literal["change", "no_change", "insufficient_data"]
     waiting: bool = False
-    """Whether waiting for other ranks dominates: tuning will not help until its cause is fixed."""
+    """Whether waiting for other ranks dominates, which no setting of communication shortens."""
     best: Best
     flat_region: dict[str, list[Any]]
     """Values of a knob whose steps differ from the best one by less than the noise."""

@@ -34,8 +34,8 @@ SENTENCES: Final[dict[str, tuple[str, str]]] = {
     "nothing to recommend, a recommendation": (r"^Nothing to recommend\.", r"^1\. "),
     "idle for no known reason, idle by cause": (r"Idle [\d,.]+ ms a \w+: unknown because", r"Idle .*: launch-bound"),
     "leave the buckets, set them": (r"Leave the buckets as they are", r"Set bucket_cap_mb"),
-    "tuning will not help, a setting": (r"tuning will not help", r"^\d+\. Set "),
-    "tuning will not help, fewer channels": (r"tuning will not help", r"\d+\. .*try \d+ channels"),
+    "waiting that no setting shortens, a setting": (r"no setting of communication shortens", r"^\d+\. Set "),
+    "waiting for late ranks, fewer channels": (r"no setting of communication shortens", r"\d+\. .*try \d+ channels"),
 }  # fmt: skip
 """By name: one pattern, and the pattern that excludes it, of what `analyze` and `advise` print."""
 LARGE_LOSS: Final = 0.1

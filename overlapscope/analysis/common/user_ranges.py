@@ -10,9 +10,11 @@ from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 
 _NO_WORDS: Final = re.compile(
-    r"^(?:(?:ProfilerStep|overlapscope\.step)#|overlapscope\.comm:|(?:nccl|gloo|mpi|ucc|hccl|rccl):|(?:cuda|hip|cu)[A-Z])"
+    r"^(?:(?:ProfilerStep|overlapscope\.step)#|overlapscope\.comm:|(?:nccl|gloo|mpi|ucc|hccl|rccl):|(?:cuda|hip|cu)[A-Z]"
+    r"|Torch-Compiled Region|## Call CompiledFxGraph)"
 )
-"""Marks of steps and communication, and calls of the runtime: they say nothing of what a host did in a pause."""
+"""Marks of steps, communication and compiled code, and calls of the runtime: they say nothing of what a host did in a
+pause."""
 _NUMBER: Final = re.compile(r"[0-9]+")
 """Ranges whose names differ in numbers alone, as those of batches, are the same."""
 

@@ -151,7 +151,7 @@ def _trials(answer: WhatIf) -> str:
 
 def _next(answer: WhatIf, *, recorded: bool) -> str:
     if answer.waiting:
-        return "next: overlapscope analyze RUN names what ranks wait for; tuning will not help until it is fixed"
+        return "next: overlapscope analyze RUN names what ranks wait for: no setting of communication shortens that"
     plain = [
         each
         for each in answer.scenarios

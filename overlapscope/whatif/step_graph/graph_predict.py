@@ -420,7 +420,7 @@ def _waiting(case: GraphCase, rows: Sequence[Scenario]) -> str:
         if removed is None
         else f": if rank {rank} worked as fast as the others, a step would gain {percent_text(removed.gain)}"
     )
-    return f"{share}, and no single rank causes it{worth}; tuning will not help until what all ranks wait for is fixed"
+    return f"{share}, and no single rank causes it{worth}; no setting of communication shortens it"
 
 
 def _waits(case: GraphCase) -> bool:

@@ -210,7 +210,7 @@ def test_no_setting_is_advised_while_waiting_for_a_late_rank_dominates_what_is_e
     assert (case.verdict, case.waiting) == ("no_change", True)
     found, reasons = advise(run, analyze(run))
     assert not {"keep_buckets", "bucket_cap", "bucket_view", "sixteen_bit_gradients"} & {each.id for each in found}
-    assert "tuning will not help while ranks wait for each other" in reasons[0]
+    assert "no setting of communication shortens waiting for other ranks" in reasons[0]
     assert "rank 1 is late" not in reasons[0], "no test against chance was made of it"
     soon = replayed(replace(late, late=(0, 60)))
     assert not soon.waiting

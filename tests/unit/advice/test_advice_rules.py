@@ -446,7 +446,7 @@ def test_a_rank_that_chance_may_have_made_last_is_not_accused(late_in: tuple[int
     late = fired(replace(run, ranks=ranks))
     assert list(late) == ["late_rank"]
     assert late["late_rank"].title.startswith("Waiting is 57.4 % of the time")
-    assert f", {who}: tuning" in late["late_rank"].title
+    assert f", {who}: no setting" in late["late_rank"].title
 
 
 @pytest.mark.parametrize(
@@ -454,7 +454,7 @@ def test_a_rank_that_chance_may_have_made_last_is_not_accused(late_in: tuple[int
     [
         (0.25, None),
         (0.6, "Waiting is 60.0 % of the time in matched collectives even without step 3, which has most of it, mostly "
-         "for rank 1, which may be chance: tuning will not help"),
+         "for rank 1, which may be chance: no setting of communication shortens it"),
     ],
 )  # fmt: skip
 def test_one_step_with_most_of_the_waiting_does_not_decide_for_all(share_of_others: float, title: str | None) -> None:

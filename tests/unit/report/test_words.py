@@ -37,7 +37,7 @@ INSTEAD: dict[str, str] = {
     r"a prior( stands)?": "could not be measured; assumed 1.3x",
     r"durations hold waiting": "Durations include time spent waiting for stragglers.",
     r"nothing ties": "Ranks that share no collective are not compared.",
-    r"no setting helps": "tuning will not help until the straggler is fixed",
+    r"no setting helps": "no setting of communication shortens it",
     r"recording of kind": "not recognised as DDP",
     r"capture +not measured": "not measurable (needs 17 steps after warm-up)",
     r"exact times stand|a click keeps": "Hover for details, click to pin.",

@@ -178,9 +178,10 @@ def test_a_pause_is_named_by_what_the_host_did_in_it_rather_than_by_what_followe
         ({"evaluation": (50, 1_000), "checkpoint": (100, 900)}, "checkpoint"),
         ({"checkpoint": (100, 300)}, None),
         ({"ProfilerStep#3": (100, 900), "overlapscope.comm:gather": (100, 900), "gloo:send": (100, 900)}, None),
+        ({"Torch-Compiled Region: 0/0": (100, 900)}, None),
         ({"train": (-100, 5_000)}, None),
     ],
-    ids=["of its time", "the innermost", "less than half of it", "marks and calls", "around the step"],
+    ids=["of its time", "the innermost", "less than half of it", "marks and calls", "compiled code", "around the step"],
 )
 def test_a_pause_is_named_by_the_range_around_it(names: dict[str, tuple[int, int]], expected: str | None) -> None:
     simulated = simulate({0: [Launch(0, 10 * US), Work(1_000 * US), Launch(0, 10 * US)]})
