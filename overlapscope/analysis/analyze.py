@@ -63,6 +63,8 @@ from overlapscope.analysis.stragglers.stragglers import (
 )
 from overlapscope.timeline.columns import FUSED, STEP_TIME, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
+from overlapscope.timeline.intervals import length
+from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run, Source
 
@@ -109,9 +111,7 @@ def analyze(
         *shared,
         *recording_gaps(run.sources, _linkage(alone)),
         *unread_ranks(run),
-        *uneven_stages(
-            run, work, window_ns, {info.rank: _computed_ns(info) for info in ranks}, waited_for_cores(run.ranks)
-        ),
+        *uneven_stages(run, work, window_ns, {info.rank: _computed_ns(info) for info in ranks}, _held_ns(run)),
         *partly_recorded_groups(run, cross_rank),
         *pipeline_bubbles(run, {rank: own.stages for rank, own in alone.items()}),
         *expert_imbalance(run, cross_rank, coverage, window_ns),
@@ -167,9 +167,17 @@ def late_ranks_of(
     return held, shared_cores(run, pinned, turns, lambda: _with_pauses_capped(graph()))
 
 
+def _no_graph(run: Run) -> NoRemoval | None:
+    """Return why no graph of all ranks says what the removal of one is worth; None where it may."""
+    if not all(timeline.has_device for timeline in run.ranks.values()):
+        return "no_device"
+    return None if all(timeline.has_host_events for timeline in run.ranks.values()) else "no_host_events"
+
+
 def _graph_of(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs, spans: int) -> "RunGraph | NoRemoval":
-    if not all(timeline.has_device and timeline.has_host_events for timeline in run.ranks.values()):
-        return "no_host_events"
+    reason = _no_graph(run)
+    if reason is not None:
+        return reason
     from overlapscope.analysis.graph.removal import MOST_SPANS, answering_graph  # noqa: PLC0415 - a recording without host events needs no graph
 
     if spans > MOST_SPANS:
@@ -184,8 +192,9 @@ def _late(
     graph: Callable[[], "RunGraph | NoRemoval"],
 ) -> "Removal | NoRemoval | None":
     """Return which ranks are late by the dependency graph, which is asked only where somebody may be."""
-    if not all(timeline.has_device and timeline.has_host_events for timeline in run.ranks.values()):
-        return "no_host_events"
+    reason = _no_graph(run)
+    if reason is not None:
+        return reason
     if len(run.ranks) < 2:
         return None
     split = not cross_rank.uneven and not cross_rank.pairs.pairs
@@ -312,6 +321,14 @@ def _known(
     if basis == "events":  # events see no copies
         known |= {"copy_ns": None, "copy_only_ns": None}
     return msgspec.structs.replace(figures, **known)
+
+
+def _held_ns(run: Run) -> dict[int, int]:
+    """Return how long each rank waited for a core or collected garbage, as far as capture noted it."""
+    waited = waited_for_cores(run.ranks)
+    return {
+        rank: waited.get(rank, 0) + length(recorded_pauses(timeline, COLLECTOR)) for rank, timeline in run.ranks.items()
+    }
 
 
 def _computed_ns(info: RankInfo) -> dict[int, int]:

@@ -6,8 +6,10 @@ from collections.abc import Collection
 from typing import Final
 
 from overlapscope.advice.losses.host_time import LEAST_IDLE, host_time
-from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.advice.rule_input import RuleInput, ms, recommended, time_of
 from overlapscope.analysis.result import Recommendation
+from overlapscope.timeline.intervals import intersection, length
+from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 
 MOST_NAMED: Final = 3
 VERSIONED: Final = re.compile(r"_v\d+$")
@@ -49,24 +51,36 @@ def data_loading(given: RuleInput) -> Recommendation | None:
 def garbage_collection(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where nothing is computed while the interpreter collects garbage."""
     found = host_time(given, "garbage_collection")
-    if found.ns < LEAST_IDLE * given.step_ns or not found.ns:
+    lost = found.ns if given.run_has_device else max(found.ns, _collected_ns(given))
+    if lost < LEAST_IDLE * given.step_ns or not lost:
         return None
     return recommended(
         given,
         id="garbage_collection",
-        title=f"Collect garbage beside the step: {ms(found.ns)} of a {ms(given.step_ns)} {given.per} pass while the "
+        title=f"Collect garbage beside the step: {ms(lost)} of a {ms(given.step_ns)} {given.per} pass while the "
         "interpreter collects it and nothing is computed",
-        at_most_ns=found.ns,
+        at_most_ns=lost,
         bound_from="loss",
         apply={
             "python": "gc.collect(); gc.freeze(); gc.disable()  # before training, on all ranks\n"
             "gc.collect()  # now and then, in the same step on all ranks; and none by hand in each step"
         },
-        evidence={"garbage_collection_ns": found.ns, "idle_ns": given.figures.idle_ns},
+        evidence={"garbage_collection_ns": lost, "idle_ns": given.figures.idle_ns},
         shown_by=found.shown_by,
-        measured=["idle time in which garbage was collected, as capture noted it or ranges say"],
+        measured=["when garbage was collected, as capture noted it or ranges say"],
         assumed=[BOUND],
     )
+
+
+def _collected_ns(given: RuleInput) -> int:
+    """Return for how long a step garbage was collected, mean over ranks: without a device also where it interrupts
+    what the host computes."""
+    each = [
+        length(intersection(recorded_pauses(given.run.ranks[rank], COLLECTOR), time_of(windows))) / len(windows)
+        for rank, windows in given.windows.items()
+        if windows
+    ]
+    return round(sum(each) / len(each)) if each else 0
 
 
 def blocking_calls(given: RuleInput) -> Recommendation | None:

@@ -192,12 +192,12 @@ def uneven_stages(
     work: Mapping[int, RankCompute],
     window_ns: Mapping[int, int | None],
     step_ns: Mapping[int, Mapping[int, int]],
-    waited_ns: Mapping[int, int],
+    held_ns: Mapping[int, int],
 ) -> list[Finding]:
     """Return at most one finding: the stage with the most work, where it has clearly more than the others.
 
-    `step_ns` holds how long each rank computed in each of its complete steps, by number; `waited_ns` how long ranks
-    waited for a core of their host, where that is known.
+    `step_ns` holds how long each rank computed in each of its complete steps, by number; `held_ns` how long ranks
+    waited for a core of their host, or collected garbage, where that is known.
     """
     stages = _stages(run)
     by_stage: dict[int, list[int]] = {}
@@ -220,12 +220,14 @@ def uneven_stages(
     kernels = any(work[rank].compared for rank in ranks)
     if not kernels:
         on_core = {
-            stage: float(np.median([work[rank].usual_ns - waited_ns.get(rank, 0) for rank in own]))
+            stage: float(np.median([work[rank].usual_ns - held_ns.get(rank, 0) for rank in own]))
             for stage, own in by_stage.items()
         }
         without = float(np.median([each for stage, each in on_core.items() if stage != heaviest]))
-        if on_core[heaviest] < MORE * without or _share_of_steps(heaviest, by_stage, step_ns) < IN_STEPS:
-            return []  # while it waits for a core an operation lasts, too
+        more = min(more, on_core[heaviest] - without)
+        small = on_core[heaviest] < MORE * without or more < WEIGHS * float(np.median(windows))
+        if small or _share_of_steps(heaviest, by_stage, step_ns) < IN_STEPS:
+            return []  # while it waits for a core, or garbage is collected, an operation lasts, too
     shown = list_some(ranks)
     times = f"{usual[heaviest] / others:.2f} times"
     # Without kernels a slow host looks like more work.

@@ -199,9 +199,10 @@ NO_CAUSES: Final[dict[NoCauses, str]] = {
 WITHOUT_HOST: Final[tuple[NoCauses, ...]] = ("no_host_events", "unreadable_host_events")
 """Of these reasons those for which nothing is known of the host."""
 NoRemoval = Literal[
-    "no_host_events", "unexplained_waits", "hidden_waits", "replay_differs", "too_large", "no_like_peer"
+    "no_device", "no_host_events", "unexplained_waits", "hidden_waits", "replay_differs", "too_large", "no_like_peer"
 ]
-"""Why it is not known what the removal of a late rank is worth."""
+"""Why it is not known what the removal of a late rank is worth; `no_device`: its host computes, and what it would do
+sooner is not replayed."""
 WAITS_FOR_LATE_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_late_rank)
 WAITS_FOR_ANOTHER_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_another_rank)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from overlapscope.advice.advise import RULES, advise, analyze_with_advice, by_rules
 from overlapscope.advice.losses.largest_loss import OF_EXPOSED, OF_IDLE
@@ -22,6 +23,7 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats import json as as_json
 from overlapscope.report.redact import redacted
 from overlapscope.report.text import advice as text
+from overlapscope.timeline.columns import Telemetry, make
 from overlapscope.timeline.intervals import length, union
 from overlapscope.timeline.run import Group, Run
 from overlapscope.timeline.store.load_save import load_run, save_run
@@ -158,6 +160,18 @@ def test_time_in_which_garbage_is_collected_is_no_lack_of_launches() -> None:
     found = fired(always(Kernel(start=0, end=400), collecting, Kernel(start=700, end=990, launch=699)))
     assert set(found) == {"garbage_collection"}
     assert found["garbage_collection"].gain_high_ns == pytest.approx(280 * US, abs=20 * US)
+
+
+def test_garbage_collected_in_the_compute_of_a_cpu_run_is_lost_time() -> None:
+    run = always(Kernel(start=0, end=990))
+    ranks = {}
+    for rank, each in run.ranks.items():
+        ends = each.steps.start_ns + 600 * US
+        noted = make(Telemetry, ends.size, name=len(each.names), time_ns=ends, step=each.steps.step, value=300.0 * US)
+        ranks[rank] = replace(each, has_device=False, telemetry=noted, names=(*each.names, "gc_pause_ns"))
+    found = fired(replace(run, ranks=ranks))
+    assert found["garbage_collection"].loss_ns == 300 * US
+    assert "garbage_collection" not in fired(run)
 
 
 def test_recommendations_stand_by_loss_on_every_real_trace() -> None:

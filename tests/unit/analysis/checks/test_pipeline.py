@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.analyze import _held_ns, analyze
 from overlapscope.analysis.checks.pipeline import ideal_bubble_ns, uneven_stages
 from overlapscope.analysis.per_rank.kernels import RankCompute
-from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.columns import NONE, Telemetry, make
 from overlapscope.timeline.run import Group, Run
 from tests.support.builders import EPOCH_NS
 from tests.support.rank_rows import Row, rank_timeline
@@ -144,7 +144,11 @@ def test_without_kernels_a_stage_computes_longer_in_most_steps_not_in_one_long_p
     assert uneven_stages(run, work, windows, {}, {})  # no steps were marked
 
 
-@pytest.mark.parametrize(("waited", "found"), [({}, True), ({0: 300 * MS, 1: 0}, False), ({0: 300, 1: 300}, True)])
+@pytest.mark.parametrize(
+    ("waited", "found"),
+    # With 205 ms less it computes 9.75 % longer, and that is less than 5 % of the recording.
+    [({}, True), ({0: 300 * MS, 1: 0}, False), ({0: 205 * MS, 1: 0}, False), ({0: 300, 1: 300}, True)],
+)
 def test_without_kernels_a_stage_that_waited_for_a_core_has_no_more_work(waited, found):
     run = replace(pipeline([5, 5], 8), groups=(Group(name="g", description="mesh_pp", size=2, ranks=(0, 1)),))
     took = {0: dict.fromkeys(range(4), 600 * MS), 1: dict.fromkeys(range(4), 500 * MS)}
@@ -153,6 +157,14 @@ def test_without_kernels_a_stage_that_waited_for_a_core_has_no_more_work(waited,
         for rank, each in {0: 2400 * MS, 1: 2000 * MS}.items()
     }
     assert bool(uneven_stages(run, work, dict.fromkeys(took, 4000 * MS), took, waited)) == found
+
+
+def test_a_stage_that_collected_garbage_in_its_compute_has_no_more_work():
+    run = replace(pipeline([5, 5], 8), groups=(Group(name="g", description="mesh_pp", size=2, ranks=(0, 1)),))
+    names = (*run.ranks[0].names, "gc_pause_ns")
+    row = {"name": len(names) - 1, "time_ns": 600 * MS, "step": 0, "value": 400.0 * MS}
+    noted = replace(run.ranks[0], names=names, telemetry=make(Telemetry, 1, **row))
+    assert _held_ns(replace(run, ranks={**run.ranks, 0: noted})) == {0: 400 * MS, 1: 0}
 
 
 def test_one_recorded_stage_is_enough():

@@ -140,6 +140,9 @@ def test_where_hosts_were_not_recorded_blame_alone_names_a_straggler_and_says_so
     assert (found.rank, found.removal_ns, found.no_removal_reason) == (culprit, None, "no_host_events")
     (found,) = analyze(run).skew.stragglers
     assert (found.rank, found.late_with, found.no_removal_reason) == (culprit, [], None)
+    on_cpu = {rank: replace(each, has_device=False) for rank, each in run.ranks.items()}
+    (found,) = analyze(replace(run, ranks=on_cpu)).skew.stragglers
+    assert (found.rank, found.removal_ns, found.no_removal_reason) == (culprit, None, "no_device")
 
 
 def test_a_recording_that_is_too_large_to_replay_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -463,11 +463,13 @@ def test_from_the_overview_to_a_span_and_back_by_its_address(browser: Any, serve
     page.keyboard.press("Enter")
     page.wait_for_function("() => document.querySelector('#timeline-pointed strong').textContent === 'gloo:all_reduce'")
     page.wait_for_function("() => document.getElementById('timeline-hits').textContent.startsWith('1 of ')")
+    said = page.locator("#timeline-pointed").text_content()
     page.keyboard.press("Enter")
     page.wait_for_function("() => document.getElementById('timeline-hits').textContent.startsWith('2 of ')")
     page.locator("[data-timeline=previous]").click()
     page.wait_for_function("() => document.getElementById('timeline-hits').textContent.startsWith('1 of ')")
-    said = page.locator("#timeline-pointed").text_content()
+    # What is said of a hit comes after its number.
+    page.wait_for_function("said => document.querySelector('#timeline-pointed').textContent === said", arg=said)
     assert "algbw" in said
     assert "the same call on 2 ranks is marked" in said
     page.wait_for_function("() => document.querySelectorAll('#timeline-figure .shapelayer path').length > 2")
