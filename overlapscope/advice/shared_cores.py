@@ -27,9 +27,12 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     why = f"{waited} waited for one for {percent_text(share)} of the time"
     if share >= 1:
         why = "the scheduler decides who is late"
+    what = f"Give {whom} cores of {'its' if len(alone) < 2 else 'their'} own{of}"
+    if "cores_of" in evidence:  # no two ranks may use the same core
+        what = f"Keep other programs off the cores of {rank_list(alone) if alone else 'the ranks'}"
     return Recommendation(
         id="shared_cores",
-        title=f"Give {whom} cores of {'its' if len(alone) < 2 else 'their'} own{of}; {why}",
+        title=f"{what}; {why}",
         verdict="change",
         predicted_gain_ns=None,
         gain_low_ns=None if gain is None else 0,

@@ -429,6 +429,9 @@ def test_cores_that_are_seldom_short_are_one_loss_among_others(share: float, fir
     beside = replace(analysis, skew=replace(analysis.skew, stragglers=[held]))
     (title,) = (each.title for each in by_rules(run, beside, together) if each.id == "shared_cores")
     assert title.endswith(f"training threads waited for one for {100 * share:.1f} % of the time")
+    bound = replace(cores, evidence={**cores.evidence, "cores_of": {"0": [0], "1": [1]}})
+    (each,) = (each for each in by_rules(run, replace(beside, findings=[bound]), together) if each.id == "shared_cores")
+    assert each.title.startswith("Keep other programs off the cores of the ranks; ")
 
 
 @pytest.mark.parametrize(
