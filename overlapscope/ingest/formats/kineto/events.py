@@ -165,18 +165,17 @@ class EventCollector:
         self.events += found.num_events
         buckets: tuple[list[CompleteEvent], ...] = tuple([] for _ in range(NUM_SORTS))
         unused: deque[Any] = deque(maxlen=0)
-        takers: dict[object, Callable[[Any], None]] = {INSTANT: self._add_mark, UNUSED: unused.append}
+        takers: dict[object, Callable[[Any], None]] = dict.fromkeys((UNUSED, None, *UNREAD_CATEGORIES), unused.append)
         takers |= {category: buckets[sort].append for category, (sort, _) in EVENT_SORTS.items()}
-        take_of = takers.get
+        takers[INSTANT] = self._add_mark
         for event in found.events:
             try:
-                take = take_of(event.cat)
-            except TypeError:  # a category that is a list or an object
-                take = None
-            if take is not None:
+                take = takers[event.cat]
+            except (KeyError, TypeError):  # a category that is not known; one that is a list or an object
+                if str(event.cat) not in UNREAD_CATEGORIES:
+                    self._unknown[str(event.cat)] += 1
+            else:
                 take(event)
-            elif event.cat is not None and str(event.cat) not in UNREAD_CATEGORIES:
-                self._unknown[str(event.cat)] += 1
         move_modules(buckets)
         if not self._stacks:
             buckets[FRAME].clear()

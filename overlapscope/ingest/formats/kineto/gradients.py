@@ -5,7 +5,6 @@ DistributedDataParallel fills its buckets in this order. A step has as many pass
 all of them have gradients of the same shapes in the same order.
 """
 
-from collections.abc import Sequence
 from math import prod
 from typing import Final
 
@@ -15,8 +14,9 @@ from msgspec.structs import replace
 from overlapscope.ingest.build.collective_args import CollectiveArgs, dtype_name, parse_count
 from overlapscope.ingest.build.trace_columns import TraceColumns
 from overlapscope.ingest.build.user_marks import step_at
-from overlapscope.timeline.columns import NONE, Gradients, make
+from overlapscope.timeline.columns import NONE, Gradients, Ints, make
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.rows import factorize_rows
 from overlapscope.timeline.run import RankTimeline
 
 ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
@@ -37,36 +37,41 @@ def with_ready_gradients(timeline: RankTimeline, columns: TraceColumns, base_ns:
     step = step_at(timeline.steps, host.start_ns[rows] + base_ns)
     # Those of one shape share one value.
     of_row = [columns.host_args.get(row) for row in rows.tolist()]
-    shape_of = {at: _shape(each) for at, each in {id(each): each for each in of_row}.items()}
-    shaped = [shape_of[id(each)] for each in of_row]
-    kept = [at for at, each in enumerate(shaped) if each is not None and step[at] != NONE]
-    if not kept:
+    shapes = {at: _shape(each) for at, each in {id(each): each for each in of_row}.items()}
+    found = list(dict.fromkeys(each for each in shapes.values() if each is not None))
+    number = {each: at for at, each in enumerate(found)}
+    number_of = {at: NONE if each is None else number[each] for at, each in shapes.items()}
+    shape_of = np.array([number_of[id(each)] for each in of_row], np.int64)
+    kept = np.flatnonzero((shape_of != NONE) & (step != NONE))
+    if not kept.size:
         return timeline
-    begins = np.flatnonzero(np.diff(step[kept], prepend=NONE))
-    counts = np.diff(begins, append=len(kept))
-    order = np.arange(len(kept)) - np.repeat(begins, counts)
-    names = NameTable(timeline.names)
-    known = [each for at in kept if (each := shaped[at]) is not None]
+    shape_of, step, ready = shape_of[kept], step[kept], ready[kept]
+    begins = np.flatnonzero(np.diff(step, prepend=NONE))
+    counts = np.diff(begins, append=kept.size)
+    order = np.arange(kept.size) - np.repeat(begins, counts)
     forwards = _forwards(timeline)
     of_pass = [
-        _of_a_pass(known[begin : begin + count], forwards.get(int(step[kept[begin]]), 1))
+        _of_a_pass(shape_of[begin : begin + count], forwards.get(int(step[begin]), 1))
         for begin, count in zip(begins.tolist(), counts.tolist(), strict=True)
     ]
     places = order % np.repeat(np.array(of_pass, np.int64), counts)
+    names = NameTable(timeline.names)
+    which, first = factorize_rows([places, shape_of])
+    name = [
+        names.code(f"gradient {place} ({'x'.join(map(str, found[shape][0])) or 'one number'})")
+        for place, shape in zip(places[first].tolist(), shape_of[first].tolist(), strict=True)
+    ]
     return replace(
         timeline,
         gradients=make(
             Gradients,
-            len(kept),
-            step=step[kept],
+            kept.size,
+            step=step,
             order=order,
-            name=[
-                names.code(f"gradient {place} ({'x'.join(map(str, shape)) or 'one number'})")
-                for place, (shape, _) in zip(places.tolist(), known, strict=True)
-            ],
-            elements=[prod(shape) for shape, _ in known],
-            dtype=[names.code(dtype) for _, dtype in known],
-            ready_ns=ready[kept],
+            name=np.array(name)[which],
+            elements=np.array([prod(shape) for shape, _ in found])[shape_of],
+            dtype=np.array([names.code(dtype) for _, dtype in found])[shape_of],
+            ready_ns=ready,
         ),
         names=tuple(names.to_list()),
     )
@@ -80,11 +85,11 @@ def _forwards(timeline: RankTimeline) -> dict[int, int]:
     return dict(zip(*(each.tolist() for each in np.unique(steps[steps != NONE], return_counts=True)), strict=True))
 
 
-def _of_a_pass(shapes: Sequence[tuple[tuple[int, ...], str]], passes: int) -> int:
+def _of_a_pass(shapes: Ints, passes: int) -> int:
     """Return how many of a step's gradients belong to each pass; all of them where the passes differ."""
-    each, rest = divmod(len(shapes), max(passes, 1))
-    alike = each and not rest and all(shapes[at] == shapes[at % each] for at in range(len(shapes)))
-    return each if alike else len(shapes)
+    each, rest = divmod(shapes.size, max(passes, 1))
+    alike = each and not rest and (shapes.reshape(-1, each) == shapes[:each]).all()
+    return each if alike else shapes.size
 
 
 def _shape(args: CollectiveArgs | None) -> tuple[tuple[int, ...], str] | None:
