@@ -21,8 +21,14 @@ LARGER: Final = 2.0
 """Least ratio to the largest gradient of another size. A choice: the two largest of a transformer's layer differ by 1.8
 at most (a gated MLP's fused 16/3 h^2, beside the 3 h^2 of a fused attention projection, of width h), an embedding by
 far more."""
+MOST_OF_ITS_SIZE: Final = 2
+"""An embedding and the output layer, where they do not share a weight; more gradients of one size are layers."""
 MOST_STEPS: Final = 32
 EMBEDDING: Final = re.compile(r"emb|wte|vocab|lm_head|tok|shared", re.I)
+_LESS_OFTEN: Final = {"torch": "# sum gradients over k micro-batches, then reduce them once"}
+_LESS_OFTEN_IN_DDP: Final = {
+    "ddp": "with model.no_sync():  # all but the last of k micro-batches: reduced once in k\n    loss.backward()"
+}
 
 
 class _Tail(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +38,8 @@ class _Tail(msgspec.Struct, frozen=True, kw_only=True):
     elements: int
     item_bytes: int
     of_bucket: float
-    alone_of_its_size: bool
+    of_its_size: int
+    """Gradients of its size."""
     exposed_ns: float
 
 
@@ -45,7 +52,7 @@ def embedding_tail(given: RuleInput) -> Recommendation | None:
     if not given.is_worth(exposed):
         return None
     one = tails[0]
-    tied = one.alone_of_its_size
+    tied = one.of_its_size == 1
     what = " (a tied embedding?)" if tied and EMBEDDING.search(one.name) else ""
     volume = one.elements * one.item_bytes
     return recommended(
@@ -55,8 +62,7 @@ def embedding_tail(given: RuleInput) -> Recommendation | None:
         f"bucket: {ms(exposed)} of its all-reduce are exposed, and no bucket cap changes that",
         at_most_ns=exposed,
         apply={
-            "ddp": "with model.no_sync():  # all but the last of k micro-batches: reduced once in k\n"
-            "    loss.backward()",
+            **(_LESS_OFTEN_IN_DDP if "ddp" in given.job.frameworks else _LESS_OFTEN),
             "fsdp2": "fully_shard([embedding, head])  # one group for the shared weight; sends half",
             "megatron": "--untie-embeddings-and-output-weights  # another model: train it anew",
         },
@@ -98,15 +104,20 @@ def _tail(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Tail |
         return None
     elements = int(table.elements[last])
     sizes = table.elements[table.step == table.step[last]]
-    others = sizes[sizes != elements]
+    alike = sizes == elements
+    named = table.name[table.step == table.step[last]][alike]
+    of_its_size = unique(named).size if (named >= 0).all() else named.size  # each pass of a step has them all
+    others = sizes[~alike]
     if not others.size or elements < LARGER * int(others.max()) or elements < OF_BUCKET * bucket:
+        return None
+    if of_its_size > MOST_OF_ITS_SIZE:
         return None
     return _Tail(
         name=timeline.names[table.name[last]] if table.name[last] >= 0 else "the last gradient",
         elements=elements,
         item_bytes=ITEM_BYTES.get(timeline.names[table.dtype[last]] if table.dtype[last] >= 0 else "", 4),
         of_bucket=min(elements / bucket, 1.0),
-        alone_of_its_size=int((sizes == elements).sum()) == 1,
+        of_its_size=of_its_size,
         exposed_ns=sum(exposed) / len(exposed),
     )
 

@@ -120,9 +120,22 @@ def test_an_outstanding_gradient_that_is_ready_last_is_the_tail_that_no_cap_chan
     assert "tied" not in fired(last_gradient([100, 120, 900], name="h.9.weight"))["embedding_tail"].title
 
 
-@pytest.mark.parametrize("sizes", [[100, 120, 100, 110], [100, 900, 100, 120], [500, 500, 500]])
+LIKE_THE_OTHERS = [[100, 120, 100, 110], [100, 900, 100, 120], [500, 500, 500], [10, 900, 10, 900, 10, 900]]
+
+
+@pytest.mark.parametrize("sizes", LIKE_THE_OTHERS, ids=str)
 def test_a_last_gradient_like_the_others_is_none(sizes: list[int]) -> None:
     assert "embedding_tail" not in fired(last_gradient(sizes))
+
+
+def test_a_job_without_ddp_is_not_told_to_leave_ddp_unsynchronized() -> None:
+    by_hand = last_gradient([100, 120, 100, 900])
+    assert "no_sync" not in str(fired(by_hand)["embedding_tail"].apply)
+    ddp = "DistributedDataParallel.forward"
+    of_ddp = replace(
+        by_hand, ranks={rank: replace(each, names=(*each.names, ddp)) for rank, each in by_hand.ranks.items()}
+    )
+    assert "no_sync" in fired(of_ddp)["embedding_tail"].apply["ddp"]
 
 
 # --- small collectives ----------------------------------------------------------------------------------------------
