@@ -1,7 +1,7 @@
 """Rule: many collectives take only their latency, whatever their size; send fewer, larger ones."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Final
 
 import numpy as np
@@ -9,10 +9,10 @@ import numpy as np
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import size
+from overlapscope.timeline.columns import NONE, Collectives, Ints, size
 from overlapscope.timeline.dimensions import DATA
 from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, POINT_TO_POINT
-from overlapscope.timeline.rows import unique
+from overlapscope.timeline.rows import factorize_rows, sort_order, unique
 from overlapscope.timeline.run import Run
 
 MOVING: Final = 0.2
@@ -23,8 +23,13 @@ TINY_BYTES: Final = 64 << 10
 SHORT_NS: Final = 30_000
 """A call of unknown size that takes no longer is latency-bound: NCCL's latency is 7 to 14 us plus some for each hop
 (`src/graph/tuning.cc`)."""
+BEHIND: Final = 0.5
+"""A call that spends this share of its time behind earlier ones of its group takes their time, not its latency: gloo
+counts a call from where it is made, and works off few at a time. A choice."""
 FEWEST_CALLS: Final = 8
 """Least calls a step. A choice: fusing fewer is not worth the work."""
+Kind = tuple[str, str | None, int | None]
+"""Operation, group and bytes of calls."""
 TORCH_NAMES: Final = {
     "all_gather": "all_gather_into_tensor",
     "reduce_scatter": "reduce_scatter_tensor",
@@ -42,6 +47,8 @@ def small_collectives(given: RuleInput) -> Recommendation | None:
     rows = [row for row in every if _is_candidate(given, row, sharded=sharded)]
     fastest = _fastest(rows)
     slow = [row for row in rows if _is_latency(row, fastest.get((row.op, row.group)))]
+    behind = _behind_others(given, {_kind(row) for row in slow})
+    slow = [row for row in slow if _kind(row) not in behind]
     small = max(_by_rank(given.run, slow), key=_exposed_ns, default=[]) if slow else []
     calls = sum(row.count for row in small) / max(given.steps, 1)
     exposed = _exposed_ns(small) / max(given.steps, 1)
@@ -118,6 +125,41 @@ def _is_latency(row: CollectiveRow, bytes_per_ns: float | None) -> bool:
     if row.bytes <= TINY_BYTES:
         return True
     return row.estimate == "matched" and bytes_per_ns is not None and row.bytes / bytes_per_ns <= MOVING * spent
+
+
+def _kind(row: CollectiveRow) -> Kind:
+    return row.op, row.group, row.bytes
+
+
+def _behind_others(given: RuleInput, asked: Set[Kind]) -> set[Kind]:
+    """Return which of the kinds of calls on some rank mostly stand behind others."""
+    found = set()
+    for timeline, _ in given.some_ranks() if asked else ():
+        calls, names = timeline.collectives, (*timeline.names, None)  # -1 is no name
+        rows = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE))
+        rows = rows[sort_order(calls.group[rows], calls.start_ns[rows], calls.end_ns[rows])]
+        lasted, stood = calls.end_ns[rows] - calls.start_ns[rows], _behind_ns(calls, rows)
+        kind, first = factorize_rows([calls.op[rows], calls.group[rows], calls.bytes[rows]])
+        for at, row in enumerate(rows[first].tolist()):
+            volume = int(calls.bytes[row])
+            this = names[calls.op[row]] or "unknown", names[calls.group[row]], None if volume == NONE else volume
+            if this in asked:
+                own = kind == at
+                if np.median(stood[own]) > BEHIND * np.median(lasted[own]):
+                    found.add(this)
+    return found
+
+
+def _behind_ns(calls: Collectives, rows: Ints) -> Ints:
+    """Return for how long each call stood behind the one before it in its group; `rows` are sorted by group and start.
+
+    Only behind calls that ended no later than it did: others went on beside it.
+    """
+    start, end, group = calls.start_ns[rows], calls.end_ns[rows], calls.group[rows]
+    before = np.append(start[:1], end[:-1])
+    follows = np.append(False, group[1:] == group[:-1]) & (before <= end)
+    stood: Ints = np.where(follows, np.maximum(before - start, 0), 0)
+    return stood
 
 
 def _listed(rows: Sequence[CollectiveRow]) -> list[str]:

@@ -161,6 +161,20 @@ def test_many_calls_that_take_their_latency_are_reported_with_what_of_them_is_ex
     assert "small_collectives" in fired(many(20, size_bytes=2000))
 
 
+@pytest.mark.parametrize("behind", [True, False])
+def test_small_calls_that_stand_behind_a_large_one_take_its_time_and_not_their_latency(*, behind: bool) -> None:
+    """Twenty calls that are made while 8 MiB are sent until 600, and end one after the other after it."""
+    large = Sent(start=100, end=600 if behind else 101, launch=1, op="all_gather", size_bytes=8 << 20)
+    small = [
+        Sent(start=110 + k, end=605 + 4 * k, launch=2 + k / 100, op="all_gather", size_bytes=2000) for k in range(20)
+    ]
+    if not behind:
+        small = [Sent(start=200 + 20 * k, end=215 + 20 * k, launch=2 + k / 100, op="all_gather", size_bytes=2000)
+                 for k in range(20)]  # fmt: skip
+    found = fired(always(Kernel(start=0, end=99), large, *small, Kernel(start=900, end=990, launch=899)))
+    assert ("small_collectives" in found) is not behind
+
+
 def one_by_one(calls: int, spent: float = 4, computed: float = 0.5, size_bytes: int = 4096) -> Run:
     """After backward, until 200, an all-reduce every 10 us: each behind a clone, which takes `computed`."""
     begins = [200 + 10 * place for place in range(calls)]
