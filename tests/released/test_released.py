@@ -86,7 +86,7 @@ def comparable(document: Any) -> Any:
 def _one_lateness(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
     found: Counter[str] = Counter()
     for name, ns in parts:
-        found["late_rank" if name.startswith("peer_") else name] += ns
+        found["late_rank" if name.startswith("peer_") or name == "late_end" else name] += ns
     return dict(found)
 
 

@@ -47,6 +47,8 @@ INSTEAD: Final = {
     "whom it waited there; shorten these calls, or begin them earlier",
     "peer_host": "# overlapscope explain RUN lists the longest waits: what the host of the late rank did meanwhile "
     "(loading data, checkpoints, logging, garbage collection)",
+    "late_end": "# a rank whose cores are busy sends on, or sees the end of a call, late: give each rank cores of its "
+    "own, with one for the threads of its backend",
     LATE_RANKS: "# overlapscope explain RUN lists the longest waits: who was late, and what it did before",
     "unknown": "# whether this is waiting or transfer is not known: record {lacking}",
 }

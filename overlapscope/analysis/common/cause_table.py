@@ -19,7 +19,9 @@ class Cause(msgspec.Struct, kw_only=True, frozen=True):
     description: str
     """One sentence for the docs, in Markdown."""
     waits_for_late_rank: bool = False
-    """Wait time that disappears when no rank is late: the metric `exposed_wait_ns`."""
+    """Wait time that disappears when no rank is late; part of the metric `exposed_wait_ns`."""
+    ends_late: bool = False
+    """Wait time as well (the duration of a call less its transfer), though no rank was late then; in that metric."""
     waits_for_another_rank: bool = False
     """Any wait time, also for a pipeline stage, which is caused by the schedule and not by a straggler."""
     colour: Literal["waiting", "exposed", "launch", "copy", "compute", "idle"]
@@ -68,6 +70,14 @@ CAUSES: Final[dict[str, Cause]] = {
         waits_for_another_rank=True,
         colour="waiting",
         pattern="|",
+    ),
+    "late_end": Cause(
+        label="wait: the call ended later than elsewhere",
+        description="where no device computes and ranks share a clock: what of the wait lies after the last member "
+        "began, as the call ended later than on the rank where it was shortest; nobody was late then",
+        ends_late=True,
+        colour="exposed",
+        pattern="-",
     ),
     "pipeline": Cause(
         label="wait: another pipeline stage",
@@ -204,6 +214,8 @@ NoRemoval = Literal[
 """Why it is not known what the removal of a late rank is worth; `no_device`: its host computes, and what it would do
 sooner is not replayed."""
 WAITS_FOR_LATE_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_late_rank)
+EXPOSED_WAIT: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_late_rank or cause.ends_late)
+"""The causes that add up to the metric `exposed_wait_ns`."""
 WAITS_FOR_ANOTHER_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_another_rank)
 
 

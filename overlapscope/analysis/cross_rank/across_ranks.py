@@ -53,6 +53,8 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     """Exchanges of different sizes: their last rank is valid, their transfer time is not."""
     clock_set: bool = False
     """Whether a clock was set during the recording: `clocks` hold for one side of that moment alone."""
+    hosts: Mapping[int, str] = {}
+    """The host of each rank whose clock is that of all other ranks there; empty where a clock was set."""
     waits: Mapping[int, RankWait] = {}
     pairs: PairMatching = msgspec.field(default_factory=PairMatching)
 
@@ -60,6 +62,10 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     def matched(self) -> int:
         """Number of matched collectives, each counted once."""
         return sum(block.calls for block in (*self.matching.blocks, *self.matching.uneven))
+
+    def share_a_clock(self, ranks: Sequence[int]) -> bool:
+        """Return whether the times of these ranks are of one clock."""
+        return _on_one_host(ranks, self.hosts)
 
     def transfers(self, run: Run) -> dict[int, Transfers]:
         """Return the transfers of each rank's collectives."""
@@ -132,6 +138,7 @@ def match_and_align(run: Run) -> CrossRank:
         matching=checked,
         clocks=known,
         clock_set=clock_set,
+        hosts={} if clock_set else hosts,
         splits=splits,
         uneven=uneven,
         waits=waits_by_rank(splits, clocks),

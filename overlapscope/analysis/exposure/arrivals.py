@@ -26,6 +26,9 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     """The recorded rank that arrived last."""
     call: Ints
     """Number of the call, the same on all its members; NONE where some member was not recorded."""
+    began_ns: Ints
+    """When the last member began, where the clock says that exactly: without a device, on ranks that share one. Not
+    after `arrived_ns`: a member that ends later than another had not waited for longer."""
     start_wait_ns: Ints
     """What of the wait the spread of the recordings' starts explains; 0 for nothing."""
 
@@ -45,13 +48,16 @@ def arrivals(run: Run, cross_rank: CrossRank) -> dict[int, Arrivals]:
         by_clock = _ByClocks(latest=came.max(axis=0), last=np.array(ranks)[came.argmax(axis=0)], number=number)
         for rank, own in zip(ranks, rows, strict=True):
             by_clocks.setdefault(rank, []).append((by_clock, own))
+    began = _began(run, cross_rank)
     start_waits: dict[int, list[tuple[Ints, Ints]]] = {}
     for split in (*cross_rank.splits, *cross_rank.uneven):
         if split.start_wait_ns is not None:
             for rank, rows, waits in zip(split.block.ranks, split.block.rows, split.start_wait_ns, strict=True):
                 start_waits.setdefault(rank, []).append((rows, waits))
     return {
-        rank: _of_rank(run, index, clocks, rank, by_clocks.get(rank, ()), start_waits.get(rank, ()))
+        rank: _of_rank(
+            run, index, clocks, rank, by_clocks.get(rank, ()), began.get(rank, ()), start_waits.get(rank, ())
+        )
         for rank in run.ranks
     }
 
@@ -63,6 +69,18 @@ class _ByClocks(msgspec.Struct, frozen=True, kw_only=True):
     """Arrival of the last member, on the common clock."""
     last: Ints
     number: Ints
+
+
+def _began(run: Run, cross_rank: CrossRank) -> dict[int, list[tuple[Ints, Ints]]]:
+    """Return rows of each rank's calls with when their last member began, of calls without a device on one clock."""
+    found: dict[int, list[tuple[Ints, Ints]]] = {}
+    for split in cross_rank.splits:
+        block = split.block
+        if cross_rank.share_a_clock(block.ranks) and not any(run.ranks[rank].has_device for rank in block.ranks):
+            latest_ns = block.start_ns.max(axis=0)
+            for rank, own in zip(block.ranks, block.rows, strict=True):
+                found.setdefault(rank, []).append((own, latest_ns))
+    return found
 
 
 def _on_clocks(run: Run, cross_rank: CrossRank) -> Iterator[tuple[Sequence[int], Sequence[Ints], Floats, bool]]:
@@ -80,7 +98,7 @@ def _on_clocks(run: Run, cross_rank: CrossRank) -> Iterator[tuple[Sequence[int],
 
 def _of_rank(
     run: Run, index: CallIndex, clocks: Clocks, rank: int, by_clocks: Sequence[tuple[_ByClocks, Ints]],
-    start_waits: Sequence[tuple[Ints, Ints]],
+    began: Sequence[tuple[Ints, Ints]], start_waits: Sequence[tuple[Ints, Ints]],
 ) -> Arrivals:  # fmt: skip
     """Return the arrivals of one rank.
 
@@ -103,10 +121,13 @@ def _of_rank(
         arrived[chosen] = np.clip(end_ns[chosen] - before, start_ns[chosen], end_ns[chosen])
         last[chosen] = by_clock.last[stayed]
         number[chosen] = by_clock.number[stayed]
+    latest = np.full(call.size, NONE, np.int64)
+    for own, latest_ns in began:
+        latest[own] = np.clip(latest_ns, start_ns[own], np.maximum(arrived[own], start_ns[own]))
     start_wait = np.zeros(call.size, np.int64)
     for own, waits in start_waits:
         start_wait[own] = waits
-    return Arrivals(arrived_ns=arrived, last=last, call=number, start_wait_ns=start_wait)
+    return Arrivals(arrived_ns=arrived, last=last, call=number, began_ns=latest, start_wait_ns=start_wait)
 
 
 def _came(run: Run, clocks: Clocks, pairs: MessagePairs) -> Floats:

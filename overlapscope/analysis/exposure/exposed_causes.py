@@ -2,7 +2,8 @@
 
 Each moment belongs to the collective in flight that ends last (ties: the one that began first). A collective is divided
 from its start on: wait for the last member, by what that rank did longer since the two last met (where the system's
-account of both is known, waiting for a core is neither computing nor idling); transfer beyond the baseline; and the
+account of both is known, waiting for a core is neither computing nor idling); what it ended later than another rank,
+where one clock shows that its last member had begun; transfer beyond the baseline; and the
 rest as the rank's dependency graph says, by what the next compute waited for. Where the graph may not say: delay by a
 late launch; delay by queueing; and the rest, by what the step computes after it; where the transfer time of a call is
 not known, the time until the last member arrived is still wait, and the rest is `unknown`.
@@ -16,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.common.cause_table import CAUSES, WAITS_FOR_LATE_RANK
+from overlapscope.analysis.common.cause_table import CAUSES, EXPOSED_WAIT
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.arrivals import Arrivals, arrivals
@@ -44,6 +45,7 @@ from overlapscope.timeline.run import RankTimeline, Run
 
 PIPELINE: Final = "pipeline"
 START: Final = "start_of_recording"
+LATE_END: Final = "late_end"
 DELAYS: Final = ("late_launch", "queued")
 """Causes before a call began."""
 OF_LATE_RANK: Final = ("peer_compute", "peer_core", "peer_comm", "peer_host")
@@ -106,8 +108,8 @@ class Causes(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def exposed_wait_ns(self, sets: WindowSets) -> list[int | None]:
-        """Return the exposed wait time for a late rank in each set; None where an exposed call has none known."""
-        waits = np.sum([sets.within(self.busy[cause]) for cause in WAITS_FOR_LATE_RANK], axis=0).tolist()
+        """Return the exposed wait time in each set, but for pipelines; None where an exposed call has none known."""
+        waits = np.sum([sets.within(self.busy[cause]) for cause in EXPOSED_WAIT], axis=0).tolist()
         unknown = sets.within(self.exposed_unknown)
         return [None if some else wait for some, wait in zip(unknown, waits, strict=True)]
 
@@ -216,6 +218,8 @@ class _Waits(msgspec.Struct, frozen=True, kw_only=True):
     arrived: Ints
     at_start: Intervals
     """Exposed wait that the spread of the recordings' starts explains."""
+    ended_late: Intervals
+    """Exposed time between the begin of the last member and what is left for the transfer."""
     pieces: Intervals
     """The rest of the exposed wait."""
     asked: Ints
@@ -244,7 +248,9 @@ def _waits_of(
     last = np.where(of_pipeline, NONE, _of_rows(arrived_last.last, own_comm, NONE))
     arrived = np.where(last != NONE, _of_rows(arrived_last.arrived_ns, own_comm, NONE), own_comm.start_ns)
     met = np.minimum(own_comm.start_ns + _of_rows(arrived_last.start_wait_ns, own_comm, 0), arrived)
-    begin, until = _cut(own_comm, met, arrived)
+    began = _of_rows(arrived_last.began_ns, own_comm, NONE)
+    came_last = np.where((last != NONE) & (began != NONE), np.clip(began, met, arrived), arrived)
+    begin, until = _cut(own_comm, met, came_last)
     held = np.flatnonzero((last != NONE) & (until > begin))
     held = held[sort_order(begin[held])]  # owned times are disjoint
     pieces, asked = parts_inside(Intervals(begin[held], until[held]), exposed)
@@ -262,11 +268,12 @@ def _waits_of(
         of_pipeline=of_pipeline,
         arrived=arrived,
         at_start=intersection(_only(_cut(own_comm, own_comm.start_ns, met), last != NONE), exposed),
+        ended_late=intersection(_only(_cut(own_comm, came_last, arrived), last != NONE), exposed),
         pieces=pieces,
         asked=asked,
         own=_divided(came - met_before, [each.within(met_before, came) for each in did], accounted),
         accounted=accounted,
-        query=PeerQuery(windows=Intervals(met_before, arrived[held]), others=last[held]),
+        query=PeerQuery(windows=Intervals(met_before, came_last[held]), others=last[held]),
     )
 
 
@@ -319,7 +326,7 @@ def _of_rank(
     transfer, of_pipeline = waits.transfer, waits.of_pipeline
     matched = transfer != NONE
     parts: dict[str, list[Intervals]] = {cause: [] for cause in CAUSES}
-    for cause, found in (*waited.items(), (START, waits.at_start)):
+    for cause, found in (*waited.items(), (START, waits.at_start), (LATE_END, waits.ended_late)):
         parts[cause].append(found)
     slow, late, queued, rest = _transfer_parts(own, transfers, arrived, transfer, matched)
     parts["slow_transfer"].append(intersection(_only(_cut(own_comm, arrived, slow)), exposed))

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.common.cause_table import CAUSES, WAITS_FOR_LATE_RANK
+from overlapscope.analysis.common.cause_table import CAUSES, EXPOSED_WAIT
 from overlapscope.analysis.job_step.step_table import StepTable
 from overlapscope.timeline.columns import NONE, Ints
 
@@ -109,9 +109,9 @@ def divided_by_cause(exposed_ns: int, wait_ns: int | None, sums: Mapping[Key, in
 def scaled(found: Attribution, totals: Sides, waits: Sides = (None, None)) -> Attribution:
     """Divide other totals of both sides by the shares of an attribution's parts; a total that is None stays.
 
-    `waits` are the parts of the totals that are exposed waiting for a late rank, where the parts are causes.
+    `waits` are the parts of the totals that are `exposed_wait_ns`, where the parts are causes.
     """
-    late = {at for at, part in enumerate(found.parts) if part.name in WAITS_FOR_LATE_RANK}
+    late = {at for at, part in enumerate(found.parts) if part.name in EXPOSED_WAIT}
     sides = []
     for side, total, wait in zip(("base_ns", "candidate_ns"), totals, waits, strict=True):
         sums = {at: getattr(part, side) for at, part in enumerate(found.parts)}

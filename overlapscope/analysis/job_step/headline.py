@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from overlapscope.analysis.common.cause_table import CAUSES, IDLE_CAUSES, WAITS_FOR_LATE_RANK
+from overlapscope.analysis.common.cause_table import CAUSES, EXPOSED_WAIT, IDLE_CAUSES
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.job_step.attribution import divided, divided_by_cause
 from overlapscope.analysis.job_step.metrics import DEFINITIONS, STEP_TIME, middle
@@ -115,7 +115,7 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headlin
     values: dict[str, Any] = {name: _value(table, name) for name in DEFINITIONS if name in _MEDIANS}
     exposed, step_ns = values["exposed_comm_ns"] or 0, _value(table, STEP_TIME)
     sums = {cause: int(ns[table.recorded].sum()) for cause, ns in table.causes.items()}
-    causes = divided_by_cause(exposed, values["exposed_wait_ns"], sums, {*WAITS_FOR_LATE_RANK})
+    causes = divided_by_cause(exposed, values["exposed_wait_ns"], sums, {*EXPOSED_WAIT})
     idle_sums = {cause: int(ns[table.recorded].sum()) for cause, ns in table.idle_causes.items()}
     idle = divided(values["idle_ns"] or 0, idle_sums)
     return Headline(

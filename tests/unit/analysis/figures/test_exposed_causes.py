@@ -1,6 +1,6 @@
 """One cause for every exposed nanosecond: against a raster that looks at each nanosecond, and constructed truth."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.common.cause_table import CAUSES, IDLE_CAUSES, WAITS_FOR_ANOTHER_RANK, WAITS_FOR_LATE_RANK
-from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.common.cause_table import (
+    CAUSES,
+    EXPOSED_WAIT,
+    IDLE_CAUSES,
+    WAITS_FOR_ANOTHER_RANK,
+    WAITS_FOR_LATE_RANK,
+)
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.matching import match
 from overlapscope.analysis.cross_rank.point_to_point import match_pairs
@@ -74,6 +80,7 @@ def explained(
     clocks: Clocks | None = None,
     members: tuple[int, ...] = (0, 1),
     groups: tuple[Group, ...] = (),
+    hosts: Mapping[int, str] | None = None,
 ) -> tuple[Run, dict[int, dict[str, int]]]:
     run = Run(
         world_size=len(members),
@@ -85,6 +92,7 @@ def explained(
     together = CrossRank(
         matching=matching,
         clocks=known,
+        hosts=hosts or {},
         splits=tuple(split_waits(matching.blocks, known)),
         uneven=tuple(split_waits(matching.uneven, known)),
         pairs=match_pairs(run, known),
@@ -276,6 +284,55 @@ def test_another_clock_of_the_last_rank_is_taken_into_account() -> None:
     late = rank_of(1, [(1030, 1040, 1030)], [(1000, 1030, "gemm")])
     _, found = explained(rank_of(0, [CALL], []), late, clocks=Clocks(tied={0: 0, 1: 0}, offset_ns={0: 0.0, 1: 1000.0}))
     assert found[0]["peer_compute"] == 20
+
+
+ONE_HOST = {0: "node", 1: "node"}
+WAITS = [(10, 60, 10)]
+"""Rank 0 begins to wait at 10, ..."""
+CAME = [(30, 50, 30)]
+"""... the last rank at 30, where the call takes 20 and ends 10 earlier."""
+
+
+@pytest.mark.parametrize(
+    ("hosts", "has_device", "late_end"),
+    [
+        pytest.param(ONE_HOST, False, 10, id="one clock"),
+        pytest.param({}, False, 0, id="clocks that are only aligned"),
+        pytest.param({0: "node", 1: "other"}, False, 0, id="two hosts"),
+        pytest.param({0: "node"}, False, 0, id="one of two known"),
+        pytest.param(ONE_HOST, True, 0, id="times of devices"),
+    ],
+)
+def test_nobody_is_waited_for_after_the_last_member_has_begun(
+    hosts: dict[int, str], has_device: bool, late_end: int
+) -> None:
+    """The wait of rank 0 is 50 - 20 = 30, of which 20 until the last rank came."""
+    first, late = (
+        rank_of(rank, calls, [(0, came, "gemm")], has_device=has_device)
+        for rank, (calls, came) in enumerate([(WAITS, 10), (CAME, 30)])
+    )
+    _, found = explained(first, late, hosts=hosts)
+    assert found[0].get("late_end", 0) == late_end
+    assert sum(found[0].get(cause, 0) for cause in EXPOSED_WAIT) == 30, "the wait is that of the definition"
+    assert sum(found[0].values()) == 50
+    assert sum(found[0].get(cause, 0) for cause in WAITS_FOR_LATE_RANK) == 30 - late_end
+    if late_end:
+        assert found[0]["peer_compute"] == 20, "what it computed longer; it communicated no longer until it came"
+
+
+def test_the_rank_that_came_last_waited_for_nobody_though_its_call_ended_later() -> None:
+    _, found = explained(rank_of(0, [(10, 30, 10)], []), rank_of(1, [(12, 40, 12)], []), hosts=ONE_HOST)
+    assert found[1]["late_end"] == 8
+    assert not any(found[1].get(cause) for cause in WAITS_FOR_LATE_RANK)
+
+
+def test_ranks_that_capture_recorded_on_one_host_share_its_clock() -> None:
+    calls = [(at, at + 20, at) for at in range(0, 1000, 100)]
+    ranks = {rank: rank_of(rank, calls, []) for rank in (0, 1)}
+    run = Run(world_size=2, ranks=ranks, groups=(Group(name="0", size=2, ranks=(0, 1)),))
+    assert not match_and_align(run).share_a_clock((0, 1))
+    of_host = {rank: replace(each, recorded={"settings": {"host": "node"}}) for rank, each in ranks.items()}
+    assert match_and_align(replace(run, ranks=of_host)).share_a_clock((0, 1))
 
 
 def waiting_for_cores(timeline: RankTimeline, *readings: tuple[int, int]) -> RankTimeline:
