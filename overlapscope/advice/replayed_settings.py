@@ -19,7 +19,8 @@ from overlapscope.whatif.ddp.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp.ddp_recording import RecordedCase, ddp_case_of_run
 from overlapscope.whatif.parallelism import parallelism_of
 from overlapscope.whatif.result import CAP, Scenario, WhatIf, cap_of, knob_words
-from overlapscope.whatif.step_graph.graph_predict import predict_graph_run
+from overlapscope.whatif.step_graph.fsdp_changes import NO_GATHERS, NO_SIZES
+from overlapscope.whatif.step_graph.graph_predict import NONE_REPLAYED, predict_graph_run
 
 VIEW: Final = "gradient_as_bucket_view"
 MOST_SHOWN: Final = 3
@@ -83,7 +84,13 @@ def _by_fsdp_replay(
         result = predict_graph_run(run, cross_rank, not_ddp=str(not_ddp), graphs=graphs)
     except InputError as error:
         return found, [f"no setting was replayed: {error}"]
-    return [*fsdp_advice(result), *found], list(result.reasons)
+    return [*fsdp_advice(result), *found], fsdp_reasons(result.reasons)
+
+
+def fsdp_reasons(reasons: Sequence[str]) -> list[str]:
+    """Return the reasons of a replay of FSDP2; that no setting was replayed is not said beside why none could be."""
+    why_none = {NO_GATHERS, NO_SIZES} & set(reasons)
+    return [each for each in reasons if each != NONE_REPLAYED or not why_none]
 
 
 def scenario_recommendation(

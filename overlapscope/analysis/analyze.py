@@ -17,6 +17,7 @@ from overlapscope.analysis.checks.outlier_steps import long_steps, outlier_steps
 from overlapscope.analysis.checks.pipeline import pipeline_bubbles, uneven_stages
 from overlapscope.analysis.checks.possible_bandwidth import possible_bandwidth
 from overlapscope.analysis.checks.power import power_falls
+from overlapscope.analysis.checks.recorder_stops import idle_at_stops
 from overlapscope.analysis.checks.recording_checks import partly_recorded_groups, reported_overlap, unread_ranks
 from overlapscope.analysis.checks.slow_link import slow_links
 from overlapscope.analysis.checks.timer_findings import timer_findings
@@ -49,6 +50,7 @@ from overlapscope.analysis.result import (
     StepBreakdown,
     TriggeredTrace,
     complete_figures,
+    waits_by_step,
 )
 from overlapscope.analysis.source_tables import rows_of_sources
 from overlapscope.analysis.stragglers.core_waits import waited_for_cores
@@ -104,7 +106,7 @@ def analyze(
     unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
     collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
     findings = [
-        *with_ranges(_of_times(run, ranks, shared), run),
+        *with_ranges(_of_times(run, ranks, shared, idle_at_stops(run, coverage, windows)), run),
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
         *_of_what_was_told(run, ranks),
         *links,
@@ -336,10 +338,19 @@ def _computed_ns(info: RankInfo) -> dict[int, int]:
     return {each.step: each.compute_ns for each in info.steps if each.complete and each.compute_ns is not None}
 
 
-def _of_times(run: Run, ranks: Sequence[RankInfo], shared: Sequence[Finding]) -> list[Finding]:
-    """Return the findings from the times of single ranks; `shared` are those on cores that hosts share."""
+def _of_times(
+    run: Run, ranks: Sequence[RankInfo], shared: Sequence[Finding], stopped_ns: Mapping[tuple[int, int], float]
+) -> list[Finding]:
+    """Return the findings from the times of single ranks; `shared` are those on cores that hosts share, `stopped_ns`
+    holds idle time that may be the recorder's stop."""
     basis = {rank: timeline.basis for rank, timeline in run.ranks.items()}
-    found = outlier_steps(complete_figures(ranks), basis, by_chance=decide_who_is_late(shared))
+    found = outlier_steps(
+        complete_figures(ranks),
+        basis,
+        waited_ns=waits_by_step(ranks),
+        stopped_ns=stopped_ns,
+        by_chance=decide_who_is_late(shared),
+    )
     return [*found, *power_falls(run.ranks)]
 
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from overlapscope.analysis.checks.outlier_steps import ODD_FACTOR, Steps, long_steps
-from overlapscope.analysis.common.cause_table import NoCauses
+from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK, NoCauses
 from overlapscope.analysis.common.findings import Finding, Listed
 from overlapscope.analysis.cost.throughput import Throughput, gpu_hours_a_day
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
@@ -341,6 +341,16 @@ def without_outliers(analysis: Analysis) -> WithoutOutliers | None:
 def complete_figures(ranks: Iterable[RankInfo]) -> dict[int, Steps]:
     """Return the figures of complete steps by rank, as outliers are looked for: without waits for later recordings."""
     return {info.rank: [_without_starts(step) for step in info.steps if step.complete] for info in ranks}
+
+
+def waits_by_step(ranks: Iterable[RankInfo]) -> dict[tuple[int, int], int]:
+    """Return how long each rank waited, exposed, for late ranks in each complete step."""
+    return {
+        (info.rank, step.step): sum(step.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK)
+        for info in ranks
+        for step in info.steps
+        if step.complete
+    }
 
 
 def _without_starts(step: StepBreakdown) -> tuple[int, int | None, int | None, int | None, int | None]:

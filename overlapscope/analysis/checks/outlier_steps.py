@@ -1,13 +1,15 @@
 """Find outlier steps: a step that communicates, takes or idles far longer than the other steps of a rank.
 
-Most outliers concern many ranks at once: one step on several ranks is one finding.
+Most outliers concern many ranks at once: one step on several ranks is one finding. A step is odd for one figure only:
+where its length is, that is said, and what most of it went to.
 """
 
 import statistics
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -26,14 +28,18 @@ fifth, in each of these. Two other steps may be alike by luck, so that their ran
 RANGE: Final = 0.1
 """... this share of their median."""
 ODD_AT_LEAST_NS: Final = MILLISECOND_NS
-"""... and the difference to the median is at least this, and at least ..."""
-ODD_OF_STEP: Final = 0.05
-"""... this share of the rank's usual step: more communication that hardly lengthens anything is nobody's concern."""
+"""... and the difference to the median is at least this."""
 EARLY: Final = 0.5
 """Where its compute is shorter than usual by this share of what communication is longer, the rank came early and waited
 for the others: the step is not odd for that."""
 IDLE_OF_STEP: Final = 0.1
-"""Of idle time this share: short pauses of a host are many. Where the step's length is odd, that is said alone."""
+"""Idle time is longer by at least this share of the rank's usual step: short pauses of a host are many. Where the
+step's length is odd, that is said alone."""
+LONGEST: Final = 1.1
+"""A step that communicates or idles for longer takes this many times as long as the longest of the others ..."""
+MOSTLY: Final = 0.5
+"""... and each is at least this share of the other: what it communicates or idles more, and takes more. Elsewhere that
+was hidden, or made up for, or the step is long for another reason. This share of what is more says what it is, too."""
 FIGURES: Final = (("comm_ns", "communicates for", 2), ("window_ns", "takes", 1), ("idle_ns", "idles for", 4))
 """The checked figures: name, verb for the title, position in a step's tuple."""
 MAX_STEPS: Final = 4
@@ -44,6 +50,8 @@ MAX_NAMED: Final = 8
 """Ranks named in a title."""
 Steps = Sequence[tuple[int, int | None, int | None, int | None, int | None]]
 """(number, window_ns, comm_ns, compute_ns, idle_ns) of complete steps."""
+Waits = Mapping[tuple[int, int], int]
+"""Exposed waiting for late ranks by (rank, step); 0 or absent where none is known."""
 
 
 class OutlierStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,31 +63,48 @@ class OutlierStep(msgspec.Struct, frozen=True, kw_only=True):
     usual_ns: float
     others: str
 
+    @property
+    def more_ns(self) -> float:
+        """Return how much more it is than usual."""
+        return self.value_ns - self.usual_ns
+
 
 def outlier_steps(
-    ranks: Mapping[int, Steps], known_from: Mapping[int, str], *, by_chance: bool = False
+    ranks: Mapping[int, Steps],
+    known_from: Mapping[int, str],
+    *,
+    waited_ns: Waits = MappingProxyType({}),
+    stopped_ns: Mapping[tuple[int, int], float] = MappingProxyType({}),
+    by_chance: bool = False,
 ) -> list[Finding]:
     """Find the outliers among the complete steps of each rank, of which at least three are needed.
 
-    A step that is an outlier on several ranks is one finding. `known_from` holds the basis of each rank's times. Where
-    hosts share cores (`by_chance`), which rank communicates or idles for longer is the scheduler's choice: then only
-    how long steps take is compared.
+    A step that is an outlier on several ranks is one finding. `known_from` holds the basis of each rank's times; by
+    (rank, step), `waited_ns` holds how long ranks waited for others, and `stopped_ns` what may be the recorder's stop.
+    Where hosts share cores (`by_chance`), which rank communicates or idles for longer is the scheduler's choice: then
+    only how long steps take is compared.
     """
+    odd = {name: [] if by_chance and name != "window_ns" else _outliers(name, ranks) for name, _, _ in FIGURES}
+    long = {(each.rank, each.step) for each in odd["window_ns"]}
+    odd["idle_ns"] = [each for each in odd["idle_ns"] if (each.rank, each.step) not in long]
+    for name in ("window_ns", "idle_ns"):
+        odd[name] = [each for each in odd[name] if stopped_ns.get((each.rank, each.step), 0) < MOSTLY * each.more_ns]
+    named = {each.step for name in ("window_ns", "idle_ns") for each in odd[name]}
+    odd["comm_ns"] = [
+        each for each in odd["comm_ns"] if each.step not in named and _waits(each, ranks[each.rank], waited_ns) is None
+    ]
     findings: list[Finding] = []
-    long = {(each.rank, each.step) for each in long_steps(ranks)}
     for name, verb, _ in FIGURES:
-        if by_chance and name != "window_ns":
-            continue
         by_step: dict[int, list[OutlierStep]] = defaultdict(list)
-        for each in _outliers(name, ranks):
-            if name != "idle_ns" or (each.rank, each.step) not in long:
-                by_step[each.step].append(each)
+        for each in odd[name]:
+            by_step[each.step].append(each)
         order = sorted(by_step.values(), key=lambda found: (-len(found), -_most(found).value_ns))
         listed_alone = order if len(order) == MAX_STEPS + 1 else order[:MAX_STEPS]
         rest = [each for found in order[len(listed_alone) :] for each in found]
-        findings += [
-            _finding(name, verb, found, known_from) for found in sorted(listed_alone, key=lambda each: each[0].rank)
-        ]
+        for found in sorted(listed_alone, key=lambda each: each[0].rank):
+            most = _most(found)
+            mostly = _mostly(most, ranks[most.rank], waited_ns) if name == "window_ns" else None
+            findings.append(_finding(name, verb, found, known_from, mostly))
         if rest:
             findings.append(_others(name, verb, rest, known_from))
     return findings
@@ -87,19 +112,30 @@ def outlier_steps(
 
 def long_steps(ranks: Mapping[int, Steps]) -> list[OutlierStep]:
     """Return the steps that are outliers in length, by rank: none of them is typical of a run."""
-    return list(_outliers("window_ns", ranks))
+    return _outliers("window_ns", ranks)
 
 
-def _outliers(name: str, ranks: Mapping[int, Steps]) -> Iterator[OutlierStep]:
-    """Yield the outliers in one figure, rank by rank."""
+def _outliers(name: str, ranks: Mapping[int, Steps]) -> list[OutlierStep]:
+    """Return the outliers in one figure, rank by rank, with the ranks on which the same step stands out less far."""
+    kinds = [(rank, *kind) for rank, every in ranks.items() for kind in _kinds(every)]
+    known = {each.step for rank, others, steps in kinds for each in _of_kind(name, rank, others, steps, far=True)}
+    return [
+        each
+        for rank, others, steps in kinds
+        for each in _of_kind(name, rank, others, steps, far=False)
+        if each.step in known
+    ]
+
+
+def _of_kind(name: str, rank: int, others: str, steps: Steps, *, far: bool) -> list[OutlierStep]:
+    """Return the outliers in one figure among steps of a kind."""
     (place,) = (at for each, _, at in FIGURES if each == name)
-    share = IDLE_OF_STEP if name == "idle_ns" else ODD_OF_STEP
-    for rank, (others, steps) in ((rank, kind) for rank, every in ranks.items() for kind in _kinds(every)):
-        usual_step_ns = np.median([step[1] for step in steps if step[1] is not None] or [0])
-        least_ns = max(ODD_AT_LEAST_NS, share * float(usual_step_ns))
-        for each in _of_rank(rank, others, [(step[0], step[place]) for step in steps], least_ns):
-            if name != "comm_ns" or not _came_early(each, steps):
-                yield each
+    usual_step_ns = float(np.median([step[1] for step in steps if step[1] is not None] or [0]))
+    least_ns = max(ODD_AT_LEAST_NS, IDLE_OF_STEP * usual_step_ns if name == "idle_ns" else 0.0)
+    found = _of_rank(rank, others, [(step[0], step[place]) for step in steps], least_ns, far=far)
+    if name == "window_ns":
+        return found
+    return [each for each in found if _is_longer(each, steps) and not (name == "comm_ns" and _came_early(each, steps))]
 
 
 def _kinds(steps: Steps) -> list[tuple[str, Steps]]:
@@ -112,7 +148,10 @@ def _kinds(steps: Steps) -> list[tuple[str, Steps]]:
     return [("other steps that communicate nothing", silent), ("other steps that communicate", communicate)]
 
 
-def _of_rank(rank: int, others: str, steps: Sequence[tuple[int, int | None]], least_ns: float) -> list[OutlierStep]:
+def _of_rank(
+    rank: int, others: str, steps: Sequence[tuple[int, int | None]], least_ns: float, *, far: bool
+) -> list[OutlierStep]:
+    """Return the steps that stand out, only those far from the others if `far`."""
     known = [(step, value) for step, value in steps if value is not None]
     ordered = sorted(value for _, value in known)
     if len(ordered) < 3:
@@ -121,10 +160,45 @@ def _of_rank(rank: int, others: str, steps: Sequence[tuple[int, int | None]], le
     for step, value in known:
         usual, smallest, largest = _without(ordered, bisect_left(ordered, value))
         stands_out = value >= ODD_FACTOR * usual and value >= ODD_PAST_LARGEST * largest
-        far = value - largest > FAR.get(len(ordered), 1.0) * max(largest - smallest, RANGE * usual)
-        if stands_out and far and value - usual >= least_ns:
+        is_far = value - largest > FAR.get(len(ordered), 1.0) * max(largest - smallest, RANGE * usual)
+        if stands_out and (is_far or not far) and value - usual >= least_ns:
             found.append(OutlierStep(rank=rank, step=step, value_ns=value, usual_ns=usual, others=others))
     return found
+
+
+def _is_longer(odd: OutlierStep, steps: Steps) -> bool:
+    """Return whether the step takes longer than all others, by about what it communicates or idles more."""
+    taken = {step: window_ns for step, window_ns, _, _, _ in steps if window_ns is not None}
+    window_ns = taken.pop(odd.step, None)
+    if window_ns is None or not taken:
+        return False
+    longer_ns, more_ns = window_ns - statistics.median(taken.values()), odd.more_ns
+    return window_ns >= LONGEST * max(taken.values()) and min(longer_ns, more_ns) >= MOSTLY * max(longer_ns, more_ns)
+
+
+def _waits(odd: OutlierStep, steps: Steps, waited_ns: Waits) -> float | None:
+    """Return how much longer than usual the rank waited for others, where that is most of what is more."""
+    of_steps = {step[0]: waited_ns.get((odd.rank, step[0]), 0) for step in _kind_of(odd.step, steps)}
+    more_ns = of_steps.pop(odd.step) - statistics.median(of_steps.values())
+    return more_ns if more_ns >= MOSTLY * odd.more_ns else None
+
+
+def _mostly(odd: OutlierStep, steps: Steps, waited_ns: Waits) -> tuple[str, float] | None:
+    """Return what most of the longer step is, with how long that is more than usual, where it is known."""
+    more_ns = _waits(odd, steps, waited_ns)
+    if more_ns is not None:
+        return "waits for other ranks", more_ns
+    idle = {step[0]: step[4] for step in _kind_of(odd.step, steps) if step[4] is not None}
+    own_ns = idle.pop(odd.step, None)
+    if own_ns is None or not idle:
+        return None
+    more_ns = own_ns - statistics.median(idle.values())
+    return ("idles", more_ns) if more_ns >= MOSTLY * odd.more_ns else None
+
+
+def _kind_of(number: int, steps: Steps) -> Steps:
+    """Return the steps that one is compared with, and it."""
+    return next(kind for _, kind in _kinds(steps) if any(step[0] == number for step in kind))
 
 
 def _came_early(odd: OutlierStep, steps: Steps) -> bool:
@@ -133,7 +207,7 @@ def _came_early(odd: OutlierStep, steps: Steps) -> bool:
     if odd.step not in computed or len(computed) < 2:
         return False
     usual = statistics.median(ns for step, ns in computed.items() if step != odd.step)
-    return usual - computed[odd.step] >= EARLY * (odd.value_ns - odd.usual_ns)
+    return usual - computed[odd.step] >= EARLY * odd.more_ns
 
 
 def _without(ordered: Sequence[int], left_out: int) -> tuple[float, int, int]:
@@ -147,14 +221,26 @@ def _without(ordered: Sequence[int], left_out: int) -> tuple[float, int, int]:
     return middle, at(0), at(rest - 1)
 
 
-def _finding(name: str, verb: str, found: Sequence[OutlierStep], known_from: Mapping[int, str]) -> Finding:
+def _finding(
+    name: str,
+    verb: str,
+    found: Sequence[OutlierStep],
+    known_from: Mapping[int, str],
+    mostly: tuple[str, float] | None,
+) -> Finding:
     most = _most(found)
-    evidence = {"rank": most.rank, "step": most.step, name: most.value_ns, "median_of_others_ns": most.usual_ns}
+    evidence: dict[str, Any] = {
+        "rank": most.rank, "step": most.step, name: most.value_ns, "median_of_others_ns": most.usual_ns,
+    }  # fmt: skip
+    what = f"{verb} {_compared_with_median(most)}"
+    if mostly is not None:
+        evidence |= {"mostly": mostly[0], "mostly_more_ns": mostly[1]}
+        what = f"{what}; it {mostly[0]} for {format_ms(mostly[1])} more than usual"
     if len(found) == 1:
         return Finding(
             id=f"odd_step:{name}:rank{most.rank}:step{most.step}",
             severity="warning",
-            title=f"step {most.step} of rank {most.rank} {verb} {_compared_with_median(most)}",
+            title=f"step {most.step} of rank {most.rank} {what}",
             evidence=evidence,
             known_from=known_from[most.rank],
         )
@@ -163,7 +249,7 @@ def _finding(name: str, verb: str, found: Sequence[OutlierStep], known_from: Map
         id=f"odd_step:{name}:step{most.step}",
         severity="warning",
         title=f"step {most.step} is an outlier on {len(ranks)} ranks ({_named(ranks)}): on rank {most.rank}, the "
-        f"worst, it {verb} {_compared_with_median(most)}",
+        f"worst, it {what}",
         evidence=evidence | {"ranks": ranks[:MAX_RANKS], "ranks_in_all": len(ranks)},
         known_from=_basis(found, known_from),
     )
@@ -187,7 +273,7 @@ def _others(name: str, verb: str, found: Sequence[OutlierStep], known_from: Mapp
 
 
 def _most(found: Sequence[OutlierStep]) -> OutlierStep:
-    return max(found, key=lambda each: each.value_ns - each.usual_ns)
+    return max(found, key=lambda each: each.more_ns)
 
 
 def _compared_with_median(odd: OutlierStep) -> str:

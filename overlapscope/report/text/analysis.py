@@ -317,7 +317,10 @@ def _causes(analysis: Analysis) -> str:
         why = f"How long {', '.join(bounded) or 'some'} calls transfer is not known"
         if analysis.skew.unmatched:
             why = "Not all calls could be matched across ranks"
-        lines.append(f"{why}: what later compute depends on holds waiting for other ranks, too.")
+        where = "what later compute depends on holds"
+        if "unknown" in head.causes:
+            where = "what is unknown, and what later compute depends on, may hold"
+        lines.append(f"{why}: {where} waiting for other ranks, too.")
     return "\n".join(lines)
 
 

@@ -25,6 +25,9 @@ from overlapscope.whatif.parallelism import shows_ddp
 
 HOW: Final = "record it with `overlapscope.profile(path, model=model)` around the training loop"
 NOT_SEEN: Final = f"DistributedDataParallel is not seen in it, nor buckets that could be replayed; if it is used, {HOW}"
+NOT_USED: Final = (
+    "the recorded model is not wrapped in DistributedDataParallel, and no buckets that could be replayed are seen"
+)
 MOST_STEPS: Final = 64
 """Limit on the steps that are used: the last ones of a longer recording."""
 MOST_RANK_STEPS: Final = 4096
@@ -138,7 +141,14 @@ def recorded_steps(run: Run, cross_rank: CrossRank) -> Recorded:
 
 def _no_buckets(run: Run, lacks: str) -> InputError:
     """Return the error for a run that lacks what a replay of DistributedDataParallel needs, or is of another kind."""
-    return InputError(lacks if shows_ddp(run) else NOT_SEEN)
+    if shows_ddp(run):
+        return InputError(lacks)
+    return InputError(NOT_USED if all(map(_noted_no_ddp, run.ranks.values())) else NOT_SEEN)
+
+
+def _noted_no_ddp(timeline: RankTimeline) -> bool:
+    """Return whether capture recorded the gradients of a model, and noted that it has no DistributedDataParallel."""
+    return timeline.recorded.get("ddp") == {} and bool((timeline.gradients.elements > 0).any())
 
 
 def _gradients(run: Run, timeline: RankTimeline) -> tuple[tuple[str, ...], Ints, tuple[str, ...], int]:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from overlapscope.advice.advise import advise, by_rules
 from overlapscope.advice.late_rank import LOOK, late_rank
 from overlapscope.advice.losses.largest_loss import INSTEAD, largest_loss
-from overlapscope.advice.replayed_settings import bucket_advice
+from overlapscope.advice.replayed_settings import bucket_advice, fsdp_reasons
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.advice.setting_code import snippets
 from overlapscope.analysis.analyze import analyze
@@ -29,6 +29,8 @@ from overlapscope.timeline.run import Run
 from overlapscope.whatif.ddp.ddp_predict import predict_ddp
 from overlapscope.whatif.ddp.ddp_recording import ddp_case_of_run
 from overlapscope.whatif.result import Best, WhatIf
+from overlapscope.whatif.step_graph.fsdp_changes import NO_GATHERS, NO_SIZES
+from overlapscope.whatif.step_graph.graph_predict import NONE_REPLAYED
 from tests.conftest import ROOT
 from tests.support.commands import stdout_of
 from tests.support.ddp_cases import Made, recorded
@@ -352,6 +354,18 @@ def test_exposed_communication_is_not_the_largest_loss_of_hosts_that_did_nothing
         named = largest_loss(given, [])
         assert named
         assert re.match(rf"{said}\d", named.title)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "said"),
+    [
+        ([NONE_REPLAYED, "a note", NO_SIZES], ["a note", NO_SIZES]),
+        ([NONE_REPLAYED, NO_GATHERS], [NO_GATHERS]),
+        ([NONE_REPLAYED, "a note"], [NONE_REPLAYED, "a note"]),
+    ],
+)
+def test_that_no_setting_of_fsdp_was_replayed_is_said_with_its_reason(reasons: list[str], said: list[str]) -> None:
+    assert fsdp_reasons(reasons) == said
 
 
 def test_what_is_not_understood_gives_no_advice() -> None:

@@ -159,6 +159,21 @@ def test_a_job_in_which_ddp_is_not_seen_is_not_asked_for_what_ddp_lacks(drop: st
         ddp_case_of_run(other)
 
 
+def test_a_job_whose_capture_noted_no_ddp_is_not_asked_to_record_it() -> None:
+    run = recorded(IN_PAIRS, drop="collectives")
+    other = replace(run, ranks={rank: replace(each, recorded={"ddp": {}}) for rank, each in run.ranks.items()})
+    with pytest.raises(InputError, match="the recorded model is not wrapped in DistributedDataParallel") as error:
+        ddp_case_of_run(other)
+    assert "overlapscope.profile" not in str(error.value)
+
+
+def test_a_capture_without_a_model_does_not_know_whether_ddp_is_used() -> None:
+    run = recorded(IN_PAIRS, drop="gradients")
+    other = replace(run, ranks={rank: replace(each, recorded={"ddp": {}}) for rank, each in run.ranks.items()})
+    with pytest.raises(InputError, match="DistributedDataParallel is not seen in it"):
+        ddp_case_of_run(other)
+
+
 def test_no_rank_at_all_says_so() -> None:
     with pytest.raises(InputError, match="no rank"):
         ddp_case_of_run(Run(world_size=2, ranks={}))

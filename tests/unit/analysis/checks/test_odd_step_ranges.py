@@ -30,7 +30,7 @@ def said(ranges: Ranges, *, verb: str = "takes", lane: int = 0) -> tuple[str, di
         at += lasts
     run = Run(world_size=1, ranks={0: rank_timeline(lanes=[{}, {}], steps=steps, annotations=notes)})
     lengths = [(each["step"], each["end_ns"] - each["start_ns"]) for each in steps]
-    figures = [(step, ns, 0, MS, 0) if verb == "takes" else (step, 60 * MS, 0, MS, ns) for step, ns in lengths]
+    figures = [(step, ns, 0, MS, 0) if verb == "takes" else (step, 100 * MS + ns, 0, MS, ns) for step, ns in lengths]
     (found,) = with_ranges(outlier_steps({0: figures}, {0: "trace"}), run)
     assert f"step {ODD} of rank 0 {verb}" in found.title
     return found.title, found.evidence

@@ -73,6 +73,9 @@ def test_causes_of_calls_that_were_not_matched_are_said_to_hold_waiting() -> Non
         some = replace(analysis, skew=replace(analysis.skew, unmatched=1))
         assert (unmatched in render(some)) == not_known
         assert unmatched not in render(analysis)
+        head = replace(analysis.headline, causes=analysis.headline.causes | {"unknown": 1})
+        both = "what is unknown, and what later compute depends on, may hold waiting for other ranks, too."
+        assert (both in render(replace(analysis, headline=head))) == not_known
 
 
 def test_the_calls_whose_transfers_are_not_known_are_named() -> None:
