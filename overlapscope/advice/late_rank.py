@@ -63,7 +63,7 @@ def late_rank(analysis: Analysis, by_step: Callable[[], Mapping[int, StepWaits]]
     ranks, held = analysis.skew.ranks, analysis.skew.stragglers
     found = _Waiting(
         collective_ns=sum(each.collective_ns for each in ranks),
-        wait_ns=sum(each.wait_ns - each.start_of_recording_ns for each in ranks),
+        wait_ns=sum(each.wait_ns - each.start_of_recording_ns - each.late_end_ns for each in ranks),
         window_ns=sum(each.whole.window_ns or 0 for each in analysis.ranks),
         idle_ns=sum(each.idle_ns or 0 for each in ranks),
         blame_ns={each.rank: each.blame_ns for each in ranks},

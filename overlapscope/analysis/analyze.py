@@ -400,6 +400,7 @@ def _skew(cross_rank: CrossRank, idle_ns: Mapping[int, int | None], held: Sequen
                 blame_ns=each.blame_ns,
                 blame_estimate="upper_bound" if rank in partly else "matched",
                 start_of_recording_ns=each.start_wait_ns,
+                late_end_ns=each.late_end_ns,
                 times_last=each.times_last,
                 idle_ns=idle_ns[rank],
             )

@@ -110,6 +110,9 @@ class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
     """`upper_bound`: some members of its groups were not recorded, so its blame may be smaller and its wait longer."""
     start_of_recording_ns: int = 0
     """Of the wait time, what the spread explains with which the ranks began to record; nobody is blamed for it."""
+    late_end_ns: int = 0
+    """Of it, what lies after the last member of a call began, as the call ended later than on another rank: known where
+    no device computes and ranks share a clock."""
     times_last: int
     idle_ns: int | None
 

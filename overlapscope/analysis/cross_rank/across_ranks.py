@@ -53,8 +53,6 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     """Exchanges of different sizes: their last rank is valid, their transfer time is not."""
     clock_set: bool = False
     """Whether a clock was set during the recording: `clocks` hold for one side of that moment alone."""
-    hosts: Mapping[int, str] = {}
-    """The host of each rank whose clock is that of all other ranks there; empty where a clock was set."""
     waits: Mapping[int, RankWait] = {}
     pairs: PairMatching = msgspec.field(default_factory=PairMatching)
 
@@ -62,10 +60,6 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     def matched(self) -> int:
         """Number of matched collectives, each counted once."""
         return sum(block.calls for block in (*self.matching.blocks, *self.matching.uneven))
-
-    def share_a_clock(self, ranks: Sequence[int]) -> bool:
-        """Return whether the times of these ranks are of one clock."""
-        return _on_one_host(ranks, self.hosts)
 
     def transfers(self, run: Run) -> dict[int, Transfers]:
         """Return the transfers of each rank's collectives."""
@@ -131,6 +125,8 @@ def match_and_align(run: Run) -> CrossRank:
     known = join_by_uneven(clocks, checked.uneven, hosts)
     every = with_start_delays(run, [*split_waits(checked.blocks, clocks), *split_waits(checked.uneven, known)], known)
     splits, uneven = tuple(every[: len(checked.blocks)]), tuple(every[len(checked.blocks) :])
+    if not clock_set:
+        splits = with_begins(run, splits, hosts)
     pairs = match_pairs(run, clocks)
     reasons = (*early_end_reasons(splits, clocks), *start_reasons(every), *explain_unmatched(run, checked, pairs))
     checked = replace(checked, reasons=(*checked.reasons, *reasons))
@@ -138,11 +134,23 @@ def match_and_align(run: Run) -> CrossRank:
         matching=checked,
         clocks=known,
         clock_set=clock_set,
-        hosts={} if clock_set else hosts,
         splits=splits,
         uneven=uneven,
         waits=waits_by_rank(splits, clocks),
         pairs=pairs,
+    )
+
+
+def with_begins(run: Run, splits: Sequence[Split], hosts: Mapping[int, str]) -> tuple[Split, ...]:
+    """Return the splits with when the last member of each call began, where one clock shows it.
+
+    `hosts` holds the host of each rank whose clock is that of the other ranks there.
+    """
+    return tuple(
+        replace(each, began_ns=each.block.start_ns.max(axis=0))
+        if _on_one_host(each.block.ranks, hosts) and not any(run.ranks[rank].has_device for rank in each.block.ranks)
+        else each
+        for each in splits
     )
 
 

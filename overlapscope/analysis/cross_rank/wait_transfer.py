@@ -39,12 +39,24 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that ended on a rank before their last member had started: there the clocks or the pairing are wrong."""
     start_wait_ns: Ints | None = None
     """What of each wait (as `wait_ns`) the spread of the recordings' starts explains; None for nothing."""
+    began_ns: Ints | None = None
+    """When the last member of each call began, where no device computes and all members share a clock: else None."""
 
     @property
     def wait_ns(self) -> Ints:
         """Wait time of each rank (row) in each call (column)."""
         waited: Ints = self.block.end_ns - self.block.start_ns - self.transfer_ns
         return waited
+
+    @property
+    def late_end_ns(self) -> Ints:
+        """What of each wait lies after the last member began: the call ended later than where it was shortest."""
+        if self.began_ns is None:
+            return np.zeros_like(self.block.start_ns)
+        begun = 0 if self.start_wait_ns is None else self.start_wait_ns
+        since = np.maximum(self.block.start_ns + begun, self.began_ns)
+        ended: Ints = np.maximum(self.block.end_ns - self.transfer_ns - since, 0)
+        return ended
 
     @property
     def baseline_ns(self) -> float | None:
@@ -64,12 +76,15 @@ class RankWait(msgspec.Struct, frozen=True, kw_only=True):
     wait_ns: int = 0
     start_wait_ns: int = 0
     """Of it, what the spread of the recordings' starts explains."""
+    late_end_ns: int = 0
+    """Of it, what lies after the last member began, where one clock shows that."""
     blame_ns: int = 0
     times_last: int = 0
 
 
 class StepWaits(msgspec.Struct, frozen=True, kw_only=True):
-    """How long all ranks waited in the matched calls of one step, less what the starts explain, and for whom."""
+    """How long all ranks waited in the matched calls of one step, less what the starts explain and what lies after the
+    last member began, and for whom."""
 
     collective_ns: int = 0
     wait_ns: int = 0
@@ -151,7 +166,9 @@ def waits_by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankW
         )
         starts = sum(0 if each.start_wait_ns is None else each.start_wait_ns.sum(axis=1) for each in theirs)
         begun = np.broadcast_to(starts, blame.shape)
-        figures = np.stack([collective, collective - transfer, begun, blame, times], axis=1).astype(np.float64)
+        late_ends = sum(each.late_end_ns.sum(axis=1) for each in theirs)
+        figures = np.stack([collective, collective - transfer, begun, late_ends, blame, times], axis=1)
+        figures = figures.astype(np.float64)
         for rank, its in zip(ranks, figures, strict=True):
             sums[rank] = sums[rank] + its if rank in sums else its
     return {
@@ -159,10 +176,13 @@ def waits_by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankW
             collective_ns=round(collective),
             wait_ns=round(wait),
             start_wait_ns=round(begun),
+            late_end_ns=round(ended),
             blame_ns=round(blame),
             times_last=round(times),
         )
-        for rank, (collective, wait, begun, blame, times) in sorted((rank, its.tolist()) for rank, its in sums.items())
+        for rank, (collective, wait, begun, ended, blame, times) in sorted(
+            (rank, its.tolist()) for rank, its in sums.items()
+        )
     }
 
 
@@ -173,7 +193,7 @@ def waits_by_step(run: Run, splits: Sequence[Split]) -> dict[int, StepWaits]:
         steps = run.ranks[split.block.ranks[0]].collectives.step[split.block.rows[0]]
         lasted = (split.block.end_ns - split.block.start_ns).sum(axis=0)
         begun = 0 if split.start_wait_ns is None else split.start_wait_ns.sum(axis=0)
-        waited = split.wait_ns.sum(axis=0) - begun
+        waited = (split.wait_ns - split.late_end_ns).sum(axis=0) - begun
         for step in set(unique(steps).tolist()) - {NONE}:
             own = steps == step
             before = found.get(step, StepWaits())

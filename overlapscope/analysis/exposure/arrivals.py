@@ -48,7 +48,7 @@ def arrivals(run: Run, cross_rank: CrossRank) -> dict[int, Arrivals]:
         by_clock = _ByClocks(latest=came.max(axis=0), last=np.array(ranks)[came.argmax(axis=0)], number=number)
         for rank, own in zip(ranks, rows, strict=True):
             by_clocks.setdefault(rank, []).append((by_clock, own))
-    began = _began(run, cross_rank)
+    began = _began(cross_rank)
     start_waits: dict[int, list[tuple[Ints, Ints]]] = {}
     for split in (*cross_rank.splits, *cross_rank.uneven):
         if split.start_wait_ns is not None:
@@ -71,15 +71,13 @@ class _ByClocks(msgspec.Struct, frozen=True, kw_only=True):
     number: Ints
 
 
-def _began(run: Run, cross_rank: CrossRank) -> dict[int, list[tuple[Ints, Ints]]]:
-    """Return rows of each rank's calls with when their last member began, of calls without a device on one clock."""
+def _began(cross_rank: CrossRank) -> dict[int, list[tuple[Ints, Ints]]]:
+    """Return rows of each rank's calls with when their last member began, where that is known."""
     found: dict[int, list[tuple[Ints, Ints]]] = {}
     for split in cross_rank.splits:
-        block = split.block
-        if cross_rank.share_a_clock(block.ranks) and not any(run.ranks[rank].has_device for rank in block.ranks):
-            latest_ns = block.start_ns.max(axis=0)
-            for rank, own in zip(block.ranks, block.rows, strict=True):
-                found.setdefault(rank, []).append((own, latest_ns))
+        if split.began_ns is not None:
+            for rank, own in zip(split.block.ranks, split.block.rows, strict=True):
+                found.setdefault(rank, []).append((own, split.began_ns))
     return found
 
 

@@ -6,7 +6,14 @@ from typing import Final
 from overlapscope.analysis.result import Analysis, Skew
 from overlapscope.report.formatting import count, ms
 from overlapscope.report.model import Chart, Series, Table
-from overlapscope.report.text.cross_rank import WAIT_HEAD, evidence_text, matched_text, straggler_sentences, wait_rows
+from overlapscope.report.text.cross_rank import (
+    WAIT_HEAD,
+    evidence_text,
+    late_end_text,
+    matched_text,
+    straggler_sentences,
+    wait_rows,
+)
 
 MAX_RANKS: Final = 64
 MAX_STRAGGLERS: Final = 8
@@ -19,7 +26,7 @@ def cross_rank_sentences(analysis: Analysis) -> tuple[str, ...]:
     sentences = straggler_sentences(analysis, MAX_STRAGGLERS)
     if skew.ranks and not skew.stragglers:
         sentences.append("No straggler: no rank delayed the others more than chance explains.")
-    sentences += matched_text(skew)
+    sentences += [*late_end_text(skew), *matched_text(skew)]
     sentences += [" ".join(each.split()) for each in skew.reasons[:MAX_REASONS]]
     if len(skew.reasons) > MAX_REASONS:
         sentences.append(f"{count(len(skew.reasons) - MAX_REASONS, 'more reason')}: overlapscope analyze --all")

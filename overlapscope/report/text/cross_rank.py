@@ -17,6 +17,8 @@ CLOCK_SHOWS_NS: Final = 1_000_000
 WAIT_HEAD: Final = (
     "wait time, whole recording", "waited ms", "of collective time", "delayed others ms", "late arrivals",
 )  # fmt: skip
+LATE_ENDS: Final = 0.1
+"""Waiting after the last rank came is said from this share of all."""
 INDIRECT: Final = 1.05
 """A straggler's blame is split into direct and indirect delay where it exceeds that of the table by this factor."""
 WORDS: Final[Mapping[str, str]] = {
@@ -56,12 +58,23 @@ def lines(analysis: Analysis, *, all_rows: bool) -> str:
     """Return the text, ranks with the most blame first; without matched calls, only the reasons why there are none."""
     skew = analysis.skew
     parts = [*_table(analysis, all_rows=all_rows), *_stragglers(analysis, all_rows=all_rows)]
-    parts += matched_text(skew)
+    parts += [*late_end_text(skew), *matched_text(skew)]
     shown = skew.reasons if all_rows else skew.reasons[:MAX_REASONS]
     parts += [f"  {_flat(each, all_rows=all_rows)}" for each in shown]
     if len(shown) < len(skew.reasons):
         parts.append(f"  {count(len(skew.reasons) - len(shown), 'more reason')}: --all")
     return "\n".join([*parts, *_clocks(skew, all_rows=all_rows)])
+
+
+def late_end_text(skew: Skew) -> list[str]:
+    """Return how much of the wait time was waiting for nobody, as calls ended late; empty where that is little."""
+    ended, waited = (sum(getattr(each, name) for each in skew.ranks) for name in ("late_end_ns", "wait_ns"))
+    if ended < LATE_ENDS * waited or not ended:
+        return []
+    return [
+        f"Of the waiting, {ms(ended)} ms over all ranks came after the last rank: calls ended later on some ranks than "
+        "on others."
+    ]
 
 
 def matched_text(skew: Skew) -> list[str]:

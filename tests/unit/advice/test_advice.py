@@ -199,6 +199,14 @@ def test_a_run_that_waits_gets_its_late_rank_and_nothing_else() -> None:
     assert late_rank(analyze(recorded(ONE))) is None
 
 
+@pytest.mark.parametrize(("after", "named"), [(0.0, True), (0.9, False)])
+def test_what_ranks_wait_after_the_last_one_has_begun_is_for_no_late_rank(after: float, *, named: bool) -> None:
+    analysis = analyze(recorded(replace(ONE, late=(0, 4000), ticks_per_mb=20)))
+    ranks = [replace(each, late_end_ns=round(after * each.wait_ns)) for each in analysis.skew.ranks]
+    found = late_rank(replace(analysis, skew=replace(analysis.skew, ranks=ranks, stragglers=[])))
+    assert (found is not None) is named
+
+
 @pytest.mark.parametrize("cause", [each for each in STRAGGLER_CAUSES if each != "unknown"])
 def test_each_cause_of_a_late_rank_has_something_to_type(cause: str) -> None:
     assert LOOK[cause]

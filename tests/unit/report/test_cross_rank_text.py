@@ -48,6 +48,16 @@ def with_spans(run: Run, rank: int, keep: Callable[[Ints], Any] = lambda kind: k
     return replace(run, ranks={**run.ranks, rank: replace(run.ranks[rank], spans=spans)})
 
 
+@pytest.mark.parametrize(("share", "said"), [(0.0, False), (0.05, False), (0.5, True)])
+def test_waiting_after_the_last_rank_came_is_said_where_it_is_much(share: float, *, said: bool) -> None:
+    analysis = analyze(job(fault="host"))
+    ranks = [replace(each, late_end_ns=round(share * each.wait_ns)) for each in analysis.skew.ranks]
+    ended_ms = sum(each.late_end_ns for each in ranks) / 1e6
+    lines = shown_lines(with_skew(analysis, ranks=ranks))
+    assert any(line.startswith(f"Of the waiting, {ended_ms:,.3f} ms over all ranks") for line in lines) is said
+    assert any(line.startswith("Of the waiting") for line in lines) is said
+
+
 def test_a_straggler_is_named_with_its_time_its_cause_and_a_page() -> None:
     lines = shown_lines(analyze(job(fault="host")))
     (line,) = [each for each in lines if each.startswith(f"Rank {CULPRIT} is a straggler: it delayed the others by ")]

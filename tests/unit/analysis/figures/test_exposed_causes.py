@@ -18,7 +18,7 @@ from overlapscope.analysis.common.cause_table import (
     WAITS_FOR_ANOTHER_RANK,
     WAITS_FOR_LATE_RANK,
 )
-from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align, with_begins
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.matching import match
 from overlapscope.analysis.cross_rank.point_to_point import match_pairs
@@ -92,8 +92,7 @@ def explained(
     together = CrossRank(
         matching=matching,
         clocks=known,
-        hosts=hosts or {},
-        splits=tuple(split_waits(matching.blocks, known)),
+        splits=with_begins(run, split_waits(matching.blocks, known), hosts or {}),
         uneven=tuple(split_waits(matching.uneven, known)),
         pairs=match_pairs(run, known),
     )
@@ -330,9 +329,11 @@ def test_ranks_that_capture_recorded_on_one_host_share_its_clock() -> None:
     calls = [(at, at + 20, at) for at in range(0, 1000, 100)]
     ranks = {rank: rank_of(rank, calls, []) for rank in (0, 1)}
     run = Run(world_size=2, ranks=ranks, groups=(Group(name="0", size=2, ranks=(0, 1)),))
-    assert not match_and_align(run).share_a_clock((0, 1))
+    assert [each.began_ns for each in match_and_align(run).splits] == [None]
     of_host = {rank: replace(each, recorded={"settings": {"host": "node"}}) for rank, each in ranks.items()}
-    assert match_and_align(replace(run, ranks=of_host)).share_a_clock((0, 1))
+    (split,) = match_and_align(replace(run, ranks=of_host)).splits
+    assert split.began_ns is not None
+    assert split.began_ns.tolist() == [at for at, *_ in calls]
 
 
 def waiting_for_cores(timeline: RankTimeline, *readings: tuple[int, int]) -> RankTimeline:
