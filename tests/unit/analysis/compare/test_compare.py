@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 import overlapscope
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.common.cause_table import CAUSES
+from overlapscope.analysis.common.cause_table import CAUSES, EXPOSED_WAIT
 from overlapscope.analysis.compare.collective_changes import MANY_SIZES, OUTSIDE, classify_change
 from overlapscope.analysis.compare.compare import Comparison, compare
 from overlapscope.analysis.compare.measured_run import MeasuredRun, measure_run
@@ -216,7 +216,7 @@ def test_the_figures_of_the_samples_are_those_of_their_analyses(samples: Compari
             "exposed_comm_worst_ns": median([max(s.exposed_comm_ns or 0 for s in step) for step in steps]),
             "hidden_wait_ns": median([sum(s.hidden_wait_ns or 0 for s in step) / 2 for step in steps]),
             "exposed_wait_ns": median(
-                [sum(ns for s in step for c, ns in s.causes.items() if c.startswith("peer_")) / 2 for step in steps]
+                [sum(ns for s in step for c, ns in s.causes.items() if c in EXPOSED_WAIT) / 2 for step in steps]
             ),
         }
         for key, value in expected.items():

@@ -543,4 +543,4 @@ def test_the_table_of_causes_names_and_waiting_are_those_of_docs_and_schema() ->
         assert f"| cause | shown as | is |\n|---|---|---|\n{rows}\n" in page
         assert fields[field]["propertyNames"]["enum"] == list(table)
     assert set(EXPOSED_CAUSES) <= set(CAUSES)
-    assert set(WAITS_FOR_ANOTHER_RANK) - set(WAITS_FOR_LATE_RANK) == {"pipeline", "start_of_recording"}  # no straggler
+    assert set(WAITS_FOR_ANOTHER_RANK) - set(WAITS_FOR_LATE_RANK) == {"pipeline", "start_of_recording", "late_end"}
