@@ -23,7 +23,7 @@ class Cause(msgspec.Struct, kw_only=True, frozen=True):
     ends_late: bool = False
     """Wait time as well (the duration of a call less its transfer), though no rank was late then; in that metric."""
     waits_for_another_rank: bool = False
-    """Any wait time, also for a pipeline stage, which is caused by the schedule and not by a straggler, and late ends."""
+    """Any wait time, also for a pipeline stage, which the schedule causes and no straggler, and that of late ends."""
     colour: Literal["waiting", "exposed", "launch", "copy", "compute", "idle"]
     """Name of a colour in the dashboard's palette."""
     pattern: Literal["", "/", "|", ".", "-"] = ""
