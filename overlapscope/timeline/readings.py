@@ -15,7 +15,7 @@ QUEUED: Final = "thread_queue_ns"
 COLLECTOR: Final = "gc_pause_ns"
 """Read at the end of each garbage collection of the interpreter, with its length."""
 LONGEST_NS: Final = 1e15
-"""Pauses longer than some days are damaged data."""
+"""Pauses longer than some days are damaged data, as are those of less than nothing."""
 
 
 def reading_series(timeline: RankTimeline, reading: str) -> tuple[Ints, Floats]:
@@ -32,5 +32,5 @@ def reading_series(timeline: RankTimeline, reading: str) -> tuple[Ints, Floats]:
 def recorded_pauses(timeline: RankTimeline, reading: str) -> Intervals:
     """Return the intervals of a pause reading, which telemetry records at the end of each pause, with its length."""
     ends, value = reading_series(timeline, reading)
-    ends, value = ends[value < LONGEST_NS], value[value < LONGEST_NS]
-    return union((ends - np.rint(value).astype(np.int64), ends))
+    whole = (value > 0) & (value < LONGEST_NS)
+    return union((ends[whole] - np.rint(value[whole]).astype(np.int64), ends[whole]))

@@ -28,7 +28,9 @@ FEWEST: Final = 1.5
 PROCESS_RAN: Final = "process_cpu_ns"
 EXPLAINED: Final = 0.8
 """Threads of the same rank may have held all of its cores while the training thread waited if they ran, on each of
-them, for at least this share of that time."""
+them, for at least this share of that time ..."""
+FULL: Final = 1.05
+"""... and all of its threads for no more than this many times what these cores have: else some ran on others."""
 
 DECIDES: Final = "decides which rank is late"
 
@@ -39,7 +41,9 @@ class CoreWait(msgspec.Struct, frozen=True, kw_only=True):
     waited_ns: int
     of_ns: int
     beside_ns: int | None
-    """How long other threads of its process ran; None where that was not recorded."""
+    """How long other threads of its process ran; None where that is not known."""
+    all_ns: int | None
+    """How long all threads of its process ran, likewise."""
     cores: frozenset[int] | None
     """Cores that the thread may use; None where that was not recorded."""
 
@@ -49,9 +53,16 @@ class CoreWait(msgspec.Struct, frozen=True, kw_only=True):
         return self.waited_ns / self.of_ns
 
     @property
+    def ran_there(self) -> bool:
+        """Whether all threads of the rank may have run on its cores; False where that is not known."""
+        if self.beside_ns is None or self.all_ns is None or self.cores is None:
+            return False
+        return self.all_ns <= FULL * len(self.cores) * self.of_ns
+
+    @property
     def explained(self) -> bool:
         """Whether other threads of the rank ran for so long that they alone may have held all of its cores."""
-        if self.beside_ns is None or self.cores is None:
+        if self.beside_ns is None or self.cores is None or not self.ran_there:
             return False
         return self.beside_ns >= EXPLAINED * len(self.cores) * self.waited_ns
 
@@ -100,7 +111,10 @@ def waits_for_cores(run: Run) -> list[Finding]:
             f"others for at most {rest_ns / 1e6:.1f} ms: other threads or programs run on the same cores"
         )
     elif bound:
-        title = f"{who}: other programs run on the cores to which each rank is bound, and the scheduler {DECIDES}"
+        # Workers that load data are processes of their own, which the account of the rank's threads lacks.
+        others = "other programs or data loader workers"
+        others = others if all(waits[rank].ran_there for rank in much) else "other threads or programs"
+        title = f"{who}: {others} run on the cores to which each rank is bound, and the scheduler {DECIDES}"
     else:
         title = (
             f"{who}: there are more threads than cores, and the scheduler {DECIDES}; set OMP_NUM_THREADS and bind each "
@@ -127,25 +141,35 @@ def _waits(ranks: Mapping[int, RankTimeline]) -> dict[int, CoreWait]:
 
 
 def _wait(timeline: RankTimeline) -> CoreWait | None:
-    """Return how long a rank's training thread waited for a core; None where that is not known."""
-    time_ns, value = reading_series(timeline, QUEUED)
-    if time_ns.size < 2 or time_ns[-1] <= time_ns[0]:
+    """Return how long a rank's training thread waited for a core; None where that is not known.
+
+    It cannot have waited, or run, for longer than the time that passed: then the counter is damaged.
+    """
+    time_ns, _ = reading_series(timeline, QUEUED)
+    waited_ns, all_ns, own_ns = (_rose(timeline, reading) for reading in (QUEUED, PROCESS_RAN, ON_CORE))
+    if waited_ns is None or time_ns[-1] <= time_ns[0] or waited_ns > time_ns[-1] - time_ns[0]:
         return None
-    all_ns, own_ns = (_rose(timeline, reading) for reading in (PROCESS_RAN, ON_CORE))
+    if own_ns is not None and own_ns > time_ns[-1] - time_ns[0]:
+        own_ns = None
+    beside_ns = None if all_ns is None or own_ns is None else max(0, all_ns - own_ns)
     settings = timeline.recorded.get("settings")
     cores = settings.get("cores") if isinstance(settings, Mapping) else None
     return CoreWait(
-        waited_ns=round(float(value[-1] - value[0])),
+        waited_ns=waited_ns,
         of_ns=int(time_ns[-1] - time_ns[0]),
-        beside_ns=None if all_ns is None or own_ns is None else max(0, all_ns - own_ns),
+        beside_ns=beside_ns,
+        all_ns=all_ns,
         cores=frozenset(cores) if isinstance(cores, list) and all(isinstance(each, int) for each in cores) else None,
     )
 
 
 def _rose(timeline: RankTimeline, reading: str) -> int | None:
-    """Return how much a counter rose; None where it was not recorded twice."""
+    """Return how much a counter rose; None where it was not recorded twice, or fell: then it is that of another thread,
+    or damaged."""
     _, value = reading_series(timeline, reading)
-    return round(float(value[-1] - value[0])) if value.size > 1 else None
+    if value.size < 2 or value.min() < 0 or (value[1:] < value[:-1]).any():
+        return None
+    return round(float(value[-1] - value[0]))
 
 
 def _cores_of_their_own(run: Run, waits: Mapping[int, CoreWait]) -> bool:

@@ -104,3 +104,50 @@ def test_who_has_few_cores_is_not_told_to_bind_ranks() -> None:
     analysis = analyze(run)
     assert "few_cores" in [each.id for each in analysis.findings]
     assert "shared_cores" not in [each.id for each in (*analysis.findings, *analysis.recommendations)]
+
+
+def counted(counters: Mapping[str, Sequence[float]]) -> list[Finding]:
+    """Return the findings where each rank, on one core of its own, has these readings, evenly over the recording."""
+    run = of_events(job(fault=None))
+    for rank in range(RANKS):
+        readings = [
+            (name, at * STEP_NS, at, value) for name, values in counters.items() for at, value in enumerate(values)
+        ]
+        run = with_readings(run, {rank: readings}, settings={"host": "node1", "cores": [rank]})
+    return waits_for_cores(run)
+
+
+@pytest.mark.parametrize(
+    "waited",
+    [
+        pytest.param([-1.7e308, 0.0, 1.7e308], id="no number holds the difference"),
+        pytest.param([0.0, 0.1 * STEP_NS, 1e300], id="longer than the recording"),
+        pytest.param([0.0, 3.0 * STEP_NS, 0.5 * STEP_NS], id="falls: another thread's"),
+        pytest.param([-1.0 * STEP_NS, -0.5 * STEP_NS, 0.0], id="negative"),
+    ],
+)
+def test_a_damaged_account_says_of_no_thread_that_it_waited(waited: Sequence[float]) -> None:
+    assert counted({"thread_queue_ns": waited}) == []
+
+
+@pytest.mark.parametrize(
+    ("ran", "all_ran"),
+    [
+        pytest.param([0.0, STEP_NS, 2 * STEP_NS], [-1.7e308, 0.0, 1.7e308], id="no number holds the difference"),
+        pytest.param([STEP_NS, 2 * STEP_NS, 0.0], [0.0, STEP_NS, 2 * STEP_NS], id="falls: another thread's"),
+        pytest.param([0.0, STEP_NS, 1e300], [0.0, STEP_NS, 1e301], id="longer than the recording"),
+        pytest.param([0.0, STEP_NS, 2 * STEP_NS], [0.0, 2 * STEP_NS, 4 * STEP_NS], id="some ran on other cores"),
+    ],
+)
+def test_threads_whose_account_is_damaged_or_of_other_cores_held_no_core(
+    ran: Sequence[float], all_ran: Sequence[float]
+) -> None:
+    waited = [0.0, 0.1 * STEP_NS, 0.2 * STEP_NS]
+    (shared,) = counted({"thread_queue_ns": waited, "thread_cpu_ns": ran, "process_cpu_ns": all_ran})
+    assert shared.id == "shared_cores"
+    assert ": other threads or programs run on the cores to which each rank is bound" in shared.title
+
+
+def test_workers_that_load_data_may_hold_the_cores_of_a_rank() -> None:
+    (shared,) = found([0.1] * RANKS, [0.05] * RANKS, EACH_ITS_OWN)
+    assert ": other programs or data loader workers run on the cores to which each rank is bound" in shared.title
