@@ -55,8 +55,10 @@ def core_waiting(timeline: RankTimeline, covered: Coverage) -> CoreWaiting | Non
     compute = BusyTime(covered.compute)
     idle = BusyTime(complement(union(covered.compute, covered.comm), int(read_ns[0]), int(read_ns[-1])))
     computed, idled = (each.within(read_ns[:-1], read_ns[1:]) for each in (compute, idle))
-    # Another thread's counter may begin lower, or far higher.
-    share = np.clip(np.diff(counter) / np.maximum(computed + idled, 1), 0.0, 1.0)
+    # Another thread's counter may begin lower, or far higher: what it shows from the one to the other is no waiting.
+    rose = np.diff(counter)
+    rose = np.where(rose <= read_ns[-1] - read_ns[0], rose, 0.0)
+    share = np.clip(rose / np.maximum(computed + idled, 1), 0.0, 1.0)
     return CoreWaiting(
         computing=_partly(compute, read_ns, computed * share), idling=_partly(idle, read_ns, idled * share)
     )

@@ -98,8 +98,8 @@ def waits_for_cores(run: Run) -> list[Finding]:
         cores, beside_ns = waits[most].cores or (), waits[most].beside_ns or 0
         number = "one core is" if len(cores) == 1 else f"{len(cores)} cores are"
         title = (
-            f"{who}, while other threads of that rank ran for {beside_ns / 1e6:.1f} ms: no two ranks share a core, but "
-            f"{number} too few for the threads of a rank"
+            f"{who}, while other threads of that rank ran for {beside_ns / 1e6:.1f} ms: no two "
+            f"{'recorded ' * bool(run.missing_ranks)}ranks share a core, but {number} too few for the threads of a rank"
         )
         return [Finding(id="few_cores", severity="warning", title=title, evidence=evidence, known_from="telemetry")]
     if alone:
@@ -113,7 +113,8 @@ def waits_for_cores(run: Run) -> list[Finding]:
     elif bound:
         # Workers that load data are processes of their own, which the account of the rank's threads lacks.
         others = "other programs or data loader workers"
-        others = others if all(waits[rank].ran_there for rank in much) else "other threads or programs"
+        no_other = not run.missing_ranks and all(waits[rank].ran_there for rank in much)
+        others = others if no_other else "other threads or programs"
         title = f"{who}: {others} run on the cores to which each rank is bound, and the scheduler {DECIDES}"
     else:
         title = (

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
@@ -15,7 +16,11 @@ LASTED_MS = (STEPS - 1) * STEP_NS / MS
 
 
 def found(
-    waited: Sequence[float], beside: Sequence[float | None], cores: Mapping[int, object], hosts: Sequence[str] = ()
+    waited: Sequence[float],
+    beside: Sequence[float | None],
+    cores: Mapping[int, object],
+    hosts: Sequence[str] = (),
+    missing: int = 0,
 ) -> list[Finding]:
     """Return the findings where each rank waited, and its other threads ran, for these shares of the time."""
     run = of_events(job(fault=None))
@@ -29,7 +34,7 @@ def found(
             readings += [(name, step * STEP_NS, step, share * step * STEP_NS) for name, share in counters.items()]
         host = hosts[rank] if hosts else "node1"
         run = with_readings(run, {rank: readings}, settings={"host": host, "cores": cores.get(rank)})
-    return waits_for_cores(run)
+    return waits_for_cores(replace(run, world_size=RANKS + missing))
 
 
 EACH_ITS_OWN = {rank: [rank] for rank in range(RANKS)}
@@ -151,3 +156,11 @@ def test_threads_whose_account_is_damaged_or_of_other_cores_held_no_core(
 def test_workers_that_load_data_may_hold_the_cores_of_a_rank() -> None:
     (shared,) = found([0.1] * RANKS, [0.05] * RANKS, EACH_ITS_OWN)
     assert ": other programs or data loader workers run on the cores to which each rank is bound" in shared.title
+
+
+def test_what_cores_a_rank_used_that_was_not_recorded_is_not_known() -> None:
+    (few,) = found([0.1] * RANKS, [0.12] * RANKS, EACH_ITS_OWN, missing=1)
+    assert few.id == "few_cores"
+    assert "no two recorded ranks share a core" in few.title
+    (shared,) = found([0.1] * RANKS, [0.05] * RANKS, EACH_ITS_OWN, missing=1)
+    assert ": other threads or programs run on the cores" in shared.title

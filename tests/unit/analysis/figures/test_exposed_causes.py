@@ -354,6 +354,7 @@ FIRST, LAST = [(0, 10, "gemm")], [(0, 30, "gemm")]
         pytest.param(LAST, [(0, 0), (20, 0), (30, 5)], {"peer_compute": 15, "peer_core": 5}, id="at its end"),
         pytest.param(LAST, [(0, 0), (30, 0), (40, 10)], {"peer_compute": 20}, id="while it communicated"),
         pytest.param(LAST, [(0, 90), (15, 0), (30, 5)], {"peer_compute": 15, "peer_core": 5}, id="two threads"),
+        pytest.param(LAST, [(0, 0), (15, 0), (30, 900)], {"peer_compute": 20}, id="two threads, the second far higher"),
         pytest.param([(0, 10, "gemm")], [(0, 0), (10, 0), (30, 20)], {"peer_core": 20}, id="while it seemed idle"),
         pytest.param(
             [(0, 10, "gemm")], [(0, 0), (10, 0), (30, 5)], {"peer_core": 5, "peer_host": 15}, id="some of its idle time"
