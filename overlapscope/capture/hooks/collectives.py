@@ -17,6 +17,7 @@ from overlapscope.capture.hooks.dispatch_hook import DISPATCH_HOOK, Operation
 from overlapscope.capture.hooks.held_works import HeldWorks
 from overlapscope.capture.hooks.nvtx import NvtxRanges
 from overlapscope.capture.hooks.patch import Patch
+from overlapscope.capture.host.thread_states import keep_state
 from overlapscope.capture.host.thread_times import ThreadTimes
 from overlapscope.capture.lifecycle.guard import Guard
 from overlapscope.capture.records import CollectiveCall, MarkedRange, StepRecord, Transfer
@@ -224,8 +225,11 @@ class CollectiveWatch:
             self._outputs[tensor.untyped_storage()._cdata] = id(work), transfer
 
     def _ending_of(self, transfer: Transfer) -> Callable[[Any], None]:
+        caller = threading.get_ident()
+
         def ended(_: Any) -> None:
             transfer.done = time.monotonic_ns()
+            keep_state(of_python=caller)
 
         return ended
 
