@@ -163,7 +163,7 @@ def profile(
     A context manager whose `scope.step()` wraps one training step, or a decorator for a function that does one.
     `mode="trace"` runs torch.profiler for `steps` steps after `warmup`, again every `repeat` steps; `mode="events"`
     runs no profiler and can stay on. `model` is needed to find forward, to name gradients and to read DDP's buckets.
-    With `measure_overhead`, `events` does not capture a quarter of the first 64 steps, to measure the cost of capture;
+    With `measure_overhead`, `events` does not capture some of the first 66 steps, to measure the cost of capture;
     `trace` compares with the steps that it does not record. At the end rank 0 waits at most `wait_seconds` for the
     other ranks and prints a summary; at most `grace_seconds` where SIGTERM ends the job and nodes share no disk. With
     `trigger`, `events` records a trace of a few steps where the job becomes slower, or somebody asks for one.

@@ -19,11 +19,16 @@ from overlapscope.capture.settings import Settings
 
 STEP_MARK = "overlapscope.step"
 _CHOICE = random.Random(0)
-UNCAPTURED_STEPS = frozenset(2 + 4 * quarter + _CHOICE.choice((1, 2)) for quarter in range(16))
-"""Steps after warm-up that are not captured, to measure the cost of capture: one in four of the first 64, each between
-two captured ones. Chosen at random (with a fixed seed, so the same on all ranks), because a regular choice could
-coincide with gradient accumulation."""
 MEASURED_STEPS = 66
+_DENSE_STEPS, _DENSE_PAIRS = 18, 4
+_SINGLED_OUT = [2 + 4 * quarter + _CHOICE.choice((1, 2)) for quarter in range(16)]
+UNCAPTURED_STEPS = frozenset(_SINGLED_OUT[:_DENSE_PAIRS]) | (
+    frozenset(range(_DENSE_STEPS, MEASURED_STEPS)) - frozenset(_SINGLED_OUT[_DENSE_PAIRS:])
+)
+"""Steps after warm-up that are not captured, to measure the cost of capture: one in four of the first 18, so that short
+runs have figures, then all but one in four. Each that is singled out stands between two of the other kind. Chosen at
+random (with a fixed seed, so the same on all ranks), because a regular choice could coincide with gradient
+accumulation."""
 """After so many steps the cost is known; it is asked for again after four times as many, and so on."""
 EVERY_UNTIL_AGREED = 16
 """Of so many steps one is recorded from then on until all ranks have agreed, which takes them some seconds."""
