@@ -7,7 +7,13 @@ import numpy as np
 
 from overlapscope.advice.losses.host_time import host_time
 from overlapscope.advice.rule_input import RuleInput, ms, recommended
-from overlapscope.analysis.common.cause_table import NO_CAUSES, WAITS_FOR_LATE_RANK, cause_label, idle_label
+from overlapscope.analysis.common.cause_table import (
+    LATE_RANKS,
+    NO_CAUSES,
+    WAITS_FOR_LATE_RANK,
+    cause_label,
+    idle_label,
+)
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Recommendation, without_outliers
 from overlapscope.analysis.stragglers.stragglers import Straggler
@@ -29,7 +35,7 @@ OF_IDLE: Final = frozenset(
     {"launch_bound", "data_loading", "garbage_collection", "blocking_calls", "allocator_churn", "shared_cores"}
 )
 """Recommendations that address idle time."""
-LATE_RANKS: Final = "late_ranks"
+OF_LATE_RANKS: Final = "late_ranks"
 INSTEAD: Final = {
     "dependency": "# the next compute needs the result: give it other work meanwhile (two micro-batches, a part of the "
     "tensor at a time), or fewer bytes",
@@ -49,7 +55,7 @@ INSTEAD: Final = {
     "(loading data, checkpoints, logging, garbage collection)",
     "late_end": "# a rank whose cores are busy sends on, or sees the end of a call, late: give each rank cores of its "
     "own, with one for the threads of its backend",
-    LATE_RANKS: "# overlapscope explain RUN lists the longest waits: who was late, and what it did before",
+    OF_LATE_RANKS: "# overlapscope explain RUN lists the longest waits: who was late, and what it did before",
     "unknown": "# whether this is waiting or transfer is not known: record {lacking}",
 }
 LOOK: Final = "overlapscope explain straggler; overlapscope explain RUN  # what to do; the longest waits, as commands"
@@ -82,7 +88,7 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
     late_ns = sum(causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
     # What they did longer divides one wait; what follows a transfer divides that.
     if late_ns > (2 * ns if cause in WAITS_FOR_LATE_RANK else exposed / 2):
-        cause, ns, label = LATE_RANKS, late_ns, "wait: for late ranks"
+        cause, ns, label = OF_LATE_RANKS, late_ns, LATE_RANKS
     elif cause == "dependency" and given.figures.exposed_wait_ns is None and len(given.analysis.ranks) > 1:
         cause, label = "unknown", f"{label}, waiting for other ranks included"
     of_ops = f" ({', '.join(ops)})" if ops else ""
@@ -115,7 +121,7 @@ def _stragglers(late: Sequence[Straggler], late_ns: int, cause: str) -> str:
     first = max(late, key=lambda each: each.blame_ns)
     why = f" ({first.held_by.replace('_', ' ')})" if len(late) == 1 and first.held_by != "unknown" else ""
     are = f"{rank_list(who)} {'is a straggler' if len(who) == 1 else 'are stragglers'}{why}"
-    waits = cause == LATE_RANKS or cause in WAITS_FOR_LATE_RANK
+    waits = cause == OF_LATE_RANKS or cause in WAITS_FOR_LATE_RANK
     said = f", {ms(late_ns)} waiting for late ranks" if late_ns and not waits else ""
     return f"{said}; {are}"
 

@@ -215,6 +215,8 @@ NoRemoval = Literal[
 """Why it is not known what the removal of a late rank is worth; `no_device`: its host computes, and what it would do
 sooner is not replayed."""
 WAITS_FOR_LATE_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_late_rank)
+LATE_RANKS: Final = "wait: for late ranks"
+"""The label of their sum."""
 EXPOSED_WAIT: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_late_rank or cause.ends_late)
 """The causes that add up to the metric `exposed_wait_ns`."""
 WAITS_FOR_ANOTHER_RANK: Final = tuple(name for name, cause in CAUSES.items() if cause.waits_for_another_rank)

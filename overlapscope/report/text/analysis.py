@@ -4,7 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import fill
 from typing import Final
 
-from overlapscope.analysis.common.cause_table import NO_CAUSES, WITHOUT_HOST, cause_label, idle_label
+from overlapscope.analysis.common.cause_table import (
+    LATE_RANKS,
+    NO_CAUSES,
+    WAITS_FOR_LATE_RANK,
+    WITHOUT_HOST,
+    cause_label,
+    idle_label,
+)
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import PLACES, UNKNOWN, ExposedBy
@@ -293,7 +300,10 @@ def _median_row(rank: RankInfo) -> list[str]:
 
 
 def _causes(analysis: Analysis) -> str:
-    """Return the table of causes of the headline's exposed time, the largest first."""
+    """Return the table of causes of the headline's exposed time, the largest first.
+
+    Several causes of waiting for late ranks stand below their sum: which of them a wait is says who was late, and why.
+    """
     head = analysis.headline
     if not head.causes or {*head.causes} == {"unknown"}:
         return ""
@@ -302,15 +312,24 @@ def _causes(analysis: Analysis) -> str:
     price = cost.price_per_gpu_hour if cost and hours else None
     columns = ["why exposed", f"ms a {head.window}", "share"]
     columns += ["GPU-hours a day"] * bool(hours) + ["price a day"] * (price is not None)
+
+    def row(label: str, *causes: str) -> list[str]:
+        ns, taken = (sum(of.get(each, 0) for each in causes) for of in (head.causes, hours))
+        cells = [label, ms(ns), percent(ns / (head.exposed_comm_ns or 1))]
+        cells += [f"{taken:,.1f}"] if hours else []
+        return [*cells, *([] if price is None else [f"{taken * price:,.2f}"])]
+
+    def label(cause: str) -> str:
+        return cause_label(cause, on_cpu=not analysis.run.has_device)
+
+    ordered = sorted(head.causes, key=lambda cause: -head.causes[cause])
+    late = [cause for cause in ordered if cause in WAITS_FOR_LATE_RANK]
+    parts = [(cause,) for cause in ordered if cause not in late or len(late) == 1]
+    parts += [tuple(late)] if len(late) > 1 else []
     rows = []
-    for cause, ns in sorted(head.causes.items(), key=lambda item: -item[1]):
-        row = [
-            cause_label(cause, on_cpu=not analysis.run.has_device),
-            ms(ns),
-            percent(ns / (head.exposed_comm_ns or 1)),
-        ]
-        row += [f"{hours.get(cause, 0.0):,.1f}"] if hours else []
-        rows.append([*row, *([] if price is None else [f"{hours.get(cause, 0.0) * price:,.2f}"])])
+    for causes in sorted(parts, key=lambda each: -sum(head.causes[cause] for cause in each)):
+        rows.append(row(label(causes[0]) if len(causes) == 1 else LATE_RANKS, *causes))
+        rows += [row(f"  {label(each)}", each) for each in causes if len(causes) > 1]
     lines = list(aligned([columns, *rows]))
     if head.exposed_wait_ns is None and len(analysis.ranks) > 1 and "dependency" in head.causes:
         bounded = sorted({row.op for row in analysis.collectives if row.estimate == "upper_bound" and row.exposed_ns})
