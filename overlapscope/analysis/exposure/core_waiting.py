@@ -1,7 +1,8 @@
-"""How long a rank waited for a processor core in what looks like computing or idling, by the system's account.
+"""How long a rank waited for a processor core, or slept, in what looks like computing or idling, by the system's account.
 
-Capture reads a counter of that on the training thread of a rank without a device. A thread that waits for a collective
-sleeps, so between two readings the waiting is spread evenly over all time but exposed communication.
+Capture reads counters of that on the training thread of a rank without a device. A thread that waits for a collective
+sleeps, so between two readings waiting for a core is spread evenly over all time but exposed communication; and what a
+thread seemed to compute for longer than it ran or waited for a core, it slept at least.
 """
 
 from typing import Final
@@ -14,41 +15,43 @@ from overlapscope.analysis.exposure.peer_activity import Activity
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.timeline.intervals import EMPTY, BusyTime, complement, union
-from overlapscope.timeline.readings import QUEUED, reading_series
+from overlapscope.timeline.readings import ON_CORE, QUEUED, reading_series
 from overlapscope.timeline.run import RankTimeline
 
 
 class PartlyWaited(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Times of a rank in which it waited for a core part of the time, evenly between two readings."""
+    """Times of a rank in which it waited for a core, or slept, part of the time, evenly between two readings."""
 
     times: BusyTime
     before_ns: Ints
     """How much of `times` lies before each reading."""
     waited_ns: Floats
-    """How much of that was waiting."""
+    """How much of that was waiting, or sleep."""
 
     def within(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Ints:
-        """Return the nanoseconds of waiting inside each window [start, end); 0 where the window is empty."""
+        """Return the nanoseconds of it inside each window [start, end); 0 where the window is empty."""
         first, last = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
         begun, done = (np.interp(self.times.before(each), self.before_ns, self.waited_ns) for each in (first, last))
         return np.where(last > first, np.floor(done - begun).astype(np.int64), 0)
 
 
 class CoreWaiting(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """When a rank waited for a core."""
+    """When a rank waited for a core, and when it slept though it seemed to compute."""
 
     computing: Activity
-    """While it seemed to compute."""
+    """Waited while it seemed to compute."""
     idling: Activity
-    """While it seemed to idle."""
+    """Waited while it seemed to idle."""
+    sleeping: Activity
+    """Neither ran nor waited for a core while it seemed to compute: it slept, waited for a lock, or for a file."""
 
 
-NOT_KNOWN: Final = CoreWaiting(computing=BusyTime(EMPTY), idling=BusyTime(EMPTY))
+NOT_KNOWN: Final = CoreWaiting(computing=BusyTime(EMPTY), idling=BusyTime(EMPTY), sleeping=BusyTime(EMPTY))
 """Of a rank without the system's account: no waiting."""
 
 
 def core_waiting(timeline: RankTimeline, covered: Coverage) -> CoreWaiting | None:
-    """Return when a rank waited for a core; None where the system's account was not recorded."""
+    """Return when a rank waited for a core or slept; None where the system's account was not recorded."""
     read_ns, counter = reading_series(timeline, QUEUED)
     if timeline.has_device or read_ns.size < 2:
         return None
@@ -57,11 +60,24 @@ def core_waiting(timeline: RankTimeline, covered: Coverage) -> CoreWaiting | Non
     computed, idled = (each.within(read_ns[:-1], read_ns[1:]) for each in (compute, idle))
     # Another thread's counter may begin lower, or far higher: what it shows from the one to the other is no waiting.
     rose = np.diff(counter)
-    rose = np.where(rose <= read_ns[-1] - read_ns[0], rose, 0.0)
+    rose = np.where((rose >= 0) & (rose <= read_ns[-1] - read_ns[0]), rose, 0.0)
     share = np.clip(rose / np.maximum(computed + idled, 1), 0.0, 1.0)
+    asleep = np.clip(computed - _ran(timeline, read_ns) - rose, 0.0, computed * (1.0 - share))
     return CoreWaiting(
-        computing=_partly(compute, read_ns, computed * share), idling=_partly(idle, read_ns, idled * share)
+        computing=_partly(compute, read_ns, computed * share),
+        idling=_partly(idle, read_ns, idled * share),
+        sleeping=_partly(compute, read_ns, asleep),
     )
+
+
+def _ran(timeline: RankTimeline, read_ns: Ints) -> Floats:
+    """Return how long the thread ran on a core between consecutive readings; all the time where that is not known."""
+    passed = np.diff(read_ns).astype(np.float64)
+    ran_ns, counter = reading_series(timeline, ON_CORE)
+    if not np.array_equal(ran_ns, read_ns):
+        return passed
+    ran = np.diff(counter)
+    return np.where((ran >= 0) & (ran <= passed), ran, passed)
 
 
 def _partly(times: BusyTime, read_ns: Ints, waited_ns: Floats) -> PartlyWaited:

@@ -2,7 +2,8 @@
 
 Each moment belongs to the collective in flight that ends last (ties: the one that began first). A collective is divided
 from its start on: wait for the last member, by what that rank did longer since the two last met (where the system's
-account of both is known, waiting for a core is neither computing nor idling); what it ended later than another rank,
+account of both is known, waiting for a core is neither computing nor idling, and sleep in what seems to be compute is
+idling); what it ended later than another rank,
 where one clock shows that its last member had begun; transfer beyond the baseline; and the
 rest as the rank's dependency graph says, by what the next compute waited for. Where the graph may not say: delay by a
 late launch; delay by queueing; and the rest, by what the step computes after it; where the transfer time of a call is
@@ -260,7 +261,7 @@ def _waits_of(
     met_before = np.minimum(_last_met(timeline, own_comm.row[held], came, last[held], members), came)
     accounted = np.isin(last[held], list(waiting)) & (timeline.rank in waiting)
     core = waiting.get(timeline.rank, NOT_KNOWN)
-    did = (BusyTime(compute), core.computing, BusyTime(exposed), core.idling)
+    did = (BusyTime(compute), core.computing, core.sleeping, BusyTime(exposed), core.idling)
     return _Waits(
         exposed=exposed,
         hidden=intersection(comm, compute),
@@ -308,6 +309,7 @@ def _causes_of(
     did: tuple[Callable[[int], Activity], ...] = (
         lambda rank: BusyTime(coverage[rank].compute),
         lambda rank: waiting.get(rank, NOT_KNOWN).computing,
+        lambda rank: waiting.get(rank, NOT_KNOWN).sleeping,
         lambda rank: BusyTime(difference(coverage[rank].comm, coverage[rank].compute)),
         lambda rank: waiting.get(rank, NOT_KNOWN).idling,
     )
@@ -366,13 +368,13 @@ def _divided(length_ns: Ints, activities: Sequence[Ints], accounted: Flags) -> I
     """Return for how long a rank computed, waited for a core, communicated without computing, and did none of these.
 
     One row for each, in the order of `OF_LATE_RANK`. `activities` are how long, in windows of this length, it seemed to
-    compute, waited for a core meanwhile, communicated, and waited for a core while it seemed to idle: this waiting
-    counts only where it is `accounted`.
+    compute, waited for a core and slept meanwhile, communicated, and waited for a core while it seemed to idle: waiting
+    and sleep count only where they are `accounted`.
     """
-    computed, in_compute, communicated, in_idle = activities
-    in_compute, in_idle = in_compute * accounted, in_idle * accounted
-    idled = length_ns - computed - communicated - in_idle
-    return np.array([computed - in_compute, in_compute + in_idle, communicated, idled])
+    computed, in_compute, asleep, communicated, in_idle = activities
+    in_compute, asleep, in_idle = in_compute * accounted, asleep * accounted, in_idle * accounted
+    idled = length_ns - computed - communicated - in_idle + asleep
+    return np.array([computed - in_compute - asleep, in_compute + in_idle, communicated, idled])
 
 
 def _by_what_the_last_did_longer(waits: _Waits, theirs: Ints) -> dict[str, Intervals]:

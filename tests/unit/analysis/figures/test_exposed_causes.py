@@ -336,10 +336,14 @@ def test_ranks_that_capture_recorded_on_one_host_share_its_clock() -> None:
     assert split.began_ns.tolist() == [at for at, *_ in calls]
 
 
-def waiting_for_cores(timeline: RankTimeline, *readings: tuple[int, int]) -> RankTimeline:
-    """Return the rank with readings (time, ns) of how long its thread had waited for a core."""
+def waiting_for_cores(timeline: RankTimeline, *readings: tuple[int, ...]) -> RankTimeline:
+    """Return the rank with readings (time, ns[, ns]) of how long its thread had waited for a core, and run on one."""
     names = NameTable(timeline.names)
-    rows = [{"name": "thread_queue_ns", "time_ns": at, "step": 0, "value": float(value)} for at, value in readings]
+    rows = [
+        {"name": name, "time_ns": at, "step": 0, "value": float(value)}
+        for at, *values in readings
+        for name, value in zip(("thread_queue_ns", "thread_cpu_ns"), values, strict=False)
+    ]
     return replace(timeline, telemetry=fact_table(Telemetry, rows, names), names=tuple(names.to_list()))
 
 
@@ -361,13 +365,20 @@ FIRST, LAST = [(0, 10, "gemm")], [(0, 30, "gemm")]
         ),
         pytest.param([(0, 10, "gemm")], [(0, 0), (30, 30)], {"peer_compute": 0, "peer_core": 20}, id="all the time"),
         pytest.param(LAST, [(30, 20)], {"peer_compute": 20}, id="one reading tells nothing"),
+        pytest.param(LAST, [(0, 0, 0), (30, 0, 10)], {"peer_host": 20}, id="it slept while it seemed to compute"),
+        pytest.param(
+            LAST, [(0, 0, 0), (30, 5, 15)], {"peer_compute": 5, "peer_core": 5, "peer_host": 10}, id="some of each"
+        ),
+        pytest.param(LAST, [(0, 0, 0), (30, 0, 90)], {"peer_compute": 20}, id="it cannot have run for longer"),
+        pytest.param(LAST, [(0, 0, 50), (30, 0, 0)], {"peer_compute": 20}, id="another thread had run for longer"),
+        pytest.param(LAST, [(0, 0, 0), (30, 0, 30), (60, 0, 30)], {"peer_compute": 20}, id="asleep in the call"),
     ],
 )
-def test_what_the_late_rank_waited_for_a_core_it_neither_computed_nor_idled(
-    last: list[tuple[int, int, str]], waits: list[tuple[int, int]], causes: dict[str, int]
+def test_what_the_late_rank_waited_for_a_core_or_slept_it_did_not_compute(
+    last: list[tuple[int, int, str]], waits: list[tuple[int, ...]], causes: dict[str, int]
 ) -> None:
     late = waiting_for_cores(rank_of(1, [LATE], last), *waits)
-    early = waiting_for_cores(rank_of(0, [CALL], FIRST), (0, 0), (10, 0))
+    early = waiting_for_cores(rank_of(0, [CALL], FIRST), (0, 0, 0), (10, 0, 10))
     _, found = explained(early, late)
     of_late_rank = {cause: found[0].get(cause, 0) for cause in WAITS_FOR_LATE_RANK}
     assert of_late_rank == dict.fromkeys(WAITS_FOR_LATE_RANK, 0) | causes
