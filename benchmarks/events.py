@@ -27,7 +27,7 @@ FACTOR = float(os.environ.get("OVERLAPSCOPE_BENCH_STEPS", "1"))
 RESAMPLES = 4000
 
 
-def run(step_ms: float, calls: int, steps: int, size: int) -> list[dict[str, Any]]:
+def run(step_ms: float, calls: int, steps: int, size: int, ranks: int) -> list[dict[str, Any]]:
     """Run one job; return each rank's result."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with tempfile.TemporaryDirectory() as place:
@@ -35,15 +35,15 @@ def run(step_ms: float, calls: int, steps: int, size: int) -> list[dict[str, Any
         processes = [
             subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.training.events", folder, folder / "store",
-                 *map(str, (rank, step_ms, calls, steps, size))],
+                 *map(str, (rank, ranks, step_ms, calls, steps, size))],
                 env=environment, stdout=subprocess.DEVNULL,
             )
-            for rank in range(WORLD_SIZE)
+            for rank in range(ranks)
         ]  # fmt: skip
         codes = [process.wait() for process in processes]
         if any(codes):
             sys.exit("the job to measure failed")
-        return [json.loads((folder / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in range(WORLD_SIZE)]
+        return [json.loads((folder / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
 
 
 def cost(ranks: list[dict[str, Any]], clock: str, size: int) -> tuple[float, float, float]:

@@ -1,6 +1,6 @@
 """One rank of the job that `benchmarks.events` measures: many small collectives a step, recorded in `events` mode.
 
-python -m benchmarks.training.events FOLDER STORE RANK STEP_MS CALLS STEPS BLOCK
+python -m benchmarks.training.events FOLDER STORE RANK RANKS STEP_MS CALLS STEPS BLOCK
 """
 
 import json
@@ -21,7 +21,6 @@ import overlapscope
 from overlapscope.capture.session import Session
 from overlapscope.capture.steps import MEASURED_STEPS
 
-WORLD_SIZE = 2
 ELEMENTS = 4096
 WARMUP = 10
 HOST_TURNS, HOST_CALLS = 30, 200
@@ -129,14 +128,14 @@ def host_cost() -> dict[str, float]:
 
 
 def main() -> None:
-    folder, store, rank = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    folder, store, rank, ranks = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     cores = sorted(os.sched_getaffinity(0))
-    each = len(cores) // WORLD_SIZE
+    each = len(cores) // ranks
     if each:
         os.sched_setaffinity(0, cores[rank * each : (rank + 1) * each])
-    step_ms, calls, steps, size = float(sys.argv[4]), *map(int, sys.argv[5:8])
+    step_ms, calls, steps, size = float(sys.argv[5]), *map(int, sys.argv[6:9])
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", store=distributed.FileStore(store, WORLD_SIZE), rank=rank, world_size=2)
+    distributed.init_process_group("gloo", store=distributed.FileStore(store, ranks), rank=rank, world_size=ranks)
     step = calibrated(step_ms, calls)
     for _ in range(WARMUP):
         step()

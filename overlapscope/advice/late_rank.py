@@ -22,6 +22,10 @@ LOOK: Final[Mapping[str, Mapping[str, str]]] = {
     "data_loading": {"torch": "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True)"},
     "garbage_collector": {"python": "gc.collect(); gc.freeze(); gc.disable()  # and gc.collect() on all ranks at once"},
     "allocator": {"environment": "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"},
+    "busy_core": {
+        "linux": "pidstat -t -p PID 1; ps -eLo psr,pcpu,pid,comm --sort=-pcpu | head  # what runs on its cores",
+        "python": "py-spy dump --pid PID  # is a thread of its own busy (logging, metrics, loading)?",
+    },
     "throttled": {"nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER"},
     "slower_compute": {"nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,ECC; nvidia-smi dmon -s pucm -c 10"},
     "more_work": {"torch": 'print(rank, batch["input_ids"].shape)  # are batches, layers, tokens of experts equal?'},

@@ -72,6 +72,16 @@ def waited_for_cores(ranks: Mapping[int, RankTimeline]) -> dict[int, int]:
     return {rank: own.waited_ns for rank, own in _waits(ranks).items()}
 
 
+def waits_on_their_own(run: Run) -> list[int]:
+    """Return the ranks that wait for a core for a reason of their own, not by the scheduler's choice among ranks.
+
+    Where no two ranks may use the same core, these are all that wait much; else the few that alone do.
+    """
+    waits = _waits(run.ranks)
+    much = [rank for rank, each in waits.items() if each.share >= MUCH]
+    return much if _cores_of_their_own(run, waits) else [rank for rank in _concentrated_on(waits) if rank in much]
+
+
 def waits_for_cores(run: Run) -> list[Finding]:
     """Return a finding where training threads often waited for a core by the system's account; none without it."""
     waits = _waits(run.ranks)

@@ -27,6 +27,7 @@ MORE, BARELY = 0.5, 0.1
 """More work that other threads also slow down explains lateness only if the additional time on a core exceeds these
 shares: of the rank's own time on a core (MORE), and of the lateness (BARELY; more than a tenfold slowdown explains
 nothing)."""
+RAN_LONGER: Final = 1.05
 BETWEEN_STEPS, RETRIES, THROTTLED_US = "between_steps_ns", "allocator_retries", "cpu_throttled_us"
 SHARED_CORES: Final = "shared_cores"
 LOADING: Final = re.compile(
@@ -121,6 +122,27 @@ def _by_thread(rank: int, run: Run, met: Sequence[SharedInterval], lead_ns: int)
     elif waited > AT_LEAST * lead_ns:
         held_by = SHARED_CORES
     return held_by, evidence
+
+
+def ran_longer_each_time(rank: int, run: Run, met: Sequence[SharedInterval]) -> bool:
+    """Return whether the training thread ran RAN_LONGER times as long as that of each other rank in all intervals.
+
+    Time on a core is no matter of who waited for one. False where it was not recorded.
+    """
+    members = {each for group in met for each in group.ranks}
+    running = {each: _CumulativeReading.of(run.ranks[each], ON_CORE) for each in members}
+    for each in met:
+        ran = []
+        for member, begin, end in zip(each.ranks, each.begin_ns, each.end_ns, strict=True):
+            reading = running[member]
+            if reading is None:
+                return False
+            ran.append(reading.within(begin, np.maximum(begin, end)))
+        row = each.ranks.index(rank)
+        others = np.delete(np.array(ran), row, axis=0).max(axis=0)
+        if not (ran[row] >= RAN_LONGER * others).all():
+            return False
+    return True
 
 
 def _on_one_host(run: Run, members: set[int]) -> bool:

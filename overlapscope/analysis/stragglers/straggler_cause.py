@@ -14,6 +14,7 @@ import numpy as np
 
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.kernels import RankCompute
+from overlapscope.analysis.stragglers.core_waits import waits_on_their_own
 from overlapscope.analysis.stragglers.host_cause import (
     SHARED_CORES,
     SharedInterval,
@@ -47,6 +48,7 @@ STRAGGLER_CAUSES: Final[Mapping[str, str]] = {
     "data_loading": "data loading (it was between two steps)",
     "garbage_collector": "garbage collection pauses of its interpreter",
     "allocator": "device memory was full (the allocator freed cached memory and retried)",
+    "busy_core": "waiting for its core (other threads of its process, or other programs, ran there)",
     "throttled": "throttling (of its clocks, or of its processes' CPU share)",
     "more_work": "more work (it ran more or larger kernels than its peers)",
     "slower_compute": "slower compute (its kernels took longer than its peers')",
@@ -77,7 +79,8 @@ def find_straggler_cause(
         return None, evidence  # it waited for others elsewhere
     cause, more = recorded_cause(rank, run, met, lead_ns)
     if cause == SHARED_CORES:
-        return None, evidence | more  # the operating system's scheduler made it late, and may choose another rank next
+        # Else the operating system's scheduler made it late, and may choose another rank next.
+        return "busy_core" if rank in waits_on_their_own(run) else None, evidence | more
     if cause == "more_work" and _same_operations(rank, compared_peers(late), run):
         cause = "longer_compute"
     if cause is not None and (idle > MOST * lead_ns or not run.ranks[rank].has_device):

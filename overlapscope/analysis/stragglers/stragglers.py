@@ -29,6 +29,7 @@ from overlapscope.analysis.cross_rank.wait_transfer import LEADS_COUNT_NS, RankW
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.kernels import RankCompute
 from overlapscope.analysis.per_rank.steps import step_windows
+from overlapscope.analysis.stragglers.host_cause import ran_longer_each_time
 from overlapscope.analysis.stragglers.lateness import LateArrivals, attribute_blame, late_arrivals
 from overlapscope.analysis.stragglers.straggler_cause import compared_peers, find_straggler_cause
 from overlapscope.timeline.columns import Floats, Ints, size
@@ -55,6 +56,13 @@ DOMINATES: Final = 0.75
 ALONE: Final = 0.1
 """Where one rank has the share DOMINATES of all blame, this probability is allowed: for example two long pauses of one
 rank among a dozen."""
+ALIKE: Final = 0.25
+"""Where one rank has that share and was late in three steps or more, each time by about as much, or with more time on a
+core than its peers each time, this probability is allowed: what happens by chance lasts now longer, now shorter. Three
+steps of two ranks, or of three, are then enough."""
+FEWEST_ALIKE: Final = 3
+AS_MUCH, MOSTLY_ALIKE = 0.8, 0.9
+"""Its delays of at least the first share of the largest hold the second share of them all."""
 TILTS: Final = np.geomspace(0.01, 100, 81)
 """Exponents of Chernoff's bound that are tried, in units of 1 / (largest occasion)."""
 
@@ -162,6 +170,8 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
         if cause == "unknown" and not met_whole.issuperset(each.met.ranks for each in theirs):
             continue  # the unknown cause may be a member that was not recorded
         allowed = ALONE if blamed[rank] >= most else CHANCE
+        if blamed[rank] >= most and _each_time(theirs, cause, run):
+            allowed = ALIKE
         if cause is None or (
             chance[rank] * could > allowed and not (cause in OF_COMPUTE and _lasts(ranks, rank, theirs))
         ):
@@ -170,6 +180,20 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
         known = {"calls": calls, "chance": chance[rank], **evidence}
         found.append(Straggler(rank=rank, held_by=cause, blame_ns=blamed[rank], evidence=known, host=host.get(rank)))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
+
+
+def _each_time(theirs: Sequence[LateArrivals], cause: str | None, run: Run) -> bool:
+    """Return whether a rank was late in several steps, by about as much in each, or ran longer before each late call.
+
+    Short delays beside those do not count.
+    """
+    delays = _occasions(theirs, by_step=True)
+    if delays.size < FEWEST_ALIKE:
+        return False
+    alike = delays[delays >= AS_MUCH * delays.max()]
+    if alike.size >= FEWEST_ALIKE and alike.sum() >= MOSTLY_ALIKE * delays.sum():
+        return True
+    return cause == "more_work" and ran_longer_each_time(theirs[0].rank, run, [each.met for each in theirs])
 
 
 def _lasts(ranks: Compared, rank: int, late: Sequence[LateArrivals]) -> bool:

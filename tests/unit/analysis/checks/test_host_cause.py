@@ -246,11 +246,35 @@ def waiting(run: Run, of: Mapping[int, int]) -> Run:
     return replace(run, ranks=ranks)
 
 
-def test_a_rank_that_waited_for_a_core_is_not_named_and_the_cores_are() -> None:
-    run = waiting(with_readings(of_events(job(fault="slower_compute")), running(asleep=CULPRIT)), {CULPRIT: 20})
+def test_a_rank_that_waited_for_a_core_as_others_did_is_not_named_and_the_cores_are() -> None:
+    waits = {CULPRIT: 30, 0: 10, 1: 10, 3: 10}
+    run = waiting(with_readings(of_events(job(fault="slower_compute")), running(asleep=CULPRIT)), waits)
     found = analyze(run)
     assert found.skew.stragglers == []
     assert "shared_cores" in [each.id for each in found.findings]
+
+
+def test_a_rank_that_alone_waited_for_its_core_is_named_for_that() -> None:
+    run = waiting(with_readings(of_events(job(fault="slower_compute")), running(asleep=CULPRIT)), {CULPRIT: 20})
+    found = analyze(run)
+    assert [(each.rank, each.held_by) for each in found.skew.stragglers] == [(CULPRIT, "busy_core")]
+    assert "shared_cores" in [each.id for each in found.findings]
+
+
+@pytest.mark.parametrize(("own", "named"), [(True, True), (False, False)])
+def test_ranks_that_wait_for_cores_of_their_own_are_named_and_those_that_share_them_are_not(
+    own: bool, named: bool
+) -> None:
+    waits = {CULPRIT: 30, 0: 10, 1: 10, 3: 10}
+    run = waiting(with_readings(of_events(job(fault="slower_compute")), running(asleep=CULPRIT)), waits)
+    ranks = {
+        rank: replace(
+            each, recorded={**each.recorded, "settings": {"host": "one", "cores": [rank if own else rank % 2]}}
+        )
+        for rank, each in run.ranks.items()
+    }
+    found = accused(replace(run, ranks=ranks))
+    assert [(each.rank, each.held_by) for each in found] == [(CULPRIT, "busy_core")] * named
 
 
 def test_a_rank_that_ran_no_longer_in_all_had_no_more_work() -> None:
@@ -260,7 +284,7 @@ def test_a_rank_that_ran_no_longer_in_all_had_no_more_work() -> None:
         for rank, rows in running(asleep=CULPRIT).items()
     }
     run = waiting(with_readings(of_events(job(fault="slower_compute")), readings), {CULPRIT: 8})
-    assert accused(run) == []
+    assert only(accused(run)).held_by == "busy_core"
 
 
 def test_more_work_is_named_though_most_of_its_time_was_waiting_for_a_core() -> None:

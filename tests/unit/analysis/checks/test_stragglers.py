@@ -1,6 +1,6 @@
 """Who held the others up, and what held it: constructed jobs of four ranks with one planted fault, and healthy ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +25,11 @@ RANKS, STEPS, KERNELS, STEP_NS = 4, 20, 10, 100 * MS
 CULPRIT = 2
 
 
-def job(seed: int = 0, *, fault: str | None = None) -> Run:
-    """Return a job whose ranks compute ten kernels a step, then meet in an all-reduce; the fault is the culprit's."""
+def job(seed: int = 0, *, fault: str | None = None, pause_ms: Sequence[int] = (30,)) -> Run:
+    """Return a job whose ranks compute ten kernels a step, then meet in an all-reduce; the fault is the culprit's.
+
+    Of a host it is a pause, of `pause_ms` step by step.
+    """
     rng = np.random.default_rng(seed)
     compute = [[sorted_kernels(rng, rank, fault) for rank in range(RANKS)] for _ in range(STEPS)]
     ranks: dict[int, list[tuple[int, int, int, int]]] = {rank: [] for rank in range(RANKS)}
@@ -37,8 +40,9 @@ def job(seed: int = 0, *, fault: str | None = None) -> Run:
         for rank in range(RANKS):
             now = begin
             if rank == CULPRIT and fault in ("host", "between_steps_ns", "gc_pause_ns"):
-                now += 30 * MS
-                pauses.append((now, 30 * MS))
+                paused = pause_ms[step % len(pause_ms)] * MS
+                now += paused
+                pauses.append((now, paused))
             for length in compute[step][rank]:
                 ranks[rank].append((COMPUTE, now, now + length, step))
                 now += length
@@ -169,6 +173,26 @@ def test_a_rank_of_a_light_stage_computes_longer_than_its_peers_though_not_than_
     computes = {rank: [(200.0 * step, 200.0 * step + took[rank]) for step in range(2)] for rank in range(6)}
     run = job_of_calls(calls, stages, lasts=400, step=200, computes=computes, has_device=False)
     assert [(each.rank, each.held_by) for each in accused(run)] == [(1, "longer_compute")]
+
+
+@pytest.mark.parametrize(
+    ("pause_ms", "steps", "named"),
+    [
+        ((30,), 3, True),
+        ((30, 28, 31), 3, True),
+        ((60, 20, 35), 3, False),
+        ((30,), 2, False),
+        ((30, 30, 0, 30, 0), 5, True),
+    ],
+)
+def test_a_rank_that_is_late_by_as_much_in_three_steps_is_not_so_by_chance(
+    monkeypatch: pytest.MonkeyPatch, pause_ms: tuple[int, ...], steps: int, named: bool
+) -> None:
+    """Of two ranks one is late in all of three steps in a quarter of all jobs; by as much each time, hardly ever."""
+    for name, value in (("RANKS", 2), ("CULPRIT", 1), ("STEPS", steps)):
+        monkeypatch.setattr(f"tests.unit.analysis.checks.test_stragglers.{name}", value)
+    found = accused(job(fault="host", pause_ms=pause_ms))
+    assert [(each.rank, each.held_by) for each in found] == [(1, "host")] * named
 
 
 def test_healthy_ranks_are_not_accused() -> None:
