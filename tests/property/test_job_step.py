@@ -21,9 +21,9 @@ from overlapscope.timeline.run import Run
 from tests.property.synthetic import Job, Layout, run_of, simulate
 from tests.unit.analysis.cross_rank.test_across_ranks import moved
 
-WAITING, EXPOSED = "peer_compute", "dependency"
-"""Two causes of exposed communication."""
-KINDS = {"overlapped_ns": "overlapped_ns", WAITING: "exposed_comm_ns", EXPOSED: "exposed_comm_ns",
+WAITING, EXPOSED, TAIL = "peer_compute", "dependency", "tail"
+"""Three causes of exposed communication."""
+KINDS = {"overlapped_ns": "overlapped_ns", WAITING: "exposed_comm_ns", EXPOSED: "exposed_comm_ns", TAIL: "exposed_comm_ns",
          "compute_only_ns": "compute_only_ns", "copy_only_ns": "copy_only_ns", "idle_ns": "idle_ns"}  # fmt: skip
 """What a rank does in a nanosecond, and the part of its window that this is."""
 STEPS = 3
@@ -84,7 +84,7 @@ def breakdown(does: Sequence[str]) -> Breakdown:
         comm_ns=counts["overlapped_ns"] + counts["exposed_comm_ns"],
         compute_ns=counts["overlapped_ns"] + counts["compute_only_ns"],
         exposed_wait_ns=does.count(WAITING),
-        causes={cause: does.count(cause) for cause in (WAITING, EXPOSED) if cause in does},
+        causes={cause: does.count(cause) for cause in (WAITING, EXPOSED, TAIL) if cause in does},
         **counts,
     )
 
@@ -108,6 +108,15 @@ def touching(ranks: Mapping[int, Sequence[Made]], step: int) -> bool:
     own = [steps[step] for steps in ranks.values()]
     covered = {now for each in own for now in range(each.start, each.start + len(each.does))}
     return len(covered) == max(covered) - min(covered) + 1
+
+
+@pytest.mark.parametrize(("longer", "causes"), [(40, {EXPOSED: 2}), (1, {EXPOSED: 2, TAIL: 0})])
+def test_what_one_long_step_exposed_is_no_cause_of_what_the_others_did(longer: int, causes: dict[str, int]) -> None:
+    usual = (*["compute_only_ns"] * 10, EXPOSED, EXPOSED)
+    steps = _in_a_row(0, [usual, (*usual, *[TAIL] * longer), usual], 12)
+    head = found({0: steps}, {0: 0})
+    assert head.exposed_comm_ns == 2
+    assert head.causes == {cause: ns for cause, ns in causes.items() if ns}
 
 
 @settings(max_examples=300)

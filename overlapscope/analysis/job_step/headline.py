@@ -20,6 +20,9 @@ LongestBecause = Literal["clocks", "apart"]
 PARTS: Final = ("overlapped_ns", "exposed_comm_ns", "compute_only_ns", "copy_only_ns", "idle_ns",
                 "start_of_recording_ns", "outside_ns")  # fmt: skip
 """The parts of a step of the job, which add up to it."""
+LONG: Final = 1.5
+"""A step is long from this many times the median of all: one pause of a second would else be the cause of what others
+expose."""
 
 
 class StepOfJob(msgspec.Struct, kw_only=True, frozen=True):
@@ -72,10 +75,10 @@ class Headline(msgspec.Struct, kw_only=True, frozen=True):
     exposed_fraction: float | None = None
     """exposed_comm / step, sums over ranks."""
     causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(CAUSES)}})] = {}
-    """`exposed_comm_ns` by cause, divided as the exposed time of all these steps together. They add up to it exactly,
-    and those of waiting for a late rank to `exposed_wait_ns`."""
+    """`exposed_comm_ns` by cause, divided as the exposed time of all these steps together, but for long ones (1.5 times
+    the median step). They add up to it exactly, and those of waiting for a late rank to `exposed_wait_ns`."""
     idle_causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(IDLE_CAUSES)}})] = {}
-    """`idle_ns` by cause, divided as the idle time of all these steps together; they add up to it exactly."""
+    """`idle_ns` by cause, divided likewise; they add up to it exactly."""
     job_steps: list[StepOfJob] = []
 
 
@@ -114,10 +117,11 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headlin
     table = table.alike(table.ranks_recorded)  # without ranks that completed none of these steps
     values: dict[str, Any] = {name: _value(table, name) for name in DEFINITIONS if name in _MEDIANS}
     exposed, step_ns = values["exposed_comm_ns"] or 0, _value(table, STEP_TIME)
-    sums = {cause: int(ns[table.recorded].sum()) for cause, ns in table.causes.items()}
+    waits = {cause: ns for cause, ns in table.causes.items() if cause in EXPOSED_WAIT}
+    others = {cause: ns for cause, ns in table.causes.items() if cause not in EXPOSED_WAIT}
+    sums = _typical_sums(table, waits, others)
     causes = divided_by_cause(exposed, values["exposed_wait_ns"], sums, {*EXPOSED_WAIT})
-    idle_sums = {cause: int(ns[table.recorded].sum()) for cause, ns in table.idle_causes.items()}
-    idle = divided(values["idle_ns"] or 0, idle_sums)
+    idle = divided(values["idle_ns"] or 0, _typical_sums(table, table.idle_causes))
     return Headline(
         window="step" if of_steps else "recording",
         steps_by="longest_window" if table.windows is None else "job_step",
@@ -130,6 +134,20 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headlin
         job_steps=_job_steps(table),
         **values,
     )
+
+
+def _typical_sums(table: StepFigures, *kinds: Mapping[str, Ints]) -> dict[str, int]:
+    """Return the sum of each cause over ranks and steps that are not LONG: a median is none of theirs.
+
+    All steps count where the others have nothing of a kind that some step has.
+    """
+    usual = table.recorded & (table.job.step_ns < LONG * np.median(table.job.step_ns))
+    typical, every = (
+        [{cause: int(ns[chosen].sum()) for cause, ns in kind.items()} for kind in kinds]
+        for chosen in (usual, table.recorded)
+    )
+    lacking = any(any(all_of.values()) and not any(own.values()) for own, all_of in zip(typical, every, strict=True))
+    return {cause: ns for kind in (every if lacking else typical) for cause, ns in kind.items()}
 
 
 _MEDIANS: Final = frozenset(Headline.__struct_fields__)
