@@ -322,6 +322,8 @@ class WithoutOutliers(msgspec.Struct, kw_only=True, frozen=True):
     """Numbers of these steps."""
     step_ns: float
     exposed_comm_ns: float
+    longer_ns: float
+    """How much longer the outliers took than the median of the others, in sum."""
 
 
 def without_outliers(analysis: Analysis) -> WithoutOutliers | None:
@@ -329,16 +331,29 @@ def without_outliers(analysis: Analysis) -> WithoutOutliers | None:
 
     It is one where its length beside that of the others would be. None elsewhere, and where all steps are outliers.
     """
+    found = _without_outliers(analysis)
+    return found if found is not None and (analysis.headline.step_ns or 0) >= ODD_FACTOR * found.step_ns else None
+
+
+def costly_outliers(analysis: Analysis, loss_ns: float) -> WithoutOutliers | None:
+    """Return the medians of the other steps where outliers cost the recording more than a loss of each of its steps."""
+    found = _without_outliers(analysis)
+    return found if found is not None and found.longer_ns > loss_ns * analysis.headline.steps else None
+
+
+def _without_outliers(analysis: Analysis) -> WithoutOutliers | None:
     head = analysis.headline
     outliers = {each.step for each in long_steps(complete_figures(analysis.ranks))} if head.window == "step" else set()
     others = [each for each in head.job_steps if each.step not in outliers]
     if not outliers or not others:
         return None
     step_ns = median(each.step_ns for each in others)
-    if (head.step_ns or 0) < ODD_FACTOR * step_ns:
-        return None
-    exposed_comm_ns = median(each.exposed_comm_ns for each in others)
-    return WithoutOutliers(outliers=sorted(outliers), step_ns=step_ns, exposed_comm_ns=exposed_comm_ns)
+    return WithoutOutliers(
+        outliers=sorted(outliers),
+        step_ns=step_ns,
+        exposed_comm_ns=median(each.exposed_comm_ns for each in others),
+        longer_ns=sum(each.step_ns - step_ns for each in head.job_steps if each.step in outliers),
+    )
 
 
 def complete_figures(ranks: Iterable[RankInfo]) -> dict[int, Steps]:

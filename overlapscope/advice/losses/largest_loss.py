@@ -15,7 +15,7 @@ from overlapscope.analysis.common.cause_table import (
     idle_label,
 )
 from overlapscope.analysis.common.wording import rank_list
-from overlapscope.analysis.result import Recommendation, without_outliers
+from overlapscope.analysis.result import Recommendation, costly_outliers, without_outliers
 from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE
@@ -133,6 +133,11 @@ def _named(given: RuleInput, loss: int) -> tuple[str, str]:
         which = f"step{'s' if len(usual.outliers) > 1 else ''} {list_some(usual.outliers)}"
         median = f"the median step {ms(given.step_ns)} instead of {ms(usual.step_ns)}"
         return f"Largest loss: outliers ({which}) make {median}; ", "it"
+    if (costly := costly_outliers(given.analysis, max(loss, idle))) is not None:
+        one = len(costly.outliers) == 1
+        which = f"step {costly.outliers[0]} takes" if one else f"steps {list_some(costly.outliers)} take together"
+        longer = f"{which} {ms(costly.longer_ns)} longer than the others"
+        return f"Largest loss: {longer}; in these, ", f"a {ms(given.step_ns)} {given.per}"
     return "Largest loss: " if loss >= idle else "", f"a {ms(given.step_ns)} {given.per}"
 
 
