@@ -188,12 +188,17 @@ def _views(result: WhatIf, item_bytes: int) -> Recommendation | None:
 
 
 def _fewer_bits(result: WhatIf) -> Recommendation | None:
-    """Return the trial of 16-bit gradients where the gain is above zero; how well the model trains is not predicted."""
+    """Return the trial of 16-bit gradients where it gains for sure; how well the model trains is not predicted."""
     row = next((each for each in result.scenarios if each.changes_numerics), None)
-    if row is None or row.gain_low <= 0:
+    if row is None or not _is_worth_a_trial(row):
         return None
     title = "Try to send 16-bit gradients: this changes numerics, so compare the loss with the present one"
     return scenario_recommendation(result, row, "sixteen_bit_gradients", title, "trial", apply={"ddp": HOOK})
+
+
+def _is_worth_a_trial(row: Scenario) -> bool:
+    """Return whether a setting that changes numerics surely gains, and more than recordings of unchanged code differ."""
+    return row.gain_low > 0 and row.gain >= WORTH
 
 
 def _largest(result: WhatIf) -> Scenario:
@@ -239,7 +244,7 @@ def fsdp_advice(result: WhatIf) -> list[Recommendation]:
     found = [scenario_recommendation(result, best, "fsdp_gathers", title, "change", apply=fsdp_code(best.knobs),
                          memory_bytes=best.memory_bytes)]  # fmt: skip
     for each in result.scenarios:
-        if each.changes_numerics and each.gain_low > 0 and set(each.knobs) <= set(APPLY):
+        if each.changes_numerics and _is_worth_a_trial(each) and set(each.knobs) <= set(APPLY):
             title = (
                 "Try to reduce gradients in 16 bits: this changes numerics, so compare the loss with the present one"
             )

@@ -120,6 +120,16 @@ def test_sixteen_bits_are_a_trial_where_they_surely_gain_and_never_stand_first()
     assert "sixteen_bit_gradients" not in advised(recorded(EACH))
 
 
+@pytest.mark.parametrize(("gain", "low", "tried"), [(0.021, 0.001, True), (0.019, 0.001, False), (0.05, -0.001, False)])
+def test_sixteen_bits_are_tried_where_they_gain_more_than_recordings_of_one_code_differ(
+    gain: float, low: float, *, tried: bool
+) -> None:
+    case = replayed(replace(EACH, late=(0, 60), ticks_per_mb=80))
+    rows = [replace(row, gain=gain, gain_low=low) if row.changes_numerics else row for row in case.scenarios]
+    found = bucket_advice(replace(case, scenarios=rows), 4)
+    assert ("sixteen_bit_gradients" in [each.id for each in found]) is tried
+
+
 def test_views_are_advised_where_buckets_take_memory_of_their_own() -> None:
     run = recorded(ONE)
     ranks = {
