@@ -105,7 +105,7 @@ CAUSES: Final[dict[str, Cause]] = {
         pattern="/",
     ),
     "dependency": Cause(
-        label="later compute of the step depends on it",
+        label="the next compute waited for it",
         description="then, where the next compute waited for it, or follows it on its stream; without the graph, the "
         "rest where other compute than the optimizer's follows in the same step",
         colour="exposed",

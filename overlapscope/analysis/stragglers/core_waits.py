@@ -14,7 +14,7 @@ import numpy as np
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.common.wording import rank_list
-from overlapscope.display import percent_text
+from overlapscope.display import list_some, percent_text
 from overlapscope.timeline.readings import ON_CORE, QUEUED, reading_series
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -128,7 +128,7 @@ def waits_for_cores(run: Run) -> list[Finding]:
         title = f"{who}: {others} run on the cores to which each rank is bound, and the scheduler {DECIDES}"
     else:
         title = (
-            f"{who}: there are more threads than cores, and the scheduler {DECIDES}; set OMP_NUM_THREADS and bind each "
+            f"{who}: {_too_few(run, waits)}, and the scheduler {DECIDES}; set OMP_NUM_THREADS and bind each "
             "rank to its own cores"
         )
     return [Finding(id="shared_cores", severity="warning", title=title, evidence=evidence, known_from="telemetry")]
@@ -181,6 +181,18 @@ def _rose(timeline: RankTimeline, reading: str) -> int | None:
     if value.size < 2 or value.min() < 0 or (value[1:] < value[:-1]).any():
         return None
     return round(float(value[-1] - value[0]))
+
+
+def _too_few(run: Run, waits: Mapping[int, CoreWait]) -> str:
+    """Return how many cores all ranks of a host may use, where that is known and not more than ranks."""
+    for ranks in ranks_of_hosts(run).values():
+        sets = [waits[rank].cores for rank in ranks if rank in waits]
+        known = [each for each in sets if each]
+        cores = frozenset().union(*known)
+        if len(known) == len(ranks) and 0 < len(cores) <= len(ranks):
+            many = "cores" if len(cores) > 1 else "core"
+            return f"{len(ranks)} ranks may use {len(cores)} {many} in all ({list_some(sorted(cores))})"
+    return "there are more threads than cores"
 
 
 def _cores_of_their_own(run: Run, waits: Mapping[int, CoreWait]) -> bool:

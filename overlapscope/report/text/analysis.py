@@ -336,9 +336,9 @@ def _causes(analysis: Analysis) -> str:
         why = f"How long {', '.join(bounded) or 'some'} calls transfer is not known"
         if analysis.skew.unmatched:
             why = "Not all calls could be matched across ranks"
-        where = "what later compute depends on holds"
+        where = "what the next compute waited for holds"
         if "unknown" in head.causes:
-            where = "what is unknown, and what later compute depends on, may hold"
+            where = "what is unknown, and what the next compute waited for, may hold"
         lines.append(f"{why}: {where} waiting for other ranks, too.")
     return "\n".join(lines)
 

@@ -257,7 +257,7 @@ def test_what_analyze_lists_and_a_setting_would_shorten_is_said_beside_the_setti
         ({"peer_host": 30, "peer_comm": 15, "peer_compute": 10, "host_not_ready": 35}, "wait: for late ranks"),
         ({"peer_host": 40, "peer_compute": 10, "dependency": 35}, "wait: the late rank idled longer"),
         ({"peer_host": 18, "peer_comm": 15, "peer_compute": 10, "slow_transfer": 27, "dependency": 20}, "its baseline"),
-        ({"peer_host": 10, "peer_compute": 10, "dependency": 35}, "later compute of the step depends on it"),
+        ({"peer_host": 10, "peer_compute": 10, "dependency": 35}, "the next compute waited for it"),
     ],
 )
 def test_waits_for_late_ranks_are_one_cause_of_the_largest_loss(causes: dict[str, int], said: str) -> None:
@@ -286,11 +286,11 @@ def test_each_way_to_be_late_has_something_to_do(cause: str) -> None:
     ("causes", "late", "end"),
     [
         ({"dependency": 50, "peer_compute": 30, "peer_host": 10}, {0: "more_work"},
-         "depends on it, 40 ms waiting for late ranks; rank 0 is a straggler (more work)"),
+         "waited for it, 40 ms waiting for late ranks; rank 0 is a straggler (more work)"),
         ({"peer_compute": 70, "dependency": 20}, {0: "more_work"}, "longer; rank 0 is a straggler (more work)"),
-        ({"dependency": 90}, {1: "unknown"}, "depends on it; rank 1 is a straggler"),
-        ({"dependency": 90}, {1: "host", 0: "host"}, "depends on it; ranks 0, 1 are stragglers"),
-        ({"dependency": 60, "peer_compute": 30}, {}, "later compute of the step depends on it"),
+        ({"dependency": 90}, {1: "unknown"}, "waited for it; rank 1 is a straggler"),
+        ({"dependency": 90}, {1: "host", 0: "host"}, "waited for it; ranks 0, 1 are stragglers"),
+        ({"dependency": 60, "peer_compute": 30}, {}, "the next compute waited for it"),
     ],
 )  # fmt: skip
 def test_a_straggler_that_does_not_dominate_is_named_with_the_largest_loss(

@@ -164,3 +164,20 @@ def test_what_cores_a_rank_used_that_was_not_recorded_is_not_known() -> None:
     assert "no two recorded ranks share a core" in few.title
     (shared,) = found([0.1] * RANKS, [0.05] * RANKS, EACH_ITS_OWN, missing=1)
     assert ": other threads or programs run on the cores" in shared.title
+
+
+@pytest.mark.parametrize(
+    ("cores", "words"),
+    [
+        ({rank: [0] for rank in range(RANKS)}, f"{RANKS} ranks may use 1 core in all (0)"),
+        ({rank: [rank % 2, 2] for rank in range(RANKS)}, f"{RANKS} ranks may use 3 cores in all (0, 1, 2)"),
+        ({rank: list(range(64)) for rank in range(RANKS)}, "there are more threads than cores"),
+        ({rank: [0] for rank in range(1, RANKS)}, "there are more threads than cores"),
+    ],
+)
+def test_how_many_cores_ranks_share_is_said_where_that_is_known_and_few(
+    cores: Mapping[int, object], words: str
+) -> None:
+    (shared,) = found([0.3] * RANKS, [0.1] * RANKS, cores)
+    assert shared.id == "shared_cores"
+    assert f"{words}, and the scheduler decides" in shared.title

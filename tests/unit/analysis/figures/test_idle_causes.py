@@ -68,13 +68,13 @@ def test_causes_of_calls_that_were_not_matched_are_said_to_hold_waiting() -> Non
     for name, not_known in (("hot_experts_moe3", True), ("starved_tp2", False)):
         analysis = analyze(read_inputs([ROOT / "tests" / "truth" / "recordings" / name]))
         assert (analysis.headline.exposed_wait_ns is None) == not_known
-        assert ("what later compute depends on holds waiting for other ranks, too." in render(analysis)) == not_known
+        assert ("what the next compute waited for holds waiting for other ranks, too." in render(analysis)) == not_known
         assert (uneven in render(analysis)) == not_known, "all of its calls were matched"
         some = replace(analysis, skew=replace(analysis.skew, unmatched=1))
         assert (unmatched in render(some)) == not_known
         assert unmatched not in render(analysis)
         head = replace(analysis.headline, causes=analysis.headline.causes | {"unknown": 1})
-        both = "what is unknown, and what later compute depends on, may hold waiting for other ranks, too."
+        both = "what is unknown, and what the next compute waited for, may hold waiting for other ranks, too."
         assert (both in render(replace(analysis, headline=head))) == not_known
 
 
@@ -82,7 +82,7 @@ def test_the_calls_whose_transfers_are_not_known_are_named() -> None:
     analysis = analyze(read_inputs([ROOT / "tests" / "truth" / "recordings" / "hot_experts_moe3"]))
     rows = [replace(each, op="send") if each.op == "all_to_all" else each for each in analysis.collectives]
     shown = render(replace(analysis, collectives=rows))
-    assert "How long send calls transfer is not known: what later compute depends on holds waiting" in shown
+    assert "How long send calls transfer is not known: what the next compute waited for holds waiting" in shown
     assert "all_to_all calls" not in shown
 
 
