@@ -47,6 +47,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     description: str | None = None
     size: int | None = None
     ranks: tuple[int, ...] | None = None
+    found: bool = False
+    """Whether calls that name no group were recognised as its own by when they begin and end."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):

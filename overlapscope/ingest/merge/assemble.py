@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from overlapscope.display import display_name, display_path
 from overlapscope.errors import InputError, UsageError
+from overlapscope.ingest.merge.found_groups import with_found_groups
 from overlapscope.ingest.merge.jobs import Job, Readings, split_jobs
 from overlapscope.ingest.merge.same_job import keep_matching_size, keep_one_run, same_job_doubts
 from overlapscope.ingest.reader import Reading, rank_from_path
@@ -63,6 +64,7 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
         used.append(reading)
     facts = join_facts([reading.facts for _, reading in readings])
     ranks, groups, facts, notes = _merged(parts, _groups(used), facts)
+    ranks, groups = with_found_groups(ranks, groups)
     fingerprint = _fingerprint(used)
     sizes = sorted({reading.world_size for reading in used if reading.world_size})
     world_size = max([*sizes, max(ranks, default=-1) + 1]) if sizes else None
