@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from overlapscope.errors import HostEventsError, InputError
 from overlapscope.timeline.columns import (
     Annotations,
-    Codes,
     Collectives,
     Columns,
     Gradients,
@@ -129,9 +128,9 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
         """Return the timeline with all its tables in memory."""
         return self
 
-    def with_dimension(self, names: tuple[str, ...], dimension: Codes) -> "RankTimeline":
-        """Return the timeline with the dimensions of its collectives; `names` may hold more than before."""
-        return replace(self, names=names, collectives=replace(self.collectives, dimension=dimension))
+    def with_calls(self, names: tuple[str, ...], calls: Collectives) -> "RankTimeline":
+        """Return the timeline with other columns of its collectives; `names` may hold more than before."""
+        return replace(self, names=names, collectives=calls)
 
 
 DRY_RUN: Final = "dryrun"

@@ -8,13 +8,13 @@ from msgspec.structs import replace
 
 from overlapscope.display import display_name, display_path
 from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest.merge.found_groups import with_found_groups
 from overlapscope.ingest.merge.jobs import Job, Readings, split_jobs
 from overlapscope.ingest.merge.same_job import keep_matching_size, keep_one_run, same_job_doubts
 from overlapscope.ingest.reader import Reading, rank_from_path
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.dimensions import fill_group_columns
 from overlapscope.timeline.facts import Facts, join_facts, with_rank
+from overlapscope.timeline.found_groups import with_found_groups
 from overlapscope.timeline.names import Codes, NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run, Source, join_recordings
 

@@ -1,15 +1,17 @@
 """Which groups calls are of whose source names none: found from when they begin and end, or not at all."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
-from overlapscope.ingest.merge.found_groups import FEWEST, MOST_RANKS, with_found_groups
 from overlapscope.timeline.dimensions import fill_group_columns
+from overlapscope.timeline.found_groups import FEWEST, MOST_RANKS, with_found_groups
 from overlapscope.timeline.run import Group, RankTimeline, Run
+from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.support.builders import EPOCH_NS
 from tests.support.rank_rows import Row, rank_timeline
 
@@ -138,10 +140,10 @@ def test_calls_of_two_groups_of_one_operation_are_left_alone_and_not_paired() ->
 
 
 def test_calls_on_one_host_that_contradict_each_other_are_not_paired_even_if_they_are_few() -> None:
-    few = [("all_reduce", TP)] * 12
+    few = [("all_reduce", TP)] * (FEWEST - 1)
     assert found(mesh(few)) == {}
     assert analyzed(mesh(few, host="node")).matching.blocks == ()
-    assert analyzed(mesh([("all_reduce", ALL)] * 12, host="node")).matching.blocks != ()
+    assert analyzed(mesh([("all_reduce", ALL)] * (FEWEST - 1), host="node")).matching.blocks != ()
 
 
 def test_members_that_the_sources_do_not_list_are_not_taken() -> None:
@@ -158,6 +160,8 @@ def test_members_of_two_listed_groups_are_a_group_of_its_own() -> None:
 
 def test_few_calls_and_many_ranks_show_nothing() -> None:
     assert found(mesh([("all_reduce", TP)] * (FEWEST - 1))) == {}
+    assert found(mesh([("all_reduce", TP)] * (2 * FEWEST - 1), host=None)) == {}  # a clock may have been set
+    assert found(mesh([("all_reduce", TP)] * (2 * FEWEST - 1))) == {"all_reduce": set(TP)}
     pairs = tuple((at, at + 1) for at in range(0, MOST_RANKS + 2, 2))
     assert found(mesh([("all_reduce", pairs)] * 20)) == {}
 
@@ -187,3 +191,22 @@ def test_of_cut_recordings_the_steps_count_that_all_ranks_recorded_whole() -> No
 def test_a_recorded_size_excludes_others() -> None:
     assert found(mesh(FSDP_X_TP, group_size=4)) == {}
     assert found(mesh(FSDP_X_TP, group_size=2)) == MESH
+
+
+def test_a_manifest_that_lists_the_groups_of_one_rank_names_those_and_the_dimension_of_the_others() -> None:
+    of_rank_0 = tuple(group for group in LISTED if 0 in (group.ranks or ()))
+    _, groups = with_found_groups(mesh(FSDP_X_TP), of_rank_0)
+    assert {(group.name, group.description, group.ranks) for group in groups if group.found} == {
+        ("1", "mesh_dp", (0, 2)), ("ranks [1, 3]", "mesh_dp", (1, 3)),
+        ("3", "mesh_tp", (0, 1)), ("ranks [2, 3]", "mesh_tp", (2, 3)),
+    }  # fmt: skip
+
+
+def test_a_run_directory_whose_calls_name_no_group_is_read_with_those_found(tmp_path: Path) -> None:
+    save_run(Run(world_size=4, ranks=mesh(FSDP_X_TP), groups=LISTED), tmp_path / "run", version="")
+    run = load_run(tmp_path / "run")
+    assert match_and_align(run).matching.unmatched == 0
+    first = run.ranks[0]
+    assert {first.name(code) for code in first.collectives.dimension.tolist()} == {"data", "tensor"}
+    save_run(run, tmp_path / "again", version="")
+    assert load_run(tmp_path / "again").groups == run.groups

@@ -6,7 +6,7 @@ ranks in one way only, into groups of one size; each operation on its own, since
 its mesh and reduce along another.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -22,7 +22,7 @@ from overlapscope.timeline.run import Group, RankTimeline
 
 DIVIDED: Final = tuple(sorted(SYMMETRIC - {"all_to_all"}))
 """Operations whose members are found: from an uneven all-to-all a rank may leave early."""
-FEWEST: Final = 16
+FEWEST: Final = 8
 """Fewer calls than this show nothing ..."""
 MOST: Final = 1024
 """... and more than this are not looked at ..."""
@@ -41,34 +41,36 @@ def with_found_groups(
     A found group is one that the sources list, if only one has these members, else a new one; each is marked `found`.
     """
     known = {group.name: group for group in groups}
-    of_op: dict[str, list[tuple[_Members, str]]] = {}
+    group_of: dict[int, dict[str, Group]] = {rank: {} for rank in ranks}
     for op in DIVIDED:
-        divided = _divided(ranks, op)
-        named = [_named(members, divided, groups) for members in divided]
-        if divided and None not in named:
-            of_op[op] = [(each.ranks or (), each.name) for each in named if each is not None]
-            known |= {each.name: each for each in named if each is not None}
-    if not of_op:
+        for group in _named(_divided(ranks, op), groups):
+            known[group.name] = group
+            for rank in group.ranks or ():
+                group_of[rank][op] = group
+    if not any(group_of.values()):
         return ranks, groups
-    name_of: dict[int, dict[str, str]] = {rank: {} for rank in ranks}
-    for op, found in of_op.items():
-        for members, name in found:
-            for rank in members:
-                name_of[rank][op] = name
-    return {rank: _with_groups(each, name_of[rank]) for rank, each in ranks.items()}, tuple(
-        known[name] for name in sorted(known)
-    )
+    found = {rank: _with_groups(each, group_of[rank]) for rank, each in ranks.items()}
+    return found, tuple(known[name] for name in sorted(known))
 
 
-def _named(members: _Members, divided: Sequence[_Members], groups: Iterable[Group]) -> Group | None:
-    """Return the group with these members; None where the sources list the groups of its ranks, but none with these."""
-    listed = [group for group in groups if group.ranks is not None and len(group.ranks) > 1]
-    same = [group for group in listed if tuple(sorted(group.ranks or ())) == members]
-    if len(same) == 1:
-        return replace(same[0], found=True)
-    if not same and {rank for group in listed for rank in group.ranks or ()} >= {r for each in divided for r in each}:
-        return None
-    return Group(name=f"ranks {list(members)}", size=len(members), ranks=members, found=True)
+def _named(divided: Sequence[_Members], groups: Sequence[Group]) -> list[Group]:
+    """Return the groups of a division; empty where the sources list groups, but none of these.
+
+    A run's manifest may list those of its first rank alone: the others of the same dimension have its description.
+    """
+    everyone = sum(map(len, divided))
+    listed = [group for group in groups if group.ranks is not None and 1 < len(group.ranks) < everyone]
+    same = {members: [each for each in listed if tuple(sorted(each.ranks or ())) == members] for members in divided}
+    if listed and not any(same.values()):
+        return []
+    said = {each.description for found in same.values() for each in found}
+    description = said.pop() if len(said) == 1 else None
+    return [
+        replace(found[0], found=True)
+        if len(found) == 1
+        else Group(name=f"ranks {list(members)}", description=description, size=len(members), ranks=members, found=True)
+        for members, found in same.items()
+    ]
 
 
 def _divided(ranks: Mapping[int, RankTimeline], op: str) -> list[_Members]:
@@ -76,8 +78,6 @@ def _divided(ranks: Mapping[int, RankTimeline], op: str) -> list[_Members]:
     are of one group or where it is not clear."""
     rows = {rank: own for rank, each in ranks.items() if (own := _nameless(each, op)).size}
     if not 4 <= len(rows) <= MOST_RANKS:  # fewer are not several groups of one size
-        return []
-    if any(_lanes(ranks[rank], own) > (1 if ranks[rank].has_device else THREADS) for rank, own in rows.items()):
         return []
     columns = _same_calls({rank: ranks[rank].collectives for rank in rows}, rows)
     if columns is None or len(columns[next(iter(columns))]) < FEWEST:
@@ -89,6 +89,8 @@ def _divided(ranks: Mapping[int, RankTimeline], op: str) -> list[_Members]:
     places = _groups_in_time(start, end, one_time=keep_one_time(ranks[rank] for rank in rows))
     sizes = {int(size) for rank, own in rows.items() for size in unique(ranks[rank].collectives.group_size[own])}
     if places is None or sizes - {NONE} - {len(places[0])}:
+        return []
+    if any(_lanes(ranks[rank], own) > (1 if ranks[rank].has_device else THREADS) for rank, own in rows.items()):
         return []
     known = tuple(columns)
     return [tuple(sorted(known[place] for place in own)) for own in places]
@@ -159,13 +161,14 @@ def _end_with_their_own(end_ns: Ints, inside: Flags) -> bool:
     return True
 
 
-def _with_groups(timeline: RankTimeline, name_of: Mapping[str, str]) -> RankTimeline:
+def _with_groups(timeline: RankTimeline, group_of: Mapping[str, Group]) -> RankTimeline:
     """Return the timeline with the group of its nameless calls, by operation."""
-    if not name_of:
+    if not group_of:
         return timeline
     names = NameTable(timeline.names)
     calls = timeline.collectives
-    group = calls.group.copy()
-    for op, name in name_of.items():
-        group[(calls.group < 0) & (calls.op == names.code(op))] = names.code(name)
-    return replace(timeline, names=tuple(names.to_list()), collectives=replace(calls, group=group))
+    group, group_size = calls.group.copy(), calls.group_size.copy()
+    for op, each in group_of.items():
+        own = (calls.group < 0) & (calls.op == names.code(op))
+        group[own], group_size[own] = names.code(each.name), len(each.ranks or ())
+    return timeline.with_calls(tuple(names.to_list()), replace(calls, group=group, group_size=group_size))
