@@ -98,7 +98,7 @@ def _with_named(timeline: RankTimeline, named: Mapping[str, str]) -> RankTimelin
     dimension = calls.dimension.copy()
     for code, name in of_code.items():
         dimension[calls.group == code] = names.index(name)
-    return timeline.with_dimension(names, dimension)
+    return timeline.with_calls(names, replace(calls, dimension=dimension))
 
 
 def _by_shape(ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], world_size: int | None) -> dict[str, str]:

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from overlapscope.errors import HostEventsError, InputError
 from overlapscope.timeline.columns import (
     Annotations,
-    Codes,
     Collectives,
     Columns,
     Gradients,
@@ -47,6 +46,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     description: str | None = None
     size: int | None = None
     ranks: tuple[int, ...] | None = None
+    found: bool = False
+    """Whether calls that name no group were recognised as its own by when they begin and end."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,9 +128,9 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
         """Return the timeline with all its tables in memory."""
         return self
 
-    def with_dimension(self, names: tuple[str, ...], dimension: Codes) -> "RankTimeline":
-        """Return the timeline with the dimensions of its collectives; `names` may hold more than before."""
-        return replace(self, names=names, collectives=replace(self.collectives, dimension=dimension))
+    def with_calls(self, names: tuple[str, ...], calls: Collectives) -> "RankTimeline":
+        """Return the timeline with other columns of its collectives; `names` may hold more than before."""
+        return replace(self, names=names, collectives=calls)
 
 
 DRY_RUN: Final = "dryrun"

@@ -9,6 +9,7 @@ import numpy as np
 
 from overlapscope.analysis.common.wording import short
 from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.hosts import NO_NAMES, host_of
 from overlapscope.timeline.run import Run
 
 Sort = Literal["job", "software", "setting", "recording"]
@@ -112,10 +113,6 @@ def _parameters(run: Run) -> int | None:
     return int(gradients.elements[gradients.step == gradients.step.min()].sum())
 
 
-NO_NAMES: Final = frozenset({"", "localhost", "localhost.localdomain"})
-"""Host names that tell no hosts apart."""
-
-
 def host_of_ranks(run: Run) -> dict[int, str]:
     """Return the host of each rank where the hosts of several are known; empty where only one is."""
     by_host = ranks_of_hosts(run)
@@ -133,9 +130,8 @@ def ranks_of_hosts(run: Run) -> dict[str, list[int]]:
         if rank != NONE and code >= 0:
             found[rank] = names[code]
     for rank, timeline in run.ranks.items():
-        settings = timeline.recorded.get("settings")
-        host = settings.get("host") if isinstance(settings, dict) else timeline.recorded.get("host")
-        if isinstance(host, str):
+        host = host_of(timeline)
+        if host is not None:
             found[rank] = host
     hosts: dict[str, list[int]] = defaultdict(list)
     for rank in sorted(run.ranks.keys() & found.keys()):

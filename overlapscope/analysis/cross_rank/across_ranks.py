@@ -15,6 +15,7 @@ from overlapscope.analysis.cross_rank.host_clocks import shared_clocks
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
 from overlapscope.analysis.cross_rank.matching import drop_disagreeing, match
 from overlapscope.analysis.cross_rank.point_to_point import PairMatching, match_pairs
+from overlapscope.analysis.cross_rank.several_groups import drop_of_several_groups
 from overlapscope.analysis.cross_rank.start_delays import start_reasons, with_start_delays
 from overlapscope.analysis.cross_rank.unmatched_ranks import explain_unmatched
 from overlapscope.analysis.cross_rank.wait_transfer import (
@@ -106,7 +107,7 @@ def match_and_align(run: Run) -> CrossRank:
     """
     if len(run.ranks) < 2:
         return CrossRank()
-    matching = match(run)
+    matching = drop_of_several_groups(run, match(run))
     hosts = shared_clocks(run, matching.blocks)
     clocks = clock_offsets(matching.blocks, hosts)
     checked = drop_disagreeing(

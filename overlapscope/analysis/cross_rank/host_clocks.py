@@ -7,7 +7,9 @@ from typing import Final
 import numpy as np
 
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks, connected
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls
+from overlapscope.analysis.cross_rank.point_to_point import called_ns, match_pairs
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.run import Run
 
@@ -19,14 +21,16 @@ OFTEN: Final = 0.1
 MOST_OFTEN: Final = 0.5
 """... and at least this share of those that end any one distance apart, which is how far two clocks would be."""
 EARLY_NS: Final = 100_000
-"""By this much a call may end, as recorded, before its last member began."""
+"""By this much a call may end, as recorded, before its last member began, and a message arrive before it was sent."""
+SOON_NS: Final = 1_000_000
+"""FEWEST messages or more arrive so soon after they were sent, in both directions: no clock can be further ahead."""
 
 
 def shared_clocks(run: Run, blocks: Sequence[MatchedCalls]) -> dict[int, str]:
     """Return the host of each rank that shares a clock with the other ranks of that host.
 
     Those are the ranks that OverlapScope's own capture recorded, and those of CPU runs whose host another source names,
-    where the matched calls agree with it: containers on two nodes may have one name.
+    where the matched calls and messages agree with it: containers on two nodes may have one name.
     """
     found = {}
     for rank, timeline in run.ranks.items():
@@ -36,13 +40,14 @@ def shared_clocks(run: Run, blocks: Sequence[MatchedCalls]) -> dict[int, str]:
             found[rank] = host
     for host, ranks in ranks_of_hosts(run).items():
         named = [rank for rank in ranks if rank not in found and not run.ranks[rank].has_device]
-        if len(named) > 1 and _agree(named, blocks):
-            found |= dict.fromkeys(named, host)
+        sets = _agreeing(run, named, blocks) if len(named) > 1 else []
+        for members in sets:
+            found |= dict.fromkeys(members, host if len(sets) == 1 else f"{host}, rank {members[0]}")
     return found
 
 
-def _agree(ranks: Sequence[int], blocks: Sequence[MatchedCalls]) -> bool:
-    """Return whether the ranks' calls end as on one clock, any two ranks compared."""
+def _agreeing(run: Run, ranks: Sequence[int], blocks: Sequence[MatchedCalls]) -> list[list[int]]:
+    """Return the sets of ranks that calls or messages connect, if between any two ranks these end as on one clock."""
     apart: dict[tuple[int, int], list[Ints]] = {}
     for block in blocks:
         places = [at for at, rank in enumerate(block.ranks) if rank in ranks]
@@ -50,11 +55,33 @@ def _agree(ranks: Sequence[int], blocks: Sequence[MatchedCalls]) -> bool:
             continue
         start, end = block.start_ns[places], block.end_ns[places]
         if (start.max(axis=0) - end.min(axis=0) > EARLY_NS).any():
-            return False
+            return []
         for one, other in combinations(range(len(places)), 2):
             pair = block.ranks[places[one]], block.ranks[places[other]]
             apart.setdefault(pair, []).append(end[other] - end[one])
-    return bool(apart) and all(_end_together(np.sort(np.concatenate(each))) for each in apart.values())
+    took = _messages(run, ranks)
+    if any((each < -EARLY_NS).any() for each in took.values()):
+        return []
+    answered = [ways for ways in took if ways[::-1] in took and ways not in apart and ways[::-1] not in apart]
+    together = all(_end_together(np.sort(np.concatenate(each))) for each in apart.values())
+    agree = together and all(_arrive_soon(took[ways]) for ways in answered)
+    return connected([*apart, *answered]) if agree else []
+
+
+def _messages(run: Run, ranks: Sequence[int]) -> dict[tuple[int, int], Ints]:
+    """Return how long after they were sent the messages from one rank to another arrived, each by its own clock."""
+    took: dict[tuple[int, int], list[Ints]] = {}
+    for pair in match_pairs(run, Clocks()).pairs:
+        if pair.both_ways or not {pair.sender, pair.receiver} <= set(ranks):
+            continue
+        sent = called_ns(run.ranks[pair.sender].collectives, pair.send_rows)
+        ended = run.ranks[pair.receiver].collectives.end_ns[pair.recv_rows]
+        took.setdefault((pair.sender, pair.receiver), []).append(ended - sent)
+    return {ways: np.concatenate(each) for ways, each in took.items()}
+
+
+def _arrive_soon(took_ns: Ints) -> bool:
+    return int((took_ns <= SOON_NS).sum()) >= FEWEST
 
 
 def _end_together(apart_ns: Ints) -> bool:

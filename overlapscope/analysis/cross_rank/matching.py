@@ -16,11 +16,10 @@ from overlapscope.analysis.cross_rank.match_group import match_group
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
 from overlapscope.display import list_some
 from overlapscope.timeline.columns import NONE, Codes, Collectives, Ints, size
+from overlapscope.timeline.operations import SYMMETRIC
 from overlapscope.timeline.rows import factorize_rows, sort_order
 from overlapscope.timeline.run import RankTimeline, Run
 
-SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all"})
-"""Operations that no member leaves before all have arrived: only these can be split into wait and transfer."""
 ENDS_TOGETHER = 0.1
 """The ends of one call differ by less than this share of the usual time between calls of its kind ..."""
 ENDS_TOGETHER_ON_ONE_CLOCK = 0.5
@@ -63,11 +62,23 @@ def match(run: Run) -> Matching:
         group, rank = next(iter(lone.items()))
         others = f", and {len(lone) - 1} more groups on one rank each" if len(lone) > 1 else ""
         reasons.append(f"{named(group)}: it was recorded on rank {rank} only{others}; their calls are not paired")
-    said = list(dict.fromkeys(reasons))
+    said = [*_found_groups(run), *dict.fromkeys(reasons)]
     more = [f"{len(said) - MAX_REASONS} more such reasons"] if len(said) > MAX_REASONS else []
     return Matching(
         blocks=tuple(blocks), uneven=tuple(uneven), unmatched=unmatched, reasons=(*said[:MAX_REASONS], *more)
     )
+
+
+def _found_groups(run: Run) -> list[str]:
+    """Return a sentence about the groups whose members were not recorded."""
+    found = [group for group in run.groups if group.found]
+    if not found:
+        return []
+    listed = list_some([f"[{list_some(group.ranks or ())}] ({group.description or group.name})" for group in found], 4)
+    return [
+        f"the traces do not say which group a call is of: {len(found)} groups were found from when calls begin and "
+        f"end: ranks {listed}"
+    ]
 
 
 def drop_disagreeing(

@@ -13,7 +13,7 @@ import numpy as np
 
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.group_calls import named
-from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.columns import NONE, Collectives, Ints
 from overlapscope.timeline.run import RankTimeline, Run
 
 SEND, RECV, BOTH = "send", "recv", "send_recv"
@@ -129,11 +129,15 @@ def _differ(run: Run, way: _Way, sent: Ints, got: Ints, clocks: Clocks) -> str |
     a, b = ours.bytes[sent], theirs.bytes[got]
     if ((a != b) & (a != NONE) & (b != NONE)).any():
         return "sends and receives in order differ in size: they are not the same messages, and not paired"
-    # A host hands over its message when it calls, which may be before the span of the send begins.
-    called = np.where(ours.launch_ns[sent] == NONE, ours.start_ns[sent], ours.launch_ns[sent])
-    begun = clocks.aligned(way.sender, called)
+    begun = clocks.aligned(way.sender, called_ns(ours, sent))
     ended = clocks.aligned(way.receiver, theirs.end_ns[got])
     slack = max(float(EARLY_NS), 3.0 * (clocks.residual_ns or 0.0))
     if clocks.comparable((way.sender, way.receiver)) and float((ended + slack < begun).mean()) > MAX_EARLY:
         return "receives end before their sends begin: they are not the same messages, and not paired"
     return None
+
+
+def called_ns(calls: Collectives, rows: Ints) -> Ints:
+    """Return when a host handed over its messages: when it called, which may be before the span of the send begins."""
+    called: Ints = np.where(calls.launch_ns[rows] == NONE, calls.start_ns[rows], calls.launch_ns[rows])
+    return called

@@ -14,6 +14,7 @@ from overlapscope.ingest.reader import Reading, rank_from_path
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.dimensions import fill_group_columns
 from overlapscope.timeline.facts import Facts, join_facts, with_rank
+from overlapscope.timeline.found_groups import with_found_groups
 from overlapscope.timeline.names import Codes, NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run, Source, join_recordings
 
@@ -63,6 +64,7 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
         used.append(reading)
     facts = join_facts([reading.facts for _, reading in readings])
     ranks, groups, facts, notes = _merged(parts, _groups(used), facts)
+    ranks, groups = with_found_groups(ranks, groups)
     fingerprint = _fingerprint(used)
     sizes = sorted({reading.world_size for reading in used if reading.world_size})
     world_size = max([*sizes, max(ranks, default=-1) + 1]) if sizes else None

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from overlapscope.errors import HostEventsError, InputError
 from overlapscope.files.safe_open import FileState, file_state, open_regular, read_regular
 from overlapscope.timeline.columns import (
-    Codes,
+    Collectives,
     Columns,
     Flags,
     HostSpans,
@@ -94,9 +94,8 @@ class StoredRank(RankTimeline, frozen=True, kw_only=True, dict=True):
             raise AttributeError(name)
         return self._unloaded.table(name, self.names)
 
-    def with_dimension(self, names: tuple[str, ...], dimension: Codes) -> "StoredRank":
-        """Return the rank with the dimensions of its calls, its large tables where they are."""
-        calls = replace(self.collectives, dimension=dimension)
+    def with_calls(self, names: tuple[str, ...], calls: Collectives) -> "StoredRank":
+        """Return the rank with other columns of its calls, its large tables where they are."""
         return StoredRank.of(self, self._unloaded, names=names, collectives=calls)
 
     @property

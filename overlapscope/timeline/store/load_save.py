@@ -18,6 +18,7 @@ from overlapscope.errors import InputError
 from overlapscope.timeline.columns import NONE, make, size
 from overlapscope.timeline.dimensions import with_dimensions
 from overlapscope.timeline.facts import Facts, Links, join_facts
+from overlapscope.timeline.found_groups import with_found_groups
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import MAX_RANKS, Group, RankTimeline, Run, Source
 from overlapscope.timeline.store.fact_files import load_facts, missing_facts, save_facts, table_rows
@@ -127,9 +128,10 @@ def load_run(path: Path) -> Run:
         facts = join_facts([facts, recorded_links(ranks.values())])
     if not ranks and not facts:
         raise InputError(f"{path}: no rank can be read; {problems[0] if problems else 'the run is empty'}")
+    with_groups, groups = with_found_groups(ranks, groups)
     return Run(
         world_size=world_size,
-        ranks=with_dimensions(ranks, groups, world_size),
+        ranks=with_dimensions(with_groups, groups, world_size),
         groups=groups,
         sources=tuple(sources),
         fingerprint=manifest.fingerprint,

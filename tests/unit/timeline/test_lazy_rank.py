@@ -165,7 +165,7 @@ def test_a_copy_with_other_values_is_a_plain_timeline_with_all_tables(place: Pat
     for other in (copy(first), pickle.loads(pickle.dumps(first)), deepcopy(first)):
         assert type(other) is RankTimeline
         assert other.num_spans == first.num_spans
-        assert other.with_dimension(first.names, first.collectives.dimension).num_spans == first.num_spans
+        assert other.with_calls(first.names, first.collectives).num_spans == first.num_spans
     assert spelled(changed.spans, changed.names) == spelled(job.ranks[0].spans, job.ranks[0].names)
     assert first.num_spans == size(first.spans) == size(job.ranks[0].spans)
     with pytest.raises(AttributeError):

@@ -79,7 +79,7 @@ def test_host_spans_are_read_when_a_column_is_accessed_and_not_before(place: Pat
     assert isinstance(first.host, LazyHostSpans)
     assert first.has_host_events
     assert first.at_hand().host is first.host
-    assert first.with_dimension(first.names, first.collectives.dimension).host is first.host
+    assert first.with_calls(first.names, first.collectives).host is first.host
     assert replace(first.at_hand(), basis="log").host is first.host
     assert "host" not in reads
     assert host_of(first) == host_of(full_timeline(0, tag=" of 0"))

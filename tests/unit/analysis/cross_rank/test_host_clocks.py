@@ -6,7 +6,9 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.timeline.run import Run
-from tests.support.overlapping_calls import Met, job
+from tests.support.builders import EPOCH_NS
+from tests.support.overlapping_calls import MS, Met, job
+from tests.support.rank_rows import rank_timeline
 
 CALLS, STALL_MS = 40, 5.0
 
@@ -53,3 +55,48 @@ def test_hosts_of_one_name_whose_calls_end_apart_do_not_share_a_clock(ahead_ms: 
 
 def test_clocks_of_runs_with_a_device_are_known_from_ends_alone() -> None:
     assert match_and_align(stalled(has_device=True)).clocks.offset_ns != {0: 0.0, 1: 0.0}
+
+
+def stages(
+    *, ahead_ms: float = 0.0, took_ms: float = 0.2, answers: bool = True, name: str = "node", has_device: bool = False
+) -> Run:
+    """Return a pipeline of two stages that share no collective: a message there and one back every 20 ms; the clock of
+    the second one is ahead."""
+    sends = [(20 * at, 0, 1) for at in range(10)] + [(20 * at + 10, 1, 0) for at in range(10) if answers]
+    calls: dict[int, list[dict[str, object]]] = {0: [], 1: []}
+    for start, sender, receiver in sorted(sends):
+        for op, rank, peer, begin in (("send", sender, receiver, start), ("recv", receiver, sender, start - 5)):
+            ahead = EPOCH_NS + round(ahead_ms * MS) * rank
+            times = {"start_ns": ahead + begin * MS, "end_ns": ahead + round((start + took_ms) * MS)}
+            calls[rank].append({"op": op, "peer": peer, **times})
+    ranks = {
+        rank: rank_timeline(rank, calls=own, has_device=has_device, recorded={"host": name})
+        for rank, own in calls.items()
+    }
+    return Run(world_size=2, ranks=ranks)
+
+
+def test_stages_whose_messages_arrive_soon_both_ways_share_the_clock_of_the_host_they_name() -> None:
+    assert match_and_align(stages()).clocks.comparable((0, 1))
+    for others in (
+        stages(ahead_ms=3.0),  # a message back would have arrived before it was sent
+        stages(ahead_ms=-3.0),
+        stages(took_ms=4.0),  # so may clocks be apart
+        stages(answers=False),
+        stages(name="localhost"),
+        stages(has_device=True),
+    ):
+        assert not match_and_align(others).clocks.comparable((0, 1))
+
+
+def test_ranks_of_one_name_that_nothing_connects_are_not_known_to_share_a_clock() -> None:
+    two = stages()
+    apart = {rank: replace(each, rank=rank + 2) for rank, each in stages().ranks.items()}
+    moved = {}
+    for rank, timeline in apart.items():
+        calls = replace(timeline.collectives, peer=timeline.collectives.peer + 2)
+        moved[rank + 2] = replace(timeline, collectives=calls)
+    clocks = match_and_align(replace(two, world_size=4, ranks={**two.ranks, **moved})).clocks
+    assert clocks.comparable((0, 1))
+    assert clocks.comparable((2, 3))
+    assert not clocks.comparable((1, 2))

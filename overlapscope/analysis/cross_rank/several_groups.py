@@ -1,0 +1,57 @@
+"""Drop nameless calls that cannot be of one group: no member leaves a call before all have begun."""
+
+from typing import Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.analysis.cross_rank.group_calls import named
+from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
+from overlapscope.display import list_some
+from overlapscope.timeline.causality import SURE, contradicted, contradicted_parts
+from overlapscope.timeline.columns import Flags
+from overlapscope.timeline.hosts import keep_one_time
+from overlapscope.timeline.run import Run
+
+MOST_RANKS: Final = 64
+MOST_CALLS: Final = 1024
+"""So many of the first ones are looked at: of several groups, they have members of two."""
+
+
+def drop_of_several_groups(run: Run, matching: Matching) -> Matching:
+    """Remove the blocks of nameless calls paired by order whose ranks contradict each other; reasons name them.
+
+    Where no clock can have been set between the ranks, few calls are enough.
+    """
+    dropped: dict[int, str] = {}
+    for at, block in enumerate(matching.blocks):
+        if block.by_order and block.group is None:
+            apart = np.argwhere(_apart(block, one_time=keep_one_time(run.ranks[rank] for rank in block.ranks)))
+            if apart.size:
+                dropped[at] = _reason(block, *(block.ranks[place] for place in apart[0].tolist()))
+    if not dropped:
+        return matching
+    lost = sum(matching.blocks[at].rows.size for at in dropped)
+    return replace(
+        matching,
+        blocks=tuple(block for at, block in enumerate(matching.blocks) if at not in dropped),
+        unmatched=matching.unmatched + lost,
+        reasons=(*matching.reasons, *dropped.values()),
+    )
+
+
+def _apart(block: MatchedCalls, *, one_time: bool) -> Flags:
+    """Return which two ranks, by their places, cannot be members of one group."""
+    start, end = (times[:MOST_RANKS, :MOST_CALLS] for times in (block.start_ns, block.end_ns))
+    if one_time:
+        whole: Flags = contradicted(start[:, None], end[:, None])[:, :, 0]
+        return whole
+    return contradicted_parts(start, end) >= SURE
+
+
+def _reason(block: MatchedCalls, one: int, other: int) -> str:
+    return (
+        f"{named(block.group)}: {block.calls} {block.op} on ranks {list_some(block.ranks)} are not paired by order: "
+        f"some ended on rank {one} before they began on rank {other}, and others the other way round, by more than "
+        "clocks explain: they are calls of several groups, or not the same calls"
+    )
