@@ -20,8 +20,8 @@ from overlapscope.timeline.intervals import BusyTime, Intervals, intersection, l
 FEWEST: Final = 7.0
 """More hosts than cores would begin to run at once so many times by chance: they never do with a probability of 1 in
 1,000 ..."""
-NEVER: Final = 0.1
-"""... and they do for at most this share of what chance has: a host may pause so briefly that it seems to run."""
+NEVER: Final = 0.02
+"""... and they do for at most this share of what chance has, which is never."""
 ALWAYS: Final = 0.999
 """A host that runs whenever it wants to is taken to do so with this probability."""
 OF_TIME: Final = 0.03

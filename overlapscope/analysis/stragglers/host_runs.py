@@ -17,7 +17,7 @@ import numpy as np
 
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.columns import COMPUTE, OPERATION, HostSpans, Ints
-from overlapscope.timeline.intervals import BusyTime, Intervals, intersection, length, union
+from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
 from overlapscope.timeline.lazy_host_spans import without_functions
 from overlapscope.timeline.readings import QUEUED, reading_series
 from overlapscope.timeline.rows import unique
@@ -37,10 +37,11 @@ ALIKE: Final = 3
 USUAL: Final = 0.25
 """... this quantile of them, since some of the others pause there."""
 PAUSE_NS: Final = 1_000_000
-"""A pause for another one's turn takes no less ..."""
+"""A pause for another one's turn mostly takes no less ..."""
 SLOWED: Final = 3
-"""... and makes what is shorter than a turn take so many times as long. Beside another host that shares its memory, or
-half of a core, it takes up to twice as long: that is neither a pause nor shows that the host ran."""
+"""... and makes what is shorter than a turn take so many times as long: beside another host that shares its memory, or
+half of a core, it takes up to twice as long. What takes so many times as long without such a pause, and CLOSE_NS more,
+shows neither: turns may be cut short."""
 
 
 class HostRuns(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,15 +71,18 @@ def host_runs(timeline: RankTimeline, covered: Coverage) -> HostRuns | None:
     host = without_functions(timeline.host)
     moments = unique(np.concatenate([host.start_ns, host.end_ns]))
     close = np.flatnonzero(np.diff(moments) < CLOSE_NS)
-    shown = union((moments[close], moments[close + 1]), *_short_operations(timeline, host))
+    longer = list(_longer_parts(timeline, host))
+    shown = difference(
+        union((moments[close], moments[close + 1]), *_short_operations(timeline, host)),
+        union(*((each.start_ns, each.end_ns) for each in longer)),
+    )
     ran = _lasting(shown)
     if not ran.starts.size:
         return None
-    long = list(_long_parts(timeline, host))
     return HostRuns(
         computing=union(covered.compute, ran), ran=ran,
-        wanted=_lasting(union(shown, *(each.otherwise_short() for each in long))),
-        paused=union(*((each.start_ns + each.usual_ns, each.end_ns) for each in long)),
+        wanted=_lasting(union(shown, *(each.otherwise_short() for each in longer))),
+        paused=union(*(each.pauses() for each in longer)),
         recorded_ns=int(moments[-1] - moments[0]), stretch_ns=length(ran) / ran.starts.size,
     )  # fmt: skip
 
@@ -107,21 +111,27 @@ def _lasting(ran: Intervals) -> Intervals:
     return Intervals(ran.starts[long] + EDGE_NS, ran.ends[long] - EDGE_NS)
 
 
-class _LongParts(NamedTuple):
-    """Parts of operations, between two moments of the calls of a thread, with a pause."""
+class _LongerParts(NamedTuple):
+    """Parts of operations, between two moments of the calls of a thread, that took longer than usual."""
 
     start_ns: Ints
     end_ns: Ints
     usual_ns: Ints
 
+    def pauses(self) -> tuple[Ints, Ints]:
+        """Return the starts and ends of what was longer, of those with a pause."""
+        paused = self.end_ns - self.start_ns - self.usual_ns >= PAUSE_NS
+        return (self.start_ns + self.usual_ns)[paused], self.end_ns[paused]
+
     def otherwise_short(self) -> tuple[Ints, Ints]:
-        """Return the starts and ends of those that are usually shorter than a turn."""
-        short = (self.usual_ns <= OPERATION_NS) & (self.end_ns - self.start_ns >= SLOWED * self.usual_ns)
+        """Return the starts and ends of those with a pause that are usually shorter than a turn."""
+        took = self.end_ns - self.start_ns
+        short = (took - self.usual_ns >= PAUSE_NS) & (self.usual_ns <= OPERATION_NS) & (took >= SLOWED * self.usual_ns)
         return self.start_ns[short], self.end_ns[short]
 
 
-def _long_parts(timeline: RankTimeline, host: HostSpans) -> Iterator[_LongParts]:
-    """Yield, for each thread and each series of steps in which it makes the same calls, the parts with a pause.
+def _longer_parts(timeline: RankTimeline, host: HostSpans) -> Iterator[_LongerParts]:
+    """Yield, for each thread and each series of steps in which it makes the same calls, the parts that took longer.
 
     Of operations alone: what lies between two may be a wait.
     """
@@ -134,10 +144,10 @@ def _long_parts(timeline: RankTimeline, host: HostSpans) -> Iterator[_LongParts]
             start, end = moments[rows], moments[rows + 1]
             took = end - start
             usual = np.broadcast_to(np.quantile(took, USUAL, axis=0, method="lower"), took.shape)
-            long = took - usual >= PAUSE_NS
+            long = (took >= SLOWED * usual + CLOSE_NS) | (took - usual >= PAUSE_NS)
             start, end, usual = start[long], end[long], usual[long]
             inside = computes.within(start, end) == end - start
-            yield _LongParts(start[inside], end[inside], usual[inside])
+            yield _LongerParts(start[inside], end[inside], usual[inside])
 
 
 def _like_steps(timeline: RankTimeline, start_ns: Ints, name: Ints, moments: Ints) -> Iterator[tuple[Ints, int]]:

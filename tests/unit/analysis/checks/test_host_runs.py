@@ -84,6 +84,19 @@ def test_else_it_did_not_certainly_want_to_run(took_ns: Sequence[int], paused: i
     assert length(own.paused) == paused
 
 
+@pytest.mark.parametrize(("took_ns", "stretches"), [(690_000, 3), (710_000, 4)])
+def test_what_took_three_times_as_long_does_not_show_that_a_host_ran(took_ns: int, stretches: int) -> None:
+    """Nor that it paused: it needs 200 us, and three times that and 100 us may be a turn that was cut short."""
+    steps = []
+    for at, took in enumerate((200_000, 200_000, took_ns)):
+        first = at * 50 * MS + 600_000
+        last = first + took
+        steps.append([(first - 600_000, first), (first, last), (last, last + 600_000)])
+    own = of_operations(steps)
+    assert len(pairs_of(own.ran)) == len(pairs_of(own.wanted)) == stretches
+    assert pairs_of(own.paused) == []
+
+
 def test_steps_that_make_other_calls_are_not_compared() -> None:
     *usual, last = steps_with([800_000, 800_000, 5 * MS])
     assert of_operations([*usual, [*last, (142 * MS, 142 * MS + 800_000)]]).paused.starts.size == 0
