@@ -144,6 +144,18 @@ def test_few_moments_of_running_do_not_show_that_hosts_take_turns() -> None:
     assert in_turns([runs(WHOLE, each) for each in rare]) == []
 
 
+def test_two_meetings_missed_by_a_host_that_runs_nearly_always_show_no_turns() -> None:
+    """It would seldom pause twice just when the other one runs; but twice is not often."""
+    pauses = [(at, at + 1_200_000) for at in (100 * MS, 300 * MS)]
+    often = runs(WHOLE, pairs_of(difference(intervals(WHOLE), intervals(pauses))), 133 * MS)
+    assert in_turns([often, runs(WHOLE, [(at + 100_000, at + 1_100_000) for at, _ in pauses])]) == []
+
+
+def test_turns_in_a_small_part_of_a_recording_are_not_reported() -> None:
+    for longer, found in ((30, 1), (40, 0)):  # all compute for a 30th of it, or a 40th
+        assert len(in_turns([replace(each, recorded_ns=longer * LENGTH) for each in on_cores(2, 1)])) == found
+
+
 def late_on_shared_cores(
     monkeypatch: pytest.MonkeyPatch, run: Run, waited_ns: Mapping[int, int]
 ) -> list[Straggler]:  # fmt: skip
