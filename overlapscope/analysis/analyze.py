@@ -157,6 +157,7 @@ def late_ranks_of(
         run=run, splits=(*cross_rank.splits, *cross_rank.uneven), clocks=cross_rank.clocks,
         coverage={rank: own.coverage for rank, own in alone.items()}, work=work, window_ns=window_ns,
         not_launched={rank: own.not_launched for rank, own in alone.items()},
+        core_waits={rank: waits for each in turns for rank, waits in each.waits.items()},
     )  # fmt: skip
     unsure = {rank for ranks in (*(each.ranks for each in pinned), *(each.ranks for each in turns)) for rank in ranks}
     if any(timeline.has_device and timeline.host_is_lost for timeline in run.ranks.values()):

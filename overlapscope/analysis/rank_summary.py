@@ -17,7 +17,7 @@ from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
 from overlapscope.analysis.per_rank.interference import Interference, NoInterference, interference
 from overlapscope.analysis.per_rank.kernels import KernelTotals, sum_kernels
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole_windows
-from overlapscope.analysis.stragglers.core_turns import HostRuns, host_runs
+from overlapscope.analysis.stragglers.host_runs import HostRuns, host_runs
 from overlapscope.analysis.stragglers.shared_cores import HostTimes, host_times
 from overlapscope.analysis.stragglers.straggler_cause import before_first_launch
 from overlapscope.errors import HostEventsError
@@ -58,7 +58,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     host: HostTimes | None
     """What its host did; None where that was not recorded, or no other rank was."""
     host_runs: HostRuns | None
-    """In a CPU run, when its host computed and certainly ran; None as above."""
+    """In a CPU run, when its host computed, certainly ran and paused; None as above."""
     stages: Mapping[str, PipelineStage]
     """Its stage in each pipeline, by the name of the group."""
 

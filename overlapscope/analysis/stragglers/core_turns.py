@@ -1,182 +1,146 @@
-"""Find hosts of a CPU run that share one processor core: of which no two ever make progress at once.
+"""Find hosts of a CPU run that share too few processor cores: of which never more than so many make progress at once.
 
-Hosts that share a core take turns on it. How long an operation pauses is not recorded without a device, as it may be
-long by itself. But where calls begin and end close together their host ran, and through an operation that is shorter
-than a turn. Hosts with cores of their own do that beside each other as often as chance has it, or oftener, since
-collectives begin and end on all of them together.
-
-An operation may take longer beside another host's, whose memory or half of a core it shares. Such hosts,
-whose operations are short only while the other one does nothing, would seem to take turns. So operations of up to twice
-the length are looked at, too, which on one core are seldom beside each other either.
+Hosts that share k cores take turns on them: never more than k run. Hosts with cores of their own run beside each other
+where they want to as often as chance has it, or oftener, since collectives begin and end on all of them together. So
+the moments at which more than k certainly ran (`host_runs`) are compared with what chance has where more than k would
+certainly have run, had each a core of its own.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from overlapscope.analysis.per_rank.breakdown import Coverage
-from overlapscope.timeline.columns import COMPUTE, HostSpans, Spans
-from overlapscope.timeline.intervals import Intervals, intersection, length, union
-from overlapscope.timeline.lazy_host_spans import without_functions
-from overlapscope.timeline.readings import QUEUED, reading_series
-from overlapscope.timeline.rows import unique
-from overlapscope.timeline.run import RankTimeline
+from overlapscope.analysis.stragglers.host_runs import HostRuns
+from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.intervals import BusyTime, Intervals, intersection, length, parts_inside, union
 
-CLOSE_NS: Final = 100_000
-"""A host ran between calls that follow each other so closely: a core is hardly given away and back in less ..."""
-OPERATION_NS: Final = 1_000_000
-"""... and it ran through an operation, or a part of one between others, that lasts no longer: turns last for 2 to 4 ms.
-It did ..."""
-LONGER: Final = 2
-"""... through most operations of so many times that length: as much longer one may be beside another host's ..."""
-LASTING_NS: Final = 300_000
-"""... if what shows that it ran lasts for so long together, less ..."""
-EDGE_NS: Final = 100_000
-"""... this at both ends, by which clocks of processes of one machine may differ."""
 FEWEST: Final = 7.0
-"""So many stretches of running would be beside another one by chance: none is with a probability of 1 in 1,000 ..."""
+"""More hosts than cores would begin to run at once so many times by chance: they never do with a probability of 1 in
+1,000 ..."""
 NEVER: Final = 0.02
-"""... and at most this share of what chance has is, which is never; ..."""
-RARELY: Final = 0.25
-"""... with operations of twice the length, in some of which another host had a short turn, at most this share."""
+"""... and they do for at most this share of what chance has, which is never."""
 ALWAYS: Final = 0.999
-"""A host that runs whenever it computes is taken to do so with this probability."""
+"""A host that runs whenever it wants to is taken to do so with this probability."""
 OF_TIME: Final = 0.03
-"""Several hosts compute at once for at least this share of the recording."""
-LAGS: Final = 64
-"""The hosts are compared again after so many shifts of one against the next, of up to ..."""
-FARTHEST: Final = 100
-"""... so many stretches of running. What one host does may follow from what another did a fixed time before, so that in
-each step they miss each other anew; then that is so after many shifts, and says nothing ..."""
-BY_SCHEDULE: Final = 0.05
-"""... if after more than this share of them. Turns on one core are too uneven for that."""
+"""More hosts than cores compute at once for at least this share of the recording."""
+LAGS: Final = 199
+"""What each host did where it wanted to run is shifted so many times against the others ..."""
+AS_RARE: Final = 0.01
+"""... and they run at once as rarely after at most this share of the shifts. That holds for turns, whose lengths are
+uneven, and not for hosts that miss each other in each step anew, since one does something a fixed time before the
+other."""
 GOLDEN: Final = (5**0.5 - 1) / 2
 """Its multiples without their whole parts fill the range from 0 to 1 evenly, and repeat no period."""
 
 
-class HostRuns(msgspec.Struct, frozen=True, kw_only=True):
-    """What the host of one rank of a CPU run did, on its own clock."""
-
-    computing: Intervals
-    """In operations that wait for no other rank, or where it certainly ran: it wants to run."""
-    ran: Intervals
-    """Where it certainly ran."""
-    may_have_run: Intervals
-    """The same, and where it probably did."""
-    recorded_ns: int
-    stretch_ns: float
-    """How long it ran at a time, in the mean: each such stretch is one event for statistics."""
-
-
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
-    """Hosts of which no two ever ran at once."""
+    """Hosts of which never more than `cores` ran at once."""
 
     ranks: tuple[int, ...]
+    cores: int
     share: float
-    """Share of the recording in which more than one computed."""
+    """Share of the recording in which more computed."""
     waited_share: float
     """Mean share of the recording in which a host computed and it was another one's turn."""
     by_chance_ns: float
-    """How long two or more would have run at once, if each ran at any moment of its computing as likely ..."""
+    """How long more would have run at once, if each ran at any moment at which it wanted to as likely ..."""
     at_once_ns: int
     """... and how long they did."""
-
-
-def host_runs(timeline: RankTimeline, covered: Coverage) -> HostRuns | None:
-    """Return when the host of a CPU run computed and ran; None where nothing shows that it ran, and with a device.
-
-    None also where the system's own account says how long its thread waited for a core. Raises HostEventsError.
-    """
-    if timeline.has_device or not timeline.has_host_events or reading_series(timeline, QUEUED)[0].size > 1:
-        return None
-    host = without_functions(timeline.host)
-    moments = unique(np.concatenate([host.start_ns, host.end_ns]))
-    close = np.flatnonzero(np.diff(moments) < CLOSE_NS)
-    ran, may_have_run = (
-        _lasting(union((moments[close], moments[close + 1]), *_short_operations(timeline.spans, host, most_ns)))
-        for most_ns in (OPERATION_NS, LONGER * OPERATION_NS)
-    )
-    if not ran.starts.size:
-        return None
-    return HostRuns(
-        computing=union(covered.compute, ran), ran=ran, may_have_run=may_have_run,
-        recorded_ns=int(moments[-1] - moments[0]), stretch_ns=length(ran) / ran.starts.size,
-    )  # fmt: skip
-
-
-def _short_operations(spans: Spans, host: HostSpans, most_ns: int) -> Iterator[Intervals]:
-    """Yield, thread by thread, the stretches of computation between two moments of its calls that last no longer."""
-    computes = spans.kind == COMPUTE
-    for lane in unique(spans.lane[computes]).tolist():
-        own, calls = computes & (spans.lane == lane), host.lane == lane
-        moments = unique(np.concatenate([host.start_ns[calls], host.end_ns[calls]]))
-        short = np.flatnonzero(np.diff(moments) <= most_ns)
-        yield intersection(union((moments[short], moments[short + 1])), union((spans.start_ns[own], spans.end_ns[own])))
-
-
-def _lasting(ran: Intervals) -> Intervals:
-    """Return the long intervals, without their edges."""
-    long = ran.ends - ran.starts >= LASTING_NS
-    return Intervals(ran.starts[long] + EDGE_NS, ran.ends[long] - EDGE_NS)
+    waits: Mapping[int, Intervals]
+    """When each rank paused in operations while others computed on all cores."""
 
 
 def taking_turns(hosts: Mapping[int, HostRuns]) -> Turns | None:
-    """Return what shows that the hosts of one machine, by rank, share one core; None where nothing does."""
-    if len(hosts) < 2:
-        return None
-    computing, ran = [own.computing for own in hosts.values()], [own.ran for own in hosts.values()]
-    together, at_once = _of_several(computing), _of_several(ran)
-    recorded = max(own.recorded_ns for own in hosts.values())
-    if at_once > NEVER * together or together < OF_TIME * recorded:
-        return None
-    by_chance = _by_chance(hosts)
-    if _of_several([own.may_have_run for own in hosts.values()]) > RARELY * by_chance:
-        return None
-    stretch = sum(own.stretch_ns for own in hosts.values()) / len(hosts)
-    if by_chance < FEWEST * stretch or at_once > NEVER * by_chance:
-        return None
-    lags = np.rint(FARTHEST * stretch * (2 * (GOLDEN * np.arange(1, LAGS + 1) % 1) - 1)).astype(np.int64)
-    if np.mean([_of_several(_shifted(ran, lag)) <= NEVER * by_chance for lag in lags.tolist()]) > BY_SCHEDULE:
-        return None
-    waited = sum(map(length, computing)) - length(union(*computing))
-    return Turns(
-        ranks=tuple(sorted(hosts)), share=together / recorded, waited_share=waited / len(hosts) / recorded,
-        by_chance_ns=by_chance, at_once_ns=at_once,
-    )  # fmt: skip
+    """Return what shows that the hosts of one machine, by rank, share fewer cores; None where nothing does."""
+    computing = [own.computing for own in hosts.values()]
+    recorded = max((own.recorded_ns for own in hosts.values()), default=0)
+    for cores in range(1, len(hosts)):
+        together = _beyond(computing, cores)
+        if together < OF_TIME * recorded:
+            return None
+        at_once = _beyond([own.ran for own in hosts.values()], cores)
+        by_chance = _by_chance(list(hosts.values()), cores)
+        if at_once > NEVER * by_chance or not _is_rare(list(hosts.values()), cores, at_once, by_chance):
+            continue
+        waited = sum(_beyond(computing, more) for more in range(cores, len(hosts)))
+        return Turns(
+            ranks=tuple(sorted(hosts)), cores=cores, share=together / recorded,
+            waited_share=waited / len(hosts) / recorded, by_chance_ns=by_chance, at_once_ns=at_once,
+            waits={rank: _waits(rank, hosts, cores) for rank in hosts},
+        )  # fmt: skip
+    return None
 
 
-def _of_several(sets: Sequence[Intervals]) -> int:
-    """Return for how long two or more hold."""
+def _is_rare(hosts: Sequence[HostRuns], cores: int, at_once: int, by_chance: float) -> bool:
+    """Return whether equal hosts would so seldom run at once for as short."""
+    stretch = sum(own.stretch_ns for own in hosts) / len(hosts)
+    if by_chance * (cores + 1) < FEWEST * stretch:  # each of those that run may be the one that ends it
+        return False
+    lags = (GOLDEN * np.arange(1, LAGS + 1) % 1).tolist()
+    as_rare = sum(_beyond([_shifted(own, lag * at) for at, own in enumerate(hosts)], cores) <= at_once for lag in lags)
+    return as_rare <= AS_RARE * LAGS
+
+
+def _held(sets: Sequence[Intervals]) -> tuple[Ints, Ints]:
+    """Return the sorted moments at which any set begins or ends to hold, and how many hold until the next one."""
     moment = np.concatenate([times for own in sets for times in own])
     order = np.argsort(moment, kind="stable")
     change = np.concatenate([np.full(own.starts.size, by, np.int8) for own in sets for by in (1, -1)])[order]
-    return int(np.diff(moment[order])[np.cumsum(change, dtype=np.int64)[:-1] > 1].sum())
+    return moment[order], np.cumsum(change, dtype=np.int64)[:-1]
 
 
-def _by_chance(hosts: Mapping[int, HostRuns]) -> float:
-    """Return for how long two or more would run at once, each with its own probability where it computes.
+def _beyond(sets: Sequence[Intervals], number: int) -> int:
+    """Return for how long more than so many hold."""
+    moment, held = _held(sets)
+    return int(np.diff(moment)[held > number].sum())
 
-    Of hosts that run with probabilities p that is 1 - prod(1 - p) * (1 + sum(p / (1 - p))) of the time.
+
+def _by_chance(hosts: Sequence[HostRuns], cores: int) -> float:
+    """Return for how long more would run at once than there are cores, each with its own probability where it wants to.
+
+    The distribution of the number of hosts that run is that of a sum of independent trials, taken in one after another.
     """
-    often = [min(length(own.ran) / max(length(own.computing), 1), ALWAYS) for own in hosts.values()]
-    sizes = [own.computing.starts.size for own in hosts.values()]
-    moment = np.concatenate([times for own in hosts.values() for times in own.computing])
-    order = np.argsort(moment, kind="stable")
-    none_runs, odds = (
-        np.cumsum(np.repeat([sign * each for each in of_host for sign in (1, -1)], np.repeat(sizes, 2))[order])[:-1]
-        for of_host in ([math.log1p(-p) for p in often], [p / (1 - p) for p in often])
-    )
-    return float((np.diff(moment[order]) * (1 - np.exp(none_runs) * (1 + odds))).sum())
+    moment = _moments([own.wanted for own in hosts])
+    lasts = np.diff(moment)
+    number: npt.NDArray[np.float64] = np.zeros((cores + 2, lasts.size))  # the last row: more than `cores`
+    number[0] = 1.0
+    for own in hosts:
+        often = min(length(own.ran) / max(length(own.wanted), 1), ALWAYS)
+        runs = often * (BusyTime(own.wanted).within(moment[:-1], moment[1:]) > 0)
+        one_more = number[:-1] * runs
+        number[:-1] -= one_more
+        number[1:] += one_more
+    return float((lasts * number[-1]).sum())
 
 
-def _shifted(sets: Sequence[Intervals], lag: int) -> list[Intervals]:
-    """Return each set `lag` later against the one before it; what would end behind them all begins anew."""
-    begin, end = min(int(own.starts[0]) for own in sets), max(int(own.ends[-1]) for own in sets)
-    found = []
-    for at, own in enumerate(sets):
-        moved = begin + (own.starts - begin + at * lag) % (end - begin)
-        found.append(Intervals(moved, moved + (own.ends - own.starts)))
-    return found
+def _moments(sets: Sequence[Intervals]) -> Ints:
+    """Return all starts and ends, sorted, each once."""
+    return np.unique(np.concatenate([times for own in sets for times in own]))
+
+
+def _shifted(own: HostRuns, part: float) -> Intervals:
+    """Return when a host ran if, of all the time in which it wanted to run, each moment came this part of it later.
+
+    What would come behind the end comes at the begin. So it runs only where it wants to, and for as long at a time.
+    """
+    wanted = own.wanted
+    lasts = wanted.ends - wanted.starts
+    until = np.cumsum(lasts)
+    whole = int(until[-1])
+    before = BusyTime(wanted)
+    by = round(part % 1 * whole)
+    starts, ends = before.before(own.ran.starts) + by, before.before(own.ran.ends) + by
+    moved = union((starts, ends), (starts - whole, ends - whole))
+    inside, at = parts_inside(Intervals(until - lasts, until), moved)
+    to_clock = (wanted.starts - (until - lasts))[at]
+    return union((inside.starts + to_clock, inside.ends + to_clock))
+
+
+def _waits(rank: int, hosts: Mapping[int, HostRuns], cores: int) -> Intervals:
+    """Return when a rank paused while as many others as there are cores computed."""
+    moment, held = _held([own.computing for other, own in hosts.items() if other != rank])
+    taken = held >= cores
+    return intersection(hosts[rank].paused, union((moment[:-1][taken], moment[1:][taken])))

@@ -17,9 +17,10 @@ from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, SILENCE_NS, SYNCHRONIZES
 from overlapscope.analysis.graph.self_test import DRAINED_WITHIN_NS
-from overlapscope.analysis.stragglers.core_turns import HostRuns, Turns, taking_turns
+from overlapscope.analysis.stragglers.core_turns import Turns, taking_turns
 from overlapscope.analysis.stragglers.core_waits import FEWEST, WIDESPREAD, waits_for_cores
 from overlapscope.analysis.stragglers.host_cause import fetching
+from overlapscope.analysis.stragglers.host_runs import HostRuns
 from overlapscope.display import percent_text
 from overlapscope.timeline.columns import COPY, NONE, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, difference, length, union
@@ -39,7 +40,7 @@ SAME_CLOCK_NS: Final = 50_000
 
 
 OFTEN: Final = 0.25
-"""By the system's account, or by turns on one core, the scheduler decides who is late where hosts waited for a core for
+"""By the system's account, or by turns on cores, the scheduler decides who is late where hosts waited for a core for
 this share of the time; else other losses may be larger, and a rank be late for another reason."""
 
 
@@ -134,7 +135,7 @@ def pinned_hosts(run: Run, hosts: Mapping[int, HostTimes], clocks: Clocks) -> li
 
 
 def hosts_in_turns(run: Run, hosts: Mapping[int, HostRuns], clocks: Clocks) -> list[Turns]:
-    """Return the machines whose hosts share one core; `hosts` holds those of CPU runs, on their machine's clock."""
+    """Return the machines whose hosts share cores; `hosts` holds those of CPU runs, on their machine's clock."""
     found = [
         taking_turns({rank: hosts[rank] for rank in ranks}) for ranks in _machines(run, hosts, clocks) if len(ranks) > 1
     ]
@@ -249,14 +250,17 @@ def shared_cores(
 
 
 def _as_turns(each: Turns, of: int) -> Finding:
+    size, cores = len(each.ranks), each.cores
+    ran = f"never more than {cores}" if cores > 1 else "no two"
+    more = "more" if cores > 1 else "two or more"
+    shared = f"about {cores} cores" if cores > 1 else "one core"
     return Finding(
         id="shared_cores" if of == 1 else f"shared_cores:rank{each.ranks[0]}",
         severity="warning",
-        title=f"no two of the {len(each.ranks)} hosts of ranks {_listed(each.ranks)} ran at once, though two or more "
-        f"computed {percent_text(each.share)} of the time: they share one core, and the scheduler decides which rank "
-        "is late",
+        title=f"{ran} of the {size} hosts of ranks {_listed(each.ranks)} ran at once, though {more} computed "
+        f"{percent_text(each.share)} of the time: they share {shared}, and the scheduler decides which rank is late",
         evidence={
-            "ranks": list(each.ranks), "cores": 1, "share_of_time": each.share, "waited_share": each.waited_share,
+            "ranks": list(each.ranks), "cores": cores, "share_of_time": each.share, "waited_share": each.waited_share,
             "at_once_ns": each.at_once_ns, "at_once_by_chance_ns": round(each.by_chance_ns),
         },
         known_from="trace",

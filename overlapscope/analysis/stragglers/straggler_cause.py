@@ -27,7 +27,7 @@ from overlapscope.analysis.stragglers.host_cause import (
 from overlapscope.analysis.stragglers.lateness import LateArrivals
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import NONE, OPERATION, HostSpans, Ints, make
-from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
+from overlapscope.timeline.intervals import BusyTime, Intervals, difference, length, union
 from overlapscope.timeline.lazy_host_spans import without_functions
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -63,10 +63,12 @@ def find_straggler_cause(
     coverage: Mapping[int, Coverage],
     work: Mapping[int, RankCompute],
     not_launched: Mapping[int, Intervals],
+    core_waits: Mapping[int, Intervals],
 ) -> tuple[str | None, dict[str, Any]]:
     """Return the cause (a key of HELD_BY) of one rank's late arrivals, with evidence; None where it is not its fault.
 
-    `not_launched` holds the result of `before_first_launch` for every rank.
+    `not_launched` holds the result of `before_first_launch` for every rank; `core_waits`, for those that share too few
+    cores by what their traces show, when each paused for lack of one.
     """
     late = _delayed(late)
     rank, met = late[0].rank, [each.met for each in late]
@@ -90,6 +92,8 @@ def find_straggler_cause(
         if cause == "longer_compute":
             ran = _more_operations(late, run, coverage, computed)
             cause, more = ("more_work", more | ran) if ran else (cause, more)
+        if cause == "longer_compute" and _on_cores_of_others(late, run, work, core_waits, lead_ns):
+            cause = None  # as above: others had the cores
         if cause == "unknown" and more["compute_ns"] < MORE * more.get("peers_compute_ns", np.inf):
             at_once = more["launched_late_ns"] = _launched_late(late)
             cause = "host" if at_once > MOST * lead_ns else cause
@@ -100,6 +104,21 @@ def find_straggler_cause(
                                              for each in members})  # fmt: skip
         return _refined("host", rank, run, met, lead_ns, {**evidence, "before_first_launch_ns": before})
     return "unknown", evidence
+
+
+def _on_cores_of_others(
+    late: Sequence[LateArrivals], run: Run, work: Mapping[int, RankCompute], core_waits: Mapping[int, Intervals],
+    lead_ns: int,
+) -> bool:  # fmt: skip
+    """Return whether a rank made the same calls as its peers, and computed longer only while others had the cores.
+
+    Over the whole recording: a pause moves what calls lie between two collectives of a thread that runs meanwhile.
+    """
+    rank, peers = late[0].rank, [each for each in compared_peers(late) if each in work]
+    if not core_waits.keys() >= {rank, *peers} or not _same_operations(rank, peers, run):
+        return False
+    ran_ns = {each: work[each].compute_ns - length(core_waits[each]) for each in (rank, *peers)}
+    return ran_ns[rank] - float(np.median([ran_ns[each] for each in peers])) <= MOST * lead_ns
 
 
 def _delayed(late: Sequence[LateArrivals]) -> list[LateArrivals]:
@@ -268,8 +287,8 @@ def _idle(times: Intervals, cover: Coverage) -> Intervals:
 
 
 def _refined(
-    cause: str, rank: int, run: Run, met: Sequence[SharedInterval], lead_ns: int, evidence: dict[str, Any]
-) -> tuple[str, dict[str, Any]]:
+    cause: str | None, rank: int, run: Run, met: Sequence[SharedInterval], lead_ns: int, evidence: dict[str, Any]
+) -> tuple[str | None, dict[str, Any]]:
     """Refine the cause: why the host was late or compute slow, and whether the recording overhead may explain it."""
     if cause == "slower_compute":
         peers = sorted({each for group in met for each in group.ranks} - {rank})

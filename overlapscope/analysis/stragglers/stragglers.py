@@ -102,6 +102,8 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True):
     work: Mapping[int, RankCompute]
     window_ns: Mapping[int, int | None]
     not_launched: Mapping[int, Intervals]
+    core_waits: Mapping[int, Intervals] = {}
+    """When hosts of CPU runs paused because others had all cores that they share, as far as that is known."""
 
 
 def stragglers(ranks: Compared, late: "Removal | NoRemoval | None") -> list[Straggler]:
@@ -166,7 +168,7 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
         weighs = WEIGHS if run.ranks[rank].has_device else WEIGHS_ON_HOST
         if rank != named and (named is not None or not window or blamed[rank] < weighs * window):
             continue
-        cause, evidence = find_straggler_cause(theirs, run, coverage, ranks.work, ranks.not_launched)
+        cause, evidence = find_straggler_cause(theirs, run, coverage, ranks.work, ranks.not_launched, ranks.core_waits)
         if cause == "unknown" and not met_whole.issuperset(each.met.ranks for each in theirs):
             continue  # the unknown cause may be a member that was not recorded
         allowed = ALONE if blamed[rank] >= most else CHANCE

@@ -1,0 +1,168 @@
+"""Find when the host of one rank of a CPU run certainly ran, and when it paused though it had work to do.
+
+How long an operation pauses is not recorded without a device, as it may be long by itself. But where calls begin and
+end close together their host ran, and through an operation that is shorter than a turn on a core.
+
+Steps that make the same calls in the same order do the same work. What one of them takes much longer for than the
+others do is a pause. A host wants to run where it ran, and where it paused in what is otherwise shorter than a turn.
+What is always long says nothing, so that hosts which do little and much in turn, by their job's own schedule, are not
+compared there.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.timeline.columns import COMPUTE, OPERATION, HostSpans, Ints
+from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
+from overlapscope.timeline.lazy_host_spans import without_functions
+from overlapscope.timeline.readings import QUEUED, reading_series
+from overlapscope.timeline.rows import unique
+from overlapscope.timeline.run import RankTimeline
+
+CLOSE_NS: Final = 100_000
+"""A host ran between calls that follow each other so closely: a core is hardly given away and back in less ..."""
+OPERATION_NS: Final = 1_000_000
+"""... and it ran through an operation, or a part of one between others, that lasts no longer: turns last for 2 to 4 ms.
+It did ..."""
+LASTING_NS: Final = 300_000
+"""... if what shows that it ran lasts for so long together, less ..."""
+EDGE_NS: Final = 100_000
+"""... this at both ends, by which clocks of processes of one machine may differ."""
+ALIKE: Final = 3
+"""What a host usually needs between two moments of its calls is known of so many steps that make the same calls: ..."""
+USUAL: Final = 0.25
+"""... this quantile of them, since some of the others pause there."""
+PAUSE_NS: Final = 1_000_000
+"""A pause for another one's turn mostly takes no less ..."""
+SLOWED: Final = 3
+"""... and makes what is shorter than a turn take so many times as long: beside another host that shares its memory, or
+half of a core, it takes up to twice as long. What takes so many times as long without such a pause, and CLOSE_NS more,
+shows neither: turns may be cut short."""
+
+
+class HostRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """What the host of one rank of a CPU run did, on its own clock."""
+
+    computing: Intervals
+    """In operations that wait for no other rank, or where it certainly ran."""
+    ran: Intervals
+    """Where it certainly ran."""
+    wanted: Intervals
+    """The same, and where it paused in what is usually shorter than a turn: there it would certainly run."""
+    paused: Intervals
+    """What it took longer than usual in operations; each pause is taken to lie at the end of what was longer."""
+    recorded_ns: int
+    stretch_ns: float
+    """How long it ran at a time, in the mean: each such stretch is one event for statistics."""
+
+
+def host_runs(timeline: RankTimeline, covered: Coverage) -> HostRuns | None:
+    """Return when the host of a CPU run computed, ran and paused; None where nothing shows that it ran, and with a
+    device.
+
+    None also where the system's own account says how long its thread waited for a core. Raises HostEventsError.
+    """
+    if timeline.has_device or not timeline.has_host_events or reading_series(timeline, QUEUED)[0].size > 1:
+        return None
+    host = without_functions(timeline.host)
+    moments = unique(np.concatenate([host.start_ns, host.end_ns]))
+    close = np.flatnonzero(np.diff(moments) < CLOSE_NS)
+    longer = list(_longer_parts(timeline, host))
+    shown = difference(
+        union((moments[close], moments[close + 1]), *_short_operations(timeline, host)),
+        union(*((each.start_ns, each.end_ns) for each in longer)),
+    )
+    ran = _lasting(shown)
+    if not ran.starts.size:
+        return None
+    return HostRuns(
+        computing=union(covered.compute, ran), ran=ran,
+        wanted=_lasting(union(shown, *(each.otherwise_short() for each in longer))),
+        paused=union(*(each.pauses() for each in longer)),
+        recorded_ns=int(moments[-1] - moments[0]), stretch_ns=length(ran) / ran.starts.size,
+    )  # fmt: skip
+
+
+def _short_operations(timeline: RankTimeline, host: HostSpans) -> Iterator[Intervals]:
+    """Yield, thread by thread, the stretches of computation between two moments of its calls that last no longer."""
+    for lane, computes in _computation(timeline):
+        calls = host.lane == lane
+        moments = unique(np.concatenate([host.start_ns[calls], host.end_ns[calls]]))
+        short = np.flatnonzero(np.diff(moments) <= OPERATION_NS)
+        yield intersection(union((moments[short], moments[short + 1])), computes)
+
+
+def _computation(timeline: RankTimeline) -> Iterator[tuple[int, Intervals]]:
+    """Yield each thread that computes, and when it did."""
+    spans = timeline.spans
+    computes = spans.kind == COMPUTE
+    for lane in unique(spans.lane[computes]).tolist():
+        own = computes & (spans.lane == lane)
+        yield lane, union((spans.start_ns[own], spans.end_ns[own]))
+
+
+def _lasting(ran: Intervals) -> Intervals:
+    """Return the long intervals, without their edges."""
+    long = ran.ends - ran.starts >= LASTING_NS
+    return Intervals(ran.starts[long] + EDGE_NS, ran.ends[long] - EDGE_NS)
+
+
+class _LongerParts(NamedTuple):
+    """Parts of operations, between two moments of the calls of a thread, that took longer than usual."""
+
+    start_ns: Ints
+    end_ns: Ints
+    usual_ns: Ints
+
+    def pauses(self) -> tuple[Ints, Ints]:
+        """Return the starts and ends of what was longer, of those with a pause."""
+        paused = self.end_ns - self.start_ns - self.usual_ns >= PAUSE_NS
+        return (self.start_ns + self.usual_ns)[paused], self.end_ns[paused]
+
+    def otherwise_short(self) -> tuple[Ints, Ints]:
+        """Return the starts and ends of those with a pause that are usually shorter than a turn."""
+        took = self.end_ns - self.start_ns
+        short = (took - self.usual_ns >= PAUSE_NS) & (self.usual_ns <= OPERATION_NS) & (took >= SLOWED * self.usual_ns)
+        return self.start_ns[short], self.end_ns[short]
+
+
+def _longer_parts(timeline: RankTimeline, host: HostSpans) -> Iterator[_LongerParts]:
+    """Yield, for each thread and each series of steps in which it makes the same calls, the parts that took longer.
+
+    Of operations alone: what lies between two may be a wait.
+    """
+    for lane, computation in _computation(timeline):
+        computes = BusyTime(computation)
+        calls = (host.lane == lane) & (host.kind == OPERATION)
+        moments = np.sort(np.concatenate([host.start_ns[calls], host.end_ns[calls]]))
+        for first, number in _like_steps(timeline, host.start_ns[calls], host.name[calls], moments):
+            rows = first[:, None] + np.arange(number - 1)
+            start, end = moments[rows], moments[rows + 1]
+            took = end - start
+            usual = np.broadcast_to(np.quantile(took, USUAL, axis=0, method="lower"), took.shape)
+            long = (took >= SLOWED * usual + CLOSE_NS) | (took - usual >= PAUSE_NS)
+            start, end, usual = start[long], end[long], usual[long]
+            inside = computes.within(start, end) == end - start
+            yield _LongerParts(start[inside], end[inside], usual[inside])
+
+
+def _like_steps(timeline: RankTimeline, start_ns: Ints, name: Ints, moments: Ints) -> Iterator[tuple[Ints, int]]:
+    """Yield the first moments (rows) of all steps in which a thread made the same calls, and how many each has.
+
+    `start_ns` and `name` are those of its calls, `moments` their sorted starts and ends.
+    """
+    order = np.argsort(start_ns, kind="stable")
+    start_ns, name = start_ns[order], name[order]
+    whole = ~timeline.steps.cut
+    found: dict[tuple[bytes, int], list[int]] = {}
+    for times in zip(timeline.steps.start_ns[whole].tolist(), timeline.steps.end_ns[whole].tolist(), strict=True):
+        begin, end = np.searchsorted(start_ns, times).tolist()
+        first, last = np.searchsorted(moments, times).tolist()
+        found.setdefault((name[begin:end].tobytes(), last - first), []).append(first)
+    for (_, number), firsts in found.items():
+        if len(firsts) >= ALIKE and number > 1:
+            yield np.array(firsts, np.int64), number
