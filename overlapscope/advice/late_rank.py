@@ -26,6 +26,10 @@ LOOK: Final[Mapping[str, Mapping[str, str]]] = {
         "linux": "pidstat -t -p PID 1; ps -eLo psr,pcpu,pid,comm --sort=-pcpu | head  # what runs on its cores",
         "python": "py-spy dump --pid PID  # is a thread of its own busy (logging, metrics, loading)?",
     },
+    "paused": {
+        "python": "py-spy dump --pid PID  # is another thread of its process busy? it takes the interpreter's lock",
+        "linux": "pidstat -t -w -p PID 1; ps -eLo psr,pcpu,pid,comm --sort=-pcpu | head  # does it lose its core?",
+    },
     "throttled": {"nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER"},
     "slower_compute": {"nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,ECC; nvidia-smi dmon -s pucm -c 10"},
     "more_work": {"torch": 'print(rank, batch["input_ids"].shape)  # are batches, layers, tokens of experts equal?'},

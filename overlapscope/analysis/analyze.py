@@ -158,6 +158,7 @@ def late_ranks_of(
         coverage={rank: own.coverage for rank, own in alone.items()}, work=work, window_ns=window_ns,
         not_launched={rank: own.not_launched for rank, own in alone.items()},
         core_waits={rank: waits for each in turns for rank, waits in each.waits.items()},
+        paused={rank: own.paused for rank, own in on_cpu.items()},
     )  # fmt: skip
     unsure = {rank for ranks in (*(each.ranks for each in pinned), *(each.ranks for each in turns)) for rank in ranks}
     if any(timeline.has_device and timeline.host_is_lost for timeline in run.ranks.values()):
@@ -165,7 +166,7 @@ def late_ranks_of(
     held = [
         each
         for each in stragglers(ranks, _late(run, cross_rank, window_ns, graph))
-        if each.held_by not in OF_HOST or each.rank not in unsure
+        if each.held_by not in OF_HOST or each.rank not in unsure or each.evidence["alike"]
     ]
     return held, shared_cores(run, pinned, turns, lambda: _with_pauses_capped(graph()))
 

@@ -41,6 +41,8 @@ SOME_LARGER: Final = 0.05
 """From this share of the compute time in larger grids (more than the peers' share), the work is taken to be larger."""
 BESIDE_MOST: Final = 0.2
 """Only sets of ranks that it delayed by at least this share of its largest delay of a set are used."""
+OFTENER: Final = 2.0
+"""A rank pauses for a reason of its own from this many times its peers' median."""
 AT_ONCE_NS: Final = 50_000
 """A call that starts within this after its launch waited for its host, not for its device."""
 STRAGGLER_CAUSES: Final[Mapping[str, str]] = {
@@ -49,6 +51,7 @@ STRAGGLER_CAUSES: Final[Mapping[str, str]] = {
     "garbage_collector": "garbage collection pauses of its interpreter",
     "allocator": "device memory was full (the allocator freed cached memory and retried)",
     "busy_core": "waiting for its core (other threads of its process, or other programs, ran there)",
+    "paused": "pauses inside its operations (its core, or its interpreter's lock, was taken)",
     "throttled": "throttling (of its clocks, or of its processes' CPU share)",
     "more_work": "more work (it ran more or larger kernels than its peers)",
     "slower_compute": "slower compute (its kernels took longer than its peers')",
@@ -64,11 +67,13 @@ def find_straggler_cause(
     work: Mapping[int, RankCompute],
     not_launched: Mapping[int, Intervals],
     core_waits: Mapping[int, Intervals],
+    paused: Mapping[int, Intervals],
 ) -> tuple[str | None, dict[str, Any]]:
     """Return the cause (a key of HELD_BY) of one rank's late arrivals, with evidence; None where it is not its fault.
 
     `not_launched` holds the result of `before_first_launch` for every rank; `core_waits`, for those that share too few
-    cores by what their traces show, when each paused for lack of one.
+    cores by what their traces show, when each paused for lack of one; `paused`, when ranks without a device paused
+    inside operations, for whatever reason, where that is known.
     """
     late = _delayed(late)
     rank, met = late[0].rank, [each.met for each in late]
@@ -92,8 +97,12 @@ def find_straggler_cause(
         if cause == "longer_compute":
             ran = _more_operations(late, run, coverage, computed)
             cause, more = ("more_work", more | ran) if ran else (cause, more)
-        if cause == "longer_compute" and _on_cores_of_others(late, run, work, core_waits, lead_ns):
-            cause = None  # as above: others had the cores
+        if cause == "longer_compute":
+            pauses_ns = evidence["paused_more_ns"] = _paused_longer(late, run, paused)
+            if pauses_ns > MOST * computed:
+                cause = "paused"
+            elif _on_cores_of_others(late, run, work, core_waits, lead_ns):
+                cause = None  # as above: others had the cores
         if cause == "unknown" and more["compute_ns"] < MORE * more.get("peers_compute_ns", np.inf):
             at_once = more["launched_late_ns"] = _launched_late(late)
             cause = "host" if at_once > MOST * lead_ns else cause
@@ -104,6 +113,18 @@ def find_straggler_cause(
                                              for each in members})  # fmt: skip
         return _refined("host", rank, run, met, lead_ns, {**evidence, "before_first_launch_ns": before})
     return "unknown", evidence
+
+
+def _paused_longer(late: Sequence[LateArrivals], run: Run, paused: Mapping[int, Intervals]) -> int:
+    """Return how much longer a rank paused than the median of its peers that made the same calls.
+
+    0 where that is less than OFTENER times as long, as where ranks take turns on cores; or is not known.
+    """
+    rank, peers = late[0].rank, compared_peers(late)
+    if not paused.keys() >= {rank, *peers} or not _same_operations(rank, peers, run):
+        return 0
+    own_ns, usual_ns = length(paused[rank]), float(np.median([length(paused[each]) for each in peers]))
+    return round(own_ns - usual_ns) if own_ns >= OFTENER * usual_ns else 0
 
 
 def _on_cores_of_others(

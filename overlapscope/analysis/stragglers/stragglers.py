@@ -104,6 +104,8 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True):
     not_launched: Mapping[int, Intervals]
     core_waits: Mapping[int, Intervals] = {}
     """When hosts of CPU runs paused because others had all cores that they share, as far as that is known."""
+    paused: Mapping[int, Intervals] = {}
+    """When hosts of CPU runs paused inside operations, for whatever reason, as far as that is known."""
 
 
 def stragglers(ranks: Compared, late: "Removal | NoRemoval | None") -> list[Straggler]:
@@ -168,18 +170,19 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
         weighs = WEIGHS if run.ranks[rank].has_device else WEIGHS_ON_HOST
         if rank != named and (named is not None or not window or blamed[rank] < weighs * window):
             continue
-        cause, evidence = find_straggler_cause(theirs, run, coverage, ranks.work, ranks.not_launched, ranks.core_waits)
+        cause, evidence = find_straggler_cause(
+            theirs, run, coverage, ranks.work, ranks.not_launched, ranks.core_waits, ranks.paused
+        )
         if cause == "unknown" and not met_whole.issuperset(each.met.ranks for each in theirs):
             continue  # the unknown cause may be a member that was not recorded
-        allowed = ALONE if blamed[rank] >= most else CHANCE
-        if blamed[rank] >= most and _each_time(theirs, cause, run):
-            allowed = ALIKE
+        alike = blamed[rank] >= most and _each_time(theirs, cause, run)
+        allowed = ALIKE if alike else ALONE if blamed[rank] >= most else CHANCE
         if cause is None or (
             chance[rank] * could > allowed and not (cause in OF_COMPUTE and _lasts(ranks, rank, theirs))
         ):
             continue
         calls = sum(int((each.lead_ns > 0).sum()) for each in theirs)
-        known = {"calls": calls, "chance": chance[rank], **evidence}
+        known = {"calls": calls, "chance": chance[rank], "alike": alike, **evidence}
         found.append(Straggler(rank=rank, held_by=cause, blame_ns=blamed[rank], evidence=known, host=host.get(rank)))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
 
