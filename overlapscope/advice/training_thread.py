@@ -3,11 +3,10 @@
 import re
 from typing import Final
 
-import msgspec
 import numpy as np
 
 from overlapscope.advice.rule_input import Windows
-from overlapscope.timeline.columns import ANNOTATION, COMPUTE, OPERATION, PYTHON, Codes, Ints, size
+from overlapscope.timeline.columns import ANNOTATION, COMPUTE, OPERATION, PYTHON, Codes, Columns, Ints, size
 from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import sum_by
@@ -15,6 +14,15 @@ from overlapscope.timeline.run import RankTimeline
 
 BACKWARD: Final = re.compile(r"^(?:autograd::engine::evaluate_function: |torch\.distributed\.ddp\.reducer::)")
 """Operations of the backward pass: a node of autograd with all that it does, and DDP's copies after the last one."""
+FORWARD: Final = re.compile(
+    r"^(?:DistributedDataParallel\.forward$|FullyShardedDataParallel\.|FSDP::|nn\.Module: |\[pl\].*\.training_step$"
+    r"|(?:overlapscope\.|## ?)?forward(?: ?##)?$)"
+)
+OPTIMIZER: Final = re.compile(
+    r"^(?:Optimizer\.(?:step|zero_grad)#|\[pl\].*\.optimizer_step$"
+    r"|(?:overlapscope\.|## ?)?optimizer(?:_step)?(?: ?##)?$)"
+)
+LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
 NO_WORK: Final = re.compile(
     r"^aten::(?:alias|as_strided|chunk|detach_?|diagonal|empty(?:_like|_strided)?|expand(?:_as)?|lift_fresh|movedim"
     r"|narrow|permute|resize_|resolve_(?:conj|neg)|select|set_|slice|split(?:_with_sizes)?|squeeze_?|swapaxes|t"
@@ -25,9 +33,8 @@ OUTSIDE: Final = -1
 """Window of what begins in none."""
 
 
-class Outline(msgspec.Struct, frozen=True, kw_only=True):
-    """Operations that no other operation encloses, and ranges taken as a whole, in order of time; views and allocations
-    are left out."""
+class Outline(Columns, frozen=True, kw_only=True):
+    """Operations that no other operation encloses, and ranges taken as a whole, in order of time."""
 
     name: Codes
     start_ns: Ints
@@ -49,8 +56,7 @@ def outline(timeline: RankTimeline, windows: Windows, whole: re.Pattern[str]) ->
     taken = (spans.end_ns - spans.start_ns)[computes]
     lane = int(sum_by(spans.lane[computes], taken, size(timeline.lanes) + 1).argmax())
     host = select_host_spans(timeline.host, (OPERATION, ANNOTATION, PYTHON))
-    chosen = (host.kind == OPERATION) & ~rows_named(host.name, names, NO_WORK.match)
-    chosen |= (host.kind != OPERATION) & rows_named(host.name, names, whole.match)
+    chosen = (host.kind == OPERATION) | rows_named(host.name, names, whole.match)
     rows = np.flatnonzero(chosen & (host.lane == lane))
     start, end = host.start_ns[rows], host.end_ns[rows]
     first = np.append(True, start[1:] >= np.maximum.accumulate(end)[:-1])[: rows.size]

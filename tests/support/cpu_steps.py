@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from overlapscope.ingest.build.kernel_names import ENTERS_COLLECTIVE
 from overlapscope.timeline.columns import ANNOTATION, HOST, OPERATION
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.support.builders import EPOCH_NS
@@ -38,7 +39,9 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     end: float
     op: str = "all_reduce"
     called_by: str = "c10d::allreduce_"
-    size_bytes: int = 4
+    elements: int = 1
+    group_size: int | None = None
+    """All ranks where it is None."""
     dimension: str | None = None
 
 
@@ -69,12 +72,13 @@ def _timeline(rank: int, ranks: int, step: Callable[[int, int], Sequence[Item]])
             times = {"start_ns": at(each.start), "end_ns": at(each.end), "step": number}
             if isinstance(each, Call):
                 calls.append({
-                    **times, "op": each.op, "group": "g", "group_size": ranks, "seq": len(calls), "dtype": "float32",
-                    "bytes": each.size_bytes, "launch_ns": at(each.start), "dimension": each.dimension,
+                    **times, "op": each.op, "group": "g", "group_size": each.group_size or ranks, "seq": len(calls),
+                    "dtype": "float32", "elements": each.elements, "bytes": 4 * each.elements,
+                    "launch_ns": at(each.start), "dimension": each.dimension,
                 })  # fmt: skip
                 times["end_ns"] = at(each.start + 1)
             lane = 0 if isinstance(each, Beside) else 2
-            if not isinstance(each, Mark | Call):
+            if not isinstance(each, Mark | Call) and not ENTERS_COLLECTIVE.match(each.name):
                 work.append({**times, "name": "host operations", "lane": lane})
             kind = ANNOTATION if isinstance(each, Mark) else OPERATION
             name = each.called_by if isinstance(each, Call) else each.name

@@ -10,12 +10,21 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
-from overlapscope.advice.training_thread import BACKWARD, OUTSIDE, Outline, outline
+from overlapscope.advice.training_thread import (
+    BACKWARD,
+    FORWARD,
+    LOADER,
+    NO_WORK,
+    OPTIMIZER,
+    OUTSIDE,
+    Outline,
+    outline,
+)
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Recommendation, ShownBy
 from overlapscope.display import list_some
 from overlapscope.ingest.build.kernel_names import ENTERS_COLLECTIVE
-from overlapscope.timeline.columns import Flags, Ints
+from overlapscope.timeline.columns import Flags, Ints, take
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import factorize_rows, sum_by
 from overlapscope.timeline.run import RankTimeline
@@ -39,15 +48,6 @@ OUT_OF_BUFFERS: Final = re.compile(r"^aten::(?!clone$|contiguous$)")
 """Copies that follow on a collective to get at what it delivered: any but a second instance of a tensor."""
 SCALES: Final = re.compile(r"^aten::(?:_foreach_)?(?:div|mul)_?$")
 """What a mean takes beside a collective that sums."""
-FORWARD: Final = re.compile(
-    r"^(?:DistributedDataParallel\.forward$|FullyShardedDataParallel\.|FSDP::|nn\.Module: |\[pl\].*\.training_step$"
-    r"|(?:overlapscope\.|## ?)?forward(?: ?##)?$)"
-)
-OPTIMIZER: Final = re.compile(
-    r"^(?:Optimizer\.(?:step|zero_grad)#|\[pl\].*\.optimizer_step$"
-    r"|(?:overlapscope\.|## ?)?optimizer(?:_step)?(?: ?##)?$)"
-)
-LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
 WHOLE: Final = re.compile("|".join(each.pattern for each in (FORWARD, OPTIMIZER, LOADER)))
 """Ranges in which a model, a framework, an optimizer or a loader copies what it must."""
 PARTS: Final = {"backward": BACKWARD, "forward": FORWARD, "optimizer": OPTIMIZER, "data loading": LOADER}
@@ -138,6 +138,7 @@ def _copied(timeline: RankTimeline, windows: Windows, *, has_ddp: bool) -> _Copi
     line = outline(timeline, windows, WHOLE) if trains else None
     if line is None:
         return None
+    line = take(line, ~rows_named(line.name, names, NO_WORK.match))
     copies = rows_named(line.name, names, COPIES.__contains__) & (line.window != OUTSIDE)
     before, after = _neighbours(line, copies | rows_named(line.name, names, SCALES.match))
     counted = copies & _of_nobody(timeline, line, before, after, has_ddp=has_ddp)
