@@ -113,7 +113,7 @@ def _recommended(
             "exposed_ns": round(exposed),
             "waited_ns": round(waited),
             "most_bytes": None if largest == NONE else largest,
-            "ops": ops,
+            "op": ops,
         },
         shown_by=ShownBy(
             rank=most.rank,

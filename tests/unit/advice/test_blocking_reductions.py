@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.analysis.result import Recommendation
+from overlapscope.report.redact import redacted
 from overlapscope.timeline.run import Run
 from tests.support.cpu_steps import STEPS, US, Beside, Call, Item, Mark, Op, cpu_run
 from tests.unit.advice.test_advice_rules import fired
@@ -39,6 +41,8 @@ def test_a_number_that_is_reduced_and_read_at_once_is_named_with_the_exposed_tim
     assert said.shown_by
     assert said.shown_by.end_ns - said.shown_by.start_ns == 60 * US
     assert "not the tensor" not in said.apply["torch"]
+    hidden = redacted(analyze_with_advice(cpu_run(lambda step, rank: (*TRAINED, CALL, DIVIDED, ITEM))))
+    assert said.evidence in [each.evidence for each in hidden.recommendations], "nothing in it names the job"
 
 
 def test_a_tensor_of_which_a_number_is_made_is_named_and_the_number_should_be_reduced_instead() -> None:
