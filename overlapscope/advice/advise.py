@@ -15,6 +15,8 @@ from overlapscope.advice.flatten_gradients import flatten_gradients
 from overlapscope.advice.job_kind import JobKind, fitted, job_kind
 from overlapscope.advice.late_rank import late_rank
 from overlapscope.advice.losses.blocked_host import allocator_churn, blocking_calls, data_loading, garbage_collection
+from overlapscope.advice.losses.blocking_reductions import blocking_reductions
+from overlapscope.advice.losses.host_copies import host_copies
 from overlapscope.advice.losses.largest_loss import OF_EXPOSED, largest_loss
 from overlapscope.advice.losses.launch_bound import launch_bound
 from overlapscope.advice.losses.stream_copies import copies_on_compute_stream
@@ -52,6 +54,8 @@ OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     blocking_calls,
     allocator_churn,
     copies_on_compute_stream,
+    host_copies,
+    blocking_reductions,
 )
 """What a rank loses on its own: worth its time whoever waits for whom."""
 RULES: Final[tuple[Rule, ...]] = (

@@ -97,7 +97,7 @@ _OURS: Final = _words(
     "|tree|trial|truncated|unclassified|unclear|uneven|unfused|unknown|unlinked|unnamed|unread|untold|up|us|use|usual"
     "|v|value|vanished|vc|version|versions|view|w|wait|waited|waiting|warning|warnings|watchdog|while|window|with"
     "|work|world|worst|yes|zb"
-    "|across|between|effect|gathered|nodes|prefetch|then|twice|wide"
+    "|across|between|effect|gathered|nodes|places|prefetch|reductions|then|twice|until|wide"
     "|allocation|blocking|bound|churn|collection|effect|little|longer|pageable|parallel|pauses|polls|rate|serving|split|stream"
     "|without|workers"
 )
