@@ -3,10 +3,12 @@
 Ranks over gloo, each on cores of its own where there are so many: left to move, a step without capture scatters
 twice as much. On one core a rank's thread and gloo's take turns, and what capture adds may change who runs when; two
 cores leave each its own. Where two ranks wait for each other in each call, how long a step takes is the scheduler's
-doing, and a cost of 1 % is lost in it; one rank alone makes the same calls, and shows what they cost. Blocks of steps with and without capture alternate in one process, and all that
-happens between steps counts, writing included. The cost is the mean over pairs of blocks, of the mean of the ranks,
-with the upper bound of a 95 % interval of a seeded bootstrap over pairs; on cores it is that of all threads of the
-processes. The first blocks, in which capture measures itself, count as much as they do in 2,000 steps.
+doing, and a cost of 1 % is lost in it; one rank alone makes the same calls, and shows what they cost.
+
+Blocks of steps with and without capture alternate in one process, and all that happens between steps counts, writing
+included. The cost is the mean over pairs of blocks, of the mean of the ranks, with the upper bound of a 95 % interval
+of a seeded bootstrap over pairs; on cores it is that of all threads of the processes. The first blocks, in which
+capture measures itself, count as much as they do in 2,000 steps.
 """
 
 import json

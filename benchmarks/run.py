@@ -57,7 +57,7 @@ PARTS = {
     "events": Part(
         "Cost of events mode",
         events,
-        "Two ranks over gloo on these cores; blocks of steps with and without capture in turn, writing included. "
+        "One rank or two over gloo on these cores; blocks of steps with and without capture in turn, writing included. "
         f"Means over {events.RUN_STEPS} steps with the upper bound of their 95 % interval; the first steps, which are "
         "recorded to measure the cost, count as much as they do in so many.",
     ),

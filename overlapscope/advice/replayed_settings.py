@@ -197,7 +197,7 @@ def _fewer_bits(result: WhatIf) -> Recommendation | None:
 
 
 def _is_worth_a_trial(row: Scenario) -> bool:
-    """Return whether a setting that changes numerics surely gains, and more than recordings of unchanged code differ."""
+    """Return whether a setting that changes numerics surely gains, and more than recordings of one code differ."""
     return row.gain_low > 0 and row.gain >= WORTH
 
 

@@ -23,8 +23,9 @@ from tests.unit.analysis.cross_rank.test_across_ranks import moved
 
 WAITING, EXPOSED, TAIL = "peer_compute", "dependency", "tail"
 """Three causes of exposed communication."""
-KINDS = {"overlapped_ns": "overlapped_ns", WAITING: "exposed_comm_ns", EXPOSED: "exposed_comm_ns", TAIL: "exposed_comm_ns",
-         "compute_only_ns": "compute_only_ns", "copy_only_ns": "copy_only_ns", "idle_ns": "idle_ns"}  # fmt: skip
+KINDS = {"overlapped_ns": "overlapped_ns", WAITING: "exposed_comm_ns", EXPOSED: "exposed_comm_ns",
+         TAIL: "exposed_comm_ns", "compute_only_ns": "compute_only_ns", "copy_only_ns": "copy_only_ns",
+         "idle_ns": "idle_ns"}  # fmt: skip
 """What a rank does in a nanosecond, and the part of its window that this is."""
 STEPS = 3
 

@@ -1,4 +1,4 @@
-"""How long a rank waited for a processor core, or slept, in what looks like computing or idling, by the system's account.
+"""How long a rank waited for a core, or slept, in what looks like computing or idling, by the system's account.
 
 Capture reads counters of that on the training thread of a rank without a device. A thread that waits for a collective
 sleeps, so between two readings waiting for a core is spread evenly over all time but exposed communication; and what a

@@ -99,7 +99,7 @@ def find_straggler_cause(
             cause, more = ("more_work", more | ran) if ran else (cause, more)
         if cause == "longer_compute":
             pauses_ns = evidence["paused_more_ns"] = _paused_longer(late, run, paused)
-            if pauses_ns > MOST * computed:
+            if pauses_ns > MOST * (more["compute_ns"] - more["peers_compute_ns"]):
                 cause = "paused"
             elif _on_cores_of_others(late, run, work, core_waits, lead_ns):
                 cause = None  # as above: others had the cores

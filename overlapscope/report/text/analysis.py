@@ -324,8 +324,8 @@ def _causes(analysis: Analysis) -> str:
 
     ordered = sorted(head.causes, key=lambda cause: -head.causes[cause])
     late = [cause for cause in ordered if cause in WAITS_FOR_LATE_RANK]
-    parts = [(cause,) for cause in ordered if cause not in late or len(late) == 1]
-    parts += [tuple(late)] if len(late) > 1 else []
+    parts = [[cause] for cause in ordered if cause not in late or len(late) == 1]
+    parts += [late] if len(late) > 1 else []
     rows = []
     for causes in sorted(parts, key=lambda each: -sum(head.causes[cause] for cause in each)):
         rows.append(row(label(causes[0]) if len(causes) == 1 else LATE_RANKS, *causes))

@@ -10,7 +10,7 @@ from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.analysis.result import Recommendation
 from overlapscope.report.redact import redacted
 from overlapscope.timeline.run import Run
-from tests.support.cpu_steps import STEPS, US, Beside, Call, Item, Mark, Op, cpu_run
+from tests.support.cpu_runs.cpu_steps import STEPS, US, Beside, Call, Item, Mark, Op, cpu_run
 from tests.unit.advice.test_advice_rules import fired
 
 NODE = "autograd::engine::evaluate_function: "

@@ -1,4 +1,4 @@
-"""A backend's thread runs our callbacks with one interpreter state; making one for each call costs more than the rest."""
+"""A backend's thread runs our callbacks with one interpreter state: one for each call costs more than all the rest."""
 
 import threading
 from pathlib import Path

@@ -15,8 +15,8 @@ from overlapscope.analysis.stragglers.host_runs import HostRuns
 from overlapscope.analysis.stragglers.shared_cores import hosts_in_turns, shared_cores
 from overlapscope.timeline.intervals import Intervals, difference, length
 from overlapscope.timeline.run import Run
+from tests.support.cpu_runs.scheduled_hosts import LENGTH, MS, Pairs, intervals, pairs_of, scheduled
 from tests.support.rank_rows import rank_timeline
-from tests.support.scheduled_hosts import LENGTH, MS, Pairs, intervals, pairs_of, scheduled
 from tests.unit.analysis.checks.test_host_cause import with_operations
 from tests.unit.analysis.checks.test_stragglers import CULPRIT, RANKS, STEP_NS, STEPS, accused, job
 

@@ -14,8 +14,8 @@ from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.intervals import length
 from overlapscope.timeline.run import Run
 from tests.conftest import shared_file
+from tests.support.cpu_runs.scheduled_hosts import LENGTH, MS, Pairs, intervals, scheduled
 from tests.support.rank_rows import rank_timeline
-from tests.support.scheduled_hosts import LENGTH, MS, Pairs, intervals, scheduled
 
 
 def host(paused: Pairs = (), waiting: Pairs = (), fetching: Pairs = ()) -> HostTimes:
