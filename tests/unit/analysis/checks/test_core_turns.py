@@ -14,7 +14,7 @@ from overlapscope.analysis.stragglers.core_turns import Turns
 from overlapscope.analysis.stragglers.host_runs import HostRuns
 from overlapscope.analysis.stragglers.shared_cores import hosts_in_turns, shared_cores
 from overlapscope.timeline.intervals import Intervals, difference, length
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import RankTimeline, Run
 from tests.support.cpu_runs.scheduled_hosts import LENGTH, MS, Pairs, intervals, pairs_of, scheduled
 from tests.support.rank_rows import rank_timeline
 from tests.unit.analysis.checks.test_host_cause import with_operations
@@ -190,3 +190,40 @@ def test_a_rank_that_waits_for_a_core_as_long_as_its_peers_is_one(monkeypatch: p
 def test_a_rank_that_made_more_calls_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     late = with_operations(job(fault="slower_compute"), later=100)
     assert [each.rank for each in late_on_shared_cores(monkeypatch, late, {CULPRIT: 90 * MS})] == [CULPRIT]
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "held_by"),
+    [
+        pytest.param(0.9, 0.0, "paused", id="nearly all that it computed longer"),
+        pytest.param(0.9, 0.3, "paused", id="three times as long as its peers"),
+        pytest.param(0.3, 0.0, "longer_compute", id="less than half of it"),
+        pytest.param(1.5, 0.9, "longer_compute", id="less than twice as long as its peers"),
+    ],
+)
+def test_a_rank_that_stood_still_in_operations_did_not_compute_longer(
+    monkeypatch: pytest.MonkeyPatch, own: float, others: float, held_by: str
+) -> None:
+    """Shares of what it computed longer than its peers, in each step."""
+    run = with_operations(job(fault="slower_compute"))
+    (named,) = accused(run)
+    longer = (named.evidence["compute_ns"] - named.evidence["peers_compute_ns"]) / STEPS
+
+    def paused(timeline: RankTimeline, _: object) -> HostRuns:
+        lasts = round(longer * (own if timeline.rank == CULPRIT else others))
+        pauses = [(step * STEP_NS, step * STEP_NS + lasts) for step in range(STEPS)]
+        return replace(runs([(0, LENGTH)], [(0, LENGTH)]), paused=intervals(pauses))
+
+    monkeypatch.setattr("overlapscope.analysis.rank_summary.host_runs", paused)
+    assert [(each.rank, each.held_by) for each in accused(run)] == [(CULPRIT, held_by)]
+
+
+def test_a_rank_that_made_other_calls_than_its_peers_was_not_merely_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = with_operations(job(fault="slower_compute"), later=100)
+    pauses = replace(runs([(0, LENGTH)], [(0, LENGTH)]), paused=intervals([(0, STEPS * STEP_NS)]))
+    nothing = replace(pauses, paused=intervals([]))
+    monkeypatch.setattr(
+        "overlapscope.analysis.rank_summary.host_runs",
+        lambda timeline, _: pauses if timeline.rank == CULPRIT else nothing,
+    )
+    assert [(each.rank, each.held_by) for each in accused(run)] == [(CULPRIT, "longer_compute")]
