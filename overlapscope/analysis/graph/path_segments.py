@@ -22,7 +22,7 @@ from overlapscope.analysis.graph.model import (
 )
 from overlapscope.analysis.graph.walk import BEFORE_RECORDING, HOST, IDLE, PARTS, UNKNOWN, Path, parts_of
 from overlapscope.timeline.columns import NONE, Codes, Columns, Flags, Ints, Small, make, take
-from overlapscope.timeline.rows import values_in
+from overlapscope.timeline.rows import is_one_of, values_in
 from overlapscope.timeline.run import RankTimeline
 
 _RUNS = (RUN_COMPUTE, RUN_COMM, RUN_COPY, TRANSFER, OCCUPANCY, LAUNCH)
@@ -87,11 +87,11 @@ def _named(part: RankPart, timeline: RankTimeline, node: Ints, kind: Small) -> t
     launches = np.full(part.calls + 1, -1, np.int64)
     launches[part.launched_by[::-1]] = np.arange(part.spans)[::-1]  # the first assigned last stays
     launches[-1] = -1
-    of_host = np.isin(kind, _OF_HOST)
+    of_host = is_one_of(kind, _OF_HOST)
     is_call = node < 2 * part.calls
     call = np.where(is_call, node % max(part.calls, 1), part.calls)
     span = np.where(is_call, launches[call], (node - 2 * part.calls) % max(part.spans, 1))
-    known = (span >= 0) & (of_host | np.isin(kind, _RUNS))
+    known = (span >= 0) & (of_host | is_one_of(kind, _RUNS))
     row = np.where(known, part.span_row[span], NONE) if part.spans else np.full(node.size, NONE)
     at = np.maximum(row, 0)
     name = np.where(of_host & (spans.host_op[at] >= 0), spans.host_op[at], spans.name[at])

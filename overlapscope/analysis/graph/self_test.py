@@ -33,7 +33,7 @@ from overlapscope.analysis.graph.model import (
 from overlapscope.analysis.graph.replay import edge_to_end, replay, replay_part, scans_of, with_durations
 from overlapscope.analysis.graph.walk import Path, whole_path
 from overlapscope.timeline.columns import Codes, Flags, Floats, Ints
-from overlapscope.timeline.rows import values_in
+from overlapscope.timeline.rows import is_one_of, values_in
 from overlapscope.timeline.run import RankTimeline
 
 UNKNOWN_WITHIN: Final = 0.02
@@ -105,7 +105,7 @@ def hidden_wait_share(graph: Graph, edges: Ints) -> float:
     another thread of the process called meanwhile.
     """
     kind, lag = graph.edges.kind[edges], graph.edges.lag_ns[edges]
-    long = edges[np.isin(kind, HOST_EDGES) & (lag >= SILENCE_NS)]
+    long = edges[is_one_of(kind, HOST_EDGES) & (lag >= SILENCE_NS)]
     node, taken = graph.edges.node[long].astype(np.int64), graph.edges.lag_ns[long]
     begin = graph.nodes.time_ns[node]
     own_stretch = graph.edges.kind[long] == HOST_STRETCH
