@@ -28,7 +28,6 @@ from overlapscope.analysis.graph.model import (
 )
 from overlapscope.analysis.graph.scenarios import NEVER, Change, outcome
 from overlapscope.analysis.graph.self_test import self_test
-from overlapscope.analysis.graph.walk import whole_path
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import Flags, Ints, size
 from overlapscope.timeline.intervals import BusyTime, union
@@ -59,8 +58,8 @@ def with_replayed_gains(
     if not wanted or not known or len(ranks) > MOST_RANKS:
         return list(found)
     graph = graphs.of_ranks(tuple(ranks), cross_rank, 0)
-    window, path = whole_bounds(graph), whole_path(graph)
-    if window is None or path is None or not self_test(graph, path, [window]).answers(None, None):
+    window = whole_bounds(graph)
+    if window is None or not self_test(graph, [window]).answers(None, None):
         return list(found)
     gains, least_ns = {}, 0.0
     for name in wanted:

@@ -57,12 +57,12 @@ class HostParts(msgspec.Struct, frozen=True, kw_only=True):
 
     def __call__(self) -> HostSpans:
         """Return the host spans."""
-        return self._of(slice(None), slice(None), slice(None))
+        return self._of(self._range_kinds, slice(None), slice(None), slice(None))
 
     def select(self, kinds: Sequence[int], names: Flags | None = None, around: Times | None = None) -> HostSpans:
         """Return the host spans of some kinds, of the name codes that are flagged, around one of some times."""
-        host, others = self.host, self.rest
-        ranges = chosen_spans(self._range_kinds, host.name, kinds, names)
+        host, others, kind = self.host, self.rest, self._range_kinds
+        ranges = chosen_spans(kind, host.name, kinds, names)
         calls = chosen_spans(np.full(self.call_name.size, RUNTIME, np.int8), self.call_name, kinds, names)
         rest = chosen_spans(others.kind, others.name, kinds, names)
         if around is not None:
@@ -70,7 +70,7 @@ class HostParts(msgspec.Struct, frozen=True, kw_only=True):
             ranges &= lie_around(host.start_ns, host.end_ns, times)
             calls &= lie_around(self.call_start_ns, self.call_end_ns, times)
             rest &= lie_around(others.start_ns, others.end_ns, times)
-        return self._of(np.flatnonzero(ranges), slice(None) if calls.all() else calls, rest)
+        return self._of(kind, np.flatnonzero(ranges), slice(None) if calls.all() else calls, rest)
 
     @property
     def _range_kinds(self) -> Small:
@@ -78,9 +78,9 @@ class HostParts(msgspec.Struct, frozen=True, kw_only=True):
         kind[self.is_module] = PYTHON
         return kind
 
-    def _of(self, ranges: Ints | slice, calls: Flags | slice, rest: Flags | slice) -> HostSpans:
+    def _of(self, kinds: Small, ranges: Ints | slice, calls: Flags | slice, rest: Flags | slice) -> HostSpans:
         host, others = self.host, self.rest
-        kind, correlation = self._range_kinds[ranges], self.call_correlation[calls]
+        kind, correlation = kinds[ranges], self.call_correlation[calls]
         return in_order(
             lane=np.concatenate([host.lane[ranges], self.call_lane[calls], others.lane[rest]]),
             kind=np.concatenate([kind, np.full(correlation.size, RUNTIME, np.int8), others.kind[rest]]),
