@@ -347,6 +347,8 @@ def _empty(table: Any) -> Any:
 
 def take(table: T, rows: npt.NDArray[Any]) -> T:
     """Return the rows chosen by an index or a boolean mask, in that order."""
+    if rows.dtype == np.bool_:
+        rows = np.flatnonzero(rows)  # once for all columns
     return _with_columns(table, {name: getattr(table, name)[rows] for name in column_kinds(table)})
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import FUNCTION, Flags, HostSpans, Ints, column_kinds, take
+from overlapscope.timeline.rows import is_one_of
 
 Times = Sequence[tuple[int, int]]
 
@@ -110,7 +111,7 @@ def without_functions(host: HostSpans) -> HostSpans:
 
 def chosen_spans(kind: Any, name: Any, kinds: Sequence[int], names: Flags | None) -> Flags:
     """Return which spans are of some kinds, and of the name codes that are flagged; every span has a name."""
-    chosen: Flags = np.isin(kind, kinds)
+    chosen = is_one_of(kind, kinds)
     if names is not None and chosen.any():
         chosen &= names[name]
     return chosen

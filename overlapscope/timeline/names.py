@@ -21,7 +21,9 @@ def rows_named(codes: Codes, names: Sequence[str], fits: Callable[[str], object]
     else:  # to ask for all is quicker than to see which occur
         answers[:-1] = [bool(fits(name)) for name in names]
     answers[-1] = False
-    return answers[codes]
+    if not answers.any():
+        return np.zeros(codes.size, np.bool_)
+    return answers.take(codes)
 
 
 class NameTable:

@@ -1,23 +1,20 @@
 """Sort, group and number rows by several integer columns, packed into one int64 wherever they fit.
 
-Sorting plain numbers is several times as fast as an argsort. Sums and extremes by group give what numpy's `ufunc.at`
-gives, in a tenth of the time.
+Sorting plain numbers is several times as fast as an argsort.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.columns import NONE, Ints
 
 FEW: Final = 16
 """With less than one descent per so many values, a stable (merging) sort is faster than sorting from scratch."""
 MOST: Final = int(np.iinfo(np.int64).max)
 Column = npt.NDArray[Any]
-EXACT: Final = 1 << 53
-"""Sums of integers below this are exact in floating point, too."""
 ROOM: Final = 1_024
 SHORT: Final = 1 << 31
 """Columns whose values span less are used directly, without `np.unique`."""
@@ -26,7 +23,7 @@ SHORT: Final = 1 << 31
 def sort_order(*columns: Column) -> Ints:
     """Return the row numbers sorted by the first integer column, ties by the next ones; equal rows keep their order."""
     rows = columns[0].size
-    if rows < 2:
+    if rows < 2 or _are_sorted(columns):
         return np.arange(rows)
     bits = (rows - 1).bit_length()
     order: Ints | None = None
@@ -43,6 +40,20 @@ def sort_order(*columns: Column) -> Ints:
             found = np.argsort(given, kind="stable")
         order = found if order is None else order[found]
     return np.arange(rows) if order is None else order
+
+
+def _are_sorted(columns: Sequence[Column]) -> bool:
+    """Return whether the rows are sorted by the first column, ties by the next ones: many tables are."""
+    tied: npt.NDArray[np.bool_] | None = None
+    for column in columns:
+        rises = column[1:] >= column[:-1]
+        if not (rises if tied is None else rises | ~tied).all():
+            return False
+        same = column[1:] == column[:-1]
+        tied = same if tied is None else same & tied
+        if not tied.any():
+            break
+    return True
 
 
 def ascending(values: Ints) -> Ints:
@@ -67,6 +78,14 @@ def are_among(values: Ints, others: Ints) -> npt.NDArray[np.bool_]:
         return np.zeros(values.size, np.bool_)
     others = ascending(others)
     found: npt.NDArray[np.bool_] = others[np.minimum(np.searchsorted(others, values), others.size - 1)] == values
+    return found
+
+
+def is_one_of(column: Column, values: Iterable[int]) -> npt.NDArray[np.bool_]:
+    """Return which rows have one of a few values; of a column of small codes in a fiftieth of the time of `np.isin`."""
+    found: npt.NDArray[np.bool_] = np.zeros(column.size, np.bool_)
+    for value in values:
+        found |= column == value
     return found
 
 
@@ -102,31 +121,22 @@ def _keys(columns: Sequence[Column], most: int) -> Iterator[tuple[Column, bool]]
 
 def sum_by(group: Column, values: Ints, groups: int) -> Ints:
     """Return the sum of the values of each group, 0 for a group without rows; `group` contains numbers from 0."""
-    if not values.size:
-        return np.zeros(groups, np.int64)
-    if max(-int(values.min()), int(values.max())) * values.size < EXACT:
-        return np.bincount(group, weights=values, minlength=groups).astype(np.int64)
     sums: Ints = np.zeros(groups, np.int64)
     np.add.at(sums, group, values)
     return sums
 
 
-def largest_by(group: Column, values: Ints, groups: int, otherwise: int) -> Ints:
-    """Return the largest value of each group, `otherwise` for one without rows."""
-    return _extreme_by(np.maximum, group, values, np.full(groups, otherwise, np.int64))
+def largest_by(group: Column, values: Ints, groups: int) -> Ints:
+    """Return the largest value of each group, NONE for one without rows."""
+    found: Ints = np.full(groups, NONE)
+    np.maximum.at(found, group, values)
+    return found
 
 
-def smallest_by(group: Column, values: Ints, groups: int, otherwise: int) -> Ints:
-    """Return the smallest value of each group, `otherwise` for one without rows."""
-    return _extreme_by(np.minimum, group, values, np.full(groups, otherwise, np.int64))
-
-
-def _extreme_by(most: np.ufunc, group: Column, values: Ints, found: Ints) -> Ints:
-    if values.size:
-        order = sort_order(group)
-        sorted_group = group[order]
-        opens = np.flatnonzero(np.append(True, sorted_group[1:] != sorted_group[:-1]))
-        found[sorted_group[opens]] = most.reduceat(values[order], opens)
+def smallest_by(group: Column, values: Ints, groups: int) -> Ints:
+    """Return the smallest value of each group, `MOST` for one without rows."""
+    found: Ints = np.full(groups, MOST)
+    np.minimum.at(found, group, values)
     return found
 
 

@@ -28,12 +28,12 @@ from overlapscope.analysis.graph.model import (
 )
 from overlapscope.analysis.graph.scenarios import NEVER, Change, outcome
 from overlapscope.analysis.graph.self_test import self_test
-from overlapscope.analysis.graph.walk import whole_path
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import Flags, Ints, size
 from overlapscope.timeline.intervals import BusyTime, union
 from overlapscope.timeline.lazy_host_spans import without_functions
 from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.rows import is_one_of
 from overlapscope.timeline.run import RankTimeline, Run
 
 Ranks = Mapping[int, RankTimeline]
@@ -58,8 +58,8 @@ def with_replayed_gains(
     if not wanted or not known or len(ranks) > MOST_RANKS:
         return list(found)
     graph = graphs.of_ranks(tuple(ranks), cross_rank, 0)
-    window, path = whole_bounds(graph), whole_path(graph)
-    if window is None or path is None or not self_test(graph, path, [window]).answers(None, None):
+    window = whole_bounds(graph)
+    if window is None or not self_test(graph, [window]).answers(None, None):
         return list(found)
     gains, least_ns = {}, 0.0
     for name in wanted:
@@ -135,7 +135,7 @@ def _bounded(each: Recommendation, gain_ns: int, steps: int) -> Recommendation:
 def _instant_hosts(graph: Graph, ranks: Ranks) -> Change:
     """Return a change in which hosts take no time but for waits, and for fetching batches."""
     change = Change.none(graph)
-    host = np.isin(graph.edges.kind, HOST_TIME)
+    host = is_one_of(graph.edges.kind, HOST_TIME)
     return replace(change, lag_ns=np.where(host, _loading_ns(graph, ranks), change.lag_ns))
 
 
@@ -161,7 +161,7 @@ def _loading_ns(graph: Graph, ranks: Ranks) -> Ints:
                 (notes.start_ns[marks] + shift, notes.end_ns[marks] + shift),
             )
         )
-        mine = np.flatnonzero(np.isin(edges.kind, HOST_TIME) & _of_part(graph, part) & (edges.lag_ns > 0))
+        mine = np.flatnonzero(is_one_of(edges.kind, HOST_TIME) & _of_part(graph, part) & (edges.lag_ns > 0))
         end = graph.nodes.time_ns[edges.node[mine]]
         found[mine] = busy.within(end - edges.lag_ns[mine], end)
     return found
@@ -195,7 +195,7 @@ def _returning(graph: Graph, ranks: Ranks, *, allocations: bool) -> Change:
         mine = mine[chosen[(edges.node[mine] - part.first) % max(part.calls, 1)]]
         kind = edges.kind[mine]
         lag[mine[kind == SYNC]] = NEVER
-        within = mine[np.isin(kind, (CALL, ALLOCATE))]
+        within = mine[is_one_of(kind, (CALL, ALLOCATE))]
         lag[within] = np.minimum(lag[within], CALL_TAKES_NS)
     if not allocations:
         lag[edges.kind == POLL] = NEVER

@@ -33,6 +33,7 @@ from overlapscope.analysis.graph.walk import shown_binding
 from overlapscope.timeline.columns import COMM, COMPUTE, Ints
 from overlapscope.timeline.intervals import clip, length, union
 from overlapscope.timeline.readings import COLLECTOR
+from overlapscope.timeline.rows import is_one_of
 from overlapscope.timeline.run import RankTimeline
 
 MOST_LINKS: Final = 20
@@ -188,7 +189,7 @@ def _link(
     held_by = its or graph.part_of(node) or graph.part_of(before)
     what, op = _names(its, ranks, named)
     gap = nodes.gap[later]
-    unexplained = np.where(np.isin(gap, (NO_GAP, BEGINS)), 0, nodes.own_ns[later])
+    unexplained = np.where(is_one_of(gap, (NO_GAP, BEGINS)), 0, nodes.own_ns[later])
     short = np.flatnonzero(unexplained)
     of_host, calls, longest_ns, before_name = kind in HOST_EDGES, 0, 0, None
     if of_host:

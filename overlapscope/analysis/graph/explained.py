@@ -31,7 +31,6 @@ from overlapscope.analysis.graph.chains import BEGIN, MOST_LINKS, chain_of_span,
 from overlapscope.analysis.graph.gains import shortening_gains, whole_slack
 from overlapscope.analysis.graph.model import Graph, RankPart, once_a_graph
 from overlapscope.analysis.graph.self_test import self_test
-from overlapscope.analysis.graph.walk import whole_path
 from overlapscope.display import list_some
 from overlapscope.errors import HostEventsError, UsageError
 from overlapscope.timeline.columns import COMM, COMPUTE, SPAN_KINDS, HostSpans, make, or_none, size
@@ -310,10 +309,9 @@ def failed_tests(graph: Graph) -> tuple[str, ...]:
 
 @once_a_graph
 def _failed(graph: Graph) -> tuple[str, ...]:
-    whole, path = whole_bounds(graph), whole_path(graph)
+    whole = whole_bounds(graph)
     assert whole is not None
-    assert path is not None
-    return self_test(graph, path, [whole]).failed
+    return self_test(graph, [whole]).failed
 
 
 _HOST: Final = ("host", "alloc")

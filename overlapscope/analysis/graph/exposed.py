@@ -29,7 +29,7 @@ from overlapscope.analysis.graph.model import (
 )
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Columns, Ints, Small, concat, make, take
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, parts_inside, union
-from overlapscope.timeline.rows import sort_order, sum_by, values_in
+from overlapscope.timeline.rows import is_one_of, sort_order, sum_by, values_in
 
 EXPOSED_CAUSES: Final = (
     "late_launch", "queued", "dependency", "host_not_ready", "behind_copy", "behind_compute", "tail", "unknown"
@@ -177,7 +177,7 @@ def _by_what_bound(
         crosses = nodes.time_ns[before] < until[asking]
         opaque = (nodes.gap[node] != NO_GAP) & (nodes.time_ns[node] - nodes.own_ns[node] < until[asking])
         # The short lag of a stream or an event that follows a span belongs to the span.
-        short = crosses & ~opaque & np.isin(kind, (ON_LANE, EVENT))
+        short = crosses & ~opaque & is_one_of(kind, (ON_LANE, EVENT))
         here = crosses & ~short
         # On a CPU a thread's own pause may follow the end of what it had waited for.
         waited = (kind == SYNC) | ((kind == HOST_STRETCH) & (not part.on_device))

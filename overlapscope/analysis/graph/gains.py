@@ -14,6 +14,7 @@ from overlapscope.analysis.graph.model import ARRIVE, BEGINS, POLL, RUN_COMM, SY
 from overlapscope.analysis.graph.replay import replay_part
 from overlapscope.analysis.graph.scenarios import NEVER, slack_ns
 from overlapscope.timeline.columns import NONE, Codes, Ints
+from overlapscope.timeline.rows import is_one_of
 
 MOST_EDGES: Final = 400_000
 """Edges that are replayed for all steps of one question together, so that a click is answered within half a second."""
@@ -102,7 +103,7 @@ def _gain_ns(graph: Graph, rows: Ints, region: slice) -> int:
     nodes, edges = graph.nodes, graph.edges
     lag, own = edges.lag_ns.copy(), nodes.own_ns.copy()
     node = edges.node[rows]
-    waits = np.isin(edges.kind[rows], _WAITS)
+    waits = is_one_of(edges.kind[rows], _WAITS)
     alone = np.array([int((edges.node[region] == each).sum()) == 1 for each in node[waits].tolist()], np.bool_)
     lag[rows] = 0
     lag[rows[waits][~alone]] = NEVER

@@ -24,7 +24,7 @@ from overlapscope.timeline.columns import NONE, OPERATION, Flags, Ints, take
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.lazy_host_spans import lie_around, select_host_spans
 from overlapscope.timeline.names import Codes, rows_named
-from overlapscope.timeline.rows import sum_by, values_in
+from overlapscope.timeline.rows import is_one_of, sum_by, values_in
 from overlapscope.timeline.run import RankTimeline
 
 KINDS: Final[tuple[LossKind, ...]] = get_args(LossKind)
@@ -56,14 +56,14 @@ def _kinds(graph: Graph, part: RankPart, timeline: RankTimeline, idle: IdlePiece
     """Return the kind of each piece (-1 where the host did not decide), and the name of its call (-1 without one)."""
     cause, by = idle.cause, idle.blocker
     name = np.append(part.call_name, np.int32(NO_NAME))[np.where(idle.call == NONE, -1, idle.call)]
-    marked = np.isin(by, (DATA_LOADING, GARBAGE))
-    blocked = np.isin(cause, (BLOCKED_HOST, DRAINED)) & ~marked
+    marked = is_one_of(by, (DATA_LOADING, GARBAGE))
+    blocked = is_one_of(cause, (BLOCKED_HOST, DRAINED)) & ~marked
 
     def calls(fits: Callable[[str], object]) -> Flags:
         return blocked & rows_named(name, timeline.names, fits)
 
     kind = np.full(cause.size, NO_LOSS, np.int64)
-    kind[np.isin(cause, (LAUNCH_BOUND, LAUNCH_LATENCY))] = LAUNCH_RATE
+    kind[is_one_of(cause, (LAUNCH_BOUND, LAUNCH_LATENCY))] = LAUNCH_RATE
     kind[(cause == LAUNCH_BOUND) & (idle.stretch > RATE)] = PAUSE
     kind[blocked] = BLOCKING_CALL
     kind[blocked & _woken_late(graph, part)[np.where(idle.call == NONE, -1, idle.call)]] = PAUSE
@@ -72,7 +72,7 @@ def _kinds(graph: Graph, part: RankPart, timeline: RankTimeline, idle: IdlePiece
     kind[blocked & (by == BY_POLL)] = POLL
     kind[marked & (by == DATA_LOADING)] = LOADING
     kind[marked & (by == GARBAGE)] = GARBAGE_COLLECTION
-    return kind, np.where(np.isin(kind, (ALLOCATION, BLOCKING_CALL)), name, np.int32(NO_NAME))
+    return kind, np.where(is_one_of(kind, (ALLOCATION, BLOCKING_CALL)), name, np.int32(NO_NAME))
 
 
 def _woken_late(graph: Graph, part: RankPart) -> Flags:

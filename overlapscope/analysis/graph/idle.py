@@ -40,7 +40,7 @@ from overlapscope.timeline.columns import (
     take,
 )
 from overlapscope.timeline.intervals import Intervals, complement, union
-from overlapscope.timeline.rows import sort_order, values_in
+from overlapscope.timeline.rows import is_one_of, sort_order, values_in
 from overlapscope.timeline.run import RankTimeline
 
 IDLE_CAUSES: Final = tuple(cause_table.IDLE_CAUSES)
@@ -123,7 +123,7 @@ class _Walk:
         kind = edges.kind[edge]
         launched, carried = ~begins & (kind == LAUNCH), ~begins & (kind == OWN_CALL)
         waits = ~begins & ~launched & ~carried
-        of_host = waits & np.isin(kind, (HOST_STRETCH, HAND_OVER, SYNC))  # between operations of a CPU run
+        of_host = waits & is_one_of(kind, (HOST_STRETCH, HAND_OVER, SYNC))  # between operations of a CPU run
         self._take(
             every[of_host],
             self.gaps.starts[of_host],
@@ -196,7 +196,7 @@ class _Walk:
             )  # fmt: skip
             waited = (kind == SYNC) | (kind == POLL)
             held = waited | (kind == ALLOCATE) | (kind == OWN_CALL) | ((kind == CALL) & blocks[call])
-            stretches = ~held & np.isin(kind, HOST_EDGES)
+            stretches = ~held & is_one_of(kind, HOST_EDGES)
             self._take(
                 gap, since, np.where(held, BLOCKED_HOST, np.where(stretches, LAUNCH_BOUND, _OF_SPANS[kind])),
                 np.where(held, np.where(kind == POLL, BY_POLL, BY_CALL), NO_BLOCKER),
@@ -265,7 +265,7 @@ def _marked(pieces: IdlePieces, graph: Graph, part: RankPart, timeline: RankTime
         marked = union((marks.start_ns + shift, marks.end_ns + shift))
         pieces = _cut(pieces, np.sort(np.concatenate(marked)))
         # Before the first call, too, the recording shows what the host did.
-        of_host = np.isin(pieces.cause, (LAUNCH_BOUND, DRAINED)) | (
+        of_host = is_one_of(pieces.cause, (LAUNCH_BOUND, DRAINED)) | (
             (pieces.cause == START_OF_RECORDING) & (part.launched_by[pieces.span] >= 0)
         )
         inside = _covered(marked, pieces) & of_host

@@ -28,7 +28,7 @@ from overlapscope.analysis.graph.removal import Replayed
 from overlapscope.analysis.graph.replay import replay_part, run_edges
 from overlapscope.analysis.graph.scenarios import Change
 from overlapscope.analysis.graph.self_test import self_test, swap_test
-from overlapscope.analysis.graph.walk import Links, binding_edges, chain, links_of, whole_path
+from overlapscope.analysis.graph.walk import Links, binding_edges, chain, links_of
 from overlapscope.timeline.columns import COMM, COMPUTE, Ints, size
 from overlapscope.timeline.intervals import Intervals, clip, difference, intersection, length, union
 from overlapscope.timeline.rows import sum_by
@@ -196,14 +196,14 @@ def job_replay(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
     earlier, unlike, swap, why = 0, 0, None, "no step was recorded completely on every rank"
     for recording in range(min(size(each.recordings) for each in ranks.values())):
         graph = graphs.of_ranks(tuple(ranks), cross_rank, recording)
-        whole, path = whole_bounds(graph), whole_path(graph)
-        if whole is None or path is None:
+        whole = whole_bounds(graph)
+        if whole is None:
             continue
         every = job_bounds(graph, ranks) if annotated else [whole]
         steps = every[-MOST_STEPS:]
         earlier += len(every) - len(steps)
         time = graph.nodes.time_ns
-        tested = self_test(graph, path, steps)
+        tested = self_test(graph, steps)
         holds = [step for step, each in zip(steps, tested.windows, strict=True) if abs(each.error) <= REPLAY_WITHIN]
         others = [name for name in tested.failed if name != REPLAY]
         if others or (steps and not holds):

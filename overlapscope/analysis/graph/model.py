@@ -20,6 +20,7 @@ from overlapscope.timeline.columns import (
     COMM,
     COMPUTE,
     COPY,
+    NONE,
     Codes,
     Columns,
     Flags,
@@ -219,7 +220,8 @@ def assemble(time_ns: Ints, gap: Small, edges: Edges, ranks: tuple[RankPart, ...
     lag = np.empty(size(edges), np.int64)
     for at in range(0, lag.size, _EDGES_AT_ONCE):
         some = slice(at, at + _EDGES_AT_ONCE)
-        lag[some] = np.minimum(edges.lag_ns[some], time_ns[edges.node[some]] - time_ns[edges.before[some]])
+        taken = time_ns.take(edges.node[some]) - time_ns.take(edges.before[some])
+        lag[some] = np.minimum(edges.lag_ns[some], taken)
     edges, late = replace(edges, lag_ns=lag), 0
     del lag
     level = _levels(time_ns.size, edges) if len(ranks) >= WIDE_RANKS else None
@@ -239,13 +241,11 @@ def assemble(time_ns: Ints, gap: Small, edges: Edges, ranks: tuple[RankPart, ...
     edges = Edges(**{name: columns.pop(name)[rows] for name in Edges.__struct_fields__})
     del rows
     levels = _level_bounds(level[edges.node]) if level is not None else np.empty(0, np.int64)
-    own, has_edge = np.zeros(time_ns.size, np.int64), np.zeros(time_ns.size, np.bool_)
+    arrived = np.full(time_ns.size, NONE)
     for some in in_parts(edges):
-        opens = np.flatnonzero(np.append(True, np.diff(edges.node[some]) != 0))
-        node = edges.node[some][opens]
-        arrived = time_ns[edges.before[some]] + edges.lag_ns[some]
-        own[node] = time_ns[node] - np.maximum.reduceat(arrived, opens)
-        has_edge[node] = True
+        np.maximum.at(arrived, edges.node[some], time_ns.take(edges.before[some]) + edges.lag_ns[some])
+    has_edge = arrived != NONE
+    own = np.where(has_edge, time_ns - arrived, 0)
     joins = np.zeros(time_ns.size, np.bool_)
     joins[edges.node[edges.kind == TRANSFER]] = True
     jitter = own <= np.where(joins, ENDS_APART_NS, OWN_NS)
@@ -308,14 +308,16 @@ def scan_order(time_ns: Ints, edges: Edges) -> tuple[Ints, Flags]:
     spans overlap) takes the node's time; nodes of one moment are sorted by the longest chain of edges to them. Edges
     that close a circle are left out: inferred ones that lead backwards in time, then all that do.
     """
-    ahead = time_ns[edges.node] - time_ns[edges.before]
+    ahead = time_ns.take(edges.node) - time_ns.take(edges.before)
     if not (ahead < 0).any():
         order = _deepest(time_ns, edges.before, edges.node, ahead == 0)
         if order is not None:
             return order, np.ones(ahead.size, np.bool_)
     kept = np.ones(ahead.size, np.bool_)
+    order = _sorted(time_ns, edges.before, edges.node)
+    if order is not None:
+        return order, kept
     for doubtful in (
-        kept & False,
         (ahead < 0) & (edges.known == INFERRED),
         ahead < 0,
         (ahead == 0) & (edges.known == INFERRED),
@@ -329,7 +331,7 @@ def scan_order(time_ns: Ints, edges: Edges) -> tuple[Ints, Flags]:
 
 def _sorted(time_ns: Ints, before: NodeNumbers, node: NodeNumbers) -> Ints | None:
     at = time_ns.copy()
-    return _deepest(at, before, node, at[before] == at[node]) if _settled(at, before, node) else None
+    return _deepest(at, before, node, at.take(before) == at.take(node)) if _settled(at, before, node) else None
 
 
 def _deepest(at: Ints, before: NodeNumbers, node: NodeNumbers, level: Flags) -> Ints | None:
@@ -340,11 +342,16 @@ def _deepest(at: Ints, before: NodeNumbers, node: NodeNumbers, level: Flags) -> 
 
 def _settled(at: Ints, before: NodeNumbers, node: NodeNumbers) -> bool:
     """Lower the time of predecessors, in place, to that of their nodes; return False if that does not end."""
+    late = np.flatnonzero(at.take(before) > at.take(node))
     for _ in range(MOST_ROUNDS):
-        late = np.flatnonzero(at[before] > at[node])
         if not late.size:
             return True
         np.minimum.at(at, before[late], at[node[late]])
+        # Only what leads to a node whose time has become earlier can be late now.
+        moved = np.zeros(at.size, np.bool_)
+        moved[before[late]] = True
+        some = np.flatnonzero(moved.take(node))
+        late = some[at[before[some]] > at[node[some]]]
     return False
 
 

@@ -19,10 +19,11 @@ from overlapscope.analysis.graph.model import (
     TRANSFER,
     Graph,
     RankPart,
+    once_a_graph,
 )
 from overlapscope.analysis.graph.walk import BEFORE_RECORDING, HOST, IDLE, PARTS, UNKNOWN, Path, parts_of
 from overlapscope.timeline.columns import NONE, Codes, Columns, Flags, Ints, Small, make, take
-from overlapscope.timeline.rows import values_in
+from overlapscope.timeline.rows import is_one_of, values_in
 from overlapscope.timeline.run import RankTimeline
 
 _RUNS = (RUN_COMPUTE, RUN_COMM, RUN_COPY, TRANSFER, OCCUPANCY, LAUNCH)
@@ -61,7 +62,9 @@ def segments_of(graph: Graph, ranks: Mapping[int, RankTimeline], path: Path, las
     for which in values_in(at[:-1]).tolist():
         mine = np.flatnonzero((at[:-1] == which) & ~joins)
         part = graph.ranks[which]
-        row[mine], name[mine] = _named(part, ranks[part.rank], node[mine] - part.first, table.kind[edges[mine]])
+        row[mine], name[mine] = _named(
+            part, ranks[part.rank], _first_spans(graph)[which], node[mine] - part.first, table.kind[edges[mine]]
+        )
     rest = np.where(nodes.gap[node] == NO_GAP, IDLE, UNKNOWN)
     first = rank[0]
     pieces = make(
@@ -81,23 +84,32 @@ def _between(first: int, one: npt.NDArray[Any], other: npt.NDArray[Any], last: i
     return np.concatenate([[first], np.stack([one, other], axis=1).ravel(), [last]])
 
 
-def _named(part: RankPart, timeline: RankTimeline, node: Ints, kind: Small) -> tuple[Ints, Codes]:
-    """Return the row and the name of each edge that leads to these nodes of a rank."""
+def _named(part: RankPart, timeline: RankTimeline, launches: Ints, node: Ints, kind: Small) -> tuple[Ints, Codes]:
+    """Return the row and the name of each edge to these nodes of a rank; `launches` is its `_first_spans`."""
     spans = timeline.spans
-    launches = np.full(part.calls + 1, -1, np.int64)
-    launches[part.launched_by[::-1]] = np.arange(part.spans)[::-1]  # the first assigned last stays
-    launches[-1] = -1
-    of_host = np.isin(kind, _OF_HOST)
+    of_host = is_one_of(kind, _OF_HOST)
     is_call = node < 2 * part.calls
     call = np.where(is_call, node % max(part.calls, 1), part.calls)
     span = np.where(is_call, launches[call], (node - 2 * part.calls) % max(part.spans, 1))
-    known = (span >= 0) & (of_host | np.isin(kind, _RUNS))
+    known = (span >= 0) & (of_host | is_one_of(kind, _RUNS))
     row = np.where(known, part.span_row[span], NONE) if part.spans else np.full(node.size, NONE)
     at = np.maximum(row, 0)
     name = np.where(of_host & (spans.host_op[at] >= 0), spans.host_op[at], spans.name[at])
     name = _operations(timeline, row, name, known & ~of_host & (kind != LAUNCH))
     of_call = np.append(part.call_name, np.int32(-1))[call]
     return row, np.where(known, name, np.where(of_host, of_call, -1)).astype(np.int32)
+
+
+@once_a_graph
+def _first_spans(graph: Graph) -> tuple[Ints, ...]:
+    """Return for each rank's calls, and last for none, the first span that each launched; -1 for none."""
+    found = []
+    for part in graph.ranks:
+        span = np.full(part.calls + 1, -1, np.int64)
+        span[part.launched_by[::-1]] = np.arange(part.spans)[::-1]  # the first assigned last stays
+        span[-1] = -1
+        found.append(span)
+    return tuple(found)
 
 
 def _operations(timeline: RankTimeline, row: Ints, name: Codes, runs: Flags) -> Codes:

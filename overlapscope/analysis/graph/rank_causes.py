@@ -19,6 +19,7 @@ from overlapscope.analysis.graph.self_test import causes_failed
 from overlapscope.analysis.graph.walk import binding_edges, shown_binding
 from overlapscope.timeline.columns import Ints, size
 from overlapscope.timeline.intervals import Intervals, union
+from overlapscope.timeline.rows import is_one_of
 from overlapscope.timeline.run import RankTimeline, Run
 
 REASONS: Final[Mapping[str, NoCauses]] = {UNKNOWN: "unexplained_waits", HIDDEN_WAITS: "hidden_waits"}
@@ -57,7 +58,7 @@ def _polled(graph: Graph, part: RankPart) -> tuple[Ints, Ints]:
     silent[edges.node[edges.kind == POLL]] = True
     if part.may_wait is not None:
         silent[part.begins()] |= part.may_wait
-    hosts = np.flatnonzero(np.isin(edges.kind, (HOST_STRETCH, HAND_OVER)) & silent[edges.node])
+    hosts = np.flatnonzero(is_one_of(edges.kind, (HOST_STRETCH, HAND_OVER)) & silent[edges.node])
     return time[edges.before[hosts]], time[edges.node[hosts]]
 
 

@@ -30,7 +30,7 @@ from overlapscope.analysis.graph.scenarios import Change, aligned_starts, change
 from overlapscope.analysis.graph.self_test import causes_failed
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints
 from overlapscope.timeline.intervals import BusyTime, union
-from overlapscope.timeline.rows import sum_by, values_in
+from overlapscope.timeline.rows import is_one_of, sum_by, values_in
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST_PEERS: Final = 8
@@ -257,7 +257,7 @@ class _Work(msgspec.Struct, frozen=True, kw_only=True):
         calls = part.launched_by[(part.collective != NONE) & (part.launched_by >= 0)]
         bounds = np.sort(begin[values_in(calls)])
         host = np.flatnonzero(
-            np.isin(edges.kind, (HOST_STRETCH, HAND_OVER, CALL))
+            is_one_of(edges.kind, (HOST_STRETCH, HAND_OVER, CALL))
             & (edges.node >= part.first) & (edges.node < part.first + 2 * part.calls)
         )  # fmt: skip
         call, returns = np.divmod(edges.node[host] - part.first, max(part.calls, 1))[::-1]

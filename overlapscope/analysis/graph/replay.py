@@ -14,6 +14,7 @@ from overlapscope.analysis.graph.model import (
     once_a_graph,
 )
 from overlapscope.timeline.columns import Codes, Ints
+from overlapscope.timeline.rows import is_one_of
 
 
 def replay(graph: Graph, lag_ns: Ints | None = None, own_ns: Ints | None = None) -> Ints:
@@ -96,7 +97,7 @@ def run_edges(graph: Graph, part: RankPart) -> Ints:
 def edge_to_end(graph: Graph) -> Codes:
     """Return for each node that is the end of a span the edge that runs it; -1 for others."""
     found = np.full(graph.num_nodes, -1, np.int32)
-    runs = np.flatnonzero(np.isin(graph.edges.kind, list(RUN_KIND.values())))
+    runs = np.flatnonzero(is_one_of(graph.edges.kind, RUN_KIND.values()))
     found[graph.edges.node[runs]] = runs
     return found
 

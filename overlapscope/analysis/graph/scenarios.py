@@ -23,6 +23,7 @@ from overlapscope.analysis.graph.model import (
 )
 from overlapscope.analysis.graph.replay import replay, replay_part, scans_of
 from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.rows import is_one_of
 
 PAUSE_CAP_NS: Final = 3_000_000
 """Longest pause in the scenario of hosts that always have a core."""
@@ -94,7 +95,7 @@ def instant_transfers(graph: Graph) -> Change:
 def capped_pauses(graph: Graph, cap_ns: int) -> Change:
     """Return a change in which no host stretch or call lasts longer; waits for the device are not capped."""
     edges = graph.edges
-    host = np.isin(edges.kind, (HOST_STRETCH, HAND_OVER, CALL))
+    host = is_one_of(edges.kind, (HOST_STRETCH, HAND_OVER, CALL))
     return replace(Change.none(graph), lag_ns=np.where(host, np.minimum(edges.lag_ns, cap_ns), edges.lag_ns))
 
 

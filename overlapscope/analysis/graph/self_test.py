@@ -29,11 +29,12 @@ from overlapscope.analysis.graph.model import (
     UNEXPLAINED,
     Graph,
     RankPart,
+    once_a_graph,
 )
 from overlapscope.analysis.graph.replay import edge_to_end, replay, replay_part, scans_of, with_durations
-from overlapscope.analysis.graph.walk import Path, whole_path
+from overlapscope.analysis.graph.walk import whole_path
 from overlapscope.timeline.columns import Codes, Flags, Floats, Ints
-from overlapscope.timeline.rows import values_in
+from overlapscope.timeline.rows import ascending, is_one_of, values_in
 from overlapscope.timeline.run import RankTimeline
 
 UNKNOWN_WITHIN: Final = 0.02
@@ -51,8 +52,10 @@ STUDENT_TENDS_TO: Final = (1.645, 1.6)
 """... and beyond: the first, plus the second over the degrees of freedom."""
 
 
-def self_test(graph: Graph, path: Path, windows: Sequence[Bounds], swap: Swap | None = None) -> SelfTest:
-    """Test a graph; `path` is its critical path, `windows` its steps, or the whole recording where there are none."""
+def self_test(graph: Graph, windows: Sequence[Bounds], swap: Swap | None = None) -> SelfTest:
+    """Test a graph with spans; `windows` are its steps, or the whole recording where there are none."""
+    path = whole_path(graph)
+    assert path is not None
     unexplained_starts = bool((graph.nodes.gap == UNEXPLAINED).any())
     value = replay(graph) if unexplained_starts else graph.nodes.time_ns  # it replays exactly where all is explained
     replays = tuple(
@@ -64,7 +67,7 @@ def self_test(graph: Graph, path: Path, windows: Sequence[Bounds], swap: Swap | 
     )  # fmt: skip
     unknown_share = path.parts["unknown"] / path.length_ns if path.length_ns > 0 else 0.0
     unexplained = unexplained_share(graph)
-    hidden = hidden_wait_share(graph, path.edges)
+    hidden = _hidden_share(graph)
     failed = {
         REPLAY: any(abs(each.error) > REPLAY_WITHIN for each in replays),
         UNKNOWN: unknown_share > UNKNOWN_WITHIN or unexplained > UNKNOWN_WITHIN,
@@ -88,7 +91,7 @@ def causes_failed(graph: Graph) -> str | None:
         return None
     if path.parts["unknown"] > UNKNOWN_WITHIN * path.length_ns:
         return UNKNOWN
-    return HIDDEN_WAITS if hidden_wait_share(graph, path.edges) > HIDDEN_WAITS_WITHIN else None
+    return HIDDEN_WAITS if _hidden_share(graph) > HIDDEN_WAITS_WITHIN else None
 
 
 def unexplained_share(graph: Graph) -> float:
@@ -98,6 +101,12 @@ def unexplained_share(graph: Graph) -> float:
     return sum(int(np.count_nonzero(each == UNEXPLAINED)) for each in starts) / spans if spans else 0.0
 
 
+@once_a_graph
+def _hidden_share(graph: Graph) -> float:
+    path = whole_path(graph)
+    return 0.0 if path is None else hidden_wait_share(graph, path.edges)
+
+
 def hidden_wait_share(graph: Graph, edges: Ints) -> float:
     """Return the share of the long host stretches among a path's edges that may be waits.
 
@@ -105,7 +114,7 @@ def hidden_wait_share(graph: Graph, edges: Ints) -> float:
     another thread of the process called meanwhile.
     """
     kind, lag = graph.edges.kind[edges], graph.edges.lag_ns[edges]
-    long = edges[np.isin(kind, HOST_EDGES) & (lag >= SILENCE_NS)]
+    long = edges[is_one_of(kind, HOST_EDGES) & (lag >= SILENCE_NS)]
     node, taken = graph.edges.node[long].astype(np.int64), graph.edges.lag_ns[long]
     begin = graph.nodes.time_ns[node]
     own_stretch = graph.edges.kind[long] == HOST_STRETCH
@@ -128,7 +137,7 @@ def _others_returned(graph: Graph, part: RankPart, call: Ints, since: Ints) -> F
     call = np.minimum(call, max(part.calls - 1, 0))
     found = np.zeros(call.size, np.bool_)
     for lane in values_in(part.call_lane).tolist():
-        theirs = np.sort(end[(part.call_lane == lane)])
+        theirs = ascending(end[part.call_lane == lane])
         same_process = part.call_process[call] == part.call_process[part.call_lane == lane][0]
         inside = np.searchsorted(theirs, begin[call], side="right") > np.searchsorted(theirs, since, side="right")
         found |= inside & same_process & (part.call_lane[call] != lane)

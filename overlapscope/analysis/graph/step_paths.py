@@ -31,7 +31,7 @@ from overlapscope.analysis.graph.model import Graph
 from overlapscope.analysis.graph.path_segments import Segments, segments_of
 from overlapscope.analysis.graph.scenarios import own_chain_lengths
 from overlapscope.analysis.graph.self_test import SWAPPED_EDGES, self_test, swap_test
-from overlapscope.analysis.graph.walk import LATENCY, PARTS, Path, critical_path, whole_path
+from overlapscope.analysis.graph.walk import LATENCY, PARTS, Path, critical_path
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import Codes, Ints, Small, size
 from overlapscope.timeline.rows import factorize_rows, sum_by, unique
@@ -173,12 +173,11 @@ def _of_recording(
     graph: Graph, run: Run, windows: Sequence[JobWindow], odd: frozenset[int]
 ) -> tuple[SelfTest, list[FollowedPath]]:
     """Test a graph, and follow the paths of those windows that it may answer; of the whole without windows."""
-    whole, path = whole_bounds(graph), whole_path(graph)
+    whole = whole_bounds(graph)
     assert whole is not None
-    assert path is not None
     time = graph.nodes.time_ns
     steps = [window_bounds(graph, each) for each in windows]
-    tested = self_test(graph, path, [whole, *steps], swap_test(graph, run.ranks, steps, most_edges=SWAPPED_EDGES))
+    tested = self_test(graph, [whole, *steps], swap_test(graph, run.ranks, steps, most_edges=SWAPPED_EDGES))
     asked: list[tuple[JobWindow | None, Bounds]] = [*zip(windows, steps, strict=True)] or [(None, whole)]
     asked = [(window, bounds) for window, bounds in asked if tested.answers(bounds.step, None)]
     usual = [bounds for _, bounds in asked if bounds.step not in odd] or [bounds for _, bounds in asked]

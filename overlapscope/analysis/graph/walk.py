@@ -36,6 +36,7 @@ from overlapscope.analysis.graph.model import (
     once_a_graph,
 )
 from overlapscope.timeline.columns import Ints, Small
+from overlapscope.timeline.rows import sum_by
 
 PARTS: Final = (
     "compute", "transfer", "communication", "copy", "launch", "host", "idle", "unknown", "before_recording"
@@ -98,7 +99,8 @@ def critical_path(graph: Graph, end: int, since_ns: int, *, with_bands: bool = T
     Without bands they are empty.
     """
     edges = chain(graph, shown_links(graph), end, since_ns)
-    sums = edge_parts(graph, edges, since_ns).sum(axis=0)
+    part, lag, rest_part, rest = _divided(graph, edges, since_ns)
+    sums = sum_by(part, lag, len(PARTS)) + sum_by(rest_part, rest, len(PARTS))
     first = int(graph.edges.before[edges[-1]]) if edges.size else end
     sums[BEFORE_RECORDING] += max(int(graph.nodes.time_ns[first]) - since_ns, 0)
     return Path(
@@ -112,14 +114,22 @@ def critical_path(graph: Graph, end: int, since_ns: int, *, with_bands: bool = T
 
 def edge_parts(graph: Graph, edges: Ints, since_ns: int) -> Ints:
     """Return the time of each part (column) on each edge (row), cut at the begin of the path."""
+    part, lag, rest_part, rest = _divided(graph, edges, since_ns)
+    rows = np.arange(edges.size)
+    parts = np.zeros((edges.size, len(PARTS)), np.int64)
+    parts[rows, part] = lag
+    parts[rows, rest_part] += rest
+    return parts
+
+
+def _divided(graph: Graph, edges: Ints, since_ns: int) -> tuple[Small, Ints, Small, Ints]:
+    """Return the part of a path that each edge's lag is, and how long it is, and the same of the rest of its time."""
     nodes, table = graph.nodes, graph.edges
-    node, rows = table.node[edges], np.arange(edges.size)
+    node = table.node[edges]
     taken = nodes.time_ns[node] - np.maximum(nodes.time_ns[table.before[edges]], since_ns)
     lag = np.clip(table.lag_ns[edges], np.minimum(taken, 0), np.maximum(taken, 0))
-    parts = np.zeros((edges.size, len(PARTS)), np.int64)
-    parts[rows, parts_of(graph, edges)] = lag
-    parts[rows, np.where(nodes.gap[node] == NO_GAP, IDLE, UNKNOWN)] += taken - lag
-    return parts
+    rest_part = np.where(nodes.gap[node] == NO_GAP, np.int8(IDLE), np.int8(UNKNOWN))
+    return parts_of(graph, edges), lag, rest_part, taken - lag
 
 
 def parts_of(graph: Graph, edges: Ints) -> Small:
@@ -195,32 +205,21 @@ def binding_edges(graph: Graph, *, tie_ns: int = 0) -> Ints:
 
     Of the edges whose predecessor arrived within `tie_ns` of the last, the first by `RULE` binds, then the latest.
     """
-    binding = np.full(graph.num_nodes, -1, np.int64)
-    for some in in_parts(graph.edges):
-        _bind(graph, some, tie_ns, binding)
-    return binding
-
-
-def _bind(graph: Graph, part: slice, tie_ns: int, binding: Ints) -> None:
-    """Write the edges that bound the nodes of some edges, which are all that lead to these nodes."""
     nodes, edges = graph.nodes, graph.edges
-    node = edges.node[part]
-    opens = np.append(True, np.diff(node) != 0)
-    alone = opens & np.append(opens[1:], True)
-    only, several = np.flatnonzero(alone), np.flatnonzero(~alone)
-    binding[node[only]] = part.start + only
-    if not several.size:
-        return
-    opens, several, node = opens[several], part.start + several, node[several]
-    arrived = nodes.time_ns[node] - nodes.own_ns[node]
-    early = arrived - nodes.time_ns[edges.before[several]] - edges.lag_ns[several]
+    arrived = nodes.time_ns - nodes.own_ns
     rank = np.full(len(EDGE_KINDS), len(EDGE_KINDS), np.int64)
     rank[list(RULE)] = np.arange(len(RULE))
-    key = np.where(early <= tie_ns, rank[edges.kind[several]], 2 * len(EDGE_KINDS)) << _EARLY_BITS
-    key += np.minimum(early, (1 << _EARLY_BITS) - 1)
-    least = np.minimum.reduceat(key, np.flatnonzero(opens))
-    binds = key == least[np.cumsum(opens) - 1]
-    binding[node[binds]] = several[binds]
+    binding = np.full(graph.num_nodes, -1, np.int64)
+    least = np.full(graph.num_nodes, np.iinfo(np.int64).max)
+    for some in in_parts(edges):  # with all edges that lead to their nodes
+        node = edges.node[some]
+        early = arrived.take(node) - nodes.time_ns.take(edges.before[some]) - edges.lag_ns[some]
+        key = np.where(early <= tie_ns, rank.take(edges.kind[some]), 2 * len(EDGE_KINDS)) << _EARLY_BITS
+        key += np.minimum(early, (1 << _EARLY_BITS) - 1)
+        np.minimum.at(least, node, key)
+        binds = np.flatnonzero(key == least.take(node))
+        binding[node[binds]] = some.start + binds
+    return binding
 
 
 def chain(graph: Graph, links: "Links", end: int, since_ns: int) -> Ints:

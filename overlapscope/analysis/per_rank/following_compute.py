@@ -47,7 +47,7 @@ def following(timeline: RankTimeline) -> Following:
     others = computes[~optimizes]
     of_others = spans.step[others]
     numbers = values_in(of_others)
-    last = largest_by(np.searchsorted(numbers, of_others), spans.start_ns[others], numbers.size, NONE)
+    last = largest_by(np.searchsorted(numbers, of_others), spans.start_ns[others], numbers.size)
     return Following(
         last_start_ns=dict(zip(numbers.tolist(), last.tolist(), strict=True)),
         with_optimizer=frozenset(values_in(steps[optimizes]).tolist()),

@@ -5,17 +5,16 @@ Device work lags behind the host, sometimes by more than a step: a window cut at
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import COMPUTE, NONE, Ints, Recordings, size
-from overlapscope.timeline.rows import largest_by, smallest_by, sum_by
+from overlapscope.timeline.rows import MOST, largest_by, smallest_by, sum_by
 from overlapscope.timeline.run import RankTimeline
 
 T = TypeVar("T")
-NEVER: Final = int(np.iinfo(np.int64).max)
 
 
 class StepWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +69,7 @@ def _host_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWindow
     steps, spans = timeline.steps, timeline.spans
     rows = np.flatnonzero(steps.recording == recording)
     launched, of_step = _launched(timeline, recording, steps.step[rows])
-    last = np.maximum(steps.end_ns[rows], largest_by(of_step, spans.end_ns[launched], rows.size, NONE))
+    last = np.maximum(steps.end_ns[rows], largest_by(of_step, spans.end_ns[launched], rows.size))
     for at, row in enumerate(rows.tolist()):
         start, end = int(steps.start_ns[row]), int(steps.end_ns[row])
         yield StepWindow(
@@ -88,9 +87,9 @@ def _device_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWind
     main = _main_lane(timeline, recording)
     launched, of_step = _launched(timeline, recording, number)
     computes = (spans.kind[launched] == COMPUTE) & (spans.lane[launched] == main)
-    first = smallest_by(of_step[computes], spans.start_ns[launched[computes]], rows.size, NEVER)
-    last = largest_by(of_step, spans.end_ns[launched], rows.size, NONE)
-    has_window = first < NEVER
+    first = smallest_by(of_step[computes], spans.start_ns[launched[computes]], rows.size)
+    last = largest_by(of_step, spans.end_ns[launched], rows.size)
+    has_window = first < MOST
     for at, row in enumerate(rows.tolist()):
         window = None
         if has_window[at]:

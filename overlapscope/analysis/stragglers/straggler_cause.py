@@ -29,6 +29,7 @@ from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import NONE, OPERATION, HostSpans, Ints, make
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, length, union
 from overlapscope.timeline.lazy_host_spans import without_functions
+from overlapscope.timeline.rows import ascending
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST: Final = 0.5
@@ -295,7 +296,7 @@ def before_first_launch(timeline: RankTimeline) -> Intervals:
     Where a batch is fetched outside a named range, this is all that shows it.
     """
     steps, spans = timeline.steps, timeline.spans
-    launches = np.sort(spans.launch_ns[spans.launch_ns != NONE])
+    launches = ascending(spans.launch_ns[spans.launch_ns != NONE])
     if launches.size == 0:
         return union()
     first = launches[np.minimum(np.searchsorted(launches, steps.start_ns), launches.size - 1)]

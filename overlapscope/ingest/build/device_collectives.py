@@ -28,8 +28,9 @@ from overlapscope.ingest.build.kernel_names import (
     canonical_operation,
 )
 from overlapscope.ingest.build.launch_links import DeviceSpans
-from overlapscope.ingest.build.trace_columns import ApiCall, TraceColumns, matching
+from overlapscope.ingest.build.trace_columns import ApiCall, TraceColumns
 from overlapscope.timeline.columns import COMM, NONE, Collectives, Ints, make
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import OPS_WITHOUT_VOLUME, full_elements, volume_bytes
 from overlapscope.timeline.run import Group
 
@@ -91,7 +92,7 @@ def assemble(
     names = columns.names.to_list()
     at = (spans.launch_lane[comm], spans.launch_ns[comm])
     ranges = {
-        kind: innermost_range(columns.host, *at, matching(pattern, names)[columns.host.name]).tolist()
+        kind: innermost_range(columns.host, *at, rows_named(columns.host.name, names, pattern.match)).tolist()
         for kind, pattern in _RANGES.items()
     }
     call_of_span = np.full(spans.row.size, NONE, np.int64)

@@ -13,8 +13,8 @@ import numpy as np
 from overlapscope.ingest.build.trace_columns import Mask, Ranges, matching
 from overlapscope.timeline.columns import NONE, Annotations, Codes, Ints
 from overlapscope.timeline.dimensions import BACKWARD, DATA, FORWARD, OPTIMIZER
-from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.rows import unique
+from overlapscope.timeline.names import NameTable, rows_named
+from overlapscope.timeline.rows import sort_order, unique, values_in
 
 NOWHERE = -1
 _AUTOGRAD: Final = re.compile(r"^autograd::engine::evaluate_function\b")
@@ -44,6 +44,20 @@ DDP_BUFFERS: Final = "DDP buffers"
 """Named as the module of broadcasts inside DDP's forward, with which it keeps buffers alike (`broadcast_buffers`)."""
 
 
+def nested_order(lane: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
+    """Return the order by (lane, start, longest first); of the equal ones, their own."""
+    order = sort_order(lane, start_ns)  # nearly the order of the file; ends are not
+    of_lane, start = lane[order], start_ns[order]
+    same = (of_lane[1:] == of_lane[:-1]) & (start[1:] == start[:-1])
+    tied = np.zeros(order.size, np.bool_)
+    tied[1:] |= same
+    tied[:-1] |= same
+    rows = order[tied]
+    if rows.size:
+        order[tied] = rows[sort_order(lane[rows], start_ns[rows], -end_ns[rows])]
+    return order
+
+
 def innermost_range(ranges: Ranges | Annotations, at_lanes: Ints, at: Ints, chosen: Mask | None = None) -> Ints:
     """Return, for each moment `at` on lane `at_lanes`, the row of the innermost range [start, end) around it.
 
@@ -55,9 +69,9 @@ def innermost_range(ranges: Ranges | Annotations, at_lanes: Ints, at: Ints, chos
     rows = np.arange(starts.size) if chosen is None else np.flatnonzero(chosen)
     if rows.size == 0 or at.size == 0:
         return found
-    order = rows[np.lexsort((-ends[rows], starts[rows], lanes[rows]))]
+    order = rows[nested_order(lanes[rows], starts[rows], ends[rows])]
     sorted_lanes = lanes[order]
-    for lane in unique(at_lanes):
+    for lane in values_in(at_lanes[at_lanes != NONE]):
         first, last = np.searchsorted(sorted_lanes, [lane, lane + 1])
         if first == last:
             continue
@@ -138,7 +152,7 @@ def launch_context(host: Ranges, names: NameTable, ops: Codes, lane: Ints, at_ns
     spelled = names.to_list()
 
     def around(pattern: re.Pattern[str]) -> Ints:
-        return innermost_range(host, lane, at_ns, matching(pattern, spelled)[host.name])
+        return innermost_range(host, lane, at_ns, rows_named(host.name, spelled, pattern.match))
 
     forward, backward, optimizer = (around(pattern) for pattern in _PHASES.values())
     begun = np.append(host.start_ns, NONE)

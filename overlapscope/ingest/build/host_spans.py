@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from overlapscope.ingest.build.host_ranges import nested_order
 from overlapscope.ingest.build.profiler_names import MODULE_CALL
 from overlapscope.ingest.build.trace_columns import Mask, Ranges, TraceColumns, matching
 from overlapscope.timeline.columns import (
@@ -26,6 +27,7 @@ from overlapscope.timeline.columns import (
     take,
 )
 from overlapscope.timeline.lazy_host_spans import Times, chosen_spans, lie_around
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import sort_order
 
 _PYTHON: Final = re.compile(re.escape(MODULE_CALL))
@@ -55,12 +57,12 @@ class HostParts(msgspec.Struct, frozen=True, kw_only=True):
 
     def __call__(self) -> HostSpans:
         """Return the host spans."""
-        return self._of(slice(None), slice(None), slice(None))
+        return self._of(self._range_kinds, slice(None), slice(None), slice(None))
 
     def select(self, kinds: Sequence[int], names: Flags | None = None, around: Times | None = None) -> HostSpans:
         """Return the host spans of some kinds, of the name codes that are flagged, around one of some times."""
-        host, others = self.host, self.rest
-        ranges = chosen_spans(self._range_kinds, host.name, kinds, names)
+        host, others, kind = self.host, self.rest, self._range_kinds
+        ranges = chosen_spans(kind, host.name, kinds, names)
         calls = chosen_spans(np.full(self.call_name.size, RUNTIME, np.int8), self.call_name, kinds, names)
         rest = chosen_spans(others.kind, others.name, kinds, names)
         if around is not None:
@@ -68,7 +70,7 @@ class HostParts(msgspec.Struct, frozen=True, kw_only=True):
             ranges &= lie_around(host.start_ns, host.end_ns, times)
             calls &= lie_around(self.call_start_ns, self.call_end_ns, times)
             rest &= lie_around(others.start_ns, others.end_ns, times)
-        return self._of(np.flatnonzero(ranges), slice(None) if calls.all() else calls, rest)
+        return self._of(kind, np.flatnonzero(ranges), slice(None) if calls.all() else calls, rest)
 
     @property
     def _range_kinds(self) -> Small:
@@ -76,9 +78,9 @@ class HostParts(msgspec.Struct, frozen=True, kw_only=True):
         kind[self.is_module] = PYTHON
         return kind
 
-    def _of(self, ranges: Ints | slice, calls: Flags | slice, rest: Flags | slice) -> HostSpans:
+    def _of(self, kinds: Small, ranges: Ints | slice, calls: Flags | slice, rest: Flags | slice) -> HostSpans:
         host, others = self.host, self.rest
-        kind, correlation = self._range_kinds[ranges], self.call_correlation[calls]
+        kind, correlation = kinds[ranges], self.call_correlation[calls]
         return in_order(
             lane=np.concatenate([host.lane[ranges], self.call_lane[calls], others.lane[rest]]),
             kind=np.concatenate([kind, np.full(correlation.size, RUNTIME, np.int8), others.kind[rest]]),
@@ -94,7 +96,7 @@ def host_parts(columns: TraceColumns, base_ns: int) -> HostParts:
     """Return what the host spans are made of: all host ranges and runtime calls."""
     return HostParts(
         host=columns.host,
-        is_module=matching(_PYTHON, columns.names.to_list())[columns.host.name],
+        is_module=rows_named(columns.host.name, columns.names.to_list(), _PYTHON.match),
         call_lane=columns.launch_lane,
         call_name=columns.launch_name,
         call_start_ns=columns.launch_start_ns,
@@ -107,7 +109,7 @@ def host_parts(columns: TraceColumns, base_ns: int) -> HostParts:
 
 def in_order(*, lane: Ints, kind: Small, name: Codes, start_ns: Ints, end_ns: Ints, correlation: Ints) -> HostSpans:
     """Return the host spans of one recording window, sorted as `HostSpans` states."""
-    order = _nested(lane, start_ns, end_ns)
+    order = nested_order(lane, start_ns, end_ns)
     return HostSpans(
         recording=np.zeros(order.size, np.int64),
         lane=lane[order],
@@ -117,19 +119,6 @@ def in_order(*, lane: Ints, kind: Small, name: Codes, start_ns: Ints, end_ns: In
         end_ns=end_ns[order],
         correlation=correlation[order],
     )
-
-
-def _nested(lane: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
-    """Return the order by (lane, start, longest first); of the equal ones, their own."""
-    order = sort_order(lane, start_ns)  # nearly the order of the file; ends are not
-    tied = np.zeros(order.size, np.bool_)
-    same = (np.diff(lane[order]) == 0) & (np.diff(start_ns[order]) == 0)
-    tied[1:] |= same
-    tied[:-1] |= same
-    rows = order[tied]
-    if rows.size:
-        order[tied] = rows[sort_order(lane[rows], start_ns[rows], -end_ns[rows])]
-    return order
 
 
 def host_syncs(columns: TraceColumns, base_ns: int) -> Syncs:

@@ -19,7 +19,7 @@ from overlapscope.ingest.build.profiler_names import BETWEEN_DEVICES, LAUNCHES_K
 from overlapscope.ingest.build.trace_columns import KERNEL, MEMCPY, Mask, TraceColumns, matching
 from overlapscope.ingest.build.user_marks import launched_inside
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, NONE, PLAIN, UNCLASSIFIED, Ints, Small
-from overlapscope.timeline.rows import unique
+from overlapscope.timeline.rows import values_in
 
 _TORCH_OP: Final = re.compile(r"(?:aten|autograd)::")
 """Operations of torch itself: what they launch computes."""
@@ -100,7 +100,7 @@ def _launches(columns: TraceColumns, correlation: Ints) -> tuple[Ints, int]:
     codes: dict[str, int] = {}  # numpy would give each name the room of the longest
     of_lane = np.array([codes.setdefault(process, len(codes)) for process, _ in columns.lanes], np.int64)
     process = of_lane[columns.launch_lane[order]]
-    if unique(process).size == 1:
+    if values_in(process).size == 1:
         return launch, 0
     clash = keys[1:][(keys[1:] == keys[:-1]) & (process[1:] != process[:-1])]
     doubtful = hit & np.isin(correlation, clash)
@@ -134,14 +134,14 @@ def _kinds(
     """Return kind and note of each span, and a mask of those that communicate only according to our mark."""
     name = columns.device_name[row]
     sort = columns.device_sort[row]
-    used = unique(name)
+    used = values_in(name)
     role = np.zeros(len(names), np.int8)
     own = np.zeros(len(names), np.bool_)
     crosses = np.zeros(len(names), np.bool_)
     for code in used.tolist():
         placement, own[code] = classifier.place(names[code])
         role[code] = placement.role
-    for code in unique(name[sort == MEMCPY]).tolist():
+    for code in values_in(name[sort == MEMCPY]).tolist():
         crosses[code] = BETWEEN_DEVICES.search(names[code]) is not None
     role, own, crosses = role[name], own[name], crosses[name]
 
@@ -187,6 +187,6 @@ def _launch_bounds(columns: TraceColumns, names: list[str], linked: Ints) -> tup
     last = int(columns.launch_start_ns[linked].max())
     later = np.flatnonzero(columns.launch_start_ns > last)
     called = columns.launch_name[later]
-    launching = [code for code in unique(called).tolist() if LAUNCHES_KERNEL.search(names[code])]
+    launching = [code for code in values_in(called).tolist() if LAUNCHES_KERNEL.search(names[code])]
     lost = columns.launch_start_ns[later[np.isin(called, launching)]]
     return last, int(lost.min()) if lost.size else NONE

@@ -9,7 +9,7 @@ from overlapscope.ingest.build.host_ranges import NOWHERE
 from overlapscope.ingest.build.host_spans import host_parts, host_syncs
 from overlapscope.ingest.build.kernel_names import Classifier
 from overlapscope.ingest.build.launch_links import DeviceSpans
-from overlapscope.ingest.build.trace_columns import TraceColumns, matching
+from overlapscope.ingest.build.trace_columns import TraceColumns
 from overlapscope.ingest.build.user_marks import add_comm_marks, step_at
 from overlapscope.timeline.columns import (
     DEVICE,
@@ -26,6 +26,7 @@ from overlapscope.timeline.columns import (
     shift,
 )
 from overlapscope.timeline.lazy_host_spans import LazyHostSpans, MadeOnce
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import COMPILED, WAITS_FOR_DEVICE
 from overlapscope.timeline.rows import are_among, unique
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline
@@ -171,8 +172,8 @@ def _annotations(columns: TraceColumns, base_ns: int) -> Annotations:
 
 def _marked(columns: TraceColumns) -> Ints:
     """Return the rows of annotations, and of the operations with which torch.compile marks its graphs."""
-    compiled = matching(COMPILED, columns.names.to_list())
-    return np.flatnonzero(columns.host.is_annotation | compiled[columns.host.name])
+    compiled = rows_named(columns.host.name, columns.names.to_list(), COMPILED.match)
+    return np.flatnonzero(columns.host.is_annotation | compiled)
 
 
 def _host_waits(columns: TraceColumns) -> Ints:
@@ -180,12 +181,12 @@ def _host_waits(columns: TraceColumns) -> Ints:
 
     Waits on other threads, such as a watchdog's, delay nothing.
     """
-    waits = np.array([WAITS_FOR_DEVICE.fullmatch(name) is not None for name in columns.names.to_list()], np.bool_)
+    waits = rows_named(columns.launch_name, columns.names.to_list(), WAITS_FOR_DEVICE.fullmatch)
     if not waits.any():
         return np.empty(0, np.int64)
     enqueued = are_among(columns.launch_correlation, columns.device_correlation[columns.device_correlation != NONE])
     working = unique(columns.launch_lane[enqueued])
-    return np.flatnonzero(waits[columns.launch_name] & np.isin(columns.launch_lane, working))
+    return np.flatnonzero(waits & np.isin(columns.launch_lane, working))
 
 
 def _seen(columns: TraceColumns) -> tuple[int, int]:

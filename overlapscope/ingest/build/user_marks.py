@@ -33,10 +33,10 @@ import numpy.typing as npt
 from overlapscope.ingest.build.host_ranges import NOWHERE, innermost_range
 from overlapscope.ingest.build.kernel_names import RECORD_PARAM_COMMS
 from overlapscope.ingest.build.profiler_names import COMM_MARK, STEP_MARK
-from overlapscope.ingest.build.trace_columns import Mask, Ranges, TraceColumns, matching
+from overlapscope.ingest.build.trace_columns import Mask, Ranges, TraceColumns
 from overlapscope.timeline.columns import COMM, NONE, Ints, Spans, Steps, concat, make, size
-from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.rows import unique
+from overlapscope.timeline.names import NameTable, rows_named
+from overlapscope.timeline.rows import values_in
 
 _MARK: Final = re.compile(
     r"(?P<family>(?:.{0,200}[^a-z])?(?:train|training|global|profiler)?(?:step|iteration|iter|batch)s?)"
@@ -57,8 +57,8 @@ _OPERATION: Final = re.compile(rf"(?:[a-z_][a-z0-9_]*::|nccl[A-Z]|{RECORD_PARAM_
 
 def comm_marks(columns: TraceColumns) -> Mask:
     """Return a mask of the host ranges that are communication marks."""
-    named = matching(COMM_MARK, columns.names.to_list())
-    return np.asarray(named[columns.host.name] & columns.host.is_annotation, np.bool_)
+    named = rows_named(columns.host.name, columns.names.to_list(), COMM_MARK.match)
+    return np.asarray(named & columns.host.is_annotation, np.bool_)
 
 
 def launched_inside(columns: TraceColumns, launch_lane: Ints, launch_ns: Ints) -> Mask:
@@ -98,9 +98,11 @@ def host_steps(host: Ranges, names: list[str], base_ns: int = 0) -> tuple[Steps,
     `base_ns` is added to all times. The second value is the number of marks that repeat the number of an earlier step
     which had ended.
     """
-    marks = {code: found for code in unique(host.name).tolist() if (found := STEP_MARK.match(names[code]))}
+    marks = {code: found for code in values_in(host.name).tolist() if (found := STEP_MARK.match(names[code]))}
     ours = [code for code, found in marks.items() if found["by"] == "overlapscope.step"]
-    rows = np.flatnonzero(np.isin(host.name, ours or list(marks)))
+    of_steps = np.zeros(len(names), np.bool_)
+    of_steps[ours or list(marks)] = True
+    rows = np.flatnonzero(of_steps[host.name])
     number = np.array([int(marks[code]["number"]) for code in host.name[rows].tolist()], np.int64)
     order = np.lexsort((number, host.start_ns[rows]))
     rows, number = rows[order], number[order]

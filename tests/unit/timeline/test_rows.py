@@ -11,6 +11,7 @@ from overlapscope.timeline.rows import (
     are_among,
     ascending,
     factorize_rows,
+    is_one_of,
     largest_by,
     num_falls,
     smallest_by,
@@ -71,6 +72,7 @@ def test_many_values_are_put_in_order_however_few_of_them_are_out_of_it(falls: i
 def test_values_among_others_are_those_that_occur_there(values: list[int], others: list[int]) -> None:
     found = are_among(np.array(values, np.int64), np.array(others, np.int64))
     assert found.tolist() == [each in others for each in values]
+    assert is_one_of(np.array(values, np.int64), others).tolist() == found.tolist()
 
 
 def test_a_row_fits_by_its_name_and_one_without_a_name_does_not() -> None:
@@ -95,7 +97,7 @@ def test_figures_by_group_are_those_of_its_rows(rows: list[tuple[int, int]], gro
     group, values = (np.array([row[at] for row in rows], np.int64) for at in (0, 1))
     each = [[value for own, value in rows if own == at] for at in range(groups)]
     assert sum_by(group, values, groups).tolist() == [sum(own) for own in each]
-    assert largest_by(group, values, groups, NONE).tolist() == [max(own, default=NONE) for own in each]
-    assert smallest_by(group, values, groups, 7).tolist() == [min(own, default=7) for own in each]
+    assert largest_by(group, values, groups).tolist() == [max(own, default=NONE) for own in each]
+    assert smallest_by(group, values, groups).tolist() == [min(own, default=LARGEST) for own in each]
     assert values_in(values).tolist() == sorted(set(values.tolist()))
     assert values_in(group).tolist() == sorted(set(group.tolist()))

@@ -30,7 +30,7 @@ from overlapscope.analysis.graph.model import (
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import NONE, RUNTIME, HostSpans, Ints, Small, Spans, concat, make, size, take
 from overlapscope.timeline.lazy_host_spans import select_host_spans
-from overlapscope.timeline.rows import largest_by, sort_order
+from overlapscope.timeline.rows import is_one_of, largest_by, sort_order
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.store.read_ahead import read_ahead
 
@@ -166,7 +166,7 @@ def run_graph(
     on_cpu = {rank for rank, timeline in run.ranks.items() if not timeline.has_device}
     members = _members(parts, cross_rank, time, on_cpu)
     calls, number = np.unique(members.call, return_inverse=True)
-    arrived = largest_by(number, time[members.start], calls.size, NONE)
+    arrived = largest_by(number, time[members.start], calls.size)
     waits = members.end >= 0
     node, end = (first + number)[waits], members.end[waits]
     transfer = np.where(members.transfer_ns == NONE, time[members.end] - arrived[number], members.transfer_ns)[waits]
@@ -193,7 +193,7 @@ def _joined(each_rank: list[RankNodes], parts: Sequence[RankPart], between: Sequ
     each_rank.reverse()
     for part in parts:
         own = each_rank.pop().edges
-        runs = np.isin(own.kind, list(RUN_KIND.values()))
+        runs = is_one_of(own.kind, RUN_KIND.values())
         alone = np.minimum(alone_ns[part.first + own.node], own.lag_ns)
         lag = np.where(runs, alone, own.lag_ns)
         at = _put(edges, at, replace(own, before=own.before + part.first, node=own.node + part.first, lag_ns=lag))
@@ -266,7 +266,7 @@ def _members(parts: Sequence[RankPart], cross_rank: CrossRank, time_ns: Ints, on
     call, start, end, transfer = (np.concatenate(each) for each in zip(*found, strict=True))
     joins = np.bincount(call, minlength=begun)[call] > 1
     call, start, end, transfer = call[joins], start[joins], end[joins], transfer[joins]
-    last = largest_by(call, time_ns[start], begun, NONE)[call]
+    last = largest_by(call, time_ns[start], begun)[call]
     end = np.where((call >= messages_from) & (time_ns[end] < last), -1, end)
     return _Members(call=call, start=start, end=end, transfer_ns=transfer)
 

@@ -108,7 +108,7 @@ def host_calls(timeline: RankTimeline, spans: Spans, host: HostSpans) -> HostCal
     position[kept] = np.searchsorted(keeps, outer)
     launched_by = position[own]
     begin, end = table.start_ns[keeps], table.end_ns[keeps]
-    last = largest_by(launched_by[launched_by >= 0], spans.end_ns[launched_by >= 0], keeps.size, NONE)
+    last = largest_by(launched_by[launched_by >= 0], spans.end_ns[launched_by >= 0], keeps.size)
     is_copy = np.zeros(keeps.size, np.bool_)
     is_copy[launched_by[(launched_by >= 0) & (spans.kind == COPY)]] = True
     after = np.where(last == NONE, -1, end - last)

@@ -23,7 +23,7 @@ from overlapscope.timeline.columns import (
     Syncs,
 )
 from overlapscope.timeline.names import NameTable, rows_named
-from overlapscope.timeline.rows import sort_order, values_in
+from overlapscope.timeline.rows import is_one_of, sort_order, values_in
 
 CLOCKS_AGREE_NS: Final = 3_000
 """A span may seem to end this much after the call that waited for it."""
@@ -151,7 +151,7 @@ def _last_before(
 
 def _stated(spans: Spans, calls: HostCalls, host: HostSpans, syncs: Syncs, launch: Ints) -> tuple[Ints, Ints]:
     """Return (span, call) for each recorded synchronisation of a host thread: the last of what it waited for."""
-    rows = np.flatnonzero(np.isin(syncs.kind, (EVENT_SYNC, STREAM_SYNC, CONTEXT_SYNC)) & (syncs.correlation != NONE))
+    rows = np.flatnonzero(is_one_of(syncs.kind, (EVENT_SYNC, STREAM_SYNC, CONTEXT_SYNC)) & (syncs.correlation != NONE))
     nothing = np.empty(0, np.int64)
     if not rows.size:
         return nothing, nothing

@@ -91,7 +91,7 @@ def graph_figures(run: Run, cross_rank: CrossRank, recording: int = 0) -> GraphF
     first = int(time[window.start].min())
     path = critical_path(graph, window.last(time), first)
     swap = swap_test(graph, run.ranks, job_bounds(graph, run.ranks))
-    tested = self_test(graph, path, [window, *step_bounds(graph, run.ranks)], swap)
+    tested = self_test(graph, [window, *step_bounds(graph, run.ranks)], swap)
     # A step that fails the replay loses its own answers, not those of the recording.
     answers = tested.answers(None, None)
     ends = own_chain_ends(graph)

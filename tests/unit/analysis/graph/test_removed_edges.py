@@ -15,7 +15,6 @@ from overlapscope.analysis.graph.building.build import rank_graph
 from overlapscope.analysis.graph.building.host_waits import HostWaits
 from overlapscope.analysis.graph.model import LAUNCH
 from overlapscope.analysis.graph.self_test import self_test
-from overlapscope.analysis.graph.walk import critical_path
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.run import RankTimeline
 from tests.conftest import shared_file
@@ -70,9 +69,7 @@ def all_tests(timeline: RankTimeline) -> SelfTest:
     graph = rank_graph(timeline)
     window = whole_bounds(graph)
     assert window
-    time = graph.nodes.time_ns
-    path = critical_path(graph, window.last(time), int(time[window.start].min()))
-    return self_test(graph, path, [window, *step_bounds(graph, {timeline.rank: timeline})])
+    return self_test(graph, [window, *step_bounds(graph, {timeline.rank: timeline})])
 
 
 @pytest.fixture(scope="module")
