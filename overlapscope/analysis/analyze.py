@@ -161,12 +161,15 @@ def late_ranks_of(
         paused={rank: own.paused for rank, own in on_cpu.items()},
     )  # fmt: skip
     unsure = {rank for ranks in (*(each.ranks for each in pinned), *(each.ranks for each in turns)) for rank in ranks}
-    if any(timeline.has_device and timeline.host_is_lost for timeline in run.ranks.values()):
+    damaged = any(timeline.has_device and timeline.host_is_lost for timeline in run.ranks.values())
+    if damaged:
         unsure = set(run.ranks)
     held = [
         each
         for each in stragglers(ranks, _late(run, cross_rank, window_ns, graph))
-        if each.held_by not in OF_HOST or each.rank not in unsure or each.evidence["alike"]
+        if each.held_by not in OF_HOST
+        or each.rank not in unsure
+        or (each.evidence["alike"] and each.held_by != "unknown" and not damaged)
     ]
     return held, shared_cores(run, pinned, turns, lambda: _with_pauses_capped(graph()))
 

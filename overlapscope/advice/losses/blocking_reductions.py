@@ -225,7 +225,7 @@ def _layers_call(line: Outline, kind: Ints, call: Ints, read: Ints, timeline: Ra
     dimension = np.append(timeline.collectives.dimension, np.int32(-1))[call]
     backward = rows_named(line.name, names, BACKWARD.match) & (line.window != OUTSIDE)
     windows = int(line.window.max(initial=OUTSIDE)) + 1
-    begun = smallest_by(line.window[backward], line.start_ns[backward], windows, NEVER)
+    begun = smallest_by(line.window[backward], line.start_ns[backward], windows)
     unread = np.isin(kind, (CALLED, REDUCED)) & (line.window != OUTSIDE)
     unread[read] = False
     unread &= ~rows_named(line.name, names, NOT_OF_MODEL.match)

@@ -20,6 +20,12 @@ OFTEN: Final = 0.1
 """... at least so many calls do, and this share of all: others end apart, as the thread that sees an end waits ..."""
 MOST_OFTEN: Final = 0.5
 """... and at least this share of those that end any one distance apart, which is how far two clocks would be."""
+SCATTERED: Final = 0.4
+FEWEST_SCATTERED: Final = 5
+"""Of so many calls or more, no distance has more than this share: two clocks would be one distance apart. A slow link
+lets some members see the end later than others do, each time by another length, and by more than ..."""
+FAR_NS: Final = 10_000_000
+"""... clocks of two machines mostly are apart that the network sets."""
 EARLY_NS: Final = 100_000
 """By this much a call may end, as recorded, before its last member began, and a message arrive before it was sent."""
 SOON_NS: Final = 1_000_000
@@ -85,6 +91,12 @@ def _arrive_soon(took_ns: Ints) -> bool:
 
 
 def _end_together(apart_ns: Ints) -> bool:
-    """Return whether often enough the same call ended at one moment on two ranks; `apart_ns` is in order."""
+    """Return whether often enough the same call ended at one moment on two ranks, or far apart by no usual distance.
+
+    `apart_ns` is in order.
+    """
     most = int((np.searchsorted(apart_ns, apart_ns + 2 * TOGETHER_NS, side="right") - np.arange(apart_ns.size)).max())
+    scattered = apart_ns.size >= FEWEST_SCATTERED and most <= SCATTERED * apart_ns.size
+    if scattered and abs(np.median(apart_ns)) > FAR_NS:
+        return True
     return int((np.abs(apart_ns) <= TOGETHER_NS).sum()) >= max(FEWEST, OFTEN * apart_ns.size, MOST_OFTEN * most)

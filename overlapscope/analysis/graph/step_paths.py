@@ -46,6 +46,10 @@ NEVER_WAITS: Final = 0.99
 """A host that makes up this share of a path waits for nothing: its calls follow each other to the last launch."""
 
 
+MOST_BEFORE: Final = 0.1
+"""Share of the path of a typical step, at most, that lies before the recording: a first step may have begun earlier."""
+
+
 class FollowedPath(msgspec.Struct, frozen=True, kw_only=True):
     """The critical path of one step with its segments; times on the aligned clock."""
 
@@ -53,6 +57,8 @@ class FollowedPath(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     start_ns: int
     end_ns: int
+    before_ns: int
+    """How much of it lies before the recording of a rank."""
     segments: Segments
     bands: Mapping[str, tuple[int, int]]
     own_chains_ns: Mapping[int, int]
@@ -164,8 +170,10 @@ def _loss(graph: Graph, run: Run, path: FollowedPath) -> LongestLoss | None:
 
 
 def _median(paths: Sequence[FollowedPath], odd: frozenset[int]) -> FollowedPath:
-    """Return the path of a typical step: of median length among those that are not `odd`, if there are any."""
+    """Return the path of a typical step: of median length among those that are not `odd`, if there are any, and of these
+    among those that lie in the recording, but for MOST_BEFORE."""
     usual = [path for path in paths if path.step not in odd] or paths
+    usual = [path for path in usual if path.before_ns <= MOST_BEFORE * (path.end_ns - path.start_ns)] or usual
     return sorted(usual, key=lambda path: path.end_ns - path.start_ns)[(len(usual) - 1) // 2]
 
 
@@ -202,6 +210,7 @@ def _followed(graph: Graph, run: Run, bounds: Bounds, window: JobWindow | None, 
         rank=graph.ranks[int(graph.part_index(np.array([last]))[0])].rank,
         start_ns=start_ns,
         end_ns=end_ns,
+        before_ns=int(path.parts["before_recording"]),
         segments=segments_of(graph, run.ranks, path, last, end_ns),
         bands={part: band for part, band in path.bands.items() if band[1]},
         own_chains_ns=own_chain_lengths(graph, bounds, start_ns) if _never_waits(graph, path) else {},

@@ -26,7 +26,7 @@ from overlapscope.analysis.stragglers.host_cause import (
 )
 from overlapscope.analysis.stragglers.lateness import LateArrivals
 from overlapscope.errors import HostEventsError
-from overlapscope.timeline.columns import NONE, OPERATION, HostSpans, Ints, make
+from overlapscope.timeline.columns import NONE, OPERATION, Floats, HostSpans, Ints, make
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, length, union
 from overlapscope.timeline.lazy_host_spans import without_functions
 from overlapscope.timeline.rows import ascending
@@ -164,6 +164,22 @@ def _more_of(rank: int, met: Sequence[SharedInterval], coverage: Mapping[int, Co
             sums[at] += float((did[row] - np.median(np.delete(did, row, axis=0), axis=0)).sum())
     computed, communicated, idle = np.rint(sums).astype(np.int64).tolist()
     return computed, communicated, idle
+
+
+def longer_by_step(late: Sequence[LateArrivals], coverage: Mapping[int, Coverage]) -> tuple[Floats, Floats]:
+    """Return how much longer than the median of its peers a rank computed, and idled, before its late calls of each
+    step: in ns, by step, of the set of ranks that it delayed most."""
+    most = max(late, key=lambda each: int(each.lead_ns.sum()))
+    met = most.met
+    begin, end = met.begin_ns, np.maximum(met.begin_ns, met.end_ns)
+    row = met.ranks.index(most.rank)
+    compute, comm = _busy(coverage, met.ranks, begin, end)
+    _, place = np.unique(met.step, return_inverse=True)
+    computed, idled = (
+        np.bincount(place, weights=did[row] - np.median(np.delete(did, row, axis=0), axis=0))
+        for did in (compute, end - begin - compute - comm)
+    )
+    return computed, idled
 
 
 def _busy(coverage: Mapping[int, Coverage], ranks: Sequence[int], begin: Ints, end: Ints) -> tuple[Ints, Ints]:

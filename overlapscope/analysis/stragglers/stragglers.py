@@ -31,7 +31,7 @@ from overlapscope.analysis.per_rank.kernels import RankCompute
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.analysis.stragglers.host_cause import ran_longer_each_time
 from overlapscope.analysis.stragglers.lateness import LateArrivals, attribute_blame, late_arrivals
-from overlapscope.analysis.stragglers.straggler_cause import compared_peers, find_straggler_cause
+from overlapscope.analysis.stragglers.straggler_cause import compared_peers, find_straggler_cause, longer_by_step
 from overlapscope.timeline.columns import Floats, Ints, size
 from overlapscope.timeline.intervals import BusyTime, Intervals
 from overlapscope.timeline.run import Run
@@ -63,6 +63,7 @@ steps of two ranks, or of three, are then enough."""
 FEWEST_ALIKE: Final = 3
 AS_MUCH, MOSTLY_ALIKE = 0.8, 0.9
 """Its delays of at least the first share of the largest hold the second share of them all."""
+MOST_OF_DELAYS: Final = 0.5
 TILTS: Final = np.geomspace(0.01, 100, 81)
 """Exponents of Chernoff's bound that are tried, in units of 1 / (largest occasion)."""
 
@@ -175,7 +176,7 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
         )
         if cause == "unknown" and not met_whole.issuperset(each.met.ranks for each in theirs):
             continue  # the unknown cause may be a member that was not recorded
-        alike = blamed[rank] >= most and _each_time(theirs, cause, run)
+        alike = blamed[rank] >= most and _each_time(theirs, cause, run, coverage)
         allowed = ALIKE if alike else ALONE if blamed[rank] >= most else CHANCE
         if cause is None or (
             chance[rank] * could > allowed and not (cause in OF_COMPUTE and _lasts(ranks, rank, theirs))
@@ -187,17 +188,20 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
 
 
-def _each_time(theirs: Sequence[LateArrivals], cause: str | None, run: Run) -> bool:
+def _each_time(theirs: Sequence[LateArrivals], cause: str | None, run: Run, coverage: Mapping[int, Coverage]) -> bool:
     """Return whether a rank was late in several steps, by about as much in each, or ran longer before each late call.
 
-    Short delays beside those do not count.
+    As much may be how late it was, or how much longer it computed or idled, if that is most of it. Short delays
+    beside those do not count.
     """
     delays = _occasions(theirs, by_step=True)
     if delays.size < FEWEST_ALIKE:
         return False
-    alike = delays[delays >= AS_MUCH * delays.max()]
-    if alike.size >= FEWEST_ALIKE and alike.sum() >= MOSTLY_ALIKE * delays.sum():
-        return True
+    for did in (delays, *longer_by_step(theirs, coverage)):
+        alike = did[did >= AS_MUCH * did.max()]
+        most = max(MOSTLY_ALIKE * float(np.abs(did).sum()), MOST_OF_DELAYS * float(delays.sum()))
+        if alike.size >= FEWEST_ALIKE and alike.sum() >= most:
+            return True
     return cause == "more_work" and ran_longer_each_time(theirs[0].rank, run, [each.met for each in theirs])
 
 

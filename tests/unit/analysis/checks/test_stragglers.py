@@ -1,6 +1,7 @@
 """Who held the others up, and what held it: constructed jobs of four ranks with one planted fault, and healthy ones."""
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +194,22 @@ def test_a_rank_that_is_late_by_as_much_in_three_steps_is_not_so_by_chance(
         monkeypatch.setattr(f"tests.unit.analysis.checks.test_stragglers.{name}", value)
     found = accused(job(fault="host", pause_ms=pause_ms))
     assert [(each.rank, each.held_by) for each in found] == [(1, "host")] * named
+
+
+@pytest.mark.parametrize(("pause_ms", "named"), [((30,), True), ((30, 12, 45, 20), False)])
+def test_a_rank_that_pauses_as_long_in_each_step_is_named_however_late_it_is(
+    monkeypatch: pytest.MonkeyPatch, pause_ms: tuple[int, ...], *, named: bool
+) -> None:
+    """It computes longer, too, by up to 24 ms, in one step more than in another."""
+    here, calls, usual = "tests.unit.analysis.checks.test_stragglers", count(), sorted_kernels
+
+    def longer_each_step(rng: np.random.Generator, rank: int, fault: str | None) -> list[int]:
+        step = next(calls) // 2
+        return [*usual(rng, rank, fault), *([8 * MS] * step if rank == 1 else [])]
+
+    for name, value in (("RANKS", 2), ("CULPRIT", 1), ("STEPS", 4), ("sorted_kernels", longer_each_step)):
+        monkeypatch.setattr(f"{here}.{name}", value)
+    assert [each.rank for each in accused(job(fault="host", pause_ms=pause_ms))] == [1] * named
 
 
 def test_healthy_ranks_are_not_accused() -> None:

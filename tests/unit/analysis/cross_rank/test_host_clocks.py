@@ -53,6 +53,23 @@ def test_hosts_of_one_name_whose_calls_end_apart_do_not_share_a_clock(ahead_ms: 
         assert named.offset_ns == nameless.offset_ns
 
 
+@pytest.mark.parametrize(("scatter_ms", "shared"), [(6.0, True), (0.1, False)])
+def test_ends_behind_a_slow_link_are_no_clock_but_those_one_distance_apart_are(
+    scatter_ms: float, *, shared: bool
+) -> None:
+    """Calls of 100 ms whose end one rank sees 27 ms later, by about that or by just that."""
+    random = np.random.default_rng(3)
+    apart = [27 + random.uniform(-scatter_ms / 2, scatter_ms / 2) for _ in range(10)]
+    run = job(
+        {rank: [Met(start=at * 200, end=at * 200 + 100 + late * rank) for at, late in enumerate(apart)]
+         for rank in range(2)},
+        {"all": (0, 1)}, lasts=10 * 200, has_device=False,
+    )  # fmt: skip
+    named = replace(run, ranks={rank: replace(each, recorded={"host": "node"}) for rank, each in run.ranks.items()})
+    offsets = match_and_align(named).clocks.offset_ns
+    assert (offsets == {0: 0.0, 1: 0.0}) is shared
+
+
 def test_clocks_of_runs_with_a_device_are_known_from_ends_alone() -> None:
     assert match_and_align(stalled(has_device=True)).clocks.offset_ns != {0: 0.0, 1: 0.0}
 

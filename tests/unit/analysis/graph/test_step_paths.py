@@ -17,7 +17,7 @@ from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.graph.answers import CriticalPath, StepPath
 from overlapscope.analysis.graph.building import build
 from overlapscope.analysis.graph.model import OWN_NS
-from overlapscope.analysis.graph.step_paths import MOST_STEPS, FollowedPath, follow_paths
+from overlapscope.analysis.graph.step_paths import MOST_STEPS, FollowedPath, _median, follow_paths
 from overlapscope.analysis.graph.walk import PARTS
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.analysis.result import Analysis
@@ -346,3 +346,23 @@ def test_a_rank_that_waits_for_its_device_and_then_loads_data_computed_most_of_t
         loads = next(each for each in path.operations if each.part == "host")
         assert (loads.name, loads.count) == ("aten::copy_", 2)
         assert loads.ns == pytest.approx(2 * job.fault.load_ns, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("before", "odd", "typical"),
+    [
+        pytest.param((0, 0, 0), set(), 2, id="of median length"),
+        pytest.param((0, 60, 0), set(), 1, id="most of it lies before the recording"),
+        pytest.param((0, 5, 0), set(), 2, id="little of it does"),
+        pytest.param((0, 60, 0), {1, 3}, 2, id="no other is typical"),
+    ],
+)
+def test_a_typical_step_lies_in_the_recording(before: tuple[int, ...], odd: set[int], typical: int) -> None:
+    nothing: Any = None
+    paths = [
+        FollowedPath(
+            step=step, rank=0, start_ns=0, end_ns=length, before_ns=ahead, segments=nothing, bands={}, own_chains_ns={}
+        )
+        for step, length, ahead in zip((1, 2, 3), (90, 100, 110), before, strict=True)
+    ]
+    assert _median(paths, frozenset(odd)).step == typical
