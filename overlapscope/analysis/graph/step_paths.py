@@ -170,8 +170,10 @@ def _loss(graph: Graph, run: Run, path: FollowedPath) -> LongestLoss | None:
 
 
 def _median(paths: Sequence[FollowedPath], odd: frozenset[int]) -> FollowedPath:
-    """Return the path of a typical step: of median length among those that are not `odd`, if there are any, and of these
-    among those that lie in the recording, but for MOST_BEFORE."""
+    """Return the path of a typical step: of median length among those that are not `odd`, if there are any.
+
+    Of these those count that lie in the recording, but for MOST_BEFORE.
+    """
     usual = [path for path in paths if path.step not in odd] or paths
     usual = [path for path in usual if path.before_ns <= MOST_BEFORE * (path.end_ns - path.start_ns)] or usual
     return sorted(usual, key=lambda path: path.end_ns - path.start_ns)[(len(usual) - 1) // 2]

@@ -175,11 +175,12 @@ def longer_by_step(late: Sequence[LateArrivals], coverage: Mapping[int, Coverage
     row = met.ranks.index(most.rank)
     compute, comm = _busy(coverage, met.ranks, begin, end)
     _, place = np.unique(met.step, return_inverse=True)
-    computed, idled = (
-        np.bincount(place, weights=did[row] - np.median(np.delete(did, row, axis=0), axis=0))
-        for did in (compute, end - begin - compute - comm)
-    )
-    return computed, idled
+
+    def summed(did: Ints) -> Floats:
+        more = did[row] - np.median(np.delete(did, row, axis=0), axis=0)
+        return np.bincount(place, weights=more).astype(np.float64)
+
+    return summed(compute), summed(end - begin - compute - comm)
 
 
 def _busy(coverage: Mapping[int, Coverage], ranks: Sequence[int], begin: Ints, end: Ints) -> tuple[Ints, Ints]:
