@@ -144,7 +144,7 @@ def smallest_by(group: Column, values: Ints, groups: int) -> Ints:
     return found
 
 
-def values_in(column: Ints) -> Ints:
+def values_in(column: Column) -> Ints:
     """Return the distinct values, ascending."""
     if not column.size:
         return column
