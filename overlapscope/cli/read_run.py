@@ -44,6 +44,10 @@ def read_jobs(args: argparse.Namespace, meanwhile: Callable[[], None] | None = N
     """
     workers = getattr(args, "workers", None)
     with start_ahead(workers, args.inputs) as started:
+        if started:
+            from overlapscope.ingest.parallel.process_pool import keep_freed_memory  # noqa: PLC0415 - loaded by now
+
+            keep_freed_memory()  # as the workers do
         if started and meanwhile:
             meanwhile()
         from overlapscope.cli.progress import Progress  # noqa: PLC0415 - while workers start

@@ -1,6 +1,7 @@
 """Sort, group and number rows by several integer columns, packed into one int64 wherever they fit.
 
-Sorting plain numbers is several times as fast as an argsort.
+numpy sorts 16 bits stably by counting: sorting such digits one after the other takes half the time of sorting numbers,
+and a third of that of an argsort.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from overlapscope.timeline.columns import NONE, Ints
 
 FEW: Final = 16
-"""With less than one descent per so many values, a stable (merging) sort is faster than sorting from scratch."""
+"""With less than one descent per so many values, a merging sort is faster than sorting from scratch."""
 MOST: Final = int(np.iinfo(np.int64).max)
 Column = npt.NDArray[Any]
 ROOM: Final = 1_024
@@ -25,21 +26,24 @@ def sort_order(*columns: Column) -> Ints:
     rows = columns[0].size
     if rows < 2 or _are_sorted(columns):
         return np.arange(rows)
-    bits = (rows - 1).bit_length()
     order: Ints | None = None
-    for key, is_packed in _keys(columns, MOST >> bits):
+    for key, width in _keys(columns):
         given = key if order is None else key[order]
         falls = num_falls(given)
         if not falls:
             continue
-        if is_packed and falls * FEW > rows:
-            given = (given << bits) | np.arange(rows)
-            given.sort()
-            found: Ints = given & ((1 << bits) - 1)
-        else:
-            found = np.argsort(given, kind="stable")
+        many = width and falls * FEW > rows
+        found: Ints = _digit_order(given, width) if many else np.argsort(given, kind="stable")
         order = found if order is None else order[found]
     return np.arange(rows) if order is None else order
+
+
+def _digit_order(key: Ints, width: int) -> Ints:
+    """Return the order of numbers from 0 to below `width`, equal ones as they stand, digit by digit of 16 bits."""
+    order = np.argsort(key.astype(np.uint16), kind="stable")
+    for bits in range(16, (width - 1).bit_length(), 16):
+        order = order[np.argsort((key >> bits).astype(np.uint16)[order], kind="stable")]
+    return order
 
 
 def _are_sorted(columns: Sequence[Column]) -> bool:
@@ -94,10 +98,10 @@ def num_falls(values: Column) -> int:
     return int(np.count_nonzero(values[1:] < values[:-1]))
 
 
-def _keys(columns: Sequence[Column], most: int) -> Iterator[tuple[Column, bool]]:
-    """Yield sort keys, least significant first: columns packed into numbers below `most`, or one that does not fit.
+def _keys(columns: Sequence[Column]) -> Iterator[tuple[Column, int]]:
+    """Yield (sort key, width), least significant first: columns packed into numbers from 0 to below the width.
 
-    The flag says whether a key is packed. A column with only one value is left out.
+    A column that does not fit is a key of its own, with width 0; one with only one value is left out.
     """
     packed: Column | None = None
     width = 1
@@ -106,17 +110,17 @@ def _keys(columns: Sequence[Column], most: int) -> Iterator[tuple[Column, bool]]
         span = high - low + 1
         if span == 1:
             continue
-        if packed is not None and width * span > most:
-            yield packed, True
+        if packed is not None and width * span > MOST:
+            yield packed, width
             packed, width = None, 1
-        if span > most:
-            yield column, False
+        if span > MOST:
+            yield column, 0
             continue
         above = column.astype(np.int64) - low
         packed = above if packed is None else above * width + packed
         width *= span
     if packed is not None:
-        yield packed, True
+        yield packed, width
 
 
 def sum_by(group: Column, values: Ints, groups: int) -> Ints:

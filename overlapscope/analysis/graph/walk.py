@@ -149,30 +149,28 @@ def part_bands(graph: Graph, end: int, since_ns: int) -> dict[str, tuple[int, in
     found, number = np.unique(
         np.concatenate([graph.edges.before[tied], graph.edges.node[tied], [end]]), return_inverse=True
     )
-    before, node = number[: tied.size].tolist(), number[tied.size : -1].tolist()
+    before, node = number[: tied.size], number[tied.size : -1]
     weights = edge_parts(graph, tied, since_ns)
-    begins = np.ones(found.size, np.bool_)
-    begins[number[tied.size : -1]] = False
-    bands = {}
-    for part, name in enumerate(PARTS):
-        if part == BEFORE_RECORDING:
-            starts = np.where(begins, np.maximum(time[found] - since_ns, 0), 0)
-        elif not weights[:, part].any():
-            bands[name] = 0, 0
-            continue
-        else:
-            starts = np.zeros(found.size, np.int64)
-        low = np.where(begins, starts, _FAR).tolist()
-        high = np.where(begins, starts, -_FAR).tolist()
-        for at, to, by in zip(before, node, weights[:, part].tolist(), strict=True):
-            least, most = low[at] + by, high[at] + by
-            if least < low[to]:  # noqa: PLR1730 - half the time of min()
-                low[to] = least
-            if most > high[to]:  # noqa: PLR1730
-                high[to] = most
-        last = int(number[-1])
-        bands[name] = low[last], high[last]
-    return bands
+    ways = np.bincount(node, minlength=found.size)
+    low = np.zeros((found.size, len(PARTS)), np.int64)
+    low[ways == 0, BEFORE_RECORDING] = np.maximum(time[found[ways == 0]] - since_ns, 0)
+    high = low.copy()
+    low[ways > 1], high[ways > 1] = _FAR, -_FAR
+    # A chain of nodes to each of which one edge leads is one edge from its first node.
+    alone = ways[node] == 1
+    first, passed = np.arange(found.size), np.zeros_like(low)
+    first[node[alone]], passed[node[alone]] = before[alone], weights[alone]
+    while (first[first] != first).any():
+        passed += passed[first]
+        first = first[first]
+    for edge in np.flatnonzero(~alone).tolist():
+        at, to = before[edge], node[edge]
+        taken = passed[at] + weights[edge]
+        low[to] = np.minimum(low[to], low[first[at]] + taken)
+        high[to] = np.maximum(high[to], high[first[at]] + taken)
+    last = number[-1]
+    least, most = (each[first[last]] + passed[last] for each in (low, high))
+    return dict(zip(PARTS, zip(least.tolist(), most.tolist(), strict=True), strict=True))
 
 
 _FAR: Final = int(np.iinfo(np.int64).max) // 2
@@ -258,7 +256,7 @@ def links_of(graph: Graph, binding: Ints) -> Links:
     before[bound] = graph.edges.before[binding[bound]]
     far = before
     for _ in range(_DOUBLED):
-        far = far[far]
+        far = far.take(far)
     return Links(edge=binding, before=before, far=far)
 
 

@@ -188,8 +188,8 @@ def _beside_by_class(spans: Spans, rows: Ints, lasted: Ints, communication: Inte
     kind = np.searchsorted(EDGES_NS, lasted, "right") - 1
     for each in reversed(range(len(EDGES_NS))):
         own = rows[kind == each]
-        mine = union((spans.start_ns[own], spans.end_ns[own]))
-        found.append(intersection(difference(mine, covered), communication))
+        mine = intersection(union((spans.start_ns[own], spans.end_ns[own])), communication)
+        found.append(difference(mine, covered))
         covered = union(covered, mine)
     return found[::-1]
 
@@ -243,7 +243,8 @@ def _pace(step: Ints, group: Ints, taken: Floats, always_free: Flags) -> Floats:
     The clock of a device, and so all of a step, may be some percent faster or slower than in another.
     """
     ratio = taken / (np.bincount(group, taken) / np.bincount(group))[group]
-    steps, at = np.unique(step, return_inverse=True)
+    steps = values_in(step)
+    at = np.searchsorted(steps, step)
     rows = np.flatnonzero(always_free[group])
     rows = rows[np.lexsort((ratio[rows], at[rows]))]
     count = np.bincount(at[rows], minlength=steps.size)

@@ -134,6 +134,11 @@ def _prepare_worker() -> None:
         threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # reading has no use of threads that take a third of a start
     collect_rarely()
+    keep_freed_memory()
+
+
+def keep_freed_memory() -> None:
+    """Return less of the freed memory to the system, in a process that is entirely ours."""
     with suppress(OSError, AttributeError):  # where there is no glibc
         library = ctypes.CDLL(None)
         for parameter, value in _MALLOC.items():

@@ -103,9 +103,10 @@ def host_calls(timeline: RankTimeline, spans: Spans, host: HostSpans) -> HostCal
     graphs = rows_named(table.name, names, LAUNCHES_GRAPH.search)
     kept = np.flatnonzero(owns | synchronizes | allocates)
     outer = kept[_outermost(table.lane[kept], table.start_ns[kept], table.end_ns[kept])]
-    keeps = outer[np.append(True, outer[1:] != outer[:-1])[: outer.size]]  # ascending
+    opens = np.append(True, outer[1:] != outer[:-1])[: outer.size]  # they ascend
+    keeps = outer[opens]
     position = np.full(calls.size + 1, -1, np.int64)  # the last is the value for -1
-    position[kept] = np.searchsorted(keeps, outer)
+    position[kept] = np.cumsum(opens) - 1
     launched_by = position[own]
     begin, end = table.start_ns[keeps], table.end_ns[keeps]
     last = largest_by(launched_by[launched_by >= 0], spans.end_ns[launched_by >= 0], keeps.size)
