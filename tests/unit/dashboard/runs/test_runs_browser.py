@@ -88,7 +88,7 @@ def test_which_run_is_worst_and_the_order_is_in_the_address(visit: Visit) -> Non
     row = page.locator("tr", has_text="second")
     assert "140.533" in row.inner_text()
     assert "the next compute waited for it" in row.inner_text()
-    row.get_by_role("link", name="later compute").click()
+    row.get_by_role("link", name="the next compute waited for it").click()
     page.wait_for_function("() => location.pathname.endsWith('/timeline') && location.search.includes('longest-dep')")
     page.go_back()
     page.wait_for_function(ROWS, arg=4)
