@@ -158,7 +158,7 @@ def late_ranks_of(
         coverage={rank: own.coverage for rank, own in alone.items()}, work=work, window_ns=window_ns,
         not_launched={rank: own.not_launched for rank, own in alone.items()},
         core_waits={rank: waits for each in turns for rank, waits in each.waits.items()},
-        paused={rank: own.paused for rank, own in on_cpu.items()},
+        paused={rank: own.stood_still for rank, own in on_cpu.items()},
     )  # fmt: skip
     unsure = {rank for ranks in (*(each.ranks for each in pinned), *(each.ranks for each in turns)) for rank in ranks}
     damaged = any(timeline.has_device and timeline.host_is_lost for timeline in run.ranks.values())

@@ -323,7 +323,7 @@ class WithoutOutliers(msgspec.Struct, kw_only=True, frozen=True):
     step_ns: float
     exposed_comm_ns: float
     longer_ns: float
-    """How much longer the outliers took than the median of the others, in sum."""
+    """How much longer the outliers took than other steps of their kind, on the rank where that is most, in sum."""
 
 
 def without_outliers(analysis: Analysis) -> WithoutOutliers | None:
@@ -343,7 +343,10 @@ def costly_outliers(analysis: Analysis, loss_ns: float) -> WithoutOutliers | Non
 
 def _without_outliers(analysis: Analysis) -> WithoutOutliers | None:
     head = analysis.headline
-    outliers = {each.step for each in long_steps(complete_figures(analysis.ranks))} if head.window == "step" else set()
+    longer: dict[int, float] = {}
+    for each in long_steps(complete_figures(analysis.ranks)) if head.window == "step" else ():
+        longer[each.step] = max(longer.get(each.step, 0.0), each.more_ns)
+    outliers = set(longer)
     others = [each for each in head.job_steps if each.step not in outliers]
     if not outliers or not others:
         return None
@@ -352,7 +355,7 @@ def _without_outliers(analysis: Analysis) -> WithoutOutliers | None:
         outliers=sorted(outliers),
         step_ns=step_ns,
         exposed_comm_ns=median(each.exposed_comm_ns for each in others),
-        longer_ns=sum(each.step_ns - step_ns for each in head.job_steps if each.step in outliers),
+        longer_ns=sum(longer.values()),
     )
 
 

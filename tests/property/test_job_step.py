@@ -111,10 +111,17 @@ def touching(ranks: Mapping[int, Sequence[Made]], step: int) -> bool:
     return len(covered) == max(covered) - min(covered) + 1
 
 
+def test_where_every_other_step_is_long_what_they_expose_is_not_left_out() -> None:
+    short, long = (*["compute_only_ns"] * 9, EXPOSED), (*["compute_only_ns"] * 9, EXPOSED, *[TAIL] * 30)
+    head = found({0: _in_a_row(0, [short, long] * 4, 12)}, {0: 0})
+    assert head.exposed_comm_ns == 16
+    assert head.causes[TAIL] == 15
+
+
 @pytest.mark.parametrize(("longer", "causes"), [(40, {EXPOSED: 2}), (1, {EXPOSED: 2, TAIL: 0})])
 def test_what_one_long_step_exposed_is_no_cause_of_what_the_others_did(longer: int, causes: dict[str, int]) -> None:
     usual = (*["compute_only_ns"] * 10, EXPOSED, EXPOSED)
-    steps = _in_a_row(0, [usual, (*usual, *[TAIL] * longer), usual], 12)
+    steps = _in_a_row(0, [usual, (*usual, *[TAIL] * longer), usual, usual, usual], 12)
     head = found({0: steps}, {0: 0})
     assert head.exposed_comm_ns == 2
     assert head.causes == {cause: ns for cause, ns in causes.items() if ns}

@@ -22,7 +22,9 @@ PARTS: Final = ("overlapped_ns", "exposed_comm_ns", "compute_only_ns", "copy_onl
 """The parts of a step of the job, which add up to it."""
 LONG: Final = 1.5
 """A step is long from this many times the median of all: one pause of a second would else be the cause of what others
-expose."""
+expose. But of more than ..."""
+FEW: Final = 0.2
+"""... this share of the steps none is an exception."""
 
 
 class StepOfJob(msgspec.Struct, kw_only=True, frozen=True):
@@ -75,8 +77,9 @@ class Headline(msgspec.Struct, kw_only=True, frozen=True):
     exposed_fraction: float | None = None
     """exposed_comm / step, sums over ranks."""
     causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(CAUSES)}})] = {}
-    """`exposed_comm_ns` by cause, divided as the exposed time of all these steps together, but for long ones (1.5 times
-    the median step). They add up to it exactly, and those of waiting for a late rank to `exposed_wait_ns`."""
+    """`exposed_comm_ns` by cause, divided as the exposed time of all these steps together, but for few long ones (at
+    most a fifth of them, of 1.5 times the median step). They add up to it exactly, and those of waiting for a late rank
+    to `exposed_wait_ns`."""
     idle_causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(IDLE_CAUSES)}})] = {}
     """`idle_ns` by cause, divided likewise; they add up to it exactly."""
     job_steps: list[StepOfJob] = []
@@ -139,9 +142,11 @@ def headline(ranks: Mapping[int, RankWindows], cross_rank: CrossRank) -> Headlin
 def _typical_sums(table: StepFigures, *kinds: Mapping[str, Ints]) -> dict[str, int]:
     """Return the sum of each cause over ranks and steps that are not LONG: a median is none of theirs.
 
-    All steps count where the others have nothing of a kind that some step has.
+    All steps count where many are long, as with gradient accumulation, or the others have nothing of a kind that some
+    step has.
     """
-    usual = table.recorded & (table.job.step_ns < LONG * np.median(table.job.step_ns))
+    long = table.job.step_ns >= LONG * np.median(table.job.step_ns)
+    usual = table.recorded & ~(long & (long.mean() <= FEW))
     typical, every = (
         [{cause: int(ns[chosen].sum()) for cause, ns in kind.items()} for kind in kinds]
         for chosen in (usual, table.recorded)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.per_rank.breakdown import Coverage
-from overlapscope.timeline.columns import COMPUTE, OPERATION, HostSpans, Ints
+from overlapscope.timeline.columns import COMPUTE, OPERATION, Flags, HostSpans, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
 from overlapscope.timeline.lazy_host_spans import without_functions
 from overlapscope.timeline.readings import QUEUED, reading_series
@@ -42,6 +42,9 @@ SLOWED: Final = 3
 """... and makes what is shorter than a turn take so many times as long: beside another host that shares its memory, or
 half of a core, it takes up to twice as long. What takes so many times as long without such a pause, and CLOSE_NS more,
 shows neither: turns may be cut short."""
+ABOUT, MOSTLY = 1.25, 0.5
+"""A host stands still in a step of which this share, by what it usually takes, took at most so many times as long as
+usual: with a larger batch, or on a slower core, nearly all of it takes longer."""
 
 
 class HostRuns(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +58,8 @@ class HostRuns(msgspec.Struct, frozen=True, kw_only=True):
     """The same, and where it paused in what is usually shorter than a turn: there it would certainly run."""
     paused: Intervals
     """What it took longer than usual in operations; each pause is taken to lie at the end of what was longer."""
+    stood_still: Intervals
+    """Those in steps that otherwise took what they usually take."""
     recorded_ns: int
     stretch_ns: float
     """How long it ran at a time, in the mean: each such stretch is one event for statistics."""
@@ -83,6 +88,7 @@ def host_runs(timeline: RankTimeline, covered: Coverage) -> HostRuns | None:
         computing=union(covered.compute, ran), ran=ran,
         wanted=_lasting(union(shown, *(each.otherwise_short() for each in longer))),
         paused=union(*(each.pauses() for each in longer)),
+        stood_still=union(*(each.pauses(each.usual_step) for each in longer)),
         recorded_ns=int(moments[-1] - moments[0]), stretch_ns=length(ran) / ran.starts.size,
     )  # fmt: skip
 
@@ -117,10 +123,13 @@ class _LongerParts(NamedTuple):
     start_ns: Ints
     end_ns: Ints
     usual_ns: Ints
+    usual_step: Flags
+    """Whether most of its step took no longer."""
 
-    def pauses(self) -> tuple[Ints, Ints]:
-        """Return the starts and ends of what was longer, of those with a pause."""
+    def pauses(self, among: Flags | None = None) -> tuple[Ints, Ints]:
+        """Return the starts and ends of what was longer, of those with a pause; of `among` alone, if given."""
         paused = self.end_ns - self.start_ns - self.usual_ns >= PAUSE_NS
+        paused = paused if among is None else paused & among
         return (self.start_ns + self.usual_ns)[paused], self.end_ns[paused]
 
     def otherwise_short(self) -> tuple[Ints, Ints]:
@@ -144,10 +153,13 @@ def _longer_parts(timeline: RankTimeline, host: HostSpans) -> Iterator[_LongerPa
             start, end = moments[rows], moments[rows + 1]
             took = end - start
             usual = np.broadcast_to(np.quantile(took, USUAL, axis=0, method="lower"), took.shape)
-            long = (took >= SLOWED * usual + CLOSE_NS) | (took - usual >= PAUSE_NS)
-            start, end, usual = start[long], end[long], usual[long]
-            inside = computes.within(start, end) == end - start
-            yield _LongerParts(start[inside], end[inside], usual[inside])
+            in_compute = (computes.within(start.ravel(), end.ravel()) == took.ravel()).reshape(took.shape)
+            weighs = usual * in_compute
+            as_usual = (weighs * (took <= ABOUT * usual)).sum(axis=1) >= MOSTLY * weighs.sum(axis=1)
+            long = ((took >= SLOWED * usual + CLOSE_NS) | (took - usual >= PAUSE_NS)) & in_compute
+            yield _LongerParts(
+                start[long], end[long], usual[long], np.broadcast_to(as_usual[:, None], took.shape)[long]
+            )
 
 
 def _like_steps(timeline: RankTimeline, start_ns: Ints, name: Ints, moments: Ints) -> Iterator[tuple[Ints, int]]:

@@ -64,6 +64,9 @@ FEWEST_ALIKE: Final = 3
 AS_MUCH, MOSTLY_ALIKE = 0.8, 0.9
 """Its delays of at least the first share of the largest hold the second share of them all."""
 MOST_OF_DELAYS: Final = 0.5
+TURNS_NS: Final = 12_000_000
+"""It is late by more than two turns on a core in a step, of 2 to 6 ms each: equal hosts that share cores may take them in
+the same order each time."""
 TILTS: Final = np.geomspace(0.01, 100, 81)
 """Exponents of Chernoff's bound that are tried, in units of 1 / (largest occasion)."""
 
@@ -200,7 +203,7 @@ def _each_time(theirs: Sequence[LateArrivals], cause: str | None, run: Run, cove
     for did in (delays, *longer_by_step(theirs, coverage)):
         alike = did[did >= AS_MUCH * did.max()]
         most = max(MOSTLY_ALIKE * float(np.abs(did).sum()), MOST_OF_DELAYS * float(delays.sum()))
-        if alike.size >= FEWEST_ALIKE and alike.sum() >= most:
+        if alike.size >= FEWEST_ALIKE and did.max() >= TURNS_NS and alike.sum() >= most:
             return True
     return cause == "more_work" and ran_longer_each_time(theirs[0].rank, run, [each.met for each in theirs])
 

@@ -27,7 +27,8 @@ def runs(wanted: Pairs, ran: Pairs, stretch_ns: float = MS) -> HostRuns:
     """Return what a host did that computes only where it wants to run, and pauses there where it does not run."""
     return HostRuns(
         computing=intervals(wanted), ran=intervals(ran), wanted=intervals(wanted),
-        paused=difference(intervals(wanted), intervals(ran)), recorded_ns=LENGTH, stretch_ns=stretch_ns,
+        paused=difference(intervals(wanted), intervals(ran)), stood_still=intervals([]), recorded_ns=LENGTH,
+        stretch_ns=stretch_ns,
     )  # fmt: skip
 
 
@@ -212,7 +213,7 @@ def test_a_rank_that_stood_still_in_operations_did_not_compute_longer(
     def paused(timeline: RankTimeline, _: object) -> HostRuns:
         lasts = round(longer * (own if timeline.rank == CULPRIT else others))
         pauses = [(step * STEP_NS, step * STEP_NS + lasts) for step in range(STEPS)]
-        return replace(runs([(0, LENGTH)], [(0, LENGTH)]), paused=intervals(pauses))
+        return replace(runs([(0, LENGTH)], [(0, LENGTH)]), stood_still=intervals(pauses))
 
     monkeypatch.setattr("overlapscope.analysis.rank_summary.host_runs", paused)
     assert [(each.rank, each.held_by) for each in accused(run)] == [(CULPRIT, held_by)]
@@ -220,8 +221,8 @@ def test_a_rank_that_stood_still_in_operations_did_not_compute_longer(
 
 def test_a_rank_that_made_other_calls_than_its_peers_was_not_merely_paused(monkeypatch: pytest.MonkeyPatch) -> None:
     run = with_operations(job(fault="slower_compute"), later=100)
-    pauses = replace(runs([(0, LENGTH)], [(0, LENGTH)]), paused=intervals([(0, STEPS * STEP_NS)]))
-    nothing = replace(pauses, paused=intervals([]))
+    pauses = replace(runs([(0, LENGTH)], [(0, LENGTH)]), stood_still=intervals([(0, STEPS * STEP_NS)]))
+    nothing = replace(pauses, stood_still=intervals([]))
     monkeypatch.setattr(
         "overlapscope.analysis.rank_summary.host_runs",
         lambda timeline, _: pauses if timeline.rank == CULPRIT else nothing,

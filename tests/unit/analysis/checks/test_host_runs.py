@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from overlapscope.analysis.per_rank.breakdown import Coverage
@@ -95,6 +96,28 @@ def test_what_took_three_times_as_long_does_not_show_that_a_host_ran(took_ns: in
     own = of_operations(steps)
     assert len(pairs_of(own.ran)) == len(pairs_of(own.wanted)) == stretches
     assert pairs_of(own.paused) == []
+
+
+@pytest.mark.parametrize(
+    ("last", "stood"),
+    [
+        pytest.param((4, 10, 4), 6, id="one operation of three"),
+        pytest.param((8, 8, 8), 0, id="a larger batch"),
+        pytest.param((4, 8, 8), 0, id="most of the step"),
+    ],
+)
+def test_a_host_stands_still_only_in_a_step_that_else_takes_what_it_usually_takes(
+    last: tuple[int, ...], stood: int
+) -> None:
+    steps = []
+    for at, took_ms in enumerate([(4, 4, 4)] * 3 + [last]):
+        ends = np.cumsum(took_ms) * MS + at * 50 * MS
+        begins = np.append(at * 50 * MS, ends[:-1])
+        first = (at * 50 * MS - 600_000, at * 50 * MS - 100_000)  # short: it certainly ran
+        steps.append([first, *zip((begins + 1).tolist(), ends.tolist(), strict=True)])
+    own = of_operations(steps)
+    assert round(length(own.stood_still) / MS) == stood
+    assert round(length(own.paused) / MS) == sum(last) - 12
 
 
 def test_steps_that_make_other_calls_are_not_compared() -> None:
