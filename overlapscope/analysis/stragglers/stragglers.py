@@ -65,8 +65,8 @@ AS_MUCH, MOSTLY_ALIKE = 0.8, 0.9
 """Its delays of at least the first share of the largest hold the second share of them all."""
 MOST_OF_DELAYS: Final = 0.5
 TURNS_NS: Final = 12_000_000
-"""It is late by more than two turns on a core in a step, of 2 to 6 ms each: equal hosts that share cores may take them in
-the same order each time."""
+"""It is late by more than two turns on a core in a step, of 2 to 6 ms each: equal hosts that share cores may take them
+in the same order each time."""
 TILTS: Final = np.geomspace(0.01, 100, 81)
 """Exponents of Chernoff's bound that are tried, in units of 1 / (largest occasion)."""
 
