@@ -34,12 +34,15 @@ _Members = tuple[int, ...]
 
 
 def with_found_groups(
-    ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...]
+    ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], world_size: int | None
 ) -> tuple[Mapping[int, RankTimeline], tuple[Group, ...]]:
     """Return the ranks with the groups of their nameless calls where these can be found, and all groups.
 
     A found group is one that the sources list, if only one has these members, else a new one; each is marked `found`.
+    None is found unless every rank of the job was recorded: else members may be missing, and the size is not known.
     """
+    if world_size is None or set(ranks) != set(range(world_size)):
+        return ranks, groups
     known = {group.name: group for group in groups}
     group_of: dict[int, dict[str, Group]] = {rank: {} for rank in ranks}
     for op in DIVIDED:
@@ -54,11 +57,14 @@ def with_found_groups(
 
 
 def _named(divided: Sequence[_Members], groups: Sequence[Group]) -> list[Group]:
-    """Return the groups of a division; empty where the sources list groups, but none of these.
+    """Return the groups of a division; empty where the sources list groups, but none of these, or none of this size.
 
     A run's manifest may list those of its first rank alone: the others of the same dimension have its description.
     """
     everyone = sum(map(len, divided))
+    sizes = {len(group.ranks or ()) if group.size is None else group.size for group in groups} - {0}
+    if sizes and not sizes.issuperset(map(len, divided)):
+        return []
     listed = [group for group in groups if group.ranks is not None and 1 < len(group.ranks) < everyone]
     same = {members: [each for each in listed if tuple(sorted(each.ranks or ())) == members] for members in divided}
     if listed and not any(same.values()):
@@ -113,16 +119,19 @@ def _lanes(timeline: RankTimeline, rows: Codes) -> int:
 
 
 def _same_calls(calls: Mapping[int, Collectives], rows: Mapping[int, Codes]) -> dict[int, Codes] | None:
-    """Return as many rows for each rank: all, else those of the steps of which all ranks recorded as many calls; None
-    where no step is known."""
-    if len({own.size for own in rows.values()}) == 1:
-        return dict(rows)
+    """Return as many rows for each rank: those of the steps of which all ranks recorded as many calls, which is all
+    where no step is known and all recorded as many; None where there are none.
+
+    As many calls are not the same calls: ranks that begin to record a step apart may record as many steps.
+    """
     counts = {}
     for rank, own in rows.items():
         steps, many = np.unique(calls[rank].step[own], return_counts=True)
-        counts[rank] = {step: count for step, count in zip(steps.tolist(), many.tolist(), strict=True) if step != NONE}
-    first = next(iter(counts.values()))
-    whole = [step for step, count in first.items() if all(each.get(step) == count for each in counts.values())]
+        counts[rank] = dict(zip(steps.tolist(), many.tolist(), strict=True))
+    first, *others = counts.values()
+    if all(each == first for each in others):
+        return dict(rows)
+    whole = [step for step in first if step != NONE and all(each.get(step) == first[step] for each in others)]
     if not whole:
         return None
     return {rank: own[np.isin(calls[rank].step[own], whole)] for rank, own in rows.items()}

@@ -53,7 +53,10 @@ def shared_clocks(run: Run, blocks: Sequence[MatchedCalls]) -> dict[int, str]:
 
 
 def _agreeing(run: Run, ranks: Sequence[int], blocks: Sequence[MatchedCalls]) -> list[list[int]]:
-    """Return the sets of ranks that calls or messages connect, if between any two ranks these end as on one clock."""
+    """Return the sets of ranks that calls or messages connect, if between any two ranks these end as on one clock.
+
+    Messages count only between ranks that share no call: paired by order, some may be paired with one sent after them.
+    """
     apart: dict[tuple[int, int], list[Ints]] = {}
     for block in blocks:
         places = [at for at, rank in enumerate(block.ranks) if rank in ranks]
@@ -65,10 +68,11 @@ def _agreeing(run: Run, ranks: Sequence[int], blocks: Sequence[MatchedCalls]) ->
         for one, other in combinations(range(len(places)), 2):
             pair = block.ranks[places[one]], block.ranks[places[other]]
             apart.setdefault(pair, []).append(end[other] - end[one])
-    took = _messages(run, ranks)
+    messages = _messages(run, ranks).items()
+    took = {ways: each for ways, each in messages if ways not in apart and ways[::-1] not in apart}
     if any((each < -EARLY_NS).any() for each in took.values()):
         return []
-    answered = [ways for ways in took if ways[::-1] in took and ways not in apart and ways[::-1] not in apart]
+    answered = [ways for ways in took if ways[::-1] in took]
     together = all(_end_together(np.sort(np.concatenate(each))) for each in apart.values())
     agree = together and all(_arrive_soon(took[ways]) for ways in answered)
     return connected([*apart, *answered]) if agree else []

@@ -64,10 +64,10 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
         used.append(reading)
     facts = join_facts([reading.facts for _, reading in readings])
     ranks, groups, facts, notes = _merged(parts, _groups(used), facts)
-    ranks, groups = with_found_groups(ranks, groups)
     fingerprint = _fingerprint(used)
     sizes = sorted({reading.world_size for reading in used if reading.world_size})
     world_size = max([*sizes, max(ranks, default=-1) + 1]) if sizes else None
+    ranks, groups = with_found_groups(ranks, groups, world_size)
     notes = [*notes, *doubts, *_differences(sizes, world_size, fingerprint)]
     sources[0] = replace(sources[0], warnings=(*sources[0].warnings, *notes))
     return Run(

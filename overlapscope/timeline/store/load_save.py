@@ -128,7 +128,7 @@ def load_run(path: Path) -> Run:
         facts = join_facts([facts, recorded_links(ranks.values())])
     if not ranks and not facts:
         raise InputError(f"{path}: no rank can be read; {problems[0] if problems else 'the run is empty'}")
-    with_groups, groups = with_found_groups(ranks, groups)
+    with_groups, groups = with_found_groups(ranks, groups, world_size)
     return Run(
         world_size=world_size,
         ranks=with_dimensions(with_groups, groups, world_size),

@@ -62,9 +62,11 @@ def mesh(
 FSDP_X_TP = [*[("all_gather", DP)] * 2, *[("all_reduce", TP)] * 3, ("reduce_scatter", DP)] * 20
 
 
-def found(ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...] = ()) -> dict[str, set[tuple[int, ...]]]:
-    """Return the members of the groups of each operation, as far as they were found."""
-    timelines, every = with_found_groups(ranks, groups)
+def found(
+    ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...] = (), *, world_size: int | None = None
+) -> dict[str, set[tuple[int, ...]]]:
+    """Return the members of the groups of each operation, as far as they were found; all ranks are given by default."""
+    timelines, every = with_found_groups(ranks, groups, len(ranks) if world_size is None else world_size)
     members = {group.name: group.ranks for group in every}
     divided: dict[str, set[tuple[int, ...]]] = {}
     for timeline in timelines.values():
@@ -76,7 +78,7 @@ def found(ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...] = ()) -> 
 
 
 def analyzed(ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...] = ()) -> CrossRank:
-    timelines, every = with_found_groups(ranks, groups)
+    timelines, every = with_found_groups(ranks, groups, 4)
     return match_and_align(Run(world_size=4, ranks=fill_group_columns(timelines, every, 4), groups=every))
 
 
@@ -108,7 +110,7 @@ def test_found_groups_are_matched_like_any_other_and_say_how_they_were_found() -
 
 def test_the_dimension_is_that_of_the_listed_group_and_else_unknown() -> None:
     for listed, expected in ((LISTED, {"data", "tensor"}), ((), set())):
-        timelines, groups = with_found_groups(mesh(FSDP_X_TP), listed)
+        timelines, groups = with_found_groups(mesh(FSDP_X_TP), listed, 4)
         first = fill_group_columns(timelines, groups, 4)[0]
         assert {first.name(code) for code in first.collectives.dimension.tolist()} - {None} == expected
         assert set(first.collectives.group_size.tolist()) == {2}
@@ -153,7 +155,7 @@ def test_members_that_the_sources_do_not_list_are_not_taken() -> None:
 
 def test_members_of_two_listed_groups_are_a_group_of_its_own() -> None:
     twice = (*LISTED, *(Group(name=f"s{at}", size=2, ranks=ranks) for at, ranks in enumerate(DP)))
-    timelines, groups = with_found_groups(mesh(FSDP_X_TP), twice)
+    timelines, groups = with_found_groups(mesh(FSDP_X_TP), twice, 4)
     assert {group.name for group in groups if group.found} == {"3", "4", "ranks [0, 2]", "ranks [1, 3]"}
     assert all((each.collectives.group >= 0).all() for each in timelines.values())
 
@@ -188,6 +190,43 @@ def test_of_cut_recordings_the_steps_count_that_all_ranks_recorded_whole() -> No
     assert found(mesh(FSDP_X_TP, lost={1: 8, 2: 3})) == {}
 
 
+@pytest.mark.parametrize("calls_a_step", [1, 4])
+def test_one_group_whose_ranks_recorded_as_many_calls_of_different_steps_is_not_divided(calls_a_step: int) -> None:
+    """Ranks 0 and 1 did not record the last call, ranks 2 and 3 not the first."""
+    for groups, expected in ((ALL, {}), (TP, {"all_reduce": set(TP)})):
+        program, step_of = [("all_reduce", groups)] * 61, lambda at: at // calls_a_step
+        early = mesh(program[:-1], step_of=step_of)
+        late = mesh(program, step_of=step_of, lost={2: 1, 3: 1})
+        ranks = {0: early[0], 1: early[1], 2: late[2], 3: late[3]}
+        assert {each.collectives.step.size for each in ranks.values()} == {60}
+        assert found(ranks) == found(ranks, LISTED) == expected
+
+
+def test_groups_are_not_found_where_a_rank_of_the_job_was_not_recorded() -> None:
+    """Half of two groups of four would be taken for two groups of two."""
+    fours = ((0, 2, 4, 6), (1, 3, 5, 7))
+    every = mesh([("all_reduce", fours)] * 60)
+    half = {rank: every[rank] for rank in range(4)}
+    assert found(every) == {"all_reduce": set(fours)}
+    for world_size in (8, 5):
+        assert found(half, world_size=world_size) == {}
+    assert with_found_groups(half, (), None) == (half, ())
+    run = Run(world_size=8, ranks=fill_group_columns(half, (), 8))
+    assert not any(block.whole for block in match_and_align(run).matching.blocks)
+
+
+def test_a_run_directory_of_some_ranks_is_read_without_found_groups(tmp_path: Path) -> None:
+    for world_size in (8, None):
+        save_run(Run(world_size=world_size, ranks=mesh(FSDP_X_TP)), tmp_path / str(world_size), version="")
+        assert load_run(tmp_path / str(world_size)).groups == ()
+
+
+def test_a_size_that_no_listed_group_has_is_not_taken() -> None:
+    for size, expected in ((4, {}), (2, {"all_reduce": set(TP)})):
+        nameless = tuple(Group(name=str(at), size=size) for at in range(2))
+        assert found(mesh([("all_reduce", TP)] * 60), nameless) == expected
+
+
 def test_a_recorded_size_excludes_others() -> None:
     assert found(mesh(FSDP_X_TP, group_size=4)) == {}
     assert found(mesh(FSDP_X_TP, group_size=2)) == MESH
@@ -195,7 +234,7 @@ def test_a_recorded_size_excludes_others() -> None:
 
 def test_a_manifest_that_lists_the_groups_of_one_rank_names_those_and_the_dimension_of_the_others() -> None:
     of_rank_0 = tuple(group for group in LISTED if 0 in (group.ranks or ()))
-    _, groups = with_found_groups(mesh(FSDP_X_TP), of_rank_0)
+    _, groups = with_found_groups(mesh(FSDP_X_TP), of_rank_0, 4)
     assert {(group.name, group.description, group.ranks) for group in groups if group.found} == {
         ("1", "mesh_dp", (0, 2)), ("ranks [1, 3]", "mesh_dp", (1, 3)),
         ("3", "mesh_tp", (0, 1)), ("ranks [2, 3]", "mesh_tp", (2, 3)),

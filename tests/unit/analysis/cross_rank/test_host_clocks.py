@@ -8,7 +8,7 @@ from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.timeline.run import Run
 from tests.support.builders import EPOCH_NS
 from tests.support.overlapping_calls import MS, Met, job
-from tests.support.rank_rows import rank_timeline
+from tests.support.rank_rows import Row, rank_timeline
 
 CALLS, STALL_MS = 40, 5.0
 
@@ -104,6 +104,32 @@ def test_stages_whose_messages_arrive_soon_both_ways_share_the_clock_of_the_host
         stages(has_device=True),
     ):
         assert not match_and_align(others).clocks.comparable((0, 1))
+
+
+def test_messages_paired_in_another_order_do_not_void_the_clock_on_which_collectives_agree() -> None:
+    """Rank 0 sends two messages in each round, and rank 1 waits for the second one first."""
+    run = stalled()
+    messages: dict[int, list[tuple[str, float, float]]] = {
+        0: [("send", 9.0, 9.3), ("send", 14.0, 14.3)],
+        1: [("recv", 8.2, 14.3), ("recv", 8.4, 9.3)],
+    }
+    ranks = {}
+    for rank, timeline in run.ranks.items():
+        of_all = {"op": "all_reduce", "group": "all", "group_size": 2, "dtype": "float32", "bytes": 1 << 20}
+        met = timeline.collectives
+        calls: list[Row] = [
+            {**of_all, "start_ns": start, "end_ns": end}
+            for start, end in zip(met.start_ns.tolist(), met.end_ns.tolist(), strict=True)
+        ]
+        for at in range(CALLS):
+            for op, begin, end in messages[rank]:
+                start_ns, end_ns = (EPOCH_NS + round((at * 20 + each) * MS) for each in (begin, end))
+                calls.append({"op": op, "peer": 1 - rank, "start_ns": start_ns, "end_ns": end_ns})
+        calls.sort(key=lambda call: int(call["start_ns"]))
+        ranks[rank] = rank_timeline(rank, calls=calls, has_device=False, recorded={"host": "node"})
+    found = match_and_align(replace(run, ranks=ranks))
+    assert found.clocks.offset_ns == {0: 0.0, 1: 0.0}
+    assert not found.clock_set
 
 
 def test_ranks_of_one_name_that_nothing_connects_are_not_known_to_share_a_clock() -> None:
