@@ -20,6 +20,7 @@ from overlapscope.capture.settings import Settings
 STEP_MARK = "overlapscope.step"
 _CHOICE = random.Random(0)
 MEASURED_STEPS = 66
+"""After so many steps the cost is known; it is asked for again after four times as many, and so on."""
 _DENSE_STEPS, _DENSE_PAIRS = 18, 4
 _SINGLED_OUT = [2 + 4 * quarter + _CHOICE.choice((1, 2)) for quarter in range(16)]
 UNCAPTURED_STEPS = frozenset(_SINGLED_OUT[:_DENSE_PAIRS]) | (
@@ -29,7 +30,6 @@ UNCAPTURED_STEPS = frozenset(_SINGLED_OUT[:_DENSE_PAIRS]) | (
 runs have figures, then all but one in four. Each that is singled out stands between two of the other kind. Chosen at
 random (with a fixed seed, so the same on all ranks), because a regular choice could coincide with gradient
 accumulation."""
-"""After so many steps the cost is known; it is asked for again after four times as many, and so on."""
 EVERY_UNTIL_AGREED = 16
 """Of so many steps one is recorded from then on until all ranks have agreed, which takes them some seconds."""
 MAX_NOTES = 500_000

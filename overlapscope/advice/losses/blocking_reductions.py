@@ -41,6 +41,12 @@ LIGHT: Final = re.compile(
     r"|true_divide|_to_copy)_?$"
 )
 """What a number passes through before it is read."""
+SCALES: Final = re.compile(r"^aten::(?:div|mul)_$")
+"""What makes a mean over ranks of a sum, in place."""
+IN_PLACE: Final = re.compile(r"^aten::\w*[a-z]_$")
+FEW: Final = 16
+"""Elements of a tensor of numbers for the log, at most: seldom has a parameter or a gradient so few. A larger one, and
+one whose size is not known, may be either, and nothing shows which tensor an operation works on."""
 READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero")
 """Operations that hand one number to Python."""
 ONE_NUMBER: Final = 8
@@ -165,17 +171,15 @@ def _read(given: RuleInput, timeline: RankTimeline, windows: Windows) -> _Read |
 def _kinds(line: Outline, timeline: RankTimeline, world: int) -> tuple[Ints, Ints]:
     """Return the kind of each row, and its row of the collectives, -1 for none.
 
-    A reduction may be read where all ranks take part, the thread does nothing until it ends, and it has one element, or
-    few are made of it before anything else is done.
+    A reduction may be read where all ranks take part, the thread does nothing until it ends, and few numbers follow.
     """
     names, calls = timeline.names, timeline.collectives
 
     def named(fits: Callable[[str], object]) -> Flags:
         return rows_named(line.name, names, fits)
 
-    shrinks = named(SHRINKS.match)
     kind = np.full(line.name.size, OTHER)
-    kind[shrinks | named(LIGHT.match) | named(NO_WORK.match)] = PASSED
+    kind[named(SHRINKS.match) | named(LIGHT.match) | named(NO_WORK.match)] = PASSED
     kind[named(READS.__contains__)] = READ
     kind[named(ENTERS_COLLECTIVE.match)] = CALLED
     call = np.where(kind == CALLED, _calls_of(line, timeline), -1)
@@ -184,10 +188,29 @@ def _kinds(line: Outline, timeline: RankTimeline, world: int) -> tuple[Ints, Int
     blocks = np.append(line.start_ns, NEVER)[rows + 1] >= calls.end_ns[of]
     kept = np.append(np.flatnonzero(kind != PASSED), kind.size)
     follows = kept[np.searchsorted(kept, rows, side="right")]
-    seen = np.append(0, np.cumsum(shrinks))
-    is_number = (calls.elements[of] == 1) | (seen[follows] > seen[rows])
+    is_number = _are_numbers(line, names, rows, follows, calls.elements[of])
     kind[rows[blocks & is_number & (calls.group_size[of] == world)]] = REDUCED
     return kind, call
+
+
+def _are_numbers(line: Outline, names: Sequence[str], rows: Ints, until: Ints, elements: Ints) -> Flags:
+    """Return whether what reductions deliver, in `rows`, may be no more than numbers before the rows `until`.
+
+    That is one element, or a few of which one is made. Of many one is made at once, but for views and a division by the
+    number of ranks, and nothing is changed in place after that: else they are gradients or parameters, by which a model
+    is changed, and the number that is read is another.
+    """
+    shrinks, scales, in_place, views = (
+        rows_named(line.name, names, each.match) for each in (SHRINKS, SCALES, IN_PLACE, NO_WORK)
+    )
+    works = np.append(np.flatnonzero(shrinks | ~views), [line.name.size] * 2)
+    first = np.searchsorted(works, rows, side="right")
+    first = works[first + np.append(scales, False)[works[first]]]
+    shrunk, changed = (np.append(0, np.cumsum(each)) for each in (shrinks, in_place & ~views))
+    at_once = np.append(shrinks, False)[first] & (changed[until] == changed[first])
+    few = (elements >= 0) & (elements <= FEW)
+    found: Flags = (elements == 1) | np.where(few, shrunk[until] > shrunk[rows], at_once)
+    return found
 
 
 def _calls_of(line: Outline, timeline: RankTimeline) -> Ints:

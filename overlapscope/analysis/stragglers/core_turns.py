@@ -55,33 +55,41 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
 
 def taking_turns(hosts: Mapping[int, HostRuns]) -> Turns | None:
     """Return what shows that the hosts of one machine, by rank, share fewer cores; None where nothing does."""
-    computing = [own.computing for own in hosts.values()]
-    recorded = max((own.recorded_ns for own in hosts.values()), default=0)
+    own = list(hosts.values())
+    computing, ran = (_beyond([getattr(each, what) for each in own]) for what in ("computing", "ran"))
+    recorded = max((each.recorded_ns for each in own), default=0)
+    stretch = sum(each.stretch_ns for each in own) / max(len(own), 1)
+    most, shifted = None, None
     for cores in range(1, len(hosts)):
-        together = _beyond(computing, cores)
+        together, at_once = int(computing[cores]), int(ran[cores])
         if together < OF_TIME * recorded:
             return None
-        at_once = _beyond([own.ran for own in hosts.values()], cores)
-        by_chance = _by_chance(list(hosts.values()), cores)
-        if at_once > NEVER * by_chance or not _is_rare(list(hosts.values()), cores, at_once, by_chance):
+        most = _wanted(own) if most is None else most
+        if not _is_seldom(at_once, most.beyond(cores), cores, stretch):
             continue
-        waited = sum(_beyond(computing, more) for more in range(cores, len(hosts)))
+        by_chance = _by_chance(own, cores)
+        if not _is_seldom(at_once, by_chance, cores, stretch):
+            continue
+        shifted = _beyond_shifted(own) if shifted is None else shifted
+        if np.count_nonzero(shifted[:, cores] <= at_once) > AS_RARE * LAGS:
+            continue
         return Turns(
             ranks=tuple(sorted(hosts)), cores=cores, share=together / recorded,
-            waited_share=waited / len(hosts) / recorded, by_chance_ns=by_chance, at_once_ns=at_once,
-            waits={rank: _waits(rank, hosts, cores) for rank in hosts},
+            waited_share=int(computing[cores:].sum()) / len(hosts) / recorded, by_chance_ns=by_chance,
+            at_once_ns=at_once, waits={rank: _waits(rank, hosts, cores) for rank in hosts},
         )  # fmt: skip
     return None
 
 
-def _is_rare(hosts: Sequence[HostRuns], cores: int, at_once: int, by_chance: float) -> bool:
-    """Return whether equal hosts would so seldom run at once for as short."""
-    stretch = sum(own.stretch_ns for own in hosts) / len(hosts)
-    if by_chance * (cores + 1) < FEWEST * stretch:  # each of those that run may be the one that ends it
-        return False
+def _is_seldom(at_once: int, by_chance: float, cores: int, stretch: float) -> bool:
+    """Return whether equal hosts would so seldom run at once for as short; each of them may end it."""
+    return at_once <= NEVER * by_chance and by_chance * (cores + 1) >= FEWEST * stretch
+
+
+def _beyond_shifted(hosts: Sequence[HostRuns]) -> Ints:
+    """Return for how long more than so many would run at once, for each lag (row) and number of hosts (column)."""
     lags = (GOLDEN * np.arange(1, LAGS + 1) % 1).tolist()
-    as_rare = sum(_beyond([_shifted(own, lag * at) for at, own in enumerate(hosts)], cores) <= at_once for lag in lags)
-    return as_rare <= AS_RARE * LAGS
+    return np.stack([_beyond([_shifted(own, lag * at) for at, own in enumerate(hosts)]) for lag in lags])
 
 
 def _held(sets: Sequence[Intervals]) -> tuple[Ints, Ints]:
@@ -92,10 +100,51 @@ def _held(sets: Sequence[Intervals]) -> tuple[Ints, Ints]:
     return moment[order], np.cumsum(change, dtype=np.int64)[:-1]
 
 
-def _beyond(sets: Sequence[Intervals], number: int) -> int:
-    """Return for how long more than so many hold."""
+def _beyond(sets: Sequence[Intervals]) -> Ints:
+    """Return for how long more than 0, 1, 2, ... hold, up to their number."""
     moment, held = _held(sets)
-    return int(np.diff(moment)[held > number].sum())
+    lasts = np.zeros(len(sets) + 1, np.int64)
+    np.add.at(lasts, held, np.diff(moment))
+    more: Ints = np.append(np.cumsum(lasts[:0:-1])[::-1], 0)
+    return more
+
+
+class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Between moments: how long it lasts, how many hosts want to run, and how many of them run in the mean."""
+
+    lasts_ns: Ints
+    number: Ints
+    mean: npt.NDArray[np.float64]
+
+    def beyond(self, cores: int) -> float:
+        """Return for how long more would run at once by chance, at most: what `_by_chance` returns is no longer.
+
+        Of many ranks on one machine, that takes the cube of their number for each number of cores; this rules out
+        nearly all of them. By the bound of Hoeffding (1963, theorem 1) for sums of independent trials.
+        """
+        more = (self.number > cores) & (self.mean > 0)
+        lasts, number, mean = self.lasts_ns[more], self.number[more], self.mean[more]
+        wanted = cores + 1
+        others, idle = number - wanted, number - mean  # each is idle with at least 1 - ALWAYS
+        exponent = wanted * np.log(mean / wanted) + others * np.log(idle / np.maximum(others, 1))
+        return float((lasts * np.where(mean < wanted, np.exp(exponent), 1.0)).sum())
+
+
+def _wanted(hosts: Sequence[HostRuns]) -> _Wanted:
+    sets = [own.wanted for own in hosts]
+    moment, number = _held(sets)
+    mean = np.zeros(number.size)
+    for own in hosts:
+        wants = (np.searchsorted(each, moment[:-1], side="right") for each in own.wanted)
+        mean += _often(own) * np.subtract(*wants)
+    lasts = np.diff(moment)
+    at = lasts > 0  # of those that begin or end at the same moment, all do
+    return _Wanted(lasts_ns=lasts[at], number=number[at], mean=mean[at])
+
+
+def _often(own: HostRuns) -> float:
+    """Return how probably a host runs where it wants to."""
+    return min(length(own.ran) / max(length(own.wanted), 1), ALWAYS)
 
 
 def _by_chance(hosts: Sequence[HostRuns], cores: int) -> float:
@@ -108,8 +157,7 @@ def _by_chance(hosts: Sequence[HostRuns], cores: int) -> float:
     number: npt.NDArray[np.float64] = np.zeros((cores + 2, lasts.size))  # the last row: more than `cores`
     number[0] = 1.0
     for own in hosts:
-        often = min(length(own.ran) / max(length(own.wanted), 1), ALWAYS)
-        runs = often * (BusyTime(own.wanted).within(moment[:-1], moment[1:]) > 0)
+        runs = _often(own) * (BusyTime(own.wanted).within(moment[:-1], moment[1:]) > 0)
         one_more = number[:-1] * runs
         number[:-1] -= one_more
         number[1:] += one_more

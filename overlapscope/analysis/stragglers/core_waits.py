@@ -75,11 +75,13 @@ def waited_for_cores(ranks: Mapping[int, RankTimeline]) -> dict[int, int]:
 def waits_on_their_own(run: Run) -> list[int]:
     """Return the ranks that wait for a core for a reason of their own, not by the scheduler's choice among ranks.
 
-    Where no two ranks may use the same core, these are all that wait much; else the few that alone do.
+    Where no two ranks may use the same core, these are all that wait much; else, and where ranks are missing that may
+    use any core, the few that alone do.
     """
     waits = _waits(run.ranks)
     much = [rank for rank, each in waits.items() if each.share >= MUCH]
-    return much if _cores_of_their_own(run, waits) else [rank for rank in _concentrated_on(waits) if rank in much]
+    bound = not run.missing_ranks and _cores_of_their_own(run, waits)
+    return much if bound else [rank for rank in _concentrated_on(waits) if rank in much]
 
 
 def waits_for_cores(run: Run) -> list[Finding]:

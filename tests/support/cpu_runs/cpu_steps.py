@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from overlapscope.ingest.build.kernel_names import ENTERS_COLLECTIVE
-from overlapscope.timeline.columns import ANNOTATION, HOST, OPERATION
+from overlapscope.timeline.columns import ANNOTATION, HOST, NONE, OPERATION
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.support.builders import EPOCH_NS
 from tests.support.rank_rows import rank_timeline
@@ -73,7 +73,8 @@ def _timeline(rank: int, ranks: int, step: Callable[[int, int], Sequence[Item]])
             if isinstance(each, Call):
                 calls.append({
                     **times, "op": each.op, "group": "g", "group_size": each.group_size or ranks, "seq": len(calls),
-                    "dtype": "float32", "elements": each.elements, "bytes": 4 * each.elements,
+                    "dtype": "float32", "elements": each.elements,
+                    "bytes": NONE if each.elements == NONE else 4 * each.elements,
                     "launch_ns": at(each.start), "dimension": each.dimension,
                 })  # fmt: skip
                 times["end_ns"] = at(each.start + 1)

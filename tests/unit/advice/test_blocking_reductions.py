@@ -6,8 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import analyze_with_advice
+from overlapscope.advice.losses.blocking_reductions import FEW
 from overlapscope.analysis.result import Recommendation
 from overlapscope.report.redact import redacted
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
 from tests.support.cpu_runs.cpu_steps import STEPS, US, Beside, Call, Item, Mark, Op, cpu_run
 from tests.unit.advice.test_advice_rules import fired
@@ -51,6 +53,49 @@ def test_a_tensor_of_which_a_number_is_made_is_named_and_the_number_should_be_re
     assert said
     assert said.loss_ns == 60 * US
     assert "not the tensor" in said.apply["torch"]
+
+
+def after_a_call(*names: str, elements: int = SHAPES) -> list[Item]:
+    """Return a reduction of a tensor, these operations after it, one after the other, and the read of a number."""
+    operations = [Op(f"aten::{name}", 861 + 2 * at, 862 + 2 * at) for at, name in enumerate((*names, "item"))]
+    return [*TRAINED, Call(start=800, end=860, elements=elements), *operations]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("view", "mean"), id="of a view"),
+        pytest.param(("mean", "div", "sqrt"), id="number made first"),
+        pytest.param(("div_", "sum", "to"), id="a mean over ranks"),
+        pytest.param(("detach", "mul_", "view", "linalg_vector_norm"), id="a mean over ranks, and views"),
+    ],
+)
+@pytest.mark.parametrize("elements", [SHAPES, NONE])
+def test_a_number_may_be_made_of_many_elements_at_once(names: Sequence[str], elements: int) -> None:
+    assert found(*after_a_call(*names, elements=elements))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("div_", "mul", "sub_", "mean"), id="gradients, and SGD by hand"),
+        pytest.param(("sub_", "mean"), id="an update at once"),
+        pytest.param(("div_", "eq", "sum"), id="parameters, and an accuracy"),
+        pytest.param(("div_", "mul_", "sum"), id="scaled twice"),
+        pytest.param(("norm", "mul_", "sub_"), id="gradients clipped by their norm"),
+        pytest.param(("div_",), id="read before a number is made"),
+    ],
+)
+@pytest.mark.parametrize("elements", [SHAPES, FEW + 1, NONE])
+def test_many_elements_with_which_a_model_is_changed_are_not_read_by_the_host_alone(
+    names: Sequence[str], elements: int
+) -> None:
+    assert found(*after_a_call(*names, elements=elements)) is None
+
+
+def test_a_number_may_be_made_of_few_elements_after_arithmetic() -> None:
+    assert found(*after_a_call("div", "add_", "select", elements=FEW))
+    assert found(*after_a_call("div", "add_", elements=FEW)) is None
 
 
 def moved(each: Item, by: float) -> Item:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.result import Straggler
-from overlapscope.analysis.stragglers.core_turns import Turns
+from overlapscope.analysis.stragglers.core_turns import Turns, _by_chance, _wanted
 from overlapscope.analysis.stragglers.host_runs import HostRuns
 from overlapscope.analysis.stragglers.shared_cores import hosts_in_turns, shared_cores
 from overlapscope.timeline.intervals import Intervals, difference, length
@@ -41,6 +41,45 @@ def on_cores(hosts: int, cores: int) -> list[HostRuns]:
     """Return hosts that want to run all the time, on so many cores."""
     ran = [difference(intervals(WHOLE), intervals(each)) for each in scheduled(hosts, cores, hosts)]
     return [runs(WHOLE, pairs_of(each)) for each in ran]
+
+
+def busy(number: int, seed: int) -> list[HostRuns]:
+    """Return hosts with cores of their own, that run nearly always where they want to."""
+    draw, made = random.Random(seed), []
+    for _ in range(number):
+        wanted = [(at, at + draw.randint(MS, 3 * MS)) for at in range(0, LENGTH, 4 * MS)]
+        ran = [(begin, end - draw.randrange(MS)) for begin, end in wanted]
+        made.append(replace(runs(wanted, ran), computing=intervals(WHOLE)))
+    return made
+
+
+def test_what_chance_has_is_worked_out_for_few_numbers_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the cube of the number of hosts for each."""
+    asked = []
+
+    def counted(hosts: Sequence[HostRuns], cores: int) -> float:
+        asked.append(cores)
+        return _by_chance(hosts, cores)
+
+    monkeypatch.setattr("overlapscope.analysis.stragglers.core_turns._by_chance", counted)
+    assert in_turns(busy(24, seed=1)) == []
+    assert len(asked) <= 2
+    assert in_turns(on_cores(8, 6))
+    assert 6 in asked
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_number_of_cores_is_ruled_out_by_less_than_chance_has(seed: int) -> None:
+    """Some hosts run always, some seldom."""
+    draw = random.Random(seed)
+    often = [runs(WHOLE, [(at, at + MS) for at in draw.sample(range(0, LENGTH, MS), n)]) for n in (5, 160, 390)]
+    hosts = [*busy(4, seed), *often, runs(WHOLE, WHOLE)]
+    most = _wanted(hosts)
+    for cores in range(1, len(hosts)):
+        assert most.beyond(cores) >= _by_chance(hosts, cores) * (1 - 1e-9)
+        assert most.beyond(cores) <= LENGTH
+    equal = [runs(WHOLE, [(0, LENGTH // 2)])] * 3
+    assert _wanted(equal).beyond(2) == pytest.approx(LENGTH / 8)
 
 
 @pytest.mark.parametrize(("hosts", "cores"), [(2, 1), (3, 1), (4, 1), (3, 2), (4, 2), (4, 3), (8, 6)])

@@ -261,9 +261,16 @@ def test_a_rank_that_alone_waited_for_its_core_is_named_for_that() -> None:
     assert "shared_cores" in [each.id for each in found.findings]
 
 
-@pytest.mark.parametrize(("own", "named"), [(True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("own", "missing", "named"),
+    [
+        pytest.param(True, 0, True, id="cores of their own"),
+        pytest.param(False, 0, False, id="shared cores"),
+        pytest.param(True, 1, False, id="a missing rank may use them"),
+    ],
+)
 def test_ranks_that_wait_for_cores_of_their_own_are_named_and_those_that_share_them_are_not(
-    own: bool, named: bool
+    own: bool, missing: int, named: bool
 ) -> None:
     waits = {CULPRIT: 30, 0: 10, 1: 10, 3: 10}
     run = waiting(with_readings(of_events(job(fault="slower_compute")), running(asleep=CULPRIT)), waits)
@@ -273,7 +280,7 @@ def test_ranks_that_wait_for_cores_of_their_own_are_named_and_those_that_share_t
         )
         for rank, each in run.ranks.items()
     }
-    found = accused(replace(run, ranks=ranks))
+    found = accused(replace(run, ranks=ranks, world_size=RANKS + missing))
     assert [(each.rank, each.held_by) for each in found] == [(CULPRIT, "busy_core")] * named
 
 
