@@ -5,6 +5,7 @@ sleeps, so between two readings waiting for a core is spread evenly over all tim
 thread seemed to compute for longer than it ran or waited for a core, it slept at least.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -71,10 +72,14 @@ def core_waiting(timeline: RankTimeline, covered: Coverage) -> CoreWaiting | Non
 
 
 def _ran(timeline: RankTimeline, read_ns: Ints) -> Floats:
-    """Return how long the thread ran on a core between consecutive readings; all the time where that is not known."""
+    """Return how long the thread ran on a core between consecutive readings; all the time where that is not known, or
+    operations may run on several threads: then it sleeps while the others compute."""
     passed = np.diff(read_ns).astype(np.float64)
     ran_ns, counter = reading_series(timeline, ON_CORE)
-    if not np.array_equal(ran_ns, read_ns):
+    settings = timeline.recorded.get("settings")
+    environment = settings.get("environment") if isinstance(settings, Mapping) else None
+    alone = isinstance(environment, Mapping) and environment.get("OMP_NUM_THREADS") == "1"
+    if not alone or not np.array_equal(ran_ns, read_ns):
         return passed
     ran = np.diff(counter)
     return np.where((ran >= 0) & (ran <= passed), ran, passed)

@@ -344,7 +344,10 @@ def waiting_for_cores(timeline: RankTimeline, *readings: tuple[int, ...]) -> Ran
         for at, *values in readings
         for name, value in zip(("thread_queue_ns", "thread_cpu_ns"), values, strict=False)
     ]
-    return replace(timeline, telemetry=fact_table(Telemetry, rows, names), names=tuple(names.to_list()))
+    return replace(
+        timeline, telemetry=fact_table(Telemetry, rows, names), names=tuple(names.to_list()),
+        recorded={"settings": {"environment": {"OMP_NUM_THREADS": "1"}}},
+    )  # fmt: skip
 
 
 FIRST, LAST = [(0, 10, "gemm")], [(0, 30, "gemm")]
@@ -382,6 +385,16 @@ def test_what_the_late_rank_waited_for_a_core_or_slept_it_did_not_compute(
     _, found = explained(early, late)
     of_late_rank = {cause: found[0].get(cause, 0) for cause in WAITS_FOR_LATE_RANK}
     assert of_late_rank == dict.fromkeys(WAITS_FOR_LATE_RANK, 0) | causes
+
+
+@pytest.mark.parametrize("threads", ["8", None])
+def test_a_thread_that_waits_for_others_of_its_operation_does_not_sleep(threads: str | None) -> None:
+    early, late = (
+        waiting_for_cores(rank_of(rank, [call], did), (0, 0, 0), (until, 0, 10))
+        for rank, call, did, until in ((0, CALL, FIRST, 10), (1, LATE, LAST, 30))
+    )
+    many = {"settings": {"environment": {} if threads is None else {"OMP_NUM_THREADS": threads}}}
+    assert explained(early, replace(late, recorded=many))[1][0]["peer_compute"] == 20
 
 
 def test_what_both_ranks_waited_for_a_core_made_none_late() -> None:
