@@ -21,7 +21,7 @@ MOST_SHARE: Final = 0.01
 """Every step is recorded where the upper bound of the cost is below this share of a step."""
 AIMED_SHARE: Final = 0.003
 """Where it is not, the mean cost is kept below this share: room for the first steps, which are recorded to measure.
-Those are some 30 recorded ones before ranks agree, at up to a tenth of a step each: 0.15 % of 2,000 steps."""
+Those are some 30 recorded ones before ranks agree, at up to a fifth of a step each: 0.3 % of 2,000 steps."""
 MOST_EVERY: Final = 1000
 AHEAD_SECONDS: Final = 3.0
 """How far ahead of rank 0 the agreed step lies; other ranks ask every POLL_SECONDS."""

@@ -1,4 +1,4 @@
-"""Say which ranks share the clock of one host, so that no offset is estimated between them."""
+"""Find which ranks share the clock of one host, so that no offset is estimated between them."""
 
 from collections.abc import Sequence
 from itertools import combinations

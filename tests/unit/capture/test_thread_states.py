@@ -13,7 +13,8 @@ import overlapscope  # noqa: E402
 from overlapscope.capture.host import thread_states  # noqa: E402
 
 pytestmark = pytest.mark.torch
-CALLS = 60
+CALLS, SEEN = 3000, 10
+"""Calls at most: where gloo is done before it is asked to call back, no callback runs on its threads."""
 
 
 class OfThread(threading.local):
@@ -36,6 +37,8 @@ def test_a_thread_of_gloo_keeps_its_state_from_one_callback_to_the_next(tmp_path
     try:
         with overlapscope.profile(tmp_path / "run", mode="events", warmup=0, measure_overhead=False) as scope:
             for _ in range(CALLS):
+                if len(before) >= SEEN:
+                    break
                 with scope.step():
                     work = distributed.all_reduce(tensor, async_op=True)
                     work.get_future().add_done_callback(count)
@@ -43,8 +46,7 @@ def test_a_thread_of_gloo_keeps_its_state_from_one_callback_to_the_next(tmp_path
     finally:
         distributed.destroy_process_group()
     assert scope.guard.failures == []
-    if len(before) < 2:
-        pytest.skip("gloo was done before it was asked to call back: no callback ran on its threads")
+    assert len(before) >= SEEN
     assert max(before) > 0
 
 

@@ -183,6 +183,7 @@ def test_a_rank_of_a_light_stage_computes_longer_than_its_peers_though_not_than_
         ((30, 28, 31), 3, True),
         ((60, 20, 35), 3, False),
         ((30,), 2, False),
+        pytest.param((8,), 3, False, id="no longer than turns on a core"),
         ((30, 30, 0, 30, 0), 5, True),
     ],
 )
