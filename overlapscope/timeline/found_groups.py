@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from overlapscope.timeline.causality import SURE, contradicted, contradicted_parts
 from overlapscope.timeline.columns import NONE, Codes, Collectives, Flags, Floats, Ints
-from overlapscope.timeline.hosts import keep_one_time
+from overlapscope.timeline.hosts import share_host_clock
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import SYMMETRIC
 from overlapscope.timeline.rows import sort_order, unique
@@ -92,7 +92,7 @@ def _divided(ranks: Mapping[int, RankTimeline], op: str) -> list[_Members]:
         np.array([getattr(ranks[rank].collectives, side)[own[:MOST]] for rank, own in columns.items()])
         for side in ("start_ns", "end_ns")
     )
-    places = _groups_in_time(start, end, one_time=keep_one_time(ranks[rank] for rank in rows))
+    places = _groups_in_time(start, end, one_time=share_host_clock(ranks[rank] for rank in rows))
     sizes = {int(size) for rank, own in rows.items() for size in unique(ranks[rank].collectives.group_size[own])}
     if places is None or sizes - {NONE} - {len(places[0])}:
         return []

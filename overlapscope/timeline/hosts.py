@@ -16,7 +16,7 @@ def host_of(timeline: RankTimeline) -> str | None:
     return host if isinstance(host, str) and host not in NO_NAMES else None
 
 
-def keep_one_time(timelines: Iterable[RankTimeline]) -> bool:
+def share_host_clock(timelines: Iterable[RankTimeline]) -> bool:
     """Return whether ranks are of CPU runs that name one host: their clock may be set, but for all of them at once."""
     every = list(timelines)
     hosts = {host_of(each) for each in every}

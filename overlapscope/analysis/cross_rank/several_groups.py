@@ -10,7 +10,7 @@ from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matchin
 from overlapscope.display import list_some
 from overlapscope.timeline.causality import SURE, contradicted, contradicted_parts
 from overlapscope.timeline.columns import Flags
-from overlapscope.timeline.hosts import keep_one_time
+from overlapscope.timeline.hosts import share_host_clock
 from overlapscope.timeline.run import Run
 
 MOST_RANKS: Final = 64
@@ -26,7 +26,7 @@ def drop_of_several_groups(run: Run, matching: Matching) -> Matching:
     dropped: dict[int, str] = {}
     for at, block in enumerate(matching.blocks):
         if block.by_order and block.group is None:
-            apart = np.argwhere(_apart(block, one_time=keep_one_time(run.ranks[rank] for rank in block.ranks)))
+            apart = np.argwhere(_apart(block, one_time=share_host_clock(run.ranks[rank] for rank in block.ranks)))
             if apart.size:
                 dropped[at] = _reason(block, *(block.ranks[place] for place in apart[0].tolist()))
     if not dropped:
