@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import wraps
 from pathlib import Path
 from statistics import median
@@ -58,6 +58,44 @@ _open_sessions: list["Session"] = []
 Finish = Callable[["Session"], None]
 
 
+class _Step(AbstractContextManager[None]):
+    """One training step. Every step pays for what is done here, recorded or not, so it is little."""
+
+    __slots__ = ("_amounts", "_begun_ns", "_entered", "_mark", "_session")
+
+    def __init__(self, session: "Session", amounts: tuple[float | None, float | None, float | None]) -> None:
+        self._session, self._amounts = session, amounts
+        self._begun_ns: int | None = None
+        self._entered = False
+        self._mark: AbstractContextManager[Any] | None = None
+
+    def __enter__(self) -> None:
+        session = self._session
+        if session.closed_early:
+            return
+        self._begun_ns = session.begin_step()
+        self._entered = True
+        if self._amounts != (None, None, None):
+            tokens, samples, flops = self._amounts
+            session.count(tokens=tokens, samples=samples, flops=flops)
+        self._mark = session.steps.mark()
+        if self._mark is not None:
+            self._mark.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._entered:
+            return
+        try:
+            if self._mark is not None:
+                self._mark.__exit__(kind, error, trace)
+        finally:
+            if kind is not None:  # also KeyboardInterrupt: whatever ends the step early, it is not whole
+                self._session.steps.cut()
+            self._session.end_step(self._begun_ns)
+
+
 class Session:
     """Records steps; a context manager, and a decorator for a function that does one step.
 
@@ -79,7 +117,8 @@ class Session:
         self.parts = PartWriter(path, settings, self.guard, self._columns, self._begin_run)
         self.hooks.beside = self._beside
         self._agreeing = threading.Event()
-        self._next_agreement = MEASURED_STEPS
+        self._agree_after = settings.warmup + MEASURED_STEPS if self.steps.measures else -1
+        """After so many steps ranks agree (anew) on which ones are recorded."""
         self.trigger: TriggerWatch | None = None
         self.begin_ns = 0
         self._state = "new"
@@ -197,18 +236,23 @@ class Session:
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    @contextmanager
     def step(
         self, *, tokens: float | None = None, samples: float | None = None, flops: float | None = None
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Record the block as one training step; record nothing once the profile was closed early.
 
         `tokens`, `samples` and `flops` (model FLOPs) are what this rank processes in the step: they are summed over
         ranks. A value that is no finite number of 0 or more is a warning, and not recorded.
         """
-        if self._state == "closed" and not self._left:
-            yield  # SIGTERM, or the end of the process groups, closed the profile; the job continues to its own end
-            return
+        return _Step(self, (tokens, samples, flops))
+
+    @property
+    def closed_early(self) -> bool:
+        """Whether SIGTERM, or the end of the process groups, closed the profile; the job goes on to its own end."""
+        return self._state == "closed" and not self._left
+
+    def begin_step(self) -> int | None:
+        """Begin a step; return the time from which it counts, None where it could not be begun."""
         if self._state != "open":
             raise UsageError("scope.step() outside of its profile: did you leave out `with overlapscope.profile(...)`?")
         if self._in_step:
@@ -218,31 +262,26 @@ class Session:
         self._in_step = True
         if self.steps.count in (0, REBUILT_STEPS):
             self.guard("looking at the process groups", self._note_unseen_groups)
-        begun = self.guard("beginning a step", self._step_begins)
-        self.count(tokens=tokens, samples=samples, flops=flops)
-        try:
-            with self.steps.mark():
-                yield
-        except BaseException:  # also KeyboardInterrupt: whatever ends the step early, it is not whole
-            self.steps.cut()
-            raise
-        finally:
-            self._in_step = False
-            self.guard("ending a step", self.steps.end, begun)
-            if self._state == "open" and self.settings.mode == "events":
-                self.guard("writing parts", self._between_steps)
+        return self.guard("beginning a step", self._step_begins)
+
+    def end_step(self, begun_ns: int | None) -> None:
+        """End the step that began at `begun_ns`."""
+        self._in_step = False
+        self.guard("ending a step", self.steps.end, begun_ns)
+        steps = self.steps
+        if (self.parts.due() or steps.full or steps.count == self._agree_after) and self._state == "open":
+            self.guard("writing parts", self._between_steps)
 
     def _between_steps(self) -> None:
         """Write what is due, and measure whether every step may be recorded; none of it counts as the job's time."""
-        steps, begun_ns = self.steps, time.monotonic_ns()
-        measured = steps.measures and steps.count - self.settings.warmup == self._next_agreement
-        if not (measured or steps.full or self.parts.due()):
+        if self.settings.mode != "events":
             return
+        steps, begun_ns = self.steps, time.monotonic_ns()
         self._read_software()
         self._read_ddp()
         self._flush()
-        if measured:
-            self._next_agreement *= 4
+        if steps.count == self._agree_after:
+            self._agree_after += 3 * (self._agree_after - self.settings.warmup)
             key = f"session{self.number}/sampled{steps.count}"
             threading.Thread(
                 target=self.guard, args=("choosing the steps to record", self._agree, key), daemon=True,
@@ -273,7 +312,7 @@ class Session:
         ahead = AHEAD_STEPS + math.ceil(AHEAD_SECONDS * 1e9 * len(lasted) / max(1, sum(lasted)))
         agreed = agree(key, self.rank, self.world_size, every, lambda: self.steps.count + ahead, self._agreeing)
         if agreed is not None and agreed.every != self.steps.sampled[-1].every:
-            self.steps.sampled.append(agreed)
+            self.steps.choose(agreed)
 
     def _overhead(self) -> Overhead | None:
         lasted = self.steps.durations()

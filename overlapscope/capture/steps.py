@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import zip_longest
 from numbers import Real
 from typing import Any
 
@@ -66,6 +67,8 @@ class Steps:
         """Returns whether the calls of the step that begins now are needed, for a trace that is recorded beside."""
         self.toggles: deque[int] = deque(maxlen=64)
         """How long removing hooks took, or opening them again, in nanoseconds."""
+        self._quiet_until = 0
+        """Before the step of this number there is nothing to do but to take the time (`_next_busy`)."""
         self._times: list[tuple[int, int, int]] = []
         """(number, host time of its begin, nanoseconds) of steps that are not written yet."""
         self._times_until = -1
@@ -91,8 +94,10 @@ class Steps:
 
     def begin(self) -> int:
         """Begin a step, captured or not; return the time from which it counts (our own work is part of it)."""
-        hooks = self._hooks
         begun_ns = time.monotonic_ns()
+        if self.count < self._quiet_until:
+            return begun_ns
+        hooks = self._hooks
         after = self.count - self._settings.warmup
         if after == 0:
             self._guard("looking for a device", hooks.look_for_device)
@@ -120,9 +125,29 @@ class Steps:
         current = next(each for each in reversed(self.sampled) if each.since_step <= self.count)
         return current.records(self.count)
 
-    def mark(self) -> AbstractContextManager[Any]:
-        """Return a context manager that marks the step in a trace."""
-        return self._hooks.mark(f"{STEP_MARK}#{self.count}")
+    def choose(self, sampling: Sampling) -> None:
+        """Record so from a step on that lies ahead; may be called on another thread than that which trains."""
+        self.sampled.append(sampling)
+        self._quiet_until = 0
+
+    def _next_busy(self) -> int:
+        """Return the next step in which there is something to do, once hooks are removed and nothing else listens.
+
+        All that is done in a step that is not recorded runs after a millisecond or a minute of other work, from cold
+        caches, where a line of Python costs ten times as much as in a loop.
+        """
+        measuring = self.measures and self.count < self._settings.warmup + MEASURED_STEPS
+        if measuring or self.listeners or not self._hooks.aside:
+            return 0
+        for each, following in zip_longest(self.sampled, self.sampled[1:]):
+            found = each.next_recorded(max(self.count, each.since_step))
+            if following is None or found < following.since_step:
+                return found
+        return 0
+
+    def mark(self) -> AbstractContextManager[Any] | None:
+        """Return a context manager that marks the step in a trace; None without one."""
+        return self._hooks.mark(f"{STEP_MARK}#{self.count}") if self._hooks.marks_traces else None
 
     def note_amount(self, name: str, amount: object) -> None:
         """Add to how much of `name` this rank processes in the current step, if the step is recorded.
@@ -148,6 +173,13 @@ class Steps:
             hooks.ranges.end_step(self.count)
         if self._stopped:
             return  # the profile was closed in the middle of the step
+        if self.count < self._quiet_until:
+            ended_ns = time.monotonic_ns()
+            if begun_ns is not None:
+                self._take_time(begun_ns, ended_ns, captured=False)
+            hooks.after_quiet_step(ended_ns)
+            self.count += 1
+            return
         record = hooks.record
         if record is not None:
             hooks.step_ends(record)
@@ -159,15 +191,22 @@ class Steps:
         warming = hooks.traces is not None and hooks.traces.warming
         number, counts = self.count, self.count >= self._settings.warmup and not warming
         if begun_ns is not None and counts:
-            self.lasted.append((ended_ns - begun_ns, record is not None))
-            if hooks.traces is None and not hooks.clock.on_device and len(self._times) < 2 * MAX_TIMES:
-                self._times.append((number, begun_ns, ended_ns - begun_ns))
+            self._take_time(begun_ns, ended_ns, captured=record is not None)
         self.count += 1
+        known = len(self.sampled)
+        self._quiet_until = self._next_busy()
+        if len(self.sampled) != known:
+            self._quiet_until = 0  # chosen meanwhile, on another thread
         if hooks.traces is not None:
             hooks.traces.step()
         if begun_ns is not None:
             for listener in self.listeners:
                 self._guard("calling a listener of steps", listener, number, ended_ns - begun_ns, record)
+
+    def _take_time(self, begun_ns: int, ended_ns: int, *, captured: bool) -> None:
+        self.lasted.append((ended_ns - begun_ns, captured))
+        if self._hooks.traces is None and not self._hooks.clock.on_device and len(self._times) < 2 * MAX_TIMES:
+            self._times.append((self.count, begun_ns, ended_ns - begun_ns))
 
     @property
     def full(self) -> bool:

@@ -45,7 +45,7 @@ class CollectiveWatch:
         current: Callable[[], StepRecord | None],
         ranges: NvtxRanges | None = None,
         times: ThreadTimes | None = None,
-        captured: Callable[[], None] = lambda: None,
+        captured: Callable[[], None] | None = None,
         bucket_group: Callable[[], str | None] = lambda: None,
         *,
         shared_queues: bool = False,
@@ -114,7 +114,8 @@ class CollectiveWatch:
 
     def _see(self, operation: Operation, redispatch: Callable[..., Any], keys: Any, args: tuple[Any, ...]) -> Any:
         record = self._current()
-        self._captured()
+        if self._captured is not None:
+            self._captured()
         run = redispatch if self._ranges is None else self._ranges.wrap(operation.op, redispatch)
         if record is None:
             return run(keys, *args)
@@ -167,7 +168,7 @@ class CollectiveWatch:
         typed = tensors or (self._tensors(args[received]) if received is not None else [])
         others = own if received == sent else self._elements(args, received)
         elements = full_elements(operation.op, own if sent is not None else None, others, size)
-        on_host = self._on_host(group, name, tensors)
+        on_host = not self._clock.on_device or self._on_host(group, name, tensors)
         return CollectiveCall(
             op=operation.op,
             group=name,
@@ -177,7 +178,7 @@ class CollectiveWatch:
             module=getattr(self._threads, "module", None),
             entered_ns=entered_ns,
             transfer=Transfer(
-                lane=_lane(name, operation, args),
+                lane=name if operation.op not in POINT_TO_POINT else _lane_of_pair(name, operation, args),
                 ready=time.monotonic_ns() if on_host else self._clock.mark(),
                 on_host=on_host,
                 on_compute=not on_host and self._clock.blocks_compute(0),
@@ -186,8 +187,8 @@ class CollectiveWatch:
         )
 
     def _on_host(self, group: Any, name: str, tensors: list[Any]) -> bool:
-        """Return whether the host moves these tensors: all without a device, and some of a job that has one."""
-        if not self._clock.on_device or (tensors and tensors[0].device.type == "cpu"):
+        """Return whether the host moves these tensors, in a job that has a device."""
+        if tensors and tensors[0].device.type == "cpu":
             return True
         if name not in self._backends:
             self._backends[name] = _device_backend(group, self._torch.device("cuda"))
@@ -244,12 +245,13 @@ class CollectiveWatch:
 
     def _tensors(self, value: Any) -> list[Any]:
         """Return the tensors in an argument: one, a list of them, or lists of lists."""
-        if isinstance(value, self._torch.Tensor):
+        tensor = self._torch.Tensor
+        if isinstance(value, tensor):
             return [value]
         if not isinstance(value, (list, tuple)):
             return []
-        if len(value) == 1 and isinstance(value[0], self._torch.Tensor):
-            return [value[0]]
+        if len(value) == 1 and isinstance(value[0], tensor):
+            return value if isinstance(value, list) else [value[0]]
         return [tensor for each in value for tensor in self._tensors(each)]
 
     def _elements(self, args: tuple[Any, ...], position: int | None) -> int | None:
@@ -452,7 +454,7 @@ def _in_phase(record: StepRecord) -> bool:
 
 
 def _elements(tensors: list[Any]) -> int:
-    return sum([tensor.numel() for tensor in tensors])
+    return tensors[0].numel() if len(tensors) == 1 else sum([tensor.numel() for tensor in tensors])
 
 
 @cache
@@ -460,10 +462,8 @@ def _dtype(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _lane(group: str, operation: Operation, args: tuple[Any, ...]) -> str:
-    """Return what the call runs one after the other with: NCCL has a communicator and a stream for each pair."""
-    if operation.op not in POINT_TO_POINT:
-        return group
+def _lane_of_pair(group: str, operation: Operation, args: tuple[Any, ...]) -> str:
+    """Return what a send or receive runs one after the other with: NCCL has a communicator and stream for each pair."""
     peer = next((each for each in args[operation.group + 1 :] if isinstance(each, int)), None)
     return f"{group} with {peer}"
 

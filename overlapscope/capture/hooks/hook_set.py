@@ -57,7 +57,7 @@ class HookSet:
         self.sampler = Sampler(None)
         self.sockets = SocketWatch()
         self.ddp_wrapper = DDPWrapperFinder(model)
-        self.range_beside: Callable[[str], AbstractContextManager[Any]] = lambda _: nullcontext()
+        self.range_beside: Callable[[str], AbstractContextManager[Any]] | None = None
         """In `events` mode, marks a range in a trace that is recorded beside it."""
         self.links: list[dict[str, Any]] = []
         self.unsupported: list[str] = []
@@ -97,7 +97,7 @@ class HookSet:
                 self._current,
                 self.ranges,
                 self.times,
-                captured=self._graphs.communicates if self._graphs is not None else lambda: None,
+                captured=self._graphs.communicates if self._graphs is not None else None,
                 bucket_group=self.ddp_wrapper.bucket_group,
                 shared_queues=on_device and share_queues(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")),
             )
@@ -215,6 +215,15 @@ class HookSet:
         if self._collectives is not None:
             self._guard("reading marks", self._collectives.read, MARKS_READ if record is not None else ANCHORS_READ)
 
+    def after_quiet_step(self, ended_ns: int) -> None:
+        """Note where a step ended in which nothing was recorded or read."""
+        self._host_pauses.step_passed(ended_ns)
+
+    @property
+    def aside(self) -> bool:
+        """Whether no hook is in the path of training, and none wants to know of a step that is not recorded."""
+        return self._aside and self.traces is None and self.ranges is None and not self.clock.on_device
+
     def step_aside(self) -> bool:
         """Remove the hooks in the path of training for steps that are not recorded; return whether there were any.
 
@@ -253,9 +262,16 @@ class HookSet:
             for call in record.calls
         )
 
+    @property
+    def marks_traces(self) -> bool:
+        """Whether a trace is recorded, or may be."""
+        return self.traces is not None or self.range_beside is not None
+
     def mark(self, name: str) -> AbstractContextManager[Any]:
         """Return a context manager whose range appears in the trace, if one is recorded."""
-        return self.traces.mark(name) if self.traces is not None else self.range_beside(name)
+        if self.traces is not None:
+            return self.traces.mark(name)
+        return self.range_beside(name) if self.range_beside is not None else nullcontext()
 
 
 def _device_clock(device: int | None) -> Clock:

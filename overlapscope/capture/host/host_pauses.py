@@ -69,10 +69,14 @@ class HostPauseWatch:
         self._since_last_step.clear()
         self._counters = _counters()
 
+    def step_passed(self, ended_ns: int) -> None:
+        """Note where a step ended; what was collected before that is not between steps."""
+        self._last_end_ns = ended_ns
+        self._since_last_step.clear()
+
     def step_ends(self, record: StepRecord | None) -> None:
         """Record the counters' increases and the load; None for a step that is not recorded."""
-        self._last_end_ns = time.monotonic_ns() if record is None else record.end_ns
-        self._since_last_step.clear()
+        self.step_passed(time.monotonic_ns() if record is None else record.end_ns)
         if record is None:
             return
         for name, value in _counters().items():

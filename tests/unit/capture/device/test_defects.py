@@ -223,6 +223,7 @@ def test_g8_the_cost_of_capture_is_that_of_the_device(monkeypatch: pytest.Monkey
         look_for_device=lambda: None,
         traces=None,
         ranges=None,
+        aside=False,
         record=None,
         step_aside=lambda: False,
         come_back=lambda: False,
