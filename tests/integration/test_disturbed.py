@@ -10,7 +10,7 @@ import pytest
 
 import overlapscope
 from tests.integration.disturbed.judge import judge
-from tests.integration.disturbed.network import NotAllowedError, network
+from tests.integration.disturbed.network import NotAllowedError, links_to_compare
 from tests.integration.disturbed.plan import WORLD, Recording
 from tests.integration.disturbed.record import record
 from tests.support.long_results import keep
@@ -39,7 +39,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """Record all in one job: its ranks take longer to start than to train."""
     folder = tmp_path_factory.mktemp("disturbed")
     try:
-        with network(WORLD) as links:
+        with links_to_compare(WORLD) as links:
             record([SLEEPING, CALM, SHARED_CORE, OWN_CORES, SLOW_LINK], folder, links)
     except NotAllowedError as error:
         record([SLEEPING, CALM, SHARED_CORE, OWN_CORES], folder)

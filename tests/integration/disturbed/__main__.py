@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from tests.integration.disturbed.judge import Verdict, judge, table
-from tests.integration.disturbed.network import Network, NotAllowedError, network
+from tests.integration.disturbed.network import Network, NotAllowedError, links_to_compare
 from tests.integration.disturbed.plan import ON_LINKS, ON_ONE_HOST, WORLD, Recording, plan
 from tests.integration.disturbed.record import record
 from tests.support.long_results import keep
@@ -36,7 +36,7 @@ def main(number: int, folder: Path) -> int:
         seeds = range(first, min(first + A_JOB, number))
         verdicts += _one_job(plan(ON_ONE_HOST, seeds), folder / f"host{first}")
         try:
-            with network(WORLD) as links:
+            with links_to_compare(WORLD) as links:
                 verdicts += _one_job(plan(ON_LINKS, seeds), folder / f"links{first}", links)
         except NotAllowedError as error:
             reason = f"\n\nSlow links were not recorded: {error}"

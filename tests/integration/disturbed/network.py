@@ -40,6 +40,15 @@ def network(ranks: int) -> Iterator[Network]:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
+@contextmanager
+def links_to_compare(ranks: int) -> Iterator[Network]:
+    """Make a network whose links can be told apart. Raises NotAllowedError: two ranks have one link."""
+    if ranks < 3:
+        raise NotAllowedError("two ranks have one link, and nothing to compare it with")
+    with network(ranks) as made:
+        yield made
+
+
 def _build(made: Network) -> None:
     for name in (made.hub, *made.ranks):
         _run("ip", "netns", "add", name)

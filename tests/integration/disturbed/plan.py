@@ -1,5 +1,6 @@
 """What is recorded: which disturbance, of which rank, in which mode."""
 
+import os
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
-WORLD = 3
+WORLD = 3 if len(os.sched_getaffinity(0)) > 2 else 2
+"""Ranks of the job: as many as have a core each, where there are so few. Two have no third one to compare with, so that
+slow links are left out then."""
 MODES = ("events", "trace")
 INTERFACE = "link0"
 """Name of a rank's only interface where it has a namespace of its own."""
@@ -15,7 +18,7 @@ ON_ONE_HOST = ("control", "compute", "sleep", "loader", "collector", "own_cores"
 ON_LINKS = ("links_as_they_are", "one_slow_link", "all_slow_links")
 
 
-CORES = {"own_cores": (0, 1, 2), "shared_core": (0, 0, 1)}
+CORES = {"own_cores": tuple(range(WORLD)), "shared_core": (0, 0, 1)[:WORLD]}
 """Which of the machine's cores each rank may use, in these kinds; in the others all."""
 
 
