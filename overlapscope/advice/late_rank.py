@@ -31,7 +31,10 @@ LOOK: Final[Mapping[str, Mapping[str, str]]] = {
         "linux": "pidstat -t -w -p PID 1; ps -eLo psr,pcpu,pid,comm --sort=-pcpu | head  # does it lose its core?",
     },
     "throttled": {"nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER"},
-    "slower_compute": {"nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,ECC; nvidia-smi dmon -s pucm -c 10"},
+    "slower_compute": {
+        "nvidia": "nvidia-smi -q -d PERFORMANCE,CLOCK,ECC; nvidia-smi dmon -s pucm -c 10",
+        "linux": "mpstat -P ALL 1 5; grep MHz /proc/cpuinfo  # does another machine take its core (%steal)? its clock?",
+    },
     "more_work": {"torch": 'print(rank, batch["input_ids"].shape)  # are batches, layers, tokens of experts equal?'},
     "longer_compute": {
         "linux": "pidstat -u -w -p PID 1  # does it lose its core?",

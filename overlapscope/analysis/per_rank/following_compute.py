@@ -34,15 +34,9 @@ class Following(msgspec.Struct, frozen=True, kw_only=True):
 
 def following(timeline: RankTimeline) -> Following:
     """Return what each step of a rank computes."""
-    spans, notes = timeline.spans, timeline.annotations
-    marks = rows_named(notes.name, timeline.names, OPTIMIZER.match)
-    marked = union((notes.start_ns[marks], notes.end_ns[marks]))
+    spans = timeline.spans
     computes = np.flatnonzero((spans.kind == COMPUTE) & (spans.step != NONE))
-    begun = np.where(spans.launch_ns == NONE, spans.start_ns, spans.launch_ns)[computes]
-    at = np.searchsorted(marked.starts, begun, side="right") - 1
-    optimizes = rows_named(spans.name[computes], timeline.names, OPTIMIZER.match)
-    if marked.starts.size:
-        optimizes |= (at >= 0) & (begun < marked.ends[np.maximum(at, 0)])
+    optimizes = in_optimizer(timeline, computes)
     steps = spans.step[computes]
     others = computes[~optimizes]
     of_others = spans.step[others]
@@ -52,3 +46,16 @@ def following(timeline: RankTimeline) -> Following:
         last_start_ns=dict(zip(numbers.tolist(), last.tolist(), strict=True)),
         with_optimizer=frozenset(values_in(steps[optimizes]).tolist()),
     )
+
+
+def in_optimizer(timeline: RankTimeline, spans: Ints) -> Flags:
+    """Return which of these spans (rows) belong to the optimizer, by their names or by when they were launched."""
+    table, notes = timeline.spans, timeline.annotations
+    marks = rows_named(notes.name, timeline.names, OPTIMIZER.match)
+    marked = union((notes.start_ns[marks], notes.end_ns[marks]))
+    begun = np.where(table.launch_ns == NONE, table.start_ns, table.launch_ns)[spans]
+    at = np.searchsorted(marked.starts, begun, side="right") - 1
+    optimizes = rows_named(table.name[spans], timeline.names, OPTIMIZER.match)
+    if marked.starts.size:
+        optimizes |= (at >= 0) & (begun < marked.ends[np.maximum(at, 0)])
+    return optimizes

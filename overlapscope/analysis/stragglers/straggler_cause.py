@@ -55,7 +55,7 @@ STRAGGLER_CAUSES: Final[Mapping[str, str]] = {
     "paused": "pauses inside its operations (its core, or its interpreter's lock, was taken)",
     "throttled": "throttling (of its clocks, or of its processes' CPU share)",
     "more_work": "more work (it ran more or larger kernels than its peers)",
-    "slower_compute": "slower compute (its kernels took longer than its peers')",
+    "slower_compute": "slower compute (the same work took it longer than its peers)",
     "longer_compute": "longer compute (more to compute, or slower: which is not known)",
     "unknown": "cause not known",
 }

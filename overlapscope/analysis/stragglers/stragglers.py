@@ -32,6 +32,7 @@ from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.analysis.stragglers.host_cause import ran_longer_each_time
 from overlapscope.analysis.stragglers.lateness import LateArrivals, attribute_blame, late_arrivals
 from overlapscope.analysis.stragglers.straggler_cause import compared_peers, find_straggler_cause, longer_by_step
+from overlapscope.analysis.stragglers.work_by_phase import cause_by_phase
 from overlapscope.timeline.columns import Floats, Ints, size
 from overlapscope.timeline.intervals import BusyTime, Intervals
 from overlapscope.timeline.run import Run
@@ -185,6 +186,9 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
             chance[rank] * could > allowed and not (cause in OF_COMPUTE and _lasts(ranks, rank, theirs))
         ):
             continue
+        if cause in {"more_work", "longer_compute"} and "host_op" not in evidence and not run.ranks[rank].has_device:
+            cause, more = cause_by_phase(cause, rank, compared_peers(theirs), run)
+            evidence |= more
         calls = sum(int((each.lead_ns > 0).sum()) for each in theirs)
         known = {"calls": calls, "chance": chance[rank], "alike": alike, **evidence}
         found.append(Straggler(rank=rank, held_by=cause, blame_ns=blamed[rank], evidence=known, host=host.get(rank)))

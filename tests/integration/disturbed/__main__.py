@@ -23,9 +23,11 @@ A_JOB = 5
 """Seeds that one job records: its processes start anew between them."""
 SAID = f"""{WORLD} ranks over gloo, recorded by `overlapscope.profile`. Right is: the disturbed rank and nobody else is
 named, with its cause; for slow links, the link is found, no rank is said to be late, and no wrong rank's link is named;
-undisturbed, nothing is said of anybody. With two of the ranks on one core, ranks are said to share cores and nobody is
-late; with a core for each, neither (but that one core is too few): that needs a machine which does nothing else. The
-share is of the disturbed step, by the job's own clock."""
+undisturbed, nothing is said of anybody, or it is said that a rank computes longer (or slower, not: more), which by its
+thread's own clock took that much longer for the same work: cores are not equal while other machines run on them. With
+two of the ranks on one core, ranks are said to share cores and nobody is late; with a core for each, neither (but that
+one core is too few): that needs a machine which does nothing else. The share is of the disturbed step, by the job's own
+clock."""
 
 
 def main(number: int, folder: Path) -> int:

@@ -156,7 +156,10 @@ def record(made: dict[str, Any], model: nn.Module, way: InForward, rank: int, fo
     way.disturbance = None
     del disturbance
     gc.collect()
-    return {"periods_s": periods[WARMUP:], "held_s": held[WARMUP:], "undisturbed_s": periods[:WARMUP]}
+    return {
+        "periods_s": periods[WARMUP:], "held_s": held[WARMUP:], "worked_s": worked[WARMUP:],
+        "undisturbed_s": periods[:WARMUP],
+    }  # fmt: skip
 
 
 def limit(made: dict[str, Any], rank: int) -> None:
