@@ -9,6 +9,8 @@ POINT_TO_POINT: Final = frozenset({*SEND_OPS, "send_recv"})
 """These, and several of them in one call."""
 SYMMETRIC: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all"})
 """Operations that no member leaves before all have arrived: only these can be split into wait and transfer."""
+ROOTED: Final = frozenset({"broadcast", "reduce", "gather", "scatter"})
+"""Operations with a root: a member may leave before others arrive, as the root of a broadcast that has sent all."""
 WAITS_FOR_DEVICE: Final = re.compile(
     r"[a-z]+(?:Device|Ctx|Context|Stream|Event|Queue)(?:Host)?Synchronize(?:_\w+)?"
     r"|(?:cuda|hip|cu)Memcpy(?:2D|3D|Peer|ToSymbol|FromSymbol|WithStream|DtoH|HtoD|DtoD)?(?:_\w+)?"

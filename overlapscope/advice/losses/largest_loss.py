@@ -65,13 +65,17 @@ RECORD: Final = "torch.profiler.profile(activities=[ProfilerActivity.CPU, Profil
 
 
 def largest_loss(given: RuleInput, found: Sequence[Recommendation]) -> Recommendation | None:
-    """Return what names the largest loss; None where a recommendation of `found` does, or the loss is small."""
+    """Return what names the largest loss; None where a recommendation of `found` does, or the loss is small.
+
+    Steps that cost more than all that the others lose are named by none of them.
+    """
     exposed, idle = given.figures.exposed_comm_ns or 0, given.figures.idle_ns or 0
     of_exposed = exposed >= idle or not given.run_has_device  # between its operations a host may do what it must
     loss, named = (exposed, OF_EXPOSED) if of_exposed else (idle, OF_IDLE)
     others = max((each.loss_ns or 0 for each in found), default=0)
     addressed = sum(each.loss_ns or 0 for each in found if each.id in named)
-    if not given.is_worth(loss) or loss < others or addressed >= ADDRESSED * loss:
+    outlying = costly_outliers(given.analysis, max(exposed, idle)) is not None
+    if not given.is_worth(loss) or (not outlying and (loss < others or addressed >= ADDRESSED * loss)):
         return None
     late = () if any(each.id == "late_rank" for each in found) else given.analysis.skew.stragglers
     return _exposed(given, exposed, late) if of_exposed else _idle(given, idle)

@@ -15,6 +15,7 @@ from overlapscope.analysis.cross_rank.host_clocks import shared_clocks
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls, Matching
 from overlapscope.analysis.cross_rank.matching import drop_disagreeing, match
 from overlapscope.analysis.cross_rank.point_to_point import PairMatching, match_pairs
+from overlapscope.analysis.cross_rank.rooted_calls import waited_in
 from overlapscope.analysis.cross_rank.several_groups import drop_of_several_groups
 from overlapscope.analysis.cross_rank.start_delays import start_reasons, with_start_delays
 from overlapscope.analysis.cross_rank.unmatched_ranks import explain_unmatched
@@ -124,6 +125,8 @@ def match_and_align(run: Run) -> CrossRank:
         checked = steady
         clocks = clock_offsets(checked.blocks, hosts)
     known = join_by_uneven(clocks, checked.uneven, hosts)
+    if not clock_set:
+        checked = replace(checked, blocks=(*checked.blocks, *waited_in(run, clocks)))
     every = with_start_delays(run, [*split_waits(checked.blocks, clocks), *split_waits(checked.uneven, known)], known)
     splits, uneven = tuple(every[: len(checked.blocks)]), tuple(every[len(checked.blocks) :])
     if not clock_set:

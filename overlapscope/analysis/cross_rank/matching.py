@@ -6,7 +6,7 @@ each kind (`call_numbering`), and `drop_disagreeing` removes calls that do not e
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 from msgspec.structs import replace
@@ -32,8 +32,8 @@ ENDS_WITHIN_IN_STEPS_NS = 100_000_000
 MAX_REASONS = 20
 
 
-def match(run: Run) -> Matching:
-    """Pair the symmetric collectives of all recorded ranks, group by group; reasons say what was not paired.
+def match(run: Run, ops: Collection[str] = SYMMETRIC) -> Matching:
+    """Pair the collectives `ops` of all recorded ranks, group by group; reasons say what was not paired.
 
     All-to-all is symmetric where every rank sends and receives the same amount; uneven ones are paired separately.
     """
@@ -44,7 +44,7 @@ def match(run: Run) -> Matching:
     members = _members(run)
     calls: dict[tuple[str | None, tuple[int, ...] | None], dict[int, Codes]] = defaultdict(dict)
     for rank, timeline in run.ranks.items():
-        for group, rows in _symmetric_by_group(timeline):
+        for group, rows in _by_group(timeline, ops):
             calls[group, members(rank, group, timeline.collectives, rows)][rank] = rows
     lone: dict[str | None, int] = {}
     for (group, ranks), rows_of in calls.items():
@@ -133,11 +133,11 @@ def _members(run: Run) -> Callable[[int, str | None, Collectives, Codes], tuple[
     return of
 
 
-def _symmetric_by_group(timeline: RankTimeline) -> Iterable[tuple[str | None, Codes]]:
+def _by_group(timeline: RankTimeline, ops: Collection[str]) -> Iterable[tuple[str | None, Codes]]:
     calls = timeline.collectives
     if not size(calls):
         return
-    wanted = [code for code, name in enumerate(timeline.names) if name in SYMMETRIC]
+    wanted = [code for code, name in enumerate(timeline.names) if name in ops]
     timed = (calls.start_ns != NONE) & (calls.end_ns != NONE)
     rows = np.flatnonzero(np.isin(calls.op, wanted) & timed)
     rows = rows[sort_order(calls.start_ns[rows], calls.end_ns[rows])]  # tables are in the order of their source

@@ -173,8 +173,10 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
     for rank, theirs in late.items():
         window = ranks.window_ns.get(rank)
         weighs = WEIGHS if run.ranks[rank].has_device else WEIGHS_ON_HOST
-        if rank != named and (named is not None or not window or blamed[rank] < weighs * window):
-            continue
+        if rank != named:
+            lasting_ns = blamed[rank] - (_one_event_ns(theirs) if by_step else 0)
+            if named is not None or not window or lasting_ns < weighs * window:
+                continue
         cause, evidence = find_straggler_cause(
             theirs, run, coverage, ranks.work, ranks.not_launched, ranks.core_waits, ranks.paused
         )
@@ -193,6 +195,16 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
         known = {"calls": calls, "chance": chance[rank], "alike": alike, **evidence}
         found.append(Straggler(rank=rank, held_by=cause, blame_ns=blamed[rank], evidence=known, host=host.get(rank)))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
+
+
+def _one_event_ns(theirs: Sequence[LateArrivals]) -> int:
+    """Return how late a rank was in the step that has DOMINATES of all its delays; 0 where none has.
+
+    Such a step is an event of its own, which is named as an odd step: it says nothing of the rank in other steps.
+    """
+    delays = _occasions(theirs, by_step=True)
+    most = float(delays.max()) if delays.size else 0.0
+    return round(most) if most >= DOMINATES * delays.sum() else 0
 
 
 def _each_time(theirs: Sequence[LateArrivals], cause: str | None, run: Run, coverage: Mapping[int, Coverage]) -> bool:

@@ -320,6 +320,7 @@ def _waiting_message(cross_rank: CrossRank) -> str:
     waited = sum(each.wait_ns for each in cross_rank.waits.values())
     if not total or waited < WAITING * total:
         return ""
-    rank = max(cross_rank.waits, key=lambda each: cross_rank.waits[each].blame_ns)
-    share = percent_text(waited / total)
-    return f"waiting is {share} of the time in its collectives, mostly for rank {rank}: {WAITS_FIRST}; also, "
+    blame = {rank: each.blame_ns for rank, each in cross_rank.waits.items()}
+    most = max(blame, key=blame.__getitem__)
+    mostly = f", mostly for rank {most}" if 2 * blame[most] > sum(blame.values()) else ""
+    return f"waiting is {percent_text(waited / total)} of the time in its collectives{mostly}: {WAITS_FIRST}; also, "

@@ -101,6 +101,17 @@ def test_outliers_that_cost_more_than_exposed_communication_are_the_largest_loss
     assert title(twice).startswith("Largest loss: steps 4, 6 take together 700 ms longer than the others; in these, 30")
 
 
+def test_what_shortens_communication_does_not_name_a_step_that_costs_more() -> None:
+    run = read_inputs([ROOT / "traces" / "baseline"])
+    once = with_lengths((240, 240, 590, 240), (240, 240, 590, 240), (240, 240, 590, 240))
+    alike = with_lengths((240, 240, 240, 240), (240, 240, 240, 240), (240, 240, 240, 240))
+    for analysis, named in ((once, True), (alike, False)):
+        given = RuleInput.of(run, analysis, match_and_align(run))
+        (other,) = [each for each in [largest_loss(given, [])] if each]
+        addressed = replace(other, id="embedding_tail", loss_ns=30 * MS)
+        assert (largest_loss(given, [addressed]) is not None) == named
+
+
 @pytest.mark.parametrize(
     ("because", "window", "words"),
     [

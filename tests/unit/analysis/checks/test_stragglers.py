@@ -106,6 +106,21 @@ def test_the_culprit_and_what_held_it_are_named(fault: str, held_by: str, seed: 
     assert found[0].blame_ns > STEPS * 15 * MS
 
 
+@pytest.mark.parametrize(
+    ("pause_ms", "named"),
+    [
+        pytest.param((45, 2, 2, 2, 2, 2, 0, 0), [], id="one long pause and some short ones"),
+        pytest.param((45, *(15,) * 7), [CULPRIT], id="one in each step"),
+        pytest.param((45, 45, 2, 2, 2, 2, 0, 0), [CULPRIT], id="two long pauses"),
+    ],
+)
+def test_one_event_is_no_straggler(
+    pause_ms: tuple[int, ...], named: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.unit.analysis.checks.test_stragglers.STEPS", 8)
+    assert [each.rank for each in accused(job(fault="host", pause_ms=pause_ms))] == named
+
+
 @pytest.mark.parametrize("fault", ["more_work", "slower_compute"])
 def test_without_kernels_it_is_not_known_why_compute_took_longer(fault: str) -> None:
     """Compute of a CPU run is a union of host operations: neither its pieces nor their lengths can be compared."""

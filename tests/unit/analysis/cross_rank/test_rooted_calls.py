@@ -1,0 +1,77 @@
+"""Broadcasts: two ranks of one host, one of which evaluates before it sends."""
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.timeline.run import Run
+from tests.support.overlapping_calls import Met
+from tests.support.overlapping_calls import job as job_of_calls
+
+MS, STEP, STEPS = 1_000_000, 100.0, 6
+GROUPS = {"all": (0, 1)}
+
+
+def job(root_at: Sequence[float], *, op: str = "broadcast") -> Run:
+    """Return a job whose ranks reduce, and then the second receives from 42 ms of a step on what the root sends at
+    these times of the steps."""
+    calls: dict[int, list[Met]] = {0: [], 1: []}
+    computes: dict[int, list[tuple[float, float]]] = {0: [], 1: []}
+    for step, begins in enumerate(root_at):
+        at = step * STEP
+        for rank, other in ((0, begins), (1, 42.0)):
+            calls[rank] += [Met(start=at + 30, end=at + 40), Met(start=at + other, end=at + 82, op=op, volume=4)]
+            computes[rank] += [(at, at + 30), (at + 40, at + other), (at + 90, at + 99)]
+    return job_of_calls(
+        calls, GROUPS, lasts=STEP * len(root_at), computes=computes, step=STEP, has_device=False,
+        hosts={0: "node0", 1: "node0"},
+    )  # fmt: skip
+
+
+LATE = [80.0] * STEPS
+
+
+@pytest.mark.parametrize("op", ["broadcast", "reduce", "scatter"])
+def test_members_wait_for_a_root_that_comes_last_each_time(op: str) -> None:
+    run = job(LATE, op=op)
+    waits = match_and_align(run).waits
+    assert waits[1].wait_ns == pytest.approx(STEPS * 38 * MS)
+    assert waits[0].wait_ns == 0
+    assert waits[0].blame_ns == pytest.approx(STEPS * 38 * MS)
+
+
+def test_who_computes_before_it_sends_is_late_and_the_path_is_its_own() -> None:
+    found = analyze(job(LATE))
+    assert [(each.rank, each.held_by) for each in found.skew.stragglers] == [(0, "longer_compute")]
+    assert found.headline.causes["peer_compute"] == pytest.approx(38 * MS / 2, rel=0.01)
+    assert found.headline.exposed_wait_ns is not None
+
+
+@pytest.mark.parametrize(
+    ("late", "waited"),
+    [
+        pytest.param(STEPS, STEPS, id="each time"),
+        pytest.param(3, 3, id="in half of them"),
+        pytest.param(2, 0, id="seldom"),
+        pytest.param(0, 0, id="never"),
+    ],
+)
+def test_a_call_is_split_only_where_it_was_often_seen_to_wait(late: int, waited: int) -> None:
+    run = job([80.0] * late + [42.0] * (STEPS - late))
+    assert match_and_align(run).waits[1].wait_ns == pytest.approx(waited * 38 * MS)
+
+
+def test_a_root_that_once_left_before_the_other_came_waits_for_nobody() -> None:
+    run = job(LATE)
+    calls = run.ranks[1].collectives
+    start_ns = calls.start_ns.copy()
+    start_ns[-1] = run.ranks[0].collectives.end_ns[-1] + MS
+    end_ns = calls.end_ns.copy()
+    end_ns[-1] = start_ns[-1] + MS
+    left = replace(run.ranks[1], collectives=replace(calls, start_ns=start_ns, end_ns=end_ns))
+    waits = match_and_align(replace(run, ranks={**run.ranks, 1: left})).waits
+    assert waits[1].wait_ns == 0
+
