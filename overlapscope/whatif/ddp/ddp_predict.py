@@ -352,7 +352,7 @@ def _verdict(
     if waits:
         late, last = case.lateness_ns, max(case.lateness_ns)
         waited_ms = (last - min(late)) / MS
-        held = f"waiting {waited_ms:.3f} ms, mostly for rank {late.index(last)}, dominates the exposed time"
+        held = f"waiting {waited_ms:.3f} ms for rank {late.index(last)} in the replayed step dominates the exposed time"
         return "no_change", [f"{held}; {WAITS_FIRST}", *reasons]
     against = _against(case, predictions, scenarios, place)
     return ("no_change", [against, *reasons]) if against else ("change", reasons)
