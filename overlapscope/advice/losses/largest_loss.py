@@ -36,6 +36,15 @@ OF_IDLE: Final = frozenset(
 )
 """Recommendations that address idle time."""
 OF_LATE_RANKS: Final = "late_ranks"
+UNEVEN_STAGES: Final = (
+    "# give the stages equal work, and each step more micro-batches: a stage waits for its slowest neighbour, and "
+    "while the pipeline fills and empties"
+)
+BY_TURNS: Final = (
+    "# no rank is late by more than chance: overlapscope explain RUN lists the longest waits; look at what differs "
+    "from step to step (batches, other work on the cores)"
+)
+"""What to do where ranks wait for one that computes longer, now this one, now that one."""
 INSTEAD: Final = {
     "dependency": "# the next compute needs the result: give it other work meanwhile (two micro-batches, a part of the "
     "tensor at a time), or fewer bytes",
@@ -43,8 +52,8 @@ INSTEAD: Final = {
     "queued": "# calls wait for each other on one stream: a communicator of its own, or another order",
     "slow_transfer": "# some calls take longer than their like: look at the link, and at what else uses it; without a "
     "device also at the cores, as a host that has none transfers nothing",
-    "pipeline": "# give the stages equal work, and each step more micro-batches: a stage waits for its slowest "
-    "neighbour, and while the pipeline fills and empties",
+    "pipeline": "# more micro-batches in each step, or stages in turn (interleaved): a stage waits while the pipeline "
+    "fills and empties",
     "peer_compute": "# overlapscope explain RUN lists the longest waits; compare what the late rank gets with its "
     "peers (batch, sequence lengths, layers, tokens of experts), and how fast its device or cores are",
     "peer_core": "# give each rank cores of its own (taskset -cp, srun --cpu-bind=cores), or fewer threads "
@@ -149,6 +158,10 @@ def _apply(given: RuleInput, cause: str) -> dict[str, str]:
     """Return what to do about a cause; of time that may be waiting, to record what says so, if anything was not."""
     if given.job.serves or cause not in INSTEAD:
         return {}
+    if cause == "pipeline" and any(each.id.startswith("uneven_stages") for each in given.analysis.findings):
+        return {"torch": UNEVEN_STAGES}
+    if cause == "peer_compute" and given.is_whole and not given.analysis.skew.stragglers:
+        return {"torch": BY_TURNS}
     if cause != "unknown":
         return {"torch": INSTEAD[cause]}
     hosts_seen = all(each.no_causes_reason != "no_host_events" for each in given.analysis.ranks)

@@ -119,8 +119,8 @@ def recorded_steps(run: Run, cross_rank: CrossRank) -> Recorded:
     if not common:
         raise _no_buckets(
             run,
-            "no step whose all-reduces carry its gradients was recorded completely on every rank: `whatif` needs two "
-            f"steps of DistributedDataParallel after warm-up; {HOW}",
+            "no step whose all-reduces carry the gradients of one model was recorded completely on every rank: "
+            f"`whatif` needs two steps of one DistributedDataParallel (not of two models in turn) after warm-up; {HOW}",
         )
     kinds = Counter(_signature(run, found, step) for step in common)
     usual, often = kinds.most_common(1)[0]

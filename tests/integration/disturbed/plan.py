@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
-WORLD = int(os.environ.get("DISTURBED_RANKS", 3 if len(os.sched_getaffinity(0)) > 2 else 2))
+WORLD = int(os.environ.get("DISTURBED_RANKS") or (3 if len(os.sched_getaffinity(0)) > 2 else 2))
 """Ranks of the job: as many as have a core each, where there are so few. Two have no third one to compare with, so that
 slow links are left out then."""
 MODES = ("events", "trace")

@@ -12,12 +12,13 @@ from msgspec.structs import replace
 
 from overlapscope.advice.advise import advise, by_rules
 from overlapscope.advice.late_rank import LOOK, late_rank
-from overlapscope.advice.losses.largest_loss import INSTEAD, largest_loss
+from overlapscope.advice.losses.largest_loss import BY_TURNS, INSTEAD, UNEVEN_STAGES, largest_loss
 from overlapscope.advice.replayed_settings import bucket_advice, fsdp_reasons
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.advice.setting_code import snippets
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK, cause_label
+from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.analysis.result import Recommendation
 from overlapscope.analysis.stragglers.straggler_cause import STRAGGLER_CAUSES
@@ -279,7 +280,31 @@ def test_each_way_to_be_late_has_something_to_do(cause: str) -> None:
     named = largest_loss(RuleInput.of(run, replace(analysis, headline=head), match_and_align(run)), [])
     assert named
     assert named.title.endswith(cause_label(cause, on_cpu=True))
-    assert named.apply["torch"] == INSTEAD[cause]
+    assert named.apply["torch"] == (BY_TURNS if cause == "peer_compute" else INSTEAD[cause])
+
+
+def test_ranks_that_are_late_by_turns_get_no_comparison_of_their_batches() -> None:
+    run = recorded(ONE)
+    analysis = analyze(run)
+    head = replace(analysis.headline, causes={"peer_compute": 80 * MS}, exposed_comm_ns=90 * MS)
+    late = [Straggler(rank=0, held_by="more_work", blame_ns=1, evidence={})]
+    for stragglers, text in (([], BY_TURNS), (late, INSTEAD["peer_compute"])):
+        known = replace(analysis, headline=head, skew=replace(analysis.skew, stragglers=stragglers))
+        named = largest_loss(RuleInput.of(run, known, match_and_align(run)), [])
+        assert named
+        assert named.apply["torch"] == text
+
+
+def test_stages_are_to_be_evened_only_where_they_are_uneven() -> None:
+    run = recorded(ONE)
+    analysis = analyze(run)
+    head = replace(analysis.headline, causes={"pipeline": 80 * MS}, exposed_comm_ns=90 * MS)
+    uneven = Finding(id="uneven_stages:stage1", severity="warning", title="", evidence={}, known_from="")
+    for findings, text in (([], INSTEAD["pipeline"]), ([uneven], UNEVEN_STAGES)):
+        known = replace(analysis, headline=head, findings=findings)
+        named = largest_loss(RuleInput.of(run, known, match_and_align(run)), [])
+        assert named
+        assert named.apply["torch"] == text
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import threading
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 from overlapscope.capture import sampling
@@ -38,6 +40,13 @@ def test_one_step_of_each_block_is_recorded_at_no_regular_distance(every: int) -
 def test_every_step_is_recorded_where_the_cost_is_small() -> None:
     assert needed_every(MOST_SHARE * 1e6, 1e6) == 1
     assert Sampling(since_step=3, every=1).records(3)
+
+
+@given(st.integers(0, 50), st.integers(1, 40), st.integers(0, 200))
+def test_the_next_recorded_step_is_the_first_that_is_recorded(since: int, every: int, after: int) -> None:
+    chosen = Sampling(since_step=since, every=every)
+    found = chosen.next_recorded(since + after)
+    assert found == next(step for step in range(since + after, since + after + 2 * every) if chosen.records(step))
 
 
 @pytest.mark.parametrize("cost_ns", [1.1e6, 3e6, 40e6])

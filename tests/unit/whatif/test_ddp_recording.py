@@ -142,7 +142,7 @@ def test_a_replay_that_misses_the_recorded_step_gives_no_advice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("drop", "said"), [("gradients", "no gradients with sizes"), ("collectives", "carry its gradients")]
+    ("drop", "said"), [("gradients", "no gradients with sizes"), ("collectives", "carry the gradients")]
 )
 def test_a_run_without_what_is_needed_says_what_and_how_to_record_it(drop: str, said: str) -> None:
     with pytest.raises(InputError, match=said) as error:

@@ -74,4 +74,3 @@ def test_a_root_that_once_left_before_the_other_came_waits_for_nobody() -> None:
     left = replace(run.ranks[1], collectives=replace(calls, start_ns=start_ns, end_ns=end_ns))
     waits = match_and_align(replace(run, ranks={**run.ranks, 1: left})).waits
     assert waits[1].wait_ns == 0
-

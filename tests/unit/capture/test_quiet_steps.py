@@ -1,0 +1,106 @@
+"""Steps in which there is nothing to do but to take the time: the same steps are recorded, and the same times taken."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from overlapscope.capture.lifecycle.guard import Guard
+from overlapscope.capture.sampling import Sampling
+from overlapscope.capture.settings import Settings
+from overlapscope.capture.steps import MEASURED_STEPS, Steps
+
+STEPS = 400
+
+
+class Hooks(SimpleNamespace):
+    """What `Steps` asks of the hooks, on a host; notes what was called."""
+
+    def __init__(self, *, quiet: bool = True) -> None:
+        clock = SimpleNamespace(on_device=False)
+        sampler = SimpleNamespace(readings=[])
+        super().__init__(clock=clock, traces=None, ranges=None, record=None, sampler=sampler, quiet=quiet)
+        self.recorded: list[int] = []
+        self.passed: list[int] = []
+        self.looked_at: list[int] = []
+        self.removed = False
+
+    @property
+    def aside(self) -> bool:
+        return self.removed and self.quiet
+
+    def look_for_device(self) -> None: ...
+
+    def excuse(self, _: int) -> None: ...
+
+    def anchor(self) -> None: ...
+
+    def come_back(self) -> bool:
+        was, self.removed = self.removed, False
+        return was
+
+    def step_aside(self) -> bool:
+        was, self.removed = self.removed, True
+        return not was
+
+    def step_begins(self, record: Any) -> None:
+        self.record = record
+
+    def step_ends(self, record: Any) -> None:
+        self.recorded.append(record.number)
+        self.record = None
+        record.end_ns = record.begin_ns + 1
+
+    def after_step(self, _: Any) -> None:
+        self.looked_at.append(1)
+
+    def after_quiet_step(self, ended_ns: int) -> None:
+        self.passed.append(ended_ns)
+
+
+def run(settings: Settings, *, quiet: bool, agreed: Sampling | None = None, at: int = 0) -> tuple[Steps, Hooks]:
+    hooks = Hooks(quiet=quiet)
+    steps = Steps(settings, hooks, Guard())  # type: ignore[arg-type]
+    for number in range(STEPS):
+        if agreed is not None and number == at:
+            steps.choose(agreed)
+        steps.end(steps.begin())
+    return steps, hooks
+
+
+MEASURED = Settings(mode="events", warmup=2)
+CASES = {
+    "measured": (MEASURED, None, 0),
+    "agreed": (MEASURED, Sampling(since_step=130, every=50), 110),
+    "agreed soon": (MEASURED, Sampling(since_step=111, every=7), 110),
+    "one in five": (Settings(mode="events", warmup=3, events_every=5), None, 0),
+    "each": (Settings(mode="events", warmup=3, events_every=1), None, 0),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_steps_are_recorded_and_timed(case: str) -> None:
+    settings, agreed, at = CASES[case]
+    steps, hooks = run(settings, quiet=True, agreed=agreed, at=at)
+    others, busy = run(settings, quiet=False, agreed=agreed, at=at)
+    assert hooks.recorded == busy.recorded
+    assert not busy.passed
+    assert [captured for _, captured in steps.lasted] == [captured for _, captured in others.lasted]
+    assert [number for number, *_ in steps.take(ending=True).step_times] == list(range(settings.warmup, STEPS))
+    assert len(hooks.passed) + len(hooks.looked_at) == STEPS
+
+
+def test_most_steps_are_quiet_once_the_cost_is_measured_and_none_before() -> None:
+    _, hooks = run(MEASURED, quiet=True, agreed=Sampling(since_step=130, every=50), at=110)
+    assert len(hooks.passed) > 0.8 * (STEPS - MEASURED_STEPS)
+    assert len(hooks.looked_at) >= MEASURED_STEPS
+
+
+def test_a_listener_hears_of_each_step() -> None:
+    hooks = Hooks()
+    steps = Steps(MEASURED, hooks, Guard())  # type: ignore[arg-type]
+    heard: list[int] = []
+    steps.listeners.append(lambda number, *_: heard.append(number))
+    for _ in range(STEPS):
+        steps.end(steps.begin())
+    assert heard == list(range(STEPS))
