@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ContextDecorator
 from functools import wraps
 from pathlib import Path
 from statistics import median
@@ -58,10 +58,8 @@ _open_sessions: list["Session"] = []
 Finish = Callable[["Session"], None]
 
 
-class _Step(AbstractContextManager[None]):
+class _Step(ContextDecorator, AbstractContextManager[None]):
     """One training step. Every step pays for what is done here, recorded or not, so it is little."""
-
-    __slots__ = ("_amounts", "_begun_ns", "_entered", "_mark", "_session")
 
     def __init__(self, session: "Session", amounts: tuple[float | None, float | None, float | None]) -> None:
         self._session, self._amounts = session, amounts
@@ -75,25 +73,37 @@ class _Step(AbstractContextManager[None]):
             return
         self._begun_ns = session.begin_step()
         self._entered = True
-        if self._amounts != (None, None, None):
-            tokens, samples, flops = self._amounts
-            session.count(tokens=tokens, samples=samples, flops=flops)
-        self._mark = session.steps.mark()
-        if self._mark is not None:
-            self._mark.__enter__()
+        try:
+            if self._amounts != (None, None, None):
+                tokens, samples, flops = self._amounts
+                session.count(tokens=tokens, samples=samples, flops=flops)
+            mark = session.steps.mark()
+            if mark is not None:
+                mark.__enter__()
+                self._mark = mark
+        except BaseException:  # KeyboardInterrupt, for one: nothing else ends the step then
+            self._end(cut=True)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._entered:
             return
+        cut = True  # whatever ends the step early, the mark's own end too: it is not whole
+        mark, self._mark = self._mark, None
         try:
-            if self._mark is not None:
-                self._mark.__exit__(kind, error, trace)
+            if mark is not None:
+                mark.__exit__(kind, error, trace)
+            cut = kind is not None
         finally:
-            if kind is not None:  # also KeyboardInterrupt: whatever ends the step early, it is not whole
-                self._session.steps.cut()
-            self._session.end_step(self._begun_ns)
+            self._end(cut=cut)
+
+    def _end(self, *, cut: bool) -> None:
+        self._entered = False
+        if cut:
+            self._session.steps.cut()
+        self._session.end_step(self._begun_ns)
 
 
 class Session:
@@ -267,14 +277,19 @@ class Session:
     def end_step(self, begun_ns: int | None) -> None:
         """End the step that began at `begun_ns`."""
         self._in_step = False
-        self.guard("ending a step", self.steps.end, begun_ns)
+        self.guard("ending a step", self._step_ends, begun_ns)
+
+    def _step_ends(self, begun_ns: int | None) -> None:
         steps = self.steps
-        if (self.parts.due() or steps.full or steps.count == self._agree_after) and self._state == "open":
-            self.guard("writing parts", self._between_steps)
+        try:
+            steps.end(begun_ns)
+        finally:
+            if self.parts.due() or steps.full or steps.count == self._agree_after:
+                self._between_steps()
 
     def _between_steps(self) -> None:
         """Write what is due, and measure whether every step may be recorded; none of it counts as the job's time."""
-        if self.settings.mode != "events":
+        if self._state != "open" or self.settings.mode != "events":
             return
         steps, begun_ns = self.steps, time.monotonic_ns()
         self._read_software()

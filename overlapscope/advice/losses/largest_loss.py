@@ -83,7 +83,7 @@ def largest_loss(given: RuleInput, found: Sequence[Recommendation]) -> Recommend
     loss, named = (exposed, OF_EXPOSED) if of_exposed else (idle, OF_IDLE)
     others = max((each.loss_ns or 0 for each in found), default=0)
     addressed = sum(each.loss_ns or 0 for each in found if each.id in named)
-    outlying = costly_outliers(given.analysis, max(exposed, idle)) is not None
+    outlying = costly_outliers(given.analysis, max(exposed, idle, others)) is not None
     if not given.is_worth(loss) or (not outlying and (loss < others or addressed >= ADDRESSED * loss)):
         return None
     late = () if any(each.id == "late_rank" for each in found) else given.analysis.skew.stragglers

@@ -1,6 +1,7 @@
 """Analysis across ranks: match the collectives, align the clocks, separate wait time from transfer time."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from overlapscope.analysis.cross_rank.wait_transfer import (
     waits_by_rank,
 )
 from overlapscope.timeline.columns import NONE, Collectives, Ints
+from overlapscope.timeline.operations import ROOTED
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run
 
@@ -111,12 +113,12 @@ def match_and_align(run: Run) -> CrossRank:
     matching = drop_of_several_groups(run, match(run))
     hosts = shared_clocks(run, matching.blocks)
     clocks = clock_offsets(matching.blocks, hosts)
-    checked = drop_disagreeing(
-        matching,
-        join_by_uneven(clocks, matching.uneven, hosts).spread_ns,
-        lambda block: _on_one_host(block.ranks, hosts),
-        lambda block: _in_same_steps(run, block),
+    end_together = partial(
+        drop_disagreeing,
+        one_clock=lambda block: _on_one_host(block.ranks, hosts),
+        same_steps=lambda block: _in_same_steps(run, block),
     )
+    checked = end_together(matching, join_by_uneven(clocks, matching.uneven, hosts).spread_ns)
     if len(checked.blocks) < len(matching.blocks):
         clocks = clock_offsets(checked.blocks, hosts)
     steady = remove_clock_steps(checked, clocks, hosts)
@@ -126,7 +128,8 @@ def match_and_align(run: Run) -> CrossRank:
         clocks = clock_offsets(checked.blocks, hosts)
     known = join_by_uneven(clocks, checked.uneven, hosts)
     if not clock_set:
-        checked = replace(checked, blocks=(*checked.blocks, *waited_in(run, clocks)))
+        rooted = end_together(drop_of_several_groups(run, match(run, ROOTED)), clocks.spread_ns)
+        checked = replace(checked, blocks=(*checked.blocks, *waited_in(rooted.blocks, clocks)))
     every = with_start_delays(run, [*split_waits(checked.blocks, clocks), *split_waits(checked.uneven, known)], known)
     splits, uneven = tuple(every[: len(checked.blocks)]), tuple(every[len(checked.blocks) :])
     if not clock_set:

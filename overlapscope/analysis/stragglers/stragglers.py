@@ -33,7 +33,7 @@ from overlapscope.analysis.stragglers.host_cause import ran_longer_each_time
 from overlapscope.analysis.stragglers.lateness import LateArrivals, attribute_blame, late_arrivals
 from overlapscope.analysis.stragglers.straggler_cause import compared_peers, find_straggler_cause, longer_by_step
 from overlapscope.analysis.stragglers.work_by_phase import cause_by_phase
-from overlapscope.timeline.columns import Floats, Ints, size
+from overlapscope.timeline.columns import NONE, Flags, Floats, Ints, size
 from overlapscope.timeline.intervals import BusyTime, Intervals
 from overlapscope.timeline.run import Run
 
@@ -170,41 +170,70 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
     chance = _chances(late, could, by_step=by_step)
     host = host_of_ranks(run)
     found = []
-    for rank, theirs in late.items():
+    for rank, arrived in late.items():
         window = ranks.window_ns.get(rank)
         weighs = WEIGHS if run.ranks[rank].has_device else WEIGHS_ON_HOST
+        arrivals, event_ns = late, 0
         if rank != named:
-            lasting_ns = blamed[rank] - (_one_event_ns(theirs) if by_step else 0)
-            if named is not None or not window or lasting_ns < weighs * window:
+            step, event_ns = _one_event(arrived) if by_step else (NONE, 0)
+            if named is not None or not window or blamed[rank] - event_ns < weighs * (window - event_ns):
                 continue
+            arrivals = _without_step(late, step) if event_ns else late
+        theirs = arrivals.get(rank, [])
+        if not theirs:
+            continue
         cause, evidence = find_straggler_cause(
             theirs, run, coverage, ranks.work, ranks.not_launched, ranks.core_waits, ranks.paused
         )
         if cause == "unknown" and not met_whole.issuperset(each.met.ranks for each in theirs):
             continue  # the unknown cause may be a member that was not recorded
+        by_chance = chance[rank] if arrivals is late else _chances(arrivals, could, by_step=by_step)[rank]
         alike = blamed[rank] >= most and _each_time(theirs, cause, run, coverage)
         allowed = ALIKE if alike else ALONE if blamed[rank] >= most else CHANCE
-        if cause is None or (
-            chance[rank] * could > allowed and not (cause in OF_COMPUTE and _lasts(ranks, rank, theirs))
-        ):
+        if cause is None or (by_chance * could > allowed and not (cause in OF_COMPUTE and _lasts(ranks, rank, theirs))):
             continue
         if cause in {"more_work", "longer_compute"} and "host_op" not in evidence and not run.ranks[rank].has_device:
-            cause, more = cause_by_phase(cause, rank, compared_peers(theirs), run)
+            cause, more = cause_by_phase(cause, rank, compared_peers(theirs), run, blamed[rank] - event_ns)
             evidence |= more
         calls = sum(int((each.lead_ns > 0).sum()) for each in theirs)
-        known = {"calls": calls, "chance": chance[rank], "alike": alike, **evidence}
-        found.append(Straggler(rank=rank, held_by=cause, blame_ns=blamed[rank], evidence=known, host=host.get(rank)))
+        known = {"calls": calls, "chance": by_chance, "alike": alike, **evidence}
+        blame_ns = blamed[rank] - event_ns
+        found.append(Straggler(rank=rank, held_by=cause, blame_ns=blame_ns, evidence=known, host=host.get(rank)))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
 
 
-def _one_event_ns(theirs: Sequence[LateArrivals]) -> int:
-    """Return how late a rank was in the step that has DOMINATES of all its delays; 0 where none has.
+def _one_event(theirs: Sequence[LateArrivals]) -> tuple[int, int]:
+    """Return the step that has DOMINATES of all delays of a rank, and how late it was there in ns; (NONE, 0) where none
+    has, or some delays are of no step.
 
     Such a step is an event of its own, which is named as an odd step: it says nothing of the rank in other steps.
     """
-    delays = _occasions(theirs, by_step=True)
-    most = float(delays.max()) if delays.size else 0.0
-    return round(most) if most >= DOMINATES * delays.sum() else 0
+    step, own = (np.concatenate([getattr(of, name) for of in each]) for name, each in (
+        ("step", [each.met for each in theirs]), ("own_ns", theirs),
+    ))  # fmt: skip
+    steps, place = np.unique(step, return_inverse=True)
+    delays = np.bincount(place, weights=own)
+    worst = int(delays.argmax())
+    if NONE in steps or not 0 < delays[worst] >= DOMINATES * delays.sum():
+        return NONE, 0
+    return int(steps[worst]), round(delays[worst])
+
+
+def _without_step(late: Mapping[int, Sequence[LateArrivals]], step: int) -> dict[int, list[LateArrivals]]:
+    """Return the late arrivals of other steps, of those who have some."""
+    found = {rank: [_of_steps(each, each.met.step != step) for each in theirs] for rank, theirs in late.items()}
+    kept = {rank: [each for each in theirs if each.lead_ns.size] for rank, theirs in found.items()}
+    return {rank: theirs for rank, theirs in kept.items() if theirs}
+
+
+def _of_steps(late: LateArrivals, rows: Flags) -> LateArrivals:
+    met = replace(
+        late.met, begin_ns=late.met.begin_ns[:, rows], end_ns=late.met.end_ns[:, rows], step=late.met.step[rows]
+    )
+    return replace(
+        late, met=met, lead_ns=late.lead_ns[rows], own_ns=late.own_ns[rows], launched_ns=late.launched_ns[rows],
+        passed_ns={rank: passed[rows] for rank, passed in late.passed_ns.items()},
+    )  # fmt: skip
 
 
 def _each_time(theirs: Sequence[LateArrivals], cause: str | None, run: Run, coverage: Mapping[int, Coverage]) -> bool:

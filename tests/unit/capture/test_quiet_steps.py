@@ -1,10 +1,13 @@
 """Steps in which there is nothing to do but to take the time: the same steps are recorded, and the same times taken."""
 
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import overlapscope
 from overlapscope.capture.lifecycle.guard import Guard
 from overlapscope.capture.sampling import Sampling
 from overlapscope.capture.settings import Settings
@@ -104,3 +107,33 @@ def test_a_listener_hears_of_each_step() -> None:
     for _ in range(STEPS):
         steps.end(steps.begin())
     assert heard == list(range(STEPS))
+
+
+@pytest.mark.parametrize("where", ["entering", "leaving"])
+def test_what_interrupts_a_step_at_its_borders_ends_it(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
+
+    @contextmanager
+    def interrupted() -> Any:
+        if where == "entering":
+            raise KeyboardInterrupt
+        yield
+        raise KeyboardInterrupt
+
+    with overlapscope.profile(tmp_path / "run", mode="events", warmup=0, events_every=1) as scope:
+        monkeypatch.setattr(scope.steps, "mark", interrupted)
+        with pytest.raises(KeyboardInterrupt), scope.step():
+            pass
+        assert [each.cut is not None for each in scope.steps.records] == [True]
+        monkeypatch.undo()
+        with scope.step():
+            pass
+
+        @scope.step()
+        def train() -> int:
+            return scope.steps.count
+
+        assert (train(), train()) == (2, 3)
+    assert overlapscope.load(tmp_path / "run").table("steps", 0).cut.tolist() == [True, False, False, False]

@@ -110,6 +110,8 @@ def test_what_shortens_communication_does_not_name_a_step_that_costs_more() -> N
         (other,) = [each for each in [largest_loss(given, [])] if each]
         addressed = replace(other, id="embedding_tail", loss_ns=30 * MS)
         assert (largest_loss(given, [addressed]) is not None) == named
+        larger = replace(other, id="data_loading", loss_ns=100 * MS)  # 400 ms in all steps, and the long one 350
+        assert largest_loss(given, [larger]) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.result import Straggler
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.timeline.columns import COMM, COMPUTE, Steps, make
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Steps, make
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.conftest import shared_file
@@ -119,6 +119,37 @@ def test_one_event_is_no_straggler(
 ) -> None:
     monkeypatch.setattr("tests.unit.analysis.checks.test_stragglers.STEPS", 8)
     assert [each.rank for each in accused(job(fault="host", pause_ms=pause_ms))] == named
+
+
+def test_one_event_hides_no_rank_that_is_late_in_every_step() -> None:
+    """The event makes the recording longer, of which the other delays are a smaller share then."""
+    run = job(fault="host", pause_ms=(25,))
+    for each in (run, with_event(run, 12_000 * MS)):
+        assert [late.rank for late in accused(each)] == [CULPRIT]
+
+
+def test_delays_of_no_step_are_no_single_event() -> None:
+    run = job(fault="more_work")
+    ranks = {}
+    for rank, timeline in run.ranks.items():
+        calls = timeline.collectives
+        ranks[rank] = replace(timeline, collectives=replace(calls, step=np.full_like(calls.step, NONE)))
+    assert [each.rank for each in accused(replace(run, ranks=ranks))] == [CULPRIT]
+
+
+def with_event(run: Run, lasts_ns: int) -> Run:
+    """Return the run with the culprit late by so much to its first call; all that follows is later by it."""
+    cut_ns = int(run.ranks[CULPRIT].collectives.start_ns.min())
+    ranks = {}
+    for rank, timeline in run.ranks.items():
+        moved = {}
+        for name in ("spans", "collectives", "steps", "recordings"):
+            table = getattr(timeline, name)
+            starts = np.where(table.start_ns >= cut_ns, table.start_ns + lasts_ns, table.start_ns)
+            ends = np.where(table.end_ns > cut_ns, table.end_ns + lasts_ns, table.end_ns)
+            moved[name] = replace(table, start_ns=starts, end_ns=ends)
+        ranks[rank] = replace(timeline, **moved)
+    return replace(run, ranks=ranks)
 
 
 @pytest.mark.parametrize("fault", ["more_work", "slower_compute"])

@@ -16,15 +16,20 @@ STEP_NS, STEPS, LATE = 100 * MS, 8, 1
 
 def rank_of(
     rank: int, factors: Mapping[str, float], *, op: str = "all_reduce", steps: int = STEPS, phases: bool = True,
-    optimizer_in_steps: float = 1.0,
+    optimizer_in_steps: float = 1.0, optimizer_every: int = 1, more_in: int = STEPS, beside_ns: int = 0,
 ) -> RankTimeline:  # fmt: skip
-    """Return a rank; of the steps from this share on the optimizer takes as long as its peers'."""
+    """Return a rank that takes longer in the first `more_in` steps, and works for `beside_ns` outside of all phases.
+
+    Of the steps from a share on the optimizer takes as long as its peers'.
+    """
     rng = np.random.default_rng(rank)
     work, notes = [], []
     for step in range(steps):
         now = step * STEP_NS
         for name, usual_ns in LENGTH_NS.items():
-            factor = factors.get(name, 1.0)
+            factor = factors.get(name, 1.0) if step < more_in else 1.0
+            if name == "optimizer" and step % optimizer_every:
+                continue
             if name == "optimizer" and step >= optimizer_in_steps * steps:
                 factor = 1.0
             end = now + round(usual_ns * factor * rng.uniform(0.98, 1.02))
@@ -33,6 +38,8 @@ def rank_of(
             if name == "optimizer" and not phases:
                 notes.append({"name": "Optimizer.step#SGD.step", "start_ns": now, "end_ns": end})
             now = end
+        if beside_ns and factors:
+            work.append({"start_ns": now, "end_ns": now + beside_ns, "launch_ns": now, "step": step, "name": "other"})
     return rank_timeline(
         rank,
         calls=[{"op": op, "group": "0", "group_size": 3, "start_ns": 90 * MS, "end_ns": 95 * MS, "step": 0, "seq": 0}],
@@ -42,9 +49,12 @@ def rank_of(
     )  # fmt: skip
 
 
+BLAME_NS = 10 * MS
+
+
 def cause(given: str, factors: Mapping[str, float], **changes: object) -> str:
     ranks = {rank: rank_of(rank, factors if rank == LATE else {}, **changes) for rank in range(3)}  # type: ignore[arg-type]
-    return cause_by_phase(given, LATE, [0, 2], Run(world_size=3, ranks=ranks))[0]
+    return cause_by_phase(given, LATE, [0, 2], Run(world_size=3, ranks=ranks), BLAME_NS)[0]
 
 
 ALL = dict.fromkeys(LENGTH_NS, 1.3)
@@ -60,6 +70,12 @@ BATCH = {"forward": 1.3, "backward": 1.3}
         pytest.param(ALL, {}, "slower_compute", "slower_compute", id="everything"),
         pytest.param(BATCH, {}, "longer_compute", "longer_compute", id="a larger batch, or not"),
         pytest.param(ALL, {"op": "send"}, "longer_compute", "longer_compute", id="a stage of a model"),
+        pytest.param(ALL, {"op": "all_to_all"}, "longer_compute", "longer_compute", id="an expert"),
+        pytest.param({"forward": 4.0}, {"more_in": 3}, "more_work", "longer_compute", id="one phase of some steps"),
+        pytest.param({"forward": 1.01}, {"beside_ns": 30 * MS}, "more_work", "longer_compute", id="beside all phases"),
+        pytest.param(ALL, {"optimizer_every": 2}, "slower_compute", "slower_compute", id="every other step updates"),
+        pytest.param(ALL, {"optimizer_every": 4}, "longer_compute", "longer_compute", id="few steps update"),
+        pytest.param(dict.fromkeys(LENGTH_NS, 1.02), {}, "more_work", "longer_compute", id="less than its blame"),
         pytest.param(ALL, {"optimizer_in_steps": 0.6}, "longer_compute", "longer_compute", id="in few steps"),
         pytest.param(ALL, {"steps": 2}, "more_work", "longer_compute", id="few steps"),
         pytest.param(ALL, {"phases": False}, "more_work", "slower_compute", id="a trace"),
@@ -72,5 +88,5 @@ def test_a_slower_core_takes_longer_for_the_optimizer_too(given, factors, change
 
 def test_how_much_longer_each_phase_took_is_stated() -> None:
     ranks = {rank: rank_of(rank, ALL if rank == LATE else {}) for rank in range(3)}
-    _, evidence = cause_by_phase("longer_compute", LATE, [0, 2], Run(world_size=3, ranks=ranks))
+    _, evidence = cause_by_phase("longer_compute", LATE, [0, 2], Run(world_size=3, ranks=ranks), BLAME_NS)
     assert evidence["phases_longer"] == pytest.approx(ALL, rel=0.05)

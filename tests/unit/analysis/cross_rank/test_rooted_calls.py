@@ -64,6 +64,29 @@ def test_a_call_is_split_only_where_it_was_often_seen_to_wait(late: int, waited:
     assert match_and_align(run).waits[1].wait_ns == pytest.approx(waited * 38 * MS)
 
 
+def test_time_after_the_last_one_came_is_no_wait() -> None:
+    """The root has sent into buffers and leaves; now and then it is a little late."""
+    calls: dict[int, list[Met]] = {0: [], 1: []}
+    for step in range(20):
+        at, late = step * STEP, 1.0 if step < 3 else 0.0
+        calls[0] += [Met(start=at + 30, end=at + 40), Met(start=at + 42 + late, end=at + 45, op="broadcast", volume=4)]
+        calls[1] += [Met(start=at + 30, end=at + 40), Met(start=at + 42, end=at + 74, op="broadcast", volume=4)]
+    run = job_of_calls(calls, GROUPS, lasts=20 * STEP, step=STEP, has_device=False, hosts={0: "node0", 1: "node0"})
+    assert match_and_align(run).waits[1].wait_ns == 0
+
+
+def test_clocks_that_no_other_call_connects_say_nothing_of_broadcasts() -> None:
+    calls = {
+        rank: [Met(start=at * STEP + 42, end=at * STEP + 82, op="broadcast") for at in range(STEPS)] for rank in (0, 1)
+    }
+    run = job_of_calls(
+        calls, GROUPS, lasts=STEP * STEPS, step=STEP, has_device=False, clock={1: 12.0},
+        hosts={0: "node0", 1: "node1"},
+    )  # fmt: skip
+    assert not match_and_align(run).matching.blocks
+    assert not analyze(run).skew.stragglers
+
+
 def test_a_root_that_once_left_before_the_other_came_waits_for_nobody() -> None:
     run = job(LATE)
     calls = run.ranks[1].collectives
