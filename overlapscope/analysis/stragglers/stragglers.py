@@ -15,6 +15,7 @@ occasions all ways to give them to ranks are counted instead: there, small ones 
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -52,6 +53,8 @@ even with few steps. Without a device ..."""
 LONGER: Final = 1.05
 IN_STEPS: Final = 0.75
 """... it must also compute LONGER times as long in this share of its steps: long pauses of a host look like compute."""
+RECORDED: Final = frozenset({"garbage_collector", "data_loading", "allocator", "throttled"})
+"""With one of these causes, which are recorded of the rank itself, a single event is its own, too."""
 MANY_STEPS: Final = 4
 DOMINATES: Final = 0.75
 ALONE: Final = 0.1
@@ -170,21 +173,25 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
     chance = _chances(late, could, by_step=by_step)
     host = host_of_ranks(run)
     found = []
-    for rank, arrived in late.items():
-        window = ranks.window_ns.get(rank)
+    causes = partial(
+        find_straggler_cause, run=run, coverage=coverage, work=ranks.work, not_launched=ranks.not_launched,
+        core_waits=ranks.core_waits, paused=ranks.paused,
+    )  # fmt: skip
+    for rank, theirs in late.items():
+        window_ns = ranks.window_ns.get(rank) or 0
         weighs = WEIGHS if run.ranks[rank].has_device else WEIGHS_ON_HOST
-        arrivals, event_ns = late, 0
-        if rank != named:
-            step, event_ns = _one_event(arrived) if by_step else (NONE, 0)
-            if named is not None or not window or blamed[rank] - event_ns < weighs * (window - event_ns):
-                continue
-            arrivals = _without_step(late, step) if event_ns else late
-        theirs = arrivals.get(rank, [])
-        if not theirs:
+        if rank != named and (named is not None or not window_ns or blamed[rank] < weighs * window_ns):
             continue
-        cause, evidence = find_straggler_cause(
-            theirs, run, coverage, ranks.work, ranks.not_launched, ranks.core_waits, ranks.paused
-        )
+        arrivals, blame_ns = late, blamed[rank]
+        cause, evidence = causes(theirs)
+        lasts = cause in RECORDED or (cause in OF_COMPUTE and _lasts(ranks, rank, theirs))
+        step, event_ns = _one_event(theirs) if by_step and rank != named and not lasts else (NONE, 0)
+        if event_ns:
+            arrivals, blame_ns = _without_step(late, step), blame_ns - event_ns
+            if rank not in arrivals or blame_ns < weighs * (window_ns - event_ns):
+                continue
+            cause, evidence = causes(arrivals[rank])
+        theirs = arrivals[rank]  # noqa: PLW2901 - without the event
         if cause == "unknown" and not met_whole.issuperset(each.met.ranks for each in theirs):
             continue  # the unknown cause may be a member that was not recorded
         by_chance = chance[rank] if arrivals is late else _chances(arrivals, could, by_step=by_step)[rank]
@@ -193,11 +200,10 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
         if cause is None or (by_chance * could > allowed and not (cause in OF_COMPUTE and _lasts(ranks, rank, theirs))):
             continue
         if cause in {"more_work", "longer_compute"} and "host_op" not in evidence and not run.ranks[rank].has_device:
-            cause, more = cause_by_phase(cause, rank, compared_peers(theirs), run, blamed[rank] - event_ns)
+            cause, more = cause_by_phase(cause, rank, compared_peers(theirs), run, blame_ns)
             evidence |= more
         calls = sum(int((each.lead_ns > 0).sum()) for each in theirs)
         known = {"calls": calls, "chance": by_chance, "alike": alike, **evidence}
-        blame_ns = blamed[rank] - event_ns
         found.append(Straggler(rank=rank, held_by=cause, blame_ns=blame_ns, evidence=known, host=host.get(rank)))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
 
