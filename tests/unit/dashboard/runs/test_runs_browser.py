@@ -273,7 +273,7 @@ def overflows(page: Any) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_nothing_is_cut_and_axe_finds_nothing_at_any_width(visit: Visit, scheme: str) -> None:
     known, script = visit.ids, axe_script()
     pages = (

@@ -175,8 +175,9 @@ def test_sentences_have_places_only_where_something_was_exposed(regressed: OpenR
 @pytest.mark.xdist_group("dashboard-chains")
 @pytest.mark.parametrize(
     "name",
-    ["kineto/megatron_tp8", "traces/regressed", "kineto/v100_rank1of2_2020_allreduces.json.gz",
-     "nsys/nsysai_mfu_2gpu_before.sqlite"],
+    ["kineto/megatron_tp8", "traces/regressed",
+     pytest.param("kineto/v100_rank1of2_2020_allreduces.json.gz", marks=pytest.mark.long),
+     pytest.param("nsys/nsysai_mfu_2gpu_before.sqlite", marks=pytest.mark.long)],
 )  # fmt: skip
 def test_every_sentence_and_recommendation_is_one_click_from_its_chain(browser: Any, name: str) -> None:
     folder: Path = ROOT / name if name.startswith("traces/") else shared_file(name)
