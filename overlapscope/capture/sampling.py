@@ -22,7 +22,7 @@ MOST_SHARE: Final = 0.01
 AIMED_SHARE: Final = 0.002
 """Where it is not, the mean cost is kept below this share: room for the first steps, which are recorded to measure.
 Those are some 30 recorded ones before ranks agree, at up to a fifth of a step each: 0.3 % of 2,000 steps. A step that
-is not recorded costs about 0.1 ms of cold caches."""
+is not recorded costs some 0.07 ms, from cold caches."""
 MOST_EVERY: Final = 1000
 AHEAD_SECONDS: Final = 3.0
 """How far ahead of rank 0 the agreed step lies; other ranks ask every POLL_SECONDS."""

@@ -1,4 +1,4 @@
-"""Tell more work from a slower core, by the phases of the steps of CPU runs.
+"""Find whether a rank of a CPU run had more work or a slower core, by the phases of its steps.
 
 A slower core (its clock is lowered, or another machine runs on its other half) takes longer for everything. What a rank
 has more of lies in some phase: a larger batch makes forward and backward longer, but not the optimizer, whose work is

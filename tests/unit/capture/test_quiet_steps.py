@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import overlapscope
-from overlapscope.capture.lifecycle.guard import Guard
+from overlapscope.capture.lifecycle.guard import CaptureWarning, Guard
 from overlapscope.capture.sampling import Sampling
 from overlapscope.capture.settings import Settings
 from overlapscope.capture.steps import MEASURED_STEPS, Steps
@@ -137,3 +137,19 @@ def test_what_interrupts_a_step_at_its_borders_ends_it(
 
         assert (train(), train()) == (2, 3)
     assert overlapscope.load(tmp_path / "run").table("steps", 0).cut.tolist() == [True, False, False, False]
+
+
+def test_a_failure_of_ours_after_a_step_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
+
+    def broken() -> bool:
+        raise RuntimeError("no clock")
+
+    with overlapscope.profile(tmp_path / "run", mode="events", warmup=0, events_every=1) as scope:
+        monkeypatch.setattr(scope.parts, "due", broken)
+        with pytest.warns(CaptureWarning, match="no clock"), scope.step():
+            pass
+        monkeypatch.undo()
+        with scope.step():
+            pass
+        assert scope.steps.count == 2

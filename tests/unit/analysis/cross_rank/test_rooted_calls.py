@@ -97,3 +97,26 @@ def test_a_root_that_once_left_before_the_other_came_waits_for_nobody() -> None:
     left = replace(run.ranks[1], collectives=replace(calls, start_ns=start_ns, end_ns=end_ns))
     waits = match_and_align(replace(run, ranks={**run.ranks, 1: left})).waits
     assert waits[1].wait_ns == 0
+
+
+def test_two_groups_without_names_are_not_one_that_waits() -> None:
+    """Two pairs broadcast at other times of a step; paired by order, the earlier ones would wait for the later."""
+    calls = {
+        rank: [
+            Met(
+                start=at * STEP + begins,
+                end=at * STEP + 75 + 25 * (rank > 1),
+                op="broadcast",
+                group="unknown",
+                volume=4,
+            )
+            for at in range(20)
+        ]
+        for rank, begins in ((0, 70), (1, 30), (2, 74), (3, 34))
+    }
+    common = [Met(start=at * STEP + 2, end=at * STEP + 4) for at in range(20)]
+    run = job_of_calls(
+        {rank: sorted([*common, *own], key=lambda each: each.start) for rank, own in calls.items()},
+        {"all": (0, 1, 2, 3)}, lasts=20 * STEP, has_device=False,
+    )  # fmt: skip
+    assert "broadcast" not in {block.op for block in match_and_align(run).matching.blocks}
