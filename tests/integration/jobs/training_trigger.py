@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from statistics import median
 
 import torch
 from torch import distributed as dist
@@ -16,20 +15,11 @@ from tests.integration.jobs.training import RANK, batch, bucket_bytes, digest, h
 
 LIMIT_SECONDS = 60
 STEP_SECONDS = 0.02
+EVEN_STEP_SECONDS = 0.1
+"""So long that what its host computes, 10 to 40 ms, leaves time to sleep on slow cores, too."""
 SLOWER = 1.3
 MUCH_SLOWER = 4.0
 """Also where other tests keep the cores busy."""
-
-
-def _products_a_second(left: torch.Tensor) -> float:
-    """Return how many products of two matrices the quieter of some tenths of a second holds."""
-    rates = []
-    for _ in range(10):
-        begin = time.monotonic()
-        for _ in range(200):
-            left @ left
-        rates.append(200 / (time.monotonic() - begin))
-    return max(rates)
 
 
 def trained(
@@ -37,54 +27,40 @@ def trained(
     slow_seconds: float,
     for_seconds: float,
     steps_each: float,
-    *,
     slower: float = SLOWER,
-    computes: bool = False,
 ) -> dict[str, object]:
-    """Take even steps, then steps in which rank 1 takes `slower` times as long as it took; each computes, or sleeps."""
+    """Take even steps, then steps in which rank 1 takes `slower` times as long.
+
+    A step sleeps until it has taken its time, as the host of a device does that it waits for.
+    """
     model = nn.parallel.DistributedDataParallel(mlp(), bucket_cap_mb=0.03)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trigger = overlapscope.Trigger(slower=1.15, for_seconds=for_seconds, steps=2)
     even, slow = round(even_seconds / steps_each), round(slow_seconds / steps_each / slower)
-    left = torch.randn(256, 256)
-    products = round(steps_each * _products_a_second(left)) if computes else 0
-    step_seconds, product_seconds = [], []
-    more_seconds, more_products = (slower - 1) * steps_each, 0
     with profiled(model, "events", trigger=trigger, events_every=1) as scope:
         for number in range(even + slow):
-            late = RANK == 1 and number >= even
-            if computes and number == even:
-                more_products = round((slower - 1) * median(step_seconds) / median(product_seconds))
             with scope.step():
-                begin = time.monotonic()
+                until = time.monotonic() + steps_each * (slower if RANK == 1 and number >= even else 1.0)
                 model(batch(number)).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                if computes:
-                    computing = time.monotonic()
-                    for _ in range(products + late * more_products):
-                        left @ left
-                    if number < even:
-                        product_seconds.append((time.monotonic() - computing) / products)
-                else:
-                    time.sleep(max(0.0, begin + steps_each + late * more_seconds - time.monotonic()))
-                if computes and number < even:
-                    step_seconds.append(time.monotonic() - begin)
+                time.sleep(max(0.0, until - time.monotonic()))
     return {
         "digest": digest(model),
         "written": [str(Path(file)) for file in scope.trigger.written],
+        "slow_from_step": even,
         "failures": scope.guard.failures,
     }
 
 
 def even() -> dict[str, object]:
     """Ten minutes without a disturbance."""
-    return trained(600, 0, 10, 0.05, computes=True)
+    return trained(600, 0, 10, EVEN_STEP_SECONDS)
 
 
 def slowed() -> dict[str, object]:
     """A minute with a slow rank, after one without."""
-    return trained(60, 60, 10, 0.05, computes=True)
+    return trained(60, 60, 10, EVEN_STEP_SECONDS)
 
 
 def soon() -> dict[str, object]:
