@@ -65,7 +65,7 @@ from overlapscope.analysis.stragglers.stragglers import (
 )
 from overlapscope.timeline.columns import FUSED, STEP_TIME, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
-from overlapscope.timeline.intervals import length
+from overlapscope.timeline.intervals import Intervals, length
 from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run, Source
@@ -132,7 +132,7 @@ def analyze(
         findings=findings,
         recommendations=[],
         told=rows_of_sources(run.facts),
-        critical_path=critical_paths(run, windows, cross_rank, graphs, odd),
+        critical_path=critical_paths(run, windows, cross_rank, graphs, odd, _stood_still(alone)),
         throughput=throughput(run, alone),
         headline=headline(rank_windows(ranks, alone), cross_rank),
         dry_step=dry_step(run),
@@ -158,7 +158,7 @@ def late_ranks_of(
         coverage={rank: own.coverage for rank, own in alone.items()}, work=work, window_ns=window_ns,
         not_launched={rank: own.not_launched for rank, own in alone.items()},
         core_waits={rank: waits for each in turns for rank, waits in each.waits.items()},
-        paused={rank: own.stood_still for rank, own in on_cpu.items()},
+        paused=_stood_still(alone),
     )  # fmt: skip
     unsure = {rank for ranks in (*(each.ranks for each in pinned), *(each.ranks for each in turns)) for rank in ranks}
     damaged = any(timeline.has_device and timeline.host_is_lost for timeline in run.ranks.values())
@@ -172,6 +172,11 @@ def late_ranks_of(
         or (each.evidence["alike"] and each.held_by != "unknown" and not damaged)
     ]
     return held, shared_cores(run, pinned, turns, lambda: _with_pauses_capped(graph()))
+
+
+def _stood_still(alone: Mapping[int, RankSummary]) -> dict[int, Intervals]:
+    """Return when hosts of a CPU run stood still inside operations, by rank, where that is known."""
+    return {rank: own.host_runs.stood_still for rank, own in alone.items() if own.host_runs}
 
 
 def _no_graph(run: Run) -> NoRemoval | None:

@@ -14,10 +14,10 @@ from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import HostLoss, OwnCauses, marked_losses
 from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
+from overlapscope.analysis.per_rank.host_runs import HostRuns, host_runs
 from overlapscope.analysis.per_rank.interference import Interference, NoInterference, interference
 from overlapscope.analysis.per_rank.kernels import KernelTotals, sum_kernels
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole_windows
-from overlapscope.analysis.stragglers.host_runs import HostRuns, host_runs
 from overlapscope.analysis.stragglers.shared_cores import HostTimes, host_times
 from overlapscope.analysis.stragglers.straggler_cause import before_first_launch
 from overlapscope.errors import HostEventsError
@@ -103,7 +103,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
         ],
         interference=slowed.value,
         coverage=covered,
-        parts=own_parts(timeline, causes),
+        parts=own_parts(timeline, causes, runs),
         no_causes_reason=causes.reason,
         host_losses=marked_losses(_idle(covered, whole), timeline)
         if causes.reason == "no_host_events"

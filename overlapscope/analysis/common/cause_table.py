@@ -65,7 +65,8 @@ CAUSES: Final[dict[str, Cause]] = {
     ),
     "peer_host": Cause(
         label="wait: the late rank idled longer (host)",
-        description="likewise, as far as it had done neither for longer: its host, or copies",
+        description="likewise, as far as it had done neither for longer: its host, or copies; without a device also as "
+        "far as it stood still inside operations",
         waits_for_late_rank=True,
         waits_for_another_rank=True,
         colour="waiting",

@@ -2,7 +2,8 @@
 
 Capture reads counters of that on the training thread of a rank without a device. A thread that waits for a collective
 sleeps, so between two readings waiting for a core is spread evenly over all time but exposed communication; and what a
-thread seemed to compute for longer than it ran or waited for a core, it slept at least.
+thread seemed to compute for longer than it ran or waited for a core, it slept at least. Without that account a host
+sleeps where it stands still inside operations.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from overlapscope.analysis.exposure.peer_activity import Activity
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.columns import Floats, Ints
-from overlapscope.timeline.intervals import EMPTY, BusyTime, complement, union
+from overlapscope.timeline.intervals import EMPTY, BusyTime, Intervals, complement, union
 from overlapscope.timeline.readings import ON_CORE, QUEUED, reading_series
 from overlapscope.timeline.run import RankTimeline
 
@@ -47,7 +48,12 @@ class CoreWaiting(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Neither ran nor waited for a core while it seemed to compute: it slept, waited for a lock, or for a file."""
 
 
-NOT_KNOWN: Final = CoreWaiting(computing=BusyTime(EMPTY), idling=BusyTime(EMPTY), sleeping=BusyTime(EMPTY))
+def asleep(times: Intervals) -> CoreWaiting:
+    """Return the account of a rank of which only is known when it stood still though it seemed to compute."""
+    return CoreWaiting(computing=BusyTime(EMPTY), idling=BusyTime(EMPTY), sleeping=BusyTime(times))
+
+
+NOT_KNOWN: Final = asleep(EMPTY)
 """Of a rank without the system's account: no waiting."""
 
 

@@ -3,11 +3,11 @@
 Each moment belongs to the collective in flight that ends last (ties: the one that began first). A collective is divided
 from its start on: wait for the last member, by what that rank did longer since the two last met (where the system's
 account of both is known, waiting for a core is neither computing nor idling, and sleep in what seems to be compute is
-idling); what it ended later than another rank,
-where one clock shows that its last member had begun; transfer beyond the baseline; and the
-rest as the rank's dependency graph says, by what the next compute waited for. Where the graph may not say: delay by a
-late launch; delay by queueing; and the rest, by what the step computes after it; where the transfer time of a call is
-not known, the time until the last member arrived is still wait, and the rest is `unknown`.
+idling; without it, in a CPU run, a host idles where it stands still in operations that take less in other steps); what
+it ended later than another rank, where one clock shows that its last member had begun; transfer beyond the baseline;
+and the rest as the rank's dependency graph says, by what the next compute waited for. Where the graph may not say:
+delay by a late launch; delay by queueing; and the rest, by what the step computes after it; where the transfer time of
+a call is not known, the time until the last member arrived is still wait, and the rest is `unknown`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,13 +22,14 @@ from overlapscope.analysis.common.cause_table import CAUSES, EXPOSED_WAIT
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.arrivals import Arrivals, arrivals
-from overlapscope.analysis.exposure.core_waiting import NOT_KNOWN, CoreWaiting, core_waiting
+from overlapscope.analysis.exposure.core_waiting import NOT_KNOWN, CoreWaiting, asleep, core_waiting
 from overlapscope.analysis.exposure.peer_activity import Activity, PeerQuery, peer_activity
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import OwnCauses
 from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.following_compute import following
+from overlapscope.analysis.per_rank.host_runs import HostRuns, readable_host_runs
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints
 from overlapscope.timeline.intervals import (
     BusyTime,
@@ -82,6 +83,8 @@ class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it runs on the stream of the rank's compute: nothing there runs beside it, whenever it is launched."""
     by_graph: Mapping[str, Intervals] | None
     """All exposed time by cause, as the rank's graph alone says; None where it may not."""
+    stood_still: Intervals | None = None
+    """When its host stood still inside operations (`HostRuns`); None where that is not known."""
 
 
 class Causes(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,10 +143,10 @@ def own_communication(timeline: RankTimeline) -> OwnedComm:
     return OwnedComm(row=row, start_ns=start, end_ns=end, until_ns=until)
 
 
-def own_parts(timeline: RankTimeline, causes: OwnCauses) -> OwnParts:
+def own_parts(timeline: RankTimeline, causes: OwnCauses, host: HostRuns | None = None) -> OwnParts:
     """Compute how long each call of a rank waited on the rank itself, and what follows it.
 
-    `causes` are those of its graph (`own_causes`).
+    `causes` are those of its graph (`own_causes`), `host` is when its host ran and paused, where that is known.
     """
     own_comm = own_communication(timeline)
     launch = _of_rows(timeline.collectives.launch_ns, own_comm, NONE)
@@ -163,6 +166,7 @@ def own_parts(timeline: RankTimeline, causes: OwnCauses) -> OwnParts:
         ),
         serial=serial,
         by_graph=causes.exposed,
+        stood_still=host.stood_still if host else None,
     )
 
 
@@ -179,7 +183,10 @@ def causes_of(
 ) -> dict[int, Causes]:
     """Return the causes of every rank; `graphs` are those of the run, where the caller has them."""
     graphs = graphs or BuiltGraphs(run)
-    parts = {rank: own_parts(timeline, own_causes(timeline, graphs)) for rank, timeline in run.ranks.items()}
+    parts = {
+        rank: own_parts(timeline, own_causes(timeline, graphs), readable_host_runs(timeline, coverage[rank]))
+        for rank, timeline in run.ranks.items()
+    }
     return dict(each_causes(run, cross_rank, coverage, parts, cross_rank.transfers(run)))
 
 
@@ -197,7 +204,9 @@ def each_causes(
     arrived = arrivals(run, cross_rank)
     members = {group.name: np.array(group.ranks, np.int64) for group in run.groups if group.ranks}
     accounts = {rank: core_waiting(timeline, coverage[rank]) for rank, timeline in run.ranks.items()}
-    waiting = {rank: found for rank, found in accounts.items() if found is not None}
+    waiting = {rank: found for rank, found in accounts.items() if found is not None} or {
+        rank: asleep(own.stood_still) for rank, own in parts.items() if own.stood_still is not None
+    }
     waits: dict[int, _Waits] = {}
     rows = 0
     for rank, timeline in run.ranks.items():
@@ -228,7 +237,7 @@ class _Waits(msgspec.Struct, frozen=True, kw_only=True):
     own: Ints
     """What this rank did in each window until it came, as `_divided` returns it."""
     accounted: Flags
-    """For which windows the system's account of both ranks says how long they waited for a core."""
+    """For which windows it is known how long both ranks waited for a core, or stood still."""
     query: PeerQuery
     """From when this rank and the one that arrived last had last met, until that one came."""
 

@@ -104,6 +104,9 @@ class StepPath(msgspec.Struct, kw_only=True, frozen=True):
     own_chains_ns: dict[str, int] = {}
     """Only where the path is a host that never waits, which it then is by construction: how long after the start of the
     step each rank would end if it waited for no other rank, with transfers as recorded."""
+    stood_still_ns: int = 0
+    """Of the part `compute`: for how long a host without a device stood still in operations that take less in other
+    steps; at least, as of steps that differ it is not known."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,9 +31,10 @@ from overlapscope.analysis.graph.model import Graph
 from overlapscope.analysis.graph.path_segments import Segments, segments_of
 from overlapscope.analysis.graph.scenarios import own_chain_lengths
 from overlapscope.analysis.graph.self_test import SWAPPED_EDGES, self_test, swap_test
-from overlapscope.analysis.graph.walk import LATENCY, PARTS, Path, critical_path
+from overlapscope.analysis.graph.walk import COMPUTE, LATENCY, PARTS, Path, critical_path
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import Codes, Ints, Small, size
+from overlapscope.timeline.intervals import BusyTime, Intervals
 from overlapscope.timeline.rows import factorize_rows, sum_by, unique
 from overlapscope.timeline.run import Run
 
@@ -77,15 +78,20 @@ class FollowedPaths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summed_paths(
-    run: Run, windows: Windows, cross_rank: CrossRank, graphs: BuiltGraphs, odd: frozenset[int]
-) -> CriticalPath:
-    """Return the critical paths of a run's steps, with their parts and operations; `odd` ones are not typical."""
+    run: Run, windows: Windows, cross_rank: CrossRank, graphs: BuiltGraphs, odd: frozenset[int],
+    stood_still: Mapping[int, Intervals],
+) -> CriticalPath:  # fmt: skip
+    """Return the critical paths of a run's steps, with their parts and operations, as `critical_paths` does."""
     found = follow_paths(run, windows, cross_rank, graphs, odd=odd)
+    still = {
+        rank: BusyTime(Intervals(*(cross_rank.clocks.aligned_ns(rank, edge) for edge in times)))
+        for rank, times in stood_still.items()
+    }
     return CriticalPath(
         scope=found.scope,
         reason=found.reason,
         median_step=found.median_step,
-        steps=[_summed(run, path) for path in found.paths],
+        steps=[_summed(run, path, still) for path in found.paths],
         left_out=found.left_out,
         longest_loss=found.longest_loss,
         self_tests=list(found.self_tests),
@@ -238,14 +244,19 @@ def _spread(windows: Sequence[JobWindow], odd: frozenset[int]) -> list[JobWindow
     return [by_length[at] for at in sorted(chosen | {usual[(len(usual) - 1) // 2]})]
 
 
-def _summed(run: Run, path: FollowedPath) -> StepPath:
+def _summed(run: Run, path: FollowedPath, still: Mapping[int, BusyTime]) -> StepPath:
+    """Sum the segments of a path; `still` is when hosts stood still, on the aligned clock."""
     segments = path.segments
     length = segments.end_ns - segments.start_ns
     ranks: dict[int, int] = {}
     operations: dict[tuple[str, str], tuple[int, int]] = {}
+    stood_still_ns = 0
     for rank in unique(segments.rank).tolist():
         own = segments.rank == rank
         ranks[rank] = int(length[own].sum())
+        if rank in still:
+            computes = own & (segments.part == COMPUTE)
+            stood_still_ns += int(still[rank].within(segments.start_ns[computes], segments.end_ns[computes]).sum())
         own &= (segments.name >= 0) & (segments.part != LATENCY)
         names = run.ranks[rank].names
         for (at, code), ns, count in _totals(segments.part[own], segments.name[own], length[own]):
@@ -263,6 +274,7 @@ def _summed(run: Run, path: FollowedPath) -> StepPath:
         operations=[PathOperation(part=part, name=name, ns=ns, count=count) for (part, name), (ns, count) in most],
         bands={part: (min(least, parts[part]), max(most, parts[part])) for part, (least, most) in path.bands.items()},
         own_chains_ns={str(rank): ns for rank, ns in path.own_chains_ns.items()},
+        stood_still_ns=stood_still_ns,
     )
 
 

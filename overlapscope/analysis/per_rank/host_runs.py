@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import COMPUTE, OPERATION, Flags, HostSpans, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
 from overlapscope.timeline.lazy_host_spans import without_functions
@@ -91,6 +92,16 @@ def host_runs(timeline: RankTimeline, covered: Coverage) -> HostRuns | None:
         stood_still=union(*(each.pauses(each.usual_step) for each in longer)),
         recorded_ns=int(moments[-1] - moments[0]), stretch_ns=length(ran) / ran.starts.size,
     )  # fmt: skip
+
+
+def readable_host_runs(timeline: RankTimeline, covered: Coverage) -> HostRuns | None:
+    """Return `host_runs`; None also where the rank's host events cannot be read: other figures do not need them."""
+    if timeline.host_is_lost:
+        return None
+    try:
+        return host_runs(timeline, covered)
+    except HostEventsError:  # `RankTimeline.host_error` has it
+        return None
 
 
 def _short_operations(timeline: RankTimeline, host: HostSpans) -> Iterator[Intervals]:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.stragglers.host_runs import HostRuns
+from overlapscope.analysis.per_rank.host_runs import HostRuns
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, intersection, length, parts_inside, union
 

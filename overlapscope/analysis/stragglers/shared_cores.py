@@ -17,10 +17,10 @@ from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, SILENCE_NS, SYNCHRONIZES
 from overlapscope.analysis.graph.self_test import DRAINED_WITHIN_NS
+from overlapscope.analysis.per_rank.host_runs import HostRuns
 from overlapscope.analysis.stragglers.core_turns import Turns, taking_turns
 from overlapscope.analysis.stragglers.core_waits import FEWEST, WIDESPREAD, waits_for_cores
 from overlapscope.analysis.stragglers.host_cause import fetching
-from overlapscope.analysis.stragglers.host_runs import HostRuns
 from overlapscope.display import percent_text
 from overlapscope.timeline.columns import COPY, NONE, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, difference, length, union

@@ -1,5 +1,6 @@
 """Render an analysis as text: exposed milliseconds first, then causes, ranks, collectives and findings, then advice."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import fill
 from typing import Final
@@ -74,7 +75,9 @@ MOST_LINKS: Final = 5
 MOST_RANKS = 4
 WORTH_SHOWING = 0.001
 WORTH_NAMING = 0.01
-"""Least share of idle time whose cause is named; the rest is `other`."""
+"""Least share of idle time whose cause is named, the rest is `other`; and of other times that only some steps have."""
+WORTH_PAUSING = 0.05
+"""Least share of a critical path that pauses inside operations are, to be named."""
 WORTH_HOURS = 0.1
 """Least share of idle time whose GPU-hours are given."""
 LACKS = 0.02
@@ -303,6 +306,8 @@ def _causes(analysis: Analysis) -> str:
     """Return the table of causes of the headline's exposed time, the largest first.
 
     Several causes of waiting for late ranks stand below their sum: which of them a wait is says who was late, and why.
+    The last column divides what all complete steps exposed: where a few hold most of the waiting, a median step does
+    not show it.
     """
     head = analysis.headline
     if not head.causes or {*head.causes} == {"unknown"}:
@@ -310,24 +315,29 @@ def _causes(analysis: Analysis) -> str:
     cost = analysis.throughput
     hours = cost.exposed_causes_gpu_hours_a_day if cost else {}
     price = cost.price_per_gpu_hour if cost and hours else None
-    columns = ["why exposed", f"ms a {head.window}", "share"]
+    every = _causes_of_all_steps(analysis)
+    columns = ["why exposed", f"ms a {head.window}", "share", *["of all steps"] * bool(every)]
     columns += ["GPU-hours a day"] * bool(hours) + ["price a day"] * (price is not None)
 
     def row(label: str, *causes: str) -> list[str]:
         ns, taken = (sum(of.get(each, 0) for each in causes) for of in (head.causes, hours))
         cells = [label, ms(ns), percent(ns / (head.exposed_comm_ns or 1))]
+        cells += [percent(sum(every[each] for each in causes) / every.total())] if every else []
         cells += [f"{taken:,.1f}"] if hours else []
         return [*cells, *([] if price is None else [f"{taken * price:,.2f}"])]
 
     def label(cause: str) -> str:
         return cause_label(cause, on_cpu=not analysis.run.has_device)
 
-    ordered = sorted(head.causes, key=lambda cause: -head.causes[cause])
+    only_in_some = [cause for cause, ns in every.items() if ns >= WORTH_NAMING * every.total()]
+    ordered = sorted(
+        {*head.causes, *only_in_some}, key=lambda cause: (-head.causes.get(cause, 0), -every[cause], cause)
+    )
     late = [cause for cause in ordered if cause in WAITS_FOR_LATE_RANK]
     parts = [[cause] for cause in ordered if cause not in late or len(late) == 1]
     parts += [late] if len(late) > 1 else []
     rows = []
-    for causes in sorted(parts, key=lambda each: -sum(head.causes[cause] for cause in each)):
+    for causes in sorted(parts, key=lambda each: -sum(head.causes.get(cause, 0) for cause in each)):
         rows.append(row(label(causes[0]) if len(causes) == 1 else LATE_RANKS, *causes))
         rows += [row(f"  {label(each)}", each) for each in causes if len(causes) > 1]
     lines = list(aligned([columns, *rows]))
@@ -341,6 +351,17 @@ def _causes(analysis: Analysis) -> str:
             where = "what is unknown, and what the next compute waited for, may hold"
         lines.append(f"{why}: {where} waiting for other ranks, too.")
     return "\n".join(lines)
+
+
+def _causes_of_all_steps(analysis: Analysis) -> Counter[str]:
+    """Return the nanoseconds of each cause in all complete steps of the headline's ranks; empty of a single step."""
+    every: Counter[str] = Counter()
+    if analysis.headline.window == "step" and analysis.headline.steps > 1:
+        for info in analysis.ranks:
+            for step in info.steps:
+                if step.complete and info.rank in analysis.headline.ranks:
+                    every.update(step.causes)
+    return every if every.total() else Counter()
 
 
 def idle_text(analysis: Analysis) -> str:
@@ -495,6 +516,11 @@ def critical_path_text(found: CriticalPath) -> str:
         more = f", {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
         text[-1] += "; on " + ", ".join(f"rank {rank} {share(ns)} %" for rank, ns in ranks[:MOST_RANKS]) + more
     text[-1:] = [f"  {line}" for line in fill(text[-1], MAX_WIDTH - 2).split("\n")]
+    if path.stood_still_ns >= WORTH_PAUSING * path.length_ns:
+        text.append(
+            f"  of the compute {ms(path.stood_still_ns)} ms are pauses inside operations: a core, or the interpreter's "
+            "lock, was taken"
+        )
     if path.operations:
         named = (
             f"{each.part}: {short(each.name, LONGEST_NAME)} {ms(each.ns)} ms" for each in path.operations[:MOST_NAMES]

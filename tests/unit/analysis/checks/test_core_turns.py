@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
+from overlapscope.analysis.per_rank.host_runs import HostRuns
 from overlapscope.analysis.result import Straggler
 from overlapscope.analysis.stragglers.core_turns import Turns, _by_chance, _wanted
-from overlapscope.analysis.stragglers.host_runs import HostRuns
 from overlapscope.analysis.stragglers.shared_cores import hosts_in_turns, shared_cores
 from overlapscope.timeline.intervals import Intervals, difference, length
 from overlapscope.timeline.run import RankTimeline, Run

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.host_runs import HostRuns, host_runs
 from overlapscope.analysis.stragglers.core_turns import taking_turns
-from overlapscope.analysis.stragglers.host_runs import HostRuns, host_runs
 from overlapscope.timeline.intervals import length
 from tests.support.cpu_runs.scheduled_hosts import LENGTH, MS, Pairs, operations_on_cores, pairs_of
 from tests.support.rank_rows import rank_timeline

@@ -410,6 +410,52 @@ def test_waiting_for_a_core_is_told_only_where_the_account_of_both_ranks_is_know
     assert explained(*ranks)[1][0]["peer_compute"] == 20
 
 
+MS, STEP_NS = 10**6, 100 * 10**6
+
+
+def in_operations(rank: int, taken_ms: Sequence[Sequence[int]], latest_ms: Sequence[int]) -> RankTimeline:
+    """Return a rank without a device: steps of operations that take so long, each before a call that ends 1 ms after
+    the latest rank's begins."""
+    calls, work, steps, host = [], [], [], []
+    for step, (taken, latest) in enumerate(zip(taken_ms, latest_ms, strict=True)):
+        begin = step * STEP_NS
+        edges = [begin + sum(taken[:at]) * MS for at in range(len(taken) + 1)]
+        host += [{"name": "aten::add", "start_ns": begin - MS, "end_ns": begin - MS // 5}]  # short: it certainly ran
+        host += [{"name": "aten::mm", "start_ns": a + 1, "end_ns": b} for a, b in pairwise(edges)]
+        call = {"start_ns": edges[-1], "launch_ns": edges[-1], "end_ns": begin + (latest + 1) * MS, "step": step}
+        calls.append({"op": "all_reduce", "group": "0", "seq": step, "bytes": 1000, "group_size": 2, **call})
+        work.append({"start_ns": begin - MS, "end_ns": edges[-1], "name": "host operations", "step": step})
+        steps.append({"step": step, "start_ns": begin - MS, "end_ns": begin + STEP_NS - MS})
+    whole = {"start_ns": -MS, "end_ns": len(steps) * STEP_NS, "host_events": True}
+    return rank_timeline(
+        rank, calls=calls, work=work, steps=steps, recordings=[whole], host=[{"lane": 0, **each} for each in host],
+        has_device=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("last_ms", "causes"),
+    [
+        pytest.param((4, 20, 4), {"peer_host": 16}, id="it stood still in one operation of three"),
+        pytest.param((12, 12, 12), {"peer_compute": 24}, id="a larger batch"),
+        pytest.param((4, 20, 4, 4), {"peer_compute": 20}, id="it made other calls: nothing to compare with"),
+    ],
+)
+def test_a_host_that_stands_still_inside_operations_does_not_compute_longer(
+    last_ms: tuple[int, ...], causes: dict[str, int]
+) -> None:
+    usual = [(4, 4, 4)] * 3
+    steps = {0: [*usual, (4, 4, 4)], 1: [*usual, last_ms]}
+    latest = [max(sum(steps[rank][at]) for rank in steps) for at in range(4)]
+    ranks = [in_operations(rank, taken, latest) for rank, taken in steps.items()]
+    run, found = explained(*ranks)
+    late = {cause: round(found[0].get(cause, 0) / MS) for cause in WAITS_FOR_LATE_RANK}
+    assert late == dict.fromkeys(WAITS_FOR_LATE_RANK, 0) | causes
+    path = analyze(run).critical_path
+    assert round(path.steps[-1].stood_still_ns / MS) == causes.get("peer_host", 0)
+    assert path.steps[0].stood_still_ns == 0
+
+
 READY, BESIDE = (0, 20, "gemm"), (59, 60, "gemm")
 
 
