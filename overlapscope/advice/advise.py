@@ -19,6 +19,7 @@ from overlapscope.advice.losses.blocking_reductions import blocking_reductions
 from overlapscope.advice.losses.host_copies import host_copies
 from overlapscope.advice.losses.largest_loss import OF_EXPOSED, largest_loss
 from overlapscope.advice.losses.launch_bound import launch_bound
+from overlapscope.advice.losses.standing_still import standing_still
 from overlapscope.advice.losses.stream_copies import copies_on_compute_stream
 from overlapscope.advice.max_connections import max_connections
 from overlapscope.advice.model_parallel import expert_parallel, tensor_parallel
@@ -56,6 +57,7 @@ OF_ONE_RANK: Final[tuple[Rule, ...]] = (
     copies_on_compute_stream,
     host_copies,
     blocking_reductions,
+    standing_still,
 )
 """What a rank loses on its own: worth its time whoever waits for whom."""
 RULES: Final[tuple[Rule, ...]] = (

@@ -31,6 +31,7 @@ from overlapscope.analysis.dry_step import dry_step
 from overlapscope.analysis.exposure.collectives import collective_rows
 from overlapscope.analysis.exposure.exposed import exposed_by
 from overlapscope.analysis.exposure.exposed_causes import Causes, each_causes
+from overlapscope.analysis.exposure.peer_activity import Activity
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.own_causes import critical_paths
 from overlapscope.analysis.graph.scenarios import PAUSE_CAP_NS, capped_pauses, outcome
@@ -55,6 +56,7 @@ from overlapscope.analysis.result import (
 from overlapscope.analysis.source_tables import rows_of_sources
 from overlapscope.analysis.stragglers.core_waits import waited_for_cores
 from overlapscope.analysis.stragglers.shared_cores import decide_who_is_late, hosts_in_turns, pinned_hosts, shared_cores
+from overlapscope.analysis.stragglers.standing_still import standing_still
 from overlapscope.analysis.stragglers.stragglers import (
     Compared,
     Straggler,
@@ -111,9 +113,10 @@ def analyze(
         *_of_what_was_told(run, ranks),
         *links,
         *shared,
+        *standing_still(run, _known_still(alone), windows, shared),
         *recording_gaps(run.sources, _linkage(alone)),
         *unread_ranks(run),
-        *uneven_stages(run, work, window_ns, {info.rank: _computed_ns(info) for info in ranks}, _held_ns(run)),
+        *uneven_stages(run, work, window_ns, {info.rank: _computed_ns(info) for info in ranks}, _held_ns(run, alone)),
         *partly_recorded_groups(run, cross_rank),
         *pipeline_bubbles(run, {rank: own.stages for rank, own in alone.items()}),
         *expert_imbalance(run, cross_rank, coverage, window_ns),
@@ -177,6 +180,11 @@ def late_ranks_of(
 def _stood_still(alone: Mapping[int, RankSummary]) -> dict[int, Intervals]:
     """Return when hosts of a CPU run stood still inside operations, by rank, where that is known."""
     return {rank: own.host_runs.stood_still for rank, own in alone.items() if own.host_runs}
+
+
+def _known_still(alone: Mapping[int, RankSummary]) -> dict[int, Activity]:
+    """Return when hosts of a CPU run stood still while they seemed to compute, by rank, where that is known."""
+    return {rank: own.stood_still for rank, own in alone.items() if own.stood_still is not None}
 
 
 def _no_graph(run: Run) -> NoRemoval | None:
@@ -335,11 +343,13 @@ def _known(
     return msgspec.structs.replace(figures, **known)
 
 
-def _held_ns(run: Run) -> dict[int, int]:
-    """Return how long each rank waited for a core or collected garbage, as far as capture noted it."""
-    waited = waited_for_cores(run.ranks)
+def _held_ns(run: Run, alone: Mapping[int, RankSummary]) -> dict[int, int]:
+    """Return how long each rank waited for a core, stood still in operations or collected garbage, as far as known."""
+    waited, still = waited_for_cores(run.ranks), _known_still(alone)
+    still_ns = {rank: int(act.within(*np.array(alone[rank].whole, np.int64).T).sum()) for rank, act in still.items()}
     return {
-        rank: waited.get(rank, 0) + length(recorded_pauses(timeline, COLLECTOR)) for rank, timeline in run.ranks.items()
+        rank: waited.get(rank, 0) + still_ns.get(rank, 0) + length(recorded_pauses(timeline, COLLECTOR))
+        for rank, timeline in run.ranks.items()
     }
 
 

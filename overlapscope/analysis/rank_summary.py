@@ -9,7 +9,9 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.checks.pipeline import PipelineStage, groups_by_rank, own_stages
 from overlapscope.analysis.common.cause_table import NoCauses
+from overlapscope.analysis.exposure.core_waiting import core_waiting
 from overlapscope.analysis.exposure.exposed_causes import OwnParts, own_parts
+from overlapscope.analysis.exposure.peer_activity import Activity
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import HostLoss, OwnCauses, marked_losses
 from overlapscope.analysis.graph.own_causes import own_causes
@@ -59,6 +61,9 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What its host did; None where that was not recorded, or no other rank was."""
     host_runs: HostRuns | None
     """In a CPU run, when its host computed, certainly ran and paused; None as above."""
+    stood_still: Activity | None
+    """When its host stood still while it seemed to compute, by the system's account or as `host_runs` says; None where
+    that is not known."""
     stages: Mapping[str, PipelineStage]
     """Its stage in each pipeline, by the name of the group."""
 
@@ -114,8 +119,16 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
         not_launched=before_first_launch(timeline),
         host=host,
         host_runs=runs,
+        stood_still=_stood_still(timeline, covered, runs),
         stages=own_stages(timeline, groups, windows),
     )
+
+
+def _stood_still(timeline: RankTimeline, covered: Coverage, runs: HostRuns | None) -> Activity | None:
+    account = core_waiting(timeline, covered)
+    if account is not None:
+        return account.sleeping
+    return BusyTime(runs.stood_still) if runs else None
 
 
 def _of_host(timeline: RankTimeline, covered: Coverage, causes: OwnCauses) -> tuple[HostTimes | None, HostRuns | None]:

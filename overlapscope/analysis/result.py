@@ -12,6 +12,7 @@ from overlapscope.analysis.common.cause_table import WAITS_FOR_LATE_RANK, NoCaus
 from overlapscope.analysis.common.findings import Finding, Listed
 from overlapscope.analysis.cost.throughput import Throughput, gpu_hours_a_day
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.cross_rank.wait_transfer import mostly_waited_for
 from overlapscope.analysis.dry_step import DryStep
 from overlapscope.analysis.exposure.collectives import CollectiveRow
 from overlapscope.analysis.exposure.exposed import ExposedBy
@@ -232,10 +233,9 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
 
 
 def waited_for(blame_ns: Mapping[int, int]) -> str:
-    """Return for whom ranks waited where none is a straggler: one rank only with more than half of all blame."""
-    most = max(blame_ns, key=blame_ns.__getitem__)
-    mostly = 2 * blame_ns[most] > sum(blame_ns.values())
-    return f"mostly for rank {most}, which may be chance" if mostly else "for several ranks in turn"
+    """Return for whom ranks waited where none is a straggler."""
+    most = mostly_waited_for(blame_ns)
+    return "for several ranks in turn" if most is None else f"mostly for rank {most}, which may be chance"
 
 
 def with_costs(analysis: Analysis) -> Analysis:

@@ -41,8 +41,8 @@ UNEVEN_STAGES: Final = (
     "while the pipeline fills and empties"
 )
 BY_TURNS: Final = (
-    "# no rank is late by more than chance: overlapscope explain RUN lists the longest waits; look at what differs "
-    "from step to step (batches, other work on the cores)"
+    "# no rank is late throughout: overlapscope explain RUN lists the longest waits; look at what differs from step to "
+    "step (batches, other work on the cores)"
 )
 """What to do where ranks wait for one that computes longer, now this one, now that one."""
 INSTEAD: Final = {

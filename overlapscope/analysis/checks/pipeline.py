@@ -197,7 +197,7 @@ def uneven_stages(
     """Return at most one finding: the stage with the most work, where it has clearly more than the others.
 
     `step_ns` holds how long each rank computed in each of its complete steps, by number; `held_ns` how long ranks
-    waited for a core of their host, or collected garbage, where that is known.
+    waited for a core of their host, stood still in operations, or collected garbage, where that is known.
     """
     stages = _stages(run)
     by_stage: dict[int, list[int]] = {}

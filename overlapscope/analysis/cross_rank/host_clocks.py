@@ -97,9 +97,12 @@ def _arrive_soon(took_ns: Ints) -> bool:
 def _end_together(apart_ns: Ints) -> bool:
     """Return whether often enough the same call ended at one moment on two ranks, or far apart by no usual distance.
 
+    Of few calls none of which ends as far apart as another one, nothing contradicts the name that their hosts share.
     `apart_ns` is in order.
     """
     most = int((np.searchsorted(apart_ns, apart_ns + 2 * TOGETHER_NS, side="right") - np.arange(apart_ns.size)).max())
+    if most == 1 < apart_ns.size < FEWEST_SCATTERED:
+        return True
     scattered = apart_ns.size >= FEWEST_SCATTERED and most <= SCATTERED * apart_ns.size
     if scattered and abs(np.median(apart_ns)) > FAR_NS:
         return True

@@ -58,13 +58,15 @@ def start_reasons(splits: Sequence[Split]) -> tuple[str, ...]:
 
 
 def _begun(ranks: Mapping[int, RankTimeline], recording: int, clocks: Clocks) -> dict[int, float]:
-    """Return when each rank began to record: its first step, where steps were recorded; on the common clock."""
+    """Return when each rank began to record, on the common clock: its first step, where steps were recorded, or what
+    its host was seen to do before it, such as loading data."""
     found = {}
     for rank, timeline in ranks.items():
         if size(timeline.recordings) <= recording:
             continue
         steps = timeline.steps.start_ns[timeline.steps.recording == recording]
-        start = steps.min() if steps.size else timeline.recordings.start_ns[recording]
+        ranges = timeline.annotations.start_ns[timeline.annotations.recording == recording]
+        start = np.append(steps, ranges).min() if steps.size else timeline.recordings.start_ns[recording]
         found[rank] = float(clocks.aligned(rank, np.array([start]))[0])
     return found
 

@@ -23,6 +23,8 @@ LEADS_COUNT_NS = 50_000
 RESIDUALS = 3.0
 BASELINE_QUANTILE = 0.10
 BASELINE_CALLS = 5
+MOSTLY = 0.6
+"""Ranks wait mostly for one that has this share of the blame: with about half of it, another one may have as much."""
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +152,12 @@ def early_end_reasons(splits: Sequence[Split], clocks: Clocks) -> tuple[str, ...
         f"(rank {worst[1]} before rank {worst[2]}), which is impossible: the clocks or the pairing are wrong there, so "
         "the rank that arrived last may be wrong too",
     )
+
+
+def mostly_waited_for(blame_ns: Mapping[int, int]) -> int | None:
+    """Return the rank with MOSTLY of all blame, for which the others waited; None where none has so much."""
+    most = max(blame_ns, key=blame_ns.__getitem__, default=None)
+    return most if most is not None and blame_ns[most] >= MOSTLY * sum(blame_ns.values()) > 0 else None
 
 
 def waits_by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankWait]:

@@ -27,7 +27,7 @@ from overlapscope.analysis.graph.bounds import Bounds, JobWindow, job_windows, w
 from overlapscope.analysis.graph.building.build import graph_too_large
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.explained import longest_loss
-from overlapscope.analysis.graph.model import Graph
+from overlapscope.analysis.graph.model import OWN_NS, Graph
 from overlapscope.analysis.graph.path_segments import Segments, segments_of
 from overlapscope.analysis.graph.scenarios import own_chain_lengths
 from overlapscope.analysis.graph.self_test import SWAPPED_EDGES, self_test, swap_test
@@ -209,7 +209,7 @@ def _of_recording(
 
 def _followed(graph: Graph, run: Run, bounds: Bounds, window: JobWindow | None, *, with_bands: bool) -> FollowedPath:
     time = graph.nodes.time_ns
-    last = bounds.last(time)
+    last = _last(graph, bounds, window)
     start_ns = window.start_ns if window else int(time[bounds.start].min())
     end_ns = window.end_ns if window else int(time[last])
     path = critical_path(graph, last, start_ns, with_bands=with_bands)
@@ -223,6 +223,18 @@ def _followed(graph: Graph, run: Run, bounds: Bounds, window: JobWindow | None, 
         bands={part: band for part, band in path.bands.items() if band[1]},
         own_chains_ns=own_chain_lengths(graph, bounds, start_ns) if _never_waits(graph, path) else {},
     )
+
+
+def _last(graph: Graph, bounds: Bounds, window: JobWindow | None) -> int:
+    """Return the node that ends a path: without a device that of the rank whose step ended last.
+
+    What its host did after its last operation, such as collecting garbage, is then its own.
+    """
+    if window is None or any(part.on_device for part in graph.ranks):
+        return bounds.last(graph.nodes.time_ns)
+    latest = [window.ranks[part.rank][1] for part in graph.ranks if part.rank in window.ranks]
+    ends = bounds.end[np.array(latest) >= window.end_ns - OWN_NS]
+    return int(ends[graph.nodes.time_ns[ends].argmax()])
 
 
 def _never_waits(graph: Graph, path: Path) -> bool:

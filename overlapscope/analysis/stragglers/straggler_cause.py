@@ -112,7 +112,8 @@ def find_straggler_cause(
         members = {each for group in met for each in group.ranks}
         before = more_than_peers(rank, met, {each: BusyTime(_idle(not_launched[each], coverage[each]))
                                              for each in members})  # fmt: skip
-        return _refined("host", rank, run, met, lead_ns, {**evidence, "before_first_launch_ns": before})
+        known = {"before_first_launch_ns": before} if run.ranks[rank].has_device else {}
+        return _refined("host", rank, run, met, lead_ns, evidence | known)
     return "unknown", evidence
 
 

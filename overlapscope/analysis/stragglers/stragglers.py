@@ -55,6 +55,9 @@ IN_STEPS: Final = 0.75
 """... it must also compute LONGER times as long in this share of its steps: long pauses of a host look like compute."""
 RECORDED: Final = frozenset({"garbage_collector", "data_loading", "allocator", "throttled"})
 """With one of these causes, which are recorded of the rank itself, a single event is its own, too."""
+CERTAIN: Final = (RECORDED - {"data_loading"}) | {"busy_core"}
+"""With one of these, recorded of the rank itself for most of its lateness, it is not late by chance, from three steps
+on: equal ranks may load for longer now and then, but these are the cause each time."""
 MANY_STEPS: Final = 4
 DOMINATES: Final = 0.75
 ALONE: Final = 0.1
@@ -196,7 +199,8 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
             continue  # the unknown cause may be a member that was not recorded
         by_chance = chance[rank] if arrivals is late else _chances(arrivals, could, by_step=by_step)[rank]
         alike = blamed[rank] >= most and _each_time(theirs, cause, run, coverage)
-        allowed = ALIKE if alike else ALONE if blamed[rank] >= most else CHANCE
+        certain = cause in CERTAIN and _occasions(theirs, by_step=True).size >= FEWEST_ALIKE
+        allowed = np.inf if certain else ALIKE if alike else ALONE if blamed[rank] >= most else CHANCE
         if cause is None or (by_chance * could > allowed and not (cause in OF_COMPUTE and _lasts(ranks, rank, theirs))):
             continue
         if cause in {"more_work", "longer_compute"} and "host_op" not in evidence and not run.ranks[rank].has_device:

@@ -78,6 +78,8 @@ WORTH_NAMING = 0.01
 """Least share of idle time whose cause is named, the rest is `other`; and of other times that only some steps have."""
 WORTH_PAUSING = 0.05
 """Least share of a critical path that pauses inside operations are, to be named."""
+MAY_WAIT = 0.1
+"""From this share of a path in communication that may be waiting, it is not said on which ranks it lies."""
 WORTH_HOURS = 0.1
 """Least share of idle time whose GPU-hours are given."""
 LACKS = 0.02
@@ -511,7 +513,9 @@ def critical_path_text(found: CriticalPath) -> str:
         f"Critical path of {what}: {ms(path.length_ns)} ms{within}.",
         ", ".join(band(part, ns) for part, ns in parts),
     ]
-    if found.scope == "ranks":
+    if found.scope == "ranks" and path.parts.get("communication", 0) >= MAY_WAIT * path.length_ns:
+        text[-1] += "; on which ranks is not known, as that communication may be waiting for others"
+    elif found.scope == "ranks":
         ranks = list(path.ranks.items())
         more = f", {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
         text[-1] += "; on " + ", ".join(f"rank {rank} {share(ns)} %" for rank, ns in ranks[:MOST_RANKS]) + more

@@ -7,6 +7,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, match_and_align
+from overlapscope.analysis.cross_rank.wait_transfer import mostly_waited_for
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.job_replay import WHY_NOT
 from overlapscope.display import percent_text
@@ -320,7 +321,6 @@ def _waiting_message(cross_rank: CrossRank) -> str:
     waited = sum(each.wait_ns for each in cross_rank.waits.values())
     if not total or waited < WAITING * total:
         return ""
-    blame = {rank: each.blame_ns for rank, each in cross_rank.waits.items()}
-    most = max(blame, key=blame.__getitem__)
-    mostly = f", mostly for rank {most}" if 2 * blame[most] > sum(blame.values()) else ""
+    most = mostly_waited_for({rank: each.blame_ns for rank, each in cross_rank.waits.items()})
+    mostly = "" if most is None else f", mostly for rank {most}"
     return f"waiting is {percent_text(waited / total)} of the time in its collectives{mostly}: {WAITS_FIRST}; also, "

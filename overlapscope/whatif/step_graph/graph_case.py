@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.cross_rank.wait_transfer import mostly_waited_for
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.job_replay import NO_HOST_EVENTS, WHY_NOT
 from overlapscope.analysis.per_rank.interference import NO_INTERFERENCE, Interference, interference
@@ -60,6 +61,7 @@ class GraphCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     waited: float
     """Share of the time in collectives that is waiting."""
     waited_for: int | None
+    """The rank with most of the blame, where one has by far the most."""
     notes: tuple[str, ...]
     replay: RunReplay | None = None
     """The dependency graph of the run, which answers for changes of durations; None without host events."""
@@ -126,7 +128,7 @@ def graph_case(run: Run, cross_rank: CrossRank, graphs: BuiltGraphs | None = Non
         drift=FEW_NOISE if few else max(SPREAD * spread, LEAST_NOISE),
         straggler=most if comparable else None,
         waited=sum(each.wait_ns for each in cross_rank.waits.values()) / total if total else 0.0,
-        waited_for=most,
+        waited_for=mostly_waited_for(blame),
         notes=tuple(notes),
         replay=replay,
         abstains=asked if isinstance(asked, str) and asked in WHY_NOT.values() else "",

@@ -411,20 +411,21 @@ def _against(case: GraphCase, rows: Sequence[Scenario]) -> str:
 
 def _waiting(case: GraphCase, rows: Sequence[Scenario]) -> str:
     """Return what dominates where waiting does: a straggler, where the dependency graph does not say otherwise."""
-    share, rank = f"waiting is {percent_text(case.waited)} of the time in its collectives", case.waited_for
+    share = f"waiting is {percent_text(case.waited)} of the time in its collectives"
     removed = next((each for each in rows if "straggler_removed" in each.knobs), None)
     if case.replay is None or (removed is not None and removed.gain > case.noise):
-        return f"{share}, mostly for rank {rank}; {WAITS_FIRST}"
+        mostly = "" if case.waited_for is None else f", mostly for rank {case.waited_for}"
+        return f"{share}{mostly}; {WAITS_FIRST}"
     worth = (
         ""
         if removed is None
-        else f": if rank {rank} worked as fast as the others, a step would gain {percent_text(removed.gain)}"
+        else f": if rank {case.straggler} worked as fast as the others, a step would gain {percent_text(removed.gain)}"
     )
     return f"{share}, and no single rank causes it{worth}; no setting of communication shortens it"
 
 
 def _waits(case: GraphCase) -> bool:
-    return case.waited > WAITING and case.waited_for is not None
+    return case.waited > WAITING
 
 
 def bounds_of_case(case: GraphCase) -> Bounds:

@@ -36,6 +36,7 @@ from overlapscope.timeline.intervals import union
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import ROOT, shared_file
+from tests.support.cpu_runs.in_operations import MS, in_operations
 from tests.support.rank_rows import rank_timeline
 
 LANES = 4
@@ -408,29 +409,6 @@ def test_waiting_for_a_core_is_told_only_where_the_account_of_both_ranks_is_know
     ranks = [rank_of(0, [CALL], FIRST), rank_of(1, [LATE], LAST)]
     ranks[known] = waiting_for_cores(ranks[known], (0, 0), (30, 30))
     assert explained(*ranks)[1][0]["peer_compute"] == 20
-
-
-MS, STEP_NS = 10**6, 100 * 10**6
-
-
-def in_operations(rank: int, taken_ms: Sequence[Sequence[int]], latest_ms: Sequence[int]) -> RankTimeline:
-    """Return a rank without a device: steps of operations that take so long, each before a call that ends 1 ms after
-    the latest rank's begins."""
-    calls, work, steps, host = [], [], [], []
-    for step, (taken, latest) in enumerate(zip(taken_ms, latest_ms, strict=True)):
-        begin = step * STEP_NS
-        edges = [begin + sum(taken[:at]) * MS for at in range(len(taken) + 1)]
-        host += [{"name": "aten::add", "start_ns": begin - MS, "end_ns": begin - MS // 5}]  # short: it certainly ran
-        host += [{"name": "aten::mm", "start_ns": a + 1, "end_ns": b} for a, b in pairwise(edges)]
-        call = {"start_ns": edges[-1], "launch_ns": edges[-1], "end_ns": begin + (latest + 1) * MS, "step": step}
-        calls.append({"op": "all_reduce", "group": "0", "seq": step, "bytes": 1000, "group_size": 2, **call})
-        work.append({"start_ns": begin - MS, "end_ns": edges[-1], "name": "host operations", "step": step})
-        steps.append({"step": step, "start_ns": begin - MS, "end_ns": begin + STEP_NS - MS})
-    whole = {"start_ns": -MS, "end_ns": len(steps) * STEP_NS, "host_events": True}
-    return rank_timeline(
-        rank, calls=calls, work=work, steps=steps, recordings=[whole], host=[{"lane": 0, **each} for each in host],
-        has_device=False,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

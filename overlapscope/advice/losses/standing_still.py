@@ -1,0 +1,36 @@
+"""Rule: hosts stand still while they compute, so that steps are longer and other ranks wait for them."""
+
+from overlapscope.advice.rule_input import RuleInput, ms, recommended
+from overlapscope.analysis.common.wording import rank_list
+from overlapscope.analysis.result import Recommendation
+
+
+def standing_still(given: RuleInput) -> Recommendation | None:
+    """Return the recommendation where hosts stand still much of the time; else None."""
+    found = next((each for each in given.analysis.findings if each.id == "standing_still"), None)
+    if found is None:
+        return None
+    ranks, still_ns = list(found.evidence["ranks"]), found.evidence["still_ns"]
+    most_ns = max(still_ns[str(rank)] for rank in ranks)
+    wait = ", and others wait for it" if len(given.analysis.ranks) > 1 else ""
+    hosts = f"{'the host' if len(ranks) == 1 else 'the hosts'} of {rank_list(sorted(ranks))}"
+    return recommended(
+        given,
+        id="standing_still",
+        title=f"Find what stops {hosts}: up to {ms(most_ns)} of a {ms(given.step_ns)} {given.per} pass inside of what "
+        f"seems to be compute{wait}",
+        verdict="look",
+        loss_ns=most_ns,
+        apply={
+            "linux": "top -H  # what else runs on the ranks' cores; st: the hypervisor took them\n"
+            "taskset -cp PID  # cores of a rank; give each its own",
+            "container": "cat /sys/fs/cgroup/cpu.stat  # nr_throttled grows: cpu.max is too low",
+            "python": "py-spy dump --pid PID  # another thread that holds the interpreter's lock; a sleep, a file",
+        },
+        evidence=dict(found.evidence),
+        measured=["when a host neither ran nor waited for a core"]
+        if found.known_from == "telemetry"
+        else ["operations that took longer than the same ones of other steps"],
+        assumed=[],
+        verify="overlapscope analyze NEW_RUN: the finding standing_still is gone",
+    )

@@ -1,0 +1,94 @@
+"""Find hosts of CPU runs that often stood still while they computed: their core, or a lock, was taken from them.
+
+By the system's account a training thread stands still where it neither runs nor waits for a core though it seems to
+compute. Without it, inside operations that take less in other steps (`HostRuns`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.common.findings import Finding, format_ms
+from overlapscope.analysis.exposure.peer_activity import Activity
+from overlapscope.analysis.per_rank.steps import StepWindow
+from overlapscope.display import percent_text
+from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.readings import QUEUED, reading_series
+from overlapscope.timeline.run import Run
+
+MUCH: Final = 0.1
+"""A host stands still often in this share of all its complete steps, and ..."""
+IN_A_STEP: Final = 0.05
+"""... in this share of the median one: else it was a single event."""
+MOST_NAMED: Final = 3
+
+
+class _Still(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a host stood still in each of its complete steps."""
+
+    still_ns: Ints
+    step_ns: Ints
+
+    @property
+    def mean_ns(self) -> float:
+        return float(self.still_ns.mean())
+
+    @property
+    def share(self) -> float:
+        return float(self.still_ns.sum() / self.step_ns.sum())
+
+    @property
+    def is_much(self) -> bool:
+        return self.share >= MUCH and float(np.median(self.still_ns / self.step_ns)) >= IN_A_STEP
+
+
+def standing_still(
+    run: Run,
+    stood_still: Mapping[int, Activity],
+    windows: Mapping[int, Sequence[StepWindow]],
+    shared: Sequence[Finding],
+) -> list[Finding]:
+    """Return at most one finding: ranks whose hosts stood still much of the time, and for how long others did.
+
+    None where hosts were seen to take turns on cores (`shared`): that is what they paused for.
+    """
+    if any(each.known_from == "trace" for each in shared):
+        return []
+    found = {rank: own for rank, act in stood_still.items() if (own := _in_steps(act, windows.get(rank, ())))}
+    much = sorted((rank for rank, own in found.items() if own.is_much), key=lambda rank: -found[rank].mean_ns)
+    if not much:
+        return []
+    rest = [own.mean_ns for rank, own in found.items() if rank not in much]
+    named = [f"rank {rank} for {_of_step(found[rank])}" for rank in much[:MOST_NAMED]]
+    named += [f"{len(much) - MOST_NAMED} more"] * (len(much) > MOST_NAMED)
+    others = f", the others for at most {format_ms(max(rest))}" if rest else ""
+    accounted = reading_series(run.ranks[much[0]], QUEUED)[0].size > 1
+    how = "neither on a core nor waiting for one" if accounted else "inside operations that take less in other steps"
+    return [
+        Finding(
+            id="standing_still",
+            severity="warning",
+            title=f"hosts stood still while they computed, {how}: {', '.join(named)}{others}; they slept, or a core or "
+            "a lock was taken from them",
+            evidence={
+                "ranks": much,
+                "still_ns": {str(rank): round(own.mean_ns) for rank, own in found.items()},
+                "share": {str(rank): own.share for rank, own in found.items()},
+            },
+            known_from="telemetry" if accounted else "trace",
+        )
+    ]
+
+
+def _in_steps(act: Activity, windows: Sequence[StepWindow]) -> _Still | None:
+    own = [each.window for each in windows if each.complete and each.window and each.window[1] > each.window[0]]
+    if not own:
+        return None
+    starts, ends = np.array(own, np.int64).T
+    return _Still(still_ns=act.within(starts, ends), step_ns=ends - starts)
+
+
+def _of_step(own: _Still) -> str:
+    return f"{format_ms(own.mean_ns)} a step ({percent_text(own.share)} of its time)"

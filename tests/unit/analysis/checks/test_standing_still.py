@@ -1,0 +1,90 @@
+"""Hosts that stand still while they compute: by the steps of a trace, and by the system's account."""
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.advice.advise import analyze_with_advice
+from overlapscope.analysis.common.findings import Finding
+from overlapscope.ingest.parsing.fact_tables import fact_table
+from overlapscope.timeline.columns import Telemetry
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import Group, RankTimeline, Run
+from tests.support.cpu_runs.in_operations import MS, STEP_NS, in_operations
+
+USUAL = (4, 4, 4)
+STILL = (4, 24, 4)
+
+
+def job(*steps_ms: Sequence[Sequence[int]]) -> Run:
+    """Return a run of ranks whose steps take so long, in operations before a call."""
+    latest = [max(sum(own[at]) for own in steps_ms) for at in range(len(steps_ms[0]))]
+    ranks = {rank: in_operations(rank, own, latest) for rank, own in enumerate(steps_ms)}
+    return Run(world_size=len(ranks), ranks=ranks, groups=(Group(name="0", size=len(ranks), ranks=tuple(ranks)),))
+
+
+def found(run: Run) -> tuple[Finding | None, str]:
+    """Return the finding, and the title of the advice, or an empty one."""
+    analysis = analyze_with_advice(run)
+    finding = next((each for each in analysis.findings if each.id == "standing_still"), None)
+    return finding, next((each.title for each in analysis.recommendations if each.id == "standing_still"), "")
+
+
+def test_a_host_that_stands_still_in_most_steps_is_named_with_its_time_a_step() -> None:
+    first, second, third = STILL, (24, 4, 4), (4, 4, 24)  # what is long in each step is not what usually takes so long
+    finding, advice = found(job([USUAL] * 6, [first, second, third] * 2))
+    assert finding
+    assert finding.evidence["ranks"] == [1]
+    assert finding.evidence["still_ns"] == {"0": 0, "1": pytest.approx(20 * MS, abs=10)}
+    assert finding.title.startswith(
+        "hosts stood still while they computed, inside operations that take less in other steps: "
+        "rank 1 for 20.000 ms a step (20.0 % of its time), the others for at most 0.000 ms"
+    )
+    assert advice.startswith("Find what stops the host of rank 1: up to 20 ms of a 100 ms step")
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param([USUAL] * 5 + [(4, 74, 4)], id="a single event"),
+        pytest.param([USUAL] * 3 + [(10, 10, 10)] * 3, id="a larger batch"),
+        pytest.param([(4, 24, 4)] * 6, id="an operation that always takes so long"),
+        pytest.param([USUAL, STILL], id="too few steps"),
+    ],
+)
+def test_what_is_no_standing_still_is_not_named(steps: list[tuple[int, ...]]) -> None:
+    assert found(job([USUAL] * len(steps), steps)) == (None, "")
+
+
+def with_account(timeline: RankTimeline, ran_ms: int, waited_ms: int) -> RankTimeline:
+    """Return the rank with readings at the steps' starts: in each its thread ran, and waited for a core, so long."""
+    names = NameTable(timeline.names)
+    rows = [
+        {"name": name, "time_ns": int(at), "step": 0, "value": float(number * each * MS)}
+        for number, at in enumerate([*timeline.steps.start_ns, int(timeline.steps.start_ns[-1]) + STEP_NS])
+        for name, each in (("thread_cpu_ns", ran_ms), ("thread_queue_ns", waited_ms))
+    ]
+    return replace(
+        timeline, telemetry=fact_table(Telemetry, rows, names), names=tuple(names.to_list()),
+        recorded={"settings": {"environment": {"OMP_NUM_THREADS": "1"}}},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ran_ms", "waited_ms", "still_ms"),
+    [
+        pytest.param(13, 0, 20, id="neither on a core nor waiting for one"),
+        pytest.param(13, 20, 0, id="it waited for a core"),
+        pytest.param(33, 0, 0, id="it computed"),
+    ],
+)
+def test_the_system_s_account_says_for_how_long_a_host_stood_still(ran_ms: int, waited_ms: int, still_ms: int) -> None:
+    run = job([USUAL] * 4, [STILL] * 4)  # with the operation before each step 33 ms
+    ranks = {0: with_account(run.ranks[0], 13, 0), 1: with_account(run.ranks[1], ran_ms, waited_ms)}
+    finding, _ = found(replace(run, ranks=ranks))
+    assert (finding is not None) == (still_ms > 0)
+    if finding:
+        assert finding.known_from == "telemetry"
+        assert finding.evidence["ranks"] == [1]
+        assert finding.evidence["still_ns"]["1"] == pytest.approx(still_ms * MS, abs=10)
