@@ -2,7 +2,7 @@
 
     python -m tests.integration.disturbed.trigger_jobs
 
-A part of `run_long`: a quarter of an hour for the first, an hour for the second, two jobs of two ranks at a time. Each
+A part of `run_long`: five minutes for the first, twenty for the second, five jobs of two ranks at a time. Each
 host sleeps until its step has taken its time, as one that waits for a device does: else what a step takes would be what
 the machine's cores can do at that moment, and some change their speed by more than the trigger looks for.
 """
@@ -18,7 +18,7 @@ from tests.integration import test_capture
 from tests.support.long_results import keep
 
 JOBS = 10
-AT_ONCE = 2
+AT_ONCE = 5
 LIMIT_SECONDS = 1200
 
 

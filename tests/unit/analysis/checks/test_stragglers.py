@@ -243,6 +243,17 @@ def test_a_rank_that_is_late_by_as_much_in_three_steps_is_not_so_by_chance(
     assert [(each.rank, each.held_by) for each in found] == [(1, "host")] * named
 
 
+@pytest.mark.parametrize(("steps", "named"), [(3, True), (2, False)])
+def test_a_rank_that_is_late_each_time_for_what_was_recorded_of_it_is_not_so_by_chance(
+    monkeypatch: pytest.MonkeyPatch, steps: int, *, named: bool
+) -> None:
+    """However long it collects garbage each time: its peer does not."""
+    for name, value in (("RANKS", 2), ("CULPRIT", 1), ("STEPS", steps)):
+        monkeypatch.setattr(f"tests.unit.analysis.checks.test_stragglers.{name}", value)
+    found = accused(job(fault="gc_pause_ns", pause_ms=(60, 20, 35)))
+    assert [(each.rank, each.held_by) for each in found] == [(1, "garbage_collector")] * named
+
+
 @pytest.mark.parametrize(("pause_ms", "named"), [((30,), True), ((30, 12, 45, 20), False)])
 def test_a_rank_that_pauses_as_long_in_each_step_is_named_however_late_it_is(
     monkeypatch: pytest.MonkeyPatch, pause_ms: tuple[int, ...], *, named: bool

@@ -70,6 +70,27 @@ def test_ends_behind_a_slow_link_are_no_clock_but_those_one_distance_apart_are(
     assert (offsets == {0: 0.0, 1: 0.0}) is shared
 
 
+@pytest.mark.parametrize(
+    ("late_ms", "shared"),
+    [
+        pytest.param((3.2, 5.3), True, id="two ends that do not agree show no clock"),
+        pytest.param((3.2, 3.3), False, id="two that do"),
+        pytest.param((3.2,), False, id="one alone"),
+        pytest.param((3.2, 5.3, 3.3), False, id="two of three"),
+    ],
+)
+def test_of_few_calls_only_ends_that_agree_contradict_the_name_of_a_host(
+    late_ms: tuple[float, ...], *, shared: bool
+) -> None:
+    run = job(
+        {rank: [Met(start=at * 200, end=at * 200 + 100 + late * rank) for at, late in enumerate(late_ms)]
+         for rank in range(2)},
+        {"all": (0, 1)}, lasts=len(late_ms) * 200, has_device=False,
+    )  # fmt: skip
+    named = replace(run, ranks={rank: replace(each, recorded={"host": "node"}) for rank, each in run.ranks.items()})
+    assert (match_and_align(named).clocks.offset_ns == {0: 0.0, 1: 0.0}) is shared
+
+
 def test_clocks_of_runs_with_a_device_are_known_from_ends_alone() -> None:
     assert match_and_align(stalled(has_device=True)).clocks.offset_ns != {0: 0.0, 1: 0.0}
 

@@ -1,9 +1,11 @@
 """Recordings that begin apart: what that explains of the waits is charged to nobody."""
 
+import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
+from overlapscope.timeline.columns import Annotations, Steps, make
 from overlapscope.timeline.run import Group, Run
 from tests.support.rank_rows import rank_timeline
 
@@ -61,6 +63,31 @@ def test_ranks_that_begin_together_are_blamed_for_their_first_call() -> None:
     run = recorded([0, 0], [[10, 40], [50, 51]])
     assert waits(run) == {0: (31, 0, 0), 1: (0, 0, 31)}
     assert analyze(run).skew.reasons == []
+
+
+@pytest.mark.parametrize(
+    ("ranges", "by_start", "blame"),
+    [
+        pytest.param({}, 30, 1, id="what it did before its first step is not known"),
+        pytest.param({1: (0, 30)}, 0, 31, id="it loaded data all the while"),
+        pytest.param({1: (25, 30)}, 25, 1, id="it did so from 25 ms on: nobody is blamed for that call"),
+    ],
+)
+def test_what_a_rank_was_seen_to_do_before_its_first_step_is_its_own_lateness(
+    ranges: dict[int, tuple[int, int]], by_start: int, blame: int
+) -> None:
+    run, begins = recorded([0, 30], [[10, 40], [50, 51]]), {0: 0, 1: 30}
+    ranks = {
+        rank: replace(
+            timeline,
+            steps=make(Steps, 1, recording=0, step=0, start_ns=EPOCH + begins[rank] * MS, end_ns=EPOCH + 60 * MS),
+            annotations=make(Annotations, int(rank in ranges), recording=0, **dict(zip(
+                ("start_ns", "end_ns"), (EPOCH + at * MS for at in ranges.get(rank, (0, 0))), strict=True
+            ))),
+        )
+        for rank, timeline in run.ranks.items()
+    }  # fmt: skip
+    assert waits(replace(run, ranks=ranks)) == {0: (31, by_start, 0), 1: (0, 0, blame)}
 
 
 def test_a_rank_that_began_later_and_arrives_with_the_others_leaves_no_wait() -> None:

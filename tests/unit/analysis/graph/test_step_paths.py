@@ -23,7 +23,7 @@ from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.analysis.result import Analysis
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.text import analysis as shown
-from overlapscope.timeline.columns import COMM, COMPUTE, Steps, make
+from overlapscope.timeline.columns import COMM, COMPUTE, Recordings, Steps, make
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import ROOT, shared_file
 from tests.integration.jobs.dag_job import (
@@ -326,6 +326,31 @@ def test_on_cpus_a_late_rank_leads_over_to_its_thread() -> None:
     late = rank_of(1, [(205 * MS, 305 * MS, 200 * MS)], [(0, 200 * MS, "host"), (310 * MS, 420 * MS, "host")])
     path = only(path_of(cpu_run(early, late)))
     assert path.ranks == {"0": 245 * MS, "1": 205 * MS}
+
+
+def test_on_cpus_it_ends_on_the_rank_whose_step_ends_last_whatever_its_host_does_there() -> None:
+    """As collecting garbage after its last operation."""
+    early = rank_of(0, [(105 * MS, 305 * MS, 100 * MS)], [(0, 100 * MS, "host"), (310 * MS, 350 * MS, "host")])
+    late = rank_of(1, [(205 * MS, 305 * MS, 200 * MS)], [(0, 200 * MS, "host"), (310 * MS, 420 * MS, "host")])
+    ends = {"start_ns": 0, "end_ns": 600 * MS}
+    early = replace(early, steps=make(Steps, 1, recording=0, step=0, **ends), recordings=make(Recordings, 1, **ends))
+    path = only(path_of(cpu_run(early, late)))
+    assert (path.rank, path.length_ns) == (0, 600 * MS)
+    assert path.ranks == {"0": 395 * MS, "1": 205 * MS}
+    assert path.parts["host"] == 255 * MS
+
+
+@pytest.mark.parametrize(("communication", "known"), [(0.05, True), (0.2, False)])
+def test_on_which_ranks_it_lies_is_not_said_where_much_of_it_may_be_waiting(
+    communication: float, *, known: bool
+) -> None:
+    found = real("traces/baseline").critical_path
+    path = next(each for each in found.steps if each.step == found.median_step)
+    parts = {"compute": path.length_ns - int(communication * path.length_ns)}
+    parts["communication"] = path.length_ns - parts["compute"]
+    text = shown.critical_path_text(replace(found, steps=[replace(path, parts=parts, bands={})]))
+    assert ("; on rank" in text) is known
+    assert ("on which ranks is not known" in text) is not known
 
 
 def test_communication_hidden_under_compute_is_not_on_the_path() -> None:
