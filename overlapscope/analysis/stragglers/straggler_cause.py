@@ -42,6 +42,8 @@ SOME_LARGER: Final = 0.05
 """From this share of the compute time in larger grids (more than the peers' share), the work is taken to be larger."""
 BESIDE_MOST: Final = 0.2
 """Only sets of ranks that it delayed by at least this share of its largest delay of a set are used."""
+ALIKE: Final = 0.2
+"""Operations of one name took about as long on two ranks if their sums differ by no more than this share."""
 OFTENER: Final = 2.0
 """A rank pauses for a reason of its own from this many times its peers' median."""
 AT_ONCE_NS: Final = 50_000
@@ -233,8 +235,8 @@ def _same_operations(rank: int, others: Sequence[int], run: Run) -> bool:
 def _more_operations(
     late: Sequence[LateArrivals], run: Run, coverage: Mapping[int, Coverage], computed_ns: int
 ) -> dict[str, Any]:
-    """Return the name of operations, how many more the rank ran than each one that it delayed, and what these took at
-    least: as if they had been its shortest.
+    """Return the name of operations, how many more the rank ran than each one that it delayed, and what these took: at
+    least its shortest, or its longest where the others then take what those of the ranks that it delayed took.
 
     Empty where that is less than MOST of what it computed longer, or operations of a rank were not recorded.
     Operations nest, so those of one name count alone. They are more in the intervals and in the whole recording: calls
@@ -253,11 +255,18 @@ def _more_operations(
         }
         peers = [own for member, own in counts.items() if member != rank]
         more.update({name: number - max(own.get(name, 0) for own in peers) for name, number in counts[rank].items()})
-    computing = BusyTime(coverage[rank].compute)
+    computing = {each: BusyTime(coverage[each].compute) for each in ran}
     found: dict[str, Any] = {}
     for name, in_intervals in more.items():
-        number = min(in_intervals, whole[rank][name] - max(whole[each].get(name, 0) for each in others))
-        took_ns = ran[rank].shortest_ns(name, number, computing) if number > 0 else 0
+        in_all = whole[rank][name] - max(whole[each].get(name, 0) for each in others)
+        number = min(in_intervals, in_all)
+        if number <= 0:
+            continue
+        taken = ran[rank].taken_ns(name, computing[rank])
+        theirs = float(np.median([ran[each].taken_ns(name, computing[each]).sum() for each in others]))
+        like_theirs = abs(taken[:-in_all].sum() - theirs) <= ALIKE * theirs
+        of_them = taken[-in_all:].mean() * number if like_theirs else taken[:number].sum()
+        took_ns = min(round(of_them), computed_ns)
         if took_ns >= MOST * computed_ns and took_ns > found.get("operations_more_ns", 0):
             found = {"host_op": name, "operations_more": number, "operations_more_ns": took_ns}
     return found
@@ -280,10 +289,10 @@ class _Operations(msgspec.Struct, frozen=True, kw_only=True):
         counts = np.bincount(name, minlength=len(self.names))
         return {self.names[code]: int(counts[code]) for code in np.flatnonzero(counts).tolist()}
 
-    def shortest_ns(self, name: str, number: int, computing: BusyTime) -> int:
-        """Return how long it computed in so many operations of a name, in those in which it computed least."""
-        rows = self.name == self.names.index(name)
-        return int(np.sort(computing.within(self.start_ns[rows], self.end_ns[rows]))[:number].sum())
+    def taken_ns(self, name: str, computing: BusyTime) -> Ints:
+        """Return how long it computed in each operation of a name, the shortest first."""
+        rows = self.name == (self.names.index(name) if name in self.names else NONE)
+        return np.sort(computing.within(self.start_ns[rows], self.end_ns[rows]))
 
 
 def _operations(timeline: RankTimeline) -> _Operations:

@@ -32,7 +32,7 @@ WORDS: Final[Mapping[str, str]] = {
     "off_core_more_ns": "off the CPU {} longer",
     "waited_for_core_more_ns": "waited {} longer for a CPU core",
     "operations_more": "{} more operations of one name than its peers",
-    "operations_more_ns": "at least {} in these",
+    "operations_more_ns": "about {} in these",
     "compute_ns": "compute {} in total",
     "peers_compute_ns": "its peers' compute {}",
     "work_ns": "its kernels would take {} at the usual speed",
@@ -159,7 +159,7 @@ def _cause(straggler: Straggler) -> str:
     name, number, took = (evidence.get(key) for key in ("host_op", "operations_more", "operations_more_ns"))
     if name and number and took:
         words = (
-            f"more work ({number} more {short(name)} than ranks that waited for it, at least {ms(took)} of the "
+            f"more work ({number} more {short(name)} than ranks that waited for it, about {ms(took)} of the "
             f"{ms(evidence.get('computed_more_ns'))} ms that it computed longer)"
         )
     if evidence.get("recording_may_explain"):

@@ -157,7 +157,7 @@ def test_grids_of_no_blocks_tell_nothing_and_break_nothing() -> None:
 
 def test_the_operations_that_only_the_late_rank_ran_are_named() -> None:
     (sentence,) = across_ranks.straggler_sentences(analyze(with_operations(job(fault="more_work"))), 4)
-    assert "more work (120 more aten::mm than ranks that waited for it, at least" in sentence
+    assert "more work (120 more aten::mm than ranks that waited for it, about" in sentence
     assert "ms that it computed longer" in sentence
     assert "kernels" not in sentence
 

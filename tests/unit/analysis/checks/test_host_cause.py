@@ -225,6 +225,29 @@ def test_short_operations_more_do_not_explain_a_rank_that_is_slower_as_well() ->
     assert only(accused(replace(run, ranks={**run.ranks, CULPRIT: twice}))).held_by == "longer_compute"
 
 
+@pytest.mark.parametrize(
+    ("own_ms", "held_by"),
+    [
+        pytest.param([0.2] * 8 + [4, 4] + [12, 12], "more_work", id="two long copies more"),
+        pytest.param([0.2] * 8 + [16, 16] + [0.2, 0.2], "longer_compute", id="two short ones more, and slower ones"),
+    ],
+)
+def test_long_operations_more_beside_many_short_ones_of_their_name_are_more_work(
+    monkeypatch: pytest.MonkeyPatch, own_ms: list[float], held_by: str
+) -> None:
+    """As copies of a buffer beside those of single values."""
+
+    def mixed(_: np.random.Generator, rank: int, __: str | None) -> list[int]:
+        return [round(each * MS) for each in (own_ms if rank == CULPRIT else [*own_ms[:8], 4, 4])]
+
+    monkeypatch.setattr("tests.unit.analysis.checks.test_stragglers.sorted_kernels", mixed)
+    found = only(accused(with_operations(job())))
+    assert found.held_by == held_by
+    if held_by == "more_work":
+        assert found.evidence["operations_more"] == 2 * STEPS
+        assert found.evidence["operations_more_ns"] == 24 * STEPS * MS
+
+
 def test_more_work_in_each_of_two_steps_is_no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("test_stragglers", "test_host_cause"):
         monkeypatch.setattr(f"tests.unit.analysis.checks.{module}.STEPS", 2)
