@@ -116,7 +116,9 @@ def analyze(
         *standing_still(run, _known_still(alone), windows, shared),
         *recording_gaps(run.sources, _linkage(alone)),
         *unread_ranks(run),
-        *uneven_stages(run, work, window_ns, {info.rank: _computed_ns(info) for info in ranks}, _held_ns(run, alone)),
+        *uneven_stages(
+            run, work, window_ns, {info.rank: _computed_ns(info) for info in ranks}, _held_ns(run), _still_ns(alone)
+        ),
         *partly_recorded_groups(run, cross_rank),
         *pipeline_bubbles(run, {rank: own.stages for rank, own in alone.items()}),
         *expert_imbalance(run, cross_rank, coverage, window_ns),
@@ -343,13 +345,19 @@ def _known(
     return msgspec.structs.replace(figures, **known)
 
 
-def _held_ns(run: Run, alone: Mapping[int, RankSummary]) -> dict[int, int]:
-    """Return how long each rank waited for a core, stood still in operations or collected garbage, as far as known."""
-    waited, still = waited_for_cores(run.ranks), _known_still(alone)
-    still_ns = {rank: int(act.within(*np.array(alone[rank].whole, np.int64).T).sum()) for rank, act in still.items()}
+def _held_ns(run: Run) -> dict[int, int]:
+    """Return how long each rank waited for a core or collected garbage, as far as capture noted it."""
+    waited = waited_for_cores(run.ranks)
     return {
-        rank: waited.get(rank, 0) + still_ns.get(rank, 0) + length(recorded_pauses(timeline, COLLECTOR))
-        for rank, timeline in run.ranks.items()
+        rank: waited.get(rank, 0) + length(recorded_pauses(timeline, COLLECTOR)) for rank, timeline in run.ranks.items()
+    }
+
+
+def _still_ns(alone: Mapping[int, RankSummary]) -> dict[int, int]:
+    """Return for how long each host stood still while it seemed to compute, where that is known."""
+    return {
+        rank: int(act.within(*np.array(alone[rank].whole, np.int64).T).sum())
+        for rank, act in _known_still(alone).items()
     }
 
 

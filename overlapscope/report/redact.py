@@ -91,7 +91,7 @@ _OURS: Final = _words(
     "|rdma|reasons|received|receiver|receiving|recorded|recorder|recording|recv|reduce|reducescatter|regrouped|repair"
     "|repaired|replay|reported|retries|ring|rocprofv3|run|runs|s|scatter|sdma|send|sender|sending|seq|setting|share"
     "|shared|shrank|sided|since|single|sixteen|size|sizes|slow|slowdown|slower|slowest|slowness|sm|small|socket"
-    "|software|source|spans|stage|stages|stand|start|starts|stated|step|steps|still|straggler|stuck|synchronisation"
+    "|software|source|spans|stage|stages|stand|standing|start|starts|stated|step|steps|still|straggler|stuck|synchronisation"
     "|synchronising|synchronization|table|tail|telemetry|tensor|tensors|tests|text|the|throttle|throttled|ticks|time"
     "|timeout|timeouts|timer|timers|times|to|topo|topology|total|trace|training|transfer|transfers|transit|transports"
     "|tree|trial|truncated|unclassified|unclear|uneven|unfused|unknown|unlinked|unnamed|unread|untold|up|us|use|usual"

@@ -193,11 +193,13 @@ def uneven_stages(
     window_ns: Mapping[int, int | None],
     step_ns: Mapping[int, Mapping[int, int]],
     held_ns: Mapping[int, int],
+    still_ns: Mapping[int, int],
 ) -> list[Finding]:
     """Return at most one finding: the stage with the most work, where it has clearly more than the others.
 
     `step_ns` holds how long each rank computed in each of its complete steps, by number; `held_ns` how long ranks
-    waited for a core of their host, stood still in operations, or collected garbage, where that is known.
+    waited for a core of their host, or collected garbage, and `still_ns` for how long they stood still while they
+    computed, where that is known. Who computes more stands still more: a stage has as much more as it has without that.
     """
     stages = _stages(run)
     by_stage: dict[int, list[int]] = {}
@@ -217,7 +219,7 @@ def uneven_stages(
     if others <= 0 or usual[heaviest] < MORE * others or not windows or more < WEIGHS * float(np.median(windows)):
         return []
     ranks = sorted(by_stage[heaviest])
-    kernels = any(work[rank].compared for rank in ranks)
+    kernels, times = any(work[rank].compared for rank in ranks), usual[heaviest] / others
     if not kernels:
         on_core = {
             stage: float(np.median([work[rank].usual_ns - held_ns.get(rank, 0) for rank in own]))
@@ -225,13 +227,19 @@ def uneven_stages(
         }
         without = float(np.median([each for stage, each in on_core.items() if stage != heaviest]))
         more = min(more, on_core[heaviest] - without)
-        small = on_core[heaviest] < MORE * without or more < WEIGHS * float(np.median(windows))
+        ran = {
+            stage: on_core[stage] - float(np.median([still_ns.get(rank, 0) for rank in own]))
+            for stage, own in by_stage.items()
+        }
+        ran_others = float(np.median([each for stage, each in ran.items() if stage != heaviest]))
+        times = min(times, ran[heaviest] / max(ran_others, 1.0))
+        more = min(more, (times - 1) * without)
+        small = min(on_core[heaviest] / max(without, 1.0), times) < MORE or more < WEIGHS * float(np.median(windows))
         if small or _share_of_steps(heaviest, by_stage, step_ns) < IN_STEPS:
             return []  # while it waits for a core, or garbage is collected, an operation lasts, too
     shown = list_some(ranks)
-    times = f"{usual[heaviest] / others:.2f} times"
     # Without kernels a slow host looks like more work.
-    has = f"has {times} the work of" if kernels else f"computes {times} as long as"
+    has = f"has {times:.2f} times the work of" if kernels else f"computes {times:.2f} times as long as"
     return [
         Finding(
             id=f"uneven_stages:stage{heaviest}",

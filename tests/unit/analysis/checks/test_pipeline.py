@@ -137,11 +137,11 @@ def test_without_kernels_a_stage_computes_longer_in_most_steps_not_in_one_long_p
         for rank, each in total.items()
     }
     windows = dict.fromkeys(took, 4000 * MS)
-    assert bool(uneven_stages(run, work, windows, took, {})) == found
+    assert bool(uneven_stages(run, work, windows, took, {}, {})) == found
     work[2], took[2] = work[1], {}  # the steps of one more rank of stage 1 are not known
     groups = (*run.groups, Group(name="h", description="mesh_pp", size=2, ranks=(3, 2)))
-    assert bool(uneven_stages(replace(run, groups=groups), work, windows, took, {})) == found
-    assert uneven_stages(run, work, windows, {}, {})  # no steps were marked
+    assert bool(uneven_stages(replace(run, groups=groups), work, windows, took, {}, {})) == found
+    assert uneven_stages(run, work, windows, {}, {}, {})  # no steps were marked
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,24 @@ def test_without_kernels_a_stage_that_waited_for_a_core_has_no_more_work(waited,
         rank: RankCompute(compute_ns=each, slowness=1.0, evenness=0.0, compared=0.0, larger=0.0, usual_ns=each)
         for rank, each in {0: 2400 * MS, 1: 2000 * MS}.items()
     }
-    assert bool(uneven_stages(run, work, dict.fromkeys(took, 4000 * MS), took, waited)) == found
+    assert bool(uneven_stages(run, work, dict.fromkeys(took, 4000 * MS), took, waited, {})) == found
+
+
+@pytest.mark.parametrize(
+    ("still", "found"),
+    [
+        pytest.param({0: 400 * MS, 1: 0}, False, id="but for that they compute alike"),
+        pytest.param({0: 1800 * MS, 1: 1600 * MS}, True, id="the one with more work, too"),
+    ],
+)
+def test_without_kernels_a_stage_that_stood_still_has_more_work_only_if_it_computes_longer_but_for_that(still, found):
+    run = replace(pipeline([5, 5], 8), groups=(Group(name="g", description="mesh_pp", size=2, ranks=(0, 1)),))
+    took = {0: dict.fromkeys(range(4), 600 * MS), 1: dict.fromkeys(range(4), 500 * MS)}
+    work = {
+        rank: RankCompute(compute_ns=each, slowness=1.0, evenness=0.0, compared=0.0, larger=0.0, usual_ns=each)
+        for rank, each in {0: 2400 * MS, 1: 2000 * MS}.items()
+    }
+    assert bool(uneven_stages(run, work, dict.fromkeys(took, 4000 * MS), took, {}, still)) == found
 
 
 def test_a_stage_that_collected_garbage_in_its_compute_has_no_more_work():
@@ -164,7 +181,7 @@ def test_a_stage_that_collected_garbage_in_its_compute_has_no_more_work():
     names = (*run.ranks[0].names, "gc_pause_ns")
     row = {"name": len(names) - 1, "time_ns": 600 * MS, "step": 0, "value": 400.0 * MS}
     noted = replace(run.ranks[0], names=names, telemetry=make(Telemetry, 1, **row))
-    assert _held_ns(replace(run, ranks={**run.ranks, 0: noted}), {}) == {0: 400 * MS, 1: 0}
+    assert _held_ns(replace(run, ranks={**run.ranks, 0: noted})) == {0: 400 * MS, 1: 0}
 
 
 def test_one_recorded_stage_is_enough():

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.advice.advise import analyze_with_advice
-from overlapscope.analysis.analyze import _held_ns
+from overlapscope.analysis.analyze import _still_ns
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.rank_summary import summarize_ranks
 from overlapscope.ingest.parsing.fact_tables import fact_table
@@ -46,9 +46,9 @@ def test_a_host_that_stands_still_in_most_steps_is_named_with_its_time_a_step() 
     assert advice.startswith("Find what stops the host of rank 1: up to 20 ms of a 100 ms step")
 
 
-def test_a_stage_that_stood_still_has_no_more_work() -> None:
+def test_how_long_a_host_stood_still_is_known_of_the_whole_recording() -> None:
     run = job([USUAL] * 6, [STILL, (24, 4, 4), (4, 4, 24)] * 2)
-    assert _held_ns(run, summarize_ranks(run)) == {0: 0, 1: pytest.approx(120 * MS, abs=100)}
+    assert _still_ns(summarize_ranks(run)) == {0: 0, 1: pytest.approx(120 * MS, abs=100)}
 
 
 @pytest.mark.parametrize(
