@@ -2,8 +2,8 @@
 
 Capture reads counters of that on the training thread of a rank without a device. A thread that waits for a collective
 sleeps, so between two readings waiting for a core is spread evenly over all time but exposed communication; and what a
-thread seemed to compute for longer than it ran or waited for a core, it slept at least. Without that account a host
-sleeps where it stands still inside operations.
+thread seemed to compute for longer than it ran or waited for a core, it slept at least; not beside communication, where
+backward may wait for a bucket. Without that account a host sleeps where it stands still inside operations.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from overlapscope.analysis.exposure.peer_activity import Activity
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.columns import Floats, Ints
-from overlapscope.timeline.intervals import EMPTY, BusyTime, Intervals, complement, union
+from overlapscope.timeline.intervals import EMPTY, BusyTime, Intervals, complement, difference, union
 from overlapscope.timeline.readings import ON_CORE, QUEUED, reading_series
 from overlapscope.timeline.run import RankTimeline
 
@@ -64,16 +64,17 @@ def core_waiting(timeline: RankTimeline, covered: Coverage) -> CoreWaiting | Non
         return None
     compute = BusyTime(covered.compute)
     idle = BusyTime(complement(union(covered.compute, covered.comm), int(read_ns[0]), int(read_ns[-1])))
-    computed, idled = (each.within(read_ns[:-1], read_ns[1:]) for each in (compute, idle))
+    alone = BusyTime(difference(covered.compute, covered.comm))
+    computed, idled, computed_alone = (each.within(read_ns[:-1], read_ns[1:]) for each in (compute, idle, alone))
     # Another thread's counter may begin lower, or far higher: what it shows from the one to the other is no waiting.
     rose = np.diff(counter)
     rose = np.where((rose >= 0) & (rose <= read_ns[-1] - read_ns[0]), rose, 0.0)
     share = np.clip(rose / np.maximum(computed + idled, 1), 0.0, 1.0)
-    asleep = np.clip(computed - _ran(timeline, read_ns) - rose, 0.0, computed * (1.0 - share))
+    asleep = np.clip(computed_alone - _ran(timeline, read_ns) - rose, 0.0, computed_alone * (1.0 - share))
     return CoreWaiting(
         computing=_partly(compute, read_ns, computed * share),
         idling=_partly(idle, read_ns, idled * share),
-        sleeping=_partly(compute, read_ns, asleep),
+        sleeping=_partly(alone, read_ns, asleep),
     )
 
 

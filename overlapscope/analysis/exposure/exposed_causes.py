@@ -42,6 +42,7 @@ from overlapscope.timeline.intervals import (
 )
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 from overlapscope.timeline.rows import sort_order, sum_by, values_in
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -270,7 +271,7 @@ def _waits_of(
     met_before = np.minimum(_last_met(timeline, own_comm.row[held], came, last[held], members), came)
     accounted = np.isin(last[held], list(waiting)) & (timeline.rank in waiting)
     core = waiting.get(timeline.rank, NOT_KNOWN)
-    did = (BusyTime(compute), core.computing, core.sleeping, BusyTime(exposed), core.idling)
+    did = (_computing(timeline, cover), core.computing, core.sleeping, BusyTime(exposed), core.idling)
     return _Waits(
         exposed=exposed,
         hidden=intersection(comm, compute),
@@ -285,6 +286,11 @@ def _waits_of(
         accounted=accounted,
         query=PeerQuery(windows=Intervals(met_before, came_last[held]), others=last[held]),
     )
+
+
+def _computing(timeline: RankTimeline, cover: Coverage) -> BusyTime:
+    """Return when a rank computed, as others see it that wait for it: but for garbage that capture saw it collect."""
+    return BusyTime(difference(cover.compute, recorded_pauses(timeline, COLLECTOR)))
 
 
 def _last_met(timeline: RankTimeline, rows: Ints, came: Ints, others: Ints, members: Mapping[str, Ints]) -> Ints:
@@ -316,7 +322,7 @@ def _causes_of(
 ) -> Iterator[tuple[int, Causes]]:
     query = {rank: each.query for rank, each in waits.items()}
     did: tuple[Callable[[int], Activity], ...] = (
-        lambda rank: BusyTime(coverage[rank].compute),
+        lambda rank: _computing(run.ranks[rank], coverage[rank]),
         lambda rank: waiting.get(rank, NOT_KNOWN).computing,
         lambda rank: waiting.get(rank, NOT_KNOWN).sleeping,
         lambda rank: BusyTime(difference(coverage[rank].comm, coverage[rank].compute)),

@@ -27,14 +27,14 @@ from overlapscope.analysis.graph.bounds import Bounds, JobWindow, job_windows, w
 from overlapscope.analysis.graph.building.build import graph_too_large
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.explained import longest_loss
-from overlapscope.analysis.graph.model import OWN_NS, Graph
+from overlapscope.analysis.graph.model import OWN_NS, Graph, RankPart
 from overlapscope.analysis.graph.path_segments import Segments, segments_of
 from overlapscope.analysis.graph.scenarios import own_chain_lengths
 from overlapscope.analysis.graph.self_test import SWAPPED_EDGES, self_test, swap_test
 from overlapscope.analysis.graph.walk import COMPUTE, LATENCY, PARTS, Path, critical_path
 from overlapscope.errors import HostEventsError
-from overlapscope.timeline.columns import Codes, Ints, Small, size
-from overlapscope.timeline.intervals import BusyTime, Intervals
+from overlapscope.timeline.columns import COMM, Codes, Ints, Small, size
+from overlapscope.timeline.intervals import BusyTime, Intervals, union
 from overlapscope.timeline.rows import factorize_rows, sum_by, unique
 from overlapscope.timeline.run import Run
 
@@ -228,13 +228,27 @@ def _followed(graph: Graph, run: Run, bounds: Bounds, window: JobWindow | None, 
 def _last(graph: Graph, bounds: Bounds, window: JobWindow | None) -> int:
     """Return the node that ends a path: without a device that of the rank whose step ended last.
 
-    What its host did after its last operation, such as collecting garbage, is then its own.
+    What its host did after its last operation, such as collecting garbage, is then its own; unless it communicated
+    there, and so waited for others.
     """
+    time = graph.nodes.time_ns
     if window is None or any(part.on_device for part in graph.ranks):
-        return bounds.last(graph.nodes.time_ns)
-    latest = [window.ranks[part.rank][1] for part in graph.ranks if part.rank in window.ranks]
-    ends = bounds.end[np.array(latest) >= window.end_ns - OWN_NS]
-    return int(ends[graph.nodes.time_ns[ends].argmax()])
+        return bounds.last(time)
+    parts = [part for part in graph.ranks if part.rank in window.ranks]
+    ends = [
+        int(node)
+        for part, node in zip(parts, bounds.end, strict=True)
+        if window.ranks[part.rank][1] >= window.end_ns - OWN_NS
+        and _communicated_ns(graph, part, int(time[node]), window.end_ns) <= (window.end_ns - time[node]) / 2
+    ]
+    return max(ends, key=lambda node: int(time[node]), default=bounds.last(time))
+
+
+def _communicated_ns(graph: Graph, part: RankPart, since_ns: int, until_ns: int) -> int:
+    """Return for how long a rank communicated between two moments."""
+    rows = part.span_kind == COMM
+    start, end = (graph.nodes.time_ns[nodes][rows] for nodes in (part.starts(), part.ends()))
+    return int(BusyTime(union((start, end))).within(since_ns, until_ns))
 
 
 def _never_waits(graph: Graph, path: Path) -> bool:

@@ -101,8 +101,8 @@ def find_straggler_cause(
             ran = _more_operations(late, run, coverage, computed)
             cause, more = ("more_work", more | ran) if ran else (cause, more)
         if cause == "longer_compute":
-            pauses_ns = evidence["paused_more_ns"] = _paused_longer(late, run, paused)
-            if pauses_ns > MOST * (more["compute_ns"] - more["peers_compute_ns"]):
+            pauses_ns = evidence["paused_more_ns"] = _paused_longer(late, paused)
+            if pauses_ns > MOST * min(more["compute_ns"] - more["peers_compute_ns"], lead_ns):
                 cause = "paused"
             elif _on_cores_of_others(late, run, work, core_waits, lead_ns):
                 cause = None  # as above: others had the cores
@@ -119,13 +119,13 @@ def find_straggler_cause(
     return "unknown", evidence
 
 
-def _paused_longer(late: Sequence[LateArrivals], run: Run, paused: Mapping[int, Intervals]) -> int:
-    """Return how much longer a rank paused than the median of its peers that made the same calls.
+def _paused_longer(late: Sequence[LateArrivals], paused: Mapping[int, Intervals]) -> int:
+    """Return how much longer a rank paused than the median of its peers.
 
     0 where that is less than OFTENER times as long, as where ranks take turns on cores; or is not known.
     """
     rank, peers = late[0].rank, compared_peers(late)
-    if not paused.keys() >= {rank, *peers} or not _same_operations(rank, peers, run):
+    if not paused.keys() >= {rank, *peers}:
         return 0
     own_ns, usual_ns = length(paused[rank]), float(np.median([length(paused[each]) for each in peers]))
     return round(own_ns - usual_ns) if own_ns >= OFTENER * usual_ns else 0

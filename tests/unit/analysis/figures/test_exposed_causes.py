@@ -434,6 +434,30 @@ def test_a_host_that_stands_still_inside_operations_does_not_compute_longer(
     assert path.steps[0].stood_still_ns == 0
 
 
+def test_what_the_late_rank_collected_garbage_it_did_not_compute() -> None:
+    names = NameTable(rank_of(1, [LATE], LAST).names)
+    note = {"name": "gc_pause_ns", "time_ns": 28, "step": 0, "value": 15.0}
+    late = replace(
+        rank_of(1, [LATE], LAST), telemetry=fact_table(Telemetry, [note], names), names=tuple(names.to_list())
+    )
+    causes = explained(rank_of(0, [CALL], FIRST), late)[1][0]
+    assert (causes["peer_compute"], causes["peer_host"]) == (5, 15)
+
+
+@pytest.mark.parametrize(
+    ("exposed", "slept"),
+    [
+        pytest.param([], 20, id="nothing communicates"),
+        pytest.param([(0, 30)], 0, id="beside communication it may wait"),
+        pytest.param([(0, 15)], 5, id="beside some"),
+    ],
+)
+def test_sleep_beside_communication_may_be_waiting(exposed: list[tuple[int, int]], slept: int) -> None:
+    late = waiting_for_cores(rank_of(1, [LATE], LAST, elsewhere=exposed), (0, 0, 0), (30, 0, 10))
+    early = waiting_for_cores(rank_of(0, [CALL], FIRST), (0, 0, 0), (10, 0, 10))
+    assert explained(early, late)[1][0].get("peer_host", 0) == slept
+
+
 READY, BESIDE = (0, 20, "gemm"), (59, 60, "gemm")
 
 

@@ -340,6 +340,16 @@ def test_on_cpus_it_ends_on_the_rank_whose_step_ends_last_whatever_its_host_does
     assert path.parts["host"] == 255 * MS
 
 
+def test_on_cpus_it_does_not_end_on_a_rank_that_waits_in_a_call_at_the_end_of_its_step() -> None:
+    """As for the result of what another rank evaluates."""
+    evaluates = rank_of(0, [(300 * MS, 301 * MS, 300 * MS)], [(0, 300 * MS, "host")])
+    waits = rank_of(1, [(100 * MS, 320 * MS, 100 * MS)], [(0, 100 * MS, "host")])
+    ends = {"start_ns": 0, "end_ns": 321 * MS}
+    waits = replace(waits, steps=make(Steps, 1, recording=0, step=0, **ends), recordings=make(Recordings, 1, **ends))
+    path = only(path_of(cpu_run(evaluates, waits)))
+    assert path.ranks["0"] >= 300 * MS
+
+
 @pytest.mark.parametrize(("communication", "known"), [(0.05, True), (0.2, False)])
 def test_on_which_ranks_it_lies_is_not_said_where_much_of_it_may_be_waiting(
     communication: float, *, known: bool
