@@ -2,7 +2,8 @@
 memory."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from statistics import fmean
 from typing import Final
 
 from overlapscope.advice.losses.host_time import LEAST_IDLE, host_time
@@ -21,6 +22,8 @@ SIZED: Final = ("aten::nonzero", "aten::unique", "aten::_unique2", "aten::masked
 BOUND: Final = "that all of it can be avoided: the gain is an upper bound"
 LEAST_LOADING: Final = 0.1
 """Least share of a step. A choice: to hand over a batch that is ready takes some of each step in sound jobs, too."""
+UNEVEN: Final = 1.5
+"""A rank is named that collects garbage for so many times the mean of all."""
 WORKERS: Final = "_SingleProcessDataLoaderIter"
 
 
@@ -51,14 +54,15 @@ def data_loading(given: RuleInput) -> Recommendation | None:
 def garbage_collection(given: RuleInput) -> Recommendation | None:
     """Return the recommendation where nothing is computed while the interpreter collects garbage."""
     found = host_time(given, "garbage_collection")
-    lost = found.ns if given.run_has_device else max(found.ns, _collected_ns(given))
+    own = {} if given.run_has_device else _collected_ns(given)
+    lost = max(found.ns, round(fmean(own.values()))) if own else found.ns
     if lost < LEAST_IDLE * given.step_ns or not lost:
         return None
     return recommended(
         given,
         id="garbage_collection",
         title=f"Collect garbage beside the step: {ms(lost)} of a {ms(given.step_ns)} {given.per} pass while the "
-        "interpreter collects it and nothing is computed, in the mean of all ranks",
+        f"interpreter collects it and nothing is computed, in the mean of all ranks{_mostly(own, lost)}",
         loss_ns=lost,  # no bound: who waits for the rank meanwhile wins, too
         apply={
             "python": "gc.collect(); gc.freeze(); gc.disable()  # before training, on all ranks\n"
@@ -71,15 +75,20 @@ def garbage_collection(given: RuleInput) -> Recommendation | None:
     )
 
 
-def _collected_ns(given: RuleInput) -> int:
-    """Return for how long a step garbage was collected, mean over ranks: without a device also where it interrupts
-    what the host computes."""
-    each = [
-        length(intersection(recorded_pauses(given.run.ranks[rank], COLLECTOR), time_of(windows))) / len(windows)
+def _collected_ns(given: RuleInput) -> dict[int, float]:
+    """Return for how long a step each rank collected garbage: without a device also where it interrupts what the host
+    computes."""
+    return {
+        rank: length(intersection(recorded_pauses(given.run.ranks[rank], COLLECTOR), time_of(windows))) / len(windows)
         for rank, windows in given.windows.items()
         if windows
-    ]
-    return round(sum(each) / len(each)) if each else 0
+    }
+
+
+def _mostly(own: Mapping[int, float], mean_ns: float) -> str:
+    """Return the end of a title that names the rank which collects the most, where that is far from the mean."""
+    most = max(own, key=own.__getitem__, default=None)
+    return "" if most is None or own[most] < UNEVEN * mean_ns else f", {ms(own[most])} on rank {most}"
 
 
 def blocking_calls(given: RuleInput) -> Recommendation | None:

@@ -47,7 +47,7 @@ BY_TURNS: Final = (
 """What to do where ranks wait for one that computes longer, now this one, now that one."""
 INSTEAD: Final = {
     "dependency": "# the next compute needs the result: give it other work meanwhile (two micro-batches, a part of the "
-    "tensor at a time), or fewer bytes",
+    "tensor at a time), or fewer bytes; gradients: begin their calls during backward, in buckets",
     "tail": "# only the optimizer follows: begin to reduce earlier, in buckets, or gather beside the next forward",
     "queued": "# calls wait for each other on one stream: a communicator of its own, or another order",
     "slow_transfer": "# some calls take longer than their like: look at the link, and at what else uses it; without a "

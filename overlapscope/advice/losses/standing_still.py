@@ -17,8 +17,8 @@ def standing_still(given: RuleInput) -> Recommendation | None:
     return recommended(
         given,
         id="standing_still",
-        title=f"Find what stops {hosts}: up to {ms(most_ns)} of a {ms(given.step_ns)} {given.per} pass inside of what "
-        f"seems to be compute{wait}",
+        title=f"Find what stops {hosts}: at least {ms(most_ns)} of a {ms(given.step_ns)} {given.per} pass inside of "
+        f"what seems to be compute{wait}",
         verdict="look",
         loss_ns=most_ns,
         apply={

@@ -14,7 +14,7 @@ from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.matched_calls import MatchedCalls
 from overlapscope.analysis.cross_rank.wait_transfer import counts_from, leads
 
-SHOWN: Final = 3
+SHOWN: Final = 2
 """In at least so many calls of a kind a member came so late that it counts; and in none of all did one leave before."""
 TOGETHER: Final = 0.1
 """Members leave together where their ends are apart by at most this share of what they came apart: else the time after

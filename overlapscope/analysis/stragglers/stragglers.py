@@ -58,6 +58,8 @@ RECORDED: Final = frozenset({"garbage_collector", "data_loading", "allocator", "
 CERTAIN: Final = (RECORDED - {"data_loading"}) | {"busy_core"}
 """With one of these, recorded of the rank itself for most of its lateness, it is not late by chance, from three steps
 on: equal ranks may load for longer now and then, but these are the cause each time."""
+SOME: Final = 0.25
+"""A rank whose pauses are more than this share of what it delayed others is no slower core: it is not known."""
 MANY_STEPS: Final = 4
 DOMINATES: Final = 0.75
 ALONE: Final = 0.1
@@ -203,7 +205,9 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
         allowed = np.inf if certain else ALIKE if alike else ALONE if blamed[rank] >= most else CHANCE
         if cause is None or (by_chance * could > allowed and not (cause in OF_COMPUTE and _lasts(ranks, rank, theirs))):
             continue
-        if cause in {"more_work", "longer_compute"} and "host_op" not in evidence and not run.ranks[rank].has_device:
+        pauses_too = evidence.get("paused_more_ns", 0) > SOME * blame_ns  # then all of its phases take longer
+        of_phases = cause in {"more_work", "longer_compute"} and "host_op" not in evidence and not pauses_too
+        if of_phases and not run.ranks[rank].has_device:
             cause, more = cause_by_phase(cause, rank, compared_peers(theirs), run, blame_ns)
             evidence |= more
         calls = sum(int((each.lead_ns > 0).sum()) for each in theirs)

@@ -31,7 +31,8 @@ def trained(
 ) -> dict[str, object]:
     """Take even steps, then steps in which rank 1 takes `slower` times as long.
 
-    A step sleeps until it has taken its time, as the host of a device does that it waits for.
+    A step sleeps until it has taken its time, as the host of a device does that it waits for; then ranks reduce their
+    loss, so that none stays ahead of the others for what it was late once.
     """
     model = nn.parallel.DistributedDataParallel(mlp(), bucket_cap_mb=0.03)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -41,10 +42,12 @@ def trained(
         for number in range(even + slow):
             with scope.step():
                 until = time.monotonic() + steps_each * (slower if RANK == 1 and number >= even else 1.0)
-                model(batch(number)).square().mean().backward()
+                loss = model(batch(number)).square().mean()
+                loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 time.sleep(max(0.0, until - time.monotonic()))
+                dist.all_reduce(loss.detach())
     return {
         "digest": digest(model),
         "written": [str(Path(file)) for file in scope.trigger.written],

@@ -43,7 +43,7 @@ def test_a_host_that_stands_still_in_most_steps_is_named_with_its_time_a_step() 
         "hosts stood still while they computed, inside operations that take less in other steps: "
         "rank 1 for 20.000 ms a step (20.0 % of its time), the others for at most 0.000 ms"
     )
-    assert advice.startswith("Find what stops the host of rank 1: up to 20 ms of a 100 ms step")
+    assert advice.startswith("Find what stops the host of rank 1: at least 20 ms of a 100 ms step")
 
 
 def test_how_long_a_host_stood_still_is_known_of_the_whole_recording() -> None:

@@ -55,7 +55,8 @@ def test_who_computes_before_it_sends_is_late_and_the_path_is_its_own() -> None:
     [
         pytest.param(STEPS, STEPS, id="each time"),
         pytest.param(3, 3, id="in half of them"),
-        pytest.param(2, 0, id="seldom"),
+        pytest.param(2, 2, id="twice"),
+        pytest.param(1, 0, id="once"),
         pytest.param(0, 0, id="never"),
     ],
 )
