@@ -32,16 +32,16 @@ class _Still(msgspec.Struct, frozen=True, kw_only=True):
     step_ns: Ints
 
     @property
-    def mean_ns(self) -> float:
-        return float(self.still_ns.mean())
+    def usual_ns(self) -> float:
+        return float(np.median(self.still_ns))
 
     @property
     def share(self) -> float:
-        return float(self.still_ns.sum() / self.step_ns.sum())
+        return float(np.median(self.still_ns / self.step_ns))
 
     @property
     def is_much(self) -> bool:
-        return self.share >= MUCH and float(np.median(self.still_ns / self.step_ns)) >= IN_A_STEP
+        return float(self.still_ns.sum() / self.step_ns.sum()) >= MUCH and self.share >= IN_A_STEP
 
 
 def standing_still(
@@ -57,10 +57,10 @@ def standing_still(
     if any(each.known_from == "trace" for each in shared):
         return []
     found = {rank: own for rank, act in stood_still.items() if (own := _in_steps(act, windows.get(rank, ())))}
-    much = sorted((rank for rank, own in found.items() if own.is_much), key=lambda rank: -found[rank].mean_ns)
+    much = sorted((rank for rank, own in found.items() if own.is_much), key=lambda rank: -found[rank].usual_ns)
     if not much:
         return []
-    rest = [own.mean_ns for rank, own in found.items() if rank not in much]
+    rest = [own.usual_ns for rank, own in found.items() if rank not in much]
     named = [f"rank {rank} for {_of_step(found[rank])}" for rank in much[:MOST_NAMED]]
     named += [f"{len(much) - MOST_NAMED} more"] * (len(much) > MOST_NAMED)
     others = f", the others for at most {format_ms(max(rest))}" if rest else ""
@@ -74,7 +74,7 @@ def standing_still(
             "a lock was taken from them",
             evidence={
                 "ranks": much,
-                "still_ns": {str(rank): round(own.mean_ns) for rank, own in found.items()},
+                "still_ns": {str(rank): round(own.usual_ns) for rank, own in found.items()},
                 "share": {str(rank): own.share for rank, own in found.items()},
             },
             known_from="telemetry" if accounted else "trace",
@@ -91,4 +91,4 @@ def _in_steps(act: Activity, windows: Sequence[StepWindow]) -> _Still | None:
 
 
 def _of_step(own: _Still) -> str:
-    return f"{format_ms(own.mean_ns)} a step ({percent_text(own.share)} of its time)"
+    return f"{format_ms(own.usual_ns)} a step ({percent_text(own.share)} of it)"
