@@ -31,7 +31,6 @@ from overlapscope.analysis.dry_step import dry_step
 from overlapscope.analysis.exposure.collectives import collective_rows
 from overlapscope.analysis.exposure.exposed import exposed_by
 from overlapscope.analysis.exposure.exposed_causes import Causes, each_causes
-from overlapscope.analysis.exposure.peer_activity import Activity
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.own_causes import critical_paths
 from overlapscope.analysis.graph.scenarios import PAUSE_CAP_NS, capped_pauses, outcome
@@ -67,7 +66,7 @@ from overlapscope.analysis.stragglers.stragglers import (
 )
 from overlapscope.timeline.columns import FUSED, STEP_TIME, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
-from overlapscope.timeline.intervals import Intervals, length
+from overlapscope.timeline.intervals import Activity, length
 from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run, Source
@@ -113,7 +112,7 @@ def analyze(
         *_of_what_was_told(run, ranks),
         *links,
         *shared,
-        *standing_still(run, _known_still(alone), windows, shared),
+        *standing_still(run, _stood_still(alone), windows, shared),
         *recording_gaps(run.sources, _linkage(alone)),
         *unread_ranks(run),
         *uneven_stages(
@@ -163,7 +162,7 @@ def late_ranks_of(
         coverage={rank: own.coverage for rank, own in alone.items()}, work=work, window_ns=window_ns,
         not_launched={rank: own.not_launched for rank, own in alone.items()},
         core_waits={rank: waits for each in turns for rank, waits in each.waits.items()},
-        paused=_stood_still(alone),
+        paused={rank: own.stood_still for rank, own in on_cpu.items()},
     )  # fmt: skip
     unsure = {rank for ranks in (*(each.ranks for each in pinned), *(each.ranks for each in turns)) for rank in ranks}
     damaged = any(timeline.has_device and timeline.host_is_lost for timeline in run.ranks.values())
@@ -179,12 +178,7 @@ def late_ranks_of(
     return held, shared_cores(run, pinned, turns, lambda: _with_pauses_capped(graph()))
 
 
-def _stood_still(alone: Mapping[int, RankSummary]) -> dict[int, Intervals]:
-    """Return when hosts of a CPU run stood still inside operations, by rank, where that is known."""
-    return {rank: own.host_runs.stood_still for rank, own in alone.items() if own.host_runs}
-
-
-def _known_still(alone: Mapping[int, RankSummary]) -> dict[int, Activity]:
+def _stood_still(alone: Mapping[int, RankSummary]) -> dict[int, Activity]:
     """Return when hosts of a CPU run stood still while they seemed to compute, by rank, where that is known."""
     return {rank: own.stood_still for rank, own in alone.items() if own.stood_still is not None}
 
@@ -356,8 +350,8 @@ def _held_ns(run: Run) -> dict[int, int]:
 def _still_ns(alone: Mapping[int, RankSummary]) -> dict[int, int]:
     """Return for how long each host stood still while it seemed to compute, where that is known."""
     return {
-        rank: int(act.within(*np.array(alone[rank].whole, np.int64).T).sum())
-        for rank, act in _known_still(alone).items()
+        rank: int(act.within(*np.array(alone[rank].whole, np.int64).reshape(-1, 2).T).sum())
+        for rank, act in _stood_still(alone).items()
     }
 
 

@@ -9,9 +9,8 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.checks.pipeline import PipelineStage, groups_by_rank, own_stages
 from overlapscope.analysis.common.cause_table import NoCauses
-from overlapscope.analysis.exposure.core_waiting import core_waiting
+from overlapscope.analysis.exposure.core_waiting import core_waiting, knows_sleep
 from overlapscope.analysis.exposure.exposed_causes import OwnParts, own_parts
-from overlapscope.analysis.exposure.peer_activity import Activity
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import HostLoss, OwnCauses, marked_losses
 from overlapscope.analysis.graph.own_causes import own_causes
@@ -24,7 +23,7 @@ from overlapscope.analysis.stragglers.shared_cores import HostTimes, host_times
 from overlapscope.analysis.stragglers.straggler_cause import before_first_launch
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
-from overlapscope.timeline.intervals import BusyTime, Intervals, WindowSets, difference, union
+from overlapscope.timeline.intervals import Activity, BusyTime, Intervals, WindowSets, difference, union
 from overlapscope.timeline.rows import sum_by
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from overlapscope.timeline.store.read_ahead import read_ahead
@@ -127,7 +126,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
 def _stood_still(timeline: RankTimeline, covered: Coverage, runs: HostRuns | None) -> Activity | None:
     account = core_waiting(timeline, covered)
     if account is not None:
-        return account.sleeping
+        return account.sleeping if knows_sleep(timeline) else None
     return BusyTime(runs.stood_still) if runs else None
 
 

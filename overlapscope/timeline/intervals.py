@@ -7,7 +7,7 @@ All arithmetic is on integer nanoseconds, so identities such as
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -113,6 +113,13 @@ def clip(a: Intervals, start: int, end: int) -> Intervals:
     if last <= first:
         return EMPTY
     return Intervals(np.maximum(a.starts[first:last], start), np.minimum(a.ends[first:last], end))
+
+
+class Activity(Protocol):
+    """What a rank did, on its own clock, as `BusyTime`."""
+
+    def within(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int64s:
+        """Return for how long it did so inside each window [start, end)."""
 
 
 class BusyTime:

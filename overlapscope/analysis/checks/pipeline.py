@@ -227,8 +227,9 @@ def uneven_stages(
         }
         without = float(np.median([each for stage, each in on_core.items() if stage != heaviest]))
         more = min(more, on_core[heaviest] - without)
+        known = still_ns.keys() >= {rank for own in by_stage.values() for rank in own}
         ran = {
-            stage: on_core[stage] - float(np.median([still_ns.get(rank, 0) for rank in own]))
+            stage: on_core[stage] - (float(np.median([still_ns[rank] for rank in own])) if known else 0.0)
             for stage, own in by_stage.items()
         }
         ran_others = float(np.median([each for stage, each in ran.items() if stage != heaviest]))

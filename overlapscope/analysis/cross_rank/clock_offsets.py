@@ -69,6 +69,13 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
         moved: Ints = time_ns - np.rint(offset).astype(np.int64)
         return moved
 
+    def own_ns(self, rank: int, aligned_ns: Ints) -> Ints:
+        """Return times of the common clock (int64, nanoseconds) on a rank's own: what `aligned_ns` makes these of."""
+        drift = self.drift.get(rank, 0.0)
+        moved = self.offset_ns.get(rank, 0.0) + drift * (aligned_ns - self.reference_ns)
+        own: Ints = aligned_ns + np.rint(moved / (1.0 - drift)).astype(np.int64)
+        return own
+
     def rows(self, ranks: Sequence[int], times_ns: Ints) -> Floats:
         """Return times of several ranks (one row each) on the common clock, in nanoseconds after `reference_ns`."""
         offset, drift = (

@@ -101,7 +101,7 @@ def _end_together(apart_ns: Ints) -> bool:
     `apart_ns` is in order.
     """
     most = int((np.searchsorted(apart_ns, apart_ns + 2 * TOGETHER_NS, side="right") - np.arange(apart_ns.size)).max())
-    if most == 1 < apart_ns.size < FEWEST_SCATTERED:
+    if most == 1 < apart_ns.size < FEWEST_SCATTERED and abs(np.median(apart_ns)) <= FAR_NS:
         return True
     scattered = apart_ns.size >= FEWEST_SCATTERED and most <= SCATTERED * apart_ns.size
     if scattered and abs(np.median(apart_ns)) > FAR_NS:

@@ -58,17 +58,21 @@ def start_reasons(splits: Sequence[Split]) -> tuple[str, ...]:
 
 
 def _begun(ranks: Mapping[int, RankTimeline], recording: int, clocks: Clocks) -> dict[int, float]:
-    """Return when each rank began to record, on the common clock: its first step, where steps were recorded, or what
-    its host was seen to do before it, such as loading data."""
-    found = {}
+    """Return when each rank began to record, on the common clock: its first step, where steps were recorded.
+
+    What a host was seen to do between the first of these steps and its own, such as loading data, is its lateness.
+    """
+    found, seen = {}, {}
     for rank, timeline in ranks.items():
         if size(timeline.recordings) <= recording:
             continue
         steps = timeline.steps.start_ns[timeline.steps.recording == recording]
         ranges = timeline.annotations.start_ns[timeline.annotations.recording == recording]
-        start = np.append(steps, ranges).min() if steps.size else timeline.recordings.start_ns[recording]
-        found[rank] = float(clocks.aligned(rank, np.array([start]))[0])
-    return found
+        start = steps.min() if steps.size else timeline.recordings.start_ns[recording]
+        first = min(start, ranges.min()) if steps.size and ranges.size else start
+        found[rank], seen[rank] = clocks.aligned(rank, np.array([start, first])).tolist()
+    earliest = min(found.values(), default=0.0)
+    return {rank: min(start, max(seen[rank], earliest)) for rank, start in found.items()}
 
 
 def _add(

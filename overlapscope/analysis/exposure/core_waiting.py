@@ -13,10 +13,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.exposure.peer_activity import Activity
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.timeline.columns import Floats, Ints
-from overlapscope.timeline.intervals import EMPTY, BusyTime, Intervals, complement, difference, union
+from overlapscope.timeline.intervals import EMPTY, Activity, BusyTime, Intervals, complement, difference, union
 from overlapscope.timeline.readings import ON_CORE, QUEUED, reading_series
 from overlapscope.timeline.run import RankTimeline
 
@@ -59,8 +58,10 @@ NOT_KNOWN: Final = asleep(EMPTY)
 
 def core_waiting(timeline: RankTimeline, covered: Coverage) -> CoreWaiting | None:
     """Return when a rank waited for a core or slept; None where the system's account was not recorded."""
+    if timeline.has_device:
+        return None
     read_ns, counter = reading_series(timeline, QUEUED)
-    if timeline.has_device or read_ns.size < 2:
+    if read_ns.size < 2:
         return None
     compute = BusyTime(covered.compute)
     idle = BusyTime(complement(union(covered.compute, covered.comm), int(read_ns[0]), int(read_ns[-1])))
@@ -70,25 +71,29 @@ def core_waiting(timeline: RankTimeline, covered: Coverage) -> CoreWaiting | Non
     rose = np.diff(counter)
     rose = np.where((rose >= 0) & (rose <= read_ns[-1] - read_ns[0]), rose, 0.0)
     share = np.clip(rose / np.maximum(computed + idled, 1), 0.0, 1.0)
-    asleep = np.clip(computed_alone - _ran(timeline, read_ns) - rose, 0.0, computed_alone * (1.0 - share))
+    slept = np.clip(computed_alone - _ran(timeline, read_ns) - rose, 0.0, computed_alone * (1.0 - share))
     return CoreWaiting(
         computing=_partly(compute, read_ns, computed * share),
         idling=_partly(idle, read_ns, idled * share),
-        sleeping=_partly(alone, read_ns, asleep),
+        sleeping=_partly(alone, read_ns, slept),
     )
+
+
+def knows_sleep(timeline: RankTimeline) -> bool:
+    """Return whether the account says when a rank slept: for how long its thread ran, too, which alone computes."""
+    settings = timeline.recorded.get("settings")
+    environment = settings.get("environment") if isinstance(settings, Mapping) else None
+    alone = isinstance(environment, Mapping) and environment.get("OMP_NUM_THREADS") == "1"
+    return alone and np.array_equal(reading_series(timeline, ON_CORE)[0], reading_series(timeline, QUEUED)[0])
 
 
 def _ran(timeline: RankTimeline, read_ns: Ints) -> Floats:
     """Return how long the thread ran on a core between consecutive readings; all the time where that is not known, or
     operations may run on several threads: then it sleeps while the others compute."""
     passed = np.diff(read_ns).astype(np.float64)
-    ran_ns, counter = reading_series(timeline, ON_CORE)
-    settings = timeline.recorded.get("settings")
-    environment = settings.get("environment") if isinstance(settings, Mapping) else None
-    alone = isinstance(environment, Mapping) and environment.get("OMP_NUM_THREADS") == "1"
-    if not alone or not np.array_equal(ran_ns, read_ns):
+    if not knows_sleep(timeline):
         return passed
-    ran = np.diff(counter)
+    ran = np.diff(reading_series(timeline, ON_CORE)[1])
     return np.where((ran >= 0) & (ran <= passed), ran, passed)
 
 

@@ -23,7 +23,7 @@ from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.arrivals import Arrivals, arrivals
 from overlapscope.analysis.exposure.core_waiting import NOT_KNOWN, CoreWaiting, asleep, core_waiting
-from overlapscope.analysis.exposure.peer_activity import Activity, PeerQuery, peer_activity
+from overlapscope.analysis.exposure.peer_activity import PeerQuery, peer_activity
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import OwnCauses
 from overlapscope.analysis.graph.own_causes import own_causes
@@ -32,6 +32,7 @@ from overlapscope.analysis.per_rank.following_compute import following
 from overlapscope.analysis.per_rank.host_runs import HostRuns, readable_host_runs
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints
 from overlapscope.timeline.intervals import (
+    Activity,
     BusyTime,
     Intervals,
     WindowSets,
@@ -205,9 +206,8 @@ def each_causes(
     arrived = arrivals(run, cross_rank)
     members = {group.name: np.array(group.ranks, np.int64) for group in run.groups if group.ranks}
     accounts = {rank: core_waiting(timeline, coverage[rank]) for rank, timeline in run.ranks.items()}
-    waiting = {rank: found for rank, found in accounts.items() if found is not None} or {
-        rank: asleep(own.stood_still) for rank, own in parts.items() if own.stood_still is not None
-    }
+    waiting = {rank: asleep(own.stood_still) for rank, own in parts.items() if own.stood_still is not None}
+    waiting |= {rank: found for rank, found in accounts.items() if found is not None}
     waits: dict[int, _Waits] = {}
     rows = 0
     for rank, timeline in run.ranks.items():
@@ -289,7 +289,9 @@ def _waits_of(
 
 
 def _computing(timeline: RankTimeline, cover: Coverage) -> BusyTime:
-    """Return when a rank computed, as others see it that wait for it: but for garbage that capture saw it collect."""
+    """Return when a rank computed, as others see it that wait for it: no host while it was seen to collect garbage."""
+    if timeline.has_device:
+        return BusyTime(cover.compute)
     return BusyTime(difference(cover.compute, recorded_pauses(timeline, COLLECTOR)))
 
 

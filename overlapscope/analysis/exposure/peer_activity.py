@@ -5,15 +5,13 @@ with the activity of one rank in memory at a time.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.timeline.columns import Floats, Ints
-from overlapscope.timeline.intervals import Intervals
+from overlapscope.timeline.intervals import Activity, Intervals
 
 
 class PeerQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,13 +20,6 @@ class PeerQuery(msgspec.Struct, frozen=True, kw_only=True):
     windows: Intervals
     """They may overlap."""
     others: Ints
-
-
-class Activity(Protocol):
-    """What a rank did, on its own clock, as `BusyTime`."""
-
-    def within(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Ints:
-        """Return for how long it did so inside each window [start, end)."""
 
 
 def peer_activity(queries: Mapping[int, PeerQuery], did: Callable[[int], Activity], clocks: Clocks) -> dict[int, Ints]:

@@ -8,7 +8,7 @@ from overlapscope.analysis.graph.answers import CriticalPath, Windows, ranks_of_
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import OwnCauses
 from overlapscope.errors import HostEventsError
-from overlapscope.timeline.intervals import Intervals
+from overlapscope.timeline.intervals import Activity
 from overlapscope.timeline.run import RankTimeline, Run
 
 
@@ -32,12 +32,12 @@ def critical_paths(
     cross_rank: CrossRank,
     graphs: BuiltGraphs | None = None,
     odd: frozenset[int] = frozenset(),
-    stood_still: Mapping[int, Intervals] | None = None,
+    stood_still: Mapping[int, Activity] | None = None,
 ) -> CriticalPath:
     """Return the critical paths of a run's steps, with their parts and operations; a reason where there is none.
 
-    `odd` steps are not typical, unless all are. `stood_still` is when hosts stood still inside operations (`HostRuns`),
-    by rank, where that is known.
+    `odd` steps are not typical, unless all are. `stood_still` is when hosts stood still while they seemed to
+    compute, by rank, where that is known.
     """
     _, reason = ranks_of_graph(run, cross_rank)
     if reason is not None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from overlapscope.analysis.common.cause_table import NO_CAUSES
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.graph.answers import (
     REFUSED,
     CriticalPath,
@@ -34,7 +35,7 @@ from overlapscope.analysis.graph.self_test import SWAPPED_EDGES, self_test, swap
 from overlapscope.analysis.graph.walk import COMPUTE, LATENCY, PARTS, Path, critical_path
 from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import COMM, Codes, Ints, Small, size
-from overlapscope.timeline.intervals import BusyTime, Intervals, union
+from overlapscope.timeline.intervals import Activity, BusyTime, union
 from overlapscope.timeline.rows import factorize_rows, sum_by, unique
 from overlapscope.timeline.run import Run
 
@@ -79,19 +80,15 @@ class FollowedPaths(msgspec.Struct, frozen=True, kw_only=True):
 
 def summed_paths(
     run: Run, windows: Windows, cross_rank: CrossRank, graphs: BuiltGraphs, odd: frozenset[int],
-    stood_still: Mapping[int, Intervals],
+    stood_still: Mapping[int, Activity],
 ) -> CriticalPath:  # fmt: skip
     """Return the critical paths of a run's steps, with their parts and operations, as `critical_paths` does."""
     found = follow_paths(run, windows, cross_rank, graphs, odd=odd)
-    still = {
-        rank: BusyTime(Intervals(*(cross_rank.clocks.aligned_ns(rank, edge) for edge in times)))
-        for rank, times in stood_still.items()
-    }
     return CriticalPath(
         scope=found.scope,
         reason=found.reason,
         median_step=found.median_step,
-        steps=[_summed(run, path, still) for path in found.paths],
+        steps=[_summed(run, path, cross_rank.clocks, stood_still) for path in found.paths],
         left_out=found.left_out,
         longest_loss=found.longest_loss,
         self_tests=list(found.self_tests),
@@ -270,8 +267,8 @@ def _spread(windows: Sequence[JobWindow], odd: frozenset[int]) -> list[JobWindow
     return [by_length[at] for at in sorted(chosen | {usual[(len(usual) - 1) // 2]})]
 
 
-def _summed(run: Run, path: FollowedPath, still: Mapping[int, BusyTime]) -> StepPath:
-    """Sum the segments of a path; `still` is when hosts stood still, on the aligned clock."""
+def _summed(run: Run, path: FollowedPath, clocks: Clocks, stood_still: Mapping[int, Activity]) -> StepPath:
+    """Sum the segments of a path; `stood_still` is when hosts stood still, on their own clocks."""
     segments = path.segments
     length = segments.end_ns - segments.start_ns
     ranks: dict[int, int] = {}
@@ -280,9 +277,10 @@ def _summed(run: Run, path: FollowedPath, still: Mapping[int, BusyTime]) -> Step
     for rank in unique(segments.rank).tolist():
         own = segments.rank == rank
         ranks[rank] = int(length[own].sum())
-        if rank in still:
+        if rank in stood_still:
             computes = own & (segments.part == COMPUTE)
-            stood_still_ns += int(still[rank].within(segments.start_ns[computes], segments.end_ns[computes]).sum())
+            edges = (clocks.own_ns(rank, edge[computes]) for edge in (segments.start_ns, segments.end_ns))
+            stood_still_ns += int(stood_still[rank].within(*edges).sum())
         own &= (segments.name >= 0) & (segments.part != LATENCY)
         names = run.ranks[rank].names
         for (at, code), ns, count in _totals(segments.part[own], segments.name[own], length[own]):

@@ -20,7 +20,7 @@ from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import COMPUTE, OPERATION, Flags, HostSpans, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, length, union
 from overlapscope.timeline.lazy_host_spans import without_functions
-from overlapscope.timeline.readings import QUEUED, reading_series
+from overlapscope.timeline.readings import COLLECTOR, QUEUED, reading_series, recorded_pauses
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 
@@ -60,7 +60,7 @@ class HostRuns(msgspec.Struct, frozen=True, kw_only=True):
     paused: Intervals
     """What it took longer than usual in operations; each pause is taken to lie at the end of what was longer."""
     stood_still: Intervals
-    """Those in steps that otherwise took what they usually take."""
+    """Those in steps that otherwise took what they usually take, but for garbage that it was seen to collect."""
     recorded_ns: int
     stretch_ns: float
     """How long it ran at a time, in the mean: each such stretch is one event for statistics."""
@@ -89,7 +89,9 @@ def host_runs(timeline: RankTimeline, covered: Coverage) -> HostRuns | None:
         computing=union(covered.compute, ran), ran=ran,
         wanted=_lasting(union(shown, *(each.otherwise_short() for each in longer))),
         paused=union(*(each.pauses() for each in longer)),
-        stood_still=union(*(each.pauses(each.usual_step) for each in longer)),
+        stood_still=difference(
+            union(*(each.pauses(each.usual_step) for each in longer)), recorded_pauses(timeline, COLLECTOR)
+        ),
         recorded_ns=int(moments[-1] - moments[0]), stretch_ns=length(ran) / ran.starts.size,
     )  # fmt: skip
 

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.common.findings import Finding, format_ms
-from overlapscope.analysis.exposure.peer_activity import Activity
 from overlapscope.analysis.per_rank.steps import StepWindow
 from overlapscope.display import percent_text
 from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.intervals import Activity
 from overlapscope.timeline.readings import QUEUED, reading_series
 from overlapscope.timeline.run import Run
 
@@ -52,11 +52,11 @@ def standing_still(
 ) -> list[Finding]:
     """Return at most one finding: ranks whose hosts stood still much of the time, and for how long others did.
 
-    None where hosts were seen to take turns on cores (`shared`): that is what they paused for.
+    Without those that were seen to take turns on cores (`shared`): that is what they paused for.
     """
-    if any(each.known_from == "trace" for each in shared):
-        return []
-    found = {rank: own for rank, act in stood_still.items() if (own := _in_steps(act, windows.get(rank, ())))}
+    in_turns = {rank for each in shared if each.known_from == "trace" for rank in each.evidence["ranks"]}
+    known = {rank: act for rank, act in stood_still.items() if rank not in in_turns}
+    found = {rank: own for rank, act in known.items() if (own := _in_steps(act, windows.get(rank, ())))}
     much = sorted((rank for rank, own in found.items() if own.is_much), key=lambda rank: -found[rank].usual_ns)
     if not much:
         return []
@@ -66,12 +66,13 @@ def standing_still(
     others = f", the others for at most {format_ms(max(rest))}" if rest else ""
     accounted = reading_series(run.ranks[much[0]], QUEUED)[0].size > 1
     how = "neither on a core nor waiting for one" if accounted else "inside operations that take less in other steps"
+    why = "they slept, or a core or a lock was taken from them"
+    why = why if accounted else f"they had more to do in them, {why.removeprefix('they ')}"
     return [
         Finding(
             id="standing_still",
             severity="warning",
-            title=f"hosts stood still while they computed, {how}: {', '.join(named)}{others}; they slept, or a core or "
-            "a lock was taken from them",
+            title=f"hosts stood still while they computed, {how}: {', '.join(named)}{others}; {why}",
             evidence={
                 "ranks": much,
                 "still_ns": {str(rank): round(own.usual_ns) for rank, own in found.items()},

@@ -42,8 +42,9 @@ SOME_LARGER: Final = 0.05
 """From this share of the compute time in larger grids (more than the peers' share), the work is taken to be larger."""
 BESIDE_MOST: Final = 0.2
 """Only sets of ranks that it delayed by at least this share of its largest delay of a set are used."""
-ALIKE: Final = 0.2
-"""Operations of one name took about as long on two ranks if their sums differ by no more than this share."""
+LONG_ONES, ALIKE = 2.0, 0.2
+"""Operations that a rank ran more are its longest if they took so many times as long as any of its peers, and the
+others together what those of a peer took, but for this share: no core is so much slower for these alone."""
 OFTENER: Final = 2.0
 """A rank pauses for a reason of its own from this many times its peers' median."""
 AT_ONCE_NS: Final = 50_000
@@ -101,8 +102,9 @@ def find_straggler_cause(
             ran = _more_operations(late, run, coverage, computed)
             cause, more = ("more_work", more | ran) if ran else (cause, more)
         if cause == "longer_compute":
-            pauses_ns = evidence["paused_more_ns"] = _paused_longer(late, paused)
-            if pauses_ns > MOST * min(more["compute_ns"] - more["peers_compute_ns"], lead_ns):
+            pauses_ns, late_ns = _paused_longer(late, paused)
+            evidence["paused_more_ns"] = pauses_ns
+            if pauses_ns > MOST * (more["compute_ns"] - more["peers_compute_ns"]) or late_ns > MOST * lead_ns:
                 cause = "paused"
             elif _on_cores_of_others(late, run, work, core_waits, lead_ns):
                 cause = None  # as above: others had the cores
@@ -111,24 +113,34 @@ def find_straggler_cause(
             cause = "host" if at_once > MOST * lead_ns else cause
         return _refined(cause, rank, run, met, lead_ns, evidence | more)
     if idle > MOST * lead_ns:
-        members = {each for group in met for each in group.ranks}
-        before = more_than_peers(rank, met, {each: BusyTime(_idle(not_launched[each], coverage[each]))
-                                             for each in members})  # fmt: skip
-        known = {"before_first_launch_ns": before} if run.ranks[rank].has_device else {}
-        return _refined("host", rank, run, met, lead_ns, evidence | known)
+        if run.ranks[rank].has_device:
+            members = {each for group in met for each in group.ranks}
+            waited = {each: BusyTime(_idle(not_launched[each], coverage[each])) for each in members}
+            evidence["before_first_launch_ns"] = more_than_peers(rank, met, waited)
+        return _refined("host", rank, run, met, lead_ns, evidence)
     return "unknown", evidence
 
 
-def _paused_longer(late: Sequence[LateArrivals], paused: Mapping[int, Intervals]) -> int:
-    """Return how much longer a rank paused than the median of its peers.
+def _paused_longer(late: Sequence[LateArrivals], paused: Mapping[int, Intervals]) -> tuple[int, int]:
+    """Return how much longer a rank paused than the median of its peers: in all, and before its late calls.
 
-    0 where that is less than OFTENER times as long, as where ranks take turns on cores; or is not known.
+    0 where in all that is less than OFTENER times as long, as where ranks take turns on cores; or is not known.
     """
     rank, peers = late[0].rank, compared_peers(late)
     if not paused.keys() >= {rank, *peers}:
-        return 0
+        return 0, 0
     own_ns, usual_ns = length(paused[rank]), float(np.median([length(paused[each]) for each in peers]))
-    return round(own_ns - usual_ns) if own_ns >= OFTENER * usual_ns else 0
+    if own_ns < OFTENER * usual_ns:
+        return 0, 0
+    before_ns = 0.0
+    for met in (each.met for each in late):
+        did = [
+            BusyTime(paused[each]).within(begin, np.maximum(begin, end))
+            for each, begin, end in zip(met.ranks, met.begin_ns, met.end_ns, strict=True)
+        ]
+        row = met.ranks.index(rank)
+        before_ns += float((did[row] - np.median(np.delete(did, row, axis=0), axis=0)).sum())
+    return round(own_ns - usual_ns), round(before_ns)
 
 
 def _on_cores_of_others(
@@ -236,7 +248,7 @@ def _more_operations(
     late: Sequence[LateArrivals], run: Run, coverage: Mapping[int, Coverage], computed_ns: int
 ) -> dict[str, Any]:
     """Return the name of operations, how many more the rank ran than each one that it delayed, and what these took: at
-    least its shortest, or its longest where the others then take what those of the ranks that it delayed took.
+    least its shortest, or its longest where these are LONG_ONES times as long as any of the ranks that it delayed.
 
     Empty where that is less than MOST of what it computed longer, or operations of a rank were not recorded.
     Operations nest, so those of one name count alone. They are more in the intervals and in the whole recording: calls
@@ -263,9 +275,13 @@ def _more_operations(
         if number <= 0:
             continue
         taken = ran[rank].taken_ns(name, computing[rank])
-        theirs = float(np.median([ran[each].taken_ns(name, computing[each]).sum() for each in others]))
-        like_theirs = abs(taken[:-in_all].sum() - theirs) <= ALIKE * theirs
-        of_them = taken[-in_all:].mean() * number if like_theirs else taken[:number].sum()
+        theirs = [ran[each].taken_ns(name, computing[each]) for each in others]
+        usual_ns = float(np.median([each.sum() for each in theirs]))
+        are_longest = (
+            taken[-in_all] >= LONG_ONES * max(int(each.max(initial=0)) for each in theirs)
+            and abs(taken[:-in_all].sum() - usual_ns) <= ALIKE * usual_ns
+        )
+        of_them = taken[-in_all:].mean() * number if are_longest else taken[:number].sum()
         took_ns = min(round(of_them), computed_ns)
         if took_ns >= MOST * computed_ns and took_ns > found.get("operations_more_ns", 0):
             found = {"host_op": name, "operations_more": number, "operations_more_ns": took_ns}

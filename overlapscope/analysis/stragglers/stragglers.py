@@ -30,12 +30,14 @@ from overlapscope.analysis.cross_rank.wait_transfer import LEADS_COUNT_NS, RankW
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.kernels import RankCompute
 from overlapscope.analysis.per_rank.steps import step_windows
+from overlapscope.analysis.stragglers.core_waits import waited_for_cores
 from overlapscope.analysis.stragglers.host_cause import ran_longer_each_time
 from overlapscope.analysis.stragglers.lateness import LateArrivals, attribute_blame, late_arrivals
 from overlapscope.analysis.stragglers.straggler_cause import compared_peers, find_straggler_cause, longer_by_step
 from overlapscope.analysis.stragglers.work_by_phase import cause_by_phase
 from overlapscope.timeline.columns import NONE, Flags, Floats, Ints, size
-from overlapscope.timeline.intervals import BusyTime, Intervals
+from overlapscope.timeline.intervals import BusyTime, Intervals, length
+from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 from overlapscope.timeline.run import Run
 
 if TYPE_CHECKING:
@@ -55,10 +57,12 @@ IN_STEPS: Final = 0.75
 """... it must also compute LONGER times as long in this share of its steps: long pauses of a host look like compute."""
 RECORDED: Final = frozenset({"garbage_collector", "data_loading", "allocator", "throttled"})
 """With one of these causes, which are recorded of the rank itself, a single event is its own, too."""
-CERTAIN: Final = (RECORDED - {"data_loading"}) | {"busy_core"}
-"""With one of these, recorded of the rank itself for most of its lateness, it is not late by chance, from three steps
-on: equal ranks may load for longer now and then, but these are the cause each time."""
-SOME: Final = 0.25
+TIMES_ITS_PEERS: Final = 2.0
+"""A rank that in all collected garbage, or waited for a core that its own threads took, so many times as long as those
+that it delayed is not late for that by chance, from FEWEST_ALIKE steps on in which it delayed them much: by ..."""
+MUCH: Final = 0.2
+"""... this share of its longest delay."""
+PAUSES_TOO: Final = 0.25
 """A rank whose pauses are more than this share of what it delayed others is no slower core: it is not known."""
 MANY_STEPS: Final = 4
 DOMINATES: Final = 0.75
@@ -201,11 +205,11 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
             continue  # the unknown cause may be a member that was not recorded
         by_chance = chance[rank] if arrivals is late else _chances(arrivals, could, by_step=by_step)[rank]
         alike = blamed[rank] >= most and _each_time(theirs, cause, run, coverage)
-        certain = cause in CERTAIN and _occasions(theirs, by_step=True).size >= FEWEST_ALIKE
+        certain = _is_its_own(cause, theirs, run)
         allowed = np.inf if certain else ALIKE if alike else ALONE if blamed[rank] >= most else CHANCE
         if cause is None or (by_chance * could > allowed and not (cause in OF_COMPUTE and _lasts(ranks, rank, theirs))):
             continue
-        pauses_too = evidence.get("paused_more_ns", 0) > SOME * blame_ns  # then all of its phases take longer
+        pauses_too = evidence.get("paused_more_ns", 0) > PAUSES_TOO * blame_ns  # then all of its phases take longer
         of_phases = cause in {"more_work", "longer_compute"} and "host_op" not in evidence and not pauses_too
         if of_phases and not run.ranks[rank].has_device:
             cause, more = cause_by_phase(cause, rank, compared_peers(theirs), run, blame_ns)
@@ -248,6 +252,21 @@ def _of_steps(late: LateArrivals, rows: Flags) -> LateArrivals:
         late, met=met, lead_ns=late.lead_ns[rows], own_ns=late.own_ns[rows], launched_ns=late.launched_ns[rows],
         passed_ns={rank: passed[rows] for rank, passed in late.passed_ns.items()},
     )  # fmt: skip
+
+
+def _is_its_own(cause: str | None, theirs: Sequence[LateArrivals], run: Run) -> bool:
+    """Return whether a rank was late in several steps for what is recorded of it far more than of those it delayed."""
+    delays = _occasions(theirs, by_step=True)
+    if cause not in {"garbage_collector", "busy_core"} or (delays >= MUCH * delays.max()).sum() < FEWEST_ALIKE:
+        return False
+    rank, peers = theirs[0].rank, compared_peers(theirs)
+    recorded_ns = (
+        waited_for_cores(run.ranks)
+        if cause == "busy_core"
+        else {each: length(recorded_pauses(run.ranks[each], COLLECTOR)) for each in (rank, *peers)}
+    )
+    usual_ns = float(np.median([recorded_ns.get(each, 0) for each in peers]))
+    return bool(recorded_ns.get(rank, 0) >= TIMES_ITS_PEERS * usual_ns)
 
 
 def _each_time(theirs: Sequence[LateArrivals], cause: str | None, run: Run, coverage: Mapping[int, Coverage]) -> bool:

@@ -358,10 +358,11 @@ def _causes(analysis: Analysis) -> str:
 def _causes_of_all_steps(analysis: Analysis) -> Counter[str]:
     """Return the nanoseconds of each cause in all complete steps of the headline's ranks; empty of a single step."""
     every: Counter[str] = Counter()
-    if analysis.headline.window == "step" and analysis.headline.steps > 1:
-        for info in analysis.ranks:
+    ranks, steps = set(analysis.headline.ranks), {each.step for each in analysis.headline.job_steps}
+    if analysis.headline.window == "step" and len(steps) > 1:
+        for info in (each for each in analysis.ranks if each.rank in ranks):
             for step in info.steps:
-                if step.complete and info.rank in analysis.headline.ranks:
+                if step.complete and step.step in steps:
                     every.update(step.causes)
     return every if every.total() else Counter()
 
@@ -521,10 +522,7 @@ def critical_path_text(found: CriticalPath) -> str:
         text[-1] += "; on " + ", ".join(f"rank {rank} {share(ns)} %" for rank, ns in ranks[:MOST_RANKS]) + more
     text[-1:] = [f"  {line}" for line in fill(text[-1], MAX_WIDTH - 2).split("\n")]
     if path.stood_still_ns >= WORTH_PAUSING * path.length_ns:
-        text.append(
-            f"  of the compute {ms(path.stood_still_ns)} ms are pauses inside operations: a core, or the interpreter's "
-            "lock, was taken"
-        )
+        text.append(f"  of the compute {ms(path.stood_still_ns)} ms its host stood still, as far as that is known")
     if path.operations:
         named = (
             f"{each.part}: {short(each.name, LONGEST_NAME)} {ms(each.ns)} ms" for each in path.operations[:MOST_NAMES]

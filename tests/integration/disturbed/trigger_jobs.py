@@ -8,7 +8,6 @@ the machine's cores can do at that moment, and some change their speed by more t
 """
 
 import multiprocessing
-import re
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
@@ -31,8 +30,8 @@ def recorded_steps(scenario: str) -> tuple[list[int], int] | None:
             sys.stderr.write("\n".join(done.output))
             return None
         result = done.results[1] or {}
-        steps = [re.search(r"\.step(\d+)$", Path(file).parent.name) for file in result["written"]]
-        return [int(step[1]) for step in steps if step], result["slow_from_step"]
+        folders = [Path(file).parent.name for file in result["written"]]
+        return [int(name.rpartition(".step")[2]) for name in folders], result["slow_from_step"]
 
 
 def main() -> None:

@@ -225,20 +225,24 @@ def test_short_operations_more_do_not_explain_a_rank_that_is_slower_as_well() ->
     assert only(accused(replace(run, ranks={**run.ranks, CULPRIT: twice}))).held_by == "longer_compute"
 
 
+MIXED = [0.2] * 8 + [4, 4]
+
+
 @pytest.mark.parametrize(
-    ("own_ms", "held_by"),
+    ("usual_ms", "own_ms", "held_by"),
     [
-        pytest.param([0.2] * 8 + [4, 4] + [12, 12], "more_work", id="two long copies more"),
-        pytest.param([0.2] * 8 + [16, 16] + [0.2, 0.2], "longer_compute", id="two short ones more, and slower ones"),
+        pytest.param(MIXED, [*MIXED, 12, 12], "more_work", id="two long copies more"),
+        pytest.param(MIXED, [0.2] * 10 + [16, 16], "longer_compute", id="two short ones more, and slower ones"),
+        pytest.param([16] * 4, [20] * 4 + [0.1], "longer_compute", id="a short one more on a slower core"),
     ],
 )
 def test_long_operations_more_beside_many_short_ones_of_their_name_are_more_work(
-    monkeypatch: pytest.MonkeyPatch, own_ms: list[float], held_by: str
+    monkeypatch: pytest.MonkeyPatch, usual_ms: list[float], own_ms: list[float], held_by: str
 ) -> None:
     """As copies of a buffer beside those of single values."""
 
     def mixed(_: np.random.Generator, rank: int, __: str | None) -> list[int]:
-        return [round(each * MS) for each in (own_ms if rank == CULPRIT else [*own_ms[:8], 4, 4])]
+        return [round(each * MS) for each in (own_ms if rank == CULPRIT else usual_ms)]
 
     monkeypatch.setattr("tests.unit.analysis.checks.test_stragglers.sorted_kernels", mixed)
     found = only(accused(with_operations(job())))

@@ -9,8 +9,9 @@ from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.analysis.analyze import _still_ns
 from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.rank_summary import summarize_ranks
+from overlapscope.analysis.stragglers.standing_still import standing_still
 from overlapscope.ingest.parsing.fact_tables import fact_table
-from overlapscope.timeline.columns import Telemetry
+from overlapscope.timeline.columns import Collectives, Spans, Telemetry, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.support.cpu_runs.in_operations import MS, STEP_NS, in_operations
@@ -78,6 +79,35 @@ def with_account(timeline: RankTimeline, ran_ms: int, waited_ms: int) -> RankTim
     )  # fmt: skip
 
 
+def test_garbage_that_a_host_was_seen_to_collect_is_no_standing_still() -> None:
+    run = job([USUAL] * 6, [STILL, (24, 4, 4), (4, 4, 24)] * 2)
+    names = NameTable(run.ranks[1].names)
+    ends = [at * STEP_NS + end * MS for at, end in enumerate([28, 24, 32] * 2)]
+    notes = [{"name": "gc_pause_ns", "time_ns": end, "step": 0, "value": 20.0 * MS} for end in ends]
+    late = replace(run.ranks[1], telemetry=fact_table(Telemetry, notes, names), names=tuple(names.to_list()))
+    assert found(replace(run, ranks={**run.ranks, 1: late})) == (None, "")
+
+
+def test_of_several_threads_it_is_not_known_whether_a_host_stood_still() -> None:
+    run = job([USUAL] * 4, [STILL] * 4)
+    ranks = {rank: replace(with_account(own, 13, 0), recorded={}) for rank, own in run.ranks.items()}
+    assert found(replace(run, ranks=ranks)) == (None, "")
+    assert [own.stood_still for own in summarize_ranks(replace(run, ranks=ranks)).values()] == [None, None]
+
+
+def test_hosts_that_take_turns_on_cores_hide_no_other_that_stands_still() -> None:
+    run = job([USUAL] * 6, [STILL, (24, 4, 4), (4, 4, 24)] * 2)
+    alone = summarize_ranks(run)
+    still = {rank: own.stood_still for rank, own in alone.items() if own.stood_still}
+    windows = {rank: own.windows for rank, own in alone.items()}
+
+    def turns(*ranks: int) -> list[Finding]:
+        return [Finding(id="shared_cores", severity="info", title="", evidence={"ranks": ranks}, known_from="trace")]
+
+    assert [each.evidence["ranks"] for each in standing_still(run, still, windows, turns(0, 2))] == [[1]]
+    assert standing_still(run, still, windows, turns(0, 1)) == []
+
+
 @pytest.mark.parametrize(
     ("ran_ms", "waited_ms", "still_ms"),
     [
@@ -95,3 +125,12 @@ def test_the_system_s_account_says_for_how_long_a_host_stood_still(ran_ms: int, 
         assert finding.known_from == "telemetry"
         assert finding.evidence["ranks"] == [1]
         assert finding.evidence["still_ns"]["1"] == pytest.approx(still_ms * MS, abs=10)
+    path = analyze_with_advice(replace(run, ranks=ranks)).critical_path
+    assert all(each.stood_still_ns == pytest.approx(still_ms * MS, abs=10) for each in path.steps)
+
+
+def test_a_rank_without_spans_has_not_stood_still() -> None:
+    run = job([USUAL] * 4, [STILL] * 4)
+    empty = replace(run.ranks[1], spans=make(Spans, 0), collectives=make(Collectives, 0))
+    ranks = {0: with_account(run.ranks[0], 13, 0), 1: with_account(empty, 13, 0)}
+    assert _still_ns(summarize_ranks(replace(run, ranks=ranks)))[1] == 0

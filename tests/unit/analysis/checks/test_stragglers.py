@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from msgspec.structs import replace
 from overlapscope.advice.advise import analyze_with_advice
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.result import Straggler
+from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Steps, make
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Steps, Telemetry, make
+from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.conftest import shared_file
@@ -243,15 +246,44 @@ def test_a_rank_that_is_late_by_as_much_in_three_steps_is_not_so_by_chance(
     assert [(each.rank, each.held_by) for each in found] == [(1, "host")] * named
 
 
-@pytest.mark.parametrize(("steps", "named"), [(3, True), (2, False)])
+@pytest.mark.parametrize(
+    ("pause_ms", "steps", "named"),
+    [
+        pytest.param((60, 20, 35), 3, True, id="each time, now longer, now shorter"),
+        pytest.param((60, 20, 35), 2, False, id="in two steps"),
+        pytest.param((60, *[0] * 11), 12, False, id="once; in other steps it is late by noise"),
+    ],
+)
 def test_a_rank_that_is_late_each_time_for_what_was_recorded_of_it_is_not_so_by_chance(
-    monkeypatch: pytest.MonkeyPatch, steps: int, *, named: bool
+    monkeypatch: pytest.MonkeyPatch, pause_ms: tuple[int, ...], steps: int, *, named: bool
 ) -> None:
     """However long it collects garbage each time: its peer does not."""
     for name, value in (("RANKS", 2), ("CULPRIT", 1), ("STEPS", steps)):
         monkeypatch.setattr(f"tests.unit.analysis.checks.test_stragglers.{name}", value)
-    found = accused(job(fault="gc_pause_ns", pause_ms=(60, 20, 35)))
+    found = accused(job(fault="gc_pause_ns", pause_ms=pause_ms))
     assert [(each.rank, each.held_by) for each in found] == [(1, "garbage_collector")] * named
+
+
+def test_ranks_that_collect_garbage_in_turn_are_late_by_chance() -> None:
+    """Each did so more than its peer wherever it was late."""
+    steps = 12
+    calls: dict[int, list[Met]] = {0: [], 1: []}
+    notes: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
+    for step in range(steps):
+        for rank in (0, 1):
+            pause = 40 if step % 2 == rank else 0
+            calls[rank].append(Met(start=step * 100 + 30 + pause, end=step * 100 + 80))
+            if pause:
+                at = (step * 100 + 20 + pause) * MS
+                notes[rank].append({"time_ns": at, "step": step, "name": "gc_pause_ns", "value": pause * MS})
+    run = job_of_calls(calls, {"all": (0, 1)}, lasts=steps * 100, step=100, has_device=False)
+    ranks = {}
+    for rank, timeline in run.ranks.items():
+        names = NameTable(timeline.names)
+        ranks[rank] = replace(
+            timeline, telemetry=fact_table(Telemetry, notes[rank], names), names=tuple(names.to_list())
+        )
+    assert accused(replace(run, ranks=ranks)) == []
 
 
 @pytest.mark.parametrize(("pause_ms", "named"), [((30,), True), ((30, 12, 45, 20), False)])

@@ -71,6 +71,8 @@ def test_ranks_that_begin_together_are_blamed_for_their_first_call() -> None:
         pytest.param({}, 30, 1, id="what it did before its first step is not known"),
         pytest.param({1: (0, 30)}, 0, 31, id="it loaded data all the while"),
         pytest.param({1: (25, 30)}, 25, 1, id="it did so from 25 ms on: nobody is blamed for that call"),
+        pytest.param({0: (-20, 0)}, 30, 1, id="a range of another rank, before its step, says nothing"),
+        pytest.param({0: (-20, 0), 1: (-5, 30)}, 0, 31, id="what lay before the first step of all says nothing"),
     ],
 )
 def test_what_a_rank_was_seen_to_do_before_its_first_step_is_its_own_lateness(

@@ -434,14 +434,16 @@ def test_a_host_that_stands_still_inside_operations_does_not_compute_longer(
     assert path.steps[0].stood_still_ns == 0
 
 
-def test_what_the_late_rank_collected_garbage_it_did_not_compute() -> None:
-    names = NameTable(rank_of(1, [LATE], LAST).names)
+@pytest.mark.parametrize(("has_device", "causes"), [(False, (5, 15)), (True, (20, 0))])
+def test_while_the_late_rank_collected_garbage_its_host_did_not_compute_but_its_device(
+    causes: tuple[int, int], *, has_device: bool
+) -> None:
+    early, late = rank_of(0, [CALL], FIRST, has_device=has_device), rank_of(1, [LATE], LAST, has_device=has_device)
+    names = NameTable(late.names)
     note = {"name": "gc_pause_ns", "time_ns": 28, "step": 0, "value": 15.0}
-    late = replace(
-        rank_of(1, [LATE], LAST), telemetry=fact_table(Telemetry, [note], names), names=tuple(names.to_list())
-    )
-    causes = explained(rank_of(0, [CALL], FIRST), late)[1][0]
-    assert (causes["peer_compute"], causes["peer_host"]) == (5, 15)
+    late = replace(late, telemetry=fact_table(Telemetry, [note], names), names=tuple(names.to_list()))
+    found = explained(early, late)[1][0]
+    assert (found["peer_compute"], found.get("peer_host", 0)) == causes
 
 
 @pytest.mark.parametrize(
