@@ -104,7 +104,9 @@ def find_straggler_cause(
         if cause == "longer_compute":
             pauses_ns, late_ns = _paused_longer(late, paused)
             evidence["paused_more_ns"] = pauses_ns
-            if pauses_ns > MOST * (more["compute_ns"] - more["peers_compute_ns"]) or late_ns > MOST * lead_ns:
+            longer_ns = more["compute_ns"] - more["peers_compute_ns"]
+            merely = _same_operations(rank, compared_peers(late), run)
+            if merely and (pauses_ns > MOST * longer_ns or late_ns > MOST * lead_ns):
                 cause = "paused"
             elif _on_cores_of_others(late, run, work, core_waits, lead_ns):
                 cause = None  # as above: others had the cores
