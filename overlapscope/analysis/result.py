@@ -235,7 +235,9 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
 def waited_for(blame_ns: Mapping[int, int]) -> str:
     """Return for whom ranks waited where none is a straggler."""
     most = mostly_waited_for(blame_ns)
-    return "for several ranks in turn" if most is None else f"mostly for rank {most}, which may be chance"
+    return (
+        "for several ranks in turn" if most is None else f"mostly for rank {most}, and whether by chance is not known"
+    )
 
 
 def with_costs(analysis: Analysis) -> Analysis:

@@ -462,7 +462,8 @@ def test_cores_that_are_seldom_short_are_one_loss_among_others(share: float, fir
 
 
 @pytest.mark.parametrize(
-    ("late_in", "who"), [((0, 1), "for several ranks in turn"), ((0, 0, 1), "mostly for rank 0, which may be chance")]
+    ("late_in", "who"),
+    [((0, 1), "for several ranks in turn"), ((0, 0, 1), "mostly for rank 0, and whether by chance is not known")],
 )
 def test_a_rank_that_chance_may_have_made_last_is_not_accused(late_in: tuple[int, ...], who: str) -> None:
     """Two ranks are late in turn, or one of them more often: none is to blame."""
@@ -484,7 +485,7 @@ def test_a_rank_that_chance_may_have_made_last_is_not_accused(late_in: tuple[int
     [
         (0.25, None),
         (0.6, "Waiting is 60.0 % of the time in matched collectives even without step 3, which has most of it, mostly "
-         "for rank 1, which may be chance: no setting of communication shortens it"),
+         "for rank 1, and whether by chance is not known: no setting of communication shortens it"),
     ],
 )  # fmt: skip
 def test_one_step_with_most_of_the_waiting_does_not_decide_for_all(share_of_others: float, title: str | None) -> None:
