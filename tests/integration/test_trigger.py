@@ -14,6 +14,7 @@ import pytest
 
 import overlapscope
 from overlapscope.analysis.result import TriggeredTrace
+from overlapscope.capture.lifecycle.guard import CaptureWarning
 from overlapscope.capture.sampling import Sampling
 from overlapscope.report.text.analysis import render
 
@@ -96,6 +97,24 @@ def asked(how: str, ask: Callable[[int], None], folder: Path) -> str:
 def test_a_signal_asks_for_a_trace_and_the_handler_before_it_is_called_too(tmp_path: Path) -> None:
     reason = asked("signal", lambda pid: os.kill(pid, signal.SIGUSR2), tmp_path)
     assert reason == "signal SIGUSR2 asked for it; handled"
+
+
+def test_a_trace_that_is_asked_for_just_before_the_job_ends_is_said_to_be_missing(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(4, 4)
+    trigger = overlapscope.Trigger(signal=signal.SIGUSR2)
+    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        with (  # noqa: PT031 - the warning comes at the end of the recording
+            pytest.warns(CaptureWarning, match="a trace that was asked for was not recorded: the job ended before"),
+            overlapscope.profile(tmp_path / "run", model=model, mode="events", warmup=0, trigger=trigger) as scope,
+        ):
+            for _ in range(3):
+                with scope.step():
+                    model(torch.randn(2, 4)).sum().backward()
+            os.kill(os.getpid(), signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_a_request_over_http_asks_for_a_trace_and_strangers_names_are_refused(tmp_path: Path) -> None:

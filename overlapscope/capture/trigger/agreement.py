@@ -116,6 +116,11 @@ class Agreement:
         """The plan that this rank has not been through yet."""
         return self._plan
 
+    @property
+    def asked(self) -> bool:
+        """Whether somebody asked this rank for a recording that it has not been through yet."""
+        return self._wanted is not None and self._wanted.kind == "asked"
+
     def done(self) -> None:
         """Go on after the plan: a later claim makes the next one."""
         self._wanted, self._claimed, self._polls_to_plan = None, False, None

@@ -87,6 +87,8 @@ class TriggerWatch:
         """Stop; a recording under way is written as far as it got."""
         for each in self._requests:
             self._guard("closing the trigger", each.close)
+        if self._recorder is None and self._agreement.asked:
+            self._guard.note("a trace that was asked for was not recorded: the job ended before the ranks agreed on it")
         self._agreement.close()
         self._end_recording()
 
