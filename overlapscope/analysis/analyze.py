@@ -276,10 +276,18 @@ def _recorded_steps(run: Run) -> RecordedSteps | None:
         chosen = _stated(timeline.recorded.get("sampled"), list[_Sampled])
         if timeline.basis == "events" and chosen and STEP_TIME in timeline.names:
             readings = timeline.telemetry
-            timed = readings.step[readings.name == timeline.names.index(STEP_TIME)]
+            rows = readings.name == timeline.names.index(STEP_TIME)
+            timed, took = readings.step[rows], readings.value[rows]
             steps = unique(timeline.steps.step)
-            of = np.union1d(timed, steps).size
-            found.append(RecordedSteps(recorded=steps.size, of=of, every=chosen[-1].every))
+            whole = np.isfinite(took) & (took > 0)
+            known = whole & np.isin(timed, steps)
+            found.append(
+                RecordedSteps(
+                    recorded=steps.size, of=np.union1d(timed, steps).size, every=chosen[-1].every,
+                    mean_ns=float(took[whole].mean()) if whole.any() else None,
+                    recorded_mean_ns=float(took[known].mean()) if known.any() else None,
+                )
+            )  # fmt: skip
     most = max(found, key=lambda each: each.recorded, default=None)
     return None if most is None or most.recorded == most.of else most
 

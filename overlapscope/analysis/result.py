@@ -49,6 +49,10 @@ class RecordedSteps(msgspec.Struct, kw_only=True, frozen=True):
     """Steps after warm-up that the recording timed, recorded or not."""
     every: int
     """At last one step in so many was recorded."""
+    mean_ns: float | None = None
+    """How long these steps took, recorded or not, in the mean, and ..."""
+    recorded_mean_ns: float | None = None
+    """... the recorded ones, by the same clock of the same rank; null where that was not read."""
 
 
 class TriggeredTrace(msgspec.Struct, kw_only=True, frozen=True):

@@ -78,6 +78,8 @@ WORTH_NAMING = 0.01
 """Least share of idle time whose cause is named, the rest is `other`; and of other times that only some steps have."""
 WORTH_PAUSING = 0.05
 """Least share of a critical path that pauses inside operations are, to be named."""
+UNLIKE = 0.1
+"""Recorded steps are not like all steps where their means differ by more than this share."""
 MAY_WAIT = 0.1
 """From this share of a path in communication that may be waiting, it is not said on which ranks it lies."""
 WORTH_HOURS = 0.1
@@ -101,7 +103,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     rates = "\n".join(fill(line, MAX_WIDTH) for line in throughput_text.lines(analysis.throughput, analysis.headline))
     timed = any(rank.whole.window_ns for rank in analysis.ranks)
     details = all_rows or not timed
-    why = (fill(line, MAX_WIDTH) for line in triggers_text(analysis))
+    why = (fill(line, MAX_WIDTH) for line in (*triggers_text(analysis), *sampling_text(analysis.run.recorded_steps)))
     parts = ["\n".join([headline(analysis), *why]), sentence(analysis), rates]
     parts.append(_table(analysis, all_rows=all_rows))
     parts.append(_causes(analysis))
@@ -168,6 +170,18 @@ def triggers_text(analysis: Analysis) -> list[str]:
     made += [f"A trigger recorded {one_row(trace)}: {one_row(reason)}" for trace, reason in beside[:MOST_TRIGGERS]]
     more = len(beside) - MOST_TRIGGERS
     return [*made, *([f"{count(more, 'more trace')} of triggers"] if more > 0 else [])]
+
+
+def sampling_text(recorded: RecordedSteps | None) -> list[str]:
+    """Return a line where the recorded steps are not like those that were not recorded."""
+    if recorded is None or not recorded.mean_ns or not recorded.recorded_mean_ns:
+        return []
+    if abs(recorded.recorded_mean_ns / recorded.mean_ns - 1) <= UNLIKE:
+        return []
+    return [
+        f"Recorded steps took {ms(recorded.recorded_mean_ns)} ms in the mean, all {recorded.of:,} steps "
+        f"{ms(recorded.mean_ns)} ms: what follows is of the recorded ones. profile(events_every=1) records every step."
+    ]
 
 
 def sentence(analysis: Analysis) -> str:

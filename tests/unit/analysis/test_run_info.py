@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import overlapscope
-from overlapscope.analysis.result import RunInfo, TriggeredTrace
-from overlapscope.report.text.analysis import render
+from overlapscope.analysis.result import RecordedSteps, RunInfo, TriggeredTrace
+from overlapscope.report.text.analysis import render, sampling_text
 from tests.conftest import ROOT
 
 
@@ -34,6 +34,16 @@ def test_a_reason_that_all_ranks_state_is_one_and_many_traces_are_counted(tmp_pa
     run, text = run_info(tmp_path, trigger="signal SIGUSR2\nasked for it")
     assert run.triggers == [TriggeredTrace(reason="signal SIGUSR2\nasked for it")]
     assert text.splitlines()[1] == r"Recorded by a trigger: signal SIGUSR2\x0aasked for it"
+
+
+@pytest.mark.parametrize(("recorded_ms", "said"), [(42.5, True), (57.0, False), (70.0, True), (None, False)])
+def test_where_recorded_steps_are_not_like_all_steps_it_is_said(recorded_ms: float | None, *, said: bool) -> None:
+    mean_ns = None if recorded_ms is None else recorded_ms * 1e6
+    (*lines,) = sampling_text(RecordedSteps(recorded=34, of=1097, every=262, mean_ns=57.6e6, recorded_mean_ns=mean_ns))
+    assert lines == said * [
+        f"Recorded steps took {recorded_ms or 0:.3f} ms in the mean, all 1,097 steps 57.600 ms: what follows is of the "
+        "recorded ones. profile(events_every=1) records every step."
+    ]
 
 
 @pytest.mark.parametrize(
