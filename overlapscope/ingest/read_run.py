@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec.structs import replace
 
-from overlapscope.display import display_name, display_path
+from overlapscope.display import display_name, display_path, list_some
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.inputs import Unpacked, unpacked
 from overlapscope.ingest.merge.assemble import assemble_jobs
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 MOST_JOBS: Final = 4
+MOST_LISTED: Final = 4
 
 
 class ReadJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,8 +95,11 @@ def stored_run(found: Unpacked, options: ReadOptions) -> Run | None:
     if not inputs.runs:
         return None
     if len(inputs.runs) > 1 or inputs.files:
-        listed = ", ".join(display_path(path) for path in [*inputs.runs, *inputs.files][:4])
-        raise UsageError(f"a run directory stands alone, but these were found together: {listed}; name one of them")
+        every = [*inputs.runs, *inputs.files]
+        listed = list_some([display_path(path) for path in every], MOST_LISTED)
+        raise UsageError(
+            f"a run directory stands alone, but these {len(every)} were found together: {listed}; name one of them"
+        )
     if options.comm or options.compute or options.ranks:
         said, how = (
             f"{display_path(inputs.runs[0])} is a run that was read before",
