@@ -116,7 +116,10 @@ train.train(os.environ["RUN"])
 """
 
 
-@pytest.mark.parametrize("signalled", ["at once", pytest.param("rank 1 first", marks=pytest.mark.long), "rank 0 first"])
+LATER = [pytest.param(each, marks=pytest.mark.long) for each in ("rank 1 first", "rank 0 first")]
+
+
+@pytest.mark.parametrize("signalled", ["at once", *LATER])
 def test_sigterm_with_a_disk_on_each_node_keeps_all_ranks(cluster: Cluster, signalled: str) -> None:
     # As srun does it: all tasks get the signal, and the first that ends so has the others killed.
     (cluster.folder / "work" / "ended.py").write_text(ENDED, encoding="utf-8")

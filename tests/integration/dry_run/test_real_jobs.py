@@ -25,10 +25,10 @@ pytestmark = [
 ]
 
 WORLD = 4
-AT_ONCE = ("ddp_no_sync", "fsdp_mixed_precision", "fsdp_tensor", "pipeline", "by_hand")
+AT_ONCE = ("ddp_no_sync", "fsdp_mixed_precision", "pipeline", "by_hand")
 """Kinds that every run of the suite tries; the others are tried with `long`."""
 LATER = (
-    "ddp_fp16", "hsdp", "tensor_sequence", "experts",
+    "ddp_fp16", "hsdp", "tensor_sequence", "experts", "fsdp_tensor",
     "ddp", "ddp_static_graph", "ddp_views", "ddp_unused", "ddp_buffers", "ddp_accumulates", "ddp_power_sgd", "fsdp",
     "fsdp_no_reshard", "fsdp_prefetch", "fsdp_accumulates", "fsdp_checkpointed", "tensor", "pipeline_interleaved",
     "ring", "functional", "coalesced",
