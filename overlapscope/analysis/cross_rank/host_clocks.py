@@ -26,9 +26,6 @@ FEWEST_SCATTERED: Final = 5
 lets some members see the end later than others do, each time by another length, and by more than ..."""
 FAR_NS: Final = 10_000_000
 """... clocks of two machines mostly are apart that the network sets."""
-ENDS: Final = (0.05, 0.95)
-"""Nor are those two clocks whose calls scatter so widely that, but for this share at either end, some end first on one
-rank and some on the other."""
 EARLY_NS: Final = 100_000
 """By this much a call may end, as recorded, before its last member began, and a message arrive before it was sent."""
 SOON_NS: Final = 1_000_000
@@ -107,7 +104,6 @@ def _end_together(apart_ns: Ints) -> bool:
     if most == 1 < apart_ns.size < FEWEST_SCATTERED and abs(np.median(apart_ns)) <= FAR_NS:
         return True
     scattered = apart_ns.size >= FEWEST_SCATTERED and most <= SCATTERED * apart_ns.size
-    both_ways = np.quantile(apart_ns, ENDS)
-    if scattered and (abs(np.median(apart_ns)) > FAR_NS or both_ways[0] < 0 < both_ways[1]):
+    if scattered and abs(np.median(apart_ns)) > FAR_NS:
         return True
     return int((np.abs(apart_ns) <= TOGETHER_NS).sum()) >= max(FEWEST, OFTEN * apart_ns.size, MOST_OFTEN * most)

@@ -92,22 +92,6 @@ def test_of_few_calls_only_ends_that_agree_contradict_the_name_of_a_host(
     assert (match_and_align(named).clocks.offset_ns == {0: 0.0, 1: 0.0}) is shared
 
 
-@pytest.mark.parametrize(("between_ms", "shared"), [((-3.0, 9.0), True), ((1.0, 9.0), False)])
-def test_ends_that_scatter_about_each_other_are_no_clock_but_those_on_one_side_may_be(
-    between_ms: tuple[float, float], *, shared: bool
-) -> None:
-    """As on cores that hosts share: one of two mostly sees the end of a call later, by 3 ms in the mean."""
-    random = np.random.default_rng(5)
-    late = random.uniform(*between_ms, 40)
-    run = job(
-        {rank: [Met(start=at * 200, end=at * 200 + 100 + float(each) * rank) for at, each in enumerate(late)]
-         for rank in range(2)},
-        {"all": (0, 1)}, lasts=late.size * 200, has_device=False,
-    )  # fmt: skip
-    named = replace(run, ranks={rank: replace(each, recorded={"host": "node"}) for rank, each in run.ranks.items()})
-    assert (match_and_align(named).clocks.offset_ns == {0: 0.0, 1: 0.0}) is shared
-
-
 def test_clocks_of_runs_with_a_device_are_known_from_ends_alone() -> None:
     assert match_and_align(stalled(has_device=True)).clocks.offset_ns != {0: 0.0, 1: 0.0}
 
