@@ -105,8 +105,7 @@ class StepPath(msgspec.Struct, kw_only=True, frozen=True):
     """Only where the path is a host that never waits, which it then is by construction: how long after the start of the
     step each rank would end if it waited for no other rank, with transfers as recorded."""
     stood_still_ns: int = 0
-    """Of the part `compute`: for how long a host without a device stood still in operations that take less in other
-    steps; at least, as of steps that differ it is not known."""
+    """Of the part `compute`: for how long at least a host without a device stood still while it seemed to compute."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,14 @@ MUCH: Final = 0.1
 IN_A_STEP: Final = 0.05
 """... in this share of the median one: else it was a single event."""
 MOST_NAMED: Final = 3
+BY_ACCOUNT: Final = (
+    "neither on a core nor waiting for one", "they slept, or a core or a lock was taken from them",
+)  # fmt: skip
+BY_TRACE: Final = (
+    "inside operations that take less in other steps",
+    "they had more to do in them, slept, or a core or a lock was taken from them",
+)
+"""How that is known, and what it may be."""
 
 
 class _Still(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,9 +73,7 @@ def standing_still(
     named += [f"{len(much) - MOST_NAMED} more"] * (len(much) > MOST_NAMED)
     others = f", the others for at most {format_ms(max(rest))}" if rest else ""
     accounted = reading_series(run.ranks[much[0]], QUEUED)[0].size > 1
-    how = "neither on a core nor waiting for one" if accounted else "inside operations that take less in other steps"
-    why = "they slept, or a core or a lock was taken from them"
-    why = why if accounted else f"they had more to do in them, {why.removeprefix('they ')}"
+    how, why = BY_ACCOUNT if accounted else BY_TRACE
     return [
         Finding(
             id="standing_still",

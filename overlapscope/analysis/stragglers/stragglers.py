@@ -57,6 +57,7 @@ IN_STEPS: Final = 0.75
 """... it must also compute LONGER times as long in this share of its steps: long pauses of a host look like compute."""
 RECORDED: Final = frozenset({"garbage_collector", "data_loading", "allocator", "throttled"})
 """With one of these causes, which are recorded of the rank itself, a single event is its own, too."""
+OF_ITS_OWN: Final = frozenset({"garbage_collector", "busy_core"})
 TIMES_ITS_PEERS: Final = 2.0
 """A rank that in all collected garbage, or waited for a core that its own threads took, so many times as long as those
 that it delayed is not late for that by chance, from FEWEST_ALIKE steps on in which it delayed them much: by ..."""
@@ -257,7 +258,7 @@ def _of_steps(late: LateArrivals, rows: Flags) -> LateArrivals:
 def _is_its_own(cause: str | None, theirs: Sequence[LateArrivals], run: Run) -> bool:
     """Return whether a rank was late in several steps for what is recorded of it far more than of those it delayed."""
     delays = _occasions(theirs, by_step=True)
-    if cause not in {"garbage_collector", "busy_core"} or (delays >= MUCH * delays.max()).sum() < FEWEST_ALIKE:
+    if cause not in OF_ITS_OWN or (delays >= MUCH * delays.max()).sum() < FEWEST_ALIKE:
         return False
     rank, peers = theirs[0].rank, compared_peers(theirs)
     recorded_ns = (

@@ -66,9 +66,7 @@ class HttpRequests:
                     self._answer(404, "POST /record asks for a trace")
                 else:
                     ask(f"HTTP request of {self.client_address[0]}")
-                    self._answer(
-                        202, "a trace will be recorded, in about half a minute: once ranks have agreed on a step"
-                    )
+                    self._answer(202, "a trace will be recorded once the ranks have agreed on its step")
 
             def do_GET(self) -> None:
                 self._answer(405, "POST /record asks for a trace")

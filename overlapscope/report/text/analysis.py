@@ -76,10 +76,10 @@ MOST_RANKS = 4
 WORTH_SHOWING = 0.001
 WORTH_NAMING = 0.01
 """Least share of idle time whose cause is named, the rest is `other`; and of other times that only some steps have."""
-WORTH_PAUSING = 0.05
-"""Least share of a critical path that pauses inside operations are, to be named."""
+WORTH_STANDING_STILL = 0.05
+"""Least share of a critical path in which a host stood still, for that to be said."""
 UNLIKE = 0.1
-"""Recorded steps are not like all steps where their means differ by more than this share."""
+"""That is said where the mean of the recorded steps differs from that of all steps by more than this share."""
 MAY_WAIT = 0.1
 """From this share of a path in communication that may be waiting, it is not said on which ranks it lies."""
 WORTH_HOURS = 0.1
@@ -173,7 +173,7 @@ def triggers_text(analysis: Analysis) -> list[str]:
 
 
 def sampling_text(recorded: RecordedSteps | None) -> list[str]:
-    """Return a line where the recorded steps are not like those that were not recorded."""
+    """Return a line where the recorded steps took longer, or less, than all steps."""
     if recorded is None or not recorded.mean_ns or not recorded.recorded_mean_ns:
         return []
     if abs(recorded.recorded_mean_ns / recorded.mean_ns - 1) <= UNLIKE:
@@ -535,8 +535,8 @@ def critical_path_text(found: CriticalPath) -> str:
         more = f", {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
         text[-1] += "; on " + ", ".join(f"rank {rank} {share(ns)} %" for rank, ns in ranks[:MOST_RANKS]) + more
     text[-1:] = [f"  {line}" for line in fill(text[-1], MAX_WIDTH - 2).split("\n")]
-    if path.stood_still_ns >= WORTH_PAUSING * path.length_ns:
-        text.append(f"  of the compute {ms(path.stood_still_ns)} ms its host stood still, as far as that is known")
+    if path.stood_still_ns >= WORTH_STANDING_STILL * path.length_ns:
+        text.append(f"  in {ms(path.stood_still_ns)} ms of the compute, at least, its host stood still")
     if path.operations:
         named = (
             f"{each.part}: {short(each.name, LONGEST_NAME)} {ms(each.ns)} ms" for each in path.operations[:MOST_NAMES]

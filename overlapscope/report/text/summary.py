@@ -160,7 +160,7 @@ def _cost(known: Sequence[CaptureSummary], mode: str) -> list[str]:
     """Return capture's own overhead on the rank where it is largest."""
     costs = [each for each in known if each.overhead_ns is not None]
     if not costs:
-        unknown = "  capture    not measurable (needs 17 steps after warm-up, and not events_every=1)"
+        unknown = "  capture    not measurable (needs 17 steps after warm-up, and some that are not recorded)"
         return [unknown] if known and mode == "events" else []
     cost = max(costs, key=lambda each: each.overhead_ns or 0)
     low, high, step = cost.overhead_low_ns or 0, cost.overhead_high_ns or 0, cost.step_ns or 0

@@ -203,8 +203,7 @@ def _entry_of_parts(folder: Path) -> RankEntry | None:
     at = (
         "" if joined.end_ns is None else f" at {datetime.fromtimestamp(joined.end_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
     )
-    why = "it was never closed, or goes on, and what came after is missing"
-    failure = f"rank {joined.rank}: the recording was cut off{at}: {why}"
+    failure = f"rank {joined.rank}: the recording was cut off{at}, or goes on: what came after is missing"
     failures = joined.recorded.get("failures")
     recorded = joined.recorded | {
         "complete": False,

@@ -48,7 +48,7 @@ def main() -> None:
     even = sum(bool(steps) for steps, _ in found["even"])
     failed = 2 * JOBS - sum(map(len, found.values()))
     lines = [
-        f"Steps of 100 ms, of which hosts compute for 10 to 40 and sleep for the rest; {failed} jobs failed.",
+        f"Steps of 100 ms, in which hosts compute, and sleep for the rest; {failed} jobs failed.",
         "",
         f"- a rank 30 % slower for a minute: recorded in {seen} of {JOBS} jobs",
         f"- the minute before, without a disturbance: recorded in {before} of these",

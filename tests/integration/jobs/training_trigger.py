@@ -16,7 +16,7 @@ from tests.integration.jobs.training import RANK, batch, bucket_bytes, digest, h
 LIMIT_SECONDS = 60
 STEP_SECONDS = 0.02
 EVEN_STEP_SECONDS = 0.1
-"""So long that what its host computes, 10 to 40 ms, leaves time to sleep on slow cores, too."""
+"""So long that what its host computes leaves time to sleep, also on slow cores."""
 SLOWER = 1.3
 MUCH_SLOWER = 4.0
 """Also where other tests keep the cores busy."""

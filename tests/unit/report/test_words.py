@@ -39,7 +39,7 @@ INSTEAD: dict[str, str] = {
     r"nothing ties": "Ranks that share no collective are not compared.",
     r"no setting helps": "no setting of communication shortens it",
     r"recording of kind": "not recognised as DDP",
-    r"capture +not measured": "not measurable (needs 17 steps after warm-up, and not events_every=1)",
+    r"capture +not measured": "not measurable (needs 17 steps after warm-up, and some that are not recorded)",
     r"exact times stand|a click keeps": "Hover for details, click to pin.",
     r"rooms of the house|imports upward": "Package layers; none imports a higher one.",
     r"(copy|copies) only": "memcpy only",
