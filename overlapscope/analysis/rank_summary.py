@@ -9,13 +9,13 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.checks.pipeline import PipelineStage, groups_by_rank, own_stages
 from overlapscope.analysis.common.cause_table import NoCauses
-from overlapscope.analysis.exposure.core_waiting import core_waiting, knows_sleep
+from overlapscope.analysis.exposure.core_waiting import core_waiting
 from overlapscope.analysis.exposure.exposed_causes import OwnParts, own_parts
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import HostLoss, OwnCauses, marked_losses
 from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.per_rank.breakdown import Breakdown, Coverage
-from overlapscope.analysis.per_rank.host_runs import HostRuns, host_runs
+from overlapscope.analysis.per_rank.host_runs import HostRuns, readable_host_runs
 from overlapscope.analysis.per_rank.interference import Interference, NoInterference, interference
 from overlapscope.analysis.per_rank.kernels import KernelTotals, sum_kernels
 from overlapscope.analysis.per_rank.steps import StepWindow, step_windows, whole_windows
@@ -60,11 +60,14 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What its host did; None where that was not recorded, or no other rank was."""
     host_runs: HostRuns | None
     """In a CPU run, when its host computed, certainly ran and paused; None as above."""
-    stood_still: Activity | None
-    """When its host stood still while it seemed to compute, by the system's account or as `host_runs` says; None where
-    that is not known."""
     stages: Mapping[str, PipelineStage]
     """Its stage in each pipeline, by the name of the group."""
+
+    @property
+    def stood_still(self) -> Activity | None:
+        """When its host stood still while it seemed to compute; None where that is not known."""
+        waiting = self.parts.waiting
+        return waiting.sleeping if waiting and waiting.sleep_known else None
 
     @property
     def sets(self) -> WindowSets:
@@ -93,7 +96,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
     sets = _sets(whole, windows)
     slowed = interference(spans, has_kernels=timeline.has_device and timeline.basis == "trace")
     linkage = (size(spans), int((spans.launch_ns == NONE).sum())) if timeline.has_device else None
-    host, runs = (None, None) if alone else _of_host(timeline, covered, causes)
+    runs = None if alone else readable_host_runs(timeline, covered)
     return RankSummary(
         windows=windows,
         whole=whole,
@@ -107,7 +110,7 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
         ],
         interference=slowed.value,
         coverage=covered,
-        parts=own_parts(timeline, causes, runs),
+        parts=own_parts(timeline, causes, core_waiting(timeline, covered, runs)),
         no_causes_reason=causes.reason,
         host_losses=marked_losses(_idle(covered, whole), timeline)
         if causes.reason == "no_host_events"
@@ -116,28 +119,20 @@ def summarize_rank(timeline: RankTimeline, groups: Sequence[Group], graphs: Buil
         noted={note: _noted(timeline, note) for note in LISTED},
         linkage=linkage,
         not_launched=before_first_launch(timeline),
-        host=host,
+        host=None if alone else _host_times(timeline, causes),
         host_runs=runs,
-        stood_still=_stood_still(timeline, covered, runs),
         stages=own_stages(timeline, groups, windows),
     )
 
 
-def _stood_still(timeline: RankTimeline, covered: Coverage, runs: HostRuns | None) -> Activity | None:
-    account = core_waiting(timeline, covered)
-    if account is not None:
-        return account.sleeping if knows_sleep(timeline) else None
-    return BusyTime(runs.stood_still) if runs else None
-
-
-def _of_host(timeline: RankTimeline, covered: Coverage, causes: OwnCauses) -> tuple[HostTimes | None, HostRuns | None]:
-    """Return `host` and `host_runs` of a rank; None for both where its host events cannot be read."""
+def _host_times(timeline: RankTimeline, causes: OwnCauses) -> HostTimes | None:
+    """Return what the host of a rank did; None also where its host events cannot be read."""
     if timeline.host_is_lost:
-        return None, None
+        return None
     try:
-        return host_times(timeline, causes.polled), host_runs(timeline, covered)
+        return host_times(timeline, causes.polled)
     except HostEventsError:  # the rank's other figures do not need them; `RankTimeline.host_error` has it
-        return None, None
+        return None
 
 
 def _idle(covered: Coverage, whole: Sequence[tuple[int, int]]) -> Intervals:

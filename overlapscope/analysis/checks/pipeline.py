@@ -199,7 +199,7 @@ def uneven_stages(
 
     `step_ns` holds how long each rank computed in each of its complete steps, by number; `held_ns` how long ranks
     waited for a core of their host, or collected garbage, and `still_ns` for how long they stood still while they
-    computed, where that is known. Who computes more stands still more: a stage has as much more as it has without that.
+    computed, where that is known.
     """
     stages = _stages(run)
     by_stage: dict[int, list[int]] = {}
@@ -221,23 +221,12 @@ def uneven_stages(
     ranks = sorted(by_stage[heaviest])
     kernels, times = any(work[rank].compared for rank in ranks), usual[heaviest] / others
     if not kernels:
-        on_core = {
-            stage: float(np.median([work[rank].usual_ns - held_ns.get(rank, 0) for rank in own]))
-            for stage, own in by_stage.items()
-        }
-        without = float(np.median([each for stage, each in on_core.items() if stage != heaviest]))
-        more = min(more, on_core[heaviest] - without)
-        known = still_ns.keys() >= {rank for own in by_stage.values() for rank in own}
-        ran = {
-            stage: on_core[stage] - (float(np.median([still_ns[rank] for rank in own])) if known else 0.0)
-            for stage, own in by_stage.items()
-        }
-        ran_others = float(np.median([each for stage, each in ran.items() if stage != heaviest]))
-        times = min(times, ran[heaviest] / max(ran_others, 1.0))
-        more = min(more, (times - 1) * without)
-        small = min(on_core[heaviest] / max(without, 1.0), times) < MORE or more < WEIGHS * float(np.median(windows))
+        # While it waits for a core, stands still, or garbage is collected, an operation lasts, too.
+        shorter, less = _without_pauses(heaviest, by_stage, work, held_ns, still_ns)
+        times, more = min(times, shorter), min(more, less)
+        small = times < MORE or more < WEIGHS * float(np.median(windows))
         if small or _share_of_steps(heaviest, by_stage, step_ns) < IN_STEPS:
-            return []  # while it waits for a core, or garbage is collected, an operation lasts, too
+            return []
     shown = list_some(ranks)
     # Without kernels a slow host looks like more work.
     has = f"has {times:.2f} times the work of" if kernels else f"computes {times:.2f} times as long as"
@@ -256,6 +245,30 @@ def uneven_stages(
             known_from="trace",
         )
     ]
+
+
+def _without_pauses(
+    heaviest: int, by_stage: Mapping[int, Sequence[int]], work: Mapping[int, RankCompute],
+    held_ns: Mapping[int, int], still_ns: Mapping[int, int],
+) -> tuple[float, float]:  # fmt: skip
+    """Return how many times as long as the others a stage computes at most, without the pauses of its ranks, and by how
+    many ns longer that makes it.
+
+    Who computes more stands still more: a stage is as much longer as it is without that.
+    """
+
+    def compared(*paused_ns: Mapping[int, int]) -> tuple[float, float]:
+        left = {
+            stage: float(np.median([work[rank].usual_ns - sum(of.get(rank, 0) for of in paused_ns) for rank in ranks]))
+            for stage, ranks in by_stage.items()
+        }
+        return left[heaviest], float(np.median([ns for stage, ns in left.items() if stage != heaviest]))
+
+    own, others = compared(held_ns)
+    known = still_ns.keys() >= {rank for ranks in by_stage.values() for rank in ranks}
+    ran, ran_others = compared(held_ns, still_ns) if known else (own, others)
+    times = min(own / max(others, 1.0), ran / max(ran_others, 1.0))
+    return times, (times - 1) * others
 
 
 def _share_of_steps(

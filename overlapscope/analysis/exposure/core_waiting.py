@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.per_rank.breakdown import Coverage
+from overlapscope.analysis.per_rank.host_runs import HostRuns
 from overlapscope.timeline.columns import Floats, Ints
-from overlapscope.timeline.intervals import EMPTY, Activity, BusyTime, Intervals, complement, difference, union
+from overlapscope.timeline.intervals import EMPTY, Activity, BusyTime, complement, difference, union
 from overlapscope.timeline.readings import ON_CORE, QUEUED, reading_series
 from overlapscope.timeline.run import RankTimeline
 
@@ -45,24 +46,27 @@ class CoreWaiting(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Waited while it seemed to idle."""
     sleeping: Activity
     """Neither ran nor waited for a core while it seemed to compute: it slept, waited for a lock, or for a file."""
+    sleep_known: bool
+    """False where `sleeping` is empty because that is not known."""
 
 
-def asleep(times: Intervals) -> CoreWaiting:
-    """Return the account of a rank of which only is known when it stood still though it seemed to compute."""
-    return CoreWaiting(computing=BusyTime(EMPTY), idling=BusyTime(EMPTY), sleeping=BusyTime(times))
+NEVER: Final = BusyTime(EMPTY)
+NOT_KNOWN: Final = CoreWaiting(computing=NEVER, idling=NEVER, sleeping=NEVER, sleep_known=False)
+"""Of a rank of which neither is known: no waiting."""
 
 
-NOT_KNOWN: Final = asleep(EMPTY)
-"""Of a rank without the system's account: no waiting."""
+def core_waiting(timeline: RankTimeline, covered: Coverage, host: HostRuns | None) -> CoreWaiting | None:
+    """Return when a rank waited for a core or slept, by the system's account; else when it slept, as its `host` says.
 
-
-def core_waiting(timeline: RankTimeline, covered: Coverage) -> CoreWaiting | None:
-    """Return when a rank waited for a core or slept; None where the system's account was not recorded."""
+    None where neither was recorded, and with a device.
+    """
     if timeline.has_device:
         return None
     read_ns, counter = reading_series(timeline, QUEUED)
     if read_ns.size < 2:
-        return None
+        if host is None:
+            return None
+        return CoreWaiting(computing=NEVER, idling=NEVER, sleeping=BusyTime(host.stood_still), sleep_known=True)
     compute = BusyTime(covered.compute)
     idle = BusyTime(complement(union(covered.compute, covered.comm), int(read_ns[0]), int(read_ns[-1])))
     alone = BusyTime(difference(covered.compute, covered.comm))
@@ -71,29 +75,26 @@ def core_waiting(timeline: RankTimeline, covered: Coverage) -> CoreWaiting | Non
     rose = np.diff(counter)
     rose = np.where((rose >= 0) & (rose <= read_ns[-1] - read_ns[0]), rose, 0.0)
     share = np.clip(rose / np.maximum(computed + idled, 1), 0.0, 1.0)
-    slept = np.clip(computed_alone - _ran(timeline, read_ns) - rose, 0.0, computed_alone * (1.0 - share))
+    ran = _ran(timeline, read_ns)
+    slept = 0.0 if ran is None else computed_alone - ran - rose
     return CoreWaiting(
         computing=_partly(compute, read_ns, computed * share),
         idling=_partly(idle, read_ns, idled * share),
-        sleeping=_partly(alone, read_ns, slept),
+        sleeping=_partly(alone, read_ns, np.clip(slept, 0.0, computed_alone * (1.0 - share))),
+        sleep_known=ran is not None,
     )
 
 
-def knows_sleep(timeline: RankTimeline) -> bool:
-    """Return whether the account says when a rank slept: for how long its thread ran, too, which alone computes."""
+def _ran(timeline: RankTimeline, read_ns: Ints) -> Floats | None:
+    """Return how long the thread ran on a core between consecutive readings; None where that is not known, or
+    operations may run on several threads: then it sleeps while the others compute."""
+    ran_ns, counter = reading_series(timeline, ON_CORE)
     settings = timeline.recorded.get("settings")
     environment = settings.get("environment") if isinstance(settings, Mapping) else None
     alone = isinstance(environment, Mapping) and environment.get("OMP_NUM_THREADS") == "1"
-    return alone and np.array_equal(reading_series(timeline, ON_CORE)[0], reading_series(timeline, QUEUED)[0])
-
-
-def _ran(timeline: RankTimeline, read_ns: Ints) -> Floats:
-    """Return how long the thread ran on a core between consecutive readings; all the time where that is not known, or
-    operations may run on several threads: then it sleeps while the others compute."""
-    passed = np.diff(read_ns).astype(np.float64)
-    if not knows_sleep(timeline):
-        return passed
-    ran = np.diff(reading_series(timeline, ON_CORE)[1])
+    if not alone or not np.array_equal(ran_ns, read_ns):
+        return None
+    passed, ran = np.diff(read_ns).astype(np.float64), np.diff(counter)
     return np.where((ran >= 0) & (ran <= passed), ran, passed)
 
 

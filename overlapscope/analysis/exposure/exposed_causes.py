@@ -22,14 +22,14 @@ from overlapscope.analysis.common.cause_table import CAUSES, EXPOSED_WAIT
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank, Transfers
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.exposure.arrivals import Arrivals, arrivals
-from overlapscope.analysis.exposure.core_waiting import NOT_KNOWN, CoreWaiting, asleep, core_waiting
+from overlapscope.analysis.exposure.core_waiting import NOT_KNOWN, CoreWaiting, core_waiting
 from overlapscope.analysis.exposure.peer_activity import PeerQuery, peer_activity
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import OwnCauses
 from overlapscope.analysis.graph.own_causes import own_causes
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.following_compute import following
-from overlapscope.analysis.per_rank.host_runs import HostRuns, readable_host_runs
+from overlapscope.analysis.per_rank.host_runs import readable_host_runs
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Flags, Ints
 from overlapscope.timeline.intervals import (
     Activity,
@@ -85,8 +85,8 @@ class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it runs on the stream of the rank's compute: nothing there runs beside it, whenever it is launched."""
     by_graph: Mapping[str, Intervals] | None
     """All exposed time by cause, as the rank's graph alone says; None where it may not."""
-    stood_still: Intervals | None = None
-    """When its host stood still inside operations (`HostRuns`); None where that is not known."""
+    waiting: CoreWaiting | None = None
+    """When it waited for a core, or slept though it seemed to compute; None where neither is known."""
 
 
 class Causes(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,10 +145,10 @@ def own_communication(timeline: RankTimeline) -> OwnedComm:
     return OwnedComm(row=row, start_ns=start, end_ns=end, until_ns=until)
 
 
-def own_parts(timeline: RankTimeline, causes: OwnCauses, host: HostRuns | None = None) -> OwnParts:
+def own_parts(timeline: RankTimeline, causes: OwnCauses, waiting: CoreWaiting | None = None) -> OwnParts:
     """Compute how long each call of a rank waited on the rank itself, and what follows it.
 
-    `causes` are those of its graph (`own_causes`), `host` is when its host ran and paused, where that is known.
+    `causes` are those of its graph (`own_causes`), `waiting` is the result of `core_waiting`.
     """
     own_comm = own_communication(timeline)
     launch = _of_rows(timeline.collectives.launch_ns, own_comm, NONE)
@@ -168,7 +168,7 @@ def own_parts(timeline: RankTimeline, causes: OwnCauses, host: HostRuns | None =
         ),
         serial=serial,
         by_graph=causes.exposed,
-        stood_still=host.stood_still if host else None,
+        waiting=waiting,
     )
 
 
@@ -185,10 +185,10 @@ def causes_of(
 ) -> dict[int, Causes]:
     """Return the causes of every rank; `graphs` are those of the run, where the caller has them."""
     graphs = graphs or BuiltGraphs(run)
-    parts = {
-        rank: own_parts(timeline, own_causes(timeline, graphs), readable_host_runs(timeline, coverage[rank]))
-        for rank, timeline in run.ranks.items()
-    }
+    parts = {}
+    for rank, timeline in run.ranks.items():
+        waiting = core_waiting(timeline, coverage[rank], readable_host_runs(timeline, coverage[rank]))
+        parts[rank] = own_parts(timeline, own_causes(timeline, graphs), waiting)
     return dict(each_causes(run, cross_rank, coverage, parts, cross_rank.transfers(run)))
 
 
@@ -205,9 +205,7 @@ def each_causes(
     """
     arrived = arrivals(run, cross_rank)
     members = {group.name: np.array(group.ranks, np.int64) for group in run.groups if group.ranks}
-    accounts = {rank: core_waiting(timeline, coverage[rank]) for rank, timeline in run.ranks.items()}
-    waiting = {rank: asleep(own.stood_still) for rank, own in parts.items() if own.stood_still is not None}
-    waiting |= {rank: found for rank, found in accounts.items() if found is not None}
+    waiting = {rank: own.waiting for rank, own in parts.items() if own.waiting is not None}
     waits: dict[int, _Waits] = {}
     rows = 0
     for rank, timeline in run.ranks.items():

@@ -254,7 +254,7 @@ def test_a_rank_that_stood_still_in_operations_did_not_compute_longer(
         pauses = [(step * STEP_NS, step * STEP_NS + lasts) for step in range(STEPS)]
         return replace(runs([(0, LENGTH)], [(0, LENGTH)]), stood_still=intervals(pauses))
 
-    monkeypatch.setattr("overlapscope.analysis.rank_summary.host_runs", paused)
+    monkeypatch.setattr("overlapscope.analysis.per_rank.host_runs.host_runs", paused)
     assert [(each.rank, each.held_by) for each in accused(run)] == [(CULPRIT, held_by)]
 
 
@@ -263,7 +263,7 @@ def test_a_rank_that_made_other_calls_than_its_peers_was_not_merely_paused(monke
     pauses = replace(runs([(0, LENGTH)], [(0, LENGTH)]), stood_still=intervals([(0, STEPS * STEP_NS)]))
     nothing = replace(pauses, stood_still=intervals([]))
     monkeypatch.setattr(
-        "overlapscope.analysis.rank_summary.host_runs",
+        "overlapscope.analysis.per_rank.host_runs.host_runs",
         lambda timeline, _: pauses if timeline.rank == CULPRIT else nothing,
     )
     assert [(each.rank, each.held_by) for each in accused(run)] == [(CULPRIT, "longer_compute")]
