@@ -261,7 +261,7 @@ def test_g14_steps_that_replay_collectives_have_no_figures_and_others_the_truth(
 
 @pytest.mark.parametrize("queues", QUEUES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_schedule_with_us_is_the_schedule_without_us(
+def test_g1_the_schedule_with_us_is_the_schedule_without_us(
     kind: str, queues: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """g1: a callback on a collective's future takes a stream of the pool, makes it wait, and keeps outputs' memory."""
