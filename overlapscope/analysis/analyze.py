@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -42,16 +42,14 @@ from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import (
     Analysis,
     RankInfo,
-    RecordedSteps,
-    RunInfo,
     Skew,
     SkewRank,
     SourceInfo,
     StepBreakdown,
-    TriggeredTrace,
     complete_figures,
     waits_by_step,
 )
+from overlapscope.analysis.run_info import run_info
 from overlapscope.analysis.source_tables import rows_of_sources
 from overlapscope.analysis.stragglers.core_waits import waited_for_cores
 from overlapscope.analysis.stragglers.shared_cores import decide_who_is_late, hosts_in_turns, pinned_hosts, shared_cores
@@ -64,17 +62,15 @@ from overlapscope.analysis.stragglers.stragglers import (
     may_be_late,
     stragglers,
 )
-from overlapscope.timeline.columns import FUSED, STEP_TIME, UNCLASSIFIED, Ints
+from overlapscope.timeline.columns import FUSED, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.intervals import Activity, length
 from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
-from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run, Source
 
 if TYPE_CHECKING:
     from overlapscope.analysis.graph.removal import Removal, RunGraph
 
-T = TypeVar("T")
 MAX_NAMES = 100
 OF_HOST = ("host", "data_loading", "unknown")
 """Causes of lateness that hosts which share cores have, too."""
@@ -126,7 +122,7 @@ def analyze(
     ]
     return Analysis(
         sources=list(map(_source_info, (*run.sources, *run.unreadable_hosts))),
-        run=_run_info(run),
+        run=run_info(run),
         ranks=ranks,
         unclassified=unclassified,
         fused=fused,
@@ -254,64 +250,6 @@ def rank_windows(infos: Iterable[RankInfo], alone: Mapping[int, RankSummary]) ->
         for info in infos
         if info.whole.window_ns
     }
-
-
-def _run_info(run: Run) -> RunInfo:
-    return RunInfo(
-        world_size=run.world_size,
-        ranks=list(run.ranks),
-        missing_ranks=list(run.missing_ranks),
-        unread_ranks=list(run.unread_ranks),
-        fingerprint=dict(run.fingerprint),
-        has_device=any(each.has_device for each in run.ranks.values()),
-        recorded_steps=_recorded_steps(run),
-        triggers=_triggers(run),
-    )
-
-
-def _recorded_steps(run: Run) -> RecordedSteps | None:
-    """Return how many steps were recorded on the rank that recorded most, None where it left none out."""
-    found = []
-    for timeline in run.ranks.values():
-        chosen = _stated(timeline.recorded.get("sampled"), list[_Sampled])
-        if timeline.basis == "events" and chosen and STEP_TIME in timeline.names:
-            readings = timeline.telemetry
-            rows = readings.name == timeline.names.index(STEP_TIME)
-            timed, took = readings.step[rows], readings.value[rows]
-            steps = unique(timeline.steps.step)
-            whole = np.isfinite(took) & (took > 0)
-            known = whole & np.isin(timed, steps)
-            found.append(
-                RecordedSteps(
-                    recorded=steps.size, of=np.union1d(timed, steps).size, every=chosen[-1].every,
-                    mean_ns=float(took[whole].mean()) if whole.any() else None,
-                    recorded_mean_ns=float(took[known].mean()) if known.any() else None,
-                )
-            )  # fmt: skip
-    most = max(found, key=lambda each: each.recorded, default=None)
-    return None if most is None or most.recorded == most.of else most
-
-
-def _triggers(run: Run) -> list[TriggeredTrace]:
-    """Return why a running job recorded this trace, or the traces beside this recording; each once."""
-    found = []
-    for timeline in run.ranks.values():
-        reason = _stated(timeline.recorded.get("trigger"), str)
-        found += [TriggeredTrace(reason=reason)] if reason else []
-        found += _stated(timeline.recorded.get("triggered"), list[TriggeredTrace]) or []
-    return list({(each.trace, each.reason): each for each in found}.values())
-
-
-class _Sampled(msgspec.Struct):
-    every: int
-
-
-def _stated(value: Any, kind: type[T]) -> T | None:
-    """Return a value that a recording states of itself; None where it is not of this type."""
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError:
-        return None
 
 
 def _rank_info(rank: int, host: str | None, basis: str, own: RankSummary, causes: Causes) -> RankInfo:
