@@ -1,4 +1,4 @@
-"""Name the range, of the user or a framework, in which a host paused, or that one step alone has."""
+"""Name the range, of the user or a framework, in which a host paused or spent its time, or that one step alone has."""
 
 import re
 from typing import Final
@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.timeline.columns import Flags, Ints
+from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 
@@ -42,17 +43,31 @@ def range_of_step(timeline: RankTimeline, step: int) -> tuple[str, int] | None:
     at = order[np.maximum(np.searchsorted(steps.start_ns[order], notes.start_ns, side="right") - 1, 0)]
     in_steps = (notes.start_ns >= steps.start_ns[at]) & (notes.end_ns <= steps.end_ns[at])
     own, marked = steps.step[at] == step, notes.lane[np.isin(notes.start_ns, steps.start_ns)]
-
-    def family(name: int) -> str:
-        return _NUMBER.sub("#", timeline.names[name])
-
-    usual = {family(name) for name in unique(notes.name[in_steps & ~own]).tolist()}
+    usual = {_family(timeline, name) for name in unique(notes.name[in_steps & ~own]).tolist()}
     found = _telling(timeline, in_steps & own & np.isin(notes.lane, marked))
-    alone = [row for row in found if family(notes.name[row]) not in usual]
+    alone = [row for row in found if _family(timeline, notes.name[row]) not in usual]
     if not alone:
         return None
     longest = max(alone, key=lambda row: notes.end_ns[row] - notes.start_ns[row])
     return timeline.names[notes.name[longest]], int(notes.end_ns[longest] - notes.start_ns[longest])
+
+
+def times_in_ranges(timeline: RankTimeline) -> dict[str, Intervals]:
+    """Return when the host was in ranges of each name, numbers in it as `#`: of those that say what it did."""
+    notes = timeline.annotations
+    rows = np.array(_telling(timeline, np.ones(notes.name.size, np.bool_)), np.int64)
+    codes: dict[str, list[int]] = {}
+    for code in unique(notes.name[rows]).tolist():
+        codes.setdefault(_family(timeline, code), []).append(code)
+    found = {}
+    for name, own in codes.items():
+        of_name = rows[np.isin(notes.name[rows], own)]
+        found[name] = union((notes.start_ns[of_name], notes.end_ns[of_name]))
+    return found
+
+
+def _family(timeline: RankTimeline, name: int) -> str:
+    return _NUMBER.sub("#", timeline.names[name])
 
 
 def _telling(timeline: RankTimeline, chosen: Flags) -> list[int]:

@@ -4,10 +4,11 @@ Each moment belongs to the collective in flight that ends last (ties: the one th
 from its start on: wait for the last member, by what that rank did longer since the two last met (where the system's
 account of both is known, waiting for a core is neither computing nor idling, and sleep in what seems to be compute is
 idling; without it, in a CPU run, a host idles where it stands still in operations that take less in other steps); what
-it ended later than another rank, where one clock shows that its last member had begun; transfer beyond the baseline;
-and the rest as the rank's dependency graph says, by what the next compute waited for. Where the graph may not say:
-delay by a late launch; delay by queueing; and the rest, by what the step computes after it; where the transfer time of
-a call is not known, the time until the last member arrived is still wait, and the rest is `unknown`.
+it ended later than another rank, where one clock shows that its last member had begun; transfer beyond the baseline,
+without a device after the calls that began earlier; and the rest as the rank's dependency graph says, by what the next
+compute waited for. Where the graph may not say: delay by a late launch; delay by queueing; and the rest, by what the
+step computes after it; where the transfer time of a call is not known, the time until the last member arrived is still
+wait, and the rest is `unknown`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,6 +82,8 @@ class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
     depends: Flags
     """Whether other compute than the optimizer's follows in the step; of a serial call whose step's optimizer was not
     recorded, whether any compute follows."""
+    others_until_ns: Ints
+    """Until when calls of the rank that began earlier were in flight, where no device queues them; else NONE."""
     serial: Flags
     """Whether it runs on the stream of the rank's compute: nothing there runs beside it, whenever it is launched."""
     by_graph: Mapping[str, Intervals] | None
@@ -166,6 +169,7 @@ def own_parts(timeline: RankTimeline, causes: OwnCauses, waiting: CoreWaiting | 
         depends=np.where(
             serial & ~optimizer_seen, last_compute_ns >= own_comm.end_ns, after.depends(step, own_comm.end_ns)
         ),
+        others_until_ns=_others_until(timeline, own_comm),
         serial=serial,
         by_graph=causes.exposed,
         waiting=waiting,
@@ -178,6 +182,18 @@ def _computed_beside(timeline: RankTimeline, own_comm: OwnedComm) -> Flags:
     rows = np.flatnonzero(spans.kind == COMPUTE)
     computing = BusyTime(union((spans.start_ns[rows], spans.end_ns[rows])))
     return np.asarray(computing.within(own_comm.start_ns, own_comm.end_ns) > 0, np.bool_)
+
+
+def _others_until(timeline: RankTimeline, own_comm: OwnedComm) -> Ints:
+    """Return until when calls that began before each one were in flight; NONE on a device, which queues its calls."""
+    found = np.full(own_comm.start_ns.size, NONE, np.int64)
+    if timeline.has_device:
+        return found
+    order = sort_order(own_comm.start_ns)
+    starts = own_comm.start_ns[order]
+    latest = np.append(NONE, np.maximum.accumulate(own_comm.end_ns[order]))
+    found[order] = latest[np.searchsorted(starts, starts, side="left")]
+    return found
 
 
 def causes_of(
@@ -411,7 +427,9 @@ def _transfer_parts(
     """Return the ends of the parts after `arrived`: slow transfer, late launch, queueing, and the collective itself."""
     own_comm = own.own_comm
     baseline = _of_rows(transfers.baseline_ns, own_comm, NONE)
-    slow = np.where(matched & (baseline != NONE), np.maximum(transfer - baseline, 0), 0)
+    # Beside calls that began earlier it takes its turn.
+    alone = own_comm.end_ns - np.maximum(arrived, own.others_until_ns)
+    slow = np.where(matched & (baseline != NONE), np.maximum(alone - baseline, 0), 0)
     ends = []
     at = arrived
     for part in (slow, own.late_ns, own.queued_ns):

@@ -33,7 +33,8 @@ SHARED_CORES: Final = "shared_cores"
 LOADING: Final = re.compile(
     r"enumerate\(DataLoader\)#.*"
     r"|((get|next|load|fetch|read)[ _.(-]?)?(data|batch|batches)"
-    r"([ _.-]?(load(er|ing)?|fetch(ing)?|wait(ing)?|time))?\)?",
+    r"([ _.-]?(load(er|ing)?|fetch(ing)?|wait(ing)?|time))?\)?"
+    r"|load(er|ing)?|fetch(ing)?",
     re.I,
 )
 """Names of ranges in which a batch is fetched: torch's own, and names that users commonly choose."""

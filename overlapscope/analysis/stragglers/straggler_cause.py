@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.kernels import RankCompute
@@ -29,7 +30,7 @@ from overlapscope.errors import HostEventsError
 from overlapscope.timeline.columns import NONE, OPERATION, Floats, HostSpans, Ints, make
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, length, union
 from overlapscope.timeline.lazy_host_spans import without_functions
-from overlapscope.timeline.rows import ascending
+from overlapscope.timeline.rows import ascending, sort_order
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST: Final = 0.5
@@ -253,8 +254,9 @@ def _more_operations(
     least its shortest, or its longest where these are LONG_ONES times as long as any of the ranks that it delayed.
 
     Empty where that is less than MOST of what it computed longer, or operations of a rank were not recorded.
-    Operations nest, so those of one name count alone. They are more in the intervals and in the whole recording: calls
-    that queue behind others may divide the same work otherwise, and a rank may have recorded another step.
+    Operations nest, so those of one name count alone, if they are so much, else those of several names. They are more
+    in the intervals and in the whole recording: calls that queue behind others may divide the same work otherwise, and
+    a rank may have recorded another step.
     """
     rank, others = late[0].rank, compared_peers(late)
     ran = {each: _operations(run.ranks[each]) for each in (rank, *others)}
@@ -269,25 +271,53 @@ def _more_operations(
         }
         peers = [own for member, own in counts.items() if member != rank]
         more.update({name: number - max(own.get(name, 0) for own in peers) for name, number in counts[rank].items()})
+    in_all = {name: whole[rank][name] - max(whole[each].get(name, 0) for each in others) for name in more}
+    number = {name: min(in_intervals, in_all[name]) for name, in_intervals in more.items()}
+    number = {name: each for name, each in number.items() if each > 0}
     computing = {each: BusyTime(coverage[each].compute) for each in ran}
-    found: dict[str, Any] = {}
-    for name, in_intervals in more.items():
-        in_all = whole[rank][name] - max(whole[each].get(name, 0) for each in others)
-        number = min(in_intervals, in_all)
-        if number <= 0:
-            continue
+    took: dict[str, int] = {}
+    for name, each in number.items():
         taken = ran[rank].taken_ns(name, computing[rank])
-        theirs = [ran[each].taken_ns(name, computing[each]) for each in others]
-        usual_ns = float(np.median([each.sum() for each in theirs]))
-        are_longest = (
-            taken[-in_all] >= LONG_ONES * max(int(each.max(initial=0)) for each in theirs)
-            and abs(taken[:-in_all].sum() - usual_ns) <= ALIKE * usual_ns
-        )
-        of_them = taken[-in_all:].mean() * number if are_longest else taken[:number].sum()
-        took_ns = min(round(of_them), computed_ns)
-        if took_ns >= MOST * computed_ns and took_ns > found.get("operations_more_ns", 0):
-            found = {"host_op": name, "operations_more": number, "operations_more_ns": took_ns}
-    return found
+        theirs = [ran[other].taken_ns(name, computing[other]) for other in others]
+        of_them = _longest(taken, theirs, in_all[name])
+        took[name] = round(taken[:each].sum() if of_them is None else of_them * each)
+    most = max(took, key=took.__getitem__, default=None)
+    if most is not None and took[most] >= MOST * computed_ns:
+        return {"host_op": most, "operations_more": number[most], "operations_more_ns": min(took[most], computed_ns)}
+    return _of_several_names(ran, rank, number, computing[rank], computed_ns)
+
+
+def _longest(taken: Ints, theirs: Sequence[Ints], number: int) -> float | None:
+    """Return the mean of so many longest operations of a name, where these are what the rank ran more; else None."""
+    usual_ns = float(np.median([each.sum() for each in theirs]))
+    are_longest = (
+        taken[-number] >= LONG_ONES * max(int(each.max(initial=0)) for each in theirs)
+        and abs(taken[:-number].sum() - usual_ns) <= ALIKE * usual_ns
+    )
+    return float(taken[-number:].mean()) if are_longest else None
+
+
+def _of_several_names(
+    ran: Mapping[int, "_Operations"], rank: int, more: Mapping[str, int], computing: BusyTime, computed_ns: int
+) -> dict[str, Any]:
+    """Return the same of operations of several names together, as of an evaluation: of those not inside another one of
+    them, with the name of most of their time."""
+    outer = {each: operations.outermost(set(more)) for each, operations in ran.items()}
+    counts = {each: operations.counts() for each, operations in outer.items()}
+    took: dict[str, int] = {}
+    number = 0
+    for name in counts[rank]:
+        of_name = counts[rank][name] - max(own.get(name, 0) for each, own in counts.items() if each != rank)
+        if (of_name := min(of_name, more[name])) > 0:
+            took[name] = int(outer[rank].taken_ns(name, computing)[:of_name].sum())
+            number += of_name
+    total_ns = min(sum(took.values()), computed_ns)
+    if total_ns < MOST * computed_ns:
+        return {}
+    return {
+        "host_op": max(took, key=took.__getitem__), "operations_more": number, "operations_more_ns": total_ns,
+        "operation_names": len(took),
+    }  # fmt: skip
 
 
 class _Operations(msgspec.Struct, frozen=True, kw_only=True):
@@ -306,6 +336,14 @@ class _Operations(msgspec.Struct, frozen=True, kw_only=True):
             name = name[BusyTime(times).within(self.start_ns, self.start_ns + 1) > 0]
         counts = np.bincount(name, minlength=len(self.names))
         return {self.names[code]: int(counts[code]) for code in np.flatnonzero(counts).tolist()}
+
+    def outermost(self, names: set[str]) -> "_Operations":
+        """Return those of these names that do not lie inside another one of them, on any thread."""
+        rows = np.flatnonzero(np.isin(self.name, [code for code, name in enumerate(self.names) if name in names]))
+        rows = rows[sort_order(self.start_ns[rows], -self.end_ns[rows])]
+        latest = np.maximum.accumulate(self.end_ns[rows])
+        rows = rows[np.append(True, self.end_ns[rows][1:] > latest[:-1])] if rows.size else rows
+        return replace(self, name=self.name[rows], start_ns=self.start_ns[rows], end_ns=self.end_ns[rows])
 
     def taken_ns(self, name: str, computing: BusyTime) -> Ints:
         """Return how long it computed in each operation of a name, the shortest first."""

@@ -32,6 +32,7 @@ from overlapscope.analysis.per_rank.kernels import RankCompute
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.analysis.stragglers.core_waits import waited_for_cores
 from overlapscope.analysis.stragglers.host_cause import ran_longer_each_time
+from overlapscope.analysis.stragglers.late_range import late_range
 from overlapscope.analysis.stragglers.lateness import LateArrivals, attribute_blame, late_arrivals
 from overlapscope.analysis.stragglers.straggler_cause import compared_peers, find_straggler_cause, longer_by_step
 from overlapscope.analysis.stragglers.work_by_phase import cause_by_phase
@@ -216,7 +217,8 @@ def _by_blame(ranks: Compared, named: int | None = None) -> list[Straggler]:
             cause, more = cause_by_phase(cause, rank, compared_peers(theirs), run, blame_ns)
             evidence |= more
         calls = sum(int((each.lead_ns > 0).sum()) for each in theirs)
-        known = {"calls": calls, "chance": by_chance, "alike": alike, **evidence}
+        in_range = late_range(rank, run, [each.met for each in theirs], sum(int(each.lead_ns.sum()) for each in theirs))
+        known = {"calls": calls, "chance": by_chance, "alike": alike, **evidence, **in_range}
         found.append(Straggler(rank=rank, held_by=cause, blame_ns=blame_ns, evidence=known, host=host.get(rank)))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
 

@@ -31,8 +31,10 @@ WORDS: Final[Mapping[str, str]] = {
     "on_core_more_ns": "on a CPU core {} longer",
     "off_core_more_ns": "off the CPU {} longer",
     "waited_for_core_more_ns": "waited {} longer for a CPU core",
-    "operations_more": "{} more operations of one name than its peers",
+    "operations_more": "{} more operations than its peers",
+    "operation_names": "of {} names",
     "operations_more_ns": "about {} in these",
+    "range_more_ns": "{} more in one range",
     "compute_ns": "compute {} in total",
     "peers_compute_ns": "its peers' compute {}",
     "work_ns": "its kernels would take {} at the usual speed",
@@ -158,10 +160,14 @@ def _cause(straggler: Straggler) -> str:
         words += f" ({ms(min(before, idle))} of {ms(idle)} ms before the first launch of a step)"
     name, number, took = (evidence.get(key) for key in ("host_op", "operations_more", "operations_more_ns"))
     if name and number and took:
+        several = "operation_names" in evidence
+        ran = f"{number} more operations, {short(name)} among them," if several else f"{number} more {short(name)}"
         words = (
-            f"more work ({number} more {short(name)} than ranks that waited for it, about {ms(took)} of the "
+            f"more work ({ran} than ranks that waited for it, about {ms(took)} of the "
             f"{ms(evidence.get('computed_more_ns'))} ms that it computed longer)"
         )
+    if isinstance(evidence.get("range"), str):
+        words += f"; {ms(evidence.get('range_more_ns'))} ms more than its peers in {short(evidence['range'])}"
     if evidence.get("recording_may_explain"):
         words += "; the overhead of recording may explain it"
     return words

@@ -114,8 +114,8 @@ def test_a_range_that_fetches_data_tells_a_slow_loader_without_telemetry(name: s
 
 
 def test_names_of_ranges_that_fetch_data() -> None:
-    fetching = ("data", "Data Loading", "dataloader", "get_batch", "load_data", "next(batch)", "data_wait", "batch")
-    other = ("data_parallel", "batch_norm", "database", "forward", "metadata", "batched_send", "update")
+    fetching = ("data", "Data Loading", "dataloader", "get_batch", "data_wait", "batch", "load", "Loader")
+    other = ("data_parallel", "batch_norm", "database", "forward", "metadata", "batched_send", "update", "load_state")
     assert [name for name in fetching if not LOADING.fullmatch(name)] == []
     assert [name for name in other if LOADING.fullmatch(name)] == []
 
@@ -200,6 +200,45 @@ def test_operations_that_only_the_late_rank_ran_are_more_work() -> None:
     assert found.evidence["operations_more"] == extra * STEPS
     assert found.evidence["operations_more_ns"] == pytest.approx(extra * STEPS * 4 * MS, rel=0.1)
     assert found.evidence["operations_more_ns"] <= found.evidence["computed_more_ns"]
+
+
+def test_more_operations_of_several_names_are_more_work_and_nested_ones_count_once() -> None:
+    """As where one rank evaluates: no name alone has half of what it computed longer."""
+    run = with_operations(job(fault="more_work"))
+    ranks = {}
+    for rank, timeline in run.ranks.items():
+        names = NameTable(list(timeline.names))
+        codes = np.array([names.code(name) for name in ("aten::mm", "aten::gelu", "aten::add", "aten::mul")])
+        named = replace(timeline.host, name=codes[np.arange(timeline.host.name.size) % codes.size])
+        inner = replace(named, name=np.full_like(named.name, names.code("aten::inner")), start_ns=named.end_ns - 1)
+        ranks[rank] = replace(timeline, host=concat([named, inner]), names=tuple(names.to_list()))
+    found = only(accused(replace(run, ranks=ranks)))
+    extra = 16 - KERNELS
+    assert (found.held_by, found.evidence["operation_names"]) == ("more_work", 4)
+    assert found.evidence["operations_more"] == extra * STEPS
+    assert found.evidence["operations_more_ns"] == pytest.approx(extra * STEPS * 4 * MS, rel=0.1)
+
+
+@pytest.mark.parametrize(("culprit", "peers", "more"), [(30, 0, 30), (30, 20, None), (0, 30, None)])
+def test_the_range_in_which_a_late_rank_spent_what_made_it_late_is_named(
+    culprit: int, peers: int, more: int | None
+) -> None:
+    """Ranges before each call, of which those of the late rank are longer, or those of its peers are as long."""
+    run = job(fault="host")
+    ranks = {}
+    for rank, timeline in run.ranks.items():
+        names, ends = NameTable(list(timeline.names)), np.array(late_at())
+        lasted = (culprit if rank == CULPRIT else peers) * MS
+        ranges = make(
+            Annotations, ends.size, recording=0, lane=0, name=names.code("validate 1"), start_ns=ends - lasted,
+            end_ns=ends,
+        )  # fmt: skip
+        ranks[rank] = replace(timeline, annotations=ranges, names=tuple(names.to_list()))
+    found = only(accused(replace(run, ranks=ranks)))
+    if more is None:
+        assert "range" not in found.evidence
+    else:
+        assert (found.evidence["range"], found.evidence["range_more_ns"]) == ("validate #", more * MS * STEPS)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,8 @@ def by_raster(run: Run, baseline: int | None) -> dict[int, dict[str, int]]:
             transfer = min(calls[other][row][1] - calls[other][row][0] for other in calls)
             last = max(calls, key=lambda other: (calls[other][row][0], -other))
             at = end - transfer
-            slow = at + (max(0, transfer - baseline) if baseline is not None else 0)
+            alone = end - max([at, *(until for begun, until, _ in mine if begun < start)])
+            slow = at + (max(0, alone - baseline) if baseline is not None else 0)
             queued = min(slow, end) + max(0, start - launch)
             if moment < at:
                 waited.setdefault(row, []).append(moment)
@@ -501,6 +502,16 @@ def test_a_call_on_the_stream_of_compute_is_never_late_or_queued(
 
     _, found = explained(*(serial(rank) for rank in range(ranks)))
     assert found[0] == causes
+
+
+def test_calls_issued_at_once_are_not_slow_while_they_wait_for_each_other() -> None:
+    """Each takes 10 after the one before; the last takes 25, 10 more than the baseline (15)."""
+    queue = [(at, 10 * (at + 1), at) for at in range(6)]
+    work = [(200, 210, "optimizer")]
+    _, even = explained(*(rank_of(rank, queue, work) for rank in (0, 1)))
+    assert even[0] == {"tail": 60}
+    _, slow = explained(*(rank_of(rank, [*queue, (6, 85, 6)], work) for rank in (0, 1)))
+    assert slow[0] == {"tail": 75, "slow_transfer": 10}
 
 
 def test_a_single_rank_knows_only_lateness_and_queues() -> None:

@@ -1,0 +1,38 @@
+"""Name the range, of the user or a framework, in which a late rank spent what made it late."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from overlapscope.analysis.common.user_ranges import times_in_ranges
+from overlapscope.analysis.stragglers.host_cause import SharedInterval, more_than_peers
+from overlapscope.timeline.intervals import BusyTime, length, union
+from overlapscope.timeline.run import Run
+
+MOST: Final = 0.5
+"""A range is named where a rank spent at least this share of its lateness more in it than its peers."""
+AS_MUCH: Final = 0.8
+"""Of nested ranges the innermost is named that explains this share of what the best one does."""
+
+
+def late_range(rank: int, run: Run, met: Sequence[SharedInterval], lead_ns: int) -> dict[str, Any]:
+    """Return the name of the range in which a rank spent most of its lateness (ns) more than the median of its peers,
+    as `range`, and how much more (ns), as `range_more_ns`; empty where there is none.
+
+    Ranges whose names differ in numbers alone are one.
+    """
+    own = {name: times for name, times in times_in_ranges(run.ranks[rank]).items() if length(times) >= MOST * lead_ns}
+    if not own:
+        return {}
+    peers = {each for group in met for each in group.ranks} - {rank}
+    theirs = {each: times_in_ranges(run.ranks[each]) for each in peers}
+    more = {
+        name: more_than_peers(
+            rank, met, {rank: BusyTime(times)} | {each: BusyTime(theirs[each].get(name, union())) for each in peers}
+        )
+        for name, times in own.items()
+    }
+    most = max(more.values())
+    if most < MOST * lead_ns:
+        return {}
+    name = min((name for name, ns in more.items() if ns >= AS_MUCH * most), key=lambda each: (length(own[each]), each))
+    return {"range": name, "range_more_ns": more[name]}
