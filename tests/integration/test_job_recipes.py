@@ -178,12 +178,14 @@ def test_a_place_that_cannot_keep_the_run_is_refused_before_training(cluster: Cl
     assert not (cluster.folder / "node0" / "run").exists()
 
 
+@pytest.mark.long
 def test_torchrun_on_a_shared_disk(cluster: Cluster) -> None:
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(cluster.port), "GPUS": "1", "SCRATCH": str(cluster.folder)}
     cluster.finish(*(cluster.start("bash", "torchrun.sh", NODE_RANK=str(node), **given) for node in range(2)))
     cluster.check()
 
 
+@pytest.mark.long
 def test_a_kubernetes_job(cluster: Cluster) -> None:
     service, job = yaml.safe_load_all((JOBS / "kubernetes-job.yaml").read_text(encoding="utf-8"))
     template = job["spec"]["template"]["spec"]
@@ -204,6 +206,7 @@ def test_a_kubernetes_job(cluster: Cluster) -> None:
     cluster.check()
 
 
+@pytest.mark.long
 def test_a_pytorchjob(cluster: Cluster) -> None:
     job = yaml.safe_load((JOBS / "pytorchjob.yaml").read_text(encoding="utf-8"))
     replicas = job["spec"]["pytorchReplicaSpecs"]
@@ -247,6 +250,7 @@ class TorchTrainer:
 '''
 
 
+@pytest.mark.long
 def test_ray_train(cluster: Cluster) -> None:
     package = cluster.folder / "work" / "ray" / "train"
     package.mkdir(parents=True)

@@ -83,6 +83,7 @@ def pairs(of: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     return array[:, 0], array[:, 1]
 
 
+@pytest.mark.long
 def test_timed_jobs_end_with_the_same_bits_with_and_without_us(tmp_path: Path) -> None:
     needs_fsdp2_without_cuda()
     for result in passed(train("bits", tmp_path, module="tests.integration.jobs.training_timed")).results:
