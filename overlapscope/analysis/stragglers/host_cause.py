@@ -92,7 +92,7 @@ def _by_thread(rank: int, run: Run, met: Sequence[SharedInterval], lead_ns: int)
     """Find the cause from where the training thread was: on a core, waiting for a core, or neither.
 
     A thread with more work also waits for a core more often; that part of its core wait is in proportion to the
-    additional work, and counts as work.
+    additional work, and counts as work: as far as its peers, too, waited for a core in proportion to what they ran.
     """
     members = {each for group in met for each in group.ranks}
     running = {each: _CumulativeReading.of(run.ranks[each], ON_CORE) for each in members}
@@ -105,7 +105,8 @@ def _by_thread(rank: int, run: Run, met: Sequence[SharedInterval], lead_ns: int)
     waited, slowed, had = 0, 1.0, max(_of(rank, met, running), 1.0)
     if all(each is not None for each in queued.values()):
         waited = evidence["waited_for_core_more_ns"] = more_than_peers(rank, met, queued)
-        slowed += _of(rank, met, queued) / had
+        rates = {each: _of(each, met, queued) / max(_of(each, met, running), 1.0) for each in members}
+        slowed += min(rates[rank], float(np.median([rates[each] for each in members - {rank}])))
     works_more = on_core > MOST * lead_ns or (
         on_core > max(MORE * had, BARELY * lead_ns) and on_core * slowed > MOST * lead_ns
     )
@@ -232,9 +233,11 @@ def more_than_peers(rank: int, met: Sequence[SharedInterval], did: Mapping[int, 
 
 
 def _of(rank: int, met: Sequence[SharedInterval], did: Mapping[int, Any]) -> float:
-    """Return the rank's sum over all intervals."""
+    """Return the rank's sum over all intervals of the sets that it is in."""
     total = 0.0
     for each in met:
+        if rank not in each.ranks:
+            continue
         row = each.ranks.index(rank)
         begin, end = each.begin_ns[row], each.end_ns[row]
         total += float(did[rank].within(begin, np.maximum(begin, end)).sum())

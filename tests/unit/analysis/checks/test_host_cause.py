@@ -370,6 +370,16 @@ def test_more_work_is_named_though_most_of_its_time_was_waiting_for_a_core() -> 
     assert only(accused(run)).held_by == "more_work"
 
 
+def test_a_rank_that_mostly_waited_for_a_core_had_no_more_work_where_its_peers_did_not_wait() -> None:
+    """It ran some milliseconds longer, but is late by what it alone waited."""
+    readings = running(asleep=CULPRIT)
+    readings[CULPRIT] = [(name, at, step, 0.25 * value) for name, at, step, value in readings[CULPRIT]]
+    for rank in set(range(RANKS)) - {CULPRIT}:
+        readings[rank] = [(name, at, step, 0.1 * value) for name, at, step, value in readings[rank]]
+    run = waiting(with_readings(of_events(job(fault="slower_compute")), readings), {CULPRIT: 35})
+    assert only(accused(run)).held_by == "busy_core"
+
+
 def test_a_recording_that_costs_as_much_as_it_shows_says_so() -> None:
     cost = {"overhead": {"median_ns": 20.0 * MS, "low_ns": 15.0 * MS, "high_ns": 25.0 * MS}}
     assert only(accused(with_readings(job(fault="host"), {CULPRIT: []}, **cost))).evidence["recording_may_explain"]
