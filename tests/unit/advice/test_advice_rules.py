@@ -179,7 +179,10 @@ def one_by_one(calls: int, spent: float = 4, computed: float = 0.5, size_bytes: 
     """After backward, until 200, an all-reduce every 10 us: each behind a clone, which takes `computed`."""
     begins = [200 + 10 * place for place in range(calls)]
     clones = [Kernel(start=at, end=at + computed, launch=at - 1) for at in begins]
-    sent = [Sent(start=at + 5, end=at + 5 + spent, launch=at + 3, size_bytes=size_bytes) for at in begins]
+    sent = [
+        Sent(start=at + 5, end=at + 5 + spent, launch=at + 3, size_bytes=size_bytes + (4 if at == begins[0] else 0))
+        for at in begins
+    ]
     return always(Kernel(start=0, end=200), *clones, *sent, Kernel(start=900, end=990, launch=899))
 
 
@@ -193,6 +196,51 @@ def test_gradients_reduced_one_by_one_after_backward_should_be_flattened_and_not
     assert "flatten_gradients" not in fired(one_by_one(60, size_bytes=25 << 20))
     assert "flatten_gradients" not in fired(one_by_one(60, computed=4))  # backward goes on
     assert "flatten_gradients" not in fired(one_by_one(60, spent=0.4, computed=0.9))  # late launches of everything
+
+
+def on_cores(run: Run) -> Run:
+    """Return the same run without a device: a host that computes, and waits for what it calls."""
+    return replace(run, ranks={rank: replace(each, has_device=False) for rank, each in run.ranks.items()})
+
+
+def calls_at_once(calls: int, waits: float = 0) -> Run:
+    """All-reduces that are made at once after backward, at 200, and end every 10 us; rank 0 makes the first of them
+    earlier, and waits."""
+    work, ends = Kernel(start=0, end=200), Kernel(start=900, end=990)
+    sent = [Sent(start=200 + at / 10, end=210 + 10 * at, size_bytes=4096 + at % 2) for at in range(calls)]
+    runs = [on_cores(always(replace(work, end=200 - each), replace(sent[0], start=200 - each), *sent[1:], ends))
+            for each in (waits, 0)]  # fmt: skip
+    return replace(runs[1], ranks={0: runs[0].ranks[0], 1: runs[1].ranks[1]})
+
+
+def test_gradients_that_a_host_reduces_one_by_one_should_be_flattened_whoever_waits() -> None:
+    for waits in (0, 150):
+        found = fired(calls_at_once(60, waits))["flatten_gradients"]
+        assert (found.evidence["calls"], found.evidence["of"]) == (60, "gradients")
+        assert found.gain_high_ns == 600 * US, "what rank 0 waits before is no matter of its calls"
+    assert "flatten_gradients" not in fired(calls_at_once(20))
+    activations = calls_at_once(60)
+    alike = {
+        rank: replace(each, collectives=replace(each.collectives, bytes=np.full_like(each.collectives.bytes, 4096)))
+        for rank, each in activations.ranks.items()
+    }
+    assert "flatten_gradients" not in fired(replace(activations, ranks=alike))
+
+
+@pytest.mark.parametrize(("every", "is_found"), [(3, True), (1, True), (7, False)])
+def test_parameters_that_are_averaged_one_by_one_every_few_steps_should_be_flattened(
+    every: int, *, is_found: bool
+) -> None:
+    """Of six steps; one that averages once is one event."""
+    work, optimizer = Kernel(start=0, end=200), Range(name="Optimizer.step#SGD.step", start=190, end=195)
+    sent = [Sent(start=200 + 10 * at, end=210 + 10 * at, size_bytes=4096 + at % 2) for at in range(60)]
+    run = on_cores(made(lambda step: (work, optimizer, *(sent if step % every == 0 else ()))))
+    found = fired(run).get("flatten_gradients")
+    assert (found is not None) is is_found
+    if found is not None:
+        assert found.evidence["of"] == "parameters"
+        assert found.gain_high_ns == pytest.approx(600 * US / every)
+        assert "Average parameters" in found.title
 
 
 def in_groups(run: Run, members: int) -> Run:
