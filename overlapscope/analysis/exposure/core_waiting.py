@@ -76,13 +76,25 @@ def core_waiting(timeline: RankTimeline, covered: Coverage, host: HostRuns | Non
     rose = np.where((rose >= 0) & (rose <= read_ns[-1] - read_ns[0]), rose, 0.0)
     share = np.clip(rose / np.maximum(computed + idled, 1), 0.0, 1.0)
     ran = _ran(timeline, read_ns)
-    slept = 0.0 if ran is None else computed_alone - ran - rose
+    slept = 0.0 if ran is None else computed_alone - ran - rose - _booked_before(np.diff(read_ns) - ran - rose)
     return CoreWaiting(
         computing=_partly(compute, read_ns, computed * share),
         idling=_partly(idle, read_ns, idled * share),
         sleeping=_partly(alone, read_ns, np.clip(slept, 0.0, computed_alone * (1.0 - share))),
         sleep_known=ran is not None,
     )
+
+
+def _booked_before(left_ns: Floats) -> Floats:
+    """Return how much of the time after each reading but the last the account of an earlier one already had.
+
+    `left_ns` is how much longer than the thread ran and waited the time between two readings is. A thread that loses its
+    core after it looked at the clock, and before it reads the account, has the wait in that reading: more than the time
+    that had passed, and less in the next.
+    """
+    ahead = np.cumsum(-left_ns)
+    ahead -= np.minimum(np.minimum.accumulate(ahead), 0.0)
+    return np.concatenate([np.zeros(1), ahead[:-1]])
 
 
 def _ran(timeline: RankTimeline, read_ns: Ints) -> Floats | None:

@@ -1,7 +1,7 @@
 """Find training threads that waited for a processor core, by the system's account, and who ran meanwhile.
 
 Where each rank has cores of its own, and other threads of the rank ran for as long as its training thread waited, the
-rank has too few cores for its own threads. Else ranks share cores, or other programs use them, and who is late is the
+rank has too few cores for its own threads. Else ranks share cores, or other programs use them, and who is late may be the
 scheduler's choice.
 """
 
@@ -32,7 +32,7 @@ them, for at least this share of that time ..."""
 FULL: Final = 1.05
 """... and all of its threads for no more than this many times what these cores have: else some ran on others."""
 
-DECIDES: Final = "decides which rank is late"
+MAY_DELAY: Final = "the scheduler can make any rank late"
 
 
 class CoreWait(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,10 +127,10 @@ def waits_for_cores(run: Run) -> list[Finding]:
         others = "other programs or data loader workers"
         no_other = not run.missing_ranks and all(waits[rank].ran_there for rank in much)
         others = others if no_other else "other threads or programs"
-        title = f"{who}: {others} run on the cores to which each rank is bound, and the scheduler {DECIDES}"
+        title = f"{who}: {others} run on the cores to which each rank is bound, and {MAY_DELAY}"
     else:
         title = (
-            f"{who}: {_too_few(run, waits)}, and the scheduler {DECIDES}; set OMP_NUM_THREADS and bind each "
+            f"{who}: {_too_few(run, waits)}, and {MAY_DELAY}; set OMP_NUM_THREADS and bind each "
             "rank to its own cores"
         )
     return [Finding(id="shared_cores", severity="warning", title=title, evidence=evidence, known_from="telemetry")]

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.cross_rank.wait_transfer import counts_from
 from overlapscope.analysis.graph.building.cpu_waits import cpu_waits
 from overlapscope.analysis.graph.building.device_waits import device_waits
 from overlapscope.analysis.graph.building.host_calls import host_calls, program_order
@@ -156,7 +157,10 @@ def run_graph(
         return rank_graph(next(iter(run.ranks.values())).at_hand(), recording)
     each_rank, times, parts = [], [], []
     first, clocks = 0, cross_rank.clocks
-    for rank, own in _each_rank(run, recording, {} if built is None else built):
+    hosts, nodes = _with_ends_of_sends(run, cross_rank), {} if built is None else built
+    for rank in hosts:
+        nodes.pop((rank, recording), None)
+    for rank, own in _each_rank(replace(run, ranks={**run.ranks, **hosts}), recording, nodes):
         each_rank.append(own)
         times.append(clocks.aligned_ns(rank, own.time_ns))
         parts.append(replace(own.part, first=first))
@@ -208,6 +212,45 @@ def _put(edges: Edges, at: int, some: Edges) -> int:
     for name in Edges.__struct_fields__:
         getattr(edges, name)[at:after] = getattr(some, name)
     return after
+
+
+def _with_ends_of_sends(run: Run, cross_rank: CrossRank) -> dict[int, RankTimeline]:
+    """Return hosts with sends that last longer than their receives, by rank: with sends that end with these.
+
+    gloo marks the end of a send where its host waits for it, long after the message was received: nothing waited for
+    such an end.
+    """
+    ended: dict[int, tuple[list[Ints], list[Ints]]] = {}
+    clocks = cross_rank.clocks
+    later_than = counts_from(clocks)
+    for pair in cross_rank.pairs.pairs:
+        sender, receiver = run.ranks[pair.sender], run.ranks[pair.receiver]
+        if pair.both_ways or sender.has_device or not clocks.comparable((pair.sender, pair.receiver)):
+            continue
+        received = clocks.aligned_ns(pair.receiver, receiver.collectives.end_ns[pair.recv_rows])
+        received = clocks.own_ns(pair.sender, received)
+        calls = sender.collectives
+        late = np.flatnonzero(
+            (calls.end_ns[pair.send_rows] - received > later_than) & (received > calls.start_ns[pair.send_rows])
+        )
+        rows, times = ended.setdefault(pair.sender, ([], []))
+        rows.append(pair.send_rows[late])
+        times.append(received[late])
+    return {
+        rank: _ending(run.ranks[rank], np.concatenate(rows), np.concatenate(times))
+        for rank, (rows, times) in ended.items()
+        if any(each.size for each in rows)
+    }
+
+
+def _ending(timeline: RankTimeline, rows: Ints, end_ns: Ints) -> RankTimeline:
+    """Return a rank of which the spans of some collectives end at other times."""
+    ends = np.full(timeline.collectives.op.size + 1, NONE, np.int64)
+    ends[rows] = end_ns
+    spans = timeline.spans
+    until = ends[np.where(spans.collective == NONE, -1, spans.collective)]
+    moved = (until != NONE) & (until > spans.start_ns)
+    return replace(timeline, spans=replace(spans, end_ns=np.where(moved, until, spans.end_ns)))
 
 
 def _each_rank(

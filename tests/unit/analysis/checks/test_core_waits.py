@@ -180,4 +180,4 @@ def test_how_many_cores_ranks_share_is_said_where_that_is_known_and_few(
 ) -> None:
     (shared,) = found([0.3] * RANKS, [0.1] * RANKS, cores)
     assert shared.id == "shared_cores"
-    assert f"{words}, and the scheduler decides" in shared.title
+    assert f"{words}, and the scheduler can" in shared.title

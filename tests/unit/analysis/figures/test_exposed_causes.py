@@ -377,6 +377,10 @@ FIRST, LAST = [(0, 10, "gemm")], [(0, 30, "gemm")]
         pytest.param(LAST, [(0, 0, 0), (30, 0, 90)], {"peer_compute": 20}, id="it cannot have run for longer"),
         pytest.param(LAST, [(0, 0, 50), (30, 0, 0)], {"peer_compute": 20}, id="another thread had run for longer"),
         pytest.param(LAST, [(0, 0, 0), (30, 0, 30), (60, 0, 30)], {"peer_compute": 20}, id="asleep in the call"),
+        # It lost its core between the clock and the account: 10 of waiting stand in the reading at 15 already.
+        pytest.param(
+            LAST, [(0, 0, 0), (15, 10, 15), (30, 10, 20)], {"peer_compute": 10, "peer_core": 10}, id="booked before"
+        ),
     ],
 )
 def test_what_the_late_rank_waited_for_a_core_or_slept_it_did_not_compute(
