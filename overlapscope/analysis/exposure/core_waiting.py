@@ -88,9 +88,9 @@ def core_waiting(timeline: RankTimeline, covered: Coverage, host: HostRuns | Non
 def _booked_before(left_ns: Floats) -> Floats:
     """Return how much of the time after each reading but the last the account of an earlier one already had.
 
-    `left_ns` is how much longer than the thread ran and waited the time between two readings is. A thread that loses its
-    core after it looked at the clock, and before it reads the account, has the wait in that reading: more than the time
-    that had passed, and less in the next.
+    `left_ns` is how much longer than the thread ran and waited the time between two readings is. A thread that loses
+    its core after it looked at the clock, and before it reads the account, has the wait in that reading: more than the
+    time that had passed, and less in the next.
     """
     ahead = np.cumsum(-left_ns)
     ahead -= np.minimum(np.minimum.accumulate(ahead), 0.0)

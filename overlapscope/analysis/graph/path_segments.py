@@ -17,6 +17,7 @@ from overlapscope.analysis.graph.model import (
     RUN_COPY,
     SYNC,
     TRANSFER,
+    Edges,
     Graph,
     RankPart,
     once_a_graph,
@@ -63,7 +64,11 @@ def segments_of(graph: Graph, ranks: Mapping[int, RankTimeline], path: Path, las
         mine = np.flatnonzero((at[:-1] == which) & ~joins)
         part = graph.ranks[which]
         row[mine], name[mine] = _named(
-            part, ranks[part.rank], _first_spans(graph)[which], node[mine] - part.first, table.kind[edges[mine]]
+            part,
+            ranks[part.rank],
+            _first_spans(graph)[which],
+            _of_node(part, table, edges[mine]) - part.first,
+            table.kind[edges[mine]],
         )
     rest = np.where(nodes.gap[node] == NO_GAP, IDLE, UNKNOWN)
     first = rank[0]
@@ -82,6 +87,14 @@ def segments_of(graph: Graph, ranks: Mapping[int, RankTimeline], path: Path, las
 def _between(first: int, one: npt.NDArray[Any], other: npt.NDArray[Any], last: int) -> npt.NDArray[Any]:
     """Return two columns alternately, between a first value and a last."""
     return np.concatenate([[first], np.stack([one, other], axis=1).ravel(), [last]])
+
+
+def _of_node(part: RankPart, table: Edges, edges: Ints) -> Ints:
+    """Return the node that each edge is named after: that it leads to; of an operation in which something is begun, its
+    own start."""
+    node = table.node[edges]
+    inside = (table.kind[edges] == RUN_COMPUTE) & (node - part.first < 2 * part.calls)
+    return np.where(inside, table.before[edges], node)
 
 
 def _named(part: RankPart, timeline: RankTimeline, launches: Ints, node: Ints, kind: Small) -> tuple[Ints, Codes]:

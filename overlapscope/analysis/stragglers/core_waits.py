@@ -1,8 +1,8 @@
 """Find training threads that waited for a processor core, by the system's account, and who ran meanwhile.
 
 Where each rank has cores of its own, and other threads of the rank ran for as long as its training thread waited, the
-rank has too few cores for its own threads. Else ranks share cores, or other programs use them, and who is late may be the
-scheduler's choice.
+rank has too few cores for its own threads. Else ranks share cores, or other programs use them, and who is late may be
+the scheduler's choice.
 """
 
 from collections.abc import Collection, Mapping
@@ -130,8 +130,7 @@ def waits_for_cores(run: Run) -> list[Finding]:
         title = f"{who}: {others} run on the cores to which each rank is bound, and {MAY_DELAY}"
     else:
         title = (
-            f"{who}: {_too_few(run, waits)}, and {MAY_DELAY}; set OMP_NUM_THREADS and bind each "
-            "rank to its own cores"
+            f"{who}: {_too_few(run, waits)}, and {MAY_DELAY}; set OMP_NUM_THREADS and bind each rank to its own cores"
         )
     return [Finding(id="shared_cores", severity="warning", title=title, evidence=evidence, known_from="telemetry")]
 

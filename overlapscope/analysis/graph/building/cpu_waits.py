@@ -120,13 +120,15 @@ def _moments(spans: Spans, works: Ints, moment: Ints, starts: int, ends: int) ->
     """Return the edges that lead to the moments at which collectives began: in an operation, or after one."""
     if not works.size:
         return []
-    times = np.concatenate([spans.start_ns[works], spans.end_ns[works]])
-    node = np.concatenate([starts + works, ends + works])
+    # Operations may follow on one another without a gap: what begins comes after what ends.
+    lasting = works[spans.end_ns[works] > spans.start_ns[works]]
+    times = np.concatenate([spans.end_ns[works], spans.start_ns[lasting]])
+    node = np.concatenate([ends + works, starts + lasting])
     order = np.argsort(times, kind="stable")
     at = np.searchsorted(times[order], moment, side="right") - 1
     there = np.flatnonzero(at >= 0)
     before = order[at[there]]
-    inside = before < works.size
+    inside = before >= works.size
     kind = np.where(inside, RUN_COMPUTE, HOST_STRETCH).astype(np.int8)
     taken = moment[there] - times[before]
     # Between operations a thread may have waited for a collective, and then begin the next one at once. Where it went

@@ -48,6 +48,14 @@ def test_operations_follow_each_other_and_begin_collectives_on_the_way() -> None
     assert {("host", 100, 110, 10), ("compute", 0, 60, 60), ("launch", 60, 80, 20)} <= edges(graph)
 
 
+def test_an_operation_that_follows_without_a_gap_begins_a_collective_inside_of_it() -> None:
+    """As phases in a recording of `events`; an operation without length begins none."""
+    graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMPUTE, 0, 100, 200, None), (COMM, 1, 200, 300, 190)])
+    assert ("compute", 100, 190, 90) in edges(graph)
+    graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMPUTE, 0, 110, 110, None), (COMM, 1, 200, 300, 190)])
+    assert ("host", 110, 190, 80) in edges(graph)
+
+
 def test_a_gap_in_which_a_collective_ended_was_a_wait_for_it() -> None:
     graph = graph_of([(COMPUTE, 0, 0, 100, None), (COMM, 1, 120, 300, 105), (COMPUTE, 0, 330, 400, None)])
     assert {("host", 100, 105, 5), ("sync", 300, 330, 30), ("host", 100, 330, 5)} <= edges(graph)

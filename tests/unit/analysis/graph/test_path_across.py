@@ -38,6 +38,17 @@ def test_what_waits_for_its_other_end_leads_over_to_what_that_one_did(waits: str
     assert path.ranks == {"0": 30 * MS, "1": 30 * MS}
 
 
+def test_a_send_that_is_waited_for_long_after_it_was_received_delays_nobody() -> None:
+    """gloo marks its end when its host comes to wait: here after 30 ms of compute, of which it lasts all."""
+    sent, received = (10 * MS, 40 * MS, 10 * MS), (5 * MS, 11 * MS, 5 * MS)
+    sender = rank_of(
+        0, [sent], [(0, 10 * MS, "short"), (10 * MS, 40 * MS, "long"), (41 * MS, 60 * MS, "last")], op="send"
+    )
+    receiver = rank_of(1, [received], [(0, 5 * MS, "short")], op="recv")
+    path = followed(sender, receiver)
+    assert path.parts == {"compute": 59 * MS, "host": 1 * MS}
+
+
 def test_what_the_other_end_did_is_seen_through_its_drifting_clock() -> None:
     """Rank 1's clock gains a thousandth: at 30 ms it shows 30.03."""
     early = rank_of(0, [TIMES["early"]], [(0, 10 * MS, "short"), (40 * MS, 60 * MS, "last")], op="recv")
