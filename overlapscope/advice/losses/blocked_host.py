@@ -33,10 +33,11 @@ def data_loading(given: RuleInput) -> Recommendation | None:
     if found.ns < LEAST_LOADING * given.step_ns or not found.ns:
         return None
     alone = any(WORKERS in name for each in given.run.ranks.values() for name in each.names)
+    who = "the device waits" if given.run_has_device else "ranks compute nothing for"
     return recommended(
         given,
         id="data_loading",
-        title=f"Load data beside the step: the device waits {ms(found.ns)} of a {ms(given.step_ns)} {given.per} while "
+        title=f"Load data beside the step: {who} {ms(found.ns)} of a {ms(given.step_ns)} {given.per} while "
         f"a batch is fetched{', by the training process itself' if alone else ''}",
         at_most_ns=found.ns,
         bound_from="loss",
@@ -46,8 +47,8 @@ def data_loading(given: RuleInput) -> Recommendation | None:
         },
         evidence={"data_loading_ns": found.ns, "idle_ns": given.figures.idle_ns, "without_workers": alone},
         shown_by=found.shown_by,
-        measured=["idle time of the device in which the host was in the loader"],
-        assumed=[f"that storage and cores can deliver batches as fast as the device takes them; {BOUND}"],
+        measured=["idle time in which the host was in the loader"],
+        assumed=[f"that storage and cores can deliver batches as fast as they are taken; {BOUND}"],
     )
 
 

@@ -10,10 +10,10 @@ from overlapscope.advice.losses.blocked_host import MOST_NAMED, VERSIONED, inste
 from overlapscope.advice.losses.host_time import LEAST_IDLE
 from overlapscope.advice.losses.stream_copies import BETWEEN
 from overlapscope.advice.rule_input import MOST_RANKS, ms
+from overlapscope.analysis.common.loading import LOADS_DATA
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, CALL_TAKES_NS
-from overlapscope.analysis.graph.building.host_marks import LOADS_DATA
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.model import (
     ALLOCATE,

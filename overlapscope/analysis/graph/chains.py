@@ -7,10 +7,11 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.common.loading import LOADS_DATA
 from overlapscope.analysis.common.user_ranges import range_of_pause
 from overlapscope.analysis.graph.answers import Link
 from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
-from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE, LOADS_DATA, marked_times
+from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE, marked_times
 from overlapscope.analysis.graph.model import (
     ARRIVE,
     BEGINS,

@@ -7,9 +7,10 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.common.cause_table import NoCauses
+from overlapscope.analysis.common.loading import LOADS_DATA
 from overlapscope.analysis.graph.answers import Link
 from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
-from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE, LOADS_DATA
+from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE
 from overlapscope.timeline.columns import NONE, Flags
 from overlapscope.timeline.intervals import Intervals, difference, intersection, union
 from overlapscope.timeline.names import rows_named

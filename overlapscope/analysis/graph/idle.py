@@ -6,8 +6,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.common import cause_table
+from overlapscope.analysis.common.loading import LOADS_DATA
 from overlapscope.analysis.graph.building.host_calls import CALL_TAKES_NS, SILENCE_NS
-from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE, LOADS_DATA, marked_times
+from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE, marked_times
 from overlapscope.analysis.graph.building.host_waits import POLL_WITHIN_NS
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
@@ -266,7 +267,7 @@ def _marked(pieces: IdlePieces, graph: Graph, part: RankPart, timeline: RankTime
         pieces = _cut(pieces, np.sort(np.concatenate(marked)))
         # Before the first call, too, the recording shows what the host did.
         of_host = is_one_of(pieces.cause, (LAUNCH_BOUND, DRAINED)) | (
-            (pieces.cause == START_OF_RECORDING) & (part.launched_by[pieces.span] >= 0)
+            (pieces.cause == START_OF_RECORDING) & ((part.launched_by[pieces.span] >= 0) | (not timeline.has_device))
         )
         inside = _covered(marked, pieces) & of_host
         pieces = replace(

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.common.loading import LOADS_DATA
 from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
 from overlapscope.timeline.names import rows_named
@@ -30,14 +31,6 @@ nothing)."""
 RAN_LONGER: Final = 1.05
 BETWEEN_STEPS, RETRIES, THROTTLED_US = "between_steps_ns", "allocator_retries", "cpu_throttled_us"
 SHARED_CORES: Final = "shared_cores"
-LOADING: Final = re.compile(
-    r"enumerate\(DataLoader\)#.*"
-    r"|((get|next|load|fetch|read)[ _.(-]?)?(data|batch|batches)"
-    r"([ _.-]?(load(er|ing)?|fetch(ing)?|wait(ing)?|time))?\)?"
-    r"|load(er|ing)?|fetch(ing)?",
-    re.I,
-)
-"""Names of ranges in which a batch is fetched: torch's own, and names that users commonly choose."""
 CLOCK: Final = re.compile(r"^gpu\d+\.sm_clock_mhz$")
 REASONS: Final = re.compile(r"^gpu\d+\.throttle_reasons$")
 HELD_DOWN: Final = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
@@ -247,7 +240,7 @@ def _of(rank: int, met: Sequence[SharedInterval], did: Mapping[int, Any]) -> flo
 def fetching(timeline: RankTimeline) -> Intervals:
     """Return when batches were fetched: between steps, and in ranges named like data loading."""
     notes = timeline.annotations
-    ranges = rows_named(notes.name, timeline.names, LOADING.fullmatch)
+    ranges = rows_named(notes.name, timeline.names, LOADS_DATA.search)
     named = (notes.start_ns[ranges], notes.end_ns[ranges])
     pauses = recorded_pauses(timeline, BETWEEN_STEPS)
     return union(named, (pauses.starts, pauses.ends), _between_steps(timeline))

@@ -11,7 +11,6 @@ from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 from overlapscope.timeline.run import RankTimeline
 
-LOADS_DATA: Final = re.compile(r"DataLoader|(?i:data_?load|load_?batch|fetch_?batch|next_?batch)")
 COLLECTS_GARBAGE: Final = re.compile(r"(?i)\bgc\b|garbage")
 
 
