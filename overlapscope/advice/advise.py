@@ -84,6 +84,8 @@ SAME_TIME: Final = {
     "shared_cores": ("launch_bound", "blocking_calls"),
 }
 """Recommendations that name the same time call by call, or pause by pause."""
+SHORTENS: Final = 1 / 3
+"""Changes of settings stand for the exposed communication, which is then not listed, if they save this share of it."""
 
 
 def analyze_with_advice(run: Run, bandwidth: Facts | None = None) -> Analysis:
@@ -150,11 +152,12 @@ def advise(
     from overlapscope.advice.replayed_settings import by_replay  # noqa: PLC0415 - `by_rules` replays nothing
 
     found, reasons = by_replay(run, cross_rank, found, caps_mb, keep, graphs)
-    changes = [each.id for each in found if each.verdict == "change" and each.id in OF_EXPOSED]
-    if changes and any(each.id == "exposed_communication" for each in found):
+    changes = [each for each in found if each.verdict == "change" and each.id in OF_EXPOSED]
+    lost_ns = sum(each.loss_ns or 0 for each in found if each.id == "exposed_communication")
+    if lost_ns and sum(each.predicted_gain_ns or 0 for each in changes) >= SHORTENS * lost_ns:
         found = [each for each in found if each.id != "exposed_communication"]
-        said = f"exposed_communication, which `analyze` lists, is what {list_some(changes)} would shorten"
-        reasons = [*reasons, said]
+        which = list_some([each.id for each in changes])
+        reasons = [*reasons, f"exposed_communication, which `analyze` lists, is what {which} would shorten"]
     return _finished(found, job_kind(run), analysis), [*reasons, *of_hosts]
 
 

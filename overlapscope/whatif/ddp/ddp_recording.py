@@ -12,7 +12,7 @@ from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.job_replay import WHY_NOT
 from overlapscope.display import percent_text
 from overlapscope.errors import InputError
-from overlapscope.timeline.columns import COMPUTE, Floats, Ints
+from overlapscope.timeline.columns import COMPUTE, NONE, Floats, Ints
 from overlapscope.timeline.intervals import EMPTY, Intervals, intersection, union
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.cost.link_fit import SPREAD, LinkTimes, determines_latency, link_times, transfer_curve
@@ -250,7 +250,10 @@ def _copy_and_optimizer(run: Run, seen: Recorded, baseline: Settings) -> tuple[f
         code = timeline.names.index("backward") if "backward" in timeline.names else -2
         for step in seen.steps:
             last = table.ready_ns[table.step == step].max()
-            rows = (spans.step == step) & (spans.name == code) & (spans.kind == COMPUTE) & (spans.start_ns > last)
+            of_step = (spans.step == step) & (spans.name == code) & (spans.kind == COMPUTE)
+            # The pieces of one backward have one launch; another one, of another model, copies nothing of this.
+            begun = spans.launch_ns[of_step & (spans.start_ns <= last)].max(initial=NONE)
+            rows = of_step & (spans.start_ns > last) & (spans.launch_ns <= begun)
             copied.append(int((spans.end_ns[rows] - spans.start_ns[rows]).sum()))
     per_byte = float(np.median(copied)) / float(seen.grad_bytes.sum()) if copied else 0.0
     last = np.maximum(seen.done_ns.max(axis=2), seen.ready_ns[:, :, -1].max(axis=2))

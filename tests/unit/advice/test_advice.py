@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from overlapscope.advice.advise import advise, by_rules
+from overlapscope.advice.advise import SHORTENS, advise, by_rules
 from overlapscope.advice.late_rank import LOOK, late_rank
 from overlapscope.advice.losses.largest_loss import BY_TURNS, INSTEAD, UNEVEN_STAGES, largest_loss
 from overlapscope.advice.replayed_settings import bucket_advice, fsdp_reasons
@@ -248,6 +248,7 @@ def test_what_analyze_lists_and_a_setting_would_shorten_is_said_beside_the_setti
     assert "exposed_communication" not in [each.id for each in found]
     assert any("exposed_communication, which `analyze` lists, is what bucket_cap" in each for each in reasons)
     (cap,) = (each for each in found if each.id == "bucket_cap")
+    assert (cap.predicted_gain_ns or 0) >= SHORTENS * (analysis.headline.exposed_comm_ns or 0)
     assert "what a bucket costs its host" in cap.assumed
     assert not any("_" in each or " us" in each for each in cap.assumed), "names of values are no words"
 
