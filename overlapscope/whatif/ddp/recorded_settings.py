@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.ddp.buckets import DEFAULT_CAP_MB, MIB, DdpSettings
 from overlapscope.whatif.ddp.ddp_step import HALF, Settings, buckets_of
-from overlapscope.whatif.ddp.recorded_steps import HOW, Recorded
+from overlapscope.whatif.ddp.recorded_steps import HOW, Recorded, no_buckets
 from overlapscope.whatif.workload.workload import Gradients, Workload
 
 
@@ -47,9 +46,10 @@ def recorded_settings(run: Run, seen: Recorded) -> tuple[Settings, list[str]]:
     limits = tuple(float(each) / MIB for each in _gradient_bytes_of_buckets(seen))
     listed = replace(base, ddp=replace(flags, bucket_cap_mb_list=limits))
     if not has_buckets(seen, listed):
-        raise InputError(
+        raise no_buckets(
+            run,
             "its all-reduces are not the buckets that torch's rule makes of its gradients in the recorded order, so no "
-            f"other cap can be replayed; {HOW}"
+            f"other cap can be replayed; {HOW}",
         )
     return listed, [
         "no single cap makes the recorded buckets; they are replayed as a list of caps, one for each bucket"

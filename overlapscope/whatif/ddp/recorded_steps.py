@@ -117,7 +117,7 @@ def recorded_steps(run: Run, cross_rank: CrossRank) -> Recorded:
             "there are no buckets to replay"
         )
     if not common:
-        raise _no_buckets(
+        raise no_buckets(
             run,
             "no step whose all-reduces carry the gradients of one model was recorded completely on every rank: "
             f"`whatif` needs two steps of one DistributedDataParallel (not of two models in turn) after warm-up; {HOW}",
@@ -139,7 +139,7 @@ def recorded_steps(run: Run, cross_rank: CrossRank) -> Recorded:
     )
 
 
-def _no_buckets(run: Run, lacks: str) -> InputError:
+def no_buckets(run: Run, lacks: str) -> InputError:
     """Return the error for a run that lacks what a replay of DistributedDataParallel needs, or is of another kind."""
     if shows_ddp(run):
         return InputError(lacks)
@@ -156,7 +156,7 @@ def _gradients(run: Run, timeline: RankTimeline) -> tuple[tuple[str, ...], Ints,
     table = timeline.gradients
     known = (table.elements > 0) & (table.step != NONE) & (table.ready_ns != NONE) & (table.dtype >= 0)
     if not known.any():
-        raise _no_buckets(
+        raise no_buckets(
             run,
             f"it holds no gradients with sizes, which are needed to compute buckets; {HOW}, or let torch's profiler "
             "record shapes (record_shapes=True)",
