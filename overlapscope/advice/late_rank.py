@@ -93,7 +93,7 @@ def late_rank(analysis: Analysis, by_step: Callable[[], Mapping[int, StepWaits]]
     rank = straggler.rank if straggler else max(found.blame_ns, key=found.blame_ns.__getitem__)
     return Recommendation(
         id="late_rank",
-        title=_title(straggler, rank, found),
+        title=_title(straggler, rank, found, analysis),
         verdict="look",
         predicted_gain_ns=None,
         gain_low_ns=straggler.removal_low_ns if straggler else None,
@@ -148,11 +148,12 @@ def _look(straggler: Straggler | None, rank: int) -> dict[str, str]:
     }
 
 
-def _title(straggler: Straggler | None, rank: int, found: _Waiting) -> str:
+def _title(straggler: Straggler | None, rank: int, found: _Waiting, analysis: Analysis) -> str:
     waiting = f"aiting is {percent_text(found.wait_ns / found.collective_ns)} of the time in matched collectives"
     if straggler is None:
         without = "" if found.left_out is None else f" even without step {found.left_out}, which has most of it"
-        return f"W{waiting}{without}, {waited_for(found.blame_ns)}: no setting of communication shortens it"
+        whom = waited_for(found.blame_ns, analysis.ranks)
+        return f"W{waiting}{without}, {whom}: no setting of communication shortens it"
     cause = f" ({straggler.held_by.replace('_', ' ')})" if straggler.held_by != "unknown" else ""
     ranks = sorted([rank, *straggler.late_with])
     who = f"rank {rank}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -1,5 +1,6 @@
 """The result types of an analysis (`overlapscope.analysis/1`), and figures derived from the result alone."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from statistics import fmean, median
 from typing import Any, Literal
@@ -236,9 +237,17 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     """What a dry run says of the step; null for a recorded run."""
 
 
-def waited_for(blame_ns: Mapping[int, int]) -> str:
-    """Return for whom ranks waited where none is a straggler."""
+def waited_for(blame_ns: Mapping[int, int], ranks: Iterable[RankInfo]) -> str:
+    """Return for whom ranks waited where none is a straggler.
+
+    Not for one that itself waited longer than the others, of exposed time: calls that are in flight at once are late
+    together, and are many, however little is waited for them.
+    """
     most = mostly_waited_for(blame_ns)
+    waits = {each.rank: sum(each.whole.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for each in ranks}
+    others = [ns for rank, ns in waits.items() if rank != most]
+    if most is not None and others and waits.get(most, 0) > fmean(others):
+        most = None
     return (
         "for several ranks in turn" if most is None else f"mostly for rank {most}, and whether by chance is not known"
     )
@@ -368,6 +377,18 @@ def _without_outliers(analysis: Analysis) -> WithoutOutliers | None:
 def complete_figures(ranks: Iterable[RankInfo]) -> dict[int, Steps]:
     """Return the figures of complete steps by rank, as outliers are looked for: without waits for later recordings."""
     return {info.rank: [_without_starts(step) for step in info.steps if step.complete] for info in ranks}
+
+
+def causes_of_all_steps(analysis: Analysis) -> Counter[str]:
+    """Return the nanoseconds of each cause in all complete steps of the headline's ranks; empty of a single step."""
+    every: Counter[str] = Counter()
+    ranks, steps = set(analysis.headline.ranks), {each.step for each in analysis.headline.job_steps}
+    if analysis.headline.window == "step" and len(steps) > 1:
+        for info in (each for each in analysis.ranks if each.rank in ranks):
+            for step in info.steps:
+                if step.complete and step.step in steps:
+                    every.update(step.causes)
+    return every if every.total() else Counter()
 
 
 def waits_by_step(ranks: Iterable[RankInfo]) -> dict[tuple[int, int], int]:

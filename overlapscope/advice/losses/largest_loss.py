@@ -15,9 +15,15 @@ from overlapscope.analysis.common.cause_table import (
     idle_label,
 )
 from overlapscope.analysis.common.wording import rank_list
-from overlapscope.analysis.result import Recommendation, costly_outliers, without_outliers
+from overlapscope.analysis.result import (
+    Analysis,
+    Recommendation,
+    causes_of_all_steps,
+    costly_outliers,
+    without_outliers,
+)
 from overlapscope.analysis.stragglers.stragglers import Straggler
-from overlapscope.display import list_some
+from overlapscope.display import list_some, percent_text
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import RankTimeline
@@ -110,7 +116,7 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
         given,
         id="exposed_communication",
         title=f"{largest}{ms(exposed)} of {step} are exposed communication{of_ops}, {ms(ns)} of it: "
-        f"{label}{_stragglers(late, late_ns, cause)}",
+        f"{label}{_beside(given.analysis, cause)}{_stragglers(late, late_ns, cause)}",
         verdict="look",
         loss_ns=exposed,
         apply=({"look": LOOK} if late else {}) | _apply(given, cause),
@@ -124,6 +130,21 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
         assumed=[] if given.is_whole else ["that none of it is waiting for ranks that were not recorded"],
         verify="overlapscope analyze RUN --all",
     )
+
+
+def _beside(analysis: Analysis, cause: str) -> str:
+    """Return what is to be said beside a cause: that it is another one over all steps, or who may delay transfers."""
+    if cause == OF_LATE_RANKS or cause in WAITS_FOR_LATE_RANK:
+        return ""
+    every = causes_of_all_steps(analysis)
+    late_ns, total_ns = sum(every[each] for each in WAITS_FOR_LATE_RANK), max(every.total(), 1)
+    if late_ns > every[cause]:
+        shares = f"{percent_text(late_ns / total_ns)} against {percent_text(every[cause] / total_ns)}"
+        return f" (over all steps waiting for late ranks is more: {shares})"
+    still = next((each.evidence["ranks"] for each in analysis.findings if each.id == "standing_still"), ())
+    if cause == "slow_transfer" and 0 < len(still) < len(analysis.ranks):
+        return f" (perhaps as {rank_list(still)} stood still in calls, too)"
+    return ""
 
 
 def _stragglers(late: Sequence[Straggler], late_ns: int, cause: str) -> str:

@@ -1,6 +1,5 @@
 """Render an analysis as text: exposed milliseconds first, then causes, ranks, collectives and findings, then advice."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import fill
 from typing import Final
@@ -26,6 +25,7 @@ from overlapscope.analysis.result import (
     RecordedSteps,
     StepBreakdown,
     WithoutOutliers,
+    causes_of_all_steps,
     slowed_by_communication,
     without_outliers,
 )
@@ -331,7 +331,7 @@ def _causes(analysis: Analysis) -> str:
     cost = analysis.throughput
     hours = cost.exposed_causes_gpu_hours_a_day if cost else {}
     price = cost.price_per_gpu_hour if cost and hours else None
-    every = _causes_of_all_steps(analysis)
+    every = causes_of_all_steps(analysis)
     columns = ["why exposed", f"ms a {head.window}", "share", *["of all steps"] * bool(every)]
     columns += ["GPU-hours a day"] * bool(hours) + ["price a day"] * (price is not None)
 
@@ -367,18 +367,6 @@ def _causes(analysis: Analysis) -> str:
             where = "what is unknown, and what the next compute waited for, may hold"
         lines.append(f"{why}: {where} waiting for other ranks, too.")
     return "\n".join(lines)
-
-
-def _causes_of_all_steps(analysis: Analysis) -> Counter[str]:
-    """Return the nanoseconds of each cause in all complete steps of the headline's ranks; empty of a single step."""
-    every: Counter[str] = Counter()
-    ranks, steps = set(analysis.headline.ranks), {each.step for each in analysis.headline.job_steps}
-    if analysis.headline.window == "step" and len(steps) > 1:
-        for info in (each for each in analysis.ranks if each.rank in ranks):
-            for step in info.steps:
-                if step.complete and step.step in steps:
-                    every.update(step.causes)
-    return every if every.total() else Counter()
 
 
 def idle_text(analysis: Analysis) -> str:
