@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 import overlapscope
 from overlapscope.analysis.job_step.headline import FewSteps
+from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.report.text.summary import CaptureSummary, render
 from tests.conftest import ROOT
@@ -94,6 +95,17 @@ def test_where_few_steps_communicate_the_means_are_stated_not_that_nothing_was_r
     assert "1 of 6 steps communicate" in text
 
 
+def waiting_longest(analysis: Analysis, rank: int | None) -> Analysis:
+    """Return the analysis with one rank that alone waited, or none."""
+    return replace(
+        analysis,
+        ranks=[
+            replace(each, whole=replace(each.whole, causes={"peer_host": 1_000 * (each.rank == rank)}))
+            for each in analysis.ranks
+        ],
+    )
+
+
 @pytest.mark.parametrize(
     ("blame_ms", "words"),
     [
@@ -106,7 +118,7 @@ def test_where_few_steps_communicate_the_means_are_stated_not_that_nothing_was_r
     ],
 )
 def test_a_rank_is_named_as_waited_for_only_with_most_of_the_blame(blame_ms: tuple[int, ...], words: str) -> None:
-    analysis = overlapscope.load(ROOT / "traces" / "baseline").analysis()
+    analysis = waiting_longest(overlapscope.load(ROOT / "traces" / "baseline").analysis(), rank=None)
     of = analysis.skew.ranks[0]
     ranks = [replace(of, rank=at, blame_ns=ms * 1_000_000) for at, ms in enumerate(blame_ms)]
 
@@ -116,6 +128,9 @@ def test_a_rank_is_named_as_waited_for_only_with_most_of_the_blame(blame_ms: tup
         return next(line for line in lines if line.startswith("  waiting")).split("of the exposed time")[1]
 
     assert waiting([]) == (f", {words}" if words else "")
+    if "rank 1" in words:
+        analysis = waiting_longest(analysis, rank=1)
+        assert waiting([]) == ", for several ranks in turn", "it waits longer than the others, of exposed time"
     assert waiting([Straggler(rank=2, held_by="host", blame_ns=1, evidence={})]) == "; straggler: rank 2"
     both = Straggler(rank=2, held_by="host", blame_ns=1, late_with=[1], evidence={})
     assert waiting([both]) == "; stragglers: ranks 1, 2"
