@@ -338,7 +338,8 @@ class WithoutOutliers(msgspec.Struct, kw_only=True, frozen=True):
     step_ns: float
     exposed_comm_ns: float
     longer_ns: float
-    """How much longer the outliers took than other steps of their kind, on the rank where that is most, in sum."""
+    """How much longer the outliers took than other steps of their kind, but for waiting, on the rank where that is
+    most, in sum."""
 
 
 def without_outliers(analysis: Analysis) -> WithoutOutliers | None:
@@ -358,9 +359,16 @@ def costly_outliers(analysis: Analysis, loss_ns: float) -> WithoutOutliers | Non
 
 def _without_outliers(analysis: Analysis) -> WithoutOutliers | None:
     head = analysis.headline
+    waits = waits_by_step(analysis.ranks)
+    usual = {
+        info.rank: median([ns for (rank, _), ns in waits.items() if rank == info.rank] or [0])
+        for info in analysis.ranks
+    }
     longer: dict[int, float] = {}
     for each in long_steps(complete_figures(analysis.ranks)) if head.window == "step" else ():
-        longer[each.step] = max(longer.get(each.step, 0.0), each.more_ns)
+        # A rank that waits for another one's long step may do so in its next one.
+        own_ns = each.more_ns - max(waits.get((each.rank, each.step), 0) - usual[each.rank], 0)
+        longer[each.step] = max(longer.get(each.step, 0.0), own_ns)
     outliers = set(longer)
     others = [each for each in head.job_steps if each.step not in outliers]
     if not outliers or not others:

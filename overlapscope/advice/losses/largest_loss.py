@@ -42,6 +42,8 @@ OF_IDLE: Final = frozenset(
 )
 """Recommendations that address idle time."""
 OF_LATE_RANKS: Final = "late_ranks"
+USUAL: Final = ("Largest loss: ", "")
+"""Words before a loss of usual steps: the largest one, or another."""
 UNEVEN_STAGES: Final = (
     "# give the stages equal work, and each step more micro-batches: a stage waits for its slowest neighbour, and "
     "while the pipeline fills and empties"
@@ -116,7 +118,7 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
         given,
         id="exposed_communication",
         title=f"{largest}{ms(exposed)} of {step} are exposed communication{of_ops}, {ms(ns)} of it: "
-        f"{label}{_beside(given.analysis, cause)}{_stragglers(late, late_ns, cause)}",
+        f"{label}{_beside(given.analysis, cause) if largest in USUAL else ''}{_stragglers(late, late_ns, cause)}",
         verdict="look",
         loss_ns=exposed,
         apply=({"look": LOOK} if late else {}) | _apply(given, cause),
@@ -171,8 +173,8 @@ def _named(given: RuleInput, loss: int) -> tuple[str, str]:
         one = len(costly.outliers) == 1
         which = f"step {costly.outliers[0]} takes" if one else f"steps {list_some(costly.outliers)} take together"
         longer = f"{which} {ms(costly.longer_ns)} longer than the others"
-        return f"Largest loss: {longer}; in these, ", f"a {ms(given.step_ns)} {given.per}"
-    return "Largest loss: " if loss >= idle else "", f"a {ms(given.step_ns)} {given.per}"
+        return f"Largest loss: {longer}; in the others, ", f"a {ms(given.step_ns)} {given.per}"
+    return USUAL[0] if loss >= idle else USUAL[1], f"a {ms(given.step_ns)} {given.per}"
 
 
 def _apply(given: RuleInput, cause: str) -> dict[str, str]:

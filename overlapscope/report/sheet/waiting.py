@@ -9,6 +9,7 @@ from overlapscope.report.model import Chart, Series, Table
 from overlapscope.report.text.cross_rank import (
     WAIT_HEAD,
     evidence_text,
+    in_flight_text,
     late_end_text,
     matched_text,
     straggler_sentences,
@@ -26,7 +27,7 @@ def cross_rank_sentences(analysis: Analysis) -> tuple[str, ...]:
     sentences = straggler_sentences(analysis, MAX_STRAGGLERS)
     if skew.ranks and not skew.stragglers:
         sentences.append("No straggler: no rank delayed the others more than chance explains.")
-    sentences += [*late_end_text(skew), *matched_text(skew)]
+    sentences += [*in_flight_text(analysis), *late_end_text(skew), *matched_text(skew)]
     sentences += [" ".join(each.split()) for each in skew.reasons[:MAX_REASONS]]
     if len(skew.reasons) > MAX_REASONS:
         sentences.append(f"{count(len(skew.reasons) - MAX_REASONS, 'more reason')}: overlapscope analyze --all")

@@ -60,12 +60,24 @@ def lines(analysis: Analysis, *, all_rows: bool) -> str:
     """Return the text, ranks with the most blame first; without matched calls, only the reasons why there are none."""
     skew = analysis.skew
     parts = [*_table(analysis, all_rows=all_rows), *_stragglers(analysis, all_rows=all_rows)]
-    parts += [*late_end_text(skew), *matched_text(skew)]
+    parts += [*in_flight_text(analysis), *late_end_text(skew), *matched_text(skew)]
     shown = skew.reasons if all_rows else skew.reasons[:MAX_REASONS]
     parts += [f"  {_flat(each, all_rows=all_rows)}" for each in shown]
     if len(shown) < len(skew.reasons):
         parts.append(f"  {count(len(skew.reasons) - len(shown), 'more reason')}: --all")
     return "\n".join([*parts, *_clocks(skew, all_rows=all_rows)])
+
+
+def in_flight_text(analysis: Analysis) -> list[str]:
+    """Return that sums of waits count calls in flight at once each, where a rank waited longer so than it communicated;
+    else nothing."""
+    whole = {info.rank: info.whole for info in analysis.ranks}
+    longer = any(
+        each.wait_ns > (whole[each.rank].exposed_comm_ns or 0) + (whole[each.rank].overlapped_ns or 0)
+        for each in analysis.skew.ranks
+        if each.rank in whole
+    )
+    return ["Calls in flight at once are counted each: the sums exceed the time that passed."] if longer else []
 
 
 def late_end_text(skew: Skew) -> list[str]:

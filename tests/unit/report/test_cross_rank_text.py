@@ -58,6 +58,15 @@ def test_waiting_after_the_last_rank_came_is_said_where_it_is_much(share: float,
     assert any(line.startswith("Of the waiting") for line in lines) is said
 
 
+@pytest.mark.parametrize(("times", "said"), [(1, False), (3, True)])
+def test_waits_of_calls_in_flight_at_once_are_said_to_be_counted_each(times: int, *, said: bool) -> None:
+    analysis = analyze(job(fault="host"))
+    communicated = {each.rank: each.whole.exposed_comm_ns or 0 for each in analysis.ranks}
+    ranks = [replace(each, wait_ns=times * communicated[each.rank]) for each in analysis.skew.ranks]
+    lines = shown_lines(with_skew(analysis, ranks=ranks))
+    assert any(line.startswith("Calls in flight at once are counted each") for line in lines) is said
+
+
 def test_a_straggler_is_named_with_its_time_its_cause_and_a_page() -> None:
     lines = shown_lines(analyze(job(fault="host")))
     (line,) = [each for each in lines if each.startswith(f"Rank {CULPRIT} is a straggler: it delayed the others by ")]

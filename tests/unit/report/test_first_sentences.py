@@ -93,12 +93,23 @@ def test_outliers_that_cost_more_than_exposed_communication_are_the_largest_loss
     assert title(costly).startswith("Largest loss: 537 ms of a 808 ms step are exposed communication")
     once = with_lengths((240, 240, 590, 240), (240, 240, 590, 240), (240, 240, 590, 240))  # 350 ms, and 4 times 30
     assert title(once).startswith(
-        "Largest loss: step 5 takes 350 ms longer than the others; in these, 30 ms of a 240 ms step are exposed"
+        "Largest loss: step 5 takes 350 ms longer than the others; in the others, 30 ms of a 240 ms step are exposed"
     )
     always = replace(once, headline=replace(once.headline, exposed_comm_ns=90 * MS))
     assert title(always).startswith("Largest loss: 90 ms of a 240 ms step are exposed communication")
     twice = with_lengths((240, 590, 240, 240, 240), (240, 240, 240, 590, 240), (240, 590, 240, 590, 240))
-    assert title(twice).startswith("Largest loss: steps 4, 6 take together 700 ms longer than the others; in these, 30")
+    assert title(twice).startswith(
+        "Largest loss: steps 4, 6 take together 700 ms longer than the others; in the others, 30"
+    )
+    one = with_lengths((240, 590, 240, 240, 240), (240, 240, 590, 240, 240), (240, 590, 590, 240, 240))
+    waited_ms = (0, 0, 300, 0, 0)
+    steps = [
+        replace(step, causes={"peer_host": ms * MS}) for step, ms in zip(one.ranks[1].steps, waited_ms, strict=False)
+    ]
+    event = replace(one, ranks=[one.ranks[0], replace(one.ranks[1], steps=steps)])
+    assert title(event).startswith("Largest loss: steps 4, 5 take together 400 ms longer"), (
+        "350, and 50 but for waiting"
+    )
 
 
 def test_what_shortens_communication_does_not_name_a_step_that_costs_more() -> None:
