@@ -42,6 +42,8 @@ OF_IDLE: Final = frozenset(
 )
 """Recommendations that address idle time."""
 OF_LATE_RANKS: Final = "late_ranks"
+CORES: Final = ("shared_cores", "few_cores")
+"""Findings of which hosts lack cores."""
 USUAL: Final = ("Largest loss: ", "")
 """Words before a loss of usual steps: the largest one, or another."""
 UNEVEN_STAGES: Final = (
@@ -146,6 +148,9 @@ def _beside(analysis: Analysis, cause: str) -> str:
     still = next((each.evidence["ranks"] for each in analysis.findings if each.id == "standing_still"), ())
     if cause == "slow_transfer" and 0 < len(still) < len(analysis.ranks):
         return f" (perhaps as {rank_list(still)} stood still in calls, too)"
+    cores = any(each.id.startswith(CORES) and each.severity == "warning" for each in analysis.findings)
+    if cause == "slow_transfer" and cores:
+        return " (threads that transfer lack cores, too)"
     return ""
 
 

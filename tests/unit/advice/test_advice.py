@@ -273,6 +273,38 @@ def test_waits_for_late_ranks_are_one_cause_of_the_largest_loss(causes: dict[str
     assert said in named.title
 
 
+def found_as(id_: str, **evidence: object) -> Finding:
+    return Finding(id=id_, severity="warning", title="", evidence=evidence, known_from="trace")
+
+
+@pytest.mark.parametrize(
+    ("causes", "findings", "said"),
+    [
+        pytest.param({"slow_transfer": 5}, [], "its baseline", id="nothing"),
+        pytest.param(
+            {"slow_transfer": 5, "peer_host": 4, "peer_core": 4}, [],
+            "(over all steps waiting for late ranks is more: 61.5 % against 38.5 %)", id="another cause over all steps",
+        ),
+        pytest.param(
+            {}, [found_as("standing_still", ranks=[1])], "(perhaps as rank 1 stood still in calls, too)", id="a rank"
+        ),
+        pytest.param({}, [found_as("standing_still", ranks=[0, 1])], "its baseline", id="all ranks"),
+        pytest.param({}, [found_as("shared_cores")], "(threads that transfer lack cores, too)", id="cores"),
+    ],
+)  # fmt: skip
+def test_beside_slow_transfers_stands_what_else_may_be(
+    causes: dict[str, int], findings: list[Finding], said: str
+) -> None:
+    run = recorded(ONE)
+    analysis = analyze(run)
+    head = replace(analysis.headline, causes={"slow_transfer": 80 * MS, "dependency": 10 * MS}, exposed_comm_ns=90 * MS)
+    ranks = [replace(each, steps=[replace(step, causes=causes) for step in each.steps]) for each in analysis.ranks]
+    known = replace(analysis, headline=head, ranks=ranks, findings=findings)
+    named = largest_loss(RuleInput.of(run, known, match_and_align(run)), [])
+    assert named
+    assert named.title.endswith(said)
+
+
 @pytest.mark.parametrize("cause", WAITS_FOR_LATE_RANK)
 def test_each_way_to_be_late_has_something_to_do(cause: str) -> None:
     run = recorded(ONE)
