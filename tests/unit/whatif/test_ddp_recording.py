@@ -10,21 +10,26 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from overlapscope.analysis.cross_rank.across_ranks import match_and_align
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
+from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats.json import schema as schema_of
-from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.columns import COMPUTE, NONE, Spans
+from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.cost.link_fit import fit_line, link_times, transfer_curve
 from overlapscope.whatif.ddp.ddp_predict import predict_ddp, predict_settings
-from overlapscope.whatif.ddp.ddp_recording import ddp_case_of_run
-from overlapscope.whatif.ddp.recorded_steps import worker_starts
+from overlapscope.whatif.ddp.ddp_recording import _copy_and_optimizer, ddp_case_of_run
+from overlapscope.whatif.ddp.recorded_settings import recorded_settings
+from overlapscope.whatif.ddp.recorded_steps import recorded_steps, worker_starts
 from overlapscope.whatif.ddp.search import with_cap
 from overlapscope.whatif.result import largest_gain
 from tests.conftest import ROOT, shared_file
 from tests.support.ddp_cases import IN_PAIRS, TICK_NS, recorded, step_ns
 
+MS = 1_000_000
 TRACES = ROOT / "traces"
 IRREGULAR = replace(IN_PAIRS, ready=(600, 700, 1000, 1050, 1400, 1500, 1890, 1900))
 
@@ -305,3 +310,28 @@ def test_damaged_tables_are_answered_or_refused(rank: int, name: str, column: st
         damaged = replace(timeline, **{name: replace(table, **{column: changed})})
         with suppress(InputError):
             assert ddp_case_of_run(replace(run, ranks={**run.ranks, rank: damaged})).workload().compute_ns > 0
+
+
+@pytest.mark.parametrize("second_ms", [0, 20])
+def test_the_copies_of_buckets_are_in_their_own_backward(second_ms: int) -> None:
+    """Two milliseconds after the last gradient; another model's backward, later in the step, copies nothing of it."""
+    run = read_inputs([ROOT / "traces" / "baseline"])
+    seen = recorded_steps(run, match_and_align(run))
+    ranks = {}
+    for rank, timeline in run.ranks.items():
+        names = NameTable(timeline.names)
+        rows = []
+        for step in seen.steps:
+            last = int(timeline.gradients.ready_ns[timeline.gradients.step == step].max())
+            second = last + 10 * MS
+            for start, lasts_ms, launch in ((last, 0, last), (last + 1, 2, last), (second, second_ms, second)):
+                rows.append(
+                    {"kind": COMPUTE, "name": "backward", "step": step, "start_ns": start, "launch_ns": launch,
+                     "end_ns": start + lasts_ms * MS}
+                )  # fmt: skip
+        spans = fact_table(Spans, [{"recording": 0, "lane": 0, **row} for row in rows], names)
+        ranks[rank] = replace(timeline.at_hand(), basis="events", spans=spans, names=tuple(names.to_list()))
+    plain, _ = recorded_settings(run, seen)
+    per_byte, _ = _copy_and_optimizer(replace(run, ranks=ranks), seen, plain)
+    assert not plain.gradient_as_bucket_view
+    assert per_byte * float(seen.grad_bytes.sum()) == pytest.approx(2 * MS)
