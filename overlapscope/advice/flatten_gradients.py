@@ -9,12 +9,14 @@ import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
 from overlapscope.analysis.result import Recommendation
-from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import DATA
-from overlapscope.timeline.intervals import BusyTime
+from overlapscope.timeline.intervals import BusyTime, difference, length, union
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.whatif.ddp.no_sync import averages_parameters
+from overlapscope.whatif.ddp.no_sync import launch_times, optimizer_ns
+from overlapscope.whatif.parallelism import shows_ddp
 
 FEWEST_CALLS: Final = 32
 """Least all-reduces of a burst: buckets of 25 MiB are fewer, up to models of a billion parameters. A choice."""
@@ -40,87 +42,129 @@ AVERAGE: Final = {
 class _Burst(msgspec.Struct, frozen=True, kw_only=True):
     """The all-reduces of a window, from the first start to the last end; nanoseconds."""
 
+    averages: bool
+    """Whether they follow on the optimizer: they average parameters."""
     calls: int
     length_ns: int
     comm_ns: int
     compute_ns: int
+    exposed_ns: int | None
+    """What of the calls is exposed, where the host goes on to compute beside them; None in a row."""
+
+    @property
+    def lost_ns(self) -> int:
+        """What could be saved, at most."""
+        return self.length_ns if self.exposed_ns is None else self.exposed_ns
 
 
 def flatten_gradients(given: RuleInput) -> Recommendation | None:
-    """Return the recommendation where most windows of a rank hold such a burst, or some in local SGD; None for
-    inference."""
-    bursts, averages = _bursts_of_a_rank(given)
+    """Return the recommendation where most windows of a rank hold such a burst, or some that average parameters; None
+    for inference."""
+    bursts = _bursts_of_a_rank(given)
     if not bursts:
         return None
-    length = _a_step(given, bursts)
+    lost, averages = _a_step(given, bursts), bursts[0].averages
     calls, comm = (round(fmean(getattr(each, part) for each in bursts)) for part in ("calls", "comm_ns"))
     what = "Average parameters as a few flat tensors" if averages else "Reduce gradients as a few flat buckets"
+    step = f"a {ms(given.step_ns)} {given.per}"
+    in_a_row = all(each.exposed_ns is None for each in bursts)
+    why = f"{calls} all-reduces in a row take {ms(lost)} of {step}, and next to nothing is computed beside them"
+    if not in_a_row:
+        why = f"{ms(lost)} of {step} are exposed in {calls} all-reduces"
     return recommended(
         given,
         id="flatten_gradients",
-        title=f"{what}{'' if averages else ' during backward'}: {calls} all-reduces in a row take {ms(length)} of a "
-        f"{ms(given.step_ns)} {given.per}, and next to nothing is computed beside them",
-        at_most_ns=length,
+        title=f"{what}{' during backward' if in_a_row and not averages else ''}: {why}",
+        at_most_ns=lost,
         apply=AVERAGE if averages else REDUCE,
         evidence={
             "of": "parameters" if averages else "gradients",
             "calls": calls,
-            "burst_ns": round(length),
+            "burst_ns": round(fmean(each.length_ns for each in bursts)),
             "comm_ns": comm,
             "compute_ns": round(fmean(each.compute_ns for each in bursts)),
         },
-        measured=["the time from the first start to the last end, and what is computed in it"],
+        measured=["the time from the first start to the last end, and what is computed in it"]
+        if in_a_row
+        else ["time in these calls beside which nothing is computed"],
         assumed=["that all of it can be overlapped or avoided: the gain is an upper bound"],
     )
 
 
 def idle_in_bursts(given: RuleInput) -> int:
     """Return the time in bursts, mean over them, in which the device neither communicates nor computes; 0 without."""
-    bursts = _bursts_of_a_rank(given)[0] if given.run_has_device else []
+    bursts = _bursts_of_a_rank(given) if given.run_has_device else []
     return round(fmean(each.length_ns - each.comm_ns - each.compute_ns for each in bursts)) if bursts else 0
 
 
-def _bursts_of_a_rank(given: RuleInput) -> tuple[list[_Burst], bool]:
-    """Return the bursts of the rank that has the longest, and whether they average parameters; empty where they are
-    rare, or take next to nothing.
+def _bursts_of_a_rank(given: RuleInput) -> list[_Burst]:
+    """Return the bursts, of one kind, of the rank that has the longest; empty where they are rare, or take next to
+    nothing.
 
     Without a device of the rank that has the shortest: a call lasts from where it is made, with the wait for others.
     """
     if given.job.serves:
-        return [], False
-    found = {timeline.rank: _bursts(timeline, given, own) for timeline, own in given.some_ranks()}
+        return []
+    found = [_bursts(timeline, given, own) for timeline, own in given.some_ranks()]
     chosen = max if given.run_has_device else min
-    rank = chosen(found, key=lambda each: sum(burst.length_ns for burst in found[each]), default=None)
-    if rank is None or not given.is_worth(_a_step(given, found[rank])):
-        return [], False
-    averages = averages_parameters(given.run.ranks[rank])
-    enough = len(found[rank]) >= FEWEST_AVERAGES if averages else 2 * len(found[rank]) > given.steps
-    return (found[rank], averages) if enough else ([], False)
+    kinds = [
+        chosen(([each for each in own if each.averages is averages] for own in found), key=_lost_ns, default=[])
+        for averages in (False, True)
+    ]
+    bursts = max(kinds, key=_lost_ns)
+    if not bursts or not given.is_worth(_a_step(given, bursts)):
+        return []
+    often = len(bursts) >= FEWEST_AVERAGES if bursts[0].averages else 2 * len(bursts) > given.steps
+    return bursts if often else []
+
+
+def _lost_ns(bursts: Sequence[_Burst]) -> int:
+    return sum(each.lost_ns for each in bursts)
 
 
 def _a_step(given: RuleInput, bursts: Sequence[_Burst]) -> float:
-    """Return how long bursts take in a step, in ns: where they are in most steps, in one that has them."""
+    """Return what bursts lose in a step, in ns: where they are in most steps, in one that has them."""
     steps = len(bursts) if 2 * len(bursts) > given.steps else given.steps
-    return sum(each.length_ns for each in bursts) / max(steps, 1)
+    return _lost_ns(bursts) / max(steps, 1)
 
 
 def _bursts(timeline: RankTimeline, given: RuleInput, windows: Windows) -> list[_Burst]:
-    """Return the bursts of a rank, one for each window that has one."""
-    calls, names, cover = timeline.collectives, timeline.names, given.coverage[timeline.rank]
+    """Return the bursts of a rank: for each window at most one before its optimizer, and one after it."""
+    calls, names = timeline.collectives, timeline.names
     reduces = names.index("all_reduce") if "all_reduce" in names else -2
     data = [-1, *(code for code, name in enumerate(names) if name == DATA)]
-    rows = np.flatnonzero((calls.op == reduces) & (calls.end_ns != NONE) & np.isin(calls.dimension, data))
-    compute, found = BusyTime(cover.compute), []
+    forward, backward = (rows_named(calls.phase, names, phase.__eq__) for phase in ("forward", "backward"))
+    rows = (calls.op == reduces) & (calls.end_ns != NONE) & np.isin(calls.dimension, data)
+    rows = np.flatnonzero(rows & ~forward)  # no gradient is reduced there
+    after = launch_times(timeline, rows) >= optimizer_ns(timeline, calls.step[rows])
+    found = []
     for begin, until in windows:
-        own = rows[(calls.start_ns[rows] >= begin) & (calls.start_ns[rows] < until)]
-        sizes = unique(calls.bytes[own])
-        # Activations of layers over ranks have one size; a device computes between such calls.
-        alike = sizes.size == 1 and not (timeline.has_device and sizes[0] == NONE)
-        if own.size < FEWEST_CALLS or alike or np.median(calls.bytes[own]) >= BUCKET_BYTES:
-            continue
-        start, end = int(calls.start_ns[own].min()), int(calls.end_ns[own].max())
-        computed = int(compute.within(np.array([start]), np.array([end]))[0])
-        comm = int((calls.end_ns[own] - calls.start_ns[own]).sum())
-        if computed <= min(BESIDE * (end - start), comm):
-            found.append(_Burst(calls=own.size, length_ns=end - start, comm_ns=comm, compute_ns=computed))
+        inside = (calls.start_ns[rows] >= begin) & (calls.start_ns[rows] < until)
+        for averages in (False, True):
+            own = rows[inside & (after == averages)]
+            burst = _burst(timeline, given, own, averages=averages)
+            # Of DDP's buckets, and of a device's queue, replays say what others would save.
+            beside = burst is not None and burst.exposed_ns is not None
+            if beside and (timeline.has_device or averages or shows_ddp(given.run) or not backward[own].all()):
+                continue
+            found += [] if burst is None else [burst]
     return found
+
+
+def _burst(timeline: RankTimeline, given: RuleInput, rows: Ints, *, averages: bool) -> _Burst | None:
+    """Return the burst that these calls are; None where they are few, large, or layers' over ranks."""
+    calls, compute = timeline.collectives, given.coverage[timeline.rank].compute
+    sizes = unique(calls.bytes[rows])
+    # Activations of layers over ranks have one size; a device computes between such calls.
+    alike = sizes.size == 1 and not (timeline.has_device and sizes[0] == NONE)
+    if rows.size < FEWEST_CALLS or alike or np.median(calls.bytes[rows]) >= BUCKET_BYTES:
+        return None
+    start, end = int(calls.start_ns[rows].min()), int(calls.end_ns[rows].max())
+    computed = int(BusyTime(compute).within(np.array([start]), np.array([end]))[0])
+    comm = int((calls.end_ns[rows] - calls.start_ns[rows]).sum())
+    in_a_row = computed <= min(BESIDE * (end - start), comm)
+    times = union((calls.start_ns[rows], calls.end_ns[rows]))
+    return _Burst(
+        averages=averages, calls=rows.size, length_ns=end - start, comm_ns=comm, compute_ns=computed,
+        exposed_ns=None if in_a_row else length(difference(times, compute)),
+    )  # fmt: skip

@@ -227,6 +227,35 @@ def test_gradients_that_a_host_reduces_one_by_one_should_be_flattened_whoever_wa
     assert "flatten_gradients" not in fired(replace(activations, ranks=alike))
 
 
+def in_phase(run: Run, phase: str) -> Run:
+    """Return the run whose calls are all of a phase."""
+    ranks = {}
+    for rank, each in run.ranks.items():
+        code = np.full_like(each.collectives.phase, len(each.names))
+        ranks[rank] = replace(each, names=(*each.names, phase), collectives=replace(each.collectives, phase=code))
+    return replace(run, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("phase", "ddp", "is_found"),
+    [("backward", False, True), ("backward", True, False), ("forward", False, False), ("unknown", False, False)],
+)
+def test_gradients_that_hooks_reduce_one_by_one_beside_backward_lose_what_is_exposed(
+    phase: str, *, ddp: bool, is_found: bool
+) -> None:
+    """Sixty calls from 200 to 800, beside which is computed until 500."""
+    work, ends = Kernel(start=0, end=500), Kernel(start=900, end=990)
+    sent = [Sent(start=200 + 10 * at, end=210 + 10 * at, size_bytes=4096 + at % 2) for at in range(60)]
+    run = in_phase(on_cores(always(work, *sent, ends)), phase)
+    names = ("DistributedDataParallel.forward",) * ddp
+    run = replace(run, ranks={rank: replace(each, names=(*each.names, *names)) for rank, each in run.ranks.items()})
+    found = fired(run).get("flatten_gradients")
+    assert (found is not None) is is_found
+    if found is not None:
+        assert found.gain_high_ns == 300 * US
+        assert "0.3 ms of a 1 ms step are exposed in 60 all-reduces" in found.title
+
+
 @pytest.mark.parametrize(("every", "is_found"), [(3, True), (1, True), (7, False)])
 def test_parameters_that_are_averaged_one_by_one_every_few_steps_should_be_flattened(
     every: int, *, is_found: bool
@@ -234,7 +263,8 @@ def test_parameters_that_are_averaged_one_by_one_every_few_steps_should_be_flatt
     """Of six steps; one that averages once is one event."""
     work, optimizer = Kernel(start=0, end=200), Range(name="Optimizer.step#SGD.step", start=190, end=195)
     sent = [Sent(start=200 + 10 * at, end=210 + 10 * at, size_bytes=4096 + at % 2) for at in range(60)]
-    run = on_cores(made(lambda step: (work, optimizer, *(sent if step % every == 0 else ()))))
+    numbers = [Sent(start=10 * at, end=10 * at + 2, size_bytes=4) for at in range(5)]
+    run = on_cores(made(lambda step: (work, *numbers, optimizer, *(sent if step % every == 0 else ()))))
     found = fired(run).get("flatten_gradients")
     assert (found is not None) is is_found
     if found is not None:
