@@ -24,7 +24,9 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     whom = rank_list(alone) if alone else "each rank"
     waited = "hosts that computed" if found.known_from == "trace" else "training threads"
     waited = waited if len(alone) != 1 else "its training thread"
-    why = f"{waited} waited for one for {percent_text(share)} of the time"
+    spread = "most_share" in evidence and not alone
+    how_much = f"up to {percent_text(evidence['most_share'])}" if spread else percent_text(share)
+    why = f"{waited} waited for one for {how_much} of the time"
     if share >= 1:
         why = "the scheduler decides who is late"
     what = f"Give {whom} cores of {'its' if len(alone) < 2 else 'their'} own{of}"

@@ -115,14 +115,15 @@ def host_copies(given: RuleInput) -> Recommendation | None:
 
 
 def _title(given: RuleInput, found: Sequence[_Copied], most: _Copied) -> str:
-    who = "all ranks" if len(found) == len(given.run.ranks) > 1 else rank_list(each.rank for each in found)
+    who = "on all ranks" if len(found) == len(given.run.ranks) > 1 else f"on {rank_list(each.rank for each in found)}"
+    who = f"most {who}" if len(found) < len(given.run.ranks) else who
     calls, taken, freed = (each.mean() for each in (most.calls, most.taken_ns, most.freed_ns))
     pauses = f", and {ms(freed)} pass between them" if given.is_worth(freed) else ""
     (before, after), *others = most.places
     where = f"{'most of them ' if others else ''}between {before} and {after}"
     return (
         f"Copy less on the training thread: {calls:.0f} copies ({list_some(list(most.ops))}), {where}, take "
-        f"{ms(taken)} of a {ms(given.step_ns)} {given.per}{pauses}, on {who}"
+        f"{ms(taken)} of a {ms(given.step_ns)} {given.per}{pauses}, {who}"
     )
 
 

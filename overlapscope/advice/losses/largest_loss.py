@@ -78,6 +78,9 @@ INSTEAD: Final = {
     "unknown": "# whether this is waiting or transfer is not known: record {lacking}",
 }
 LOOK: Final = "overlapscope explain straggler; overlapscope explain RUN  # what to do; the longest waits, as commands"
+LOOK_AT_STEPS: Final = (
+    "overlapscope explain odd_step; overlapscope analyze RUN --all  # what these steps do that others don't"
+)
 ALL_RANKS, HOST_EVENTS = "all ranks", "the host's events"
 SHAPES: Final = "sizes and peers of calls (torch.profiler: record_shapes=True), by which they are matched"
 RECORD: Final = "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])  # with host calls"
@@ -116,14 +119,17 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
         cause, label = "unknown", f"{label}, waiting for other ranks included"
     of_ops = f" ({', '.join(ops)})" if ops else ""
     largest, step = _named(given, exposed)
+    # Where outliers cost more, why the other steps wait is the smaller question.
+    why = f", {ms(ns)} of it: {label}{_beside(given.analysis, cause)}" if largest in USUAL else ""
+    who = _stragglers(late, late_ns, cause)
     return recommended(
         given,
         id="exposed_communication",
-        title=f"{largest}{ms(exposed)} of {step} are exposed communication{of_ops}, {ms(ns)} of it: "
-        f"{label}{_beside(given.analysis, cause) if largest in USUAL else ''}{_stragglers(late, late_ns, cause)}",
+        title=f"{largest}{ms(exposed)} of {step} are exposed communication{of_ops}{why}{who}",
         verdict="look",
         loss_ns=exposed,
-        apply=({"look": LOOK} if late else {}) | _apply(given, cause),
+        apply=({"look": LOOK} if late else {})
+        | (_apply(given, cause) if largest in USUAL else {"look": LOOK_AT_STEPS}),
         evidence={
             "exposed_comm_ns": exposed,
             "causes": dict(given.figures.causes),

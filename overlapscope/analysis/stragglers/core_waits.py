@@ -5,7 +5,7 @@ rank has too few cores for its own threads. Else ranks share cores, or other pro
 the scheduler's choice.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -32,6 +32,10 @@ them, for at least this share of that time ..."""
 FULL: Final = 1.05
 """... and all of its threads for no more than this many times what these cores have: else some ran on others."""
 
+BUSIER: Final = 1.3
+"""Ranks wait far longer on their cores than others on theirs from so many times as long."""
+TIMES_OTHERS: Final = 2.0
+"""Other threads of a rank are named that ran so many times as long as is usual."""
 MAY_DELAY: Final = "the scheduler can make any rank late"
 
 
@@ -76,12 +80,14 @@ def waits_on_their_own(run: Run) -> list[int]:
     """Return the ranks that wait for a core for a reason of their own, not by the scheduler's choice among ranks.
 
     Where no two ranks may use the same core, these are all that wait much; else, and where ranks are missing that may
-    use any core, the few that alone do.
+    use any core, the few that alone do, and those bound to cores on which ranks wait far longer than on others.
     """
     waits = _waits(run.ranks)
     much = [rank for rank, each in waits.items() if each.share >= MUCH]
-    bound = not run.missing_ranks and _cores_of_their_own(run, waits)
-    return much if bound else [rank for rank in _concentrated_on(waits) if rank in much]
+    if not run.missing_ranks and _cores_of_their_own(run, waits):
+        return much
+    own = {*_concentrated_on(waits), *_on_busy_cores(_groups_by_cores(run, waits), waits)}
+    return [rank for rank in much if rank in own]
 
 
 def waits_for_cores(run: Run) -> list[Finding]:
@@ -99,6 +105,7 @@ def waits_for_cores(run: Run) -> list[Finding]:
     evidence: dict[str, Any] = {
         "waited_ns": {str(rank): each.waited_ns for rank, each in waits.items()},
         "median_share": float(np.median([each.share for each in waits.values()])),
+        "most_share": waits[most].share,
     }
     if bound:
         evidence |= {
@@ -129,9 +136,9 @@ def waits_for_cores(run: Run) -> list[Finding]:
         others = others if no_other else "other threads or programs"
         title = f"{who}: {others} run on the cores to which each rank is bound, and {MAY_DELAY}"
     else:
-        title = (
-            f"{who}: {_too_few(run, waits)}, and {MAY_DELAY}; set OMP_NUM_THREADS and bind each rank to its own cores"
-        )
+        groups = _groups_by_cores(run, waits)
+        what = _by_cores(groups, waits) if len(groups) > 1 else f"{_too_few(run, waits)}, and {MAY_DELAY}"
+        title = f"{who}: {what}; set OMP_NUM_THREADS and bind each rank to its own cores"
     return [Finding(id="shared_cores", severity="warning", title=title, evidence=evidence, known_from="telemetry")]
 
 
@@ -194,6 +201,53 @@ def _too_few(run: Run, waits: Mapping[int, CoreWait]) -> str:
             many = "cores" if len(cores) > 1 else "core"
             return f"{len(ranks)} ranks may use {len(cores)} {many} in all ({list_some(sorted(cores))})"
     return "there are more threads than cores"
+
+
+def _groups_by_cores(run: Run, waits: Mapping[int, CoreWait]) -> list[list[int]]:
+    """Return the ranks that may use the same cores together, the busiest cores first; empty where ranks are missing, or
+    are of several hosts, or the cores of one are not known."""
+    if run.missing_ranks or len(ranks_of_hosts(run)) != 1 or set(waits) != set(run.ranks):
+        return []
+    groups: list[tuple[frozenset[int], list[int]]] = []
+    for rank, each in waits.items():
+        if not each.cores:
+            return []
+        same = [group for group in groups if group[0] & each.cores]
+        cores, ranks = each.cores.union(*(own for own, _ in same)), [rank, *(one for _, own in same for one in own)]
+        groups = [*(group for group in groups if group not in same), (cores, ranks)]
+    return sorted((sorted(ranks) for _, ranks in groups), key=lambda ranks: -max(waits[rank].share for rank in ranks))
+
+
+def _on_busy_cores(groups: Sequence[Sequence[int]], waits: Mapping[int, CoreWait]) -> list[int]:
+    """Return the ranks of groups by cores in which each waits BUSIER times as long as any rank of the others."""
+    found: list[int] = []
+    for group in groups:
+        others = [waits[rank].share for other in groups if other is not group for rank in other]
+        if others and min(waits[rank].share for rank in group) >= BUSIER * max(others):
+            found += group
+    return found
+
+
+def _by_cores(groups: Sequence[Sequence[int]], waits: Mapping[int, CoreWait]) -> str:
+    """Return who shares which cores and waits how much, and whose other threads ran by far the longest."""
+    parts = []
+    for ranks in groups:
+        cores = sorted(frozenset().union(*(waits[rank].cores or () for rank in ranks)))
+        least, most = (choose(waits[rank].share for rank in ranks) for choose in (min, max))
+        waited = (
+            percent_text(most)
+            if len(ranks) == 1
+            else f"{percent_text(least).removesuffix(' %')} to {percent_text(most)}"
+        )
+        on = f"core{'s' * (len(cores) > 1)} {list_some(cores)}"
+        parts.append(f"{rank_list(ranks)} {'share' if len(ranks) > 1 else 'has'} {on} ({waited})")
+    beside = {rank: each.beside_ns for rank, each in waits.items() if each.beside_ns is not None}
+    longest = max(beside, key=beside.__getitem__, default=None)
+    if longest is not None and len(beside) == len(waits):
+        usual_ns = float(np.median([ns for rank, ns in beside.items() if rank != longest]))
+        if beside[longest] >= max(TIMES_OTHERS * usual_ns, MUCH * waits[longest].of_ns):
+            parts.append(f"other threads of rank {longest} ran for {beside[longest] / 1e6:.1f} ms")
+    return ", ".join(parts)
 
 
 def _cores_of_their_own(run: Run, waits: Mapping[int, CoreWait]) -> bool:

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.common.findings import Finding
-from overlapscope.analysis.stragglers.core_waits import waits_for_cores
+from overlapscope.analysis.stragglers.core_waits import waits_for_cores, waits_on_their_own
 from overlapscope.analysis.stragglers.shared_cores import decide_who_is_late
+from overlapscope.timeline.run import Run
 from tests.unit.analysis.checks.test_host_cause import Reading, of_events, with_readings
 from tests.unit.analysis.checks.test_stragglers import MS, RANKS, STEP_NS, STEPS, job
 
@@ -23,6 +24,17 @@ def found(
     missing: int = 0,
 ) -> list[Finding]:
     """Return the findings where each rank waited, and its other threads ran, for these shares of the time."""
+    return waits_for_cores(recorded(waited, beside, cores, hosts, missing))
+
+
+def recorded(
+    waited: Sequence[float],
+    beside: Sequence[float | None],
+    cores: Mapping[int, object],
+    hosts: Sequence[str] = (),
+    missing: int = 0,
+) -> Run:
+    """Return that run."""
     run = of_events(job(fault=None))
     for rank in range(RANKS):
         readings: list[Reading] = []
@@ -34,7 +46,7 @@ def found(
             readings += [(name, step * STEP_NS, step, share * step * STEP_NS) for name, share in counters.items()]
         host = hosts[rank] if hosts else "node1"
         run = with_readings(run, {rank: readings}, settings={"host": host, "cores": cores.get(rank)})
-    return waits_for_cores(replace(run, world_size=RANKS + missing))
+    return replace(run, world_size=RANKS + missing)
 
 
 EACH_ITS_OWN = {rank: [rank] for rank in range(RANKS)}
@@ -164,6 +176,25 @@ def test_what_cores_a_rank_used_that_was_not_recorded_is_not_known() -> None:
     assert "no two recorded ranks share a core" in few.title
     (shared,) = found([0.1] * RANKS, [0.05] * RANKS, EACH_ITS_OWN, missing=1)
     assert ": other threads or programs run on the cores" in shared.title
+
+
+@pytest.mark.parametrize(
+    ("waited", "beside", "own"),
+    [
+        pytest.param([0.3, 0.5, 0.32, 0.52], [0.01, 0.2, 0.01, 0.01], [1, 3], id="one core is busier"),
+        pytest.param([0.45, 0.5, 0.47, 0.52], [0.01] * RANKS, [], id="both are about as busy"),
+    ],
+)
+def test_who_shares_which_core_is_said_and_who_waits_far_longer_on_it(
+    waited: list[float], beside: list[float], own: list[int]
+) -> None:
+    cores = {rank: [rank % 2] for rank in range(RANKS)}
+    (shared,) = found(waited, beside, cores)
+    words = f"ranks 1, 3 share core 1 ({100 * waited[1]:.1f} to {100 * waited[3]:.1f} %), ranks 0, 2 share core 0"
+    assert words in shared.title
+    assert ("other threads of rank 1 ran for" in shared.title) is bool(own)
+    assert "scheduler" not in shared.title
+    assert waits_on_their_own(recorded(waited, beside, cores)) == own
 
 
 @pytest.mark.parametrize(
