@@ -154,9 +154,8 @@ def _bursts(timeline: RankTimeline, given: RuleInput, windows: Windows) -> list[
 def _burst(timeline: RankTimeline, given: RuleInput, rows: Ints, *, averages: bool) -> _Burst | None:
     """Return the burst that these calls are; None where they are few, large, or layers' over ranks."""
     calls, compute = timeline.collectives, given.coverage[timeline.rank].compute
-    sizes = unique(calls.bytes[rows])
     # Activations of layers over ranks have one size; a device computes between such calls.
-    alike = sizes.size == 1 and not (timeline.has_device and sizes[0] == NONE)
+    alike = not timeline.has_device and unique(calls.bytes[rows]).size == 1
     if rows.size < FEWEST_CALLS or alike or np.median(calls.bytes[rows]) >= BUCKET_BYTES:
         return None
     start, end = int(calls.start_ns[rows].min()), int(calls.end_ns[rows].max())

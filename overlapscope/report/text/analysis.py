@@ -116,7 +116,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
         parts.append(exposed_by_text(analysis.exposed_by, analysis.headline.exposed_comm_ns or 0))
     parts.append(cross_rank.lines(analysis, all_rows=all_rows))
     if timed:
-        parts.append(critical_path_text(analysis.critical_path))
+        parts.append(critical_path_text(analysis.critical_path, few_communicate(analysis.headline)))
         parts.append(longest_loss_text(analysis.critical_path.longest_loss))
     parts.append(dry_step.lines(analysis.dry_step, all_rows=all_rows))
     if details and analysis.dry_step is None:
@@ -494,8 +494,9 @@ def exposed_by_text(exposed: ExposedBy, exposed_ns: int) -> str:
     return "\n".join(lines)
 
 
-def critical_path_text(found: CriticalPath) -> str:
-    """Return the critical path of a typical step in a few lines; the reason where there is no path."""
+def critical_path_text(found: CriticalPath, few: FewSteps | None = None) -> str:
+    """Return the critical path of a typical step in a few lines; the reason where there is no path. `few`: where few
+    steps communicate."""
     path = next((each for each in found.steps if each.step == found.median_step), None)
     if path is None or not path.length_ns:
         return fill(f"No critical path: {found.reason}.", MAX_WIDTH) if found.reason else ""
@@ -508,6 +509,8 @@ def critical_path_text(found: CriticalPath) -> str:
         return f"{_PATH_WORDS[part]} {least if least == most else f'{least} to {most}'} %"
 
     typical = " (a typical step)" if len(found.steps) > 1 else ""
+    if few is not None and typical and path.parts.get("transfer", 0) + path.parts.get("communication", 0):
+        typical = f" (it communicates, unlike most: {few.communicate} of {few.steps} steps do)"
     what = "the recording" if path.step is None else f"step {path.step}{typical}"
     within = "" if found.scope == "ranks" else f", within rank {path.rank}: its waits for other ranks are not recorded"
     shown = {part: ns for part, ns in path.parts.items() if ns >= WORTH_SHOWING * path.length_ns}

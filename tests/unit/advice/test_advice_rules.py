@@ -179,10 +179,7 @@ def one_by_one(calls: int, spent: float = 4, computed: float = 0.5, size_bytes: 
     """After backward, until 200, an all-reduce every 10 us: each behind a clone, which takes `computed`."""
     begins = [200 + 10 * place for place in range(calls)]
     clones = [Kernel(start=at, end=at + computed, launch=at - 1) for at in begins]
-    sent = [
-        Sent(start=at + 5, end=at + 5 + spent, launch=at + 3, size_bytes=size_bytes + (4 if at == begins[0] else 0))
-        for at in begins
-    ]
+    sent = [Sent(start=at + 5, end=at + 5 + spent, launch=at + 3, size_bytes=size_bytes) for at in begins]
     return always(Kernel(start=0, end=200), *clones, *sent, Kernel(start=900, end=990, launch=899))
 
 

@@ -12,10 +12,10 @@ import overlapscope
 from overlapscope.advice.losses.largest_loss import largest_loss
 from overlapscope.advice.rule_input import RuleInput
 from overlapscope.analysis.cross_rank.across_ranks import match_and_align
-from overlapscope.analysis.job_step.headline import LongestBecause
+from overlapscope.analysis.job_step.headline import FewSteps, LongestBecause
 from overlapscope.analysis.result import Analysis
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.report.text.analysis import sentence
+from overlapscope.report.text.analysis import critical_path_text, sentence
 from overlapscope.report.text.summary import CaptureSummary, render
 from overlapscope_dashboards.views.overview import lead
 from tests.conftest import ROOT
@@ -162,3 +162,14 @@ def test_where_the_median_step_communicates_nothing_the_first_sentence_says_so_a
     assert lead(analysis).words == (said,)
     always = replace(few, comm_ns=1, exposed_comm_ns=1_000_000)
     assert sentence(replace(analysis, headline=always)).startswith("1.000 ms of a 100.000 ms step is exposed")
+
+
+def test_a_path_that_communicates_where_most_steps_do_not_is_no_typical_one() -> None:
+    found = recorded().critical_path
+    few = FewSteps(communicate=1, steps=5, step_ns=1e6, exposed_comm_ns=1e5, overlapped_ns=0.0)
+    assert found.median_step is not None
+    assert f"step {found.median_step} (a typical step)" in critical_path_text(found)
+    said = f"step {found.median_step} (it communicates, unlike most: 1 of 5 steps do)"
+    assert said in critical_path_text(found, few)
+    silent = replace(found, steps=[replace(each, parts={"compute": each.length_ns}) for each in found.steps])
+    assert "(a typical step)" in critical_path_text(silent, few)
