@@ -1,7 +1,6 @@
 """Rule: gradients, or parameters in local SGD, are reduced one by one; send them as a few flat buckets."""
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Final
 
 import msgspec
@@ -15,7 +14,7 @@ from overlapscope.timeline.intervals import BusyTime, difference, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.whatif.ddp.no_sync import launch_times, optimizer_ns
+from overlapscope.whatif.ddp.no_sync import launch_times, optimizer_begins
 from overlapscope.whatif.parallelism import shows_ddp
 
 FEWEST_CALLS: Final = 32
@@ -40,8 +39,10 @@ AVERAGE: Final = {
 
 
 class _Burst(msgspec.Struct, frozen=True, kw_only=True):
-    """The all-reduces of a window, from the first start to the last end; nanoseconds."""
+    """All-reduces of a step, from the first start to the last end; nanoseconds."""
 
+    window: int
+    """Number of the step."""
     averages: bool
     """Whether they follow on the optimizer: they average parameters."""
     calls: int
@@ -64,7 +65,11 @@ def flatten_gradients(given: RuleInput) -> Recommendation | None:
     if not bursts:
         return None
     lost, averages = _a_step(given, bursts), bursts[0].averages
-    calls, comm = (round(fmean(getattr(each, part) for each in bursts)) for part in ("calls", "comm_ns"))
+    having = len({each.window for each in bursts})
+    calls, burst, comm, compute = (
+        round(sum(getattr(each, part) for each in bursts) / having)
+        for part in ("calls", "length_ns", "comm_ns", "compute_ns")
+    )
     what = "Average parameters as a few flat tensors" if averages else "Reduce gradients as a few flat buckets"
     step = f"a {ms(given.step_ns)} {given.per}"
     in_a_row = all(each.exposed_ns is None for each in bursts)
@@ -80,9 +85,9 @@ def flatten_gradients(given: RuleInput) -> Recommendation | None:
         evidence={
             "of": "parameters" if averages else "gradients",
             "calls": calls,
-            "burst_ns": round(fmean(each.length_ns for each in bursts)),
+            "burst_ns": burst,
             "comm_ns": comm,
-            "compute_ns": round(fmean(each.compute_ns for each in bursts)),
+            "compute_ns": compute,
         },
         measured=["the time from the first start to the last end, and what is computed in it"]
         if in_a_row
@@ -94,7 +99,8 @@ def flatten_gradients(given: RuleInput) -> Recommendation | None:
 def idle_in_bursts(given: RuleInput) -> int:
     """Return the time in bursts, mean over them, in which the device neither communicates nor computes; 0 without."""
     bursts = _bursts_of_a_rank(given) if given.run_has_device else []
-    return round(fmean(each.length_ns - each.comm_ns - each.compute_ns for each in bursts)) if bursts else 0
+    having = len({each.window for each in bursts})
+    return round(sum(each.length_ns - each.comm_ns - each.compute_ns for each in bursts) / having) if bursts else 0
 
 
 def _bursts_of_a_rank(given: RuleInput) -> list[_Burst]:
@@ -114,8 +120,8 @@ def _bursts_of_a_rank(given: RuleInput) -> list[_Burst]:
     bursts = max(kinds, key=_lost_ns)
     if not bursts or not given.is_worth(_a_step(given, bursts)):
         return []
-    often = len(bursts) >= FEWEST_AVERAGES if bursts[0].averages else 2 * len(bursts) > given.steps
-    return bursts if often else []
+    having = len({each.window for each in bursts})
+    return bursts if (having >= FEWEST_AVERAGES if bursts[0].averages else 2 * having > given.steps) else []
 
 
 def _lost_ns(bursts: Sequence[_Burst]) -> int:
@@ -123,26 +129,29 @@ def _lost_ns(bursts: Sequence[_Burst]) -> int:
 
 
 def _a_step(given: RuleInput, bursts: Sequence[_Burst]) -> float:
-    """Return what bursts lose in a step, in ns: where they are in most steps, in one that has them."""
-    steps = len(bursts) if 2 * len(bursts) > given.steps else given.steps
+    """Return what bursts lose in a step, in ns: where most steps have some, in one that has."""
+    having = len({each.window for each in bursts})
+    steps = having if 2 * having > given.steps else given.steps
     return _lost_ns(bursts) / max(steps, 1)
 
 
 def _bursts(timeline: RankTimeline, given: RuleInput, windows: Windows) -> list[_Burst]:
-    """Return the bursts of a rank: for each window at most one before its optimizer, and one after it."""
+    """Return the bursts of a rank: of each window at most one before each of its optimizers, and one after the last."""
     calls, names = timeline.collectives, timeline.names
     reduces = names.index("all_reduce") if "all_reduce" in names else -2
     data = [-1, *(code for code, name in enumerate(names) if name == DATA)]
     forward, backward = (rows_named(calls.phase, names, phase.__eq__) for phase in ("forward", "backward"))
     rows = (calls.op == reduces) & (calls.end_ns != NONE) & np.isin(calls.dimension, data)
     rows = np.flatnonzero(rows & ~forward)  # no gradient is reduced there
-    after = launch_times(timeline, rows) >= optimizer_ns(timeline, calls.step[rows])
+    begun = optimizer_begins(timeline)
+    after = np.searchsorted(begun, launch_times(timeline, rows), side="right")
     found = []
-    for begin, until in windows:
+    for window, (begin, until) in enumerate(windows):
         inside = (calls.start_ns[rows] >= begin) & (calls.start_ns[rows] < until)
-        for averages in (False, True):
-            own = rows[inside & (after == averages)]
-            burst = _burst(timeline, given, own, averages=averages)
+        first, last = np.searchsorted(begun, (begin, until)).tolist()
+        for number in unique(after[inside]).tolist():
+            own, averages = rows[inside & (after == number)], number == last > first
+            burst = _burst(timeline, given, own, window, averages=averages)
             # Of DDP's buckets, and of a device's queue, replays say what others would save.
             beside = burst is not None and burst.exposed_ns is not None
             if beside and (timeline.has_device or averages or shows_ddp(given.run) or not backward[own].all()):
@@ -151,7 +160,7 @@ def _bursts(timeline: RankTimeline, given: RuleInput, windows: Windows) -> list[
     return found
 
 
-def _burst(timeline: RankTimeline, given: RuleInput, rows: Ints, *, averages: bool) -> _Burst | None:
+def _burst(timeline: RankTimeline, given: RuleInput, rows: Ints, window: int, *, averages: bool) -> _Burst | None:
     """Return the burst that these calls are; None where they are few, large, or layers' over ranks."""
     calls, compute = timeline.collectives, given.coverage[timeline.rank].compute
     # Activations of layers over ranks have one size; a device computes between such calls.
@@ -164,6 +173,6 @@ def _burst(timeline: RankTimeline, given: RuleInput, rows: Ints, *, averages: bo
     in_a_row = computed <= min(BESIDE * (end - start), comm)
     times = union((calls.start_ns[rows], calls.end_ns[rows]))
     return _Burst(
-        averages=averages, calls=rows.size, length_ns=end - start, comm_ns=comm, compute_ns=computed,
+        window=window, averages=averages, calls=rows.size, length_ns=end - start, comm_ns=comm, compute_ns=computed,
         exposed_ns=None if in_a_row else length(difference(times, compute)),
     )  # fmt: skip

@@ -112,15 +112,16 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
     cause, ns = max(causes.items(), key=lambda each: each[1], default=("unknown", exposed))
     label = cause_label(cause, on_cpu=not given.run_has_device)
     late_ns = sum(causes.get(each, 0) for each in WAITS_FOR_LATE_RANK)
-    # What they did longer divides one wait; what follows a transfer divides that.
-    if late_ns > (2 * ns if cause in WAITS_FOR_LATE_RANK else exposed / 2):
-        cause, ns, label = OF_LATE_RANKS, late_ns, LATE_RANKS
+    beside = _beside(given.analysis, cause)
+    # What they did longer divides one wait.
+    if late_ns > (2 * ns if cause in WAITS_FOR_LATE_RANK else ns):
+        cause, ns, label, beside = OF_LATE_RANKS, late_ns, LATE_RANKS, ""
     elif cause == "dependency" and given.figures.exposed_wait_ns is None and len(given.analysis.ranks) > 1:
         cause, label = "unknown", f"{label}, waiting for other ranks included"
     of_ops = f" ({', '.join(ops)})" if ops else ""
     largest, step = _named(given, exposed)
     # Where outliers cost more, why the other steps wait is the smaller question.
-    why = f", {ms(ns)} of it: {label}{_beside(given.analysis, cause)}" if largest in USUAL else ""
+    why = f", {ms(ns)} of it: {label}{beside}" if largest in USUAL else ""
     who = _stragglers(late, late_ns, cause)
     return recommended(
         given,
@@ -144,7 +145,7 @@ def _exposed(given: RuleInput, exposed: int, late: Sequence[Straggler]) -> Recom
 
 def _beside(analysis: Analysis, cause: str) -> str:
     """Return what is to be said beside a cause: that it is another one over all steps, or who may delay transfers."""
-    if cause == OF_LATE_RANKS or cause in WAITS_FOR_LATE_RANK:
+    if cause in WAITS_FOR_LATE_RANK:
         return ""
     every = causes_of_all_steps(analysis)
     late_ns, total_ns = sum(every[each] for each in WAITS_FOR_LATE_RANK), max(every.total(), 1)

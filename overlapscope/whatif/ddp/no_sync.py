@@ -33,15 +33,10 @@ def launch_times(timeline: RankTimeline, rows: Ints) -> Ints:
 def optimizer_ns(timeline: RankTimeline, steps: Ints) -> Ints:
     """Return for each step when its optimizer began on the host, in ns; the largest int64 without an optimizer."""
     never = np.iinfo(np.int64).max
-    named = np.array([OPTIMIZER.match(name) is not None for name in timeline.names], np.bool_)
     found = np.full(steps.size, never)
-    if not named.any() or not timeline.steps.step.size:
+    begun = optimizer_begins(timeline)
+    if not begun.size or not timeline.steps.step.size:
         return found
-    notes, spans = timeline.annotations, timeline.spans
-    own = np.flatnonzero((spans.kind == COMPUTE) & (spans.name >= 0))
-    own = own[named[spans.name[own]]]
-    computed = np.where(spans.launch_ns[own] == NONE, spans.start_ns[own], spans.launch_ns[own])
-    begun = np.sort(np.concatenate((notes.start_ns[named[notes.name]], computed)))
     table = timeline.steps
     first = np.append(begun, never)[np.searchsorted(begun, table.start_ns)]
     first = np.where(first < table.end_ns, first, never)
@@ -50,6 +45,18 @@ def optimizer_ns(timeline: RankTimeline, steps: Ints) -> Ints:
     here = table.step[order[place]] == steps
     found[here] = first[order[place[here]]]
     return found
+
+
+def optimizer_begins(timeline: RankTimeline) -> Ints:
+    """Return when optimizers, or pieces of them, began on the host, in ns, ascending."""
+    named = np.array([OPTIMIZER.match(name) is not None for name in timeline.names], np.bool_)
+    if not named.any():
+        return np.empty(0, np.int64)
+    notes, spans = timeline.annotations, timeline.spans
+    own = np.flatnonzero((spans.kind == COMPUTE) & (spans.name >= 0))
+    own = own[named[spans.name[own]]]
+    computed = np.where(spans.launch_ns[own] == NONE, spans.start_ns[own], spans.launch_ns[own])
+    return np.sort(np.concatenate((notes.start_ns[named[notes.name]], computed)))
 
 
 def _all_reduces(timeline: RankTimeline) -> Ints:

@@ -258,7 +258,10 @@ def test_what_analyze_lists_and_a_setting_would_shorten_is_said_beside_the_setti
     [
         ({"peer_host": 30, "peer_comm": 15, "peer_compute": 10, "host_not_ready": 35}, "wait: for late ranks"),
         ({"peer_host": 40, "peer_compute": 10, "dependency": 35}, "wait: the late rank idled longer"),
-        ({"peer_host": 18, "peer_comm": 15, "peer_compute": 10, "slow_transfer": 27, "dependency": 20}, "its baseline"),
+        (
+            {"peer_host": 18, "peer_comm": 15, "peer_compute": 10, "slow_transfer": 27, "dependency": 20},
+            "wait: for late ranks",
+        ),
         ({"peer_host": 10, "peer_compute": 10, "dependency": 35}, "the next compute waited for it"),
     ],
 )

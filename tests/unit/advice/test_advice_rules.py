@@ -270,6 +270,19 @@ def test_parameters_that_are_averaged_one_by_one_every_few_steps_should_be_flatt
         assert "Average parameters" in found.title
 
 
+def test_gradients_of_two_models_in_turn_are_no_parameters_and_count_together() -> None:
+    """Each of two models computes, reduces 40 gradients for 400 us, and has an optimizer."""
+    items: list[Item] = []
+    for begin in (0, 500):
+        items += [Kernel(start=begin, end=begin + 50), Kernel(start=begin + 480, end=begin + 490)]
+        items += [
+            Sent(start=begin + 60 + 10 * at, end=begin + 70 + 10 * at, size_bytes=4096 + at % 2) for at in range(40)
+        ]
+        items += [Range(name="Optimizer.step#SGD.step", start=begin + 475, end=begin + 495)]
+    found = fired(on_cores(always(*items)))["flatten_gradients"]
+    assert (found.evidence["of"], found.evidence["calls"], found.gain_high_ns) == ("gradients", 80, 800 * US)
+
+
 def in_groups(run: Run, members: int) -> Run:
     """Split the ranks of a run into groups of so many: each makes the calls that the one group did."""
     ranks = {
