@@ -79,6 +79,15 @@ def test_a_straggler_is_named_with_its_time_its_cause_and_a_page() -> None:
     assert "What to do: overlapscope explain straggler" in lines
 
 
+@pytest.mark.parametrize(("off_core_ns", "words"), [(0, "it was idle"), (MS, "it neither ran nor waited for a core")])
+def test_a_host_that_stalls_was_idle_or_off_its_core_by_the_systems_account(off_core_ns: int, words: str) -> None:
+    analysis = analyze(job(fault="host"))
+    held = [
+        replace(each, evidence={**each.evidence, "off_core_more_ns": off_core_ns}) for each in analysis.skew.stragglers
+    ]
+    assert any(f"cause: host stall ({words}" in line for line in shown_lines(with_skew(analysis, stragglers=held)))
+
+
 def test_a_straggler_is_named_with_its_host_where_there_are_several() -> None:
     run = job(fault="host")
     for hosts, said in ((("a", "b"), f"Rank {CULPRIT} (host b) is a straggler"), (("b", "b"), f"Rank {CULPRIT} is a")):
