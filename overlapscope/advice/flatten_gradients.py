@@ -10,15 +10,17 @@ from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import DATA
-from overlapscope.timeline.intervals import BusyTime, difference, length, union
+from overlapscope.timeline.intervals import BusyTime, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.whatif.ddp.no_sync import launch_times, optimizer_begins
+from overlapscope.whatif.ddp.no_sync import launch_times, optimizer_ends
 from overlapscope.whatif.parallelism import shows_ddp
 
 FEWEST_CALLS: Final = 32
 """Least all-reduces of a burst: buckets of 25 MiB are fewer, up to models of a billion parameters. A choice."""
+ALIKE: Final = 0.9
+"""Calls of which this share has one size may be of layers. A choice."""
 FEWEST_AVERAGES: Final = 2
 """Local SGD averages parameters every few steps: least steps that do."""
 BUCKET_BYTES: Final = 25 << 20
@@ -113,66 +115,73 @@ def _bursts_of_a_rank(given: RuleInput) -> list[_Burst]:
         return []
     found = [_bursts(timeline, given, own) for timeline, own in given.some_ranks()]
     chosen = max if given.run_has_device else min
-    kinds = [
-        chosen(([each for each in own if each.averages is averages] for own in found), key=_lost_ns, default=[])
-        for averages in (False, True)
-    ]
-    bursts = max(kinds, key=_lost_ns)
-    if not bursts or not given.is_worth(_a_step(given, bursts)):
-        return []
+    kinds = []
+    for averages in (False, True):
+        of_ranks = [[each for each in own if each.averages is averages] for own in found]
+        often = [own for own in of_ranks if _are_often(given, own)]
+        kinds.append(chosen(often, key=lambda own: _a_step(given, own), default=[]))
+    bursts = max(kinds, key=lambda own: _a_step(given, own))
+    return bursts if given.is_worth(_a_step(given, bursts)) else []
+
+
+def _are_often(given: RuleInput, bursts: Sequence[_Burst]) -> bool:
+    """Return whether most steps have bursts, or some, of averages of parameters."""
     having = len({each.window for each in bursts})
-    return bursts if (having >= FEWEST_AVERAGES if bursts[0].averages else 2 * having > given.steps) else []
-
-
-def _lost_ns(bursts: Sequence[_Burst]) -> int:
-    return sum(each.lost_ns for each in bursts)
+    return having >= FEWEST_AVERAGES if bursts and bursts[0].averages else 2 * having > given.steps
 
 
 def _a_step(given: RuleInput, bursts: Sequence[_Burst]) -> float:
     """Return what bursts lose in a step, in ns: where most steps have some, in one that has."""
     having = len({each.window for each in bursts})
     steps = having if 2 * having > given.steps else given.steps
-    return _lost_ns(bursts) / max(steps, 1)
+    return sum(each.lost_ns for each in bursts) / max(steps, 1)
 
 
 def _bursts(timeline: RankTimeline, given: RuleInput, windows: Windows) -> list[_Burst]:
-    """Return the bursts of a rank: of each window at most one before each of its optimizers, and one after the last."""
+    """Return the bursts of a rank: of each window at most one before each optimizer ends, and one after the last."""
     calls, names = timeline.collectives, timeline.names
     reduces = names.index("all_reduce") if "all_reduce" in names else -2
     data = [-1, *(code for code, name in enumerate(names) if name == DATA)]
     forward, backward = (rows_named(calls.phase, names, phase.__eq__) for phase in ("forward", "backward"))
     rows = (calls.op == reduces) & (calls.end_ns != NONE) & np.isin(calls.dimension, data)
     rows = np.flatnonzero(rows & ~forward)  # no gradient is reduced there
-    begun = optimizer_begins(timeline)
-    after = np.searchsorted(begun, launch_times(timeline, rows), side="right")
-    found = []
+    ended = optimizer_ends(timeline)
+    after = np.searchsorted(ended, launch_times(timeline, rows), side="right")
+    # Of DDP's buckets, and of a device's queue, replays say what others would save.
+    hooks = not timeline.has_device and not shows_ddp(given.run)
+    compute, found = BusyTime(given.coverage[timeline.rank].compute), []
     for window, (begin, until) in enumerate(windows):
         inside = (calls.start_ns[rows] >= begin) & (calls.start_ns[rows] < until)
-        first, last = np.searchsorted(begun, (begin, until)).tolist()
+        first, last = np.searchsorted(ended, (begin, until)).tolist()
         for number in unique(after[inside]).tolist():
             own, averages = rows[inside & (after == number)], number == last > first
-            burst = _burst(timeline, given, own, window, averages=averages)
-            # Of DDP's buckets, and of a device's queue, replays say what others would save.
-            beside = burst is not None and burst.exposed_ns is not None
-            if beside and (timeline.has_device or averages or shows_ddp(given.run) or not backward[own].all()):
-                continue
+            in_backward = hooks and not averages and bool(backward[own].all())
+            burst = _burst(timeline, compute, own, window, averages=averages, in_backward=in_backward)
             found += [] if burst is None else [burst]
     return found
 
 
-def _burst(timeline: RankTimeline, given: RuleInput, rows: Ints, window: int, *, averages: bool) -> _Burst | None:
-    """Return the burst that these calls are; None where they are few, large, or layers' over ranks."""
-    calls, compute = timeline.collectives, given.coverage[timeline.rank].compute
-    # Activations of layers over ranks have one size; a device computes between such calls.
-    alike = not timeline.has_device and unique(calls.bytes[rows]).size == 1
-    if rows.size < FEWEST_CALLS or alike or np.median(calls.bytes[rows]) >= BUCKET_BYTES:
+def _burst(
+    timeline: RankTimeline, compute: BusyTime, rows: Ints, window: int, *, averages: bool, in_backward: bool
+) -> _Burst | None:
+    """Return the burst that these calls are; None where they are few, large, or layers' over ranks, or compute goes on
+    beside them and they are not hooks' `in_backward`."""
+    calls = timeline.collectives
+    if rows.size < FEWEST_CALLS or np.median(calls.bytes[rows]) >= BUCKET_BYTES:
         return None
-    start, end = int(calls.start_ns[rows].min()), int(calls.end_ns[rows].max())
-    computed = int(BusyTime(compute).within(np.array([start]), np.array([end]))[0])
-    comm = int((calls.end_ns[rows] - calls.start_ns[rows]).sum())
-    in_a_row = computed <= min(BESIDE * (end - start), comm)
-    times = union((calls.start_ns[rows], calls.end_ns[rows]))
+    # Activations of layers over ranks have one size; a device computes between such calls.
+    if not timeline.has_device and np.unique(calls.bytes[rows], return_counts=True)[1].max() >= ALIKE * rows.size:
+        return None
+    start, end = calls.start_ns[rows], calls.end_ns[rows]
+    first, last = int(start.min()), int(end.max())
+    computed = int(compute.within(np.array([first]), np.array([last]))[0])
+    comm = int((end - start).sum())
+    in_a_row = computed <= min(BESIDE * (last - first), comm)
+    if not in_a_row and not in_backward:
+        return None
+    times = union((start, end))
+    exposed = length(times) - int(compute.within(times.starts, times.ends).sum())
     return _Burst(
-        window=window, averages=averages, calls=rows.size, length_ns=end - start, comm_ns=comm, compute_ns=computed,
-        exposed_ns=None if in_a_row else length(difference(times, compute)),
+        window=window, averages=averages, calls=rows.size, length_ns=last - first, comm_ns=comm, compute_ns=computed,
+        exposed_ns=None if in_a_row else exposed,
     )  # fmt: skip

@@ -240,17 +240,16 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
 def waited_for(blame_ns: Mapping[int, int], ranks: Iterable[RankInfo]) -> str:
     """Return for whom ranks waited where none is a straggler.
 
-    Not for one that itself waited longer than the others, of exposed time: calls that are in flight at once are late
-    together, and are many, however little is waited for them.
+    Calls that are in flight at once are late together, and are many, however little is waited for them: a rank that was
+    last at most of them may have waited longest itself, of exposed time.
     """
     most = mostly_waited_for(blame_ns)
+    if most is None:
+        return "for several ranks in turn"
     waits = {each.rank: sum(each.whole.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for each in ranks}
-    others = [ns for rank, ns in waits.items() if rank != most]
-    if most is not None and others and waits.get(most, 0) > fmean(others):
-        most = None
-    return (
-        "for several ranks in turn" if most is None else f"mostly for rank {most}, and whether by chance is not known"
-    )
+    if waits.pop(most, 0) > max(waits.values(), default=0):
+        return f"for several ranks in turn: rank {most} came last most often, and waited longest itself"
+    return f"mostly for rank {most}, and whether by chance is not known"
 
 
 def with_costs(analysis: Analysis) -> Analysis:
@@ -359,15 +358,15 @@ def costly_outliers(analysis: Analysis, loss_ns: float) -> WithoutOutliers | Non
 
 def _without_outliers(analysis: Analysis) -> WithoutOutliers | None:
     head = analysis.headline
-    waits = waits_by_step(analysis.ranks)
-    usual = {
-        info.rank: median([ns for (rank, _), ns in waits.items() if rank == info.rank] or [0])
-        for info in analysis.ranks
-    }
+    long = long_steps(complete_figures(analysis.ranks)) if head.window == "step" else []
+    having = [info for info in analysis.ranks if info.rank in {each.rank for each in long}]
+    waits = {info.rank: waits_by_step([info]) for info in having}
+    usual = {rank: median(own.values()) for rank, own in waits.items() if own}
     longer: dict[int, float] = {}
-    for each in long_steps(complete_figures(analysis.ranks)) if head.window == "step" else ():
+    for each in long:
         # A rank that waits for another one's long step may do so in its next one.
-        own_ns = each.more_ns - max(waits.get((each.rank, each.step), 0) - usual[each.rank], 0)
+        waited_ns = waits[each.rank].get((each.rank, each.step), 0)
+        own_ns = each.more_ns - max(waited_ns - usual.get(each.rank, 0), 0)
         longer[each.step] = max(longer.get(each.step, 0.0), own_ns)
     outliers = set(longer)
     others = [each for each in head.job_steps if each.step not in outliers]

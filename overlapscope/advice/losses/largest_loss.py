@@ -157,7 +157,7 @@ def _beside(analysis: Analysis, cause: str) -> str:
         return f" (perhaps as {rank_list(still)} stood still in calls, too)"
     cores = any(each.id.startswith(CORES) and each.severity == "warning" for each in analysis.findings)
     if cause == "slow_transfer" and cores:
-        return " (threads that transfer lack cores, too)"
+        return " (perhaps as threads that transfer lack cores, too)"
     return ""
 
 

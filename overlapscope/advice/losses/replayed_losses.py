@@ -10,7 +10,7 @@ from overlapscope.advice.losses.blocked_host import MOST_NAMED, VERSIONED, inste
 from overlapscope.advice.losses.host_time import LEAST_IDLE
 from overlapscope.advice.losses.stream_copies import BETWEEN
 from overlapscope.advice.rule_input import MOST_RANKS, ms
-from overlapscope.analysis.common.loading import LOADS_DATA
+from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.bounds import whole_bounds
 from overlapscope.analysis.graph.building.host_calls import ALLOCATES, CALL_TAKES_NS
@@ -153,8 +153,7 @@ def _loading_ns(graph: Graph, ranks: Ranks) -> Ints:
         timeline = ranks[part.rank]
         host, notes = without_functions(timeline.host), timeline.annotations
         shift = _shift(graph, part, timeline)
-        loads = rows_named(host.name, timeline.names, LOADS_DATA.search)
-        marks = rows_named(notes.name, timeline.names, LOADS_DATA.search)
+        loads, marks = (loads_data(timeline, each.name, each.start_ns, each.end_ns) for each in (host, notes))
         busy = BusyTime(
             union(
                 (host.start_ns[loads] + shift, host.end_ns[loads] + shift),

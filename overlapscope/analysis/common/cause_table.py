@@ -91,7 +91,7 @@ CAUSES: Final[dict[str, Cause]] = {
     "slow_transfer": Cause(
         label="transfer slower than its baseline",
         description="then the part of the transfer beyond its baseline; where no device queues calls, without what "
-        "lies beside those of the rank that began earlier",
+        "lies beside those of its group that began earlier",
         colour="exposed",
     ),
     "late_launch": Cause(

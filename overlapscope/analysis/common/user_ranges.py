@@ -1,6 +1,7 @@
 """Name the range, of the user or a framework, in which a host paused or spent its time, or that one step alone has."""
 
 import re
+from collections.abc import Set
 from typing import Final
 
 import numpy as np
@@ -52,17 +53,24 @@ def range_of_step(timeline: RankTimeline, step: int) -> tuple[str, int] | None:
     return timeline.names[notes.name[longest]], int(notes.end_ns[longest] - notes.start_ns[longest])
 
 
-def times_in_ranges(timeline: RankTimeline) -> dict[str, Intervals]:
-    """Return when the host was in ranges of each name, numbers in it as `#`: of those that say what it did."""
+def times_in_ranges(
+    timeline: RankTimeline, least_ns: float = 0.0, names: Set[str] | None = None
+) -> dict[str, Intervals]:
+    """Return when the host was in ranges of each name, numbers in it as `#`: of those that say what it did, and last
+    for `least_ns` in sum; only of some `names`, if given."""
     notes = timeline.annotations
-    rows = np.array(_telling(timeline, np.ones(notes.name.size, np.bool_)), np.int64)
-    codes: dict[str, list[int]] = {}
-    for code in unique(notes.name[rows]).tolist():
-        codes.setdefault(_family(timeline, code), []).append(code)
+    rows = _telling_rows(timeline, np.ones(notes.name.size, np.bool_))
+    codes = notes.name[rows]
+    families: dict[str, list[int]] = {}
+    for code in unique(codes).tolist():
+        families.setdefault(_family(timeline, code), []).append(code)
     found = {}
-    for name, own in codes.items():
-        of_name = rows[np.isin(notes.name[rows], own)]
-        found[name] = union((notes.start_ns[of_name], notes.end_ns[of_name]))
+    for name, own in families.items():
+        if names is not None and name not in names:
+            continue
+        of_name = rows[np.isin(codes, own)]
+        if (notes.end_ns[of_name] - notes.start_ns[of_name]).sum() >= least_ns:
+            found[name] = union((notes.start_ns[of_name], notes.end_ns[of_name]))
     return found
 
 
@@ -72,9 +80,15 @@ def _family(timeline: RankTimeline, name: int) -> str:
 
 def _telling(timeline: RankTimeline, chosen: Flags) -> list[int]:
     """Return the rows of the chosen annotations that say what a host did."""
-    names, rows = timeline.annotations.name, np.flatnonzero(chosen)
+    return _telling_rows(timeline, chosen).tolist()
+
+
+def _telling_rows(timeline: RankTimeline, chosen: Flags) -> Ints:
+    rows = np.flatnonzero(chosen)
     rows = rows[~_around_steps(timeline, rows)]
-    return [row for row in rows.tolist() if not _NO_WORDS.match(timeline.names[names[row]])]
+    names = timeline.annotations.name[rows]
+    telling = [code for code in unique(names).tolist() if not _NO_WORDS.match(timeline.names[code])]
+    return rows[np.isin(names, telling)]
 
 
 def _around_steps(timeline: RankTimeline, rows: Ints) -> Flags:

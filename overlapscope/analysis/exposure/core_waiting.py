@@ -50,6 +50,8 @@ class CoreWaiting(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """False where `sleeping` is empty because that is not known."""
 
 
+MOST_AHEAD_NS: Final = 50_000_000
+"""A thread that loses its core between two instructions has it again sooner."""
 NEVER: Final = BusyTime(EMPTY)
 NOT_KNOWN: Final = CoreWaiting(computing=NEVER, idling=NEVER, sleeping=NEVER, sleep_known=False)
 """Of a rank of which neither is known: no waiting."""
@@ -90,9 +92,9 @@ def _booked_before(left_ns: Floats) -> Floats:
 
     `left_ns` is how much longer than the thread ran and waited the time between two readings is. A thread that loses
     its core after it looked at the clock, and before it reads the account, has the wait in that reading: more than the
-    time that had passed, and less in the next.
+    time that had passed, and as much less after it.
     """
-    ahead = np.cumsum(-left_ns)
+    ahead = np.cumsum(np.minimum(-left_ns, MOST_AHEAD_NS))  # one that jumps is another thread's
     ahead -= np.minimum(np.minimum.accumulate(ahead), 0.0)
     return np.concatenate([np.zeros(1), ahead[:-1]])
 

@@ -5,10 +5,10 @@ from its start on: wait for the last member, by what that rank did longer since 
 account of both is known, waiting for a core is neither computing nor idling, and sleep in what seems to be compute is
 idling; without it, in a CPU run, a host idles where it stands still in operations that take less in other steps); what
 it ended later than another rank, where one clock shows that its last member had begun; transfer beyond the baseline,
-without a device after the calls that began earlier; and the rest as the rank's dependency graph says, by what the next
-compute waited for. Where the graph may not say: delay by a late launch; delay by queueing; and the rest, by what the
-step computes after it; where the transfer time of a call is not known, the time until the last member arrived is still
-wait, and the rest is `unknown`.
+without a device after those of its group that began earlier; and the rest as the rank's dependency graph says, by what
+the next compute waited for. Where the graph may not say: delay by a late launch; delay by queueing; and the rest, by
+what the step computes after it; where the transfer time of a call is not known, the time until the last member arrived
+is still wait, and the rest is `unknown`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,7 +83,7 @@ class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether other compute than the optimizer's follows in the step; of a serial call whose step's optimizer was not
     recorded, whether any compute follows."""
     others_until_ns: Ints
-    """Until when calls of the rank that began earlier were in flight, where no device queues them; else NONE."""
+    """Until when collectives of its group that began earlier were in flight, where no device queues them; else NONE."""
     serial: Flags
     """Whether it runs on the stream of the rank's compute: nothing there runs beside it, whenever it is launched."""
     by_graph: Mapping[str, Intervals] | None
@@ -185,14 +185,21 @@ def _computed_beside(timeline: RankTimeline, own_comm: OwnedComm) -> Flags:
 
 
 def _others_until(timeline: RankTimeline, own_comm: OwnedComm) -> Ints:
-    """Return until when calls that began before each one were in flight; NONE on a device, which queues its calls."""
+    """Return until when collectives of the same group that began before each one were in flight; NONE on a device,
+    which queues its calls, and for messages, which may last until they are waited for."""
     found = np.full(own_comm.start_ns.size, NONE, np.int64)
     if timeline.has_device:
         return found
-    order = sort_order(own_comm.start_ns)
-    starts = own_comm.start_ns[order]
-    latest = np.append(NONE, np.maximum.accumulate(own_comm.end_ns[order]))
-    found[order] = latest[np.searchsorted(starts, starts, side="left")]
+    calls, names = timeline.collectives, timeline.names
+    messages = np.append(rows_named(calls.op, names, POINT_TO_POINT.__contains__), True)
+    rows = np.flatnonzero(~messages[np.where(own_comm.row == NONE, -1, own_comm.row)])
+    group = calls.group[own_comm.row[rows]]
+    for each in values_in(group).tolist():
+        own = rows[group == each]
+        own = own[sort_order(own_comm.start_ns[own])]
+        starts = own_comm.start_ns[own]
+        latest = np.append(NONE, np.maximum.accumulate(own_comm.end_ns[own]))
+        found[own] = latest[np.searchsorted(starts, starts, side="left")]
     return found
 
 

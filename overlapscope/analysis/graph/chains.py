@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, get_args
 
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.common.loading import LOADS_DATA
 from overlapscope.analysis.common.user_ranges import range_of_pause
 from overlapscope.analysis.graph.answers import Link
 from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
-from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE, marked_times
+from overlapscope.analysis.graph.building.host_marks import Mark, marked_times
 from overlapscope.analysis.graph.model import (
     ARRIVE,
     BEGINS,
@@ -133,8 +132,8 @@ def _said(graph: Graph, ranks: Mapping[int, RankTimeline], placed: PlacedLink, s
         return link
     timeline = ranks[link.rank]
     shift = int(graph.nodes.time_ns[part.starts().start]) - int(timeline.spans.start_ns[part.span_row[0]])
-    for name in (LOADS_DATA, COLLECTS_GARBAGE):
-        marks = marked_times(graph, timeline, name)
+    for mark in get_args(Mark):
+        marks = marked_times(graph, timeline, mark)
         if marks is None:
             continue
         start, end = marks.start_ns + shift, marks.end_ns + shift

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.common.cause_table import NoCauses
-from overlapscope.analysis.common.loading import LOADS_DATA
+from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.graph.answers import Link
 from overlapscope.analysis.graph.building.host_calls import SILENCE_NS
 from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE
@@ -60,7 +60,7 @@ def marked_losses(idle: Intervals, timeline: RankTimeline) -> tuple[HostLoss, ..
     For a rank without host events: what its host did else is not known.
     """
     notes, names = timeline.annotations, timeline.names
-    loads = rows_named(notes.name, names, LOADS_DATA.search)
+    loads = loads_data(timeline, notes.name, notes.start_ns, notes.end_ns)
     named = _times(timeline, rows_named(notes.name, names, COLLECTS_GARBAGE.search))
     collecting = union(recorded_pauses(timeline, COLLECTOR), named)
     found = [

@@ -6,9 +6,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.common import cause_table
-from overlapscope.analysis.common.loading import LOADS_DATA
 from overlapscope.analysis.graph.building.host_calls import CALL_TAKES_NS, SILENCE_NS
-from overlapscope.analysis.graph.building.host_marks import COLLECTS_GARBAGE, marked_times
+from overlapscope.analysis.graph.building.host_marks import Mark, marked_times
 from overlapscope.analysis.graph.building.host_waits import POLL_WITHIN_NS
 from overlapscope.analysis.graph.model import (
     ALLOCATE,
@@ -259,8 +258,9 @@ def _marked(pieces: IdlePieces, graph: Graph, part: RankPart, timeline: RankTime
     if timeline.has_device and not part.calls:  # no idle time is the host's
         return pieces
     shift = int(graph.nodes.time_ns[part.starts()][0]) - int(timeline.spans.start_ns[part.span_row[0]])
-    for blocker, name in ((DATA_LOADING, LOADS_DATA), (GARBAGE, COLLECTS_GARBAGE)):
-        marks = marked_times(graph, timeline, name)
+    marks_of: tuple[tuple[int, Mark], ...] = ((DATA_LOADING, "data_loading"), (GARBAGE, "garbage_collection"))
+    for blocker, mark in marks_of:
+        marks = marked_times(graph, timeline, mark)
         if marks is None:
             continue
         marked = union((marks.start_ns + shift, marks.end_ns + shift))

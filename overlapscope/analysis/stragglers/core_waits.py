@@ -34,6 +34,7 @@ FULL: Final = 1.05
 
 BUSIER: Final = 1.3
 """Ranks wait far longer on their cores than others on theirs from so many times as long."""
+MOST_GROUPS: Final = 4
 TIMES_OTHERS: Final = 2.0
 """Other threads of a rank are named that ran so many times as long as is usual."""
 MAY_DELAY: Final = "the scheduler can make any rank late"
@@ -219,11 +220,13 @@ def _groups_by_cores(run: Run, waits: Mapping[int, CoreWait]) -> list[list[int]]
 
 
 def _on_busy_cores(groups: Sequence[Sequence[int]], waits: Mapping[int, CoreWait]) -> list[int]:
-    """Return the ranks of groups by cores in which each waits BUSIER times as long as any rank of the others."""
+    """Return the ranks of groups by cores in which each waits BUSIER times as long, and MUCH longer, than any of the
+    others."""
     found: list[int] = []
     for group in groups:
         others = [waits[rank].share for other in groups if other is not group for rank in other]
-        if others and min(waits[rank].share for rank in group) >= BUSIER * max(others):
+        least = min(waits[rank].share for rank in group)
+        if others and least >= max(BUSIER * max(others), MUCH + max(others)):
             found += group
     return found
 
@@ -231,16 +234,16 @@ def _on_busy_cores(groups: Sequence[Sequence[int]], waits: Mapping[int, CoreWait
 def _by_cores(groups: Sequence[Sequence[int]], waits: Mapping[int, CoreWait]) -> str:
     """Return who shares which cores and waits how much, and whose other threads ran by far the longest."""
     parts = []
-    for ranks in groups:
+    for ranks in groups[:MOST_GROUPS]:
         cores = sorted(frozenset().union(*(waits[rank].cores or () for rank in ranks)))
         least, most = (choose(waits[rank].share for rank in ranks) for choose in (min, max))
-        waited = (
-            percent_text(most)
-            if len(ranks) == 1
-            else f"{percent_text(least).removesuffix(' %')} to {percent_text(most)}"
-        )
+        waited = percent_text(most)
+        if waited != percent_text(least):
+            waited = f"{percent_text(least).removesuffix(' %')} to {waited}"
         on = f"core{'s' * (len(cores) > 1)} {list_some(cores)}"
         parts.append(f"{rank_list(ranks)} {'share' if len(ranks) > 1 else 'has'} {on} ({waited})")
+    if len(groups) > MOST_GROUPS:
+        parts.append(f"{len(groups) - MOST_GROUPS} more groups of ranks on other cores less")
     beside = {rank: each.beside_ns for rank, each in waits.items() if each.beside_ns is not None}
     longest = max(beside, key=beside.__getitem__, default=None)
     if longest is not None and len(beside) == len(waits):

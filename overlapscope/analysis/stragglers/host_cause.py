@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.common.loading import LOADS_DATA
+from overlapscope.analysis.common.loading import loads_data
 from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
 from overlapscope.timeline.names import rows_named
@@ -240,7 +240,7 @@ def _of(rank: int, met: Sequence[SharedInterval], did: Mapping[int, Any]) -> flo
 def fetching(timeline: RankTimeline) -> Intervals:
     """Return when batches were fetched: between steps, and in ranges named like data loading."""
     notes = timeline.annotations
-    ranges = rows_named(notes.name, timeline.names, LOADS_DATA.search)
+    ranges = loads_data(timeline, notes.name, notes.start_ns, notes.end_ns)
     named = (notes.start_ns[ranges], notes.end_ns[ranges])
     pauses = recorded_pauses(timeline, BETWEEN_STEPS)
     return union(named, (pauses.starts, pauses.ends), _between_steps(timeline))

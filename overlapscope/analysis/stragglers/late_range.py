@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from overlapscope.analysis.common.user_ranges import times_in_ranges
 from overlapscope.analysis.stragglers.host_cause import SharedInterval, more_than_peers
 from overlapscope.timeline.intervals import BusyTime, length, union
@@ -20,17 +22,23 @@ def late_range(rank: int, run: Run, met: Sequence[SharedInterval], lead_ns: int)
 
     Ranges whose names differ in numbers alone are one.
     """
-    own = {name: times for name, times in times_in_ranges(run.ranks[rank]).items() if length(times) >= MOST * lead_ns}
+    own = {
+        name: times
+        for name, times in times_in_ranges(run.ranks[rank], MOST * lead_ns).items()
+        if length(times) >= MOST * lead_ns
+    }
     if not own:
         return {}
     peers = {each for group in met for each in group.ranks} - {rank}
-    theirs = {each: times_in_ranges(run.ranks[each]) for each in peers}
-    more = {
-        name: more_than_peers(
-            rank, met, {rank: BusyTime(times)} | {each: BusyTime(theirs[each].get(name, union())) for each in peers}
+    theirs = {each: times_in_ranges(run.ranks[each], names=own.keys()) for each in peers}
+    more = {}
+    for name, times in own.items():
+        spent = {rank: times} | {each: theirs[each].get(name, union()) for each in peers}
+        in_all = length(times) - float(np.median([length(spent[each]) for each in peers]))
+        # Intervals of several groups overlap: no more than in the whole recording.
+        more[name] = min(
+            more_than_peers(rank, met, {each: BusyTime(its) for each, its in spent.items()}), round(in_all)
         )
-        for name, times in own.items()
-    }
     most = max(more.values())
     if most < MOST * lead_ns:
         return {}

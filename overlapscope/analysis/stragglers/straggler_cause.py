@@ -274,6 +274,8 @@ def _more_operations(
     in_all = {name: whole[rank][name] - max(whole[each].get(name, 0) for each in others) for name in more}
     number = {name: min(in_intervals, in_all[name]) for name, in_intervals in more.items()}
     number = {name: each for name, each in number.items() if each > 0}
+    if not number:
+        return {}
     computing = {each: BusyTime(coverage[each].compute) for each in ran}
     took: dict[str, int] = {}
     for name, each in number.items():

@@ -85,7 +85,7 @@ MAY_WAIT = 0.1
 WORTH_HOURS = 0.1
 """Least share of idle time whose GPU-hours are given."""
 APART = 0.2
-"""Steps of ranks overlap much where their own windows lack this share of the step of the job."""
+"""What of a rank's own window is exposed is said where it lacks this share of the step of the job."""
 LACKS = 0.02
 """Least share of a step outside the ranks' own windows that the first sentences name."""
 SHARE_WITHIN = 0.01
@@ -269,12 +269,10 @@ def _lacking(head: Headline) -> Iterator[str]:
              (head.outside_ns or 0, "elsewhere")]  # fmt: skip
     if sum(ns for ns, _ in parts) >= LACKS * (head.step_ns or 0):
         named = " and ".join(f"{ms(ns)} ms {words}" for ns, words in parts if ns)
-        yield f"Of the {head.window} a rank's own window lacks {named}."
-    apart_ns, step_ns = head.outside_ns or 0, head.step_ns or 0
-    if head.window == "step" and apart_ns >= APART * step_ns > 0:
-        own_ns = step_ns - apart_ns
-        exposed = f", of which {percent((head.exposed_comm_ns or 0) / own_ns)} exposed" if own_ns > 0 else ""
-        yield f"Ranks begin steps apart, which overlap: a rank's own lasts about {ms(own_ns)} ms{exposed}."
+        apart_ns, step_ns = head.outside_ns or 0, head.step_ns or 0
+        own_ns, exposed_ns = step_ns - apart_ns, head.exposed_comm_ns or 0
+        own = f"; of its own {ms(own_ns)} ms {percent(exposed_ns / max(own_ns, 1))} are exposed"
+        yield f"Of the {head.window} a rank's own window lacks {named}{own if apart_ns >= APART * step_ns else ''}."
 
 
 def _cells(label: str, figures: Breakdown) -> list[str]:

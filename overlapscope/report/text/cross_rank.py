@@ -75,11 +75,11 @@ def in_flight_text(analysis: Analysis) -> list[str]:
     else nothing."""
     whole = {info.rank: info.whole for info in analysis.ranks}
     longer = any(
-        each.wait_ns > (whole[each.rank].exposed_comm_ns or 0) + (whole[each.rank].overlapped_ns or 0)
+        each.wait_ns > own.exposed_comm_ns + (own.overlapped_ns or 0)
         for each in analysis.skew.ranks
-        if each.rank in whole
+        if (own := whole.get(each.rank)) is not None and own.exposed_comm_ns is not None
     )
-    return ["Calls in flight at once are counted each: the sums exceed the time that passed."] if longer else []
+    return ["Calls in flight at once are counted each: the sums exceed the time in communication."] if longer else []
 
 
 def late_end_text(skew: Skew) -> list[str]:

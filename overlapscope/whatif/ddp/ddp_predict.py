@@ -352,8 +352,8 @@ def _verdict(
     if waits:
         late, last = case.lateness_ns, max(case.lateness_ns)
         waited_ms = (last - min(late)) / MS
-        whom = f"waiting for rank {late.index(last)} is most: {waited_ms:.3f} ms"
-        held = f"of what its buckets expose in the replayed step, {whom}"
+        whom = f"waiting for rank {late.index(last)} ({waited_ms:.3f} ms)"
+        held = f"most of what its buckets expose in the replayed step is {whom}"
         return "no_change", [f"{held}; {WAITS_FIRST}", *reasons]
     against = _against(case, predictions, scenarios, place)
     return ("no_change", [against, *reasons]) if against else ("change", reasons)

@@ -34,7 +34,7 @@ def optimizer_ns(timeline: RankTimeline, steps: Ints) -> Ints:
     """Return for each step when its optimizer began on the host, in ns; the largest int64 without an optimizer."""
     never = np.iinfo(np.int64).max
     found = np.full(steps.size, never)
-    begun = optimizer_begins(timeline)
+    begun = np.sort(_optimizers(timeline)[0])
     if not begun.size or not timeline.steps.step.size:
         return found
     table = timeline.steps
@@ -47,16 +47,24 @@ def optimizer_ns(timeline: RankTimeline, steps: Ints) -> Ints:
     return found
 
 
-def optimizer_begins(timeline: RankTimeline) -> Ints:
-    """Return when optimizers, or pieces of them, began on the host, in ns, ascending."""
+def optimizer_ends(timeline: RankTimeline) -> Ints:
+    """Return when optimizers, or pieces of them, ended on the host, in ns, ascending."""
+    return np.sort(_optimizers(timeline)[1])
+
+
+def _optimizers(timeline: RankTimeline) -> tuple[Ints, Ints]:
+    """Return when ranges of optimizers, and their compute, began and ended on the host, in ns: with a device compute
+    was launched at one moment."""
     named = np.array([OPTIMIZER.match(name) is not None for name in timeline.names], np.bool_)
     if not named.any():
-        return np.empty(0, np.int64)
+        return np.empty(0, np.int64), np.empty(0, np.int64)
     notes, spans = timeline.annotations, timeline.spans
     own = np.flatnonzero((spans.kind == COMPUTE) & (spans.name >= 0))
     own = own[named[spans.name[own]]]
-    computed = np.where(spans.launch_ns[own] == NONE, spans.start_ns[own], spans.launch_ns[own])
-    return np.sort(np.concatenate((notes.start_ns[named[notes.name]], computed)))
+    begun = np.where(spans.launch_ns[own] == NONE, spans.start_ns[own], spans.launch_ns[own])
+    ended = begun if timeline.has_device else spans.end_ns[own]
+    ranges = named[notes.name]
+    return np.concatenate((notes.start_ns[ranges], begun)), np.concatenate((notes.end_ns[ranges], ended))
 
 
 def _all_reduces(timeline: RankTimeline) -> Ints:

@@ -188,7 +188,7 @@ def _possible(case: GraphCase, changes: Sequence[GraphChange]) -> tuple[list[Gra
         stuck = sum(_deadlocks(each.change(graph, TimeParts())) for graph in case.graphs)
         if stuck:
             of = f"{stuck} of {len(case.graphs)} recorded steps" if stuck < len(case.graphs) else "its steps"
-            why.append(f"{_knobs(each)} is not replayed: calls of its ranks would wait for each other for ever in {of}")
+            why.append(f"{_knobs(each)} is not replayed: it would deadlock in {of}")
         else:
             found.append(each)
     return found, why

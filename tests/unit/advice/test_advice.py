@@ -292,7 +292,7 @@ def found_as(id_: str, **evidence: object) -> Finding:
             {}, [found_as("standing_still", ranks=[1])], "(perhaps as rank 1 stood still in calls, too)", id="a rank"
         ),
         pytest.param({}, [found_as("standing_still", ranks=[0, 1])], "its baseline", id="all ranks"),
-        pytest.param({}, [found_as("shared_cores")], "(threads that transfer lack cores, too)", id="cores"),
+        pytest.param({}, [found_as("shared_cores")], "(perhaps as threads that transfer lack cores, too)", id="cores"),
     ],
 )  # fmt: skip
 def test_beside_slow_transfers_stands_what_else_may_be(

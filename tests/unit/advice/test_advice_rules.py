@@ -218,10 +218,13 @@ def test_gradients_that_a_host_reduces_one_by_one_should_be_flattened_whoever_wa
     assert "flatten_gradients" not in fired(calls_at_once(20))
     activations = calls_at_once(60)
     alike = {
-        rank: replace(each, collectives=replace(each.collectives, bytes=np.full_like(each.collectives.bytes, 4096)))
+        rank: replace(each, collectives=replace(each.collectives, bytes=np.where(each.collectives.seq % 20, 4096, 4)))
         for rank, each in activations.ranks.items()
     }
     assert "flatten_gradients" not in fired(replace(activations, ranks=alike))
+    few = calls_at_once(20).ranks[1]
+    some = fired(replace(activations, ranks={0: activations.ranks[0], 1: few}))
+    assert some["flatten_gradients"].evidence["calls"] == 60, "a stage may have few tensors"
 
 
 def in_phase(run: Run, phase: str) -> Run:
@@ -268,6 +271,13 @@ def test_parameters_that_are_averaged_one_by_one_every_few_steps_should_be_flatt
         assert found.evidence["of"] == "parameters"
         assert found.gain_high_ns == pytest.approx(600 * US / every)
         assert "Average parameters" in found.title
+
+
+def test_gradients_that_an_optimizer_reduces_before_it_updates_are_no_parameters() -> None:
+    optimizer = Range(name="Optimizer.step#SGD.step", start=190, end=850)
+    sent = [Sent(start=200 + 10 * at, end=210 + 10 * at, size_bytes=4096 + at % 2) for at in range(60)]
+    found = fired(on_cores(always(Kernel(start=0, end=190), optimizer, *sent, Kernel(start=900, end=990))))
+    assert found["flatten_gradients"].evidence["of"] == "gradients"
 
 
 def test_gradients_of_two_models_in_turn_are_no_parameters_and_count_together() -> None:

@@ -130,7 +130,7 @@ def test_a_rank_is_named_as_waited_for_only_with_most_of_the_blame(blame_ms: tup
     assert waiting([]) == (f", {words}" if words else "")
     if "rank 1" in words:
         analysis = waiting_longest(analysis, rank=1)
-        assert waiting([]) == ", for several ranks in turn", "it waits longer than the others, of exposed time"
+        assert waiting([]) == ", for several ranks in turn: rank 1 came last most often, and waited longest itself"
     assert waiting([Straggler(rank=2, held_by="host", blame_ns=1, evidence={})]) == "; straggler: rank 2"
     both = Straggler(rank=2, held_by="host", blame_ns=1, late_with=[1], evidence={})
     assert waiting([both]) == "; stragglers: ranks 1, 2"

@@ -244,7 +244,7 @@ def test_a_trial_that_cannot_end_in_one_recorded_step_costs_itself_alone(at: int
     gone = [each.knobs for each in whole.scenarios if each.knobs not in [one.knobs for one in without.scenarios]]
     assert {"forward_prefetch": 1} in gone
     assert all("forward_prefetch" in each for each in gone)
-    assert "forward_prefetch=1 is not replayed: calls of its ranks would wait for each other for ever in 1 of 4 "\
+    assert "forward_prefetch=1 is not replayed: it would deadlock in 1 of 4 "\
         "recorded steps" in without.reasons  # fmt: skip
     assert scenario(without, reshard_after_forward=False).gain == pytest.approx(
         scenario(whole, reshard_after_forward=False).gain, abs=0.01

@@ -224,6 +224,8 @@ def _with_ends_of_sends(run: Run, cross_rank: CrossRank) -> dict[int, RankTimeli
     clocks = cross_rank.clocks
     later_than = counts_from(clocks)
     for pair in cross_rank.pairs.pairs:
+        if not run.ranks.keys() >= {pair.sender, pair.receiver}:
+            continue
         sender, receiver = run.ranks[pair.sender], run.ranks[pair.receiver]
         if pair.both_ways or sender.has_device or not clocks.comparable((pair.sender, pair.receiver)):
             continue

@@ -1,39 +1,46 @@
 """Operations and ranges of a host whose names say that it loads data, or collects garbage, and recorded collections."""
 
 import re
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Literal
 
 import numpy as np
 
+from overlapscope.analysis.common.loading import loads_data, may_load
 from overlapscope.analysis.graph.model import Graph
-from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, HostSpans, concat, make
+from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, HostSpans, concat, make, take
 from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 from overlapscope.timeline.run import RankTimeline
 
 COLLECTS_GARBAGE: Final = re.compile(r"(?i)\bgc\b|garbage")
+Mark = Literal["data_loading", "garbage_collection"]
 
 
-def marked_times(graph: Graph, timeline: RankTimeline, name: re.Pattern[str]) -> HostSpans | None:
-    """Return the operations and ranges of a rank's host whose names match, with the garbage collections that capture
-    noted where the name is that of these; None without any.
+def marked_times(graph: Graph, timeline: RankTimeline, mark: Mark) -> HostSpans | None:
+    """Return the operations and ranges of a rank's host in which data were loaded, or garbage was collected, with the
+    collections that capture noted; None without any.
 
     They are kept with the graph: a host's table is looked through once.
     """
-    kept: dict[tuple[int, re.Pattern[str]], HostSpans | None] = vars(graph).setdefault("marked_times", {})
-    if (timeline.rank, name) not in kept:
-        kept[timeline.rank, name] = _marked(timeline, name)
-    return kept[timeline.rank, name]
+    kept: dict[tuple[int, Mark], HostSpans | None] = vars(graph).setdefault("marked_times", {})
+    if (timeline.rank, mark) not in kept:
+        kept[timeline.rank, mark] = _marked(timeline, mark)
+    return kept[timeline.rank, mark]
 
 
-def _marked(timeline: RankTimeline, name: re.Pattern[str]) -> HostSpans | None:
-    marks = [_named(timeline, name), _collections(timeline) if name is COLLECTS_GARBAGE else None]
+def _marked(timeline: RankTimeline, mark: Mark) -> HostSpans | None:
+    if mark == "garbage_collection":
+        marks = [_named(timeline, COLLECTS_GARBAGE.search), _collections(timeline)]
+    else:
+        named = _named(timeline, may_load)
+        marks = [None if named is None else take(named, loads_data(timeline, named.name, named.start_ns, named.end_ns))]
     found = [each for each in marks if each is not None and each.name.size]
     return concat(found) if found else None
 
 
-def _named(timeline: RankTimeline, name: re.Pattern[str]) -> HostSpans | None:
-    fitting = np.array([name.search(each) is not None for each in timeline.names], np.bool_)
+def _named(timeline: RankTimeline, fits: Callable[[str], object]) -> HostSpans | None:
+    fitting = np.array([bool(fits(each)) for each in timeline.names], np.bool_)
     if not fitting.any():  # names are few, host spans may be millions
         return None
     return select_host_spans(timeline.host, (OPERATION, ANNOTATION), fitting)

@@ -8,12 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.common.loading import LOADS_DATA
+from overlapscope.analysis.common.loading import loads_data, may_load
 from overlapscope.analysis.result import Straggler
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.timeline.columns import COMPUTE, NONE, OPERATION, Annotations, HostSpans, Telemetry, concat, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
+from tests.support.rank_rows import rank_timeline
 from tests.unit.analysis.checks.test_stragglers import CULPRIT, KERNELS, MS, RANKS, STEP_NS, STEPS, accused, job
 
 Reading = tuple[str, int, int, float]
@@ -114,10 +115,41 @@ def test_a_range_that_fetches_data_tells_a_slow_loader_without_telemetry(name: s
 
 
 def test_names_of_ranges_that_fetch_data() -> None:
-    fetching = ("data", "Data Loading", "dataloader", "get_batch", "data_wait", "batch", "load", "Loader")
+    fetching = (
+        "data",
+        "Data Loading",
+        "dataloader",
+        "get_batch",
+        "load_data",
+        "next(batch)",
+        "data_wait",
+        "load",
+        "Loader",
+    )
     other = ("data_parallel", "batch_norm", "database", "forward", "metadata", "batched_send", "update", "load_state")
-    assert [name for name in fetching if not LOADS_DATA.search(name)] == []
-    assert [name for name in other if LOADS_DATA.search(name)] == []
+    assert [name for name in fetching if not may_load(name)] == []
+    assert [name for name in other if may_load(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "has_device", "work", "is_loading"),
+    [
+        pytest.param("data", False, None, True, id="a host does nothing else in it"),
+        pytest.param("batch", False, (10, 40), True, id="it computes a little in it"),
+        pytest.param("batch", False, (10, 70), False, id="it mostly computes in it, as in a whole iteration"),
+        pytest.param("enumerate(DataLoader)#0", False, (10, 70), True, id="torch's own range"),
+        pytest.param("batch", True, (90, 99), False, id="compute is launched in it"),
+        pytest.param("forward", False, None, False, id="another name"),
+    ],
+)
+def test_a_range_of_a_bare_name_is_loading_where_nothing_else_is_done_in_it(
+    name: str, *, has_device: bool, work: tuple[int, int] | None, is_loading: bool
+) -> None:
+    rows = [] if work is None else [{"start_ns": work[0], "end_ns": work[1], "launch_ns": 50, "name": "gemm"}]
+    note = {"name": name, "lane": 2, "start_ns": 0, "end_ns": 100}
+    timeline = rank_timeline(work=rows, annotations=[note], has_device=has_device)
+    notes = timeline.annotations
+    assert loads_data(timeline, notes.name, notes.start_ns, notes.end_ns).tolist() == [is_loading]
 
 
 def running(*, asleep: int | None, works_more: int | None = None) -> dict[int, list[Reading]]:

@@ -518,6 +518,12 @@ def test_calls_issued_at_once_are_not_slow_while_they_wait_for_each_other() -> N
     assert slow[0] == {"tail": 75, "slow_transfer": 10}
 
 
+def test_a_slow_call_is_slow_whatever_is_in_flight_in_no_call_of_its_group() -> None:
+    calls = [*((100 + 20 * at, 110 + 20 * at, 100 + 20 * at) for at in range(5)), (200, 300, 200)]
+    _, found = explained(*(rank_of(rank, calls, [(400, 410, "optimizer")], elsewhere=[(190, 290)]) for rank in (0, 1)))
+    assert found[0]["slow_transfer"] == 90
+
+
 def test_a_single_rank_knows_only_lateness_and_queues() -> None:
     _, found = explained(rank_of(0, [(35, 60, 10)], [(0, 20, "gemm"), (70, 80, "optimizer")], has_device=True))
     assert found[0] == {"queued": 15, "unknown": 10}

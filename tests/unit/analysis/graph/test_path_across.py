@@ -1,6 +1,7 @@
 """The critical path through sends, receives and uneven exchanges: from what waited to the rank that it waited for."""
 
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.cross_rank.clock_offsets import Clocks
@@ -47,6 +48,25 @@ def test_a_send_that_is_waited_for_long_after_it_was_received_delays_nobody() ->
     receiver = rank_of(1, [received], [(0, 5 * MS, "short")], op="recv")
     path = followed(sender, receiver)
     assert path.parts == {"compute": 59 * MS, "host": 1 * MS}
+
+
+def test_pairs_of_ranks_that_nothing_connects_with_each_other_have_paths_of_their_own() -> None:
+    """As two pipelines without a common collective."""
+    sent, received = (10 * MS, 40 * MS, 10 * MS), (5 * MS, 11 * MS, 5 * MS)
+    ranks = {}
+    for first in (0, 2):
+        ranks[first] = rank_of(first, [sent], [(0, 10 * MS, "short"), (10 * MS, 60 * MS, "long")], op="send")
+        ranks[first + 1] = rank_of(first + 1, [received], [(0, 5 * MS, "short")], op="recv")
+        for rank in (first, first + 1):
+            names = tuple(f"g{first}" if name == "0" else name for name in ranks[rank].names)
+            ranks[rank] = replace(ranks[rank], names=names)
+    groups = tuple(Group(name=f"g{first}", size=2, ranks=(first, first + 1)) for first in (0, 2))
+    run = Run(world_size=4, ranks=ranks, groups=groups)
+    clocks = Clocks(tied=dict.fromkeys(range(4), 0), offset_ns=dict.fromkeys(range(4), 0.0))
+    together = CrossRank(matching=match(run), clocks=clocks, pairs=match_pairs(run, clocks))
+    assert together.pairs.matched == 2
+    found = critical_paths(run, {rank: step_windows(timeline) for rank, timeline in ranks.items()}, together)
+    assert found.steps or found.reason
 
 
 def test_what_the_other_end_did_is_seen_through_its_drifting_clock() -> None:
