@@ -1,10 +1,15 @@
 """Rule: hosts share too few processor cores; it comes before a straggler, which may be the scheduler's choice."""
 
+from typing import Final
+
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.analysis.result import Analysis, Recommendation
 from overlapscope.analysis.stragglers.shared_cores import decides_who_is_late, waited_share
 from overlapscope.display import percent_text
 
+WORTH: Final = 0.1
+"""Where no training thread waited for this share of the time, cores are no advice: some waiting is in any job whose
+threads of communication share its cores."""
 VERIFY = "overlapscope analyze NEW_RUN: the finding shared_cores is gone; meanwhile: pidstat -w -p PID 1 (nvcswch/s)"
 
 
@@ -13,7 +18,7 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     found = next(
         (each for each in analysis.findings if each.id.startswith("shared_cores") and each.severity == "warning"), None
     )
-    if found is None:
+    if found is None or found.evidence.get("most_share", 1.0) < WORTH:
         return None
     evidence = dict(found.evidence)
     cores, ranks = evidence.get("cores"), evidence.get("ranks", ())

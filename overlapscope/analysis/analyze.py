@@ -31,6 +31,7 @@ from overlapscope.analysis.dry_step import dry_step
 from overlapscope.analysis.exposure.collectives import collective_rows
 from overlapscope.analysis.exposure.exposed import exposed_by
 from overlapscope.analysis.exposure.exposed_causes import Causes, each_causes
+from overlapscope.analysis.graph.answers import HostPauses
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.own_causes import critical_paths
 from overlapscope.analysis.graph.scenarios import PAUSE_CAP_NS, capped_pauses, outcome
@@ -132,7 +133,7 @@ def analyze(
         findings=findings,
         recommendations=[],
         told=rows_of_sources(run.facts),
-        critical_path=critical_paths(run, windows, cross_rank, graphs, odd, _stood_still(alone)),
+        critical_path=critical_paths(run, windows, cross_rank, graphs, odd, _pauses(alone)),
         throughput=throughput(run, alone),
         headline=headline(rank_windows(ranks, alone), cross_rank),
         dry_step=dry_step(run),
@@ -177,6 +178,15 @@ def late_ranks_of(
 def _stood_still(alone: Mapping[int, RankSummary]) -> dict[int, Activity]:
     """Return when hosts of a CPU run stood still while they seemed to compute, by rank, where that is known."""
     return {rank: own.stood_still for rank, own in alone.items() if own.stood_still is not None}
+
+
+def _pauses(alone: Mapping[int, RankSummary]) -> dict[int, HostPauses]:
+    """Return the pauses of hosts of a CPU run while they seemed to compute, by rank, where some are known."""
+    return {
+        rank: HostPauses(stood_still=own.stood_still, waited_for_core=own.parts.waiting.computing)
+        for rank, own in alone.items()
+        if own.parts.waiting is not None
+    }
 
 
 def _no_graph(run: Run) -> NoRemoval | None:

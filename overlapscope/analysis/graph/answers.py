@@ -9,6 +9,7 @@ from overlapscope.analysis.common.cause_table import NO_CAUSES
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
 from overlapscope.analysis.graph.model import GAPS, NO_GAP
 from overlapscope.analysis.per_rank.steps import StepWindow
+from overlapscope.timeline.intervals import Activity
 from overlapscope.timeline.run import Run
 
 CHAIN_SCHEMA: Literal["overlapscope.chain/1"] = "overlapscope.chain/1"
@@ -106,6 +107,15 @@ class StepPath(msgspec.Struct, kw_only=True, frozen=True):
     step each rank would end if it waited for no other rank, with transfers as recorded."""
     stood_still_ns: int = 0
     """Of the part `compute`: for how long at least a host without a device stood still while it seemed to compute."""
+    waited_for_core_ns: int = 0
+    """Of the part `compute`: for how long such a host waited for a core, by the system's account."""
+
+
+class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
+    """When a host without a device did not run though it seemed to compute, on its own clock; None is not known."""
+
+    stood_still: Activity | None
+    waited_for_core: Activity | None
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,11 +4,10 @@ run's for the critical paths of its steps."""
 from collections.abc import Mapping
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
-from overlapscope.analysis.graph.answers import CriticalPath, Windows, ranks_of_graph
+from overlapscope.analysis.graph.answers import CriticalPath, HostPauses, Windows, ranks_of_graph
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.graph.found_causes import OwnCauses
 from overlapscope.errors import HostEventsError
-from overlapscope.timeline.intervals import Activity
 from overlapscope.timeline.run import RankTimeline, Run
 
 
@@ -32,16 +31,15 @@ def critical_paths(
     cross_rank: CrossRank,
     graphs: BuiltGraphs | None = None,
     odd: frozenset[int] = frozenset(),
-    stood_still: Mapping[int, Activity] | None = None,
+    pauses: Mapping[int, HostPauses] | None = None,
 ) -> CriticalPath:
     """Return the critical paths of a run's steps, with their parts and operations; a reason where there is none.
 
-    `odd` steps are not typical, unless all are. `stood_still` is when hosts stood still while they seemed to
-    compute, by rank, where that is known.
+    `odd` steps are not typical, unless all are. `pauses` are those of hosts while they seemed to compute, by rank.
     """
     _, reason = ranks_of_graph(run, cross_rank)
     if reason is not None:
         return CriticalPath(reason=reason)
     from overlapscope.analysis.graph.step_paths import summed_paths  # noqa: PLC0415 - a run without a graph needs none
 
-    return summed_paths(run, windows, cross_rank, graphs or BuiltGraphs(run), odd, stood_still or {})
+    return summed_paths(run, windows, cross_rank, graphs or BuiltGraphs(run), odd, pauses or {})

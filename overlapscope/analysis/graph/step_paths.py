@@ -17,6 +17,7 @@ from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.graph.answers import (
     REFUSED,
     CriticalPath,
+    HostPauses,
     LongestLoss,
     PathOperation,
     SelfTest,
@@ -80,7 +81,7 @@ class FollowedPaths(msgspec.Struct, frozen=True, kw_only=True):
 
 def summed_paths(
     run: Run, windows: Windows, cross_rank: CrossRank, graphs: BuiltGraphs, odd: frozenset[int],
-    stood_still: Mapping[int, Activity],
+    pauses: Mapping[int, HostPauses],
 ) -> CriticalPath:  # fmt: skip
     """Return the critical paths of a run's steps, with their parts and operations, as `critical_paths` does."""
     found = follow_paths(run, windows, cross_rank, graphs, odd=odd)
@@ -88,7 +89,7 @@ def summed_paths(
         scope=found.scope,
         reason=found.reason,
         median_step=found.median_step,
-        steps=[_summed(run, path, cross_rank.clocks, stood_still) for path in found.paths],
+        steps=[_summed(run, path, cross_rank.clocks, pauses) for path in found.paths],
         left_out=found.left_out,
         longest_loss=found.longest_loss,
         self_tests=list(found.self_tests),
@@ -267,20 +268,21 @@ def _spread(windows: Sequence[JobWindow], odd: frozenset[int]) -> list[JobWindow
     return [by_length[at] for at in sorted(chosen | {usual[(len(usual) - 1) // 2]})]
 
 
-def _summed(run: Run, path: FollowedPath, clocks: Clocks, stood_still: Mapping[int, Activity]) -> StepPath:
-    """Sum the segments of a path; `stood_still` is when hosts stood still, on their own clocks."""
+def _summed(run: Run, path: FollowedPath, clocks: Clocks, pauses: Mapping[int, HostPauses]) -> StepPath:
+    """Sum the segments of a path."""
     segments = path.segments
     length = segments.end_ns - segments.start_ns
     ranks: dict[int, int] = {}
     operations: dict[tuple[str, str], tuple[int, int]] = {}
-    stood_still_ns = 0
+    stood_still_ns = waited_ns = 0
     for rank in unique(segments.rank).tolist():
         own = segments.rank == rank
         ranks[rank] = int(length[own].sum())
-        if rank in stood_still:
+        if rank in pauses:
             computes = own & (segments.part == COMPUTE)
-            edges = (clocks.own_ns(rank, edge[computes]) for edge in (segments.start_ns, segments.end_ns))
-            stood_still_ns += int(stood_still[rank].within(*edges).sum())
+            edges = [clocks.own_ns(rank, edge[computes]) for edge in (segments.start_ns, segments.end_ns)]
+            stood_still_ns += _within(pauses[rank].stood_still, *edges)
+            waited_ns += _within(pauses[rank].waited_for_core, *edges)
         own &= (segments.name >= 0) & (segments.part != LATENCY)
         names = run.ranks[rank].names
         for (at, code), ns, count in _totals(segments.part[own], segments.name[own], length[own]):
@@ -299,7 +301,12 @@ def _summed(run: Run, path: FollowedPath, clocks: Clocks, stood_still: Mapping[i
         bands={part: (min(least, parts[part]), max(most, parts[part])) for part, (least, most) in path.bands.items()},
         own_chains_ns={str(rank): ns for rank, ns in path.own_chains_ns.items()},
         stood_still_ns=stood_still_ns,
+        waited_for_core_ns=waited_ns,
     )
+
+
+def _within(act: Activity | None, start_ns: Ints, end_ns: Ints) -> int:
+    return 0 if act is None else int(act.within(start_ns, end_ns).sum())
 
 
 def _totals(part: Small, code: Codes, length: Ints) -> Iterator[tuple[tuple[int, int], int, int]]:

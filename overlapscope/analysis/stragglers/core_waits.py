@@ -139,7 +139,9 @@ def waits_for_cores(run: Run) -> list[Finding]:
     else:
         groups = _groups_by_cores(run, waits)
         what = _by_cores(groups, waits) if len(groups) > 1 else f"{_too_few(run, waits)}, and {MAY_DELAY}"
-        title = f"{who}: {what}; set OMP_NUM_THREADS and bind each rank to its own cores"
+        what += _of_other_threads(waits)
+        alone = all(_one_thread(run.ranks[rank]) for rank in much)
+        title = f"{who}: {what}; {'' if alone else 'set OMP_NUM_THREADS and '}bind each rank to its own cores"
     return [Finding(id="shared_cores", severity="warning", title=title, evidence=evidence, known_from="telemetry")]
 
 
@@ -232,7 +234,7 @@ def _on_busy_cores(groups: Sequence[Sequence[int]], waits: Mapping[int, CoreWait
 
 
 def _by_cores(groups: Sequence[Sequence[int]], waits: Mapping[int, CoreWait]) -> str:
-    """Return who shares which cores and waits how much, and whose other threads ran by far the longest."""
+    """Return who shares which cores and waits how much."""
     parts = []
     for ranks in groups[:MOST_GROUPS]:
         cores = sorted(frozenset().union(*(waits[rank].cores or () for rank in ranks)))
@@ -244,13 +246,26 @@ def _by_cores(groups: Sequence[Sequence[int]], waits: Mapping[int, CoreWait]) ->
         parts.append(f"{rank_list(ranks)} {'share' if len(ranks) > 1 else 'has'} {on} ({waited})")
     if len(groups) > MOST_GROUPS:
         parts.append(f"{len(groups) - MOST_GROUPS} more groups of ranks on other cores less")
-    beside = {rank: each.beside_ns for rank, each in waits.items() if each.beside_ns is not None}
-    longest = max(beside, key=beside.__getitem__, default=None)
-    if longest is not None and len(beside) == len(waits):
-        usual_ns = float(np.median([ns for rank, ns in beside.items() if rank != longest]))
-        if beside[longest] >= max(TIMES_OTHERS * usual_ns, MUCH * waits[longest].of_ns):
-            parts.append(f"other threads of rank {longest} ran for {beside[longest] / 1e6:.1f} ms")
     return ", ".join(parts)
+
+
+def _of_other_threads(waits: Mapping[int, CoreWait]) -> str:
+    """Return whose other threads ran by far the longest, for the end of a sentence; empty where nobody's did."""
+    beside = {rank: each.beside_ns for rank, each in waits.items() if each.beside_ns is not None}
+    if len(beside) < max(len(waits), 2):
+        return ""
+    longest = max(beside, key=beside.__getitem__)
+    usual_ns = float(np.median([ns for rank, ns in beside.items() if rank != longest]))
+    if beside[longest] < max(TIMES_OTHERS * usual_ns, MUCH * waits[longest].of_ns):
+        return ""
+    return f", and other threads of rank {longest} ran for {beside[longest] / 1e6:.1f} ms"
+
+
+def _one_thread(timeline: RankTimeline) -> bool:
+    """Return whether a rank is known to compute on one thread."""
+    settings = timeline.recorded.get("settings")
+    environment = settings.get("environment") if isinstance(settings, Mapping) else None
+    return isinstance(environment, Mapping) and environment.get("OMP_NUM_THREADS") == "1"
 
 
 def _cores_of_their_own(run: Run, waits: Mapping[int, CoreWait]) -> bool:

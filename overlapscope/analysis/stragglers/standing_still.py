@@ -69,7 +69,7 @@ def standing_still(
     if not much:
         return []
     rest = [own.usual_ns for rank, own in found.items() if rank not in much]
-    named = [f"rank {rank} for {_of_step(found[rank])}" for rank in much[:MOST_NAMED]]
+    named = [f"rank {rank} for at least {_of_step(found[rank])}" for rank in much[:MOST_NAMED]]
     named += [f"{len(much) - MOST_NAMED} more"] * (len(much) > MOST_NAMED)
     others = f", the others for at most {format_ms(max(rest))}" if rest else ""
     accounted = reading_series(run.ranks[much[0]], QUEUED)[0].size > 1

@@ -533,6 +533,8 @@ def critical_path_text(found: CriticalPath, few: FewSteps | None = None) -> str:
     text[-1:] = [f"  {line}" for line in fill(text[-1], MAX_WIDTH - 2).split("\n")]
     if path.stood_still_ns >= WORTH_STANDING_STILL * path.length_ns:
         text.append(f"  in {ms(path.stood_still_ns)} ms of the compute, at least, its host stood still")
+    if path.waited_for_core_ns >= WORTH_STANDING_STILL * path.length_ns:
+        text.append(f"  in {ms(path.waited_for_core_ns)} ms of the compute its host waited for a core")
     if path.operations:
         named = (
             f"{each.part}: {short(each.name, LONGEST_NAME)} {ms(each.ns)} ms" for each in path.operations[:MOST_NAMES]

@@ -350,6 +350,8 @@ def test_a_rank_that_waited_for_a_core_as_others_did_is_not_named_and_the_cores_
     found = analyze(run)
     assert found.skew.stragglers == []
     assert "shared_cores" in [each.id for each in found.findings]
+    # Of the 100 ms of compute in a step of the path the culprit waited for 30.
+    assert all(each.waited_for_core_ns > 0 for each in found.critical_path.steps)
 
 
 def test_a_rank_that_alone_waited_for_its_core_is_named_for_that() -> None:
