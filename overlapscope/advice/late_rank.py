@@ -152,7 +152,7 @@ def _title(straggler: Straggler | None, rank: int, found: _Waiting, analysis: An
     waiting = f"aiting is {percent_text(found.wait_ns / found.collective_ns)} of the time in matched collectives"
     if straggler is None:
         without = "" if found.left_out is None else f" even without step {found.left_out}, which has most of it"
-        whom = waited_for(found.blame_ns, analysis.ranks)
+        whom = waited_for(found.blame_ns, analysis)
         return f"W{waiting}{without}, {whom}: no setting of communication shortens it"
     cause = f" ({straggler.held_by.replace('_', ' ')})" if straggler.held_by != "unknown" else ""
     ranks = sorted([rank, *straggler.late_with])

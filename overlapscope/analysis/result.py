@@ -237,7 +237,7 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     """What a dry run says of the step; null for a recorded run."""
 
 
-def waited_for(blame_ns: Mapping[int, int], ranks: Iterable[RankInfo]) -> str:
+def waited_for(blame_ns: Mapping[int, int], analysis: Analysis) -> str:
     """Return for whom ranks waited where none is a straggler.
 
     Calls that are in flight at once are late together, and are many, however little is waited for them: a rank that was
@@ -246,10 +246,13 @@ def waited_for(blame_ns: Mapping[int, int], ranks: Iterable[RankInfo]) -> str:
     most = mostly_waited_for(blame_ns)
     if most is None:
         return "for several ranks in turn"
-    waits = {each.rank: sum(each.whole.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for each in ranks}
+    waits = {
+        each.rank: sum(each.whole.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for each in analysis.ranks
+    }
     if waits.pop(most, 0) > max(waits.values(), default=0):
         return f"for several ranks in turn: rank {most} came last most often, and waited longest itself"
-    return f"mostly for rank {most}, and whether by chance is not known"
+    still = any(each.id == "standing_still" and each.evidence["ranks"] == [most] for each in analysis.findings)
+    return f"mostly for rank {most}, {'whose host stands still' if still else 'and whether by chance is not known'}"
 
 
 def with_costs(analysis: Analysis) -> Analysis:

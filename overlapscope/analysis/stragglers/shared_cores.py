@@ -258,7 +258,7 @@ def _as_turns(each: Turns, of: int) -> Finding:
         id="shared_cores" if of == 1 else f"shared_cores:rank{each.ranks[0]}",
         severity="warning",
         title=f"{ran} of the {size} hosts of ranks {_listed(each.ranks)} ran at once, though {more} computed "
-        f"{percent_text(each.share)} of the time: they share {shared}, and the scheduler decides which rank is late",
+        f"{percent_text(each.share)} of the time: they share {shared}, and the scheduler can make any rank late",
         evidence={
             "ranks": list(each.ranks), "cores": cores, "share_of_time": each.share, "waited_share": each.waited_share,
             "at_once_ns": each.at_once_ns, "at_once_by_chance_ns": round(each.by_chance_ns),

@@ -189,5 +189,5 @@ def _waiting(together: Analysis | None) -> list[str]:
         who = f"; {'straggler' if len(late) == 1 else 'stragglers'}: {rank_list(late)}"
     else:
         blame_ns = {each.rank: each.blame_ns for each in together.skew.ranks}
-        who = f", {waited_for(blame_ns, together.ranks)}" if any(blame_ns.values()) else ""
+        who = f", {waited_for(blame_ns, together)}" if any(blame_ns.values()) else ""
     return [f"  waiting  {waits:>12} ms   of the exposed time{who}"]

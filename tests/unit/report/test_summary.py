@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 import overlapscope
+from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.job_step.headline import FewSteps
 from overlapscope.analysis.result import Analysis
 from overlapscope.analysis.stragglers.stragglers import Straggler
@@ -129,6 +130,11 @@ def test_a_rank_is_named_as_waited_for_only_with_most_of_the_blame(blame_ms: tup
 
     assert waiting([]) == (f", {words}" if words else "")
     if "rank 1" in words:
+        still = Finding(id="standing_still", severity="warning", title="", evidence={"ranks": [1]}, known_from="trace")
+        paused = replace(analysis, findings=[still])
+        analysis, before = paused, analysis
+        assert waiting([]) == ", mostly for rank 1, whose host stands still"
+        analysis = before
         analysis = waiting_longest(analysis, rank=1)
         assert waiting([]) == ", for several ranks in turn: rank 1 came last most often, and waited longest itself"
     assert waiting([Straggler(rank=2, held_by="host", blame_ns=1, evidence={})]) == "; straggler: rank 2"
