@@ -80,7 +80,8 @@ def _family(timeline: RankTimeline, name: int) -> str:
 
 def _telling(timeline: RankTimeline, chosen: Flags) -> list[int]:
     """Return the rows of the chosen annotations that say what a host did."""
-    return _telling_rows(timeline, chosen).tolist()
+    found: list[int] = _telling_rows(timeline, chosen).tolist()
+    return found
 
 
 def _telling_rows(timeline: RankTimeline, chosen: Flags) -> Ints:

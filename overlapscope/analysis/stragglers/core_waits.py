@@ -140,8 +140,8 @@ def waits_for_cores(run: Run) -> list[Finding]:
         groups = _groups_by_cores(run, waits)
         what = _by_cores(groups, waits) if len(groups) > 1 else f"{_too_few(run, waits)}, and {MAY_DELAY}"
         what += _of_other_threads(waits)
-        alone = all(_one_thread(run.ranks[rank]) for rank in much)
-        title = f"{who}: {what}; {'' if alone else 'set OMP_NUM_THREADS and '}bind each rank to its own cores"
+        on_one = all(_one_thread(run.ranks[rank]) for rank in much)
+        title = f"{who}: {what}; {'' if on_one else 'set OMP_NUM_THREADS and '}bind each rank to its own cores"
     return [Finding(id="shared_cores", severity="warning", title=title, evidence=evidence, known_from="telemetry")]
 
 

@@ -273,16 +273,16 @@ def _more_operations(
         more.update({name: number - max(own.get(name, 0) for own in peers) for name, number in counts[rank].items()})
     in_all = {name: whole[rank][name] - max(whole[each].get(name, 0) for each in others) for name in more}
     number = {name: min(in_intervals, in_all[name]) for name, in_intervals in more.items()}
-    number = {name: each for name, each in number.items() if each > 0}
+    number = {name: count for name, count in number.items() if count > 0}
     if not number:
         return {}
     computing = {each: BusyTime(coverage[each].compute) for each in ran}
     took: dict[str, int] = {}
-    for name, each in number.items():
+    for name, count in number.items():
         taken = ran[rank].taken_ns(name, computing[rank])
         theirs = [ran[other].taken_ns(name, computing[other]) for other in others]
         of_them = _longest(taken, theirs, in_all[name])
-        took[name] = round(taken[:each].sum() if of_them is None else of_them * each)
+        took[name] = round(taken[:count].sum() if of_them is None else of_them * count)
     most = max(took, key=took.__getitem__, default=None)
     if most is not None and took[most] >= MOST * computed_ns:
         return {"host_op": most, "operations_more": number[most], "operations_more_ns": min(took[most], computed_ns)}
