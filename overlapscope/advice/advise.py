@@ -39,6 +39,7 @@ from overlapscope.analysis.cross_rank.wait_transfer import waits_by_step
 from overlapscope.analysis.graph.built_graphs import BuiltGraphs
 from overlapscope.analysis.rank_summary import RankSummary, summarize_ranks
 from overlapscope.analysis.result import Analysis, Recommendation, with_costs
+from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.display import list_some
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
@@ -152,6 +153,9 @@ def advise(
     from overlapscope.advice.replayed_settings import by_replay  # noqa: PLC0415 - `by_rules` replays nothing
 
     found, reasons = by_replay(run, cross_rank, found, caps_mb, keep, graphs)
+    if not analysis.run.has_device and lack_cores(analysis.findings):
+        # Threads that transfer wait for cores, whatever they send.
+        found = [each for each in found if each.id != "sixteen_bit_gradients"]
     changes = [each for each in found if each.verdict == "change" and each.id in OF_EXPOSED]
     lost_ns = sum(each.loss_ns or 0 for each in found if each.id == "exposed_communication")
     if lost_ns and sum(each.predicted_gain_ns or 0 for each in changes) >= SHORTENS * lost_ns:

@@ -209,7 +209,7 @@ def _summed(timeline: RankTimeline, line: Outline, rows: Ints, before: Ints, aft
             rank=timeline.rank,
             start_ns=int(start[longest[0]]),
             end_ns=int(end[longest[-1]]),
-            op=names[line.name[rows[longest[0]]]],
+            op=names[line.name[rows[longest[(end - start)[longest].argmax()]]]],
         ),
     )
 

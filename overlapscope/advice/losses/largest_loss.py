@@ -22,6 +22,7 @@ from overlapscope.analysis.result import (
     costly_outliers,
     without_outliers,
 )
+from overlapscope.analysis.stragglers.shared_cores import lack_cores
 from overlapscope.analysis.stragglers.stragglers import Straggler
 from overlapscope.display import list_some, percent_text
 from overlapscope.timeline.columns import NONE
@@ -42,8 +43,6 @@ OF_IDLE: Final = frozenset(
 )
 """Recommendations that address idle time."""
 OF_LATE_RANKS: Final = "late_ranks"
-CORES: Final = ("shared_cores", "few_cores")
-"""Findings of which hosts lack cores."""
 USUAL: Final = ("Largest loss: ", "")
 """Words before a loss of usual steps: the largest one, or another."""
 UNEVEN_STAGES: Final = (
@@ -155,8 +154,7 @@ def _beside(analysis: Analysis, cause: str) -> str:
     still = next((each.evidence["ranks"] for each in analysis.findings if each.id == "standing_still"), ())
     if cause == "slow_transfer" and 0 < len(still) < len(analysis.ranks):
         return f" (perhaps as {rank_list(still)} stood still in calls, too)"
-    cores = any(each.id.startswith(CORES) and each.severity == "warning" for each in analysis.findings)
-    if cause == "slow_transfer" and cores:
+    if cause == "slow_transfer" and lack_cores(analysis.findings):
         return " (perhaps as threads that transfer lack cores, too)"
     return ""
 

@@ -316,3 +316,8 @@ def decide_who_is_late(findings: Sequence[Finding]) -> bool:
         each.id.startswith("shared_cores") and each.severity == "warning" and decides_who_is_late(each.evidence)
         for each in findings
     )
+
+
+def lack_cores(findings: Sequence[Finding]) -> bool:
+    """Return whether hosts, or the threads of a rank, were found to have too few cores."""
+    return any(each.id.startswith(("shared_cores", "few_cores")) and each.severity == "warning" for each in findings)

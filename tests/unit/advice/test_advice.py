@@ -121,6 +121,16 @@ def test_sixteen_bits_are_a_trial_where_they_surely_gain_and_never_stand_first()
     assert "sixteen_bit_gradients" not in advised(recorded(EACH))
 
 
+def test_sixteen_bits_are_not_tried_where_hosts_lack_cores() -> None:
+    """Threads that transfer wait for cores, whatever they send; a device's do not."""
+    run = recorded(ONE)
+    analysis = analyze(run)
+    lacking = replace(analysis, findings=[*analysis.findings, found_as("few_cores")])
+    for has_device, tried in ((False, False), (True, True)):
+        known = replace(lacking, run=replace(lacking.run, has_device=has_device))
+        assert ("sixteen_bit_gradients" in [each.id for each in advise(run, known)[0]]) is tried
+
+
 @pytest.mark.parametrize(("gain", "low", "tried"), [(0.021, 0.001, True), (0.019, 0.001, False), (0.05, -0.001, False)])
 def test_sixteen_bits_are_tried_where_they_gain_more_than_recordings_of_one_code_differ(
     gain: float, low: float, *, tried: bool
