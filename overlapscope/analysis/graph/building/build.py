@@ -247,6 +247,7 @@ def _with_ends_of_sends(run: Run, cross_rank: CrossRank) -> dict[int, RankTimeli
 
 def _ending(timeline: RankTimeline, rows: Ints, end_ns: Ints) -> RankTimeline:
     """Return a rank of which the spans of some collectives end at other times."""
+    timeline = timeline.at_hand()  # a stored one cannot be changed in part
     ends = np.full(timeline.collectives.op.size + 1, NONE, np.int64)
     ends[rows] = end_ns
     spans = timeline.spans

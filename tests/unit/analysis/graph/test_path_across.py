@@ -1,5 +1,7 @@
 """The critical path through sends, receives and uneven exchanges: from what waited to the rank that it waited for."""
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
@@ -11,6 +13,7 @@ from overlapscope.analysis.graph.answers import CriticalPath, StepPath
 from overlapscope.analysis.graph.own_causes import critical_paths
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.timeline.run import Group, RankTimeline, Run
+from overlapscope.timeline.store.load_save import load_run, save_run
 from tests.property.synthetic import Job, Layout, plant
 from tests.property.synthetic.evaluate_job_faults import analyzed
 from tests.unit.analysis.figures.test_exposed_causes import rank_of
@@ -39,14 +42,16 @@ def test_what_waits_for_its_other_end_leads_over_to_what_that_one_did(waits: str
     assert path.ranks == {"0": 30 * MS, "1": 30 * MS}
 
 
-def test_a_send_that_is_waited_for_long_after_it_was_received_delays_nobody() -> None:
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_send_that_is_waited_for_long_after_it_was_received_delays_nobody(tmp_path: Path, *, stored: bool) -> None:
     """gloo marks its end when its host comes to wait: here after 30 ms of compute, of which it lasts all."""
     sent, received = (10 * MS, 40 * MS, 10 * MS), (5 * MS, 11 * MS, 5 * MS)
-    sender = rank_of(
-        0, [sent], [(0, 10 * MS, "short"), (10 * MS, 40 * MS, "long"), (41 * MS, 60 * MS, "last")], op="send"
-    )
-    receiver = rank_of(1, [received], [(0, 5 * MS, "short")], op="recv")
-    path = followed(sender, receiver)
+    work = [(0, 10 * MS, "short"), (10 * MS, 40 * MS, "long"), (41 * MS, 60 * MS, "last")]
+    ranks = [rank_of(0, [sent], work, op="send"), rank_of(1, [received], [(0, 5 * MS, "short")], op="recv")]
+    if stored:
+        save_run(Run(world_size=2, ranks={each.rank: each for each in ranks}), tmp_path / "run", version="1")
+        ranks = list(load_run(tmp_path / "run").ranks.values())
+    path = followed(*ranks)
     assert path.parts == {"compute": 59 * MS, "host": 1 * MS}
 
 
