@@ -8,7 +8,7 @@ from overlapscope.analysis.stragglers.shared_cores import decides_who_is_late, w
 from overlapscope.display import percent_text
 
 WORTH: Final = 0.1
-"""Where no training thread waited for this share of the time, cores are no advice: some waiting is in any job whose
+"""Where no host waited for this share of the time, cores are no advice: some waiting is in any job whose
 threads of communication share its cores."""
 VERIFY = "overlapscope analyze NEW_RUN: the finding shared_cores is gone; meanwhile: pidstat -w -p PID 1 (nvcswch/s)"
 
@@ -18,7 +18,7 @@ def shared_cores(analysis: Analysis) -> Recommendation | None:
     found = next(
         (each for each in analysis.findings if each.id.startswith("shared_cores") and each.severity == "warning"), None
     )
-    if found is None or found.evidence.get("most_share", 1.0) < WORTH:
+    if found is None or found.evidence.get("most_share", waited_share(found.evidence)) < WORTH:
         return None
     evidence = dict(found.evidence)
     cores, ranks = evidence.get("cores"), evidence.get("ranks", ())
