@@ -93,8 +93,9 @@ def find_straggler_cause(
     if cause == SHARED_CORES:
         # Else the operating system's scheduler made it late, and may choose another rank next.
         return "busy_core" if rank in waits_on_their_own(run) else None, evidence | more
-    if cause == "more_work" and _same_operations(rank, compared_peers(late), run):
-        cause = "longer_compute"
+    outside = idle > MOST * lead_ns  # of what is recorded as computing
+    if cause == "more_work" and (outside or _same_operations(rank, compared_peers(late), run)):
+        cause = "host" if outside else "longer_compute"
     if cause is not None and (idle > MOST * lead_ns or not run.ranks[rank].has_device):
         return _refined(cause, rank, run, met, lead_ns, evidence | more)
     if computed > MOST * lead_ns:

@@ -22,6 +22,7 @@ LATE_ENDS: Final = 0.1
 INDIRECT: Final = 1.05
 """A straggler's blame is split into direct and indirect delay where it exceeds that of the table by this factor."""
 OFF_CORE: Final = "host stall (it neither ran nor waited for a core: it slept, was stopped, or waited for a lock)"
+ON_CORE: Final = "host stall (it ran, but started nothing: Python, or code of which no operation is recorded)"
 """Of a host of which the system's account was recorded."""
 WORDS: Final[Mapping[str, str]] = {
     "calls": "arrived last at {} calls",
@@ -169,8 +170,9 @@ def _delay(straggler: Straggler, listed: Mapping[int, int]) -> str:
 def _cause(straggler: Straggler) -> str:
     evidence: Mapping[str, Any] = straggler.evidence
     words = "not known" if straggler.held_by == "unknown" else STRAGGLER_CAUSES[straggler.held_by]
-    if straggler.held_by == "host" and evidence.get("off_core_more_ns", 0) > 0:
-        words = OFF_CORE
+    off_core, on_core = (evidence.get(key, 0) for key in ("off_core_more_ns", "on_core_more_ns"))
+    if straggler.held_by == "host" and max(off_core, on_core) > 0:
+        words = OFF_CORE if off_core >= on_core else ON_CORE
     idle, before = evidence.get("idle_more_ns"), evidence.get("before_first_launch_ns")
     if straggler.held_by == "host" and idle and before and before > 0:
         words += f" ({ms(min(before, idle))} of {ms(idle)} ms before the first launch of a step)"

@@ -79,12 +79,19 @@ def test_a_straggler_is_named_with_its_time_its_cause_and_a_page() -> None:
     assert "What to do: overlapscope explain straggler" in lines
 
 
-@pytest.mark.parametrize(("off_core_ns", "words"), [(0, "it was idle"), (MS, "it neither ran nor waited for a core")])
-def test_a_host_that_stalls_was_idle_or_off_its_core_by_the_systems_account(off_core_ns: int, words: str) -> None:
+@pytest.mark.parametrize(
+    ("off_core_ns", "on_core_ns", "words"),
+    [
+        (0, 0, "it was idle"), (MS, 0, "it neither ran nor waited for a core"),
+        (-MS, MS, "it ran, but started nothing"),
+    ],
+)  # fmt: skip
+def test_a_host_that_stalls_was_idle_or_off_its_core_or_ran_by_the_systems_account(
+    off_core_ns: int, on_core_ns: int, words: str
+) -> None:
+    account = {"off_core_more_ns": off_core_ns, "on_core_more_ns": on_core_ns}
     analysis = analyze(job(fault="host"))
-    held = [
-        replace(each, evidence={**each.evidence, "off_core_more_ns": off_core_ns}) for each in analysis.skew.stragglers
-    ]
+    held = [replace(each, evidence={**each.evidence, **account}) for each in analysis.skew.stragglers]
     assert any(f"cause: host stall ({words}" in line for line in shown_lines(with_skew(analysis, stragglers=held)))
 
 

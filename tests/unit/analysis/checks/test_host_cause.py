@@ -181,6 +181,13 @@ def test_a_phase_in_which_the_thread_stood_off_its_core_is_the_hosts() -> None:
     assert found.evidence["off_core_more_ns"] > 10 * MS * STEPS
 
 
+def test_a_host_that_ran_longer_where_no_operation_computes_is_the_hosts() -> None:
+    """As in Python that logs, between two operations of which a trace records all."""
+    found = only(accused(with_readings(of_events(job(fault="host")), running(asleep=None, works_more=CULPRIT))))
+    assert found.held_by == "host"
+    assert found.evidence["on_core_more_ns"] > 10 * MS * STEPS
+
+
 def test_a_phase_in_which_the_thread_ran_longer_is_more_work_on_one_host() -> None:
     run = with_readings(of_events(job(fault="slower_compute")), running(asleep=None, works_more=CULPRIT))
     assert only(accused(run)).held_by == "more_work"
