@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.advice.rule_input import RuleInput, Windows, ms, recommended
+from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_ends
 from overlapscope.analysis.result import Recommendation
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import DATA
@@ -14,7 +15,6 @@ from overlapscope.timeline.intervals import BusyTime, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.whatif.ddp.no_sync import launch_times, optimizer_ends
 from overlapscope.whatif.parallelism import shows_ddp
 
 FEWEST_CALLS: Final = 32

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_ns
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.whatif.ddp.no_sync import launch_times, optimizer_ns
 
 MODULE = "module."
 """Prefix that DistributedDataParallel adds to the parameter names of the wrapped model."""

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.analysis.cross_rank.across_ranks import CrossRank
+from overlapscope.analysis.per_rank.optimizers import launch_times, optimizer_ns
 from overlapscope.analysis.per_rank.steps import step_windows
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, NONE, Floats, Ints
@@ -20,7 +21,7 @@ from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.operations import ITEM_BYTES, POINT_TO_POINT
 from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline, Run
-from overlapscope.whatif.ddp.no_sync import averages_parameters, launch_times, optimizer_ns, unsynced_steps
+from overlapscope.whatif.ddp.no_sync import averages_parameters, unsynced_steps
 from overlapscope.whatif.parallelism import shows_ddp
 
 HOW: Final = "record it with `overlapscope.profile(path, model=model)` around the training loop"
