@@ -6,9 +6,9 @@ from typing import Final, Literal
 
 import numpy as np
 
-from overlapscope.analysis.common.loading import loads_data, may_load
+from overlapscope.analysis.common.loading import LOADS_DATA, loads_data
 from overlapscope.analysis.graph.model import Graph
-from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, HostSpans, concat, make, take
+from overlapscope.timeline.columns import ANNOTATION, NONE, OPERATION, HostSpans, concat, make
 from overlapscope.timeline.lazy_host_spans import select_host_spans
 from overlapscope.timeline.readings import COLLECTOR, recorded_pauses
 from overlapscope.timeline.run import RankTimeline
@@ -33,8 +33,7 @@ def _marked(timeline: RankTimeline, mark: Mark) -> HostSpans | None:
     if mark == "garbage_collection":
         marks = [_named(timeline, COLLECTS_GARBAGE.search), _collections(timeline)]
     else:
-        named = _named(timeline, may_load)
-        marks = [None if named is None else take(named, loads_data(timeline, named.name, named.start_ns, named.end_ns))]
+        marks = [_named(timeline, LOADS_DATA.search), _ranges(timeline)]
     found = [each for each in marks if each is not None and each.name.size]
     return concat(found) if found else None
 
@@ -44,6 +43,16 @@ def _named(timeline: RankTimeline, fits: Callable[[str], object]) -> HostSpans |
     if not fitting.any():  # names are few, host spans may be millions
         return None
     return select_host_spans(timeline.host, (OPERATION, ANNOTATION), fitting)
+
+
+def _ranges(timeline: RankTimeline) -> HostSpans:
+    """Return the ranges in which data are loaded: their table is read also where that of the host is damaged."""
+    notes = timeline.annotations
+    rows = loads_data(timeline, notes.name, notes.start_ns, notes.end_ns)
+    return make(
+        HostSpans, int(rows.sum()), recording=notes.recording[rows], lane=notes.lane[rows], kind=ANNOTATION,
+        name=notes.name[rows], start_ns=notes.start_ns[rows], end_ns=notes.end_ns[rows], correlation=NONE,
+    )  # fmt: skip
 
 
 def _collections(timeline: RankTimeline) -> HostSpans | None:
