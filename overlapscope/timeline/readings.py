@@ -1,5 +1,6 @@
 """What capture read beside the steps: series of a reading, and the pauses that one tells of."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -34,3 +35,10 @@ def recorded_pauses(timeline: RankTimeline, reading: str) -> Intervals:
     ends, value = reading_series(timeline, reading)
     whole = (value > 0) & (value < LONGEST_NS)
     return union((ends[whole] - np.rint(value[whole]).astype(np.int64), ends[whole]))
+
+
+def computes_on_one_thread(timeline: RankTimeline) -> bool:
+    """Return whether a rank is known to run its operations on one thread (`OMP_NUM_THREADS=1`)."""
+    settings = timeline.recorded.get("settings")
+    environment = settings.get("environment") if isinstance(settings, Mapping) else None
+    return isinstance(environment, Mapping) and environment.get("OMP_NUM_THREADS") == "1"

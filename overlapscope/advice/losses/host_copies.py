@@ -115,8 +115,9 @@ def host_copies(given: RuleInput) -> Recommendation | None:
 
 
 def _title(given: RuleInput, found: Sequence[_Copied], most: _Copied) -> str:
-    who = "on all ranks" if len(found) == len(given.run.ranks) > 1 else f"on {rank_list(each.rank for each in found)}"
-    who = f"most {who}" if len(found) < len(given.run.ranks) else who
+    every = len(found) == len(given.run.ranks)
+    who = f"{'' if every else 'most '}on {rank_list(each.rank for each in found)}"
+    who = "on all ranks" if every and len(found) > 1 else who
     calls, taken, freed = (each.mean() for each in (most.calls, most.taken_ns, most.freed_ns))
     pauses = f", and {ms(freed)} pass between them" if given.is_worth(freed) else ""
     (before, after), *others = most.places

@@ -21,11 +21,6 @@ MOSTLY: Final = 0.5
 """A range of such a name in which a host computes for this share of the time is no loading."""
 
 
-def may_load(name: str) -> bool:
-    """Return whether a range of this name may be one in which a batch is fetched."""
-    return LOADS_DATA.search(name) is not None or MAY_LOAD.fullmatch(name) is not None
-
-
 def loads_data(timeline: RankTimeline, name: Codes, start_ns: Ints, end_ns: Ints) -> Flags:
     """Return in which ranges or operations of a rank's host a batch is fetched: by their names, those that MAY_LOAD if
     no compute is launched in them, nor, without a device, most of the time computed."""

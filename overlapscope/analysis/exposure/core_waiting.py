@@ -6,7 +6,6 @@ thread seemed to compute for longer than it ran or waited for a core, it slept a
 backward may wait for a bucket. Without that account a host sleeps where it stands still inside operations.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -17,7 +16,7 @@ from overlapscope.analysis.per_rank.breakdown import Coverage
 from overlapscope.analysis.per_rank.host_runs import HostRuns
 from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.timeline.intervals import EMPTY, Activity, BusyTime, complement, difference, union
-from overlapscope.timeline.readings import ON_CORE, QUEUED, reading_series
+from overlapscope.timeline.readings import ON_CORE, QUEUED, computes_on_one_thread, reading_series
 from overlapscope.timeline.run import RankTimeline
 
 
@@ -103,10 +102,7 @@ def _ran(timeline: RankTimeline, read_ns: Ints) -> Floats | None:
     """Return how long the thread ran on a core between consecutive readings; None where that is not known, or
     operations may run on several threads: then it sleeps while the others compute."""
     ran_ns, counter = reading_series(timeline, ON_CORE)
-    settings = timeline.recorded.get("settings")
-    environment = settings.get("environment") if isinstance(settings, Mapping) else None
-    alone = isinstance(environment, Mapping) and environment.get("OMP_NUM_THREADS") == "1"
-    if not alone or not np.array_equal(ran_ns, read_ns):
+    if not computes_on_one_thread(timeline) or not np.array_equal(ran_ns, read_ns):
         return None
     passed, ran = np.diff(read_ns).astype(np.float64), np.diff(counter)
     return np.where((ran >= 0) & (ran <= passed), ran, passed)

@@ -267,7 +267,7 @@ def _marked(pieces: IdlePieces, graph: Graph, part: RankPart, timeline: RankTime
         pieces = _cut(pieces, np.sort(np.concatenate(marked)))
         # Before the first call, too, the recording shows what the host did.
         of_host = is_one_of(pieces.cause, (LAUNCH_BOUND, DRAINED)) | (
-            (pieces.cause == START_OF_RECORDING) & ((part.launched_by[pieces.span] >= 0) | (not timeline.has_device))
+            (pieces.cause == START_OF_RECORDING) & (part.launched_by[pieces.span] >= 0)
         )
         inside = _covered(marked, pieces) & of_host
         pieces = replace(

@@ -15,7 +15,7 @@ from overlapscope.analysis.common.findings import Finding
 from overlapscope.analysis.common.job_identity import ranks_of_hosts
 from overlapscope.analysis.common.wording import rank_list
 from overlapscope.display import list_some, percent_text
-from overlapscope.timeline.readings import ON_CORE, QUEUED, reading_series
+from overlapscope.timeline.readings import ON_CORE, QUEUED, computes_on_one_thread, reading_series
 from overlapscope.timeline.run import RankTimeline, Run
 
 MUCH: Final = 0.05
@@ -140,7 +140,7 @@ def waits_for_cores(run: Run) -> list[Finding]:
         groups = _groups_by_cores(run, waits)
         what = _by_cores(groups, waits) if len(groups) > 1 else f"{_too_few(run, waits)}, and {MAY_DELAY}"
         what += _of_other_threads(waits)
-        on_one = all(_one_thread(run.ranks[rank]) for rank in much)
+        on_one = all(computes_on_one_thread(run.ranks[rank]) for rank in much)
         title = f"{who}: {what}; {'' if on_one else 'set OMP_NUM_THREADS and '}bind each rank to its own cores"
     return [Finding(id="shared_cores", severity="warning", title=title, evidence=evidence, known_from="telemetry")]
 
@@ -244,8 +244,10 @@ def _by_cores(groups: Sequence[Sequence[int]], waits: Mapping[int, CoreWait]) ->
             waited = f"{percent_text(least).removesuffix(' %')} to {waited}"
         on = f"core{'s' * (len(cores) > 1)} {list_some(cores)}"
         parts.append(f"{rank_list(ranks)} {'share' if len(ranks) > 1 else 'has'} {on} ({waited})")
-    if len(groups) > MOST_GROUPS:
-        parts.append(f"{len(groups) - MOST_GROUPS} more groups of ranks on other cores less")
+    left_out = len(groups) - MOST_GROUPS
+    if left_out > 0:
+        many = "groups of ranks, which wait" if left_out > 1 else "group of ranks, which waits"
+        parts.append(f"{left_out} more {many} less or as long, {'have' if left_out > 1 else 'has'} others")
     return ", ".join(parts)
 
 
@@ -259,13 +261,6 @@ def _of_other_threads(waits: Mapping[int, CoreWait]) -> str:
     if beside[longest] < max(TIMES_OTHERS * usual_ns, MUCH * waits[longest].of_ns):
         return ""
     return f", and other threads of rank {longest} ran for {beside[longest] / 1e6:.1f} ms"
-
-
-def _one_thread(timeline: RankTimeline) -> bool:
-    """Return whether a rank is known to compute on one thread."""
-    settings = timeline.recorded.get("settings")
-    environment = settings.get("environment") if isinstance(settings, Mapping) else None
-    return isinstance(environment, Mapping) and environment.get("OMP_NUM_THREADS") == "1"
 
 
 def _cores_of_their_own(run: Run, waits: Mapping[int, CoreWait]) -> bool:

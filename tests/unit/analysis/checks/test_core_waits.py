@@ -212,3 +212,15 @@ def test_how_many_cores_ranks_share_is_said_where_that_is_known_and_few(
     (shared,) = found([0.3] * RANKS, [0.1] * RANKS, cores)
     assert shared.id == "shared_cores"
     assert f"{words}, and the scheduler can" in shared.title
+
+
+def test_of_many_groups_of_ranks_by_cores_those_that_wait_longest_are_said() -> None:
+    run = recorded([0.5] * RANKS, [0.01] * RANKS, {})
+    cores = [0, 0, 1, 2, 3, 4]
+    ranks = {
+        rank: replace(run.ranks[0], rank=rank, recorded={"settings": {"host": "node1", "cores": [core]}})
+        for rank, core in enumerate(cores)
+    }
+    (shared,) = waits_for_cores(replace(run, world_size=len(cores), ranks=ranks))
+    assert "ranks 0, 1 share core 0 (50.0 %)" in shared.title
+    assert "rank 4 has core 3 (50.0 %), 1 more group of ranks, which waits less or as long, has others" in shared.title

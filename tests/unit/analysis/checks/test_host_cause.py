@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.common.loading import loads_data, may_load
+from overlapscope.analysis.common.loading import loads_data
 from overlapscope.analysis.result import Straggler
 from overlapscope.ingest.parsing.fact_tables import fact_table
 from overlapscope.timeline.columns import COMPUTE, NONE, OPERATION, Annotations, HostSpans, Telemetry, concat, make
@@ -127,8 +127,11 @@ def test_names_of_ranges_that_fetch_data() -> None:
         "Loader",
     )
     other = ("data_parallel", "batch_norm", "database", "forward", "metadata", "batched_send", "update", "load_state")
-    assert [name for name in fetching if not may_load(name)] == []
-    assert [name for name in other if may_load(name)] == []
+    notes = [{"name": name, "lane": 2, "start_ns": at, "end_ns": at + 1} for at, name in enumerate((*fetching, *other))]
+    timeline = rank_timeline(annotations=notes, has_device=False)
+    table = timeline.annotations
+    loading = loads_data(timeline, table.name, table.start_ns, table.end_ns)
+    assert loading.tolist() == [True] * len(fetching) + [False] * len(other)
 
 
 @pytest.mark.parametrize(

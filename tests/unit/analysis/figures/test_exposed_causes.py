@@ -23,6 +23,7 @@ from overlapscope.analysis.cross_rank.clock_offsets import Clocks
 from overlapscope.analysis.cross_rank.matching import match
 from overlapscope.analysis.cross_rank.point_to_point import match_pairs
 from overlapscope.analysis.cross_rank.wait_transfer import split_waits
+from overlapscope.analysis.exposure.core_waiting import core_waiting
 from overlapscope.analysis.exposure.exposed_causes import causes_of, each_causes, own_parts
 from overlapscope.analysis.graph.exposed import EXPOSED_CAUSES
 from overlapscope.analysis.graph.found_causes import OwnCauses
@@ -463,6 +464,17 @@ def test_sleep_beside_communication_may_be_waiting(exposed: list[tuple[int, int]
     late = waiting_for_cores(rank_of(1, [LATE], LAST, elsewhere=exposed), (0, 0, 0), (30, 0, 10))
     early = waiting_for_cores(rank_of(0, [CALL], FIRST), (0, 0, 0), (10, 0, 10))
     assert explained(early, late)[1][0].get("peer_host", 0) == slept
+
+
+def test_a_counter_that_jumps_hides_no_later_sleep() -> None:
+    """At 100 ms it shows another thread's waiting, of 300 ms; 50 ms of it at most may have been booked before."""
+    late = waiting_for_cores(
+        rank_of(1, [], [(0, 400 * MS, "gemm")]),
+        (0, 0, 0), (100 * MS, 300 * MS, 100 * MS), (400 * MS, 300 * MS, 200 * MS),
+    )  # fmt: skip
+    found = core_waiting(late, Coverage.of(late.spans), None)
+    assert found is not None
+    assert found.sleeping.within(0, 400 * MS) == (300 - 100 - 50) * MS
 
 
 READY, BESIDE = (0, 20, "gemm"), (59, 60, "gemm")

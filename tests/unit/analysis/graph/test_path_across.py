@@ -71,7 +71,9 @@ def test_pairs_of_ranks_that_nothing_connects_with_each_other_have_paths_of_thei
     together = CrossRank(matching=match(run), clocks=clocks, pairs=match_pairs(run, clocks))
     assert together.pairs.matched == 2
     found = critical_paths(run, {rank: step_windows(timeline) for rank, timeline in ranks.items()}, together)
-    assert found.steps or found.reason
+    (path,) = found.steps
+    assert path.parts == {"compute": 60 * MS}
+    assert path.ranks == {"0": 60 * MS}
 
 
 def test_what_the_other_end_did_is_seen_through_its_drifting_clock() -> None:
