@@ -28,5 +28,5 @@ def test_processes_end_as_those_of_python_do_and_all_that_they_wrote_is_there() 
 
 def test_what_never_ends_is_killed_and_the_next_job_runs() -> None:
     with pytest.raises(TimeoutError, match="before"):
-        start([["-c", "import time; print('before', flush=True); time.sleep(600)"]]).wait(10)
+        start([["-c", "import time; print('before', flush=True); time.sleep(600)"]]).wait(3)
     assert start([["-c", "print('next')"]]).wait(60)[0].output == "next\n"

@@ -139,6 +139,9 @@ def become(option: str, what: str, *arguments: str) -> None:
     main = sys.modules["__main__"] = ModuleType("__main__")
     if option == "-m":
         spec = find_spec(what)
+        if spec.submodule_search_locations:  # a package
+            what = f"{what}.__main__"
+            spec = find_spec(what)
         main.__file__ = spec.origin
         code = spec.loader.get_code(what)
     else:

@@ -1,16 +1,16 @@
 """`overlapscope dryrun --device`: priced times beside exact columns, and none without a device."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.fork_server import Ended, start
+
 pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.torch, pytest.mark.dry_run]
+pytestmark = [pytest.mark.torch, pytest.mark.dry_run, pytest.mark.xdist_group("training")]
 
 STEP = """
 import torch
@@ -39,10 +39,11 @@ def build(device):
 PRICED = ("--device", "h100-sxm", "--links", "8xh100-nvswitch,roce-400")
 
 
-def dry_run(folder: Path, name: str, *options: str) -> subprocess.CompletedProcess[str]:
+def dry_run(folder: Path, name: str, *options: str) -> Ended:
     (folder / "train.py").write_text(STEP)
-    command = [sys.executable, "-m", "overlapscope.cli.main", "dryrun", "train.py:build", "-o", name, *options]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    command = ["-m", "overlapscope.cli.main", "dryrun", "train.py:build", "-o", name, *options]
+    (ended,) = start([command], folder=folder).wait(300)
+    return ended
 
 
 def columns(folder: Path, table: str) -> dict[str, list[int | None]]:
@@ -53,8 +54,8 @@ def columns(folder: Path, table: str) -> dict[str, list[int | None]]:
 def test_a_priced_run_has_the_same_exact_columns_and_priced_times_of_its_own(tmp_path: Path) -> None:
     for name, options in (("plain", ()), ("priced", PRICED)):
         done = dry_run(tmp_path, name, "--world", "64", *options)
-        assert done.returncode == 0, done.stderr
-    assert "a range, no estimate" in done.stdout
+        assert done.code == 0, done.output
+    assert "a range, no estimate" in done.output
     for table in ("operations", "schedule", "collectives"):
         plain, priced = columns(tmp_path / "plain", table), columns(tmp_path / "priced", table)
         exact = [name for name in plain if not name.startswith("priced_")]
@@ -69,6 +70,6 @@ def test_a_priced_run_has_the_same_exact_columns_and_priced_times_of_its_own(tmp
 
 def test_an_unknown_device_is_refused_before_the_step_runs(tmp_path: Path) -> None:
     done = dry_run(tmp_path, "never", "--world", "8", "--device", "h101", "--links", "8xh100-nvswitch")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
+    assert done.code == 2
+    assert done.output.count("\n") == 1
     assert not (tmp_path / "never").exists()

@@ -1,10 +1,6 @@
 """The collectives of a dry run are those that `overlapscope.profile` records of the same code on 4 real processes."""
 
 import json
-import os
-import subprocess
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +9,7 @@ import pytest
 import overlapscope
 from overlapscope.analysis.structure.conformance import conformance
 from overlapscope.loaded_run import LoadedRun
+from tests.support.fork_server import start
 from tests.support.old_torch import pipelines_run_over_gloo
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
@@ -45,25 +42,10 @@ Modules = dict[tuple[int, ...], list[str | None]]
 
 def trained(kinds: tuple[str, ...], folder: Path, timeout: float) -> Path:
     """Run every kind on real processes; each leaves its run in a folder of its name."""
-    job = [sys.executable, "-m", "tests.integration.jobs.dry_truth"]
-    with ExitStack() as files:
-        errors = [files.enter_context((folder / f"stderr{rank}").open("w")) for rank in range(WORLD)]
-        ranks = [
-            subprocess.Popen(
-                [*job, str(rank), str(WORLD), str(folder / "store"), str(folder), *kinds],
-                stdout=subprocess.DEVNULL,
-                stderr=errors[rank],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-            for rank in range(WORLD)
-        ]
-        try:
-            codes = [each.wait(timeout) for each in ranks]
-        finally:
-            for each in ranks:
-                each.kill()
-                each.wait()
-    assert codes == [0] * WORLD, (folder / "stderr0").read_text()[-2000:]
+    words = [str(WORLD), str(folder / "store"), str(folder), *kinds]
+    job = start([["-m", "tests.integration.jobs.dry_truth", str(rank), *words] for rank in range(WORLD)])
+    ended = job.wait(timeout)
+    assert [each.code for each in ended] == [0] * WORLD, ended[0].output[-2000:]
     return folder
 
 

@@ -5,6 +5,7 @@
 Writes what the test asks about to OUT, as JSON.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -233,7 +234,7 @@ def killed() -> dict[str, object]:
     """The last rank is killed in the middle."""
     model = nn.parallel.DistributedDataParallel(mlp())
     try:
-        with profiled(model, warmup=1, measure_overhead=False) as scope:
+        with profiled(model, warmup=1, measure_overhead=False, wait_seconds=5) as scope:
             for number in range(8):
                 if number == 6 and RANK == WORLD - 1:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -277,16 +278,20 @@ def handles_its_end() -> dict[str, object]:
 def hanging() -> dict[str, object]:
     """Rank 0 waits in a collective that the other never enters, until it is terminated."""
     model = mlp()
-    with profiled(model, warmup=1, steps=2, measure_overhead=False) as scope:
-        for number in range(4):
-            with scope.step():
-                model(batch(number)).mean().backward()
+    with Path(OUT).with_name("alive").open("a") as alive:
         if RANK == 0:
-            Path(OUT).with_suffix(".waiting").touch()
-            with scope.step():
-                dist.all_reduce(torch.ones(1))
-        else:
-            time.sleep(20)
+            fcntl.flock(alive, fcntl.LOCK_EX)
+        dist.barrier()
+        with profiled(model, warmup=1, steps=2, measure_overhead=False) as scope:
+            for number in range(4):
+                with scope.step():
+                    model(batch(number)).mean().backward()
+            if RANK == 0:
+                Path(OUT).with_suffix(".waiting").touch()
+                with scope.step():
+                    dist.all_reduce(torch.ones(1))
+            else:
+                fcntl.flock(alive, fcntl.LOCK_EX)  # until rank 0 has ended
     return {}
 
 

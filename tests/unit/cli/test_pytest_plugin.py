@@ -11,8 +11,10 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.conftest import ROOT
+from tests.support.fork_server import start
 from tests.unit.cli.test_light_start import loaded_by
 
+pytestmark = pytest.mark.xdist_group("training")
 HEAVY = {"torch", "numpy", "pandas", "pyarrow", "msgspec", "dash", "plotly"}
 TRAINING = """
 import os
@@ -92,19 +94,24 @@ PLUGIN = "overlapscope.pytest_plugin"
 
 def pytest_of(folder: Path, *arguments: str, **environment: str) -> tuple[str, dict[str, str]]:
     """Run pytest there; give what it prints and how each test ended."""
-    found = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     installed = any(each.value == PLUGIN for each in entry_points(group="pytest11"))
     named = [] if installed else ["-p", PLUGIN]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:dash", "-p", "no:cacheprovider", *named,
-         "--strict-markers", "--junitxml=out.xml", "-q", *arguments],
-        cwd=folder, env=found, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert "INTERNALERROR" not in done.stdout + done.stderr
+    command = ["-m", "pytest", "-p", "no:dash", "-p", "no:cacheprovider", *named,
+               "--strict-markers", "--junitxml=out.xml", "-q", *arguments]  # fmt: skip
+    if find_spec("torch"):
+        (done,) = start([command], folder=folder, **environment).wait(300)
+        shown = done.output
+    else:
+        found = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        shown = subprocess.run(
+            [sys.executable, *command], cwd=folder, env=found, text=True, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        ).stdout  # fmt: skip
+    assert "INTERNALERROR" not in shown
     ended = {}
     for case in ElementTree.parse(folder / "out.xml").iter("testcase"):
         ended[case.attrib["name"]] = next((each.tag for each in case if each.tag in ("failure", "error")), "passed")
-    return done.stdout + done.stderr, ended
+    return shown, ended
 
 
 @pytest.mark.torch
@@ -118,7 +125,7 @@ def test_a_training_step_is_recorded_kept_and_judged(tmp_path: Path) -> None:
     assert (tmp_path / "kept" / "step" / "run.json").exists()
     assert (tmp_path / "kept" / "slow" / "run.json").exists()
 
-    shown, ended = pytest_of(tmp_path, SLEEP="0.25")
+    shown, ended = pytest_of(tmp_path, SLEEP="0.1")
     assert ended.pop("test_a_step") == "passed"
     assert ended.pop("test_that_is_not_marked") == "passed"
     assert ended == {"test_a_slower_step": "failure", "test_a_budget_that_is_not": "failure"}
@@ -178,6 +185,10 @@ def test_with_a_policy(overlapscope_dryrun):
     overlapscope_dryrun(build, world_size=4, baseline="kept/dry", structure={"fail": ["collective_added"]})
 
 
+def test_without_its_baseline(overlapscope_dryrun):
+    overlapscope_dryrun(build, world_size=4, baseline="kept/nowhere")
+
+
 def test_with_an_unknown_key(overlapscope_dryrun):
     overlapscope_dryrun(build, world_size=4, baseline="kept/dry", structures={})
 """
@@ -189,16 +200,14 @@ def test_a_dry_run_is_kept_and_judged(tmp_path: Path) -> None:
     if find_spec("torch") is None:
         pytest.skip("torch is not installed: nothing can be dry-run")
     (tmp_path / "test_dry.py").write_text(DRY, encoding="utf-8")
-    shown, ended = pytest_of(tmp_path)
-    assert set(ended.values()) == {"failure"}
-    assert "pytest --overlap-save" in shown
-    assert "did you mean 'structure'" in shown
-
-    pytest_of(tmp_path, "--overlap-save")
+    pytest_of(tmp_path, "--overlap-save", "-k", "does")
     assert (tmp_path / "kept" / "dry" / "run.json").exists()
 
     shown, ended = pytest_of(tmp_path, LOGGED="1")
     assert ended.pop("test_with_an_unknown_key") == "failure"
+    assert "did you mean 'structure'" in shown
+    assert ended.pop("test_without_its_baseline") == "failure"
+    assert "pytest --overlap-save" in shown
     assert ended == {"test_what_a_step_does": "failure", "test_with_a_policy": "passed"}
     assert "REGRESSED: the host waits for the device" in shown
     assert "test_dry.py:15" in shown

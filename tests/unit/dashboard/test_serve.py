@@ -182,11 +182,11 @@ serve.REQUEST_S = 3600
 def test_a_request_that_comes_byte_by_byte_is_given_up_and_a_whole_one_may_take_its_time(tmp_path: Path) -> None:
     short = """
 import time
-serve.REQUEST_S = serve.CLEANUP_S = 3
-app.router.exists = lambda *args: time.sleep(7) or True
+serve.REQUEST_S = serve.CLEANUP_S = 1
+app.router.exists = lambda *args: time.sleep(3) or True
 """
     with server_process(folder_of_runs(tmp_path), short) as (port, _):
-        assert answer(port, "/", host=f"127.0.0.1:{port}").status == 200  # answered after 7 s
+        assert answer(port, "/", host=f"127.0.0.1:{port}").status == 200  # answered after 3 s
         with socket.create_connection(("127.0.0.1", port), timeout=0.2) as slow:
             begun = monotonic()
             with suppress(ConnectionError):
